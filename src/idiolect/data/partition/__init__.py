@@ -1,0 +1,47 @@
+"""Partitions: pure functions (labels, seed, rows, options) -> the rows of each client."""
+
+from collections.abc import Callable
+
+from idiolect.data.arrays import Rows
+from idiolect.data.partition.general import classes, dirichlet, iid, natural, shards
+from idiolect.data.partition.papers import (
+    ktpfl_all,
+    ktpfl_two,
+    persfl_ds1,
+    persfl_ds2,
+    persfl_ds3,
+    pfml_pairs,
+    pfml_three,
+)
+
+Partition = Callable[..., list[Rows]]
+
+PARTITIONS: dict[str, Partition] = {
+    "iid": iid,
+    "dirichlet": dirichlet,
+    "shards": shards,
+    "natural": natural,
+    "classes": classes,
+    "persfl-ds1": persfl_ds1,
+    "persfl-ds2": persfl_ds2,
+    "persfl-ds3": persfl_ds3,
+    "pfml-pairs": pfml_pairs,
+    "pfml-three": pfml_three,
+    "ktpfl-two": ktpfl_two,
+    "ktpfl-all": ktpfl_all,
+}
+
+# Which rows are dealt unless `pool` says otherwise: all, save where a paper used the training file.
+DEFAULT_POOL: dict[str, str] = {
+    **dict.fromkeys(PARTITIONS, "all"),
+    "persfl-ds1": "train",
+    "persfl-ds2": "train",
+}
+
+
+def describe(name: str) -> str:
+    """Take the first line of a partition's docstring."""
+    return (PARTITIONS[name].__doc__ or "").strip().splitlines()[0]
+
+
+__all__ = ["DEFAULT_POOL", "PARTITIONS", "Partition", "describe"]

@@ -1,0 +1,231 @@
+"""The partitions of the papers that are reproduced."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from idiolect.data.arrays import AnyArray, Rows, Seed, random_numbers
+from idiolect.data.partition import deal
+from idiolect.data.partition.general import classes, divide
+from idiolect.data.partition.legacy import PERSFL_MNIST_SEEDS, halved_counts, ragged_counts
+from idiolect.errors import ConfigError, DataError
+
+
+def persfl_ds1(
+    labels: Rows,
+    seed: Seed,
+    rows: Rows | None = None,
+    *,
+    clients: int = 10,
+    classes_per_client: int = 4,
+    per_client: int | None = None,
+    imbalance: float = 0.6,
+) -> list[Rows]:
+    """PersFL DS-1: equal totals, a few classes each, the j-th of weight imbalance**j.
+
+    PersFL's class counts are not public; ours form a Latin rectangle: at each rank every class is
+    held equally often, so all classes give out the same total and none runs short. By default the
+    total is as large as the smallest class allows.
+    """
+    rows = deal.candidates(labels, rows)
+    deal.positive(clients=clients, classes_per_client=classes_per_client, imbalance=imbalance)
+    available = deal.class_sizes(labels, rows)
+    width = len(available)
+    if clients % width or classes_per_client > width:
+        raise DataError(
+            f"persfl-ds1 has {clients} clients with {classes_per_client} of {width} classes; it "
+            f"needs a multiple of {width} clients and at most {width} classes per client"
+        )
+    groups = clients // width
+    most = int(available.min()) // groups
+    total = most if per_client is None else per_client
+    if not classes_per_client <= total <= most:
+        raise DataError(
+            f"persfl-ds1 asks for {total} rows per client; the smallest class has "
+            f"{int(available.min())} rows, so expected {classes_per_client}..{most} for "
+            f"{clients} clients"
+        )
+    sizes = deal.apportion(total, imbalance ** np.arange(classes_per_client, dtype=float))
+    rng = random_numbers(seed, 0)
+    counts = np.zeros((clients, width), np.int64)
+    for group in range(groups):
+        name, seat = rng.permutation(width), rng.permutation(width)
+        step = rng.permutation(width)[:classes_per_client]
+        held = name[(seat[:, None] + step[None, :]) % width]
+        counts[group * width + np.arange(width)[:, None], held] = sizes
+    return deal.deal(labels, rows, counts, seed)
+
+
+def persfl_ds2(
+    labels: Rows,
+    seed: Seed,
+    rows: Rows | None = None,
+    *,
+    clients: int = 10,
+    alpha: float = 0.9,
+    variant: str = "code",
+) -> list[Rows]:
+    """PersFL DS-2: Dirichlet over clients per class, filled in order until a class is empty.
+
+    variant "code" measures every class by class 0, as the released code does, so larger classes are
+    cut to its size (58,570 of MNIST's 60,000); "paper" gives out all rows.
+    """
+    rows = deal.candidates(labels, rows)
+    deal.positive(clients=clients, alpha=alpha)
+    _known("variant", variant, ("code", "paper"))
+    available = deal.class_sizes(labels, rows)
+    if variant == "code" and not available[0]:
+        raise DataError("persfl-ds2 measures classes by class 0, which has no rows; use 'paper'")
+    rng = random_numbers(seed, 0)
+    columns = []
+    for size in available:
+        shares = rng.dirichlet(np.full(clients, alpha))
+        if variant == "paper":
+            columns.append(deal.apportion(int(size), shares))
+            continue
+        filled = np.cumsum(np.round(available[0] * shares).astype(np.int64))
+        filled = np.minimum(filled, min(size, available[0]))
+        columns.append(np.diff(filled, prepend=0))
+    return deal.deal(labels, rows, np.stack(columns, axis=1), seed)
+
+
+def persfl_ds3(
+    labels: Rows,
+    seed: Seed,
+    rows: Rows | None = None,
+    *,
+    kind: str = "cifar",
+    variant: str = "code",
+    generator_seed: int | None = None,
+    keep: float = 0.75,
+) -> list[Rows]:
+    """PersFL DS-3: ten clients, few labels, ragged sizes; kind cifar or mnist, source files merged.
+
+    variant "code": pFedMe's generators, of whose training share (75%) PersFL used nothing but that;
+    cifar has three labels each (generator seed 1), mnist two (seeds of runs 0..4:
+    7975, 5044, 8858, 3229, 9462). variant "paper": two labels, log-normal(0, 2) sizes, all rows.
+    """
+    rows = deal.candidates(labels, rows)
+    _known("kind", kind, ("cifar", "mnist"))
+    _known("variant", variant, ("code", "paper"))
+    if not 0 < keep <= 1:
+        raise ConfigError(f"keep is {keep}; expected a share above 0 and up to 1")
+    if variant == "paper":
+        return classes(labels, seed, rows, clients=10, classes_per_client=2, sizes="lognormal")
+    available = deal.class_sizes(labels, rows)
+    if kind == "cifar":
+        drawn = 1 if generator_seed is None else generator_seed
+        counts = ragged_counts(available, 10, 3, drawn, "2020")
+    else:
+        drawn = PERSFL_MNIST_SEEDS[0] if generator_seed is None else generator_seed
+        counts = halved_counts(available, drawn)
+    dealt = deal.deal(labels, rows, counts, seed)
+    return [
+        random_numbers(seed, 3, client).permutation(mine)[: int(keep * len(mine))]
+        for client, mine in enumerate(dealt)
+    ]
+
+
+def pfml_pairs(
+    labels: Rows,
+    seed: Seed,
+    rows: Rows | None = None,
+    *,
+    clients: int = 20,
+    sizes: str = "lognormal",
+    sigma: float = 2.0,
+    least: int = 10,
+) -> list[Rows]:
+    """PFML MNIST: client u holds labels (2u, 2u + 1) % 10, sizes log-normal, all rows used."""
+    return classes(
+        labels,
+        seed,
+        rows,
+        clients=clients,
+        classes_per_client=2,
+        scheme="pairs",
+        sizes=sizes,
+        sigma=sigma,
+        least=least,
+    )
+
+
+def pfml_three(
+    labels: Rows,
+    seed: Seed,
+    rows: Rows | None = None,
+    *,
+    clients: int = 20,
+    generator_seed: int = 1,
+) -> list[Rows]:
+    """PFML CIFAR-10: labels (u + j) % 10, j < 3, with the sizes of pFedMe's generator since 2021.
+
+    Its offsets are made for 6,000 rows per class; a smaller class gives most clients ten rows.
+    """
+    rows = deal.candidates(labels, rows)
+    deal.positive(clients=clients)
+    available = deal.class_sizes(labels, rows)
+    counts = ragged_counts(available, clients, 3, generator_seed, "2021")
+    return deal.deal(labels, rows, counts, seed)
+
+
+def ktpfl_two(
+    labels: Rows,
+    seed: Seed,
+    rows: Rows | None = None,
+    *,
+    clients: int = 20,
+    scheme: str = "cyclic",
+    sizes: str = "equal",
+    sigma: float = 1.0,
+) -> list[Rows]:
+    """KT-pFL, two classes per client; rows disjoint, sizes equal or lognormal."""
+    return classes(
+        labels,
+        seed,
+        rows,
+        clients=clients,
+        classes_per_client=2,
+        scheme=scheme,
+        sizes=sizes,
+        sigma=sigma,
+    )
+
+
+def ktpfl_all(
+    labels: Rows,
+    seed: Seed,
+    rows: Rows | None = None,
+    *,
+    clients: int = 20,
+    sizes: str = "lognormal",
+    sigma: float = 1.0,
+    alpha: float = 1.0,
+    least: int = 1,
+) -> list[Rows]:
+    """KT-pFL, all classes at every client, in uneven shares: sizes lognormal or dirichlet."""
+    rows = deal.candidates(labels, rows)
+    deal.positive(clients=clients, least=least, alpha=alpha)
+    available = deal.class_sizes(labels, rows)
+    # A class without rows cannot be held by everyone; it is left out rather than refused.
+    held = np.repeat((available > 0)[None, :].astype(np.int64), clients, axis=0)
+    if sizes != "dirichlet":
+        return deal.deal(labels, rows, divide(available, held, sizes, sigma, least, seed), seed)
+    counts = divide(held.sum(axis=0) * least, held, "equal", sigma, least, seed)
+    spare = available - counts.sum(axis=0)
+    if (spare < 0).any():
+        label = int(np.flatnonzero(spare < 0)[0])
+        raise DataError(
+            f"class {label} has {int(available[label])} rows for {clients} clients with at least "
+            f"{least} each; use fewer clients"
+        )
+    rng = random_numbers(seed, 2)
+    for label, size in enumerate(spare):
+        shares: AnyArray = rng.dirichlet(np.full(clients, alpha))
+        counts[:, label] += deal.apportion(int(size), shares)
+    return deal.deal(labels, rows, counts, seed)
+
+
+def _known(option: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise ConfigError(f"{option} '{value}' is unknown; expected {' or '.join(allowed)}")

@@ -1,0 +1,225 @@
+"""One client's data and the verbs that may touch it.
+
+A method never sees rows, order, padding or devices: it asks a `Local` to fold a step over batches
+(`scan`), to average over examples (`mean`) or to give one row per example (`rows`). Ragged clients
+are padded and masked here and nowhere else: a padded example has weight 0, and a step made of
+padding alone leaves the carry as it was.
+"""
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad
+
+from idiolect import losses, tree
+from idiolect.optim import Optimiser
+from idiolect.tree import Params, Tree
+
+Loss = Callable[[Any, "Batch"], Tensor]
+
+
+class Batch(NamedTuple):
+    """Examples of one step; `weight` is 0 for padding, `row` is the place in the pool."""
+
+    x: Tensor
+    y: Tensor
+    weight: Tensor
+    row: Tensor
+    training: bool = False
+
+
+class Pool(NamedTuple):
+    """Examples on the device, as they were stored; decoded only when a batch is taken."""
+
+    x: Tensor
+    y: Tensor
+    shift: Tensor
+    inverse_scale: Tensor
+
+    def take(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Return decoded examples and labels. Whole numbers wider than a byte are tokens."""
+        x = self.x[rows]
+        if x.dtype == torch.uint8 or x.is_floating_point():
+            x = (x.to(self.shift.dtype) - self.shift) * self.inverse_scale
+        return x, self.y[rows]
+
+
+class Request(NamedTuple):
+    """Which batches client code asks for; equal requests of a round get equal batches."""
+
+    stream: str
+    batch: int
+    epochs: int
+    steps: int  # 0: as many as the epochs take
+    shuffled: bool
+    call: int
+
+
+class Plan(NamedTuple):
+    """The batches of a block of clients; client code sees the row of its own slot."""
+
+    pool: Pool
+    index: Tensor  # [client, step, example] rows of the pool
+    weight: Tensor  # [client, step, example] 1 for an example, 0 for padding
+    certain: int  # this many first steps hold examples for every client of the block
+    longest: int  # examples of the client that has most
+
+
+class Plans(Protocol):
+    """Where plans come from: an engine that simulates a block, or a node with its own data."""
+
+    def ask(self, request: Request) -> Plan:
+        """Return the plan for a request; the same one if asked again in the same round."""
+
+
+class Network:
+    """A module as a pure function of its parameters, in training and in evaluation mode."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.params: Params = {
+            name: value.detach().clone() for name, value in model.named_parameters()
+        }
+        # Two copies rather than one switched back and forth: `train()` is hidden state.
+        self._modes = {mode: copy.deepcopy(model).train(mode) for mode in (False, True)}
+
+    def to(self, device: torch.device) -> "Network":
+        """Move constants (buffers) to a device, where the parameters will come from outside."""
+        for model in self._modes.values():
+            model.to(device)
+        self.params = tree.to(self.params, device)
+        return self
+
+    def __call__(self, params: Params, x: Tensor, training: bool) -> Tensor:
+        logits: Tensor = functional_call(self._modes[training], params, (x,))
+        return logits
+
+
+class Local:
+    """All that one client may touch during a round."""
+
+    def __init__(
+        self,
+        networks: Mapping[str, Network],
+        plans: Plans,
+        slot: Tensor,
+        size: Tensor,
+        round: Tensor,
+        stacked: bool,
+    ) -> None:
+        self.size = size  # number of training examples
+        self.round = round  # rounds completed before this one
+        self._networks = networks
+        self._plans = plans
+        self._slot = slot
+        self._stacked = stacked
+        self._calls = 0
+
+    def logits(
+        self, params: Params, x: Tensor, training: bool = False, network: str = "main"
+    ) -> Tensor:
+        """Run the client's own architecture (or its auxiliary one) with these parameters."""
+        return self._networks[network](params, x, training)
+
+    def loss(self, params: Params, batch: Batch, network: str = "main") -> Tensor:
+        """Cross-entropy on a batch, padding ignored."""
+        logits = self.logits(params, batch.x, batch.training, network)
+        return losses.cross_entropy(logits, batch.y, batch.weight)
+
+    def accuracy(self, params: Params, batch: Batch, network: str = "main") -> Tensor:
+        """Share of the batch that is classified rightly, padding ignored."""
+        logits = self.logits(params, batch.x, network=network)
+        return losses.accuracy(logits, batch.y, batch.weight)
+
+    def scan(
+        self,
+        step: Callable[[Any, Batch], Any],
+        carry: Any,
+        stream: str = "train",
+        *,
+        batch: int,
+        epochs: int = 1,
+        steps: int = 0,
+    ) -> Any:
+        """Fold `step` over shuffled batches: whole epochs, or a number of steps."""
+        plan = self._ask(stream, batch, epochs, steps, shuffled=True)
+        index, weight = plan.index[self._slot], plan.weight[self._slot]
+        for number in range(plan.index.shape[1]):
+            now = self._batch(plan.pool, index[number], weight[number], training=True)
+            new = step(carry, now)
+            # Where every client has examples the mask is known, and its copy is saved.
+            certain = number < plan.certain
+            carry = new if certain else tree.where(now.weight.sum() > 0, new, carry)
+        return carry
+
+    def fit(
+        self,
+        loss: Loss,
+        params: Params,
+        optimiser: Optimiser,
+        stream: str = "train",
+        *,
+        batch: int,
+        epochs: int = 1,
+        steps: int = 0,
+    ) -> Params:
+        """Minimise a batch loss from `params` with a fresh optimiser."""
+
+        def step(carry: Any, now: Batch) -> Any:
+            params, memory = carry
+            return optimiser.step(params, grad(loss)(params, now), memory)
+
+        start = (params, optimiser.init(params))
+        fitted: Params
+        fitted, _ = self.scan(step, start, stream, batch=batch, epochs=epochs, steps=steps)
+        return fitted
+
+    def mean(
+        self, fn: Callable[[Batch], Tree], stream: str = "val", *, batch: int = 500
+    ) -> Tree:
+        """Average fn(batch), itself a mean over the batch, over all examples; NaN for no example."""
+        plan = self._ask(stream, batch, 1, 0, shuffled=False)
+        index, weight = plan.index[self._slot], plan.weight[self._slot]
+        total, seen = None, weight.sum()
+        for number in range(plan.index.shape[1]):
+            now = self._batch(plan.pool, index[number], weight[number], training=False)
+            part = tree.scale(now.weight.sum(), fn(now))
+            total = part if total is None else tree.add(total, part)
+        return tree.map(lambda leaf: leaf / seen, total)
+
+    def rows(
+        self, fn: Callable[[Batch], Tensor], stream: str = "public", *, batch: int = 500
+    ) -> Tensor:
+        """Give fn's output for every example of a stream that all clients hold, in its order."""
+        plan = self._ask(stream, batch, 1, 0, shuffled=False)
+        index, weight = plan.index[self._slot], plan.weight[self._slot]
+        parts = [
+            fn(self._batch(plan.pool, index[number], weight[number], training=False))
+            for number in range(plan.index.shape[1])
+        ]
+        return torch.cat(parts)[: plan.longest]
+
+    def each(self, fn: Callable[..., Tree], *rows: Tensor) -> Tree:
+        """Apply fn to each row of the given tensors and stack the results; all see equal batches.
+
+        Vectorised backends do all rows at once, the sequential one does them in turn.
+        """
+        calls = self._calls
+        if self._stacked:
+            return torch.vmap(fn, randomness="different")(*rows)
+        results = []
+        for row in zip(*rows, strict=True):
+            self._calls = calls
+            results.append(fn(*row))
+        return tree.stack(results)
+
+    def _ask(self, stream: str, batch: int, epochs: int, steps: int, shuffled: bool) -> Plan:
+        call = self._calls if shuffled else 0
+        self._calls += shuffled
+        return self._plans.ask(Request(stream, batch, epochs, steps, shuffled, call))
+
+    def _batch(self, pool: Pool, rows: Tensor, weight: Tensor, training: bool) -> Batch:
+        x, y = pool.take(rows)
+        return Batch(x, y, weight, rows, training)

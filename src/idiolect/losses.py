@@ -1,0 +1,42 @@
+"""Batch losses that ignore padding: each is a mean over examples weighted by `weight` [example]."""
+
+from torch import Tensor
+from torch.nn import functional as F
+
+
+def weighted_mean(values: Tensor, weight: Tensor) -> Tensor:
+    """Average one value per example; a batch of padding alone counts as zero."""
+    return (values * weight).sum() / weight.sum().clamp(min=1e-12)
+
+
+def cross_entropy(logits: Tensor, labels: Tensor, weight: Tensor) -> Tensor:
+    """Cross-entropy with integer labels."""
+    return weighted_mean(F.cross_entropy(logits, labels, reduction="none"), weight)
+
+
+def accuracy(logits: Tensor, labels: Tensor, weight: Tensor) -> Tensor:
+    """Share of examples whose highest logit is the label's."""
+    return weighted_mean((logits.argmax(-1) == labels).to(weight.dtype), weight)
+
+
+def divergence(student: Tensor, teacher: Tensor, weight: Tensor) -> Tensor:
+    """KL(softmax(teacher) ‖ softmax(student)), summed over classes (torch's `batchmean`).
+
+    The teacher is a constant: no gradient flows into it.
+    """
+    target = teacher.detach().log_softmax(-1)
+    gap = target.exp() * (target - student.log_softmax(-1))
+    return weighted_mean(gap.sum(-1), weight)
+
+
+def soft_cross_entropy(student: Tensor, teacher: Tensor, weight: Tensor) -> Tensor:
+    """H(softmax(teacher), softmax(student)): the divergence plus a constant, so equal gradients."""
+    target = teacher.detach().softmax(-1)
+    return weighted_mean(-(target * student.log_softmax(-1)).sum(-1), weight)
+
+
+def distil(
+    student: Tensor, teacher: Tensor, weight: Tensor, temperature: float | Tensor = 1.0
+) -> Tensor:
+    """Hinton's soft loss T²·KL at temperature T; T² keeps its gradient's size independent of T."""
+    return temperature**2 * divergence(student / temperature, teacher / temperature, weight)

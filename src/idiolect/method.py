@@ -1,0 +1,197 @@
+"""The contract: a method is written for ONE client in plain PyTorch, and for the server.
+
+A method is a frozen dataclass of settings with a client step and a server step. Steps are pure:
+they take trees and return new ones. What leaves a client is the report its step returns, and
+nothing else; personal state never reaches `server_step`.
+"""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+from torch import Tensor
+
+from idiolect import optim, tree
+from idiolect.errors import ConfigError
+from idiolect.local import Local, Loss
+from idiolect.tree import Params, Tree
+
+
+class Sent(NamedTuple):
+    """What reaches one client in a round: the same for everyone, and addressed to this client."""
+
+    shared: Tree = ()
+    own: Tree = ()
+
+
+class Setup(NamedTuple):
+    """What is known before the first round, for one architecture."""
+
+    params: Params  # initial parameters, equal for all clients of the architecture
+    auxiliary: Params  # initial parameters of the auxiliary network; `params` where there is none
+    sizes: Tensor  # [client] number of training examples
+    classes: int
+
+    @property
+    def clients(self) -> int:
+        """Number of clients in the federation."""
+        return int(self.sizes.shape[0])
+
+
+class Report(NamedTuple):
+    """What most methods upload: parameters and the number of examples behind them."""
+
+    params: Params
+    size: Tensor
+
+
+def setting(
+    default: Any,
+    doc: str,
+    *,
+    above: float | None = None,
+    least: float | None = None,
+    most: float | None = None,
+    choices: tuple[str, ...] = (),
+) -> Any:
+    """Declare a hyper-parameter: default, one-line meaning, and the values that make sense."""
+    rule = {"doc": doc, "above": above, "least": least, "most": most, "choices": choices}
+    return dataclasses.field(default=default, metadata=rule)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method:
+    """Defaults of the contract: send the state to everyone, keep nothing, deploy what was sent."""
+
+    title: ClassVar[str] = ""
+    paper: ClassVar[str] = ""
+    pooled: ClassVar[bool] = False  # trains on the union of all clients' data: a reference only
+    tunes: ClassVar[bool] = False  # deploy trains, so curves of personal models cost a training
+
+    batch: int = setting(32, "examples in a step", least=1)
+    epochs: int = setting(1, "passes over the client's data in a round", least=1)
+    steps: int = setting(0, "steps in a round instead of epochs; 0: use epochs", least=0)
+    lr: float = setting(0.01, "local learning rate", above=0)
+    optimiser: str = setting("sgd", "local optimiser", choices=("sgd", "adam"))
+    momentum: float = setting(0.0, "momentum of sgd", least=0, most=1)
+    nesterov: bool = setting(False, "Nesterov's form of momentum")
+    weight_decay: float = setting(0.0, "L2 weight decay", least=0)
+    clip: float = setting(0.0, "largest norm of a step's gradient; 0: unlimited", least=0)
+    schedule: str = setting(
+        "constant",
+        "how lr changes over the rounds",
+        choices=("constant", "exponential", "step", "cosine"),
+    )
+    decay: float = setting(0.99, "factor of the exponential and step schedules", above=0, most=1)
+    decay_rounds: int = setting(
+        100, "rounds to a step of the step schedule, or to the cosine's end", least=1
+    )
+
+    def __post_init__(self) -> None:
+        for spec in dataclasses.fields(self):
+            _check(type(self).__name__, spec, getattr(self, spec.name))
+
+    # The contract.
+
+    def init_server(self, setup: Setup) -> Tree:
+        """Return the server's state before the first round."""
+        return setup.params
+
+    def init_personal(self, setup: Setup) -> Tree:
+        """Return what one client keeps before its first round."""
+        return ()
+
+    def send(self, state: Tree, cohort: Tensor) -> Sent:
+        """Return what goes out; `own` has one row for each client of the cohort."""
+        return Sent(shared=state)
+
+    def client_step(self, sent: Sent, personal: Tree, local: Local) -> tuple[Tree, Tree]:
+        """Do one client's round: return its report and its new personal state."""
+        raise TypeError(f"{type(self).__name__} has no client_step")
+
+    def server_step(self, state: Tree, cohort: Tensor, reports: Tree) -> Tree:
+        """Return the new state from the cohort's reports, stacked on axis 0."""
+        return state
+
+    def meet(self, sent: Sent, personal: Tree, local: Local) -> Tree:
+        """Look at what was sent without training: how a newcomer catches up on earlier rounds."""
+        return personal
+
+    def deploy(self, sent: Sent, personal: Tree, local: Local) -> Tree:
+        """Return what this client would use from now on; local training belongs here."""
+        return sent.shared
+
+    def adapt(self, sent: Sent, personal: Tree, local: Local) -> Tree:
+        """Return what a newcomer would use; `personal` is fresh but for what it met."""
+        return self.deploy(sent, personal, local)
+
+    def models(self, sent: Sent, deployed: Tree) -> dict[str, Tree]:
+        """Name what can be scored by `predict`: `personal` always, `global` where there is one."""
+        return {"personal": deployed, "global": sent.shared}
+
+    def predict(self, model: Tree, x: Tensor, local: Local) -> Tensor:
+        """Return logits [example, class] of one of `models`."""
+        return local.logits(model, x)
+
+    def facts(self, deployed: Tree) -> dict[str, Tensor]:
+        """Return scalars worth telling about one client's outcome, such as what it chose."""
+        return {}
+
+    # What most client steps are made of.
+
+    def rule(self, local: Local) -> optim.Optimiser:
+        """Return the local optimiser at this round's learning rate."""
+        lr: float | Tensor = self.lr
+        if self.schedule != "constant":
+            lr = self.lr * _SCHEDULES[self.schedule](self)(local.round)
+        if self.optimiser == "adam":
+            rule = optim.adam(lr, weight_decay=self.weight_decay)
+        else:
+            rule = optim.sgd(lr, self.momentum, self.weight_decay, self.nesterov)
+        return optim.clipped(rule, self.clip) if self.clip else rule
+
+    def fit(self, local: Local, params: Params, loss: Loss | None = None) -> Params:
+        """Train on the client's data for a round, on cross-entropy unless told otherwise."""
+        return local.fit(
+            loss or local.loss,
+            params,
+            self.rule(local),
+            batch=self.batch,
+            epochs=self.epochs,
+            steps=self.steps,
+        )
+
+
+_SCHEDULES = {
+    "exponential": lambda m: optim.exponential(m.decay),
+    "step": lambda m: optim.step_decay(m.decay_rounds, m.decay),
+    "cosine": lambda m: optim.cosine(m.decay_rounds),
+}
+
+
+def _check(owner: str, spec: "dataclasses.Field[Any]", value: Any) -> None:
+    """Refuse a value outside what the setting declares, in one line that names the rule."""
+    rule = spec.metadata
+    values = value if isinstance(value, tuple) else (value,)
+    for one in values:
+        if rule.get("choices") and one not in rule["choices"]:
+            expected = "one of " + ", ".join(map(repr, rule["choices"]))
+        elif rule.get("above") is not None and not one > rule["above"]:
+            expected = f"above {rule['above']}"
+        elif rule.get("least") is not None and not one >= rule["least"]:
+            expected = f"at least {rule['least']}"
+        elif rule.get("most") is not None and not one <= rule["most"]:
+            expected = f"at most {rule['most']}"
+        else:
+            continue
+        raise ConfigError(f"{owner}: {spec.name} is {one!r}, expected {expected}")
+
+
+def mean_report(reports: Report, uniform: bool = False) -> Params:
+    """Average reported parameters, by examples or each client alike."""
+    weight = reports.size.new_ones(reports.size.shape) if uniform else reports.size
+    averaged: Params = tree.mean(reports.params, weight)
+    return averaged
+
+
+__all__ = ["Method", "Report", "Sent", "Setup", "mean_report", "setting"]

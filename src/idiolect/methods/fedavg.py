@@ -1,0 +1,38 @@
+"""FedAvg: average what the clients trained.
+
+McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data",
+AISTATS 2017, Algorithm 1.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from idiolect import tree
+from idiolect.local import Local
+from idiolect.method import Method, Report, Sent, mean_report, setting
+from idiolect.tree import Params, Tree
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedAvg(Method):
+    """Clients train the global model on their data; the server averages the results."""
+
+    title: ClassVar[str] = "FedAvg"
+    paper: ClassVar[str] = "McMahan et al. 2017, Algorithm 1"
+
+    uniform: bool = setting(False, "weigh clients alike instead of by their examples")
+    server_lr: float = setting(1.0, "how far the server moves towards the average", above=0)
+
+    def client_step(self, sent: Sent, personal: Tree, local: Local) -> tuple[Report, Tree]:
+        """Train the received model and report it."""
+        return Report(self.fit(local, sent.shared), local.size), personal
+
+    def server_step(self, state: Params, cohort: Tensor, reports: Report) -> Params:
+        """Move the global model towards the clients' average."""
+        average = mean_report(reports, self.uniform)
+        if self.server_lr == 1:
+            return average
+        moved: Params = tree.axpy(self.server_lr, tree.sub(average, state), state)
+        return moved

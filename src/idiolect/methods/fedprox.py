@@ -1,0 +1,34 @@
+"""FedProx: FedAvg whose clients are held near the model they received.
+
+Li et al., "Federated Optimization in Heterogeneous Networks", MLSys 2020, Algorithm 2. The inexact
+solution of the paper is the given number of epochs or steps.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from idiolect import tree
+from idiolect.local import Batch, Local
+from idiolect.method import Report, Sent, setting
+from idiolect.methods.fedavg import FedAvg
+from idiolect.tree import Params, Tree
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedProx(FedAvg):
+    """FedAvg with a proximal term pull/2 · ‖w − w_received‖² in the local loss."""
+
+    title: ClassVar[str] = "FedProx"
+    paper: ClassVar[str] = "Li et al. 2020, Algorithm 2"
+
+    pull: float = setting(0.1, "strength of the pull to the received model (μ)", least=0)
+
+    def client_step(self, sent: Sent, personal: Tree, local: Local) -> tuple[Report, Tree]:
+        """Train near the received model and report the result."""
+
+        def loss(params: Params, batch: Batch) -> Tensor:
+            return local.loss(params, batch) + self.pull / 2 * tree.sqdist(params, sent.shared)
+
+        return Report(self.fit(local, sent.shared, loss), local.size), personal

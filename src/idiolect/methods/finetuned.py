@@ -1,0 +1,33 @@
+"""FedAvg + fine-tuning: each client trains the final global model on its own data.
+
+The greedy local adaptation that the personalisation papers compare with, for example Yu et al.,
+"Salvaging Federated Learning by Local Adaptation", 2020.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from idiolect import optim
+from idiolect.local import Local
+from idiolect.method import Sent, setting
+from idiolect.methods.fedavg import FedAvg
+from idiolect.tree import Params, Tree
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedAvgFT(FedAvg):
+    """FedAvg, then local training of the global model at every client."""
+
+    title: ClassVar[str] = "FedAvg + FT"
+    paper: ClassVar[str] = "Yu et al. 2020"
+    tunes: ClassVar[bool] = True
+
+    tune_epochs: int = setting(10, "passes over the client's data after training", least=1)
+    tune_lr: float = setting(0.01, "learning rate of the fine-tuning", above=0)
+
+    def deploy(self, sent: Sent, personal: Tree, local: Local) -> Params:
+        """Fine-tune the global model."""
+        rule = optim.sgd(self.tune_lr, self.momentum, self.weight_decay, self.nesterov)
+        return local.fit(
+            local.loss, sent.shared, rule, batch=self.batch, epochs=self.tune_epochs
+        )

@@ -1,0 +1,38 @@
+"""Where and how clients are run."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from idiolect.errors import ConfigError
+
+KINDS = ("vectorised", "sequential")
+DEVICES = ("auto", "cpu", "cuda")
+
+
+@dataclass(frozen=True)
+class Backend:
+    """The kind of backend, the device, and how many clients make a block."""
+
+    kind: str = "vectorised"
+    device: str = "auto"
+    width: int | None = None  # clients in a block; None: measured
+    cache: Path | None = None  # where measured widths are kept between runs
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ConfigError(f"backend is {self.kind!r}, expected one of {', '.join(KINDS)}")
+        if self.device not in DEVICES:
+            raise ConfigError(f"device is {self.device!r}, expected one of {', '.join(DEVICES)}")
+        if self.device == "cuda" and not torch.cuda.is_available():
+            raise ConfigError("device is 'cuda', but torch sees no CUDA device; use device='cpu'")
+        if self.width is not None and self.width < 1:
+            raise ConfigError(f"width is {self.width}, expected at least 1")
+
+    @property
+    def place(self) -> torch.device:
+        """The torch device meant; `auto` is CUDA where there is one."""
+        if self.device == "auto":
+            return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        return torch.device(self.device)

@@ -1,0 +1,186 @@
+"""The clients of one architecture over all runs, trained in blocks."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from idiolect import tree
+from idiolect.local import Network, Pool
+from idiolect.method import Sent
+from idiolect.simulate import width
+from idiolect.simulate.engine import ClientFunction, Desk
+from idiolect.simulate.plans import Member
+from idiolect.simulate.store import Store
+from idiolect.tree import Tree
+
+
+class Seat(NamedTuple):
+    """A client of a run."""
+
+    run: int
+    client: int
+
+
+class Call(NamedTuple):
+    """What one run asks of its cohort: `own` of the sent tree has a row for each of the cohort."""
+
+    cohort: np.ndarray
+    sent: Sent
+    members: Sequence[Member]  # of all clients
+    exams: Sequence[Member] = ()  # of all clients, when they are scored
+
+
+class Crew:
+    """Networks, personal state and workplaces of one architecture's clients."""
+
+    def __init__(
+        self,
+        clients: np.ndarray,
+        networks: Mapping[str, Network],
+        store: Store,
+        pools: Mapping[str, Pool],
+        exam_pools: Mapping[str, Pool],
+        device: torch.device,
+        span: int | None,
+        cache: Path | None,
+    ) -> None:
+        self.clients = clients
+        self.store = store
+        self.widths: dict[str, int] = {}
+        self._place = {int(client): place for place, client in enumerate(clients)}
+        self._networks = networks
+        self._pools = pools
+        self._exam_pools = exam_pools
+        self._device = device
+        self._span = span
+        self._cache = cache
+        self._desks: dict[tuple[str, int], Desk] = {}
+
+    def rows(self, seats: Sequence[Seat]) -> torch.Tensor:
+        """Return the store's rows of some seats."""
+        places = [seat.run * len(self.clients) + self._place[seat.client] for seat in seats]
+        return torch.tensor(places, dtype=torch.int64, device=self._device)
+
+    def examples(self, kind: str) -> int:
+        """Return how many examples the last round of a kind trained on."""
+        return sum(desk.examples for (of, _), desk in self._desks.items() if of == kind)
+
+    def padding(self, kind: str) -> float:
+        """Return the share of a round's examples that were padding."""
+        desks = [desk for (of, _), desk in self._desks.items() if of == kind]
+        planned = sum(desk.planned for desk in desks)
+        return 1 - sum(desk.examples for desk in desks) / planned if planned else 0.0
+
+    def run(
+        self, kind: str, fn: ClientFunction, calls: Sequence[Call], round: int
+    ) -> tuple[list[Seat], Tree]:
+        """Run fn for every called client of this architecture; return who, and the results."""
+        shift = RunShift(self, calls, round, self._device)
+        if not shift.seats:
+            return [], ()
+        span = self._choose(kind, fn, shift)
+        while True:
+            try:
+                return shift.seats, self._blocks(kind, fn, shift, span)
+            except torch.OutOfMemoryError:
+                if span == 1:
+                    raise
+                self._forget(kind)
+                span = self.widths[kind] = -(-span // 2)
+
+    def _blocks(self, kind: str, fn: ClientFunction, shift: "RunShift", span: int) -> Tree:
+        results = []
+        for number, first in enumerate(range(0, len(shift.seats), span)):
+            desk = self._desks.setdefault((kind, number), self._desk(fn, stacked=span > 1))
+            results.append(shift.run(desk, first, first + span))
+        return tree.concat(results)
+
+    def _desk(self, fn: ClientFunction, stacked: bool, limit: int | None = None) -> Desk:
+        return Desk(
+            fn,
+            self._networks,
+            self._pools,
+            self._exam_pools,
+            self._device,
+            stacked=stacked,
+            limit=limit,
+        )
+
+    def _forget(self, kind: str) -> None:
+        self._desks = {key: desk for key, desk in self._desks.items() if key[0] != kind}
+        torch.cuda.empty_cache()
+
+    def _choose(self, kind: str, fn: ClientFunction, shift: "RunShift") -> int:
+        """Return the block width: as told, all on a GPU, or measured once per kind of work."""
+        if self._span is not None:
+            return self._span
+        if kind not in self.widths:
+            most = len(shift.seats)
+            if self._device.type == "cuda" or most == 1:
+                self.widths[kind] = most
+            else:
+                self.widths[kind] = width.choose(
+                    lambda w: shift.run(self._desk(fn, w > 1, width.TRIAL_STEPS), 0, w),
+                    most,
+                    f"{kind} {most} {torch.get_num_threads()} {torch.__version__} {shift.form()}",
+                    self._cache,
+                )
+        return self.widths[kind]
+
+
+class RunShift:
+    """The seats of one call of a crew, longest first so that little is padded in a block."""
+
+    def __init__(
+        self, crew: Crew, calls: Sequence[Call], round: int, device: torch.device
+    ) -> None:
+        called = [
+            (Seat(run, int(client)), before + place)
+            for run, before, call in zip(
+                range(len(calls)), _starts(calls), calls, strict=True
+            )
+            for place, client in enumerate(call.cohort)
+            if int(client) in crew._place
+        ]
+        lengths = [len(calls[seat.run].members[seat.client].rows["train"]) for seat, _ in called]
+        called = [called[n] for n in np.argsort(-np.array(lengths, int), kind="stable")]
+        self.seats = [seat for seat, _ in called]
+        self._round = round
+        self._members = [calls[seat.run].members[seat.client] for seat in self.seats]
+        self._exams = [calls[s.run].exams[s.client] for s in self.seats if calls[s.run].exams]
+        self._stacked = len(calls) > 1
+        self._shared = calls[0].sent.shared
+        if self._stacked:
+            self._shared = tree.stack([call.sent.shared for call in calls])
+        self._run = torch.tensor([seat.run for seat in self.seats], device=device)
+        order = torch.tensor([place for _, place in called], dtype=torch.int64, device=device)
+        self._own = tree.take(tree.concat([call.sent.own for call in calls]), order)
+        self._store = crew.store
+        self._rows = crew.rows(self.seats)
+
+    def run(self, desk: Desk, first: int, last: int) -> Tree:
+        """Let a desk do the block of seats from first to last."""
+        block = slice(first, last)
+        shared = tree.take(self._shared, self._run[block]) if self._stacked else self._shared
+        return desk.run(
+            self._members[block],
+            self._exams[block],
+            self._round,
+            shared,
+            self._stacked,
+            tree.map(lambda leaf: leaf[block], self._own),
+            self._store.take(self._rows[block]),
+        )
+
+    def form(self) -> str:
+        """Describe the work for the width cache: the shapes that decide what is fast."""
+        shapes = [tuple(leaf.shape) for leaf in tree.leaves((self._shared, self._store.rows))]
+        return f"{shapes} {len(self._members[0].rows['train'])}"
+
+
+def _starts(calls: Sequence[Call]) -> list[int]:
+    """Return where each run's cohort begins when the cohorts are laid one behind the other."""
+    return [int(n) for n in np.cumsum([0] + [len(call.cohort) for call in calls[:-1]])]

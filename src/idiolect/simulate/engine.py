@@ -1,0 +1,137 @@
+"""The engine: one client's function, run for a block of clients.
+
+`vectorised` maps the whole function over the block with one vmap; `sequential` calls it client by
+client, for debugging and for networks that vmap cannot map. Both give it the same batches.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from idiolect import tree
+from idiolect.errors import MethodError
+from idiolect.local import Local, Network, Pool
+from idiolect.method import Sent
+from idiolect.simulate.graph import Captured
+from idiolect.simulate.plans import Book, Member
+from idiolect.tree import Tree
+
+ClientFunction = Callable[[Sent, Tree, Local, Local], Tree]
+"""fn(sent, personal, local, exam): `exam` holds what is scored and is never given to a method's
+training code."""
+
+
+class Desk:
+    """Where one block works: its networks, its plans and, on CUDA, its captured graph."""
+
+    def __init__(
+        self,
+        fn: ClientFunction,
+        networks: Mapping[str, Network],
+        pools: Mapping[str, Pool],
+        exam_pools: Mapping[str, Pool],
+        device: torch.device,
+        *,
+        stacked: bool,
+        limit: int | None = None,
+    ) -> None:
+        self._fn = fn
+        self._networks = networks
+        self._device = device
+        self._stacked = stacked
+        self._lessons = Book(pools, device, limit)
+        self._exams = Book(exam_pools, device, limit)
+        self._round = torch.zeros((), device=device)
+        self._captured: Captured | None = None
+        self._seen: tuple[Any, ...] | None = None
+
+    @property
+    def examples(self) -> int:
+        """Examples trained on in the last round."""
+        return self._lessons.examples
+
+    @property
+    def planned(self) -> int:
+        """The same with padding."""
+        return self._lessons.planned
+
+    def run(
+        self,
+        members: Sequence[Member],
+        exams: Sequence[Member],
+        round: int,
+        shared: Tree,
+        shared_per_client: bool,
+        own: Tree,
+        personal: Tree,
+    ) -> Tree:
+        """Do the block's round; inputs and results are stacked by client on axis 0.
+
+        `shared` is one tree for all, or one row per client where runs of several seeds are stacked.
+        """
+        kept = self._lessons.turn(members, round) & self._exams.turn(exams, round)
+        self._round.fill_(round)
+        sizes = torch.tensor([float(len(m.rows["train"])) for m in members], device=self._device)
+        if not self._stacked:
+            return self._one(sizes, shared, shared_per_client, own, personal)
+        slots = torch.arange(len(members), device=self._device)
+        dims = (0, 0, 0 if shared_per_client else None, 0, 0)
+        inputs = (slots, sizes, shared, own, personal)
+        mapped = torch.vmap(self._client, in_dims=dims, randomness="different")
+        if self._device.type == "cuda":
+            return self._replay(mapped, inputs, (len(members), shared_per_client), kept)
+        try:
+            return mapped(*inputs)
+        except RuntimeError as error:
+            raise _explained(error) from error
+
+    def _client(self, slot: Tensor, size: Tensor, shared: Tree, own: Tree, personal: Tree) -> Tree:
+        local, exam = (
+            Local(self._networks, book, slot, size, self._round, self._stacked)
+            for book in (self._lessons, self._exams)
+        )
+        return self._fn(Sent(shared, own), personal, local, exam)
+
+    def _one(self, sizes: Tensor, shared: Tree, per_client: bool, own: Tree, personal: Tree) -> Tree:
+        """Run a block of one client as plain code, without vmap."""
+        first = tree.map(lambda leaf: leaf[0], (own, personal))
+        if per_client:
+            shared = tree.map(lambda leaf: leaf[0], shared)
+        slot = torch.zeros((), dtype=torch.int64, device=self._device)
+        result = self._client(slot, sizes[0], shared, *first)
+        return tree.map(lambda leaf: leaf.unsqueeze(0), result)
+
+    def _replay(
+        self, mapped: Callable[..., Tree], inputs: tuple[Tree, ...], form: tuple[Any, ...], kept: bool
+    ) -> Tree:
+        """Run eagerly until the plans stand still, then capture once and replay every round.
+
+        The first, eager round is where client code makes its plans; only when they are refilled in
+        place (`kept`) does a captured graph see the batches of later rounds.
+        """
+        if self._captured is not None and kept and self._seen == form:
+            return self._captured.replay(inputs)
+        self._captured = None
+        if kept and self._seen == form:
+            self._captured = Captured(mapped, inputs)
+            return self._captured.replay(inputs)
+        self._seen = form
+        try:
+            return mapped(*inputs)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            raise _explained(error) from error
+
+
+def _explained(error: RuntimeError) -> Exception:
+    """Turn torch's words about vmap into ours; other errors stay as they are."""
+    text = str(error)
+    if "vmap" in text or "data-dependent control flow" in text or "item()" in text:
+        return MethodError(
+            f"a client step cannot be vectorised: {text.splitlines()[0]} Choose with tree.where "
+            "instead of `if`, or run with backend='sequential' to inspect one client at a time."
+        )
+    return error

@@ -1,0 +1,113 @@
+"""Batch plans for a block of clients, made in NumPy from (seed, round, client, call).
+
+A client's batches depend on nothing else: not on the backend, the width of the block, or who else
+takes part. Padding is added here and masked in `Local`.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from idiolect.errors import MethodError
+from idiolect.local import Plan, Pool, Request
+
+_BATCHES = 11  # keeps batch draws apart from other uses of the same seed
+
+
+class Member(NamedTuple):
+    """A client in a block, with the seed of the run it belongs to."""
+
+    seed: int
+    client: int
+    rows: Mapping[str, np.ndarray]  # stream -> rows of its pool
+
+
+class Book:
+    """The plans a block asks for, round after round.
+
+    A plan keeps its tensors from round to round and is refilled in place, so that a captured graph
+    sees the new batches; where a block's clients need another shape, the plan is made anew and
+    `turn` says so. `limit` cuts every plan to a few steps, for trials.
+    """
+
+    def __init__(
+        self, pools: Mapping[str, Pool], device: torch.device, limit: int | None = None
+    ) -> None:
+        self._pools = pools
+        self._device = device
+        self._limit = limit
+        self._members: Sequence[Member] = ()
+        self._round = 0
+        self._plans: dict[Request, Plan] = {}
+        self.examples = 0  # trained on in this round
+        self.planned = 0  # the same with padding
+
+    def turn(self, members: Sequence[Member], round: int) -> bool:
+        """Open the book for a round; True where every plan kept its place and shape."""
+        same = [(m.seed, m.client) for m in members] == [(m.seed, m.client) for m in self._members]
+        self._members, self._round = members, round
+        self.examples = self.planned = 0
+        kept = True
+        for request, plan in list(self._plans.items()):
+            if same and not request.shuffled:
+                continue
+            if not self._refill(request, plan):
+                del self._plans[request]
+                kept = False
+        return kept
+
+    def ask(self, request: Request) -> Plan:
+        """Return the plan for a request, making it on first use."""
+        if request not in self._plans:
+            if request.stream not in self._pools:
+                raise MethodError(
+                    f"client code asked for {request.stream!r} data; a client holds "
+                    f"{', '.join(sorted(self._pools)) or 'none'} here"
+                )
+            self._plans[request] = self._make(request)
+        return self._plans[request]
+
+    def _make(self, request: Request) -> Plan:
+        rows, certain, longest = self._draw(request)
+        index = torch.from_numpy(np.maximum(rows, 0)).to(self._device)
+        weight = torch.from_numpy((rows >= 0).astype(np.float32)).to(self._device)
+        return Plan(self._pools[request.stream], index, weight, certain, longest)
+
+    def _refill(self, request: Request, plan: Plan) -> bool:
+        rows, certain, longest = self._draw(request)
+        if rows.shape != plan.index.shape or (certain, longest) != (plan.certain, plan.longest):
+            return False
+        plan.index.copy_(torch.from_numpy(np.maximum(rows, 0)))
+        plan.weight.copy_(torch.from_numpy((rows >= 0).astype(np.float32)))
+        return True
+
+    def _draw(self, request: Request) -> tuple[np.ndarray, int, int]:
+        """Lay out rows as [client, step, example], -1 for padding; see `Plan` for the numbers."""
+        orders = [self._order(member, request) for member in self._members]
+        steps = [len(order) for order in orders]
+        most = max(1, *steps) if self._limit is None else min(self._limit, max(1, *steps))
+        rows = np.full((len(orders), most, request.batch), -1, np.int64)
+        for client, order in enumerate(orders):
+            rows[client, : len(order)] = order[:most]
+        longest = max(len(member.rows[request.stream]) for member in self._members)
+        if request.shuffled:
+            self.examples += int((rows >= 0).sum())
+            self.planned += rows.size
+        return rows, min(*steps, most), longest
+
+    def _order(self, member: Member, request: Request) -> np.ndarray:
+        """Lay out one client's batches [step, example]: epochs of a fresh shuffle each.
+
+        The last batch of an epoch may be short; a client without data has no step.
+        """
+        rows, batch = member.rows[request.stream], request.batch
+        per_epoch = -(-len(rows) // batch)
+        steps = (request.steps if len(rows) else 0) or request.epochs * per_epoch
+        key = (member.seed, _BATCHES, self._round, member.client, request.call)
+        draw = np.random.default_rng(key) if request.shuffled else None
+        order = np.full((-(-steps // max(per_epoch, 1)), per_epoch * batch), -1, np.int64)
+        for epoch in order:
+            epoch[: len(rows)] = draw.permutation(rows) if draw else rows
+        return order.reshape(-1, batch)[:steps]

@@ -1,0 +1,79 @@
+"""Put the examples of all runs on the device once; clients are rows of these pools."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from idiolect.data.dataset import Dataset
+from idiolect.data.federation import Lessons
+from idiolect.errors import DataError
+from idiolect.local import Pool
+from idiolect.simulate.plans import Member
+
+
+class Library:
+    """The pools of several runs, and each run's clients as members that point into them.
+
+    Runs on the same dataset share its examples; other datasets are laid behind them.
+    """
+
+    def __init__(self, lessons: Sequence[Lessons], device: torch.device) -> None:
+        private, self._offsets = _joined([one.dataset for one in lessons], device)
+        self.pools = {"train": private, "val": private}
+        self.exam_pools = {"exam": private}
+        self._public: list[int] | None = None
+        if all(one.public is not None for one in lessons):
+            public, self._public = _joined([one.public for one in lessons if one.public], device)
+            self.pools["public"] = public
+
+    def members(self, run: int, seed: int, lessons: Lessons) -> list[Member]:
+        """Return a run's clients with what they may learn from."""
+        offset = self._offsets[run]
+        shared: dict[str, np.ndarray] = {}
+        if self._public is not None and lessons.public is not None:
+            shared["public"] = np.arange(len(lessons.public.y)) + self._public[run]
+        return [
+            Member(seed, client, {"train": train + offset, "val": val + offset, **shared})
+            for client, (train, val) in enumerate(zip(lessons.train, lessons.val, strict=True))
+        ]
+
+    def examined(self, run: int, seed: int, rows: Sequence[np.ndarray]) -> list[Member]:
+        """Return a run's clients with what they are scored on."""
+        offset = self._offsets[run]
+        return [Member(seed, client, {"exam": own + offset}) for client, own in enumerate(rows)]
+
+
+def _joined(datasets: Sequence[Dataset], device: torch.device) -> tuple[Pool, list[int]]:
+    """Lay distinct datasets one behind the other; return the pool and each run's first row."""
+    distinct: list[Dataset] = []
+    for dataset in datasets:
+        if not any(dataset is known for known in distinct):
+            distinct.append(dataset)
+    first = distinct[0]
+    for other in distinct[1:]:
+        if not (_same(first.shift, other.shift) and _same(first.scale, other.scale)):
+            raise DataError(
+                f"{first.name} and {other.name} are scaled differently, so their runs cannot be "
+                "trained together; run the seeds one by one"
+            )
+    starts = np.cumsum([0] + [len(dataset.y) for dataset in distinct])
+    place = {id(dataset): int(start) for dataset, start in zip(distinct, starts, strict=False)}
+    x = first.x if len(distinct) == 1 else np.concatenate([dataset.x for dataset in distinct])
+    y = first.y if len(distinct) == 1 else np.concatenate([dataset.y for dataset in distinct])
+    pool = Pool(
+        _tensor(x, device),
+        _tensor(y, device),
+        torch.from_numpy(np.array(first.shift, np.float32)).to(device),
+        torch.from_numpy(1 / np.array(first.scale, np.float32)).to(device),
+    )
+    return pool, [place[id(dataset)] for dataset in datasets]
+
+
+def _same(left: np.ndarray, right: np.ndarray) -> bool:
+    return left.shape == right.shape and bool(np.array_equal(left, right))
+
+
+def _tensor(array: np.ndarray, device: torch.device) -> torch.Tensor:
+    """Copy an array (a read-only memory map too) to the device."""
+    return torch.from_numpy(np.array(array)).to(device)

@@ -1,0 +1,347 @@
+"""The loop of rounds: sample, send, train every client, aggregate; and judge when asked.
+
+Runs of several seeds advance together: their clients share blocks, each with its own server state,
+data and batches, so that a run's result does not depend on its company.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import nn
+
+from idiolect import losses, tree
+from idiolect.data.federation import Exam, Lessons
+from idiolect.errors import ConfigError, DataError, Diverged, MethodError
+from idiolect.local import Batch, Local, Network
+from idiolect.method import Method, Sent, Setup
+from idiolect.models.check import check, mappable
+from idiolect.simulate import sampling
+from idiolect.simulate.backend import Backend
+from idiolect.simulate.crew import Call, Crew, Seat
+from idiolect.simulate.pools import Library
+from idiolect.simulate.store import Store
+from idiolect.tree import Tree
+
+Build = Callable[[], nn.Module]
+
+
+class Architecture(NamedTuple):
+    """A network and who runs it; `auxiliary` is the private second network of mutual learning."""
+
+    main: Build
+    auxiliary: Build | None = None
+    clients: tuple[int, ...] | None = None  # None: everyone
+
+
+class Run(NamedTuple):
+    """One run: a seed and what the clients may learn from."""
+
+    seed: int
+    lessons: Lessons
+
+
+class Traffic(NamedTuple):
+    """What crossed the network in one round of one run."""
+
+    clients: int
+    bytes_down: int
+    bytes_up: int
+
+
+class Round(NamedTuple):
+    """What one round did: traffic of each run, and the examples trained on by all together."""
+
+    traffic: list[Traffic]
+    examples: int
+
+
+class Verdict(NamedTuple):
+    """Scores of every client of one run."""
+
+    scores: dict[str, dict[str, np.ndarray]]  # model -> metric -> [client]
+    facts: dict[str, np.ndarray]  # what the method tells of its choices, [client, ...]
+    deployed: list[tuple[np.ndarray, Tree]]  # per architecture: clients, stacked trees; if kept
+
+
+class Simulation:
+    """A method on one or several seeded runs, round by round."""
+
+    def __init__(
+        self,
+        method: Method,
+        runs: Sequence[Run],
+        architectures: Mapping[str, Architecture],
+        *,
+        cohort: int | None = None,
+        backend: Backend | None = None,
+    ) -> None:
+        self.method = method
+        self.round = 0
+        self.runs = runs
+        self.notices: list[str] = []  # what the user should know, in words
+        backend = backend or Backend()
+        self._device = backend.place
+        self._cohort = cohort
+        self._library = Library([run.lessons for run in runs], self._device)
+        self._clients = len(runs[0].lessons.names)
+        trained = [run.lessons.pooled() if method.pooled else run.lessons for run in runs]
+        self._trained = [self._library.members(n, runs[n].seed, own) for n, own in enumerate(trained)]
+        self._judged = [self._library.members(n, r.seed, r.lessons) for n, r in enumerate(runs)]
+        self._eligible = [_eligible(lessons) for lessons in trained]
+        self._crews, self.states = self._hire(architectures, trained, backend)
+
+    def _hire(
+        self, architectures: Mapping[str, Architecture], trained: list[Lessons], backend: Backend
+    ) -> tuple[list[Crew], list[Tree]]:
+        """Make networks, personal state and server states, each from its run's seed."""
+        everyone = np.arange(self._clients)
+        crews, first_setups = [], []
+        for name, architecture in architectures.items():
+            clients = everyone if architecture.clients is None else np.array(architecture.clients)
+            made = [_networks(architecture, run.seed) for run in self.runs]
+            setups = [
+                _setup(networks, lessons, self._device)
+                for networks, lessons in zip(made, trained, strict=True)
+            ]
+            first_setups = first_setups or setups
+            reason = mappable(architecture.main())
+            if reason and backend.kind == "vectorised":
+                self.notices.append(f"architecture {name!r}: {reason}")
+            one_by_one = backend.kind == "sequential" or bool(reason)
+            crews.append(
+                Crew(
+                    clients,
+                    {role: network.to(self._device) for role, network in made[0].items()},
+                    Store(
+                        [(self.method.init_personal(setup), len(clients)) for setup in setups],
+                        self._device,
+                    ),
+                    self._library.pools,
+                    self._library.exam_pools,
+                    self._device,
+                    1 if one_by_one else backend.width,
+                    backend.cache,
+                )
+            )
+        if sorted(int(c) for crew in crews for c in crew.clients) != list(range(self._clients)):
+            raise ConfigError("the architectures must name every client exactly once")
+        states = [tree.to(self.method.init_server(setup), self._device) for setup in first_setups]
+        return crews, states
+
+    @property
+    def widths(self) -> dict[str, int]:
+        """Measured block widths, to be kept with a checkpoint: rounding depends on them."""
+        return {
+            f"{place} {kind}": width
+            for place, crew in enumerate(self._crews)
+            for kind, width in crew.widths.items()
+        }
+
+    @widths.setter
+    def widths(self, known: Mapping[str, int]) -> None:
+        for key, width in known.items():
+            place, kind = key.split(" ", 1)
+            self._crews[int(place)].widths[kind] = width
+
+    @property
+    def tree(self) -> Tree:
+        """All state there is between rounds, as one tree: servers' and personal."""
+        return {"server": tuple(self.states), "personal": tuple(c.store.rows for c in self._crews)}
+
+    @tree.setter
+    def tree(self, kept: Tree) -> None:
+        kept = tree.to(kept, self._device)
+        self.states = list(kept["server"])
+        for crew, rows in zip(self._crews, kept["personal"], strict=True):
+            crew.store.rows = rows
+
+    # One round.
+
+    def cohort(self, run: int) -> np.ndarray:
+        """Return who takes part in the coming round of one run."""
+        eligible = self._eligible[run]
+        size = len(eligible) if self._cohort is None else self._cohort
+        return sampling.cohort(self.runs[run].seed, self.round, eligible, size)
+
+    def advance(self) -> Round:
+        """Do one round of every run."""
+        method = self.method
+
+        def step(sent: Sent, personal: Tree, local: Local, exam: Local) -> Tree:
+            return method.client_step(sent, personal, local)
+
+        calls = [
+            Call(cohort, method.send(state, self._tensor(cohort)), members)
+            for cohort, state, members in zip(
+                [self.cohort(n) for n in range(len(self.runs))],
+                self.states,
+                self._trained,
+                strict=True,
+            )
+        ]
+        seats: list[Seat] = []
+        parts: list[Tree] = []
+        for crew in self._crews:
+            present, result = crew.run("step", step, calls, self.round)
+            if not present:
+                continue
+            reports, personal = result
+            self._refuse_nonfinite(present, reports, personal)
+            crew.store.put(crew.rows(present), personal)
+            seats += present
+            parts.append(reports)
+        _refuse_unequal(parts)
+        reports = tree.concat(parts)
+        place = {seat: number for number, seat in enumerate(seats)}
+        traffic = []
+        for run, call in enumerate(calls):
+            rows = [place[Seat(run, int(client))] for client in call.cohort]
+            own = tree.take(reports, self._tensor(np.array(rows)))
+            traffic.append(_traffic(call, own))
+            cohort = self._tensor(call.cohort)
+            self.states[run] = method.server_step(self.states[run], cohort, own)
+        self.round += 1
+        return Round(traffic, sum(crew.examples("step") for crew in self._crews))
+
+    def padding(self) -> float:
+        """Return the largest share of padding in any architecture's last round."""
+        return max(crew.padding("step") for crew in self._crews)
+
+    def _refuse_nonfinite(self, seats: list[Seat], reports: Tree, personal: Tree) -> None:
+        """Stop before rubbish reaches the server; infinity may stand for "not yet" at a client."""
+        broken = [
+            tree.rows_where(lambda leaf: ~torch.isfinite(leaf), reports),
+            tree.rows_where(torch.isnan, personal),
+        ]
+        rows = torch.stack([found for found in broken if found is not None]).any(0)
+        if not bool(rows.any()):
+            return
+        seat = seats[int(rows.nonzero()[0])]
+        run = self.runs[seat.run]
+        raise Diverged(
+            f"round {self.round + 1}, seed {run.seed}: {run.lessons.names[seat.client]} produced "
+            f"NaN or infinity ({int(rows.sum())} of {len(seats)} clients did); lower lr (now "
+            f"{self.method.lr}) or set clip, and start again"
+        )
+
+    # Judging.
+
+    def judge(
+        self, exams: Sequence[Exam] | None = None, *, only_global: bool = False, keep: bool = False
+    ) -> list[Verdict]:
+        """Score every client's models: on validation data, or on an exam for each run.
+
+        `only_global` skips `deploy`, which may train; `keep` returns what was deployed.
+        """
+        method = self.method
+
+        def mark(sent: Sent, personal: Tree, local: Local, exam: Local) -> Tree:
+            deployed = () if only_global else method.deploy(sent, personal, local)
+            models = method.models(sent, deployed)
+            if only_global:
+                models = {name: model for name, model in models.items() if name == "global"}
+
+            def score(batch: Batch) -> Tree:
+                return {
+                    name: _scores(method.predict(model, batch.x, local), batch)
+                    for name, model in models.items()
+                }
+
+            facts = {} if only_global else method.facts(deployed)
+            return exam.mean(score, "exam"), facts, deployed if keep else ()
+
+        rows = [run.lessons.val for run in self.runs] if exams is None else [e.test for e in exams]
+        everyone = np.arange(self._clients)
+        calls = [
+            Call(
+                everyone,
+                method.send(state, self._tensor(everyone)),
+                members,
+                self._library.examined(n, self.runs[n].seed, rows[n]),
+            )
+            for n, (state, members) in enumerate(zip(self.states, self._judged, strict=True))
+        ]
+        kind = f"judge{' global' * only_global}{' val' * (exams is None)}{' keep' * keep}"
+        results = [crew.run(kind, mark, calls, self.round) for crew in self._crews]
+        return [self._verdict(run, results) for run in range(len(self.runs))]
+
+    def _verdict(self, run: int, results: list[tuple[list[Seat], Tree]]) -> Verdict:
+        """Bring one run's results into the order of its clients."""
+        clients, parts, deployed = [], [], []
+        for seats, (scores, facts, kept) in results:
+            mine = sorted((seat.client, n) for n, seat in enumerate(seats) if seat.run == run)
+            rows = self._tensor(np.array([n for _, n in mine]))
+            clients += [client for client, _ in mine]
+            parts.append(tree.map(lambda leaf: leaf.cpu().numpy(), tree.take((scores, facts), rows)))
+            if tree.leaves(kept):
+                deployed.append((np.array([client for client, _ in mine]), tree.take(kept, rows)))
+        order = np.argsort(clients)
+        scores, facts = tree.map(lambda *leaves: np.concatenate(leaves)[order], *parts)
+        return Verdict(scores, facts, deployed)
+
+    def _tensor(self, array: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(array.astype(np.int64)).to(self._device)
+
+
+def _scores(logits: torch.Tensor, batch: Batch) -> dict[str, torch.Tensor]:
+    return {
+        "accuracy": losses.accuracy(logits, batch.y, batch.weight),
+        "loss": losses.cross_entropy(logits, batch.y, batch.weight),
+    }
+
+
+def _eligible(lessons: Lessons) -> np.ndarray:
+    """Return the clients that have something to train on: the others cannot change anything."""
+    able = np.array([n for n, rows in enumerate(lessons.train) if len(rows)])
+    if not len(able):
+        raise DataError("no client has a training example; check the partition and the split")
+    return able
+
+
+def _networks(architecture: Architecture, seed: int) -> dict[str, Network]:
+    """Build an architecture's networks under a seed, leaving torch's own random state alone."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        models = {"main": architecture.main()}
+        if architecture.auxiliary is not None:
+            models["auxiliary"] = architecture.auxiliary()
+    for model in models.values():
+        check(model)
+    networks = {role: Network(model) for role, model in models.items()}
+    return {"auxiliary": networks["main"], **networks}
+
+
+def _setup(networks: Mapping[str, Network], lessons: Lessons, device: torch.device) -> Setup:
+    sizes = torch.tensor([float(len(rows)) for rows in lessons.train], device=device)
+    return Setup(
+        tree.to(networks["main"].params, device),
+        tree.to(networks["auxiliary"].params, device),
+        sizes,
+        len(lessons.dataset.classes),
+    )
+
+
+def _traffic(call: Call, reports: Tree) -> Traffic:
+    """Count exactly what would cross the network: trees down and up, leaf by leaf."""
+    clients = len(call.cohort)
+    down = clients * tree.nbytes(call.sent.shared) + tree.nbytes(call.sent.own)
+    return Traffic(clients, down, tree.nbytes(reports))
+
+
+def _refuse_unequal(parts: list[Tree]) -> None:
+    """Across architectures only equal shapes can be aggregated; name the leaf that differs."""
+    named = [tree.named(part) for part in parts]
+    for other in named[1:]:
+        for name in sorted(set(named[0]) | set(other)):
+            shapes = [
+                tuple(leaves[name].shape[1:]) if name in leaves else "absent"
+                for leaves in (named[0], other)
+            ]
+            if shapes[0] != shapes[1]:
+                raise MethodError(
+                    f"report leaf {name!r} is {shapes[0]} for one architecture and {shapes[1]} for "
+                    "another; across architectures report only tensors of equal shape, such as "
+                    "soft predictions"
+                )

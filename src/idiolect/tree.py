@@ -1,0 +1,179 @@
+"""Trees of tensors: dicts, tuples and NamedTuples whose leaves are tensors.
+
+Everything a method handles is a tree: parameters, optimiser memory, reports, personal state. This
+is the only file that imports torch's pytree. Every function returns a new tree.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from idiolect.errors import CheckpointError
+
+Tree = Any
+"""A tensor, or a dict, tuple or NamedTuple of trees. `()` is the tree of nothing."""
+
+Params = dict[str, Tensor]
+"""A network's parameters by the names that `nn.Module.named_parameters` gives them."""
+
+
+def map(fn: Callable[..., Any], *trees: Tree) -> Tree:
+    """Apply `fn` to the leaves that stand in the same place of each tree."""
+    return pytree.tree_map(fn, *trees)
+
+
+def leaves(tree: Tree) -> list[Tensor]:
+    """List the tensors of a tree, in a fixed order."""
+    return pytree.tree_leaves(tree)
+
+
+def named(tree: Tree) -> dict[str, Tensor]:
+    """Give every leaf a name from its path, `params.fc.weight`; the inverse is `like`."""
+    pairs, _ = pytree.tree_flatten_with_path(tree)
+    return {".".join(_step(key) for key in path) or "value": leaf for path, leaf in pairs}
+
+
+def like(template: Tree, values: Mapping[str, Tensor]) -> Tree:
+    """Rebuild a tree of the template's form from named leaves; a missing or foreign name is told."""
+    names = list(named(template))
+    if missing := sorted(set(names) - set(values)):
+        raise CheckpointError(f"no value for {missing[0]!r} ({len(missing)} of {len(names)} missing)")
+    if foreign := sorted(set(values) - set(names)):
+        raise CheckpointError(f"unknown value {foreign[0]!r} ({len(foreign)} unknown)")
+    _, form = pytree.tree_flatten(template)
+    return pytree.tree_unflatten([values[name] for name in names], form)
+
+
+def _step(key: Any) -> str:
+    for attribute in ("key", "name", "idx"):
+        if hasattr(key, attribute):
+            return str(getattr(key, attribute))
+    return str(key)
+
+
+# Arithmetic, leaf by leaf.
+
+
+def add(left: Tree, right: Tree) -> Tree:
+    """Return left + right."""
+    return map(torch.add, left, right)
+
+
+def sub(left: Tree, right: Tree) -> Tree:
+    """Return left - right."""
+    return map(torch.sub, left, right)
+
+
+def scale(factor: float | Tensor, tree: Tree) -> Tree:
+    """Return factor · tree."""
+    return map(lambda leaf: factor * leaf, tree)
+
+
+def axpy(factor: float | Tensor, x: Tree, y: Tree) -> Tree:
+    """Return factor · x + y, the step of most optimisers."""
+    if isinstance(factor, Tensor):
+        return map(lambda a, b: factor * a + b, x, y)
+    return map(lambda a, b: torch.add(b, a, alpha=factor), x, y)
+
+
+def zeros_like(tree: Tree) -> Tree:
+    """Return zeros of the same shapes."""
+    return map(torch.zeros_like, tree)
+
+
+def dot(left: Tree, right: Tree) -> Tensor:
+    """Return the inner product over all leaves."""
+    return _total((a * b).sum() for a, b in zip(leaves(left), leaves(right), strict=True))
+
+
+def sqdist(left: Tree, right: Tree) -> Tensor:
+    """Return the squared Euclidean distance over all leaves."""
+    return _total((a - b).square().sum() for a, b in zip(leaves(left), leaves(right), strict=True))
+
+
+def norm(tree: Tree) -> Tensor:
+    """Return the Euclidean norm over all leaves."""
+    return _total(leaf.square().sum() for leaf in leaves(tree)).sqrt()
+
+
+def _total(terms: Iterable[Tensor]) -> Tensor:
+    first, *rest = terms
+    for term in rest:
+        first = first + term
+    return first
+
+
+# Choice. Branches under vmap are these, since torch refuses `if tensor` there.
+
+
+def where(condition: Tensor, yes: Tree, no: Tree) -> Tree:
+    """Choose one of two trees by a scalar condition, without a branch."""
+    return map(lambda a, b: torch.where(condition, a, b), yes, no)
+
+
+def pick(tree: Tree, row: Tensor) -> Tree:
+    """Take one row of stacked trees; the row number may be a tensor under vmap."""
+    return map(lambda leaf: leaf.index_select(0, row.reshape(1)).squeeze(0), tree)
+
+
+# Stacks: trees of several clients along axis 0.
+
+
+def stack(trees: Sequence[Tree]) -> Tree:
+    """Stack equal trees along a new axis 0."""
+    return map(lambda *rows: torch.stack(rows), *trees)
+
+
+def concat(trees: Sequence[Tree]) -> Tree:
+    """Join stacks along axis 0."""
+    return trees[0] if len(trees) == 1 else map(lambda *parts: torch.cat(parts), *trees)
+
+
+def repeat(tree: Tree, times: int) -> Tree:
+    """Stack `times` independent copies of a tree."""
+    return map(lambda leaf: leaf.unsqueeze(0).repeat(times, *[1] * leaf.dim()), tree)
+
+
+def take(tree: Tree, rows: Tensor) -> Tree:
+    """Gather rows of a stack."""
+    return map(lambda leaf: leaf[rows], tree)
+
+
+def put(tree: Tree, rows: Tensor, values: Tree) -> Tree:
+    """Return the stack with some rows replaced."""
+    return map(lambda leaf, new: leaf.index_copy(0, rows, new), tree, values)
+
+
+def mean(tree: Tree, weight: Tensor) -> Tree:
+    """Average the rows of a stack with the given weights [row]."""
+    share = weight / weight.sum()
+    return map(lambda leaf: torch.tensordot(share.to(leaf.dtype), leaf, dims=1), tree)
+
+
+def split(params: Params, chosen: Callable[[str], bool]) -> tuple[Params, Params]:
+    """Part parameters by name into (chosen, rest); `{**chosen, **rest}` is the inverse."""
+    inside = {name: value for name, value in params.items() if chosen(name)}
+    outside = {name: value for name, value in params.items() if not chosen(name)}
+    return inside, outside
+
+
+# Facts and places.
+
+
+def nbytes(tree: Tree) -> int:
+    """Return what the leaves would weigh on a wire."""
+    return sum(leaf.numel() * leaf.element_size() for leaf in leaves(tree))
+
+
+def rows_where(test: Callable[[Tensor], Tensor], tree: Tree) -> Tensor | None:
+    """Say for each row of a stack whether any value passes a test; None for the tree of nothing."""
+    found = [test(leaf).reshape(leaf.shape[0], -1).any(1) for leaf in leaves(tree)]
+    return torch.stack(found).any(0) if found else None
+
+
+def to(tree: Tree, device: torch.device) -> Tree:
+    """Move every leaf to a device."""
+    return map(lambda leaf: leaf.to(device), tree)
