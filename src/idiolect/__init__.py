@@ -1,0 +1,63 @@
+"""
+Idiolect: personalised federated learning, one model per client, trained together.
+
+Names are imported when they are first used, so that `import idiolect` costs next to nothing.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from idiolect.api import Result as Result
+    from idiolect.api import federation as federation
+    from idiolect.api import fit as fit
+    from idiolect.experiment import load_experiment as load_experiment
+    from idiolect.experiment import run as run
+    from idiolect.method import Method as Method
+    from idiolect.methods import METHODS as METHODS
+    from idiolect.models import MODELS as MODELS
+    from idiolect.results import load_model as load_model
+    from idiolect.results import table as table
+
+    __version__: str
+
+_HOMES = {
+    "METHODS": "idiolect.methods",
+    "MODELS": "idiolect.models",
+    "Method": "idiolect.method",
+    "Result": "idiolect.api",
+    "federation": "idiolect.api",
+    "fit": "idiolect.api",
+    "load_experiment": "idiolect.experiment",
+    "load_model": "idiolect.results",
+    "run": "idiolect.experiment",
+    "table": "idiolect.results",
+}
+
+__all__ = [  # noqa: RUF022 - the order in which one meets them
+    "federation",
+    "fit",
+    "run",
+    "table",
+    "load_model",
+    "load_experiment",
+    "Method",
+    "METHODS",
+    "MODELS",
+    "Result",
+    "__version__",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib import metadata
+
+        return metadata.version("idiolect")
+    if name not in _HOMES:
+        raise AttributeError(f"module 'idiolect' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

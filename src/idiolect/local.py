@@ -7,7 +7,7 @@ padding alone leaves the carry as it was.
 """
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -32,19 +32,22 @@ class Batch(NamedTuple):
 
 
 class Pool(NamedTuple):
-    """Examples on the device, as they were stored; decoded only when a batch is taken."""
+    """Examples on the device; where they are stored as bytes, a batch is decoded when taken."""
 
     x: Tensor
     y: Tensor
-    shift: Tensor
-    inverse_scale: Tensor
+    shift: Tensor | None = None  # None: stored as the network takes them
+    inverse_scale: Tensor | None = None
 
     def take(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Return decoded examples and labels. Whole numbers wider than a byte are tokens."""
-        x = self.x[rows]
-        if x.dtype == torch.uint8 or x.is_floating_point():
-            x = (x.to(self.shift.dtype) - self.shift) * self.inverse_scale
-        return x, self.y[rows]
+        """Return decoded examples and labels."""
+        return self.decode(self.x[rows]), self.y[rows]
+
+    def decode(self, x: Tensor) -> Tensor:
+        """Turn stored examples into what the network takes."""
+        if self.shift is None or self.inverse_scale is None:
+            return x
+        return (x.to(self.shift.dtype) - self.shift) * self.inverse_scale
 
 
 class Request(NamedTuple):
@@ -82,6 +85,12 @@ class Network:
         self.params: Params = {
             name: value.detach().clone() for name, value in model.named_parameters()
         }
+        self.norms = frozenset(
+            f"{name}.{own}" if name else own
+            for name, layer in model.named_modules()
+            if isinstance(layer, nn.GroupNorm | nn.LayerNorm)
+            for own, _ in layer.named_parameters()
+        )
         # Two copies rather than one switched back and forth: `train()` is hidden state.
         self._modes = {mode: copy.deepcopy(model).train(mode) for mode in (False, True)}
 
@@ -133,6 +142,18 @@ class Local:
         logits = self.logits(params, batch.x, network=network)
         return losses.accuracy(logits, batch.y, batch.weight)
 
+    def gradient(self, loss: Loss, params: Params, batch: Batch) -> Params:
+        """Return the gradient of a batch loss at some parameters."""
+        if self._stacked:
+            slope: Params = grad(loss)(params, batch)
+            return slope
+        # Plain autograd is the same gradient with less overhead than the functional transform.
+        at = {name: value.detach().requires_grad_() for name, value in params.items()}
+        slopes = torch.autograd.grad(
+            loss(at, batch), list(at.values()), allow_unused=True, materialize_grads=True
+        )
+        return dict(zip(at, slopes, strict=True))
+
     def scan(
         self,
         step: Callable[[Any, Batch], Any],
@@ -169,7 +190,7 @@ class Local:
 
         def step(carry: Any, now: Batch) -> Any:
             params, memory = carry
-            return optimiser.step(params, grad(loss)(params, now), memory)
+            return optimiser.step(params, self.gradient(loss, params, now), memory)
 
         start = (params, optimiser.init(params))
         fitted: Params
@@ -214,6 +235,13 @@ class Local:
             self._calls = calls
             results.append(fn(*row))
         return tree.stack(results)
+
+    def numbers(self, values: Sequence[float]) -> Tensor:
+        """Make a tensor of constants on the client's device without copying from the host.
+
+        A copy cannot be captured in a CUDA graph; filling can.
+        """
+        return torch.stack([self.size.new_full((), value) for value in values])
 
     def _ask(self, stream: str, batch: int, epochs: int, steps: int, shuffled: bool) -> Plan:
         call = self._calls if shuffled else 0

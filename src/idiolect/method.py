@@ -31,6 +31,7 @@ class Setup(NamedTuple):
     auxiliary: Params  # initial parameters of the auxiliary network; `params` where there is none
     sizes: Tensor  # [client] number of training examples
     classes: int
+    norms: frozenset[str] = frozenset()  # names of the parameters of normalisation layers
 
     @property
     def clients(self) -> int:
@@ -66,6 +67,7 @@ class Method:
     title: ClassVar[str] = ""
     paper: ClassVar[str] = ""
     pooled: ClassVar[bool] = False  # trains on the union of all clients' data: a reference only
+    presets: ClassVar[dict[str, dict[str, Any]]] = {}  # named settings, such as the paper's
     tunes: ClassVar[bool] = False  # deploy trains, so curves of personal models cost a training
 
     batch: int = setting(32, "examples in a step", least=1)
@@ -126,7 +128,10 @@ class Method:
         return self.deploy(sent, personal, local)
 
     def models(self, sent: Sent, deployed: Tree) -> dict[str, Tree]:
-        """Name what can be scored by `predict`: `personal` always, `global` where there is one."""
+        """Name what `predict` can score: `personal`, and `global` where there is one.
+
+        `deployed` is () where only the global model is wanted.
+        """
         return {"personal": deployed, "global": sent.shared}
 
     def predict(self, model: Tree, x: Tensor, local: Local) -> Tensor:

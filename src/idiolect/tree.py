@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from idiolect.errors import CheckpointError
+from idiolect.errors import CheckpointError, ConfigError
 
 Tree = Any
 """A tensor, or a dict, tuple or NamedTuple of trees. `()` is the tree of nothing."""
@@ -158,6 +158,16 @@ def split(params: Params, chosen: Callable[[str], bool]) -> tuple[Params, Params
     inside = {name: value for name, value in params.items() if chosen(name)}
     outside = {name: value for name, value in params.items() if not chosen(name)}
     return inside, outside
+
+
+def split_layers(params: Params, last: int) -> tuple[Params, Params]:
+    """Part parameters into (base, head): the head is the last so many layers that have any."""
+    layers = list(dict.fromkeys(name.rpartition(".")[0] for name in params))
+    if last > len(layers):
+        raise ConfigError(f"{last} last layers asked for, but the network has {len(layers)}")
+    head = set(layers[len(layers) - last :])
+    top, base = split(params, lambda name: name.rpartition(".")[0] in head)
+    return base, top
 
 
 # Facts and places.

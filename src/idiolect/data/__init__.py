@@ -1,18 +1,21 @@
 """Data: pools of examples, and how they are divided among clients."""
 
 from idiolect.data.dataset import Dataset, normalised
-from idiolect.data.embedded import load_embedded
 from idiolect.data.federate import federate
 from idiolect.data.federation import Exam, Federation, Lessons
+from idiolect.data.own import read
 from idiolect.data.partition import PARTITIONS
+from idiolect.data.sources import SOURCES, load
 
 __all__ = [
     "PARTITIONS",
+    "SOURCES",
     "Dataset",
     "Exam",
     "Federation",
     "Lessons",
     "federate",
-    "load_embedded",
+    "load",
     "normalised",
+    "read",
 ]

@@ -49,8 +49,14 @@ def cached(root: Path, key: str, write: Callable[[Path], Dataset]) -> Dataset:
     """
     folder = root / key
     if not (folder / "meta.json").exists():
-        root.mkdir(parents=True, exist_ok=True)
-        unfinished = Path(tempfile.mkdtemp(prefix=f".{key}-", dir=root))
+        try:
+            root.mkdir(parents=True, exist_ok=True)
+            unfinished = Path(tempfile.mkdtemp(prefix=f".{key}-", dir=root))
+        except OSError as error:
+            raise DataError(
+                f"the cache {root} cannot be written ({error}); set IDIOLECT_CACHE to a folder "
+                "that can"
+            ) from error
         try:
             _save(unfinished, write(unfinished))
             try:

@@ -148,8 +148,8 @@ def normalised(dataset: Dataset, how: str) -> Dataset:
         shift, scale = default_decoding(dataset.x)
     else:
         mean, deviation = _statistics(dataset, per_channel=how == "channel")
-        # A pixel or column that never varies has deviation 0. pFedMe adds 0.001 to pixels in
-        # [0, 1]; here they reach 255. A constant channel or feature is only centred.
+        # A pixel or column that never varies has deviation 0. Pixels get a floor of 0.001 of their
+        # range (pFedMe's script adds a bare 0.001); a constant channel or feature is only centred.
         if how == "pixel":
             deviation = deviation + 0.001 * (255.0 if dataset.x.dtype == np.uint8 else 1.0)
         else:

@@ -40,6 +40,8 @@ def federate(
     others, for validation. A client below min_size is an error, or is left out if `drop`.
     """
     known = _check(partition, options)
+    if seed < 0:
+        raise ConfigError(f"seed is {seed}; expected 0 or more")
     if "min_size" in known:
         options["min_size"] = min_size
     source = pool or DEFAULT_POOL[partition]
@@ -98,8 +100,8 @@ def _without_small(
     if not drop:
         raise DataError(
             f"{names[small[0]]} has {len(held[small[0]])} rows ({len(small)} of {len(held)} "
-            f"clients are below min_size={max(min_size, 1)}); use fewer clients, a lower min_size, or "
-            "drop=True to leave them out"
+            f"clients are below min_size={max(min_size, 1)}); use fewer clients, a lower min_size, "
+            "or drop=True to leave them out"
         )
     kept = sorted(set(range(len(held))) - set(small))
     if not kept:

@@ -8,7 +8,6 @@ import os
 import re
 import urllib.error
 import urllib.request
-from email.message import Message
 from pathlib import Path
 from typing import IO, Any
 
@@ -30,7 +29,7 @@ class _RememberDigest(urllib.request.HTTPRedirectHandler):
         fp: IO[bytes],
         code: int,
         msg: str,
-        headers: Message,
+        headers: http.client.HTTPMessage,
         newurl: str,
     ) -> urllib.request.Request | None:
         """Note the digest, then follow."""
@@ -101,6 +100,12 @@ def _fetch(url: str, part: Path) -> tuple[str, int | None]:
         error.close()
         part.unlink()
         return _fetch(url, part)
+    stated = memory.stated or _digest_in(response.headers)
+    if have and not stated:
+        # Without a digest nobody would notice that the file has changed since the first half.
+        response.close()
+        part.unlink()
+        return _fetch(url, part)
     with response:
         if response.status != 206:
             have = 0
@@ -108,7 +113,7 @@ def _fetch(url: str, part: Path) -> tuple[str, int | None]:
         expected = None if length is None else have + int(length)
         with part.open("ab" if have else "wb") as file:
             _copy(response, file, url.rsplit("/", 1)[-1], have, expected)
-        return memory.stated or _digest_in(response.headers), expected
+        return stated, expected
 
 
 def _copy(response: Any, file: IO[bytes], label: str, have: int, expected: int | None) -> None:
@@ -129,8 +134,8 @@ def _copy(response: Any, file: IO[bytes], label: str, have: int, expected: int |
             progress.advance(task, len(block))
 
 
-def _digest_in(headers: Message) -> str:
-    """Take a sha256 from X-Linked-Etag or ETag; other tags (64 hex digits they are not) say nothing."""
+def _digest_in(headers: http.client.HTTPMessage) -> str:
+    """Take a sha256 from X-Linked-Etag or ETag; a tag of any other form says nothing."""
     for name in ("X-Linked-Etag", "ETag"):
         tag = (headers.get(name) or "").removeprefix("W/").strip('"').lower()
         if re.fullmatch("[0-9a-f]{64}", tag):

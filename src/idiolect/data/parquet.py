@@ -88,7 +88,7 @@ def decode_images(paths: Sequence[Path], column: str, out: AnyArray) -> None:
     """
     workers = min(8, os.cpu_count() or 1)
     with ThreadPoolExecutor(workers) as pool:
-        for _ in pool.map(lambda work: _decode_batch(*work, out), _batches(paths, column)):
+        for _ in pool.map(lambda batch: _decode_batch(batch, out), _batches(paths, column)):
             pass
 
 
@@ -101,7 +101,8 @@ def _batches(paths: Sequence[Path], column: str) -> Iterator[tuple[Any, Path, in
             start += len(batch)
 
 
-def _decode_batch(images: Any, path: Path, row: int, start: int, out: AnyArray) -> None:
+def _decode_batch(batch: tuple[Any, Path, int, int], out: AnyArray) -> None:
+    images, path, row, start = batch
     for offset, encoded in enumerate(_encoded(images, path, row)):
         pixels = picture(encoded, f"{path} row {row + offset}")
         if pixels.shape != out.shape[1:]:

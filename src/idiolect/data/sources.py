@@ -31,7 +31,7 @@ from idiolect.errors import ConfigError, DataError
 
 @dataclass(frozen=True)
 class Source:
-    """One named dataset: its folders in a data directory, and its files on the hub if it has any."""
+    """One named dataset: its folders in a data directory, and its files on the hub, if any."""
 
     about: str
     folders: dict[str, str]  # folder name -> the sentence of provenance, tried in this order
@@ -89,8 +89,8 @@ SOURCES: dict[str, Source] = {
     "tiny_imagenet32_public": Source(
         "5,000 Tiny ImageNet photographs at 32x32, a public set; from a data directory only",
         {
-            "tiny_imagenet32_public": "Tiny ImageNet training images, 25 per class, halved to 32x32; "
-            "stand-in for a CIFAR-100 public set (ImageNet terms: research use)."
+            "tiny_imagenet32_public": "Tiny ImageNet training images, 25 per class, halved to "
+            "32x32; stand-in for a CIFAR-100 public set (ImageNet terms: research use)."
         },
     ),
     "office_caltech10": Source(
@@ -127,7 +127,8 @@ def load(
     wrong = sorted(set(options) - known)
     if wrong:
         raise ConfigError(
-            f"dataset '{name}' has no option '{wrong[0]}'; it has {', '.join(sorted(known)) or 'none'}"
+            f"dataset '{name}' has no option '{wrong[0]}'; it has "
+            f"{', '.join(sorted(known)) or 'none'}"
         )
     if source.text:
         raise DataError(
@@ -149,7 +150,7 @@ def _from_files(
         if not base.is_dir():
             raise DataError(f"the data directory {base} does not exist; correct it or leave it out")
         for folder, provenance in source.folders.items():
-            files = sorted((base / folder).rglob("*.parquet"))
+            files = sorted((base / folder).rglob("*.parquet"), key=_train_first)
             if files:
                 stated = _manifest(base)
                 keys = [stated.get(file.relative_to(base).as_posix(), "") for file in files]
@@ -158,6 +159,11 @@ def _from_files(
     files, digests = _from_hub(name, source, root, download, where)
     provenance = next(iter(source.folders.values()))
     return _decoded(name, source, files, digests, [""] * len(files), root, provenance)
+
+
+def _train_first(file: Path) -> tuple[bool, str]:
+    """Order files so that row numbers of the training file are row numbers of the dataset."""
+    return file.name.startswith("test"), file.as_posix()
 
 
 def _manifest(base: Path) -> dict[str, str]:

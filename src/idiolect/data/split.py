@@ -16,9 +16,9 @@ Parts = tuple[tuple[Rows, ...], tuple[Rows, ...], tuple[Rows, ...]]
 def sizes(total: int, ratios: Sequence[float]) -> tuple[int, int, int]:
     """Exact sizes of train, val and test for this many rows.
 
-    Test rounds up, as in the splits PersFL was run with (of its ten DS-3 test sizes, the largest
-    remainder misses 415 of 2071), but never takes a client's only row; train and val share the rest by
-    the largest remainder, train first.
+    Test rounds up, as in the splits PersFL was run with (its DS-3 has a test size of 415 for 2071
+    rows, which the largest remainder misses), but never takes a client's only row; train and val
+    share the rest by the largest remainder, train first.
     """
     train, val, test = ratios
     # A product such as 0.2 * 15 may exceed its true value in the last bit: no row may follow it.

@@ -28,8 +28,8 @@ def synthetic(
     positive(clients=clients, features=features, classes=classes)
     if alpha < 0 or beta < 0 or (max_size is not None and max_size < 1):
         raise ConfigError(
-            f"alpha={alpha}, beta={beta}, max_size={max_size}: expected deviations of 0 or more and "
-            "a max_size of 1 or more"
+            f"alpha={alpha}, beta={beta}, max_size={max_size}: expected deviations of 0 or more "
+            "and a max_size of 1 or more"
         )
     draws = np.random.RandomState(seed)
     sizes = (draws.lognormal(4, 2, clients).astype(np.int64) + 50) * 5

@@ -1,11 +1,21 @@
 """Every method by name. A method joins the laws, the command line and the docs by being listed."""
 
 from idiolect.method import Method
+from idiolect.methods.apfl import APFL
 from idiolect.methods.centralised import Centralised
+from idiolect.methods.ditto import Ditto
 from idiolect.methods.fedavg import FedAvg
+from idiolect.methods.fedbn import FedBN
+from idiolect.methods.fedper import FedPer
 from idiolect.methods.fedprox import FedProx
+from idiolect.methods.fedrep import FedRep
 from idiolect.methods.finetuned import FedAvgFT
+from idiolect.methods.fml import FML
 from idiolect.methods.local import LocalOnly
+from idiolect.methods.perfedavg import PerFedAvg
+from idiolect.methods.persfl import PersFL
+from idiolect.methods.pfedme import PFedMe
+from idiolect.methods.pfml import PFML
 
 METHODS: dict[str, type[Method]] = {
     "local": LocalOnly,
@@ -13,6 +23,33 @@ METHODS: dict[str, type[Method]] = {
     "fedavg": FedAvg,
     "fedprox": FedProx,
     "fedavg-ft": FedAvgFT,
+    "persfl": PersFL,
+    "fedper": FedPer,
+    "fedrep": FedRep,
+    "fedbn": FedBN,
+    "pfedme": PFedMe,
+    "per-fedavg": PerFedAvg,
+    "pfml": PFML,
+    "fml": FML,
+    "ditto": Ditto,
+    "apfl": APFL,
 }
 
-__all__ = ["METHODS", "Centralised", "FedAvg", "FedAvgFT", "FedProx", "LocalOnly"]
+__all__ = [
+    "APFL",
+    "FML",
+    "METHODS",
+    "PFML",
+    "Centralised",
+    "Ditto",
+    "FedAvg",
+    "FedAvgFT",
+    "FedBN",
+    "FedPer",
+    "FedProx",
+    "FedRep",
+    "LocalOnly",
+    "PFedMe",
+    "PerFedAvg",
+    "PersFL",
+]

@@ -1,6 +1,10 @@
 """The clients of one architecture over all runs, trained in blocks."""
 
+import copy
+import platform
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -45,13 +49,16 @@ class Crew:
         exam_pools: Mapping[str, Pool],
         device: torch.device,
         span: int | None,
+        hands: int,
         cache: Path | None,
     ) -> None:
+        """Blocks are `span` clients wide (None: measured); single clients go to `hands` threads."""
         self.clients = clients
         self.store = store
         self.widths: dict[str, int] = {}
         self._place = {int(client): place for place, client in enumerate(clients)}
-        self._networks = networks
+        # functional_call swaps a module's parameters while it runs, so each thread has its own.
+        self._networks = [networks] + [copy.deepcopy(networks) for _ in range(hands - 1)]
         self._pools = pools
         self._exam_pools = exam_pools
         self._device = device
@@ -78,7 +85,7 @@ class Crew:
         self, kind: str, fn: ClientFunction, calls: Sequence[Call], round: int
     ) -> tuple[list[Seat], Tree]:
         """Run fn for every called client of this architecture; return who, and the results."""
-        shift = RunShift(self, calls, round, self._device)
+        shift = Shift(self, calls, round, self._device)
         if not shift.seats:
             return [], ()
         span = self._choose(kind, fn, shift)
@@ -91,21 +98,45 @@ class Crew:
                 self._forget(kind)
                 span = self.widths[kind] = -(-span // 2)
 
-    def _blocks(self, kind: str, fn: ClientFunction, shift: "RunShift", span: int) -> Tree:
-        results = []
-        for number, first in enumerate(range(0, len(shift.seats), span)):
-            desk = self._desks.setdefault((kind, number), self._desk(fn, stacked=span > 1))
-            results.append(shift.run(desk, first, first + span))
-        return tree.concat(results)
+    def _blocks(self, kind: str, fn: ClientFunction, shift: "Shift", span: int) -> Tree:
+        firsts = range(0, len(shift.seats), span)
+        desks = [
+            self._desks.setdefault((kind, number), self._desk(fn, span, number))
+            for number in range(len(firsts))
+        ]
+        if span == 1:
+            return self._spread(desks, shift)
+        return tree.concat(
+            [shift.run(desk, at, at + span) for desk, at in zip(desks, firsts, strict=True)]
+        )
 
-    def _desk(self, fn: ClientFunction, stacked: bool, limit: int | None = None) -> Desk:
+    def _spread(self, desks: Sequence[Desk], shift: "Shift") -> Tree:
+        """Run single clients, dealt out to the hands in turn, one core each."""
+        hands = len(self._networks)
+
+        def work(hand: int) -> list[Tree]:
+            if hands > 1:
+                torch.set_num_threads(1)
+            return [shift.run(desks[n], n, n + 1) for n in range(hand, len(desks), hands)]
+
+        if hands == 1:
+            return tree.concat(work(0))
+        threads = torch.get_num_threads()
+        try:
+            with ThreadPoolExecutor(hands) as pool:
+                done = list(pool.map(work, range(hands)))
+        finally:
+            torch.set_num_threads(threads)
+        return tree.concat([done[n % hands][n // hands] for n in range(len(desks))])
+
+    def _desk(self, fn: ClientFunction, span: int, number: int, limit: int | None = None) -> Desk:
         return Desk(
             fn,
-            self._networks,
+            self._networks[number % len(self._networks)],
             self._pools,
             self._exam_pools,
             self._device,
-            stacked=stacked,
+            stacked=span > 1,
             limit=limit,
         )
 
@@ -113,25 +144,32 @@ class Crew:
         self._desks = {key: desk for key, desk in self._desks.items() if key[0] != kind}
         torch.cuda.empty_cache()
 
-    def _choose(self, kind: str, fn: ClientFunction, shift: "RunShift") -> int:
+    def _choose(self, kind: str, fn: ClientFunction, shift: "Shift") -> int:
         """Return the block width: as told, all on a GPU, or measured once per kind of work."""
         if self._span is not None:
             return self._span
+        most = len(shift.seats)
         if kind not in self.widths:
-            most = len(shift.seats)
             if self._device.type == "cuda" or most == 1:
                 self.widths[kind] = most
             else:
-                self.widths[kind] = width.choose(
-                    lambda w: shift.run(self._desk(fn, w > 1, width.TRIAL_STEPS), 0, w),
-                    most,
-                    f"{kind} {most} {torch.get_num_threads()} {torch.__version__} {shift.form()}",
-                    self._cache,
-                )
+                about = f"{torch.get_num_threads()} {torch.__version__} {platform.machine()}"
+                key = f"{kind} {most} {shift.form()} {about}"
+                trial = partial(self._trial, fn, shift)
+                self.widths[kind] = width.choose(trial, most, key, self._cache)
         return self.widths[kind]
 
+    def _trial(self, fn: ClientFunction, shift: "Shift", span: int) -> int:
+        """Run a short piece of a block of the given width; return how many clients took part."""
+        if span > 1:
+            shift.run(self._desk(fn, span, 0, width.TRIAL_STEPS), 0, span)
+            return span
+        count = min(len(self._networks), len(shift.seats))
+        self._spread([self._desk(fn, 1, n, width.TRIAL_STEPS) for n in range(count)], shift)
+        return count
 
-class RunShift:
+
+class Shift:
     """The seats of one call of a crew, longest first so that little is padded in a block."""
 
     def __init__(

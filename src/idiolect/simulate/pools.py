@@ -11,6 +11,7 @@ from idiolect.errors import DataError
 from idiolect.local import Pool
 from idiolect.simulate.plans import Member
 
+_DECODED_BYTES = 1 << 30  # on a CPU decoding every batch costs more than holding floats
 
 class Library:
     """The pools of several runs, and each run's clients as members that point into them.
@@ -61,12 +62,13 @@ def _joined(datasets: Sequence[Dataset], device: torch.device) -> tuple[Pool, li
     place = {id(dataset): int(start) for dataset, start in zip(distinct, starts, strict=False)}
     x = first.x if len(distinct) == 1 else np.concatenate([dataset.x for dataset in distinct])
     y = first.y if len(distinct) == 1 else np.concatenate([dataset.y for dataset in distinct])
-    pool = Pool(
-        _tensor(x, device),
-        _tensor(y, device),
-        torch.from_numpy(np.array(first.shift, np.float32)).to(device),
-        torch.from_numpy(1 / np.array(first.scale, np.float32)).to(device),
-    )
+    pool = Pool(_tensor(x, device), _tensor(y, device))
+    if x.dtype == np.uint8 or np.issubdtype(x.dtype, np.floating):  # other whole numbers are tokens
+        shift = torch.from_numpy(np.array(first.shift, np.float32)).to(device)
+        inverse_scale = torch.from_numpy(1 / np.array(first.scale, np.float32)).to(device)
+        pool = pool._replace(shift=shift, inverse_scale=inverse_scale)
+        if device.type == "cpu" and x.size * 4 <= _DECODED_BYTES:
+            pool = Pool(pool.decode(pool.x), pool.y)
     return pool, [place[id(dataset)] for dataset in datasets]
 
 

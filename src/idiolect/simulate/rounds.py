@@ -122,6 +122,7 @@ class Simulation:
                     self._library.exam_pools,
                     self._device,
                     1 if one_by_one else backend.width,
+                    1 if backend.kind == "sequential" else _hands(self._device),
                     backend.cache,
                 )
             )
@@ -292,6 +293,11 @@ def _scores(logits: torch.Tensor, batch: Batch) -> dict[str, torch.Tensor]:
     }
 
 
+def _hands(device: torch.device) -> int:
+    """Return over how many threads single clients are spread."""
+    return torch.get_num_threads() if device.type == "cpu" else 1
+
+
 def _eligible(lessons: Lessons) -> np.ndarray:
     """Return the clients that have something to train on: the others cannot change anything."""
     able = np.array([n for n, rows in enumerate(lessons.train) if len(rows)])
@@ -320,6 +326,7 @@ def _setup(networks: Mapping[str, Network], lessons: Lessons, device: torch.devi
         tree.to(networks["auxiliary"].params, device),
         sizes,
         len(lessons.dataset.classes),
+        networks["main"].norms,
     )
 
 

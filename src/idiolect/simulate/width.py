@@ -12,34 +12,35 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 TRIAL_STEPS = 3
 _WIDTHS = (1, 4, 16, 64, 256)
+_REPEATS = 5
+_HOPELESS = 3.0  # times slower than the best so far: not tried again
 
 
-def choose(trial: Callable[[int], Any], most: int, key: str, cache: Path | None) -> int:
-    """Return the width with the least time per client; `trial(width)` runs a short block."""
+def choose(trial: Callable[[int], int], most: int, key: str, cache: Path | None) -> int:
+    """Return the width with the least time per client; `trial(width)` says how many it ran."""
     known = _read(cache)
     digest = hashlib.sha256(key.encode()).hexdigest()[:24]
     if digest in known:
         return min(known[digest], most)
-    best, best_seconds = 1, float("inf")
-    for width in sorted({min(width, most) for width in (*_WIDTHS, most)}):
-        trial(width)
-        seconds = min(_seconds(trial, width) for _ in range(2)) / width
-        if seconds > 2 * best_seconds:
-            break
-        if seconds < best_seconds:
-            best, best_seconds = width, seconds
+    # Interleaved and repeated, each width's best counts: other work on the machine disturbs all.
+    seconds = {min(width, most): float("inf") for width in (*_WIDTHS, most)}
+    for _ in range(_REPEATS):
+        for width in list(seconds):
+            seconds[width] = min(seconds[width], _seconds_per_client(trial, width))
+            if seconds[width] > _HOPELESS * min(seconds.values()):
+                del seconds[width]
+    best = min(seconds, key=lambda width: seconds[width])
     _write(cache, {**_read(cache), digest: best})
     return best
 
 
-def _seconds(trial: Callable[[int], Any], width: int) -> float:
+def _seconds_per_client(trial: Callable[[int], int], width: int) -> float:
     start = time.perf_counter()
-    trial(width)
-    return time.perf_counter() - start
+    clients = trial(width)
+    return (time.perf_counter() - start) / clients
 
 
 def _read(cache: Path | None) -> dict[str, int]:

@@ -107,7 +107,10 @@ def classes(
     rows = deal.candidates(labels, rows)
     deal.positive(clients=clients, classes_per_client=classes_per_client, least=least)
     available = deal.class_sizes(labels, rows)
-    held = holders(len(available), clients, classes_per_client, scheme, seed)
+    # A class nobody has is passed over: the scheme counts the classes that have rows.
+    present = np.flatnonzero(available)
+    held = np.zeros((clients, len(available)), np.int64)
+    held[:, present] = holders(len(present), clients, classes_per_client, scheme, seed)
     counts = divide(available, held, sizes, sigma, least, seed)
     return deal.deal(labels, rows, counts, seed)
 

@@ -74,10 +74,10 @@ def halved_counts(available: Rows, generator_seed: int) -> Rows:
     so the sizes stand, every image is used once, and the labels are (2u, 2u + 1) % 10.
     """
     width = len(available)
-    if width % 2 or int(available.min()) < 6:
+    if width != 10 or int(available.min()) < 6:
         raise DataError(
-            f"this generator needs an even number of classes with 6 rows or more each; there are "
-            f"{width} classes and the smallest has {int(available.min())} rows"
+            f"this generator halves ten classes for ten clients; there are {width} classes, the "
+            f"smallest of {int(available.min())} rows: expected 10, of 6 rows or more"
         )
     draws = np.random.RandomState(generator_seed)
     first = np.array([draws.randint(n // 3, n // 2) for n in available])

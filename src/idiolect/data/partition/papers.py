@@ -29,9 +29,10 @@ def persfl_ds1(
     """
     rows = deal.candidates(labels, rows)
     deal.positive(clients=clients, classes_per_client=classes_per_client, imbalance=imbalance)
-    available = deal.class_sizes(labels, rows)
-    width = len(available)
-    if clients % width or classes_per_client > width:
+    everything = deal.class_sizes(labels, rows)
+    present = np.flatnonzero(everything)  # a class nobody has is passed over
+    available, width = everything[present], len(present)
+    if not width or clients % width or classes_per_client > width:
         raise DataError(
             f"persfl-ds1 has {clients} clients with {classes_per_client} of {width} classes; it "
             f"needs a multiple of {width} clients and at most {width} classes per client"
@@ -47,11 +48,11 @@ def persfl_ds1(
         )
     sizes = deal.apportion(total, imbalance ** np.arange(classes_per_client, dtype=float))
     rng = random_numbers(seed, 0)
-    counts = np.zeros((clients, width), np.int64)
+    counts = np.zeros((clients, len(everything)), np.int64)
     for group in range(groups):
         name, seat = rng.permutation(width), rng.permutation(width)
         step = rng.permutation(width)[:classes_per_client]
-        held = name[(seat[:, None] + step[None, :]) % width]
+        held = present[name[(seat[:, None] + step[None, :]) % width]]
         counts[group * width + np.arange(width)[:, None], held] = sizes
     return deal.deal(labels, rows, counts, seed)
 

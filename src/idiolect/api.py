@@ -1,0 +1,153 @@
+"""The library in a few lines of Python: load a federation, fit a method, read the results."""
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from idiolect.data import SOURCES, Federation, federate, load, normalised, read
+from idiolect.data.cache import cache_root
+from idiolect.errors import ConfigError
+from idiolect.method import Method
+from idiolect.methods import METHODS
+from idiolect.models import MODELS
+from idiolect.results import document, tables
+from idiolect.results.models import Deployed, fill, named_stacks, one_client
+from idiolect.results.outcome import Outcome
+from idiolect.results.statistics import mean
+from idiolect.runner.job import Evaluate, Job
+from idiolect.runner.train import train
+from idiolect.runner.watch import Watch
+from idiolect.simulate.backend import Backend
+from idiolect.simulate.rounds import Architecture, Build
+
+Model = str | nn.Module | Callable[..., nn.Module]
+
+
+def federation(
+    source: str | Path = "embedded",
+    partition: str | None = None,
+    seed: int = 0,
+    *,
+    split: Sequence[float] | str = (0.6, 0.2, 0.2),
+    normalise: str | None = None,
+    data_dir: str | Path | None = None,
+    options: Mapping[str, Any] | None = None,
+    **partition_options: Any,
+) -> Federation:
+    """Load a named dataset or own data and divide it; by its own clients where it has them."""
+    if str(source) in SOURCES:
+        dataset = load(str(source), data_dir, **(options or {}))
+    else:
+        dataset = read(source, **(options or {}))
+    if normalise is not None:
+        dataset = normalised(dataset, normalise)
+    own = "iid" if dataset.clients is None else "natural"
+    return federate(dataset, partition or own, seed, split, **partition_options)
+
+
+@dataclass(frozen=True, eq=False)
+class Result:
+    """A method fitted to one federation, and scored on its test data."""
+
+    outcome: Outcome
+    deployed: Deployed
+    builds: Sequence[Build]
+
+    @property
+    def mean(self) -> float:
+        """Mean test accuracy of the clients' own models, each client alike."""
+        return mean(self.accuracy)
+
+    @property
+    def accuracy(self) -> np.ndarray:
+        """Test accuracy of each client's own model."""
+        scores: np.ndarray = self.outcome.final[f"{self.outcome.headline}/accuracy"][0]
+        return scores
+
+    def table(self) -> list[dict[str, Any]]:
+        """Give a row per client and model; `pandas.DataFrame(result.table())` works."""
+        return tables.table(document.document({}, [self.outcome], complete=True))
+
+    def curve(self, model: str = "global", metric: str = "accuracy") -> dict[int, float]:
+        """Give the validation curve: round -> mean over clients."""
+        values = self.outcome.curves[f"val/{model}/{metric}"]
+        return {round: mean(values[place, 0]) for place, round in enumerate(self.outcome.evaluated)}
+
+    def model(self, client: int) -> nn.Module:
+        """Return a client's own model, ready to predict."""
+        places = [clients.tolist() for clients, _ in self.deployed]
+        leaves = one_client(named_stacks(self.deployed), places, client)
+        build = next(b for b, own in zip(self.builds, places, strict=True) if client in own)
+        return fill(build(), leaves)
+
+
+def fit(
+    method: str | Method,
+    federation: Federation,
+    model: Model = "dnn",
+    *,
+    rounds: int = 50,
+    seed: int = 0,
+    cohort: int | None = None,
+    auxiliary: Model | None = None,
+    device: str = "auto",
+    backend: str = "vectorised",
+    every: int = 1,
+    watch: Watch | None = None,
+    **settings: Any,
+) -> Result:
+    """Train a method on a federation; further arguments are the method's settings."""
+    chosen = _method(method, settings)
+    second = None if auxiliary is None else _build(auxiliary, federation)
+    architecture = Architecture(_build(model, federation), second)
+    name = method if isinstance(method, str) else type(method).__name__
+    job = Job(
+        label=chosen.title or name,
+        name=name,
+        method=chosen,
+        seeds=(seed,),
+        federations=(federation,),
+        architectures={"model": architecture},
+        rounds=rounds,
+        cohort=cohort,
+        backend=Backend(backend, device, cache=cache_root(None) / "widths.json"),
+        evaluate=Evaluate(every=every),
+    )
+    trained = train(job, watch=watch)
+    return Result(trained.outcome, trained.deployed[0], [architecture.main])
+
+
+def _method(method: str | Method, settings: Mapping[str, Any]) -> Method:
+    if isinstance(method, Method):
+        if settings:
+            raise ConfigError(
+                f"{next(iter(settings))!r} was given beside a method that is already made; set it "
+                f"there: {type(method).__name__}({next(iter(settings))}=...)"
+            )
+        return method
+    if method not in METHODS:
+        raise ConfigError(f"unknown method {method!r}; expected one of {', '.join(METHODS)}")
+    known = inspect.signature(METHODS[method]).parameters
+    for name in settings:
+        if name not in known:
+            raise ConfigError(f"{method} has no setting {name!r}; it has {', '.join(known)}")
+    return METHODS[method](**settings)
+
+
+def _build(model: Model, federation: Federation) -> Build:
+    """Bind a network to the data: by name, a module as it is, or a factory of (shape, classes)."""
+    if isinstance(model, nn.Module):
+        return lambda: model
+    shape, classes = tuple(federation.dataset.x.shape[1:]), len(federation.dataset.classes)
+    if isinstance(model, str):
+        if model not in MODELS:
+            raise ConfigError(f"unknown model {model!r}; expected one of {', '.join(MODELS)}")
+        return functools.partial(MODELS[model], shape, classes)
+    needed = [p for p in inspect.signature(model).parameters.values() if p.default is p.empty]
+    return functools.partial(model, shape, classes) if needed else model

@@ -1,0 +1,44 @@
+"""The command line: parse, call, print."""
+
+from typing import Annotated
+
+import typer
+
+from idiolect.cli import data, methods, running
+
+app = typer.Typer(
+    name="idiolect",
+    help="Personalised federated learning: one model per client, trained together.",
+    no_args_is_help=True,
+    rich_markup_mode=None,  # plain text, so that errors stay on one line
+    pretty_exceptions_enable=False,
+    add_completion=True,
+)
+app.command()(running.demo)
+app.command()(running.run)
+app.command()(running.show)
+app.command(name="methods")(methods.list_methods)
+app.add_typer(data.app, name="data")
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from importlib import metadata
+
+        print(f"idiolect {metadata.version('idiolect')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_version, is_eager=True, help="Print the version."),
+    ] = False,
+) -> None:
+    """Personalised federated learning: one model per client, trained together."""
+
+
+def main() -> None:
+    """Run the command line."""
+    app()

@@ -1,0 +1,122 @@
+"""The commands about data: list, prepare, inspect."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from idiolect.cli.guard import guarded
+
+app = typer.Typer(
+    help="List, prepare and look at data.", no_args_is_help=True, rich_markup_mode=None
+)
+
+_JSON = typer.Option("--json", help="Print JSON.")
+_DATA = typer.Option("--data-dir", help="Folder with datasets; else IDIOLECT_DATA.")
+
+
+@app.command(name="list")
+@guarded
+def list_data(json: Annotated[bool, _JSON] = False) -> None:
+    """List the datasets and the ways to divide them."""
+    from idiolect.cli.screen import console, print_json
+    from idiolect.data import PARTITIONS, SOURCES
+    from idiolect.data.partition import describe
+
+    sources = {name: source.about for name, source in SOURCES.items()}
+    partitions = {name: describe(name) for name in PARTITIONS}
+    if json:
+        print_json({"sources": sources, "partitions": partitions})
+        return
+    screen = console()
+    screen.print(_pairs("source", sources))
+    screen.print(_pairs("partition", partitions))
+    screen.print("A path to your own .csv, .parquet, .npz or folder of images is a source too.")
+
+
+@app.command()
+@guarded
+def prepare(
+    names: Annotated[list[str], typer.Argument(help="Datasets to fetch and decode.")],
+    data_dir: Annotated[Path | None, _DATA] = None,
+) -> None:
+    """Fetch and decode datasets now, so that runs start at once, and without a network."""
+    from idiolect.data import load
+
+    for name in names:
+        dataset = load(name, data_dir)
+        shape = "x".join(map(str, dataset.x.shape[1:]))
+        print(f"{name}: {len(dataset):,} examples of {shape}, {len(dataset.classes)} classes")
+        print(f"  {dataset.provenance}")
+
+
+@app.command()
+@guarded
+def inspect(
+    target: Annotated[str, typer.Argument(help="An experiment file, a dataset, or own data.")],
+    partition: Annotated[str | None, typer.Option(help="How to divide it.")] = None,
+    seed: Annotated[int | None, typer.Option(help="The seed; the first of the file.")] = None,
+    part: Annotated[str, typer.Option(help="Count all, train, val or test rows.")] = "all",
+    set: Annotated[
+        list[str] | None, typer.Option("--set", help="As in run: data.partition.clients=20.")
+    ] = None,
+    data_dir: Annotated[Path | None, _DATA] = None,
+    json: Annotated[bool, _JSON] = False,
+    svg: Annotated[Path | None, typer.Option(help="Also write the picture to a file.")] = None,
+) -> None:
+    """Draw who holds how many examples of which class."""
+    from idiolect.checkpoint import write_whole
+    from idiolect.cli.picture import as_svg, print_picture
+    from idiolect.cli.screen import console, print_json
+    from idiolect.experiment import federations, load_experiment, parse_experiment
+    from idiolect.experiment.toml import dumps
+
+    overrides = list(set or ())
+    if partition is not None:
+        overrides.append(f"data.partition.name={partition}")
+    if seed is not None:
+        overrides.append(f"seeds=[{seed}]")
+    if target.endswith(".toml"):
+        experiment = load_experiment(target, overrides)
+    else:
+        raw = {"name": "inspect", "data": {"source": target}, "methods": [{"name": "local"}]}
+        experiment = parse_experiment(dumps(raw), overrides, "inspect")
+    federation = federations(experiment, data_dir)[0]
+    counts = federation.counts(part)
+    if svg is not None:
+        write_whole(svg, as_svg(federation, counts).encode())
+    if json:
+        print_json(_described(federation, counts))
+        return
+    print_picture(console(), federation, counts)
+
+
+def _described(federation: Any, counts: Any) -> dict[str, Any]:
+    return {
+        "description": federation.description,
+        "provenance": federation.dataset.provenance,
+        "classes": list(federation.dataset.classes),
+        "clients": [
+            {
+                "client": name,
+                "train": len(federation.train[place]),
+                "val": len(federation.val[place]),
+                "test": len(federation.test[place]),
+                "counts": counts[place].tolist(),
+            }
+            for place, name in enumerate(federation.names)
+        ],
+        "warnings": federation.warnings(),
+    }
+
+
+def _pairs(head: str, pairs: dict[str, str]) -> Any:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD)
+    table.add_column(head)
+    table.add_column("what it is")
+    for name, about in pairs.items():
+        table.add_row(name, about)
+    return table

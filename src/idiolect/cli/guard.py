@@ -1,0 +1,63 @@
+"""Turn what went wrong into one line and an exit status; a traceback only for our own mistakes."""
+
+import functools
+import os
+import sys
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+import typer
+
+from idiolect.errors import IdiolectError
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+INTERRUPTED = 130  # what shells give for Ctrl-C
+
+
+def guarded(command: Callable[P, T]) -> Callable[P, T]:
+    """Wrap a command so that a user's mistake ends in one line; IDIOLECT_DEBUG=1 shows it all."""
+
+    @functools.wraps(command)
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return command(*args, **kwargs)
+        except IdiolectError as error:
+            if debugging():
+                raise
+            complain(str(error))
+            raise typer.Exit(error.code) from None
+        except KeyboardInterrupt:
+            if debugging():
+                raise
+            complain("interrupted")
+            raise typer.Exit(INTERRUPTED) from None
+        except BrokenPipeError:
+            # The reader, say `head`, has seen enough. Python would complain again at exit.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(0) from None
+        except (OSError, MemoryError) as error:
+            if debugging():
+                raise
+            complain(_of_the_system(error))
+            raise typer.Exit(1) from None
+
+    return wrapped
+
+
+def complain(text: str) -> None:
+    """Say what went wrong, on one line of standard error."""
+    print("error: " + " ".join(text.split()), file=sys.stderr)
+
+
+def debugging() -> bool:
+    """Tell whether the user wants tracebacks."""
+    return os.environ.get("IDIOLECT_DEBUG", "") not in ("", "0")
+
+
+def _of_the_system(error: OSError | MemoryError) -> str:
+    if isinstance(error, MemoryError):
+        return "out of memory; use fewer seeds at once, or a smaller backend.width"
+    where = f"{error.filename}: " if error.filename else ""
+    return f"{where}{error.strerror or error}"

@@ -1,0 +1,125 @@
+"""The commands that run experiments: run, demo, show."""
+
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from idiolect.cli.guard import INTERRUPTED, complain, debugging, guarded
+
+if TYPE_CHECKING:
+    from idiolect.experiment import Experiment
+
+# Heavy imports stand inside the commands, so that --help and completion answer at once.
+
+_OUT = typer.Option("--out", help="Folder for the results; runs/NAME by default.")
+_SET = typer.Option("--set", help="Change a key of the file: --set training.lr=0.1.")
+_DATA = typer.Option("--data-dir", help="Folder with datasets; else IDIOLECT_DATA.")
+_JSON = typer.Option("--json", help="Print JSON instead of tables.")
+
+
+@guarded
+def run(
+    experiment: Annotated[Path, typer.Argument(help="The experiment, a TOML file.")],
+    set: Annotated[list[str] | None, _SET] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on where the run stopped.")] = False,
+    out: Annotated[Path | None, _OUT] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu or cuda.")] = None,
+    backend: Annotated[str | None, typer.Option(help="vectorised or sequential.")] = None,
+    data_dir: Annotated[Path | None, _DATA] = None,
+    method: Annotated[
+        list[str] | None, typer.Option("--method", help="Run only this label; may be repeated.")
+    ] = None,
+) -> None:
+    """Run an experiment: train its methods, score every client, write the results."""
+    from idiolect.experiment import load_experiment
+
+    overrides = [*(set or ()), *_machine(device, backend)]
+    loaded = load_experiment(experiment, overrides)
+    _execute(loaded, out, resume=resume, data_dir=data_dir, only=method or ())
+
+
+@guarded
+def demo(
+    set: Annotated[list[str] | None, _SET] = None,
+    out: Annotated[Path, _OUT] = Path("runs/demo"),
+    device: Annotated[str | None, typer.Option(help="auto, cpu or cuda.")] = None,
+) -> None:
+    """Run Local, FedAvg and FedAvg + fine-tuning on real digits, beside the paper's figures."""
+    from idiolect.cli.demo import EXPERIMENT, PAPER, REMARK
+    from idiolect.experiment import parse_experiment
+
+    loaded = parse_experiment(EXPERIMENT, [*(set or ()), *_machine(device, None)], "the demo")
+    _execute(loaded, out, overwrite=True, beside=PAPER, remark=REMARK)
+
+
+@guarded
+def show(
+    folder: Annotated[Path, typer.Argument(help="The folder of a run.")],
+    json: Annotated[bool, _JSON] = False,
+) -> None:
+    """Print the tables of a run again."""
+    from idiolect.cli.screen import console, print_json, print_result
+    from idiolect.results import document
+
+    content = document.read(folder)
+    if json:
+        print_json(content)
+        return
+    print_result(console(), content, {})
+    if not content["complete"]:
+        print("This run is not complete; go on with `idiolect run EXPERIMENT.toml --resume`.")
+
+
+def _machine(device: str | None, backend: str | None) -> list[str]:
+    given = {"backend.device": device, "backend.kind": backend}
+    return [f"{key}={value}" for key, value in given.items() if value is not None]
+
+
+def _execute(
+    loaded: "Experiment",
+    out: Path | None,
+    *,
+    resume: bool = False,
+    overwrite: bool = False,
+    data_dir: Path | None = None,
+    only: Sequence[str] = (),
+    beside: Mapping[str, Sequence[float]] | None = None,
+    remark: str = "",
+) -> None:
+    from idiolect.cli.progress import watching
+    from idiolect.cli.screen import console, print_result
+    from idiolect.experiment import execute
+
+    screen = console()
+    try:
+        with watching(screen) as watch:
+            content, folder = execute(
+                loaded,
+                out,
+                resume=resume,
+                overwrite=overwrite,
+                data_dir=data_dir,
+                only=only,
+                watch=watch,
+            )
+    except KeyboardInterrupt:
+        if debugging():
+            raise
+        again = "start it again" if overwrite else f"go on with `{_again()}`"
+        complain(f"interrupted; the last whole round is saved in the run's folder: {again}")
+        raise typer.Exit(INTERRUPTED) from None
+    print_result(screen, content, beside or {})
+    if remark:
+        screen.print(remark, markup=False, soft_wrap=True)
+    screen.print(f"Results: {folder}", markup=False, soft_wrap=True)
+
+
+def _again() -> str:
+    """Repeat the command the user gave, with --resume."""
+    given = sys.argv[1:]
+    extra = [] if "--resume" in given else ["--resume"]
+    return shlex.join(["idiolect", *given, *extra])

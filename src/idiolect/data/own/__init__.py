@@ -1,0 +1,54 @@
+"""Reading a user's own data, whichever common layout it is in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from idiolect.data.dataset import Dataset
+from idiolect.data.own.images import image_files, read_images
+from idiolect.data.own.perclient import read_leaf, read_pfllib
+from idiolect.data.own.tables import read_npz, read_table
+from idiolect.errors import DataError
+
+_EXPECTED = (
+    "a .parquet, .csv, .npz or LEAF .json file, a folder of images (class/*.png or "
+    "client/class/*.png), or a PFLlib or LEAF folder with train/ and test/"
+)
+
+
+def read(
+    path: str | Path,
+    *,
+    label: str = "label",
+    client: str = "client",
+    split: str = "split",
+    size: tuple[int, int] | None = None,
+    allow_pickle: bool = False,
+) -> Dataset:
+    """Read own data; the layout is recognised by the path.
+
+    `label`, `client` and `split` name columns (the last two need not exist); `size` is the (width,
+    height) that a folder's images are brought to; `allow_pickle` is for PFLlib's files only.
+    """
+    where = Path(path).expanduser()
+    if not where.exists():
+        raise DataError(f"{where} does not exist; expected {_EXPECTED}")
+    if where.is_dir():
+        return _read_folder(where, size, allow_pickle)
+    if where.suffix in (".parquet", ".csv"):
+        return read_table(where, label, client, split)
+    if where.suffix == ".npz":
+        return read_npz(where, label, client, split)
+    if where.suffix == ".json":
+        return read_leaf(where)
+    raise DataError(f"{where} is a '{where.suffix}' file; expected {_EXPECTED}")
+
+
+def _read_folder(folder: Path, size: tuple[int, int] | None, allow_pickle: bool) -> Dataset:
+    if any((folder / "train").glob("*.npz")):
+        return read_pfllib(folder, allow_pickle)
+    if any((folder / "train").glob("*.json")) or any(folder.glob("*.json")):
+        return read_leaf(folder)
+    if image_files(folder):
+        return read_images(folder, size)
+    raise DataError(f"{folder} holds nothing that can be read; expected {_EXPECTED}")

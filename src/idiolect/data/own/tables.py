@@ -1,0 +1,111 @@
+"""Own data in one file: Parquet, CSV or npz."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from idiolect.data.arrays import AnyArray
+from idiolect.data.dataset import Dataset
+from idiolect.data.own.codes import assembled, examples, origin_codes
+from idiolect.data.parquet import decode_images, image_column, image_shape, open_parquet
+from idiolect.errors import DataError
+
+
+def read_table(path: Path, label: str, client: str, split: str) -> Dataset:
+    """Read rows of numbers, or of encoded images, with a label and perhaps a client and a split."""
+    table = open_parquet(path).read() if path.suffix == ".parquet" else _csv(path)
+    if not table.num_rows:
+        raise DataError(f"{path} has no rows; expected at least one example")
+    names = list(table.column_names)
+    if label not in names:
+        raise DataError(
+            f"{path} has no column '{label}'; it has {', '.join(names)}: name the label column "
+            "with label=..."
+        )
+    for option, column in (("client", client), ("split", split)):
+        if column != option and column not in names:
+            raise DataError(
+                f"{path} has no column '{column}' for {option}; it has {', '.join(names)}"
+            )
+    special = {label, client, split}
+    picture = image_column(table.schema) if path.suffix == ".parquet" else None
+    if picture is None:
+        x = _numbers(path, table, [name for name in names if name not in special])
+    else:
+        x = np.empty((table.num_rows, *image_shape(path, picture)), np.uint8)
+        decode_images([path], picture, x)
+    return assembled(
+        path,
+        x,
+        _values(path, table, label),
+        _values(path, table, client) if client in names else None,
+        origin_codes(_values(path, table, split), str(path)) if split in names else None,
+        "table",
+    )
+
+
+def _csv(path: Path) -> Any:
+    import pyarrow
+    from pyarrow import csv
+
+    try:
+        return csv.read_csv(path)
+    except pyarrow.ArrowException as error:
+        raise DataError(f"{path} cannot be read as CSV ({error}); mend the file") from error
+
+
+def _values(path: Path, table: Any, name: str) -> AnyArray:
+    column = table[name]
+    if column.null_count:
+        row = column.is_null().to_pylist().index(True)
+        raise DataError(f"{path}: column '{name}' is empty in row {row}; fill or drop the row")
+    values: AnyArray = np.asarray(column.to_pylist())
+    return values
+
+
+def _numbers(path: Path, table: Any, names: list[str]) -> AnyArray:
+    from pyarrow import types
+
+    if not names:
+        raise DataError(f"{path} has no feature column beside the label; expected at least one")
+    x = np.empty((table.num_rows, len(names)), np.float32)
+    for place, name in enumerate(names):
+        kind = table[name].type
+        numeric = types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)
+        if not numeric:
+            raise DataError(
+                f"{path}: column '{name}' is {kind}, not numeric; encode it as numbers or remove it"
+            )
+        column = table[name].to_numpy().astype(np.float32)
+        missing = np.flatnonzero(~np.isfinite(column))
+        if len(missing):
+            raise DataError(
+                f"{path}: column '{name}' is empty, NaN or infinite in row {int(missing[0])}; fill "
+                "or drop the row"
+            )
+        x[:, place] = column
+    return x
+
+
+def read_npz(path: Path, label: str, client: str, split: str) -> Dataset:
+    """Read arrays x and y, and perhaps client and split, from an npz file."""
+    label = "y" if label == "label" else label
+    try:
+        with np.load(path) as arrays:
+            missing = [name for name in ("x", label) if name not in arrays]
+            if missing:
+                raise DataError(
+                    f"{path} has no array '{missing[0]}'; it has {', '.join(arrays) or 'none'}: "
+                    "expected x and y, and perhaps client and split"
+                )
+            found = {name: arrays[name] for name in ("x", label, client, split) if name in arrays}
+    except (ValueError, OSError, EOFError) as error:
+        raise DataError(
+            f"{path} cannot be read ({error}); expected an npz file of plain number arrays"
+        ) from error
+    origin = origin_codes(found[split], str(path)) if split in found else None
+    x = examples(found["x"], str(path))
+    return assembled(path, x, found[label], found.get(client), origin, "file")

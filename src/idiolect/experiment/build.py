@@ -1,0 +1,183 @@
+"""From a complete experiment to the objects that run it."""
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from idiolect.data import SOURCES, Dataset, Federation, federate, load, normalised, read
+from idiolect.data.cache import cache_root
+from idiolect.errors import ConfigError, DataError
+from idiolect.experiment.resolve import model_factory
+from idiolect.experiment.schema import Data, Experiment, Named, Public
+from idiolect.experiment.words import meant
+from idiolect.methods import METHODS
+from idiolect.runner.job import Evaluate, Job
+from idiolect.simulate.backend import Backend
+from idiolect.simulate.rounds import Architecture
+
+_PUBLIC = 5  # keeps the draw of public examples apart from other uses of the same seed
+
+
+def federations(experiment: Experiment, data_dir: Path | None = None) -> tuple[Federation, ...]:
+    """Load the data once and divide it for every seed; equal divisions are one object."""
+    data = experiment.data
+    dataset = _dataset(data.source, data.options, data.normalise, data_dir)
+    public = None
+    if data.public is not None:
+        public = _public(data.public, data, dataset, data_dir)
+    own = "iid" if dataset.clients is None else "natural"
+    partition = data.partition or Named(name=own)
+    made: dict[int, Federation] = {}
+    for seed in _data_seeds(experiment):
+        if seed not in made:
+            made[seed] = federate(
+                dataset,
+                partition.name,
+                seed,
+                data.split,
+                pool=data.pool,
+                min_size=data.min_size,
+                drop=data.drop,
+                stratify=data.stratify,
+                val=data.val,
+                public=public,
+                **partition.options,
+            )
+    return tuple(made[seed] for seed in _data_seeds(experiment))
+
+
+def jobs(
+    experiment: Experiment,
+    data_dir: Path | None = None,
+    only: Sequence[str] = (),
+) -> tuple[list[Job], dict[str, Any]]:
+    """Make a job of every method (or of the labels in `only`), and describe the data."""
+    labels = [table.label or table.name for table in experiment.methods]
+    for label in only:
+        if label not in labels:
+            raise ConfigError(f"--method: unknown label {meant(label, labels)}")
+    held = federations(experiment, data_dir)
+    machine = experiment.backend
+    backend = Backend(
+        machine.kind,
+        machine.device,
+        machine.width or None,
+        # Widths are kept between runs, so that a repeated run rounds as the first one did.
+        cache_root(None) / "widths.json",
+    )
+    made = [
+        Job(
+            label=table.label or table.name,
+            name=table.name,
+            method=METHODS[table.name](**table.settings),
+            seeds=experiment.seeds,
+            federations=held,
+            architectures=architectures(experiment, held[0]),
+            rounds=table.rounds or experiment.rounds,
+            cohort=_cohort(experiment.cohort, held[0].clients),
+            backend=backend,
+            evaluate=Evaluate(**experiment.evaluate.model_dump()),
+            checkpoint_every=machine.checkpoint_every,
+            described={
+                "data": _described(experiment.data),
+                "model": experiment.model.model_dump(exclude_none=True),
+            },
+        )
+        for table in experiment.methods
+        if not only or table.label in only
+    ]
+    dataset = held[0].dataset
+    about = {
+        "name": experiment.name,
+        "data": {
+            "source": dataset.name,
+            "provenance": dataset.provenance,
+            "classes": list(dataset.classes),
+            "clients": held[0].clients,
+            "federations": [federation.description for federation in held],
+        },
+    }
+    return made, about
+
+
+def architectures(experiment: Experiment, federation: Federation) -> dict[str, Architecture]:
+    """Bind the networks to the data's shape, and clients to networks in order."""
+    network, dataset = experiment.model, federation.dataset
+    shape, classes = tuple(dataset.x.shape[1:]), len(dataset.classes)
+
+    def bound(name: str, options: dict[str, Any]) -> Any:
+        factory = model_factory(name, "model", Path.cwd())
+        return functools.partial(factory, shape, classes, **options)
+
+    auxiliary = None
+    if network.auxiliary is not None:
+        auxiliary = bound(network.auxiliary.name, network.auxiliary.options)
+    if network.name is not None:
+        return {network.name: Architecture(bound(network.name, network.options), auxiliary)}
+    counts = network.each or {}
+    if sum(counts.values()) != federation.clients:
+        raise ConfigError(
+            f"model.each gives {sum(counts.values())} clients a network and there are "
+            f"{federation.clients}; the counts must add up"
+        )
+    made, first = {}, 0
+    for name, count in counts.items():
+        clients = tuple(range(first, first + count))
+        made[name] = Architecture(bound(name, {}), auxiliary, clients)
+        first += count
+    return made
+
+
+def _dataset(
+    source: str, options: dict[str, Any], normalise: str | None, data_dir: Path | None
+) -> Dataset:
+    if source in SOURCES:
+        dataset = load(source, data_dir, **options)
+    else:
+        dataset = read(source, **options)
+    return normalised(dataset, normalise) if normalise else dataset
+
+
+def _public(public: Public, data: Data, private: Dataset, data_dir: Path | None) -> Dataset:
+    """Draw the public examples, the same for all seeds: they stand for a published set."""
+    dataset = _dataset(public.source, public.options, data.normalise, data_dir)
+    if dataset.x.shape[1:] != private.x.shape[1:]:
+        raise DataError(
+            f"public examples of {dataset.name} are {dataset.x.shape[1:]} and the private ones of "
+            f"{private.name} {private.x.shape[1:]}; choose a public source of the same shape"
+        )
+    rows = dataset.pool("train")
+    if public.size is not None:
+        if public.size > len(rows):
+            raise DataError(
+                f"data.public.size is {public.size}, and {dataset.name} has {len(rows)} examples"
+            )
+        draw = np.random.default_rng((data.seed or 0, _PUBLIC))
+        rows = np.sort(draw.choice(rows, public.size, replace=False))
+    return dataclasses.replace(
+        dataset, x=dataset.x[rows], y=dataset.y[rows], clients=None, client_names=(), origin=None
+    )
+
+
+def _data_seeds(experiment: Experiment) -> tuple[int, ...]:
+    fixed = experiment.data.seed
+    return experiment.seeds if fixed is None else (fixed,) * len(experiment.seeds)
+
+
+def _cohort(cohort: int | float | None, clients: int) -> int | None:
+    if isinstance(cohort, float):
+        return max(1, round(cohort * clients))
+    if cohort is not None and cohort > clients:
+        raise ConfigError(f"cohort is {cohort}, and there are {clients} clients; lower it")
+    return cohort
+
+
+def _described(data: Data) -> dict[str, Any]:
+    """Describe the data for a checkpoint; of an own file only the name, for it may be moved."""
+    described = data.model_dump(exclude_none=True)
+    described["source"] = Path(data.source).name
+    return described

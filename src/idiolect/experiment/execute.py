@@ -1,0 +1,97 @@
+"""Run an experiment into a folder, from the command line or from Python."""
+
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from idiolect.checkpoint import write_whole
+from idiolect.errors import CheckpointError
+from idiolect.experiment.build import jobs
+from idiolect.experiment.resolve import load_experiment
+from idiolect.experiment.schema import Experiment
+from idiolect.experiment.toml import dumps
+from idiolect.results.document import Document
+from idiolect.results.models import folder_name
+from idiolect.runner.memory import first_difference
+from idiolect.runner.run import EXPERIMENT, opened
+from idiolect.runner.run import run as run_jobs
+from idiolect.runner.watch import Watch
+
+
+def run(
+    path: str | Path,
+    overrides: Sequence[str] = (),
+    *,
+    out: str | Path | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    data_dir: str | Path | None = None,
+) -> Document:
+    """Run an experiment file, as `idiolect run` does, and return what result.json holds."""
+    content, _ = execute(
+        load_experiment(path, overrides),
+        Path(out) if out else None,
+        resume=resume,
+        overwrite=overwrite,
+        data_dir=Path(data_dir) if data_dir else None,
+    )
+    return content
+
+
+def execute(
+    experiment: Experiment,
+    out: Path | None = None,
+    *,
+    resume: bool = False,
+    overwrite: bool = False,
+    data_dir: Path | None = None,
+    only: Sequence[str] = (),
+    watch: Watch | None = None,
+) -> tuple[Document, Path]:
+    """Run an experiment; return the result and its folder, runs/NAME unless told otherwise."""
+    folder = out or Path("runs") / folder_name(experiment.name)
+    # Data and settings are refused before anything is written, or an older run is cleared away.
+    made, about = jobs(experiment, data_dir, only)
+    opened(folder, resume=resume, overwrite=overwrite)
+    if resume:
+        _refuse_another(folder, experiment)
+    write_whole(folder / EXPERIMENT, written(experiment).encode())
+    return run_jobs(made, folder, about, resume=resume, watch=watch), folder
+
+
+def written(experiment: Experiment) -> str:
+    """Write an experiment as TOML; reading it again gives the same one."""
+    return dumps(experiment.model_dump(exclude={"training"}, exclude_none=True))
+
+
+def _refuse_another(folder: Path, experiment: Experiment) -> None:
+    """Compare with what the folder was begun with; more rounds and further methods are welcome."""
+    path = folder / EXPERIMENT
+    if not path.exists():
+        return
+    try:
+        before = _essence(tomllib.loads(path.read_text(encoding="utf-8")))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, KeyError, TypeError):
+        raise CheckpointError(f"{path} is damaged; delete it to go on with this folder") from None
+    now = _essence(tomllib.loads(written(experiment)))
+    shared = set(before["methods"]) & set(now["methods"])
+    for side in (before, now):
+        side["methods"] = {k: v for k, v in side["methods"].items() if k in shared}
+    if difference := first_difference(before, now):
+        raise CheckpointError(
+            f"{folder} holds another experiment: {difference}; use another --out, or undo the "
+            "change"
+        )
+
+
+def _essence(raw: dict[str, Any]) -> dict[str, Any]:
+    """Leave out what may change between a run and its continuation."""
+    kept: dict[str, Any] = {key: raw[key] for key in ("seeds", "cohort", "model") if key in raw}
+    data = {**raw["data"], "source": Path(raw["data"]["source"]).name}
+    watched = {key: raw["evaluate"][key] for key in ("every", "personal", "test_curve")}
+    methods = {
+        table["label"]: {key: value for key, value in table.items() if key != "rounds"}
+        for table in raw["methods"]
+    }
+    return {**kept, "data": data, "evaluate": watched, "methods": methods}

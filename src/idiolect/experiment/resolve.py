@@ -1,0 +1,224 @@
+"""Complete an experiment: every option named, checked and written out with its default."""
+
+import importlib
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+from torch import nn
+
+from idiolect.data import PARTITIONS, SOURCES, read
+from idiolect.errors import ConfigError, DataError
+from idiolect.experiment.checked import checked, signature_model
+from idiolect.experiment.reading import Raw, parse_toml, read_toml, with_overrides
+from idiolect.experiment.schema import Experiment, MethodTable, Named, Network
+from idiolect.experiment.words import meant
+from idiolect.methods import METHODS
+from idiolect.models import MODELS
+from idiolect.results.models import folder_name
+
+_TAKEN = ("name", "label", "rounds")  # keys of a method's table that are no settings
+
+
+def load_experiment(path: str | Path, overrides: Sequence[str] = ()) -> Experiment:
+    """Read, check and complete an experiment file."""
+    path = Path(path)
+    where = f"{path} with --set" if overrides else str(path)
+    return completed(with_overrides(read_toml(path), overrides), where, path.parent)
+
+
+def parse_experiment(text: str, overrides: Sequence[str] = (), where: str = "text") -> Experiment:
+    """Do the same for the text of a file."""
+    return completed(with_overrides(parse_toml(text, where), overrides), where, Path.cwd())
+
+
+def completed(raw: Raw, where: str, base: Path) -> Experiment:
+    """Check a raw table and write every default out; paths in it are relative to `base`."""
+    given = checked(Experiment, raw, where)
+    data = given.data
+    partition = data.partition and _partition(data.partition, where)
+    source, options = _source(data.source, data.options, where, base, "data")
+    public = data.public
+    if public is not None:
+        name, public_options = _source(public.source, public.options, where, base, "data.public")
+        public = public.model_copy(update={"source": name, "options": public_options})
+    return given.model_copy(
+        update={
+            "data": data.model_copy(
+                update={
+                    "source": source,
+                    "options": options,
+                    "partition": partition,
+                    "public": public,
+                }
+            ),
+            "model": _network(given.model, where, base),
+            "training": {},
+            "methods": _methods(given, where),
+        }
+    )
+
+
+# Methods.
+
+
+def _methods(given: Experiment, where: str) -> tuple[MethodTable, ...]:
+    for place, table in enumerate(given.methods):
+        if table.name not in METHODS:
+            raise ConfigError(
+                f"{where}: methods[{place}].name: unknown method {meant(table.name, METHODS)}"
+            )
+    forms = [_settings_model(table.name) for table in given.methods]
+    known = {name for form in forms for name in form.model_fields}
+    for key in given.training:
+        if key not in known:
+            raise ConfigError(f"{where}: unknown key training.{key}: {meant(key, known)}")
+    done = []
+    for place, (table, form) in enumerate(zip(given.methods, forms, strict=True)):
+        # Each table is checked apart, so that the error names the one the value stands in.
+        shared = {key: given.training[key] for key in given.training if key in form.model_fields}
+        settings = {
+            **_given(checked(form, shared, where, ["training"])),
+            **_given(_own_settings(form, table, where, place)),
+        }
+        try:
+            method = METHODS[table.name](**settings)
+        except ConfigError as error:
+            raise ConfigError(f"{where}: methods[{place}]: {error}") from None
+        values = {name: getattr(method, name) for name in form.model_fields}
+        done.append(
+            MethodTable(
+                name=table.name,
+                label=table.label or method.title or table.name,
+                rounds=table.rounds or given.rounds,
+                **values,
+            )
+        )
+    _refuse_equal_labels(done, where)
+    return tuple(done)
+
+
+def _own_settings(form: type[BaseModel], table: MethodTable, where: str, place: int) -> BaseModel:
+    for key in table.settings:
+        if key not in form.model_fields:
+            names = [*form.model_fields, *_TAKEN]
+            raise ConfigError(f"{where}: unknown key methods[{place}].{key}: {meant(key, names)}")
+    return checked(form, table.settings, where, ["methods", place])
+
+
+def _settings_model(name: str) -> type[BaseModel]:
+    return signature_model(METHODS[name], ())
+
+
+def _refuse_equal_labels(tables: Sequence[MethodTable], where: str) -> None:
+    seen: dict[str, str] = {}
+    for place, table in enumerate(tables):
+        label = table.label or table.name
+        key = folder_name(label).casefold()
+        if key in seen:
+            raise ConfigError(
+                f"{where}: methods[{place}].label: {label!r} is too like {seen[key]!r}; give each "
+                "method a label of its own"
+            )
+        seen[key] = label
+
+
+# Data and models.
+
+
+def _partition(partition: Named, where: str) -> Named:
+    if partition.name not in PARTITIONS:
+        raise ConfigError(
+            f"{where}: data.partition: unknown partition {meant(partition.name, PARTITIONS)}"
+        )
+    # `min_size` is the federation's: data.min_size.
+    form = signature_model(
+        PARTITIONS[partition.name], ("labels", "codes", "seed", "rows", "min_size")
+    )
+    options = checked(form, partition.options, where, ["data", "partition"])
+    return Named(name=partition.name, **_all(options))
+
+
+def _source(
+    source: str, options: Mapping[str, Any], where: str, base: Path, key: str
+) -> tuple[str, dict[str, Any]]:
+    """Tell a named source from a path; a path becomes absolute, since the file will be copied."""
+    path = [*key.split("."), "options"]
+    if source in SOURCES:
+        make = SOURCES[source].make
+        if make is None:
+            if options:
+                raise ConfigError(f"{where}: {key}.options: {source!r} has no options")
+            return source, {}
+        return source, _all(checked(signature_model(make, ()), options, where, path))
+    file = (base / Path(source).expanduser()).resolve()
+    if not file.exists():
+        looks_like_path = any(mark in source for mark in "/\\.~")
+        if looks_like_path:
+            raise DataError(f"{where}: {key}.source: {file} does not exist; correct the path")
+        raise ConfigError(f"{where}: {key}.source: unknown source {meant(source, SOURCES)}")
+    return str(file), _given(checked(signature_model(read, ("path",)), options, where, path))
+
+
+def _network(network: Network, where: str, base: Path) -> Network:
+    auxiliary = network.auxiliary
+    if auxiliary is not None:
+        own = _model_options(auxiliary.name, auxiliary.options, where, base, ["model", "auxiliary"])
+        auxiliary = Named(name=auxiliary.name, **own)
+    if network.name is not None:
+        own = _model_options(network.name, network.options, where, base, ["model"])
+        return Network(name=network.name, auxiliary=auxiliary, **own)
+    each = network.each or {}
+    if network.options:
+        wrong = next(iter(network.options))
+        raise ConfigError(f"{where}: unknown key model.{wrong}: `each` takes networks as they are")
+    for name in each:
+        _model_options(name, {}, where, base, ["model", "each"])
+    return Network(each=each, auxiliary=auxiliary)
+
+
+def _model_options(
+    name: str, options: Mapping[str, Any], where: str, base: Path, path: list[str | int]
+) -> dict[str, Any]:
+    factory = model_factory(name, where, base)
+    form = signature_model(factory, ("shape", "classes"))
+    for key in options:
+        if key not in form.model_fields:
+            names = [*form.model_fields, "name", "each", "auxiliary"]
+            place = ".".join(map(str, path))
+            raise ConfigError(f"{where}: unknown key {place}.{key}: {meant(key, names)}")
+    return _all(checked(form, options, where, path))
+
+
+def model_factory(name: str, where: str, base: Path) -> Callable[..., nn.Module]:
+    """Find a network by name, or a user's own by `package.module:factory`."""
+    if name in MODELS:
+        return MODELS[name]
+    module, colon, attribute = name.partition(":")
+    if not colon:
+        raise ConfigError(
+            f"{where}: model: unknown model {meant(name, MODELS)} (your own: 'module:factory')"
+        )
+    # A user's module stands beside the experiment file, or where the command was given.
+    before = list(sys.path)
+    sys.path[:0] = [str(base), str(Path.cwd())]
+    try:
+        factory: Callable[..., nn.Module] = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"{where}: model {name!r} cannot be imported: {error}") from error
+    finally:
+        sys.path[:] = before
+    return factory
+
+
+def _given(values: BaseModel) -> dict[str, Any]:
+    """Return what was set, without defaults."""
+    return {name: getattr(values, name) for name in values.model_fields_set}
+
+
+def _all(values: BaseModel) -> dict[str, Any]:
+    """Return every option that has a value."""
+    everything = {name: getattr(values, name) for name in type(values).model_fields}
+    return {name: value for name, value in everything.items() if value is not None}

@@ -1,0 +1,148 @@
+"""What an experiment file may say. Field order is the order in the file that a run writes."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from idiolect.experiment.checked import STRICT
+
+_OPEN = ConfigDict(extra="allow", frozen=True, strict=True)  # options are checked where they belong
+
+Count = Annotated[int, Field(ge=1)]
+Whole = Annotated[int, Field(ge=0)]
+Share = Annotated[float, Field(gt=0, lt=1)]
+
+
+class Named(BaseModel):
+    """A thing by name, with its options beside the name."""
+
+    model_config = _OPEN
+
+    name: str
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options as written."""
+        return dict(self.model_extra or {})
+
+    @model_validator(mode="before")
+    @classmethod
+    def _bare(cls, value: Any) -> Any:
+        return {"name": value} if isinstance(value, str) else value
+
+
+class Public(BaseModel):
+    """Unlabelled data that everyone holds."""
+
+    model_config = STRICT
+
+    source: str
+    size: Count | None = None  # examples drawn; absent: all
+    options: dict[str, Any] = {}
+
+
+class Data(BaseModel):
+    """Where examples come from and who holds them."""
+
+    model_config = STRICT
+
+    source: str = "embedded"
+    options: dict[str, Any] = {}  # of the source
+    normalise: str | None = None
+    partition: Named | None = None  # absent: the data's own clients, else iid
+    split: tuple[float, float, float] | Literal["file"] = (0.6, 0.2, 0.2)
+    val: Share = 0.2  # of the training file, where split = "file"
+    stratify: bool = False
+    pool: Literal["train", "test", "all"] | None = None
+    min_size: Count = 1
+    drop: bool = False
+    seed: Whole | None = None  # absent: each run's own seed
+    public: Public | None = None
+
+    @field_validator("partition", mode="before")
+    @classmethod
+    def _named(cls, value: Any) -> Any:
+        return {"name": value} if isinstance(value, str) else value
+
+
+class Network(BaseModel):
+    """Which network the clients run; `each` gives different ones to different clients."""
+
+    model_config = _OPEN
+
+    name: str | None = None
+    each: dict[str, Count] | None = None
+    auxiliary: Named | None = None
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The network's own options."""
+        return dict(self.model_extra or {})
+
+    @model_validator(mode="after")
+    def _one_of_two(self) -> "Network":
+        if (self.name is None) == (self.each is None):
+            raise ValueError("give either name or each, such as name = 'dnn'")
+        return self
+
+
+class MethodTable(BaseModel):
+    """One method, with the settings that differ from [training]."""
+
+    model_config = _OPEN
+
+    name: str
+    label: str | None = None
+    rounds: Count | None = None
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The hyper-parameters as written."""
+        return dict(self.model_extra or {})
+
+
+class Evaluation(BaseModel):
+    """When models are scored along the way, and what is kept."""
+
+    model_config = STRICT
+
+    every: Count = 1
+    personal: Literal["auto", "always", "never"] = "auto"
+    test_curve: bool = False
+    keep_globals: bool = False
+    save_models: bool = True
+
+
+class Machine(BaseModel):
+    """Where and how clients are run."""
+
+    model_config = STRICT
+
+    kind: Literal["vectorised", "sequential"] = "vectorised"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    width: Whole = 0  # clients in a block; 0: measured
+    checkpoint_every: Whole = 0  # rounds; 0: every few seconds
+
+
+class Experiment(BaseModel):
+    """Everything that decides a result."""
+
+    model_config = STRICT
+
+    name: str
+    seeds: Annotated[tuple[Whole, ...], Field(min_length=1)] = (0,)
+    rounds: Count = 100
+    cohort: Count | Share | None = None  # clients a round: how many, or a share; absent: everyone
+    data: Data = Data()
+    model: Network = Network(name="dnn")
+    training: dict[str, Any] = {}
+    evaluate: Evaluation = Evaluation()
+    backend: Machine = Machine()
+    methods: Annotated[tuple[MethodTable, ...], Field(min_length=1)]
+
+    @field_validator("seeds")
+    @classmethod
+    def _distinct(cls, seeds: tuple[int, ...]) -> tuple[int, ...]:
+        if len(set(seeds)) != len(seeds):
+            raise ValueError(f"{list(seeds)} names a seed twice; expected distinct seeds")
+        return seeds

@@ -1,0 +1,98 @@
+"""APFL: a learned mixture of a personal and the global model.
+
+Deng, Kamani, Mahdavi, "Adaptive Personalized Federated Learning", 2020, Algorithm 1. The mixture is
+αv + (1 − α)w with w the client's own copy of the global model; v keeps its own parameters (a public
+port overwrites v by the mixture).
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+from torch import Tensor
+
+from idiolect import tree
+from idiolect.local import Batch, Local
+from idiolect.method import Report, Sent, Setup, setting
+from idiolect.methods.fedavg import FedAvg
+from idiolect.tree import Params, Tree
+
+
+class Own(NamedTuple):
+    """The personal model, its weight, and the mixture at the end of the client's last round."""
+
+    v: Params
+    weight: Tensor  # α
+    mixture: Params
+
+
+class Models(NamedTuple):
+    """What a client trains in a round."""
+
+    w: Params
+    v: Params
+    weight: Tensor
+    w_memory: Tree
+    v_memory: Tree
+
+
+@dataclass(frozen=True, kw_only=True)
+class APFL(FedAvg):
+    """Train w for the server, v inside the mixture, and the weight by its own gradient."""
+
+    title: ClassVar[str] = "APFL"
+    paper: ClassVar[str] = "Deng et al. 2020, Algorithm 1"
+
+    weight: float = setting(0.5, "initial weight of the personal model (α)", least=0, most=1)
+    weight_lr: float = setting(0.01, "learning rate of the weight; 0 keeps it", least=0)
+
+    def init_personal(self, setup: Setup) -> Own:
+        """v starts as the initial model."""
+        return Own(setup.params, setup.sizes.new_full((), self.weight), setup.params)
+
+    def client_step(self, sent: Sent, personal: Own, local: Local) -> tuple[Report, Own]:
+        """Step w, v and the weight on each batch."""
+        rule = self.rule(local)
+
+        def step(now: Models, batch: Batch) -> Models:
+            w, w_memory = rule.step(
+                now.w, local.gradient(local.loss, now.w, batch), now.w_memory
+            )
+            slope = local.gradient(local.loss, _mix(now.weight, now.v, now.w), batch)
+            # d/dv f(αv + (1-α)w) = α ∇f, d/dα = ⟨v - w, ∇f⟩.
+            v, v_memory = rule.step(now.v, tree.scale(now.weight, slope), now.v_memory)
+            turn = tree.dot(tree.sub(now.v, now.w), slope)
+            weight = (now.weight - self.weight_lr * turn).clamp(0, 1)
+            return Models(w, v, weight, w_memory, v_memory)
+
+        start = Models(
+            sent.shared,
+            personal.v,
+            personal.weight,
+            rule.init(sent.shared),
+            rule.init(personal.v),
+        )
+        end = local.scan(step, start, batch=self.batch, epochs=self.epochs, steps=self.steps)
+        own = Own(end.v, end.weight, _mix(end.weight, end.v, end.w))
+        return Report(end.w, local.size), own
+
+    def deploy(self, sent: Sent, personal: Own, local: Local) -> Own:
+        """Use the mixture."""
+        return personal
+
+    def adapt(self, sent: Sent, personal: Own, local: Local) -> Own:
+        """A newcomer starts v from the global model and does one round."""
+        return self.client_step(sent, personal._replace(v=sent.shared), local)[1]
+
+    def models(self, sent: Sent, deployed: Own) -> dict[str, Tree]:
+        """The mixture and the global model."""
+        scored: dict[str, Tree] = {"global": sent.shared}
+        return {"personal": deployed.mixture, **scored} if deployed else scored
+
+    def facts(self, deployed: Own) -> dict[str, Tensor]:
+        """How much of the personal model each client ended with."""
+        return {"weight": deployed.weight}
+
+
+def _mix(weight: Tensor, v: Params, w: Params) -> Params:
+    mixed: Params = tree.map(lambda own, common: weight * own + (1 - weight) * common, v, w)
+    return mixed

@@ -1,0 +1,51 @@
+"""Ditto: a personal model held near the global one, beside FedAvg.
+
+Li et al., "Ditto: Fair and Robust Federated Learning Through Personalization", ICML 2021,
+Algorithm 1.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from idiolect import tree
+from idiolect.local import Batch, Local
+from idiolect.method import Report, Sent, Setup, setting
+from idiolect.methods.fedavg import FedAvg
+from idiolect.tree import Params, Tree
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ditto(FedAvg):
+    """FedAvg, and at each client a model v that minimises f(v) + pull/2 · ‖v − w‖²."""
+
+    title: ClassVar[str] = "Ditto"
+    paper: ClassVar[str] = "Li et al. 2021, Algorithm 1"
+
+    pull: float = setting(1.0, "strength of the pull to the global model (λ)", least=0)
+
+    def init_personal(self, setup: Setup) -> Params:
+        """v starts as the initial model."""
+        return setup.params
+
+    def client_step(self, sent: Sent, personal: Params, local: Local) -> tuple[Report, Params]:
+        """Train the global model for the server and the personal one near it."""
+        report, _ = super().client_step(sent, (), local)
+
+        def loss(v: Params, batch: Batch) -> Tensor:
+            return local.loss(v, batch) + self.pull / 2 * tree.sqdist(v, sent.shared)
+
+        return report, self.fit(local, personal, loss)
+
+    def deploy(self, sent: Sent, personal: Params, local: Local) -> Params:
+        """Use v."""
+        return personal
+
+    def adapt(self, sent: Sent, personal: Params, local: Local) -> Params:
+        """A newcomer starts v from the global model and trains it for a round."""
+        return self.client_step(sent, sent.shared, local)[1]
+
+    def models(self, sent: Sent, deployed: Params) -> dict[str, Tree]:
+        """v and w."""
+        return {"personal": deployed, "global": sent.shared}

@@ -1,0 +1,54 @@
+"""FedBN: normalisation layers stay personal.
+
+Li et al., "FedBN: Federated Learning on Non-IID Features via Local Batch Normalization", ICLR 2021,
+Algorithm 1. Networks here normalise by group or layer, whose scale and shift are what stays local;
+batch statistics, which the paper keeps local too, do not arise.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from idiolect import tree
+from idiolect.errors import MethodError
+from idiolect.local import Local
+from idiolect.method import Report, Sent, Setup
+from idiolect.methods.fedavg import FedAvg
+from idiolect.tree import Params, Tree
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedBN(FedAvg):
+    """FedAvg of everything but the normalisation layers, which each client keeps."""
+
+    title: ClassVar[str] = "FedBN"
+    paper: ClassVar[str] = "Li et al. 2021, Algorithm 1"
+
+    def init_server(self, setup: Setup) -> Params:
+        """The server holds all but the normalisation."""
+        return self._parts(setup)[1]
+
+    def init_personal(self, setup: Setup) -> Params:
+        """A client holds its normalisation."""
+        return self._parts(setup)[0]
+
+    def client_step(self, sent: Sent, personal: Params, local: Local) -> tuple[Report, Params]:
+        """Train the whole network; keep its normalisation, report the rest."""
+        trained = self.fit(local, {**sent.shared, **personal})
+        norms, rest = tree.split(trained, personal.__contains__)
+        return Report(rest, local.size), norms
+
+    def deploy(self, sent: Sent, personal: Params, local: Local) -> Params:
+        """Put the own normalisation into the shared network."""
+        return {**sent.shared, **personal}
+
+    def models(self, sent: Sent, deployed: Params) -> dict[str, Tree]:
+        """Without normalisation there is no whole global model."""
+        return {"personal": deployed}
+
+    def _parts(self, setup: Setup) -> tuple[Params, Params]:
+        if not setup.norms:
+            raise MethodError(
+                "the network has no normalisation layer, so FedBN would be FedAvg; add one such as "
+                "nn.GroupNorm, or use fedavg"
+            )
+        return tree.split(setup.params, setup.norms.__contains__)

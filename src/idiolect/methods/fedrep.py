@@ -1,0 +1,44 @@
+"""FedRep: alternate between the personal head and the shared representation.
+
+Collins et al., "Exploiting Shared Representations for Personalized Federated Learning", ICML 2021,
+Algorithm 1.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from idiolect.local import Batch, Local
+from idiolect.method import Report, Sent, setting
+from idiolect.methods.fedper import FedPer
+from idiolect.tree import Params
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedRep(FedPer):
+    """Clients fit the head on the received base first, then the base under that head."""
+
+    title: ClassVar[str] = "FedRep"
+    paper: ClassVar[str] = "Collins et al. 2021, Algorithm 1"
+
+    head_epochs: int = setting(5, "passes over the data for the head in a round", least=1)
+
+    def client_step(self, sent: Sent, personal: Params, local: Local) -> tuple[Report, Params]:
+        """Fit the head with the base fixed, then the base with the head fixed."""
+
+        def head_loss(head: Params, batch: Batch) -> Tensor:
+            return local.loss({**sent.shared, **head}, batch)
+
+        head = personal
+        if personal:
+            head = local.fit(
+                head_loss, personal, self.rule(local), batch=self.batch, epochs=self.head_epochs
+            )
+
+        def base_loss(base: Params, batch: Batch) -> Tensor:
+            return local.loss({**base, **head}, batch)
+
+        return Report(self.fit(local, sent.shared, base_loss), local.size), head
+
+

@@ -1,0 +1,92 @@
+"""FML: a shared and a private model teach each other, without pulls.
+
+Shen et al., "Federated Mutual Learning", 2020, Eqs. 4-5 and Algorithm 1. Both models step on the
+same batch; KL is summed over classes (the public port divides by their number).
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+from torch import Tensor
+
+from idiolect import losses
+from idiolect.local import Batch, Local
+from idiolect.method import Report, Sent, Setup, setting
+from idiolect.methods.fedavg import FedAvg
+from idiolect.methods.pfml import Global, Private
+from idiolect.tree import Params, Tree
+
+
+class Pair(NamedTuple):
+    """The shared model and the private one, with their optimisers' memories."""
+
+    shared: Params
+    private: Params
+    shared_memory: Tree
+    private_memory: Tree
+
+
+@dataclass(frozen=True, kw_only=True)
+class FML(FedAvg):
+    """The private model never leaves; the shared one carries what it learned."""
+
+    title: ClassVar[str] = "FML"
+    paper: ClassVar[str] = "Shen et al. 2020, Algorithm 1"
+
+    private_share: float = setting(
+        0.5, "weight of the labels in the private model's loss (α)", least=0, most=1
+    )
+    shared_share: float = setting(
+        0.5, "weight of the labels in the shared model's loss (β)", least=0, most=1
+    )
+
+    def init_personal(self, setup: Setup) -> Params:
+        """The private model starts with its own architecture."""
+        return setup.auxiliary
+
+    def client_step(self, sent: Sent, personal: Params, local: Local) -> tuple[Report, Params]:
+        """Train both models together; report the shared one."""
+        rule = self.rule(local)
+
+        def step(now: Pair, batch: Batch) -> Pair:
+            slope_shared = self._slope(now.shared, now.private, "main", batch, local)
+            slope_private = self._slope(now.private, now.shared, "auxiliary", batch, local)
+            shared, shared_memory = rule.step(now.shared, slope_shared, now.shared_memory)
+            private, private_memory = rule.step(now.private, slope_private, now.private_memory)
+            return Pair(shared, private, shared_memory, private_memory)
+
+        start = Pair(sent.shared, personal, rule.init(sent.shared), rule.init(personal))
+        end = local.scan(step, start, batch=self.batch, epochs=self.epochs, steps=self.steps)
+        return Report(end.shared, local.size), end.private
+
+    def deploy(self, sent: Sent, personal: Params, local: Local) -> Private:
+        """Use the private model."""
+        return Private(personal)
+
+    def adapt(self, sent: Sent, personal: Params, local: Local) -> Private:
+        """A newcomer learns with the shared model for one round."""
+        return Private(self.client_step(sent, personal, local)[1])
+
+    def models(self, sent: Sent, deployed: Private) -> dict[str, Tree]:
+        """The private and the shared model."""
+        scored: dict[str, Tree] = {"global": Global(sent.shared)}
+        return {"personal": deployed, **scored} if deployed else scored
+
+    def predict(self, model: Tree, x: Tensor, local: Local) -> Tensor:
+        """Run a model on the architecture it belongs to."""
+        network = "auxiliary" if isinstance(model, Private) else "main"
+        return local.logits(model.params, x, network=network)
+
+    def _slope(
+        self, own: Params, peer: Params, network: str, batch: Batch, local: Local
+    ) -> Params:
+        labels = self.shared_share if network == "main" else self.private_share
+        other = "auxiliary" if network == "main" else "main"
+        taught = local.logits(peer, batch.x, network=other).detach()
+
+        def objective(own: Params, batch: Batch) -> Tensor:
+            logits = local.logits(own, batch.x, batch.training, network=network)
+            hard = losses.cross_entropy(logits, batch.y, batch.weight)
+            return labels * hard + (1 - labels) * losses.divergence(logits, taught, batch.weight)
+
+        return local.gradient(objective, own, batch)

@@ -1,0 +1,84 @@
+"""Per-FedAvg: an initial model that adapts to each client in a step or two.
+
+Fallah, Mokhtari, Ozdaglar, "Personalized Federated Learning with Theoretical Guarantees: A
+Model-Agnostic Meta-Learning Approach", NeurIPS 2020, Algorithm 1. Each step draws one batch and
+deals its examples into as many parts as the variant needs. Adaptation uses training data only; the
+public code that adapts on labelled test batches has no counterpart here.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+from torch.func import grad
+
+from idiolect import optim, tree
+from idiolect.local import Batch, Local
+from idiolect.method import Report, Sent, setting
+from idiolect.methods.fedavg import FedAvg
+from idiolect.tree import Params, Tree
+
+
+@dataclass(frozen=True, kw_only=True)
+class PerFedAvg(FedAvg):
+    """Descend f(w − α∇f(w)) at every client; clients adapt w with a step of size α."""
+
+    title: ClassVar[str] = "Per-FedAvg"
+    paper: ClassVar[str] = "Fallah et al. 2020, Algorithm 1"
+
+    lr: float = setting(0.01, "rate of the meta step (β)", above=0)
+    adapt_lr: float = setting(0.01, "rate of the adapting step (α)", above=0)
+    adapt_steps: int = setting(1, "adapting steps of a client before use", least=1)
+    order: str = setting(
+        "first",
+        "first-order, Hessian-free, or exact second-order meta gradient",
+        choices=("first", "hessian-free", "exact"),
+    )
+    delta: float = setting(1e-3, "finite-difference step of the Hessian-free form (δ)", above=0)
+
+    def client_step(self, sent: Sent, personal: Tree, local: Local) -> tuple[Report, Tree]:
+        """Take meta steps from the received model."""
+
+        def step(w: Params, batch: Batch) -> Params:
+            moved: Params = tree.axpy(-self.lr, self._meta_gradient(w, batch, local), w)
+            return moved
+
+        w = local.scan(
+            step, sent.shared, batch=self.batch, epochs=self.epochs, steps=self.steps
+        )
+        return Report(w, local.size), personal
+
+    def deploy(self, sent: Sent, personal: Tree, local: Local) -> Params:
+        """Adapt the global model on training batches."""
+        rule = optim.sgd(self.adapt_lr)
+        return local.fit(
+            local.loss, sent.shared, rule, batch=self.batch, steps=self.adapt_steps
+        )
+
+    def _meta_gradient(self, w: Params, batch: Batch, local: Local) -> Params:
+        """∇F(w) with F(w) = f(w − α∇f(w; first part); second part)."""
+        first, second, *third = _deal(batch, 3 if self.order == "hessian-free" else 2)
+        if self.order == "exact":
+
+            def adapted_loss(w: Params) -> Tensor:
+                return local.loss(tree.axpy(-self.adapt_lr, grad(local.loss)(w, first), w), second)
+
+            exact: Params = grad(adapted_loss)(w)
+            return exact
+        adapted = tree.axpy(-self.adapt_lr, local.gradient(local.loss, w, first), w)
+        slope = local.gradient(local.loss, adapted, second)
+        if self.order == "first":
+            return slope
+        ahead = local.gradient(local.loss, tree.axpy(self.delta, slope, w), third[0])
+        behind = local.gradient(local.loss, tree.axpy(-self.delta, slope, w), third[0])
+        bend = tree.scale(1 / (2 * self.delta), tree.sub(ahead, behind))  # ∇²f · slope
+        corrected: Params = tree.axpy(-self.adapt_lr, bend, slope)
+        return corrected
+
+
+def _deal(batch: Batch, parts: int) -> list[Batch]:
+    """Deal examples out in turn, so that a short batch leaves no part without any."""
+    return [
+        Batch(*(column[part::parts] for column in batch[:4]), batch.training)
+        for part in range(parts)
+    ]

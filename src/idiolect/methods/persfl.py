@@ -1,0 +1,158 @@
+"""PersFL: the best teacher of each client over the rounds, then distillation from it.
+
+Divi, Farrukh, Celik, "Unifying Distillation with Personalization in Federated Learning", 2021,
+Algorithm 1. Readings where the paper is silent or contradicts itself:
+
+- the teacher is chosen by validation loss (Eq. 2) over the global models as received, the final
+  one included; a model is numbered by the rounds behind it, 0 for the initial one;
+- the soft loss is T² · KL(teacher ‖ student), summed over classes and averaged over examples;
+- λ and T are searched on validation data for each client: accuracy, then loss, then grid order;
+- the teacher is a constant in evaluation mode; every student starts from it.
+"""
+
+from dataclasses import dataclass
+from itertools import product
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from idiolect import losses, optim, tree
+from idiolect.local import Batch, Local
+from idiolect.method import Report, Sent, Setup, setting
+from idiolect.methods.fedavg import FedAvg
+from idiolect.tree import Params, Tree
+
+
+class Teacher(NamedTuple):
+    """The best global model a client has met."""
+
+    params: Params
+    loss: Tensor  # on its validation data
+    round: Tensor  # rounds behind the model
+
+
+class Student(NamedTuple):
+    """The chosen personal model, and what the search found."""
+
+    params: Params
+    share: Tensor
+    temperature: Tensor
+    teacher_round: Tensor
+    accuracies: Tensor  # [cell] on validation data
+    cells: Tree  # every student [cell, ...] where the grid is kept
+
+
+@dataclass(frozen=True, kw_only=True)
+class PersFL(FedAvg):
+    """FedAvg in which each client keeps its best teacher, then distils it with its own λ and T."""
+
+    title: ClassVar[str] = "PersFL"
+    paper: ClassVar[str] = "Divi et al. 2021, Algorithm 1"
+    tunes: ClassVar[bool] = True
+    presets: ClassVar[dict[str, dict[str, Any]]] = {"paper": {}, "gd": {"soft_loss": "cross-entropy"}}
+
+    shares: tuple[float, ...] = setting(
+        (0.0, 0.25, 0.5, 0.75, 1.0), "shares of the soft loss to search (λ)", least=0, most=1
+    )
+    temperatures: tuple[float, ...] = setting(
+        (1.0, 5.0, 25.0), "temperatures to search (T)", above=0
+    )
+    distil_epochs: int = setting(10, "passes over the client's data in stage 2 (E)", least=1)
+    distil_lr: float = setting(0.01, "learning rate of stage 2", above=0)
+    soft_loss: str = setting(
+        "kl", "Eq. 3, or Eq. 7 (PersFL-GD), whose gradient is equal", choices=("kl", "cross-entropy")
+    )
+    teacher: str = setting(
+        "best", "the best global model, or the last (Table 4's ablation)", choices=("best", "last")
+    )
+    select: str = setting(
+        "accuracy", "what picks λ and T on validation data", choices=("accuracy", "loss")
+    )
+    keep_grid: bool = setting(False, "score every cell of the grid at the end (Figures 3-8)")
+
+    def init_personal(self, setup: Setup) -> Teacher:
+        """Start with no teacher."""
+        nothing = setup.sizes.new_full((), float("inf"))
+        return Teacher(setup.params, nothing, torch.zeros_like(nothing))
+
+    def client_step(self, sent: Sent, personal: Teacher, local: Local) -> tuple[Report, Teacher]:
+        """Stage 1: judge the received model, then train it as FedAvg does."""
+        teacher = self.meet(sent, personal, local)
+        report, _ = super().client_step(sent, (), local)
+        return report, teacher
+
+    def meet(self, sent: Sent, personal: Teacher, local: Local) -> Teacher:
+        """Keep the received model if its validation loss is lower than any before."""
+        loss = local.mean(lambda batch: local.loss(sent.shared, batch))
+        met = Teacher(sent.shared, loss, local.round)
+        kept: Teacher = tree.where(loss < personal.loss, met, personal)
+        return kept
+
+    def deploy(self, sent: Sent, personal: Teacher, local: Local) -> Student:
+        """Stage 2: distil the teacher at every λ and T, keep the best on validation data."""
+        last = Teacher(sent.shared, personal.loss, local.round)
+        teacher = last if self.teacher == "last" else self.meet(sent, personal, local)
+        pairs = list(product(self.shares, self.temperatures))
+        shares = local.numbers([share for share, _ in pairs])
+        temperatures = local.numbers([temperature for _, temperature in pairs])
+
+        def cell(share: Tensor, temperature: Tensor) -> tuple[Params, Tensor, Tensor]:
+            student = self._distil(teacher.params, share, temperature, local)
+            accuracy = local.mean(lambda batch: local.accuracy(student, batch))
+            return student, accuracy, local.mean(lambda batch: local.loss(student, batch))
+
+        students, accuracies, lost = local.each(cell, shares, temperatures)
+        best = self._choose(accuracies, lost)
+        return Student(
+            tree.pick(students, best),
+            tree.pick(shares, best),
+            tree.pick(temperatures, best),
+            teacher.round,
+            accuracies,
+            students if self.keep_grid else (),
+        )
+
+    def models(self, sent: Sent, deployed: Student) -> dict[str, Tree]:
+        """The chosen student, the global model, and the grid where it is kept."""
+        named = {"personal": deployed.params, "global": sent.shared} if deployed else {}
+        named = named or {"global": sent.shared}
+        if deployed and self.keep_grid:
+            for number, (share, temperature) in enumerate(product(self.shares, self.temperatures)):
+                one = tree.map(lambda leaf, n=number: leaf[n], deployed.cells)
+                named[f"λ={share:g} T={temperature:g}"] = one
+        return named
+
+    def facts(self, deployed: Student) -> dict[str, Tensor]:
+        """What each client chose."""
+        return {
+            "share": deployed.share,
+            "temperature": deployed.temperature,
+            "teacher_round": deployed.teacher_round,
+            "validation_accuracy_of_cells": deployed.accuracies,
+        }
+
+    def _distil(
+        self, teacher: Params, share: Tensor, temperature: Tensor, local: Local
+    ) -> Params:
+        """Train a student from the teacher on (1 - λ) · hard + λ T² · soft."""
+        soft = losses.divergence if self.soft_loss == "kl" else losses.soft_cross_entropy
+
+        def loss(student: Params, batch: Batch) -> Tensor:
+            logits = local.logits(student, batch.x, batch.training)
+            taught = local.logits(teacher, batch.x).detach()
+            hard = losses.cross_entropy(logits, batch.y, batch.weight)
+            softened = soft(logits / temperature, taught / temperature, batch.weight)
+            return (1 - share) * hard + share * temperature**2 * softened
+
+        rule = optim.sgd(self.distil_lr, self.momentum, self.weight_decay, self.nesterov)
+        return local.fit(loss, teacher, rule, batch=self.batch, epochs=self.distil_epochs)
+
+    def _choose(self, accuracies: Tensor, lost: Tensor) -> Tensor:
+        """Return the best cell; ties go to the lower loss, then to the first in the grid."""
+        if self.select == "accuracy":
+            lost = torch.where(accuracies == accuracies.max(), lost, float("inf"))
+        order = torch.arange(lost.shape[0], device=lost.device)
+        # Without validation data all comparisons with NaN fail: the first cell is taken.
+        none = torch.full_like(order, lost.shape[0])
+        return torch.where(lost == lost.min(), order, none).min() % lost.shape[0]

@@ -1,0 +1,172 @@
+"""PFML: regularised mutual learning of two models at each client.
+
+Li, Zhang et al., "Personalized Federated Mutual Learning", 2021, Algorithm 1. Readings:
+
+- m_prev is the client's auxiliary model of its last round (the text); the line of Algorithm 1 that
+  resets it to the global model is `aux_init = "reset"`. The first time it is the global model, or
+  random where the architectures differ;
+- Eq. 8's sign is wrong: the gradient of λ/2 · ‖m_prev − m‖² is λ(m − m_prev), as used here;
+- each model learns KL(peer ‖ self) at T = 1 with the peer constant; both step from the same old
+  values;
+- the personal model is θ*, the result of the K personalisation steps; m is scored beside it.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+from torch import Tensor
+
+from idiolect import losses, tree
+from idiolect.errors import MethodError
+from idiolect.local import Batch, Local
+from idiolect.method import Report, Sent, Setup, setting
+from idiolect.methods.fedavg import FedAvg
+from idiolect.tree import Params, Tree
+
+
+class Own(NamedTuple):
+    """What never leaves a client: its auxiliary and personal models."""
+
+    auxiliary: Params  # m
+    personal: Params  # θ*
+    started: Tensor  # 1 after the first round
+
+
+class Models(NamedTuple):
+    """A client's models while it trains: w with the global architecture, m and θ* with its own."""
+
+    w: Params
+    m: Params
+    theta: Params
+
+
+@dataclass(frozen=True, kw_only=True)
+class PFML(FedAvg):
+    """A local and an auxiliary model teach each other; the local one is averaged."""
+
+    title: ClassVar[str] = "PFML"
+    paper: ClassVar[str] = "Li et al. 2021, Algorithm 1"
+
+    lr: float = setting(0.01, "rate of the outer updates (η)", above=0)
+    inner_lr: float = setting(
+        0.01, "rate of the personalisation steps; inner_lr · pull must stay below 2", above=0
+    )
+    inner_steps: int = setting(3, "personalisation steps for each batch (K)", least=1)
+    pull: float = setting(15.0, "strength of the pulls to w and to m_prev (λ)", least=0)
+    share: float = setting(1.0, "weight of the mutual KL; 0: none", least=0)
+    server_lr: float = setting(1.0, "how far the server moves towards the average (β)", above=0)
+    uniform: bool = setting(True, "weigh clients alike instead of by their examples")
+    aux_init: str = setting(
+        "persist", "keep m between rounds, or reset it to w", choices=("persist", "reset")
+    )
+
+    def init_personal(self, setup: Setup) -> Own:
+        """The auxiliary starts with its own architecture."""
+        if self.aux_init == "reset" and not _alike(setup.auxiliary, setup.params):
+            raise MethodError(
+                "aux_init = 'reset' copies the global model into the auxiliary one, but their "
+                "architectures differ; use aux_init = 'persist'"
+            )
+        return Own(setup.auxiliary, setup.auxiliary, setup.sizes.new_zeros(()))
+
+    def client_step(self, sent: Sent, personal: Own, local: Local) -> tuple[Report, Own]:
+        """Train both models on the same batches; report the local one."""
+        start = self._start(sent, personal)
+
+        def step(now: Models, batch: Batch) -> Models:
+            # Personalisation steps on copies, each pulled to where its model stood before the round.
+            theta, w_hat = now.m, now.w
+            for _ in range(self.inner_steps):
+                slope_m = self._slope(theta, w_hat, batch, local, auxiliary=True, home=start.m)
+                slope_w = self._slope(w_hat, theta, batch, local, auxiliary=False, home=start.w)
+                theta = tree.axpy(-self.inner_lr, slope_m, theta)
+                w_hat = tree.axpy(-self.inner_lr, slope_w, w_hat)
+            slope_m = self._slope(now.m, now.w, batch, local, auxiliary=True)
+            slope_w = self._slope(now.w, now.m, batch, local, auxiliary=False)
+            return Models(
+                self._outer(now.w, slope_w, w_hat), self._outer(now.m, slope_m, theta), theta
+            )
+
+        end = local.scan(step, start, batch=self.batch, epochs=self.epochs, steps=self.steps)
+        own = Own(end.m, end.theta, personal.started.new_ones(()))
+        return Report(end.w, local.size), own
+
+    def deploy(self, sent: Sent, personal: Own, local: Local) -> Own:
+        """Use θ*."""
+        return personal
+
+    def adapt(self, sent: Sent, personal: Own, local: Local) -> Own:
+        """A newcomer does the client's part of one round."""
+        return self.client_step(sent, personal, local)[1]
+
+    def models(self, sent: Sent, deployed: Own) -> dict[str, Tree]:
+        """θ*, m and w."""
+        scored: dict[str, Tree] = {"global": Global(sent.shared)}
+        if deployed:
+            scored |= {"personal": Private(deployed.personal)}
+            scored |= {"auxiliary": Private(deployed.auxiliary)}
+        return scored
+
+    def predict(self, model: Tree, x: Tensor, local: Local) -> Tensor:
+        """Run a model on the architecture it belongs to."""
+        network = "auxiliary" if isinstance(model, Private) else "main"
+        return local.logits(model.params, x, network=network)
+
+    def _start(self, sent: Sent, personal: Own) -> Models:
+        w, m = sent.shared, personal.auxiliary
+        if self.aux_init == "reset":
+            m = w
+        elif _alike(m, w):
+            m = tree.where(personal.started > 0, m, w)
+        return Models(w, m, m)
+
+    def _slope(
+        self,
+        own: Params,
+        peer: Params,
+        batch: Batch,
+        local: Local,
+        *,
+        auxiliary: bool,
+        home: Params | None = None,
+    ) -> Params:
+        """Gradient of f(own) + share · KL(peer ‖ own) + λ/2 · ‖own − home‖²."""
+        mine, other = ("auxiliary", "main") if auxiliary else ("main", "auxiliary")
+        taught = local.logits(peer, batch.x, network=other).detach()
+
+        def objective(own: Params, batch: Batch) -> Tensor:
+            logits = local.logits(own, batch.x, batch.training, network=mine)
+            total = losses.cross_entropy(logits, batch.y, batch.weight)
+            if self.share:
+                total = total + self.share * losses.divergence(logits, taught, batch.weight)
+            if self.weight_decay:
+                total = total + self.weight_decay / 2 * tree.dot(own, own)
+            if home is not None and self.pull:
+                total = total + self.pull / 2 * tree.sqdist(own, home)
+            return total
+
+        return local.gradient(objective, own, batch)
+
+    def _outer(self, model: Params, slope: Params, target: Params) -> Params:
+        """model − η∇L(model) − ηλ(model − target)."""
+        moved = tree.axpy(-self.lr, slope, model)
+        pulled: Params = tree.axpy(-self.lr * self.pull, tree.sub(model, target), moved)
+        return pulled
+
+
+class Private(NamedTuple):
+    """Parameters of the client's own architecture."""
+
+    params: Params
+
+
+class Global(NamedTuple):
+    """Parameters of the global architecture."""
+
+    params: Params
+
+
+def _alike(left: Params, right: Params) -> bool:
+    return {name: leaf.shape for name, leaf in left.items()} == {
+        name: leaf.shape for name, leaf in right.items()
+    }

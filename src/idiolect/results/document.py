@@ -1,0 +1,154 @@
+"""`result.json`: all that was found, in plain words and figures."""
+
+import json
+import math
+import platform
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from idiolect.checkpoint import write_whole
+from idiolect.errors import DataError
+from idiolect.results import statistics
+from idiolect.results.outcome import Outcome
+
+Document = dict[str, Any]
+
+FILE = "result.json"
+
+
+def document(about: Mapping[str, Any], outcomes: Sequence[Outcome], complete: bool) -> Document:
+    """Lay out a run's findings as plain values; all but `speed` is the same in equal runs."""
+    content: Document = _plain(_laid_out(about, outcomes, complete))
+    return content
+
+
+def _laid_out(about: Mapping[str, Any], outcomes: Sequence[Outcome], complete: bool) -> Document:
+    return {
+        "name": about.get("name", ""),
+        "complete": complete,
+        "seeds": [members.seed for members in outcomes[0].members] if outcomes else [],
+        "data": about.get("data", {}),
+        "methods": {outcome.label: _method(outcome) for outcome in outcomes},
+        "versions": versions(),
+    }
+
+
+def versions() -> dict[str, str]:
+    """Name the versions that may matter to a figure."""
+    wanted = ("idiolect", "torch", "numpy")
+    return {
+        **{name: metadata.version(name) for name in wanted},
+        "python": platform.python_version(),
+    }
+
+
+def write(folder: Path, content: Document) -> None:
+    """Write result.json, whole."""
+    text = json.dumps(content, indent=1, allow_nan=False, ensure_ascii=False)
+    write_whole(folder / FILE, (text + "\n").encode())
+
+
+def read(folder: str | Path) -> Document:
+    """Read the result of a run folder."""
+    path = Path(folder) / FILE
+    try:
+        content: Document = json.loads(path.read_text(encoding="utf-8"))
+    except OSError:
+        raise DataError(
+            f"{folder} holds no {FILE}; give the folder of a run, or finish it with "
+            "`idiolect run EXPERIMENT.toml --resume`"
+        ) from None
+    except ValueError as error:
+        raise DataError(f"{path} is damaged ({error}); run again with --resume") from error
+    return content
+
+
+def _method(outcome: Outcome) -> Document:
+    models = outcome.models
+    return {
+        **outcome.about,
+        "rounds": outcome.rounds,
+        "notices": list(outcome.notices),
+        "headline": {
+            model: statistics.over_seeds(outcome.final[f"{model}/accuracy"]) for model in models
+        },
+        "best_validation_round": _best_round(outcome),
+        "seeds": [_seed(outcome, place) for place in range(len(outcome.members))],
+        "speed": {
+            "seconds": outcome.speed.train_seconds + outcome.speed.judge_seconds,
+            "train_seconds": outcome.speed.train_seconds,
+            "examples": outcome.speed.examples,
+            "examples_per_second": outcome.speed.examples_per_second,
+        },
+    }
+
+
+def _seed(outcome: Outcome, place: int) -> Document:
+    members, wire = outcome.members[place], outcome.wire[place]
+    rounds = max(outcome.rounds, 1)
+    return {
+        "seed": members.seed,
+        "federation": members.description,
+        "traffic": {
+            "participations": wire.participations,
+            "bytes_down": wire.bytes_down,
+            "bytes_up": wire.bytes_up,
+            "bytes_down_per_round": wire.bytes_down / rounds,
+            "bytes_up_per_round": wire.bytes_up / rounds,
+        },
+        "models": {
+            model: {
+                **statistics.over_clients(outcome.final[f"{model}/accuracy"][place], members.test),
+                "loss": statistics.mean(outcome.final[f"{model}/loss"][place]),
+            }
+            for model in outcome.models
+        },
+        "clients": [_client(outcome, place, client) for client in range(len(members.names))],
+    }
+
+
+def _client(outcome: Outcome, place: int, client: int) -> Document:
+    members = outcome.members[place]
+    models: dict[str, dict[str, Any]] = {model: {} for model in outcome.models}
+    for key, values in outcome.final.items():
+        model, metric = key.split("/")
+        models[model][metric] = values[place, client]
+    return {
+        "client": members.names[client],
+        "train": members.train[client],
+        "test": members.test[client],
+        **models,
+        "facts": {name: values[place, client] for name, values in outcome.facts.items()},
+    }
+
+
+def _best_round(outcome: Outcome) -> Document:
+    """Say where validation was best: beside the headline, which is always the last round."""
+    best = {}
+    for model in outcome.models:
+        curve = outcome.curves.get(f"val/{model}/accuracy")
+        if curve is None or np.isnan(curve).all():
+            continue
+        means = [statistics.mean(point.reshape(-1)) for point in curve]
+        place = int(np.nanargmax(means))
+        best[model] = {"round": outcome.evaluated[place], "val_accuracy": means[place]}
+    return best
+
+
+def _plain(value: Any) -> Any:
+    """Turn arrays into lists, and NaN and infinity, which JSON lacks, into null."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(inner) for key, inner in value.items()}
+    if isinstance(value, np.ndarray):
+        return _plain(value.tolist())
+    if isinstance(value, np.generic):
+        return _plain(value.item())
+    if isinstance(value, (list, tuple)):
+        return [_plain(inner) for inner in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value

@@ -1,0 +1,123 @@
+"""What it takes to run one method: data, networks, settings; nothing of files or screens."""
+
+import dataclasses
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from idiolect.data.federation import Federation
+from idiolect.errors import ConfigError, DataError
+from idiolect.method import Method
+from idiolect.results.outcome import Members
+from idiolect.simulate.backend import Backend
+from idiolect.simulate.rounds import Architecture, Run, Simulation
+
+PERSONAL = ("auto", "always", "never")
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    """When models are scored along the way, and what is kept."""
+
+    every: int = 1  # rounds between points of the validation curve
+    personal: str = "auto"  # score personal models too: auto leaves out methods whose deploy trains
+    test_curve: bool = False  # also score on test data; nothing is ever chosen by it
+    keep_globals: bool = False  # keep the server's state of every round, for newcomers
+    save_models: bool = True  # write what every client deploys
+
+    def __post_init__(self) -> None:
+        if self.every < 1:
+            raise ConfigError(f"evaluate.every is {self.every}, expected at least 1")
+        if self.personal not in PERSONAL:
+            raise ConfigError(
+                f"evaluate.personal is {self.personal!r}, expected one of {', '.join(PERSONAL)}"
+            )
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """One method on all seeds."""
+
+    label: str
+    name: str  # the method's registered name, or its class
+    method: Method
+    seeds: tuple[int, ...]
+    federations: tuple[Federation, ...]  # one for each seed
+    architectures: Mapping[str, Architecture]
+    rounds: int
+    cohort: int | None = None
+    backend: Backend = field(default_factory=Backend)
+    evaluate: Evaluate = field(default_factory=Evaluate)
+    checkpoint_every: int = 0  # rounds; 0: every few seconds
+    described: Mapping[str, Any] = field(default_factory=dict)  # data and model, as JSON
+
+    def __post_init__(self) -> None:
+        sizes = sorted({federation.clients for federation in self.federations})
+        if len(sizes) > 1:
+            raise DataError(
+                f"the seeds give federations of {sizes[0]} and {sizes[-1]} clients, which cannot "
+                "be trained together; fix data.seed, or run the seeds one by one"
+            )
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """All that decides the course of training and its record, apart from how far it goes."""
+        return {
+            "method": self.name,
+            "settings": self.settings,
+            "seeds": list(self.seeds),
+            "cohort": self.cohort,
+            **self.described,
+            "evaluate": {
+                "every": self.evaluate.every,
+                "personal": self.evaluate.personal,
+                "test_curve": self.evaluate.test_curve,
+            },
+            "rows": [_digest(federation) for federation in self.federations],
+        }
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The method's hyper-parameters."""
+        return dataclasses.asdict(self.method)
+
+    @property
+    def only_global(self) -> bool:
+        """Whether curves leave the personal models out."""
+        wanted = self.evaluate.personal
+        return wanted == "never" or (wanted == "auto" and self.method.tunes)
+
+    @property
+    def members(self) -> tuple[Members, ...]:
+        """Who takes part under each seed."""
+        return tuple(
+            Members(
+                seed,
+                federation.names,
+                tuple(len(rows) for rows in federation.train),
+                tuple(len(rows) for rows in federation.test),
+                federation.description,
+            )
+            for seed, federation in zip(self.seeds, self.federations, strict=True)
+        )
+
+    def simulation(self) -> Simulation:
+        """Make the simulation. It is handed lessons only: no test row is within its reach."""
+        runs = [Run(s, f.lessons) for s, f in zip(self.seeds, self.federations, strict=True)]
+        return Simulation(
+            self.method, runs, self.architectures, cohort=self.cohort, backend=self.backend
+        )
+
+
+def _digest(federation: Federation) -> str:
+    """Fingerprint who holds which rows with which labels."""
+    digest = hashlib.sha256()
+    for part in (federation.train, federation.val, federation.test):
+        for rows in part:
+            digest.update(f"{len(rows)};".encode())
+            digest.update(rows.astype(np.int64).tobytes())
+            digest.update(federation.dataset.y[rows].astype(np.int64).tobytes())
+    return digest.hexdigest()[:16]

@@ -1,0 +1,122 @@
+"""Everything a run is between two rounds, and its form on disk."""
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from idiolect import checkpoint
+from idiolect.errors import CheckpointError
+from idiolect.results.outcome import Scores, Speed, Wire
+from idiolect.tree import Tree
+
+
+class Point(NamedTuple):
+    """Scores after a round, each [seed, client]."""
+
+    round: int
+    scores: Scores
+
+
+class Memory(NamedTuple):
+    """A run after some rounds. Never changed, only replaced: any one of them can be saved."""
+
+    round: int
+    state: Tree  # servers' and personal; or, read from a file, leaves by name
+    wire: tuple[Wire, ...]
+    curve: tuple[Point, ...] = ()
+    speed: Speed = Speed()
+    widths: Mapping[str, int] = MappingProxyType({})
+    padding: float = 0.0
+    final: Scores | None = None  # on test data, once training is over
+    facts: Mapping[str, NDArray[Any]] = MappingProxyType({})
+    notices: tuple[str, ...] = ()
+
+
+def save(path: Path, memory: Memory, identity: Mapping[str, Any], place: str) -> None:
+    """Write a checkpoint."""
+    keys = sorted({key for point in memory.curve for key in point.scores})
+    curves = {key: _tensor(np.stack([p.scores[key] for p in memory.curve])) for key in keys}
+    kept = {
+        "state": memory.state,
+        "curve": curves,
+        "final": {key: _tensor(values) for key, values in (memory.final or {}).items()},
+        "facts": {key: _tensor(values) for key, values in memory.facts.items()},
+    }
+    meta = {
+        "identity": identity,
+        "place": place,
+        "round": memory.round,
+        "finished": memory.final is not None,
+        "evaluated": [point.round for point in memory.curve],
+        "wire": [dataclasses.asdict(wire) for wire in memory.wire],
+        "speed": dataclasses.asdict(memory.speed),
+        "widths": dict(memory.widths),
+        "padding": memory.padding,
+        "notices": list(memory.notices),
+    }
+    checkpoint.save(path, kept, meta)
+
+
+def load(path: Path, identity: Mapping[str, Any], place: str) -> Memory:
+    """
+    Read a checkpoint of the same experiment; `state` stays leaves by name until it is needed.
+
+    Widths measured on another device are forgotten: there they would be slow or not fit.
+    """
+    named, meta = checkpoint.read(path)
+    if difference := first_difference(meta.get("identity", {}), identity):
+        raise CheckpointError(
+            f"{path} belongs to another experiment: {difference}; use another --out, or undo the "
+            "change"
+        )
+    parts: dict[str, dict[str, torch.Tensor]] = {"state": {}, "curve": {}, "final": {}, "facts": {}}
+    for name, leaf in named.items():
+        part, rest = name.split(".", 1)
+        parts[part][rest] = leaf
+    curves, final, facts = (
+        {name: leaf.numpy() for name, leaf in parts[part].items()}
+        for part in ("curve", "final", "facts")
+    )
+    return Memory(
+        round=meta["round"],
+        state=parts["state"],
+        wire=tuple(Wire(**wire) for wire in meta["wire"]),
+        curve=tuple(
+            Point(round, {key: curve[place] for key, curve in curves.items()})
+            for place, round in enumerate(meta["evaluated"])
+        ),
+        speed=Speed(**meta["speed"]),
+        widths=meta["widths"] if meta["place"] == place else {},
+        padding=meta["padding"],
+        final=final if meta["finished"] else None,
+        facts=facts,
+        notices=tuple(meta["notices"]),
+    )
+
+
+def first_difference(kept: Any, wanted: Any, key: str = "") -> str:
+    """Name the first key that two nested descriptions differ in; empty where they agree."""
+    if isinstance(kept, Mapping) and isinstance(wanted, Mapping):
+        for name in [*wanted, *(name for name in kept if name not in wanted)]:
+            inner = first_difference(kept.get(name), wanted.get(name), f"{key}.{name}".strip("."))
+            if inner:
+                return inner
+        return ""
+    # JSON knows no tuples, so what was one comes back as a list.
+    if _listed(kept) == _listed(wanted):
+        return ""
+    return f"{key} was {kept!r} and is now {wanted!r}"
+
+
+def _listed(value: Any) -> Any:
+    return [_listed(inner) for inner in value] if isinstance(value, (list, tuple)) else value
+
+
+def _tensor(values: np.ndarray) -> torch.Tensor:
+    return torch.from_numpy(np.ascontiguousarray(values))

@@ -1,0 +1,274 @@
+"""Train one method over all seeds at once, so that it can be killed at any moment and go on."""
+
+import math
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from idiolect import checkpoint
+from idiolect.errors import CheckpointError, Diverged
+from idiolect.results import statistics
+from idiolect.results.models import Deployed, folder_name, save_models
+from idiolect.results.outcome import Outcome, Scores, Speed, Wire
+from idiolect.runner import memory as memories
+from idiolect.runner.job import Job
+from idiolect.runner.memory import Memory, Point
+from idiolect.runner.watch import Silent, Tick, Watch
+from idiolect.simulate.rounds import Simulation, Traffic, Verdict
+
+# A checkpoint costs milliseconds to seconds; losing this much work to a crash costs no one.
+_SECONDS_BETWEEN = 5.0
+
+
+class Trained(NamedTuple):
+    """A finished method; what was deployed, per seed, is there unless it was read from disk."""
+
+    outcome: Outcome
+    deployed: list[Deployed]
+
+
+def train(
+    job: Job, folder: Path | None = None, *, resume: bool = False, watch: Watch | None = None
+) -> Trained:
+    """
+    Run a job to its end and score it on test data once; with a folder, keep checkpoints there.
+
+    Interrupted (Ctrl-C) or diverged, it saves the last whole round and passes the error on.
+    """
+    watch = watch or Silent()
+    keeper = _Keeper(job, folder)
+    memory = keeper.load() if resume else None
+    watch.begin(job.label, memory.round if memory else 0, job.rounds)
+    deployed: list[Deployed] = []
+    if memory is None or memory.final is None:
+        simulation, memory = _ready(job, memory, watch)
+        memory = _rounds(job, simulation, memory, keeper, watch)
+        memory, deployed = _finish(job, simulation, memory, folder)
+        keeper.save(memory)
+    watch.end(job.label, memory.speed.train_seconds + memory.speed.judge_seconds)
+    return Trained(_outcome(job, memory), deployed)
+
+
+class _Keeper:
+    """Saves checkpoints of a job when they are due; does nothing without a folder."""
+
+    def __init__(self, job: Job, folder: Path | None) -> None:
+        self._job = job
+        self._path = folder and folder / "checkpoints" / f"{folder_name(job.label)}.safetensors"
+        self._identity = job.identity
+        self._place = f"{job.backend.kind} {job.backend.place.type}"
+        self._saved_at = time.monotonic()
+        self._saved_round = -1
+
+    def load(self) -> Memory | None:
+        """Read the checkpoint, if one was ever written."""
+        if self._path is None or not self._path.exists():
+            return None
+        memory = memories.load(self._path, self._identity, self._place)
+        rounds = self._job.rounds
+        if memory.round > rounds:
+            raise CheckpointError(
+                f"{self._path} is at round {memory.round}, beyond the {rounds} asked for; raise "
+                "rounds, or use another --out"
+            )
+        if memory.round < rounds:
+            # The earlier run ended here; for the longer one this is a round like any other.
+            curve = tuple(p for p in memory.curve if p.round % self._job.evaluate.every == 0)
+            memory = memory._replace(final=None, facts={}, curve=curve)
+        return memory
+
+    def save_if_due(self, memory: Memory) -> None:
+        """Save after so many rounds, or so many seconds."""
+        every = self._job.checkpoint_every
+        if every:
+            due = memory.round % every == 0
+        else:
+            due = time.monotonic() - self._saved_at >= _SECONDS_BETWEEN
+        if due:
+            self.save(memory)
+
+    def save_last(self, memory: Memory) -> None:
+        """Save what is not saved yet: the run may end here."""
+        if memory.round > max(self._saved_round, 0):
+            self.save(memory)
+
+    def save(self, memory: Memory) -> None:
+        """Save now."""
+        if self._path is not None:
+            memories.save(self._path, memory, self._identity, self._place)
+            self._saved_at, self._saved_round = time.monotonic(), memory.round
+
+
+def _ready(job: Job, memory: Memory | None, watch: Watch) -> tuple[Simulation, Memory]:
+    """Make the simulation and bring it to where the memory is."""
+    simulation = job.simulation()
+    warnings = [text for federation in job.federations for text in federation.warnings()]
+    notices = tuple(dict.fromkeys([*warnings, *simulation.notices]))
+    for text in notices:
+        watch.note(text)
+    if memory is None:
+        start = Memory(0, simulation.tree, tuple(Wire() for _ in job.seeds), notices=notices)
+        return simulation, start
+    path = Path(f"checkpoint of {job.label}")
+    simulation.tree = checkpoint.fitted(simulation.tree, memory.state, path)
+    simulation.round = memory.round
+    simulation.widths = memory.widths
+    return simulation, memory._replace(state=simulation.tree, notices=notices)
+
+
+def _rounds(
+    job: Job, simulation: Simulation, memory: Memory, keeper: _Keeper, watch: Watch
+) -> Memory:
+    began, first = time.perf_counter(), memory.round
+    try:
+        while memory.round < job.rounds:
+            # One assignment per round: an interrupt leaves the last whole round in `memory`,
+            # however far the simulation itself has got.
+            memory = _round(job, simulation, memory)
+            if job.evaluate.keep_globals and keeper._path is not None:
+                _keep_globals(keeper._path.parent.parent, job, simulation)
+            keeper.save_if_due(memory)
+            pace = (time.perf_counter() - began) / (memory.round - first)
+            watch.tick(_tick(job, memory, pace))
+        keeper.save_last(memory)
+    except (KeyboardInterrupt, Diverged):
+        keeper.save_last(memory)
+        raise
+    return memory
+
+
+def _round(job: Job, simulation: Simulation, memory: Memory) -> Memory:
+    """Do a round and, where it is due, score it."""
+    start = time.perf_counter()
+    done = simulation.advance()
+    trained = time.perf_counter()
+    point = _point(job, simulation)
+    judged = time.perf_counter()
+    speed = Speed(
+        memory.speed.examples + done.examples,
+        memory.speed.train_seconds + trained - start,
+        memory.speed.judge_seconds + judged - trained,
+    )
+    return memory._replace(
+        round=simulation.round,
+        state=simulation.tree,
+        wire=tuple(_added(w, t) for w, t in zip(memory.wire, done.traffic, strict=True)),
+        curve=(*memory.curve, *point),
+        speed=speed,
+        widths=simulation.widths,
+        padding=simulation.padding(),
+    )
+
+
+def _point(job: Job, simulation: Simulation) -> tuple[Point, ...]:
+    """Score the round on validation data, and on test data only where the user asked to watch."""
+    if simulation.round % job.evaluate.every and simulation.round != job.rounds:
+        return ()
+    scores: Scores = {}
+    if all(any(len(rows) for rows in federation.val) for federation in job.federations):
+        verdicts = simulation.judge(only_global=job.only_global)
+        scores.update(_scores(verdicts, "val/"))
+    if job.evaluate.test_curve:
+        exams = [federation.exam for federation in job.federations]
+        verdicts = simulation.judge(exams, only_global=job.only_global)
+        scores.update(_scores(verdicts, "test_curve/"))
+    return (Point(simulation.round, scores),) if scores else ()
+
+
+def _finish(
+    job: Job, simulation: Simulation, memory: Memory, folder: Path | None
+) -> tuple[Memory, list[Deployed]]:
+    """Score the last round on test data: the one place where test data decides a figure."""
+    start = time.perf_counter()
+    verdicts = simulation.judge([federation.exam for federation in job.federations], keep=True)
+    if folder is not None and job.evaluate.save_models:
+        for members, verdict in zip(job.members, verdicts, strict=True):
+            if verdict.deployed:
+                save_models(folder, job.label, members.seed, members.names, verdict.deployed)
+    names = verdicts[0].facts
+    speed = memory.speed
+    memory = memory._replace(
+        final=_scores(verdicts, ""),
+        facts={name: np.stack([v.facts[name] for v in verdicts]) for name in names},
+        widths=simulation.widths,
+        speed=Speed(
+            speed.examples,
+            speed.train_seconds,
+            speed.judge_seconds + time.perf_counter() - start,
+        ),
+    )
+    return memory, [verdict.deployed for verdict in verdicts]
+
+
+def _scores(verdicts: list[Verdict], prefix: str) -> Scores:
+    return {
+        f"{prefix}{model}/{metric}": np.stack([v.scores[model][metric] for v in verdicts])
+        for model, metrics in verdicts[0].scores.items()
+        for metric in metrics
+    }
+
+
+def _added(wire: Wire, traffic: Traffic) -> Wire:
+    return Wire(
+        wire.participations + traffic.clients,
+        wire.bytes_down + traffic.bytes_down,
+        wire.bytes_up + traffic.bytes_up,
+    )
+
+
+def _keep_globals(folder: Path, job: Job, simulation: Simulation) -> None:
+    name = f"round-{simulation.round:04d}.safetensors"
+    meta = {"seeds": list(job.seeds), "round": simulation.round}
+    states = tuple(simulation.states)
+    checkpoint.save(folder / "globals" / folder_name(job.label) / name, states, meta)
+
+
+def _tick(job: Job, memory: Memory, pace: float) -> Tick:
+    loss = accuracy = math.nan
+    if memory.curve:
+        scores = memory.curve[-1].scores
+        model = "personal" if "val/personal/loss" in scores else "global"
+        if f"val/{model}/loss" in scores:
+            loss = statistics.mean(scores[f"val/{model}/loss"].reshape(-1))
+            accuracy = statistics.mean(scores[f"val/{model}/accuracy"].reshape(-1))
+    left = pace * (job.rounds - memory.round)
+    rate = memory.speed.examples_per_second
+    return Tick(job.label, memory.round, job.rounds, loss, accuracy, rate, left)
+
+
+def _outcome(job: Job, memory: Memory) -> Outcome:
+    keys = sorted(memory.curve[0].scores) if memory.curve else []
+    about = {
+        "method": job.name,
+        "title": job.method.title,
+        "paper": job.method.paper,
+        "settings": job.settings,
+        **{key: value for key, value in job.described.items() if key == "model"},
+        "clients": len(job.members[0].names),
+        "cohort": job.cohort,
+        "backend": job.backend.kind,
+        "device": _device(job),
+        "widths": dict(memory.widths),
+        "padding": memory.padding,
+    }
+    return Outcome(
+        label=job.label,
+        about=about,
+        members=job.members,
+        rounds=memory.round,
+        evaluated=tuple(point.round for point in memory.curve),
+        curves={key: np.stack([point.scores[key] for point in memory.curve]) for key in keys},
+        final=memory.final or {},
+        facts=dict(memory.facts),
+        wire=memory.wire,
+        speed=memory.speed,
+        notices=memory.notices,
+    )
+
+
+def _device(job: Job) -> str:
+    place = job.backend.place
+    return torch.cuda.get_device_name(place) if place.type == "cuda" else place.type

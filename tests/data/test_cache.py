@@ -1,0 +1,67 @@
+import numpy as np
+import pytest
+
+from idiolect.data.cache import cache_key, cache_root, cached
+from idiolect.errors import DataError
+
+
+def refuse(_):
+    raise AssertionError("a second load must not write")
+
+
+def test_a_second_load_only_maps(toy, tmp_path):
+    written = cached(tmp_path, "toy-1", lambda _: toy(provenance="ours"))
+    mapped = cached(tmp_path, "toy-1", refuse)
+    assert isinstance(mapped.x, np.memmap) and not mapped.x.flags.writeable
+    for field in ("x", "y", "clients", "origin", "shift", "scale"):
+        assert np.array_equal(getattr(mapped, field), getattr(toy(), field))
+    assert (mapped.classes, mapped.client_names) == (toy().classes, toy().client_names)
+    assert mapped.provenance == written.provenance == "ours"
+
+
+def test_columns_that_are_absent_stay_absent(toy, tmp_path):
+    bare = toy(clients=None, client_names=(), origin=None)
+    mapped = cached(tmp_path, "toy-1", lambda _: bare)
+    assert mapped.clients is None and mapped.origin is None
+
+
+def test_a_failure_while_writing_leaves_nothing(toy, tmp_path):
+    def fail(folder):
+        np.save(folder / "x.npy", np.zeros(3))
+        raise DataError("the source is damaged")
+
+    with pytest.raises(DataError, match="the source is damaged"):
+        cached(tmp_path, "toy-1", fail)
+    assert list(tmp_path.iterdir()) == []
+    assert len(cached(tmp_path, "toy-1", lambda _: toy())) == 60
+
+
+def test_of_two_writers_the_second_finds_the_work_done(toy, tmp_path):
+    def overtaken(_):
+        cached(tmp_path, "toy-1", lambda _: toy(60))
+        return toy(30)
+
+    assert len(cached(tmp_path, "toy-1", overtaken)) == 60
+    assert [path.name for path in tmp_path.iterdir()] == ["toy-1"]
+
+
+def test_a_damaged_folder_is_named(toy, tmp_path):
+    cached(tmp_path, "toy-1", lambda _: toy())
+    (tmp_path / "toy-1" / "x.npy").write_bytes(b"not an array")
+    with pytest.raises(DataError, match=r"toy-1 is damaged.*delete it"):
+        cached(tmp_path, "toy-1", refuse)
+
+
+def test_a_place_that_cannot_be_written_is_named(toy, tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(DataError, match=r"cannot be written.*set IDIOLECT_CACHE"):
+        cached(tmp_path / "file", "toy-1", lambda _: toy())
+
+
+def test_keys_and_places(tmp_path, monkeypatch):
+    assert cache_key("a", ["1", "2"]) != cache_key("a", ["1", "3"])
+    monkeypatch.setenv("IDIOLECT_CACHE", str(tmp_path / "env"))
+    assert cache_root(None) == tmp_path / "env"
+    assert cache_root(tmp_path) == tmp_path
+    monkeypatch.delenv("IDIOLECT_CACHE")
+    assert cache_root(None).parts[-2:] == (".cache", "idiolect")

@@ -1,0 +1,84 @@
+import time
+
+import numpy as np
+import pytest
+
+from idiolect.data import Exam, Federation, Lessons
+from idiolect.errors import ConfigError, DataError
+
+
+def rows(*lists):
+    return tuple(np.array(one, np.int64) for one in lists)
+
+
+@pytest.fixture
+def two(toy):
+    return Federation(toy(), rows([0, 1, 2], [3]), rows([4], []), rows([5, 6], [7]))
+
+
+def test_counts_and_names(two):
+    assert two.clients == 2 and two.names == ("client 0", "client 1")
+    assert two.counts("train").tolist() == [[1, 1, 1, 0], [0, 0, 0, 1]]
+    assert two.counts().tolist() == [[2, 2, 2, 0], [0, 0, 0, 2]]
+    assert (two.counts() == sum(two.counts(part) for part in ("train", "val", "test"))).all()
+    with pytest.raises(ConfigError, match="part 'exam'"):
+        two.counts("exam")
+
+
+def test_lessons_hold_no_test_row(two):
+    lessons = two.lessons
+    assert isinstance(lessons, Lessons) and isinstance(two.exam, Exam)
+    assert not hasattr(lessons, "test") and not hasattr(lessons, "exam")
+    assert not hasattr(two.exam, "train")
+    seen = set(np.concatenate(lessons.train + lessons.val).tolist())
+    assert seen.isdisjoint(np.concatenate(two.exam.test).tolist())
+
+
+def test_pooled_is_the_union(two):
+    together = two.lessons.pooled()
+    assert together.names == ("all clients",) and together.clients == 1
+    assert together.train[0].tolist() == [0, 1, 2, 3] and together.val[0].tolist() == [4]
+
+
+def test_subset_keeps_names_and_order(two):
+    one = two.subset([1])
+    assert one.names == ("client 1",) and one.test[0].tolist() == [7]
+    with pytest.raises(ConfigError, match=r"client 2 is unknown; expected 0\.\.1"):
+        two.subset([2])
+
+
+def test_a_row_held_twice_names_both_holders(toy):
+    with pytest.raises(DataError, match=r"row 2 is held twice: by client 0 \(train\).*client 1"):
+        Federation(toy(), rows([0, 2], [1]), rows([], []), rows([], [2]))
+    with pytest.raises(DataError, match=r"row 0 .* client 0 \(train\) and by client 0 \(val\)"):
+        Federation(toy(), rows([0], [1]), rows([0], []), rows([], []))
+
+
+def test_empty_and_impossible_clients_are_refused(toy):
+    with pytest.raises(DataError, match=r"client 1 holds no rows .*min_size"):
+        Federation(toy(), rows([0], []), rows([], []), rows([], []))
+    with pytest.raises(
+        DataError, match=r"client 0 holds row 60, but dataset 'toy' has rows 0\.\.59"
+    ):
+        Federation(toy(), rows([60]), rows([]), rows([]))
+    with pytest.raises(DataError, match="one entry per client"):
+        Federation(toy(), rows([1], [2]), rows([]), rows([]))
+    with pytest.raises(DataError, match="no client"):
+        Federation(toy(), (), (), ())
+
+
+def test_warnings_tell_what_is_legal_but_odd(two):
+    told = "; ".join(two.warnings())
+    assert "1 of 2 clients have no val row: client 1" in told
+    only = two.subset([0])
+    assert "no client has a row of class d" in "; ".join(only.warnings())
+
+
+def test_eighty_thousand_clients_are_checked_in_seconds(toy):
+    many = toy(240_000)
+    held = np.arange(240_000).reshape(80_000, 3)
+    start = time.perf_counter()
+    parts = [tuple(held[:, part : part + 1]) for part in range(3)]
+    federation = Federation(many, *parts)
+    assert federation.counts().sum() == 240_000
+    assert time.perf_counter() - start < 5
