@@ -1,5 +1,4 @@
-"""
-Idiolect: personalised federated learning, one model per client, trained together.
+"""Idiolect: personalised federated learning, one model per client, trained together.
 
 Names are imported when they are first used, so that `import idiolect` costs next to nothing.
 """

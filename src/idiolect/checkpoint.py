@@ -83,8 +83,7 @@ def fitted(template: Tree, values: Mapping[str, Tensor], path: Path) -> Tree:
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """
-    Replace a file's content in one step that a crash cannot halve.
+    """Replace a file's content in one step that a crash cannot halve.
 
     The new content reaches the disk under another name in the same folder before it takes the
     final one, and the folder is synced so that the new name survives a power cut too.

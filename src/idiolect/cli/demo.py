@@ -13,5 +13,5 @@ PAPER = {
 REMARK = (
     "The paper's DS-1 gives each of 10 users 600 images of 4 digits, but not how many of each; "
     "here each digit of a user is 0.6 times as frequent as the one before "
-    "(data.partition.imbalance), so users cannot be compared row by row, only the columns as a whole."
+    "(data.partition.imbalance), so users cannot be compared row by row, only column by column."
 )

@@ -26,8 +26,7 @@ def print_json(value: Any) -> None:
 
 
 def print_result(screen: Console, content: Document, beside: Mapping[str, Sequence[float]]) -> None:
-    """
-    Print each client's accuracy per method, then one line per method and model.
+    """Print each client's accuracy per method, then one line per method and model.
 
     `beside` adds columns of published figures, in per cent.
     """

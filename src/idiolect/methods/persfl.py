@@ -6,7 +6,8 @@ Algorithm 1. Readings where the paper is silent or contradicts itself:
 - the teacher is chosen by validation loss (Eq. 2) over the global models as received, the final
   one included; a model is numbered by the rounds behind it, 0 for the initial one;
 - the soft loss is T² · KL(teacher ‖ student), summed over classes and averaged over examples;
-- λ and T are searched on validation data for each client: accuracy, then loss, then grid order;
+- λ and T are searched on validation data for each client: accuracy, then loss, then grid order
+  (so λ = 0 keeps the first T, as all such cells of Table 5 do);
 - the teacher is a constant in evaluation mode; every student starts from it.
 """
 
@@ -71,6 +72,19 @@ class PersFL(FedAvg):
     )
     keep_grid: bool = setting(False, "score every cell of the grid at the end (Figures 3-8)")
 
+    @property
+    def cells(self) -> list[tuple[float, float]]:
+        """The grid in order, without cells that rounding alone would tell apart.
+
+        At λ = 0 there is no soft loss, and at λ = 1 the student starts where the soft loss is least
+        and stays: T means nothing at either, and its first value stands for all.
+        """
+        return [
+            (share, temperature)
+            for share, temperature in product(self.shares, self.temperatures)
+            if share not in (0, 1) or temperature == self.temperatures[0]
+        ]
+
     def init_personal(self, setup: Setup) -> Teacher:
         """Start with no teacher."""
         nothing = setup.sizes.new_full((), float("inf"))
@@ -93,9 +107,8 @@ class PersFL(FedAvg):
         """Stage 2: distil the teacher at every λ and T, keep the best on validation data."""
         last = Teacher(sent.shared, personal.loss, local.round)
         teacher = last if self.teacher == "last" else self.meet(sent, personal, local)
-        pairs = list(product(self.shares, self.temperatures))
-        shares = local.numbers([share for share, _ in pairs])
-        temperatures = local.numbers([temperature for _, temperature in pairs])
+        shares = local.numbers([share for share, _ in self.cells])
+        temperatures = local.numbers([temperature for _, temperature in self.cells])
 
         def cell(share: Tensor, temperature: Tensor) -> tuple[Params, Tensor, Tensor]:
             student = self._distil(teacher.params, share, temperature, local)
@@ -118,7 +131,7 @@ class PersFL(FedAvg):
         named = {"personal": deployed.params, "global": sent.shared} if deployed else {}
         named = named or {"global": sent.shared}
         if deployed and self.keep_grid:
-            for number, (share, temperature) in enumerate(product(self.shares, self.temperatures)):
+            for number, (share, temperature) in enumerate(self.cells):
                 one = tree.map(lambda leaf, n=number: leaf[n], deployed.cells)
                 named[f"λ={share:g} T={temperature:g}"] = one
         return named

@@ -46,8 +46,7 @@ class Speed:
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
-    """
-    One method, trained and scored; arrays are [seed, client], curves [evaluation, seed, client].
+    """One method, trained and scored; arrays are [seed, client], curves [evaluation, seed, client].
 
     `final` is the score on test data after the last round, the only one taken as the result.
     """

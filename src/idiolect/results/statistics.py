@@ -25,8 +25,7 @@ def over_clients(scores: NDArray[np.floating], sizes: Sequence[int]) -> Figures:
 
 
 def over_seeds(scores: NDArray[np.floating]) -> dict[str, Figures]:
-    """
-    Summarise [seed, client] in two conventions, which differ in what the spread is over.
+    """Summarise [seed, client] in two conventions, which differ in what the spread is over.
 
     `seeds`: the mean of each seed, then mean and deviation over seeds. `clients`: each client's
     mean over seeds, then mean and deviation over clients, as PersFL reports.

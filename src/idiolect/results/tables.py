@@ -56,8 +56,7 @@ def summary(content: Document) -> list[Row]:
 
 
 def per_client(content: Document) -> tuple[list[str], list[tuple[str, list[float | None]]]]:
-    """
-    Give the clients' names, and per method their personal accuracy, mean over seeds.
+    """Give the clients' names, and per method their personal accuracy, mean over seeds.
 
     Where names differ from seed to seed, the place in the list stands for the client.
     """

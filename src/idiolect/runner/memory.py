@@ -64,8 +64,7 @@ def save(path: Path, memory: Memory, identity: Mapping[str, Any], place: str) ->
 
 
 def load(path: Path, identity: Mapping[str, Any], place: str) -> Memory:
-    """
-    Read a checkpoint of the same experiment; `state` stays leaves by name until it is needed.
+    """Read a checkpoint of the same experiment; `state` stays leaves by name until it is needed.
 
     Widths measured on another device are forgotten: there they would be slow or not fit.
     """

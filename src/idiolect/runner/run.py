@@ -26,8 +26,7 @@ def run(
     resume: bool = False,
     watch: Watch | None = None,
 ) -> Document:
-    """
-    Train every job in turn; finished ones are read from their checkpoints.
+    """Train every job in turn; finished ones are read from their checkpoints.
 
     The result is written after each method, so that a later one's failure does not cost it.
     """

@@ -33,8 +33,7 @@ class Trained(NamedTuple):
 def train(
     job: Job, folder: Path | None = None, *, resume: bool = False, watch: Watch | None = None
 ) -> Trained:
-    """
-    Run a job to its end and score it on test data once; with a folder, keep checkpoints there.
+    """Run a job to its end and score it on test data once; with a folder, keep checkpoints there.
 
     Interrupted (Ctrl-C) or diverged, it saves the last whole round and passes the error on.
     """
@@ -57,6 +56,7 @@ class _Keeper:
 
     def __init__(self, job: Job, folder: Path | None) -> None:
         self._job = job
+        self._folder = folder
         self._path = folder and folder / "checkpoints" / f"{folder_name(job.label)}.safetensors"
         self._identity = job.identity
         self._place = f"{job.backend.kind} {job.backend.place.type}"
@@ -95,6 +95,14 @@ class _Keeper:
         if memory.round > max(self._saved_round, 0):
             self.save(memory)
 
+    def keep_globals(self, memory: Memory) -> None:
+        """Keep the servers' states of a round, where the user asked for all of them."""
+        if self._folder is not None and self._job.evaluate.keep_globals:
+            own = self._folder / "globals" / folder_name(self._job.label)
+            meta = {"seeds": list(self._job.seeds), "round": memory.round}
+            path = own / f"round-{memory.round:04d}.safetensors"
+            checkpoint.save(path, memory.state["server"], meta)
+
     def save(self, memory: Memory) -> None:
         """Save now."""
         if self._path is not None:
@@ -128,8 +136,7 @@ def _rounds(
             # One assignment per round: an interrupt leaves the last whole round in `memory`,
             # however far the simulation itself has got.
             memory = _round(job, simulation, memory)
-            if job.evaluate.keep_globals and keeper._path is not None:
-                _keep_globals(keeper._path.parent.parent, job, simulation)
+            keeper.keep_globals(memory)
             keeper.save_if_due(memory)
             pace = (time.perf_counter() - began) / (memory.round - first)
             watch.tick(_tick(job, memory, pace))
@@ -217,13 +224,6 @@ def _added(wire: Wire, traffic: Traffic) -> Wire:
         wire.bytes_down + traffic.bytes_down,
         wire.bytes_up + traffic.bytes_up,
     )
-
-
-def _keep_globals(folder: Path, job: Job, simulation: Simulation) -> None:
-    name = f"round-{simulation.round:04d}.safetensors"
-    meta = {"seeds": list(job.seeds), "round": simulation.round}
-    states = tuple(simulation.states)
-    checkpoint.save(folder / "globals" / folder_name(job.label) / name, states, meta)
 
 
 def _tick(job: Job, memory: Memory, pace: float) -> Tick:

@@ -50,9 +50,14 @@ class Crew:
         device: torch.device,
         span: int | None,
         hands: int,
+        stack: bool,
         cache: Path | None,
     ) -> None:
-        """Blocks are `span` clients wide (None: measured); single clients go to `hands` threads."""
+        """Blocks are `span` clients wide (None: measured); single clients go to `hands` threads.
+
+        `stack` lets vmap run a block; on CUDA then even one client, so that it is captured.
+        """
+        self._stack = stack
         self.clients = clients
         self.store = store
         self.widths: dict[str, int] = {}
@@ -136,7 +141,7 @@ class Crew:
             self._pools,
             self._exam_pools,
             self._device,
-            stacked=span > 1,
+            stacked=self._stack and (span > 1 or self._device.type == "cuda"),
             limit=limit,
         )
 

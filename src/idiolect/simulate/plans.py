@@ -72,7 +72,7 @@ class Book:
     def _make(self, request: Request) -> Plan:
         rows, certain, longest = self._draw(request)
         index = torch.from_numpy(np.maximum(rows, 0)).to(self._device)
-        weight = torch.from_numpy((rows >= 0).astype(np.float32)).to(self._device)
+        weight = torch.from_numpy(rows >= 0).to(self._device, torch.get_default_dtype())
         return Plan(self._pools[request.stream], index, weight, certain, longest)
 
     def _refill(self, request: Request, plan: Plan) -> bool:
@@ -80,7 +80,7 @@ class Book:
         if rows.shape != plan.index.shape or (certain, longest) != (plan.certain, plan.longest):
             return False
         plan.index.copy_(torch.from_numpy(np.maximum(rows, 0)))
-        plan.weight.copy_(torch.from_numpy((rows >= 0).astype(np.float32)))
+        plan.weight.copy_(torch.from_numpy(rows >= 0))
         return True
 
     def _draw(self, request: Request) -> tuple[np.ndarray, int, int]:

@@ -64,8 +64,9 @@ def _joined(datasets: Sequence[Dataset], device: torch.device) -> tuple[Pool, li
     y = first.y if len(distinct) == 1 else np.concatenate([dataset.y for dataset in distinct])
     pool = Pool(_tensor(x, device), _tensor(y, device))
     if x.dtype == np.uint8 or np.issubdtype(x.dtype, np.floating):  # other whole numbers are tokens
-        shift = torch.from_numpy(np.array(first.shift, np.float32)).to(device)
-        inverse_scale = torch.from_numpy(1 / np.array(first.scale, np.float32)).to(device)
+        kind = torch.get_default_dtype()
+        shift = torch.from_numpy(np.array(first.shift)).to(device, kind)
+        inverse_scale = 1 / torch.from_numpy(np.array(first.scale)).to(device, kind)
         pool = pool._replace(shift=shift, inverse_scale=inverse_scale)
         if device.type == "cpu" and x.size * 4 <= _DECODED_BYTES:
             pool = Pool(pool.decode(pool.x), pool.y)

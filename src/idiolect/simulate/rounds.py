@@ -83,6 +83,8 @@ class Simulation:
         self.notices: list[str] = []  # what the user should know, in words
         backend = backend or Backend()
         self._device = backend.place
+        if self._device.type == "cuda":
+            torch.backends.cudnn.allow_tf32 = False  # convolutions in full fp32, like products
         self._cohort = cohort
         self._library = Library([run.lessons for run in runs], self._device)
         self._clients = len(runs[0].lessons.names)
@@ -123,6 +125,7 @@ class Simulation:
                     self._device,
                     1 if one_by_one else backend.width,
                     1 if backend.kind == "sequential" else _hands(self._device),
+                    not one_by_one,
                     backend.cache,
                 )
             )
@@ -200,7 +203,7 @@ class Simulation:
         for run, call in enumerate(calls):
             rows = [place[Seat(run, int(client))] for client in call.cohort]
             own = tree.take(reports, self._tensor(np.array(rows)))
-            traffic.append(_traffic(call, own))
+            traffic.append(Traffic(1, 0, 0) if method.pooled else _traffic(call, own))
             cohort = self._tensor(call.cohort)
             self.states[run] = method.server_step(self.states[run], cohort, own)
         self.round += 1

@@ -1,0 +1,5 @@
+"""`python -m idiolect` is `idiolect`."""
+
+from idiolect.cli import main
+
+main()

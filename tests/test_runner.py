@@ -1,0 +1,161 @@
+"""Runs: killed, resumed, extended, poisoned; the result is the same or the refusal is clear."""
+
+import dataclasses
+import random
+import signal
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import tiny
+import torch
+
+from idiolect import checkpoint, tree
+from idiolect.errors import CheckpointError, Diverged
+from idiolect.experiment import jobs, parse_experiment
+from idiolect.results import load_model
+from idiolect.runner import Silent, run, train
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("IDIOLECT_CACHE", str(tmp_path / "cache"))
+
+
+def made(*overrides, only=()):
+    return jobs(parse_experiment(tiny.TOML, overrides), only=only)
+
+
+class Stopping(Silent):
+    """Interrupts a run in the middle of a round: while it reports the one before."""
+
+    def __init__(self, at):
+        self.at = at
+
+    def tick(self, tick):
+        if tick.round == self.at:
+            raise KeyboardInterrupt
+
+
+def test_kill_9_at_random_moments_then_resume_is_the_uninterrupted_run(tmp_path):
+    tiny.write(tmp_path)
+    whole = tiny.idiolect("run", "tiny.toml", "--out", "whole", cwd=tmp_path)
+    assert whole.returncode == 0, whole.stderr
+    draw = random.Random()  # a new set of moments at every run of this test
+    killed = 0
+    for _ in range(4):
+        # Importing torch takes most of a second; training and judging some two more.
+        moment = draw.uniform(1.5, 4.0)
+        process = tiny.idiolect_until(
+            "run", "tiny.toml", "--out", "cut", "--resume",
+            cwd=tmp_path, seconds=moment, stop=signal.SIGKILL,
+        )  # fmt: skip
+        _, errors = process.communicate()
+        assert process.returncode in (0, -signal.SIGKILL), errors
+        killed += process.returncode != 0
+    done = tiny.idiolect("run", "tiny.toml", "--out", "cut", "--resume", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert tiny.findings(tmp_path / "cut") == tiny.findings(tmp_path / "whole"), killed
+    tables = [pq.read_table(tmp_path / name / "metrics.parquet") for name in ("cut", "whole")]
+    assert tables[0].equals(tables[1])
+    assert not list((tmp_path / "cut").rglob("*.part"))
+
+
+@pytest.mark.parametrize("at", [1, 4, 6])
+def test_an_interrupted_method_goes_on_bit_for_bit(tmp_path, at):
+    (job, *_), _ = made("backend.checkpoint_every=0", only=["FedAvg"])
+    whole = train(job).outcome
+    with pytest.raises(KeyboardInterrupt):
+        train(job, tmp_path, watch=Stopping(at))
+    again = train(job, tmp_path, resume=True).outcome
+    for name in ("curves", "final"):
+        left, right = getattr(whole, name), getattr(again, name)
+        assert left.keys() == right.keys()
+        assert all(np.array_equal(left[key], right[key]) for key in left)
+    assert [dataclasses.asdict(w) for w in whole.wire] == [dataclasses.asdict(w) for w in again.wire]
+    assert whole.evaluated == again.evaluated
+
+
+def test_a_finished_run_can_be_made_longer(tmp_path):
+    overrides = ("evaluate.every=4",)
+    (short, *_), _ = made(*overrides, only=["FedAvg"])
+    (longer, *_), _ = made(*overrides, "rounds=9", only=["FedAvg"])
+    train(short, tmp_path)
+    extended = train(longer, tmp_path, resume=True).outcome
+    whole = train(longer).outcome
+    assert extended.evaluated == whole.evaluated == (4, 8, 9)
+    assert all(np.array_equal(extended.final[key], whole.final[key]) for key in whole.final)
+    with pytest.raises(CheckpointError, match="round 9, beyond the 6"):
+        train(short, tmp_path, resume=True)
+
+
+def test_resume_is_refused_when_a_setting_changed(tmp_path):
+    (job, *_), _ = made(only=["FedAvg"])
+    (other, *_), _ = made("training.lr=0.1", only=["FedAvg"])
+    train(job, tmp_path)
+    with pytest.raises(CheckpointError, match=r"settings.lr was 0.05 and is now 0.1"):
+        train(other, tmp_path, resume=True)
+
+
+def test_divergence_is_told_and_the_last_whole_round_is_kept(tmp_path):
+    (job, *_), _ = made("training.lr=1e38", "backend.checkpoint_every=0", only=["FedAvg"])
+    with pytest.raises(Diverged, match="lower lr"):
+        train(job, tmp_path)
+
+
+def test_test_rows_reach_only_the_final_metric(tmp_path):
+    """Poison every test label: training, personal state and validation must not notice."""
+    made_jobs, _ = made("evaluate.personal=always")
+    for job in made_jobs:
+        poisoned = dataclasses.replace(
+            job, federations=tuple(_poisoned(f) for f in job.federations)
+        )
+        clean, foul = (
+            train(one, tmp_path / name).outcome
+            for one, name in ((job, "clean"), (poisoned, "foul"))
+        )
+        for key, curve in clean.curves.items():
+            assert np.array_equal(curve, foul.curves[key])
+        states = [
+            checkpoint.read(next((tmp_path / name / "checkpoints").glob("*")))[0]
+            for name in ("clean", "foul")
+        ]
+        for name, leaf in states[0].items():
+            if not name.startswith("final."):
+                assert torch.equal(leaf, states[1][name]), name
+        key = "personal/accuracy"
+        assert clean.final[key].mean() > foul.final[key].mean() + 0.2
+        for name in ("clean", "foul"):
+            next((tmp_path / name / "checkpoints").glob("*")).unlink()
+
+
+def _poisoned(federation):
+    labels = federation.dataset.y.copy()
+    rows = np.concatenate(federation.test)
+    labels[rows] = (labels[rows] + 1) % len(federation.dataset.classes)
+    return dataclasses.replace(
+        federation, dataset=dataclasses.replace(federation.dataset, y=labels)
+    )
+
+
+def test_globals_and_models_are_kept_and_can_be_loaded(tmp_path):
+    (job, *_), about = made("evaluate.keep_globals=true", only=["FedAvg"])
+    content = run([job], tmp_path, about)
+    assert content["complete"]
+    kept = sorted((tmp_path / "globals" / "FedAvg").iterdir())
+    assert [path.name for path in kept] == [f"round-{n:04d}.safetensors" for n in range(1, 7)]
+    simulation = job.simulation()
+    last, _ = checkpoint.load(kept[-1], tuple(simulation.states))
+    model = load_model(tmp_path, "FedAvg", 1, "client 3")
+    for name, leaf in tree.named(last[1]).items():
+        assert torch.equal(model[name], leaf)
+    assert torch.equal(load_model(tmp_path, "FedAvg", 1, 3)["fc.weight"], model["fc.weight"])
+
+
+def test_a_test_curve_changes_nothing_but_the_metrics(tmp_path):
+    (plain, *_), _ = made(only=["FedAvg"])
+    (watched, *_), _ = made("evaluate.test_curve=true", only=["FedAvg"])
+    left, right = train(plain).outcome, train(watched).outcome
+    assert all(np.array_equal(left.final[key], right.final[key]) for key in left.final)
+    last = right.curves["test_curve/global/accuracy"][-1]
+    assert np.array_equal(last, right.final["global/accuracy"])

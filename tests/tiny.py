@@ -1,0 +1,94 @@
+"""A small experiment that trains in a second or two, for the tests of runs."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+TOML = """
+name = "tiny"
+seeds = [0, 1]
+rounds = 6
+cohort = 4
+
+[data]
+partition = { name = "iid", clients = 6, per_client = 30 }
+
+[model]
+name = "mlr"
+
+[training]
+batch = 10
+lr = 0.05
+
+[backend]
+width = 4
+checkpoint_every = 1
+
+[[methods]]
+name = "local"
+
+[[methods]]
+name = "fedavg"
+momentum = 0.9
+
+[[methods]]
+name = "fedavg-ft"
+tune_epochs = 2
+"""
+
+
+def write(folder: Path, text: str = TOML) -> Path:
+    path = folder / "tiny.toml"
+    path.write_text(text)
+    return path
+
+
+def command(*arguments: Any) -> list[str]:
+    return [sys.executable, "-m", "idiolect", *map(str, arguments)]
+
+
+def idiolect(*arguments: Any, cwd: Path, **options: Any) -> "subprocess.CompletedProcess[str]":
+    """Run the command line for real."""
+    environment = {**os.environ, "IDIOLECT_CACHE": str(cwd / "cache"), "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        command(*arguments),
+        cwd=cwd,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        **options,
+    )
+
+
+def idiolect_until(
+    *arguments: Any, cwd: Path, seconds: float, stop: signal.Signals
+) -> "subprocess.Popen[str]":
+    """Start the command line and stop it after a while, however far it has got."""
+    environment = {**os.environ, "IDIOLECT_CACHE": str(cwd / "cache"), "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(
+        command(*arguments),
+        cwd=cwd,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        process.send_signal(stop)
+    return process
+
+
+def findings(folder: Path) -> dict[str, Any]:
+    """Read a result without the time it took."""
+    content: dict[str, Any] = json.loads((folder / "result.json").read_text())
+    for method in content["methods"].values():
+        del method["speed"]
+    return content
