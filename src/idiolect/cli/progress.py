@@ -111,7 +111,7 @@ def figures(tick: Tick) -> str:
     """Write a tick's figures; those that are not known are left out."""
     parts = []
     if not math.isnan(tick.loss):
-        parts.append(f"loss {tick.loss:.3f}")
+        parts.append(f"loss {tick.loss:.3f}" if tick.loss < 1e4 else f"loss {tick.loss:.1e}")
         parts.append(f"validation accuracy {100 * tick.accuracy:.1f}%")
     parts.append(f"{tick.examples_per_second:,.0f} examples/s")
     if tick.round < tick.rounds:

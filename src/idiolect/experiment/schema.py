@@ -132,13 +132,20 @@ class Experiment(BaseModel):
     name: str
     seeds: Annotated[tuple[Whole, ...], Field(min_length=1)] = (0,)
     rounds: Count = 100
-    cohort: Count | Share | None = None  # clients a round: how many, or a share; absent: everyone
+    cohort: int | float | None = None  # clients a round: how many, or a share; absent: everyone
     data: Data = Data()
     model: Network = Network(name="dnn")
     training: dict[str, Any] = {}
     evaluate: Evaluation = Evaluation()
     backend: Machine = Machine()
     methods: Annotated[tuple[MethodTable, ...], Field(min_length=1)]
+
+    @field_validator("cohort")
+    @classmethod
+    def _some(cls, cohort: int | float | None) -> int | float | None:
+        if cohort is None or (isinstance(cohort, int) and cohort >= 1) or 0 < cohort < 1:
+            return cohort
+        raise ValueError(f"{cohort!r} is no cohort; expected 1 or more clients, or 0 < share < 1")
 
     @field_validator("seeds")
     @classmethod

@@ -36,7 +36,12 @@ def _table(value: Any) -> bool:
 
 
 def _key(key: str) -> str:
-    return key if _BARE.fullmatch(key) else json.dumps(key, ensure_ascii=False)
+    return key if _BARE.fullmatch(key) else _quoted(key)
+
+
+def _quoted(text: str) -> str:
+    """Quote as JSON does: its escapes are TOML's, save that TOML wants DEL escaped too."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _value(value: Any) -> str:
@@ -45,8 +50,7 @@ def _value(value: Any) -> str:
     if isinstance(value, (int, float)):
         return repr(value)  # of inf and nan too, it is what TOML calls them
     if isinstance(value, str):
-        # JSON's escapes are TOML's; only DEL must be escaped by TOML and is not by JSON.
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+        return _quoted(value)
     if isinstance(value, (list, tuple)):
         return "[" + ", ".join(_value(inner) for inner in value) + "]"
     if isinstance(value, Mapping):
