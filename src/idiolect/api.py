@@ -1,5 +1,6 @@
 """The library in a few lines of Python: load a federation, fit a method, read the results."""
 
+import copy
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -84,7 +85,7 @@ class Result:
         places = [clients.tolist() for clients, _ in self.deployed]
         leaves = one_client(named_stacks(self.deployed), places, client)
         build = next(b for b, own in zip(self.builds, places, strict=True) if client in own)
-        return fill(build(), leaves)
+        return fill(copy.deepcopy(build()), leaves)  # a user's own module stays as it is
 
 
 def fit(

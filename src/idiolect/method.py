@@ -54,9 +54,14 @@ def setting(
     least: float | None = None,
     most: float | None = None,
     choices: tuple[str, ...] = (),
+    deploy: bool = False,
 ) -> Any:
-    """Declare a hyper-parameter: default, one-line meaning, and the values that make sense."""
+    """Declare a hyper-parameter: default, one-line meaning, and the values that make sense.
+
+    `deploy` marks what matters only after the rounds are over.
+    """
     rule = {"doc": doc, "above": above, "least": least, "most": most, "choices": choices}
+    rule["deploy"] = deploy
     return dataclasses.field(default=default, metadata=rule)
 
 
@@ -68,6 +73,7 @@ class Method:
     paper: ClassVar[str] = ""
     pooled: ClassVar[bool] = False  # trains on the union of all clients' data: a reference only
     presets: ClassVar[dict[str, dict[str, Any]]] = {}  # named settings, such as the paper's
+    trained_as: ClassVar["type[Method] | None"] = None  # the method whose rounds these are
     tunes: ClassVar[bool] = False  # deploy trains, so curves of personal models cost a training
 
     batch: int = setting(32, "examples in a step", least=1)
@@ -92,6 +98,15 @@ class Method:
     def __post_init__(self) -> None:
         for spec in dataclasses.fields(self):
             _check(type(self).__name__, spec, getattr(self, spec.name))
+
+    def training(self) -> tuple[Any, ...]:
+        """Identify all that happens before `deploy`: methods alike in this are trained once."""
+        kind = self.trained_as or type(self)
+        return kind, tuple(
+            getattr(self, spec.name)
+            for spec in dataclasses.fields(kind)
+            if not spec.metadata.get("deploy")
+        )
 
     # The contract.
 

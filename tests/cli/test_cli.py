@@ -76,11 +76,9 @@ def test_show_prints_a_run_again(finished):
 
 def test_ctrl_c_saves_says_how_to_go_on_and_goes_on(tmp_path):
     tiny.write(tmp_path)
-    arguments = ("run", "tiny.toml", "--out", "out", "--set", "rounds=400", "--method", "FedAvg")
-    process = tiny.idiolect_until(
-        *arguments, "--set", "backend.checkpoint_every=0",
-        cwd=tmp_path, seconds=0, stop=signal.SIGCONT,
-    )  # fmt: skip
+    arguments = ["run", "tiny.toml", "--out", "out", "--method", "FedAvg"]
+    arguments += ["--set", "rounds=400", "--set", "backend.checkpoint_every=0"]
+    process = tiny.idiolect_until(*arguments, cwd=tmp_path, seconds=0, stop=signal.SIGCONT)
     line = process.stdout.readline()  # the first report: training is under way
     assert "round 40/400" in line
     process.send_signal(signal.SIGINT)

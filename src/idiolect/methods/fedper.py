@@ -22,7 +22,7 @@ class FedPer(FedAvg):
     paper: ClassVar[str] = "Arivazhagan et al. 2019, Algorithms 1-2"
 
     head_layers: int = setting(1, "how many last layers are personal", least=0)
-    newcomer_epochs: int = setting(10, "passes in which a newcomer trains its head", least=1)
+    newcomer_epochs: int = setting(10, "passes in which a newcomer trains its head", least=1, deploy=True)
 
     def init_server(self, setup: Setup) -> Params:
         """The server holds the base."""

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from idiolect import optim
 from idiolect.local import Local
-from idiolect.method import Sent, setting
+from idiolect.method import Method, Sent, setting
 from idiolect.methods.fedavg import FedAvg
 from idiolect.tree import Params, Tree
 
@@ -20,10 +20,11 @@ class FedAvgFT(FedAvg):
 
     title: ClassVar[str] = "FedAvg + FT"
     paper: ClassVar[str] = "Yu et al. 2020"
+    trained_as: ClassVar[type[Method] | None] = FedAvg
     tunes: ClassVar[bool] = True
 
-    tune_epochs: int = setting(10, "passes over the client's data after training", least=1)
-    tune_lr: float = setting(0.01, "learning rate of the fine-tuning", above=0)
+    tune_epochs: int = setting(10, "passes over the client's data after training", least=1, deploy=True)
+    tune_lr: float = setting(0.01, "learning rate of the fine-tuning", above=0, deploy=True)
 
     def deploy(self, sent: Sent, personal: Tree, local: Local) -> Params:
         """Fine-tune the global model."""

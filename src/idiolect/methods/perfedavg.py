@@ -28,7 +28,7 @@ class PerFedAvg(FedAvg):
 
     lr: float = setting(0.01, "rate of the meta step (β)", above=0)
     adapt_lr: float = setting(0.01, "rate of the adapting step (α)", above=0)
-    adapt_steps: int = setting(1, "adapting steps of a client before use", least=1)
+    adapt_steps: int = setting(1, "adapting steps of a client before use", least=1, deploy=True)
     order: str = setting(
         "first",
         "first-order, Hessian-free, or exact second-order meta gradient",

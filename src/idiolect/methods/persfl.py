@@ -54,23 +54,31 @@ class PersFL(FedAvg):
     presets: ClassVar[dict[str, dict[str, Any]]] = {"paper": {}, "gd": {"soft_loss": "cross-entropy"}}
 
     shares: tuple[float, ...] = setting(
-        (0.0, 0.25, 0.5, 0.75, 1.0), "shares of the soft loss to search (λ)", least=0, most=1
+        (0.0, 0.25, 0.5, 0.75, 1.0), "shares of the soft loss (λ)", least=0, most=1, deploy=True
     )
     temperatures: tuple[float, ...] = setting(
-        (1.0, 5.0, 25.0), "temperatures to search (T)", above=0
+        (1.0, 5.0, 25.0), "temperatures to search (T)", above=0, deploy=True
     )
-    distil_epochs: int = setting(10, "passes over the client's data in stage 2 (E)", least=1)
-    distil_lr: float = setting(0.01, "learning rate of stage 2", above=0)
+    distil_epochs: int = setting(10, "passes over the data in stage 2 (E)", least=1, deploy=True)
+    distil_lr: float = setting(0.01, "learning rate of stage 2", above=0, deploy=True)
     soft_loss: str = setting(
-        "kl", "Eq. 3, or Eq. 7 (PersFL-GD), whose gradient is equal", choices=("kl", "cross-entropy")
+        "kl",
+        "Eq. 3, or Eq. 7 (PersFL-GD), whose gradient is equal",
+        choices=("kl", "cross-entropy"),
+        deploy=True,
     )
     teacher: str = setting(
-        "best", "the best global model, or the last (Table 4's ablation)", choices=("best", "last")
+        "best",
+        "the best global model, or the last (Table 4's ablation)",
+        choices=("best", "last"),
+        deploy=True,
     )
     select: str = setting(
-        "accuracy", "what picks λ and T on validation data", choices=("accuracy", "loss")
+        "accuracy", "what picks λ and T on validation", choices=("accuracy", "loss"), deploy=True
     )
-    keep_grid: bool = setting(False, "score every cell of the grid at the end (Figures 3-8)")
+    keep_grid: bool = setting(
+        False, "score every cell of the grid at the end (Figures 3-8)", deploy=True
+    )
 
     @property
     def cells(self) -> list[tuple[float, float]]:

@@ -14,7 +14,7 @@ import torch
 from idiolect import tree
 from idiolect.local import Network, Pool
 from idiolect.method import Sent
-from idiolect.simulate import width
+from idiolect.simulate import blocks, width
 from idiolect.simulate.engine import ClientFunction, Desk
 from idiolect.simulate.plans import Member
 from idiolect.simulate.store import Store
@@ -35,6 +35,7 @@ class Call(NamedTuple):
     sent: Sent
     members: Sequence[Member]  # of all clients
     exams: Sequence[Member] = ()  # of all clients, when they are scored
+    even: bool = False  # everyone takes as many steps, however many examples it has
 
 
 class Crew:
@@ -104,15 +105,15 @@ class Crew:
                 span = self.widths[kind] = -(-span // 2)
 
     def _blocks(self, kind: str, fn: ClientFunction, shift: "Shift", span: int) -> Tree:
-        firsts = range(0, len(shift.seats), span)
+        cuts = blocks.cut(shift.lengths, span)
         desks = [
             self._desks.setdefault((kind, number), self._desk(fn, span, number))
-            for number in range(len(firsts))
+            for number in range(len(cuts))
         ]
         if span == 1:
             return self._spread(desks, shift)
         return tree.concat(
-            [shift.run(desk, at, at + span) for desk, at in zip(desks, firsts, strict=True)]
+            [shift.run(desk, *cut) for desk, cut in zip(desks, cuts, strict=True)]
         )
 
     def _spread(self, desks: Sequence[Desk], shift: "Shift") -> Tree:
@@ -189,7 +190,10 @@ class Shift:
             if int(client) in crew._place
         ]
         lengths = [len(calls[seat.run].members[seat.client].rows["train"]) for seat, _ in called]
-        called = [called[n] for n in np.argsort(-np.array(lengths, int), kind="stable")]
+        order = np.argsort(-np.array(lengths, int), kind="stable")
+        called = [called[n] for n in order]
+        even = all(call.even for call in calls)
+        self.lengths = [1 if even else lengths[n] for n in order]
         self.seats = [seat for seat, _ in called]
         self._round = round
         self._members = [calls[seat.run].members[seat.client] for seat in self.seats]
@@ -199,8 +203,8 @@ class Shift:
         if self._stacked:
             self._shared = tree.stack([call.sent.shared for call in calls])
         self._run = torch.tensor([seat.run for seat in self.seats], device=device)
-        order = torch.tensor([place for _, place in called], dtype=torch.int64, device=device)
-        self._own = tree.take(tree.concat([call.sent.own for call in calls]), order)
+        places = torch.tensor([place for _, place in called], dtype=torch.int64, device=device)
+        self._own = tree.take(tree.concat([call.sent.own for call in calls]), places)
         self._store = crew.store
         self._rows = crew.rows(self.seats)
 

@@ -177,7 +177,7 @@ class Simulation:
             return method.client_step(sent, personal, local)
 
         calls = [
-            Call(cohort, method.send(state, self._tensor(cohort)), members)
+            Call(cohort, method.send(state, self._tensor(cohort)), members, even=method.steps > 0)
             for cohort, state, members in zip(
                 [self.cohort(n) for n in range(len(self.runs))],
                 self.states,
@@ -233,13 +233,21 @@ class Simulation:
     # Judging.
 
     def judge(
-        self, exams: Sequence[Exam] | None = None, *, only_global: bool = False, keep: bool = False
+        self,
+        exams: Sequence[Exam] | None = None,
+        *,
+        only_global: bool = False,
+        keep: bool = False,
+        method: Method | None = None,
     ) -> list[Verdict]:
         """Score every client's models: on validation data, or on an exam for each run.
 
-        `only_global` skips `deploy`, which may train; `keep` returns what was deployed.
+        `only_global` skips `deploy`, which may train; `keep` returns what was deployed. Another
+        `method` that is trained alike may deploy from the same rounds.
         """
-        method = self.method
+        method = method or self.method
+        if method.training() != self.method.training():
+            raise MethodError(f"{method.title} is not trained as {self.method.title} is")
 
         def mark(sent: Sent, personal: Tree, local: Local, exam: Local) -> Tree:
             deployed = () if only_global else method.deploy(sent, personal, local)
@@ -267,7 +275,8 @@ class Simulation:
             )
             for n, (state, members) in enumerate(zip(self.states, self._judged, strict=True))
         ]
-        kind = f"judge{' global' * only_global}{' val' * (exams is None)}{' keep' * keep}"
+        what = "global" if only_global else str(method)
+        kind = f"judge {'val' if exams is None else 'test'} {keep} {what}"
         results = [crew.run(kind, mark, calls, self.round) for crew in self._crews]
         return [self._verdict(run, results) for run in range(len(self.runs))]
 
