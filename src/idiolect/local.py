@@ -65,7 +65,7 @@ class Plan(NamedTuple):
     """The batches of a block of clients; client code sees the row of its own slot."""
 
     pool: Pool
-    index: Tensor  # [client, step, example] rows of the pool
+    rows: Tensor  # [client, step, example] of the pool
     weight: Tensor  # [client, step, example] 1 for an example, 0 for padding
     certain: int  # this many first steps hold examples for every client of the block
     longest: int  # examples of the client that has most
@@ -102,6 +102,7 @@ class Network:
         return self
 
     def __call__(self, params: Params, x: Tensor, training: bool) -> Tensor:
+        """Return logits [example, class]."""
         logits: Tensor = functional_call(self._modes[training], params, (x,))
         return logits
 
@@ -166,9 +167,9 @@ class Local:
     ) -> Any:
         """Fold `step` over shuffled batches: whole epochs, or a number of steps."""
         plan = self._ask(stream, batch, epochs, steps, shuffled=True)
-        index, weight = plan.index[self._slot], plan.weight[self._slot]
-        for number in range(plan.index.shape[1]):
-            now = self._batch(plan.pool, index[number], weight[number], training=True)
+        rows, weight = plan.rows[self._slot], plan.weight[self._slot]
+        for number in range(plan.rows.shape[1]):
+            now = self._batch(plan.pool, rows[number], weight[number], training=True)
             new = step(carry, now)
             # Where every client has examples the mask is known, and its copy is saved.
             certain = number < plan.certain
@@ -197,15 +198,13 @@ class Local:
         fitted, _ = self.scan(step, start, stream, batch=batch, epochs=epochs, steps=steps)
         return fitted
 
-    def mean(
-        self, fn: Callable[[Batch], Tree], stream: str = "val", *, batch: int = 500
-    ) -> Tree:
-        """Average fn(batch), itself a mean over the batch, over all examples; NaN for no example."""
+    def mean(self, fn: Callable[[Batch], Tree], stream: str = "val", *, batch: int = 500) -> Tree:
+        """Average fn(batch), itself a mean, over a stream's examples; NaN where it has none."""
         plan = self._ask(stream, batch, 1, 0, shuffled=False)
-        index, weight = plan.index[self._slot], plan.weight[self._slot]
+        rows, weight = plan.rows[self._slot], plan.weight[self._slot]
         total, seen = None, weight.sum()
-        for number in range(plan.index.shape[1]):
-            now = self._batch(plan.pool, index[number], weight[number], training=False)
+        for number in range(plan.rows.shape[1]):
+            now = self._batch(plan.pool, rows[number], weight[number], training=False)
             part = tree.scale(now.weight.sum(), fn(now))
             total = part if total is None else tree.add(total, part)
         return tree.map(lambda leaf: leaf / seen, total)
@@ -215,10 +214,10 @@ class Local:
     ) -> Tensor:
         """Give fn's output for every example of a stream that all clients hold, in its order."""
         plan = self._ask(stream, batch, 1, 0, shuffled=False)
-        index, weight = plan.index[self._slot], plan.weight[self._slot]
+        rows, weight = plan.rows[self._slot], plan.weight[self._slot]
         parts = [
-            fn(self._batch(plan.pool, index[number], weight[number], training=False))
-            for number in range(plan.index.shape[1])
+            fn(self._batch(plan.pool, rows[number], weight[number], training=False))
+            for number in range(plan.rows.shape[1])
         ]
         return torch.cat(parts)[: plan.longest]
 

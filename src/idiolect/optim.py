@@ -46,7 +46,7 @@ def sgd(
 class AdamMemory(NamedTuple):
     """Steps taken, and the running first and second moments of the gradient."""
 
-    count: Tensor
+    taken: Tensor
     first: Tree
     second: Tree
 
@@ -61,21 +61,21 @@ def adam(
     keep1, keep2 = betas
 
     def init(params: Tree) -> AdamMemory:
-        count = tree.leaves(params)[0].new_zeros(())
-        return AdamMemory(count, tree.zeros_like(params), tree.zeros_like(params))
+        taken = tree.leaves(params)[0].new_zeros(())
+        return AdamMemory(taken, tree.zeros_like(params), tree.zeros_like(params))
 
     def step(params: Tree, grads: Tree, memory: AdamMemory) -> tuple[Tree, AdamMemory]:
         if weight_decay:
             grads = tree.axpy(weight_decay, params, grads)
-        count = memory.count + 1
+        taken = memory.taken + 1
         first = tree.map(lambda m, g: keep1 * m + (1 - keep1) * g, memory.first, grads)
         second = tree.map(lambda v, g: keep2 * v + (1 - keep2) * g * g, memory.second, grads)
-        unbias1, unbias2 = 1 - keep1**count, (1 - keep2**count).sqrt()
+        unbias1, unbias2 = 1 - keep1**taken, (1 - keep2**taken).sqrt()
 
         def move(param: Tensor, m: Tensor, v: Tensor) -> Tensor:
             return param - (lr / unbias1) * m / (v.sqrt() / unbias2 + eps)
 
-        return tree.map(move, params, first, second), AdamMemory(count, first, second)
+        return tree.map(move, params, first, second), AdamMemory(taken, first, second)
 
     return Optimiser(init, step)
 

@@ -37,10 +37,12 @@ def named(tree: Tree) -> dict[str, Tensor]:
 
 
 def like(template: Tree, values: Mapping[str, Tensor]) -> Tree:
-    """Rebuild a tree of the template's form from named leaves; a missing or foreign name is told."""
+    """Rebuild a tree of the template's form from named leaves; tell missing and foreign names."""
     names = list(named(template))
     if missing := sorted(set(names) - set(values)):
-        raise CheckpointError(f"no value for {missing[0]!r} ({len(missing)} of {len(names)} missing)")
+        raise CheckpointError(
+            f"no value for {missing[0]!r} ({len(missing)} of {len(names)} missing)"
+        )
     if foreign := sorted(set(values) - set(names)):
         raise CheckpointError(f"unknown value {foreign[0]!r} ({len(foreign)} unknown)")
     _, form = pytree.tree_flatten(template)

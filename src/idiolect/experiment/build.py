@@ -82,6 +82,7 @@ def jobs(
             backend=backend,
             evaluate=Evaluate(**experiment.evaluate.model_dump()),
             checkpoint_every=machine.checkpoint_every,
+            preset=table.preset or "",
             described={
                 "data": _described(experiment.data),
                 "model": experiment.model.model_dump(exclude_none=True),

@@ -19,7 +19,7 @@ from idiolect.methods import METHODS
 from idiolect.models import MODELS
 from idiolect.results.models import folder_name
 
-_TAKEN = ("name", "label", "rounds")  # keys of a method's table that are no settings
+_TAKEN = ("name", "label", "rounds", "preset")  # keys of a method's table that are no settings
 
 
 def load_experiment(path: str | Path, overrides: Sequence[str] = ()) -> Experiment:
@@ -81,6 +81,7 @@ def _methods(given: Experiment, where: str) -> tuple[MethodTable, ...]:
         shared = {key: given.training[key] for key in given.training if key in form.model_fields}
         settings = {
             **_given(checked(form, shared, where, ["training"])),
+            **_preset(table, where, place),
             **_given(_own_settings(form, table, where, place)),
         }
         try:
@@ -93,11 +94,21 @@ def _methods(given: Experiment, where: str) -> tuple[MethodTable, ...]:
                 name=table.name,
                 label=table.label or method.title or table.name,
                 rounds=table.rounds or given.rounds,
+                preset=table.preset,
                 **values,
             )
         )
     _refuse_equal_labels(done, where)
     return tuple(done)
+
+
+def _preset(table: MethodTable, where: str, place: int) -> dict[str, Any]:
+    """Return the settings a preset stands for."""
+    presets = METHODS[table.name].presets
+    if table.preset is not None and table.preset not in presets:
+        known = meant(table.preset, presets) if presets else f"{table.name} has none"
+        raise ConfigError(f"{where}: methods[{place}].preset: unknown preset {known}")
+    return presets[table.preset] if table.preset is not None else {}
 
 
 def _own_settings(form: type[BaseModel], table: MethodTable, where: str, place: int) -> BaseModel:

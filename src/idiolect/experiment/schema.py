@@ -94,6 +94,7 @@ class MethodTable(BaseModel):
     name: str
     label: str | None = None
     rounds: Count | None = None
+    preset: str | None = None  # named settings of the method, under the ones given here
 
     @property
     def settings(self) -> dict[str, Any]:

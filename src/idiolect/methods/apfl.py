@@ -46,7 +46,7 @@ class APFL(FedAvg):
     weight_lr: float = setting(0.01, "learning rate of the weight; 0 keeps it", least=0)
 
     def init_personal(self, setup: Setup) -> Own:
-        """v starts as the initial model."""
+        """V starts as the initial model."""
         return Own(setup.params, setup.sizes.new_full((), self.weight), setup.params)
 
     def client_step(self, sent: Sent, personal: Own, local: Local) -> tuple[Report, Own]:
@@ -54,9 +54,7 @@ class APFL(FedAvg):
         rule = self.rule(local)
 
         def step(now: Models, batch: Batch) -> Models:
-            w, w_memory = rule.step(
-                now.w, local.gradient(local.loss, now.w, batch), now.w_memory
-            )
+            w, w_memory = rule.step(now.w, local.gradient(local.loss, now.w, batch), now.w_memory)
             slope = local.gradient(local.loss, _mix(now.weight, now.v, now.w), batch)
             # d/dv f(αv + (1-α)w) = α ∇f, d/dα = ⟨v - w, ∇f⟩.
             v, v_memory = rule.step(now.v, tree.scale(now.weight, slope), now.v_memory)

@@ -11,4 +11,5 @@ class Centralised(FedAvg):
     """Train on the union of all clients' data, as if it could be gathered; score per client."""
 
     title: ClassVar[str] = "Centralised"
+    paper: ClassVar[str] = ""
     pooled: ClassVar[bool] = True

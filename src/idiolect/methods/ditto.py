@@ -26,7 +26,7 @@ class Ditto(FedAvg):
     pull: float = setting(1.0, "strength of the pull to the global model (λ)", least=0)
 
     def init_personal(self, setup: Setup) -> Params:
-        """v starts as the initial model."""
+        """V starts as the initial model."""
         return setup.params
 
     def client_step(self, sent: Sent, personal: Params, local: Local) -> tuple[Report, Params]:
@@ -47,5 +47,5 @@ class Ditto(FedAvg):
         return self.client_step(sent, sent.shared, local)[1]
 
     def models(self, sent: Sent, deployed: Params) -> dict[str, Tree]:
-        """v and w."""
+        """V and w."""
         return {"personal": deployed, "global": sent.shared}

@@ -6,12 +6,13 @@ Arivazhagan et al., "Federated Learning with Personalization Layers", 2019, Algo
 from dataclasses import dataclass
 from typing import ClassVar
 
+from torch import Tensor
+
 from idiolect import optim, tree
 from idiolect.local import Batch, Local
 from idiolect.method import Report, Sent, Setup, setting
 from idiolect.methods.fedavg import FedAvg
 from idiolect.tree import Params, Tree
-from torch import Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +23,9 @@ class FedPer(FedAvg):
     paper: ClassVar[str] = "Arivazhagan et al. 2019, Algorithms 1-2"
 
     head_layers: int = setting(1, "how many last layers are personal", least=0)
-    newcomer_epochs: int = setting(10, "passes in which a newcomer trains its head", least=1, deploy=True)
+    newcomer_epochs: int = setting(
+        10, "passes in which a newcomer trains its head", least=1, deploy=True
+    )
 
     def init_server(self, setup: Setup) -> Params:
         """The server holds the base."""
@@ -44,6 +47,8 @@ class FedPer(FedAvg):
 
     def adapt(self, sent: Sent, personal: Params, local: Local) -> Params:
         """A newcomer has no head yet: train one on the fixed base."""
+        if not personal:
+            return self.deploy(sent, personal, local)
 
         def loss(head: Params, batch: Batch) -> Tensor:
             return local.loss({**sent.shared, **head}, batch)

@@ -40,5 +40,3 @@ class FedRep(FedPer):
             return local.loss({**base, **head}, batch)
 
         return Report(self.fit(local, sent.shared, base_loss), local.size), head
-
-

@@ -23,12 +23,12 @@ class FedAvgFT(FedAvg):
     trained_as: ClassVar[type[Method] | None] = FedAvg
     tunes: ClassVar[bool] = True
 
-    tune_epochs: int = setting(10, "passes over the client's data after training", least=1, deploy=True)
+    tune_epochs: int = setting(
+        10, "passes over the client's data after training", least=1, deploy=True
+    )
     tune_lr: float = setting(0.01, "learning rate of the fine-tuning", above=0, deploy=True)
 
     def deploy(self, sent: Sent, personal: Tree, local: Local) -> Params:
         """Fine-tune the global model."""
         rule = optim.sgd(self.tune_lr, self.momentum, self.weight_decay, self.nesterov)
-        return local.fit(
-            local.loss, sent.shared, rule, batch=self.batch, epochs=self.tune_epochs
-        )
+        return local.fit(local.loss, sent.shared, rule, batch=self.batch, epochs=self.tune_epochs)

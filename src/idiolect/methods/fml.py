@@ -77,9 +77,7 @@ class FML(FedAvg):
         network = "auxiliary" if isinstance(model, Private) else "main"
         return local.logits(model.params, x, network=network)
 
-    def _slope(
-        self, own: Params, peer: Params, network: str, batch: Batch, local: Local
-    ) -> Params:
+    def _slope(self, own: Params, peer: Params, network: str, batch: Batch, local: Local) -> Params:
         labels = self.shared_share if network == "main" else self.private_share
         other = "auxiliary" if network == "main" else "main"
         taught = local.logits(peer, batch.x, network=other).detach()

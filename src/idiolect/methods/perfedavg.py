@@ -43,17 +43,13 @@ class PerFedAvg(FedAvg):
             moved: Params = tree.axpy(-self.lr, self._meta_gradient(w, batch, local), w)
             return moved
 
-        w = local.scan(
-            step, sent.shared, batch=self.batch, epochs=self.epochs, steps=self.steps
-        )
+        w = local.scan(step, sent.shared, batch=self.batch, epochs=self.epochs, steps=self.steps)
         return Report(w, local.size), personal
 
     def deploy(self, sent: Sent, personal: Tree, local: Local) -> Params:
         """Adapt the global model on training batches."""
         rule = optim.sgd(self.adapt_lr)
-        return local.fit(
-            local.loss, sent.shared, rule, batch=self.batch, steps=self.adapt_steps
-        )
+        return local.fit(local.loss, sent.shared, rule, batch=self.batch, steps=self.adapt_steps)
 
     def _meta_gradient(self, w: Params, batch: Batch, local: Local) -> Params:
         """∇F(w) with F(w) = f(w − α∇f(w; first part); second part)."""
@@ -79,6 +75,11 @@ class PerFedAvg(FedAvg):
 def _deal(batch: Batch, parts: int) -> list[Batch]:
     """Deal examples out in turn, so that a short batch leaves no part without any."""
     return [
-        Batch(*(column[part::parts] for column in batch[:4]), batch.training)
+        batch._replace(
+            x=batch.x[part::parts],
+            y=batch.y[part::parts],
+            weight=batch.weight[part::parts],
+            row=batch.row[part::parts],
+        )
         for part in range(parts)
     ]

@@ -51,7 +51,10 @@ class PersFL(FedAvg):
     title: ClassVar[str] = "PersFL"
     paper: ClassVar[str] = "Divi et al. 2021, Algorithm 1"
     tunes: ClassVar[bool] = True
-    presets: ClassVar[dict[str, dict[str, Any]]] = {"paper": {}, "gd": {"soft_loss": "cross-entropy"}}
+    presets: ClassVar[dict[str, dict[str, Any]]] = {
+        "paper": {},
+        "gd": {"soft_loss": "cross-entropy"},
+    }
 
     shares: tuple[float, ...] = setting(
         (0.0, 0.25, 0.5, 0.75, 1.0), "shares of the soft loss (λ)", least=0, most=1, deploy=True
@@ -107,8 +110,10 @@ class PersFL(FedAvg):
     def meet(self, sent: Sent, personal: Teacher, local: Local) -> Teacher:
         """Keep the received model if its validation loss is lower than any before."""
         loss = local.mean(lambda batch: local.loss(sent.shared, batch))
-        met = Teacher(sent.shared, loss, local.round)
-        kept: Teacher = tree.where(loss < personal.loss, met, personal)
+        # Without validation data the loss is NaN and nothing can be judged: the newest serves.
+        blind = loss.isnan()
+        met = Teacher(sent.shared, torch.where(blind, personal.loss, loss), local.round)
+        kept: Teacher = tree.where(blind | (loss < personal.loss), met, personal)
         return kept
 
     def deploy(self, sent: Sent, personal: Teacher, local: Local) -> Student:
@@ -153,9 +158,7 @@ class PersFL(FedAvg):
             "validation_accuracy_of_cells": deployed.accuracies,
         }
 
-    def _distil(
-        self, teacher: Params, share: Tensor, temperature: Tensor, local: Local
-    ) -> Params:
+    def _distil(self, teacher: Params, share: Tensor, temperature: Tensor, local: Local) -> Params:
         """Train a student from the teacher on (1 - λ) · hard + λ T² · soft."""
         soft = losses.divergence if self.soft_loss == "kl" else losses.soft_cross_entropy
 
@@ -171,9 +174,11 @@ class PersFL(FedAvg):
 
     def _choose(self, accuracies: Tensor, lost: Tensor) -> Tensor:
         """Return the best cell; ties go to the lower loss, then to the first in the grid."""
+        # A student that diverged has no loss and comes last; without validation data all do.
+        accuracies = torch.where(lost.isnan(), -1.0, accuracies)
+        lost = torch.where(lost.isnan(), float("inf"), lost)
         if self.select == "accuracy":
             lost = torch.where(accuracies == accuracies.max(), lost, float("inf"))
         order = torch.arange(lost.shape[0], device=lost.device)
-        # Without validation data all comparisons with NaN fail: the first cell is taken.
         none = torch.full_like(order, lost.shape[0])
-        return torch.where(lost == lost.min(), order, none).min() % lost.shape[0]
+        return torch.where(lost == lost.min(), order, none).min()

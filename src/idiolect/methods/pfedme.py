@@ -25,7 +25,9 @@ class PFedMe(FedAvg):
     paper: ClassVar[str] = "Dinh et al. 2020, Algorithm 1"
 
     lr: float = setting(0.01, "rate at which w follows θ (η)", above=0)
-    inner_lr: float = setting(0.01, "learning rate of θ; inner_lr · pull must stay below 2", above=0)
+    inner_lr: float = setting(
+        0.01, "learning rate of θ; inner_lr · pull must stay below 2", above=0
+    )
     inner_steps: int = setting(5, "steps on θ for each batch (K)", least=1)
     pull: float = setting(15.0, "strength of the pull to w (λ)", least=0)
     server_lr: float = setting(1.0, "how far the server moves towards the average (β)", above=0)

@@ -74,7 +74,7 @@ class PFML(FedAvg):
         start = self._start(sent, personal)
 
         def step(now: Models, batch: Batch) -> Models:
-            # Personalisation steps on copies, each pulled to where its model stood before the round.
+            # Personalisation steps on copies, each pulled to where its model began the round.
             theta, w_hat = now.m, now.w
             for _ in range(self.inner_steps):
                 slope_m = self._slope(theta, w_hat, batch, local, auxiliary=True, home=start.m)
@@ -148,7 +148,7 @@ class PFML(FedAvg):
         return local.gradient(objective, own, batch)
 
     def _outer(self, model: Params, slope: Params, target: Params) -> Params:
-        """model − η∇L(model) − ηλ(model − target)."""
+        """Model − η∇L(model) − ηλ(model − target)."""
         moved = tree.axpy(-self.lr, slope, model)
         pulled: Params = tree.axpy(-self.lr * self.pull, tree.sub(model, target), moved)
         return pulled

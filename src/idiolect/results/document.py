@@ -104,6 +104,7 @@ def _seed(outcome: Outcome, place: int) -> Document:
             model: {
                 **statistics.over_clients(outcome.final[f"{model}/accuracy"][place], members.test),
                 "loss": statistics.mean(outcome.final[f"{model}/loss"][place]),
+                "val_accuracy": statistics.mean(outcome.final[f"{model}/val_accuracy"][place]),
             }
             for model in outcome.models
         },

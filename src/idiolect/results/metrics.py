@@ -49,9 +49,9 @@ def _parts(outcome: Outcome) -> Iterator[tuple[Sequence[object], ...]]:
                 members.seed,
                 outcome.rounds,
                 model,
-                metric,
+                metric.removeprefix("val_"),
                 values,
-                "test",
+                "val" if metric.startswith("val_") else "test",
             )
 
 

@@ -52,6 +52,7 @@ class Job:
     backend: Backend = field(default_factory=Backend)
     evaluate: Evaluate = field(default_factory=Evaluate)
     checkpoint_every: int = 0  # rounds; 0: every few seconds
+    preset: str = ""  # where the settings came from, if they have a name
     described: Mapping[str, Any] = field(default_factory=dict)  # data and model, as JSON
 
     def __post_init__(self) -> None:
@@ -89,6 +90,22 @@ class Job:
         """Whether curves leave the personal models out."""
         wanted = self.evaluate.personal
         return wanted == "never" or (wanted == "auto" and self.method.tunes)
+
+    def trains_as(self, other: "Job") -> bool:
+        """Say whether another job's rounds, and their record, are the very ones this one needs."""
+        return (
+            self.method.training() == other.method.training()
+            and (self.only_global or self.method == other.method)
+            and self._course == other._course
+        )
+
+    @property
+    def _course(self) -> dict[str, Any]:
+        """All that decides the rounds apart from the method."""
+        own = {
+            key: value for key, value in self.identity.items() if key not in ("method", "settings")
+        }
+        return {**own, "rounds": self.rounds, "backend": self.backend}
 
     @property
     def members(self) -> tuple[Members, ...]:

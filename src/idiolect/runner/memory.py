@@ -36,6 +36,7 @@ class Memory(NamedTuple):
     final: Scores | None = None  # on test data, once training is over
     facts: Mapping[str, NDArray[Any]] = MappingProxyType({})
     notices: tuple[str, ...] = ()
+    shared: str = ""  # the method whose rounds were taken over
 
 
 def save(path: Path, memory: Memory, identity: Mapping[str, Any], place: str) -> None:
@@ -59,6 +60,7 @@ def save(path: Path, memory: Memory, identity: Mapping[str, Any], place: str) ->
         "widths": dict(memory.widths),
         "padding": memory.padding,
         "notices": list(memory.notices),
+        "shared": memory.shared,
     }
     checkpoint.save(path, kept, meta)
 
@@ -96,6 +98,7 @@ def load(path: Path, identity: Mapping[str, Any], place: str) -> Memory:
         final=final if meta["finished"] else None,
         facts=facts,
         notices=tuple(meta["notices"]),
+        shared=meta["shared"],
     )
 
 

@@ -8,9 +8,8 @@ from typing import Any
 from idiolect.errors import CheckpointError, IdiolectError
 from idiolect.results import document, metrics
 from idiolect.results.document import Document
-from idiolect.results.outcome import Outcome
 from idiolect.runner.job import Job
-from idiolect.runner.train import train
+from idiolect.runner.train import Trained, train
 from idiolect.runner.watch import Watch
 
 EXPERIMENT = "experiment.toml"
@@ -30,10 +29,11 @@ def run(
 
     The result is written after each method, so that a later one's failure does not cost it.
     """
-    outcomes: list[Outcome] = []
+    done: list[Trained] = []
     content: Document = {}
     for job in jobs:
-        outcomes.append(train(job, folder, resume=resume, watch=watch).outcome)
+        done.append(train(job, folder, resume=resume, watch=watch, earlier=done))
+        outcomes = [trained.outcome for trained in done]
         content = document.document(about, outcomes, complete=len(outcomes) == len(jobs))
         metrics.write(folder, outcomes)
         document.write(folder, content)

@@ -2,13 +2,14 @@
 
 import math
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from idiolect import checkpoint
+from idiolect import checkpoint, tree
 from idiolect.errors import CheckpointError, Diverged
 from idiolect.results import statistics
 from idiolect.results.models import Deployed, folder_name, save_models
@@ -28,18 +29,28 @@ class Trained(NamedTuple):
 
     outcome: Outcome
     deployed: list[Deployed]
+    job: Job
+    memory: Memory
 
 
 def train(
-    job: Job, folder: Path | None = None, *, resume: bool = False, watch: Watch | None = None
+    job: Job,
+    folder: Path | None = None,
+    *,
+    resume: bool = False,
+    watch: Watch | None = None,
+    earlier: Sequence[Trained] = (),
 ) -> Trained:
     """Run a job to its end and score it on test data once; with a folder, keep checkpoints there.
 
-    Interrupted (Ctrl-C) or diverged, it saves the last whole round and passes the error on.
+    Interrupted (Ctrl-C) or diverged, it saves the last whole round and passes the error on. Where
+    an earlier job went through the very same rounds, they are taken over and not done again.
     """
     watch = watch or Silent()
     keeper = _Keeper(job, folder)
     memory = keeper.load() if resume else None
+    if memory is None:
+        memory = next((_taken_over(done, job) for done in earlier if job.trains_as(done.job)), None)
     watch.begin(job.label, memory.round if memory else 0, job.rounds)
     deployed: list[Deployed] = []
     if memory is None or memory.final is None:
@@ -48,7 +59,26 @@ def train(
         memory, deployed = _finish(job, simulation, memory, folder)
         keeper.save(memory)
     watch.end(job.label, memory.speed.train_seconds + memory.speed.judge_seconds)
-    return Trained(_outcome(job, memory), deployed)
+    return Trained(_outcome(job, memory), deployed, job, memory)
+
+
+def _taken_over(done: Trained, job: Job) -> Memory:
+    """Return another job's memory as it was after its last round, before it was scored."""
+    state = done.memory.state
+    named = state if set(state) != {"server", "personal"} else tree.named(state)
+    curve = done.memory.curve
+    if job.only_global:
+        curve = tuple(
+            Point(p.round, {k: v for k, v in p.scores.items() if "/global/" in k}) for p in curve
+        )
+    return done.memory._replace(
+        state=named,
+        curve=curve,
+        final=None,
+        facts={},
+        notices=(),
+        shared=done.job.label,
+    )
 
 
 class _Keeper:
@@ -124,6 +154,9 @@ def _ready(job: Job, memory: Memory | None, watch: Watch) -> tuple[Simulation, M
     simulation.tree = checkpoint.fitted(simulation.tree, memory.state, path)
     simulation.round = memory.round
     simulation.widths = memory.widths
+    if memory.shared:
+        notices = (*notices, f"{job.label} shares the rounds of {memory.shared}, trained alike")
+        watch.note(notices[-1])
     return simulation, memory._replace(state=simulation.tree, notices=notices)
 
 
@@ -246,6 +279,7 @@ def _outcome(job: Job, memory: Memory) -> Outcome:
         "title": job.method.title,
         "paper": job.method.paper,
         "settings": job.settings,
+        "preset": job.preset,
         **{key: value for key, value in job.described.items() if key == "model"},
         "clients": len(job.members[0].names),
         "cohort": job.cohort,

@@ -112,9 +112,7 @@ class Crew:
         ]
         if span == 1:
             return self._spread(desks, shift)
-        return tree.concat(
-            [shift.run(desk, *cut) for desk, cut in zip(desks, cuts, strict=True)]
-        )
+        return tree.concat([shift.run(desk, *cut) for desk, cut in zip(desks, cuts, strict=True)])
 
     def _spread(self, desks: Sequence[Desk], shift: "Shift") -> Tree:
         """Run single clients, dealt out to the hands in turn, one core each."""
@@ -178,14 +176,10 @@ class Crew:
 class Shift:
     """The seats of one call of a crew, longest first so that little is padded in a block."""
 
-    def __init__(
-        self, crew: Crew, calls: Sequence[Call], round: int, device: torch.device
-    ) -> None:
+    def __init__(self, crew: Crew, calls: Sequence[Call], round: int, device: torch.device) -> None:
         called = [
             (Seat(run, int(client)), before + place)
-            for run, before, call in zip(
-                range(len(calls)), _starts(calls), calls, strict=True
-            )
+            for run, before, call in zip(range(len(calls)), _starts(calls), calls, strict=True)
             for place, client in enumerate(call.cohort)
             if int(client) in crew._place
         ]

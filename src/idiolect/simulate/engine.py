@@ -94,7 +94,9 @@ class Desk:
         )
         return self._fn(Sent(shared, own), personal, local, exam)
 
-    def _one(self, sizes: Tensor, shared: Tree, per_client: bool, own: Tree, personal: Tree) -> Tree:
+    def _one(
+        self, sizes: Tensor, shared: Tree, per_client: bool, own: Tree, personal: Tree
+    ) -> Tree:
         """Run a block of one client as plain code, without vmap."""
         first = tree.map(lambda leaf: leaf[0], (own, personal))
         if per_client:
@@ -104,7 +106,11 @@ class Desk:
         return tree.map(lambda leaf: leaf.unsqueeze(0), result)
 
     def _replay(
-        self, mapped: Callable[..., Tree], inputs: tuple[Tree, ...], form: tuple[Any, ...], kept: bool
+        self,
+        mapped: Callable[..., Tree],
+        inputs: tuple[Tree, ...],
+        form: tuple[Any, ...],
+        kept: bool,
     ) -> Tree:
         """Run eagerly until the plans stand still, then capture once and replay every round.
 

@@ -14,11 +14,12 @@ class Captured:
     def __init__(self, fn: Callable[..., Tree], inputs: tuple[Tree, ...]) -> None:
         self._inputs = tree.map(torch.clone, inputs)
         # Capture wants lazily made handles and workspaces to exist: run once aside first.
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
+        current = torch.cuda.current_stream()
+        side = type(current)()
+        side.wait_stream(current)
         with torch.cuda.stream(side):
             fn(*self._inputs)
-        torch.cuda.current_stream().wait_stream(side)
+        current.wait_stream(side)
         self._graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self._graph):
             self._outputs = fn(*self._inputs)

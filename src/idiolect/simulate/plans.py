@@ -77,9 +77,9 @@ class Book:
 
     def _refill(self, request: Request, plan: Plan) -> bool:
         rows, certain, longest = self._draw(request)
-        if rows.shape != plan.index.shape or (certain, longest) != (plan.certain, plan.longest):
+        if rows.shape != plan.rows.shape or (certain, longest) != (plan.certain, plan.longest):
             return False
-        plan.index.copy_(torch.from_numpy(np.maximum(rows, 0)))
+        plan.rows.copy_(torch.from_numpy(np.maximum(rows, 0)))
         plan.weight.copy_(torch.from_numpy(rows >= 0))
         return True
 

@@ -13,6 +13,7 @@ from idiolect.simulate.plans import Member
 
 _DECODED_BYTES = 1 << 30  # on a CPU decoding every batch costs more than holding floats
 
+
 class Library:
     """The pools of several runs, and each run's clients as members that point into them.
 

@@ -62,7 +62,7 @@ class Verdict(NamedTuple):
 
     scores: dict[str, dict[str, np.ndarray]]  # model -> metric -> [client]
     facts: dict[str, np.ndarray]  # what the method tells of its choices, [client, ...]
-    deployed: list[tuple[np.ndarray, Tree]]  # per architecture: clients, stacked trees; if kept
+    deployed: list[tuple[np.ndarray, Tree]]  # per architecture: clients, personal models; if kept
 
 
 class Simulation:
@@ -88,8 +88,15 @@ class Simulation:
         self._cohort = cohort
         self._library = Library([run.lessons for run in runs], self._device)
         self._clients = len(runs[0].lessons.names)
+        if any(len(run.lessons.names) != self._clients for run in runs):
+            raise ConfigError(
+                f"runs have {sorted({len(run.lessons.names) for run in runs})} clients; runs that "
+                "are trained together need equally many"
+            )
         trained = [run.lessons.pooled() if method.pooled else run.lessons for run in runs]
-        self._trained = [self._library.members(n, runs[n].seed, own) for n, own in enumerate(trained)]
+        self._trained = [
+            self._library.members(n, runs[n].seed, own) for n, own in enumerate(trained)
+        ]
         self._judged = [self._library.members(n, r.seed, r.lessons) for n, r in enumerate(runs)]
         self._eligible = [_eligible(lessons) for lessons in trained]
         self._crews, self.states = self._hire(architectures, trained, backend)
@@ -99,7 +106,8 @@ class Simulation:
     ) -> tuple[list[Crew], list[Tree]]:
         """Make networks, personal state and server states, each from its run's seed."""
         everyone = np.arange(self._clients)
-        crews, first_setups = [], []
+        crews: list[Crew] = []
+        first_setups: list[Setup] = []
         for name, architecture in architectures.items():
             clients = everyone if architecture.clients is None else np.array(architecture.clients)
             made = [_networks(architecture, run.seed) for run in self.runs]
@@ -108,6 +116,7 @@ class Simulation:
                 for networks, lessons in zip(made, trained, strict=True)
             ]
             first_setups = first_setups or setups
+            self._refuse_unequal_state(name, first_setups[0], setups[0])
             reason = mappable(architecture.main())
             if reason and backend.kind == "vectorised":
                 self.notices.append(f"architecture {name!r}: {reason}")
@@ -133,6 +142,20 @@ class Simulation:
             raise ConfigError("the architectures must name every client exactly once")
         states = [tree.to(self.method.init_server(setup), self._device) for setup in first_setups]
         return crews, states
+
+    def _refuse_unequal_state(self, name: str, first: Setup, other: Setup) -> None:
+        """A server state made of one architecture's parameters cannot serve another."""
+        states = [
+            {leaf: tuple(value.shape) for leaf, value in tree.named(state).items()}
+            for state in (self.method.init_server(first), self.method.init_server(other))
+        ]
+        if states[0] != states[1]:
+            leaf = sorted(set(states[0].items()) ^ set(states[1].items()))[0][0]
+            raise MethodError(
+                f"{self.method.title} shares parameters, but architecture {name!r} differs from "
+                f"the first in {leaf!r}; give every client the same network, or use a method that "
+                "exchanges predictions"
+            )
 
     @property
     def widths(self) -> dict[str, int]:
@@ -238,19 +261,18 @@ class Simulation:
         *,
         only_global: bool = False,
         keep: bool = False,
-        method: Method | None = None,
+        newcomers: bool = False,
     ) -> list[Verdict]:
-        """Score every client's models: on validation data, or on an exam for each run.
+        """Score every client's models on validation data, or on an exam and validation data both.
 
-        `only_global` skips `deploy`, which may train; `keep` returns what was deployed. Another
-        `method` that is trained alike may deploy from the same rounds.
+        `only_global` skips `deploy`, which may train; `keep` returns the personal models; clients
+        that are `newcomers` adapt instead of deploying.
         """
-        method = method or self.method
-        if method.training() != self.method.training():
-            raise MethodError(f"{method.title} is not trained as {self.method.title} is")
+        method = self.method
+        settle = method.adapt if newcomers else method.deploy
 
         def mark(sent: Sent, personal: Tree, local: Local, exam: Local) -> Tree:
-            deployed = () if only_global else method.deploy(sent, personal, local)
+            deployed = () if only_global else settle(sent, personal, local)
             models = method.models(sent, deployed)
             if only_global:
                 models = {name: model for name, model in models.items() if name == "global"}
@@ -261,24 +283,50 @@ class Simulation:
                     for name, model in models.items()
                 }
 
+            marks = exam.mean(score, "exam")
+            if exams is not None:  # what a choice between methods may look at
+                for name, seen in local.mean(score, "val").items():
+                    marks[name] |= {f"val_{metric}": value for metric, value in seen.items()}
             facts = {} if only_global else method.facts(deployed)
-            return exam.mean(score, "exam"), facts, deployed if keep else ()
+            return marks, facts, models["personal"] if keep else ()
 
         rows = [run.lessons.val for run in self.runs] if exams is None else [e.test for e in exams]
-        everyone = np.arange(self._clients)
         calls = [
-            Call(
-                everyone,
-                method.send(state, self._tensor(everyone)),
-                members,
-                self._library.examined(n, self.runs[n].seed, rows[n]),
-            )
-            for n, (state, members) in enumerate(zip(self.states, self._judged, strict=True))
+            call._replace(exams=self._library.examined(n, self.runs[n].seed, rows[n]))
+            for n, call in enumerate(self._everyone())
         ]
-        what = "global" if only_global else str(method)
-        kind = f"judge {'val' if exams is None else 'test'} {keep} {what}"
+        kind = " ".join(
+            name
+            for name, chosen in {
+                "judge": True,
+                "val": exams is None,
+                "global": only_global,
+                "keep": keep,
+                "newcomers": newcomers,
+            }.items()
+            if chosen
+        )
         results = [crew.run(kind, mark, calls, self.round) for crew in self._crews]
         return [self._verdict(run, results) for run in range(len(self.runs))]
+
+    def meet(self) -> None:
+        """Let every client look at the present state without training: newcomers catching up."""
+        method = self.method
+
+        def look(sent: Sent, personal: Tree, local: Local, exam: Local) -> Tree:
+            return method.meet(sent, personal, local)
+
+        for crew in self._crews:
+            seats, personal = crew.run("meet", look, self._everyone(), self.round)
+            crew.store.put(crew.rows(seats), personal)
+
+    def _everyone(self) -> list[Call]:
+        """Call every client of every run, with its own data."""
+        clients = np.arange(self._clients)
+        return [
+            Call(clients, self.method.send(state, self._tensor(clients)), members)
+            for state, members in zip(self.states, self._judged, strict=True)
+        ]
 
     def _verdict(self, run: int, results: list[tuple[list[Seat], Tree]]) -> Verdict:
         """Bring one run's results into the order of its clients."""
@@ -287,7 +335,9 @@ class Simulation:
             mine = sorted((seat.client, n) for n, seat in enumerate(seats) if seat.run == run)
             rows = self._tensor(np.array([n for _, n in mine]))
             clients += [client for client, _ in mine]
-            parts.append(tree.map(lambda leaf: leaf.cpu().numpy(), tree.take((scores, facts), rows)))
+            parts.append(
+                tree.map(lambda leaf: leaf.cpu().numpy(), tree.take((scores, facts), rows))
+            )
             if tree.leaves(kept):
                 deployed.append((np.array([client for client, _ in mine]), tree.take(kept, rows)))
         order = np.argsort(clients)

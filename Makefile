@@ -1,0 +1,36 @@
+# Everything works from a fresh clone: the first target that needs it makes the environment.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: demo test lint format bench docs clean
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $(READY)
+
+demo: $(READY)  ## personal models for ten users on real MNIST digits, in about a minute
+	$(BIN)/idiolect demo
+
+test: lint  ## everything that CI runs
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -q
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(READY)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(READY)  ## the plain loop against the engine, in one run
+	$(BIN)/python benchmarks/loop.py
+
+docs: $(READY)  ## write docs/methods.md anew from the methods themselves
+	$(BIN)/python scripts/method_table.py
+
+clean:
+	rm -rf $(VENV) runs

@@ -1,0 +1,116 @@
+"""Tiny worlds: a handful of examples, clients of unequal size, a network of a few weights."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import nn
+
+from idiolect import tree
+from idiolect.data import Dataset, Federation
+from idiolect.local import Local, Network
+from idiolect.simulate.backend import Backend
+from idiolect.simulate.plans import Book
+from idiolect.simulate.pools import Library
+from idiolect.simulate.rounds import Architecture, Run, Simulation
+
+FEATURES, CLASSES = 4, 3
+
+
+class Normed(nn.Module):
+    """A small smooth network with a normalisation layer, so that FedBN has something to keep."""
+
+    def __init__(self, hidden: int = 6) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(FEATURES, hidden)
+        self.norm = nn.GroupNorm(2, hidden)
+        self.fc2 = nn.Linear(hidden, CLASSES)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.fc2(self.norm(self.fc1(x)).tanh())
+
+
+def dataset(rows: int, seed: int = 0) -> Dataset:
+    draw = np.random.default_rng(seed)
+    x = draw.normal(size=(rows, FEATURES)).astype(np.float32)
+    y = (x @ draw.normal(size=(FEATURES, CLASSES))).argmax(1)
+    names = tuple(f"class {n}" for n in range(CLASSES))
+    return Dataset(f"tiny {seed}", x, y, names, np.zeros(1, np.float32), np.ones(1, np.float32))
+
+
+def federation(
+    train: Sequence[int] = (7, 4, 5, 9, 3, 0), val: Sequence[int] | None = None, seed: int = 0
+) -> Federation:
+    """Deal rows out: so many to each client for training and validation, two for its test.
+
+    By default the fifth client has no validation data and the last one nothing to train on.
+    """
+    if val is None:
+        val = [2, 3, 2, 1, 0, 2][: len(train)]
+    sizes = np.array([train, val, [2] * len(train)])
+    data = dataset(int(sizes.sum()), seed)
+    rows = np.random.default_rng((seed, 1)).permutation(len(data))
+    parts = np.split(rows, np.cumsum(sizes.reshape(-1))[:-1])
+    count = len(train)
+    cut = [tuple(parts[n * count : (n + 1) * count]) for n in range(3)]
+    return Federation(data, *cut)
+
+
+def simulation(
+    method,
+    worlds: Federation | Sequence[Federation],
+    *,
+    seeds: Sequence[int] = (0,),
+    build=Normed,
+    auxiliary=None,
+    architectures=None,
+    cohort: int | None = None,
+    kind: str = "vectorised",
+    width: int | None = 64,
+) -> Simulation:
+    worlds = [worlds] if isinstance(worlds, Federation) else worlds
+    runs = [Run(seed, world.lessons) for seed, world in zip(seeds, worlds, strict=True)]
+    architectures = architectures or {"main": Architecture(build, auxiliary)}
+    backend = Backend(kind, "cpu", width)
+    return Simulation(method, runs, architectures, cohort=cohort, backend=backend)
+
+
+def local(world: Federation, client: int, *, build=Normed, seed: int = 0, round: int = 0) -> Local:
+    """Make what one client holds, alone, as a node of its own would."""
+    library = Library([world.lessons], torch.device("cpu"))
+    member = library.members(0, seed, world.lessons)[client]
+    book = Book(library.pools, torch.device("cpu"))
+    book.turn([member], round)
+    networks = dict.fromkeys(("main", "auxiliary"), Network(build()))
+    size = torch.tensor(float(len(member.rows["train"])))
+    slot = torch.zeros((), dtype=torch.int64)
+    return Local(networks, book, slot, size, torch.tensor(float(round)), stacked=False)
+
+
+def poisoned(world: Federation) -> Federation:
+    """Change every test example and every test label."""
+    rows = np.concatenate(world.test)
+    x, y = world.dataset.x.copy(), world.dataset.y.copy()
+    x[rows], y[rows] = 100 + x[rows], (y[rows] + 1) % CLASSES
+    return dataclasses.replace(world, dataset=dataclasses.replace(world.dataset, x=x, y=y))
+
+
+def differing(left, right, tolerance: float = 0.0) -> dict[str, float]:
+    """Name the leaves in which two trees differ by more than a relative tolerance, and by what.
+
+    Infinity and NaN must stand in the same places.
+    """
+    left, right = tree.named(left), tree.named(right)
+    assert left.keys() == right.keys()
+    found = {}
+    for name, one in left.items():
+        other = right[name]
+        assert one.shape == other.shape, name
+        if tolerance == 0:
+            same = torch.equal(one.nan_to_num(nan=1e9), other.nan_to_num(nan=1e9))
+        else:
+            same = torch.allclose(one, other, tolerance, tolerance, equal_nan=True)
+        if not same:
+            found[name] = float((one - other).nan_to_num().abs().max())
+    return found
