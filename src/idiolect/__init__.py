@@ -6,6 +6,8 @@ Names are imported when they are first used, so that `import idiolect` costs nex
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from idiolect.version import VERSION as __version__
+
 if TYPE_CHECKING:
     from idiolect.api import Result as Result
     from idiolect.api import federation as federation
@@ -17,8 +19,6 @@ if TYPE_CHECKING:
     from idiolect.models import MODELS as MODELS
     from idiolect.results import load_model as load_model
     from idiolect.results import table as table
-
-    __version__: str
 
 _HOMES = {
     "METHODS": "idiolect.methods",
@@ -49,10 +49,6 @@ __all__ = [  # noqa: RUF022 - the order in which one meets them
 
 
 def __getattr__(name: str) -> Any:
-    if name == "__version__":
-        from importlib import metadata
-
-        return metadata.version("idiolect")
     if name not in _HOMES:
         raise AttributeError(f"module 'idiolect' has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)

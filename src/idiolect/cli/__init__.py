@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from idiolect.cli import data, methods, running
+from idiolect.version import VERSION
 
 app = typer.Typer(
     name="idiolect",
@@ -23,9 +24,7 @@ app.add_typer(data.app, name="data")
 
 def _version(wanted: bool) -> None:
     if wanted:
-        from importlib import metadata
-
-        print(f"idiolect {metadata.version('idiolect')}")
+        print(f"idiolect {VERSION}")
         raise typer.Exit
 
 

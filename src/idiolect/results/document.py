@@ -14,6 +14,7 @@ from idiolect.checkpoint import write_whole
 from idiolect.errors import DataError
 from idiolect.results import statistics
 from idiolect.results.outcome import Outcome
+from idiolect.version import VERSION
 
 Document = dict[str, Any]
 
@@ -39,9 +40,9 @@ def _laid_out(about: Mapping[str, Any], outcomes: Sequence[Outcome], complete: b
 
 def versions() -> dict[str, str]:
     """Name the versions that may matter to a figure."""
-    wanted = ("idiolect", "torch", "numpy")
     return {
-        **{name: metadata.version(name) for name in wanted},
+        "idiolect": VERSION,
+        **{name: metadata.version(name) for name in ("torch", "numpy")},
         "python": platform.python_version(),
     }
 

@@ -16,6 +16,7 @@ from pathlib import Path
 TRIAL_STEPS = 3
 _WIDTHS = (1, 4, 16, 64, 256)
 _REPEATS = 5
+_SECONDS = 1.0  # enough of measuring, once every width was tried
 _HOPELESS = 3.0  # times slower than the best so far: not tried again
 
 
@@ -27,7 +28,10 @@ def choose(trial: Callable[[int], int], most: int, key: str, cache: Path | None)
         return min(known[digest], most)
     # Interleaved and repeated, each width's best counts: other work on the machine disturbs all.
     seconds = {min(width, most): float("inf") for width in (*_WIDTHS, most)}
-    for _ in range(_REPEATS):
+    began = time.perf_counter()
+    for repeat in range(_REPEATS):
+        if repeat and time.perf_counter() - began > _SECONDS:
+            break
         for width in list(seconds):
             seconds[width] = min(seconds[width], _seconds_per_client(trial, width))
             if seconds[width] > _HOPELESS * min(seconds.values()):
