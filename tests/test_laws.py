@@ -109,11 +109,24 @@ def test_vectorised_equals_sequential_in_single_precision(name):
 
 
 @every_method
-def test_vectorised_equals_sequential_with_a_private_second_network(name, float64):
-    options = {"auxiliary": lambda: worlds.Normed(8), "kind": "sequential", "width": None}
-    assert not worlds.differing(
-        play(name, auxiliary=options["auxiliary"]), play(name, **options), TIGHT
+def test_vectorised_equals_sequential_with_every_other_setting(name, float64):
+    """Steps instead of epochs, Adam, a schedule, clipping: whatever of these a method heeds."""
+    other = {"steps": 4, "optimiser": "adam", "lr": 0.02, "schedule": "cosine", "clip": 0.5}
+    other |= {"decay_rounds": 5, "weight_decay": 0.1, "server_lr": 0.7}
+    left, right = (
+        play(name, changes=other.items(), kind=kind) for kind in ("vectorised", "sequential")
     )
+    assert not worlds.differing(left, right, TIGHT)
+    assert worlds.differing(left, reference(name), TIGHT)
+
+
+@every_method
+def test_vectorised_equals_sequential_with_a_private_second_network(name, float64):
+    left, right = (
+        play(name, auxiliary=lambda: worlds.Normed(8), kind=kind)
+        for kind in ("vectorised", "sequential")
+    )
+    assert not worlds.differing(left, right, TIGHT)
 
 
 @every_method
@@ -293,20 +306,22 @@ def test_a_node_with_one_client_computes_what_the_simulation_does(name, float64)
 
 
 @every_method
-def test_a_newcomer_adapts(name, float64):
-    """Client 1 never took part; it meets the final model, adapts, and predicts."""
-    method, world = made(name), worlds.federation()
-    state = reference(name).server[0]
-    sent = method.send(state, torch.tensor([1]))
-    sent = Sent(sent.shared, tree.map(lambda leaf: leaf[0], sent.own))
-    local = worlds.local(world, 1, round=3)
-    start = worlds.simulation(method, world).tree["personal"][0]
-    fresh = tree.map(lambda leaf: leaf[0 if method.pooled else 1], start)
-    adapted = method.adapt(sent, method.meet(sent, fresh, local), local)
-    for model in method.models(sent, adapted).values():
-        logits = method.predict(model, torch.randn(5, worlds.FEATURES), local)
-        assert logits.shape == (5, worlds.CLASSES)
-        assert torch.isfinite(logits).all()
+def test_newcomers_adapt(name, float64):
+    """A federation that never took part meets the final model, adapts, and predicts.
+
+    The client without training data too: it can only look. Both backends agree.
+    """
+    world, ends = worlds.federation(), []
+    for kind in ("vectorised", "sequential"):
+        simulation = worlds.simulation(made(name), world, kind=kind)
+        simulation.tree = {**simulation.tree, "server": reference(name).server}
+        simulation.round = 3
+        simulation.meet()
+        (verdict,) = simulation.judge([world.exam], newcomers=True, keep=True)
+        assert np.isfinite(verdict.scores["personal"]["loss"]).all()
+        ends.append((simulation.tree, verdict.deployed[0][1]))
+    assert not worlds.differing(ends[0][0]["server"], reference(name).server)
+    assert not worlds.differing(*ends, TIGHT)
 
 
 @every_method

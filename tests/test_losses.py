@@ -84,7 +84,8 @@ def test_no_gradient_flows_into_the_teacher(loss):
 def test_both_soft_losses_have_one_gradient():
     """They differ by the teacher's entropy: PersFL's Eq. 3 and Eq. 7 train alike."""
     student, teacher, one = random((5, 3)).requires_grad_(), random((5, 3), 1), random(5, 2).abs()
-    values = [loss(student, teacher, one) for loss in (losses.divergence, losses.soft_cross_entropy)]
+    soft = (losses.divergence, losses.soft_cross_entropy)
+    values = [loss(student, teacher, one) for loss in soft]
     slopes = [torch.autograd.grad(value, student)[0] for value in values]
     assert torch.allclose(*slopes, EXACT, EXACT)
     share = one / one.sum()

@@ -25,11 +25,10 @@ def slopes(params):
     return tree.map(lambda p: p**3 + 1, params)
 
 
-def torch_path(make, params, max_norm=None, scheduler=None):
+def torch_path(make, params, max_norm=None):
     """The parameters after each step of a `torch.optim` optimiser."""
     own = {name: value.clone().requires_grad_() for name, value in params.items()}
     rule = make(list(own.values()))
-    plan = scheduler and scheduler(rule)
     path = []
     for _ in range(STEPS):
         for value in own.values():
@@ -37,8 +36,6 @@ def torch_path(make, params, max_norm=None, scheduler=None):
         if max_norm:
             torch.nn.utils.clip_grad_norm_(list(own.values()), max_norm)
         rule.step()
-        if plan:
-            plan.step()
         path.append({name: value.detach().clone() for name, value in own.items()})
     return path
 
@@ -51,11 +48,11 @@ def our_path(rule, params):
     return path
 
 
-def assert_equal(ours, theirs):
+def assert_equal(ours, theirs, tolerance=EXACT):
     for step, (mine, other) in enumerate(zip(ours, theirs, strict=True)):
         for name in other:
             gap = (mine[name] - other[name]).abs().max()
-            assert gap < EXACT, f"step {step + 1}, {name}: {gap}"
+            assert gap < tolerance, f"step {step + 1}, {name}: {gap}"
 
 
 SGD = [
@@ -65,7 +62,7 @@ SGD = [
 ]
 ADAM = [
     {"weight_decay": decay, "betas": betas, "eps": eps}
-    for decay, betas, eps in itertools.product((0.0, 0.1), ((0.9, 0.999), (0.5, 0.8)), (1e-8, 0.1))
+    for decay, betas, eps in itertools.product((0.0, 0.1), ((0.9, 0.999), (0.0, 0.8)), (1e-8, 0.1))
 ]
 RULES = [(optim.sgd, torch.optim.SGD, options) for options in SGD]
 RULES += [(optim.adam, torch.optim.Adam, options) for options in ADAM]
@@ -78,7 +75,8 @@ def test_steps_equal_torchs(ours, theirs, options):
     expected = torch_path(lambda own: theirs(own, lr=0.05, **options), params)
     assert_equal(our_path(ours(0.05, **options), params), expected)
     # A learning rate that is a tensor, as schedules make it, is the same rate.
-    assert_equal(our_path(ours(torch.tensor(0.05, dtype=torch.float64), **options), params), expected)
+    rate = torch.tensor(0.05, dtype=torch.float64)
+    assert_equal(our_path(ours(rate, **options), params), expected)
 
 
 @every_rule
@@ -93,6 +91,14 @@ def test_steps_equal_torchs_under_vmap(ours, theirs, options):
     for number, params in enumerate(clients):
         mine = [tree.map(lambda leaf, n=number: leaf[n], one) for one in path]
         assert_equal(mine, torch_path(lambda own: theirs(own, lr=0.05, **options), params))
+
+
+@every_rule
+def test_steps_keep_single_precision(ours, theirs, options):
+    """Seven digits: Adam's 1 - 0.999 would keep only four of them if it were written so."""
+    params = tree.map(lambda leaf: leaf.float(), start())
+    expected = torch_path(lambda own: theirs(own, lr=0.05, **options), params)
+    assert_equal(our_path(ours(0.05, **options), params), expected, 1e-6)
 
 
 @pytest.mark.parametrize("max_norm", [0.5, 3.0, 1e6])

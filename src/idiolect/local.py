@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad
 
 from idiolect import losses, tree
+from idiolect.errors import MethodError
 from idiolect.optim import Optimiser
 from idiolect.tree import Params, Tree
 
@@ -83,13 +84,17 @@ class Network:
 
     def __init__(self, model: nn.Module) -> None:
         self.params: Params = {
-            name: value.detach().clone() for name, value in model.named_parameters()
+            name: value.detach().clone()
+            for name, value in model.named_parameters()
+            if value.requires_grad
         }
+        self._shapes = {name: value.shape for name, value in self.params.items()}
         self.norms = frozenset(
             f"{name}.{own}" if name else own
             for name, layer in model.named_modules()
             if isinstance(layer, nn.GroupNorm | nn.LayerNorm)
-            for own, _ in layer.named_parameters()
+            for own, value in layer.named_parameters()
+            if value.requires_grad
         )
         # Two copies rather than one switched back and forth: `train()` is hidden state.
         self._modes = {mode: copy.deepcopy(model).train(mode) for mode in (False, True)}
@@ -103,8 +108,31 @@ class Network:
 
     def __call__(self, params: Params, x: Tensor, training: bool) -> Tensor:
         """Return logits [example, class]."""
+        if {name: value.shape for name, value in params.items()} != self._shapes:
+            raise MethodError(self._misfit(params))
         logits: Tensor = functional_call(self._modes[training], params, (x,))
         return logits
+
+    @property
+    def constants(self) -> dict[str, Tensor]:
+        """Buffers and frozen parameters: what no one trains, averages or sends."""
+        model = self._modes[False]
+        frozen = {n: p.detach() for n, p in model.named_parameters() if not p.requires_grad}
+        return {**dict(model.named_buffers()), **frozen}
+
+    def _misfit(self, params: Params) -> str:
+        """Name the first parameter that torch would have left as it was, or dropped."""
+        for name in sorted(params.keys() | self._shapes):
+            got, expected = (
+                str(tuple(shapes[name])) if name in shapes else "absent"
+                for shapes in ({n: p.shape for n, p in params.items()}, self._shapes)
+            )
+            if got != expected:
+                break
+        return (
+            f"parameter {name!r} is {got}, but the client's network expects {expected}; give "
+            "`logits` all trainable parameters of that network and nothing else"
+        )
 
 
 class Local:

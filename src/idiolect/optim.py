@@ -70,7 +70,7 @@ def adam(
         taken = memory.taken + 1
         first = tree.map(lambda m, g: keep1 * m + (1 - keep1) * g, memory.first, grads)
         second = tree.map(lambda v, g: keep2 * v + (1 - keep2) * g * g, memory.second, grads)
-        unbias1, unbias2 = 1 - keep1**taken, (1 - keep2**taken).sqrt()
+        unbias1, unbias2 = _less_power(keep1, taken), _less_power(keep2, taken).sqrt()
 
         def move(param: Tensor, m: Tensor, v: Tensor) -> Tensor:
             return param - (lr / unbias1) * m / (v.sqrt() / unbias2 + eps)
@@ -78,6 +78,11 @@ def adam(
         return tree.map(move, params, first, second), AdamMemory(taken, first, second)
 
     return Optimiser(init, step)
+
+
+def _less_power(keep: float, taken: Tensor) -> Tensor:
+    """Return 1 - keep^taken; written so, 1 - 0.999 would keep four digits in single precision."""
+    return -torch.expm1(taken * math.log(keep)) if keep else torch.ones_like(taken)
 
 
 def clipped(inner: Optimiser, max_norm: float) -> Optimiser:

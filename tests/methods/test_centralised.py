@@ -1,6 +1,7 @@
 """Centralised training: one client that holds everything."""
 
 import pytest
+
 from idiolect.methods import Centralised, FedAvg
 from idiolect.simulate.rounds import Architecture
 from methods.tiny import LN9, Line, alike, close, pair, refuses, simulation

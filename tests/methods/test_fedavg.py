@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+
 from idiolect import tree
 from idiolect.method import Report, Sent, mean_report
 from idiolect.methods import FedAvg
@@ -80,7 +81,8 @@ def test_momentum_weight_decay_and_clip_by_hand() -> None:
 
 
 @pytest.mark.parametrize(
-    ("schedule", "factor"), [("constant", 1.0), ("exponential", 0.25), ("step", 0.5), ("cosine", 0.5)]
+    ("schedule", "factor"),
+    [("constant", 1.0), ("exponential", 0.25), ("step", 0.5), ("cosine", 0.5)],
 )
 def test_schedules_scale_the_rate(schedule: str, factor: float) -> None:
     """After 2 rounds: 0.5², 0.5^⌊2/2⌋, and (1 + cos(π · 2/4)) / 2 = 1/2 times lr."""

@@ -1,6 +1,7 @@
 """FedProx by hand."""
 
 import pytest
+
 from idiolect.method import Sent
 from idiolect.methods import FedAvg, FedProx
 from methods.tiny import HIGH, LN9, alike, client, close, line, pair, plus, refuses

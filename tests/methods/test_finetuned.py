@@ -1,10 +1,23 @@
 """FedAvg with fine-tuning, by hand."""
 
 import pytest
+
 from idiolect.method import Sent
 from idiolect.methods import FedAvg, FedAvgFT
-from methods.tiny import HIGH, LN9, ONE, Ordered, alike, client, close, line, pair, plus, refuses
-from methods.tiny import slope
+from methods.tiny import (
+    HIGH,
+    LN9,
+    ONE,
+    Ordered,
+    alike,
+    client,
+    close,
+    line,
+    pair,
+    plus,
+    refuses,
+    slope,
+)
 
 
 @pytest.mark.parametrize("stacked", [False, True])
@@ -18,12 +31,15 @@ def test_fine_tuning_by_hand(stacked: bool) -> None:
     assert pair(tuned) == close((1.2 * HIGH[0], 1.2 * HIGH[1]))
 
 
-def test_fine_tuning_keeps_momentum_and_weight_decay() -> None:
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_fine_tuning_keeps_momentum_and_weight_decay(nesterov: bool) -> None:
+    """With velocity u: g = ∇f + decay · w, u = 0.9 u + g; the step is along u, or g + 0.9 u."""
     at, velocity = (0.3, -0.2), (0.0, 0.0)
     for _ in range(3):
-        velocity = plus(plus(slope(at, ONE), 0.1, at), 0.9, velocity)
-        at = plus(at, -0.5, velocity)
-    method = FedAvgFT(tune_lr=0.5, tune_epochs=3, momentum=0.9, weight_decay=0.1)
+        gradient = plus(slope(at, ONE), 0.1, at)
+        velocity = plus(gradient, 0.9, velocity)
+        at = plus(at, -0.5, plus(gradient, 0.9, velocity) if nesterov else velocity)
+    method = FedAvgFT(tune_lr=0.5, tune_epochs=3, momentum=0.9, weight_decay=0.1, nesterov=nesterov)
     assert pair(method.deploy(Sent(line((0.3, -0.2))), (), client())) == close(at)
 
 

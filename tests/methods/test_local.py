@@ -1,11 +1,23 @@
 """Training alone, by hand."""
 
 import torch
+
 from idiolect.method import Sent
 from idiolect.methods import LocalOnly
 from idiolect.simulate.rounds import Architecture, Traffic
-from methods.tiny import HIGH, LN9, Line, alike, client, close, line, pair, refuses, setup
-from methods.tiny import simulation
+from methods.tiny import (
+    HIGH,
+    LN9,
+    Line,
+    alike,
+    client,
+    close,
+    line,
+    pair,
+    refuses,
+    setup,
+    simulation,
+)
 
 
 def test_two_rounds_by_hand() -> None:

@@ -7,27 +7,29 @@ P(class 1) = p = 1 / (1 + e^-z), and for an example (x, y)
     ∇ KL(p_peer ‖ p)        = (p − p_peer) · (x, 1)
     ∇ T² KL at temperature T = T (p_T − p_peer,T) · (x, 1),   p_T = 1 / (1 + e^(−z/T))
 
-The tests' favourite numbers: z = 0 gives p = 1/2, z = LN9 = ln 9 gives p = 9/10, and ln 3 gives 3/4.
-With x = 2 the parameters HIGH = LN9 · (0.4, 0.2) give z = LN9. All is float64, and batches come in
-the order in which the examples are written.
+Numbers used often: z = 0 gives p = 1/2, z = ln 3 gives 3/4, and z = ln 9 (LN9) gives 9/10.
+With x = 2 the parameters HIGH = ln 9 · (0.4, 0.2) give z = ln 9. All is float64, and batches come
+in the order in which the examples are written.
 """
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor, nn
+
 from idiolect import tree
 from idiolect.data.dataset import Dataset
 from idiolect.data.federation import Lessons
 from idiolect.errors import ConfigError
-from idiolect.local import Local, Network, Plan, Pool, Request
+from idiolect.local import Local, Network, Plan, Plans, Pool, Request
 from idiolect.method import Method, Setup
 from idiolect.simulate.backend import Backend
 from idiolect.simulate.rounds import Architecture, Run, Simulation
 from idiolect.tree import Params
-from torch import Tensor, nn
 
 Examples = Sequence[tuple[float, int]]
 Pair = tuple[float, float]
@@ -84,7 +86,9 @@ def _logits(z: Tensor) -> Tensor:
 
 def line(at: Pair) -> Params:
     """The parameters of a `Line`."""
-    return {name: torch.tensor(value, dtype=torch.float64) for name, value in zip("wb", at)}
+    return {
+        name: torch.tensor(value, dtype=torch.float64) for name, value in zip("wb", at, strict=True)
+    }
 
 
 def pair(params: Params) -> Pair:
@@ -149,12 +153,12 @@ def lost(at: Pair, batch: Examples) -> float:
 
 
 def plus(left: Pair, factor: float, right: Pair) -> Pair:
-    """left + factor · right."""
+    """Left + factor · right."""
     return left[0] + factor * right[0], left[1] + factor * right[1]
 
 
 def minus(left: Pair, right: Pair) -> Pair:
-    """left − right."""
+    """Left − right."""
     return plus(left, -1, right)
 
 
@@ -194,7 +198,7 @@ def client(
     *,
     round: int = 0,
     stacked: bool = False,
-    plans: Ordered | None = None,
+    plans: Plans | None = None,
 ) -> Local:
     """One client; `stacked` runs it on torch.func transforms, as a vectorising engine does."""
     main = main or Line()
@@ -219,7 +223,7 @@ def simulation(
     """A federation whose clients train, and are validated, on the given examples."""
     examples = [example for own in clients for example in own]
     starts = np.cumsum([0] + [len(own) for own in clients])
-    rows = tuple(np.arange(a, b) for a, b in zip(starts[:-1], starts[1:], strict=True))
+    rows = tuple(np.arange(a, b) for a, b in pairwise(starts))
     dataset = Dataset(
         "tiny",
         np.array([[x] for x, _ in examples], np.float32),

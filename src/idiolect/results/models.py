@@ -59,7 +59,7 @@ def one_client(
 
 def fill(module: nn.Module, leaves: dict[str, Tensor]) -> nn.Module:
     """Load a client's leaves into a network, wherever in the deployed tree its parameters are."""
-    wanted = [name for name, _ in module.named_parameters()]
+    wanted = [name for name, value in module.named_parameters() if value.requires_grad]
     prefixes = sorted({name[: -len(wanted[0])] for name in leaves if name.endswith(wanted[0])})
     for prefix in prefixes:
         if all(prefix + name in leaves for name in wanted):

@@ -71,6 +71,7 @@ class Crew:
         self._span = span
         self._cache = cache
         self._desks: dict[tuple[str, int], Desk] = {}
+        self._busy: dict[str, list[Desk]] = {}  # those of the last round; others may be idle
 
     def rows(self, seats: Sequence[Seat]) -> torch.Tensor:
         """Return the store's rows of some seats."""
@@ -79,19 +80,19 @@ class Crew:
 
     def examples(self, kind: str) -> int:
         """Return how many examples the last round of a kind trained on."""
-        return sum(desk.examples for (of, _), desk in self._desks.items() if of == kind)
+        return sum(desk.examples for desk in self._busy.get(kind, []))
 
     def padding(self, kind: str) -> float:
         """Return the share of a round's examples that were padding."""
-        desks = [desk for (of, _), desk in self._desks.items() if of == kind]
-        planned = sum(desk.planned for desk in desks)
-        return 1 - sum(desk.examples for desk in desks) / planned if planned else 0.0
+        planned = sum(desk.planned for desk in self._busy.get(kind, []))
+        return 1 - self.examples(kind) / planned if planned else 0.0
 
     def run(
         self, kind: str, fn: ClientFunction, calls: Sequence[Call], round: int
     ) -> tuple[list[Seat], Tree]:
         """Run fn for every called client of this architecture; return who, and the results."""
         shift = Shift(self, calls, round, self._device)
+        self._busy[kind] = []
         if not shift.seats:
             return [], ()
         span = self._choose(kind, fn, shift)
@@ -110,6 +111,7 @@ class Crew:
             self._desks.setdefault((kind, number), self._desk(fn, span, number))
             for number in range(len(cuts))
         ]
+        self._busy[kind] = desks
         if span == 1:
             return self._spread(desks, shift)
         return tree.concat([shift.run(desk, *cut) for desk, cut in zip(desks, cuts, strict=True)])

@@ -46,7 +46,11 @@ class Book:
 
     def turn(self, members: Sequence[Member], round: int) -> bool:
         """Open the book for a round; True where every plan kept its place and shape."""
-        same = [(m.seed, m.client) for m in members] == [(m.seed, m.client) for m in self._members]
+        # By identity: one client may be examined on other rows, and comparing rows would be slow.
+        same = len(members) == len(self._members) and all(
+            (new.seed, new.client) == (old.seed, old.client) and new.rows is old.rows
+            for new, old in zip(members, self._members, strict=True)
+        )
         self._members, self._round = members, round
         self.examples = self.planned = 0
         kept = True
@@ -73,6 +77,7 @@ class Book:
         rows, certain, longest = self._draw(request)
         index = torch.from_numpy(np.maximum(rows, 0)).to(self._device)
         weight = torch.from_numpy(rows >= 0).to(self._device, torch.get_default_dtype())
+        self._count(request, rows)
         return Plan(self._pools[request.stream], index, weight, certain, longest)
 
     def _refill(self, request: Request, plan: Plan) -> bool:
@@ -81,7 +86,13 @@ class Book:
             return False
         plan.rows.copy_(torch.from_numpy(np.maximum(rows, 0)))
         plan.weight.copy_(torch.from_numpy(rows >= 0))
+        self._count(request, rows)
         return True
+
+    def _count(self, request: Request, rows: np.ndarray) -> None:
+        if request.shuffled:
+            self.examples += int((rows >= 0).sum())
+            self.planned += rows.size
 
     def _draw(self, request: Request) -> tuple[np.ndarray, int, int]:
         """Lay out rows as [client, step, example], -1 for padding; see `Plan` for the numbers."""
@@ -92,9 +103,6 @@ class Book:
         for client, order in enumerate(orders):
             rows[client, : len(order)] = order[:most]
         longest = max(len(member.rows[request.stream]) for member in self._members)
-        if request.shuffled:
-            self.examples += int((rows >= 0).sum())
-            self.planned += rows.size
         return rows, min(*steps, most), longest
 
     def _order(self, member: Member, request: Request) -> np.ndarray:
@@ -104,7 +112,7 @@ class Book:
         """
         rows, batch = member.rows[request.stream], request.batch
         per_epoch = -(-len(rows) // batch)
-        steps = (request.steps if len(rows) else 0) or request.epochs * per_epoch
+        steps = request.steps or request.epochs * per_epoch
         key = (member.seed, _BATCHES, self._round, member.client, request.call)
         draw = np.random.default_rng(key) if request.shuffled else None
         order = np.full((-(-steps // max(per_epoch, 1)), per_epoch * batch), -1, np.int64)

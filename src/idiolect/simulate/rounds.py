@@ -13,7 +13,7 @@ from torch import nn
 
 from idiolect import losses, tree
 from idiolect.data.federation import Exam, Lessons
-from idiolect.errors import ConfigError, DataError, Diverged, MethodError
+from idiolect.errors import ConfigError, DataError, Diverged, MethodError, ModelError
 from idiolect.local import Batch, Local, Network
 from idiolect.method import Method, Sent, Setup
 from idiolect.models.check import check, mappable
@@ -110,14 +110,16 @@ class Simulation:
         first_setups: list[Setup] = []
         for name, architecture in architectures.items():
             clients = everyone if architecture.clients is None else np.array(architecture.clients)
-            made = [_networks(architecture, run.seed) for run in self.runs]
+            models = [_models(architecture, run.seed) for run in self.runs]
+            made = [_networks(own) for own in models]
+            _refuse_unequal_constants(name, made)
             setups = [
                 _setup(networks, lessons, self._device)
                 for networks, lessons in zip(made, trained, strict=True)
             ]
             first_setups = first_setups or setups
             self._refuse_unequal_state(name, first_setups[0], setups[0])
-            reason = mappable(architecture.main())
+            reason = next(filter(None, map(mappable, models[0].values())), "")
             if reason and backend.kind == "vectorised":
                 self.notices.append(f"architecture {name!r}: {reason}")
             one_by_one = backend.kind == "sequential" or bool(reason)
@@ -242,9 +244,10 @@ class Simulation:
             tree.rows_where(lambda leaf: ~torch.isfinite(leaf), reports),
             tree.rows_where(torch.isnan, personal),
         ]
-        rows = torch.stack([found for found in broken if found is not None]).any(0)
-        if not bool(rows.any()):
+        told = [found for found in broken if found is not None]
+        if not told or not bool(torch.stack(told).any()):
             return
+        rows = torch.stack(told).any(0)
         seat = seats[int(rows.nonzero()[0])]
         run = self.runs[seat.run]
         raise Diverged(
@@ -368,8 +371,8 @@ def _eligible(lessons: Lessons) -> np.ndarray:
     return able
 
 
-def _networks(architecture: Architecture, seed: int) -> dict[str, Network]:
-    """Build an architecture's networks under a seed, leaving torch's own random state alone."""
+def _models(architecture: Architecture, seed: int) -> dict[str, nn.Module]:
+    """Build an architecture's modules under a seed, leaving torch's own random state alone."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         models = {"main": architecture.main()}
@@ -377,8 +380,26 @@ def _networks(architecture: Architecture, seed: int) -> dict[str, Network]:
             models["auxiliary"] = architecture.auxiliary()
     for model in models.values():
         check(model)
+    return models
+
+
+def _networks(models: Mapping[str, nn.Module]) -> dict[str, Network]:
     networks = {role: Network(model) for role, model in models.items()}
     return {"auxiliary": networks["main"], **networks}
+
+
+def _refuse_unequal_constants(name: str, made: list[dict[str, Network]]) -> None:
+    """Runs share one module, so what is not trained must not depend on the seed."""
+    first = [network.constants for network in made[0].values()]
+    for networks in made[1:]:
+        for one, other in zip(first, networks.values(), strict=True):
+            for leaf, value in other.constants.items():
+                if not torch.equal(one[leaf], value):
+                    raise ModelError(
+                        f"architecture {name!r}: {leaf!r} is not trained, yet differs between the "
+                        "seeds, which are trained together; make it the same for every seed, or "
+                        "run the seeds one by one"
+                    )
 
 
 def _setup(networks: Mapping[str, Network], lessons: Lessons, device: torch.device) -> Setup:

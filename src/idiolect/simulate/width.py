@@ -51,10 +51,12 @@ def _read(cache: Path | None) -> dict[str, int]:
     if cache is None or not cache.is_file():
         return {}
     try:
-        known: dict[str, int] = json.loads(cache.read_text())
-        return known
-    except ValueError:  # a damaged cache costs one measurement, not the run
+        known = json.loads(cache.read_text())
+    except (OSError, ValueError):  # a damaged cache costs one measurement, not the run
         return {}
+    if not isinstance(known, dict):
+        return {}
+    return {key: width for key, width in known.items() if isinstance(width, int) and width > 0}
 
 
 def _write(cache: Path | None, known: dict[str, int]) -> None:

@@ -1,0 +1,96 @@
+"""Examples of all runs in one pool, and members whose rows point to the right ones."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+import worlds
+from idiolect.errors import DataError
+from idiolect.simulate.pools import Library
+
+CPU = torch.device("cpu")
+
+
+def assert_holds(pool, rows, data, own):
+    """Rows of the pool are these examples of the dataset."""
+    x, y = pool.take(torch.from_numpy(rows))
+    assert np.array_equal(y, data.y[own])
+    assert np.allclose(x, data.x[own])
+
+
+def test_distinct_datasets_are_laid_one_behind_the_other():
+    """Three runs: the first and the last on one dataset, which is held once."""
+    first, second = worlds.federation((3, 2), (1, 1)), worlds.federation((2, 4), (1, 1), seed=4)
+    runs = [first, second, first]
+    library = Library([world.lessons for world in runs], CPU)
+    assert len(library.pools["train"].y) == len(first.dataset) + len(second.dataset)
+    for run, world in enumerate(runs):
+        members = library.members(run, 10 + run, world.lessons)
+        exams = library.examined(run, 10 + run, world.test)
+        for client, (member, exam) in enumerate(zip(members, exams, strict=True)):
+            assert (member.seed, member.client) == (10 + run, client)
+            pools = {**library.pools, **library.exam_pools}
+            rows = {**member.rows, **exam.rows}
+            for stream, own in (("train", world.train), ("val", world.val), ("exam", world.test)):
+                assert_holds(pools[stream], rows[stream], world.dataset, own[client])
+            assert member.rows.keys() == {"train", "val"} and exam.rows.keys() == {"exam"}
+    assert "exam" not in library.pools and "test" not in library.pools
+
+
+def test_public_data_is_whole_and_the_same_for_every_client_of_a_run():
+    data = [worlds.dataset(5, seed=8), worlds.dataset(3, seed=9)]
+    runs = [
+        dataclasses.replace(worlds.federation((3, 2), (1, 1), seed=n), public=public)
+        for n, public in enumerate(data)
+    ]
+    library = Library([world.lessons for world in runs], CPU)
+    for run, world in enumerate(runs):
+        for member in library.members(run, 0, world.lessons):
+            rows = member.rows["public"]
+            assert len(rows) == len(data[run])
+            assert_holds(library.pools["public"], rows, data[run], slice(None))
+
+
+def test_there_is_no_public_stream_unless_every_run_has_one():
+    runs = [worlds.federation((3, 2), (1, 1), seed=n) for n in range(2)]
+    runs[0] = dataclasses.replace(runs[0], public=worlds.dataset(5))
+    library = Library([world.lessons for world in runs], CPU)
+    assert set(library.pools) == {"train", "val"}
+    assert "public" not in library.members(0, 0, runs[0].lessons)[0].rows
+
+
+def scaled(world, x, shift, scale):
+    data = dataclasses.replace(
+        world.dataset, x=x, shift=np.float32([shift]), scale=np.float32([scale])
+    )
+    return dataclasses.replace(world, dataset=data)
+
+
+@pytest.mark.parametrize("bytes_held", [0, 1 << 30])
+def test_bytes_are_decoded_the_same_at_once_or_batch_by_batch(monkeypatch, bytes_held):
+    """(0 − 100) / 50 = −2 and (255 − 100) / 50 = 3.1."""
+    monkeypatch.setattr("idiolect.simulate.pools._DECODED_BYTES", bytes_held)
+    world = worlds.federation((3, 2), (1, 1))
+    x = np.zeros((len(world.dataset), 4), np.uint8)
+    x[1] = 255
+    pool = Library([scaled(world, x, 100, 50).lessons], CPU).pools["train"]
+    assert (pool.x.dtype == torch.uint8) == (bytes_held == 0)
+    seen, _ = pool.take(torch.tensor([0, 1]))
+    assert seen.dtype == torch.float32
+    assert torch.allclose(seen, torch.tensor([[-2.0] * 4, [3.1] * 4]))
+
+
+def test_tokens_are_left_as_they_are():
+    world = worlds.federation((3, 2), (1, 1))
+    x = np.arange(4 * len(world.dataset), dtype=np.int64).reshape(-1, 4)
+    pool = Library([scaled(world, x, 100, 50).lessons], CPU).pools["train"]
+    assert torch.equal(pool.take(torch.tensor([1]))[0], torch.tensor([[4, 5, 6, 7]]))
+
+
+def test_datasets_of_two_scales_are_refused():
+    one, two = worlds.federation((3, 2), (1, 1)), worlds.federation((3, 2), (1, 1), seed=1)
+    two = scaled(two, two.dataset.x, 0.0, 2.0)
+    with pytest.raises(DataError, match="tiny 0 and tiny 1 are scaled differently"):
+        Library([one.lessons, two.lessons], CPU)

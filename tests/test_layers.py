@@ -1,0 +1,166 @@
+"""The layers of the package, read from its imports: a row may import only rows above it."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import idiolect
+
+HOME = Path(idiolect.__file__).parent
+
+# From the bottom up. Each row may import itself and what stands before it; a row of several names
+# is of parts that do not know each other.
+ROWS = [
+    ["errors", "version"],
+    ["tree"],
+    ["optim", "losses"],
+    ["models"],
+    ["local"],
+    ["method"],
+    ["methods"],
+    ["data"],
+    ["simulate"],
+    ["checkpoint"],
+    ["results"],
+    ["runner"],
+    ["experiment"],
+    ["api", "cli"],
+    ["__main__"],
+]
+ABOVE = {
+    name: {name, *(lower for row in ROWS[:place] for lower in row)}
+    for place, row in enumerate(ROWS)
+    for name in row
+}
+# Apart from the order: what a row has no business with although it stands above.
+ABOVE["methods"] -= {"models"}
+ABOVE["method"] -= {"models"}
+ABOVE["local"] -= {"models"}
+ABOVE["data"] = {"data", "errors", "version"}
+ABOVE["checkpoint"] = {"checkpoint", "errors", "tree", "version"}
+ABOVE["models"] = {"models", "errors"}
+
+# Third parties that may be imported with the module; elsewhere only inside the function that needs
+# them, so that the core needs torch and numpy alone.
+CORE = {"torch", "numpy"}
+FOREIGN = {
+    "experiment": {"pydantic"},
+    "cli": {"typer", "rich"},
+}
+
+FILES = sorted(HOME.rglob("*.py"))
+
+
+def imports(path, everywhere=True):
+    """Yield (line, module) of a file's imports; at module level only unless `everywhere`."""
+    package = list(path.relative_to(HOME.parent).with_suffix("").parts[:-1])
+    top = ast.parse(path.read_text())
+    nodes = ast.walk(top) if everywhere else _run_on_import(top.body)
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield node.lineno, alias.name
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) + 1 - node.level] if node.level else []
+            module = ".".join([*base, *([node.module] if node.module else [])])
+            for alias in node.names:
+                yield node.lineno, f"{module}.{alias.name}"
+
+
+def _run_on_import(body):
+    """Walk statements that run when a module is imported: not functions, not type checking."""
+    for node in body:
+        yield node
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            continue
+        if isinstance(node, (ast.If, ast.Try, ast.With, ast.ClassDef)):
+            inner = [node.body, getattr(node, "orelse", []), getattr(node, "finalbody", [])]
+            inner += [handler.body for handler in getattr(node, "handlers", [])]
+            for part in inner:
+                yield from _run_on_import(part)
+
+
+def row_of(path):
+    first = path.relative_to(HOME).parts[0].removesuffix(".py")
+    return "idiolect" if first == "__init__" else first
+
+
+def where(path, line):
+    return f"src/idiolect/{path.relative_to(HOME)}:{line}"
+
+
+def test_every_file_has_a_row():
+    assert {row_of(path) for path in FILES} - {"idiolect"} == set(ABOVE)
+
+
+def test_a_row_imports_only_rows_above_it():
+    wrong = []
+    for path in FILES:
+        if row_of(path) == "idiolect":
+            continue  # the front door, which opens every room, but only when asked
+        for line, module in imports(path):
+            own = module.split(".")
+            if own[0] == "idiolect" and len(own) > 1 and own[1] not in ABOVE[row_of(path)]:
+                wrong.append(f"{where(path, line)} imports {module}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_the_front_door_imports_nothing_until_asked():
+    loaded = [m for _, m in imports(HOME / "__init__.py", False) if m.startswith("idiolect")]
+    assert set(loaded) <= {"idiolect.version.VERSION"}
+
+
+def test_methods_reuse_one_method_at_most_one_level_deep():
+    """A file of methods/ may build on another; what it builds on builds on FedAvg at most."""
+    reused = {}
+    for path in FILES:
+        if row_of(path) != "methods" or path.name == "__init__.py":
+            continue
+        found = {m.split(".")[2] for _, m in imports(path) if m.startswith("idiolect.methods.")}
+        reused[path.stem] = found - {"fedavg"}
+    assert reused["fedavg"] == set()
+    for name, others in reused.items():
+        assert len(others) <= 1, (name, others)
+        for other in others:
+            assert not reused[other], f"{name} builds on {other}, which builds on {reused[other]}"
+
+
+def test_third_parties_are_imported_where_they_are_allowed():
+    wrong = []
+    for path in FILES:
+        allowed = CORE | FOREIGN.get(row_of(path), set())
+        for line, module in imports(path, everywhere=False):
+            first = module.split(".")[0]
+            if first not in sys.stdlib_module_names | {"idiolect"} | allowed:
+                wrong.append(f"{where(path, line)} imports {module} with the module")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_commands_and_schemas_are_known_to_one_layer_each():
+    """Not even inside a function: pydantic belongs to experiment, typer to the cli."""
+    owners = {"pydantic": {"experiment"}, "typer": {"cli"}, "click": {"cli"}}
+    wrong = [
+        f"{where(path, line)} imports {module}"
+        for path in FILES
+        for line, module in imports(path)
+        if row_of(path) not in owners.get(module.split(".")[0], {row_of(path)})
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_only_tree_knows_torchs_pytree():
+    found = {row_of(path) for path in FILES for _, m in imports(path) if "pytree" in m}
+    assert found == {"tree"}
+
+
+def test_the_core_runs_without_what_only_screens_and_files_need():
+    """Import all that trains in a process where the third parties cannot be found."""
+    code = """
+import sys
+for name in ("pydantic", "typer", "rich", "pyarrow", "safetensors", "PIL", "pandas", "scipy"):
+    sys.modules[name] = None
+import idiolect.methods, idiolect.models, idiolect.simulate.rounds, idiolect.data
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
