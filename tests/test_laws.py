@@ -64,7 +64,7 @@ class End(NamedTuple):
 
 def made(name, **changes):
     kind = METHODS[name]
-    known = {field.name for field in dataclasses.fields(kind)}
+    known = {field.name for field in dataclasses.fields(kind)} - set(kind.unused)
     wanted = {key: value for key, value in {**SETTINGS, **changes}.items() if key in known}
     return kind(**wanted)
 

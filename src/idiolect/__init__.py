@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from idiolect.api import fit as fit
     from idiolect.experiment import load_experiment as load_experiment
     from idiolect.experiment import run as run
+    from idiolect.experiment.adapt import adapt as adapt
     from idiolect.method import Method as Method
     from idiolect.methods import METHODS as METHODS
     from idiolect.models import MODELS as MODELS
@@ -25,6 +26,7 @@ _HOMES = {
     "MODELS": "idiolect.models",
     "Method": "idiolect.method",
     "Result": "idiolect.api",
+    "adapt": "idiolect.experiment.adapt",
     "federation": "idiolect.api",
     "fit": "idiolect.api",
     "load_experiment": "idiolect.experiment",
@@ -37,6 +39,7 @@ __all__ = [  # noqa: RUF022 - the order in which one meets them
     "federation",
     "fit",
     "run",
+    "adapt",
     "table",
     "load_model",
     "load_experiment",

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad
+from torch.nn.modules.dropout import _DropoutNd
 
 from idiolect import losses, tree
 from idiolect.errors import MethodError
@@ -96,6 +97,7 @@ class Network:
             for own, value in layer.named_parameters()
             if value.requires_grad
         )
+        self.draws = any(_draws(layer) for layer in model.modules())  # dropout and the like
         # Two copies rather than one switched back and forth: `train()` is hidden state.
         self._modes = {mode: copy.deepcopy(model).train(mode) for mode in (False, True)}
 
@@ -133,6 +135,12 @@ class Network:
             f"parameter {name!r} is {got}, but the client's network expects {expected}; give "
             "`logits` all trainable parameters of that network and nothing else"
         )
+
+
+def _draws(layer: nn.Module) -> bool:
+    """Say whether a layer draws random numbers in training: dropout, alone or inside another."""
+    rate = layer.p if isinstance(layer, _DropoutNd) else getattr(layer, "dropout", 0.0)
+    return isinstance(rate, float) and rate > 0
 
 
 class Local:

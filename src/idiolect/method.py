@@ -73,6 +73,7 @@ class Method:
     paper: ClassVar[str] = ""
     pooled: ClassVar[bool] = False  # trains on the union of all clients' data: a reference only
     presets: ClassVar[dict[str, dict[str, Any]]] = {}  # named settings, such as the paper's
+    unused: ClassVar[tuple[str, ...]] = ()  # settings below that its steps have no use for
     trained_as: ClassVar["type[Method] | None"] = None  # the method whose rounds these are
     tunes: ClassVar[bool] = False  # deploy trains, so curves of personal models cost a training
 
@@ -97,7 +98,13 @@ class Method:
 
     def __post_init__(self) -> None:
         for spec in dataclasses.fields(self):
-            _check(type(self).__name__, spec, getattr(self, spec.name))
+            value = getattr(self, spec.name)
+            _check(type(self).__name__, spec, value)
+            if spec.name in self.unused and value != spec.default:
+                raise ConfigError(
+                    f"{type(self).__name__}: {spec.name} is {value!r}, but its steps are plain "
+                    "gradient steps that do not use it; leave it out"
+                )
 
     def training(self) -> tuple[Any, ...]:
         """Identify all that happens before `deploy`: methods alike in this are trained once."""
@@ -159,15 +166,15 @@ class Method:
 
     # What most client steps are made of.
 
-    def rule(self, local: Local) -> optim.Optimiser:
-        """Return the local optimiser at this round's learning rate."""
-        lr: float | Tensor = self.lr
-        if self.schedule != "constant":
-            lr = self.lr * _SCHEDULES[self.schedule](self)(local.round)
+    def rule(self, local: Local, lr: float | None = None) -> optim.Optimiser:
+        """Return the local optimiser at this round's learning rate, or at a rate of its own."""
+        rate: float | Tensor = self.lr if lr is None else lr
+        if lr is None and self.schedule != "constant":
+            rate = self.lr * _SCHEDULES[self.schedule](self)(local.round)
         if self.optimiser == "adam":
-            rule = optim.adam(lr, weight_decay=self.weight_decay)
+            rule = optim.adam(rate, weight_decay=self.weight_decay)
         else:
-            rule = optim.sgd(lr, self.momentum, self.weight_decay, self.nesterov)
+            rule = optim.sgd(rate, self.momentum, self.weight_decay, self.nesterov)
         return optim.clipped(rule, self.clip) if self.clip else rule
 
     def fit(self, local: Local, params: Params, loss: Loss | None = None) -> Params:
@@ -193,6 +200,8 @@ def _check(owner: str, spec: "dataclasses.Field[Any]", value: Any) -> None:
     """Refuse a value outside what the setting declares, in one line that names the rule."""
     rule = spec.metadata
     values = value if isinstance(value, tuple) else (value,)
+    if not values:
+        raise ConfigError(f"{owner}: {spec.name} is empty, expected at least one value")
     for one in values:
         if rule.get("choices") and one not in rule["choices"]:
             expected = "one of " + ", ".join(map(repr, rule["choices"]))
@@ -207,6 +216,10 @@ def _check(owner: str, spec: "dataclasses.Field[Any]", value: Any) -> None:
         raise ConfigError(f"{owner}: {spec.name} is {one!r}, expected {expected}")
 
 
+PLAIN_STEPS = ("optimiser", "momentum", "nesterov", "clip", "schedule", "decay", "decay_rounds")
+"""Settings that a method with its own inner steps has no use for."""
+
+
 def mean_report(reports: Report, uniform: bool = False) -> Params:
     """Average reported parameters, by examples or each client alike."""
     weight = reports.size.new_ones(reports.size.shape) if uniform else reports.size
@@ -214,4 +227,4 @@ def mean_report(reports: Report, uniform: bool = False) -> Params:
     return averaged
 
 
-__all__ = ["Method", "Report", "Sent", "Setup", "mean_report", "setting"]
+__all__ = ["PLAIN_STEPS", "Method", "Report", "Sent", "Setup", "mean_report", "setting"]

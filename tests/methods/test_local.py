@@ -60,8 +60,8 @@ def test_a_client_does_not_feel_the_others() -> None:
 
 
 def test_a_newcomer_trains_alone() -> None:
-    """One round from the initial model: (0, 0) → HIGH."""
-    method = LocalOnly(lr=0.4 * LN9)
+    """One pass from the initial model: (0, 0) → HIGH."""
+    method = LocalOnly(lr=0.4 * LN9, newcomer_epochs=1)
     assert pair(method.adapt(Sent(), line((0, 0)), client())) == close(HIGH)
 
 

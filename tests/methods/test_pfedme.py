@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from idiolect import tree
+from idiolect.errors import ConfigError
 from idiolect.method import Report, Sent, mean_report
 from idiolect.methods import PFedMe
 from methods.tiny import (
@@ -159,3 +160,9 @@ def test_a_newcomer_finds_its_theta_in_one_round() -> None:
 )
 def test_settings_out_of_range_are_refused(field: str, value: object, rule: str) -> None:
     refuses(PFedMe, field, value, rule)
+
+
+def test_settings_without_effect_are_refused() -> None:
+    """Its steps are plain gradient steps: momentum would be silently ignored."""
+    with pytest.raises(ConfigError, match="PFedMe: momentum is 0.9, but its steps are plain"):
+        PFedMe(momentum=0.9)

@@ -358,3 +358,30 @@ def test_judging_scores_what_it_is_handed(float64):
             assert scores["loss"] == pytest.approx(loss.item(), abs=1e-12)
             right = (logits.argmax(1) == labels).double().mean().item()
             assert scores["accuracy"] == pytest.approx(right)
+
+
+@pytest.mark.parametrize("width", [1, 3])
+def test_dropout_can_be_repeated_and_resumed(width):
+    """Layers draw from (seed, round, client): torch's own random state does not matter or move."""
+
+    class Dropped(nn.Sequential):
+        def __init__(self):
+            super().__init__(nn.Linear(4, 6), nn.Dropout(0.5), nn.ReLU(), nn.Linear(6, 3))
+
+    def start():
+        return worlds.simulation(FedAvg(), worlds.federation(), build=Dropped, width=width)
+
+    torch.manual_seed(1)
+    whole = start()
+    for _ in range(3):
+        whole.advance()
+    torch.manual_seed(2)
+    before = torch.get_rng_state()
+    first, second = start(), start()
+    first.advance()
+    second.tree, second.round = first.tree, first.round
+    second.advance()
+    second.advance()
+    assert torch.equal(before, torch.get_rng_state())
+    for name, leaf in tree.named(whole.tree).items():
+        assert torch.equal(leaf, tree.named(second.tree)[name]), name

@@ -2,9 +2,13 @@
 
 import functools
 import os
+import signal
 import sys
-from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import NoReturn, ParamSpec, TypeVar
 
 import typer
 
@@ -13,7 +17,11 @@ from idiolect.errors import IdiolectError
 P = ParamSpec("P")
 T = TypeVar("T")
 
-INTERRUPTED = 130  # what shells give for Ctrl-C
+INTERRUPTED, TERMINATED = 130, 143  # what shells give for Ctrl-C and for SIGTERM
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, from a scheduler say: all that saves on Ctrl-C saves now too."""
 
 
 def guarded(command: Callable[P, T]) -> Callable[P, T]:
@@ -22,17 +30,18 @@ def guarded(command: Callable[P, T]) -> Callable[P, T]:
     @functools.wraps(command)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> T:
         try:
-            return command(*args, **kwargs)
+            with terminable():
+                return command(*args, **kwargs)
         except IdiolectError as error:
             if debugging():
                 raise
             complain(str(error))
             raise typer.Exit(error.code) from None
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as error:
             if debugging():
                 raise
             complain("interrupted")
-            raise typer.Exit(INTERRUPTED) from None
+            raise typer.Exit(interrupted(error)) from None
         except BrokenPipeError:
             # The reader, say `head`, has seen enough. Python would complain again at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -44,6 +53,28 @@ def guarded(command: Callable[P, T]) -> Callable[P, T]:
             raise typer.Exit(1) from None
 
     return wrapped
+
+
+@contextmanager
+def terminable() -> Iterator[None]:
+    """Let SIGTERM raise `Terminated` for as long as a command runs."""
+    if threading.current_thread() is not threading.main_thread():  # which alone hears signals
+        yield
+        return
+
+    def terminate(number: int, frame: FrameType | None) -> NoReturn:
+        raise Terminated
+
+    before = signal.signal(signal.SIGTERM, terminate)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def interrupted(error: KeyboardInterrupt) -> int:
+    """Give the exit status that says what ended the command."""
+    return TERMINATED if isinstance(error, Terminated) else INTERRUPTED
 
 
 def complain(text: str) -> None:

@@ -56,6 +56,7 @@ def described(method: "type[Method]") -> dict[str, Any]:
                 "meaning": spec.metadata.get("doc", ""),
             }
             for spec in dataclasses.fields(method)
+            if spec.name not in method.unused
         ],
     }
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from idiolect.cli.guard import INTERRUPTED, complain, debugging, guarded
+from idiolect.cli.guard import complain, debugging, guarded, interrupted
 
 if TYPE_CHECKING:
     from idiolect.experiment import Experiment
@@ -59,17 +59,37 @@ def demo(
 @guarded
 def show(
     folder: Annotated[Path, typer.Argument(help="The folder of a run.")],
+    fairness: Annotated[
+        bool, typer.Option("--fairness", help="Compare methods by spread over clients.")
+    ] = False,
     json: Annotated[bool, _JSON] = False,
 ) -> None:
     """Print the tables of a run again."""
-    from idiolect.cli.screen import console, print_json, print_result
+    from idiolect.cli.screen import (
+        console,
+        print_fairness,
+        print_json,
+        print_reached,
+        print_result,
+    )
+    from idiolect.errors import DataError
     from idiolect.results import document
 
     content = document.read(folder)
+    if fairness and "fairness" not in content:
+        raise DataError(
+            f"{folder} was written by an older idiolect, which did not compare fairness; run its "
+            "experiment again with --resume"
+        )
     if json:
-        print_json(content)
+        print_json(content["fairness"] if fairness else content)
         return
-    print_result(console(), content, {})
+    screen = console()
+    if fairness:
+        print_fairness(screen, content)
+    else:
+        print_result(screen, content, {})
+        print_reached(screen, content)
     if not content["complete"]:
         print("This run is not complete; go on with `idiolect run EXPERIMENT.toml --resume`.")
 
@@ -106,12 +126,12 @@ def _execute(
                 only=only,
                 watch=watch,
             )
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
         if debugging():
             raise
         again = "start it again" if overwrite else f"go on with `{_again()}`"
         complain(f"interrupted; the last whole round is saved in the run's folder: {again}")
-        raise typer.Exit(INTERRUPTED) from None
+        raise typer.Exit(interrupted(error)) from None
     print_result(screen, content, beside or {})
     if remark:
         screen.print(remark, markup=False, soft_wrap=True)

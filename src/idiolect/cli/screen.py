@@ -95,6 +95,80 @@ def print_summary(screen: Console, content: Document) -> None:
     screen.print(table)
 
 
+def print_reached(screen: Console, content: Document) -> None:
+    """Print how soon each method came near its last round's validation accuracy."""
+    found = {label: own.get("reached") for label, own in content["methods"].items()}
+    if not any(found.values()):
+        return
+    points = next(100 * one["tolerance"] for one in found.values() if one)
+    table = Table(
+        title=f"Within {points:g} point of the last round's validation accuracy, for good",
+        box=box.SIMPLE_HEAD,
+    )
+    table.add_column("method")
+    table.add_column("model")
+    for head in ("from round", "of", "MB down", "MB up"):
+        table.add_column(head, justify="right")
+    for label, one in found.items():
+        rounds = str(content["methods"][label]["rounds"])
+        if one is None:
+            table.add_row(label, "-", "-", rounds, "-", "-")
+            continue
+        bytes = [f"{one[key] / 1e6:,.1f}" for key in ("bytes_down", "bytes_up")]
+        table.add_row(label, one["model"], str(one["round"]), rounds, *bytes)
+    screen.print(table)
+
+
+def print_fairness(screen: Console, content: Document) -> None:
+    """Print who is fairer than whom, and by which factor the deviation over clients differs."""
+    found = content["fairness"]
+    table = Table(
+        title="Is the row fairer than the column? Factor by which its deviation is smaller",
+        box=box.SIMPLE_HEAD,
+    )
+    table.add_column("method")
+    table.add_column("± clients, %", justify="right")
+    for label in found["methods"]:
+        table.add_column(label, justify="right")
+    for label, own in found["methods"].items():
+        cells = [_pair(found["pairs"][label].get(other)) for other in found["methods"]]
+        table.add_row(label, percent(own["std"]), *cells)
+    screen.print(table)
+
+
+def print_newcomers(screen: Console, content: Document) -> None:
+    """Print what every newcomer holds, how its models score, and what its method chose."""
+    told = f"Newcomers to {content['label']} of {content['run']}, seed {content['seed']}"
+    table = Table(title=f"{told}: accuracy, %", box=box.SIMPLE_HEAD)
+    first = content["newcomers"][0]
+    facts = [name for name, value in first["facts"].items() if not isinstance(value, list)]
+    table.add_column("newcomer")
+    for head in ("train", "val", "test"):
+        table.add_column(head, justify="right")
+    for model in first["models"]:
+        table.add_column(f"{model}, test", justify="right")
+        table.add_column(f"{model}, val", justify="right")
+    for name in facts:
+        table.add_column(name.replace("_", " "), justify="right")
+    for one in content["newcomers"]:
+        scores = [
+            percent(own.get(metric))
+            for own in one["models"].values()
+            for metric in ("accuracy", "val_accuracy")
+        ]
+        chosen = [f"{one['facts'][name]:g}" for name in facts]
+        sizes = [str(one[part]) for part in ("train", "val", "test")]
+        table.add_row(one["client"], *sizes, *scores, *chosen)
+    screen.print(table)
+
+
+def _pair(pair: Mapping[str, Any] | None) -> str:
+    if pair is None or pair["verdict"] is None:
+        return "-"
+    ratio = "" if pair["ratio"] is None else f" {pair['ratio']:.2f}x"
+    return f"{pair['verdict']}{ratio}"
+
+
 def percent(value: float | None) -> str:
     """Write a share as per cent; a dash where there is none."""
     return "-" if value is None else f"{100 * value:.1f}"

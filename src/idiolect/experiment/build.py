@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ _PUBLIC = 5  # keeps the draw of public examples apart from other uses of the sa
 def federations(experiment: Experiment, data_dir: Path | None = None) -> tuple[Federation, ...]:
     """Load the data once and divide it for every seed; equal divisions are one object."""
     data = experiment.data
-    dataset = _dataset(data.source, data.options, data.normalise, data_dir)
+    dataset = loaded(data.source, data.options, data_dir, data.normalise)
     public = None
     if data.public is not None:
         public = _public(data.public, data, dataset, data_dir)
@@ -61,14 +61,6 @@ def jobs(
         if label not in labels:
             raise ConfigError(f"--method: unknown label {meant(label, labels)}")
     held = federations(experiment, data_dir)
-    machine = experiment.backend
-    backend = Backend(
-        machine.kind,
-        machine.device,
-        machine.width or None,
-        # Widths are kept between runs, so that a repeated run rounds as the first one did.
-        cache_root(None) / "widths.json",
-    )
     made = [
         Job(
             label=table.label or table.name,
@@ -79,9 +71,9 @@ def jobs(
             architectures=architectures(experiment, held[0]),
             rounds=table.rounds or experiment.rounds,
             cohort=_cohort(experiment.cohort, held[0].clients),
-            backend=backend,
+            backend=machine(experiment),
             evaluate=Evaluate(**experiment.evaluate.model_dump()),
-            checkpoint_every=machine.checkpoint_every,
+            checkpoint_every=experiment.backend.checkpoint_every,
             preset=table.preset or "",
             described={
                 "data": _described(experiment.data),
@@ -103,6 +95,17 @@ def jobs(
         },
     }
     return made, about
+
+
+def machine(experiment: Experiment) -> Backend:
+    """Say where and how clients are run."""
+    return Backend(
+        experiment.backend.kind,
+        experiment.backend.device,
+        experiment.backend.width or None,
+        # Widths are kept between runs, so that a repeated run rounds as the first one did.
+        cache_root(None) / "widths.json",
+    )
 
 
 def architectures(experiment: Experiment, federation: Federation) -> dict[str, Architecture]:
@@ -133,9 +136,10 @@ def architectures(experiment: Experiment, federation: Federation) -> dict[str, A
     return made
 
 
-def _dataset(
-    source: str, options: dict[str, Any], normalise: str | None, data_dir: Path | None
+def loaded(
+    source: str, options: Mapping[str, Any], data_dir: Path | None, normalise: str | None = None
 ) -> Dataset:
+    """Load a named dataset, or read a user's own."""
     if source in SOURCES:
         dataset = load(source, data_dir, **options)
     else:
@@ -145,7 +149,7 @@ def _dataset(
 
 def _public(public: Public, data: Data, private: Dataset, data_dir: Path | None) -> Dataset:
     """Draw the public examples, the same for all seeds: they stand for a published set."""
-    dataset = _dataset(public.source, public.options, data.normalise, data_dir)
+    dataset = loaded(public.source, public.options, data_dir, data.normalise)
     if dataset.x.shape[1:] != private.x.shape[1:]:
         raise DataError(
             f"public examples of {dataset.name} are {dataset.x.shape[1:]} and the private ones of "

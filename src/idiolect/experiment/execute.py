@@ -11,6 +11,7 @@ from idiolect.experiment.build import jobs
 from idiolect.experiment.resolve import load_experiment
 from idiolect.experiment.schema import Experiment
 from idiolect.experiment.toml import dumps
+from idiolect.results import scaling
 from idiolect.results.document import Document
 from idiolect.results.models import folder_name
 from idiolect.runner.memory import first_difference
@@ -57,6 +58,7 @@ def execute(
     if resume:
         _refuse_another(folder, experiment)
     write_whole(folder / EXPERIMENT, written(experiment).encode())
+    scaling.save(folder, made[0].federations[0].dataset)
     return run_jobs(made, folder, about, resume=resume, watch=watch), folder
 
 

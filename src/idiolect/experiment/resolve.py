@@ -120,7 +120,7 @@ def _own_settings(form: type[BaseModel], table: MethodTable, where: str, place: 
 
 
 def _settings_model(name: str) -> type[BaseModel]:
-    return signature_model(METHODS[name], ())
+    return signature_model(METHODS[name], METHODS[name].unused)
 
 
 def _refuse_equal_labels(tables: Sequence[MethodTable], where: str) -> None:

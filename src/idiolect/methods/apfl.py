@@ -46,7 +46,7 @@ class APFL(FedAvg):
     weight_lr: float = setting(0.01, "learning rate of the weight; 0 keeps it", least=0)
 
     def init_personal(self, setup: Setup) -> Own:
-        """V starts as the initial model."""
+        """The personal model v starts as the initial one."""
         return Own(setup.params, setup.sizes.new_full((), self.weight), setup.params)
 
     def client_step(self, sent: Sent, personal: Own, local: Local) -> tuple[Report, Own]:

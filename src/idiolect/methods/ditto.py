@@ -26,7 +26,7 @@ class Ditto(FedAvg):
     pull: float = setting(1.0, "strength of the pull to the global model (λ)", least=0)
 
     def init_personal(self, setup: Setup) -> Params:
-        """V starts as the initial model."""
+        """The personal model v starts as the initial one."""
         return setup.params
 
     def client_step(self, sent: Sent, personal: Params, local: Local) -> tuple[Report, Params]:
@@ -39,7 +39,7 @@ class Ditto(FedAvg):
         return report, self.fit(local, personal, loss)
 
     def deploy(self, sent: Sent, personal: Params, local: Local) -> Params:
-        """Use v."""
+        """Use the personal model."""
         return personal
 
     def adapt(self, sent: Sent, personal: Params, local: Local) -> Params:
@@ -47,5 +47,5 @@ class Ditto(FedAvg):
         return self.client_step(sent, sent.shared, local)[1]
 
     def models(self, sent: Sent, deployed: Params) -> dict[str, Tree]:
-        """V and w."""
+        """The personal v and the global w."""
         return {"personal": deployed, "global": sent.shared}

@@ -8,10 +8,12 @@ batch statistics, which the paper keeps local too, do not arise.
 from dataclasses import dataclass
 from typing import ClassVar
 
+from torch import Tensor
+
 from idiolect import tree
 from idiolect.errors import MethodError
-from idiolect.local import Local
-from idiolect.method import Report, Sent, Setup
+from idiolect.local import Batch, Local
+from idiolect.method import Report, Sent, Setup, setting
 from idiolect.methods.fedavg import FedAvg
 from idiolect.tree import Params, Tree
 
@@ -22,6 +24,10 @@ class FedBN(FedAvg):
 
     title: ClassVar[str] = "FedBN"
     paper: ClassVar[str] = "Li et al. 2021, Algorithm 1"
+
+    newcomer_epochs: int = setting(
+        10, "passes in which a newcomer fits its normalisation", least=1, deploy=True
+    )
 
     def init_server(self, setup: Setup) -> Params:
         """The server holds all but the normalisation."""
@@ -40,6 +46,16 @@ class FedBN(FedAvg):
     def deploy(self, sent: Sent, personal: Params, local: Local) -> Params:
         """Put the own normalisation into the shared network."""
         return {**sent.shared, **personal}
+
+    def adapt(self, sent: Sent, personal: Params, local: Local) -> Params:
+        """A newcomer fits its normalisation to the fixed rest."""
+
+        def loss(norms: Params, batch: Batch) -> Tensor:
+            return local.loss({**sent.shared, **norms}, batch)
+
+        rule = self.rule(local, self.lr)
+        norms = local.fit(loss, personal, rule, batch=self.batch, epochs=self.newcomer_epochs)
+        return {**sent.shared, **norms}
 
     def models(self, sent: Sent, deployed: Params) -> dict[str, Tree]:
         """Without normalisation there is no whole global model."""

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from idiolect import optim, tree
+from idiolect import tree
 from idiolect.local import Batch, Local
 from idiolect.method import Report, Sent, Setup, setting
 from idiolect.methods.fedavg import FedAvg
@@ -53,7 +53,7 @@ class FedPer(FedAvg):
         def loss(head: Params, batch: Batch) -> Tensor:
             return local.loss({**sent.shared, **head}, batch)
 
-        rule = optim.sgd(self.lr, self.momentum, self.weight_decay, self.nesterov)
+        rule = self.rule(local, self.lr)
         head = local.fit(loss, personal, rule, batch=self.batch, epochs=self.newcomer_epochs)
         return {**sent.shared, **head}
 

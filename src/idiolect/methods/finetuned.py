@@ -7,7 +7,6 @@ The greedy local adaptation that the personalisation papers compare with, for ex
 from dataclasses import dataclass
 from typing import ClassVar
 
-from idiolect import optim
 from idiolect.local import Local
 from idiolect.method import Method, Sent, setting
 from idiolect.methods.fedavg import FedAvg
@@ -30,5 +29,5 @@ class FedAvgFT(FedAvg):
 
     def deploy(self, sent: Sent, personal: Tree, local: Local) -> Params:
         """Fine-tune the global model."""
-        rule = optim.sgd(self.tune_lr, self.momentum, self.weight_decay, self.nesterov)
+        rule = self.rule(local, self.tune_lr)
         return local.fit(local.loss, sent.shared, rule, batch=self.batch, epochs=self.tune_epochs)

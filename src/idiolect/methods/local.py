@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from idiolect.local import Local
-from idiolect.method import Method, Sent, Setup
+from idiolect.method import Method, Sent, Setup, setting
 from idiolect.tree import Params, Tree
 
 
@@ -13,6 +13,8 @@ class LocalOnly(Method):
     """No federation: each client keeps training its own model, and nothing is sent."""
 
     title: ClassVar[str] = "Local"
+
+    newcomer_epochs: int = setting(20, "passes in which a newcomer trains", least=1, deploy=True)
 
     def init_server(self, setup: Setup) -> Tree:
         """The server knows nothing."""
@@ -31,8 +33,9 @@ class LocalOnly(Method):
         return personal
 
     def adapt(self, sent: Sent, personal: Params, local: Local) -> Params:
-        """Train alone for as many rounds as the federation had: what a newcomer could do anyway."""
-        return self.fit(local, personal)
+        """A newcomer trains alone: there is nothing to join."""
+        rule = self.rule(local, self.lr)
+        return local.fit(local.loss, personal, rule, batch=self.batch, epochs=self.newcomer_epochs)
 
     def models(self, sent: Sent, deployed: Params) -> dict[str, Tree]:
         """There is no global model."""

@@ -14,7 +14,7 @@ from torch.func import grad
 
 from idiolect import optim, tree
 from idiolect.local import Batch, Local
-from idiolect.method import Report, Sent, setting
+from idiolect.method import PLAIN_STEPS, Report, Sent, setting
 from idiolect.methods.fedavg import FedAvg
 from idiolect.tree import Params, Tree
 
@@ -25,6 +25,7 @@ class PerFedAvg(FedAvg):
 
     title: ClassVar[str] = "Per-FedAvg"
     paper: ClassVar[str] = "Fallah et al. 2020, Algorithm 1"
+    unused: ClassVar[tuple[str, ...]] = (*PLAIN_STEPS, "weight_decay")
 
     lr: float = setting(0.01, "rate of the meta step (β)", above=0)
     adapt_lr: float = setting(0.01, "rate of the adapting step (α)", above=0)

@@ -18,7 +18,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from idiolect import losses, optim, tree
+from idiolect import losses, tree
 from idiolect.local import Batch, Local
 from idiolect.method import Report, Sent, Setup, setting
 from idiolect.methods.fedavg import FedAvg
@@ -87,13 +87,14 @@ class PersFL(FedAvg):
     def cells(self) -> list[tuple[float, float]]:
         """The grid in order, without cells that rounding alone would tell apart.
 
-        At λ = 0 there is no soft loss, and at λ = 1 the student starts where the soft loss is least
-        and stays: T means nothing at either, and its first value stands for all.
+        At λ = 0 there is no soft loss; at λ = 1 the student starts where the soft loss is least and
+        stays, unless weight decay moves it. T means nothing there; its first value stands for all.
         """
+        idle = (0.0,) if self.weight_decay else (0.0, 1.0)
         return [
             (share, temperature)
             for share, temperature in product(self.shares, self.temperatures)
-            if share not in (0, 1) or temperature == self.temperatures[0]
+            if share not in idle or temperature == self.temperatures[0]
         ]
 
     def init_personal(self, setup: Setup) -> Teacher:
@@ -169,7 +170,7 @@ class PersFL(FedAvg):
             softened = soft(logits / temperature, taught / temperature, batch.weight)
             return (1 - share) * hard + share * temperature**2 * softened
 
-        rule = optim.sgd(self.distil_lr, self.momentum, self.weight_decay, self.nesterov)
+        rule = self.rule(local, self.distil_lr)
         return local.fit(loss, teacher, rule, batch=self.batch, epochs=self.distil_epochs)
 
     def _choose(self, accuracies: Tensor, lost: Tensor) -> Tensor:

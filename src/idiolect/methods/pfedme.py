@@ -12,7 +12,7 @@ from torch import Tensor
 
 from idiolect import tree
 from idiolect.local import Batch, Local
-from idiolect.method import Report, Sent, Setup, setting
+from idiolect.method import PLAIN_STEPS, Report, Sent, Setup, setting
 from idiolect.methods.fedavg import FedAvg
 from idiolect.tree import Params, Tree
 
@@ -23,6 +23,7 @@ class PFedMe(FedAvg):
 
     title: ClassVar[str] = "pFedMe"
     paper: ClassVar[str] = "Dinh et al. 2020, Algorithm 1"
+    unused: ClassVar[tuple[str, ...]] = PLAIN_STEPS
 
     lr: float = setting(0.01, "rate at which w follows θ (η)", above=0)
     inner_lr: float = setting(

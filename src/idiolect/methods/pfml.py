@@ -19,7 +19,7 @@ from torch import Tensor
 from idiolect import losses, tree
 from idiolect.errors import MethodError
 from idiolect.local import Batch, Local
-from idiolect.method import Report, Sent, Setup, setting
+from idiolect.method import PLAIN_STEPS, Report, Sent, Setup, setting
 from idiolect.methods.fedavg import FedAvg
 from idiolect.tree import Params, Tree
 
@@ -46,6 +46,7 @@ class PFML(FedAvg):
 
     title: ClassVar[str] = "PFML"
     paper: ClassVar[str] = "Li et al. 2021, Algorithm 1"
+    unused: ClassVar[tuple[str, ...]] = PLAIN_STEPS
 
     lr: float = setting(0.01, "rate of the outer updates (η)", above=0)
     inner_lr: float = setting(

@@ -13,7 +13,9 @@ import numpy as np
 from idiolect.checkpoint import write_whole
 from idiolect.errors import DataError
 from idiolect.results import statistics
+from idiolect.results.fairness import fairness
 from idiolect.results.outcome import Outcome
+from idiolect.results.reach import reached
 from idiolect.version import VERSION
 
 Document = dict[str, Any]
@@ -23,7 +25,7 @@ FILE = "result.json"
 
 def document(about: Mapping[str, Any], outcomes: Sequence[Outcome], complete: bool) -> Document:
     """Lay out a run's findings as plain values; all but `speed` is the same in equal runs."""
-    content: Document = _plain(_laid_out(about, outcomes, complete))
+    content: Document = plain(_laid_out(about, outcomes, complete))
     return content
 
 
@@ -34,6 +36,9 @@ def _laid_out(about: Mapping[str, Any], outcomes: Sequence[Outcome], complete: b
         "seeds": [members.seed for members in outcomes[0].members] if outcomes else [],
         "data": about.get("data", {}),
         "methods": {outcome.label: _method(outcome) for outcome in outcomes},
+        "fairness": fairness(
+            {one.label: one.final[f"{one.headline}/accuracy"] for one in outcomes}
+        ),
         "versions": versions(),
     }
 
@@ -78,6 +83,7 @@ def _method(outcome: Outcome) -> Document:
             model: statistics.over_seeds(outcome.final[f"{model}/accuracy"]) for model in models
         },
         "best_validation_round": _best_round(outcome),
+        "reached": reached(outcome),
         "seeds": [_seed(outcome, place) for place in range(len(outcome.members))],
         "speed": {
             "seconds": outcome.speed.train_seconds + outcome.speed.judge_seconds,
@@ -141,16 +147,16 @@ def _best_round(outcome: Outcome) -> Document:
     return best
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """Turn arrays into lists, and NaN and infinity, which JSON lacks, into null."""
     if isinstance(value, Mapping):
-        return {str(key): _plain(inner) for key, inner in value.items()}
+        return {str(key): plain(inner) for key, inner in value.items()}
     if isinstance(value, np.ndarray):
-        return _plain(value.tolist())
+        return plain(value.tolist())
     if isinstance(value, np.generic):
-        return _plain(value.item())
+        return plain(value.item())
     if isinstance(value, (list, tuple)):
-        return [_plain(inner) for inner in value]
+        return [plain(inner) for inner in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from idiolect import checkpoint
 from idiolect.errors import CheckpointError
+from idiolect.results.models import folder_name
 from idiolect.results.outcome import Scores, Speed, Wire
 from idiolect.tree import Tree
 
@@ -37,6 +38,16 @@ class Memory(NamedTuple):
     facts: Mapping[str, NDArray[Any]] = MappingProxyType({})
     notices: tuple[str, ...] = ()
     shared: str = ""  # the method whose rounds were taken over
+
+
+def checkpoint_path(folder: Path, label: str) -> Path:
+    """Say where a method's checkpoint stands."""
+    return folder / "checkpoints" / f"{folder_name(label)}.safetensors"
+
+
+def globals_folder(folder: Path, label: str) -> Path:
+    """Say where a method's global models of every round stand, if they are kept."""
+    return folder / "globals" / folder_name(label)
 
 
 def save(path: Path, memory: Memory, identity: Mapping[str, Any], place: str) -> None:

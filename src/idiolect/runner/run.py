@@ -6,15 +6,15 @@ from pathlib import Path
 from typing import Any
 
 from idiolect.errors import CheckpointError, IdiolectError
-from idiolect.results import document, metrics
+from idiolect.results import document, metrics, scaling
 from idiolect.results.document import Document
 from idiolect.runner.job import Job
 from idiolect.runner.train import Trained, train
 from idiolect.runner.watch import Watch
 
 EXPERIMENT = "experiment.toml"
-_FILES = (EXPERIMENT, document.FILE, metrics.FILE)
-_FOLDERS = ("checkpoints", "globals", "models")
+_FILES = (EXPERIMENT, scaling.FILE, document.FILE, metrics.FILE)
+_FOLDERS = ("checkpoints", "globals", "models", "newcomers")
 
 
 def run(

@@ -12,7 +12,7 @@ import torch
 from idiolect import checkpoint, tree
 from idiolect.errors import CheckpointError, Diverged
 from idiolect.results import statistics
-from idiolect.results.models import Deployed, folder_name, save_models
+from idiolect.results.models import Deployed, save_models
 from idiolect.results.outcome import Outcome, Scores, Speed, Wire
 from idiolect.runner import memory as memories
 from idiolect.runner.job import Job
@@ -87,7 +87,7 @@ class _Keeper:
     def __init__(self, job: Job, folder: Path | None) -> None:
         self._job = job
         self._folder = folder
-        self._path = folder and folder / "checkpoints" / f"{folder_name(job.label)}.safetensors"
+        self._path = folder and memories.checkpoint_path(folder, job.label)
         self._identity = job.identity
         self._place = f"{job.backend.kind} {job.backend.place.type}"
         self._saved_at = time.monotonic()
@@ -128,7 +128,7 @@ class _Keeper:
     def keep_globals(self, memory: Memory) -> None:
         """Keep the servers' states of a round, where the user asked for all of them."""
         if self._folder is not None and self._job.evaluate.keep_globals:
-            own = self._folder / "globals" / folder_name(self._job.label)
+            own = memories.globals_folder(self._folder, self._job.label)
             meta = {"seeds": list(self._job.seeds), "round": memory.round}
             path = own / f"round-{memory.round:04d}.safetensors"
             checkpoint.save(path, memory.state["server"], meta)

@@ -70,7 +70,7 @@ class Crew:
         self._device = device
         self._span = span
         self._cache = cache
-        self._desks: dict[tuple[str, int], Desk] = {}
+        self._desks: dict[tuple[str, int, bool], Desk] = {}
         self._busy: dict[str, list[Desk]] = {}  # those of the last round; others may be idle
 
     def rows(self, seats: Sequence[Seat]) -> torch.Tensor:
@@ -107,10 +107,12 @@ class Crew:
 
     def _blocks(self, kind: str, fn: ClientFunction, shift: "Shift", span: int) -> Tree:
         cuts = blocks.cut(shift.lengths, span)
-        desks = [
-            self._desks.setdefault((kind, number), self._desk(fn, span, number))
-            for number in range(len(cuts))
-        ]
+        desks = []
+        for number in range(len(cuts)):
+            key = (kind, number, span > 1)
+            if key not in self._desks:
+                self._desks[key] = self._desk(fn, span, number)
+            desks.append(self._desks[key])
         self._busy[kind] = desks
         if span == 1:
             return self._spread(desks, shift)
@@ -156,7 +158,9 @@ class Crew:
             return self._span
         most = len(shift.seats)
         if kind not in self.widths:
-            if self._device.type == "cuda" or most == 1:
+            if most == 1:  # says nothing about wider cohorts
+                return 1
+            if self._device.type == "cuda":
                 self.widths[kind] = most
             else:
                 about = f"{torch.get_num_threads()} {torch.__version__} {platform.machine()}"

@@ -7,6 +7,7 @@ client, for debugging and for networks that vmap cannot map. Both give it the sa
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,6 +18,8 @@ from idiolect.method import Sent
 from idiolect.simulate.graph import Captured
 from idiolect.simulate.plans import Book, Member
 from idiolect.tree import Tree
+
+_LAYERS = 13  # keeps the layers' own draws apart from other uses of the same seed
 
 ClientFunction = Callable[[Sent, Tree, Local, Local], Tree]
 """fn(sent, personal, local, exam): `exam` holds what is scored and is never given to a method's
@@ -74,14 +77,23 @@ class Desk:
         kept = self._lessons.turn(members, round) & self._exams.turn(exams, round)
         self._round.fill_(round)
         sizes = torch.tensor([float(len(m.rows["train"])) for m in members], device=self._device)
+        draws = any(network.draws for network in self._networks.values())
+        with torch.random.fork_rng(devices=[], enabled=draws):
+            if draws:
+                torch.manual_seed(_seed(members[0], round))
+            return self._work(sizes, shared, shared_per_client, own, personal, kept)
+
+    def _work(
+        self, sizes: Tensor, shared: Tree, per_client: bool, own: Tree, personal: Tree, kept: bool
+    ) -> Tree:
         if not self._stacked:
-            return self._one(sizes, shared, shared_per_client, own, personal)
-        slots = torch.arange(len(members), device=self._device)
-        dims = (0, 0, 0 if shared_per_client else None, 0, 0)
+            return self._one(sizes, shared, per_client, own, personal)
+        slots = torch.arange(len(sizes), device=self._device)
+        dims = (0, 0, 0 if per_client else None, 0, 0)
         inputs = (slots, sizes, shared, own, personal)
         mapped = torch.vmap(self._client, in_dims=dims, randomness="different")
         if self._device.type == "cuda":
-            return self._replay(mapped, inputs, (len(members), shared_per_client), kept)
+            return self._replay(mapped, inputs, (len(sizes), per_client), kept)
         try:
             return mapped(*inputs)
         except RuntimeError as error:
@@ -130,6 +142,12 @@ class Desk:
             raise
         except RuntimeError as error:
             raise _explained(error) from error
+
+
+def _seed(member: Member, round: int) -> int:
+    """Return a seed for what layers draw themselves (dropout), so that a run can be repeated."""
+    entropy = np.random.SeedSequence((member.seed, _LAYERS, round, member.client))
+    return int(entropy.generate_state(1)[0])
 
 
 def _explained(error: RuntimeError) -> Exception:

@@ -135,7 +135,7 @@ class Simulation:
                     self._library.exam_pools,
                     self._device,
                     1 if one_by_one else backend.width,
-                    1 if backend.kind == "sequential" else _hands(self._device),
+                    1 if backend.kind == "sequential" else _hands(self._device, made[0]),
                     not one_by_one,
                     backend.cache,
                 )
@@ -358,9 +358,13 @@ def _scores(logits: torch.Tensor, batch: Batch) -> dict[str, torch.Tensor]:
     }
 
 
-def _hands(device: torch.device) -> int:
-    """Return over how many threads single clients are spread."""
-    return torch.get_num_threads() if device.type == "cpu" else 1
+def _hands(device: torch.device, networks: Mapping[str, Network]) -> int:
+    """Return over how many threads single clients are spread.
+
+    Threads share torch's random numbers, so networks that draw some keep to one.
+    """
+    draws = any(network.draws for network in networks.values())
+    return torch.get_num_threads() if device.type == "cpu" and not draws else 1
 
 
 def _eligible(lessons: Lessons) -> np.ndarray:

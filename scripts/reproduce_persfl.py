@@ -1,0 +1,323 @@
+"""Lay our PersFL runs beside the paper's tables: `docs/reproduction/persfl.md` from run folders.
+
+    python scripts/reproduce_persfl.py collect RUN_DIR...   # keep what the tables need, as JSON
+    python scripts/reproduce_persfl.py write                # write the page from the kept figures
+
+Needs scipy (the `dev` or `stats` extra) for the paired test.
+"""
+
+import argparse
+import json
+import re
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from paper_persfl import DISTIL, FEDAVG_ARM, GD, ROUNDS, TABLE, TEACHER_GRID
+from scipy import stats
+
+HERE = Path(__file__).resolve().parent.parent / "docs" / "reproduction"
+FIGURES = HERE / "figures" / "persfl.json"
+PAGE = HERE / "persfl.md"
+SPLITS = [f"{data}-{split}" for data in ("cifar10", "mnist") for split in ("ds1", "ds2", "ds3")]
+COLUMNS = ("Local", "FedAvg", "FedAvg + FT", "FedPer", "PersFL", "pFedMe", "Per-FedAvg")
+
+
+def collect(folders: list[Path]) -> None:
+    """Keep each run's scores per seed and client, and what each client chose."""
+    kept = json.loads(FIGURES.read_text()) if FIGURES.exists() else {}
+    for folder in folders:
+        result = json.loads((folder / "result.json").read_text())
+        kept[folder.name] = {
+            "seeds": result["seeds"],
+            "versions": result["versions"],
+            "federation": result["data"]["federations"][0],
+            "methods": {label: _method(method) for label, method in result["methods"].items()},
+        }
+    FIGURES.write_text(json.dumps(kept, indent=None, sort_keys=True) + "\n")
+
+
+def _method(method: dict[str, Any]) -> dict[str, Any]:
+    seeds = method["seeds"]
+    facts = seeds[0]["clients"][0]["facts"]
+    return {
+        "rounds": method["rounds"],
+        "settings": method["settings"],
+        "device": method["device"],
+        "seconds": round(method["speed"]["seconds"], 1),
+        "megabytes": mean(
+            (s["traffic"]["bytes_down"] + s["traffic"]["bytes_up"]) / 1e6 for s in seeds
+        ),
+        "accuracy": {
+            model: [[round(c[model]["accuracy"], 5) for c in s["clients"]] for s in seeds]
+            for model in method["headline"]
+        },
+        "validation": {
+            model: round(mean(s["models"][model]["val_accuracy"] for s in seeds), 5)
+            for model in method["headline"]
+        },
+        "facts": {
+            name: [[c["facts"][name] for c in s["clients"]] for s in seeds]
+            for name in facts
+            if not isinstance(facts[name], list)
+        },
+    }
+
+
+class Run:
+    """One collected run: percentages by method and model."""
+
+    def __init__(self, kept: dict[str, Any]) -> None:
+        self.methods = kept["methods"]
+        self.seeds = kept["seeds"]
+
+    def has(self, label: str) -> bool:
+        return label in self.methods
+
+    def per_client(self, label: str, model: str = "personal") -> list[float]:
+        """Mean over seeds for each client, %."""
+        scores = self.methods[label]["accuracy"][model]
+        return [100 * mean(column) for column in zip(*scores, strict=True)]
+
+    def mean(self, label: str, model: str = "personal") -> float:
+        return mean(self.per_client(label, model))
+
+    def over_seeds(self, label: str, model: str = "personal") -> float:
+        rows = [100 * mean(row) for row in self.methods[label]["accuracy"][model]]
+        return _std(rows)
+
+    def over_clients(self, label: str, model: str = "personal") -> float:
+        return _std(self.per_client(label, model))
+
+    def cell(self, label: str, model: str = "personal") -> str:
+        if not self.has(label):
+            return "–"
+        return f"{self.mean(label, model):.1f} ± {self.over_seeds(label, model):.1f}"
+
+    def paired(self, label: str, other: str) -> tuple[float, float]:
+        """Mean difference over (seed, client) pairs and the p-value of Wilcoxon's test."""
+        left, right = (
+            [100 * value for row in self.methods[name]["accuracy"]["personal"] for value in row]
+            for name in (label, other)
+        )
+        gaps = [a - b for a, b in zip(left, right, strict=True)]
+        if not any(gaps):
+            return 0.0, 1.0
+        return mean(gaps), float(stats.wilcoxon(left, right).pvalue)
+
+
+def _std(values: list[float]) -> float:
+    middle = mean(values)
+    if len(values) < 2:
+        return 0.0
+    return (sum((value - middle) ** 2 for value in values) / (len(values) - 1)) ** 0.5
+
+
+def write() -> None:
+    """Fill the tables between the markers of the page; the words around them are kept."""
+    kept = {name: Run(run) for name, run in json.loads(FIGURES.read_text()).items()}
+    tables = {
+        "table-2": _accuracy(kept, "cifar10"),
+        "table-3": _accuracy(kept, "mnist"),
+        "table-4": _teachers(kept),
+        "table-5": _choices(kept),
+        "table-6": _objectives(kept),
+        "table-7": _traffic(kept),
+        "imbalance": _imbalance(kept),
+        "distillation": _distillation(kept),
+        "fairness": _fairness(kept),
+        "grid": _grid(kept),
+        "choice": _settings(kept),
+    }
+    text = PAGE.read_text()
+    for name, rows in tables.items():
+        pattern = re.compile(rf"(<!-- {name} -->\n).*?(<!-- end -->)", re.DOTALL)
+        if not pattern.search(text):
+            raise SystemExit(f"{PAGE} has no place marked <!-- {name} -->")
+        table = "\n".join(rows)
+        text = pattern.sub(lambda found, table=table: f"{found[1]}{table}\n{found[2]}", text)
+    PAGE.write_text(text)
+
+
+def _table(header: list[str], rows: list[list[str]]) -> list[str]:
+    lines = [header, ["---"] * len(header), *rows]
+    return ["| " + " | ".join(line) + " |" for line in lines]
+
+
+def _title(split: str) -> str:
+    return split.replace("cifar10-ds", "CIFAR-10 DS-").replace("mnist-ds", "MNIST DS-")
+
+
+def _accuracy(kept: dict[str, Run], data: str) -> list[str]:
+    rows = []
+    for split in (name for name in SPLITS if name.startswith(data)):
+        run, paper = kept[split], TABLE[split]
+        ours = [run.cell(label) for label in COLUMNS]
+        rows.append([f"{_title(split)}, ours", *ours])
+        spread = [f"{run.over_clients(label):.1f}" if run.has(label) else "–" for label in COLUMNS]
+        rows.append(["spread over clients, ours", *spread])
+        rows.append(["paper", *[f"{paper[c][0]}" if c in paper else "–" for c in COLUMNS]])
+        rows.append(
+            [
+                "spread over clients, paper",
+                *[f"{paper[c][1]}" if c in paper else "–" for c in COLUMNS],
+            ]
+        )
+    return _table(["%", *COLUMNS], rows)
+
+
+def _teachers(kept: dict[str, Run]) -> list[str]:
+    rows = []
+    for split in SPLITS:
+        run = kept[split]
+        last, best = "PersFL, last teacher", "PersFL"
+        gap, p = run.paired(best, last)
+        rows.append(
+            [
+                _title(split),
+                run.cell(last),
+                run.cell(best),
+                f"{gap:+.2f} (p = {p:.2g})",
+                f"{FEDAVG_ARM[split]}",
+                f"{TABLE[split]['PersFL'][0]}",
+                f"{TABLE[split]['PersFL'][0] - FEDAVG_ARM[split]:+.1f}",
+            ]
+        )
+    return _table(
+        ["", "last, ours", "best, ours", "gain, ours", "last, paper", "best, paper", "gain, paper"],
+        rows,
+    )
+
+
+def _choices(kept: dict[str, Run]) -> list[str]:
+    rows = []
+    for split in SPLITS:
+        facts = kept[split].methods["PersFL"]["facts"]
+        means = {name: mean(v for row in facts[name] for v in row) for name in facts}
+        share, temperature = DISTIL[split]
+        rows.append(
+            [
+                _title(split),
+                f"{means['share']:.2f}",
+                f"{share:.2f}",
+                f"{means['temperature']:.1f}",
+                f"{temperature:.1f}",
+                f"{means['teacher_round']:.1f} of {kept[split].methods['PersFL']['rounds']}",
+            ]
+        )
+    header = ["mean over users", "λ, ours", "λ, paper", "T, ours", "T, paper", "teacher's round"]
+    return _table(header, rows)
+
+
+def _objectives(kept: dict[str, Run]) -> list[str]:
+    rows = [
+        [
+            _title(split),
+            kept[split].cell("PersFL"),
+            kept[split].cell("PersFL-GD"),
+            f"{TABLE[split]['PersFL'][0]}",
+            f"{GD[split]}",
+        ]
+        for split in SPLITS
+    ]
+    return _table(["", "PersFL, ours", "PersFL-GD, ours", "PersFL, paper", "GD, paper"], rows)
+
+
+def _traffic(kept: dict[str, Run]) -> list[str]:
+    labels = [label for label in COLUMNS if label in ROUNDS]
+    rows = []
+    for split in SPLITS:
+        run = kept[split]
+        cells = []
+        for label in labels:
+            paper = ROUNDS[label][SPLITS.index(split)]
+            if not run.has(label):
+                cells.append(f"– ({paper})")
+                continue
+            own = run.methods[label]
+            cells.append(f"{own['rounds']} ({paper}), {own['megabytes']:,.0f} MB")
+        rows.append([_title(split), *cells])
+    return _table(["rounds ours (paper), MB a run", *labels], rows)
+
+
+def _imbalance(kept: dict[str, Run]) -> list[str]:
+    rows = []
+    labels = ("Local", "FedAvg", "FedPer", "PersFL")
+    for data in ("cifar10", "mnist"):
+        names = [name for name in kept if name.startswith(f"{data}-ds1")]
+        for name in sorted(names, key=lambda n: -_imbalance_of(n)):
+            run = kept[name]
+            cells = [run.cell(label) for label in labels]
+            head = f"{_title(f'{data}-ds1')}, {_imbalance_of(name):g}"
+            rows.append([f"{head} ({len(run.seeds)} seeds)", *cells])
+        paper = TABLE[f"{data}-ds1"]
+        cells = [f"{paper[label][0]}" if label in paper else "–" for label in labels]
+        rows.append(["paper", *cells])
+    return _table(["data, imbalance", *labels], rows)
+
+
+def _imbalance_of(name: str) -> float:
+    _, _, value = name.partition("-i")
+    return float(value) if value else {"cifar10-ds1": 0.35, "mnist-ds1": 0.6}[name]
+
+
+def _distillation(kept: dict[str, Run]) -> list[str]:
+    rows = []
+    for split in SPLITS:
+        run = kept[split]
+        gap, p = run.paired("PersFL", "PersFL, fine-tuning only")
+        tuned = run.cell("PersFL, fine-tuning only")
+        rows.append([_title(split), tuned, run.cell("PersFL"), f"{gap:+.2f}", f"{p:.2g}"])
+    return _table(["", "fine-tuning (λ = 0)", "λ and T searched", "gain", "p (Wilcoxon)"], rows)
+
+
+def _fairness(kept: dict[str, Run]) -> list[str]:
+    labels = ("FedAvg", "FedPer", "PersFL", "pFedMe", "Per-FedAvg")
+    rows = []
+    for split in SPLITS:
+        run = kept[split]
+        spread = {label: run.over_clients(label) for label in labels if run.has(label)}
+        fairest = min(spread, key=lambda label: spread[label])
+        cells = [f"{spread[label]:.1f}" if label in spread else "–" for label in labels]
+        paper = {label: TABLE[split][label][1] for label in labels}
+        rows.append([_title(split), *cells, fairest, min(paper, key=lambda label: paper[label])])
+    return _table(["deviation over users", *labels, "least, ours", "least, paper"], rows)
+
+
+def _grid(kept: dict[str, Run]) -> list[str]:
+    rows = []
+    for split in SPLITS:
+        run = kept[split]
+        cells = []
+        for share, temperature in TEACHER_GRID:
+            cells.append(f"{run.mean('PersFL', f'λ={share:g} T={temperature:g}'):.1f}")
+        rows.append([_title(split), *cells])
+    header = [f"λ {share:g}, T {temperature:g}" for share, temperature in TEACHER_GRID]
+    return _table(["test accuracy, mean over users", *header], rows)
+
+
+def _settings(kept: dict[str, Run]) -> list[str]:
+    rows = []
+    for label, method in kept["choose"].methods.items():
+        personal = (
+            "–" if label.startswith("FedAvg") else f"{100 * method['validation']['personal']:.1f}"
+        )
+        rows.append([label, f"{100 * method['validation']['global']:.1f}", personal])
+    return _table(["candidate", "validation, global model", "validation, personal"], rows)
+
+
+def main() -> None:
+    """Collect figures or write the page."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("collect").add_argument("folders", type=Path, nargs="+")
+    commands.add_parser("write")
+    options = parser.parse_args()
+    if options.command == "collect":
+        collect(options.folders)
+    else:
+        write()
+
+
+if __name__ == "__main__":
+    main()

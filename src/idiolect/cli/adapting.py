@@ -1,0 +1,73 @@
+"""The command for clients that come after training: adapt."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from idiolect.cli.guard import guarded
+
+
+@guarded
+def adapt(
+    folder: Annotated[Path, typer.Argument(help="The folder of a finished run.")],
+    data: Annotated[str, typer.Option("--data", help="The newcomers' data: a path or a source.")],
+    method: Annotated[str | None, typer.Option(help="The method's label in the run.")] = None,
+    seed: Annotated[int | None, typer.Option(help="A seed of the run; its first.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder; RUN/newcomers/DATA by default.")] = None,
+    split: Annotated[str, typer.Option(help="Shares, or `file` for own split.")] = "0.6,0.2,0.2",
+    label: Annotated[str | None, typer.Option(help="The label column.")] = None,
+    client: Annotated[str | None, typer.Option(help="The client column.")] = None,
+    split_column: Annotated[str | None, typer.Option(help="The column of train or test.")] = None,
+    size: Annotated[str | None, typer.Option(help="Width,height of a folder's images.")] = None,
+    allow_pickle: Annotated[
+        bool, typer.Option("--allow-pickle", help="Trust the pickles in PFLlib's files.")
+    ] = False,
+    network: Annotated[
+        str | None, typer.Option(help="The newcomers' network, where the run had several.")
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu or cuda.")] = None,
+    data_dir: Annotated[
+        Path | None, typer.Option(help="Folder with datasets; else IDIOLECT_DATA.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Give clients that were not in training their personal models, without training anew."""
+    from idiolect.cli.screen import console, print_json, print_newcomers
+    from idiolect.experiment.adapt import adapt as adapt_to
+
+    given: dict[str, Any] = {"label": label, "client": client, "split": split_column}
+    given["size"] = None if size is None else _numbers("--size", size, int, 2)
+    given["allow_pickle"] = allow_pickle or None
+    content = adapt_to(
+        folder,
+        data,
+        method,
+        seed,
+        out=out,
+        split=split if split == "file" else _numbers("--split", split, float, 3),
+        network=network,
+        device=device,
+        data_dir=data_dir,
+        options={key: value for key, value in given.items() if value is not None},
+    )
+    if json:
+        print_json(content)
+        return
+    screen = console()
+    print_newcomers(screen, content)
+    for text in content["notices"]:
+        screen.print(f"note: {text}", markup=False, soft_wrap=True)
+    screen.print(f"Models: {content['folder']}", markup=False, soft_wrap=True)
+
+
+def _numbers(option: str, text: str, kind: type[int] | type[float], count: int) -> tuple[Any, ...]:
+    from idiolect.errors import ConfigError
+
+    try:
+        numbers = tuple(kind(part) for part in text.split(","))
+    except ValueError:
+        numbers = ()
+    if len(numbers) != count:
+        raise ConfigError(f"{option} is {text!r}; expected {count} numbers with commas between")
+    return numbers

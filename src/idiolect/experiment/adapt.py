@@ -1,0 +1,142 @@
+"""Give clients that were not in training their personal models, from the folder of a run."""
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from idiolect.checkpoint import write_whole
+from idiolect.data import Dataset, Federation, federate
+from idiolect.errors import ConfigError, DataError
+from idiolect.experiment.build import architectures, loaded, machine
+from idiolect.experiment.reading import read_toml
+from idiolect.experiment.resolve import completed
+from idiolect.experiment.schema import Experiment, MethodTable, Network
+from idiolect.experiment.words import meant
+from idiolect.methods import METHODS
+from idiolect.results import scaling
+from idiolect.results.document import Document, plain, versions
+from idiolect.results.models import folder_name, save_models
+from idiolect.runner.newcomers import Adapted, Kept, adapted, kept
+from idiolect.runner.run import EXPERIMENT
+
+
+def adapt(
+    run_dir: str | Path,
+    data: str | Path | Dataset,
+    method: str | None = None,
+    seed: int | None = None,
+    *,
+    out: str | Path | None = None,
+    split: Sequence[float] | str = (0.6, 0.2, 0.2),
+    network: str | None = None,
+    device: str | None = None,
+    data_dir: str | Path | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Document:
+    """Give every client in `data` a personal model, as `idiolect adapt` does; return the findings.
+
+    `data` is a path, a source or a dataset, read with `options`; without a client column it is one
+    newcomer's. `network` picks one where the run's clients had several. The training data is not
+    needed.
+    """
+    folder = Path(run_dir)
+    experiment = _experiment(folder, device)
+    table = _chosen(experiment, method)
+    label = table.label or table.name
+    run = kept(folder, label, seed)
+    if not isinstance(data, Dataset):
+        data = loaded(str(data), options or {}, Path(data_dir) if data_dir else None)
+    federation = _federation(scaling.matched(data, scaling.read(folder)), run.seed, split)
+    networks = architectures(_with_one_network(experiment, network), federation)
+    settled = METHODS[table.name](**table.settings)
+    found = adapted(settled, run, federation, networks, machine(experiment))
+    target = Path(out) if out else folder / "newcomers" / folder_name(data.name)
+    content: Document = plain(_laid_out(experiment, table, run, federation, found))
+    save_models(target, label, run.seed, federation.names, found.verdict.deployed)
+    text = json.dumps(content, indent=1, allow_nan=False, ensure_ascii=False) + "\n"
+    write_whole(target / f"{folder_name(label)}-seed-{run.seed}.json", text.encode())
+    return {**content, "folder": str(target)}
+
+
+def _experiment(folder: Path, device: str | None) -> Experiment:
+    """Read what a run was, without its data: that may be gone, or somebody else's."""
+    path = folder / EXPERIMENT
+    if not path.is_file():
+        raise DataError(f"{folder} holds no {EXPERIMENT}; give the folder of a finished run")
+    raw = read_toml(path)
+    raw.pop("data", None)
+    if device is not None:
+        raw["backend"] = {**raw.get("backend", {}), "device": device}
+    return completed(raw, str(path), folder)
+
+
+def _chosen(experiment: Experiment, label: str | None) -> MethodTable:
+    tables = {table.label or table.name: table for table in experiment.methods}
+    if label is None:
+        if len(tables) > 1:
+            raise ConfigError(f"the run has several methods; add --method {' | '.join(tables)}")
+        return experiment.methods[0]
+    if label not in tables:
+        raise ConfigError(f"--method: unknown label {meant(label, tables)}")
+    return tables[label]
+
+
+def _federation(dataset: Dataset, seed: int, split: Sequence[float] | str) -> Federation:
+    """Divide by clients; data that names none is one newcomer's."""
+    if dataset.clients is None:
+        one = np.zeros(len(dataset), np.int64)
+        dataset = dataclasses.replace(dataset, clients=one, client_names=("newcomer",))
+    return federate(dataset, "natural", seed, split, drop=True)
+
+
+def _with_one_network(experiment: Experiment, network: str | None) -> Experiment:
+    """Bind newcomers to one network: which one, only the user can say where there were several."""
+    model = experiment.model
+    names = [model.name] if model.name is not None else list(model.each or {})
+    if network is None and len(names) > 1:
+        raise ConfigError(
+            f"the run's clients had several networks; add --network {'|'.join(names)}"
+        )
+    if network is not None and network not in names:
+        raise ConfigError(f"--network: unknown network {meant(network, names)}")
+    if model.name is not None:
+        return experiment
+    one = Network(name=network or names[0], auxiliary=model.auxiliary)
+    return experiment.model_copy(update={"model": one})
+
+
+def _laid_out(
+    experiment: Experiment, table: MethodTable, run: Kept, federation: Federation, found: Adapted
+) -> Document:
+    return {
+        "run": experiment.name,
+        "method": table.name,
+        "label": run.label,
+        "settings": table.settings,
+        "seed": run.seed,
+        "round": run.round,
+        "met": found.met,
+        "notices": found.notices,
+        "data": {"source": federation.dataset.name, "federation": federation.description},
+        "newcomers": [_newcomer(federation, found, place) for place in range(federation.clients)],
+        "versions": versions(),
+    }
+
+
+def _newcomer(federation: Federation, found: Adapted, place: int) -> Document:
+    verdict = found.verdict
+    return {
+        "client": federation.names[place],
+        "train": len(federation.train[place]),
+        "val": len(federation.val[place]),
+        "test": len(federation.test[place]),
+        "models": {
+            model: {metric: values[place] for metric, values in metrics.items()}
+            for model, metrics in verdict.scores.items()
+        },
+        "facts": {name: values[place] for name, values in verdict.facts.items()},
+    }

@@ -1,0 +1,158 @@
+"""Clients that were not in training: their personal models, from what a finished run kept."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from idiolect import checkpoint, tree
+from idiolect.data.federation import Federation
+from idiolect.errors import ConfigError, DataError, MethodError
+from idiolect.local import Network
+from idiolect.method import Method, Setup
+from idiolect.runner.memory import checkpoint_path, globals_folder
+from idiolect.simulate.backend import Backend
+from idiolect.simulate.rounds import Architecture, Run, Simulation, Verdict
+from idiolect.tree import Tree
+
+
+class Kept(NamedTuple):
+    """What a finished method left for newcomers, of one seed."""
+
+    label: str
+    seed: int
+    round: int
+    last: dict[str, Tensor]  # the server's state after the last round, by name
+    path: Path  # where it was read
+    earlier: tuple[tuple[int, Path], ...]  # rounds before, in order, where the run kept them
+
+
+class Adapted(NamedTuple):
+    """Newcomers' scores and models, and the rounds whose global model they met."""
+
+    verdict: Verdict
+    met: tuple[int, ...]
+    notices: tuple[str, ...]
+
+
+def kept(folder: Path, label: str, seed: int | None = None) -> Kept:
+    """Find what a finished method left; the run's first seed unless told otherwise."""
+    path = checkpoint_path(folder, label)
+    again = "finish it with `idiolect run EXPERIMENT.toml --resume`"
+    if not path.is_file():
+        raise DataError(f"{folder} holds no checkpoint of {label}; {again}")
+    named, meta = checkpoint.read(path)
+    if not meta["finished"]:
+        raise DataError(
+            f"{label} in {folder} is not finished, but at round {meta['round']}; {again}"
+        )
+    seeds = meta["identity"]["seeds"]
+    seed = seeds[0] if seed is None else seed
+    if seed not in seeds:
+        raise ConfigError(
+            f"--seed is {seed}, and the run has seeds {', '.join(map(str, seeds))}; choose one"
+        )
+    last = _server(named, "state.server.", seeds.index(seed))
+    earlier = tuple(
+        (round, path) for round, path in _globals(folder, label, meta) if round < meta["round"]
+    )
+    return Kept(label, seed, meta["round"], last, path, earlier)
+
+
+def adapted(
+    method: Method,
+    run: Kept,
+    federation: Federation,
+    architectures: Mapping[str, Architecture],
+    backend: Backend,
+) -> Adapted:
+    """Let newcomers meet the kept global models, then adapt, and score what they adapted to."""
+    for architecture in architectures.values():
+        _refuse_counted(method, architecture, federation)
+    simulation = Simulation(
+        method, [Run(run.seed, federation.lessons)], architectures, backend=backend
+    )
+    template = tuple(simulation.states)
+    notices = list(simulation.notices)
+    met: list[int] = []
+    if type(method).meet is not Method.meet:
+        for round, path in run.earlier:
+            named, meta = checkpoint.read(path)
+            own = _server(named, "", meta["seeds"].index(run.seed))
+            _put(simulation, own, template, path, round, backend)
+            simulation.meet()
+            met.append(round)
+        if len(met) < run.round - 1:
+            notices.append(
+                f"of {run.round - 1} rounds before the last the run kept {len(met)} global models "
+                "to choose from; evaluate.keep_globals = true keeps them all"
+            )
+    _put(simulation, run.last, template, run.path, run.round, backend)
+    exams = [federation.exam] if any(len(rows) for rows in federation.test) else None
+    (verdict,) = simulation.judge(exams, keep=True, newcomers=True)
+    if exams is None:  # then the scores are those on validation data
+        scores = {
+            model: {f"val_{metric}": values for metric, values in metrics.items()}
+            for model, metrics in verdict.scores.items()
+        }
+        verdict = verdict._replace(scores=scores)
+    return Adapted(verdict, (*met, run.round), tuple(notices))
+
+
+def _put(
+    simulation: Simulation,
+    named: Mapping[str, Tensor],
+    template: Tree,
+    path: Path,
+    round: int,
+    backend: Backend,
+) -> None:
+    """Make a kept server state the simulation's present one."""
+    simulation.states = list(tree.to(checkpoint.fitted(template, named, path), backend.place))
+    simulation.round = round
+
+
+def _server(named: Mapping[str, Tensor], prefix: str, place: int) -> dict[str, Tensor]:
+    """Pick one seed's server state out of a file, as the first and only one."""
+    start = f"{prefix}{place}"
+    return {
+        "0" + name.removeprefix(start): leaf
+        for name, leaf in named.items()
+        if name == start or name.startswith(f"{start}.")
+    }
+
+
+def _globals(folder: Path, label: str, meta: checkpoint.Meta) -> Iterator[tuple[int, Path]]:
+    """List kept global models; a method that shared another's rounds finds them with that one."""
+    while not globals_folder(folder, label).is_dir() and meta["shared"]:
+        label = meta["shared"]
+        path = checkpoint_path(folder, label)
+        if not path.is_file():
+            return
+        _, meta = checkpoint.read(path)
+    for path in sorted(globals_folder(folder, label).glob("round-*.safetensors")):
+        yield int(path.stem.removeprefix("round-")), path
+
+
+def _refuse_counted(method: Method, architecture: Architecture, federation: Federation) -> None:
+    """A server state with a place for each client has none for a newcomer."""
+    with torch.random.fork_rng(devices=[]):
+        main = Network(architecture.main())
+        second = Network(architecture.auxiliary()) if architecture.auxiliary else main
+    classes = len(federation.dataset.classes)
+    one, two = (
+        tree.named(
+            method.init_server(
+                Setup(main.params, second.params, torch.ones(n), classes, main.norms)
+            )
+        )
+        for n in (federation.clients, federation.clients + 1)
+    )
+    for name in sorted(set(one) | set(two)):
+        if name not in one or name not in two or one[name].shape != two[name].shape:
+            raise MethodError(
+                f"{method.title or type(method).__name__} keeps {name!r} for each client on the "
+                "server, which has nothing for newcomers; train again with them in the federation"
+            )

@@ -1,0 +1,371 @@
+"""Newcomers: trained on 8 of 10 users, the other two come later with a file of their own."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional
+from typer.testing import CliRunner
+
+import idiolect
+from idiolect import checkpoint
+from idiolect.cli import app
+from idiolect.data import federate, read
+from idiolect.errors import CheckpointError, ConfigError, DataError, MethodError
+from idiolect.method import Sent
+from idiolect.methods import METHODS, FedAvg
+from idiolect.results import load_model, scaling
+from idiolect.results.models import fill
+
+invoke = CliRunner().invoke
+
+TOML = """
+name = "eight"
+seeds = [3, 4]
+rounds = 6
+
+[data]
+source = "trained.npz"
+normalise = "channel"
+
+[model]
+name = "dnn"
+hidden = 16
+
+[training]
+batch = 20
+lr = 0.5
+
+[evaluate]
+keep_globals = true
+
+[backend]
+width = 4
+
+[[methods]]
+name = "fedavg-ft"
+tune_epochs = 2
+tune_lr = 0.05
+
+[[methods]]
+name = "persfl"
+shares = [0.0, 0.5]
+temperatures = [5.0]
+distil_epochs = 2
+distil_lr = 0.05
+
+[[methods]]
+name = "persfl"
+label = "PersFL last"
+teacher = "last"
+shares = [0.5]
+temperatures = [5.0]
+distil_epochs = 1
+
+[[methods]]
+name = "fedper"
+
+[[methods]]
+name = "pfedme"
+lr = 0.05
+inner_lr = 0.05
+"""
+
+
+def users(path, chosen, **changed):
+    """Write some of DS-1's ten users to a file."""
+    federation = idiolect.federation("embedded", "persfl-ds1", seed=0)
+    rows = [
+        np.concatenate([getattr(federation, part)[n] for part in ("train", "val", "test")])
+        for n in chosen
+    ]
+    names = np.repeat([f"user {n}" for n in chosen], [len(own) for own in rows])
+    dataset, rows = federation.dataset, np.concatenate(rows)
+    arrays = {"x": dataset.x[rows, 0], "y": dataset.y[rows], "client": names, **changed}
+    np.savez(path, **{name: value for name, value in arrays.items() if value is not None})
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """A finished run whose training data is gone, and two newcomers' data beside it."""
+    home = tmp_path_factory.mktemp("newcomers")
+    users(home / "trained.npz", range(8))
+    users(home / "late.npz", [8, 9])
+    (home / "eight.toml").write_text(TOML)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("IDIOLECT_CACHE", str(home / "cache"))
+        done = invoke(app, ["run", str(home / "eight.toml"), "--out", str(home / "run")])
+    assert done.exit_code == 0, done.output
+    (home / "trained.npz").unlink()
+    return home
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("IDIOLECT_CACHE", str(tmp_path / "cache"))
+
+
+def adapt(home, label, *more, run="run"):
+    arguments = ["adapt", str(home / run), "--data", str(home / "late.npz"), "--method", label]
+    done = invoke(app, [*arguments, "--out", "out", "--json", *more])
+    assert done.exit_code == 0, done.output
+    return json.loads(done.stdout)
+
+
+def late(home, seed=3):
+    """The newcomers' rows, divided as `adapt` divides them and decoded as the run decodes."""
+    dataset = scaling.matched(read(home / "late.npz"), scaling.read(home / "run"))
+    return federate(dataset, "natural", seed)
+
+
+def network(leaves):
+    return fill(idiolect.MODELS["dnn"]((1, 28, 28), 10, hidden=16), leaves)
+
+
+def server(home, label, seed=3):
+    named, _ = checkpoint.read(home / "run" / "checkpoints" / f"{label}.safetensors")
+    prefix = f"state.server.{(3, 4).index(seed)}."
+    return {name.removeprefix(prefix): v for name, v in named.items() if name.startswith(prefix)}
+
+
+def scored(model, federation, rows):
+    """Accuracy and loss by hand."""
+    logits = model(torch.from_numpy(federation.dataset.decoded(rows)))
+    labels = torch.from_numpy(federation.dataset.y[rows])
+    right = (logits.argmax(1) == labels).float().mean().item()
+    return right, functional.cross_entropy(logits, labels).item()
+
+
+@pytest.mark.parametrize("seed", [3, 4])
+def test_newcomers_fine_tune_the_last_global_model_of_the_seed(home, seed):
+    content = adapt(home, "FedAvg + FT", "--seed", str(seed))
+    assert (content["seed"], content["round"], content["met"]) == (seed, 6, [6])
+    federation = late(home, seed)
+    received = network(server(home, "FedAvg___FT", seed))
+    for place, one in enumerate(content["newcomers"]):
+        assert one["client"] == f"user {8 + place}"
+        test, val = federation.test[place], federation.val[place]
+        assert (one["train"], one["val"], one["test"]) == (165, 55, 56)
+        models = one["models"]
+        own = network(load_model("out", "FedAvg + FT", seed, one["client"]))
+        for model, name in ((received, "global"), (own, "personal")):
+            for rows, prefix in ((test, ""), (val, "val_")):
+                right, loss = scored(model, federation, rows)
+                assert models[name][f"{prefix}accuracy"] == pytest.approx(right, abs=1e-6)
+                assert models[name][f"{prefix}loss"] == pytest.approx(loss, rel=1e-4)
+        assert models["personal"]["loss"] != models["global"]["loss"]
+
+
+def test_a_persfl_newcomer_takes_the_best_of_the_kept_global_models(home):
+    """The best by hand: the least validation loss over the files of globals/ and the last state."""
+    content = adapt(home, "PersFL")
+    assert content["met"] == [1, 2, 3, 4, 5, 6]
+    federation = late(home)
+    states = [
+        checkpoint.read(home / "run" / "globals" / "PersFL" / f"round-000{n}.safetensors")[0]
+        for n in range(1, 7)
+    ]
+    received = [
+        network({name[2:]: leaf for name, leaf in state.items() if name.startswith("0.")})
+        for state in states
+    ]
+    rounds = []
+    for place, one in enumerate(content["newcomers"]):
+        losses = [scored(model, federation, federation.val[place])[1] for model in received]
+        rounds.append(int(np.argmin(losses)) + 1)
+        assert one["facts"]["teacher_round"] == rounds[-1]
+        assert one["facts"]["share"] in (0.0, 0.5)
+    assert set(rounds) - {6}, "this test says nothing unless a teacher is not the last"
+
+
+def test_without_kept_globals_the_teacher_is_the_last_and_that_is_told(home, tmp_path):
+    shutil.copytree(home / "run", tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / "globals")
+    best = adapt(home, "PersFL")
+    shutil.copy(home / "late.npz", tmp_path)
+    content = adapt(tmp_path, "PersFL")
+    assert content["met"] == [6]
+    assert [one["facts"]["teacher_round"] for one in content["newcomers"]] == [6, 6]
+    assert "kept 0 global models" in content["notices"][0] and not best["notices"]
+    assert content["newcomers"] != best["newcomers"]
+
+
+def test_a_method_that_shared_rounds_finds_the_globals_of_its_donor(home):
+    """`PersFL last` was trained with PersFL's rounds, so globals/ has no folder of its name."""
+    assert not (home / "run" / "globals" / "PersFL_last").exists()
+    content = adapt(home, "PersFL last")
+    assert content["met"] == [1, 2, 3, 4, 5, 6] and not content["notices"]
+    assert [one["facts"]["teacher_round"] for one in content["newcomers"]] == [6, 6]
+
+
+def test_a_fedper_newcomer_trains_only_a_head(home):
+    content = adapt(home, "FedPer")
+    base = server(home, "FedPer")
+    heads = []
+    for one in content["newcomers"]:
+        own = load_model("out", "FedPer", 3, one["client"])
+        assert base and all(torch.equal(own[name], leaf) for name, leaf in base.items())
+        heads.append({name: leaf for name, leaf in own.items() if name not in base})
+        assert list(one["models"]) == ["personal"]
+    assert all(not torch.equal(heads[0][name], heads[1][name]) for name in heads[0])
+
+
+def test_a_pfedme_newcomer_finds_its_theta_near_w(home):
+    content = adapt(home, "pFedMe")
+    w = server(home, "pFedMe")
+    for one in content["newcomers"]:
+        theta = load_model("out", "pFedMe", 3, one["client"])
+        apart = sum(float((theta[name] - leaf).square().sum()) for name, leaf in w.items())
+        assert 0 < apart < 0.5 * sum(float(leaf.square().sum()) for leaf in w.values())
+
+
+def test_a_table_and_files_are_left_in_the_runs_folder(home, tmp_path):
+    shutil.copytree(home / "run", tmp_path / "run")
+    arguments = ["adapt", "run", "--data", str(home / "late.npz"), "--method", "PersFL"]
+    shown = invoke(app, arguments)
+    assert shown.exit_code == 0, shown.output
+    for word in ("user 8", "personal, val", "global, test", "teacher round", "temperature", "165"):
+        assert word in shown.stdout
+    folder = tmp_path / "run" / "newcomers" / "late"
+    content = json.loads((folder / "PersFL-seed-3.json").read_text())
+    assert content["newcomers"] == adapt(home, "PersFL")["newcomers"]
+    assert load_model(folder, "PersFL", 3, "user 9")
+
+
+def test_data_without_clients_is_one_newcomer_and_without_test_rows_has_validation_figures(home):
+    users("one.npz", [8], client=None)
+    content = idiolect.adapt(home / "run", "one.npz", "FedPer", split=(0.8, 0.2, 0), out="out")
+    (one,) = content["newcomers"]
+    assert (one["client"], one["train"], one["val"], one["test"]) == ("newcomer", 221, 55, 0)
+    assert one["models"]["personal"].keys() == {"val_accuracy", "val_loss"}
+    assert one["models"]["personal"]["val_accuracy"] > 0.5
+    shown = invoke(app, ["adapt", str(home / "run"), "--data", "one.npz", "--method", "FedPer",
+                         "--split", "1,0,0"])  # fmt: skip
+    assert shown.exit_code == 0, shown.output
+    assert "276" in shown.stdout
+
+
+def test_labels_are_matched_by_name_not_by_number(home):
+    """A file whose labels are the digits' names as text, of which it has two: codes 0 and 1."""
+    dataset = read(home / "late.npz")
+    rows = np.flatnonzero(np.isin(dataset.y, np.unique(dataset.y)[-2:]))
+    words = np.array([dataset.classes[code] for code in dataset.y[rows]])
+    np.savez("words.npz", x=dataset.x[rows], y=words)
+    np.savez("codes.npz", x=dataset.x[rows], y=dataset.y[rows])
+    assert read("words.npz").classes != dataset.classes
+    one, other = (idiolect.adapt(home / "run", f"{name}.npz", "FedPer", out=name)["newcomers"]
+                  for name in ("words", "codes"))  # fmt: skip
+    assert one == other
+
+
+@pytest.mark.parametrize(
+    ("change", "arguments", "code", "words"),
+    [
+        ({"y": np.array(["seven"] * 552)}, [], 3, "has class 'seven', which the run does not know"),
+        ({"x": np.zeros((552, 20, 20), np.uint8)}, [], 3, "shape (1, 20, 20) and the run's (1, 28"),
+        ({"x": np.zeros((552, 1, 28, 28))}, [], 3, "are float32 and the run's uint8"),
+        ({}, ["--seed", "5"], 2, "--seed is 5, and the run has seeds 3, 4"),
+        ({}, ["--method", "PersFl"], 2, "did you mean 'PersFL'"),
+        ({}, ["--split", "0.5,0.5"], 2, "expected 3 numbers"),
+        ({}, ["--split", "0.5,0.6,0.2"], 2, "sum to 1"),
+        ({}, ["--device", "tpu"], 2, "backend.device is 'tpu'"),
+        ({}, ["--network", "mlr"], 2, "unknown network 'mlr'"),
+        ({}, ["--data", "absent.npz"], 3, "absent.npz does not exist"),
+    ],
+)
+def test_what_does_not_fit_is_one_line(home, change, arguments, code, words):
+    users("odd.npz", [8, 9], **change)
+    done = invoke(
+        app,
+        ["adapt", str(home / "run"), "--data", "odd.npz", "--method", "FedPer", *arguments],
+    )
+    assert done.exit_code == code, done.output
+    assert words in done.stderr
+    assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
+
+
+def test_a_run_that_is_absent_unfinished_or_of_many_methods_is_one_line(home, tmp_path):
+    late = home / "late.npz"
+    with pytest.raises(DataError, match=r"nowhere holds no experiment.toml; give the folder"):
+        idiolect.adapt("nowhere", late)
+    with pytest.raises(ConfigError, match=r"several methods; add --method FedAvg \+ FT \| PersFL"):
+        idiolect.adapt(home / "run", late)
+    path = tmp_path / "run" / "checkpoints" / "FedPer.safetensors"
+    shutil.copytree(home / "run", tmp_path / "run")
+    named, meta = checkpoint.read(path)
+    checkpoint.save(path, named, {**meta, "finished": False, "round": 2})
+    with pytest.raises(DataError, match="FedPer in run is not finished, but at round 2; finish"):
+        idiolect.adapt("run", late, "FedPer")
+    path.unlink()
+    with pytest.raises(DataError, match="no checkpoint of FedPer; finish it"):
+        idiolect.adapt("run", late, "FedPer")
+    (tmp_path / "run" / scaling.FILE).unlink()
+    with pytest.raises(DataError, match=r"no scaling.safetensors.*--resume"):
+        idiolect.adapt("run", late, "pFedMe")
+    shutil.copy(home / "run" / scaling.FILE, "run")
+    path = path.with_name("pFedMe.safetensors")
+    named, meta = checkpoint.read(path)
+    checkpoint.save(path, {n: v for n, v in named.items() if "bias" not in n}, meta)
+    with pytest.raises(CheckpointError, match="no value for"):
+        idiolect.adapt("run", late, "pFedMe")
+
+
+class Counted(FedAvg):
+    """Keeps a number for every client on the server."""
+
+    title = "Counted"
+
+    def init_server(self, setup):
+        return {"model": setup.params, "seen": setup.sizes}
+
+    def send(self, state, cohort):
+        return Sent(shared=state["model"])
+
+    def server_step(self, state, cohort, reports):
+        return {**state, "model": super().server_step(state["model"], cohort, reports)}
+
+
+@pytest.fixture
+def small(tmp_path, monkeypatch):
+    """Train methods for a round on a network with normalisation, and no more."""
+
+    def train(*names, clients=2):
+        (tmp_path / "normalised_net.py").write_text(
+            "from torch import nn\n"
+            "def make(shape, classes):\n"
+            "    return nn.Sequential(nn.Flatten(), nn.Linear(784, 6), nn.LayerNorm(6),\n"
+            "                         nn.ReLU(), nn.Linear(6, classes))\n"
+        )
+        text = f"""
+name = "small"
+rounds = 1
+data.partition = {{ name = "iid", clients = {clients}, per_client = 40 }}
+model.name = "normalised_net:make"
+training.batch = 20
+backend.width = 4
+"""
+        tables = [f'[[methods]]\nname = "{name}"\nlabel = "{name}"\n' for name in names]
+        (tmp_path / "small.toml").write_text(text + "\n".join(tables))
+        return idiolect.run("small.toml", out="small")
+
+    return train
+
+
+def test_every_method_gives_a_newcomer_a_model(home, small):
+    small(*METHODS)
+    for name in METHODS:
+        content = idiolect.adapt("small", home / "late.npz", name, out="out")
+        for one in content["newcomers"]:
+            assert 0 <= one["models"]["personal"]["accuracy"] <= 1, name
+            assert load_model("out", name, 0, one["client"]), name
+
+
+def test_a_server_that_keeps_something_for_each_client_is_refused(home, small, monkeypatch):
+    """Even where there happen to be as many newcomers as there were clients."""
+    monkeypatch.setitem(METHODS, "counted", Counted)
+    small("counted", clients=2)
+    with pytest.raises(MethodError, match="Counted keeps 'seen' for each client on the server"):
+        idiolect.adapt("small", home / "late.npz")
