@@ -36,7 +36,8 @@ def test_a_run_tells_its_progress_and_leaves_everything(finished):
     assert "FedAvg: round 6/6, loss " in said and "examples/s" in said
     assert "client 5" in said and "mean" in said
     left = {path.name for path in (folder / "out").iterdir()}
-    assert left == {"experiment.toml", "result.json", "metrics.parquet", "checkpoints", "models"}
+    files = {"experiment.toml", "scaling.safetensors", "result.json", "metrics.parquet"}
+    assert left == files | {"checkpoints", "models"}
     content = json.loads((folder / "out" / "result.json").read_text())
     seed = content["methods"]["FedAvg"]["seeds"][0]
     assert seed["traffic"]["participations"] == 24
@@ -70,20 +71,38 @@ def test_show_prints_a_run_again(finished):
     folder, _ = finished
     shown = invoke(app, ["show", str(folder / "out")])
     assert shown.exit_code == 0 and "FedAvg + FT" in shown.stdout
+    assert "from round" in shown.stdout and "MB down" in shown.stdout
     as_json = json.loads(invoke(app, ["show", str(folder / "out"), "--json"]).stdout)
     assert list(as_json["methods"]) == ["Local", "FedAvg", "FedAvg + FT"]
+    assert as_json["methods"]["FedAvg"]["reached"]["model"] == "personal"
+    assert as_json["methods"]["FedAvg + FT"]["reached"]["model"] == "global"
 
 
-def test_ctrl_c_saves_says_how_to_go_on_and_goes_on(tmp_path):
+def test_show_tells_who_is_fairer_than_whom(finished):
+    folder, _ = finished
+    shown = invoke(app, ["show", str(folder / "out"), "--fairness"])
+    assert shown.exit_code == 0 and "fairer" in shown.stdout and "less fair" in shown.stdout
+    found = json.loads(invoke(app, ["show", str(folder / "out"), "--fairness", "--json"]).stdout)
+    assert list(found["pairs"]["FedAvg"]) == ["Local", "FedAvg + FT"]
+    spread = found["methods"]["Local"]
+    content = json.loads((folder / "out" / "result.json").read_text())
+    assert found == content["fairness"]
+    headline = content["methods"]["Local"]["headline"]["personal"]
+    assert spread["std"] == pytest.approx(headline["clients"]["std"])
+
+
+@pytest.mark.parametrize(("stop", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_stop_saves_says_how_to_go_on_and_goes_on(tmp_path, stop, status):
+    """By Ctrl-C, or by a scheduler's SIGTERM."""
     tiny.write(tmp_path)
     arguments = ["run", "tiny.toml", "--out", "out", "--method", "FedAvg"]
     arguments += ["--set", "rounds=400", "--set", "backend.checkpoint_every=0"]
     process = tiny.idiolect_until(*arguments, cwd=tmp_path, seconds=0, stop=signal.SIGCONT)
     line = process.stdout.readline()  # the first report: training is under way
     assert "round 40/400" in line
-    process.send_signal(signal.SIGINT)
+    process.send_signal(stop)
     _, errors = process.communicate(timeout=60)
-    assert process.returncode == 130
+    assert process.returncode == status
     assert errors.count("\n") == 1 and "--resume" in errors
     done = tiny.idiolect(*arguments, "--resume", cwd=tmp_path)
     assert done.returncode == 0, done.stderr

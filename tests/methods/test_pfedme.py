@@ -164,5 +164,5 @@ def test_settings_out_of_range_are_refused(field: str, value: object, rule: str)
 
 def test_settings_without_effect_are_refused() -> None:
     """Its steps are plain gradient steps: momentum would be silently ignored."""
-    with pytest.raises(ConfigError, match="PFedMe: momentum is 0.9, but its steps are plain"):
+    with pytest.raises(ConfigError, match=r"PFedMe: momentum is 0\.9, but its steps are plain"):
         PFedMe(momentum=0.9)

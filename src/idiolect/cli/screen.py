@@ -102,7 +102,7 @@ def print_reached(screen: Console, content: Document) -> None:
         return
     points = next(100 * one["tolerance"] for one in found.values() if one)
     table = Table(
-        title=f"Within {points:g} point of the last round's validation accuracy, for good",
+        title=f"First within {points:g} point of the last validation accuracy",
         box=box.SIMPLE_HEAD,
     )
     table.add_column("method")
@@ -123,7 +123,7 @@ def print_fairness(screen: Console, content: Document) -> None:
     """Print who is fairer than whom, and by which factor the deviation over clients differs."""
     found = content["fairness"]
     table = Table(
-        title="Is the row fairer than the column? Factor by which its deviation is smaller",
+        title="Is the row fairer than the column? Deviation of the column over that of the row",
         box=box.SIMPLE_HEAD,
     )
     table.add_column("method")

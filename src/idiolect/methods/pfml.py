@@ -1,6 +1,7 @@
 """PFML: regularised mutual learning of two models at each client.
 
-Li, Zhang et al., "Personalized Federated Mutual Learning", 2021, Algorithm 1. Readings:
+Yang, Tian, Zhang, "Regularized Mutual Learning for Personalized Federated Learning", ACML 2021,
+Algorithm 1. Readings:
 
 - m_prev is the client's auxiliary model of its last round (the text); the line of Algorithm 1 that
   resets it to the global model is `aux_init = "reset"`. The first time it is the global model, or
@@ -45,7 +46,7 @@ class PFML(FedAvg):
     """A local and an auxiliary model teach each other; the local one is averaged."""
 
     title: ClassVar[str] = "PFML"
-    paper: ClassVar[str] = "Li et al. 2021, Algorithm 1"
+    paper: ClassVar[str] = "Yang et al. 2021, Algorithm 1"
     unused: ClassVar[tuple[str, ...]] = PLAIN_STEPS
 
     lr: float = setting(0.01, "rate of the outer updates (η)", above=0)
