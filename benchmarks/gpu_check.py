@@ -19,8 +19,9 @@ from idiolect import tree
 from idiolect.data import Dataset, Federation
 from idiolect.methods import METHODS
 from idiolect.models import MODELS
+from idiolect.simulate.architecture import Architecture
 from idiolect.simulate.backend import Backend
-from idiolect.simulate.rounds import Architecture, Run, Simulation
+from idiolect.simulate.rounds import Run, Simulation
 
 SHAPE, CLASSES = (1, 28, 28), 10
 

@@ -21,8 +21,9 @@ from torch.utils.data import DataLoader, TensorDataset
 from idiolect.data import Dataset, Federation
 from idiolect.methods import FedAvg
 from idiolect.models import MODELS
+from idiolect.simulate.architecture import Architecture
 from idiolect.simulate.backend import Backend
-from idiolect.simulate.rounds import Architecture, Run, Simulation
+from idiolect.simulate.rounds import Run, Simulation
 
 CLIENTS, EXAMPLES, CLASSES, LR = 20, 600, 10, 0.01
 SHAPES = {"mlr": (1, 28, 28), "dnn": (1, 28, 28), "lenet5": (3, 32, 32)}

@@ -84,6 +84,61 @@ def test_a_wrong_key_is_one_clear_line(overrides, words):
     assert "\n" not in str(caught.value)
 
 
+PRESET = """
+name = "preset"
+rounds = 1
+data.partition = { name = "iid", clients = 2, per_client = 30 }
+model.name = "mlr"
+training = { batch = 10 }
+
+[[methods]]
+name = "persfl"
+shares = [0.5]
+temperatures = [5.0]
+preset = "gd"
+"""
+
+
+def test_a_preset_reaches_the_method_and_is_named_in_the_result(tmp_path, monkeypatch):
+    monkeypatch.setenv("IDIOLECT_CACHE", str(tmp_path / "cache"))
+    (job,), _ = jobs(parse_experiment(PRESET))
+    assert (job.method.soft_loss, job.method.shares, job.preset) == ("cross-entropy", (0.5,), "gd")
+    (bare,), _ = jobs(parse_experiment(PRESET.replace('preset = "gd"', "")))
+    assert (bare.method.soft_loss, bare.preset) == ("kl", "")
+    # What the file says itself goes before the preset, which goes before [training].
+    (own,), _ = jobs(parse_experiment(PRESET, ["methods.persfl.soft_loss=kl"]))
+    assert own.method.soft_loss == "kl"
+    (under,), _ = jobs(parse_experiment(PRESET, ["training.soft_loss=kl"]))
+    assert under.method.soft_loss == "cross-entropy"
+    content = idiolect.run(tiny.write(tmp_path, PRESET), out=tmp_path / "out")
+    assert content["methods"]["PersFL"]["preset"] == "gd"
+    assert content["methods"]["PersFL"]["settings"]["soft_loss"] == "cross-entropy"
+    again = load_experiment(tmp_path / "out" / "experiment.toml")
+    assert again == parse_experiment(PRESET)
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        (
+            "methods.persfl.preset=gdd",
+            r"methods\[0\].preset: unknown preset 'gdd'; did you mean 'gd'",
+        ),
+        ("methods.persfl.preset=code1", "expected one of gd, paper"),
+        ("methods.persfl.preset=3", r"methods\[0\].preset is 3, expected a valid string"),
+    ],
+)
+def test_an_unknown_preset_is_one_clear_line(override, words):
+    with pytest.raises(ConfigError, match=words) as caught:
+        parse_experiment(PRESET, [override])
+    assert "\n" not in str(caught.value)
+
+
+def test_a_method_without_presets_says_so():
+    with pytest.raises(ConfigError, match="unknown preset 'gd'; fedavg has none: leave it out"):
+        parse_experiment(tiny.TOML, ["methods.fedavg.preset=gd"])
+
+
 def test_a_slip_of_syntax_has_its_line_and_column(tmp_path):
     path = tiny.write(tmp_path, 'name = "x"\nrounds = \n')
     with pytest.raises(ConfigError, match=r"tiny.toml:2:10: "):

@@ -262,6 +262,32 @@ def test_labels_are_matched_by_name_not_by_number(home):
     assert one == other
 
 
+def test_columns_may_have_other_names_and_data_may_be_a_source(home):
+    with np.load(home / "late.npz") as late:
+        np.savez("named.npz", x=late["x"], digit=late["y"], who=late["client"])
+    arguments = ["--data", "named.npz", "--label", "digit", "--client", "who"]
+    named = adapt(home, "FedPer", *arguments)
+    assert named["newcomers"] == adapt(home, "FedPer")["newcomers"]
+    content = idiolect.adapt(home / "run", "embedded", "FedPer", out="out")
+    (one,) = content["newcomers"]
+    assert (one["client"], one["train"], one["test"]) == ("newcomer", 3600, 1200)
+    with pytest.raises(ConfigError, match="'embedded' has no option 'label'"):
+        idiolect.adapt(home / "run", "embedded", "FedPer", options={"label": "digit"})
+
+
+def test_where_clients_had_several_networks_the_newcomer_says_which(home, tmp_path):
+    (tmp_path / "two.toml").write_text(
+        'name = "two"\nrounds = 1\nmodel.each = { mlr = 1, dnn = 1 }\n'
+        'data.partition = { name = "iid", clients = 2, per_client = 40 }\n'
+        '[[methods]]\nname = "local"\n'
+    )
+    idiolect.run("two.toml", out="two")
+    with pytest.raises(ConfigError, match=r"several networks; add --network mlr \| dnn"):
+        idiolect.adapt("two", home / "late.npz")
+    idiolect.adapt("two", home / "late.npz", network="mlr", out="out")
+    assert load_model("out", "Local", 0, "user 8").keys() == {"fc.weight", "fc.bias"}
+
+
 @pytest.mark.parametrize(
     ("change", "arguments", "code", "words"),
     [

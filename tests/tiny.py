@@ -1,8 +1,8 @@
 """A small experiment that trains in a second or two, for the tests of runs."""
 
+import contextlib
 import json
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -66,12 +66,10 @@ def idiolect(*arguments: Any, cwd: Path, **options: Any) -> "subprocess.Complete
     )
 
 
-def idiolect_until(
-    *arguments: Any, cwd: Path, seconds: float, stop: signal.Signals
-) -> "subprocess.Popen[str]":
-    """Start the command line and stop it after a while, however far it has got."""
+def started(*arguments: Any, cwd: Path) -> "subprocess.Popen[str]":
+    """Start the command line and leave it running."""
     environment = {**os.environ, "IDIOLECT_CACHE": str(cwd / "cache"), "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(
+    return subprocess.Popen(
         command(*arguments),
         cwd=cwd,
         env=environment,
@@ -79,11 +77,15 @@ def idiolect_until(
         stderr=subprocess.PIPE,
         text=True,
     )
-    try:
-        process.wait(seconds)
-    except subprocess.TimeoutExpired:
-        process.send_signal(stop)
-    return process
+
+
+def checkpoints(folder: Path) -> dict[str, int]:
+    """Say when each checkpoint of a run was written, in nanoseconds."""
+    found = {}
+    for path in (folder / "checkpoints").glob("[!.]*.safetensors"):
+        with contextlib.suppress(FileNotFoundError):
+            found[path.name] = path.stat().st_mtime_ns
+    return found
 
 
 def findings(folder: Path) -> dict[str, Any]:

@@ -10,10 +10,11 @@ from torch import nn
 from idiolect import tree
 from idiolect.data import Dataset, Federation
 from idiolect.local import Local, Network
+from idiolect.simulate.architecture import Architecture
 from idiolect.simulate.backend import Backend
 from idiolect.simulate.plans import Book
 from idiolect.simulate.pools import Library
-from idiolect.simulate.rounds import Architecture, Run, Simulation
+from idiolect.simulate.rounds import Run, Simulation
 
 FEATURES, CLASSES = 4, 3
 

@@ -24,8 +24,8 @@ from idiolect.results.statistics import mean
 from idiolect.runner.job import Evaluate, Job
 from idiolect.runner.train import train
 from idiolect.runner.watch import Watch
+from idiolect.simulate.architecture import Architecture, Build
 from idiolect.simulate.backend import Backend
-from idiolect.simulate.rounds import Architecture, Build
 
 Model = str | nn.Module | Callable[..., nn.Module]
 

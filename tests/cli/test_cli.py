@@ -97,7 +97,7 @@ def test_a_stop_saves_says_how_to_go_on_and_goes_on(tmp_path, stop, status):
     tiny.write(tmp_path)
     arguments = ["run", "tiny.toml", "--out", "out", "--method", "FedAvg"]
     arguments += ["--set", "rounds=400", "--set", "backend.checkpoint_every=0"]
-    process = tiny.idiolect_until(*arguments, cwd=tmp_path, seconds=0, stop=signal.SIGCONT)
+    process = tiny.started(*arguments, cwd=tmp_path)
     line = process.stdout.readline()  # the first report: training is under way
     assert "round 40/400" in line
     process.send_signal(stop)

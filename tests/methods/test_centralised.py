@@ -3,7 +3,7 @@
 import pytest
 
 from idiolect.methods import Centralised, FedAvg
-from idiolect.simulate.rounds import Architecture
+from idiolect.simulate.architecture import Architecture
 from methods.tiny import LN9, Line, alike, close, pair, refuses, simulation
 
 CLIENTS = [[(2.0, 1), (1.0, 1)], [(-1.0, 0), (0.5, 0), (3.0, 1)], [(-2.0, 1)]]

@@ -4,7 +4,8 @@ import torch
 
 from idiolect.method import Sent
 from idiolect.methods import LocalOnly
-from idiolect.simulate.rounds import Architecture, Traffic
+from idiolect.simulate.architecture import Architecture
+from idiolect.simulate.rounds import Traffic
 from methods.tiny import (
     HIGH,
     LN9,

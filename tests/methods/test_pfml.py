@@ -10,7 +10,7 @@ from idiolect.errors import MethodError
 from idiolect.method import Report, Sent, mean_report
 from idiolect.methods import PFML, FedAvg
 from idiolect.methods.pfml import Own
-from idiolect.simulate.rounds import Architecture
+from idiolect.simulate.architecture import Architecture
 from methods.tiny import (
     HIGH,
     LN9,

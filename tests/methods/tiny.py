@@ -27,8 +27,9 @@ from idiolect.data.federation import Lessons
 from idiolect.errors import ConfigError
 from idiolect.local import Local, Network, Plan, Plans, Pool, Request
 from idiolect.method import Method, Setup
+from idiolect.simulate.architecture import Architecture
 from idiolect.simulate.backend import Backend
-from idiolect.simulate.rounds import Architecture, Run, Simulation
+from idiolect.simulate.rounds import Run, Simulation
 from idiolect.tree import Params
 
 Examples = Sequence[tuple[float, int]]

@@ -14,7 +14,7 @@ from idiolect import tree
 from idiolect.errors import ConfigError, DataError, Diverged, MethodError
 from idiolect.method import Method, Sent
 from idiolect.methods import METHODS, FedAvg, FedPer, LocalOnly
-from idiolect.simulate.rounds import Architecture
+from idiolect.simulate.architecture import Architecture
 from worlds import Normed
 
 FLOAT = 4  # bytes

@@ -48,7 +48,7 @@ def demo(
     out: Annotated[Path, _OUT] = Path("runs/demo"),
     device: Annotated[str | None, typer.Option(help="auto, cpu or cuda.")] = None,
 ) -> None:
-    """Run Local, FedAvg and FedAvg + fine-tuning on real digits, beside the paper's figures."""
+    """Train Local, FedAvg, FedAvg + FT, FedPer and PersFL on real digits, beside the paper."""
     from idiolect.cli.demo import EXPERIMENT, PAPER, REMARK
     from idiolect.experiment import parse_experiment
 

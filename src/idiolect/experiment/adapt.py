@@ -99,7 +99,7 @@ def _with_one_network(experiment: Experiment, network: str | None) -> Experiment
     names = [model.name] if model.name is not None else list(model.each or {})
     if network is None and len(names) > 1:
         raise ConfigError(
-            f"the run's clients had several networks; add --network {'|'.join(names)}"
+            f"the run's clients had several networks; add --network {' | '.join(names)}"
         )
     if network is not None and network not in names:
         raise ConfigError(f"--network: unknown network {meant(network, names)}")

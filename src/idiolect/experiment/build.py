@@ -16,8 +16,8 @@ from idiolect.experiment.schema import Data, Experiment, Named, Public
 from idiolect.experiment.words import meant
 from idiolect.methods import METHODS
 from idiolect.runner.job import Evaluate, Job
+from idiolect.simulate.architecture import Architecture
 from idiolect.simulate.backend import Backend
-from idiolect.simulate.rounds import Architecture
 
 _PUBLIC = 5  # keeps the draw of public examples apart from other uses of the same seed
 

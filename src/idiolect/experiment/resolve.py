@@ -106,7 +106,8 @@ def _preset(table: MethodTable, where: str, place: int) -> dict[str, Any]:
     """Return the settings a preset stands for."""
     presets = METHODS[table.name].presets
     if table.preset is not None and table.preset not in presets:
-        known = meant(table.preset, presets) if presets else f"{table.name} has none"
+        none = f"{table.preset!r}; {table.name} has none: leave it out"
+        known = meant(table.preset, presets) if presets else none
         raise ConfigError(f"{where}: methods[{place}].preset: unknown preset {known}")
     return presets[table.preset] if table.preset is not None else {}
 

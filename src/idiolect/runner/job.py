@@ -12,8 +12,9 @@ from idiolect.data.federation import Federation
 from idiolect.errors import ConfigError, DataError
 from idiolect.method import Method
 from idiolect.results.outcome import Members
+from idiolect.simulate.architecture import Architecture
 from idiolect.simulate.backend import Backend
-from idiolect.simulate.rounds import Architecture, Run, Simulation
+from idiolect.simulate.rounds import Run, Simulation
 
 PERSONAL = ("auto", "always", "never")
 

@@ -13,8 +13,9 @@ from idiolect.errors import ConfigError, DataError, MethodError
 from idiolect.local import Network
 from idiolect.method import Method, Setup
 from idiolect.runner.memory import checkpoint_path, globals_folder
+from idiolect.simulate.architecture import Architecture
 from idiolect.simulate.backend import Backend
-from idiolect.simulate.rounds import Architecture, Run, Simulation, Verdict
+from idiolect.simulate.rounds import Run, Simulation, Verdict
 from idiolect.tree import Tree
 
 

@@ -29,6 +29,11 @@ class Library:
             public, self._public = _joined([one.public for one in lessons if one.public], device)
             self.pools["public"] = public
 
+    def examples(self, count: int = 2) -> torch.Tensor:
+        """Return a few decoded examples, to try a network on."""
+        pool = self.pools["train"]
+        return pool.decode(pool.x[:count])
+
     def members(self, run: int, seed: int, lessons: Lessons) -> list[Member]:
         """Return a run's clients with what they may learn from."""
         offset = self._offsets[run]

@@ -4,35 +4,24 @@ Runs of several seeds advance together: their clients share blocks, each with it
 data and batches, so that a run's result does not depend on its company.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import nn
 
 from idiolect import losses, tree
 from idiolect.data.federation import Exam, Lessons
-from idiolect.errors import ConfigError, DataError, Diverged, MethodError, ModelError
+from idiolect.errors import ConfigError, DataError, Diverged, MethodError
 from idiolect.local import Batch, Local, Network
 from idiolect.method import Method, Sent, Setup
-from idiolect.models.check import check, mappable
 from idiolect.simulate import sampling
+from idiolect.simulate.architecture import Architecture, make, refuse_unequal_states
 from idiolect.simulate.backend import Backend
 from idiolect.simulate.crew import Call, Crew, Seat
 from idiolect.simulate.pools import Library
 from idiolect.simulate.store import Store
 from idiolect.tree import Tree
-
-Build = Callable[[], nn.Module]
-
-
-class Architecture(NamedTuple):
-    """A network and who runs it; `auxiliary` is the private second network of mutual learning."""
-
-    main: Build
-    auxiliary: Build | None = None
-    clients: tuple[int, ...] | None = None  # None: everyone
 
 
 class Run(NamedTuple):
@@ -105,59 +94,38 @@ class Simulation:
         self, architectures: Mapping[str, Architecture], trained: list[Lessons], backend: Backend
     ) -> tuple[list[Crew], list[Tree]]:
         """Make networks, personal state and server states, each from its run's seed."""
-        everyone = np.arange(self._clients)
         crews: list[Crew] = []
-        first_setups: list[Setup] = []
+        first: list[Setup] = []
+        seeds = [run.seed for run in self.runs]
+        examples = self._library.examples()
         for name, architecture in architectures.items():
-            clients = everyone if architecture.clients is None else np.array(architecture.clients)
-            models = [_models(architecture, run.seed) for run in self.runs]
-            made = [_networks(own) for own in models]
-            _refuse_unequal_constants(name, made)
-            setups = [
-                _setup(networks, lessons, self._device)
-                for networks, lessons in zip(made, trained, strict=True)
-            ]
-            first_setups = first_setups or setups
-            self._refuse_unequal_state(name, first_setups[0], setups[0])
-            reason = next(filter(None, map(mappable, models[0].values())), "")
-            if reason and backend.kind == "vectorised":
-                self.notices.append(f"architecture {name!r}: {reason}")
-            one_by_one = backend.kind == "sequential" or bool(reason)
+            own = architecture.clients
+            clients = np.arange(self._clients) if own is None else np.array(own)
+            made = make(name, architecture, seeds, trained, examples, self._device)
+            first = first or made.setups
+            refuse_unequal_states(self.method, name, first[0], made.setups[0])
+            if made.unmappable and backend.kind == "vectorised":
+                self.notices.append(f"architecture {name!r}: {made.unmappable}")
+            one_by_one = backend.kind == "sequential" or bool(made.unmappable)
+            personal = [(self.method.init_personal(setup), len(clients)) for setup in made.setups]
             crews.append(
                 Crew(
                     clients,
-                    {role: network.to(self._device) for role, network in made[0].items()},
-                    Store(
-                        [(self.method.init_personal(setup), len(clients)) for setup in setups],
-                        self._device,
-                    ),
+                    made.networks,
+                    Store(personal, self._device),
                     self._library.pools,
                     self._library.exam_pools,
                     self._device,
                     1 if one_by_one else backend.width,
-                    1 if backend.kind == "sequential" else _hands(self._device, made[0]),
+                    1 if backend.kind == "sequential" else _hands(self._device, made.networks),
                     not one_by_one,
                     backend.cache,
                 )
             )
         if sorted(int(c) for crew in crews for c in crew.clients) != list(range(self._clients)):
             raise ConfigError("the architectures must name every client exactly once")
-        states = [tree.to(self.method.init_server(setup), self._device) for setup in first_setups]
+        states = [tree.to(self.method.init_server(setup), self._device) for setup in first]
         return crews, states
-
-    def _refuse_unequal_state(self, name: str, first: Setup, other: Setup) -> None:
-        """A server state made of one architecture's parameters cannot serve another."""
-        states = [
-            {leaf: tuple(value.shape) for leaf, value in tree.named(state).items()}
-            for state in (self.method.init_server(first), self.method.init_server(other))
-        ]
-        if states[0] != states[1]:
-            leaf = sorted(set(states[0].items()) ^ set(states[1].items()))[0][0]
-            raise MethodError(
-                f"{self.method.title} shares parameters, but architecture {name!r} differs from "
-                f"the first in {leaf!r}; give every client the same network, or use a method that "
-                "exchanges predictions"
-            )
 
     @property
     def widths(self) -> dict[str, int]:
@@ -373,48 +341,6 @@ def _eligible(lessons: Lessons) -> np.ndarray:
     if not len(able):
         raise DataError("no client has a training example; check the partition and the split")
     return able
-
-
-def _models(architecture: Architecture, seed: int) -> dict[str, nn.Module]:
-    """Build an architecture's modules under a seed, leaving torch's own random state alone."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        models = {"main": architecture.main()}
-        if architecture.auxiliary is not None:
-            models["auxiliary"] = architecture.auxiliary()
-    for model in models.values():
-        check(model)
-    return models
-
-
-def _networks(models: Mapping[str, nn.Module]) -> dict[str, Network]:
-    networks = {role: Network(model) for role, model in models.items()}
-    return {"auxiliary": networks["main"], **networks}
-
-
-def _refuse_unequal_constants(name: str, made: list[dict[str, Network]]) -> None:
-    """Runs share one module, so what is not trained must not depend on the seed."""
-    first = [network.constants for network in made[0].values()]
-    for networks in made[1:]:
-        for one, other in zip(first, networks.values(), strict=True):
-            for leaf, value in other.constants.items():
-                if not torch.equal(one[leaf], value):
-                    raise ModelError(
-                        f"architecture {name!r}: {leaf!r} is not trained, yet differs between the "
-                        "seeds, which are trained together; make it the same for every seed, or "
-                        "run the seeds one by one"
-                    )
-
-
-def _setup(networks: Mapping[str, Network], lessons: Lessons, device: torch.device) -> Setup:
-    sizes = torch.tensor([float(len(rows)) for rows in lessons.train], device=device)
-    return Setup(
-        tree.to(networks["main"].params, device),
-        tree.to(networks["auxiliary"].params, device),
-        sizes,
-        len(lessons.dataset.classes),
-        networks["main"].norms,
-    )
 
 
 def _traffic(call: Call, reports: Tree) -> Traffic:

@@ -1,0 +1,142 @@
+"""From a builder of modules to networks, one for each run, that are sure to fit the data."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from idiolect import tree
+from idiolect.data.federation import Lessons
+from idiolect.errors import IdiolectError, MethodError, ModelError
+from idiolect.local import Network
+from idiolect.method import Method, Setup
+from idiolect.models.check import check, mappable
+
+Build = Callable[[], nn.Module]
+
+
+class Architecture(NamedTuple):
+    """A network and who runs it; `auxiliary` is the private second network of mutual learning."""
+
+    main: Build
+    auxiliary: Build | None = None
+    clients: tuple[int, ...] | None = None  # None: everyone
+
+
+class Made(NamedTuple):
+    """An architecture's networks; all runs share the first one's modules, not its parameters."""
+
+    networks: Mapping[str, Network]
+    setups: list[Setup]  # of each run
+    unmappable: str  # why vmap cannot map it, or nothing
+
+
+def make(
+    name: str,
+    architecture: Architecture,
+    seeds: Sequence[int],
+    lessons: Sequence[Lessons],
+    examples: Tensor,
+    device: torch.device,
+) -> Made:
+    """Build an architecture under each run's seed, and try it on a few examples."""
+    models = [_models(name, architecture, seed) for seed in seeds]
+    networks = [_networks(own, device) for own in models]
+    for network in networks[0].values():
+        _try(name, network, examples, len(lessons[0].dataset.classes))
+    _refuse_unequal_constants(name, networks)
+    setups = [_setup(own, held, device) for own, held in zip(networks, lessons, strict=True)]
+    reasons = [mappable(model) for model in models[0].values()]
+    return Made(networks[0], setups, next(filter(None, reasons), ""))
+
+
+def refuse_unequal_states(method: Method, name: str, first: Setup, other: Setup) -> None:
+    """A server state made of one architecture's parameters cannot serve another."""
+    states = [
+        {leaf: tuple(value.shape) for leaf, value in tree.named(state).items()}
+        for state in (method.init_server(first), method.init_server(other))
+    ]
+    if states[0] != states[1]:
+        leaf = sorted(set(states[0].items()) ^ set(states[1].items()))[0][0]
+        raise MethodError(
+            f"{method.title} shares parameters, but architecture {name!r} differs from the first "
+            f"in {leaf!r}; give every client the same network, or use a method that exchanges "
+            "predictions"
+        )
+
+
+def _models(name: str, architecture: Architecture, seed: int) -> dict[str, nn.Module]:
+    """Build the modules under a seed, leaving torch's own random state alone."""
+    builders = {"main": architecture.main}
+    if architecture.auxiliary is not None:
+        builders["auxiliary"] = architecture.auxiliary
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        try:
+            models = {role: build() for role, build in builders.items()}
+        except IdiolectError:
+            raise
+        except Exception as error:
+            raise ModelError(
+                f"network {name!r} cannot be built: {_words(error)}; check its options and whether "
+                "it is meant for examples of this shape"
+            ) from error
+    for model in models.values():
+        check(model)
+    return models
+
+
+def _networks(models: Mapping[str, nn.Module], device: torch.device) -> dict[str, Network]:
+    networks = {role: Network(model).to(device) for role, model in models.items()}
+    return {"auxiliary": networks["main"], **networks}
+
+
+def _try(name: str, network: Network, examples: Tensor, classes: int) -> None:
+    """Run a network on a few examples: what does not fit is told now, not amid a round."""
+    shape = tuple(examples.shape[1:])
+    try:
+        with torch.no_grad():
+            logits = network(network.params, examples, training=False)
+    except Exception as error:
+        raise ModelError(
+            f"network {name!r} fails on examples of shape {shape}: {_words(error)}; change the "
+            "network, or the data"
+        ) from error
+    expected = (len(examples), classes)
+    if not isinstance(logits, Tensor) or tuple(logits.shape) != expected:
+        got = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+        raise ModelError(
+            f"network {name!r} returns {got} for {expected[0]} examples of {classes} classes, "
+            f"expected logits of shape {expected}"
+        )
+
+
+def _words(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+def _refuse_unequal_constants(name: str, made: Sequence[Mapping[str, Network]]) -> None:
+    """Runs share one module, so what is not trained must not depend on the seed."""
+    first = [network.constants for network in made[0].values()]
+    for networks in made[1:]:
+        for one, other in zip(first, networks.values(), strict=True):
+            for leaf, value in other.constants.items():
+                if not torch.equal(one[leaf], value):
+                    raise ModelError(
+                        f"architecture {name!r}: {leaf!r} is not trained, yet differs between the "
+                        "seeds, which are trained together; make it the same for every seed, or "
+                        "run the seeds one by one"
+                    )
+
+
+def _setup(networks: Mapping[str, Network], lessons: Lessons, device: torch.device) -> Setup:
+    sizes = torch.tensor([float(len(rows)) for rows in lessons.train], device=device)
+    return Setup(
+        networks["main"].params,
+        networks["auxiliary"].params,
+        sizes,
+        len(lessons.dataset.classes),
+        networks["main"].norms,
+    )
