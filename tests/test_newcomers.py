@@ -1,5 +1,6 @@
 """Newcomers: trained on 8 of 10 users, the other two come later with a file of their own."""
 
+import dataclasses
 import json
 import shutil
 
@@ -12,7 +13,7 @@ from typer.testing import CliRunner
 import idiolect
 from idiolect import checkpoint
 from idiolect.cli import app
-from idiolect.data import federate, read
+from idiolect.data import federate, normalised, read
 from idiolect.errors import CheckpointError, ConfigError, DataError, MethodError
 from idiolect.method import Sent
 from idiolect.methods import METHODS, FedAvg
@@ -117,8 +118,12 @@ def adapt(home, label, *more, run="run"):
 
 
 def late(home, seed=3):
-    """The newcomers' rows, divided as `adapt` divides them and decoded as the run decodes."""
-    dataset = scaling.matched(read(home / "late.npz"), scaling.read(home / "run"))
+    """The newcomers' rows, divided as `adapt` divides them, on the scale of the training data."""
+    users("trained.npz", range(8))
+    trained = normalised(read("trained.npz"), "channel")
+    dataset = read(home / "late.npz")
+    assert dataset.classes == trained.classes
+    dataset = dataclasses.replace(dataset, shift=trained.shift, scale=trained.scale)
     return federate(dataset, "natural", seed)
 
 
@@ -250,15 +255,18 @@ def test_data_without_clients_is_one_newcomer_and_without_test_rows_has_validati
 
 
 def test_labels_are_matched_by_name_not_by_number(home):
-    """A file whose labels are the digits' names as text, of which it has two: codes 0 and 1."""
+    """A file with two digits as text, whose codes are 0 and 1, against the digits' own codes."""
     dataset = read(home / "late.npz")
     rows = np.flatnonzero(np.isin(dataset.y, np.unique(dataset.y)[-2:]))
-    words = np.array([dataset.classes[code] for code in dataset.y[rows]])
-    np.savez("words.npz", x=dataset.x[rows], y=words)
-    np.savez("codes.npz", x=dataset.x[rows], y=dataset.y[rows])
-    assert read("words.npz").classes != dataset.classes
-    one, other = (idiolect.adapt(home / "run", f"{name}.npz", "FedPer", out=name)["newcomers"]
-                  for name in ("words", "codes"))  # fmt: skip
+    np.savez("words.npz", x=dataset.x[rows], y=dataset.y[rows].astype(str))
+    assert read("words.npz").y.max() == 1 < dataset.y[rows].min()
+    whole = dataclasses.replace(
+        dataset, x=dataset.x[rows], y=dataset.y[rows], clients=None, client_names=()
+    )
+    one, other = (
+        idiolect.adapt(home / "run", data, "FedPer", out="out")["newcomers"]
+        for data in ("words.npz", whole)
+    )
     assert one == other
 
 
