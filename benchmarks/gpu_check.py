@@ -11,40 +11,19 @@ import json
 import time
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import nn
 
 from idiolect import tree
-from idiolect.data import Dataset, Federation
+from idiolect.data import Federation
 from idiolect.methods import METHODS
 from idiolect.models import MODELS
 from idiolect.simulate.architecture import Architecture
 from idiolect.simulate.backend import Backend
 from idiolect.simulate.rounds import Run, Simulation
+from random_data import CLASSES, federation
 
-SHAPE, CLASSES = (1, 28, 28), 10
-
-
-def federation(sizes: list[int], shape: tuple[int, ...] = SHAPE) -> Federation:
-    draw = np.random.default_rng(0)
-    rows = sum(sizes) + 20 * len(sizes)
-    dataset = Dataset(
-        "random",
-        draw.integers(0, 256, (rows, *shape), dtype=np.uint8),
-        draw.integers(0, CLASSES, rows),
-        tuple(map(str, range(CLASSES))),
-        np.full(1, 127.5, np.float32),
-        np.full(1, 127.5, np.float32),
-    )
-    ends = np.cumsum([size + 20 for size in sizes])
-    parts = [np.arange(end - size - 20, end) for size, end in zip(sizes, ends, strict=True)]
-    return Federation(
-        dataset,
-        tuple(part[:-20] for part in parts),
-        tuple(part[-20:-10] for part in parts),
-        tuple(part[-10:] for part in parts),
-    )
+SHAPE = (1, 28, 28)
 
 
 def network() -> nn.Module:
@@ -60,7 +39,7 @@ def simulation(name: str, fed: Federation, build: object, backend: Backend, **se
 
 def difference(name: str) -> float:
     """Largest relative difference of any tree after 3 rounds and deployment, in float64."""
-    fed = federation([90, 61, 40, 33, 20, 7, 64, 80])
+    fed = federation([90, 61, 40, 33, 20, 7, 64, 80], SHAPE, held_out=10)
     sides = []
     torch.set_default_dtype(torch.float64)
     for backend in (Backend("sequential", "cpu"), Backend("vectorised", "cuda")):
@@ -96,7 +75,7 @@ def main() -> None:
     options = parser.parse_args()
     out: dict[str, dict[str, float]] = {}
     cuda = Backend(device="cuda")
-    equal = federation([600] * 20)
+    equal = federation([600] * 20, SHAPE, held_out=10)
     for name in METHODS:
         try:
             out[name] = {"difference": difference(name)}
@@ -105,7 +84,7 @@ def main() -> None:
         except Exception as error:
             out[name] = {"error": f"{type(error).__name__}: {str(error)[:300]}"}
         print(name, out[name], flush=True)
-    colour = federation([600] * 20, (3, 32, 32))
+    colour = federation([600] * 20, (3, 32, 32), held_out=10)
     for label, fed, build in (
         ("dnn", equal, lambda: MODELS["dnn"](SHAPE, CLASSES)),
         ("lenet5", colour, lambda: MODELS["lenet5"]((3, 32, 32), CLASSES)),

@@ -18,31 +18,16 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from idiolect.data import Dataset, Federation
+from idiolect.data import Federation
 from idiolect.methods import FedAvg
 from idiolect.models import MODELS
 from idiolect.simulate.architecture import Architecture
 from idiolect.simulate.backend import Backend
 from idiolect.simulate.rounds import Run, Simulation
+from random_data import CLASSES, federation
 
-CLIENTS, EXAMPLES, CLASSES, LR = 20, 600, 10, 0.01
+CLIENTS, EXAMPLES, LR = 20, 600, 0.01
 SHAPES = {"mlr": (1, 28, 28), "dnn": (1, 28, 28), "lenet5": (3, 32, 32)}
-
-
-def federation(shape: tuple[int, ...]) -> Federation:
-    draw = np.random.default_rng(0)
-    rows = CLIENTS * EXAMPLES
-    dataset = Dataset(
-        "random",
-        draw.integers(0, 256, (rows, *shape), dtype=np.uint8),
-        draw.integers(0, CLASSES, rows),
-        tuple(map(str, range(CLASSES))),
-        np.full(1, 127.5, np.float32),
-        np.full(1, 127.5, np.float32),
-    )
-    parts = tuple(np.arange(rows).reshape(CLIENTS, EXAMPLES))
-    nothing = tuple(np.zeros(0, np.int64) for _ in range(CLIENTS))
-    return Federation(dataset, parts, nothing, nothing)
 
 
 def plain_loop(fed: Federation, build: Callable[[], nn.Module], batch: int) -> Callable[[], None]:
@@ -100,7 +85,7 @@ def main() -> None:
     options = parser.parse_args()
     rows = []
     for name, shape in SHAPES.items():
-        fed = federation(shape)
+        fed = federation([EXAMPLES] * CLIENTS, shape)
         for batch in (20, 100):
 
             def build(name: str = name, shape: tuple[int, ...] = shape) -> nn.Module:
