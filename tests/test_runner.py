@@ -38,12 +38,17 @@ class Stopping(Silent):
             raise KeyboardInterrupt
 
 
-def test_kill_9_at_random_moments_then_resume_is_the_uninterrupted_run(tmp_path):
-    """A run too short to be hit, as on a machine under load, is made longer until it is."""
+@pytest.mark.parametrize("width", [4, 0], ids=["given width", "measured width"])
+def test_kill_9_at_random_moments_then_resume_is_the_uninterrupted_run(tmp_path, width):
+    """A run too short to be hit, as on a machine under load, is made longer until it is.
+
+    A measured width is kept on disk, so that both runs round alike.
+    """
     tiny.write(tmp_path)
     for rounds in (20, 100, 500, 2500):
         cut, whole = tmp_path / f"cut-{rounds}", tmp_path / f"whole-{rounds}"
-        arguments = ("run", "tiny.toml", "--set", f"rounds={rounds}", "--resume", "--out")
+        changes = ("--set", f"rounds={rounds}", "--set", f"backend.width={width}")
+        arguments = ("run", "tiny.toml", *changes, "--resume", "--out")
         killed = sum(killed_at_random(*arguments, cut, cwd=tmp_path, out=cut) for _ in range(3))
         if killed:
             break
