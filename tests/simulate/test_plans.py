@@ -145,10 +145,24 @@ def test_another_shape_is_told_and_made_anew():
     assert not pages.turn(members([5, 3, 2]), 1)
     assert pages.ask(request()) is not before
     assert pages.examples == 10
-    for round, sizes in enumerate(([9, 1, 1], [9, 4, 4], [8, 4, 4]), 2):
-        # More steps; then another number of steps that all fill; then another longest client.
+    for round, sizes in enumerate(([9, 4, 4], [9, 1, 1]), 2):
+        # More steps; then fewer steps that everyone fills, for which the mask is needed.
         assert not pages.turn(members(sizes), round), sizes
         pages.ask(request())
+    # A longer certain stretch and another longest client fit into the plan as it is, masked.
+    plan = pages.ask(request())
+    assert pages.turn(members([8, 4, 4]), 9)
+    assert pages.ask(request()) is plan and plan.weight.sum() == 16
+
+
+def test_a_constant_plan_of_another_length_is_made_anew():
+    """`rows` gives one output for each example, so the plan must know how many there are."""
+    pages = book()
+    constant = request(shuffled=False, stream="val")
+    pages.turn(members([5, 4]), 0)
+    before = pages.ask(constant)
+    assert not pages.turn(members([4, 4]), 1)
+    assert pages.ask(constant) is not before and pages.ask(constant).longest == 4
 
 
 def test_the_same_clients_with_other_rows_get_other_plans():

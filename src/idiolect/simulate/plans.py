@@ -82,7 +82,9 @@ class Book:
 
     def _refill(self, request: Request, plan: Plan) -> bool:
         rows, certain, longest = self._draw(request)
-        if rows.shape != plan.rows.shape or (certain, longest) != (plan.certain, plan.longest):
+        if rows.shape != plan.rows.shape or certain < plan.certain:
+            return False
+        if longest != plan.longest and not request.shuffled:  # `rows` cuts its output there
             return False
         plan.rows.copy_(torch.from_numpy(np.maximum(rows, 0)))
         plan.weight.copy_(torch.from_numpy(rows >= 0))

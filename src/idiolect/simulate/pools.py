@@ -25,6 +25,7 @@ class Library:
         self.pools = {"train": private, "val": private}
         self.exam_pools = {"exam": private}
         self._public: list[int] | None = None
+        self._examined: dict[tuple[int, int], tuple[Sequence[np.ndarray], list[Member]]] = {}
         if all(one.public is not None for one in lessons):
             public, self._public = _joined([one.public for one in lessons if one.public], device)
             self.pools["public"] = public
@@ -46,9 +47,16 @@ class Library:
         ]
 
     def examined(self, run: int, seed: int, rows: Sequence[np.ndarray]) -> list[Member]:
-        """Return a run's clients with what they are scored on."""
-        offset = self._offsets[run]
-        return [Member(seed, client, {"exam": own + offset}) for client, own in enumerate(rows)]
+        """Return a run's clients with what they are scored on; the same members for the same rows.
+
+        Books know members again by identity, and then keep their plans.
+        """
+        key = (run, id(rows))  # the rows are kept beside it, so that no others can take their id
+        if key not in self._examined:
+            offset = self._offsets[run]
+            members = [Member(seed, n, {"exam": own + offset}) for n, own in enumerate(rows)]
+            self._examined[key] = (rows, members)
+        return self._examined[key][1]
 
 
 def _joined(datasets: Sequence[Dataset], device: torch.device) -> tuple[Pool, list[int]]:
