@@ -16,6 +16,7 @@ from idiolect.errors import CheckpointError, Diverged
 from idiolect.experiment import jobs, parse_experiment
 from idiolect.results import load_model
 from idiolect.runner import Silent, run, train
+from idiolect.simulate.rounds import Simulation
 
 
 @pytest.fixture(autouse=True)
@@ -119,6 +120,39 @@ def test_divergence_is_told_and_the_last_whole_round_is_kept(tmp_path):
         train(job, tmp_path)
 
 
+@pytest.mark.parametrize("error", [RuntimeError, torch.OutOfMemoryError, Diverged])
+def test_whatever_ends_a_run_the_last_whole_round_is_kept(tmp_path, monkeypatch, error):
+    (job, *_), _ = made("backend.checkpoint_every=5", only=["FedAvg"])
+    advance = Simulation.advance
+
+    def failing(self):
+        if self.round == 3:
+            raise error("on the way")
+        return advance(self)
+
+    monkeypatch.setattr(Simulation, "advance", failing)
+    with pytest.raises(error, match="on the way"):
+        train(job, tmp_path)
+    _, meta = checkpoint.read(tmp_path / "checkpoints" / "FedAvg.safetensors")
+    assert meta["round"] == 3 and not meta["finished"]
+    monkeypatch.setattr(Simulation, "advance", advance)
+    resumed, whole = train(job, tmp_path, resume=True).outcome, train(job).outcome
+    assert all(np.array_equal(resumed.final[key], whole.final[key]) for key in whole.final)
+
+
+def test_a_model_that_breaks_after_the_rounds_is_told_and_right_about_nothing(tmp_path):
+    """A broken model's logits are NaN: no class is chosen, and its loss is no number."""
+    ((job,), about) = made("methods.fedavg-ft.tune_lr=1e38", only=["FedAvg + FT"])
+    content = run([job], tmp_path, about)
+    found = content["methods"]["FedAvg + FT"]
+    assert any("personal model" in text and "no finite" in text for text in found["notices"])
+    assert not any("global model" in text for text in found["notices"])
+    for seed in found["seeds"]:
+        assert seed["models"]["personal"]["loss"] is None
+        assert seed["models"]["personal"]["mean"] == 0
+        assert seed["models"]["global"]["loss"] > 0 and seed["models"]["global"]["mean"] > 0
+
+
 def test_test_rows_reach_only_the_final_metric(tmp_path):
     """Poison every test label: training, personal state and validation must not notice."""
     made_jobs, _ = made("evaluate.personal=always")
@@ -175,3 +209,12 @@ def test_a_test_curve_changes_nothing_but_the_metrics(tmp_path):
     assert all(np.array_equal(left.final[key], right.final[key]) for key in left.final)
     last = right.curves["test_curve/global/accuracy"][-1]
     assert np.array_equal(last, right.final["global/accuracy"])
+
+
+def test_clients_that_never_took_part_are_told_where_they_keep_state(tmp_path):
+    """One client a round for two rounds: at least four of six keep what they started with."""
+    prepared, about = made("cohort=1", "rounds=2", only=["Local", "FedAvg"])
+    found = run(prepared, tmp_path, about)["methods"]
+    for label, seeds in (("Local", 2), ("FedAvg", 0)):
+        told = [text for text in found[label]["notices"] if "took part in no round" in text]
+        assert len(told) == seeds

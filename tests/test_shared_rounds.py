@@ -1,6 +1,8 @@
 """Methods that train alike share their rounds: what they find is what each finds alone."""
 
+import dataclasses
 import json
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -9,7 +11,10 @@ import torch
 import tiny
 from idiolect import checkpoint
 from idiolect.experiment import jobs, parse_experiment
+from idiolect.method import setting
+from idiolect.methods import FedAvg, FedAvgFT, FedProx
 from idiolect.runner import Silent, run, train
+from idiolect.simulate.architecture import Architecture
 
 TOML = """
 name = "shared"
@@ -140,3 +145,31 @@ def test_what_is_not_alike_is_trained_apart(tmp_path, override):
     run(prepared[:2], tmp_path, about, watch=watch)
     assert watch.rounds["FedAvg + FT"] == prepared[1].rounds
     assert not any("shares the rounds" in text for text in watch.notes)
+
+
+def test_a_class_derived_from_one_that_shares_does_not_share():
+    """It may train otherwise, with settings that its ancestor's rounds know nothing of."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class Near(FedAvgFT):
+        pull: float = setting(0.1, "strength of the pull to the received model", least=0)
+
+        def client_step(self, sent, personal, local):
+            return FedProx(pull=self.pull).client_step(sent, personal, local)
+
+    assert FedAvgFT().training() == FedAvg().training()
+    assert Near().training() != FedAvg().training()
+    assert Near(pull=0.2).training() != Near(pull=0.1).training()
+
+
+def test_jobs_made_by_hand_share_only_on_the_same_data_and_networks():
+    """Without a description what they hold tells them apart; labels and rows are equal here."""
+    (one, other, *_), _ = made()
+    one, other = (dataclasses.replace(job, described={}) for job in (one, other))
+    assert other.trains_as(one)
+    held = one.federations
+    data = dataclasses.replace(held[0].dataset, x=255 - np.asarray(held[0].dataset.x))
+    altered = (dataclasses.replace(held[0], dataset=data), *held[1:])
+    assert not dataclasses.replace(other, federations=altered).trains_as(one)
+    deeper = {"model": Architecture(lambda: torch.nn.Flatten())}
+    assert not dataclasses.replace(other, architectures=deeper).trains_as(one)

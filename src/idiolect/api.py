@@ -13,7 +13,7 @@ from torch import nn
 
 from idiolect.data import SOURCES, Federation, federate, load, normalised, read
 from idiolect.data.cache import cache_root
-from idiolect.errors import ConfigError
+from idiolect.errors import ConfigError, DataError
 from idiolect.method import Method
 from idiolect.methods import METHODS
 from idiolect.models import MODELS
@@ -80,8 +80,16 @@ class Result:
         values = self.outcome.curves[f"val/{model}/{metric}"]
         return {round: mean(values[place, 0]) for place, round in enumerate(self.outcome.evaluated)}
 
-    def model(self, client: int) -> nn.Module:
-        """Return a client's own model, ready to predict."""
+    def model(self, client: int | str) -> nn.Module:
+        """Return a client's own model, by its number or its name, ready to predict."""
+        if isinstance(client, str):
+            names = list(self.outcome.members[0].names)
+            if client not in names:
+                raise DataError(
+                    f"there is no client {client!r}; the clients are {', '.join(names[:8])}"
+                    f"{', ...' if len(names) > 8 else ''}"
+                )
+            client = names.index(client)
         places = [clients.tolist() for clients, _ in self.deployed]
         leaves = one_client(named_stacks(self.deployed), places, client)
         build = next(b for b, own in zip(self.builds, places, strict=True) if client in own)
@@ -105,6 +113,11 @@ def fit(
 ) -> Result:
     """Train a method on a federation; further arguments are the method's settings."""
     chosen = _method(method, settings)
+    if cohort is not None and not 1 <= cohort <= federation.clients:
+        raise ConfigError(
+            f"cohort is {cohort}, and there are {federation.clients} clients; expected "
+            f"1..{federation.clients}"
+        )
     second = None if auxiliary is None else _build(auxiliary, federation)
     architecture = Architecture(_build(model, federation), second)
     name = method if isinstance(method, str) else type(method).__name__

@@ -16,8 +16,10 @@ def cross_entropy(logits: Tensor, labels: Tensor, weight: Tensor) -> Tensor:
 
 
 def accuracy(logits: Tensor, labels: Tensor, weight: Tensor) -> Tensor:
-    """Share of examples whose highest logit is the label's."""
-    return weighted_mean((logits.argmax(-1) == labels).to(weight.dtype), weight)
+    """Share of examples whose highest logit is the label's; a NaN among them is no answer."""
+    # argmax calls NaN the highest, so a broken model would be right about the first class.
+    right = (logits.argmax(-1) == labels) & ~logits.isnan().any(-1)
+    return weighted_mean(right.to(weight.dtype), weight)
 
 
 def divergence(student: Tensor, teacher: Tensor, weight: Tensor) -> Tensor:

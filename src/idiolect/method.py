@@ -108,7 +108,8 @@ class Method:
 
     def training(self) -> tuple[Any, ...]:
         """Identify all that happens before `deploy`: methods alike in this are trained once."""
-        kind = self.trained_as or type(self)
+        # Asked of the class itself: one derived from it may well change the rounds.
+        kind = vars(type(self)).get("trained_as") or type(self)
         return kind, tuple(
             getattr(self, spec.name)
             for spec in dataclasses.fields(kind)

@@ -168,6 +168,7 @@ def test_a_users_mistake_is_one_line_and_a_status(tmp_path, arguments, code, wor
 def test_methods_and_data_are_listed():
     shown = invoke(app, ["methods", "fedprox"])
     assert "strength of the pull" in shown.stdout and "≥ 0" in shown.stdout
+    assert "preset gd: soft_loss = cross-entropy" in invoke(app, ["methods", "persfl"]).stdout
     listed = json.loads(invoke(app, ["methods", "--json"]).stdout)
     assert {"local", "fedavg", "fedprox"} <= listed.keys()
     data = json.loads(invoke(app, ["data", "list", "--json"]).stdout)

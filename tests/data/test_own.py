@@ -75,6 +75,7 @@ def test_columns_can_be_renamed_or_absent(write):
         ({"split": ["train", "test", "train", "val"]}, {}, "split 'val' in row 3"),
         ({"label": ["cat", "cat", "cat", "emu"]}, {}, "label 'emu' occurs only in test rows"),
         ({"age": None, "height": None}, {}, "no feature column"),
+        ({"client": ["zoe", "", "zoe", "ann"]}, {}, "column 'client' is empty in row 1"),
     ],
 )
 def test_faults_in_tables_are_named(write, changes, options, words):
@@ -91,6 +92,9 @@ def test_missing_empty_and_strange_files_are_named(tmp_path):
     (tmp_path / "head.csv").write_text("age,label\n")
     with pytest.raises(DataError, match="no rows"):
         read(tmp_path / "head.csv")
+    (tmp_path / "twice.csv").write_text("age,age,label\n1,2,0\n")
+    with pytest.raises(DataError, match="two columns 'age'; rename"):
+        read(tmp_path / "twice.csv")
     (tmp_path / "notes.txt").write_text("hello")
     with pytest.raises(DataError, match=r"is a '\.txt' file"):
         read(tmp_path / "notes.txt")

@@ -2,6 +2,7 @@
 
 import pytest
 
+from idiolect.errors import ConfigError
 from idiolect.method import Sent
 from idiolect.methods import FedAvg, PerFedAvg
 from methods.tiny import (
@@ -179,3 +180,11 @@ def test_models_and_key() -> None:
 )
 def test_settings_out_of_range_are_refused(field: str, value: object, rule: str) -> None:
     refuses(PerFedAvg, field, value, rule)
+
+
+@pytest.mark.parametrize(("order", "parts"), [("first", 2), ("exact", 2), ("hessian-free", 3)])
+def test_a_batch_too_small_to_be_dealt_is_refused(order: str, parts: int) -> None:
+    """A part without examples has no slope: the model would never move, or never be corrected."""
+    PerFedAvg(order=order, batch=parts)
+    with pytest.raises(ConfigError, match=f"batch is {parts - 1}, .*expected at least {parts}"):
+        PerFedAvg(order=order, batch=parts - 1)

@@ -15,6 +15,7 @@ from idiolect.errors import ConfigError, DataError, Diverged, MethodError
 from idiolect.method import Method, Sent
 from idiolect.methods import METHODS, FedAvg, FedPer, LocalOnly
 from idiolect.simulate.architecture import Architecture
+from idiolect.simulate.engine import Desk
 from worlds import Normed
 
 FLOAT = 4  # bytes
@@ -385,3 +386,31 @@ def test_dropout_can_be_repeated_and_resumed(width):
     assert torch.equal(before, torch.get_rng_state())
     for name, leaf in tree.named(whole.tree).items():
         assert torch.equal(leaf, tree.named(second.tree)[name]), name
+
+
+@pytest.mark.parametrize("width", [None, 64])
+def test_a_block_that_does_not_fit_in_memory_is_halved_and_loses_nothing(monkeypatch, width):
+    """Blocks wider than two fail: five clients are tried as five, then three, then two."""
+    tried = []
+    run = Desk.run
+
+    def tight(self, members, *rest):
+        tried.append(len(members))
+        if len(members) > 2:
+            raise torch.OutOfMemoryError("too wide")
+        return run(self, members, *rest)
+
+    world = worlds.federation()
+    narrow = worlds.simulation(LocalOnly(steps=2), world, width=2)
+    wide = worlds.simulation(LocalOnly(steps=2), world, width=width)
+    if width is None:
+        wide.widths = {"0 step": 5}  # as on a GPU, where the first width is everyone
+    monkeypatch.setattr(Desk, "run", tight)
+    for _ in range(2):
+        narrow.advance()
+        tried.clear()
+        done = wide.advance()
+        assert max(tried[-3:]) <= 2
+        assert not worlds.differing(narrow.tree, wide.tree, 1e-6)
+    assert done.examples == narrow.advance().examples
+    assert tried[:3] == [2, 2, 1]  # the second round remembers what fitted

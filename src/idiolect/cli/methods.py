@@ -39,6 +39,9 @@ def list_methods(
         if about["paper"]:
             screen.print(f"Paper: {about['paper']}", markup=False, soft_wrap=True)
         screen.print(_settings(about["settings"]))
+        for preset, values in about["presets"].items():
+            held = ", ".join(f"{key} = {value}" for key, value in values.items())
+            screen.print(f"preset {preset}: {held}", markup=False, soft_wrap=True)
 
 
 def described(method: "type[Method]") -> dict[str, Any]:
@@ -47,6 +50,7 @@ def described(method: "type[Method]") -> dict[str, Any]:
         "title": method.title,
         "about": _first_line(method.__doc__),
         "paper": method.paper,
+        "presets": method.presets,
         "settings": [
             {
                 "name": spec.name,

@@ -61,6 +61,12 @@ def jobs(
         if label not in labels:
             raise ConfigError(f"--method: unknown label {meant(label, labels)}")
     held = federations(experiment, data_dir)
+    if not any(len(rows) for federation in held for rows in federation.test):
+        raise DataError(
+            "no client has a test row, so nothing could be scored; give the third share of "
+            "data.split more"
+        )
+    networks = architectures(experiment, held[0])
     made = [
         Job(
             label=table.label or table.name,
@@ -68,7 +74,7 @@ def jobs(
             method=METHODS[table.name](**table.settings),
             seeds=experiment.seeds,
             federations=held,
-            architectures=architectures(experiment, held[0]),
+            architectures=networks,
             rounds=table.rounds or experiment.rounds,
             cohort=_cohort(experiment.cohort, held[0].clients),
             backend=machine(experiment),

@@ -63,6 +63,10 @@ def _line(
     if kind == "missing":
         return f"{where}: {key} is missing; add it"
     said = problem["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
+    if kind == "tuple_type":
+        said = "a list in [ ]"
+    if kind == "too_short":
+        said = f"a list of {problem['ctx']['min_length']} or more"
     if kind == "value_error":
         return f"{where}: {key or 'the experiment'}: {said}"
     return f"{where}: {key} is {_shown(problem['input'])}, expected {said}"

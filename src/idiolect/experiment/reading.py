@@ -8,6 +8,7 @@ from typing import Any
 
 from idiolect.errors import ConfigError
 from idiolect.experiment.words import meant
+from idiolect.methods import METHODS
 
 Raw = dict[str, Any]
 
@@ -21,7 +22,9 @@ def read_toml(path: Path) -> Raw:
     except UnicodeDecodeError:
         raise ConfigError(f"{path} is not UTF-8 text; expected a TOML file") from None
     except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+        raise ConfigError(
+            f"cannot read {path}: {error.strerror}; give the path of an experiment file"
+        ) from error
 
 
 def parse_toml(text: str, where: str) -> Raw:
@@ -67,7 +70,9 @@ def _steps(raw: Raw, key: str, override: str) -> list[str | int]:
     rest = key.removeprefix("methods.")
     names = []
     for place, method in enumerate(raw.get("methods", ())):
-        for name in (method.get("label"), method.get("name")):
+        own = method.get("name")
+        shown = METHODS[own].title if own in METHODS else None  # its label, where none is given
+        for name in (method.get("label") or shown, own):
             names += [name] if name else []
             if name and rest.startswith(f"{name}."):
                 return ["methods", place, rest.removeprefix(f"{name}.")]

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.func import grad
 
 from idiolect import optim, tree
+from idiolect.errors import ConfigError
 from idiolect.local import Batch, Local
 from idiolect.method import PLAIN_STEPS, Report, Sent, setting
 from idiolect.methods.fedavg import FedAvg
@@ -37,6 +38,14 @@ class PerFedAvg(FedAvg):
     )
     delta: float = setting(1e-3, "finite-difference step of the Hessian-free form (δ)", above=0)
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.batch < self._parts:
+            raise ConfigError(
+                f"PerFedAvg: batch is {self.batch}, but order = {self.order!r} deals each batch "
+                f"into {self._parts} parts; expected at least {self._parts}"
+            )
+
     def client_step(self, sent: Sent, personal: Tree, local: Local) -> tuple[Report, Tree]:
         """Take meta steps from the received model."""
 
@@ -52,9 +61,13 @@ class PerFedAvg(FedAvg):
         rule = optim.sgd(self.adapt_lr)
         return local.fit(local.loss, sent.shared, rule, batch=self.batch, steps=self.adapt_steps)
 
+    @property
+    def _parts(self) -> int:
+        return 3 if self.order == "hessian-free" else 2
+
     def _meta_gradient(self, w: Params, batch: Batch, local: Local) -> Params:
         """∇F(w) with F(w) = f(w − α∇f(w; first part); second part)."""
-        first, second, *third = _deal(batch, 3 if self.order == "hessian-free" else 2)
+        first, second, *third = _deal(batch, self._parts)
         if self.order == "exact":
 
             def adapted_loss(w: Params) -> Tensor:

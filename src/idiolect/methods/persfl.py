@@ -142,9 +142,10 @@ class PersFL(FedAvg):
 
     def models(self, sent: Sent, deployed: Student) -> dict[str, Tree]:
         """The chosen student, the global model, and the grid where it is kept."""
-        named = {"personal": deployed.params, "global": sent.shared} if deployed else {}
-        named = named or {"global": sent.shared}
-        if deployed and self.keep_grid:
+        if not deployed:
+            return {"global": sent.shared}
+        named: dict[str, Tree] = {"personal": deployed.params, "global": sent.shared}
+        if self.keep_grid:
             for number, (share, temperature) in enumerate(self.cells):
                 one = tree.map(lambda leaf, n=number: leaf[n], deployed.cells)
                 named[f"λ={share:g} T={temperature:g}"] = one

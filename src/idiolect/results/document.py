@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from idiolect.checkpoint import write_whole
 from idiolect.errors import DataError
@@ -110,13 +111,19 @@ def _seed(outcome: Outcome, place: int) -> Document:
         "models": {
             model: {
                 **statistics.over_clients(outcome.final[f"{model}/accuracy"][place], members.test),
-                "loss": statistics.mean(outcome.final[f"{model}/loss"][place]),
+                "loss": _loss(outcome.final[f"{model}/loss"][place], members.test),
                 "val_accuracy": statistics.mean(outcome.final[f"{model}/val_accuracy"][place]),
             }
             for model in outcome.models
         },
         "clients": [_client(outcome, place, client) for client in range(len(members.names))],
     }
+
+
+def _loss(values: NDArray[np.floating], sizes: Sequence[int]) -> float:
+    """Average over clients that have test data; one that diverged is not passed over in silence."""
+    seen = np.asarray(values, np.float64)[np.asarray(sizes) > 0]
+    return float(seen.mean()) if len(seen) else math.nan
 
 
 def _client(outcome: Outcome, place: int, client: int) -> Document:

@@ -95,7 +95,10 @@ class Job:
     def trains_as(self, other: "Job") -> bool:
         """Say whether another job's rounds, and their record, are the very ones this one needs."""
         return (
-            self.method.training() == other.method.training()
+            # The things themselves, not their description, which a job made by hand may lack.
+            self.federations == other.federations
+            and self.architectures == other.architectures
+            and self.method.training() == other.method.training()
             and (self.only_global or self.method == other.method)
             and self._course == other._course
         )

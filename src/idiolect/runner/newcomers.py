@@ -133,8 +133,8 @@ def _globals(folder: Path, label: str, meta: checkpoint.Meta) -> Iterator[tuple[
         if not path.is_file():
             return
         _, meta = checkpoint.read(path)
-    for path in sorted(globals_folder(folder, label).glob("round-*.safetensors")):
-        yield int(path.stem.removeprefix("round-")), path
+    found = globals_folder(folder, label).glob("round-*.safetensors")
+    yield from sorted((int(path.stem.removeprefix("round-")), path) for path in found)
 
 
 def _refuse_counted(method: Method, architecture: Architecture, federation: Federation) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from idiolect import checkpoint, tree
-from idiolect.errors import CheckpointError, Diverged
+from idiolect.errors import CheckpointError
 from idiolect.results import statistics
 from idiolect.results.models import Deployed, save_models
 from idiolect.results.outcome import Outcome, Scores, Speed, Wire
@@ -43,8 +43,9 @@ def train(
 ) -> Trained:
     """Run a job to its end and score it on test data once; with a folder, keep checkpoints there.
 
-    Interrupted (Ctrl-C) or diverged, it saves the last whole round and passes the error on. Where
-    an earlier job went through the very same rounds, they are taken over and not done again.
+    Interrupted (Ctrl-C), diverged or failed otherwise, it saves the last whole round and passes the
+    error on. Where an earlier job went through the very same rounds, they are taken over and not
+    done again.
     """
     watch = watch or Silent()
     keeper = _Keeper(job, folder)
@@ -56,7 +57,7 @@ def train(
     if memory is None or memory.final is None:
         simulation, memory = _ready(job, memory, watch)
         memory = _rounds(job, simulation, memory, keeper, watch)
-        memory, deployed = _finish(job, simulation, memory, folder)
+        memory, deployed = _finish(job, simulation, memory, folder, watch)
         keeper.save(memory)
     watch.end(job.label, memory.speed.train_seconds + memory.speed.judge_seconds)
     return Trained(_outcome(job, memory), deployed, job, memory)
@@ -174,7 +175,7 @@ def _rounds(
             pace = (time.perf_counter() - began) / (memory.round - first)
             watch.tick(_tick(job, memory, pace))
         keeper.save_last(memory)
-    except (KeyboardInterrupt, Diverged):
+    except (KeyboardInterrupt, Exception):  # out of memory, say: what was done is not undone
         keeper.save_last(memory)
         raise
     return memory
@@ -219,7 +220,7 @@ def _point(job: Job, simulation: Simulation) -> tuple[Point, ...]:
 
 
 def _finish(
-    job: Job, simulation: Simulation, memory: Memory, folder: Path | None
+    job: Job, simulation: Simulation, memory: Memory, folder: Path | None, watch: Watch
 ) -> tuple[Memory, list[Deployed]]:
     """Score the last round on test data: the one place where test data decides a figure."""
     start = time.perf_counter()
@@ -230,8 +231,13 @@ def _finish(
                 save_models(folder, job.label, members.seed, members.names, verdict.deployed)
     names = verdicts[0].facts
     speed = memory.speed
+    final = _scores(verdicts, "")
+    told = [*_strangers(job, simulation), *_broken(job, final)]
+    for text in told:
+        watch.note(text)
     memory = memory._replace(
-        final=_scores(verdicts, ""),
+        final=final,
+        notices=(*memory.notices, *told),
         facts={name: np.stack([v.facts[name] for v in verdicts]) for name in names},
         widths=simulation.widths,
         speed=Speed(
@@ -241,6 +247,36 @@ def _finish(
         ),
     )
     return memory, [verdict.deployed for verdict in verdicts]
+
+
+def _strangers(job: Job, simulation: Simulation) -> list[str]:
+    """Tell of clients that are scored with the personal state they started with."""
+    told = []
+    for run, (seed, federation) in enumerate(zip(job.seeds, job.federations, strict=True)):
+        never = simulation.strangers(run)
+        if len(never):
+            told.append(
+                f"seed {seed}: {len(never)} of {federation.clients} clients took part in no round, "
+                f"first {federation.names[never[0]]}; they are scored with the personal state they "
+                "started with"
+            )
+    return told
+
+
+def _broken(job: Job, final: Scores) -> list[str]:
+    """Tell of models that were scored though their loss is no number: `deploy` may diverge too."""
+    told = []
+    tested = np.array([[len(rows) > 0 for rows in held.test] for held in job.federations])
+    for model in sorted({key.split("/")[0] for key in final}):
+        rows = np.argwhere(tested & ~np.isfinite(final[f"{model}/loss"]))
+        if len(rows):
+            seed, client = rows[0]
+            told.append(
+                f"the {model} model of {len(rows)} of {int(tested.sum())} clients has no finite "
+                f"test loss, first {job.federations[seed].names[client]} under seed "
+                f"{job.seeds[seed]}; its training after the rounds diverged: lower its rate"
+            )
+    return told
 
 
 def _scores(verdicts: list[Verdict], prefix: str) -> Scores:

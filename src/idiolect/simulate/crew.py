@@ -71,6 +71,7 @@ class Crew:
         self._span = span
         self._cache = cache
         self._desks: dict[tuple[str, int, bool], Desk] = {}
+        self._fits: dict[str, int] = {}  # what was left of a width that took too much memory
         self._busy: dict[str, list[Desk]] = {}  # those of the last round; others may be idle
 
     def rows(self, seats: Sequence[Seat]) -> torch.Tensor:
@@ -103,7 +104,9 @@ class Crew:
                 if span == 1:
                     raise
                 self._forget(kind)
-                span = self.widths[kind] = -(-span // 2)
+                span = self._fits[kind] = -(-min(span, len(shift.seats)) // 2)
+                if kind in self.widths:
+                    self.widths[kind] = span
 
     def _blocks(self, kind: str, fn: ClientFunction, shift: "Shift", span: int) -> Tree:
         cuts = blocks.cut(shift.lengths, span)
@@ -155,7 +158,7 @@ class Crew:
     def _choose(self, kind: str, fn: ClientFunction, shift: "Shift") -> int:
         """Return the block width: as told, all on a GPU, or measured once per kind of work."""
         if self._span is not None:
-            return self._span
+            return min(self._span, self._fits.get(kind, self._span))
         most = len(shift.seats)
         if kind not in self.widths:
             if most == 1:  # says nothing about wider cohorts

@@ -93,7 +93,7 @@ class Desk:
         inputs = (slots, sizes, shared, own, personal)
         mapped = torch.vmap(self._client, in_dims=dims, randomness="different")
         if self._device.type == "cuda":
-            return self._replay(mapped, inputs, (len(sizes), per_client), kept)
+            return self._replay(mapped, inputs, _form(inputs, per_client), kept)
         try:
             return mapped(*inputs)
         except RuntimeError as error:
@@ -142,6 +142,12 @@ class Desk:
             raise
         except RuntimeError as error:
             raise _explained(error) from error
+
+
+def _form(inputs: Tree, per_client: bool) -> tuple[Any, ...]:
+    """Tell what a graph was captured for: copying into its buffers would stretch another shape."""
+    leaves = tree.named(inputs)
+    return per_client, {name: (leaf.shape, leaf.dtype) for name, leaf in leaves.items()}
 
 
 def _seed(member: Member, round: int) -> int:

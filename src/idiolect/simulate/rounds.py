@@ -158,9 +158,23 @@ class Simulation:
 
     def cohort(self, run: int) -> np.ndarray:
         """Return who takes part in the coming round of one run."""
+        return self._drawn(run, self.round)
+
+    def _drawn(self, run: int, round: int) -> np.ndarray:
         eligible = self._eligible[run]
         size = len(eligible) if self._cohort is None else self._cohort
-        return sampling.cohort(self.runs[run].seed, self.round, eligible, size)
+        return sampling.cohort(self.runs[run].seed, round, eligible, size)
+
+    def strangers(self, run: int) -> np.ndarray:
+        """Return the clients whose personal state no round has touched, where there is any."""
+        waiting = np.arange(self._clients)
+        if self.method.pooled or not tree.leaves([crew.store.rows for crew in self._crews]):
+            return waiting[:0]
+        for round in range(self.round):
+            waiting = np.setdiff1d(waiting, self._drawn(run, round), assume_unique=True)
+            if len(waiting) <= self._clients - len(self._eligible[run]):
+                break  # the rest have nothing to train on
+        return waiting
 
     def advance(self) -> Round:
         """Do one round of every run."""

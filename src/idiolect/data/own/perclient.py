@@ -25,7 +25,8 @@ def read_pfllib(folder: Path, allow_pickle: bool) -> Dataset:
     if not allow_pickle:
         raise DataError(
             f"{folder} is in PFLlib's layout, whose files are pickles: loading one can run any "
-            "code its author put there. If you made or trust the files, pass allow_pickle=True"
+            "code its author put there. If you made or trust the files, set allow_pickle = true "
+            "(data.options.allow_pickle, --allow-pickle)"
         )
     pieces: list[_Piece] = []
     for origin, part in enumerate(("train", "test")):

@@ -20,10 +20,13 @@ def read_table(path: Path, label: str, client: str, split: str) -> Dataset:
     if not table.num_rows:
         raise DataError(f"{path} has no rows; expected at least one example")
     names = list(table.column_names)
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise DataError(f"{path} has two columns '{twice}'; rename or remove one")
     if label not in names:
         raise DataError(
             f"{path} has no column '{label}'; it has {', '.join(names)}: name the label column "
-            "with label=..."
+            "with the option label (data.options.label, --label)"
         )
     for option, column in (("client", client), ("split", split)):
         if column != option and column not in names:
@@ -63,6 +66,11 @@ def _values(path: Path, table: Any, name: str) -> AnyArray:
         row = column.is_null().to_pylist().index(True)
         raise DataError(f"{path}: column '{name}' is empty in row {row}; fill or drop the row")
     values: AnyArray = np.asarray(column.to_pylist())
+    blank = np.flatnonzero(values == "")  # what CSV makes of missing text
+    if len(blank):
+        raise DataError(
+            f"{path}: column '{name}' is empty in row {int(blank[0])}; fill or drop the row"
+        )
     return values
 
 
