@@ -16,6 +16,7 @@ from idiolect.errors import CheckpointError, Diverged
 from idiolect.experiment import jobs, parse_experiment
 from idiolect.results import load_model
 from idiolect.runner import Silent, run, train
+from idiolect.runner.run import opened
 from idiolect.simulate.rounds import Simulation
 
 
@@ -218,3 +219,46 @@ def test_clients_that_never_took_part_are_told_where_they_keep_state(tmp_path):
     for label, seeds in (("Local", 2), ("FedAvg", 0)):
         told = [text for text in found[label]["notices"] if "took part in no round" in text]
         assert len(told) == seeds
+
+
+def test_one_method_again_leaves_the_others_in_the_result(tmp_path):
+    tiny.write(tmp_path)
+    first = tiny.idiolect("run", "tiny.toml", "--out", "run", cwd=tmp_path)
+    assert first.returncode == 0, first.stderr
+    before = tiny.findings(tmp_path / "run")
+    again = tiny.idiolect(
+        "run", "tiny.toml", "--out", "run", "--resume", "--method", "FedAvg", cwd=tmp_path
+    )
+    assert again.returncode == 0, again.stderr
+    assert tiny.findings(tmp_path / "run") == before
+
+
+def test_a_refused_resume_leaves_the_folder_as_it_was(tmp_path):
+    """Fewer rounds than were done cannot be; the experiment written there must not say so."""
+    tiny.write(tmp_path)
+    assert tiny.idiolect("run", "tiny.toml", "--out", "run", cwd=tmp_path).returncode == 0
+    written = (tmp_path / "run" / "experiment.toml").read_bytes()
+    refused = tiny.idiolect(
+        "run", "tiny.toml", "--out", "run", "--resume", "--set", "rounds=1", cwd=tmp_path
+    )
+    assert refused.returncode == 7 and "beyond the 1 asked for" in refused.stderr
+    assert (tmp_path / "run" / "experiment.toml").read_bytes() == written
+
+
+def test_two_processes_cannot_run_in_one_folder(tmp_path):
+    with opened(tmp_path / "run", resume=False):
+        tiny.write(tmp_path)
+        second = tiny.idiolect("run", "tiny.toml", "--out", "run", cwd=tmp_path)
+    assert second.returncode == 1
+    assert second.stderr.startswith("error: another process is running in run;")
+    assert len(second.stderr.splitlines()) == 1
+
+
+def test_other_features_under_the_same_labels_are_another_experiment():
+    (job, *_), _ = made()
+    data = job.federations[0].dataset
+    moved = dataclasses.replace(data, x=data.x[::-1])
+    other = dataclasses.replace(
+        job, federations=tuple(dataclasses.replace(f, dataset=moved) for f in job.federations)
+    )
+    assert job.identity != other.identity

@@ -56,10 +56,7 @@ def jobs(
     only: Sequence[str] = (),
 ) -> tuple[list[Job], dict[str, Any]]:
     """Make a job of every method (or of the labels in `only`), and describe the data."""
-    labels = [table.label or table.name for table in experiment.methods]
-    for label in only:
-        if label not in labels:
-            raise ConfigError(f"--method: unknown label {meant(label, labels)}")
+    refuse_unknown_labels(experiment, only)
     held = federations(experiment, data_dir)
     if not any(len(rows) for federation in held for rows in federation.test):
         raise DataError(
@@ -112,6 +109,14 @@ def machine(experiment: Experiment) -> Backend:
         # Widths are kept between runs, so that a repeated run rounds as the first one did.
         cache_root(None) / "widths.json",
     )
+
+
+def refuse_unknown_labels(experiment: Experiment, only: Sequence[str]) -> None:
+    """Say which label was probably meant."""
+    labels = [table.label or table.name for table in experiment.methods]
+    for label in only:
+        if label not in labels:
+            raise ConfigError(f"--method: unknown label {meant(label, labels)}")
 
 
 def architectures(experiment: Experiment, federation: Federation) -> dict[str, Architecture]:

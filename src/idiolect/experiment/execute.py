@@ -7,7 +7,7 @@ from typing import Any
 
 from idiolect.checkpoint import write_whole
 from idiolect.errors import CheckpointError
-from idiolect.experiment.build import jobs
+from idiolect.experiment.build import jobs, refuse_unknown_labels
 from idiolect.experiment.resolve import load_experiment
 from idiolect.experiment.schema import Experiment
 from idiolect.experiment.toml import dumps
@@ -53,13 +53,21 @@ def execute(
     """Run an experiment; return the result and its folder, runs/NAME unless told otherwise."""
     folder = out or Path("runs") / folder_name(experiment.name)
     # Data and settings are refused before anything is written, or an older run is cleared away.
-    made, about = jobs(experiment, data_dir, only)
-    opened(folder, resume=resume, overwrite=overwrite)
-    if resume:
-        _refuse_another(folder, experiment)
-    write_whole(folder / EXPERIMENT, written(experiment).encode())
-    scaling.save(folder, made[0].federations[0].dataset)
-    return run_jobs(made, folder, about, resume=resume, watch=watch), folder
+    refuse_unknown_labels(experiment, only)
+    made, about = jobs(experiment, data_dir)
+    with opened(folder, resume=resume, overwrite=overwrite):
+        if resume:
+            _refuse_another(folder, experiment)
+        path = folder / EXPERIMENT
+        before = path.read_bytes() if path.exists() else None
+        write_whole(path, written(experiment).encode())
+        scaling.save(folder, made[0].federations[0].dataset)
+        try:
+            return run_jobs(made, folder, about, resume=resume, only=only, watch=watch), folder
+        except CheckpointError:  # refused: the folder stays as it was
+            if before is not None:
+                write_whole(path, before)
+            raise
 
 
 def written(experiment: Experiment) -> str:

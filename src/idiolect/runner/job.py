@@ -16,6 +16,8 @@ from idiolect.simulate.architecture import Architecture
 from idiolect.simulate.backend import Backend
 from idiolect.simulate.rounds import Run, Simulation
 
+_SAMPLED = 256  # examples that stand for all: enough to tell another file, cheap to read
+
 PERSONAL = ("auto", "always", "never")
 
 
@@ -134,8 +136,11 @@ class Job:
 
 
 def _digest(federation: Federation) -> str:
-    """Fingerprint who holds which rows with which labels."""
+    """Fingerprint who holds which rows with which labels, and a sample of the examples."""
     digest = hashlib.sha256()
+    dataset = federation.dataset
+    for values in (dataset.shift, dataset.scale, dataset.x[:: -(-len(dataset) // _SAMPLED)]):
+        digest.update(np.ascontiguousarray(values).tobytes())
     for part in (federation.train, federation.val, federation.test):
         for rows in part:
             digest.update(f"{len(rows)};".encode())

@@ -63,6 +63,14 @@ def train(
     return Trained(_outcome(job, memory), deployed, job, memory)
 
 
+def finished(job: Job, folder: Path) -> Trained | None:
+    """Return what a job found earlier, if it is finished; nothing is trained."""
+    memory = _Keeper(job, folder).load()
+    if memory is None or memory.final is None:
+        return None
+    return Trained(_outcome(job, memory), [], job, memory)
+
+
 def _taken_over(done: Trained, job: Job) -> Memory:
     """Return another job's memory as it was after its last round, before it was scored."""
     state = done.memory.state
