@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from idiolect import tree
-from idiolect.errors import CheckpointError, ConfigError
+from idiolect.errors import CheckpointError, ConfigError, MethodError
 
 
 class Point(NamedTuple):
@@ -158,3 +158,9 @@ def test_rows_where_looks_at_every_leaf():
     rows = {"a": t(0, inf, 0, 0), "b": torch.tensor([[0.0, 0.0], [0, 0], [0, inf], [0, 0]])}
     assert tree.rows_where(torch.isinf, rows).tolist() == [False, True, True, False]
     assert tree.rows_where(torch.isinf, ()) is None
+
+
+def test_whole_numbers_are_not_averaged_to_nothing():
+    """The shares of a mean, cast to whole numbers, would all be 0."""
+    with pytest.raises(MethodError, match=r"a leaf of torch\.int64 cannot be averaged"):
+        tree.mean({"count": torch.tensor([3, 5])}, torch.tensor([1.0, 1.0]))

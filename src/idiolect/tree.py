@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from idiolect.errors import CheckpointError, ConfigError
+from idiolect.errors import CheckpointError, ConfigError, MethodError
 
 Tree = Any
 """A tensor, or a dict, tuple or NamedTuple of trees. `()` is the tree of nothing."""
@@ -150,9 +150,18 @@ def put(tree: Tree, rows: Tensor, values: Tree) -> Tree:
 
 
 def mean(tree: Tree, weight: Tensor) -> Tree:
-    """Average the rows of a stack with the given weights [row]."""
+    """Average the rows of a stack of real numbers with the given weights [row]."""
     share = weight / weight.sum()
-    return map(lambda leaf: torch.tensordot(share.to(leaf.dtype), leaf, dims=1), tree)
+
+    def average(leaf: Tensor) -> Tensor:
+        if not leaf.is_floating_point():
+            raise MethodError(
+                f"a leaf of {leaf.dtype} cannot be averaged; report it as real numbers, or keep it"
+            )
+        averaged: Tensor = torch.tensordot(share.to(leaf.dtype), leaf, dims=1)
+        return averaged
+
+    return map(average, tree)
 
 
 def split(params: Params, chosen: Callable[[str], bool]) -> tuple[Params, Params]:

@@ -1,7 +1,8 @@
 """The loop of rounds: sample, send, train every client, aggregate; and judge when asked.
 
 Runs of several seeds advance together: their clients share blocks, each with its own server state,
-data and batches, so that a run's result does not depend on its company.
+data and batches, so that a run's result does not depend on its company. (Networks with dropout are
+the exception: layers draw for a block as a whole, repeatably, but not the same at another width.)
 """
 
 from collections.abc import Mapping, Sequence
