@@ -132,7 +132,6 @@ def write() -> None:
         "fairness": _fairness(kept),
         "grid": _grid(kept),
         "choice": _settings(kept),
-        "epochs": _epochs(kept),
     }
     text = PAGE.read_text()
     for name, rows in tables.items():
@@ -299,30 +298,6 @@ def _grid(kept: dict[str, Run]) -> list[str]:
         rows.append([_title(split), *cells])
     header = [f"λ {share:g}, T {temperature:g}" for share, temperature in TEACHER_GRID]
     return _table(["test accuracy, mean over users", *header], rows)
-
-
-def _epochs(kept: dict[str, Run]) -> list[str]:
-    if "cifar10-ds3-e4" not in kept:
-        return ["(not collected)"]
-    long, short = kept["cifar10-ds3-e4"], kept["cifar10-ds3"]
-    labels = [label for label in ("PersFL, fine-tuning only", "PersFL") if long.has(label)]
-    rows = []
-    for name, run in (("2 (GPU)", short), ("4 (CPU)", long)):
-        few = Run({"methods": run.methods, "seeds": run.seeds[: len(long.seeds)]})
-        few.methods = {
-            label: {
-                **run.methods[label],
-                "accuracy": {
-                    model: rows[: len(long.seeds)]
-                    for model, rows in run.methods[label]["accuracy"].items()
-                },
-            }
-            for label in labels
-        }
-        seen = f"{100 * run.methods['PersFL']['validation']['personal']:.1f}"
-        rows.append([name, few.cell("PersFL", "global"), *[few.cell(one) for one in labels], seen])
-    header = ["local epochs", "global model", *labels, "PersFL, validation"]
-    return _table(header, rows)
 
 
 def _settings(kept: dict[str, Run]) -> list[str]:

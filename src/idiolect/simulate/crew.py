@@ -168,17 +168,25 @@ class Crew:
             else:
                 about = f"{torch.get_num_threads()} {torch.__version__} {platform.machine()}"
                 key = f"{kind} {most} {shift.form()} {about}"
-                trial = partial(self._trial, fn, shift)
+                trial = partial(self._trial, fn, shift, {})
                 self.widths[kind] = width.choose(trial, most, key, self._cache)
         return self.widths[kind]
 
-    def _trial(self, fn: ClientFunction, shift: "Shift", span: int) -> int:
-        """Run a short piece of a block of the given width; return how many clients took part."""
+    def _trial(
+        self, fn: ClientFunction, shift: "Shift", desks: dict[int, list[Desk]], span: int
+    ) -> int:
+        """Run a short piece of a block of the given width; return how many clients took part.
+
+        Desks are kept between repeats, and single clients are several to a thread: what is done
+        once in a run should not weigh on a trial of a few steps.
+        """
+        count = 1 if span > 1 else min(4 * len(self._networks), len(shift.seats))
+        if span not in desks:
+            desks[span] = [self._desk(fn, span, n, width.TRIAL_STEPS) for n in range(count)]
         if span > 1:
-            shift.run(self._desk(fn, span, 0, width.TRIAL_STEPS), 0, span)
+            shift.run(desks[span][0], 0, span)
             return span
-        count = min(len(self._networks), len(shift.seats))
-        self._spread([self._desk(fn, 1, n, width.TRIAL_STEPS) for n in range(count)], shift)
+        self._spread(desks[span], shift)
         return count
 
 

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-TRIAL_STEPS = 3
+TRIAL_STEPS = 6
 _WIDTHS = (1, 4, 16, 64, 256)
 _REPEATS = 5
 _SECONDS = 1.0  # enough of measuring, once every width was tried
