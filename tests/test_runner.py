@@ -115,7 +115,7 @@ def test_resume_is_refused_when_a_setting_changed(tmp_path):
         train(other, tmp_path, resume=True)
 
 
-def test_divergence_is_told_and_the_last_whole_round_is_kept(tmp_path):
+def test_divergence_is_told_with_a_remedy(tmp_path):
     (job, *_), _ = made("training.lr=1e38", "backend.checkpoint_every=0", only=["FedAvg"])
     with pytest.raises(Diverged, match="lower lr"):
         train(job, tmp_path)

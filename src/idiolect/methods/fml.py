@@ -13,7 +13,7 @@ from idiolect import losses
 from idiolect.local import Batch, Local
 from idiolect.method import Report, Sent, Setup, setting
 from idiolect.methods.fedavg import FedAvg
-from idiolect.methods.pfml import Global, Private
+from idiolect.methods.pfml import Global, Private, logits_of
 from idiolect.tree import Params, Tree
 
 
@@ -74,8 +74,7 @@ class FML(FedAvg):
 
     def predict(self, model: Tree, x: Tensor, local: Local) -> Tensor:
         """Run a model on the architecture it belongs to."""
-        network = "auxiliary" if isinstance(model, Private) else "main"
-        return local.logits(model.params, x, network=network)
+        return logits_of(model, x, local)
 
     def _slope(self, own: Params, peer: Params, network: str, batch: Batch, local: Local) -> Params:
         labels = self.shared_share if network == "main" else self.private_share

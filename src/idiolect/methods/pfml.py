@@ -111,8 +111,7 @@ class PFML(FedAvg):
 
     def predict(self, model: Tree, x: Tensor, local: Local) -> Tensor:
         """Run a model on the architecture it belongs to."""
-        network = "auxiliary" if isinstance(model, Private) else "main"
-        return local.logits(model.params, x, network=network)
+        return logits_of(model, x, local)
 
     def _start(self, sent: Sent, personal: Own) -> Models:
         w, m = sent.shared, personal.auxiliary
@@ -166,6 +165,12 @@ class Global(NamedTuple):
     """Parameters of the global architecture."""
 
     params: Params
+
+
+def logits_of(model: Private | Global, x: Tensor, local: Local) -> Tensor:
+    """Run a model on the architecture it belongs to."""
+    network = "auxiliary" if isinstance(model, Private) else "main"
+    return local.logits(model.params, x, network=network)
 
 
 def _alike(left: Params, right: Params) -> bool:
