@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import torch
 
-from idiolect.data.federation import Federation
+from idiolect.data.federation import Exam, Federation
 from idiolect.errors import ConfigError, DataError
 from idiolect.method import Method
 from idiolect.results.outcome import Members
@@ -126,6 +127,26 @@ class Job:
             )
             for seed, federation in zip(self.seeds, self.federations, strict=True)
         )
+
+    @property
+    def exams(self) -> list[Exam]:
+        """What the final scores are taken on."""
+        return [federation.exam for federation in self.federations]
+
+    @property
+    def validated(self) -> bool:
+        """Whether some client has validation data under every seed."""
+        return all(any(len(rows) for rows in held.val) for held in self.federations)
+
+    @property
+    def place(self) -> str:
+        """The machine clients are run on, in words."""
+        place = self.backend.place
+        return torch.cuda.get_device_name(place) if place.type == "cuda" else place.type
+
+    def warnings(self) -> list[str]:
+        """List what is legal but worth knowing of the data."""
+        return [text for federation in self.federations for text in federation.warnings()]
 
     def simulation(self) -> Simulation:
         """Make the simulation. It is handed lessons only: no test row is within its reach."""

@@ -9,7 +9,7 @@ from typing import IO, Any
 from idiolect.errors import CheckpointError, IdiolectError
 from idiolect.results import document, metrics, scaling
 from idiolect.results.document import Document
-from idiolect.runner.job import Job
+from idiolect.runner.course import Course
 from idiolect.runner.train import finished, train
 from idiolect.runner.watch import Watch
 
@@ -19,7 +19,7 @@ _FOLDERS = ("checkpoints", "globals", "models", "newcomers")
 
 
 def run(
-    jobs: Sequence[Job],
+    jobs: Sequence[Course],
     folder: Path,
     about: Mapping[str, Any],
     *,

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import torch
 
 from idiolect import checkpoint, tree
 from idiolect.errors import CheckpointError
@@ -15,10 +14,10 @@ from idiolect.results import statistics
 from idiolect.results.models import Deployed, save_models
 from idiolect.results.outcome import Outcome, Scores, Speed, Wire
 from idiolect.runner import memory as memories
-from idiolect.runner.job import Job
+from idiolect.runner.course import Course, Rounds
 from idiolect.runner.memory import Memory, Point
 from idiolect.runner.watch import Silent, Tick, Watch
-from idiolect.simulate.rounds import Simulation, Traffic, Verdict
+from idiolect.simulate.rounds import Traffic, Verdict
 
 # A checkpoint costs milliseconds to seconds; losing this much work to a crash costs no one.
 _SECONDS_BETWEEN = 5.0
@@ -29,12 +28,12 @@ class Trained(NamedTuple):
 
     outcome: Outcome
     deployed: list[Deployed]
-    job: Job
+    job: Course
     memory: Memory
 
 
 def train(
-    job: Job,
+    job: Course,
     folder: Path | None = None,
     *,
     resume: bool = False,
@@ -63,7 +62,7 @@ def train(
     return Trained(_outcome(job, memory), deployed, job, memory)
 
 
-def finished(job: Job, folder: Path) -> Trained | None:
+def finished(job: Course, folder: Path) -> Trained | None:
     """Return what a job found earlier, if it is finished; nothing is trained."""
     memory = _Keeper(job, folder).load()
     if memory is None or memory.final is None:
@@ -71,7 +70,7 @@ def finished(job: Job, folder: Path) -> Trained | None:
     return Trained(_outcome(job, memory), [], job, memory)
 
 
-def _taken_over(done: Trained, job: Job) -> Memory:
+def _taken_over(done: Trained, job: Course) -> Memory:
     """Return another job's memory as it was after its last round, before it was scored."""
     state = done.memory.state
     named = state if set(state) != {"server", "personal"} else tree.named(state)
@@ -93,7 +92,7 @@ def _taken_over(done: Trained, job: Job) -> Memory:
 class _Keeper:
     """Saves checkpoints of a job when they are due; does nothing without a folder."""
 
-    def __init__(self, job: Job, folder: Path | None) -> None:
+    def __init__(self, job: Course, folder: Path | None) -> None:
         self._job = job
         self._folder = folder
         self._path = folder and memories.checkpoint_path(folder, job.label)
@@ -149,11 +148,10 @@ class _Keeper:
             self._saved_at, self._saved_round = time.monotonic(), memory.round
 
 
-def _ready(job: Job, memory: Memory | None, watch: Watch) -> tuple[Simulation, Memory]:
+def _ready(job: Course, memory: Memory | None, watch: Watch) -> tuple[Rounds, Memory]:
     """Make the simulation and bring it to where the memory is."""
     simulation = job.simulation()
-    warnings = [text for federation in job.federations for text in federation.warnings()]
-    notices = tuple(dict.fromkeys([*warnings, *simulation.notices]))
+    notices = tuple(dict.fromkeys([*job.warnings(), *simulation.notices]))
     for text in notices:
         watch.note(text)
     if memory is None:
@@ -170,7 +168,7 @@ def _ready(job: Job, memory: Memory | None, watch: Watch) -> tuple[Simulation, M
 
 
 def _rounds(
-    job: Job, simulation: Simulation, memory: Memory, keeper: _Keeper, watch: Watch
+    job: Course, simulation: Rounds, memory: Memory, keeper: _Keeper, watch: Watch
 ) -> Memory:
     began, first = time.perf_counter(), memory.round
     try:
@@ -189,7 +187,7 @@ def _rounds(
     return memory
 
 
-def _round(job: Job, simulation: Simulation, memory: Memory) -> Memory:
+def _round(job: Course, simulation: Rounds, memory: Memory) -> Memory:
     """Do a round and, where it is due, score it."""
     start = time.perf_counter()
     done = simulation.advance()
@@ -212,27 +210,26 @@ def _round(job: Job, simulation: Simulation, memory: Memory) -> Memory:
     )
 
 
-def _point(job: Job, simulation: Simulation) -> tuple[Point, ...]:
+def _point(job: Course, simulation: Rounds) -> tuple[Point, ...]:
     """Score the round on validation data, and on test data only where the user asked to watch."""
     if simulation.round % job.evaluate.every and simulation.round != job.rounds:
         return ()
     scores: Scores = {}
-    if all(any(len(rows) for rows in federation.val) for federation in job.federations):
+    if job.validated:
         verdicts = simulation.judge(only_global=job.only_global)
         scores.update(_scores(verdicts, "val/"))
     if job.evaluate.test_curve:
-        exams = [federation.exam for federation in job.federations]
-        verdicts = simulation.judge(exams, only_global=job.only_global)
+        verdicts = simulation.judge(job.exams, only_global=job.only_global)
         scores.update(_scores(verdicts, "test_curve/"))
     return (Point(simulation.round, scores),) if scores else ()
 
 
 def _finish(
-    job: Job, simulation: Simulation, memory: Memory, folder: Path | None, watch: Watch
+    job: Course, simulation: Rounds, memory: Memory, folder: Path | None, watch: Watch
 ) -> tuple[Memory, list[Deployed]]:
     """Score the last round on test data: the one place where test data decides a figure."""
     start = time.perf_counter()
-    verdicts = simulation.judge([federation.exam for federation in job.federations], keep=True)
+    verdicts = simulation.judge(job.exams, keep=True)
     if folder is not None and job.evaluate.save_models:
         for members, verdict in zip(job.members, verdicts, strict=True):
             if verdict.deployed:
@@ -257,31 +254,31 @@ def _finish(
     return memory, [verdict.deployed for verdict in verdicts]
 
 
-def _strangers(job: Job, simulation: Simulation) -> list[str]:
+def _strangers(job: Course, simulation: Rounds) -> list[str]:
     """Tell of clients that are scored with the personal state they started with."""
     told = []
-    for run, (seed, federation) in enumerate(zip(job.seeds, job.federations, strict=True)):
+    for run, members in enumerate(job.members):
         never = simulation.strangers(run)
         if len(never):
             told.append(
-                f"seed {seed}: {len(never)} of {federation.clients} clients took part in no round, "
-                f"first {federation.names[never[0]]}; they are scored with the personal state they "
-                "started with"
+                f"seed {members.seed}: {len(never)} of {len(members.names)} clients took part in "
+                f"no round, first {members.names[never[0]]}; they are scored with the personal "
+                "state they started with"
             )
     return told
 
 
-def _broken(job: Job, final: Scores) -> list[str]:
+def _broken(job: Course, final: Scores) -> list[str]:
     """Tell of models that were scored though their loss is no number: `deploy` may diverge too."""
     told = []
-    tested = np.array([[len(rows) > 0 for rows in held.test] for held in job.federations])
+    tested = np.array([[size > 0 for size in members.test] for members in job.members])
     for model in sorted({key.split("/")[0] for key in final}):
         rows = np.argwhere(tested & ~np.isfinite(final[f"{model}/loss"]))
         if len(rows):
             seed, client = rows[0]
             told.append(
                 f"the {model} model of {len(rows)} of {int(tested.sum())} clients has no finite "
-                f"test loss, first {job.federations[seed].names[client]} under seed "
+                f"test loss, first {job.members[seed].names[client]} under seed "
                 f"{job.seeds[seed]}; its training after the rounds diverged: lower its rate"
             )
     return told
@@ -303,7 +300,7 @@ def _added(wire: Wire, traffic: Traffic) -> Wire:
     )
 
 
-def _tick(job: Job, memory: Memory, pace: float) -> Tick:
+def _tick(job: Course, memory: Memory, pace: float) -> Tick:
     loss = accuracy = math.nan
     if memory.curve:
         scores = memory.curve[-1].scores
@@ -316,7 +313,7 @@ def _tick(job: Job, memory: Memory, pace: float) -> Tick:
     return Tick(job.label, memory.round, job.rounds, loss, accuracy, rate, left)
 
 
-def _outcome(job: Job, memory: Memory) -> Outcome:
+def _outcome(job: Course, memory: Memory) -> Outcome:
     keys = sorted(memory.curve[0].scores) if memory.curve else []
     about = {
         "method": job.name,
@@ -328,7 +325,7 @@ def _outcome(job: Job, memory: Memory) -> Outcome:
         "clients": len(job.members[0].names),
         "cohort": job.cohort,
         "backend": job.backend.kind,
-        "device": _device(job),
+        "device": job.place,
         "widths": dict(memory.widths),
         "padding": memory.padding,
     }
@@ -345,8 +342,3 @@ def _outcome(job: Job, memory: Memory) -> Outcome:
         speed=memory.speed,
         notices=memory.notices,
     )
-
-
-def _device(job: Job) -> str:
-    place = job.backend.place
-    return torch.cuda.get_device_name(place) if place.type == "cuda" else place.type

@@ -33,8 +33,8 @@ class Call(NamedTuple):
 
     cohort: np.ndarray
     sent: Sent
-    members: Sequence[Member]  # of all clients
-    exams: Sequence[Member] = ()  # of all clients, when they are scored
+    members: Sequence[Member] | Mapping[int, Member]  # of all clients, or of those called
+    exams: Sequence[Member] | Mapping[int, Member] = ()  # likewise, when they are scored
     even: bool = False  # everyone takes as many steps, however many examples it has
 
 

@@ -11,15 +11,16 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from idiolect import losses, tree
+from idiolect import tree
 from idiolect.data.federation import Exam, Lessons
 from idiolect.errors import ConfigError, DataError, Diverged, MethodError
-from idiolect.local import Batch, Local, Network
+from idiolect.local import Local, Network
 from idiolect.method import Method, Sent, Setup
 from idiolect.simulate import sampling
 from idiolect.simulate.architecture import Architecture, make, refuse_unequal_states
 from idiolect.simulate.backend import Backend
 from idiolect.simulate.crew import Call, Crew, Seat
+from idiolect.simulate.judging import marking
 from idiolect.simulate.pools import Library
 from idiolect.simulate.store import Store
 from idiolect.tree import Tree
@@ -254,28 +255,13 @@ class Simulation:
         `only_global` skips `deploy`, which may train; `keep` returns the personal models; clients
         that are `newcomers` adapt instead of deploying.
         """
-        method = self.method
-        settle = method.adapt if newcomers else method.deploy
-
-        def mark(sent: Sent, personal: Tree, local: Local, exam: Local) -> Tree:
-            deployed = () if only_global else settle(sent, personal, local)
-            models = method.models(sent, deployed)
-            if only_global:
-                models = {name: model for name, model in models.items() if name == "global"}
-
-            def score(batch: Batch) -> Tree:
-                return {
-                    name: _scores(method.predict(model, batch.x, local), batch)
-                    for name, model in models.items()
-                }
-
-            marks = exam.mean(score, "exam")
-            if exams is not None:  # what a choice between methods may look at
-                for name, seen in local.mean(score, "val").items():
-                    marks[name] |= {f"val_{metric}": value for metric, value in seen.items()}
-            facts = {} if only_global else method.facts(deployed)
-            return marks, facts, models["personal"] if keep else ()
-
+        mark = marking(
+            self.method,
+            beside=exams is not None,
+            only_global=only_global,
+            keep=keep,
+            newcomers=newcomers,
+        )
         rows = [run.lessons.val for run in self.runs] if exams is None else [e.test for e in exams]
         calls = [
             call._replace(exams=self._library.examined(n, self.runs[n].seed, rows[n]))
@@ -332,13 +318,6 @@ class Simulation:
 
     def _tensor(self, array: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(array.astype(np.int64)).to(self._device)
-
-
-def _scores(logits: torch.Tensor, batch: Batch) -> dict[str, torch.Tensor]:
-    return {
-        "accuracy": losses.accuracy(logits, batch.y, batch.weight),
-        "loss": losses.cross_entropy(logits, batch.y, batch.weight),
-    }
 
 
 def _hands(device: torch.device, networks: Mapping[str, Network]) -> int:

@@ -1,0 +1,146 @@
+"""One client by itself, on the simulator's own desk: what a node of a real federation runs.
+
+The client draws the batches it would draw in a simulation of everyone, from the same seeds, so
+that a federation of nodes and a simulation of them give the same result.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from idiolect import tree
+from idiolect.data.arrays import Rows
+from idiolect.data.federation import Lessons
+from idiolect.errors import DataError
+from idiolect.local import Local
+from idiolect.method import Method, Sent, Setup
+from idiolect.simulate.architecture import Architecture, make
+from idiolect.simulate.crew import Call, Crew
+from idiolect.simulate.engine import ClientFunction
+from idiolect.simulate.judging import marking
+from idiolect.simulate.plans import Member
+from idiolect.simulate.pools import Library
+from idiolect.simulate.store import Store
+from idiolect.tree import Tree
+
+
+@dataclass(frozen=True)
+class Place:
+    """Which client of how many, under which seed; what it cannot know of the others stays NaN."""
+
+    client: int
+    clients: int
+    seed: int
+
+
+class Alone:
+    """A method's client side: its networks, personal state and data, and nobody else's."""
+
+    def __init__(
+        self,
+        method: Method,
+        place: Place,
+        lessons: Lessons,
+        test: Rows,
+        architecture: Architecture,
+        device: torch.device,
+    ) -> None:
+        """`lessons` and `test` hold one client's rows."""
+        if lessons.clients != 1:
+            raise DataError(f"a node holds one client's data; got {lessons.clients} clients'")
+        self.method = method
+        self._place = place
+        self._device = device
+        library = Library([lessons], device)
+        (member,) = library.members(0, place.seed, lessons)
+        self._member = member._replace(client=place.client)
+        self._exams = {
+            kind: self._examined(library, rows)
+            for kind, rows in {"val": lessons.val[0], "test": test}.items()
+        }
+        made = make("main", architecture, [place.seed], [lessons], library.examples(), device)
+        sizes = torch.full((place.clients,), float("nan"), device=device)
+        sizes[place.client] = float(len(lessons.train[0]))
+        self.setup: Setup = made.setups[0]._replace(sizes=sizes)
+        self.networks = made.networks
+        self._crew = Crew(
+            np.array([place.client]),
+            made.networks,
+            Store([(method.init_personal(self.setup), 1)], device),
+            library.pools,
+            library.exam_pools,
+            device,
+            1,
+            1,
+            not made.unmappable,
+            None,
+        )
+
+    def _examined(self, library: Library, rows: Rows) -> Member:
+        (member,) = library.examined(0, self._place.seed, [rows])
+        return member._replace(client=self._place.client)
+
+    @property
+    def personal(self) -> Tree:
+        """What this client keeps between rounds."""
+        return tree.map(lambda leaf: leaf[0], self._crew.store.rows)
+
+    @personal.setter
+    def personal(self, kept: Tree) -> None:
+        self._crew.store.rows = tree.map(
+            lambda leaf: leaf.unsqueeze(0), tree.to(kept, self._device)
+        )
+
+    def sent(self, sizes: torch.Tensor | None = None) -> Sent:
+        """Return what a server of this method would send before the first round: the form."""
+        setup = self.setup if sizes is None else self.setup._replace(sizes=sizes)
+        state = tree.to(self.method.init_server(setup), self._device)
+        return self.method.send(state, torch.tensor([self._place.client], device=self._device))
+
+    def step(self, sent: Sent, round: int) -> tuple[Tree, Tree]:
+        """Do one round; return the report and the new personal state, which is not kept yet."""
+        method = self.method
+
+        def step(sent: Sent, personal: Tree, local: Local, exam: Local) -> Tree:
+            return method.client_step(sent, personal, local)
+
+        report, personal = self._run("step", step, sent, round)
+        return report, personal
+
+    def meet(self, sent: Sent, round: int) -> Tree:
+        """Look at a state without training; return the new personal state, not kept yet."""
+        method = self.method
+
+        def look(sent: Sent, personal: Tree, local: Local, exam: Local) -> Tree:
+            return method.meet(sent, personal, local)
+
+        return self._run("meet", look, sent, round)
+
+    def judge(
+        self, sent: Sent, round: int, *, tested: bool, flags: Sequence[str] = ()
+    ) -> tuple[Tree, Tree, Tree]:
+        """Score on test data (and validation data beside), or on validation data alone.
+
+        Flags are those of `marking`. Returns marks, facts and the personal model, if kept.
+        """
+        chosen = dict.fromkeys(flags, True)
+        mark = marking(self.method, beside=tested, **chosen)
+        exam = self._exams["test" if tested else "val"]
+        kind = " ".join(["judge", "test" if tested else "val", *sorted(flags)])
+        marks, facts, kept = self._run(kind, mark, sent, round, exam)
+        return marks, facts, kept
+
+    def _run(
+        self, kind: str, fn: ClientFunction, sent: Sent, round: int, exam: Member | None = None
+    ) -> Tree:
+        client = self._place.client
+        call = Call(
+            np.array([client]),
+            Sent(*tree.to(tuple(sent), self._device)),
+            {client: self._member},
+            {} if exam is None else {client: exam},
+        )
+        _, results = self._crew.run(kind, fn, [call], round)
+        return tree.map(lambda leaf: leaf[0], results)
