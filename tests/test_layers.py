@@ -14,7 +14,7 @@ HOME = Path(idiolect.__file__).parent
 ROWS = [
     ["errors", "version"],
     ["tree"],
-    ["optim", "losses"],
+    ["optim", "losses", "batchnorm"],
     ["models"],
     ["local"],
     ["method"],
@@ -39,7 +39,7 @@ ABOVE["method"] -= {"models"}
 ABOVE["local"] -= {"models"}
 ABOVE["data"] = {"data", "errors", "version"}
 ABOVE["checkpoint"] = {"checkpoint", "errors", "tree", "version"}
-ABOVE["models"] = {"models", "errors"}
+ABOVE["models"] = {"models", "batchnorm", "errors"}
 
 # Third parties that may be imported with the module; elsewhere only inside the function that needs
 # them, so that the core needs torch and numpy alone.

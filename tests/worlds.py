@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from idiolect import tree
+from idiolect.batchnorm import BatchNorm
 from idiolect.data import Dataset, Federation
 from idiolect.local import Local, Network
 from idiolect.simulate.architecture import Architecture
@@ -26,6 +27,19 @@ class Normed(nn.Module):
         super().__init__()
         self.fc1 = nn.Linear(FEATURES, hidden)
         self.norm = nn.GroupNorm(2, hidden)
+        self.fc2 = nn.Linear(hidden, CLASSES)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.fc2(self.norm(self.fc1(x)).tanh())
+
+
+class Batched(nn.Module):
+    """The same with batch normalisation, whose running statistics are leaves too."""
+
+    def __init__(self, hidden: int = 6) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(FEATURES, hidden)
+        self.norm = BatchNorm(hidden)
         self.fc2 = nn.Linear(hidden, CLASSES)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad
 from torch.nn.modules.dropout import _DropoutNd
 
-from idiolect import losses, tree
+from idiolect import batchnorm, losses, tree
 from idiolect.errors import MethodError
 from idiolect.optim import Optimiser
 from idiolect.tree import Params, Tree
@@ -85,17 +85,17 @@ class Network:
 
     def __init__(self, model: nn.Module) -> None:
         self.params: Params = {
-            name: value.detach().clone()
-            for name, value in model.named_parameters()
-            if value.requires_grad
+            name: value.detach().clone() for name, value in batchnorm.learned(model).items()
         }
         self._shapes = {name: value.shape for name, value in self.params.items()}
+        trainable = {name for name, value in model.named_parameters() if value.requires_grad}
+        # Running means and variances: carried, sent and averaged as parameters are, not trained.
+        self.statistics = frozenset(self.params.keys() - trainable)
         self.norms = frozenset(
             f"{name}.{own}" if name else own
             for name, layer in model.named_modules()
-            if isinstance(layer, nn.GroupNorm | nn.LayerNorm)
-            for own, value in layer.named_parameters()
-            if value.requires_grad
+            if isinstance(layer, nn.GroupNorm | nn.LayerNorm | batchnorm.BatchNorm)
+            for own in batchnorm.learned(layer)
         )
         self.draws = any(_draws(layer) for layer in model.modules())  # dropout and the like
         # Two copies rather than one switched back and forth: `train()` is hidden state.
@@ -115,12 +115,22 @@ class Network:
         logits: Tensor = functional_call(self._modes[training], params, (x,))
         return logits
 
+    def watched(
+        self, params: Params, x: Tensor, weight: Tensor, moving: batchnorm.Moving
+    ) -> Tensor:
+        """Return logits in training, and take down what batch normalisation saw of the batch."""
+        with batchnorm.masked(weight) as ran:
+            logits = self(params, x, training=True)
+        moving.note(params, batchnorm.layers(self._modes[True]), ran)
+        return logits
+
     @property
     def constants(self) -> dict[str, Tensor]:
         """Buffers and frozen parameters: what no one trains, averages or sends."""
         model = self._modes[False]
         frozen = {n: p.detach() for n, p in model.named_parameters() if not p.requires_grad}
-        return {**dict(model.named_buffers()), **frozen}
+        held = {**dict(model.named_buffers()), **frozen}
+        return {name: value for name, value in held.items() if name not in self.statistics}
 
     def _misfit(self, params: Params) -> str:
         """Name the first parameter that torch would have left as it was, or dropped."""
@@ -135,6 +145,12 @@ class Network:
             f"parameter {name!r} is {got}, but the client's network expects {expected}; give "
             "`logits` all trainable parameters of that network and nothing else"
         )
+
+
+def _ordered(like: Params, *parts: Mapping[str, Any]) -> dict[str, Any]:
+    """Put parts of a tree of parameters together again, in the order they had."""
+    whole = {name: leaf for part in parts for name, leaf in part.items()}
+    return {name: whole[name] for name in like}
 
 
 def _draws(layer: nn.Module) -> bool:
@@ -162,16 +178,44 @@ class Local:
         self._slot = slot
         self._stacked = stacked
         self._calls = 0
+        self._statistics = frozenset().union(*(own.statistics for own in networks.values()))
+        self._moving: list[batchnorm.Moving] = []  # of the gradients being taken, innermost last
+        self._shown: tuple[Tensor, Tensor] | None = None  # the last batch's examples and weights
 
     def logits(
-        self, params: Params, x: Tensor, training: bool = False, network: str = "main"
+        self,
+        params: Params,
+        x: Tensor,
+        training: bool = False,
+        network: str = "main",
+        weight: Tensor | None = None,
     ) -> Tensor:
-        """Run the client's own architecture (or its auxiliary one) with these parameters."""
-        return self._networks[network](params, x, training)
+        """Run the client's own architecture (or its auxiliary one) with these parameters.
+
+        Batch normalisation in training has to know padding: `weight` is needed for examples that
+        are not just those of the last batch.
+        """
+        chosen = self._networks[network]
+        if not training or not chosen.statistics:
+            return chosen(params, x, training)
+        if weight is None and self._shown is not None and x is self._shown[0]:
+            weight = self._shown[1]
+        if weight is None:
+            raise MethodError(
+                "the network has batch normalisation, which cannot tell padding among examples "
+                "that are not a batch's own; pass logits(..., weight=batch.weight)"
+            )
+        if not self._moving:
+            raise MethodError(
+                "the network has batch normalisation and was run in training mode outside of "
+                "local.gradient and local.fit, so its running statistics would stand still; take "
+                "gradients there, pass training=False, or use norm = 'group'"
+            )
+        return chosen.watched(params, x, weight, self._moving[-1])
 
     def loss(self, params: Params, batch: Batch, network: str = "main") -> Tensor:
         """Cross-entropy on a batch, padding ignored."""
-        logits = self.logits(params, batch.x, batch.training, network)
+        logits = self.logits(params, batch.x, batch.training, network, batch.weight)
         return losses.cross_entropy(logits, batch.y, batch.weight)
 
     def accuracy(self, params: Params, batch: Batch, network: str = "main") -> Tensor:
@@ -180,16 +224,37 @@ class Local:
         return losses.accuracy(logits, batch.y, batch.weight)
 
     def gradient(self, loss: Loss, params: Params, batch: Batch) -> Params:
-        """Return the gradient of a batch loss at some parameters."""
-        if self._stacked:
-            slope: Params = grad(loss)(params, batch)
-            return slope
-        # Plain autograd is the same gradient with less overhead than the functional transform.
-        at = {name: value.detach().requires_grad_() for name, value in params.items()}
-        slopes = torch.autograd.grad(
-            loss(at, batch), list(at.values()), allow_unused=True, materialize_grads=True
-        )
-        return dict(zip(at, slopes, strict=True))
+        """Return the gradient of a batch loss at some parameters.
+
+        Running statistics are no variables of the loss: in their place stands how far the batch
+        moves them (`tree.Drift`), for the optimiser or `tree.axpy` to apply.
+        """
+        held, trained = tree.split(params, self._statistics.__contains__)
+
+        def objective(trained: Params) -> tuple[Tensor, Params]:
+            # Closed over rather than passed, so that torch does not wrap batch and statistics:
+            # they are known again by identity.
+            self._moving.append(batchnorm.Moving(held))
+            try:
+                value = loss(_ordered(params, trained, held), batch)
+                return value, self._moving[-1].drifts()
+            finally:
+                self._moving.pop()
+
+        if not trained:  # a normalisation without scale and shift, trained by itself
+            slope, (_, moved) = {}, objective({})
+        elif self._stacked:
+            slope, moved = grad(objective, has_aux=True)(trained)
+        else:
+            # Plain autograd is the same gradient with less overhead than the functional transform.
+            at = {name: value.detach().requires_grad_() for name, value in trained.items()}
+            value, moved = objective(at)
+            slopes = torch.autograd.grad(
+                value, list(at.values()), allow_unused=True, materialize_grads=True
+            )
+            slope = dict(zip(at, slopes, strict=True))
+        drifts = {name: tree.Drift(by) for name, by in moved.items()}
+        return _ordered(params, slope, drifts)
 
     def scan(
         self,
@@ -285,4 +350,5 @@ class Local:
 
     def _batch(self, pool: Pool, rows: Tensor, weight: Tensor, training: bool) -> Batch:
         x, y = pool.take(rows)
+        self._shown = (x, weight)
         return Batch(x, y, weight, rows, training)

@@ -32,6 +32,7 @@ class Setup(NamedTuple):
     sizes: Tensor  # [client] number of training examples
     classes: int
     norms: frozenset[str] = frozenset()  # names of the parameters of normalisation layers
+    statistics: frozenset[str] = frozenset()  # of these, running statistics: carried, not trained
 
     @property
     def clients(self) -> int:

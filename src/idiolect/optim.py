@@ -14,12 +14,14 @@ from torch import Tensor
 from idiolect import tree
 from idiolect.tree import Tree
 
+Step = Callable[[Tree, Tree, Tree], tuple[Tree, Tree]]
+
 
 class Optimiser(NamedTuple):
     """`init(params) -> memory` and `step(params, grads, memory) -> (params, memory)`."""
 
     init: Callable[[Tree], Tree]
-    step: Callable[[Tree, Tree, Tree], tuple[Tree, Tree]]
+    step: Step
 
 
 def sgd(
@@ -40,7 +42,19 @@ def sgd(
         direction = tree.axpy(momentum, velocity, grads) if nesterov else velocity
         return tree.axpy(descent, direction, params), velocity
 
-    return Optimiser(init, step)
+    return Optimiser(init, _moving_statistics(step))
+
+
+def _moving_statistics(step: Step) -> Step:
+    """Let running statistics drift as the gradient says: no rate, momentum or decay is theirs."""
+
+    def both(params: Tree, grads: Tree, memory: Tree) -> tuple[Tree, Tree]:
+        if not tree.drifting(grads):
+            return step(params, grads, memory)
+        stepped, memory = step(params, tree.slopes(grads), memory)
+        return tree.drifted(grads, params, stepped), memory
+
+    return both
 
 
 class AdamMemory(NamedTuple):
@@ -77,7 +91,7 @@ def adam(
 
         return tree.map(move, params, first, second), AdamMemory(taken, first, second)
 
-    return Optimiser(init, step)
+    return Optimiser(init, _moving_statistics(step))
 
 
 def _less_power(keep: float, taken: Tensor) -> Tensor:

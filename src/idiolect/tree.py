@@ -5,7 +5,7 @@ is the only file that imports torch's pytree. Every function returns a new tree.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,6 +18,16 @@ Tree = Any
 
 Params = dict[str, Tensor]
 """A network's parameters by the names that `nn.Module.named_parameters` gives them."""
+
+
+class Drift(NamedTuple):
+    """A place of a gradient where parameters have a running statistic: how far it moves.
+
+    It is no slope. Applied to parameters it moves them by just that, whatever the factor or the
+    sign of the step; products and norms pass over it.
+    """
+
+    by: Tensor
 
 
 def map(fn: Callable[..., Any], *trees: Tree) -> Tree:
@@ -61,24 +71,51 @@ def _step(key: Any) -> str:
 
 def add(left: Tree, right: Tree) -> Tree:
     """Return left + right."""
-    return map(torch.add, left, right)
+    return _changed(torch.add, left, right)
 
 
 def sub(left: Tree, right: Tree) -> Tree:
     """Return left - right."""
-    return map(torch.sub, left, right)
+    return _changed(torch.sub, left, right)
 
 
 def scale(factor: float | Tensor, tree: Tree) -> Tree:
     """Return factor · tree."""
-    return map(lambda leaf: factor * leaf, tree)
+    return pytree.tree_map(
+        lambda leaf: leaf if isinstance(leaf, Drift) else factor * leaf, tree, is_leaf=_drifts
+    )
 
 
 def axpy(factor: float | Tensor, x: Tree, y: Tree) -> Tree:
     """Return factor · x + y, the step of most optimisers."""
     if isinstance(factor, Tensor):
-        return map(lambda a, b: factor * a + b, x, y)
-    return map(lambda a, b: torch.add(b, a, alpha=factor), x, y)
+        return _changed(lambda b, a: factor * a + b, y, x)
+    return _changed(lambda b, a: torch.add(b, a, alpha=factor), y, x)
+
+
+def slopes(grads: Tree) -> Tree:
+    """Return a gradient with zeros where it holds drifts."""
+    return pytree.tree_map(
+        lambda leaf: torch.zeros_like(leaf.by) if isinstance(leaf, Drift) else leaf,
+        grads,
+        is_leaf=_drifts,
+    )
+
+
+def drifted(grads: Tree, params: Tree, stepped: Tree) -> Tree:
+    """Return the stepped parameters, but where the gradient holds drifts the old ones so moved."""
+    return pytree.tree_map(
+        lambda slope, old, new: old + slope.by if isinstance(slope, Drift) else new,
+        grads,
+        params,
+        stepped,
+        is_leaf=_drifts,
+    )
+
+
+def drifting(grads: Tree) -> bool:
+    """Say whether a gradient holds any drift."""
+    return any(isinstance(leaf, Drift) for leaf in pytree.tree_leaves(grads, is_leaf=_drifts))
 
 
 def zeros_like(tree: Tree) -> Tree:
@@ -88,17 +125,17 @@ def zeros_like(tree: Tree) -> Tree:
 
 def dot(left: Tree, right: Tree) -> Tensor:
     """Return the inner product over all leaves."""
-    return _total((a * b).sum() for a, b in zip(leaves(left), leaves(right), strict=True))
+    return _total((a * b).sum() for a, b in _slope_pairs(left, right))
 
 
 def sqdist(left: Tree, right: Tree) -> Tensor:
     """Return the squared Euclidean distance over all leaves."""
-    return _total((a - b).square().sum() for a, b in zip(leaves(left), leaves(right), strict=True))
+    return _total((a - b).square().sum() for a, b in _slope_pairs(left, right))
 
 
 def norm(tree: Tree) -> Tensor:
     """Return the Euclidean norm over all leaves."""
-    return _total(leaf.square().sum() for leaf in leaves(tree)).sqrt()
+    return _total(leaf.square().sum() for leaf, _ in _slope_pairs(tree, tree)).sqrt()
 
 
 def _total(terms: Iterable[Tensor]) -> Tensor:
@@ -106,6 +143,27 @@ def _total(terms: Iterable[Tensor]) -> Tensor:
     for term in rest:
         first = first + term
     return first
+
+
+def _drifts(node: Any) -> bool:
+    return isinstance(node, Drift)
+
+
+def _changed(fn: Callable[[Tensor, Tensor], Tensor], base: Tree, by: Tree) -> Tree:
+    """Return fn(base, by); a drift moves parameters it is applied to, and stays one in a slope."""
+
+    def change(old: Any, new: Any) -> Any:
+        if isinstance(old, Drift):
+            return Drift(fn(old.by, new.by)) if isinstance(new, Drift) else old
+        return old + new.by if isinstance(new, Drift) else fn(old, new)
+
+    return pytree.tree_map(change, base, by, is_leaf=_drifts)
+
+
+def _slope_pairs(left: Tree, right: Tree) -> list[tuple[Tensor, Tensor]]:
+    """Pair the leaves of two trees, without those where either holds a drift."""
+    pairs = zip(*(pytree.tree_leaves(tree, is_leaf=_drifts) for tree in (left, right)), strict=True)
+    return [(a, b) for a, b in pairs if not isinstance(a, Drift) and not isinstance(b, Drift)]
 
 
 # Choice. Branches under vmap are these, since torch refuses `if tensor` there.

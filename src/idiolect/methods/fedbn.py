@@ -1,8 +1,8 @@
 """FedBN: normalisation layers stay personal.
 
 Li et al., "FedBN: Federated Learning on Non-IID Features via Local Batch Normalization", ICLR 2021,
-Algorithm 1. Networks here normalise by group or layer, whose scale and shift are what stays local;
-batch statistics, which the paper keeps local too, do not arise.
+Algorithm 1. What stays local is the scale and shift of every normalisation layer, and with batch
+normalisation (`norm = "batch"`, the paper's) its running statistics too.
 """
 
 from dataclasses import dataclass

@@ -70,11 +70,10 @@ class PerFedAvg(FedAvg):
         first, second, *third = _deal(batch, self._parts)
         if self.order == "exact":
 
-            def adapted_loss(w: Params) -> Tensor:
+            def adapted_loss(w: Params, second: Batch) -> Tensor:
                 return local.loss(tree.axpy(-self.adapt_lr, grad(local.loss)(w, first), w), second)
 
-            exact: Params = grad(adapted_loss)(w)
-            return exact
+            return local.gradient(adapted_loss, w, second)
         adapted = tree.axpy(-self.adapt_lr, local.gradient(local.loss, w, first), w)
         slope = local.gradient(local.loss, adapted, second)
         if self.order == "first":

@@ -4,7 +4,8 @@ from collections.abc import Callable
 
 from torch import nn
 
-from idiolect.models.check import check, group_norm_instead
+from idiolect.batchnorm import BatchNorm
+from idiolect.models.check import check, group_norm_instead, masked_batch_norm_instead
 from idiolect.models.images import LeNet5, McMahanCNN
 from idiolect.models.perceptrons import DNN, MLR
 
@@ -20,8 +21,10 @@ __all__ = [
     "DNN",
     "MLR",
     "MODELS",
+    "BatchNorm",
     "LeNet5",
     "McMahanCNN",
     "check",
     "group_norm_instead",
+    "masked_batch_norm_instead",
 ]

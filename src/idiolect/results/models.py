@@ -7,6 +7,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from idiolect import checkpoint, tree
+from idiolect.batchnorm import learned
 from idiolect.errors import DataError, MethodError
 from idiolect.tree import Tree
 
@@ -59,7 +60,7 @@ def one_client(
 
 def fill(module: nn.Module, leaves: dict[str, Tensor]) -> nn.Module:
     """Load a client's leaves into a network, wherever in the deployed tree its parameters are."""
-    wanted = [name for name, value in module.named_parameters() if value.requires_grad]
+    wanted = list(learned(module))
     prefixes = sorted({name[: -len(wanted[0])] for name in leaves if name.endswith(wanted[0])})
     for prefix in prefixes:
         if all(prefix + name in leaves for name in wanted):

@@ -143,12 +143,9 @@ def _refuse_counted(method: Method, architecture: Architecture, federation: Fede
         main = Network(architecture.main())
         second = Network(architecture.auxiliary()) if architecture.auxiliary else main
     classes = len(federation.dataset.classes)
+    told = Setup(main.params, second.params, torch.ones(1), classes, main.norms, main.statistics)
     one, two = (
-        tree.named(
-            method.init_server(
-                Setup(main.params, second.params, torch.ones(n), classes, main.norms)
-            )
-        )
+        tree.named(method.init_server(told._replace(sizes=torch.ones(n))))
         for n in (federation.clients, federation.clients + 1)
     )
     for name in sorted(set(one) | set(two)):

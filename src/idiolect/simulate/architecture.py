@@ -139,4 +139,5 @@ def _setup(networks: Mapping[str, Network], lessons: Lessons, device: torch.devi
         sizes,
         len(lessons.dataset.classes),
         networks["main"].norms,
+        networks["main"].statistics,
     )
