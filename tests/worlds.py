@@ -81,6 +81,7 @@ def simulation(
     auxiliary=None,
     architectures=None,
     cohort: int | None = None,
+    draw: str = "fixed",
     kind: str = "vectorised",
     width: int | None = 64,
 ) -> Simulation:
@@ -88,7 +89,7 @@ def simulation(
     runs = [Run(seed, world.lessons) for seed, world in zip(seeds, worlds, strict=True)]
     architectures = architectures or {"main": Architecture(build, auxiliary)}
     backend = Backend(kind, "cpu", width)
-    return Simulation(method, runs, architectures, cohort=cohort, backend=backend)
+    return Simulation(method, runs, architectures, cohort=cohort, draw=draw, backend=backend)
 
 
 def local(world: Federation, client: int, *, build=Normed, seed: int = 0, round: int = 0) -> Local:

@@ -170,6 +170,7 @@ class Local:
         size: Tensor,
         round: Tensor,
         stacked: bool,
+        initial: Params | None = None,
     ) -> None:
         self.size = size  # number of training examples
         self.round = round  # rounds completed before this one
@@ -177,10 +178,21 @@ class Local:
         self._plans = plans
         self._slot = slot
         self._stacked = stacked
+        self._initial = initial
         self._calls = 0
         self._statistics = frozenset().union(*(own.statistics for own in networks.values()))
         self._moving: list[batchnorm.Moving] = []  # of the gradients being taken, innermost last
         self._shown: tuple[Tensor, Tensor] | None = None  # the last batch's examples and weights
+
+    @property
+    def initial(self) -> Params:
+        """The parameters that training started from, where the method says it `starts_over`."""
+        if self._initial is None:
+            raise MethodError(
+                "the initial parameters are at hand only in `deploy` and `adapt` of a method that "
+                "says so; set `starts_over = True` in its class"
+            )
+        return self._initial
 
     def logits(
         self,
@@ -335,6 +347,16 @@ class Local:
             self._calls = calls
             results.append(fn(*row))
         return tree.stack(results)
+
+    def alike(self, *works: Callable[[], Tree]) -> list[Tree]:
+        """Do several things, each on the batches that it would see if it came first."""
+        calls, results, most = self._calls, [], self._calls
+        for work in works:
+            self._calls = calls
+            results.append(work())
+            most = max(most, self._calls)
+        self._calls = most
+        return results
 
     def numbers(self, values: Sequence[float]) -> Tensor:
         """Make a tensor of constants on the client's device without copying from the host.

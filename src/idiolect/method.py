@@ -33,6 +33,7 @@ class Setup(NamedTuple):
     classes: int
     norms: frozenset[str] = frozenset()  # names of the parameters of normalisation layers
     statistics: frozenset[str] = frozenset()  # of these, running statistics: carried, not trained
+    seed: int = 0  # of the run; what the server draws comes from it, so it stays with the server
 
     @property
     def clients(self) -> int:
@@ -77,6 +78,8 @@ class Method:
     unused: ClassVar[tuple[str, ...]] = ()  # settings below that its steps have no use for
     trained_as: ClassVar["type[Method] | None"] = None  # the method whose rounds these are
     tunes: ClassVar[bool] = False  # deploy trains, so curves of personal models cost a training
+    aggregates: ClassVar[str] = "other"  # "mean": server_step heeds only the mean of `Report`s
+    starts_over: ClassVar[bool] = False  # deploy trains a model from `local.initial`
 
     batch: int = setting(32, "examples in a step", least=1)
     epochs: int = setting(1, "passes over the client's data in a round", least=1)
@@ -97,10 +100,16 @@ class Method:
         100, "rounds to a step of the step schedule, or to the cosine's end", least=1
     )
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        # A new server step may do anything: whoever writes one says again that it averages.
+        if "server_step" in vars(cls) and "aggregates" not in vars(cls):
+            cls.aggregates = "other"
+
     def __post_init__(self) -> None:
         for spec in dataclasses.fields(self):
             value = getattr(self, spec.name)
-            _check(type(self).__name__, spec, value)
+            check_setting(type(self).__name__, spec, value)
             if spec.name in self.unused and value != spec.default:
                 raise ConfigError(
                     f"{type(self).__name__}: {spec.name} is {value!r}, but its steps are plain "
@@ -139,6 +148,18 @@ class Method:
         """Return the new state from the cohort's reports, stacked on axis 0."""
         return state
 
+    def reference(self, state: Tree, cohort: Tensor) -> Tree:
+        """Return what a client that changed nothing would report as its parameters."""
+        return self.send(state, cohort[:1]).shared
+
+    def arrive(self, state: Tree, cohort: Tensor, reports: Tree) -> Tree:
+        """Return reports as they reach the server; simulated attackers change theirs here."""
+        return reports
+
+    def idle(self, state: Tree) -> Tree:
+        """Return the new state after a round in which nobody took part."""
+        return state
+
     def meet(self, sent: Sent, personal: Tree, local: Local) -> Tree:
         """Look at what was sent without training: how a newcomer catches up on earlier rounds."""
         return personal
@@ -165,6 +186,15 @@ class Method:
     def facts(self, deployed: Tree) -> dict[str, Tensor]:
         """Return scalars worth telling about one client's outcome, such as what it chose."""
         return {}
+
+    @property
+    def looks(self) -> bool:
+        """Whether a newcomer gains from meeting the global models of earlier rounds."""
+        return type(self).meet is not Method.meet
+
+    def settings(self) -> dict[str, Any]:
+        """Return the hyper-parameters by name."""
+        return dataclasses.asdict(self)
 
     # What most client steps are made of.
 
@@ -198,11 +228,11 @@ _SCHEDULES = {
 }
 
 
-def _check(owner: str, spec: "dataclasses.Field[Any]", value: Any) -> None:
+def check_setting(owner: str, spec: "dataclasses.Field[Any]", value: Any) -> None:
     """Refuse a value outside what the setting declares, in one line that names the rule."""
     rule = spec.metadata
     values = value if isinstance(value, tuple) else (value,)
-    if not values:
+    if not values and spec.default != ():
         raise ConfigError(f"{owner}: {spec.name} is empty, expected at least one value")
     for one in values:
         if rule.get("choices") and one not in rule["choices"]:
@@ -223,10 +253,19 @@ PLAIN_STEPS = ("optimiser", "momentum", "nesterov", "clip", "schedule", "decay",
 
 
 def mean_report(reports: Report, uniform: bool = False) -> Params:
-    """Average reported parameters, by examples or each client alike."""
-    weight = reports.size.new_ones(reports.size.shape) if uniform else reports.size
+    """Average reported parameters, by examples or each client alike; without examples none."""
+    weight = (reports.size > 0).to(reports.size.dtype) if uniform else reports.size
     averaged: Params = tree.mean(reports.params, weight)
     return averaged
 
 
-__all__ = ["PLAIN_STEPS", "Method", "Report", "Sent", "Setup", "mean_report", "setting"]
+__all__ = [
+    "PLAIN_STEPS",
+    "Method",
+    "Report",
+    "Sent",
+    "Setup",
+    "check_setting",
+    "mean_report",
+    "setting",
+]

@@ -12,11 +12,11 @@ from idiolect.checkpoint import write_whole
 from idiolect.data import Dataset, Federation, federate
 from idiolect.errors import ConfigError, DataError
 from idiolect.experiment.build import architectures, loaded, machine
+from idiolect.experiment.methods import made
 from idiolect.experiment.reading import read_toml
 from idiolect.experiment.resolve import completed
 from idiolect.experiment.schema import Experiment, MethodTable, Network
 from idiolect.experiment.words import meant
-from idiolect.methods import METHODS
 from idiolect.results import scaling
 from idiolect.results.document import Document, plain, versions
 from idiolect.results.models import folder_name, save_models
@@ -52,7 +52,7 @@ def adapt(
         data = loaded(str(data), options or {}, Path(data_dir) if data_dir else None)
     federation = _federation(scaling.matched(data, scaling.read(folder)), run.seed, split)
     networks = architectures(_with_one_network(experiment, network), federation)
-    settled = METHODS[table.name](**table.settings)
+    settled = made(table)
     found = adapted(settled, run, federation, networks, machine(experiment))
     target = Path(out) if out else folder / "newcomers" / folder_name(data.name)
     content: Document = plain(_laid_out(experiment, table, run, federation, found))

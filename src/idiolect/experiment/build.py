@@ -11,10 +11,10 @@ import numpy as np
 from idiolect.data import SOURCES, Dataset, Federation, federate, load, normalised, read
 from idiolect.data.cache import cache_root
 from idiolect.errors import ConfigError, DataError
+from idiolect.experiment.methods import made as made_method
 from idiolect.experiment.resolve import model_factory
 from idiolect.experiment.schema import Data, Experiment, Named, Public
 from idiolect.experiment.words import meant
-from idiolect.methods import METHODS
 from idiolect.runner.job import Evaluate, Job
 from idiolect.simulate.architecture import Architecture
 from idiolect.simulate.backend import Backend
@@ -68,12 +68,13 @@ def jobs(
         Job(
             label=table.label or table.name,
             name=table.name,
-            method=METHODS[table.name](**table.settings),
+            method=made_method(table),
             seeds=experiment.seeds,
             federations=held,
             architectures=networks,
             rounds=table.rounds or experiment.rounds,
             cohort=_cohort(experiment.cohort, held[0].clients),
+            draw=experiment.draw,
             backend=machine(experiment),
             evaluate=Evaluate(**experiment.evaluate.model_dump()),
             checkpoint_every=experiment.backend.checkpoint_every,

@@ -72,7 +72,7 @@ def execute(
 
 def written(experiment: Experiment) -> str:
     """Write an experiment as TOML; reading it again gives the same one."""
-    return dumps(experiment.model_dump(exclude={"training"}, exclude_none=True))
+    return dumps(experiment.model_dump(exclude={"training", "aggregate"}, exclude_none=True))
 
 
 def _refuse_another(folder: Path, experiment: Experiment) -> None:
@@ -98,6 +98,7 @@ def _refuse_another(folder: Path, experiment: Experiment) -> None:
 def _essence(raw: dict[str, Any]) -> dict[str, Any]:
     """Leave out what may change between a run and its continuation."""
     kept: dict[str, Any] = {key: raw[key] for key in ("seeds", "cohort", "model") if key in raw}
+    kept["draw"] = raw.get("draw", "fixed")
     data = {**raw["data"], "source": Path(raw["data"]["source"]).name}
     watched = {key: raw["evaluate"][key] for key in ("every", "personal", "test_curve")}
     methods = {

@@ -10,8 +10,9 @@ from pydantic import BaseModel
 from torch import nn
 
 from idiolect.data import PARTITIONS, SOURCES, read
-from idiolect.errors import ConfigError, DataError
+from idiolect.errors import ConfigError, DataError, IdiolectError
 from idiolect.experiment.checked import checked, signature_model
+from idiolect.experiment.methods import aggregate, made
 from idiolect.experiment.reading import Raw, parse_toml, read_toml, with_overrides
 from idiolect.experiment.schema import Experiment, MethodTable, Named, Network
 from idiolect.experiment.words import meant
@@ -19,7 +20,13 @@ from idiolect.methods import METHODS
 from idiolect.models import MODELS
 from idiolect.results.models import folder_name
 
-_TAKEN = ("name", "label", "rounds", "preset")  # keys of a method's table that are no settings
+_TAKEN = (
+    "name",
+    "label",
+    "rounds",
+    "preset",
+    "aggregate",
+)  # keys of a method's table that are no settings
 
 
 def load_experiment(path: str | Path, overrides: Sequence[str] = ()) -> Experiment:
@@ -56,6 +63,7 @@ def completed(raw: Raw, where: str, base: Path) -> Experiment:
             ),
             "model": _network(given.model, where, base),
             "training": {},
+            "aggregate": None,
             "methods": _methods(given, where),
         }
     )
@@ -84,17 +92,20 @@ def _methods(given: Experiment, where: str) -> tuple[MethodTable, ...]:
             **_preset(table, where, place),
             **_given(_own_settings(form, table, where, place)),
         }
+        joined = aggregate(given, table, where, place)
         try:
-            method = METHODS[table.name](**settings)
-        except ConfigError as error:
+            inner = METHODS[table.name](**settings)
+            method = made(MethodTable(name=table.name, aggregate=joined, **settings))
+        except IdiolectError as error:
             raise ConfigError(f"{where}: methods[{place}]: {error}") from None
-        values = {name: getattr(method, name) for name in form.model_fields}
+        values = {name: getattr(inner, name) for name in form.model_fields}
         done.append(
             MethodTable(
                 name=table.name,
                 label=table.label or method.title or table.name,
                 rounds=table.rounds or given.rounds,
                 preset=table.preset,
+                aggregate=joined,
                 **values,
             )
         )

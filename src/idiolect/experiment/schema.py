@@ -95,11 +95,17 @@ class MethodTable(BaseModel):
     label: str | None = None
     rounds: Count | None = None
     preset: str | None = None  # named settings of the method, under the ones given here
+    aggregate: Named | None = None  # how the server joins reports; absent: the method's own mean
 
     @property
     def settings(self) -> dict[str, Any]:
         """The hyper-parameters as written."""
         return dict(self.model_extra or {})
+
+    @field_validator("aggregate", mode="before")
+    @classmethod
+    def _named(cls, value: Any) -> Any:
+        return {"name": value} if isinstance(value, str) else value
 
 
 class Evaluation(BaseModel):
@@ -134,9 +140,11 @@ class Experiment(BaseModel):
     seeds: Annotated[tuple[Whole, ...], Field(min_length=1)] = (0,)
     rounds: Count = 100
     cohort: int | float | None = None  # clients a round: how many, or a share; absent: everyone
+    draw: Literal["fixed", "poisson"] = "fixed"  # as many every round, or each by its own coin
     data: Data = Data()
     model: Network = Network(name="dnn")
     training: dict[str, Any] = {}
+    aggregate: Named | None = None  # for every method that averages
     evaluate: Evaluation = Evaluation()
     backend: Machine = Machine()
     methods: Annotated[tuple[MethodTable, ...], Field(min_length=1)]
@@ -147,6 +155,11 @@ class Experiment(BaseModel):
         if cohort is None or (isinstance(cohort, int) and cohort >= 1) or 0 < cohort < 1:
             return cohort
         raise ValueError(f"{cohort!r} is no cohort; expected 1 or more clients, or 0 < share < 1")
+
+    @field_validator("aggregate", mode="before")
+    @classmethod
+    def _named(cls, value: Any) -> Any:
+        return {"name": value} if isinstance(value, str) else value
 
     @field_validator("seeds")
     @classmethod

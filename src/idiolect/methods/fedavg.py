@@ -21,6 +21,7 @@ class FedAvg(Method):
 
     title: ClassVar[str] = "FedAvg"
     paper: ClassVar[str] = "McMahan et al. 2017, Algorithm 1"
+    aggregates: ClassVar[str] = "mean"
 
     uniform: bool = setting(False, "weigh clients alike instead of by their examples")
     server_lr: float = setting(1.0, "how far the server moves towards the average", above=0)

@@ -13,6 +13,7 @@ class LocalOnly(Method):
     """No federation: each client keeps training its own model, and nothing is sent."""
 
     title: ClassVar[str] = "Local"
+    aggregates: ClassVar[str] = "nothing"
 
     newcomer_epochs: int = setting(20, "passes in which a newcomer trains", least=1, deploy=True)
 

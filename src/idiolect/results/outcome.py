@@ -62,6 +62,7 @@ class Outcome:
     wire: tuple[Wire, ...]
     speed: Speed
     notices: tuple[str, ...] = field(default=())
+    left_out: tuple[Mapping[str, int], ...] = ()  # per seed: client -> rounds it was left out of
 
     @property
     def models(self) -> list[str]:

@@ -1,6 +1,5 @@
 """What it takes to run one method: data, networks, settings; nothing of files or screens."""
 
-import dataclasses
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -53,6 +52,7 @@ class Job:
     architectures: Mapping[str, Architecture]
     rounds: int
     cohort: int | None = None
+    draw: str = "fixed"  # how a cohort is drawn
     backend: Backend = field(default_factory=Backend)
     evaluate: Evaluate = field(default_factory=Evaluate)
     checkpoint_every: int = 0  # rounds; 0: every few seconds
@@ -75,6 +75,7 @@ class Job:
             "settings": self.settings,
             "seeds": list(self.seeds),
             "cohort": self.cohort,
+            **({} if self.draw == "fixed" else {"draw": self.draw}),
             **self.described,
             "evaluate": {
                 "every": self.evaluate.every,
@@ -87,7 +88,7 @@ class Job:
     @property
     def settings(self) -> dict[str, Any]:
         """The method's hyper-parameters."""
-        return dataclasses.asdict(self.method)
+        return self.method.settings()
 
     @property
     def only_global(self) -> bool:
@@ -152,7 +153,12 @@ class Job:
         """Make the simulation. It is handed lessons only: no test row is within its reach."""
         runs = [Run(s, f.lessons) for s, f in zip(self.seeds, self.federations, strict=True)]
         return Simulation(
-            self.method, runs, self.architectures, cohort=self.cohort, backend=self.backend
+            self.method,
+            runs,
+            self.architectures,
+            cohort=self.cohort,
+            draw=self.draw,
+            backend=self.backend,
         )
 
 

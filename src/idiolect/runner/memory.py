@@ -38,6 +38,7 @@ class Memory(NamedTuple):
     facts: Mapping[str, NDArray[Any]] = MappingProxyType({})
     notices: tuple[str, ...] = ()
     shared: str = ""  # the method whose rounds were taken over
+    left_out: tuple[Mapping[str, int], ...] = ()  # per seed: client -> rounds it was left out of
 
 
 def checkpoint_path(folder: Path, label: str) -> Path:
@@ -72,6 +73,7 @@ def save(path: Path, memory: Memory, identity: Mapping[str, Any], place: str) ->
         "padding": memory.padding,
         "notices": list(memory.notices),
         "shared": memory.shared,
+        "left_out": [dict(counts) for counts in memory.left_out],
     }
     checkpoint.save(path, kept, meta)
 
@@ -110,6 +112,7 @@ def load(path: Path, identity: Mapping[str, Any], place: str) -> Memory:
         facts=facts,
         notices=tuple(meta["notices"]),
         shared=meta["shared"],
+        left_out=tuple(meta.get("left_out", ())),
     )
 
 

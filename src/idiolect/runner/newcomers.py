@@ -78,7 +78,7 @@ def adapted(
     template = tuple(simulation.states)
     notices = list(simulation.notices)
     met: list[int] = []
-    if type(method).meet is not Method.meet:
+    if method.looks:
         for round, path in run.earlier:
             named, meta = checkpoint.read(path)
             own = _server(named, "", meta["seeds"].index(run.seed))

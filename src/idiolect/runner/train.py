@@ -14,10 +14,12 @@ from idiolect.results import statistics
 from idiolect.results.models import Deployed, save_models
 from idiolect.results.outcome import Outcome, Scores, Speed, Wire
 from idiolect.runner import memory as memories
+from idiolect.runner import telling
 from idiolect.runner.course import Course, Rounds
 from idiolect.runner.memory import Memory, Point
 from idiolect.runner.watch import Silent, Tick, Watch
-from idiolect.simulate.rounds import Traffic, Verdict
+from idiolect.simulate.rounds import Verdict
+from idiolect.simulate.traffic import Traffic
 
 # A checkpoint costs milliseconds to seconds; losing this much work to a crash costs no one.
 _SECONDS_BETWEEN = 5.0
@@ -175,7 +177,9 @@ def _rounds(
         while memory.round < job.rounds:
             # One assignment per round: an interrupt leaves the last whole round in `memory`,
             # however far the simulation itself has got.
-            memory = _round(job, simulation, memory)
+            before, memory = memory, _round(job, simulation, memory)
+            for text in telling.newly_left_out(job, before, memory):
+                watch.note(text)
             keeper.keep_globals(memory)
             keeper.save_if_due(memory)
             pace = (time.perf_counter() - began) / (memory.round - first)
@@ -207,6 +211,7 @@ def _round(job: Course, simulation: Rounds, memory: Memory) -> Memory:
         speed=speed,
         widths=simulation.widths,
         padding=simulation.padding(),
+        left_out=telling.counted(job, memory, done.left_out),
     )
 
 
@@ -237,7 +242,11 @@ def _finish(
     names = verdicts[0].facts
     speed = memory.speed
     final = _scores(verdicts, "")
-    told = [*_strangers(job, simulation), *_broken(job, final)]
+    told = [
+        *telling.strangers(job, simulation),
+        *telling.left_out(job, memory),
+        *telling.broken(job, final),
+    ]
     for text in told:
         watch.note(text)
     memory = memory._replace(
@@ -252,36 +261,6 @@ def _finish(
         ),
     )
     return memory, [verdict.deployed for verdict in verdicts]
-
-
-def _strangers(job: Course, simulation: Rounds) -> list[str]:
-    """Tell of clients that are scored with the personal state they started with."""
-    told = []
-    for run, members in enumerate(job.members):
-        never = simulation.strangers(run)
-        if len(never):
-            told.append(
-                f"seed {members.seed}: {len(never)} of {len(members.names)} clients took part in "
-                f"no round, first {members.names[never[0]]}; they are scored with the personal "
-                "state they started with"
-            )
-    return told
-
-
-def _broken(job: Course, final: Scores) -> list[str]:
-    """Tell of models that were scored though their loss is no number: `deploy` may diverge too."""
-    told = []
-    tested = np.array([[size > 0 for size in members.test] for members in job.members])
-    for model in sorted({key.split("/")[0] for key in final}):
-        rows = np.argwhere(tested & ~np.isfinite(final[f"{model}/loss"]))
-        if len(rows):
-            seed, client = rows[0]
-            told.append(
-                f"the {model} model of {len(rows)} of {int(tested.sum())} clients has no finite "
-                f"test loss, first {job.members[seed].names[client]} under seed "
-                f"{job.seeds[seed]}; its training after the rounds diverged: lower its rate"
-            )
-    return told
 
 
 def _scores(verdicts: list[Verdict], prefix: str) -> Scores:
@@ -341,4 +320,5 @@ def _outcome(job: Course, memory: Memory) -> Outcome:
         wire=memory.wire,
         speed=memory.speed,
         notices=memory.notices,
+        left_out=memory.left_out,
     )

@@ -69,6 +69,7 @@ class Alone:
             np.array([place.client]),
             made.networks,
             Store([(method.init_personal(self.setup), 1)], device),
+            [self.setup.params],
             library.pools,
             library.exam_pools,
             device,
@@ -141,6 +142,7 @@ class Alone:
             Sent(*tree.to(tuple(sent), self._device)),
             {client: self._member},
             {} if exam is None else {client: exam},
+            afresh=kind != "step" and self.method.starts_over,
         )
         _, results = self._crew.run(kind, fn, [call], round)
         return tree.map(lambda leaf: leaf[0], results)

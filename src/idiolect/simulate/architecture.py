@@ -46,7 +46,10 @@ def make(
     for network in networks[0].values():
         _try(name, network, examples, len(lessons[0].dataset.classes))
     _refuse_unequal_constants(name, networks)
-    setups = [_setup(own, held, device) for own, held in zip(networks, lessons, strict=True)]
+    setups = [
+        _setup(own, held, seed, device)
+        for own, held, seed in zip(networks, lessons, seeds, strict=True)
+    ]
     reasons = [mappable(model) for model in models[0].values()]
     return Made(networks[0], setups, next(filter(None, reasons), ""))
 
@@ -131,7 +134,9 @@ def _refuse_unequal_constants(name: str, made: Sequence[Mapping[str, Network]]) 
                     )
 
 
-def _setup(networks: Mapping[str, Network], lessons: Lessons, device: torch.device) -> Setup:
+def _setup(
+    networks: Mapping[str, Network], lessons: Lessons, seed: int, device: torch.device
+) -> Setup:
     sizes = torch.tensor([float(len(rows)) for rows in lessons.train], device=device)
     return Setup(
         networks["main"].params,
@@ -140,4 +145,5 @@ def _setup(networks: Mapping[str, Network], lessons: Lessons, device: torch.devi
         len(lessons.dataset.classes),
         networks["main"].norms,
         networks["main"].statistics,
+        seed,
     )

@@ -15,10 +15,10 @@ from idiolect import tree
 from idiolect.local import Network, Pool
 from idiolect.method import Sent
 from idiolect.simulate import blocks, width
-from idiolect.simulate.engine import ClientFunction, Desk
+from idiolect.simulate.engine import ClientFunction, Desk, Given
 from idiolect.simulate.plans import Member
 from idiolect.simulate.store import Store
-from idiolect.tree import Tree
+from idiolect.tree import Params, Tree
 
 
 class Seat(NamedTuple):
@@ -36,6 +36,7 @@ class Call(NamedTuple):
     members: Sequence[Member] | Mapping[int, Member]  # of all clients, or of those called
     exams: Sequence[Member] | Mapping[int, Member] = ()  # likewise, when they are scored
     even: bool = False  # everyone takes as many steps, however many examples it has
+    afresh: bool = False  # clients are given the parameters that training started from
 
 
 class Crew:
@@ -46,6 +47,7 @@ class Crew:
         clients: np.ndarray,
         networks: Mapping[str, Network],
         store: Store,
+        starts: Sequence[Params],
         pools: Mapping[str, Pool],
         exam_pools: Mapping[str, Pool],
         device: torch.device,
@@ -56,11 +58,13 @@ class Crew:
     ) -> None:
         """Blocks are `span` clients wide (None: measured); single clients go to `hands` threads.
 
-        `stack` lets vmap run a block; on CUDA then even one client, so that it is captured.
+        `starts` are the initial parameters of each run. `stack` lets vmap run a block; on CUDA then
+        even one client, so that it is captured.
         """
         self._stack = stack
         self.clients = clients
         self.store = store
+        self.starts = starts
         self.widths: dict[str, int] = {}
         self._place = {int(client): place for place, client in enumerate(clients)}
         # functional_call swaps a module's parameters while it runs, so each thread has its own.
@@ -210,9 +214,11 @@ class Shift:
         self._members = [calls[seat.run].members[seat.client] for seat in self.seats]
         self._exams = [calls[s.run].exams[s.client] for s in self.seats if calls[s.run].exams]
         self._stacked = len(calls) > 1
-        self._shared = calls[0].sent.shared
-        if self._stacked:
-            self._shared = tree.stack([call.sent.shared for call in calls])
+        given = [
+            Given(call.sent.shared, start if call.afresh else ())
+            for call, start in zip(calls, crew.starts, strict=True)
+        ]
+        self._shared: Given = tree.stack(given) if self._stacked else given[0]
         self._run = torch.tensor([seat.run for seat in self.seats], device=device)
         places = torch.tensor([place for _, place in called], dtype=torch.int64, device=device)
         self._own = tree.take(tree.concat([call.sent.own for call in calls]), places)

@@ -5,7 +5,7 @@ client, for debugging and for networks that vmap cannot map. Both give it the sa
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,13 +17,20 @@ from idiolect.local import Local, Network, Pool
 from idiolect.method import Sent
 from idiolect.simulate.graph import Captured
 from idiolect.simulate.plans import Book, Member
-from idiolect.tree import Tree
+from idiolect.tree import Params, Tree
 
 _LAYERS = 13  # keeps the layers' own draws apart from other uses of the same seed
 
 ClientFunction = Callable[[Sent, Tree, Local, Local], Tree]
 """fn(sent, personal, local, exam): `exam` holds what is scored and is never given to a method's
 training code."""
+
+
+class Given(NamedTuple):
+    """What all clients of a run are given alike."""
+
+    shared: Tree
+    initial: Params | tuple[()] = ()  # the parameters training started from, where they are needed
 
 
 class Desk:
@@ -65,14 +72,14 @@ class Desk:
         members: Sequence[Member],
         exams: Sequence[Member],
         round: int,
-        shared: Tree,
+        shared: "Given",
         shared_per_client: bool,
         own: Tree,
         personal: Tree,
     ) -> Tree:
         """Do the block's round; inputs and results are stacked by client on axis 0.
 
-        `shared` is one tree for all, or one row per client where runs of several seeds are stacked.
+        What is given is one tree for all, or one row per client where several seeds are stacked.
         """
         kept = self._lessons.turn(members, round) & self._exams.turn(exams, round)
         self._round.fill_(round)
@@ -84,7 +91,7 @@ class Desk:
             return self._work(sizes, shared, shared_per_client, own, personal, kept)
 
     def _work(
-        self, sizes: Tensor, shared: Tree, per_client: bool, own: Tree, personal: Tree, kept: bool
+        self, sizes: Tensor, shared: Given, per_client: bool, own: Tree, personal: Tree, kept: bool
     ) -> Tree:
         if not self._stacked:
             return self._one(sizes, shared, per_client, own, personal)
@@ -99,15 +106,17 @@ class Desk:
         except RuntimeError as error:
             raise _explained(error) from error
 
-    def _client(self, slot: Tensor, size: Tensor, shared: Tree, own: Tree, personal: Tree) -> Tree:
+    def _client(
+        self, slot: Tensor, size: Tensor, given: "Given", own: Tree, personal: Tree
+    ) -> Tree:
         local, exam = (
-            Local(self._networks, book, slot, size, self._round, self._stacked)
-            for book in (self._lessons, self._exams)
+            Local(self._networks, book, slot, size, self._round, self._stacked, initial)
+            for book, initial in ((self._lessons, given.initial or None), (self._exams, None))
         )
-        return self._fn(Sent(shared, own), personal, local, exam)
+        return self._fn(Sent(given.shared, own), personal, local, exam)
 
     def _one(
-        self, sizes: Tensor, shared: Tree, per_client: bool, own: Tree, personal: Tree
+        self, sizes: Tensor, shared: Given, per_client: bool, own: Tree, personal: Tree
     ) -> Tree:
         """Run a block of one client as plain code, without vmap."""
         first = tree.map(lambda leaf: leaf[0], (own, personal))

@@ -13,16 +13,17 @@ import torch
 
 from idiolect import tree
 from idiolect.data.federation import Exam, Lessons
-from idiolect.errors import ConfigError, DataError, Diverged, MethodError
+from idiolect.errors import ConfigError, DataError, Diverged
 from idiolect.local import Local, Network
 from idiolect.method import Method, Sent, Setup
-from idiolect.simulate import sampling
+from idiolect.simulate import guard, sampling
 from idiolect.simulate.architecture import Architecture, make, refuse_unequal_states
 from idiolect.simulate.backend import Backend
 from idiolect.simulate.crew import Call, Crew, Seat
 from idiolect.simulate.judging import marking
 from idiolect.simulate.pools import Library
 from idiolect.simulate.store import Store
+from idiolect.simulate.traffic import Traffic, counted, refuse_unequal
 from idiolect.tree import Tree
 
 
@@ -33,19 +34,12 @@ class Run(NamedTuple):
     lessons: Lessons
 
 
-class Traffic(NamedTuple):
-    """What crossed the network in one round of one run."""
-
-    clients: int
-    bytes_down: int
-    bytes_up: int
-
-
 class Round(NamedTuple):
     """What one round did: traffic of each run, and the examples trained on by all together."""
 
     traffic: list[Traffic]
     examples: int
+    left_out: Sequence[np.ndarray] = ()  # per run, whose NaN or infinity went no further
 
 
 class Verdict(NamedTuple):
@@ -66,8 +60,10 @@ class Simulation:
         architectures: Mapping[str, Architecture],
         *,
         cohort: int | None = None,
+        draw: str = "fixed",
         backend: Backend | None = None,
     ) -> None:
+        """`draw` says how a cohort is drawn, by its name in `sampling.DRAWS`."""
         self.method = method
         self.round = 0
         self.runs = runs
@@ -77,6 +73,7 @@ class Simulation:
         if self._device.type == "cuda":
             torch.backends.cudnn.allow_tf32 = False  # convolutions in full fp32, like products
         self._cohort = cohort
+        self._draw = sampling.DRAWS[draw]
         self._library = Library([run.lessons for run in runs], self._device)
         self._clients = len(runs[0].lessons.names)
         if any(len(run.lessons.names) != self._clients for run in runs):
@@ -115,6 +112,7 @@ class Simulation:
                     clients,
                     made.networks,
                     Store(personal, self._device),
+                    [setup.params for setup in made.setups],
                     self._library.pools,
                     self._library.exam_pools,
                     self._device,
@@ -165,7 +163,7 @@ class Simulation:
     def _drawn(self, run: int, round: int) -> np.ndarray:
         eligible = self._eligible[run]
         size = len(eligible) if self._cohort is None else self._cohort
-        return sampling.cohort(self.runs[run].seed, round, eligible, size)
+        return self._draw(self.runs[run].seed, round, eligible, size)
 
     def strangers(self, run: int) -> np.ndarray:
         """Return the clients whose personal state no round has touched, where there is any."""
@@ -194,51 +192,67 @@ class Simulation:
                 strict=True,
             )
         ]
-        seats: list[Seat] = []
-        parts: list[Tree] = []
-        for crew in self._crews:
-            present, result = crew.run("step", step, calls, self.round)
-            if not present:
-                continue
-            reports, personal = result
-            self._refuse_nonfinite(present, reports, personal)
-            crew.store.put(crew.rows(present), personal)
-            seats += present
-            parts.append(reports)
-        _refuse_unequal(parts)
-        reports = tree.concat(parts)
-        place = {seat: number for number, seat in enumerate(seats)}
-        traffic = []
-        for run, call in enumerate(calls):
-            rows = [place[Seat(run, int(client))] for client in call.cohort]
-            own = tree.take(reports, self._tensor(np.array(rows)))
-            traffic.append(Traffic(1, 0, 0) if method.pooled else _traffic(call, own))
+        done = [(crew, *crew.run("step", step, calls, self.round)) for crew in self._crews]
+        done = [(crew, present, result) for crew, present, result in done if present]
+        parts = [reports for _, _, (reports, _) in done]
+        refuse_unequal(parts)
+        reports = tree.concat(parts) if parts else ()
+        place = {seat: n for n, seat in enumerate(seat for _, own, _ in done for seat in own)}
+        stale = guard.broken_personal([personal for _, _, (_, personal) in done])
+        states, traffic, broken = [], [], []
+        for run, (call, state) in enumerate(zip(calls, self.states, strict=True)):
             cohort = self._tensor(call.cohort)
-            self.states[run] = method.server_step(self.states[run], cohort, own)
+            if not len(call.cohort):
+                states.append(method.idle(state))
+                traffic.append(Traffic(0, 0, 0))
+                continue
+            rows = self._tensor(np.array([place[Seat(run, int(c))] for c in call.cohort]))
+            own = tree.take(reports, rows)
+            traffic.append(Traffic(1, 0, 0) if method.pooled else counted(call, own))
+            own = method.arrive(state, cohort, own)
+            bad = guard.broken(own, None if stale is None else stale[rows], len(rows), rows.device)
+            states.append(guard.guarded_step(method, state, cohort, own, bad))
+            broken.append((run, call.cohort, bad))
+        left_out = self._left_out(broken)
+        for crew, present, (_, personal) in done:
+            crew.store.put(crew.rows(present), self._unbroken(crew, present, personal, left_out))
+        self.states = states
         self.round += 1
-        return Round(traffic, sum(crew.examples("step") for crew in self._crews))
+        return Round(traffic, sum(crew.examples("step") for crew in self._crews), left_out)
+
+    def _left_out(self, broken: list[tuple[int, np.ndarray, torch.Tensor]]) -> list[np.ndarray]:
+        """Read, once a round, who was broken; a run in which nobody is left cannot go on."""
+        found = [np.empty(0, np.int64) for _ in self.runs]
+        if not broken:
+            return found
+        flags = torch.cat([bad for _, _, bad in broken]).cpu().numpy()
+        for run, cohort, bad in broken:
+            mine, flags = flags[: len(bad)], flags[len(bad) :]
+            found[run] = cohort[mine]
+            if mine.all():
+                seed, names = self.runs[run].seed, self.runs[run].lessons.names
+                first = "all clients" if self.method.pooled else names[cohort[0]]
+                raise Diverged(
+                    f"round {self.round + 1}, seed {seed}: {first} produced NaN or infinity "
+                    f"({len(cohort)} of {len(cohort)} clients did, so nobody is left); lower lr "
+                    f"(now {self.method.lr}) or set clip, and start again"
+                )
+        return found
+
+    def _unbroken(
+        self, crew: Crew, present: list[Seat], personal: Tree, left_out: list[np.ndarray]
+    ) -> Tree:
+        """Let clients that were left out keep the personal state they had."""
+        gone = {Seat(run, int(c)) for run, clients in enumerate(left_out) for c in clients}
+        back = [place for place, seat in enumerate(present) if seat in gone]
+        if not back or not tree.leaves(personal):
+            return personal
+        before = crew.store.take(crew.rows([present[place] for place in back]))
+        return tree.put(personal, self._tensor(np.array(back)), before)
 
     def padding(self) -> float:
         """Return the largest share of padding in any architecture's last round."""
         return max(crew.padding("step") for crew in self._crews)
-
-    def _refuse_nonfinite(self, seats: list[Seat], reports: Tree, personal: Tree) -> None:
-        """Stop before rubbish reaches the server; infinity may stand for "not yet" at a client."""
-        broken = [
-            tree.rows_where(lambda leaf: ~torch.isfinite(leaf), reports),
-            tree.rows_where(torch.isnan, personal),
-        ]
-        told = [found for found in broken if found is not None]
-        if not told or not bool(torch.stack(told).any()):
-            return
-        rows = torch.stack(told).any(0)
-        seat = seats[int(rows.nonzero()[0])]
-        run = self.runs[seat.run]
-        raise Diverged(
-            f"round {self.round + 1}, seed {run.seed}: {run.lessons.names[seat.client]} produced "
-            f"NaN or infinity ({int(rows.sum())} of {len(seats)} clients did); lower lr (now "
-            f"{self.method.lr}) or set clip, and start again"
-        )
 
     # Judging.
 
@@ -296,7 +310,12 @@ class Simulation:
         """Call every client of every run, with its own data."""
         clients = np.arange(self._clients)
         return [
-            Call(clients, self.method.send(state, self._tensor(clients)), members)
+            Call(
+                clients,
+                self.method.send(state, self._tensor(clients)),
+                members,
+                afresh=self.method.starts_over,
+            )
             for state, members in zip(self.states, self._judged, strict=True)
         ]
 
@@ -335,27 +354,3 @@ def _eligible(lessons: Lessons) -> np.ndarray:
     if not len(able):
         raise DataError("no client has a training example; check the partition and the split")
     return able
-
-
-def _traffic(call: Call, reports: Tree) -> Traffic:
-    """Count exactly what would cross the network: trees down and up, leaf by leaf."""
-    clients = len(call.cohort)
-    down = clients * tree.nbytes(call.sent.shared) + tree.nbytes(call.sent.own)
-    return Traffic(clients, down, tree.nbytes(reports))
-
-
-def _refuse_unequal(parts: list[Tree]) -> None:
-    """Across architectures only equal shapes can be aggregated; name the leaf that differs."""
-    named = [tree.named(part) for part in parts]
-    for other in named[1:]:
-        for name in sorted(set(named[0]) | set(other)):
-            shapes = [
-                tuple(leaves[name].shape[1:]) if name in leaves else "absent"
-                for leaves in (named[0], other)
-            ]
-            if shapes[0] != shapes[1]:
-                raise MethodError(
-                    f"report leaf {name!r} is {shapes[0]} for one architecture and {shapes[1]} for "
-                    "another; across architectures report only tensors of equal shape, such as "
-                    "soft predictions"
-                )

@@ -1,0 +1,141 @@
+"""How the server makes one model of many reports: a part that can be replaced.
+
+Any method whose server step heeds only the mean of its clients' parameters (`aggregates = "mean"`)
+takes another rule in place of the mean, without knowing: the rule's result is handed to it as the
+report of a single client. What a method keeps personal never comes here.
+"""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from idiolect import tree
+from idiolect.errors import MethodError
+from idiolect.method import Method, Report, Sent, Setup, check_setting
+from idiolect.tree import Params, Tree
+from idiolect.wrapper import Wrapper
+
+
+@dataclass(frozen=True, kw_only=True)
+class Aggregator:
+    """A rule; frozen, with settings declared as a method's are."""
+
+    title: ClassVar[str] = ""
+    source: ClassVar[str] = ""  # where it comes from
+
+    def __post_init__(self) -> None:
+        for spec in dataclasses.fields(self):
+            check_setting(type(self).__name__, spec, getattr(self, spec.name))
+
+    def start(self, setup: Setup) -> Tree:
+        """Return what the rule remembers before the first round."""
+        return ()
+
+    def combine(
+        self, memory: Tree, reference: Params, params: Params, weight: Tensor
+    ) -> tuple[Params, Tree]:
+        """Make one set of parameters of the rows of `params`, and the new memory.
+
+        `reference` is what was sent out; rows of weight 0 [row] must not count, whatever they hold.
+        """
+        raise TypeError(f"{type(self).__name__} has no combine")
+
+    def idle(self, memory: Tree, reference: Params) -> tuple[Params, Tree]:
+        """Do the same for a round in which nobody took part."""
+        return reference, memory
+
+
+class Served(NamedTuple):
+    """The inner method's state, and what the rule remembers."""
+
+    inner: Tree
+    memory: Tree
+
+
+@dataclass(frozen=True, kw_only=True)
+class Aggregated(Wrapper):
+    """A method whose server aggregates by another rule than the mean."""
+
+    by: Aggregator = dataclasses.field(kw_only=False, metadata={"doc": "how reports are joined"})
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.base.aggregates != "mean" or self.base.pooled:
+            raise MethodError(refusal(self.base, self.by.title))
+
+    def titled(self, title: str) -> str:
+        """Name the rule behind the method."""
+        return f"{title}, {self.by.title}"
+
+    def own_settings(self) -> dict[str, Any]:
+        """Return the rule and its settings."""
+        return {"rule": type(self.by).__name__, **dataclasses.asdict(self.by)}
+
+    def training(self) -> tuple[Any, ...]:
+        """Rounds with another rule are other rounds."""
+        return self.by, self.base.training()
+
+    def init_server(self, setup: Setup) -> Served:
+        """Put the rule's memory beside the state."""
+        return Served(self.base.init_server(setup), self.by.start(setup))
+
+    def send(self, state: Served, cohort: Tensor) -> Sent:
+        """Send what the inner method sends."""
+        return self.base.send(state.inner, cohort)
+
+    def reference(self, state: Served, cohort: Tensor) -> Tree:
+        """Hand on."""
+        return self.base.reference(state.inner, cohort)
+
+    def arrive(self, state: Served, cohort: Tensor, reports: Tree) -> Tree:
+        """Hand on."""
+        return self.base.arrive(state.inner, cohort, reports)
+
+    def server_step(self, state: Served, cohort: Tensor, reports: Report) -> Served:
+        """Join the reports by the rule; the inner method averages the one that is left."""
+        reference = self.base.reference(state.inner, cohort)
+        _refuse_unlike(self.base, reference, reports.params)
+        joined, memory = self.by.combine(state.memory, reference, reports.params, reports.size)
+        return Served(self._inner(state.inner, cohort, joined), memory)
+
+    def idle(self, state: Served) -> Served:
+        """Let the rule say what an empty round does: private noise is added all the same."""
+        nobody = torch.zeros(1, dtype=torch.int64, device=tree.leaves(state.inner)[0].device)
+        reference = self.base.reference(state.inner, nobody)
+        joined, memory = self.by.idle(state.memory, reference)
+        if joined is reference:
+            return Served(self.base.idle(state.inner), memory)
+        return Served(self._inner(state.inner, nobody, joined), memory)
+
+    def _inner(self, state: Tree, cohort: Tensor, joined: Params) -> Tree:
+        one = tree.map(lambda leaf: leaf.unsqueeze(0), joined)
+        size = torch.ones(1, device=cohort.device)
+        return self.base.server_step(state, cohort[:1], Report(one, size))
+
+
+def refusal(method: Method, rule: str) -> str:
+    """Say why a method cannot take another rule."""
+    name = method.title or type(method).__name__
+    if method.pooled:
+        return f"{name} has no clients whose reports could be joined by {rule}; leave it out"
+    if method.aggregates == "nothing":
+        return f"{name} sends nothing to a server, so there is nothing to aggregate by {rule}"
+    return (
+        f"{name} does not average its clients' parameters, so its server cannot use {rule} instead "
+        "of a mean; leave `aggregate` out, or choose a method such as fedavg, fedper or ditto"
+    )
+
+
+def _refuse_unlike(method: Method, reference: Tree, params: Params) -> None:
+    """An update is a difference from what was sent, so both must be trees of one form."""
+    sent = {name: tuple(leaf.shape) for name, leaf in tree.named(reference).items()}
+    got = {name: tuple(leaf.shape[1:]) for name, leaf in tree.named(params).items()}
+    if sent != got:
+        name = sorted(set(sent.items()) ^ set(got.items()))[0][0]
+        raise MethodError(
+            f"{type(method).__name__} reports another tree than it sends, first in {name!r}; its "
+            "`reference` must return what a client that changed nothing would report"
+        )

@@ -1,0 +1,74 @@
+"""What a user should hear of a run besides its figures: who was left out, who never took part."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from idiolect.results.outcome import Scores
+from idiolect.runner.course import Course, Rounds
+from idiolect.runner.memory import Memory
+
+
+def counted(
+    job: Course, memory: Memory, clients_of: Sequence[np.ndarray]
+) -> tuple[Mapping[str, int], ...]:
+    """Add a round to the count of who was left out, by name."""
+    counts = [dict(own) for own in memory.left_out] or [{} for _ in job.seeds]
+    for own, members, clients in zip(counts, job.members, clients_of, strict=bool(clients_of)):
+        for name in (members.names[client] for client in clients):
+            own[name] = own.get(name, 0) + 1
+    return tuple(counts)
+
+
+def newly_left_out(job: Course, before: Memory, after: Memory) -> list[str]:
+    """Tell of each client when it is left out for the first time."""
+    return [
+        f"round {after.round}, seed {seed}: {name} reported NaN or infinity and was left out"
+        for place, seed in enumerate(job.seeds)
+        for name in after.left_out[place]
+        if not before.left_out or name not in before.left_out[place]
+    ]
+
+
+def strangers(job: Course, simulation: Rounds) -> list[str]:
+    """Tell of clients that are scored with the personal state they started with."""
+    told = []
+    for run, members in enumerate(job.members):
+        never = simulation.strangers(run)
+        if len(never):
+            told.append(
+                f"seed {members.seed}: {len(never)} of {len(members.names)} clients took part in "
+                f"no round, first {members.names[never[0]]}; they are scored with the personal "
+                "state they started with"
+            )
+    return told
+
+
+def left_out(job: Course, memory: Memory) -> list[str]:
+    """Name the clients whose reports were not used, and how often."""
+    told = []
+    for seed, counts in zip(job.seeds, memory.left_out, strict=False):
+        if counts:
+            named = [f"{name} ({count})" for name, count in counts.items()][:8]
+            more = f" and {len(counts) - 8} more" if len(counts) > 8 else ""
+            told.append(
+                f"seed {seed}: {len(counts)} clients reported NaN or infinity and were left out of "
+                f"rounds, so often: {', '.join(named)}{more}; lower lr, or set clip"
+            )
+    return told
+
+
+def broken(job: Course, final: Scores) -> list[str]:
+    """Tell of models that were scored though their loss is no number: `deploy` may diverge too."""
+    told = []
+    tested = np.array([[size > 0 for size in members.test] for members in job.members])
+    for model in sorted({key.split("/")[0] for key in final}):
+        rows = np.argwhere(tested & ~np.isfinite(final[f"{model}/loss"]))
+        if len(rows):
+            seed, client = rows[0]
+            told.append(
+                f"the {model} model of {len(rows)} of {int(tested.sum())} clients has no finite "
+                f"test loss, first {job.members[seed].names[client]} under seed "
+                f"{job.seeds[seed]}; its training after the rounds diverged: lower its rate"
+            )
+    return told

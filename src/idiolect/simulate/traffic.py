@@ -1,0 +1,40 @@
+"""What crosses the network in a round, and what of it can be joined."""
+
+from typing import NamedTuple
+
+from idiolect import tree
+from idiolect.errors import MethodError
+from idiolect.simulate.crew import Call
+from idiolect.tree import Tree
+
+
+class Traffic(NamedTuple):
+    """What crossed the network in one round of one run."""
+
+    clients: int
+    bytes_down: int
+    bytes_up: int
+
+
+def counted(call: Call, reports: Tree) -> Traffic:
+    """Count exactly what would cross the network: trees down and up, leaf by leaf."""
+    clients = len(call.cohort)
+    down = clients * tree.nbytes(call.sent.shared) + tree.nbytes(call.sent.own)
+    return Traffic(clients, down, tree.nbytes(reports))
+
+
+def refuse_unequal(parts: list[Tree]) -> None:
+    """Across architectures only equal shapes can be aggregated; name the leaf that differs."""
+    named = [tree.named(part) for part in parts]
+    for other in named[1:]:
+        for name in sorted(set(named[0]) | set(other)):
+            shapes = [
+                tuple(leaves[name].shape[1:]) if name in leaves else "absent"
+                for leaves in (named[0], other)
+            ]
+            if shapes[0] != shapes[1]:
+                raise MethodError(
+                    f"report leaf {name!r} is {shapes[0]} for one architecture and {shapes[1]} for "
+                    "another; across architectures report only tensors of equal shape, such as "
+                    "soft predictions"
+                )

@@ -1,0 +1,128 @@
+"""Methods made of methods: a wrapper hands every step on to the method inside, but for its own.
+
+`Mixture(Tuned(FedAvg()))` is FedAvg, fine-tuned at every client, mixed there with a local expert.
+"""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from idiolect.errors import ConfigError
+from idiolect.local import Local
+from idiolect.method import Method, Sent, Setup, check_setting
+from idiolect.tree import Tree
+
+_COMMON = tuple(spec.name for spec in dataclasses.fields(Method))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wrapper(Method):
+    """A method around another; the settings that every method has are those of the inner one."""
+
+    base: Method = dataclasses.field(kw_only=False, metadata={"doc": "the method inside"})
+
+    def __post_init__(self) -> None:
+        for spec in dataclasses.fields(self):
+            value = getattr(self, spec.name)
+            if spec.name not in _COMMON:
+                if spec.name != "base":
+                    check_setting(type(self).__name__, spec, value)
+                continue
+            inner = getattr(self.base, spec.name)
+            if value not in (spec.default, inner):
+                raise ConfigError(
+                    f"{type(self).__name__}: {spec.name} is {value!r}, but training is that of "
+                    f"{type(self.base).__name__}; set it there"
+                )
+            object.__setattr__(self, spec.name, inner)
+        for name in ("paper", "pooled", "aggregates"):
+            object.__setattr__(self, name, getattr(self.base, name))
+        for name in ("tunes", "starts_over"):
+            object.__setattr__(self, name, getattr(type(self), name) or getattr(self.base, name))
+        object.__setattr__(self, "title", self.titled(self.base.title))
+
+    def titled(self, title: str) -> str:
+        """Return the title, given that of the method inside."""
+        return title
+
+    def own_settings(self) -> dict[str, Any]:
+        """Return what this wrapper was told, apart from the method inside."""
+        names = [spec.name for spec in dataclasses.fields(self)]
+        return {n: getattr(self, n) for n in names if n != "base" and n not in _COMMON}
+
+    def settings(self) -> dict[str, Any]:
+        """Return the inner settings and, under the wrapper's name, its own."""
+        inner = self.base.settings()
+        key = type(self).__name__.lower()
+        while key in inner:  # the same wrapper twice
+            key += "_"
+        return {**inner, key: self.own_settings()}
+
+    def training(self) -> tuple[Any, ...]:
+        """What happens before `deploy` is the inner method's, unless a wrapper says otherwise."""
+        return self.base.training()
+
+    # Every step, handed on.
+
+    def init_server(self, setup: Setup) -> Tree:
+        """Hand on."""
+        return self.base.init_server(setup)
+
+    def init_personal(self, setup: Setup) -> Tree:
+        """Hand on."""
+        return self.base.init_personal(setup)
+
+    def send(self, state: Tree, cohort: Tensor) -> Sent:
+        """Hand on."""
+        return self.base.send(state, cohort)
+
+    def client_step(self, sent: Sent, personal: Tree, local: Local) -> tuple[Tree, Tree]:
+        """Hand on."""
+        return self.base.client_step(sent, personal, local)
+
+    def server_step(self, state: Tree, cohort: Tensor, reports: Tree) -> Tree:
+        """Hand on."""
+        return self.base.server_step(state, cohort, reports)
+
+    def reference(self, state: Tree, cohort: Tensor) -> Tree:
+        """Hand on."""
+        return self.base.reference(state, cohort)
+
+    def arrive(self, state: Tree, cohort: Tensor, reports: Tree) -> Tree:
+        """Hand on."""
+        return self.base.arrive(state, cohort, reports)
+
+    def idle(self, state: Tree) -> Tree:
+        """Hand on."""
+        return self.base.idle(state)
+
+    def meet(self, sent: Sent, personal: Tree, local: Local) -> Tree:
+        """Hand on."""
+        return self.base.meet(sent, personal, local)
+
+    def deploy(self, sent: Sent, personal: Tree, local: Local) -> Tree:
+        """Hand on."""
+        return self.base.deploy(sent, personal, local)
+
+    def adapt(self, sent: Sent, personal: Tree, local: Local) -> Tree:
+        """Hand on."""
+        return self.base.adapt(sent, personal, local)
+
+    def models(self, sent: Sent, deployed: Tree) -> dict[str, Tree]:
+        """Hand on."""
+        return self.base.models(sent, deployed)
+
+    def predict(self, model: Tree, x: Tensor, local: Local) -> Tensor:
+        """Hand on."""
+        return self.base.predict(model, x, local)
+
+    def facts(self, deployed: Tree) -> dict[str, Tensor]:
+        """Hand on."""
+        return self.base.facts(deployed)
+
+    @property
+    def looks(self) -> bool:
+        """Hand on."""
+        return self.base.looks
