@@ -25,6 +25,7 @@ ROWS = [
     ["simulate"],
     ["checkpoint"],
     ["results"],
+    ["evaluate"],
     ["runner"],
     ["experiment"],
     ["api", "cli"],
@@ -41,6 +42,7 @@ ABOVE["method"] -= {"models"}
 ABOVE["local"] -= {"models"}
 ABOVE["data"] = {"data", "errors", "version"}
 ABOVE["checkpoint"] = {"checkpoint", "errors", "tree", "version"}
+ABOVE["evaluate"] = {"evaluate", "results", "errors"}
 ABOVE["models"] = {"models", "batchnorm", "errors"}
 
 # Third parties that may be imported with the module; elsewhere only inside the function that needs

@@ -154,6 +154,19 @@ def test_a_model_that_breaks_after_the_rounds_is_told_and_right_about_nothing(tm
         assert seed["models"]["global"]["loss"] > 0 and seed["models"]["global"]["mean"] > 0
 
 
+def test_the_result_holds_the_validation_curves_of_every_seed(tmp_path):
+    prepared, about = made("evaluate.every=3", only=["FedAvg"])
+    content = run(prepared, tmp_path, about)
+    held = content["methods"]["FedAvg"]["curves"]
+    outcome = train(prepared[0]).outcome
+    assert held["rounds"] == [3, 6] and set(held["val"]) == {"global", "personal"}
+    curve = outcome.curves["val/global/accuracy"]
+    assert np.allclose(held["val"]["global"]["accuracy"], curve.mean(axis=2))
+    assert content["data"]["same_clients"] is False
+    fixed, told = made("data.seed=0")
+    assert told["data"]["same_clients"] is True and fixed
+
+
 def test_test_rows_reach_only_the_final_metric(tmp_path):
     """Poison every test label: training, personal state and validation must not notice."""
     made_jobs, _ = made("evaluate.personal=always")

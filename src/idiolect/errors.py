@@ -45,3 +45,12 @@ class CheckpointError(IdiolectError):
     """A checkpoint that is damaged or belongs to another experiment."""
 
     code = 7
+
+
+class MissingExtra(IdiolectError):
+    """An optional library that is not installed; names the extra that brings it."""
+
+    code = 8
+
+    def __init__(self, what: str, extra: str) -> None:
+        super().__init__(f"{what}; install it with: pip install 'idiolect[{extra}]'")

@@ -3,7 +3,7 @@ import time
 import numpy as np
 import pytest
 
-from idiolect.data import Exam, Federation, Lessons
+from idiolect.data import Exam, Federation, Lessons, same_clients
 from idiolect.errors import ConfigError, DataError
 
 
@@ -82,3 +82,11 @@ def test_eighty_thousand_clients_are_checked_in_seconds(toy):
     federation = Federation(many, *parts)
     assert federation.counts().sum() == 240_000
     assert time.perf_counter() - start < 5
+
+
+def test_clients_are_the_same_who_hold_the_same_rows_however_split(two, toy):
+    resplit = Federation(two.dataset, rows([5, 1, 2], [7]), rows([4], []), rows([0, 6], [3]))
+    swapped = Federation(two.dataset, rows([0, 1, 2], [4]), rows([3], []), rows([5, 6], [7]))
+    renamed = Federation(two.dataset, two.train, two.val, two.test, ("a", "b"))
+    assert same_clients([two]) and same_clients([two, two]) and same_clients([two, resplit])
+    assert not same_clients([two, resplit, swapped]) and not same_clients([two, renamed])

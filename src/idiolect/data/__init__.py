@@ -2,7 +2,7 @@
 
 from idiolect.data.dataset import Dataset, normalised
 from idiolect.data.federate import federate
-from idiolect.data.federation import Exam, Federation, Lessons
+from idiolect.data.federation import Exam, Federation, Lessons, same_clients
 from idiolect.data.own import read
 from idiolect.data.partition import PARTITIONS
 from idiolect.data.sources import SOURCES, load
@@ -18,4 +18,5 @@ __all__ = [
     "load",
     "normalised",
     "read",
+    "same_clients",
 ]

@@ -171,3 +171,27 @@ class Federation:
                     f"{len(empty)} of {self.clients} clients have no {part} row: {empty[0]}"
                 )
         return told
+
+
+def same_clients(federations: Sequence[Federation]) -> bool:
+    """Tell whether every place is one and the same client in all of them: it holds the same rows.
+
+    How its rows are split into train, val and test may differ.
+    """
+    first = federations[0]
+    return all(
+        other is first
+        or (
+            other.names == first.names
+            and all(
+                np.array_equal(_held(first, place), _held(other, place))
+                for place in range(first.clients)
+            )
+        )
+        for other in federations[1:]
+    )
+
+
+def _held(federation: Federation, client: int) -> Rows:
+    parts = (getattr(federation, part)[client] for part in _PARTS)
+    return np.asarray(np.sort(np.concatenate(list(parts))))

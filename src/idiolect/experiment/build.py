@@ -8,7 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from idiolect.data import SOURCES, Dataset, Federation, federate, load, normalised, read
+from idiolect.data import (
+    SOURCES,
+    Dataset,
+    Federation,
+    federate,
+    load,
+    normalised,
+    read,
+    same_clients,
+)
 from idiolect.data.cache import cache_root
 from idiolect.errors import ConfigError, DataError
 from idiolect.experiment.methods import made as made_method
@@ -95,6 +104,7 @@ def jobs(
             "provenance": dataset.provenance,
             "classes": list(dataset.classes),
             "clients": held[0].clients,
+            "same_clients": same_clients(held),
             "federations": [federation.description for federation in held],
         },
     }

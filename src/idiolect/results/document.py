@@ -85,6 +85,7 @@ def _method(outcome: Outcome) -> Document:
         },
         "best_validation_round": _best_round(outcome),
         "reached": reached(outcome),
+        "curves": _curves(outcome),
         "seeds": [_seed(outcome, place) for place in range(len(outcome.members))],
         "speed": {
             "seconds": outcome.speed.train_seconds + outcome.speed.judge_seconds,
@@ -153,6 +154,17 @@ def _best_round(outcome: Outcome) -> Document:
         place = int(np.nanargmax(means))
         best[model] = {"round": outcome.evaluated[place], "val_accuracy": means[place]}
     return best
+
+
+def _curves(outcome: Outcome) -> Document:
+    """Give the curves on validation data: mean over clients, [evaluation, seed]."""
+    models: dict[str, dict[str, list[list[float]]]] = {}
+    for key, curve in outcome.curves.items():
+        split, model, metric = key.split("/")
+        if split == "val":
+            rows = [[statistics.mean(seed) for seed in point] for point in curve]
+            models.setdefault(model, {})[metric] = rows
+    return {"rounds": list(outcome.evaluated), "val": models}
 
 
 def plain(value: Any) -> Any:
