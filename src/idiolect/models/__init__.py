@@ -5,15 +5,21 @@ from collections.abc import Callable
 from torch import nn
 
 from idiolect.batchnorm import BatchNorm
+from idiolect.models.alexnet import AlexNet
 from idiolect.models.check import check, group_norm_instead, masked_batch_norm_instead
 from idiolect.models.images import LeNet5, McMahanCNN
 from idiolect.models.perceptrons import DNN, MLR
+from idiolect.models.residual import ResNet18
+from idiolect.models.shuffle import ShuffleNetV2
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
     "mlr": MLR,
     "dnn": DNN,
     "lenet5": LeNet5,
     "mcmahan-cnn": McMahanCNN,
+    "alexnet": AlexNet,
+    "resnet18": ResNet18,
+    "shufflenet": ShuffleNetV2,
 }
 """Each is called with the shape of one example and the number of classes, then its own options."""
 
@@ -21,9 +27,12 @@ __all__ = [
     "DNN",
     "MLR",
     "MODELS",
+    "AlexNet",
     "BatchNorm",
     "LeNet5",
     "McMahanCNN",
+    "ResNet18",
+    "ShuffleNetV2",
     "check",
     "group_norm_instead",
     "masked_batch_norm_instead",

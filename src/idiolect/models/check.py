@@ -9,6 +9,7 @@ from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from idiolect.batchnorm import BatchNorm
 from idiolect.errors import ModelError
+from idiolect.models.layers import dividing
 
 _RECURRENT = (nn.RNNBase, nn.RNNCellBase)
 
@@ -81,9 +82,8 @@ def _replaced(
 
 
 def _group_norm(layer: _NormBase, groups: int) -> nn.GroupNorm:
-    while layer.num_features % groups:
-        groups -= 1
-    return nn.GroupNorm(groups, layer.num_features, affine=layer.affine)
+    channels = layer.num_features
+    return nn.GroupNorm(dividing(groups, channels), channels, affine=layer.affine)
 
 
 def _masked(layer: _BatchNorm) -> BatchNorm:

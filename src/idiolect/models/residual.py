@@ -1,0 +1,62 @@
+"""ResNet-18 for small images."""
+
+from torch import Tensor, nn
+
+from idiolect.models.layers import Norm, Pointwise, convolution, normalisation
+
+
+class Block(nn.Module):
+    """Two 3×3 convolutions around which the input is carried."""
+
+    def __init__(self, inside: int, out: int, stride: int, norm: Norm, groups: int) -> None:
+        super().__init__()
+        self.conv1 = convolution(inside, out, stride)
+        self.norm1 = normalisation(norm, out, groups)
+        self.conv2 = convolution(out, out)
+        self.norm2 = normalisation(norm, out, groups)
+        self.shortcut = nn.Sequential()
+        if stride > 1 or inside != out:
+            self.shortcut = nn.Sequential(
+                Pointwise(inside, out, stride), normalisation(norm, out, groups)
+            )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Add what the block found to what came in."""
+        found = self.norm2(self.conv2(self.norm1(self.conv1(x)).relu()))
+        added: Tensor = (found + self.shortcut(x)).relu()
+        return added
+
+
+class ResNet18(nn.Module):
+    """ResNet-18 in the form for 32×32: 11,173,962 parameters at 3 channels and 10 classes.
+
+    He et al., "Deep Residual Learning for Image Recognition", 2016, Table 1, with its CIFAR stem: a
+    3×3 convolution of stride 1 and no pooling, since images are small. `width` is the channels of
+    the first stage; each later stage has twice those of the one before.
+    """
+
+    def __init__(
+        self,
+        shape: tuple[int, ...],
+        classes: int,
+        norm: Norm = "group",
+        groups: int = 8,
+        width: int = 64,
+    ) -> None:
+        super().__init__()
+        self.conv = convolution(shape[0], width)
+        self.norm = normalisation(norm, width, groups)
+        blocks, inside = [], width
+        for stage in range(4):
+            out = width * 2**stage
+            for stride in (2 if stage else 1, 1):
+                blocks.append(Block(inside, out, stride, norm, groups))
+                inside = out
+        self.blocks = nn.Sequential(*blocks)
+        self.fc = nn.Linear(inside, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return logits [example, class]."""
+        x = self.blocks(self.norm(self.conv(x)).relu())
+        logits: Tensor = self.fc(x.mean((2, 3)))
+        return logits
