@@ -18,6 +18,7 @@ from idiolect.simulate.pools import Library
 from idiolect.simulate.rounds import Run, Simulation
 
 FEATURES, CLASSES = 4, 3
+PUBLIC = 8  # examples that everyone holds
 
 
 class Normed(nn.Module):
@@ -70,6 +71,12 @@ def federation(
     count = len(train)
     cut = [tuple(parts[n * count : (n + 1) * count]) for n in range(3)]
     return Federation(data, *cut)
+
+
+def with_public(*arguments, **options) -> Federation:
+    """Make a federation whose clients hold public examples too."""
+    world = federation(*arguments, **options)
+    return dataclasses.replace(world, public=dataset(PUBLIC, 99))
 
 
 def simulation(

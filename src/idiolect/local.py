@@ -7,7 +7,7 @@ padding alone leaves the carry as it was.
 """
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -24,13 +24,18 @@ Loss = Callable[[Any, "Batch"], Tensor]
 
 
 class Batch(NamedTuple):
-    """Examples of one step; `weight` is 0 for padding, `row` is the place in the pool."""
+    """Examples of one step; `weight` is 0 for padding, `row` is the place in the pool.
+
+    `place` is the place in the round's public examples, in the order in which `rows` gives them:
+    what a teacher's row is looked up by. Private examples have none.
+    """
 
     x: Tensor
     y: Tensor
     weight: Tensor
     row: Tensor
     training: bool = False
+    place: Tensor | None = None
 
 
 class Pool(NamedTuple):
@@ -61,6 +66,8 @@ class Request(NamedTuple):
     steps: int  # 0: as many as the epochs take
     shuffled: bool
     call: int
+    sample: int = 0  # of the public examples, drawn anew each round and alike for all; 0: all
+    ago: int = 0  # the sample of so many rounds before
 
 
 class Plan(NamedTuple):
@@ -71,6 +78,7 @@ class Plan(NamedTuple):
     weight: Tensor  # [client, step, example] 1 for an example, 0 for padding
     certain: int  # this many first steps hold examples for every client of the block
     longest: int  # examples of the client that has most
+    places: Tensor | None = None  # like `rows`: places in the round's public examples
 
 
 class Plans(Protocol):
@@ -277,12 +285,16 @@ class Local:
         batch: int,
         epochs: int = 1,
         steps: int = 0,
+        sample: int = 0,
+        ago: int = 0,
     ) -> Any:
-        """Fold `step` over shuffled batches: whole epochs, or a number of steps."""
-        plan = self._ask(stream, batch, epochs, steps, shuffled=True)
-        rows, weight = plan.rows[self._slot], plan.weight[self._slot]
-        for number in range(plan.rows.shape[1]):
-            now = self._batch(plan.pool, rows[number], weight[number], training=True)
+        """Fold `step` over shuffled batches: whole epochs, or a number of steps.
+
+        Of the public stream, `sample` takes the examples drawn for this round, the same for
+        everyone, or those of some rounds `ago`: server and clients know them by the seed alone.
+        """
+        plan = self._ask(stream, batch, epochs, steps, True, sample, ago)
+        for number, now in enumerate(self._batches(plan, training=True)):
             new = step(carry, now)
             # Where every client has examples the mask is known, and its copy is saved.
             certain = number < plan.certain
@@ -299,8 +311,10 @@ class Local:
         batch: int,
         epochs: int = 1,
         steps: int = 0,
+        sample: int = 0,
+        ago: int = 0,
     ) -> Params:
-        """Minimise a batch loss from `params` with a fresh optimiser."""
+        """Minimise a batch loss from `params` with a fresh optimiser; see `scan` for the rest."""
 
         def step(carry: Any, now: Batch) -> Any:
             params, memory = carry
@@ -308,30 +322,35 @@ class Local:
 
         start = (params, optimiser.init(params))
         fitted: Params
-        fitted, _ = self.scan(step, start, stream, batch=batch, epochs=epochs, steps=steps)
+        fitted, _ = self.scan(
+            step, start, stream, batch=batch, epochs=epochs, steps=steps, sample=sample, ago=ago
+        )
         return fitted
 
     def mean(self, fn: Callable[[Batch], Tree], stream: str = "val", *, batch: int = 500) -> Tree:
         """Average fn(batch), itself a mean, over a stream's examples; NaN where it has none."""
         plan = self._ask(stream, batch, 1, 0, shuffled=False)
-        rows, weight = plan.rows[self._slot], plan.weight[self._slot]
-        total, seen = None, weight.sum()
-        for number in range(plan.rows.shape[1]):
-            now = self._batch(plan.pool, rows[number], weight[number], training=False)
+        total, seen = None, plan.weight[self._slot].sum()
+        for now in self._batches(plan, training=False):
             part = tree.scale(now.weight.sum(), fn(now))
             total = part if total is None else tree.add(total, part)
         return tree.map(lambda leaf: leaf / seen, total)
 
     def rows(
-        self, fn: Callable[[Batch], Tensor], stream: str = "public", *, batch: int = 500
+        self,
+        fn: Callable[[Batch], Tensor],
+        stream: str = "public",
+        *,
+        batch: int = 500,
+        sample: int = 0,
+        ago: int = 0,
     ) -> Tensor:
-        """Give fn's output for every example of a stream that all clients hold, in its order."""
-        plan = self._ask(stream, batch, 1, 0, shuffled=False)
-        rows, weight = plan.rows[self._slot], plan.weight[self._slot]
-        parts = [
-            fn(self._batch(plan.pool, rows[number], weight[number], training=False))
-            for number in range(plan.rows.shape[1])
-        ]
+        """Give fn's output for every example of a stream that all clients hold, in its order.
+
+        `sample` and `ago` choose among public examples as in `scan`.
+        """
+        plan = self._ask(stream, batch, 1, 0, False, sample, ago)
+        parts = [fn(now) for now in self._batches(plan, training=False)]
         return torch.cat(parts)[: plan.longest]
 
     def each(self, fn: Callable[..., Tree], *rows: Tensor) -> Tree:
@@ -365,12 +384,25 @@ class Local:
         """
         return torch.stack([self.size.new_full((), value) for value in values])
 
-    def _ask(self, stream: str, batch: int, epochs: int, steps: int, shuffled: bool) -> Plan:
+    def _ask(
+        self,
+        stream: str,
+        batch: int,
+        epochs: int,
+        steps: int,
+        shuffled: bool,
+        sample: int = 0,
+        ago: int = 0,
+    ) -> Plan:
         call = self._calls if shuffled else 0
         self._calls += shuffled
-        return self._plans.ask(Request(stream, batch, epochs, steps, shuffled, call))
+        return self._plans.ask(Request(stream, batch, epochs, steps, shuffled, call, sample, ago))
 
-    def _batch(self, pool: Pool, rows: Tensor, weight: Tensor, training: bool) -> Batch:
-        x, y = pool.take(rows)
-        self._shown = (x, weight)
-        return Batch(x, y, weight, rows, training)
+    def _batches(self, plan: Plan, training: bool) -> Iterator[Batch]:
+        rows, weight = plan.rows[self._slot], plan.weight[self._slot]
+        places = None if plan.places is None else plan.places[self._slot]
+        for step in range(plan.rows.shape[1]):
+            x, y = plan.pool.take(rows[step])
+            self._shown = (x, weight[step])
+            place = None if places is None else places[step]
+            yield Batch(x, y, self._shown[1], rows[step], training, place)

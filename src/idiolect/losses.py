@@ -32,6 +32,13 @@ def divergence(student: Tensor, teacher: Tensor, weight: Tensor) -> Tensor:
     return weighted_mean(gap.sum(-1), weight)
 
 
+def divergence_from(student: Tensor, target: Tensor, weight: Tensor) -> Tensor:
+    """KL(target ‖ softmax(student)) for a target given as probabilities [example, class]."""
+    target = target.detach()
+    gap = target * (target.clamp(min=1e-30).log() - student.log_softmax(-1))
+    return weighted_mean(gap.sum(-1), weight)
+
+
 def soft_cross_entropy(student: Tensor, teacher: Tensor, weight: Tensor) -> Tensor:
     """H(softmax(teacher), softmax(student)): the divergence plus a constant, so equal gradients."""
     target = teacher.detach().softmax(-1)

@@ -33,6 +33,8 @@ class Setup(NamedTuple):
     classes: int
     norms: frozenset[str] = frozenset()  # names of the parameters of normalisation layers
     statistics: frozenset[str] = frozenset()  # of these, running statistics: carried, not trained
+    public: int = 0  # examples that everyone holds
+    public_labels: bool = False  # whether their classes are those of the private examples
     seed: int = 0  # of the run; what the server draws comes from it, so it stays with the server
 
     @property
@@ -80,6 +82,7 @@ class Method:
     tunes: ClassVar[bool] = False  # deploy trains, so curves of personal models cost a training
     aggregates: ClassVar[str] = "other"  # "mean": server_step heeds only the mean of `Report`s
     starts_over: ClassVar[bool] = False  # deploy trains a model from `local.initial`
+    public: ClassVar[str] = ""  # who needs the public examples: "clients", "server" or nobody
 
     batch: int = setting(32, "examples in a step", least=1)
     epochs: int = setting(1, "passes over the client's data in a round", least=1)
@@ -195,6 +198,10 @@ class Method:
     def settings(self) -> dict[str, Any]:
         """Return the hyper-parameters by name."""
         return dataclasses.asdict(self)
+
+    def trace(self, state: Tree) -> dict[str, Tensor]:
+        """Return what is worth recording of the server's state after a round, by name."""
+        return {}
 
     # What most client steps are made of.
 

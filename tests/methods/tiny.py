@@ -110,7 +110,11 @@ def alike(left: object, right: object) -> bool:
 
 
 def setup(
-    main: nn.Module, auxiliary: nn.Module | None = None, sizes: Sequence[float] = (1, 3)
+    main: nn.Module,
+    auxiliary: nn.Module | None = None,
+    sizes: Sequence[float] = (1, 3),
+    public: int = 0,
+    public_labels: bool = False,
 ) -> Setup:
     """What a method is told before the first round."""
     network = Network(main)
@@ -120,6 +124,8 @@ def setup(
         torch.tensor(sizes, dtype=torch.float64),
         2,
         network.norms,
+        public,
+        public_labels,
     )
 
 
@@ -188,7 +194,8 @@ class Ordered:
             weight[0, step, : len(rows)] = 1
         x = torch.tensor([x for x, _ in examples] or [0.0], dtype=torch.float64)
         y = torch.tensor([y for _, y in examples] or [0])
-        return Plan(Pool(x, y), index, weight, steps if examples else 0, len(examples))
+        plan = Plan(Pool(x, y), index, weight, steps if examples else 0, len(examples))
+        return plan._replace(places=index) if request.stream == "public" else plan
 
 
 def client(
@@ -200,12 +207,13 @@ def client(
     round: int = 0,
     stacked: bool = False,
     plans: Plans | None = None,
+    public: Examples = (),
 ) -> Local:
     """One client; `stacked` runs it on torch.func transforms, as a vectorising engine does."""
     main = main or Line()
     return Local(
         {"main": Network(main), "auxiliary": Network(auxiliary or main)},
-        plans or Ordered({"train": train, "val": val}),
+        plans or Ordered({"train": train, "val": val, "public": public}),
         torch.tensor(0),
         torch.tensor(float(len(train)), dtype=torch.float64),
         torch.tensor(float(round), dtype=torch.float64),

@@ -11,6 +11,7 @@ from idiolect.methods.fedprox import FedProx
 from idiolect.methods.fedrep import FedRep
 from idiolect.methods.finetuned import FedAvgFT
 from idiolect.methods.fml import FML
+from idiolect.methods.ktpfl import KTpFL
 from idiolect.methods.local import LocalOnly
 from idiolect.methods.perfedavg import PerFedAvg
 from idiolect.methods.persfl import PersFL
@@ -31,6 +32,7 @@ METHODS: dict[str, type[Method]] = {
     "per-fedavg": PerFedAvg,
     "pfml": PFML,
     "fml": FML,
+    "ktpfl": KTpFL,
     "ditto": Ditto,
     "apfl": APFL,
 }
@@ -48,6 +50,7 @@ __all__ = [
     "FedPer",
     "FedProx",
     "FedRep",
+    "KTpFL",
     "LocalOnly",
     "PFedMe",
     "PerFedAvg",

@@ -137,6 +137,7 @@ def _refuse_unequal_constants(name: str, made: Sequence[Mapping[str, Network]]) 
 def _setup(
     networks: Mapping[str, Network], lessons: Lessons, seed: int, device: torch.device
 ) -> Setup:
+    public = lessons.public
     sizes = torch.tensor([float(len(rows)) for rows in lessons.train], device=device)
     return Setup(
         networks["main"].params,
@@ -145,5 +146,7 @@ def _setup(
         len(lessons.dataset.classes),
         networks["main"].norms,
         networks["main"].statistics,
+        0 if public is None else len(public),
+        public is not None and public.classes == lessons.dataset.classes,
         seed,
     )

@@ -5,6 +5,7 @@ takes part. Padding is added here and masked in `Local`.
 """
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -13,7 +14,7 @@ import torch
 from idiolect.errors import MethodError
 from idiolect.local import Plan, Pool, Request
 
-_BATCHES = 11  # keeps batch draws apart from other uses of the same seed
+_BATCHES, _PUBLIC = 11, 17  # keep these draws apart from other uses of the same seed
 
 
 class Member(NamedTuple):
@@ -55,7 +56,7 @@ class Book:
         self.examples = self.planned = 0
         kept = True
         for request, plan in list(self._plans.items()):
-            if same and not request.shuffled:
+            if same and not request.shuffled and not request.sample:
                 continue
             if not self._refill(request, plan):
                 del self._plans[request]
@@ -74,50 +75,85 @@ class Book:
         return self._plans[request]
 
     def _make(self, request: Request) -> Plan:
-        rows, certain, longest = self._draw(request)
-        index = torch.from_numpy(np.maximum(rows, 0)).to(self._device)
-        weight = torch.from_numpy(rows >= 0).to(self._device, torch.get_default_dtype())
-        self._count(request, rows)
-        return Plan(self._pools[request.stream], index, weight, certain, longest)
+        rows, places, certain, longest = self._draw(request)
+        index = torch.from_numpy(rows).to(self._device)
+        weight = torch.from_numpy(places >= 0).to(self._device, torch.get_default_dtype())
+        self._count(request, places)
+        plan = Plan(self._pools[request.stream], index, weight, certain, longest)
+        if request.stream == "public":
+            plan = plan._replace(places=torch.from_numpy(np.maximum(places, 0)).to(self._device))
+        return plan
 
     def _refill(self, request: Request, plan: Plan) -> bool:
-        rows, certain, longest = self._draw(request)
+        rows, places, certain, longest = self._draw(request)
         if rows.shape != plan.rows.shape or certain < plan.certain:
             return False
         if longest != plan.longest and not request.shuffled:  # `rows` cuts its output there
             return False
-        plan.rows.copy_(torch.from_numpy(np.maximum(rows, 0)))
-        plan.weight.copy_(torch.from_numpy(rows >= 0))
-        self._count(request, rows)
+        plan.rows.copy_(torch.from_numpy(rows))
+        plan.weight.copy_(torch.from_numpy(places >= 0))
+        if plan.places is not None:
+            plan.places.copy_(torch.from_numpy(np.maximum(places, 0)))
+        self._count(request, places)
         return True
 
-    def _count(self, request: Request, rows: np.ndarray) -> None:
+    def _count(self, request: Request, places: np.ndarray) -> None:
         if request.shuffled:
-            self.examples += int((rows >= 0).sum())
-            self.planned += rows.size
+            self.examples += int((places >= 0).sum())
+            self.planned += places.size
 
-    def _draw(self, request: Request) -> tuple[np.ndarray, int, int]:
-        """Lay out rows as [client, step, example], -1 for padding; see `Plan` for the numbers."""
-        orders = [self._order(member, request) for member in self._members]
+    def _draw(self, request: Request) -> tuple[np.ndarray, np.ndarray, int, int]:
+        """Lay out rows and places as [client, step, example]; a place is -1 for padding.
+
+        See `Plan` for the numbers.
+        """
+        held = [self._held(member, request) for member in self._members]
+        orders = [
+            self._order(member, request, len(rows))
+            for member, rows in zip(self._members, held, strict=True)
+        ]
         steps = [len(order) for order in orders]
         most = max(1, *steps) if self._limit is None else min(self._limit, max(1, *steps))
-        rows = np.full((len(orders), most, request.batch), -1, np.int64)
-        for client, order in enumerate(orders):
-            rows[client, : len(order)] = order[:most]
-        longest = max(len(member.rows[request.stream]) for member in self._members)
-        return rows, min(*steps, most), longest
+        places = np.full((len(orders), most, request.batch), -1, np.int64)
+        rows = np.zeros_like(places)
+        for client, (order, own) in enumerate(zip(orders, held, strict=True)):
+            places[client, : len(order)] = order[:most]
+            if len(own):
+                rows[client] = own[np.maximum(places[client], 0)]
+        return rows, places, min(*steps, most), max(len(own) for own in held)
 
-    def _order(self, member: Member, request: Request) -> np.ndarray:
+    def _held(self, member: Member, request: Request) -> np.ndarray:
+        """List the pool's rows that a request is about: all of a stream, or a round's sample."""
+        rows = member.rows[request.stream]
+        if not request.sample:
+            return rows
+        chosen: np.ndarray = rows[
+            sample(member.seed, self._round - request.ago, len(rows), request.sample)
+        ]
+        return chosen
+
+    def _order(self, member: Member, request: Request, count: int) -> np.ndarray:
         """Lay out one client's batches [step, example]: epochs of a fresh shuffle each.
 
         The last batch of an epoch may be short; a client without data has no step.
         """
-        rows, batch = member.rows[request.stream], request.batch
-        per_epoch = -(-len(rows) // batch)
+        batch = request.batch
+        per_epoch = -(-count // batch)
         steps = request.steps or request.epochs * per_epoch
         key = (member.seed, _BATCHES, self._round, member.client, request.call)
         draw = np.random.default_rng(key) if request.shuffled else None
         order = np.full((-(-steps // max(per_epoch, 1)), per_epoch * batch), -1, np.int64)
         for epoch in order:
-            epoch[: len(rows)] = draw.permutation(rows) if draw else rows
+            epoch[:count] = draw.permutation(count) if draw else np.arange(count)
         return order.reshape(-1, batch)[:steps]
+
+
+@lru_cache(maxsize=16)
+def sample(seed: int, round: int, held: int, size: int) -> np.ndarray:
+    """Draw a round's public examples without replacement: no client's number is in the seed.
+
+    Before the first round there is nothing to look back at, so its own sample stands in.
+    """
+    draw = np.random.default_rng((seed, _PUBLIC, max(round, 0)))
+    chosen: np.ndarray = draw.permutation(held)[:size]
+    return chosen

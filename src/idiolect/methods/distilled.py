@@ -1,0 +1,174 @@
+"""Learning from each other's predictions: what FedMD, Sim-pFL, TopK-pFL and KT-pFL share.
+
+Zhang et al., "Parameterized Knowledge Transfer for Personalized Federated Learning", NeurIPS 2021,
+Algorithm 1. A client's network never leaves it: clients exchange soft predictions on the round's
+public examples, and a server mixes them into a teacher for each client. The methods differ only in
+the weights of that mixture.
+
+The paper's round is: train, predict, (server mixes), distil. Turned by one step it needs a single
+exchange: distil from the teacher of the round before, train, predict. Public examples are known by
+the run's seed and the round, so nothing but predictions crosses the network.
+
+With cohorts, the teachers of a round are mixed from the predictions of the cohort before, weights
+renormalised over it; whoever comes next learns from them, whether it was in that cohort or not.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from idiolect import losses, tree
+from idiolect.errors import ConfigError
+from idiolect.local import Batch, Local
+from idiolect.method import Method, Sent, Setup, setting
+from idiolect.tree import Params, Tree
+
+
+class Soft(NamedTuple):
+    """What a client uploads: predictions on the round's public examples, and its size."""
+
+    prediction: Tensor  # [example, class], rows on the simplex
+    size: Tensor
+
+
+class School(NamedTuple):
+    """What the server keeps: who learns from whom, and what each would be taught now."""
+
+    affinity: Tensor  # [receiver, sender]
+    teachers: Tensor  # [client, example, class]; zero where there is nothing to teach yet
+
+
+@dataclass(frozen=True, kw_only=True)
+class Distilled(Method):
+    """Train on private data, and towards a mixture of the others' predictions on public data."""
+
+    public: ClassVar[str] = "clients"
+
+    sample: int = setting(
+        3000, "public examples of a round, the same for everyone (|D_r|); 0: all of them", least=0
+    )
+    public_batch: int = setting(256, "public examples in a step of distillation", least=1)
+    distil_epochs: int = setting(1, "passes over the round's public examples (R)", least=1)
+    distil_lr: float = setting(0.0, "learning rate of distillation (η₂); 0: the local one", least=0)
+    temperature: float = setting(10.0, "temperature of the predictions (T)", above=0)
+    gain: str = setting(
+        "hinton",
+        "factor of the distillation loss: T² (hinton), 1 (Eq. 6), 1 / classes (released code)",
+        choices=("hinton", "paper", "code"),
+    )
+    labelled: bool = setting(False, "learn the labels of the public examples too")
+    settle: bool = setting(
+        False, "distil once more before use, as Algorithm 1 ends a round", deploy=True
+    )
+
+    def init_server(self, setup: Setup) -> School:
+        """Everyone with data counts alike; there is nothing to teach yet."""
+        held = self._held(setup)
+        count = setup.clients
+        filled = (setup.sizes > 0).to(setup.sizes.dtype)
+        affinity = (filled / filled.sum().clamp(min=1)).repeat(count, 1)
+        return School(affinity, setup.sizes.new_zeros(count, held, setup.classes))
+
+    def init_personal(self, setup: Setup) -> Params:
+        """A client keeps a network of its own architecture."""
+        return setup.params
+
+    def send(self, state: School, cohort: Tensor) -> Sent:
+        """Each client gets the predictions it should learn."""
+        return Sent(own=state.teachers[cohort])
+
+    def client_step(self, sent: Sent, personal: Params, local: Local) -> tuple[Soft, Params]:
+        """Distil from the last teacher, train on private data, predict this round's examples."""
+        trained = self.fit(local, self.distil(sent.own, personal, local))
+        return Soft(self.predictions(trained, local), local.size), trained
+
+    def distil(self, teacher: Tensor, params: Params, local: Local) -> Params:
+        """Take steps towards a teacher [example, class] of the round before, if there is one."""
+
+        def loss(params: Params, batch: Batch) -> Tensor:
+            logits = local.logits(params, batch.x, batch.training, weight=batch.weight)
+            target = teacher[batch.place]
+            soft = losses.divergence_from(logits / self.temperature, target, batch.weight)
+            soft = self._factor(logits.shape[-1]) * soft
+            if self.labelled:
+                soft = soft + losses.cross_entropy(logits, batch.y, batch.weight)
+            return soft
+
+        taught = local.fit(
+            loss,
+            params,
+            self.rule(local, self.distil_lr or None),
+            "public",
+            batch=self.public_batch,
+            epochs=self.distil_epochs,
+            sample=self.sample,
+            ago=1,
+        )
+        chosen: Params = tree.where(teacher.sum() > 0, taught, params)
+        return chosen
+
+    def predictions(self, params: Params, local: Local) -> Tensor:
+        """Predict this round's public examples at the temperature."""
+
+        def soft(batch: Batch) -> Tensor:
+            return (local.logits(params, batch.x) / self.temperature).softmax(-1)
+
+        return local.rows(soft, "public", sample=self.sample)
+
+    def server_step(self, state: School, cohort: Tensor, reports: Soft) -> School:
+        """Learn who should learn from whom in the cohort; mix everyone's next teacher from it."""
+        known = state.affinity[cohort][:, cohort]
+        learned = self.learn(known, reports, len(cohort) / len(state.affinity))
+        rows = state.affinity[cohort].index_copy(1, cohort, learned)
+        affinity = state.affinity.index_copy(0, cohort, rows)
+        weights = self.mix(affinity[:, cohort])
+        return School(affinity, torch.tensordot(weights, reports.prediction, dims=1))
+
+    def learn(self, known: Tensor, reports: Soft, share: float) -> Tensor:
+        """Return the cohort's new affinities [receiver, sender] from what it predicted.
+
+        `share` is the cohort's part of all clients.
+        """
+        return known
+
+    def mix(self, affinity: Tensor) -> Tensor:
+        """Turn affinities to a cohort [client, sender] into weights; a row of zeros: no teacher."""
+        total = affinity.sum(1, keepdim=True)
+        return torch.where(total > 0, affinity / total.clamp(min=1e-12), torch.zeros_like(affinity))
+
+    def deploy(self, sent: Sent, personal: Params, local: Local) -> Params:
+        """Use the own network."""
+        return self.distil(sent.own, personal, local) if self.settle else personal
+
+    def adapt(self, sent: Sent, personal: Params, local: Local) -> Params:
+        """A newcomer is in nobody's mixture yet: it trains on its own."""
+        return self.fit(local, personal)
+
+    def models(self, sent: Sent, deployed: Params) -> dict[str, Tree]:
+        """There are only the clients' own networks."""
+        return {"personal": deployed} if deployed else {}
+
+    def trace(self, state: School) -> dict[str, Tensor]:
+        """Record who learns from whom: [receiver, sender], rows on the simplex."""
+        return {"weights": self.mix(state.affinity)}
+
+    def _factor(self, classes: int) -> float:
+        return {"hinton": self.temperature**2, "paper": 1.0, "code": 1 / classes}[self.gain]
+
+    def _held(self, setup: Setup) -> int:
+        """Return how many public examples a round has; refuse what the data cannot give."""
+        owner = type(self).__name__
+        if setup.public < max(1, self.sample):
+            given = f"has {setup.public}" if setup.public else "is missing"
+            raise ConfigError(
+                f"{owner}: needs {self.sample or 'some'} public examples and data.public {given}; "
+                "name a larger source there, or lower sample"
+            )
+        if self.labelled and not setup.public_labels:
+            raise ConfigError(
+                f"{owner}: labelled is true, but the public examples have other classes than the "
+                "private ones; leave it out, or choose a public source of the same classes"
+            )
+        return self.sample or setup.public

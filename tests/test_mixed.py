@@ -1,0 +1,107 @@
+"""The laws with mixed architectures: three clients of one network, three of another.
+
+Every method that exchanges no parameters joins, and so does learning alone.
+"""
+
+from functools import cache
+
+import pytest
+import torch
+from torch import nn
+
+import worlds
+from idiolect import tree
+from idiolect.errors import MethodError
+from idiolect.methods import METHODS
+from idiolect.simulate.architecture import Architecture
+from test_laws import TIGHT, made
+
+MIXED = [name for name, kind in METHODS.items() if kind.public or name == "local"]
+every_mixed_method = pytest.mark.parametrize("name", MIXED)
+
+
+class Plain(nn.Module):
+    """Another network, with other parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.only = nn.Linear(worlds.FEATURES, worlds.CLASSES)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.only(x)
+
+
+TWO = {
+    "normed": Architecture(worlds.Normed, clients=(4, 1, 2)),
+    "plain": Architecture(Plain, clients=(5, 0, 3)),
+}
+
+
+def simulated(name, architectures=TWO, cohort=3, **options):
+    return worlds.simulation(
+        made(name), worlds.with_public(), architectures=architectures, cohort=cohort, **options
+    )
+
+
+def ended(simulation, rounds=3):
+    while simulation.round < rounds:
+        simulation.advance()
+    (verdict,) = simulation.judge([worlds.with_public().exam], keep=True)
+    return {**simulation.tree, "deployed": tuple(models for _, models in verdict.deployed)}
+
+
+@cache
+def reference(name):
+    assert torch.get_default_dtype() == torch.float64
+    return ended(simulated(name))
+
+
+@every_mixed_method
+def test_vectorised_equals_sequential(name, float64):
+    left = ended(simulated(name, kind="sequential", width=None))
+    assert not worlds.differing(reference(name), left, TIGHT)
+
+
+@every_mixed_method
+def test_resumed_equals_uninterrupted_bit_for_bit(name, float64):
+    first = simulated(name)
+    first.advance()
+    saved = {leaf: value.clone() for leaf, value in tree.named(first.tree).items()}
+    second = simulated(name)
+    second.tree = tree.like(second.tree, saved)
+    second.round = 1
+    assert not worlds.differing(reference(name), ended(second))
+
+
+@every_mixed_method
+def test_which_network_is_named_first_changes_nothing(name, float64):
+    """Nobody's number, batches or teacher depend on the order of the architectures."""
+    turned = ended(simulated(name, dict(reversed(TWO.items()))))
+    kept = reference(name)
+    assert not worlds.differing(kept["server"], turned["server"], TIGHT)
+    for part in ("personal", "deployed"):
+        assert not worlds.differing(kept[part], tuple(reversed(turned[part])), TIGHT)
+
+
+@every_mixed_method
+def test_seeds_trained_together_are_as_trained_alone(name, float64):
+    both = [worlds.with_public(), worlds.with_public((2, 8, 4, 1, 6, 3), seed=5)]
+    together = worlds.simulation(made(name), both, seeds=(0, 7), architectures=TWO, cohort=3)
+    for _ in range(3):
+        together.advance()
+    mine = tree.map(lambda leaf: leaf[:3], together.tree["personal"])
+    assert not worlds.differing(reference(name)["personal"], mine, TIGHT)
+    assert not worlds.differing(reference(name)["server"], together.tree["server"][:1], TIGHT)
+
+
+@every_mixed_method
+def test_everyone_is_scored(name, float64):
+    simulation = simulated(name, cohort=None)
+    simulation.advance()
+    (verdict,) = simulation.judge([worlds.with_public().exam])
+    assert verdict.scores["personal"]["accuracy"].shape == (6,)
+
+
+def test_methods_that_share_parameters_refuse():
+    with pytest.raises(MethodError, match="give every client the same network"):
+        simulated("fedavg")
