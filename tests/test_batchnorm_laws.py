@@ -57,7 +57,7 @@ def test_vectorised_equals_sequential_in_every_order_of_perfedavg(order, float64
 @every_method
 def test_padding_changes_nothing(name, float64):
     """Clients of six examples each: a batch of six is exact, one of eleven mostly padding."""
-    world = worlds.federation((6, 6, 6), (2, 2, 2))
+    world = worlds.with_public((6, 6, 6), (2, 2, 2))
     batch = 6 if not METHODS[name].pooled else 18
     exact, padded = (
         play(name, world, changes={"batch": size}.items(), cohort=2, build=worlds.Batched)
@@ -68,7 +68,7 @@ def test_padding_changes_nothing(name, float64):
 
 @every_method
 def test_resumed_equals_uninterrupted_bit_for_bit(name, float64):
-    world = worlds.federation()
+    world = worlds.with_public()
     first, second = (
         worlds.simulation(made(name), world, cohort=3, build=worlds.Batched) for _ in range(2)
     )
@@ -92,9 +92,9 @@ def test_the_statistics_of_what_is_deployed_have_moved(name, float64):
 
 @every_method
 def test_an_empty_client_is_left_as_it_was(name, float64):
-    simulation = worlds.simulation(made(name), worlds.federation(), build=worlds.Batched)
+    simulation = worlds.simulation(made(name), worlds.with_public(), build=worlds.Batched)
     before = tree.map(lambda leaf: leaf[5], simulation.tree["personal"])
-    end = ended(simulation, [worlds.federation().exam])
+    end = ended(simulation, [worlds.with_public().exam])
     assert not worlds.differing(before, tree.map(lambda leaf: leaf[5], end.personal))
 
 
@@ -104,7 +104,7 @@ def test_the_server_averages_statistics_by_examples(float64):
     With a rate too small to move a weight, s = 0.9 s₀ + 0.1 (batch mean or unbiased variance of
     the first layer's outputs).
     """
-    world = worlds.federation((6, 3), (0, 0))
+    world = worlds.with_public((6, 3), (0, 0))
     simulation = worlds.simulation(
         FedAvg(batch=6, lr=1e-15, weight_decay=0.9), world, build=worlds.Batched
     )
@@ -127,7 +127,7 @@ def test_perfedavg_moves_the_statistics_by_both_parts(float64):
     step takes its gradient at the adapted model, whose mean is 0.1 b₁, so the drift applied to w is
     0.1 (b₂ − 0.1 b₁).
     """
-    world = worlds.federation((8,), (0,))
+    world = worlds.with_public((8,), (0,))
     for order in ("exact", "first"):
         method = PerFedAvg(batch=8, lr=1e-15, adapt_lr=1e-15, order=order)
         simulation = worlds.simulation(method, world, build=worlds.Batched)
@@ -144,7 +144,7 @@ def test_perfedavg_moves_the_statistics_by_both_parts(float64):
 def test_fedbn_keeps_statistics_at_home(float64):
     """The server has none; two clients that saw other features keep other ones."""
     simulation = worlds.simulation(
-        FedBN(batch=3, lr=0.1), worlds.federation(), build=worlds.Batched
+        FedBN(batch=3, lr=0.1), worlds.with_public(), build=worlds.Batched
     )
     assert not statistics(simulation.states)
     (personal,) = simulation.tree["personal"]
@@ -165,7 +165,7 @@ def test_a_normalisation_of_statistics_alone_can_be_fedbns(float64):
             super().__init__()
             self.norm = BatchNorm(6, affine=False)
 
-    world, ends = worlds.federation(), []
+    world, ends = worlds.with_public(), []
     for kind in ("vectorised", "sequential"):
         simulation = worlds.simulation(FedBN(batch=3, lr=0.1), world, build=Bare, kind=kind)
         simulation.advance()
@@ -177,7 +177,7 @@ def test_a_normalisation_of_statistics_alone_can_be_fedbns(float64):
 
 def test_a_clients_model_has_its_statistics_and_they_are_saved(tmp_path):
     """What `Result.model` returns predicts as the client's own parameters do."""
-    world = worlds.federation()
+    world = worlds.with_public()
     result = fit("fedbn", world, worlds.Batched, rounds=2, batch=3, lr=0.1, device="cpu")
     model = result.model(1)
     (_, deployed), *_ = result.deployed

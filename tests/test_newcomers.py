@@ -379,10 +379,12 @@ name = "small"
 rounds = 1
 data.partition = {{ name = "iid", clients = {clients}, per_client = 40 }}
 model.name = "normalised_net:make"
+data.public = {{ source = "embedded", size = 20 }}
 training.batch = 20
 backend.width = 4
 """
         tables = [f'[[methods]]\nname = "{name}"\nlabel = "{name}"\n' for name in names]
+        text += "training.sample = 10\n" * any(METHODS[name].public for name in names)
         (tmp_path / "small.toml").write_text(text + "\n".join(tables))
         return idiolect.run("small.toml", out="small")
 

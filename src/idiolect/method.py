@@ -143,6 +143,10 @@ class Method:
         """Return what goes out; `own` has one row for each client of the cohort."""
         return Sent(shared=state)
 
+    def welcome(self, state: Tree, cohort: Tensor) -> Sent:
+        """Return what newcomers are sent, for whom the state has no place of their own."""
+        return self.send(state, cohort)
+
     def client_step(self, sent: Sent, personal: Tree, local: Local) -> tuple[Tree, Tree]:
         """Do one client's round: return its report and its new personal state."""
         raise TypeError(f"{type(self).__name__} has no client_step")

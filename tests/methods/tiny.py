@@ -124,8 +124,8 @@ def setup(
         torch.tensor(sizes, dtype=torch.float64),
         2,
         network.norms,
-        public,
-        public_labels,
+        public=public,
+        public_labels=public_labels,
     )
 
 

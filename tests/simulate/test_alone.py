@@ -12,6 +12,7 @@ from idiolect.errors import DataError
 from idiolect.methods import METHODS
 from idiolect.simulate.alone import Alone, Place
 from idiolect.simulate.architecture import Architecture
+from test_laws import made
 
 METHOD_NAMES = [name for name, kind in METHODS.items() if not kind.pooled]
 
@@ -27,8 +28,8 @@ def lone(world, client, method, *, seed=0):
 @pytest.mark.parametrize("name", METHOD_NAMES)
 def test_clients_alone_are_the_sequential_simulation_bit_for_bit(name):
     """Two rounds of a hub of five nodes, by hand: same reports, personal states and scores."""
-    world = worlds.federation()
-    method = METHODS[name](batch=3, lr=0.1)
+    world = worlds.with_public()
+    method = made(name)
     simulation = worlds.simulation(
         method,
         world,
@@ -67,14 +68,14 @@ def test_clients_alone_are_the_sequential_simulation_bit_for_bit(name):
 
 
 def test_a_node_does_not_know_how_much_the_others_hold():
-    node = lone(worlds.federation(), 1, METHODS["fedavg"]())
+    node = lone(worlds.with_public(), 1, METHODS["fedavg"]())
     assert node.setup.clients == 6
     assert node.setup.sizes[1] == 4
     assert node.setup.sizes[[0, 2, 3, 4, 5]].isnan().all()
 
 
 def test_a_node_holds_one_clients_data():
-    world = worlds.federation()
+    world = worlds.with_public()
     place = Place(0, world.clients, 0)
     with pytest.raises(DataError, match="one client's data; got 6 clients'"):
         Alone(

@@ -79,6 +79,10 @@ class Distilled(Method):
         """Each client gets the predictions it should learn."""
         return Sent(own=state.teachers[cohort])
 
+    def welcome(self, state: School, cohort: Tensor) -> Sent:
+        """A newcomer is in nobody's mixture yet."""
+        return Sent()
+
     def client_step(self, sent: Sent, personal: Params, local: Local) -> tuple[Soft, Params]:
         """Distil from the last teacher, train on private data, predict this round's examples."""
         trained = self.fit(local, self.distil(sent.own, personal, local))
@@ -143,7 +147,7 @@ class Distilled(Method):
         return self.distil(sent.own, personal, local) if self.settle else personal
 
     def adapt(self, sent: Sent, personal: Params, local: Local) -> Params:
-        """A newcomer is in nobody's mixture yet: it trains on its own."""
+        """Without a teacher, and perhaps without public examples, a newcomer trains alone."""
         return self.fit(local, personal)
 
     def models(self, sent: Sent, deployed: Params) -> dict[str, Tree]:

@@ -70,11 +70,11 @@ def adapted(
     backend: Backend,
 ) -> Adapted:
     """Let newcomers meet the kept global models, then adapt, and score what they adapted to."""
-    for architecture in architectures.values():
-        _refuse_counted(method, architecture, federation)
-    simulation = Simulation(
-        method, [Run(run.seed, federation.lessons)], architectures, backend=backend
-    )
+    if type(method).welcome is Method.welcome:
+        for architecture in architectures.values():
+            _refuse_counted(method, architecture, federation)
+    runs = [Run(run.seed, federation.lessons)]
+    simulation = Simulation(method, runs, architectures, backend=backend, newcomers=True)
     template = tuple(simulation.states)
     notices = list(simulation.notices)
     met: list[int] = []
@@ -111,6 +111,9 @@ def _put(
     backend: Backend,
 ) -> None:
     """Make a kept server state the simulation's present one."""
+    if type(simulation.method).welcome is not Method.welcome:
+        # It has rows for those who were there, and the newcomers may be more or fewer.
+        template = tree.like(template, named)
     simulation.states = list(tree.to(checkpoint.fitted(template, named, path), backend.place))
     simulation.round = round
 

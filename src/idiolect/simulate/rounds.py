@@ -17,7 +17,7 @@ from idiolect.errors import ConfigError, DataError, Diverged
 from idiolect.local import Local, Network
 from idiolect.method import Method, Sent, Setup
 from idiolect.simulate import guard, sampling
-from idiolect.simulate.architecture import Architecture, make, refuse_unequal_states
+from idiolect.simulate.architecture import Architecture, blank, make, refuse_unequal_states
 from idiolect.simulate.backend import Backend
 from idiolect.simulate.crew import Call, Crew, Seat
 from idiolect.simulate.judging import marking
@@ -62,8 +62,12 @@ class Simulation:
         cohort: int | None = None,
         draw: str = "fixed",
         backend: Backend | None = None,
+        newcomers: bool = False,
     ) -> None:
-        """`draw` says how a cohort is drawn, by its name in `sampling.DRAWS`."""
+        """`draw` says how a cohort is drawn, by its name in `sampling.DRAWS`.
+
+        Of `newcomers`, who come to a state that is there already, only its form is made.
+        """
         self.method = method
         self.round = 0
         self.runs = runs
@@ -87,12 +91,20 @@ class Simulation:
         ]
         self._judged = [self._library.members(n, r.seed, r.lessons) for n, r in enumerate(runs)]
         self._eligible = [_eligible(lessons) for lessons in trained]
-        self._crews, self.states = self._hire(architectures, trained, backend)
+        self._crews, setups = self._hire(architectures, trained, backend, newcomers)
+        if newcomers:
+            self.states = [method.init_server(blank(setup)) for setup in setups]
+        else:
+            self.states = [tree.to(method.init_server(own), self._device) for own in setups]
 
     def _hire(
-        self, architectures: Mapping[str, Architecture], trained: list[Lessons], backend: Backend
-    ) -> tuple[list[Crew], list[Tree]]:
-        """Make networks, personal state and server states, each from its run's seed."""
+        self,
+        architectures: Mapping[str, Architecture],
+        trained: list[Lessons],
+        backend: Backend,
+        newcomers: bool,
+    ) -> tuple[list[Crew], list[Setup]]:
+        """Make networks and personal state from each run's seed; say what servers start from."""
         crews: list[Crew] = []
         first: list[Setup] = []
         seeds = [run.seed for run in self.runs]
@@ -102,7 +114,8 @@ class Simulation:
             clients = np.arange(self._clients) if own is None else np.array(own)
             made = make(name, architecture, seeds, trained, examples, self._device)
             first = first or made.setups
-            refuse_unequal_states(self.method, name, first[0], made.setups[0])
+            if not newcomers:
+                refuse_unequal_states(self.method, name, first[0], made.setups[0])
             if made.unmappable and backend.kind == "vectorised":
                 self.notices.append(f"architecture {name!r}: {made.unmappable}")
             one_by_one = backend.kind == "sequential" or bool(made.unmappable)
@@ -124,8 +137,7 @@ class Simulation:
             )
         if sorted(int(c) for crew in crews for c in crew.clients) != list(range(self._clients)):
             raise ConfigError("the architectures must name every client exactly once")
-        states = [tree.to(self.method.init_server(setup), self._device) for setup in first]
-        return crews, states
+        return crews, first
 
     @property
     def widths(self) -> dict[str, int]:
@@ -279,7 +291,7 @@ class Simulation:
         rows = [run.lessons.val for run in self.runs] if exams is None else [e.test for e in exams]
         calls = [
             call._replace(exams=self._library.examined(n, self.runs[n].seed, rows[n]))
-            for n, call in enumerate(self._everyone())
+            for n, call in enumerate(self._everyone(newcomers))
         ]
         kind = " ".join(
             name
@@ -303,16 +315,17 @@ class Simulation:
             return method.meet(sent, personal, local)
 
         for crew in self._crews:
-            seats, personal = crew.run("meet", look, self._everyone(), self.round)
+            seats, personal = crew.run("meet", look, self._everyone(newcomers=True), self.round)
             crew.store.put(crew.rows(seats), personal)
 
-    def _everyone(self) -> list[Call]:
+    def _everyone(self, newcomers: bool) -> list[Call]:
         """Call every client of every run, with its own data."""
         clients = np.arange(self._clients)
+        send = self.method.welcome if newcomers else self.method.send
         return [
             Call(
                 clients,
-                self.method.send(state, self._tensor(clients)),
+                send(state, self._tensor(clients)),
                 members,
                 afresh=self.method.starts_over,
             )
