@@ -14,7 +14,7 @@ HOME = Path(idiolect.__file__).parent
 ROWS = [
     ["errors", "version"],
     ["tree"],
-    ["optim", "losses", "batchnorm"],
+    ["optim", "losses", "batchnorm", "batches"],
     ["models"],
     ["local"],
     ["method"],

@@ -8,7 +8,7 @@ padding alone leaves the carry as it was.
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,76 +16,14 @@ from torch.func import functional_call, grad
 from torch.nn.modules.dropout import _DropoutNd
 
 from idiolect import batchnorm, losses, tree
+from idiolect.batches import Batch, Plan, Plans, Pool, Request
 from idiolect.errors import MethodError
 from idiolect.optim import Optimiser
 from idiolect.tree import Params, Tree
 
-Loss = Callable[[Any, "Batch"], Tensor]
+__all__ = ["Batch", "Local", "Loss", "Network", "Plan", "Plans", "Pool", "Request"]
 
-
-class Batch(NamedTuple):
-    """Examples of one step; `weight` is 0 for padding, `row` is the place in the pool.
-
-    `place` is the place in the round's public examples, in the order in which `rows` gives them:
-    what a teacher's row is looked up by. Private examples have none.
-    """
-
-    x: Tensor
-    y: Tensor
-    weight: Tensor
-    row: Tensor
-    training: bool = False
-    place: Tensor | None = None
-
-
-class Pool(NamedTuple):
-    """Examples on the device; where they are stored as bytes, a batch is decoded when taken."""
-
-    x: Tensor
-    y: Tensor
-    shift: Tensor | None = None  # None: stored as the network takes them
-    inverse_scale: Tensor | None = None
-
-    def take(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Return decoded examples and labels."""
-        return self.decode(self.x[rows]), self.y[rows]
-
-    def decode(self, x: Tensor) -> Tensor:
-        """Turn stored examples into what the network takes."""
-        if self.shift is None or self.inverse_scale is None:
-            return x
-        return (x.to(self.shift.dtype) - self.shift) * self.inverse_scale
-
-
-class Request(NamedTuple):
-    """Which batches client code asks for; equal requests of a round get equal batches."""
-
-    stream: str
-    batch: int
-    epochs: int
-    steps: int  # 0: as many as the epochs take
-    shuffled: bool
-    call: int
-    sample: int = 0  # of the public examples, drawn anew each round and alike for all; 0: all
-    ago: int = 0  # the sample of so many rounds before
-
-
-class Plan(NamedTuple):
-    """The batches of a block of clients; client code sees the row of its own slot."""
-
-    pool: Pool
-    rows: Tensor  # [client, step, example] of the pool
-    weight: Tensor  # [client, step, example] 1 for an example, 0 for padding
-    certain: int  # this many first steps hold examples for every client of the block
-    longest: int  # examples of the client that has most
-    places: Tensor | None = None  # like `rows`: places in the round's public examples
-
-
-class Plans(Protocol):
-    """Where plans come from: an engine that simulates a block, or a node with its own data."""
-
-    def ask(self, request: Request) -> Plan:
-        """Return the plan for a request; the same one if asked again in the same round."""
+Loss = Callable[[Any, Batch], Tensor]
 
 
 class Network:

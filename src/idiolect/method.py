@@ -195,6 +195,11 @@ class Method:
         return {}
 
     @property
+    def welcomes(self) -> bool:
+        """Whether newcomers are sent something else, so that the state may have a row for each."""
+        return type(self).welcome is not Method.welcome
+
+    @property
     def looks(self) -> bool:
         """Whether a newcomer gains from meeting the global models of earlier rounds."""
         return type(self).meet is not Method.meet

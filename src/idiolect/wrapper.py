@@ -37,7 +37,7 @@ class Wrapper(Method):
                     f"{type(self.base).__name__}; set it there"
                 )
             object.__setattr__(self, spec.name, inner)
-        for name in ("paper", "pooled", "aggregates"):
+        for name in ("paper", "pooled", "aggregates", "public"):
             object.__setattr__(self, name, getattr(self.base, name))
         for name in ("tunes", "starts_over"):
             object.__setattr__(self, name, getattr(type(self), name) or getattr(self.base, name))
@@ -77,6 +77,10 @@ class Wrapper(Method):
     def send(self, state: Tree, cohort: Tensor) -> Sent:
         """Hand on."""
         return self.base.send(state, cohort)
+
+    def welcome(self, state: Tree, cohort: Tensor) -> Sent:
+        """Hand on."""
+        return self.base.welcome(state, cohort)
 
     def client_step(self, sent: Sent, personal: Tree, local: Local) -> tuple[Tree, Tree]:
         """Hand on."""
@@ -121,6 +125,15 @@ class Wrapper(Method):
     def facts(self, deployed: Tree) -> dict[str, Tensor]:
         """Hand on."""
         return self.base.facts(deployed)
+
+    def trace(self, state: Tree) -> dict[str, Tensor]:
+        """Hand on."""
+        return self.base.trace(state)
+
+    @property
+    def welcomes(self) -> bool:
+        """Hand on."""
+        return self.base.welcomes
 
     @property
     def looks(self) -> bool:

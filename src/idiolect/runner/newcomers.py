@@ -70,7 +70,7 @@ def adapted(
     backend: Backend,
 ) -> Adapted:
     """Let newcomers meet the kept global models, then adapt, and score what they adapted to."""
-    if type(method).welcome is Method.welcome:
+    if not method.welcomes:
         for architecture in architectures.values():
             _refuse_counted(method, architecture, federation)
     runs = [Run(run.seed, federation.lessons)]
@@ -111,7 +111,7 @@ def _put(
     backend: Backend,
 ) -> None:
     """Make a kept server state the simulation's present one."""
-    if type(simulation.method).welcome is not Method.welcome:
+    if simulation.method.welcomes:
         # It has rows for those who were there, and the newcomers may be more or fewer.
         template = tree.like(template, named)
     simulation.states = list(tree.to(checkpoint.fitted(template, named, path), backend.place))
