@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from idiolect.cli import adapting, data, methods, running
+from idiolect.cli import adapting, data, methods, running, tracing
 from idiolect.version import VERSION
 
 app = typer.Typer(
@@ -18,6 +18,7 @@ app = typer.Typer(
 app.command()(running.demo)
 app.command()(running.run)
 app.command()(running.show)
+app.command(name="trace")(tracing.draw)
 app.command()(adapting.adapt)
 app.command(name="methods")(methods.list_methods)
 app.add_typer(data.app, name="data")

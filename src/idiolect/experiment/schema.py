@@ -118,6 +118,7 @@ class Evaluation(BaseModel):
     test_curve: bool = False
     keep_globals: bool = False
     save_models: bool = True
+    trace: Whole = 0  # rounds between records of the server's trace; 0: as every
 
 
 class Machine(BaseModel):

@@ -30,6 +30,7 @@ class Evaluate:
     test_curve: bool = False  # also score on test data; nothing is ever chosen by it
     keep_globals: bool = False  # keep the server's state of every round, for newcomers
     save_models: bool = True  # write what every client deploys
+    trace: int = 0  # rounds between records of what the server's state says; 0: as `every`
 
     def __post_init__(self) -> None:
         if self.every < 1:

@@ -14,6 +14,7 @@ from idiolect import checkpoint
 from idiolect.errors import CheckpointError
 from idiolect.results.models import folder_name
 from idiolect.results.outcome import Scores, Speed, Wire
+from idiolect.runner.tracing import Record
 from idiolect.tree import Tree
 
 
@@ -38,6 +39,7 @@ class Memory(NamedTuple):
     facts: Mapping[str, NDArray[Any]] = MappingProxyType({})
     notices: tuple[str, ...] = ()
     shared: str = ""  # the method whose rounds were taken over
+    trace: tuple[Record, ...] = ()  # in a file of its own
     left_out: tuple[Mapping[str, int], ...] = ()  # per seed: client -> rounds it was left out of
 
 

@@ -14,7 +14,7 @@ from idiolect.results import statistics
 from idiolect.results.models import Deployed, save_models
 from idiolect.results.outcome import Outcome, Scores, Speed, Wire
 from idiolect.runner import memory as memories
-from idiolect.runner import telling
+from idiolect.runner import telling, tracing
 from idiolect.runner.course import Course, Rounds
 from idiolect.runner.memory import Memory, Point
 from idiolect.runner.watch import Silent, Tick, Watch
@@ -118,6 +118,8 @@ class _Keeper:
             # The earlier run ended here; for the longer one this is a round like any other.
             curve = tuple(p for p in memory.curve if p.round % self._job.evaluate.every == 0)
             memory = memory._replace(final=None, facts={}, curve=curve)
+        if self._folder is not None:
+            memory = memory._replace(trace=tracing.read(self._folder, self._job, memory.round))
         return memory
 
     def save_if_due(self, memory: Memory) -> None:
@@ -144,8 +146,9 @@ class _Keeper:
             checkpoint.save(path, memory.state["server"], meta)
 
     def save(self, memory: Memory) -> None:
-        """Save now."""
-        if self._path is not None:
+        """Save now; the trace first, so that it is never behind the checkpoint."""
+        if self._folder is not None and self._path is not None:
+            tracing.write(self._folder, self._job, memory.trace)
             memories.save(self._path, memory, self._identity, self._place)
             self._saved_at, self._saved_round = time.monotonic(), memory.round
 
@@ -212,6 +215,7 @@ def _round(job: Course, simulation: Rounds, memory: Memory) -> Memory:
         widths=simulation.widths,
         padding=simulation.padding(),
         left_out=telling.counted(job, memory, done.left_out),
+        trace=(*memory.trace, *tracing.recorded(job, simulation.round, simulation.tree["server"])),
     )
 
 
