@@ -41,6 +41,12 @@ class Diverged(IdiolectError):
     code = 6
 
 
+class DeployError(IdiolectError):
+    """A federation that cannot start, or cannot go on; names who is missing or what to mend."""
+
+    code = 8
+
+
 class CheckpointError(IdiolectError):
     """A checkpoint that is damaged or belongs to another experiment."""
 

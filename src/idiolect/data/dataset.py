@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -119,6 +120,21 @@ class Dataset:
         return rows
 
 
+def with_classes(dataset: Dataset, classes: tuple[str, ...], whose: str) -> Dataset:
+    """Number labels by a given list of class names; a name that is not in it is told."""
+    codes = np.full(len(dataset.classes), -1, np.int64)
+    for code in np.flatnonzero(dataset.counts()):
+        name = dataset.classes[code]
+        if name not in classes:
+            shown = ", ".join(classes[:20]) + (", ..." if len(classes) > 20 else "")
+            raise DataError(
+                f"{dataset.name} has class {name!r}, which {whose} does not know; its classes are "
+                f"{shown}: rename the label or drop its rows"
+            )
+        codes[code] = classes.index(name)
+    return replace(dataset, y=codes[dataset.y], classes=classes)
+
+
 def default_decoding(x: AnyArray) -> tuple[Floats, Floats]:
     """Shift and scale: images to [-1, 1], anything else untouched."""
     middle = 127.5 if x.dtype == np.uint8 and x.ndim == 4 else 0.0
@@ -132,33 +148,64 @@ def normalised(dataset: Dataset, how: str) -> Dataset:
     but over every row where the source has no files of its own. They know no clients, so a
     validation or test row drawn later from the training file has had a share in them.
     """
+    if (plain := undecided(dataset, how)) is not None:
+        return plain
+    shift, scale = decoding(moments(dataset, how), how, dataset.x.dtype == np.uint8)
+    return replace(dataset, shift=shift, scale=scale)
+
+
+def undecided(dataset: Dataset, how: str) -> Dataset | None:
+    """Check a normalisation; do it where it needs no statistics, else return None."""
     if how not in NORMALISATIONS:
         raise ConfigError(f"normalisation '{how}' is unknown; expected one of {NORMALISATIONS}")
     if not dataset.decodes:
         raise DataError(f"dataset '{dataset.name}' holds tokens, which cannot be normalised")
-    images = dataset.x.ndim == 4
-    if how in ("channel", "pixel") and not images:
+    if how in ("channel", "pixel") and dataset.x.ndim != 4:
         raise DataError(
             f"normalisation '{how}' needs images; '{dataset.name}' has examples of shape "
             f"{dataset.x.shape[1:]}: use feature"
         )
     if how == "none":
-        shift, scale = np.zeros(1, np.float32), np.ones(1, np.float32)
-    elif how == "unit":
+        return replace(dataset, shift=np.zeros(1, np.float32), scale=np.ones(1, np.float32))
+    if how == "unit":
         shift, scale = default_decoding(dataset.x)
+        return replace(dataset, shift=shift, scale=scale)
+    return None
+
+
+class Moments(NamedTuple):
+    """How many numbers were seen, their mean and the sum of squares about it; float64."""
+
+    count: float
+    mean: AnyArray
+    squares: AnyArray
+
+    def merged(self, other: Moments) -> Moments:
+        """Return the moments of both together, as if the examples lay in one place."""
+        count = self.count + other.count
+        apart = other.mean - self.mean
+        mean = self.mean + apart * (other.count / count)
+        squares = self.squares + other.squares + apart**2 * (self.count * other.count / count)
+        return Moments(count, mean, squares)
+
+
+def decoding(seen: Moments, how: str, as_bytes: bool) -> tuple[Floats, Floats]:
+    """Turn moments into shift and scale.
+
+    A pixel or column that never varies has deviation 0. Pixels get a floor of 0.001 of their range
+    (pFedMe's script adds a bare 0.001); a constant channel or feature is only centred.
+    """
+    deviation = np.sqrt(seen.squares / seen.count)
+    if how == "pixel":
+        deviation = deviation + 0.001 * (255.0 if as_bytes else 1.0)
     else:
-        mean, deviation = _statistics(dataset, per_channel=how == "channel")
-        # A pixel or column that never varies has deviation 0. Pixels get a floor of 0.001 of their
-        # range (pFedMe's script adds a bare 0.001); a constant channel or feature is only centred.
-        if how == "pixel":
-            deviation = deviation + 0.001 * (255.0 if dataset.x.dtype == np.uint8 else 1.0)
-        else:
-            deviation = np.where(deviation > 0, deviation, 1.0)
-        shift, scale = mean.astype(np.float32), deviation.astype(np.float32)
-    return replace(dataset, shift=shift, scale=scale)
+        deviation = np.where(deviation > 0, deviation, 1.0)
+    return seen.mean.astype(np.float32), deviation.astype(np.float32)
 
 
-def _statistics(dataset: Dataset, per_channel: bool) -> tuple[AnyArray, AnyArray]:
+def moments(dataset: Dataset, how: str) -> Moments:
+    """Take the moments of a dataset's training rows: of each channel, or of each feature."""
+    per_channel = how == "channel"
     rows = (
         np.arange(len(dataset)) if dataset.origin is None else np.flatnonzero(dataset.origin != 1)
     )
@@ -172,4 +219,4 @@ def _statistics(dataset: Dataset, per_channel: bool) -> tuple[AnyArray, AnyArray
     per_row = dataset.x[0].size // np.asarray(mean).size
     centre = (np.asarray(mean) / (len(rows) * per_row)).reshape(shape)
     squares = sum(((dataset.x[b] - centre) ** 2).sum(axes) for b in blocks)
-    return centre, np.sqrt(np.asarray(squares) / (len(rows) * per_row)).reshape(shape)
+    return Moments(len(rows) * per_row, centre, np.asarray(squares).reshape(shape))

@@ -32,12 +32,14 @@ def federate(
     stratify: bool = False,
     val: float = 0.2,
     public: Dataset | None = None,
+    first: int = 0,
     **options: Any,
 ) -> Federation:
     """Divide a dataset among clients, and each client's rows into train, val and test.
 
     split="file" keeps the rows of the source's test file as test and takes `val`, a share of the
-    others, for validation. A client below min_size is an error, or is left out if `drop`.
+    others, for validation. A client below min_size is an error, or is left out if `drop`. `first` is the
+    number of the first client, where these are not all.
     """
     known = _check(partition, options)
     if seed < 0:
@@ -61,9 +63,10 @@ def federate(
     held += [np.empty(0, np.int64)] * (len(names) - len(held))
     held, names, left_out = _without_small(held, names, min_size, drop)
     if isinstance(split, str):
-        parts = _split_by_file(dataset, held, split, val, extended(seed, _SPLIT), stratify)
+        parts = _split_by_file(dataset, held, split, val, extended(seed, _SPLIT), stratify, first)
     else:
-        parts = split_rows(held, dataset.y, split, seed=extended(seed, _SPLIT), stratify=stratify)
+        own = extended(seed, _SPLIT)
+        parts = split_rows(held, dataset.y, split, seed=own, stratify=stratify, first=first)
     settings = {k: v for k, v in options.items() if k != "min_size" or min_size != 1}
     words = [f"{dataset.name}, {partition}"]
     words += [f"{key}={value}" for key, value in settings.items()]
@@ -110,7 +113,13 @@ def _without_small(
 
 
 def _split_by_file(
-    dataset: Dataset, held: list[Rows], split: str, val: float, seed: Seed, stratify: bool
+    dataset: Dataset,
+    held: list[Rows],
+    split: str,
+    val: float,
+    seed: Seed,
+    stratify: bool,
+    first: int,
 ) -> Parts:
     if split != "file":
         raise ConfigError(f"split '{split}' is unknown; expected three shares, or file")
@@ -124,5 +133,7 @@ def _split_by_file(
     origin = dataset.origin
     lessons = [rows[origin[rows] == 0] for rows in held]
     test = tuple(rows[origin[rows] == 1] for rows in held)
-    train, validation, _ = split_rows(lessons, dataset.y, ratios, seed=seed, stratify=stratify)
+    train, validation, _ = split_rows(
+        lessons, dataset.y, ratios, seed=seed, stratify=stratify, first=first
+    )
     return train, validation, test

@@ -49,14 +49,16 @@ def split(
     *,
     seed: Seed,
     stratify: bool = False,
+    first: int = 0,
 ) -> Parts:
     """Train, val and test rows of each client, drawn with a seed of the client's own.
 
-    Because the seed is (seed, client), a client's parts do not change when others come or go.
+    Because the seed is (seed, client), a client's parts do not change when others come or go; a
+    node that holds one client's rows gives that client's number as `first`.
     """
     check_ratios(ratios)
     cut = []
-    for client, rows in enumerate(rows_per_client):
+    for client, rows in enumerate(rows_per_client, first):
         shuffled = random_numbers(seed, client).permutation(rows)
         wanted = sizes(len(rows), ratios)
         cut.append(_stratified(shuffled, labels, wanted) if stratify else _plain(shuffled, wanted))

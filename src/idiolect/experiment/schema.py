@@ -49,6 +49,7 @@ class Data(BaseModel):
     source: str = "embedded"
     options: dict[str, Any] = {}  # of the source
     normalise: str | None = None
+    classes: Annotated[tuple[str, ...], Field(min_length=2)] | None = None  # names, in order
     partition: Named | None = None  # absent: the data's own clients, else iid
     split: tuple[float, float, float] | Literal["file"] = (0.6, 0.2, 0.2)
     val: Share = 0.2  # of the training file, where split = "file"
@@ -132,6 +133,25 @@ class Machine(BaseModel):
     checkpoint_every: Whole = 0  # rounds; 0: every few seconds
 
 
+class Deployment(BaseModel):
+    """How a real federation waits for its nodes; a simulation has no use for it."""
+
+    model_config = STRICT
+
+    timeout: Annotated[float, Field(gt=0)] = 600.0  # seconds a node has for a round
+    join: Annotated[float, Field(gt=0)] = 120.0  # seconds a node has to read its data
+    minimum: int | float = 0.5  # nodes that must report: how many, or a share of the cohort
+    patience: Count = 3  # refused reports after which a node is left out for good
+    limit_mb: Count = 256  # the largest message
+
+    @field_validator("minimum")
+    @classmethod
+    def _some(cls, minimum: int | float) -> int | float:
+        if (isinstance(minimum, int) and minimum >= 1) or 0 < minimum <= 1:
+            return minimum
+        raise ValueError(f"{minimum!r} is no minimum; expected 1 or more nodes, or 0 < share <= 1")
+
+
 class Experiment(BaseModel):
     """Everything that decides a result."""
 
@@ -148,6 +168,7 @@ class Experiment(BaseModel):
     aggregate: Named | None = None  # for every method that averages
     evaluate: Evaluation = Evaluation()
     backend: Machine = Machine()
+    deploy: Deployment = Deployment()
     methods: Annotated[tuple[MethodTable, ...], Field(min_length=1)]
 
     @field_validator("cohort")

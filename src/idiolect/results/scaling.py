@@ -9,7 +9,7 @@ import torch
 
 from idiolect import checkpoint
 from idiolect.data.arrays import Floats
-from idiolect.data.dataset import Dataset
+from idiolect.data.dataset import Dataset, with_classes
 from idiolect.errors import DataError
 
 FILE = "scaling.safetensors"
@@ -69,23 +69,5 @@ def matched(dataset: Dataset, scaling: Scaling) -> Dataset:
             f"examples of {dataset.name} are {dataset.x.dtype} and the run's {scaling.dtype}; give "
             "them in the same units and type"
         )
-    codes = np.full(len(dataset.classes), -1, np.int64)
-    for code in np.flatnonzero(dataset.counts()):
-        name = dataset.classes[code]
-        if name not in scaling.classes:
-            raise DataError(
-                f"{dataset.name} has class {name!r}, which the run does not know; its classes are "
-                f"{_listed(scaling.classes)}: rename the label or drop its rows"
-            )
-        codes[code] = scaling.classes.index(name)
-    return dataclasses.replace(
-        dataset,
-        y=codes[dataset.y],
-        classes=scaling.classes,
-        shift=scaling.shift,
-        scale=scaling.scale,
-    )
-
-
-def _listed(names: tuple[str, ...], most: int = 20) -> str:
-    return ", ".join(names[:most]) + (", ..." if len(names) > most else "")
+    known = with_classes(dataset, scaling.classes, "the run")
+    return dataclasses.replace(known, shift=scaling.shift, scale=scaling.scale)

@@ -1,0 +1,49 @@
+"""Why a message was refused, as a word: all that one side ever tells the other about a failure.
+
+Texts of errors, paths and data stay where they arose, in that side's log.
+"""
+
+from idiolect.errors import DeployError
+
+CODES = {
+    # About messages.
+    "format": "the message cannot be read",
+    "protocol": "the message is of another protocol; install the same idiolect on both sides",
+    "size": "the message is larger than the limit (deploy.limit_mb)",
+    "structure": "the message lacks a tensor, or has one too many",
+    "shape": "a tensor of the message has another shape than the method's",
+    "dtype": "a tensor of the message has another type than the method's",
+    "nonfinite": "the message holds NaN or infinity",
+    "round": "the message is of another round, run or sender than the one at hand",
+    "conflict": "another message for the same round was answered before",
+    "closed": "the node was started anew and must be told the experiment again",
+    # About joining.
+    "version": "it runs another version of idiolect; install the same on all sides",
+    "method": "its copy of the method differs; install the same idiolect on all sides",
+    "experiment": "it cannot run this experiment; its log says why",
+    "model": "it cannot build the network; its log says why",
+    "data": "its data is missing, cannot be read or not be divided as asked; its log says why",
+    "classes": "its labels do not fit the classes that the experiment declares",
+    "busy": "another process is working with its personal state",
+    # About work.
+    "diverged": "its training produced NaN or infinity",
+    "memory": "it ran out of memory",
+    "disk": "it cannot write to its disk",
+    "state": "its personal state is damaged or belongs to another method",
+    "crashed": "its training process ended unexpectedly",
+    "failed": "it failed for a reason that its log tells",
+    # Found by the side that waits.
+    "timeout": "it did not answer in time",
+    "unreachable": "it cannot be reached",
+}
+"""Each code with what it means to whoever reads the other side's log."""
+
+
+class Refused(DeployError):
+    """A message or a task that cannot be accepted: a code to tell, and words for the own log."""
+
+    def __init__(self, reason: str, words: str = "") -> None:
+        if reason not in CODES:
+            raise ValueError(f"{reason!r} is no code")
+        self.reason = reason
+        super().__init__(words or CODES[reason])
