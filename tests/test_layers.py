@@ -28,6 +28,7 @@ ROWS = [
     ["evaluate"],
     ["runner"],
     ["experiment"],
+    ["deploy"],
     ["api", "cli"],
     ["__main__"],
 ]

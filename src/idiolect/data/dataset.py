@@ -33,6 +33,7 @@ class Dataset:
     client_names: tuple[str, ...] = ()
     origin: Rows | None = None  # [example] 0 = the source's training file, 1 = its test file
     provenance: str = ""
+    features: tuple[str, ...] = ()  # names of a table's columns, in order
 
     def __post_init__(self) -> None:
         rows = len(self.x)
@@ -148,13 +149,13 @@ def normalised(dataset: Dataset, how: str) -> Dataset:
     but over every row where the source has no files of its own. They know no clients, so a
     validation or test row drawn later from the training file has had a share in them.
     """
-    if (plain := undecided(dataset, how)) is not None:
+    if (plain := fixed_decoding(dataset, how)) is not None:
         return plain
     shift, scale = decoding(moments(dataset, how), how, dataset.x.dtype == np.uint8)
     return replace(dataset, shift=shift, scale=scale)
 
 
-def undecided(dataset: Dataset, how: str) -> Dataset | None:
+def fixed_decoding(dataset: Dataset, how: str) -> Dataset | None:
     """Check a normalisation; do it where it needs no statistics, else return None."""
     if how not in NORMALISATIONS:
         raise ConfigError(f"normalisation '{how}' is unknown; expected one of {NORMALISATIONS}")
@@ -176,31 +177,31 @@ def undecided(dataset: Dataset, how: str) -> Dataset | None:
 class Moments(NamedTuple):
     """How many numbers were seen, their mean and the sum of squares about it; float64."""
 
-    count: float
+    seen: float
     mean: AnyArray
     squares: AnyArray
 
     def merged(self, other: Moments) -> Moments:
         """Return the moments of both together, as if the examples lay in one place."""
-        count = self.count + other.count
+        seen = self.seen + other.seen
         apart = other.mean - self.mean
-        mean = self.mean + apart * (other.count / count)
-        squares = self.squares + other.squares + apart**2 * (self.count * other.count / count)
-        return Moments(count, mean, squares)
+        mean = self.mean + apart * (other.seen / seen)
+        squares = self.squares + other.squares + apart**2 * (self.seen * other.seen / seen)
+        return Moments(seen, mean, squares)
 
 
-def decoding(seen: Moments, how: str, as_bytes: bool) -> tuple[Floats, Floats]:
+def decoding(found: Moments, how: str, as_bytes: bool) -> tuple[Floats, Floats]:
     """Turn moments into shift and scale.
 
     A pixel or column that never varies has deviation 0. Pixels get a floor of 0.001 of their range
     (pFedMe's script adds a bare 0.001); a constant channel or feature is only centred.
     """
-    deviation = np.sqrt(seen.squares / seen.count)
+    deviation = np.sqrt(found.squares / found.seen)
     if how == "pixel":
         deviation = deviation + 0.001 * (255.0 if as_bytes else 1.0)
     else:
         deviation = np.where(deviation > 0, deviation, 1.0)
-    return seen.mean.astype(np.float32), deviation.astype(np.float32)
+    return found.mean.astype(np.float32), deviation.astype(np.float32)
 
 
 def moments(dataset: Dataset, how: str) -> Moments:

@@ -38,8 +38,8 @@ def federate(
     """Divide a dataset among clients, and each client's rows into train, val and test.
 
     split="file" keeps the rows of the source's test file as test and takes `val`, a share of the
-    others, for validation. A client below min_size is an error, or is left out if `drop`. `first` is the
-    number of the first client, where these are not all.
+    others, for validation. A client below min_size is an error, or is left out if `drop`. `first`
+    is the number of the first client, where these are not all.
     """
     known = _check(partition, options)
     if seed < 0:

@@ -19,6 +19,7 @@ from idiolect.data import (
     same_clients,
 )
 from idiolect.data.cache import cache_root
+from idiolect.data.dataset import with_classes
 from idiolect.errors import ConfigError, DataError
 from idiolect.experiment.methods import made as made_method
 from idiolect.experiment.resolve import model_factory
@@ -35,13 +36,15 @@ def federations(experiment: Experiment, data_dir: Path | None = None) -> tuple[F
     """Load the data once and divide it for every seed; equal divisions are one object."""
     data = experiment.data
     dataset = loaded(data.source, data.options, data_dir, data.normalise)
+    if data.classes is not None:
+        dataset = with_classes(dataset, data.classes, "the experiment")
     public = None
     if data.public is not None:
-        public = _public(data.public, data, dataset, data_dir)
+        public = public_examples(data.public, data, dataset, data_dir)
     own = "iid" if dataset.clients is None else "natural"
     partition = data.partition or Named(name=own)
     made: dict[int, Federation] = {}
-    for seed in _data_seeds(experiment):
+    for seed in data_seeds(experiment):
         if seed not in made:
             made[seed] = federate(
                 dataset,
@@ -56,7 +59,7 @@ def federations(experiment: Experiment, data_dir: Path | None = None) -> tuple[F
                 public=public,
                 **partition.options,
             )
-    return tuple(made[seed] for seed in _data_seeds(experiment))
+    return tuple(made[seed] for seed in data_seeds(experiment))
 
 
 def jobs(
@@ -72,7 +75,7 @@ def jobs(
             "no client has a test row, so nothing could be scored; give the third share of "
             "data.split more"
         )
-    networks = architectures(experiment, held[0])
+    bound = architectures(experiment, held[0])
     made = [
         Job(
             label=table.label or table.name,
@@ -80,9 +83,9 @@ def jobs(
             method=made_method(table),
             seeds=experiment.seeds,
             federations=held,
-            architectures=networks,
+            architectures=bound,
             rounds=table.rounds or experiment.rounds,
-            cohort=_cohort(experiment.cohort, held[0].clients),
+            cohort=cohort_size(experiment.cohort, held[0].clients),
             draw=experiment.draw,
             backend=machine(experiment),
             evaluate=Evaluate(**experiment.evaluate.model_dump()),
@@ -131,9 +134,17 @@ def refuse_unknown_labels(experiment: Experiment, only: Sequence[str]) -> None:
 
 
 def architectures(experiment: Experiment, federation: Federation) -> dict[str, Architecture]:
-    """Bind the networks to the data's shape, and clients to networks in order."""
-    network, dataset = experiment.model, federation.dataset
-    shape, classes = tuple(dataset.x.shape[1:]), len(dataset.classes)
+    """Bind the networks to a federation."""
+    dataset = federation.dataset
+    shape = tuple(dataset.x.shape[1:])
+    return networks(experiment, shape, len(dataset.classes), federation.clients)
+
+
+def networks(
+    experiment: Experiment, shape: tuple[int, ...], classes: int, clients: int
+) -> dict[str, Architecture]:
+    """Bind the networks to the examples' shape, and clients to networks in order."""
+    network = experiment.model
 
     def bound(name: str, options: dict[str, Any]) -> Any:
         factory = model_factory(name, "model", Path.cwd())
@@ -145,15 +156,15 @@ def architectures(experiment: Experiment, federation: Federation) -> dict[str, A
     if network.name is not None:
         return {network.name: Architecture(bound(network.name, network.options), auxiliary)}
     counts = network.each or {}
-    if sum(counts.values()) != federation.clients:
+    if sum(counts.values()) != clients:
         raise ConfigError(
             f"model.each gives {sum(counts.values())} clients a network and there are "
-            f"{federation.clients}; the counts must add up"
+            f"{clients}; the counts must add up"
         )
     made, first = {}, 0
     for name, count in counts.items():
-        clients = tuple(range(first, first + count))
-        made[name] = Architecture(bound(name, {}), auxiliary, clients)
+        own = tuple(range(first, first + count))
+        made[name] = Architecture(bound(name, {}), auxiliary, own)
         first += count
     return made
 
@@ -169,7 +180,7 @@ def loaded(
     return normalised(dataset, normalise) if normalise else dataset
 
 
-def _public(public: Public, data: Data, private: Dataset, data_dir: Path | None) -> Dataset:
+def public_examples(public: Public, data: Data, private: Dataset, data_dir: Path | None) -> Dataset:
     """Draw the public examples, the same for all seeds: they stand for a published set."""
     dataset = loaded(public.source, public.options, data_dir, data.normalise)
     if dataset.x.shape[1:] != private.x.shape[1:]:
@@ -190,12 +201,14 @@ def _public(public: Public, data: Data, private: Dataset, data_dir: Path | None)
     )
 
 
-def _data_seeds(experiment: Experiment) -> tuple[int, ...]:
+def data_seeds(experiment: Experiment) -> tuple[int, ...]:
+    """Return the seed that divides the data, for each run."""
     fixed = experiment.data.seed
     return experiment.seeds if fixed is None else (fixed,) * len(experiment.seeds)
 
 
-def _cohort(cohort: int | float | None, clients: int) -> int | None:
+def cohort_size(cohort: int | float | None, clients: int) -> int | None:
+    """Return how many clients a round has; None for all."""
     if isinstance(cohort, float):
         return max(1, round(cohort * clients))
     if cohort is not None and cohort > clients:

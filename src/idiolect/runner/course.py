@@ -33,6 +33,9 @@ class Rounds(Protocol):
     def padding(self) -> float:
         """Return the largest share of padding in the last round."""
 
+    def remarks(self) -> list[str]:
+        """Tell what went wrong along the way and was put up with."""
+
     def strangers(self, run: int) -> np.ndarray:
         """Return the clients whose personal state no round of a seed has touched."""
 

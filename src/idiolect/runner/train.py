@@ -247,6 +247,7 @@ def _finish(
     speed = memory.speed
     final = _scores(verdicts, "")
     told = [
+        *simulation.remarks(),
         *telling.strangers(job, simulation),
         *telling.left_out(job, memory),
         *telling.broken(job, final),

@@ -6,6 +6,7 @@ that a federation of nodes and a simulation of them give the same result.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -94,10 +95,10 @@ class Alone:
             lambda leaf: leaf.unsqueeze(0), tree.to(kept, self._device)
         )
 
-    def sent(self, sizes: torch.Tensor | None = None) -> Sent:
-        """Return what a server of this method would send before the first round: the form."""
-        setup = self.setup if sizes is None else self.setup._replace(sizes=sizes)
-        state = tree.to(self.method.init_server(setup), self._device)
+    @cached_property
+    def form(self) -> Sent:
+        """What a server of this method sends to this client before the first round."""
+        state = tree.to(self.method.init_server(self.setup), self._device)
         return self.method.send(state, torch.tensor([self._place.client], device=self._device))
 
     def step(self, sent: Sent, round: int) -> tuple[Tree, Tree]:

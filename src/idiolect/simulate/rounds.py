@@ -188,6 +188,10 @@ class Simulation:
                 break  # the rest have nothing to train on
         return waiting
 
+    def remarks(self) -> list[str]:
+        """Say nothing: in a simulation no client gets lost."""
+        return []
+
     def advance(self) -> Round:
         """Do one round of every run."""
         method = self.method

@@ -84,6 +84,7 @@ def assembled(
     clients: AnyArray | None,
     origin: Rows | None,
     form: str,
+    features: tuple[str, ...] = (),
 ) -> Dataset:
     """Make a Dataset of columns read from `path`, checking what only the whole can show."""
     if not len(x):
@@ -111,4 +112,5 @@ def assembled(
         client_names=names,
         origin=origin,
         provenance=f"The user's own data, {form} {path.name}.",
+        features=features,
     )

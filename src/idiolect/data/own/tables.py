@@ -35,8 +35,9 @@ def read_table(path: Path, label: str, client: str, split: str) -> Dataset:
             )
     special = {label, client, split}
     picture = image_column(table.schema) if path.suffix == ".parquet" else None
+    columns = [name for name in names if name not in special] if picture is None else []
     if picture is None:
-        x = _numbers(path, table, [name for name in names if name not in special])
+        x = _numbers(path, table, columns)
     else:
         x = np.empty((table.num_rows, *image_shape(path, picture)), np.uint8)
         decode_images([path], picture, x)
@@ -47,6 +48,7 @@ def read_table(path: Path, label: str, client: str, split: str) -> Dataset:
         _values(path, table, client) if client in names else None,
         origin_codes(_values(path, table, split), str(path)) if split in names else None,
         "table",
+        tuple(columns),
     )
 
 

@@ -1,0 +1,80 @@
+"""A node's personal state on its disk: whole or not at all, with the round it belongs to.
+
+Beside the state stands the last report and a digest of the message it answered, so that the same
+message gets the same answer and nothing is trained twice.
+"""
+
+from pathlib import Path
+from typing import NamedTuple
+
+from torch import Tensor
+
+from idiolect import checkpoint, tree
+from idiolect.deploy.codes import Refused
+from idiolect.errors import CheckpointError, IdiolectError
+from idiolect.results.models import folder_name
+from idiolect.tree import Tree
+
+
+class Owner(NamedTuple):
+    """Whose state it is."""
+
+    federation: str
+    client: int
+    run: str
+    label: str
+    seed: int
+
+    def folder(self, home: Path) -> Path:
+        """Say where a run's state of this client stands."""
+        return home / "state" / folder_name(self.federation) / f"client-{self.client}" / self.run
+
+
+class Kept(NamedTuple):
+    """The state after `round` rounds, and the answer that led to it."""
+
+    round: int
+    request: str  # digest of the message that was answered last; empty before the first
+    personal: Tree
+    report: dict[str, Tensor]
+
+
+class Drawer:
+    """Where one method's personal state of one seed is kept."""
+
+    def __init__(self, home: Path, owner: Owner, personal: Tree) -> None:
+        """Open what is there, or start with the given state."""
+        self._owner = owner
+        name = f"{folder_name(owner.label)}-seed-{owner.seed}.safetensors"
+        self.path = owner.folder(home) / name
+        self.kept = Kept(0, "", personal, {})
+        if self.path.exists():
+            self.kept = self._read(personal)
+
+    def _read(self, template: Tree) -> Kept:
+        try:
+            named, meta = checkpoint.read(self.path)
+            parts: dict[str, dict[str, Tensor]] = {"personal": {}, "report": {}}
+            for name, leaf in named.items():
+                part, _, rest = name.partition(".")
+                parts[part][rest] = leaf
+            if meta["owner"] != list(self._owner):
+                raise CheckpointError(f"{self.path} belongs to {meta['owner']}")
+            # A tree that is a single tensor has no name of its own.
+            own = {name or "value": leaf for name, leaf in parts["personal"].items()}
+            personal = checkpoint.fitted(template, own, self.path)
+            return Kept(int(meta["round"]), str(meta["request"]), personal, parts["report"])
+        except (CheckpointError, KeyError, ValueError, TypeError) as error:
+            raise Refused("state", f"{self.path}: {error}") from error
+
+    def put(self, round: int, request: str, personal: Tree, report: Tree) -> None:
+        """Replace the state; if the disk is full, the old one stays."""
+        kept = Kept(round, request, personal, tree.named(report))
+        meta = {"owner": list(self._owner), "round": round, "request": request}
+        try:
+            checkpoint.save(self.path, {"personal": personal, "report": kept.report}, meta)
+        except CheckpointError as error:
+            raise Refused("state", str(error)) from error
+        except IdiolectError as error:
+            raise Refused("disk", str(error)) from error
+        self.kept = kept

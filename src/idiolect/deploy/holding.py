@@ -1,0 +1,143 @@
+"""The data of one node: its own file, or one client's share of the experiment's partition."""
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from idiolect.data import SOURCES, Dataset, Federation, federate
+from idiolect.data.dataset import Moments, fixed_decoding, moments, with_classes
+from idiolect.deploy.codes import Refused
+from idiolect.deploy.site import Site
+from idiolect.errors import DataError
+from idiolect.experiment.build import data_seeds, federations, loaded, public_examples
+from idiolect.experiment.schema import Experiment
+from idiolect.experiment.visiting import source_of, visiting
+
+
+@dataclass(frozen=True, eq=False)
+class Holding:
+    """What a node brings: for each seed a federation of one client, itself."""
+
+    experiment: Experiment
+    client: int  # its number among all
+    federations: tuple[Federation, ...]
+    source: str  # the named source it has a share of; empty for own data
+    clients: int = 0  # of the experiment's partition, where the node has a share of one
+    seen: Moments | None = None  # where all nodes' statistics decide how examples are scaled
+
+    @property
+    def dataset(self) -> Dataset:
+        """The examples, of the first seed."""
+        return self.federations[0].dataset
+
+    def scaled(self, shift: np.ndarray, scale: np.ndarray) -> "Holding":
+        """Decode examples as all nodes agreed to."""
+        known: dict[int, Dataset] = {}  # seeds that share a dataset go on sharing it
+        made = []
+        for held in self.federations:
+            old = held.dataset
+            if id(old) not in known:
+                known[id(old)] = dataclasses.replace(old, shift=shift, scale=scale)
+            made.append(dataclasses.replace(held, dataset=known[id(old)]))
+        return dataclasses.replace(self, federations=tuple(made))
+
+
+def hold(site: Site, text: str, place: int) -> Holding:
+    """Read a node's data as an experiment asks; `place` is the node's number among all."""
+    return _share(site, text) if site.client is not None else _own(site, text, place)
+
+
+def _share(site: Site, text: str) -> Holding:
+    """Take one client's share of the experiment's own partition, as a simulation divides it."""
+    client, wanted = site.client or 0, source_of(text)
+    if site.data != wanted:
+        raise DataError(
+            f"the experiment divides {wanted!r}, and this node was given a client of {site.data!r};"
+            f" start it with --data {wanted}, or without --client for data of its own"
+        )
+    experiment = visiting(text, source=site.data, public=site.public)
+    held = federations(experiment, site.data_dir)
+    if client >= held[0].clients:
+        raise DataError(
+            f"--client is {client}, and the experiment's partition has clients "
+            f"0..{held[0].clients - 1}"
+        )
+    own = tuple(_compact(federation, client) for federation in held)
+    return Holding(experiment, client, own, held[0].dataset.name, held[0].clients)
+
+
+def _compact(federation: Federation, client: int) -> Federation:
+    """Keep one client and its rows only: a node needs no one else's examples in memory."""
+    one = federation.subset([client])
+    parts = [part[0] for part in (one.train, one.val, one.test)]
+    rows, ends = np.concatenate(parts), np.cumsum([len(part) for part in parts])
+    dataset = dataclasses.replace(
+        one.dataset,
+        x=np.asarray(one.dataset.x[rows]),
+        y=one.dataset.y[rows],
+        clients=None,
+        client_names=(),
+        origin=None,
+    )
+    train, val, test = np.split(np.arange(len(rows)), ends[:-1])
+    return dataclasses.replace(
+        one,
+        dataset=dataset,
+        train=(train,),
+        val=(val,),
+        test=(test,),
+        description=federation.description,
+    )
+
+
+def _own(site: Site, text: str, place: int) -> Holding:
+    """Read the node's own file; classes are the experiment's, so that labels mean the same."""
+    if site.data in SOURCES:
+        raise DataError(
+            f"{site.data!r} is a dataset that everyone can have; add --client to take one client's "
+            "share of it, or give the path of this node's own data"
+        )
+    path = str(Path(site.data).expanduser().resolve())
+    experiment = visiting(text, source=path, options=site.options, public=site.public)
+    data = experiment.data
+    dataset = loaded(data.source, data.options, site.data_dir)
+    if data.classes is None:
+        raise Refused(
+            "classes",
+            "the experiment declares no classes, so labels could be numbered differently on "
+            "every node; add data.classes = [...] to the experiment",
+        )
+    try:
+        dataset = with_classes(dataset, data.classes, "the experiment")
+    except DataError as error:
+        raise Refused("classes", str(error)) from error
+    seen = None
+    if data.normalise is not None:
+        fixed = fixed_decoding(dataset, data.normalise)
+        seen = moments(dataset, data.normalise) if fixed is None else None
+        dataset = dataset if fixed is None else fixed
+    public = None
+    if data.public is not None:
+        public = public_examples(data.public, data, dataset, site.data_dir)
+    one = np.zeros(len(dataset), np.int64)
+    dataset = dataclasses.replace(dataset, clients=one, client_names=(site.name,))
+    made: dict[int, Federation] = {}
+    seeds: Sequence[int] = data_seeds(experiment)
+    for seed in seeds:
+        if seed not in made:
+            made[seed] = federate(
+                dataset,
+                "natural",
+                seed,
+                data.split,
+                pool=data.pool,
+                min_size=data.min_size,
+                stratify=data.stratify,
+                val=data.val,
+                public=public,
+                first=place,
+            )
+    return Holding(experiment, place, tuple(made[seed] for seed in seeds), "", seen=seen)

@@ -1,0 +1,275 @@
+"""The hub: does for nodes elsewhere what `Simulation` does for clients in this process.
+
+It samples, sends, waits, checks every report and aggregates; scores come back as figures. It never
+sees data or personal state.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from idiolect import tree
+from idiolect.data import Dataset
+from idiolect.data.federation import Exam, Lessons
+from idiolect.deploy import wire
+from idiolect.deploy.codes import Refused
+from idiolect.deploy.post import Answer, Post
+from idiolect.deploy.roster import Roster
+from idiolect.errors import DataError, DeployError, MethodError
+from idiolect.method import Method, Sent
+from idiolect.simulate import sampling
+from idiolect.simulate.alone import Alone, Place
+from idiolect.simulate.architecture import Architecture, refuse_unequal_states
+from idiolect.simulate.rounds import Round, Traffic, Verdict
+from idiolect.tree import Tree
+
+_CPU = torch.device("cpu")
+
+
+class Again(DeployError):
+    """The run should be started anew from its checkpoint: a node that was lost is back."""
+
+
+class Hub:
+    """One method on all seeds, its clients being nodes."""
+
+    def __init__(
+        self,
+        label: str,
+        method: Method,
+        seeds: Sequence[int],
+        run: str,
+        post: Post,
+        roster: Roster,
+        architectures: Mapping[str, Architecture],
+        cohort: int | None,
+    ) -> None:
+        if method.pooled:
+            raise MethodError(
+                f"{label} trains on everyone's data in one place, which a federation of nodes "
+                "cannot; leave it out, or run it in the simulator"
+            )
+        self.round = 0
+        self.notices: list[str] = []
+        self.widths: Mapping[str, int] = {}
+        self._label, self._run = label, run
+        self._method = method
+        self._seeds = tuple(seeds)
+        self._post = post
+        self._roster = roster
+        self._cohort = cohort
+        self._stand_ins = [self._rehearse(architectures, seed) for seed in self._seeds]
+        self._forms: dict[tuple[Any, ...], Tree] = {}
+        self.states = []
+        for run_number, seed_stand_ins in enumerate(self._stand_ins):
+            sizes = [float(size) for size in roster.sizes(0, run_number)]
+            setups = [one._replace(sizes=torch.tensor(sizes)) for one in _setups(seed_stand_ins)]
+            for name, other in zip(architectures, setups, strict=True):
+                refuse_unequal_states(method, name, setups[0], other)
+            self.states.append(method.init_server(setups[0]))
+
+    def _rehearse(self, architectures: Mapping[str, Architecture], seed: int) -> list[Alone]:
+        """Make a stand-in for the nodes of each architecture, with blank examples of their form.
+
+        It tells what the method's messages must look like, which is all that is asked of it.
+        """
+        roster, made = self._roster, []
+        lessons, test = _blank(roster)
+        for architecture in architectures.values():
+            client = 0 if architecture.clients is None else architecture.clients[0]
+            place = Place(client, roster.clients, seed)
+            made.append(Alone(self._method, place, lessons, test, architecture, _CPU))
+        self._served = [architecture.clients for architecture in architectures.values()]
+        return made
+
+    def _form(self, client: int, kind: str, **flags: bool) -> Tree:
+        """Return the form of a node's answer, found by letting its stand-in answer once."""
+        place = next(n for n, own in enumerate(self._served) if own is None or client in own)
+        key = (place, kind, *sorted(flags.items()))
+        if key not in self._forms:
+            stand_in = self._stand_ins[0][place]
+            if kind == "step":
+                self._forms[key], _ = stand_in.step(stand_in.form, 0)
+            elif kind == "meet":
+                self._forms[key] = ()
+            else:
+                chosen = [flag for flag in ("only_global", "newcomers") if flags[flag]]
+                marks, facts, _ = stand_in.judge(
+                    stand_in.form, 0, tested=flags["tested"], flags=chosen
+                )
+                self._forms[key] = {"marks": marks, "facts": facts}
+        return self._forms[key]
+
+    @property
+    def tree(self) -> Tree:
+        """All state the hub has between rounds; personal state is with the nodes."""
+        return {"server": tuple(self.states), "personal": ()}
+
+    @tree.setter
+    def tree(self, kept: Tree) -> None:
+        self.states = list(kept["server"])
+
+    # One round.
+
+    def cohort(self, run: int) -> np.ndarray:
+        """Return who should take part in the coming round, as a simulation would choose."""
+        return self._drawn(run, self.round)
+
+    def _drawn(self, run: int, round: int) -> np.ndarray:
+        able = np.flatnonzero(self._roster.sizes(0, run)).astype(np.int64)
+        if not len(able):
+            raise DataError("no node has a training example; check the split")
+        size = len(able) if self._cohort is None else self._cohort
+        return sampling.cohort(self._seeds[run], round, able, size)
+
+    def strangers(self, run: int) -> np.ndarray:
+        """Return the clients that took part in no round, where personal state matters."""
+        waiting = np.arange(self._roster.clients)
+        if not tree.leaves(self._stand_ins[run][0].personal):
+            return waiting[:0]
+        for round in range(self.round):
+            waiting = np.setdiff1d(waiting, self._drawn(run, round), assume_unique=True)
+        return waiting
+
+    def padding(self) -> float:
+        """Say that nothing is padded: every node has its own batches."""
+        return 0.0
+
+    def remarks(self) -> list[str]:
+        """Tell of nodes that failed along the way."""
+        return self._post.ledger.told()
+
+    def advance(self) -> Round:
+        """Do one round of every seed."""
+        self._refresh()
+        traffic, states, examples = [], [], 0
+        for run, state in enumerate(self.states):
+            cohort = self.cohort(run)
+            sent = self._method.send(state, torch.from_numpy(cohort))
+            reports, down, up = self._collect(run, cohort, sent, "step")
+            self._refuse_few(cohort, reports)
+            present = np.array(sorted(reports), np.int64)
+            stacked = tree.stack([reports[int(client)] for client in present])
+            states.append(self._method.server_step(state, torch.from_numpy(present), stacked))
+            traffic.append(Traffic(len(present), down, up))
+            sizes = self._roster.sizes(0, run)
+            examples += sum(sizes[int(client)] for client in present)
+        self.states = states
+        self.round += 1
+        return Round(traffic, examples)
+
+    def meet(self) -> None:
+        """Let every node look at the present state without training: newcomers catching up."""
+        everyone = np.arange(self._roster.clients)
+        for run, state in enumerate(self.states):
+            sent = self._method.send(state, torch.from_numpy(everyone))
+            self._collect(run, everyone, sent, "meet")
+
+    def _refresh(self) -> None:
+        """End here if a node that was lost waits outside: only a new start can let it in."""
+        if self._post.transport.stopped():
+            raise DeployError("the run was stopped")
+        if back := self._post.waiting_outside():
+            raise Again(f"{', '.join(back)} can take part again; the run is started anew")
+
+    def _refuse_few(self, cohort: np.ndarray, reports: Mapping[int, Tree]) -> None:
+        needed = self._post.policy.needed(len(cohort))
+        if len(reports) >= needed:
+            return
+        sites = self._roster.sites
+        missing = [sites[int(client)] for client in cohort if int(client) not in reports]
+        raise DeployError(
+            f"round {self.round + 1}: {len(reports)} of {len(cohort)} nodes reported, {needed} "
+            f"needed (deploy.minimum); without {', '.join(missing)}"
+        )
+
+    def _collect(
+        self, run: int, cohort: np.ndarray, sent: Sent, kind: str, **flags: bool
+    ) -> tuple[dict[int, Tree], int, int]:
+        """Send every node its part and gather the answers that are in order."""
+        sites = self._roster.sites
+        head = {"run": self._run, "label": self._label, "seed": self._seeds[run]}
+        head |= {"round": self.round, **flags}
+        letters, number = {}, {}
+        for place, client in enumerate(cohort.tolist()):
+            own = tree.map(lambda leaf, row=place: leaf[row : row + 1], sent.own)
+            letters[sites[client]] = wire.pack(kind, head, Sent(sent.shared, own))
+            number[sites[client]] = client
+        found: dict[int, Tree] = {}
+        traffic = [0, 0]
+
+        def read(site: str, answer: Answer) -> None:
+            told = answer.message.head
+            echo = {key: told.get(key) for key in ("run", "label", "seed", "round")}
+            if echo != {key: head[key] for key in echo} or told.get("to") != kind:
+                raise Refused("round", f"{site} answered to {echo}")
+            content = wire.fitted(self._form(number[site], kind, **flags), answer.message.leaves)
+            if kind == "step":
+                wire.refuse_nonfinite(content)
+            found[number[site]] = content
+            traffic[0] += answer.bytes_down
+            traffic[1] += answer.bytes_up
+
+        self._post.ask(letters, self._post.policy.timeout, read)
+        return found, traffic[0], traffic[1]
+
+    # Judging.
+
+    def judge(
+        self,
+        exams: Sequence[Exam] | None = None,
+        *,
+        only_global: bool = False,
+        keep: bool = False,
+        newcomers: bool = False,
+    ) -> list[Verdict]:
+        """Let every node score its models on its own data; `keep` leaves the model on the node."""
+        flags = {
+            "tested": exams is not None,
+            "only_global": only_global,
+            "keep": keep,
+            "newcomers": newcomers,
+        }
+        everyone = np.arange(self._roster.clients)
+        verdicts = []
+        for run, state in enumerate(self.states):
+            sent = self._method.send(state, torch.from_numpy(everyone))
+            found, _, _ = self._collect(run, everyone, sent, "judge", **flags)
+            if not found:
+                raise DeployError(f"after round {self.round}, no node was there to be scored")
+            rows = _filled(found, everyone.tolist())
+            scores = tree.map(lambda leaf: leaf.numpy(), tree.stack(rows))
+            verdicts.append(Verdict(scores["marks"], scores["facts"], []))
+        return verdicts
+
+
+def _filled(found: Mapping[int, Tree], clients: Sequence[int]) -> list[Tree]:
+    """Give everyone a row of scores; who was not there has NaN in its place."""
+    if len(found) == len(clients):
+        return [found[client] for client in clients]
+    known = {client: tree.map(lambda leaf: leaf.double(), own) for client, own in found.items()}
+    nothing = tree.map(lambda leaf: torch.full_like(leaf, float("nan")), next(iter(known.values())))
+    return [known.get(client, nothing) for client in clients]
+
+
+def _setups(stand_ins: Sequence[Alone]) -> list[Any]:
+    return [one.setup for one in stand_ins]
+
+
+def _blank(roster: Roster) -> tuple[Lessons, np.ndarray]:
+    """Make two examples of nothing, and as many public ones as the nodes hold."""
+    entry = roster.first
+    kind = np.dtype(entry.dtype)
+
+    def blank(count: int) -> Dataset:
+        x = np.zeros((count, *entry.shape), kind)
+        y = np.zeros(count, np.int64)
+        unit = np.ones(1, np.float32)
+        return Dataset("blank", x, y, tuple(entry.classes), 0 * unit, unit)
+
+    rows = [np.array([place]) for place in range(4)]
+    public = None if entry.public is None else blank(max(entry.public, 1))
+    train = np.concatenate(rows[:2])
+    return Lessons(blank(4), (train,), (rows[2],), ("nobody",), public), rows[3]

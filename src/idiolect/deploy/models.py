@@ -1,0 +1,120 @@
+"""A node's finished personal models, on its own disk, with all it takes to use them."""
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from idiolect import checkpoint
+from idiolect.data import Dataset
+from idiolect.errors import ConfigError, DataError
+from idiolect.results.models import folder_name
+from idiolect.tree import Tree
+
+LATEST = "latest.json"
+
+
+class About(NamedTuple):
+    """Which run a model is of."""
+
+    run: str
+    label: str
+    seed: int
+    round: int
+    client: int
+    experiment: str  # as TOML
+
+
+class Stored(NamedTuple):
+    """A finished model, read back."""
+
+    about: About
+    leaves: dict[str, Tensor]  # of the deployed tree, by name
+    classes: tuple[str, ...]
+    shape: tuple[int, ...]
+    dtype: str
+    shift: np.ndarray
+    scale: np.ndarray
+    clients: int
+
+
+def keep(home: Path, about: About, dataset: Dataset, clients: int, deployed: Tree) -> Path:
+    """Write a personal model; it never leaves the node."""
+    path = _path(home, about.run, about.label, about.seed)
+    arrays = {"shift": dataset.shift, "scale": dataset.scale}
+    content = {
+        "model": deployed,
+        "scaling": {name: torch.from_numpy(np.array(values)) for name, values in arrays.items()},
+    }
+    meta = {
+        "about": about._asdict(),
+        "classes": list(dataset.classes),
+        "shape": list(dataset.x.shape[1:]),
+        "dtype": str(dataset.x.dtype),
+        "clients": clients,
+    }
+    checkpoint.save(path, content, meta)
+    latest = home / "models" / LATEST
+    known = _latest(latest) if latest.exists() else {}
+    same = known.get("run") == about.run
+    labels: dict[str, list[int]] = known.get("labels", {}) if same else {}
+    seeds = sorted({*labels.get(about.label, []), about.seed})
+    told = {"run": about.run, "labels": {**labels, about.label: seeds}}
+    checkpoint.write_whole(latest, (json.dumps(told, indent=1) + "\n").encode())
+    return path
+
+
+def stored(
+    home: Path, label: str | None = None, seed: int | None = None, run: str | None = None
+) -> Stored:
+    """Read a node's personal model: of the latest run, its only method, its first seed."""
+    latest = home / "models" / LATEST
+    if not latest.exists():
+        raise DataError(
+            f"{home} holds no personal model; run an experiment with this node first: "
+            "`idiolect run EXPERIMENT.toml --on KIT`"
+        )
+    known = _latest(latest)
+    labels = known["labels"]
+    if run is not None and run != known["run"]:
+        labels = {}
+    elif label is None and len(labels) > 1:
+        raise ConfigError(f"this node has models of several methods; add --method {_or(labels)}")
+    label = label or next(iter(labels), None)
+    if label is None or (labels and label not in labels):
+        raise ConfigError(f"--method is {label!r}; this node has models of {_or(labels)}")
+    seed = labels[label][0] if seed is None and labels else seed or 0
+    path = _path(home, run or known["run"], label, seed)
+    if not path.is_file():
+        raise DataError(f"{path} does not exist; this node has models of {_or(labels)}")
+    named, meta = checkpoint.read(path)
+    prefix = "model."
+    return Stored(
+        About(**meta["about"]),
+        {n.removeprefix(prefix): leaf for n, leaf in named.items() if n.startswith(prefix)},
+        tuple(meta["classes"]),
+        tuple(meta["shape"]),
+        meta["dtype"],
+        named["scaling.shift"].numpy(),
+        named["scaling.scale"].numpy(),
+        meta["clients"],
+    )
+
+
+def _latest(path: Path) -> dict[str, Any]:
+    try:
+        known: dict[str, Any] = json.loads(path.read_text())
+    except ValueError as error:
+        raise DataError(f"{path} is damaged; delete it and run the experiment again") from error
+    return known
+
+
+def _or(labels: dict[str, Any]) -> str:
+    return " | ".join(labels) or "none"
+
+
+def _path(home: Path, run: str, label: str, seed: int) -> Path:
+    return home / "models" / run / folder_name(label) / f"seed-{seed}.safetensors"

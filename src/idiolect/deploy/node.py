@@ -1,0 +1,282 @@
+"""One node: answers the hub's messages with its own data, and keeps its personal state.
+
+Only answers leave: yes with the trees a method reports or with scores, or no with one word. What
+went wrong in detail is in the node's own log.
+"""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from idiolect import tree
+from idiolect.deploy import models, prints, wire
+from idiolect.deploy.codes import Refused
+from idiolect.deploy.drawer import Drawer, Owner
+from idiolect.deploy.holding import Holding, hold
+from idiolect.deploy.site import Site
+from idiolect.deploy.wire import Message
+from idiolect.errors import (
+    CheckpointError,
+    ConfigError,
+    DataError,
+    Diverged,
+    IdiolectError,
+    ModelError,
+)
+from idiolect.experiment.build import networks
+from idiolect.method import Sent
+from idiolect.methods import METHODS
+from idiolect.simulate.alone import Alone, Place
+from idiolect.simulate.backend import Backend
+from idiolect.tree import Tree
+from idiolect.version import VERSION
+
+log = logging.getLogger("idiolect.node")
+
+_FLAGS = ("only_global", "keep", "newcomers")
+
+
+@dataclass(eq=False)
+class _Opened:
+    """An experiment a node has joined."""
+
+    run: str
+    text: str
+    clients: int
+    holding: Holding
+    agreed: bool = False
+    desks: dict[tuple[str, int], tuple[Alone, Drawer]] = field(default_factory=dict)
+
+
+class Node:
+    """Whoever holds one client's data."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+        self._opened: _Opened | None = None
+        self._device = Backend(device=site.device).place
+
+    def answer(self, blob: bytes) -> bytes:
+        """Answer one message; never raises, and never tells more than a code."""
+        try:
+            message = wire.unpack(blob, self._site.limit)
+            handle: Callable[[Message, bytes], bytes] | None = {
+                "open": self._open,
+                "agree": self._agree,
+                "step": self._step,
+                "meet": self._meet,
+                "judge": self._judge,
+            }.get(message.kind)
+            if handle is None:
+                raise Refused("protocol", f"unknown kind of message {message.kind!r}")
+            return handle(message, blob)
+        except BaseException as error:
+            reason = reason_of(error)
+            log.error("refused with %r: %s", reason, error, exc_info=reason == "failed")
+            if isinstance(error, KeyboardInterrupt | SystemExit):
+                raise
+            return wire.refusal(reason)
+
+    # Joining.
+
+    def _open(self, message: Message, blob: bytes) -> bytes:
+        """Compare versions and methods, read the data, and tell its size and form."""
+        head = message.head
+        if _get(head, "version", str) != VERSION:
+            raise Refused("version", f"the hub runs {head['version']}, this node {VERSION}")
+        text, place = _get(head, "experiment", str), _get(head, "place", int)
+        holding = hold(self._site, text, place)
+        for label, digest in _get(head, "methods", dict).items():
+            own = prints.of_method(_method(holding, label))
+            if own != digest:
+                raise Refused("method", f"{label}: the hub's copy is {digest}, this one {own}")
+        run = _get(head, "run", str)
+        if not run.isalnum():
+            raise Refused("format", "a run is named by letters and digits")
+        self._opened = _Opened(run, text, _get(head, "clients", int), holding)
+        dataset = holding.dataset
+        told: dict[str, Any] = {
+            "client": holding.client,
+            "name": holding.federations[0].names[0],
+            "clients": holding.clients,
+            "source": holding.source,
+            "descriptions": [h.description if holding.source else "" for h in holding.federations],
+            "sizes": [
+                [len(part[0]) for part in (held.train, held.val, held.test)]
+                for held in holding.federations
+            ],
+            "shape": list(dataset.x.shape[1:]),
+            "dtype": str(dataset.x.dtype),
+            "classes": list(dataset.classes),
+            "features": prints.of_form(dataset),
+            "public": len(p.y) if (p := holding.federations[0].public) is not None else None,
+        }
+        log.info("opened run %s as client %d: %s", run, holding.client, told["sizes"])
+        if holding.seen is None:
+            scaling = {"shift": dataset.shift, "scale": dataset.scale}
+        else:
+            scaling = {"mean": holding.seen.mean, "squares": holding.seen.squares}
+            told["count"] = holding.seen.seen
+        return wire.pack("yes", told, {k: torch.tensor(v) for k, v in scaling.items()})
+
+    def _agree(self, message: Message, blob: bytes) -> bytes:
+        """Scale examples as all nodes do."""
+        opened = self._of(message)
+        leaves = message.leaves
+        if set(leaves) != {"shift", "scale"}:
+            raise Refused("structure", f"expected shift and scale, got {sorted(leaves)}")
+        wire.refuse_nonfinite(leaves)
+        classes = _get(message.head, "classes", list)
+        if classes != list(opened.holding.dataset.classes):
+            raise Refused("classes", f"the federation's classes are {classes}")
+        shift, scale = (leaves[name].to(torch.float32).numpy() for name in ("shift", "scale"))
+        opened.holding = opened.holding.scaled(shift, scale)
+        opened.agreed = True
+        opened.desks.clear()
+        return wire.pack("yes")
+
+    # Working.
+
+    def _step(self, message: Message, blob: bytes) -> bytes:
+        return self._once(message, blob, lambda alone, sent, round: alone.step(sent, round))
+
+    def _meet(self, message: Message, blob: bytes) -> bytes:
+        return self._once(message, blob, lambda alone, sent, round: ((), alone.meet(sent, round)))
+
+    def _once(
+        self,
+        message: Message,
+        blob: bytes,
+        work: Callable[[Alone, Sent, int], tuple[Tree, Tree]],
+    ) -> bytes:
+        """Do what changes personal state, once; the same message again gets the same answer."""
+        alone, drawer = self._desk(message)
+        round, request = _get(message.head, "round", int), prints.of_bytes(blob)
+        kept = drawer.kept
+        if kept.round == round + 1 and kept.request == request:
+            log.info("round %d was answered before; the answer is repeated", round + 1)
+            return _yes(message, kept.report)
+        if kept.round == round + 1:
+            raise Refused("conflict", f"round {round + 1} was done for another message")
+        if kept.round > round:
+            raise Refused("round", f"round {round + 1} is over; this node has done {kept.round}")
+        report, personal = work(alone, self._sent(alone, message), round)
+        _refuse_diverged(report, personal)
+        drawer.put(round + 1, request, personal, report)
+        alone.personal = personal
+        log.info("round %d of %s is done", round + 1, message.head["label"])
+        return _yes(message, report)
+
+    def _judge(self, message: Message, blob: bytes) -> bytes:
+        """Score this node's models on its own data; the model stays here, the scores leave."""
+        alone, _ = self._desk(message)
+        opened, head = self._of(message), message.head
+        flags = [flag for flag in _FLAGS if _get(head, flag, bool)]
+        round, tested = _get(head, "round", int), _get(head, "tested", bool)
+        sent = self._sent(alone, message)
+        marks, facts, kept = alone.judge(sent, round, tested=tested, flags=flags)
+        if "keep" in flags:
+            about = models.About(
+                opened.run, head["label"], head["seed"], round, opened.holding.client, opened.text
+            )
+            dataset = opened.holding.dataset
+            models.keep(self._site.home, about, dataset, opened.clients, kept)
+        return _yes(message, {"marks": marks, "facts": facts})
+
+    # Parts.
+
+    def _of(self, message: Message) -> _Opened:
+        """Return the joined experiment that a message is about."""
+        if self._opened is None or message.head.get("run") != self._opened.run:
+            raise Refused("closed", "a message of an experiment this process has not joined")
+        return self._opened
+
+    def _desk(self, message: Message) -> tuple[Alone, Drawer]:
+        """Return where a method's work of one seed is done, with its state from disk."""
+        opened, head = self._of(message), message.head
+        if not opened.agreed:
+            raise Refused("closed", "a task before the scaling was agreed on")
+        label, seed = _get(head, "label", str), _get(head, "seed", int)
+        key = (label, seed)
+        if key not in opened.desks:
+            if any(other != label for other, _ in opened.desks):
+                opened.desks.clear()  # one method at a time is kept in memory
+            opened.desks[key] = self._made(opened, label, seed)
+        return opened.desks[key]
+
+    def _made(self, opened: _Opened, label: str, seed: int) -> tuple[Alone, Drawer]:
+        holding = opened.holding
+        seeds = holding.experiment.seeds
+        if seed not in seeds:
+            raise Refused("experiment", f"seed {seed} is none of the experiment's {seeds}")
+        held = holding.federations[seeds.index(seed)]
+        shape, classes = tuple(held.dataset.x.shape[1:]), len(held.dataset.classes)
+        bound = networks(holding.experiment, shape, classes, opened.clients)
+        architecture = next(
+            own for own in bound.values() if own.clients is None or holding.client in own.clients
+        )
+        place = Place(holding.client, opened.clients, seed)
+        alone = Alone(
+            _method(holding, label), place, held.lessons, held.test[0], architecture, self._device
+        )
+        owner = Owner(self._site.federation, holding.client, opened.run, label, seed)
+        drawer = Drawer(self._site.home, owner, alone.personal)
+        alone.personal = drawer.kept.personal
+        return alone, drawer
+
+    def _sent(self, alone: Alone, message: Message) -> Sent:
+        """Check what the hub sent against what this method's servers send."""
+        sent: Sent = wire.fitted(alone.form, message.leaves)
+        wire.refuse_nonfinite(sent, alone.form)
+        return sent
+
+
+def reason_of(error: BaseException) -> str:
+    """Choose the one word that the other side is told."""
+    if isinstance(error, Refused):
+        return error.reason
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return "memory"
+    if isinstance(error, OSError) or isinstance(error.__cause__, OSError):
+        return "data" if isinstance(error, DataError) else "disk"
+    kinds: dict[type[IdiolectError], str] = {
+        DataError: "data",
+        ModelError: "model",
+        Diverged: "diverged",
+        CheckpointError: "state",
+        ConfigError: "experiment",
+        IdiolectError: "experiment",
+    }
+    return next((word for kind, word in kinds.items() if isinstance(error, kind)), "failed")
+
+
+def _yes(message: Message, content: Tree) -> bytes:
+    """Answer, saying to what."""
+    echo = {key: message.head[key] for key in ("run", "label", "seed", "round")}
+    return wire.pack("yes", {**echo, "to": message.kind}, content)
+
+
+def _method(holding: Holding, label: str) -> Any:
+    for table in holding.experiment.methods:
+        if (table.label or table.name) == label:
+            return METHODS[table.name](**table.settings)
+    raise Refused("experiment", f"the experiment has no method {label!r}")
+
+
+def _refuse_diverged(report: Tree, personal: Tree) -> None:
+    """Keep rubbish here, and the state as it was; infinity may stand for "not yet" at a client."""
+    broken = any(not bool(torch.isfinite(leaf).all()) for leaf in tree.leaves(report))
+    broken |= any(bool(torch.isnan(leaf).any()) for leaf in tree.leaves(personal))
+    if broken:
+        raise Refused("diverged", "training produced NaN or infinity; lower lr or set clip")
+
+
+def _get(head: dict[str, Any], key: str, kind: type[Any]) -> Any:
+    """Take a value of the expected kind out of a head; a bool is no int here."""
+    value: Any = head.get(key)
+    if type(value) is not kind or (type(value) is int and not 0 <= value < 1 << 62):
+        raise Refused("format", f"{key} is {type(value).__name__}, expected {kind.__name__}")
+    return value

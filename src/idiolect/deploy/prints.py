@@ -1,0 +1,43 @@
+"""Fingerprints by which hub and nodes find out, before the first round, that they differ."""
+
+import hashlib
+import inspect
+import json
+import sys
+from typing import Any
+
+from idiolect import local, losses, optim, tree
+from idiolect import method as contract
+from idiolect.data import Dataset
+from idiolect.method import Method
+from idiolect.simulate import engine, plans
+
+
+def of_bytes(*parts: bytes) -> str:
+    """Shorten bytes to a digest."""
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(len(part).to_bytes(8, "little"))
+        digest.update(part)
+    return digest.hexdigest()[:32]
+
+
+def of_method(method: Method) -> str:
+    """Digest a method: its settings, and the source that its steps and batches are made of."""
+    modules = {sys.modules[kind.__module__] for kind in type(method).__mro__ if kind is not object}
+    modules |= {contract, local, losses, optim, tree, engine, plans}
+    # A module without source (frozen into an executable) is told apart by its name alone.
+    sources = [_source(module).encode() for module in sorted(modules, key=lambda m: m.__name__)]
+    return of_bytes(repr(method).encode(), *sources)
+
+
+def of_form(dataset: Dataset) -> str:
+    """Digest what the numbers of an example mean: a table's column names, in order."""
+    return of_bytes(json.dumps(list(dataset.features)).encode()) if dataset.features else ""
+
+
+def _source(module: Any) -> str:
+    try:
+        return inspect.getsource(module)
+    except OSError:
+        return str(module.__name__)

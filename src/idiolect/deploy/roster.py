@@ -1,0 +1,270 @@
+"""Who takes part: nodes are told the experiment, tell their data's size and form, and agree."""
+
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from idiolect.checkpoint import write_whole
+from idiolect.data.dataset import Moments, decoding
+from idiolect.deploy import wire
+from idiolect.deploy.codes import CODES, Refused
+from idiolect.deploy.post import Answer, Post
+from idiolect.errors import DeployError
+from idiolect.version import VERSION
+
+log = logging.getLogger("idiolect.hub")
+
+_WORDS = 4096  # the longest text a node may tell
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What one node told when it joined."""
+
+    site: str
+    client: int
+    name: str
+    sizes: list[list[int]]  # for each seed: training, validation and test rows
+    shape: list[int]
+    dtype: str
+    classes: list[str]
+    features: str
+    public: int | None
+    source: str
+    clients: int
+    descriptions: list[str]
+
+
+_SAME = {
+    "shape": "the shape of an example",
+    "dtype": "the type of its numbers",
+    "features": "the names or the order of a table's columns",
+    "classes": "the classes",
+    "public": "the number of public examples",
+    "source": "the source of the data",
+    "clients": "the number of clients of the partition",
+}
+
+
+class Roster:
+    """The nodes of a run, in the order of their numbers; kept on disk between starts."""
+
+    def __init__(
+        self, post: Post, run: str, text: str, methods: Mapping[str, str], seeds: int, path: Path
+    ) -> None:
+        self._post = post
+        self._seeds = seeds
+        self._run = run
+        self._open = {
+            "run": run,
+            "version": VERSION,
+            "experiment": text,
+            "methods": dict(methods),
+            "clients": len(post.transport.sites),
+        }
+        self._path = path
+        self.entries: dict[str, Entry] = self._read()
+        self._agreed = b""
+        self.how: str | None = None
+        post.reopen = self._reopen
+
+    # Joining.
+
+    def gather(self, normalise: str | None) -> None:
+        """Let every node join; whoever refuses is named, whoever is not there is passed over."""
+        post, sites = self._post, list(self._post.transport.sites)
+        first_time = not self.entries
+        answers: dict[str, Answer] = {}
+
+        def read(site: str, answer: Answer) -> None:
+            entry = _entry(site, answer, self._seeds)
+            known = self.entries.get(site)
+            if known is not None and known != entry:
+                raise Refused("data", f"{site} brings other data than when the run began")
+            answers[site] = answer
+            self.entries[site] = entry
+
+        letters = {site: self._letter(site) for site in sites}
+        refused = post.ask(letters, post.policy.join, read)
+        for site in refused:
+            post.lose(site)
+        self._refuse(refused, first_time)
+        self._compare(answers)
+        agreed = wire.pack("agree", {**self._head}, self._scaling(answers, normalise))
+        self._agreed = agreed
+        post.ask(dict.fromkeys(answers, agreed), post.policy.join, lambda site, answer: None)
+        self._write()
+
+    def _refuse(self, refused: Mapping[str, Refused], first_time: bool) -> None:
+        """Say who cannot join; on the first start nobody who is there is left behind silently."""
+        gone = ("timeout", "unreachable")
+        told = [f"{site}: {CODES[why.reason]}" for site, why in refused.items()]
+        wrong = [site for site, why in refused.items() if why.reason not in gone]
+        there = len(self._post.transport.sites) - len(refused)
+        needed = self._post.policy.needed(len(self._post.transport.sites))
+        if (wrong and first_time) or there < needed:
+            raise DeployError(
+                f"{there} of {len(self._post.transport.sites)} nodes can take part, "
+                f"{needed if not wrong else 'all that are there'} needed; {'; '.join(told)}"
+            )
+        for text in told:
+            log.warning("goes on without %s", text)
+
+    def _letter(self, site: str) -> bytes:
+        return wire.pack(
+            "open", {**self._open, "place": list(self._post.transport.sites).index(site)}
+        )
+
+    @property
+    def _head(self) -> dict[str, Any]:
+        return {"run": self._run, "classes": self.first.classes}
+
+    def _reopen(self, site: str) -> None:
+        """Tell a node that was started anew all it was told before."""
+        for blob in (self._letter(site), self._agreed):
+            if blob:
+                self._post.once(site, blob, self._post.policy.join)
+
+    # Agreement.
+
+    def _compare(self, answers: Mapping[str, Answer]) -> None:
+        """Refuse nodes whose data cannot be learnt from together, naming who differs in what."""
+        entries = list(self.entries.values())
+        for other in entries[1:]:
+            for key, what in _SAME.items():
+                if getattr(other, key) != getattr(entries[0], key):
+                    raise DeployError(
+                        f"{entries[0].site} and {other.site} differ in {what}; bring their data to "
+                        "one form before they learn together"
+                    )
+        numbers = [entry.client for entry in entries]
+        total = len(self._post.transport.sites)
+        if len(set(numbers)) != len(numbers) or max(numbers) >= total:
+            raise DeployError(
+                f"the nodes are clients {sorted(numbers)}, expected different ones of "
+                f"0..{total - 1}; start each node with a --client of its own"
+            )
+        if self.first.clients not in (0, total):
+            raise DeployError(
+                f"the experiment's partition has {self.first.clients} clients and the federation "
+                f"{total} sites; divide the data among as many clients"
+            )
+
+    def _scaling(
+        self, answers: Mapping[str, Answer], normalise: str | None
+    ) -> dict[str, torch.Tensor]:
+        """Find how examples are scaled: as everyone has it, or from everyone's statistics."""
+        kept = self._path.with_name("scaling.json")
+        if kept.exists():  # decided when the run began
+            known = json.loads(kept.read_text())
+            return {key: torch.tensor(known[key], dtype=torch.float32) for key in known}
+        found = [_scale(answer) for _, answer in sorted(answers.items())]
+        if isinstance(found[0], Moments):
+            total = found[0]
+            for seen in found[1:]:
+                if not isinstance(seen, Moments) or seen.mean.shape != total.mean.shape:
+                    raise DeployError("the nodes' statistics do not fit each other")
+                total = total.merged(seen)
+            shift, scale = decoding(total, str(normalise), self.first.dtype == "uint8")
+        else:
+            shift, scale = found[0]
+            for site, one in zip(sorted(answers), found, strict=True):
+                if isinstance(one, Moments) or not all(
+                    np.array_equal(a, b) for a, b in zip(one, (shift, scale), strict=True)
+                ):
+                    raise DeployError(f"{site} scales its examples otherwise than the first node")
+        plain = {"shift": np.asarray(shift).tolist(), "scale": np.asarray(scale).tolist()}
+        write_whole(kept, json.dumps(plain).encode())
+        return {key: torch.tensor(value, dtype=torch.float32) for key, value in plain.items()}
+
+    # What is known.
+
+    @property
+    def first(self) -> Entry:
+        """Any one node's entry: in what matters they are alike."""
+        return next(iter(self.entries.values()))
+
+    @property
+    def clients(self) -> int:
+        """How many sites the federation has."""
+        return len(self._post.transport.sites)
+
+    @property
+    def sites(self) -> list[str]:
+        """The site of every client number; one that never joined takes a free number."""
+        placed = {entry.client: site for site, entry in self.entries.items()}
+        rest = iter(site for site in self._post.transport.sites if site not in self.entries)
+        return [placed[n] if n in placed else next(rest) for n in range(self.clients)]
+
+    def sizes(self, part: int, seed: int) -> list[int]:
+        """Return rows of a part (0 training, 1 validation, 2 test) for every client."""
+        return [
+            self.entries[site].sizes[seed][part] if site in self.entries else 0
+            for site in self.sites
+        ]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What every client is called in results."""
+        return tuple(
+            self.entries[site].name if site in self.entries else site for site in self.sites
+        )
+
+    def _read(self) -> dict[str, Entry]:
+        if not self._path.exists():
+            return {}
+        known = json.loads(self._path.read_text())
+        return {site: Entry(**entry) for site, entry in known.items()}
+
+    def _write(self) -> None:
+        plain = {site: asdict(entry) for site, entry in self.entries.items()}
+        write_whole(self._path, (json.dumps(plain, indent=1) + "\n").encode())
+
+
+def _entry(site: str, answer: Answer, seeds: int) -> Entry:
+    """Read what a node told, trusting nothing in it."""
+    head: dict[str, Any] = {key: answer.message.head.get(key) for key in Entry.__dataclass_fields__}
+    head["site"] = site
+    good = (
+        all(isinstance(head[key], int) and head[key] >= 0 for key in ("client", "clients"))
+        and all(_word(head[key]) for key in ("name", "dtype", "features", "source"))
+        and (head["public"] is None or isinstance(head["public"], int))
+        and _list(head["shape"], int)
+        and _list(head["classes"], str)
+        and _list(head["descriptions"], str, seeds)
+        and _list(head["sizes"], list, seeds)
+        and all(_list(one, int, 3) and min(one) >= 0 for one in head["sizes"])
+        and all(_word(word) for word in (*head["classes"], *head["descriptions"]))
+    )
+    if not good:
+        raise Refused("format", f"{site} joined with an answer of another form")
+    return Entry(**head)
+
+
+def _scale(answer: Answer) -> Moments | tuple[np.ndarray, np.ndarray]:
+    leaves = {name: leaf.numpy() for name, leaf in answer.message.leaves.items()}
+    wire.refuse_nonfinite(answer.message.leaves)
+    if set(leaves) == {"shift", "scale"}:
+        return leaves["shift"], leaves["scale"]
+    count = answer.message.head.get("count")
+    if set(leaves) != {"mean", "squares"} or not isinstance(count, int | float) or count <= 0:
+        raise DeployError("a node told its data's statistics in another form")
+    return Moments(float(count), leaves["mean"], leaves["squares"])
+
+
+def _word(value: Any) -> bool:
+    return isinstance(value, str) and len(value) <= _WORDS
+
+
+def _list(value: Any, kind: type, length: int | None = None) -> bool:
+    return (
+        isinstance(value, list)
+        and all(type(one) is kind for one in value)
+        and (length is None or len(value) == length)
+    )

@@ -1,0 +1,223 @@
+"""A whole experiment over nodes: the same rounds, checkpoints and results as a simulation."""
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from idiolect.checkpoint import write_whole
+from idiolect.data import Dataset
+from idiolect.data.federation import Exam
+from idiolect.deploy import prints
+from idiolect.deploy.hub import Hub
+from idiolect.deploy.post import Ledger, Policy, Post
+from idiolect.deploy.roster import Roster
+from idiolect.deploy.transport import Transport
+from idiolect.experiment.build import cohort_size, networks
+from idiolect.experiment.schema import Experiment
+from idiolect.experiment.visiting import visiting
+from idiolect.method import Method
+from idiolect.methods import METHODS
+from idiolect.results import scaling
+from idiolect.results.document import Document
+from idiolect.results.outcome import Members
+from idiolect.runner.job import Evaluate
+from idiolect.runner.run import EXPERIMENT
+from idiolect.runner.run import run as run_courses
+from idiolect.runner.watch import Watch
+from idiolect.simulate.architecture import Architecture
+from idiolect.simulate.backend import Backend
+
+
+@dataclass(frozen=True, eq=False)
+class RemoteCourse:
+    """One method on all seeds, trained by nodes; a `runner.course.Course`."""
+
+    label: str
+    name: str
+    method: Method
+    seeds: tuple[int, ...]
+    rounds: int
+    cohort: int | None
+    evaluate: Evaluate
+    preset: str
+    described: Mapping[str, Any]
+    run: str
+    post: Post
+    roster: Roster
+    architectures: Mapping[str, Architecture]
+    checkpoint_every: int = 1  # whatever happens, no more than one round is done again
+    backend: Backend = field(default_factory=lambda: Backend("sequential", "cpu"))
+    exams: Sequence[Exam] = ()
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """All that decides the course of training; the nodes' data is the roster's to compare."""
+        return {
+            "method": self.name,
+            "settings": self.settings,
+            "seeds": list(self.seeds),
+            "cohort": self.cohort,
+            **self.described,
+            "run": self.run,
+        }
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The method's hyper-parameters."""
+        return dataclasses.asdict(self.method)
+
+    @property
+    def only_global(self) -> bool:
+        """Whether curves leave the personal models out."""
+        wanted = self.evaluate.personal
+        return wanted == "never" or (wanted == "auto" and self.method.tunes)
+
+    @property
+    def members(self) -> tuple[Members, ...]:
+        """Who takes part under each seed."""
+        own = f"{self.roster.clients} sites, each with data of its own"
+        return tuple(
+            Members(
+                seed,
+                self.roster.names,
+                tuple(self.roster.sizes(0, run)),
+                tuple(self.roster.sizes(2, run)),
+                self.roster.first.descriptions[run] or own,
+            )
+            for run, seed in enumerate(self.seeds)
+        )
+
+    @property
+    def validated(self) -> bool:
+        """Whether some node has validation data under every seed."""
+        return all(any(self.roster.sizes(1, run)) for run in range(len(self.seeds)))
+
+    @property
+    def place(self) -> str:
+        """The machine clients are run on, in words."""
+        return "nodes"
+
+    def warnings(self) -> list[str]:
+        """List nodes without data of a kind."""
+        told = []
+        for part, word in enumerate(("train", "val", "test")):
+            empty = [
+                name
+                for name, size in zip(self.roster.names, self.roster.sizes(part, 0), strict=True)
+                if not size
+            ]
+            if empty:
+                told.append(
+                    f"{len(empty)} of {self.roster.clients} clients have no {word} row: {empty[0]}"
+                )
+        return told
+
+    def trains_as(self, other: Any) -> bool:
+        """Say no: personal state is kept by label, so every method does its own rounds."""
+        return False
+
+    def simulation(self) -> Hub:
+        """Make the hub."""
+        return Hub(
+            self.label,
+            self.method,
+            self.seeds,
+            self.run,
+            self.post,
+            self.roster,
+            self.architectures,
+            self.cohort,
+        )
+
+
+def serve(
+    transport: Transport,
+    text: str,
+    run: str,
+    folder: Path,
+    *,
+    only: Sequence[str] = (),
+    watch: Watch | None = None,
+) -> Document:
+    """Run an experiment over a transport, going on from what the folder holds of the same run.
+
+    `text` is the experiment as TOML; `run` names the run, and with it the nodes' personal state.
+    """
+    experiment = visiting(text)
+    deploy = experiment.deploy
+    policy = Policy(
+        deploy.timeout, deploy.join, deploy.minimum, deploy.patience, deploy.limit_mb << 20
+    )
+    post = Post(transport, policy, Ledger(folder / "faults.json"))
+    methods = {
+        table.label or table.name: METHODS[table.name](**table.settings)
+        for table in experiment.methods
+        if not only or table.label in only
+    }
+    digests = {label: prints.of_method(method) for label, method in methods.items()}
+    seeds = len(experiment.seeds)
+    roster = Roster(post, run, text, digests, seeds, folder / "roster.json")
+    roster.gather(experiment.data.normalise)
+    write_whole(folder / EXPERIMENT, text.encode())
+    scaling.save(folder, _described(roster, folder))
+    courses = _courses(experiment, methods, run, post, roster)
+    return run_courses(courses, folder, _about(experiment, roster), resume=True, watch=watch)
+
+
+def _courses(
+    experiment: Experiment, methods: Mapping[str, Method], run: str, post: Post, roster: Roster
+) -> list[RemoteCourse]:
+    shape, classes = tuple(roster.first.shape), len(roster.first.classes)
+    bound = networks(experiment, shape, classes, roster.clients)
+    return [
+        RemoteCourse(
+            label=table.label or table.name,
+            name=table.name,
+            method=methods[table.label or table.name],
+            seeds=experiment.seeds,
+            rounds=table.rounds or experiment.rounds,
+            cohort=cohort_size(experiment.cohort, roster.clients),
+            evaluate=Evaluate(**experiment.evaluate.model_dump()),
+            preset=table.preset or "",
+            described={"model": experiment.model.model_dump(exclude_none=True)},
+            run=run,
+            post=post,
+            roster=roster,
+            architectures=bound,
+        )
+        for table in experiment.methods
+        if (table.label or table.name) in methods
+    ]
+
+
+def _about(experiment: Experiment, roster: Roster) -> dict[str, Any]:
+    entry = roster.first
+    return {
+        "name": experiment.name,
+        "data": {
+            "source": entry.source or "the nodes' own data",
+            "provenance": "",
+            "classes": entry.classes,
+            "clients": roster.clients,
+            "federations": list(entry.descriptions),
+        },
+    }
+
+
+def _described(roster: Roster, folder: Path) -> Dataset:
+    """Describe how examples are decoded, as a dataset of one blank example."""
+    entry = roster.first
+    known = json.loads((folder / "scaling.json").read_text())
+    return Dataset(
+        "blank",
+        np.zeros((1, *entry.shape), np.dtype(entry.dtype)),
+        np.zeros(1, np.int64),
+        tuple(entry.classes),
+        np.array(known["shift"], np.float32),
+        np.array(known["scale"], np.float32),
+    )

@@ -1,0 +1,55 @@
+"""What a node is told by whoever runs it: whose data, where it stands, where state is kept."""
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from idiolect.deploy.wire import LIMIT
+from idiolect.errors import DeployError
+
+
+@dataclass(frozen=True)
+class Site:
+    """A node's own settings; nothing of it leaves the node but its name."""
+
+    name: str
+    federation: str
+    home: Path  # personal state, models and the log
+    data: str  # a path, or the experiment's own source, of which the node takes one client's share
+    options: Mapping[str, Any] = field(default_factory=dict)  # of reading own data
+    client: int | None = None  # which client of the experiment's own partition; None: own data
+    data_dir: Path | None = None
+    public: str | None = None  # stands for the experiment's public examples
+    device: str = "auto"
+    limit: int = LIMIT  # bytes of a message
+
+    def to_json(self) -> str:
+        """Write the settings for another process of the same machine."""
+        plain = dataclasses.asdict(self)
+        for key in ("home", "data_dir"):
+            plain[key] = None if plain[key] is None else str(plain[key])
+        return json.dumps(plain)
+
+    @classmethod
+    def from_json(cls, text: str) -> "Site":
+        """Read what `to_json` wrote."""
+        try:
+            plain = json.loads(text)
+            folder = plain.pop("data_dir")
+            return cls(
+                home=Path(plain.pop("home")),
+                data_dir=None if folder is None else Path(folder),
+                **{**plain, "options": {k: _tuples(v) for k, v in plain.pop("options").items()}},
+            )
+        except (ValueError, TypeError, KeyError) as error:
+            raise DeployError(
+                f"a node's settings cannot be read ({type(error).__name__}); start it again with "
+                "`idiolect node KIT --data ...`"
+            ) from error
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value

@@ -1,0 +1,96 @@
+"""Small federations for the tests of deployment."""
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from idiolect import checkpoint
+from idiolect.deploy.node import Node
+from idiolect.deploy.serve import serve
+from idiolect.deploy.site import Site
+from idiolect.deploy.transport import Inside
+from idiolect.experiment import execute, parse_experiment
+from idiolect.experiment.visiting import travelling
+
+TOML = """
+name = "small"
+seeds = [3]
+rounds = 2
+
+[data]
+partition = { name = "iid", clients = 4, per_client = 20 }
+public = { source = "embedded", size = 12 }
+
+[model]
+name = "federations:normed"
+auxiliary = { name = "dnn", hidden = 4 }
+
+[training]
+batch = 8
+lr = 0.05
+
+[evaluate]
+every = 2
+
+[backend]
+kind = "sequential"
+checkpoint_every = 1
+
+[deploy]
+timeout = 30
+join = 60
+"""
+
+
+def normed(shape: tuple[int, ...], classes: int) -> nn.Module:
+    """A small network with a normalisation layer, so that FedBN has something to keep."""
+    size = math.prod(shape)
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(size, 8), nn.GroupNorm(2, 8), nn.Tanh(), nn.Linear(8, classes)
+    )
+
+
+def experiment(*methods: str, sets: tuple[str, ...] = (), toml: str = TOML):
+    tables = "".join(f'[[methods]]\nname = "{method}"\n' for method in methods)
+    return parse_experiment(toml + tables, sets)
+
+
+def sites(home: Path, count: int = 4, **settings) -> list[Site]:
+    return [
+        Site(f"site-{n}", "test", home / f"site-{n}", "embedded", client=n, **settings)
+        for n in range(count)
+    ]
+
+
+def inside(home: Path, count: int = 4) -> Inside:
+    return Inside({site.name: Node(site) for site in sites(home, count)})
+
+
+def simulated(wanted, folder: Path):
+    content, _ = execute(wanted, folder)
+    return content
+
+
+def served(wanted, transport, folder: Path, run: str = "r1"):
+    return serve(transport, travelling(wanted), run, folder)
+
+
+def server_state(folder: Path, label: str) -> Mapping[str, torch.Tensor]:
+    """Return the server's last state by name, out of a run's checkpoint."""
+    named, meta = checkpoint.read(folder / "checkpoints" / f"{label}.safetensors")
+    assert meta["finished"]
+    return {name: leaf for name, leaf in named.items() if name.startswith("state.server")}
+
+
+def scores(content, label: str):
+    """Return all that was found of a method, apart from how long it took and what it weighed."""
+    seeds = content["methods"][label]["seeds"]
+    return [{key: value for key, value in seed.items() if key != "traffic"} for seed in seeds]
+
+
+def largest_gap(left: Mapping[str, torch.Tensor], right: Mapping[str, torch.Tensor]) -> float:
+    assert left.keys() == right.keys() and left
+    return max(float((left[name] - right[name]).abs().max()) for name in left)

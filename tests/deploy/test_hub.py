@@ -1,0 +1,174 @@
+"""The hub: checks every report, passes over who fails, and goes on where it stopped."""
+
+import json
+import time
+
+import federations as fed
+import pytest
+import torch
+
+from idiolect.deploy import wire
+from idiolect.deploy.codes import Refused
+from idiolect.deploy.post import Ledger, Policy, Post
+from idiolect.deploy.transport import Inside
+from idiolect.errors import DeployError, MethodError
+
+
+class Meddler(Inside):
+    """Nodes, one of whose answers to `step` is tampered with on the way."""
+
+    def __init__(self, nodes, site, change, rounds=()):
+        super().__init__(nodes)
+        self._site, self._change, self._rounds = site, change, rounds
+        self.asked = []
+
+    def call(self, site, blob, seconds):
+        message = wire.unpack(blob)
+        if message.kind == "step":
+            self.asked.append((site, message.head["round"]))
+        answer = super().call(site, blob, seconds)
+        wanted = not self._rounds or message.head.get("round") in self._rounds
+        if site == self._site and message.kind == "step" and wanted:
+            return self._change(answer)
+        return answer
+
+
+def meddled(tmp_path, change, rounds=(), site="site-2"):
+    nodes = fed.inside(tmp_path / "nodes")._nodes
+    return Meddler(nodes, site, change, rounds)
+
+
+def leaf(change, name="params.1.weight"):
+    def changed(answer):
+        told = wire.unpack(answer)
+        return wire.pack("yes", told.head, {**told.leaves, name: change(told.leaves[name])})
+
+    return changed
+
+
+def head(**changes):
+    def changed(answer):
+        told = wire.unpack(answer)
+        return wire.pack("yes", {**told.head, **changes}, told.leaves)
+
+    return changed
+
+
+RUBBISH = {
+    "nonfinite": leaf(lambda x: x * float("nan")),
+    "nonfinite ": leaf(lambda x: x + float("inf")),
+    "shape": leaf(lambda x: x[:-1]),
+    "dtype": leaf(lambda x: x.double()),
+    "format": lambda answer: answer[:-7],
+    "round": head(round=77),
+    "size": leaf(lambda x: torch.ones(1 << 19)),
+}
+
+
+@pytest.mark.parametrize("reason", RUBBISH)
+def test_rubbish_is_left_out_named_and_counted(reason, tmp_path):
+    """The run ends as if the node had not taken part: its three reports reach no average."""
+    wanted = fed.experiment("fedavg", sets=("rounds=4", "deploy.limit_mb=1", "evaluate.every=4"))
+    transport = meddled(tmp_path, RUBBISH[reason])
+    found = fed.served(wanted, transport, tmp_path / "served")
+    faults = json.loads((tmp_path / "served" / "faults.json").read_text())
+    assert faults == {"site-2": {reason.strip(): 3}}
+    assert any("site-2 was passed over 3 times" in n for n in found["methods"]["FedAvg"]["notices"])
+    assert ("site-2", 2) in transport.asked and ("site-2", 3) not in transport.asked
+    silent = meddled(tmp_path / "silent", lambda answer: wire.refusal("failed"))
+    fed.served(wanted, silent, tmp_path / "without")
+    states = [fed.server_state(tmp_path / kind, "FedAvg") for kind in ("served", "without")]
+    assert fed.largest_gap(*states) == 0
+    assert found["methods"]["FedAvg"]["seeds"][0]["traffic"]["participations"] == 12
+
+
+def test_a_node_that_fails_once_is_back_in_the_next_round(tmp_path):
+    wanted = fed.experiment("fedavg", sets=("rounds=3",))
+    transport = meddled(tmp_path, lambda answer: wire.refusal("memory"), rounds=(1,))
+    found = fed.served(wanted, transport, tmp_path / "served")
+    assert found["methods"]["FedAvg"]["seeds"][0]["traffic"]["participations"] == 11
+    assert ("site-2", 2) in transport.asked
+
+
+def test_texts_and_data_do_not_reach_the_hub(tmp_path):
+    """A node that answers no with words of its own is only told by a code."""
+    wanted = fed.experiment("fedavg")
+    transport = meddled(tmp_path, lambda answer: wire.pack("no", {"code": "patient Smith"}))
+    found = fed.served(wanted, transport, tmp_path / "served")
+    assert "Smith" not in json.dumps(found)
+    assert "Smith" not in (tmp_path / "served" / "faults.json").read_text()
+
+
+def test_too_few_reports_stop_the_run_and_a_new_start_goes_on(tmp_path):
+    """The second start ends as one that was never stopped: nothing is trained twice."""
+    wanted = fed.experiment("fedper", sets=("rounds=4", "deploy.minimum=1.0"))
+    transport = meddled(tmp_path, lambda answer: wire.refusal("crashed"), rounds=(2,))
+    with pytest.raises(DeployError, match=r"round 3: 3 of 4 nodes reported, 4 needed.*site-2"):
+        fed.served(wanted, transport, tmp_path / "served")
+    fed.served(wanted, fed.inside(tmp_path / "nodes"), tmp_path / "served")
+    fed.served(wanted, fed.inside(tmp_path / "others"), tmp_path / "whole")
+    states = [fed.server_state(tmp_path / kind, "FedPer") for kind in ("served", "whole")]
+    assert fed.largest_gap(*states) == 0
+
+
+class Sleeper(Inside):
+    """Nodes, one of which does not answer in one round before it is too late."""
+
+    def call(self, site, blob, seconds):
+        message = wire.unpack(blob)
+        if site == "site-1" and message.kind == "step" and message.head["round"] == 0:
+            time.sleep(4)
+        return super().call(site, blob, seconds)
+
+
+def test_a_straggler_costs_one_timeout_and_comes_back(tmp_path):
+    wanted = fed.experiment("fedavg", sets=("rounds=40", "deploy.timeout=2", "evaluate.every=40"))
+    transport = Sleeper(fed.inside(tmp_path / "nodes")._nodes)
+    found = fed.served(wanted, transport, tmp_path / "served")
+    faults = json.loads((tmp_path / "served" / "faults.json").read_text())
+    assert faults == {"site-1": {"timeout": 1}}
+    part = found["methods"]["FedAvg"]["seeds"][0]["traffic"]["participations"]
+    assert 3 * 40 < part < 4 * 40
+
+
+def test_nodes_that_do_not_fit_are_named_when_they_join(tmp_path):
+    wanted = fed.experiment("fedavg")
+    nodes = fed.inside(tmp_path / "nodes")._nodes
+    twice = {**nodes, "site-3": nodes["site-2"]}
+    with pytest.raises(DeployError, match=r"clients \[0, 1, 2, 2\], expected different ones"):
+        fed.served(wanted, Inside(twice), tmp_path / "a")
+    with pytest.raises(DeployError, match="has 4 clients and the federation 3 sites"):
+        fed.served(wanted, fed.inside(tmp_path / "three", 3), tmp_path / "b")
+
+    class Old(Inside):
+        def call(self, site, blob, seconds):
+            return (
+                wire.refusal("version") if site == "site-1" else super().call(site, blob, seconds)
+            )
+
+    with pytest.raises(DeployError, match="site-1: it runs another version of idiolect"):
+        fed.served(wanted, Old(nodes), tmp_path / "c")
+
+
+def test_pooled_methods_are_refused(tmp_path):
+    with pytest.raises(MethodError, match="everyone's data in one place"):
+        fed.served(fed.experiment("centralised"), fed.inside(tmp_path), tmp_path / "served")
+
+
+def test_how_many_must_report():
+    assert [Policy(minimum=0.5).needed(n) for n in (1, 2, 3, 4, 5)] == [1, 1, 2, 2, 3]
+    assert [Policy(minimum=3).needed(n) for n in (2, 3, 9)] == [2, 3, 3]
+    assert Policy(minimum=1.0).needed(7) == 7
+
+
+def test_what_an_engine_raises_is_a_site_that_cannot_be_reached(tmp_path):
+    class Broken(Inside):
+        def call(self, site, blob, seconds):
+            raise RuntimeError("cable cut at patient Smith's")
+
+    post = Post(Broken({"a": None}), Policy(), Ledger(tmp_path / "faults.json"))
+    failed = post.ask({"a": wire.pack("step")}, 5, lambda site, answer: None)
+    assert failed["a"].reason == "unreachable" and "Smith" not in str(failed["a"])
+    assert post.absent() == ["a"]
+    assert Ledger(tmp_path / "faults.json").faults == {"a": {"unreachable": 1}}
+    assert isinstance(failed["a"], Refused)

@@ -1,0 +1,114 @@
+"""Nodes with files of their own: one federation of their rows, classes and scaling."""
+
+import csv
+
+import federations as fed
+import numpy as np
+import pytest
+
+from idiolect.data import normalised, read
+from idiolect.data.dataset import Moments, decoding, moments
+from idiolect.deploy.node import Node
+from idiolect.deploy.site import Site
+from idiolect.deploy.transport import Inside
+from idiolect.errors import DeployError
+
+TOML = """
+name = "clinics"
+seeds = [1]
+rounds = 2
+[data]
+source = "{source}"
+normalise = "feature"
+classes = ["ill", "well", "unknown"]
+[model]
+name = "mlr"
+[training]
+batch = 4
+lr = 0.1
+[backend]
+kind = "sequential"
+[[methods]]
+name = "ditto"
+"""
+COLUMNS = ["age", "dose", "pulse"]
+
+
+def rows(seed, count):
+    draw = np.random.default_rng(seed)
+    x = draw.normal(size=(count, 3)) * [9, 1, 20] + [50, seed, 70]
+    return [[*map(float, one), "ill" if one[0] > 50 else "well"] for one in x]
+
+
+def written(path, table, names=COLUMNS, client=None):
+    with path.open("w", newline="") as file:
+        out = csv.writer(file)
+        out.writerow([*names, "label", *(["client"] if client else [])])
+        out.writerows(table)
+    return path
+
+
+@pytest.fixture
+def clinics(tmp_path):
+    """Three clinics' files, and the same rows in one file for the simulator."""
+    tables = [rows(seed, count) for seed, count in enumerate((14, 20, 11))]
+    files = [written(tmp_path / f"{n}.csv", table) for n, table in enumerate(tables)]
+    joined = [[*row, f"clinic {n}"] for n, table in enumerate(tables) for row in table]
+    return files, written(tmp_path / "all.csv", joined, client=True)
+
+
+def nodes(tmp_path, files):
+    names = [f"clinic {n}" for n in range(len(files))]
+    return {
+        name: Node(Site(name, "test", tmp_path / name, str(file)))
+        for name, file in zip(names, files, strict=True)
+    }
+
+
+def experiment(source):
+    return fed.experiment(toml=TOML.format(source=source))
+
+
+def test_files_apart_learn_as_one_file_divided_by_its_clients(clinics, tmp_path):
+    """Split, class numbers and scaling are the simulator's on the same rows, to rounding."""
+    files, together = clinics
+    wanted = experiment(together)
+    content = fed.simulated(wanted, tmp_path / "simulated")
+    found = fed.served(wanted, Inside(nodes(tmp_path, files)), tmp_path / "served")
+    here, there = (fed.server_state(tmp_path / k, "Ditto") for k in ("simulated", "served"))
+    assert fed.largest_gap(here, there) < 1e-6
+    for mine, theirs in zip(fed.scores(found, "Ditto"), fed.scores(content, "Ditto"), strict=True):
+        assert [c["client"] for c in mine["clients"]] == [c["client"] for c in theirs["clients"]]
+        assert [c["test"] for c in mine["clients"]] == [c["test"] for c in theirs["clients"]]
+        assert mine["models"]["personal"]["mean"] == theirs["models"]["personal"]["mean"]
+    assert found["data"]["source"] == "the nodes' own data"
+
+
+def test_statistics_merge_as_if_all_rows_lay_in_one_place(clinics):
+    files, together = clinics
+    whole = normalised(read(together), "feature")
+    total = None
+    for file in files:
+        one = moments(read(file), "feature")
+        total = one if total is None else total.merged(one)
+    assert isinstance(total, Moments)
+    shift, scale = decoding(total, "feature", False)
+    np.testing.assert_allclose(shift, whole.shift, rtol=1e-6)
+    np.testing.assert_allclose(scale, whole.scale, rtol=1e-6)
+
+
+def test_columns_in_another_order_are_refused_by_name_of_site(clinics, tmp_path):
+    files, together = clinics
+    written(files[2], rows(5, 12), names=["dose", "age", "pulse"])
+    with pytest.raises(
+        DeployError, match=r"clinic 0 and clinic 2 differ in the names or the order"
+    ):
+        fed.served(experiment(together), Inside(nodes(tmp_path, files)), tmp_path / "served")
+
+
+def test_a_label_the_experiment_does_not_declare_is_refused(clinics, tmp_path):
+    files, together = clinics
+    written(files[1], [[*row[:3], "dead"] for row in rows(5, 12)])
+    with pytest.raises(DeployError, match="clinic 1: its labels do not fit the classes") as caught:
+        fed.served(experiment(together), Inside(nodes(tmp_path, files)), tmp_path / "served")
+    assert "dead" not in str(caught.value)

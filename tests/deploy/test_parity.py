@@ -1,0 +1,50 @@
+"""Over messages every method gives the simulator's result, bit for bit."""
+
+import federations as fed
+import pytest
+
+from idiolect.methods import METHODS
+
+NAMES = [name for name, kind in METHODS.items() if not kind.pooled]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_nodes_give_the_simulators_result(name, tmp_path):
+    wanted = fed.experiment(name, sets=("cohort=3",))
+    label = wanted.methods[0].label
+    content = fed.simulated(wanted, tmp_path / "simulated")
+    found = fed.served(wanted, fed.inside(tmp_path / "nodes"), tmp_path / "served")
+    assert fed.scores(found, label) == fed.scores(content, label)
+    there, here = (
+        fed.server_state(tmp_path / kind, label.replace(" ", "_").replace("+", "_"))
+        for kind in ("served", "simulated")
+    )
+    assert there.keys() == here.keys()
+    assert all(there[leaf].equal(here[leaf]) for leaf in there)
+
+
+def test_several_seeds_and_methods_and_the_bytes(tmp_path):
+    """What crosses is what the simulator counts, give or take a message's head: under 5 %."""
+    wanted = fed.experiment("fedavg", "persfl", sets=("seeds=[0,1]", "rounds=2"))
+    content = fed.simulated(wanted, tmp_path / "simulated")
+    found = fed.served(wanted, fed.inside(tmp_path / "nodes"), tmp_path / "served")
+    for label in ("FedAvg", "PersFL"):
+        assert fed.scores(found, label) == fed.scores(content, label)
+        pairs = zip(
+            found["methods"][label]["seeds"], content["methods"][label]["seeds"], strict=True
+        )
+        for there, here in pairs:
+            for way in ("bytes_down", "bytes_up"):
+                ratio = there["traffic"][way] / here["traffic"][way]
+                assert 1 < ratio < 1.05
+    assert (tmp_path / "served" / "metrics.parquet").is_file()
+    assert found["complete"]
+
+
+def test_the_vectorised_simulator_agrees_to_a_millionth(tmp_path):
+    sets = ("backend.kind=vectorised", "backend.width=4")
+    wanted = fed.experiment("pfml", sets=sets)
+    fed.simulated(wanted, tmp_path / "simulated")
+    fed.served(wanted, fed.inside(tmp_path / "nodes"), tmp_path / "served")
+    there, here = (fed.server_state(tmp_path / kind, "PFML") for kind in ("served", "simulated"))
+    assert fed.largest_gap(there, here) < 1e-6
