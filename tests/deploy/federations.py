@@ -1,5 +1,6 @@
 """Small federations for the tests of deployment."""
 
+import dataclasses
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,6 +15,7 @@ from idiolect.deploy.site import Site
 from idiolect.deploy.transport import Inside
 from idiolect.experiment import execute, parse_experiment
 from idiolect.experiment.visiting import travelling
+from idiolect.methods import METHODS
 
 TOML = """
 name = "small"
@@ -54,8 +56,14 @@ def normed(shape: tuple[int, ...], classes: int) -> nn.Module:
 
 
 def experiment(*methods: str, sets: tuple[str, ...] = (), toml: str = TOML):
-    tables = "".join(f'[[methods]]\nname = "{method}"\n' for method in methods)
+    tables = "".join(f'[[methods]]\nname = "{method}"\n{_smaller(method)}' for method in methods)
     return parse_experiment(toml + tables, sets)
+
+
+def _smaller(name: str) -> str:
+    """Let methods that take a sample of the public examples take fewer."""
+    fields = {spec.name for spec in dataclasses.fields(METHODS[name])}
+    return "sample = 8\n" if "sample" in fields else ""
 
 
 def sites(home: Path, count: int = 4, **settings) -> list[Site]:

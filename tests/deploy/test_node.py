@@ -12,8 +12,8 @@ from idiolect import checkpoint
 from idiolect.deploy import drawer, prints, wire
 from idiolect.deploy.node import Node
 from idiolect.deploy.site import Site
+from idiolect.experiment.methods import made
 from idiolect.experiment.visiting import travelling
-from idiolect.methods import METHODS
 from idiolect.version import VERSION
 
 
@@ -27,7 +27,7 @@ def code(message):
 
 
 def opening(wanted, **changes):
-    methods = {t.label: prints.of_method(METHODS[t.name](**t.settings)) for t in wanted.methods}
+    methods = {t.label: prints.of_method(made(t)) for t in wanted.methods}
     text = travelling(wanted)
     head = {"run": "r1", "version": VERSION, "experiment": text, "methods": methods}
     return {**head, "clients": 4, "place": 0, **changes}

@@ -48,3 +48,18 @@ def test_the_vectorised_simulator_agrees_to_a_millionth(tmp_path):
     fed.served(wanted, fed.inside(tmp_path / "nodes"), tmp_path / "served")
     there, here = (fed.server_state(tmp_path / kind, "PFML") for kind in ("served", "simulated"))
     assert fed.largest_gap(there, here) < 1e-6
+
+
+def test_two_architectures_exchange_predictions(tmp_path):
+    """KT-pFL: two nodes run one network, two another; each report is of the same form."""
+    toml = fed.TOML.replace('name = "federations:normed"', "each = { mlr = 2, dnn = 2 }")
+    wanted = fed.experiment("ktpfl", toml=toml)
+    content = fed.simulated(wanted, tmp_path / "simulated")
+    found = fed.served(wanted, fed.inside(tmp_path / "nodes"), tmp_path / "served")
+    label = wanted.methods[0].label
+    assert fed.scores(found, label) == fed.scores(content, label)
+    leaves = [
+        sum(path.stat().st_size for path in (tmp_path / "nodes" / f"site-{n}").rglob("seed-3.*"))
+        for n in range(4)
+    ]
+    assert leaves[0] != leaves[3]  # the models on the nodes are of different networks

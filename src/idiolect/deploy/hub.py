@@ -19,10 +19,11 @@ from idiolect.deploy.post import Answer, Post
 from idiolect.deploy.roster import Roster
 from idiolect.errors import DataError, DeployError, MethodError
 from idiolect.method import Method, Sent
-from idiolect.simulate import sampling
+from idiolect.simulate import guard, sampling
 from idiolect.simulate.alone import Alone, Place
 from idiolect.simulate.architecture import Architecture, refuse_unequal_states
-from idiolect.simulate.rounds import Round, Traffic, Verdict
+from idiolect.simulate.rounds import Round, Verdict
+from idiolect.simulate.traffic import Traffic
 from idiolect.tree import Tree
 
 _CPU = torch.device("cpu")
@@ -45,6 +46,7 @@ class Hub:
         roster: Roster,
         architectures: Mapping[str, Architecture],
         cohort: int | None,
+        draw: str,
     ) -> None:
         if method.pooled:
             raise MethodError(
@@ -60,6 +62,7 @@ class Hub:
         self._post = post
         self._roster = roster
         self._cohort = cohort
+        self._draw = sampling.DRAWS[draw]
         self._stand_ins = [self._rehearse(architectures, seed) for seed in self._seeds]
         self._forms: dict[tuple[Any, ...], Tree] = {}
         self.states = []
@@ -122,7 +125,7 @@ class Hub:
         if not len(able):
             raise DataError("no node has a training example; check the split")
         size = len(able) if self._cohort is None else self._cohort
-        return sampling.cohort(self._seeds[run], round, able, size)
+        return self._draw(self._seeds[run], round, able, size)
 
     def strangers(self, run: int) -> np.ndarray:
         """Return the clients that took part in no round, where personal state matters."""
@@ -147,12 +150,16 @@ class Hub:
         traffic, states, examples = [], [], 0
         for run, state in enumerate(self.states):
             cohort = self.cohort(run)
+            if not len(cohort):
+                states.append(self._method.idle(state))
+                traffic.append(Traffic(0, 0, 0))
+                continue
             sent = self._method.send(state, torch.from_numpy(cohort))
             reports, down, up = self._collect(run, cohort, sent, "step")
             self._refuse_few(cohort, reports)
             present = np.array(sorted(reports), np.int64)
             stacked = tree.stack([reports[int(client)] for client in present])
-            states.append(self._method.server_step(state, torch.from_numpy(present), stacked))
+            states.append(self._aggregated(state, torch.from_numpy(present), stacked))
             traffic.append(Traffic(len(present), down, up))
             sizes = self._roster.sizes(0, run)
             examples += sum(sizes[int(client)] for client in present)
@@ -160,11 +167,17 @@ class Hub:
         self.round += 1
         return Round(traffic, examples)
 
+    def _aggregated(self, state: Tree, cohort: torch.Tensor, reports: Tree) -> Tree:
+        """Take the server's step, guarded as the simulation's is."""
+        arrived = self._method.arrive(state, cohort, reports)
+        bad = guard.broken(arrived, None, len(cohort), _CPU)
+        return guard.guarded_step(self._method, state, cohort, arrived, bad)
+
     def meet(self) -> None:
         """Let every node look at the present state without training: newcomers catching up."""
         everyone = np.arange(self._roster.clients)
         for run, state in enumerate(self.states):
-            sent = self._method.send(state, torch.from_numpy(everyone))
+            sent = self._method.welcome(state, torch.from_numpy(everyone))
             self._collect(run, everyone, sent, "meet")
 
     def _refresh(self) -> None:
@@ -235,7 +248,8 @@ class Hub:
         everyone = np.arange(self._roster.clients)
         verdicts = []
         for run, state in enumerate(self.states):
-            sent = self._method.send(state, torch.from_numpy(everyone))
+            send = self._method.welcome if newcomers else self._method.send
+            sent = send(state, torch.from_numpy(everyone))
             found, _, _ = self._collect(run, everyone, sent, "judge", **flags)
             if not found:
                 raise DeployError(f"after round {self.round}, no node was there to be scored")
@@ -263,13 +277,16 @@ def _blank(roster: Roster) -> tuple[Lessons, np.ndarray]:
     entry = roster.first
     kind = np.dtype(entry.dtype)
 
-    def blank(count: int) -> Dataset:
+    def blank(count: int, classes: tuple[str, ...]) -> Dataset:
         x = np.zeros((count, *entry.shape), kind)
         y = np.zeros(count, np.int64)
         unit = np.ones(1, np.float32)
-        return Dataset("blank", x, y, tuple(entry.classes), 0 * unit, unit)
+        return Dataset("blank", x, y, classes, 0 * unit, unit)
 
     rows = [np.array([place]) for place in range(4)]
-    public = None if entry.public is None else blank(max(entry.public, 1))
+    own = tuple(entry.classes)
+    public = None
+    if entry.public is not None:
+        public = blank(max(entry.public, 1), own if entry.public_labels else ("any",))
     train = np.concatenate(rows[:2])
-    return Lessons(blank(4), (train,), (rows[2],), ("nobody",), public), rows[3]
+    return Lessons(blank(4, own), (train,), (rows[2],), ("nobody",), public), rows[3]

@@ -27,8 +27,8 @@ from idiolect.errors import (
     ModelError,
 )
 from idiolect.experiment.build import networks
+from idiolect.experiment.methods import made as made_method
 from idiolect.method import Sent
-from idiolect.methods import METHODS
 from idiolect.simulate.alone import Alone, Place
 from idiolect.simulate.backend import Backend
 from idiolect.tree import Tree
@@ -97,7 +97,7 @@ class Node:
         if not run.isalnum():
             raise Refused("format", "a run is named by letters and digits")
         self._opened = _Opened(run, text, _get(head, "clients", int), holding)
-        dataset = holding.dataset
+        dataset, public = holding.dataset, holding.federations[0].public
         told: dict[str, Any] = {
             "client": holding.client,
             "name": holding.federations[0].names[0],
@@ -112,7 +112,8 @@ class Node:
             "dtype": str(dataset.x.dtype),
             "classes": list(dataset.classes),
             "features": prints.of_form(dataset),
-            "public": len(p.y) if (p := holding.federations[0].public) is not None else None,
+            "public": None if public is None else len(public),
+            "public_labels": public is not None and public.classes == dataset.classes,
         }
         log.info("opened run %s as client %d: %s", run, holding.client, told["sizes"])
         if holding.seen is None:
@@ -262,7 +263,7 @@ def _yes(message: Message, content: Tree) -> bytes:
 def _method(holding: Holding, label: str) -> Any:
     for table in holding.experiment.methods:
         if (table.label or table.name) == label:
-            return METHODS[table.name](**table.settings)
+            return made_method(table)
     raise Refused("experiment", f"the experiment has no method {label!r}")
 
 

@@ -1,9 +1,11 @@
 """Fingerprints by which hub and nodes find out, before the first round, that they differ."""
 
+import dataclasses
 import hashlib
 import inspect
 import json
 import sys
+from types import ModuleType
 from typing import Any
 
 from idiolect import local, losses, optim, tree
@@ -24,8 +26,7 @@ def of_bytes(*parts: bytes) -> str:
 
 def of_method(method: Method) -> str:
     """Digest a method: its settings, and the source that its steps and batches are made of."""
-    modules = {sys.modules[kind.__module__] for kind in type(method).__mro__ if kind is not object}
-    modules |= {contract, local, losses, optim, tree, engine, plans}
+    modules = {contract, local, losses, optim, tree, engine, plans, *_modules(method)}
     # A module without source (frozen into an executable) is told apart by its name alone.
     sources = [_source(module).encode() for module in sorted(modules, key=lambda m: m.__name__)]
     return of_bytes(repr(method).encode(), *sources)
@@ -34,6 +35,16 @@ def of_method(method: Method) -> str:
 def of_form(dataset: Dataset) -> str:
     """Digest what the numbers of an example mean: a table's column names, in order."""
     return of_bytes(json.dumps(list(dataset.features)).encode()) if dataset.features else ""
+
+
+def _modules(part: Any) -> set[ModuleType]:
+    """List where a method's classes are written, and those of the methods and rules inside it."""
+    found = {sys.modules[kind.__module__] for kind in type(part).__mro__ if kind is not object}
+    for spec in dataclasses.fields(part):
+        inner = getattr(part, spec.name)
+        if dataclasses.is_dataclass(inner):
+            found |= _modules(inner)
+    return found
 
 
 def _source(module: Any) -> str:

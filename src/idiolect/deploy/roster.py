@@ -36,6 +36,7 @@ class Entry:
     classes: list[str]
     features: str
     public: int | None
+    public_labels: bool
     source: str
     clients: int
     descriptions: list[str]
@@ -47,6 +48,7 @@ _SAME = {
     "features": "the names or the order of a table's columns",
     "classes": "the classes",
     "public": "the number of public examples",
+    "public_labels": "whether public examples are of the same classes",
     "source": "the source of the data",
     "clients": "the number of clients of the partition",
 }
@@ -234,6 +236,7 @@ def _entry(site: str, answer: Answer, seeds: int) -> Entry:
     good = (
         all(isinstance(head[key], int) and head[key] >= 0 for key in ("client", "clients"))
         and all(_word(head[key]) for key in ("name", "dtype", "features", "source"))
+        and isinstance(head["public_labels"], bool)
         and (head["public"] is None or isinstance(head["public"], int))
         and _list(head["shape"], int)
         and _list(head["classes"], str)

@@ -1,6 +1,5 @@
 """A whole experiment over nodes: the same rounds, checkpoints and results as a simulation."""
 
-import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,10 +17,10 @@ from idiolect.deploy.post import Ledger, Policy, Post
 from idiolect.deploy.roster import Roster
 from idiolect.deploy.transport import Transport
 from idiolect.experiment.build import cohort_size, networks
+from idiolect.experiment.methods import made as made_method
 from idiolect.experiment.schema import Experiment
 from idiolect.experiment.visiting import visiting
 from idiolect.method import Method
-from idiolect.methods import METHODS
 from idiolect.results import scaling
 from idiolect.results.document import Document
 from idiolect.results.outcome import Members
@@ -43,6 +42,7 @@ class RemoteCourse:
     seeds: tuple[int, ...]
     rounds: int
     cohort: int | None
+    draw: str
     evaluate: Evaluate
     preset: str
     described: Mapping[str, Any]
@@ -62,6 +62,7 @@ class RemoteCourse:
             "settings": self.settings,
             "seeds": list(self.seeds),
             "cohort": self.cohort,
+            "draw": self.draw,
             **self.described,
             "run": self.run,
         }
@@ -69,7 +70,7 @@ class RemoteCourse:
     @property
     def settings(self) -> dict[str, Any]:
         """The method's hyper-parameters."""
-        return dataclasses.asdict(self.method)
+        return self.method.settings()
 
     @property
     def only_global(self) -> bool:
@@ -132,6 +133,7 @@ class RemoteCourse:
             self.roster,
             self.architectures,
             self.cohort,
+            self.draw,
         )
 
 
@@ -155,7 +157,7 @@ def serve(
     )
     post = Post(transport, policy, Ledger(folder / "faults.json"))
     methods = {
-        table.label or table.name: METHODS[table.name](**table.settings)
+        table.label or table.name: made_method(table)
         for table in experiment.methods
         if not only or table.label in only
     }
@@ -182,6 +184,7 @@ def _courses(
             seeds=experiment.seeds,
             rounds=table.rounds or experiment.rounds,
             cohort=cohort_size(experiment.cohort, roster.clients),
+            draw=experiment.draw,
             evaluate=Evaluate(**experiment.evaluate.model_dump()),
             preset=table.preset or "",
             described={"model": experiment.model.model_dump(exclude_none=True)},
