@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test lint format bench docs clean
+.PHONY: demo test browser lint format bench docs clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -14,8 +14,11 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY)  ## personal models for ten users on real MNIST digits, in about a minute
 	$(BIN)/idiolect demo
 
-test: lint  ## everything that CI runs
+test: lint browser  ## everything that CI runs
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -q
+
+browser:  ## the browser that opens the reports in the tests, where it may be installed
+	@scripts/browser.sh
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -26,6 +26,7 @@ ROWS = [
     ["checkpoint"],
     ["results"],
     ["evaluate"],
+    ["report"],
     ["runner"],
     ["experiment"],
     ["deploy"],

@@ -37,6 +37,7 @@ def test_a_run_tells_its_progress_and_leaves_everything(finished):
     assert "client 5" in said and "mean" in said
     left = {path.name for path in (folder / "out").iterdir()}
     files = {"experiment.toml", "scaling.safetensors", "result.json", "metrics.parquet"}
+    files |= {"holdings.safetensors"}
     assert left == files | {"checkpoints", "models", ".lock"}
     content = json.loads((folder / "out" / "result.json").read_text())
     seed = content["methods"]["FedAvg"]["seeds"][0]

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from idiolect.cli import adapting, data, methods, running, tracing
+from idiolect.cli import adapting, data, methods, reporting, running, tracing
 from idiolect.version import VERSION
 
 app = typer.Typer(
@@ -20,6 +20,7 @@ app.command()(running.run)
 app.command()(running.show)
 app.command(name="trace")(tracing.draw)
 app.command()(adapting.adapt)
+app.command()(reporting.report)
 app.command(name="methods")(methods.list_methods)
 app.add_typer(data.app, name="data")
 

@@ -11,7 +11,7 @@ from idiolect.experiment.build import jobs, refuse_unknown_labels
 from idiolect.experiment.resolve import load_experiment
 from idiolect.experiment.schema import Experiment
 from idiolect.experiment.toml import dumps
-from idiolect.results import scaling
+from idiolect.results import holdings, scaling
 from idiolect.results.document import Document
 from idiolect.results.models import folder_name
 from idiolect.runner.memory import first_difference
@@ -62,6 +62,7 @@ def execute(
         before = path.read_bytes() if path.exists() else None
         write_whole(path, written(experiment).encode())
         scaling.save(folder, made[0].federations[0].dataset)
+        holdings.save(folder, holdings.of(made[0].seeds, made[0].federations))
         try:
             return run_jobs(made, folder, about, resume=resume, only=only, watch=watch), folder
         except CheckpointError:  # refused: the folder stays as it was

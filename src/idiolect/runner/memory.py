@@ -41,6 +41,7 @@ class Memory(NamedTuple):
     shared: str = ""  # the method whose rounds were taken over
     trace: tuple[Record, ...] = ()  # in a file of its own
     left_out: tuple[Mapping[str, int], ...] = ()  # per seed: client -> rounds it was left out of
+    crossing: Mapping[str, Mapping[str, list[int]]] = MappingProxyType({})  # what went where
 
 
 def checkpoint_path(folder: Path, label: str) -> Path:
@@ -76,6 +77,7 @@ def save(path: Path, memory: Memory, identity: Mapping[str, Any], place: str) ->
         "notices": list(memory.notices),
         "shared": memory.shared,
         "left_out": [dict(counts) for counts in memory.left_out],
+        "crossing": dict(memory.crossing),
     }
     checkpoint.save(path, kept, meta)
 
@@ -115,6 +117,7 @@ def load(path: Path, identity: Mapping[str, Any], place: str) -> Memory:
         notices=tuple(meta["notices"]),
         shared=meta["shared"],
         left_out=tuple(meta.get("left_out", ())),
+        crossing=meta.get("crossing", {}),
     )
 
 

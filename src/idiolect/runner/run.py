@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import IO, Any
 
 from idiolect.errors import CheckpointError, IdiolectError
-from idiolect.results import document, metrics, scaling
+from idiolect.results import document, holdings, metrics, scaling
 from idiolect.results.document import Document
 from idiolect.runner.course import Course
 from idiolect.runner.train import finished, train
 from idiolect.runner.watch import Watch
 
 EXPERIMENT = "experiment.toml"
-_FILES = (EXPERIMENT, scaling.FILE, document.FILE, metrics.FILE)
+_FILES = (EXPERIMENT, scaling.FILE, holdings.FILE, document.FILE, metrics.FILE)
 _FOLDERS = ("checkpoints", "globals", "models", "newcomers", "traces")
 
 

@@ -216,6 +216,7 @@ def _round(job: Course, simulation: Rounds, memory: Memory) -> Memory:
         padding=simulation.padding(),
         left_out=telling.counted(job, memory, done.left_out),
         trace=(*memory.trace, *tracing.recorded(job, simulation.round, simulation.tree["server"])),
+        crossing=done.crossing or memory.crossing,
     )
 
 
@@ -312,6 +313,7 @@ def _outcome(job: Course, memory: Memory) -> Outcome:
         "device": job.place,
         "widths": dict(memory.widths),
         "padding": memory.padding,
+        "crossing": memory.crossing,
     }
     return Outcome(
         label=job.label,

@@ -23,7 +23,7 @@ from idiolect.simulate.crew import Call, Crew, Seat
 from idiolect.simulate.judging import marking
 from idiolect.simulate.pools import Library
 from idiolect.simulate.store import Store
-from idiolect.simulate.traffic import Traffic, counted, refuse_unequal
+from idiolect.simulate.traffic import Crossing, Traffic, counted, crossed, refuse_unequal
 from idiolect.tree import Tree
 
 
@@ -40,6 +40,7 @@ class Round(NamedTuple):
     traffic: list[Traffic]
     examples: int
     left_out: Sequence[np.ndarray] = ()  # per run, whose NaN or infinity went no further
+    crossing: Crossing | None = None  # what went where, told once
 
 
 class Verdict(NamedTuple):
@@ -72,6 +73,7 @@ class Simulation:
         self.round = 0
         self.runs = runs
         self.notices: list[str] = []  # what the user should know, in words
+        self._crossed = False  # whether a round has told what crosses the network
         backend = backend or Backend()
         self._device = backend.place
         if self._device.type == "cuda":
@@ -234,7 +236,12 @@ class Simulation:
             crew.store.put(crew.rows(present), self._unbroken(crew, present, personal, left_out))
         self.states = states
         self.round += 1
-        return Round(traffic, sum(crew.examples("step") for crew in self._crews), left_out)
+        crossing = None
+        if done and not self._crossed and not method.pooled:
+            crossing = crossed(calls[0], parts[0], done[0][2][1])
+            self._crossed = True
+        examples = sum(crew.examples("step") for crew in self._crews)
+        return Round(traffic, examples, left_out, crossing)
 
     def _left_out(self, broken: list[tuple[int, np.ndarray, torch.Tensor]]) -> list[np.ndarray]:
         """Read, once a round, who was broken; a run in which nobody is left cannot go on."""

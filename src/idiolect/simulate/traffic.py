@@ -7,6 +7,9 @@ from idiolect.errors import MethodError
 from idiolect.simulate.crew import Call
 from idiolect.tree import Tree
 
+Crossing = dict[str, dict[str, list[int]]]
+"""What goes `up`, comes `down` and `stays`, for one client in one round: leaves and shapes."""
+
 
 class Traffic(NamedTuple):
     """What crossed the network in one round of one run."""
@@ -21,6 +24,19 @@ def counted(call: Call, reports: Tree) -> Traffic:
     clients = len(call.cohort)
     down = clients * tree.nbytes(call.sent.shared) + tree.nbytes(call.sent.own)
     return Traffic(clients, down, tree.nbytes(reports))
+
+
+def crossed(call: Call, reports: Tree, personal: Tree) -> Crossing:
+    """Name what would cross the network and what would not; of one client, so no client axis."""
+
+    def shapes(held: Tree, stacked: bool) -> dict[str, list[int]]:
+        return {name: list(leaf.shape)[stacked:] for name, leaf in tree.named(held).items()}
+
+    return {
+        "up": shapes(reports, True),
+        "down": {**shapes(call.sent.shared, False), **shapes(call.sent.own, True)},
+        "stays": shapes(personal, True),
+    }
 
 
 def refuse_unequal(parts: list[Tree]) -> None:

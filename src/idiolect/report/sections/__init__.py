@@ -1,0 +1,22 @@
+"""The parts of a report, one file each, in the order they are read."""
+
+from idiolect.report.material import Material
+from idiolect.report.section import Section
+from idiolect.report.sections import (
+    clients,
+    curves,
+    data,
+    fairness,
+    headline,
+    persfl,
+    privacy,
+    settings,
+    traffic,
+)
+
+_PARTS = (headline, clients, curves, fairness, traffic, data, persfl, privacy, settings)
+
+
+def sections(material: Material) -> list[Section]:
+    """Make every part that the run has something for."""
+    return [made for part in _PARTS if (made := part.section(material)) is not None]
