@@ -20,7 +20,7 @@ ROWS = [
     ["method"],
     ["wrapper"],
     ["aggregate"],
-    ["methods", "robust"],
+    ["methods", "robust", "personalise"],
     ["data"],
     ["simulate"],
     ["checkpoint"],

@@ -99,7 +99,9 @@ def simulation(
     return Simulation(method, runs, architectures, cohort=cohort, draw=draw, backend=backend)
 
 
-def local(world: Federation, client: int, *, build=Normed, seed: int = 0, round: int = 0) -> Local:
+def local(
+    world: Federation, client: int, *, build=Normed, seed: int = 0, round: int = 0, initial=None
+) -> Local:
     """Make what one client holds, alone, as a node of its own would."""
     library = Library([world.lessons], torch.device("cpu"))
     member = library.members(0, seed, world.lessons)[client]
@@ -108,7 +110,7 @@ def local(world: Federation, client: int, *, build=Normed, seed: int = 0, round:
     networks = dict.fromkeys(("main", "auxiliary"), Network(build()))
     size = torch.tensor(float(len(member.rows["train"])))
     slot = torch.zeros((), dtype=torch.int64)
-    return Local(networks, book, slot, size, torch.tensor(float(round)), stacked=False)
+    return Local(networks, book, slot, size, torch.tensor(float(round)), False, initial)
 
 
 def poisoned(world: Federation) -> Federation:

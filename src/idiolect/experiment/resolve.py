@@ -12,7 +12,7 @@ from torch import nn
 from idiolect.data import PARTITIONS, SOURCES, read
 from idiolect.errors import ConfigError, DataError, IdiolectError
 from idiolect.experiment.checked import checked, signature_model
-from idiolect.experiment.methods import aggregate, made
+from idiolect.experiment.methods import aggregate, form, made, values
 from idiolect.experiment.reading import Raw, parse_toml, read_toml, with_overrides
 from idiolect.experiment.schema import Experiment, MethodTable, Named, Network
 from idiolect.experiment.words import meant
@@ -20,13 +20,8 @@ from idiolect.methods import METHODS
 from idiolect.models import MODELS
 from idiolect.results.models import folder_name
 
-_TAKEN = (
-    "name",
-    "label",
-    "rounds",
-    "preset",
-    "aggregate",
-)  # keys of a method's table that are no settings
+# Keys of a method's table that are no settings.
+_TAKEN = ("name", "label", "rounds", "preset", "personalise", "aggregate")
 
 
 def load_experiment(path: str | Path, overrides: Sequence[str] = ()) -> Experiment:
@@ -78,35 +73,36 @@ def _methods(given: Experiment, where: str) -> tuple[MethodTable, ...]:
             raise ConfigError(
                 f"{where}: methods[{place}].name: unknown method {meant(table.name, METHODS)}"
             )
-    forms = [_settings_model(table.name) for table in given.methods]
-    known = {name for form in forms for name in form.model_fields}
+    forms = [form(table, where, place) for place, table in enumerate(given.methods)]
+    known = {name for own in forms for name in own.model_fields}
     for key in given.training:
         if key not in known:
             raise ConfigError(f"{where}: unknown key training.{key}: {meant(key, known)}")
     done = []
-    for place, (table, form) in enumerate(zip(given.methods, forms, strict=True)):
+    for place, (table, own) in enumerate(zip(given.methods, forms, strict=True)):
         # Each table is checked apart, so that the error names the one the value stands in.
-        shared = {key: given.training[key] for key in given.training if key in form.model_fields}
+        shared = {key: given.training[key] for key in given.training if key in own.model_fields}
         settings = {
-            **_given(checked(form, shared, where, ["training"])),
+            **_given(checked(own, shared, where, ["training"])),
             **_preset(table, where, place),
-            **_given(_own_settings(form, table, where, place)),
+            **_given(_own_settings(own, table, where, place)),
         }
-        joined = aggregate(given, table, where, place)
+        named: dict[str, Any] = {
+            "name": table.name,
+            "personalise": table.personalise,
+            "aggregate": aggregate(given, table, where, place),
+        }
         try:
-            inner = METHODS[table.name](**settings)
-            method = made(MethodTable(name=table.name, aggregate=joined, **settings))
+            method = made(MethodTable(**named, **settings))
         except IdiolectError as error:
             raise ConfigError(f"{where}: methods[{place}]: {error}") from None
-        values = {name: getattr(inner, name) for name in form.model_fields}
         done.append(
             MethodTable(
-                name=table.name,
+                **named,
                 label=table.label or method.title or table.name,
                 rounds=table.rounds or given.rounds,
                 preset=table.preset,
-                aggregate=joined,
-                **values,
+                **values(method, own),
             )
         )
     _refuse_equal_labels(done, where)
@@ -129,10 +125,6 @@ def _own_settings(form: type[BaseModel], table: MethodTable, where: str, place: 
             names = [*form.model_fields, *_TAKEN]
             raise ConfigError(f"{where}: unknown key methods[{place}].{key}: {meant(key, names)}")
     return checked(form, table.settings, where, ["methods", place])
-
-
-def _settings_model(name: str) -> type[BaseModel]:
-    return signature_model(METHODS[name], METHODS[name].unused)
 
 
 def _refuse_equal_labels(tables: Sequence[MethodTable], where: str) -> None:

@@ -10,6 +10,7 @@ _OPEN = ConfigDict(extra="allow", frozen=True, strict=True)  # options are check
 
 Count = Annotated[int, Field(ge=1)]
 Whole = Annotated[int, Field(ge=0)]
+Parts = tuple[str, ...]  # of `idiolect.personalise`, such as ("ft", "kd")
 Share = Annotated[float, Field(gt=0, lt=1)]
 
 
@@ -96,7 +97,14 @@ class MethodTable(BaseModel):
     label: str | None = None
     rounds: Count | None = None
     preset: str | None = None  # named settings of the method, under the ones given here
+    personalise: Parts | tuple[Parts, ...] | None = None  # after the rounds; several: all of them
     aggregate: Named | None = None  # how the server joins reports; absent: the method's own mean
+
+    @property
+    def combinations(self) -> tuple[Parts, ...]:
+        """The combinations of parts, one or many."""
+        given = self.personalise or ()
+        return (given,) if given and isinstance(given[0], str) else given  # type: ignore[return-value]
 
     @property
     def settings(self) -> dict[str, Any]:

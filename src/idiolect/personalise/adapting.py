@@ -1,0 +1,164 @@
+"""Local training from a federated model: what fine-tuning, freezing, distillation and EWC share.
+
+The loss at one client is (1 − α) · cross-entropy + α T² · KL(federated ‖ own) + λ/2 · Σ F (A − G)²;
+α = 0 and λ = 0 is fine-tuning. Equation 6 of Pye and Yu (2021) puts αK² on the cross-entropy, which
+the code it builds on does not; F is the diagonal of the Fisher information, example by example.
+"""
+
+from collections.abc import Callable
+from fnmatch import fnmatchcase
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.func import grad
+
+from idiolect import losses, tree
+from idiolect.errors import ConfigError, MethodError
+from idiolect.local import Batch, Local
+from idiolect.method import Method, Sent
+from idiolect.optim import Optimiser
+from idiolect.tree import Params, Tree
+
+_FISHER_NUMBERS = 1 << 22  # gradients of single examples that one client holds at a time
+_FISHER_BATCH = 64
+
+
+class Ground(NamedTuple):
+    """What local training starts from, and what it is held to."""
+
+    start: Tree  # the model that is adapted: what the inner method would deploy
+    federated: Tree  # the teacher: the global model where there is one, else the start
+    anchor: Params  # what EWC holds to: the federated parameters, if they are of one form
+
+
+class Terms(NamedTuple):
+    """Weights of what is added to the cross-entropy; None leaves a term out altogether."""
+
+    kd: float | Tensor | None = None  # α
+    temperature: float = 1.0  # T
+    ewc: float | Tensor | None = None  # λ
+
+
+class Course(NamedTuple):
+    """How long and how fast."""
+
+    rule: Optimiser
+    batch: int
+    epochs: int
+
+
+def ground(base: Method, sent: Sent, deployed: Tree) -> Ground:
+    """Find the models that an inner method offers for adaptation."""
+    models = base.models(sent, deployed)
+    start = models["personal"]
+    federated = models.get("global", start)
+    own, common = parameters(base, start), parameters(base, federated)
+    alike = {n: p.shape for n, p in own.items()} == {n: p.shape for n, p in common.items()}
+    return Ground(start, federated, common if alike else own)
+
+
+def parameters(base: Method, model: Tree) -> Params:
+    """Return the parameters inside a model."""
+    inner = model if isinstance(model, dict) else getattr(model, "params", None)
+    if not isinstance(inner, dict):
+        raise MethodError(
+            f"the model that {base.title or type(base).__name__} deploys is no set of parameters, "
+            "so it cannot be trained on; mix it with an expert (moe), or wrap another method"
+        )
+    return inner
+
+
+def refilled(model: Tree, params: Params) -> Tree:
+    """Put other parameters into a model."""
+    return params if isinstance(model, dict) else model._replace(params=params)
+
+
+def chosen(
+    params: Params, only_head: bool, layers: int, names: tuple[str, ...]
+) -> Callable[[str], bool]:
+    """Say which parameters are trained: all, or freeze-base's, by patterns or as last layers."""
+    if not only_head:
+        return params.__contains__
+    if not names:
+        return tree.split_layers(params, layers)[1].__contains__
+    for pattern in names:
+        if not any(fnmatchcase(name, pattern) for name in params):
+            raise ConfigError(
+                f"fb_names: {pattern!r} fits no parameter; there are {', '.join(params)}"
+            )
+    return lambda name: any(fnmatchcase(name, pattern) for pattern in names)
+
+
+def adapted(
+    base: Method,
+    at: Ground,
+    trained: Callable[[str], bool],
+    terms: Terms,
+    importance: Params,
+    course: Course,
+    local: Local,
+) -> Tree:
+    """Train the chosen parameters of a model on the client's data; the others stay as they are.
+
+    With frozen layers the network runs in evaluation mode, so that they stay in every respect.
+    """
+    start = parameters(base, at.start)
+    part, rest = tree.split(start, trained)
+    anchor = {name: at.anchor[name] for name in part}
+
+    def whole(part: Params) -> Params:
+        return {name: part[name] if name in part else rest[name] for name in start}
+
+    def logits(part: Params, batch: Batch) -> Tensor:
+        if isinstance(at.start, dict):
+            training = batch.training and not rest
+            return local.logits(whole(part), batch.x, training, weight=batch.weight)
+        return base.predict(refilled(at.start, whole(part)), batch.x, local)
+
+    def loss(part: Params, batch: Batch) -> Tensor:
+        own = logits(part, batch)
+        total = losses.cross_entropy(own, batch.y, batch.weight)
+        if terms.kd is not None:
+            taught = base.predict(at.federated, batch.x, local).detach()
+            soft = losses.distil(own, taught, batch.weight, terms.temperature)
+            total = (1 - terms.kd) * total + terms.kd * soft
+        if terms.ewc is not None:
+            gaps = [
+                (importance[name] * (part[name] - anchor[name]).square()).sum() for name in part
+            ]
+            total = total + terms.ewc / 2 * torch.stack(gaps).sum()
+        return total
+
+    fitted = local.fit(loss, part, course.rule, batch=course.batch, epochs=course.epochs)
+    return refilled(at.start, whole(fitted))
+
+
+def fisher(base: Method, at: Ground, trained: Callable[[str], bool], local: Local) -> Params:
+    """Return the mean over the client's examples of each one's squared gradient at the anchor."""
+    part, rest = tree.split(at.anchor, trained)
+
+    def loss(part: Params, x: Tensor, y: Tensor) -> Tensor:
+        whole = {name: part[name] if name in part else rest[name] for name in at.anchor}
+        own = base.predict(refilled(at.start, whole), x.unsqueeze(0), local)
+        return losses.cross_entropy(own, y.unsqueeze(0), own.new_ones(1))
+
+    def squares(batch: Batch) -> Params:
+        slopes = torch.vmap(grad(loss), (None, 0, 0))(part, batch.x, batch.y)
+        share = batch.weight / batch.weight.sum().clamp(min=1e-12)
+        return {n: torch.tensordot(share, slope.square(), 1) for n, slope in slopes.items()}
+
+    def one_by_one(batch: Batch) -> Params:
+        return {
+            name: slope.square() for name, slope in grad(loss)(part, batch.x[0], batch.y[0]).items()
+        }
+
+    numbers = sum(leaf.numel() for leaf in part.values())
+    together = max(1, min(_FISHER_BATCH, _FISHER_NUMBERS // max(numbers, 1)))
+    try:
+        mean = local.mean(squares, "train", batch=together)
+    except RuntimeError:  # a network that vmap cannot map: then one example at a time
+        mean = local.mean(one_by_one, "train", batch=1)
+    # Without examples there is nothing to hold on to, and nothing that would move either.
+    found: Params = tree.map(lambda leaf: torch.where(leaf.isnan(), 0.0, leaf), mean)
+    return found

@@ -1,0 +1,226 @@
+"""A mixture of experts: the federated model and one that the client trained alone.
+
+y = α(x) · G(x) + (1 − α(x)) · DE(x) in probabilities, with G what the inner method deploys and DE
+the domain expert. α is one number for each client, chosen on its validation data, or a gate that is
+fitted there and looks at every example (Peterson, Kanani, Marathe, 2019).
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+
+from idiolect import losses, optim
+from idiolect.errors import MethodError
+from idiolect.local import Batch, Local
+from idiolect.method import Method, Sent, setting
+from idiolect.tree import Params, Tree
+from idiolect.wrapper import Wrapper
+
+
+@dataclass(frozen=True, kw_only=True)
+class MixSettings:
+    """How the expert is trained, and how the two are mixed."""
+
+    expert_epochs: int = setting(20, "passes in which a client trains its expert", least=1)
+    expert_lr: float = setting(0.01, "learning rate of the expert", above=0)
+    gate: str = setting(
+        "scalar",
+        "α: one number, or a gate that sees an example, by its input or by both models' outputs",
+        choices=("scalar", "inputs", "outputs"),
+    )
+    moe_weights: tuple[float, ...] = setting(
+        (1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.0),
+        "weights of the federated model to choose from (α)",
+        least=0,
+        most=1,
+    )
+    moe_select: str = setting(
+        "loss", "what chooses α on validation data", choices=("loss", "accuracy")
+    )
+    gate_epochs: int = setting(50, "passes over the validation data that fit a gate", least=1)
+    gate_lr: float = setting(0.01, "learning rate of a gate (Adam)", above=0)
+
+
+class Mixed(NamedTuple):
+    """Two models and how they are mixed; a weight of 1 is the first model alone, exactly."""
+
+    model: Tree
+    expert: Params
+    weight: Tensor
+    gate: Params | tuple[()] = ()
+
+
+class Alone(NamedTuple):
+    """A model that the client trained by itself."""
+
+    params: Params
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mixture(MixSettings, Wrapper):
+    """Any method, mixed at each client with a local expert."""
+
+    tunes: ClassVar[bool] = True
+    starts_over: ClassVar[bool] = True
+
+    def titled(self, title: str) -> str:
+        """Name the part."""
+        return f"{title} + MoE"
+
+    def deploy(self, sent: Sent, personal: Tree, local: Local) -> tuple[Tree, Mixed]:
+        """Train an expert beside what the inner method deploys, and mix them."""
+        inner, own = local.alike(
+            lambda: self.base.deploy(sent, personal, local),
+            lambda: expert(self.base, self, local),
+        )
+        return self._mixed(inner, own, sent, local)
+
+    def adapt(self, sent: Sent, personal: Tree, local: Local) -> tuple[Tree, Mixed]:
+        """Do the same for a newcomer."""
+        inner, own = local.alike(
+            lambda: self.base.adapt(sent, personal, local),
+            lambda: expert(self.base, self, local),
+        )
+        return self._mixed(inner, own, sent, local)
+
+    def models(self, sent: Sent, deployed: tuple[Tree, Mixed]) -> dict[str, Tree]:
+        """The mixture, the expert by itself, and the inner method's other models."""
+        if not deployed:
+            return self.base.models(sent, ())
+        inner, mixed = deployed
+        others = self.base.models(sent, inner)
+        return {**others, "personal": mixed, "local": Alone(mixed.expert)}
+
+    def predict(self, model: Tree, x: Tensor, local: Local) -> Tensor:
+        """Mix, where it is a mixture."""
+        return predict(self.base, model, x, local, self.gate)
+
+    def facts(self, deployed: tuple[Tree, Mixed]) -> dict[str, Tensor]:
+        """Add the weight of the federated model, where it is one number."""
+        inner, mixed = deployed
+        own = {} if mixed.gate else {"moe_weight": mixed.weight}
+        return {**self.base.facts(inner), **own}
+
+    def _mixed(self, inner: Tree, own: Params, sent: Sent, local: Local) -> tuple[Tree, Mixed]:
+        model = self.base.models(sent, inner)["personal"]
+        return inner, mixed(self.base, model, own, self, local)
+
+
+def expert(base: Method, settings: MixSettings, local: Local) -> Params:
+    """Train a model on the client's data alone, from where the federation started."""
+    rule = base.rule(local, settings.expert_lr)
+    return local.fit(
+        local.loss, local.initial, rule, batch=base.batch, epochs=settings.expert_epochs
+    )
+
+
+def mixed(base: Method, model: Tree, own: Params, settings: MixSettings, local: Local) -> Mixed:
+    """Choose α, or fit a gate, on validation data."""
+    if settings.gate == "scalar":
+        return Mixed(model, own, _weight(base, model, own, settings, local))
+    middle = local.numbers([0.5])[0]
+    return Mixed(model, own, middle, _gate(base, model, own, settings, local))
+
+
+def predict(base: Method, model: Tree, x: Tensor, local: Local, gate: str) -> Tensor:
+    """Return logits of a mixture, an expert by itself, or one of the inner method's models."""
+    if isinstance(model, Alone):
+        return local.logits(model.params, x)
+    if not isinstance(model, Mixed):
+        return base.predict(model, x, local)
+    first = base.predict(model.model, x, local)
+    other = local.logits(model.expert, x)
+    if model.gate:
+        mixed = _gated(model.gate, gate, x, first, other)
+    else:
+        mixed = blend(first, other, model.weight.log(), (1 - model.weight).log())
+    return torch.where(model.weight >= 1, first, mixed)
+
+
+def blend(first: Tensor, other: Tensor, share: Tensor, rest: Tensor) -> Tensor:
+    """Return log(α · softmax(first) + (1 − α) · softmax(other)), given log α and log(1 − α).
+
+    Those are logits again.
+    """
+    return torch.logaddexp(share + first.log_softmax(-1), rest + other.log_softmax(-1))
+
+
+def _weight(base: Method, model: Tree, own: Params, settings: MixSettings, local: Local) -> Tensor:
+    """Return the best weight; ties, and a client without validation data, take the first."""
+    weights = local.numbers(settings.moe_weights)
+
+    def score(batch: Batch) -> Tensor:
+        first = base.predict(model, batch.x, local)
+        other = local.logits(own, batch.x)
+        if settings.moe_select == "accuracy":
+            marks = [
+                -losses.accuracy(blend(first, other, share, rest), batch.y, batch.weight)
+                for share, rest in zip(weights.log(), (1 - weights).log(), strict=True)
+            ]
+            return torch.stack(marks)
+        # Only the label's probability is needed: for a vocabulary of words that matters.
+        label = batch.y.unsqueeze(-1)
+        sure, alone = (
+            logits.log_softmax(-1).gather(-1, label).squeeze(-1).exp() for logits in (first, other)
+        )
+        likely = weights[:, None] * sure + (1 - weights[:, None]) * alone
+        lost = -likely.clamp(min=1e-30).log()
+        return (lost * batch.weight).sum(1) / batch.weight.sum().clamp(min=1e-12)
+
+    lost = local.mean(score, "val")
+    lost = torch.where(lost.isnan(), float("inf"), lost)
+    best = first_least(lost)
+    return weights.index_select(0, best.reshape(1)).squeeze(0)
+
+
+def first_least(values: Tensor) -> Tensor:
+    """Return the place of the least value; of equal ones the first."""
+    order = torch.arange(values.shape[0], device=values.device)
+    return torch.where(values == values.min(), order, values.shape[0]).min()
+
+
+def _gate(base: Method, model: Tree, own: Params, settings: MixSettings, local: Local) -> Params:
+    """Fit α(x) = sigmoid(w · features + b) on validation data by the mixture's cross-entropy."""
+    width = _width(model, settings.gate, base, own, local)
+    start = {"w": local.size.new_zeros(width), "b": local.size.new_zeros(())}
+
+    def loss(gate: Params, batch: Batch) -> Tensor:
+        first = base.predict(model, batch.x, local).detach()
+        other = local.logits(own, batch.x).detach()
+        blended = _gated(gate, settings.gate, batch.x, first, other)
+        return losses.cross_entropy(blended, batch.y, batch.weight)
+
+    rule = optim.adam(settings.gate_lr)
+    return local.fit(loss, start, rule, "val", batch=base.batch, epochs=settings.gate_epochs)
+
+
+def _width(model: Tree, kind: str, base: Method, own: Params, local: Local) -> int:
+    """Count the features of a gate, from the shape of an example."""
+    seen: list[int] = []
+
+    def look(batch: Batch) -> Tensor:
+        first = base.predict(model, batch.x, local)
+        seen.append(_features(kind, batch.x, first, first).shape[-1])
+        return batch.weight.sum()
+
+    local.mean(look, "train", batch=1)
+    return seen[0]
+
+
+def _features(kind: str, x: Tensor, first: Tensor, other: Tensor) -> Tensor:
+    if kind == "outputs":
+        return torch.cat([first.log_softmax(-1), other.log_softmax(-1)], -1)
+    if not x.is_floating_point():
+        raise MethodError(
+            "gate = 'inputs' weighs numbers, and these examples are words; use gate = 'outputs'"
+        )
+    return x.flatten(1)
+
+
+def _gated(gate: Params, kind: str, x: Tensor, first: Tensor, other: Tensor) -> Tensor:
+    """Blend by what a gate says of every example."""
+    said = (_features(kind, x, first, other) @ gate["w"] + gate["b"]).unsqueeze(-1)
+    return blend(first, other, logsigmoid(said), logsigmoid(-said))
