@@ -124,7 +124,7 @@ def test_the_terms_by_hand(float64):
     """One example x = 2, y = 1, student and teacher w = 0.5 and G = 1.5, all weights distinct.
 
     With s(z) = 1/(1+e^-z): CE = -log s(2w), slope -x(1 - s(2w)) = -2(1 - s(1)).
-    KL at temperature T of (0, 3) against (0, 1): its slope in w is (x/T)(s(1/T) - s(3/T)), times T².
+    KL at temperature T of (0, 3) against (0, 1): slope (x/T)(s(1/T) - s(3/T)) in w, times T².
     Fisher at G is the squared slope there, (x(1 - s(3)))² = 4(1 - s(3))²; EWC's slope λF(w - G).
     """
     weight, temperature, hold, rate = 0.3, 4.0, 7.0, 0.25
