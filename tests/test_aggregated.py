@@ -47,7 +47,7 @@ def test_a_method_that_says_it_averages_heeds_nothing_but_the_mean(name, float64
     And one that weighs nothing, with any parameters, changes nothing.
     """
     method = made(name)
-    state, cohort, reports = reports_of(worlds.simulation(made(name), worlds.federation()))
+    state, cohort, reports = reports_of(worlds.simulation(made(name), worlds.with_public()))
     whole = method.server_step(state, cohort, reports)
     weight = torch.ones_like(reports.size) if getattr(method, "uniform", False) else reports.size
     mean = tree.map(lambda leaf: leaf[None], tree.mean(reports.params, weight))

@@ -28,7 +28,7 @@ def combined(name, **options):
 
 
 def outcome(method, world=None, rounds=2, **options):
-    world = world or worlds.federation()
+    world = world or worlds.with_public()
     many = isinstance(world, list)
     simulation = worlds.simulation(method, world, cohort=3, **options)
     for _ in range(rounds):
