@@ -1,12 +1,14 @@
 """Progress on the screen: a live bar per method on a terminal, a few plain lines elsewhere."""
 
 import math
+from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
+from idiolect.results.outcome import Outcome
 from idiolect.runner.watch import Tick
 
 _LINES = 10  # plain lines for each method
@@ -44,6 +46,9 @@ class Plain:
         if told > self._told:
             self._told = told
             self._say(f"{tick.label}: round {tick.round}/{tick.rounds}, {figures(tick)}")
+
+    def scored(self, outcome: Callable[[], Outcome]) -> None:
+        """Leave scores to the tables at the end."""
 
     def note(self, text: str) -> None:
         """Pass a notice on."""
@@ -92,6 +97,9 @@ class Live:
     def tick(self, tick: Tick) -> None:
         """Move the bar."""
         self._progress.update(self._bars[tick.label], completed=tick.round, figures=figures(tick))
+
+    def scored(self, outcome: Callable[[], Outcome]) -> None:
+        """Leave scores to the tables at the end."""
 
     def note(self, text: str) -> None:
         """Print a notice above the bars."""

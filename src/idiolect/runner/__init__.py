@@ -3,6 +3,6 @@
 from idiolect.runner.job import Evaluate, Job
 from idiolect.runner.run import run
 from idiolect.runner.train import Trained, train
-from idiolect.runner.watch import Silent, Tick, Watch
+from idiolect.runner.watch import Several, Silent, Tick, Watch
 
-__all__ = ["Evaluate", "Job", "Silent", "Tick", "Trained", "Watch", "run", "train"]
+__all__ = ["Evaluate", "Job", "Several", "Silent", "Tick", "Trained", "Watch", "run", "train"]

@@ -1,5 +1,6 @@
 """Train one method over all seeds at once, so that it can be killed at any moment and go on."""
 
+import functools
 import math
 import time
 from collections.abc import Sequence
@@ -60,8 +61,10 @@ def train(
         memory = _rounds(job, simulation, memory, keeper, watch)
         memory, deployed = _finish(job, simulation, memory, folder, watch)
         keeper.save(memory)
+    outcome = _outcome(job, memory)
+    watch.scored(lambda: outcome)
     watch.end(job.label, memory.speed.train_seconds + memory.speed.judge_seconds)
-    return Trained(_outcome(job, memory), deployed, job, memory)
+    return Trained(outcome, deployed, job, memory)
 
 
 def finished(job: Course, folder: Path) -> Trained | None:
@@ -187,6 +190,8 @@ def _rounds(
             keeper.save_if_due(memory)
             pace = (time.perf_counter() - began) / (memory.round - first)
             watch.tick(_tick(job, memory, pace))
+            if memory.curve and memory.curve[-1].round == memory.round:
+                watch.scored(functools.partial(_outcome, job, memory))
         keeper.save_last(memory)
     except (KeyboardInterrupt, Exception):  # out of memory, say: what was done is not undone
         keeper.save_last(memory)

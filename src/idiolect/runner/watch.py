@@ -1,6 +1,9 @@
-"""How a run tells of its progress; whoever draws it implements these four."""
+"""How a run tells of its progress; whoever draws or records it implements these."""
 
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
+
+from idiolect.results.outcome import Outcome
 
 
 class Tick(NamedTuple):
@@ -24,6 +27,13 @@ class Watch(Protocol):
     def tick(self, tick: Tick) -> None:
         """Hear that a round is over."""
 
+    def scored(self, outcome: Callable[[], Outcome]) -> None:
+        """Hear that there are new scores: after an evaluated round, and once more at the end.
+
+        Nothing is made until it is asked for, and it may be asked for later, from any thread. What
+        comes before the end has curves but no final scores.
+        """
+
     def note(self, text: str) -> None:
         """Hear something the user should know."""
 
@@ -40,8 +50,43 @@ class Silent:
     def tick(self, tick: Tick) -> None:
         """Say nothing."""
 
+    def scored(self, outcome: Callable[[], Outcome]) -> None:
+        """Ask for nothing."""
+
     def note(self, text: str) -> None:
         """Say nothing."""
 
     def end(self, label: str, seconds: float) -> None:
         """Say nothing."""
+
+
+class Several:
+    """Tells everyone in turn."""
+
+    def __init__(self, watches: Sequence[Watch]) -> None:
+        self._watches = watches
+
+    def begin(self, label: str, round: int, rounds: int) -> None:
+        """Pass it on."""
+        for watch in self._watches:
+            watch.begin(label, round, rounds)
+
+    def tick(self, tick: Tick) -> None:
+        """Pass it on."""
+        for watch in self._watches:
+            watch.tick(tick)
+
+    def scored(self, outcome: Callable[[], Outcome]) -> None:
+        """Pass it on."""
+        for watch in self._watches:
+            watch.scored(outcome)
+
+    def note(self, text: str) -> None:
+        """Pass it on."""
+        for watch in self._watches:
+            watch.note(text)
+
+    def end(self, label: str, seconds: float) -> None:
+        """Pass it on."""
+        for watch in self._watches:
+            watch.end(label, seconds)
