@@ -1,7 +1,6 @@
 """The library in a few lines of Python: load a federation, fit a method, read the results."""
 
 import copy
-import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ from idiolect.results.statistics import mean
 from idiolect.runner.job import Evaluate, Job
 from idiolect.runner.train import train
 from idiolect.runner.watch import Watch
-from idiolect.simulate.architecture import Architecture, Build
+from idiolect.simulate.architecture import Architecture, Build, bound
 from idiolect.simulate.backend import Backend
 
 Model = str | nn.Module | Callable[..., nn.Module]
@@ -158,10 +157,15 @@ def _build(model: Model, federation: Federation) -> Build:
     """Bind a network to the data: by name, a module as it is, or a factory of (shape, classes)."""
     if isinstance(model, nn.Module):
         return lambda: model
-    shape, classes = tuple(federation.dataset.x.shape[1:]), len(federation.dataset.classes)
     if isinstance(model, str):
         if model not in MODELS:
             raise ConfigError(f"unknown model {model!r}; expected one of {', '.join(MODELS)}")
-        return functools.partial(MODELS[model], shape, classes)
-    needed = [p for p in inspect.signature(model).parameters.values() if p.default is p.empty]
-    return functools.partial(model, shape, classes) if needed else model
+        factory: Callable[..., nn.Module] = MODELS[model]
+    else:
+        factory = model
+        parameters = inspect.signature(factory).parameters.values()
+        if all(parameter.default is not parameter.empty for parameter in parameters):
+            return factory
+    dataset = federation.dataset
+    shape = tuple(dataset.x.shape[1:])
+    return bound(factory, shape, len(dataset.classes), dataset.words, {})

@@ -2,11 +2,15 @@
 
 from typing import NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 
 
 class Batch(NamedTuple):
     """Examples of one step; `weight` is 0 for padding, `row` is the place in the pool.
+
+    Where an example is a sequence with a label for each of its places, `y` and `weight` are
+    [example, place]: losses and means are then over labels, whichever example they belong to.
 
     `place` is the place in the round's public examples, in the order in which `rows` gives them:
     what a teacher's row is looked up by. Private examples have none.
@@ -14,7 +18,7 @@ class Batch(NamedTuple):
 
     x: Tensor
     y: Tensor
-    weight: Tensor
+    weight: Tensor  # of the shape of y
     row: Tensor
     training: bool = False
     place: Tensor | None = None
@@ -24,13 +28,13 @@ class Pool(NamedTuple):
     """Examples on the device; where they are stored as bytes, a batch is decoded when taken."""
 
     x: Tensor
-    y: Tensor
+    y: Tensor  # [example], or [example, place] with -1 where a place has no label
     shift: Tensor | None = None  # None: stored as the network takes them
     inverse_scale: Tensor | None = None
 
     def take(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Return decoded examples and labels."""
-        return self.decode(self.x[rows]), self.y[rows]
+        return self.decode(self.x[rows]), self.y[rows].to(torch.int64)
 
     def decode(self, x: Tensor) -> Tensor:
         """Turn stored examples into what the network takes."""

@@ -169,10 +169,12 @@ class Local:
                 "local.gradient and local.fit, so its running statistics would stand still; take "
                 "gradients there, pass training=False, or use norm = 'group'"
             )
+        if weight.dim() > 1:  # of labels; an example with any is one
+            weight = weight.flatten(1).amax(1)
         return chosen.watched(params, x, weight, self._moving[-1])
 
     def loss(self, params: Params, batch: Batch, network: str = "main") -> Tensor:
-        """Cross-entropy on a batch, padding ignored."""
+        """Cross-entropy on a batch, padding ignored; in nats a label."""
         logits = self.logits(params, batch.x, batch.training, network, batch.weight)
         return losses.cross_entropy(logits, batch.y, batch.weight)
 
@@ -266,12 +268,13 @@ class Local:
         return fitted
 
     def mean(self, fn: Callable[[Batch], Tree], stream: str = "val", *, batch: int = 500) -> Tree:
-        """Average fn(batch), itself a mean, over a stream's examples; NaN where it has none."""
+        """Average fn(batch), itself a mean, over a stream's labels; NaN where it has none."""
         plan = self._ask(stream, batch, 1, 0, shuffled=False)
-        total, seen = None, plan.weight[self._slot].sum()
+        total, seen = None, torch.zeros_like(plan.weight[self._slot][0, 0])
         for now in self._batches(plan, training=False):
-            part = tree.scale(now.weight.sum(), fn(now))
-            total = part if total is None else tree.add(total, part)
+            labels = now.weight.sum()
+            part = tree.scale(labels, fn(now))
+            total, seen = part if total is None else tree.add(total, part), seen + labels
         return tree.map(lambda leaf: leaf / seen, total)
 
     def rows(
@@ -341,6 +344,10 @@ class Local:
         places = None if plan.places is None else plan.places[self._slot]
         for step in range(plan.rows.shape[1]):
             x, y = plan.pool.take(rows[step])
-            self._shown = (x, weight[step])
+            counts = weight[step]
+            self._shown = (x, counts)
+            if inner := y.dim() - counts.dim():  # a label for each place of a sequence
+                counts = counts.reshape(*counts.shape, *[1] * inner) * (y >= 0).to(counts.dtype)
+                y = y.clamp(min=0)  # any class will do where nothing is counted
             place = None if places is None else places[step]
-            yield Batch(x, y, self._shown[1], rows[step], training, place)
+            yield Batch(x, y, counts, rows[step], training, place)

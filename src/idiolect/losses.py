@@ -1,10 +1,14 @@
-"""Batch losses that ignore padding: each is a mean over examples weighted by `weight` [example]."""
+"""Batch losses that ignore padding: each is a mean over labels weighted by `weight`.
+
+Labels and weights are [example], or [example, place] where every place of a sequence has a label;
+logits have one axis more, the classes.
+"""
 
 from torch import Tensor
 
 
 def weighted_mean(values: Tensor, weight: Tensor) -> Tensor:
-    """Average one value per example; a batch of padding alone counts as zero."""
+    """Average one value per label; a batch of padding alone counts as zero."""
     return (values * weight).sum() / weight.sum().clamp(min=1e-12)
 
 
@@ -16,7 +20,7 @@ def cross_entropy(logits: Tensor, labels: Tensor, weight: Tensor) -> Tensor:
 
 
 def accuracy(logits: Tensor, labels: Tensor, weight: Tensor) -> Tensor:
-    """Share of examples whose highest logit is the label's; a NaN among them is no answer."""
+    """Share of labels whose logit is the highest; a NaN among them is no answer."""
     # argmax calls NaN the highest, so a broken model would be right about the first class.
     right = (logits.argmax(-1) == labels) & ~logits.isnan().any(-1)
     return weighted_mean(right.to(weight.dtype), weight)

@@ -214,7 +214,6 @@ def test_leaf(tmp_path):
     assert data.origin.tolist() == [0, 0, 0, 1]
     assert len(read(tmp_path / "d" / "train" / "a.json")) == 2
     for content, words in (
-        ({"u": (["text"], [0])}, "holds text"),
         ({"u": ([[1.0]], [0, 1])}, "1 x and 2 y"),
         ({"u": ([[1.0]], [0]), "v": ([[1.0, 2]], [0])}, "expected one shape"),
         ({}, "no rows"),

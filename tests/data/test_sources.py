@@ -129,7 +129,7 @@ def test_what_cannot_be_had_is_said(folder, tmp_path):
         load("imagenet")
     with pytest.raises(ConfigError, match="'mnist' has no option 'alpha'"):
         load("mnist", alpha=1)
-    with pytest.raises(DataError, match="text, which arrives with the text models"):
+    with pytest.raises(DataError, match="with columns text, label and client"):
         load("cross_sector")
     with pytest.raises(DataError, match=r"'emnist' is not in .*cannot be downloaded"):
         load("emnist", folder)

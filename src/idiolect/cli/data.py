@@ -95,7 +95,7 @@ def _described(federation: Any, counts: Any) -> dict[str, Any]:
     return {
         "description": federation.description,
         "provenance": federation.dataset.provenance,
-        "classes": list(federation.dataset.classes),
+        "classes": list(federation.columns),
         "clients": [
             {
                 "client": name,

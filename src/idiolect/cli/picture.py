@@ -17,7 +17,7 @@ _MOST_CLIENTS, _MOST_CLASSES = 60, 16  # more do not fit a screen; --json and --
 
 def print_picture(screen: Console, federation: Federation, counts: Any) -> None:
     """Draw a row per client: a shade for each class, with counts where they fit, and totals."""
-    classes = federation.dataset.classes
+    classes = federation.columns
     roomy = len(classes) <= _MOST_CLASSES
     table = Table(title=federation.description, box=box.SIMPLE_HEAD)
     table.add_column("client")
@@ -58,7 +58,7 @@ def as_svg(federation: Federation, counts: Any) -> str:
         f'width="{width}" height="{height}" font-family="sans-serif" font-size="10">',
         f"<title>{escape(federation.description)}</title>",
     ]
-    for column, name in enumerate(federation.dataset.classes):
+    for column, name in enumerate(federation.columns):
         x = left + column * side + side / 2
         lines.append(f'<text x="{x}" y="{top - 8}" text-anchor="middle">{escape(name[:3])}</text>')
     for row, name in enumerate(federation.names):

@@ -85,6 +85,8 @@ def _save(folder: Path, dataset: Dataset) -> None:
         "classes": dataset.classes,
         "client_names": dataset.client_names,
         "provenance": dataset.provenance,
+        "words": dataset.words,
+        "vocabulary": dataset.vocabulary,
     }
     (folder / "meta.json").write_text(json.dumps(about, indent=1))
 
@@ -110,6 +112,8 @@ def _open(folder: Path) -> Dataset:
             client_names=tuple(about["client_names"]),
             origin=columns.get("origin"),
             provenance=about["provenance"],
+            words=tuple(about.get("words", ())),
+            vocabulary=about.get("vocabulary", 0),
         )
     except (OSError, ValueError, KeyError) as error:
         raise DataError(f"the cache folder {folder} is damaged ({error}); delete it") from error

@@ -20,12 +20,14 @@ NORMALISATIONS = ("unit", "channel", "pixel", "feature", "none")
 class Dataset:
     """Examples, labels and how an example is decoded: (x - shift) / scale.
 
-    uint8 and floating x are decoded; any other integers (tokens) are used as they are.
+    uint8 and floating x are decoded; any other integers (tokens) are used as they are. Of text,
+    `words` says what the tokens stand for; with a `vocabulary` they are still those of the whole
+    corpus, and `federate` codes them anew by what the training rows hold.
     """
 
     name: str
     x: AnyArray  # [example, ...]: uint8 [example, channel, height, width], float32, or int32 tokens
-    y: Rows  # [example]
+    y: Rows  # [example], or [example, place]: a label for each place of a sequence, -1 for none
     classes: tuple[str, ...]
     shift: Floats  # broadcastable to one example
     scale: Floats
@@ -34,16 +36,19 @@ class Dataset:
     origin: Rows | None = None  # [example] 0 = the source's training file, 1 = its test file
     provenance: str = ""
     features: tuple[str, ...] = ()  # names of a table's columns, in order
+    words: tuple[str, ...] = ()  # of text: token -> word
+    vocabulary: int = 0  # of text not coded yet: how many words a network is to know at most
 
     def __post_init__(self) -> None:
         rows = len(self.x)
         if rows == 0:
             raise DataError(f"dataset '{self.name}' has no rows; expected at least one example")
         for field, column in (("y", self.y), ("clients", self.clients), ("origin", self.origin)):
-            if column is not None and column.shape != (rows,):
+            shape = (rows, *self.x.shape[1:]) if field == "y" and self.sequential else (rows,)
+            if column is not None and column.shape != shape:
                 raise DataError(
                     f"dataset '{self.name}': {field} has shape {column.shape} and x has {rows} "
-                    f"rows; expected one entry per row"
+                    f"rows; expected {shape}"
                 )
         self._check_range("label", self.y, len(self.classes), "classes")
         if self.clients is not None:
@@ -66,11 +71,12 @@ class Dataset:
             self._check_finite()
 
     def _check_range(self, what: str, codes: Rows, bound: int, of: str) -> None:
-        wrong = np.flatnonzero((codes < 0) | (codes >= bound))
+        least = 0 if codes.ndim == 1 else -1  # a place without a label
+        wrong = np.argwhere((codes < least) | (codes >= bound))
         if len(wrong):
-            row = int(wrong[0])
+            row, found = int(wrong[0][0]), int(codes[tuple(wrong[0])])
             raise DataError(
-                f"dataset '{self.name}': {what} {int(codes[row])} in row {row} is outside "
+                f"dataset '{self.name}': {what} {found} in row {row} is outside "
                 f"0..{bound - 1} ({bound} {of}); correct the row or the list"
             )
 
@@ -89,6 +95,11 @@ class Dataset:
         return len(self.x)
 
     @property
+    def sequential(self) -> bool:
+        """Whether every place of an example has a label of its own, as in next-word prediction."""
+        return self.y.ndim == 2
+
+    @property
     def decodes(self) -> bool:
         """Whether an example is shifted and scaled; tokens are not."""
         return self.x.dtype == np.uint8 or np.issubdtype(self.x.dtype, np.floating)
@@ -101,8 +112,8 @@ class Dataset:
         return (examples.astype(np.float32) - self.shift) / self.scale
 
     def counts(self) -> Rows:
-        """Rows per class; a class that nobody has counts zero."""
-        return np.bincount(self.y, minlength=len(self.classes)).astype(np.int64)
+        """Labels per class; a class that nobody has counts zero."""
+        return np.bincount(self.y[self.y >= 0], minlength=len(self.classes)).astype(np.int64)
 
     def pool(self, which: str) -> Rows:
         """List the rows of the source's "train" file, of its "test" file, or of "all" rows.

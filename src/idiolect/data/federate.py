@@ -14,6 +14,7 @@ from idiolect.data.federation import Federation
 from idiolect.data.partition import DEFAULT_POOL, PARTITIONS
 from idiolect.data.split import Parts, check_ratios
 from idiolect.data.split import split as split_rows
+from idiolect.data.text.vocabulary import encoded, encoded_as
 from idiolect.errors import ConfigError, DataError
 
 # Stages draw from seeds of their own, so that changing one leaves the other's draws alone.
@@ -30,6 +31,7 @@ def federate(
     min_size: int = 1,
     drop: bool = False,
     stratify: bool = False,
+    ordered: bool = False,
     val: float = 0.2,
     public: Dataset | None = None,
     first: int = 0,
@@ -39,16 +41,19 @@ def federate(
 
     split="file" keeps the rows of the source's test file as test and takes `val`, a share of the
     others, for validation. A client below min_size is an error, or is left out if `drop`. `first`
-    is the number of the first client, where these are not all.
+    is the number of the first client, where these are not all. `ordered` splits each client's rows
+    in their order, first train, last test, as time would. Text is coded by the vocabulary of the
+    training rows.
     """
     known = _check(partition, options)
+    _check_sequences(dataset, partition, stratify, public)
     if seed < 0:
         raise ConfigError(f"seed is {seed}; expected 0 or more")
     if "min_size" in known:
         options["min_size"] = min_size
     source = pool or DEFAULT_POOL[partition]
     rows = dataset.pool(source)
-    columns = dataset.y
+    columns = dataset.y if not dataset.sequential else np.zeros(len(dataset), np.int64)
     names = tuple[str, ...]()
     if partition == "natural":
         if dataset.clients is None:
@@ -63,14 +68,28 @@ def federate(
     held += [np.empty(0, np.int64)] * (len(names) - len(held))
     held, names, left_out = _without_small(held, names, min_size, drop)
     if isinstance(split, str):
-        parts = _split_by_file(dataset, held, split, val, extended(seed, _SPLIT), stratify, first)
+        parts = _split_by_file(
+            dataset, held, split, val, extended(seed, _SPLIT), stratify, ordered, first
+        )
     else:
-        own = extended(seed, _SPLIT)
-        parts = split_rows(held, dataset.y, split, seed=own, stratify=stratify, first=first)
+        parts = split_rows(
+            held,
+            dataset.y,
+            split,
+            seed=extended(seed, _SPLIT),
+            stratify=stratify,
+            ordered=ordered,
+            first=first,
+        )
+    if dataset.vocabulary:
+        dataset = encoded(dataset, parts[0])
+    if public is not None and public.vocabulary:
+        public = encoded_as(public, dataset.words)
     settings = {k: v for k, v in options.items() if k != "min_size" or min_size != 1}
     words = [f"{dataset.name}, {partition}"]
     words += [f"{key}={value}" for key, value in settings.items()]
     words += [f"split={split if isinstance(split, str) else '/'.join(f'{s:g}' for s in split)}"]
+    words += ["in order"] * ordered
     words += [f"pool={source}", f"seed={seed}"] + (
         [f"{left_out} clients left out"] * bool(left_out)
     )
@@ -92,6 +111,23 @@ def _check(partition: str, options: dict[str, Any]) -> set[str]:
             f"{', '.join(sorted(known)) or 'none'}"
         )
     return known
+
+
+def _check_sequences(
+    dataset: Dataset, partition: str, stratify: bool, public: Dataset | None
+) -> None:
+    """Refuse to divide by label what has a label for each word, or to exchange so many."""
+    if dataset.sequential and public is not None:
+        raise ConfigError(
+            f"dataset '{dataset.name}' has a label for each word, and methods that use public "
+            "examples exchange one prediction for each; leave data.public out"
+        )
+    if dataset.sequential and (partition not in ("iid", "natural") or stratify):
+        what = "stratify" if stratify else f"partition {partition}"
+        raise ConfigError(
+            f"dataset '{dataset.name}' has a label for each word, so there is none to divide rows "
+            f"by, which {what} does; use partition natural or iid, without stratify"
+        )
 
 
 def _without_small(
@@ -119,6 +155,7 @@ def _split_by_file(
     val: float,
     seed: Seed,
     stratify: bool,
+    ordered: bool,
     first: int,
 ) -> Parts:
     if split != "file":
@@ -134,6 +171,6 @@ def _split_by_file(
     lessons = [rows[origin[rows] == 0] for rows in held]
     test = tuple(rows[origin[rows] == 1] for rows in held)
     train, validation, _ = split_rows(
-        lessons, dataset.y, ratios, seed=seed, stratify=stratify, first=first
+        lessons, dataset.y, ratios, seed=seed, stratify=stratify, ordered=ordered, first=first
     )
     return train, validation, test

@@ -126,14 +126,23 @@ class Federation:
         """The part that only the final metric may see."""
         return Exam(self.dataset, self.test, self.names)
 
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """What `counts` counts: the classes, or words where each is a class and they are many."""
+        return ("words",) if self.dataset.sequential else self.dataset.classes
+
     def counts(self, part: str = "all") -> Rows:
-        """Rows per client and class: [client, class]."""
+        """Rows per client and class: [client, class]; of sequences the words to predict."""
         if part not in (*_PARTS, "all"):
             raise ConfigError(f"part '{part}' is unknown; expected train, val, test or all")
         rows, owner, held = self._flat()
         if part != "all":
             chosen = held == _PARTS.index(part)
             rows, owner = rows[chosen], owner[chosen]
+        if self.dataset.sequential:
+            labels = (self.dataset.y[rows] >= 0).sum(1)
+            words = np.bincount(owner, labels, minlength=self.clients)
+            return words.astype(np.int64).reshape(-1, 1)
         width = len(self.dataset.classes)
         cells = np.bincount(owner * width + self.dataset.y[rows], minlength=self.clients * width)
         return cells.reshape(self.clients, width).astype(np.int64)
@@ -157,7 +166,7 @@ class Federation:
         told = []
         missing = np.flatnonzero(self.counts().sum(axis=0) == 0)
         if len(missing):
-            names = ", ".join(self.dataset.classes[i] for i in missing[:8])
+            names = ", ".join(self.columns[i] for i in missing[:8])
             more = f" and {len(missing) - 8} more" if len(missing) > 8 else ""
             told.append(f"no client has a row of class {names}{more}")
         for part in _PARTS:

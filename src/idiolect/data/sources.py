@@ -26,6 +26,7 @@ from idiolect.data.parquet import (
     open_parquet,
 )
 from idiolect.data.synthetic import synthetic
+from idiolect.data.text.files import products, reviews, roles
 from idiolect.errors import ConfigError, DataError
 
 
@@ -39,7 +40,16 @@ class Source:
     files: tuple[str, ...] = ()  # in the repository
     label: str = "label"
     make: Callable[..., Dataset] | None = None  # for data that is not read from files
-    text: bool = False
+    read: Callable[..., Dataset] | None = None  # of text: (files, name, provenance, options)
+
+    def options(self) -> dict[str, inspect.Parameter]:
+        """Say which options the source has."""
+        taker = self.make or self.read
+        known = inspect.signature(taker).parameters if taker else {}
+        return {name: known[name] for name in known if name not in _GIVEN}
+
+
+_GIVEN = ("files", "name", "provenance")  # what `load` itself hands to a reader of text
 
 
 def _hub_files(folder: str) -> tuple[str, ...]:
@@ -100,14 +110,24 @@ SOURCES: dict[str, Source] = {
             "2012; research use)."
         },
     ),
-    **{
-        name: Source(about, {name: about}, text=True)
-        for name, about in (
-            ("cross_sector", "Reviews of three sectors, text"),
-            ("cross_product", "Reviews of six products, text"),
-            ("tinyshakespeare_roles", "Shakespeare by role, text"),
-        )
-    },
+    "cross_sector": Source(
+        "Reviews with stars, text; clients amazon, hotel, yelp; from a data directory only",
+        {"cross_sector": "Consumer reviews of three sectors (Kaggle; research use)."},
+        read=reviews,
+    ),
+    "cross_product": Source(
+        "Reviews with stars, text; clients are five products; from a data directory only",
+        {"cross_product": "Consumer reviews of five products (Kaggle; research use)."},
+        read=products,
+    ),
+    "shakespeare": Source(
+        "Next word, clients are 145 roles of Shakespeare; from a data directory only",
+        {
+            "tinyshakespeare_roles": "Tiny Shakespeare by speaking role (public domain); stand-in "
+            "for per-user text of Reddit."
+        },
+        read=roles,
+    ),
 }
 
 
@@ -123,26 +143,27 @@ def load(
     if name not in SOURCES:
         raise ConfigError(f"dataset '{name}' is unknown; expected one of {', '.join(SOURCES)}")
     source = SOURCES[name]
-    known = set(inspect.signature(source.make).parameters) if source.make else set()
+    known = set(source.options())
     wrong = sorted(set(options) - known)
     if wrong:
         raise ConfigError(
             f"dataset '{name}' has no option '{wrong[0]}'; it has "
             f"{', '.join(sorted(known)) or 'none'}"
         )
-    if source.text:
-        raise DataError(
-            f"dataset '{name}' is text, which arrives with the text models; choose images"
-        )
     if source.make is not None:
         dataset = source.make(**options)
     else:
-        dataset = _from_files(name, source, data_dir, cache_root(cache_dir), download)
+        dataset = _from_files(name, source, data_dir, cache_root(cache_dir), download, options)
     return dataset if standardise is None else normalised(dataset, standardise)
 
 
 def _from_files(
-    name: str, source: Source, data_dir: str | Path | None, root: Path, download: bool
+    name: str,
+    source: Source,
+    data_dir: str | Path | None,
+    root: Path,
+    download: bool,
+    options: dict[str, Any],
 ) -> Dataset:
     where = data_dir or os.environ.get("IDIOLECT_DATA")
     if where is not None:
@@ -155,10 +176,16 @@ def _from_files(
                 stated = _manifest(base)
                 keys = [stated.get(file.relative_to(base).as_posix(), "") for file in files]
                 digests = [key or file_digest(file) for key, file in zip(keys, files, strict=True)]
-                return _decoded(name, source, files, digests, keys, root, provenance)
+                return _decoded(name, source, files, digests, keys, root, provenance, options)
     files, digests = _from_hub(name, source, root, download, where)
     provenance = next(iter(source.folders.values()))
-    return _decoded(name, source, files, digests, [""] * len(files), root, provenance)
+    return _decoded(name, source, files, digests, [""] * len(files), root, provenance, options)
+
+
+def _columns(source: Source) -> str:
+    if source.read is None:
+        return "image {bytes, path} and label"
+    return "text and client" if source.read is roles else "text, label and client"
 
 
 def _train_first(file: Path) -> tuple[bool, str]:
@@ -183,7 +210,7 @@ def _from_hub(
 ) -> tuple[list[Path], list[str]]:
     layout = (
         f"pass --data-dir or set IDIOLECT_DATA to a folder that holds {next(iter(source.folders))}/"
-        "train*.parquet and test*.parquet, with columns image {bytes, path} and label"
+        f"train*.parquet and test*.parquet, with columns {_columns(source)}"
     )
     looked = f"dataset '{name}' is not in {where}" if where else f"dataset '{name}' is not at hand"
     if not source.files:
@@ -209,6 +236,7 @@ def _decoded(
     verify: list[str],
     root: Path,
     provenance: str,
+    options: dict[str, Any],
 ) -> Dataset:
     def write(folder: Path) -> Dataset:
         # A manifest's digests make the key without reading the files, so they are checked here.
@@ -218,9 +246,14 @@ def _decoded(
                     f"{file} does not have the sha256 {expected[:12]}... of MANIFEST.json; it is "
                     "damaged or was replaced: fetch it again or correct the manifest"
                 )
+        if source.read is not None:
+            return source.read(files, name, provenance, **options)
         return _decode(name, source, files, folder, provenance)
 
-    return cached(root, cache_key(name, digests), write)
+    # Text is cut to a length when it is read, so its options are part of what is cached.
+    chosen = {key: option.default for key, option in source.options().items()} | options
+    marks = [json.dumps(chosen, sort_keys=True)] if chosen else []
+    return cached(root, cache_key(name, [*digests, *marks]), write)
 
 
 def _decode(name: str, source: Source, files: list[Path], folder: Path, provenance: str) -> Dataset:

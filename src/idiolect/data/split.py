@@ -49,17 +49,21 @@ def split(
     *,
     seed: Seed,
     stratify: bool = False,
+    ordered: bool = False,
     first: int = 0,
 ) -> Parts:
     """Train, val and test rows of each client, drawn with a seed of the client's own.
 
     Because the seed is (seed, client), a client's parts do not change when others come or go; a
-    node that holds one client's rows gives that client's number as `first`.
+    node that holds one client's rows gives that client's number as `first`. With `ordered` nothing
+    is drawn: a client's first rows are its train, its last ones its test rows.
     """
     check_ratios(ratios)
+    if ordered and stratify:
+        raise ConfigError("ordered and stratify were both asked for; a split can be one of them")
     cut = []
     for client, rows in enumerate(rows_per_client, first):
-        shuffled = random_numbers(seed, client).permutation(rows)
+        shuffled = rows if ordered else random_numbers(seed, client).permutation(rows)
         wanted = sizes(len(rows), ratios)
         cut.append(_stratified(shuffled, labels, wanted) if stratify else _plain(shuffled, wanted))
     train, val, test = (tuple(parts[i] for parts in cut) for i in range(3))

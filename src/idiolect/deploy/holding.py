@@ -104,6 +104,11 @@ def _own(site: Site, text: str, place: int) -> Holding:
     experiment = visiting(text, source=path, options=site.options, public=site.public)
     data = experiment.data
     dataset = loaded(data.source, data.options, site.data_dir)
+    if dataset.words:
+        raise DataError(
+            f"{path} is text, and every node would number its own words; a federation of nodes "
+            "takes numbers: encode the text by a list of words that all nodes have"
+        )
     if data.classes is None:
         raise Refused(
             "classes",

@@ -215,7 +215,7 @@ class Node:
             raise Refused("experiment", f"seed {seed} is none of the experiment's {seeds}")
         held = holding.federations[seeds.index(seed)]
         shape, classes = tuple(held.dataset.x.shape[1:]), len(held.dataset.classes)
-        bound = networks(holding.experiment, shape, classes, opened.clients)
+        bound = networks(holding.experiment, shape, classes, opened.clients, held.dataset.words)
         architecture = next(
             own for own in bound.values() if own.clients is None or holding.client in own.clients
         )

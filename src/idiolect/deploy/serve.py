@@ -166,7 +166,7 @@ def serve(
     roster = Roster(post, run, text, digests, seeds, folder / "roster.json")
     roster.gather(experiment.data.normalise)
     write_whole(folder / EXPERIMENT, text.encode())
-    scaling.save(folder, _described(roster, folder))
+    scaling.save(folder, {experiment.seeds[0]: _described(roster, folder)})
     courses = _courses(experiment, methods, run, post, roster)
     return run_courses(courses, folder, _about(experiment, roster), resume=True, watch=watch)
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from idiolect.checkpoint import write_whole
-from idiolect.data import Dataset, Federation, federate
+from idiolect.data import SOURCES, Dataset, Federation, federate
 from idiolect.errors import ConfigError, DataError
 from idiolect.experiment.build import architectures, loaded, machine
 from idiolect.experiment.methods import made
@@ -48,9 +48,11 @@ def adapt(
     table = _chosen(experiment, method)
     label = table.label or table.name
     run = kept(folder, label, seed)
+    fitting = scaling.read(folder, run.seed)
     if not isinstance(data, Dataset):
-        data = loaded(str(data), options or {}, Path(data_dir) if data_dir else None)
-    federation = _federation(scaling.matched(data, scaling.read(folder)), run.seed, split)
+        own = {**_readable(str(data), fitting), **(options or {})}
+        data = loaded(str(data), own, Path(data_dir) if data_dir else None)
+    federation = _federation(scaling.matched(data, fitting), run.seed, split)
     networks = architectures(_with_one_network(experiment, network), federation)
     settled = made(table)
     found = adapted(settled, run, federation, networks, machine(experiment))
@@ -72,6 +74,12 @@ def _experiment(folder: Path, device: str | None) -> Experiment:
     if device is not None:
         raw["backend"] = {**raw.get("backend", {}), "device": device}
     return completed(raw, str(path), folder)
+
+
+def _readable(source: str, fitting: scaling.Scaling) -> dict[str, Any]:
+    """Return the options that make a source, or own data, fit the run's text."""
+    known = SOURCES[source].options() if source in SOURCES else fitting.reading
+    return {name: value for name, value in fitting.reading.items() if name in known}
 
 
 def _chosen(experiment: Experiment, label: str | None) -> MethodTable:

@@ -1,7 +1,6 @@
 """From a complete experiment to the objects that run it."""
 
 import dataclasses
-import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ from idiolect.experiment.resolve import model_factory
 from idiolect.experiment.schema import Data, Experiment, Named, Public
 from idiolect.experiment.words import meant
 from idiolect.runner.job import Evaluate, Job
-from idiolect.simulate.architecture import Architecture
+from idiolect.simulate.architecture import Architecture, Build, bound
 from idiolect.simulate.backend import Backend
 
 _PUBLIC = 5  # keeps the draw of public examples apart from other uses of the same seed
@@ -55,6 +54,7 @@ def federations(experiment: Experiment, data_dir: Path | None = None) -> tuple[F
                 min_size=data.min_size,
                 drop=data.drop,
                 stratify=data.stratify,
+                ordered=data.ordered,
                 val=data.val,
                 public=public,
                 **partition.options,
@@ -105,7 +105,7 @@ def jobs(
         "data": {
             "source": dataset.name,
             "provenance": dataset.provenance,
-            "classes": list(dataset.classes),
+            "classes": list(held[0].columns),
             "clients": held[0].clients,
             "same_clients": same_clients(held),
             "federations": [federation.description for federation in held],
@@ -137,24 +137,28 @@ def architectures(experiment: Experiment, federation: Federation) -> dict[str, A
     """Bind the networks to a federation."""
     dataset = federation.dataset
     shape = tuple(dataset.x.shape[1:])
-    return networks(experiment, shape, len(dataset.classes), federation.clients)
+    return networks(experiment, shape, len(dataset.classes), federation.clients, dataset.words)
 
 
 def networks(
-    experiment: Experiment, shape: tuple[int, ...], classes: int, clients: int
+    experiment: Experiment,
+    shape: tuple[int, ...],
+    classes: int,
+    clients: int,
+    words: tuple[str, ...] = (),
 ) -> dict[str, Architecture]:
-    """Bind the networks to the examples' shape, and clients to networks in order."""
+    """Bind the networks to the examples' shape (and words), and clients to networks in order."""
     network = experiment.model
 
-    def bound(name: str, options: dict[str, Any]) -> Any:
+    def built(name: str, options: dict[str, Any]) -> Build:
         factory = model_factory(name, "model", Path.cwd())
-        return functools.partial(factory, shape, classes, **options)
+        return bound(factory, shape, classes, words, options)
 
     auxiliary = None
     if network.auxiliary is not None:
-        auxiliary = bound(network.auxiliary.name, network.auxiliary.options)
+        auxiliary = built(network.auxiliary.name, network.auxiliary.options)
     if network.name is not None:
-        return {network.name: Architecture(bound(network.name, network.options), auxiliary)}
+        return {network.name: Architecture(built(network.name, network.options), auxiliary)}
     counts = network.each or {}
     if sum(counts.values()) != clients:
         raise ConfigError(
@@ -164,7 +168,7 @@ def networks(
     made, first = {}, 0
     for name, count in counts.items():
         own = tuple(range(first, first + count))
-        made[name] = Architecture(bound(name, {}), auxiliary, own)
+        made[name] = Architecture(built(name, {}), auxiliary, own)
         first += count
     return made
 

@@ -61,7 +61,8 @@ def execute(
         path = folder / EXPERIMENT
         before = path.read_bytes() if path.exists() else None
         write_whole(path, written(experiment).encode())
-        scaling.save(folder, made[0].federations[0].dataset)
+        held = zip(experiment.seeds, made[0].federations, strict=True)
+        scaling.save(folder, {seed: federation.dataset for seed, federation in held})
         holdings.save(folder, holdings.of(made[0].seeds, made[0].federations))
         try:
             return run_jobs(made, folder, about, resume=resume, only=only, watch=watch), folder

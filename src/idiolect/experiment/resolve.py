@@ -162,12 +162,13 @@ def _source(
     """Tell a named source from a path; a path becomes absolute, since the file will be copied."""
     path = [*key.split("."), "options"]
     if source in SOURCES:
-        make = SOURCES[source].make
-        if make is None:
+        taker = SOURCES[source].make or SOURCES[source].read
+        if taker is None:
             if options:
                 raise ConfigError(f"{where}: {key}.options: {source!r} has no options")
             return source, {}
-        return source, _all(checked(signature_model(make, ()), options, where, path))
+        form = signature_model(taker, ("files", "name", "provenance"))
+        return source, _all(checked(form, options, where, path))
     file = (base / Path(source).expanduser()).resolve()
     if not file.exists():
         looks_like_path = any(mark in source for mark in "/\\.~")
@@ -198,7 +199,7 @@ def _model_options(
     name: str, options: Mapping[str, Any], where: str, base: Path, path: list[str | int]
 ) -> dict[str, Any]:
     factory = model_factory(name, where, base)
-    form = signature_model(factory, ("shape", "classes"))
+    form = signature_model(factory, ("shape", "classes", "words"))
     for key in options:
         if key not in form.model_fields:
             names = [*form.model_fields, "name", "each", "auxiliary"]

@@ -55,6 +55,7 @@ class Data(BaseModel):
     split: tuple[float, float, float] | Literal["file"] = (0.6, 0.2, 0.2)
     val: Share = 0.2  # of the training file, where split = "file"
     stratify: bool = False
+    ordered: bool = False  # split each client's rows in their order instead of at random
     pool: Literal["train", "test", "all"] | None = None
     min_size: Count = 1
     drop: bool = False

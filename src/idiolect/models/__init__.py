@@ -9,8 +9,10 @@ from idiolect.models.alexnet import AlexNet
 from idiolect.models.check import check, group_norm_instead, masked_batch_norm_instead
 from idiolect.models.images import LeNet5, McMahanCNN
 from idiolect.models.perceptrons import DNN, MLR
+from idiolect.models.recurrent import LSTM, NextWord
 from idiolect.models.residual import ResNet18
 from idiolect.models.shuffle import ShuffleNetV2
+from idiolect.models.text import KimCNN
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
     "mlr": MLR,
@@ -20,17 +22,25 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "alexnet": AlexNet,
     "resnet18": ResNet18,
     "shufflenet": ShuffleNetV2,
+    "kim-cnn": KimCNN,
+    "next-word-lstm": NextWord,
 }
-"""Each is called with the shape of one example and the number of classes, then its own options."""
+"""Each is called with the shape of one example and the number of classes, then its own options.
+
+One that has a parameter `words` is given the vocabulary of its data.
+"""
 
 __all__ = [
     "DNN",
+    "LSTM",
     "MLR",
     "MODELS",
     "AlexNet",
     "BatchNorm",
+    "KimCNN",
     "LeNet5",
     "McMahanCNN",
+    "NextWord",
     "ResNet18",
     "ShuffleNetV2",
     "check",

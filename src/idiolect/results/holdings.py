@@ -28,7 +28,7 @@ def of(seeds: Sequence[int], federations: Sequence[Federation]) -> list[Holdings
     return [
         Holdings(
             seed,
-            tuple(federation.dataset.classes),
+            federation.columns,
             tuple(federation.names),
             torch.stack([torch.from_numpy(federation.counts(part)) for part in PARTS]).numpy(),
         )

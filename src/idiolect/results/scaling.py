@@ -1,8 +1,12 @@
-"""`scaling.safetensors`: how a run decodes examples, so that newcomers' data can be made to fit."""
+"""`scaling.safetensors`: how a run decodes examples, so that newcomers' data can be made to fit.
+
+Of text, `vocabulary/seed-N.txt` beside it has a word a line, in the order of the tokens.
+"""
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -10,9 +14,11 @@ import torch
 from idiolect import checkpoint
 from idiolect.data.arrays import Floats
 from idiolect.data.dataset import Dataset, with_classes
+from idiolect.data.text import encoded_as
 from idiolect.errors import DataError
 
 FILE = "scaling.safetensors"
+VOCABULARY = "vocabulary"
 
 
 class Scaling(NamedTuple):
@@ -23,41 +29,86 @@ class Scaling(NamedTuple):
     dtype: str
     shift: Floats
     scale: Floats
+    text: str = ""  # "labelled" or "next word", where examples are text
+    words: tuple[str, ...] = ()  # of text
+
+    @property
+    def reading(self) -> dict[str, Any]:
+        """The options that own data must be read with to fit."""
+        if not self.text:
+            return {}
+        return {"length": self.shape[0], "next_word": self.text == "next word"}
 
 
-def save(folder: Path, dataset: Dataset) -> None:
-    """Write how a run decodes examples: all that is needed of its data once it is over."""
+def save(folder: Path, datasets: Mapping[int, Dataset]) -> None:
+    """Write how a run decodes examples, by seed: all that is needed of its data once it is over."""
+    for seed, own in datasets.items():
+        if own.words:
+            text = "".join(f"{word}\n" for word in own.words)
+            checkpoint.write_whole(_vocabulary(folder, seed), text.encode())
+    dataset = next(iter(datasets.values()))
     arrays = {"shift": dataset.shift, "scale": dataset.scale}
     checkpoint.save(
         folder / FILE,
         {name: torch.from_numpy(np.array(values)) for name, values in arrays.items()},
         {
-            "classes": list(dataset.classes),
+            # Where words are the classes, they are in the vocabulary of each seed.
+            "classes": [] if dataset.sequential else list(dataset.classes),
+            "text": _kind(dataset),
             "shape": list(dataset.x.shape[1:]),
             "dtype": str(dataset.x.dtype),
         },
     )
 
 
-def read(folder: Path) -> Scaling:
-    """Read what `save` wrote."""
+def read(folder: Path, seed: int) -> Scaling:
+    """Read what `save` wrote for a seed."""
     if not (folder / FILE).is_file():
         raise DataError(
             f"{folder} holds no {FILE}, which says how its examples are decoded; write it with "
             "`idiolect run EXPERIMENT.toml --resume`"
         )
     named, meta = checkpoint.read(folder / FILE)
+    kind = meta.get("text", "")
+    words = _words(_vocabulary(folder, seed)) if kind else ()
     return Scaling(
-        tuple(meta["classes"]),
+        words if kind == "next word" else tuple(meta["classes"]),
         tuple(meta["shape"]),
         meta["dtype"],
         named["shift"].numpy(),
         named["scale"].numpy(),
+        kind,
+        words,
     )
+
+
+def _kind(dataset: Dataset) -> str:
+    if not dataset.words:
+        return ""
+    return "next word" if dataset.sequential else "labelled"
+
+
+def _vocabulary(folder: Path, seed: int) -> Path:
+    return folder / VOCABULARY / f"seed-{seed}.txt"
+
+
+def _words(path: Path) -> tuple[str, ...]:
+    try:
+        return tuple(path.read_text(encoding="utf-8").splitlines())
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(
+            f"{path}, the words that the run knows, cannot be read ({error}); write it with "
+            "`idiolect run EXPERIMENT.toml --resume`"
+        ) from error
 
 
 def matched(dataset: Dataset, scaling: Scaling) -> Dataset:
     """Give other data a run's classes, matched by name, and its decoding; misfits are told."""
+    if _kind(dataset) != scaling.text:
+        raise DataError(
+            f"{dataset.name} is {_kind(dataset) or 'no'} text and the run was on "
+            f"{scaling.text or 'no'} text; give data of the same kind"
+        )
     if dataset.x.shape[1:] != scaling.shape:
         raise DataError(
             f"examples of {dataset.name} have shape {dataset.x.shape[1:]} and the run's "
@@ -69,5 +120,9 @@ def matched(dataset: Dataset, scaling: Scaling) -> Dataset:
             f"examples of {dataset.name} are {dataset.x.dtype} and the run's {scaling.dtype}; give "
             "them in the same units and type"
         )
+    if scaling.words:
+        dataset = encoded_as(dataset, scaling.words)
+    if dataset.sequential:
+        return dataset
     known = with_classes(dataset, scaling.classes, "the run")
     return dataclasses.replace(known, shift=scaling.shift, scale=scaling.scale)

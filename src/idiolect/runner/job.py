@@ -167,6 +167,7 @@ def _digest(federation: Federation) -> str:
     """Fingerprint who holds which rows with which labels, and a sample of the examples."""
     digest = hashlib.sha256()
     dataset = federation.dataset
+    digest.update("\n".join(dataset.words).encode())
     for values in (dataset.shift, dataset.scale, dataset.x[:: -(-len(dataset) // _SAMPLED)]):
         digest.update(np.ascontiguousarray(values).tobytes())
     for part in (federation.train, federation.val, federation.test):

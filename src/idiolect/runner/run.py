@@ -15,7 +15,7 @@ from idiolect.runner.watch import Watch
 
 EXPERIMENT = "experiment.toml"
 _FILES = (EXPERIMENT, scaling.FILE, holdings.FILE, document.FILE, metrics.FILE)
-_FOLDERS = ("checkpoints", "globals", "models", "newcomers", "traces")
+_FOLDERS = ("checkpoints", "globals", "models", "newcomers", "traces", scaling.VOCABULARY)
 
 
 def run(

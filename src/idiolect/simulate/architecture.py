@@ -1,12 +1,16 @@
 """From a builder of modules to networks, one for each run, that are sure to fit the data."""
 
+import functools
+import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from idiolect import tree
+from idiolect.data.dataset import Dataset
 from idiolect.data.federation import Lessons
 from idiolect.errors import IdiolectError, MethodError, ModelError
 from idiolect.local import Network
@@ -14,6 +18,37 @@ from idiolect.method import Method, Setup
 from idiolect.models.check import check, mappable
 
 Build = Callable[[], nn.Module]
+
+
+@dataclass(frozen=True)
+class Worded:
+    """A builder of networks that read words; each run has a vocabulary of its own."""
+
+    factory: Callable[..., nn.Module]
+    words: tuple[str, ...]
+
+    def __call__(self) -> nn.Module:
+        """Build the network for these words."""
+        return self.factory(words=self.words)
+
+
+def bound(
+    factory: Callable[..., nn.Module],
+    shape: tuple[int, ...],
+    classes: int,
+    words: tuple[str, ...],
+    options: Mapping[str, Any],
+) -> Build:
+    """Bind a factory of networks to the shape, the classes and, where it asks, words of data."""
+    build = functools.partial(factory, shape, classes, **options)
+    if "words" not in inspect.signature(factory).parameters:
+        return build
+    if not words:
+        raise ModelError(
+            f"network {factory.__name__} reads words, and the data holds none; choose text, or "
+            "another network"
+        )
+    return Worded(build, words)
 
 
 class Architecture(NamedTuple):
@@ -41,10 +76,13 @@ def make(
     device: torch.device,
 ) -> Made:
     """Build an architecture under each run's seed, and try it on a few examples."""
-    models = [_models(name, architecture, seed) for seed in seeds]
+    models = [
+        _models(name, architecture, seed, held.dataset)
+        for seed, held in zip(seeds, lessons, strict=True)
+    ]
     networks = [_networks(own, device) for own in models]
     for network in networks[0].values():
-        _try(name, network, examples, len(lessons[0].dataset.classes))
+        _try(name, network, examples, lessons[0].dataset)
     _refuse_unequal_constants(name, networks)
     setups = [
         _setup(own, held, seed, device)
@@ -81,11 +119,16 @@ def blank(setup: Setup) -> Setup:
     )
 
 
-def _models(name: str, architecture: Architecture, seed: int) -> dict[str, nn.Module]:
+def _models(
+    name: str, architecture: Architecture, seed: int, dataset: Dataset
+) -> dict[str, nn.Module]:
     """Build the modules under a seed, leaving torch's own random state alone."""
     builders = {"main": architecture.main}
     if architecture.auxiliary is not None:
         builders["auxiliary"] = architecture.auxiliary
+    for role, build in builders.items():
+        if isinstance(build, Worded):
+            builders[role] = replace(build, words=dataset.words)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         try:
@@ -107,7 +150,7 @@ def _networks(models: Mapping[str, nn.Module], device: torch.device) -> dict[str
     return {"auxiliary": networks["main"], **networks}
 
 
-def _try(name: str, network: Network, examples: Tensor, classes: int) -> None:
+def _try(name: str, network: Network, examples: Tensor, dataset: Dataset) -> None:
     """Run a network on a few examples: what does not fit is told now, not amid a round."""
     shape = tuple(examples.shape[1:])
     try:
@@ -118,7 +161,8 @@ def _try(name: str, network: Network, examples: Tensor, classes: int) -> None:
             f"network {name!r} fails on examples of shape {shape}: {_words(error)}; change the "
             "network, or the data"
         ) from error
-    expected = (len(examples), classes)
+    classes = len(dataset.classes)
+    expected = (len(examples), *dataset.y.shape[1:], classes)
     if not isinstance(logits, Tensor) or tuple(logits.shape) != expected:
         got = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
         raise ModelError(

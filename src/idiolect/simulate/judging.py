@@ -3,6 +3,7 @@
 import torch
 
 from idiolect import losses
+from idiolect.data.text import UNK
 from idiolect.local import Batch, Local
 from idiolect.method import Method, Sent
 from idiolect.simulate.engine import ClientFunction
@@ -36,9 +37,9 @@ def marking(
                 for name, model in models.items()
             }
 
-        marks = exam.mean(score, "exam")
+        marks = _completed(exam.mean(score, "exam"))
         if beside:  # what a choice between methods may look at
-            for name, seen in local.mean(score, "val").items():
+            for name, seen in _completed(local.mean(score, "val")).items():
                 marks[name] |= {f"val_{metric}": value for metric, value in seen.items()}
         facts = {} if only_global else method.facts(deployed)
         return marks, facts, models["personal"] if keep else ()
@@ -47,7 +48,19 @@ def marking(
 
 
 def _scores(logits: torch.Tensor, batch: Batch) -> dict[str, torch.Tensor]:
-    return {
+    scores = {
         "accuracy": losses.accuracy(logits, batch.y, batch.weight),
         "loss": losses.cross_entropy(logits, batch.y, batch.weight),
+    }
+    if batch.y.dim() == 2:  # words: a network that says <unk> all the time should be found out
+        known = torch.where(batch.y == UNK, -1, batch.y)
+        scores["accuracy_unk_wrong"] = losses.accuracy(logits, known, batch.weight)
+    return scores
+
+
+def _completed(marks: dict[str, dict[str, torch.Tensor]]) -> dict[str, dict[str, torch.Tensor]]:
+    """Add what is no mean itself: the perplexity of next-word models, exp of the mean loss."""
+    return {
+        name: {**seen, "perplexity": seen["loss"].exp()} if "accuracy_unk_wrong" in seen else seen
+        for name, seen in marks.items()
     }

@@ -8,11 +8,13 @@ from idiolect.data.dataset import Dataset
 from idiolect.data.own.images import image_files, read_images
 from idiolect.data.own.perclient import read_leaf, read_pfllib
 from idiolect.data.own.tables import read_npz, read_table
+from idiolect.data.own.texts import Reading, read_users, user_files
 from idiolect.errors import DataError
 
 _EXPECTED = (
     "a .parquet, .csv, .npz or LEAF .json file, a folder of images (class/*.png or "
-    "client/class/*.png), or a PFLlib or LEAF folder with train/ and test/"
+    "client/class/*.png), a PFLlib or LEAF folder with train/ and test/, or, for the next word, a "
+    "folder with a .jsonl, .csv or .txt file for each user"
 )
 
 
@@ -24,31 +26,42 @@ def read(
     split: str = "split",
     size: tuple[int, int] | None = None,
     allow_pickle: bool = False,
+    text: str = "text",
+    length: int = 0,
+    vocabulary: int = 50_000,
+    next_word: bool = False,
 ) -> Dataset:
     """Read own data; the layout is recognised by the path.
 
     `label`, `client` and `split` name columns (the last two need not exist); `size` is the (width,
-    height) that a folder's images are brought to; `allow_pickle` is for PFLlib's files only.
+    height) that a folder's images are brought to; `allow_pickle` is for PFLlib's files only. A
+    column (or field) of words named `text` makes it text, cut to `length` words, of which a network
+    knows the `vocabulary` most frequent; with `next_word` there are no labels but the words.
     """
+    reading = Reading(text, length, vocabulary, next_word)
     where = Path(path).expanduser()
     if not where.exists():
         raise DataError(f"{where} does not exist; expected {_EXPECTED}")
     if where.is_dir():
-        return _read_folder(where, size, allow_pickle)
+        return _read_folder(where, size, allow_pickle, reading)
     if where.suffix in (".parquet", ".csv"):
-        return read_table(where, label, client, split)
+        return read_table(where, label, client, split, reading)
     if where.suffix == ".npz":
         return read_npz(where, label, client, split)
     if where.suffix == ".json":
-        return read_leaf(where)
+        return read_leaf(where, reading)
     raise DataError(f"{where} is a '{where.suffix}' file; expected {_EXPECTED}")
 
 
-def _read_folder(folder: Path, size: tuple[int, int] | None, allow_pickle: bool) -> Dataset:
+def _read_folder(
+    folder: Path, size: tuple[int, int] | None, allow_pickle: bool, reading: Reading
+) -> Dataset:
     if any((folder / "train").glob("*.npz")):
         return read_pfllib(folder, allow_pickle)
     if any((folder / "train").glob("*.json")) or any(folder.glob("*.json")):
-        return read_leaf(folder)
+        return read_leaf(folder, reading)
+    if reading.next_word and user_files(folder):
+        return read_users(folder, reading)
     if image_files(folder):
         return read_images(folder, size)
     raise DataError(f"{folder} holds nothing that can be read; expected {_EXPECTED}")

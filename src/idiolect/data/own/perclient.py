@@ -11,6 +11,8 @@ import numpy as np
 from idiolect.data.arrays import AnyArray
 from idiolect.data.dataset import Dataset
 from idiolect.data.own.codes import assembled, examples
+from idiolect.data.own.texts import Reading, labelled, leaf_texts, written
+from idiolect.data.text.corpus import Stream
 from idiolect.errors import DataError
 
 # (client, origin, x, y) of one client in one file
@@ -45,39 +47,62 @@ def read_pfllib(folder: Path, allow_pickle: bool) -> Dataset:
     return _joined(folder, pieces, "PFLlib folder")
 
 
-def read_leaf(path: Path) -> Dataset:
-    """Read LEAF's JSON: users and user_data, in one file or in folders train and test."""
-    pieces: list[_Piece] = []
+def read_leaf(path: Path, reading: Reading) -> Dataset:
+    """Read LEAF's JSON: users and user_data, in one file or in folders train and test.
+
+    Where x is text it is learnt with its y, or, for the next word, without it.
+    """
     if path.is_file():
-        pieces += _leaf_file(path, 0)
+        files = [(path, 0)]
     elif (path / "train").is_dir():
-        for origin, part in enumerate(("train", "test")):
-            for file in sorted((path / part).glob("*.json")):
-                pieces += _leaf_file(file, origin)
+        parts = enumerate(("train", "test"))
+        files = [(f, n) for n, part in parts for f in sorted((path / part).glob("*.json"))]
     else:
-        for file in sorted(path.glob("*.json")):
-            pieces += _leaf_file(file, 0)
+        files = [(file, 0) for file in sorted(path.glob("*.json"))]
+    users = [(*user, origin) for file, origin in files for user in _leaf_users(file)]
+    texts = [(user, leaf_texts(held["x"]), held, origin) for user, held, origin in users]
+    texts = [entry for entry in texts if len(entry[2]["x"])]
+    if reading.next_word:
+        wrong = next((user for user, found, _, _ in texts if found is None), None)
+        if wrong is not None:
+            raise DataError(f"{path}: user '{wrong}' holds no text, which next_word needs")
+        streams = [Stream(user, found or (), origin) for user, found, _, origin in texts]
+        return written(path, streams, reading)
+    if texts and all(found is not None for _, found, _, _ in texts):
+        sizes = [len(found or ()) for _, found, _, _ in texts]
+        origins = np.repeat([origin for *_, origin in texts], sizes)
+        return labelled(
+            path,
+            [text for _, found, _, _ in texts for text in found or ()],
+            np.concatenate([np.asarray(held["y"]) for _, _, held, _ in texts]),
+            np.repeat([user for user, *_ in texts], sizes),
+            origins.astype(np.int64) if origins.any() else None,
+            reading,
+            "LEAF data",
+        )
+    pieces = [
+        (user, origin, np.asarray(held["x"]), np.asarray(held["y"]))
+        for user, _, held, origin in texts
+    ]
     return _joined(path, pieces, "LEAF data")
 
 
-def _leaf_file(file: Path, origin: int) -> list[_Piece]:
+def _leaf_users(file: Path) -> list[tuple[str, dict[str, Any]]]:
     try:
         held: dict[str, Any] = json.loads(file.read_text())
         users = [(str(user), held["user_data"][user]) for user in held["users"]]
-        pieces = [(user, origin, np.asarray(d["x"]), np.asarray(d["y"])) for user, d in users]
+        sizes = [(user, len(data["x"]), len(data["y"])) for user, data in users]
     except (ValueError, KeyError, TypeError) as error:
         raise DataError(
             f"{file} is not LEAF's JSON ({error!r}); expected users, and user_data with x and y "
             "for each user"
         ) from error
-    for user, _, x, y in pieces:
-        if len(x) != len(y):
+    for user, held_x, held_y in sizes:
+        if held_x != held_y:
             raise DataError(
-                f"{file}: user '{user}' has {len(x)} x and {len(y)} y; expected as many"
+                f"{file}: user '{user}' has {held_x} x and {held_y} y; expected as many"
             )
-        if x.dtype.kind in "US":
-            raise DataError(f"{file}: user '{user}' holds text; text arrives with the text models")
-    return pieces
+    return users
 
 
 def _joined(path: Path, pieces: list[_Piece], form: str) -> Dataset:

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from idiolect.data.arrays import AnyArray
+from idiolect.data.arrays import AnyArray, Rows
 from idiolect.data.dataset import Dataset
 from idiolect.data.own.codes import assembled, examples, origin_codes
+from idiolect.data.own.texts import Reading, labelled, written
 from idiolect.data.parquet import decode_images, image_column, image_shape, open_parquet
+from idiolect.data.text.corpus import Stream
 from idiolect.errors import DataError
 
 
-def read_table(path: Path, label: str, client: str, split: str) -> Dataset:
-    """Read rows of numbers, or of encoded images, with a label and perhaps a client and a split."""
+def read_table(path: Path, label: str, client: str, split: str, reading: Reading) -> Dataset:
+    """Read rows of numbers, of text or of encoded images, with a label, perhaps client and split.
+
+    For the next word there is no label, and rows stand in the order they were written in.
+    """
     table = open_parquet(path).read() if path.suffix == ".parquet" else _csv(path)
     if not table.num_rows:
         raise DataError(f"{path} has no rows; expected at least one example")
@@ -23,7 +29,8 @@ def read_table(path: Path, label: str, client: str, split: str) -> Dataset:
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise DataError(f"{path} has two columns '{twice}'; rename or remove one")
-    if label not in names:
+    texts = _texts(path, table, reading)
+    if label not in names and not reading.next_word:
         raise DataError(
             f"{path} has no column '{label}'; it has {', '.join(names)}: name the label column "
             "with the option label (data.options.label, --label)"
@@ -33,6 +40,13 @@ def read_table(path: Path, label: str, client: str, split: str) -> Dataset:
             raise DataError(
                 f"{path} has no column '{column}' for {option}; it has {', '.join(names)}"
             )
+    clients = _values(path, table, client) if client in names else None
+    origin = origin_codes(_values(path, table, split), str(path)) if split in names else None
+    if texts is not None and reading.next_word:
+        return written(path, _streams(texts, clients, origin), reading)
+    if texts is not None:
+        labels = _values(path, table, label)
+        return labelled(path, texts, labels, clients, origin, reading, "table")
     special = {label, client, split}
     picture = image_column(table.schema) if path.suffix == ".parquet" else None
     columns = [name for name in names if name not in special] if picture is None else []
@@ -41,15 +55,37 @@ def read_table(path: Path, label: str, client: str, split: str) -> Dataset:
     else:
         x = np.empty((table.num_rows, *image_shape(path, picture)), np.uint8)
         decode_images([path], picture, x)
-    return assembled(
-        path,
-        x,
-        _values(path, table, label),
-        _values(path, table, client) if client in names else None,
-        origin_codes(_values(path, table, split), str(path)) if split in names else None,
-        "table",
-        tuple(columns),
+    return assembled(path, x, _values(path, table, label), clients, origin, "table", tuple(columns))
+
+
+def _texts(path: Path, table: Any, reading: Reading) -> list[str] | None:
+    """Return the text column, if there is one of words."""
+    from pyarrow import types
+
+    names = table.column_names
+    found = reading.text in names and (
+        types.is_string(table[reading.text].type) or types.is_large_string(table[reading.text].type)
     )
+    if found:
+        return [str(value) for value in _values(path, table, reading.text)]
+    if reading.next_word or reading.text != "text":
+        raise DataError(
+            f"{path} has no column '{reading.text}' of text; it has {', '.join(names)}: name it "
+            "with the option text (data.options.text)"
+        )
+    return None
+
+
+def _streams(
+    texts: Sequence[str], clients: AnyArray | None, origin: Rows | None
+) -> Iterator[Stream]:
+    """Give each client's texts in their order, those of a test file apart."""
+    held: dict[tuple[str, int], list[str]] = {}
+    for row, text in enumerate(texts):
+        user = "all" if clients is None else str(clients[row])
+        held.setdefault((user, 0 if origin is None else int(origin[row])), []).append(text)
+    for (user, part), own in sorted(held.items(), key=lambda entry: (entry[0][1], entry[0][0])):
+        yield Stream(user, own, part)
 
 
 def _csv(path: Path) -> Any:
@@ -87,7 +123,8 @@ def _numbers(path: Path, table: Any, names: list[str]) -> AnyArray:
         numeric = types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)
         if not numeric:
             raise DataError(
-                f"{path}: column '{name}' is {kind}, not numeric; encode it as numbers or remove it"
+                f"{path}: column '{name}' is {kind}, not numeric; encode it as numbers, remove it, "
+                "or, if it is the text to learn from, name it with the option text"
             )
         column = table[name].to_numpy().astype(np.float32)
         missing = np.flatnonzero(~np.isfinite(column))

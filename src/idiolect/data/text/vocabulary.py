@@ -1,0 +1,56 @@
+"""The words a network knows: the most frequent ones of the training rows, and of no others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from idiolect.data.arrays import AnyArray, Rows
+from idiolect.data.dataset import Dataset
+from idiolect.data.text.words import SPECIAL, UNK
+from idiolect.errors import DataError
+
+_BLOCK = 65536  # rows counted at a time
+
+
+def encoded(dataset: Dataset, train: Sequence[Rows]) -> Dataset:
+    """Code a corpus by the most frequent words of the training rows; all others become <unk>.
+
+    Ties are in the order of the alphabet. The vocabulary has dataset.vocabulary entries, or one for
+    each word of the corpus where these are fewer: so it is of one size under every seed. Entries
+    that the training rows do not fill stay unused.
+    """
+    counts = np.zeros(len(dataset.words), np.int64)
+    rows = np.concatenate(train) if len(train) else np.empty(0, np.int64)
+    for start in range(0, len(rows), _BLOCK):
+        held = _tokens(dataset, rows[start : start + _BLOCK])
+        counts += np.bincount(held, minlength=len(counts))
+    counts[: len(SPECIAL)] = 0
+    size = min(dataset.vocabulary, len(dataset.words))
+    seen = sorted((-int(counts[code]), dataset.words[code]) for code in np.flatnonzero(counts))
+    chosen = [word for _, word in seen[: size - len(SPECIAL)]]
+    spare = size - len(SPECIAL) - len(chosen)
+    return encoded_as(dataset, (*SPECIAL, *chosen, *(f"<unused {n}>" for n in range(spare))))
+
+
+def encoded_as(dataset: Dataset, words: tuple[str, ...]) -> Dataset:
+    """Code text by a given vocabulary, that of a run say."""
+    if words[: len(SPECIAL)] != SPECIAL:
+        raise DataError(f"a vocabulary begins with {', '.join(SPECIAL)}; got {words[:4]}")
+    place = {word: code for code, word in enumerate(words)}
+    table = np.array([place.get(word, UNK) for word in dataset.words], np.int32)
+    coded = replace(dataset, x=table[dataset.x], words=words, vocabulary=0)
+    if not dataset.sequential:
+        return coded
+    y = np.where(dataset.y < 0, np.int32(-1), table[dataset.y])
+    return replace(coded, y=y, classes=words)
+
+
+def _tokens(dataset: Dataset, rows: Rows) -> AnyArray:
+    """All words of some rows, each once: of a sequence y holds the same words but the first."""
+    if not dataset.sequential:
+        return np.asarray(dataset.x[rows]).reshape(-1)
+    y = dataset.y[rows]
+    return np.concatenate([np.asarray(dataset.x[rows, 0]), y[y >= 0]])

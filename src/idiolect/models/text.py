@@ -1,0 +1,96 @@
+"""Kim's convolutional network for sentences, and the vectors that words begin with."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from idiolect.errors import DataError
+
+_PAD = 0  # the token that fills texts up
+
+
+class KimCNN(nn.Module):
+    """CNN for sentence classification (Kim 2014): windows of 3, 4 and 5 words, 100 filters each.
+
+    Every word begins a window, the last ones' reaching over the end into zeros, and the largest
+    answer over the words of a text is kept: so it does not matter how far a text is filled up.
+    """
+
+    def __init__(
+        self,
+        shape: tuple[int, ...],
+        classes: int,
+        words: Sequence[str],
+        embedding: int = 300,
+        filters: int = 100,
+        windows: tuple[int, ...] = (3, 4, 5),
+        dropout: float = 0.5,
+        vectors: str | None = None,
+    ) -> None:
+        """`vectors` is a file of word vectors in GloVe's form; other words begin at random."""
+        super().__init__()
+        self.embedding = nn.Embedding(len(words), embedding)
+        nn.init.uniform_(self.embedding.weight, -0.25, 0.25)
+        self.convolutions = nn.ModuleList(nn.Conv1d(embedding, filters, w) for w in windows)
+        self.dropout = nn.Dropout(dropout)
+        self.fc = nn.Linear(filters * len(windows), classes)
+        if vectors is not None:
+            fill_vectors(self.embedding.weight, words, vectors)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return logits [example, class] of tokens [example, place]."""
+        real = (x != _PAD).unsqueeze(-1)
+        words = self.embedding(x) * real
+        found = [_strongest(layer, words, real) for layer in self.convolutions]
+        logits: Tensor = self.fc(self.dropout(torch.cat(found, -1)))
+        return logits
+
+
+def _strongest(layer: nn.Module, words: Tensor, real: Tensor) -> Tensor:
+    """Return each filter's largest answer over the windows that begin with a word."""
+    assert isinstance(layer, nn.Conv1d) and layer.bias is not None
+    weight, answers = layer.weight, layer.bias
+    filters, features, window = weight.shape
+    # One product for all offsets, then shifted sums: under vmap a product of matrices is a batched
+    # one, where a convolution would become a grouped one, many times slower.
+    spread = weight.permute(2, 0, 1).reshape(window * filters, features)
+    parts = F.pad(F.linear(words, spread), (0, 0, 0, window - 1))
+    for offset in range(window):
+        part = parts[:, offset : offset + words.shape[1]]
+        answers = answers + part[..., offset * filters : (offset + 1) * filters]
+    strongest: Tensor = answers.masked_fill(~real, -torch.inf).max(1).values
+    return strongest.relu()  # an empty text answers nothing: 0
+
+
+def fill_vectors(weight: Tensor, words: Sequence[str], path: str | os.PathLike[str]) -> int:
+    """Copy the vectors of known words from a file of lines `word number number ...`.
+
+    Returns how many words the file had; the others stay as they are.
+    """
+    file = Path(path).expanduser()
+    place = {word: row for row, word in enumerate(words)}
+    width, found = weight.shape[1], 0
+    try:
+        with file.open(encoding="utf-8") as lines, torch.no_grad():
+            for number, line in enumerate(lines, 1):
+                word, *values = line.rstrip("\n").split(" ")
+                if number == 1 and len(values) == 1:
+                    continue  # word2vec's text form begins with a count and a width
+                if len(values) != width:
+                    raise DataError(
+                        f"{file}:{number} has {len(values)} numbers after the word, and the "
+                        f"network's embedding is {width}; set model.embedding to the file's width"
+                    )
+                if word in place:
+                    weight[place[word]] = torch.tensor([float(value) for value in values])
+                    found += 1
+    except (OSError, ValueError) as error:
+        raise DataError(
+            f"the word vectors {file} cannot be read ({error}); expected lines of a word and its "
+            "numbers, apart by spaces, in UTF-8"
+        ) from error
+    return found
