@@ -28,6 +28,10 @@ from idiolect.simulate.backend import Backend
 
 Model = str | nn.Module | Callable[..., nn.Module]
 
+Models = Model | Sequence[Model] | Mapping[int | str, Model]
+"""One for all, several that are dealt to the clients in turn, or each client's own by number or
+name. Clients that are given the very same one are trained together."""
+
 
 def federation(
     source: str | Path = "embedded",
@@ -98,7 +102,7 @@ class Result:
 def fit(
     method: str | Method,
     federation: Federation,
-    model: Model = "dnn",
+    model: Models = "dnn",
     *,
     rounds: int = 50,
     seed: int = 0,
@@ -118,7 +122,7 @@ def fit(
             f"1..{federation.clients}"
         )
     second = None if auxiliary is None else _build(auxiliary, federation)
-    architecture = Architecture(_build(model, federation), second)
+    architectures = _assigned(model, second, federation)
     name = method if isinstance(method, str) else type(method).__name__
     job = Job(
         label=chosen.title or name,
@@ -126,14 +130,15 @@ def fit(
         method=chosen,
         seeds=(seed,),
         federations=(federation,),
-        architectures={"model": architecture},
+        architectures=architectures,
         rounds=rounds,
         cohort=cohort,
         backend=Backend(backend, device, cache=cache_root(None) / "widths.json"),
         evaluate=Evaluate(every=every),
     )
     trained = train(job, watch=watch)
-    return Result(trained.outcome, trained.deployed[0], [architecture.main])
+    builds = [architecture.main for architecture in architectures.values()]
+    return Result(trained.outcome, trained.deployed[0], builds)
 
 
 def _method(method: str | Method, settings: Mapping[str, Any]) -> Method:
@@ -151,6 +156,62 @@ def _method(method: str | Method, settings: Mapping[str, Any]) -> Method:
         if name not in known:
             raise ConfigError(f"{method} has no setting {name!r}; it has {', '.join(known)}")
     return METHODS[method](**settings)
+
+
+def _assigned(
+    model: Models, second: Build | None, federation: Federation
+) -> dict[str, Architecture]:
+    """Group the clients by the network they are given."""
+    if isinstance(model, Mapping):
+        each = _by_client(model, federation)
+    elif isinstance(model, Sequence) and not isinstance(model, str):
+        if not 1 <= len(model) <= federation.clients:
+            raise ConfigError(
+                f"{len(model)} networks were given for {federation.clients} clients; give one for "
+                "each, or fewer to be dealt in turn"
+            )
+        each = [model[n % len(model)] for n in range(federation.clients)]
+    else:
+        return {_called(model): Architecture(_build(model, federation), second)}
+    groups: dict[int | str, list[int]] = {}
+    for client, own in enumerate(each):
+        groups.setdefault(own if isinstance(own, str) else id(own), []).append(client)
+    found: dict[str, Architecture] = {}
+    for clients in groups.values():
+        own, name = each[clients[0]], _called(each[clients[0]])
+        label = f"{name} {len(found)}" if name in found else name
+        found[label] = Architecture(_build(own, federation), second, tuple(clients))
+    return found
+
+
+def _by_client(model: Mapping[int | str, Model], federation: Federation) -> list[Model]:
+    names = list(federation.names)
+    each: dict[int, Model] = {}
+    for key, own in model.items():
+        place = names.index(key) if key in names else key
+        if not isinstance(place, int) or not 0 <= place < len(names) or place in each:
+            raise ConfigError(
+                f"networks are given to client {key!r}, who does not exist or has one already; "
+                f"expected 0..{len(names) - 1} or names such as {names[0]!r}, each once"
+            )
+        each[place] = own
+    if missing := sorted(set(range(len(names))) - each.keys()):
+        raise ConfigError(
+            f"{names[missing[0]]} has no network ({len(missing)} of {len(names)} clients); give "
+            "every client one"
+        )
+    return [each[n] for n in range(len(names))]
+
+
+def _called(model: Model) -> str:
+    """Name a network for messages and results."""
+    if isinstance(model, str):
+        return model
+    return type(model).__name__ if isinstance(model, nn.Module) else _name_of(model)
+
+
+def _name_of(factory: Callable[..., nn.Module]) -> str:
+    return str(getattr(factory, "__name__", type(factory).__name__))
 
 
 def _build(model: Model, federation: Federation) -> Build:

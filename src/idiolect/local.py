@@ -46,6 +46,7 @@ class Network:
         self.draws = any(_draws(layer) for layer in model.modules())  # dropout and the like
         # Two copies rather than one switched back and forth: `train()` is hidden state.
         self._modes = {mode: copy.deepcopy(model).train(mode) for mode in (False, True)}
+        self._layers = batchnorm.layers(self._modes[True])
 
     def to(self, device: torch.device) -> "Network":
         """Move constants (buffers) to a device, where the parameters will come from outside."""
@@ -67,7 +68,7 @@ class Network:
         """Return logits in training, and take down what batch normalisation saw of the batch."""
         with batchnorm.masked(weight) as ran:
             logits = self(params, x, training=True)
-        moving.note(params, batchnorm.layers(self._modes[True]), ran)
+        moving.note(params, self._layers, ran)
         return logits
 
     @property

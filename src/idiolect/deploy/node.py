@@ -26,8 +26,8 @@ from idiolect.errors import (
     IdiolectError,
     ModelError,
 )
-from idiolect.experiment.build import networks
 from idiolect.experiment.methods import made as made_method
+from idiolect.experiment.networks import networks
 from idiolect.method import Sent
 from idiolect.simulate.alone import Alone, Place
 from idiolect.simulate.backend import Backend

@@ -16,8 +16,9 @@ from idiolect.deploy.hub import Hub
 from idiolect.deploy.post import Ledger, Policy, Post
 from idiolect.deploy.roster import Roster
 from idiolect.deploy.transport import Transport
-from idiolect.experiment.build import cohort_size, networks
+from idiolect.experiment.build import cohort_size
 from idiolect.experiment.methods import made as made_method
+from idiolect.experiment.networks import networks
 from idiolect.experiment.schema import Experiment
 from idiolect.experiment.visiting import visiting
 from idiolect.method import Method
@@ -28,7 +29,7 @@ from idiolect.runner.job import Evaluate
 from idiolect.runner.run import EXPERIMENT
 from idiolect.runner.run import run as run_courses
 from idiolect.runner.watch import Watch
-from idiolect.simulate.architecture import Architecture
+from idiolect.simulate.architecture import Architecture, labels
 from idiolect.simulate.backend import Backend
 
 
@@ -89,6 +90,7 @@ class RemoteCourse:
                 tuple(self.roster.sizes(0, run)),
                 tuple(self.roster.sizes(2, run)),
                 self.roster.first.descriptions[run] or own,
+                labels(self.architectures, self.roster.clients),
             )
             for run, seed in enumerate(self.seeds)
         )

@@ -11,8 +11,9 @@ import numpy as np
 from idiolect.checkpoint import write_whole
 from idiolect.data import SOURCES, Dataset, Federation, federate
 from idiolect.errors import ConfigError, DataError
-from idiolect.experiment.build import architectures, loaded, machine
+from idiolect.experiment.build import loaded, machine
 from idiolect.experiment.methods import made
+from idiolect.experiment.networks import architectures, listed
 from idiolect.experiment.reading import read_toml
 from idiolect.experiment.resolve import completed
 from idiolect.experiment.schema import Experiment, MethodTable, Network
@@ -53,7 +54,7 @@ def adapt(
         own = {**_readable(str(data), fitting), **(options or {})}
         data = loaded(str(data), own, Path(data_dir) if data_dir else None)
     federation = _federation(scaling.matched(data, fitting), run.seed, split)
-    networks = architectures(_with_one_network(experiment, network), federation)
+    networks = architectures(_with_one_network(experiment, network), [federation])
     settled = made(table)
     found = adapted(settled, run, federation, networks, machine(experiment))
     target = Path(out) if out else folder / "newcomers" / folder_name(data.name)
@@ -101,20 +102,18 @@ def _federation(dataset: Dataset, seed: int, split: Sequence[float] | str) -> Fe
     return federate(dataset, "natural", seed, split, drop=True)
 
 
-def _with_one_network(experiment: Experiment, network: str | None) -> Experiment:
+def _with_one_network(experiment: Experiment, label: str | None) -> Experiment:
     """Bind newcomers to one network: which one, only the user can say where there were several."""
-    model = experiment.model
-    names = [model.name] if model.name is not None else list(model.each or {})
-    if network is None and len(names) > 1:
+    networks = listed(experiment.model)
+    if label is None and len(networks) > 1:
         raise ConfigError(
-            f"the run's clients had several networks; add --network {' | '.join(names)}"
+            f"the run's clients had several networks; add --network {' | '.join(networks)}"
         )
-    if network is not None and network not in names:
-        raise ConfigError(f"--network: unknown network {meant(network, names)}")
-    if model.name is not None:
-        return experiment
-    one = Network(name=network or names[0], auxiliary=model.auxiliary)
-    return experiment.model_copy(update={"model": one})
+    if label is not None and label not in networks:
+        raise ConfigError(f"--network: unknown network {meant(label, networks)}")
+    one = networks[label or next(iter(networks))]
+    model = Network(name=one.name, auxiliary=experiment.model.auxiliary, **one.options)
+    return experiment.model_copy(update={"model": model})
 
 
 def _laid_out(

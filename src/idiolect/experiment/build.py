@@ -21,11 +21,10 @@ from idiolect.data.cache import cache_root
 from idiolect.data.dataset import with_classes
 from idiolect.errors import ConfigError, DataError
 from idiolect.experiment.methods import made as made_method
-from idiolect.experiment.resolve import model_factory
+from idiolect.experiment.networks import architectures
 from idiolect.experiment.schema import Data, Experiment, Named, Public
 from idiolect.experiment.words import meant
 from idiolect.runner.job import Evaluate, Job
-from idiolect.simulate.architecture import Architecture, Build, bound
 from idiolect.simulate.backend import Backend
 
 _PUBLIC = 5  # keeps the draw of public examples apart from other uses of the same seed
@@ -75,7 +74,7 @@ def jobs(
             "no client has a test row, so nothing could be scored; give the third share of "
             "data.split more"
         )
-    bound = architectures(experiment, held[0])
+    bound = architectures(experiment, held)
     made = [
         Job(
             label=table.label or table.name,
@@ -131,46 +130,6 @@ def refuse_unknown_labels(experiment: Experiment, only: Sequence[str]) -> None:
     for label in only:
         if label not in labels:
             raise ConfigError(f"--method: unknown label {meant(label, labels)}")
-
-
-def architectures(experiment: Experiment, federation: Federation) -> dict[str, Architecture]:
-    """Bind the networks to a federation."""
-    dataset = federation.dataset
-    shape = tuple(dataset.x.shape[1:])
-    return networks(experiment, shape, len(dataset.classes), federation.clients, dataset.words)
-
-
-def networks(
-    experiment: Experiment,
-    shape: tuple[int, ...],
-    classes: int,
-    clients: int,
-    words: tuple[str, ...] = (),
-) -> dict[str, Architecture]:
-    """Bind the networks to the examples' shape (and words), and clients to networks in order."""
-    network = experiment.model
-
-    def built(name: str, options: dict[str, Any]) -> Build:
-        factory = model_factory(name, "model", Path.cwd())
-        return bound(factory, shape, classes, words, options)
-
-    auxiliary = None
-    if network.auxiliary is not None:
-        auxiliary = built(network.auxiliary.name, network.auxiliary.options)
-    if network.name is not None:
-        return {network.name: Architecture(built(network.name, network.options), auxiliary)}
-    counts = network.each or {}
-    if sum(counts.values()) != clients:
-        raise ConfigError(
-            f"model.each gives {sum(counts.values())} clients a network and there are "
-            f"{clients}; the counts must add up"
-        )
-    made, first = {}, 0
-    for name, count in counts.items():
-        own = tuple(range(first, first + count))
-        made[name] = Architecture(built(name, {}), auxiliary, own)
-        first += count
-    return made
 
 
 def loaded(

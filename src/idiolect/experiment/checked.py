@@ -41,6 +41,12 @@ def signature_model(function: Callable[..., Any], without: Sequence[str]) -> typ
     return create_model("Options", __config__=STRICT, **fields)
 
 
+def everything(values: BaseModel) -> dict[str, Any]:
+    """Return every option that has a value, defaults too."""
+    named = {name: getattr(values, name) for name in type(values).model_fields}
+    return {name: value for name, value in named.items() if value is not None}
+
+
 def as_tuples(value: Any) -> Any:
     """Turn lists into tuples, all the way down: what is frozen holds no list."""
     if isinstance(value, Mapping):

@@ -1,23 +1,20 @@
 """Complete an experiment: every option named, checked and written out with its default."""
 
-import importlib
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
-from torch import nn
 
 from idiolect.data import PARTITIONS, SOURCES, read
 from idiolect.errors import ConfigError, DataError, IdiolectError
-from idiolect.experiment.checked import checked, signature_model
+from idiolect.experiment.checked import checked, everything, signature_model
 from idiolect.experiment.methods import aggregate, form, made, values
+from idiolect.experiment.networks import completed_network
 from idiolect.experiment.reading import Raw, parse_toml, read_toml, with_overrides
-from idiolect.experiment.schema import Experiment, MethodTable, Named, Network
+from idiolect.experiment.schema import Experiment, MethodTable, Named
 from idiolect.experiment.words import meant
 from idiolect.methods import METHODS
-from idiolect.models import MODELS
 from idiolect.results.models import folder_name
 
 # Keys of a method's table that are no settings.
@@ -56,7 +53,7 @@ def completed(raw: Raw, where: str, base: Path) -> Experiment:
                     "public": public,
                 }
             ),
-            "model": _network(given.model, where, base),
+            "model": completed_network(given.model, where, base),
             "training": {},
             "aggregate": None,
             "methods": _methods(given, where),
@@ -153,7 +150,7 @@ def _partition(partition: Named, where: str) -> Named:
         PARTITIONS[partition.name], ("labels", "codes", "seed", "rows", "min_size")
     )
     options = checked(form, partition.options, where, ["data", "partition"])
-    return Named(name=partition.name, **_all(options))
+    return Named(name=partition.name, **everything(options))
 
 
 def _source(
@@ -168,7 +165,7 @@ def _source(
                 raise ConfigError(f"{where}: {key}.options: {source!r} has no options")
             return source, {}
         form = signature_model(taker, ("files", "name", "provenance"))
-        return source, _all(checked(form, options, where, path))
+        return source, everything(checked(form, options, where, path))
     file = (base / Path(source).expanduser()).resolve()
     if not file.exists():
         looks_like_path = any(mark in source for mark in "/\\.~")
@@ -178,63 +175,6 @@ def _source(
     return str(file), _given(checked(signature_model(read, ("path",)), options, where, path))
 
 
-def _network(network: Network, where: str, base: Path) -> Network:
-    auxiliary = network.auxiliary
-    if auxiliary is not None:
-        own = _model_options(auxiliary.name, auxiliary.options, where, base, ["model", "auxiliary"])
-        auxiliary = Named(name=auxiliary.name, **own)
-    if network.name is not None:
-        own = _model_options(network.name, network.options, where, base, ["model"])
-        return Network(name=network.name, auxiliary=auxiliary, **own)
-    each = network.each or {}
-    if network.options:
-        wrong = next(iter(network.options))
-        raise ConfigError(f"{where}: unknown key model.{wrong}: `each` takes networks as they are")
-    for name in each:
-        _model_options(name, {}, where, base, ["model", "each"])
-    return Network(each=each, auxiliary=auxiliary)
-
-
-def _model_options(
-    name: str, options: Mapping[str, Any], where: str, base: Path, path: list[str | int]
-) -> dict[str, Any]:
-    factory = model_factory(name, where, base)
-    form = signature_model(factory, ("shape", "classes", "words"))
-    for key in options:
-        if key not in form.model_fields:
-            names = [*form.model_fields, "name", "each", "auxiliary"]
-            place = ".".join(map(str, path))
-            raise ConfigError(f"{where}: unknown key {place}.{key}: {meant(key, names)}")
-    return _all(checked(form, options, where, path))
-
-
-def model_factory(name: str, where: str, base: Path) -> Callable[..., nn.Module]:
-    """Find a network by name, or a user's own by `package.module:factory`."""
-    if name in MODELS:
-        return MODELS[name]
-    module, colon, attribute = name.partition(":")
-    if not colon:
-        raise ConfigError(
-            f"{where}: model: unknown model {meant(name, MODELS)} (your own: 'module:factory')"
-        )
-    # A user's module stands beside the experiment file, or where the command was given.
-    before = list(sys.path)
-    sys.path[:0] = [str(base), str(Path.cwd())]
-    try:
-        factory: Callable[..., nn.Module] = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"{where}: model {name!r} cannot be imported: {error}") from error
-    finally:
-        sys.path[:] = before
-    return factory
-
-
 def _given(values: BaseModel) -> dict[str, Any]:
     """Return what was set, without defaults."""
     return {name: getattr(values, name) for name in values.model_fields_set}
-
-
-def _all(values: BaseModel) -> dict[str, Any]:
-    """Return every option that has a value."""
-    everything = {name: getattr(values, name) for name in type(values).model_fields}
-    return {name: value for name, value in everything.items() if value is not None}

@@ -68,13 +68,21 @@ class Data(BaseModel):
         return {"name": value} if isinstance(value, str) else value
 
 
+class Labelled(Named):
+    """A network among several; a label tells apart two of one name."""
+
+    label: str | None = None
+
+
 class Network(BaseModel):
-    """Which network the clients run; `each` gives different ones to different clients."""
+    """Which network the clients run: one for all, counted out, dealt in turn, or assigned."""
 
     model_config = _OPEN
 
     name: str | None = None
-    each: dict[str, Count] | None = None
+    each: dict[str, Count] | None = None  # so many clients, one after the other
+    architectures: Annotated[tuple[Labelled, ...], Field(min_length=1)] | None = None  # in turn
+    assign: dict[str, Labelled] | None = None  # by a client's name or number, over all of these
     auxiliary: Named | None = None
 
     @property
@@ -83,9 +91,10 @@ class Network(BaseModel):
         return dict(self.model_extra or {})
 
     @model_validator(mode="after")
-    def _one_of_two(self) -> "Network":
-        if (self.name is None) == (self.each is None):
-            raise ValueError("give either name or each, such as name = 'dnn'")
+    def _one_of_three(self) -> "Network":
+        ways = (self.name, self.each, self.architectures)
+        if sum(way is not None for way in ways) != 1:
+            raise ValueError("give one of name, each and architectures, such as name = 'dnn'")
         return self
 
 

@@ -136,6 +136,7 @@ def _client(outcome: Outcome, place: int, client: int) -> Document:
         models[model][metric] = values[place, client]
     return {
         "client": members.names[client],
+        **({"network": members.networks[client]} if members.networks else {}),
         "train": members.train[client],
         "test": members.test[client],
         **models,

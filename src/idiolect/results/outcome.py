@@ -19,6 +19,7 @@ class Members:
     train: tuple[int, ...]  # [client] examples
     test: tuple[int, ...]
     description: str = ""  # of the federation
+    networks: tuple[str, ...] = ()  # [client] what each runs; empty where all run the same
 
 
 @dataclass(frozen=True, eq=False)

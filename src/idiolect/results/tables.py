@@ -18,6 +18,7 @@ def table(result: str | Path | Document) -> list[Row]:
             "method": label,
             "seed": seed["seed"],
             "client": client["client"],
+            **({"network": client["network"]} if "network" in client else {}),
             "model": model,
             **client[model],
             "train": client["train"],

@@ -12,7 +12,7 @@ from idiolect.data.federation import Exam, Federation
 from idiolect.errors import ConfigError, DataError
 from idiolect.method import Method
 from idiolect.results.outcome import Members
-from idiolect.simulate.architecture import Architecture
+from idiolect.simulate.architecture import Architecture, labels
 from idiolect.simulate.backend import Backend
 from idiolect.simulate.rounds import Run, Simulation
 
@@ -126,6 +126,7 @@ class Job:
                 tuple(len(rows) for rows in federation.train),
                 tuple(len(rows) for rows in federation.test),
                 federation.description,
+                labels(self.architectures, federation.clients),
             )
             for seed, federation in zip(self.seeds, self.federations, strict=True)
         )

@@ -59,6 +59,14 @@ class Architecture(NamedTuple):
     clients: tuple[int, ...] | None = None  # None: everyone
 
 
+def labels(architectures: Mapping[str, Architecture], clients: int) -> tuple[str, ...]:
+    """Name each client's network; nothing where all run the same."""
+    if len(architectures) == 1:
+        return ()
+    named = {n: label for label, own in architectures.items() for n in own.clients or ()}
+    return tuple(named.get(n, "") for n in range(clients))
+
+
 class Made(NamedTuple):
     """An architecture's networks; all runs share the first one's modules, not its parameters."""
 

@@ -164,16 +164,17 @@ class Crew:
         if self._span is not None:
             return min(self._span, self._fits.get(kind, self._span))
         most = len(shift.seats)
-        if kind not in self.widths:
+        if self._device.type == "cuda":
+            # Cohorts may hold few of an architecture at first and more of it later.
+            wide = max(most, self.widths.get(kind, 1))
+            self.widths[kind] = min(wide, self._fits.get(kind, wide))
+        elif kind not in self.widths:
             if most == 1:  # says nothing about wider cohorts
                 return 1
-            if self._device.type == "cuda":
-                self.widths[kind] = most
-            else:
-                about = f"{torch.get_num_threads()} {torch.__version__} {platform.machine()}"
-                key = f"{kind} {most} {shift.form()} {about}"
-                trial = partial(self._trial, fn, shift, {})
-                self.widths[kind] = width.choose(trial, most, key, self._cache)
+            about = f"{torch.get_num_threads()} {torch.__version__} {platform.machine()}"
+            key = f"{kind} {most} {shift.form()} {about}"
+            trial = partial(self._trial, fn, shift, {})
+            self.widths[kind] = width.choose(trial, most, key, self._cache)
         return self.widths[kind]
 
     def _trial(
