@@ -207,6 +207,16 @@ def put(tree: Tree, rows: Tensor, values: Tree) -> Tree:
     return map(lambda leaf, new: leaf.index_copy(0, rows, new), tree, values)
 
 
+def mixed(weights: Tensor, tree: Tree) -> Tree:
+    """Mix the rows of a stack: weights [result, row] give a stack of as many rows as results."""
+    return map(lambda leaf: torch.tensordot(weights.to(leaf.dtype), leaf, dims=1), tree)
+
+
+def flat(tree: Tree) -> Tensor:
+    """Lay every row of a stack out as one long vector: [row, number]."""
+    return torch.cat([leaf.reshape(len(leaf), -1) for leaf in leaves(tree)], 1)
+
+
 def mean(tree: Tree, weight: Tensor) -> Tree:
     """Average the rows of a stack of real numbers with the given weights [row]."""
     share = weight / weight.sum()

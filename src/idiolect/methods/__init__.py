@@ -4,19 +4,25 @@ from idiolect.method import Method
 from idiolect.methods.apfl import APFL
 from idiolect.methods.centralised import Centralised
 from idiolect.methods.ditto import Ditto
+from idiolect.methods.fedamp import FedAMP, HeurFedAMP
 from idiolect.methods.fedavg import FedAvg
 from idiolect.methods.fedbn import FedBN
+from idiolect.methods.fedfomo import FedFomo
+from idiolect.methods.fedmd import FedMD
 from idiolect.methods.fedper import FedPer
 from idiolect.methods.fedprox import FedProx
 from idiolect.methods.fedrep import FedRep
 from idiolect.methods.finetuned import FedAvgFT
 from idiolect.methods.fml import FML
 from idiolect.methods.ktpfl import KTpFL
+from idiolect.methods.ktpflweights import KTpFLWeights
 from idiolect.methods.local import LocalOnly
 from idiolect.methods.perfedavg import PerFedAvg
 from idiolect.methods.persfl import PersFL
+from idiolect.methods.pfedhn import PFedHN
 from idiolect.methods.pfedme import PFedMe
 from idiolect.methods.pfml import PFML
+from idiolect.methods.simpfl import SimPFL, TopKPFL
 
 METHODS: dict[str, type[Method]] = {
     "local": LocalOnly,
@@ -33,6 +39,14 @@ METHODS: dict[str, type[Method]] = {
     "pfml": PFML,
     "fml": FML,
     "ktpfl": KTpFL,
+    "fedmd": FedMD,
+    "sim-pfl": SimPFL,
+    "topk-pfl": TopKPFL,
+    "ktpfl-weights": KTpFLWeights,
+    "fedamp": FedAMP,
+    "heurfedamp": HeurFedAMP,
+    "fedfomo": FedFomo,
+    "pfedhn": PFedHN,
     "ditto": Ditto,
     "apfl": APFL,
 }
@@ -44,15 +58,23 @@ __all__ = [
     "PFML",
     "Centralised",
     "Ditto",
+    "FedAMP",
     "FedAvg",
     "FedAvgFT",
     "FedBN",
+    "FedFomo",
+    "FedMD",
     "FedPer",
     "FedProx",
     "FedRep",
+    "HeurFedAMP",
     "KTpFL",
+    "KTpFLWeights",
     "LocalOnly",
+    "PFedHN",
     "PFedMe",
     "PerFedAvg",
     "PersFL",
+    "SimPFL",
+    "TopKPFL",
 ]

@@ -23,6 +23,7 @@ from idiolect import losses, tree
 from idiolect.errors import ConfigError
 from idiolect.local import Batch, Local
 from idiolect.method import Method, Sent, Setup, setting
+from idiolect.methods.matrix import shares
 from idiolect.tree import Params, Tree
 
 
@@ -93,9 +94,7 @@ class Distilled(Method):
 
         def loss(params: Params, batch: Batch) -> Tensor:
             logits = local.logits(params, batch.x, batch.training, weight=batch.weight)
-            target = teacher[batch.place]
-            soft = losses.divergence_from(logits / self.temperature, target, batch.weight)
-            soft = self._factor(logits.shape[-1]) * soft
+            soft = self.towards(logits, teacher[batch.place], batch.weight)
             if self.labelled:
                 soft = soft + losses.cross_entropy(logits, batch.y, batch.weight)
             return soft
@@ -110,8 +109,13 @@ class Distilled(Method):
             sample=self.sample,
             ago=1,
         )
-        chosen: Params = tree.where(teacher.sum() > 0, taught, params)
+        chosen: Params = tree.where((teacher != 0).any(), taught, params)
         return chosen
+
+    def towards(self, logits: Tensor, target: Tensor, weight: Tensor) -> Tensor:
+        """Return how far logits are from what was taught."""
+        soft = losses.divergence_from(logits / self.temperature, target, weight)
+        return self._factor(logits.shape[-1]) * soft
 
     def predictions(self, params: Params, local: Local) -> Tensor:
         """Predict this round's public examples at the temperature."""
@@ -139,8 +143,7 @@ class Distilled(Method):
 
     def mix(self, affinity: Tensor) -> Tensor:
         """Turn affinities to a cohort [client, sender] into weights; a row of zeros: no teacher."""
-        total = affinity.sum(1, keepdim=True)
-        return torch.where(total > 0, affinity / total.clamp(min=1e-12), torch.zeros_like(affinity))
+        return shares(affinity)
 
     def deploy(self, sent: Sent, personal: Params, local: Local) -> Params:
         """Use the own network."""

@@ -1,0 +1,181 @@
+"""pFedHN: the server's hypernetwork writes every client's model.
+
+Shamsian et al., "Personalized Federated Learning using Hypernetworks", ICML 2021, Algorithm 1: the
+model θ_i = h(v_i; φ) is made of a learned embedding v_i. The client trains θ_i to θ_i' and reports
+Δ = θ_i − θ_i'; the server takes a step along (∂θ_i/∂φ)ᵀ Δ, and v_i along its own. The server
+computes that product when the reports are there, for all of a cohort at once: φ moves by the mean
+over the cohort.
+
+The last layers of h start with the network's initial parameters as their bias, so that the first
+models are sound ones. Running statistics of batch normalisation are averaged, not written.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from idiolect import tree
+from idiolect.local import Local
+from idiolect.method import Method, Sent, Setup, setting
+from idiolect.tree import Params, Tree
+
+
+class Hyper(NamedTuple):
+    """φ: hidden layers, and for each leaf of the clients' network a last layer."""
+
+    body: tuple[tuple[Tensor, Tensor], ...]  # weight [in, out], bias [out]
+    heads: Params  # [hidden, ...]
+    biases: Params  # [...]
+
+
+class Writer(NamedTuple):
+    """What the server keeps: hypernetwork and embeddings, their velocities, running statistics."""
+
+    network: Hyper
+    embeddings: Tensor  # [client, number]
+    velocity: Hyper
+    embedding_velocity: Tensor
+    statistics: Params
+
+
+class Change(NamedTuple):
+    """What a client uploads: how far training moved its model, θ − θ', and running statistics."""
+
+    change: Params
+    statistics: Params
+    size: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class PFedHN(Method):
+    """Clients train what a shared hypernetwork wrote for them; it learns from the difference."""
+
+    title: ClassVar[str] = "pFedHN"
+    paper: ClassVar[str] = "Shamsian et al. 2021, Algorithm 1"
+    presets: ClassVar[dict[str, dict[str, Any]]] = {
+        "code": {
+            "steps": 50,
+            "batch": 64,
+            "lr": 0.005,
+            "momentum": 0.9,
+            "weight_decay": 5e-5,
+            "clip": 50.0,
+        }
+    }
+
+    server_lr: float = setting(0.01, "learning rate of the hypernetwork and embeddings", above=0)
+    server_momentum: float = setting(0.9, "momentum of the same", least=0, most=1)
+    server_decay: float = setting(1e-3, "L2 weight decay of the same", least=0)
+    server_clip: float = setting(50.0, "largest norm of its gradient; 0: unlimited", least=0)
+    embedding: int = setting(0, "length of an embedding; 0: 1 + clients / 4", least=0)
+    hidden: int = setting(100, "width of the hypernetwork's hidden layers", least=1)
+    layers: int = setting(3, "number of its hidden layers", least=1)
+
+    def init_server(self, setup: Setup) -> Writer:
+        """Draw hypernetwork and embeddings from the run's seed."""
+        draw = torch.Generator().manual_seed(setup.seed)
+        like = setup.sizes
+        statistics, trained = tree.split(setup.params, setup.statistics.__contains__)
+        width = self.embedding or 1 + setup.clients // 4
+        first, body = width, []
+        for _ in range(self.layers):
+            bound = 1 / math.sqrt(width)
+            weight = _uniform((width, self.hidden), bound, draw).to(like)
+            body.append((weight, _uniform((self.hidden,), bound, draw).to(like)))
+            width = self.hidden
+        # A tenth of the spread of what they add to: clients differ, but all start near the bias.
+        heads = {
+            name: _uniform((width, *leaf.shape), 0.1 / math.sqrt(width), draw).to(like)
+            * leaf.square().mean().sqrt()
+            for name, leaf in trained.items()
+        }
+        network = Hyper(tuple(body), heads, trained)
+        # One by one, so that a client's does not depend on how many there are.
+        drawn = [torch.randn(first, generator=draw) for _ in range(setup.clients)]
+        embeddings = torch.stack(drawn).to(like)
+        return Writer(
+            network,
+            embeddings,
+            tree.zeros_like(network),
+            torch.zeros_like(embeddings),
+            statistics,
+        )
+
+    def send(self, state: Writer, cohort: Tensor) -> Sent:
+        """Write the cohort's models."""
+        return Sent(state.statistics, written(state.network, state.embeddings[cohort]))
+
+    def welcome(self, state: Writer, cohort: Tensor) -> Sent:
+        """Write newcomers the model of the mean embedding."""
+        middle = state.embeddings.mean(0, keepdim=True).repeat(len(cohort), 1)
+        return Sent(state.statistics, written(state.network, middle))
+
+    def client_step(self, sent: Sent, personal: Tree, local: Local) -> tuple[Change, Tree]:
+        """Train what was written; report how far it moved."""
+        trained = self.fit(local, {**sent.own, **sent.shared})
+        statistics, rest = tree.split(trained, sent.shared.__contains__)
+        return Change(tree.sub(sent.own, rest), statistics, local.size), personal
+
+    def server_step(self, state: Writer, cohort: Tensor, reports: Change) -> Writer:
+        """Step along the vector-Jacobian product of what the clients found."""
+        rows = state.embeddings[cohort]
+        product = torch.func.vjp(written, state.network, rows)[1]
+        slope, own = product(reports.change)
+        slope = self._clipped(tree.scale(1 / len(cohort), slope))
+        own = torch.stack([self._clipped(row) for row in own])
+        network, velocity = self._stepped(state.network, slope, state.velocity)
+        rows, speed = self._stepped(rows, own, state.embedding_velocity[cohort])
+        statistics = tree.mean(reports.statistics, reports.size) if state.statistics else {}
+        return Writer(
+            network,
+            state.embeddings.index_copy(0, cohort, rows),
+            velocity,
+            state.embedding_velocity.index_copy(0, cohort, speed),
+            statistics,
+        )
+
+    def deploy(self, sent: Sent, personal: Tree, local: Local) -> Params:
+        """Use what was written, as it is."""
+        return {**sent.own, **sent.shared}
+
+    def adapt(self, sent: Sent, personal: Tree, local: Local) -> Params:
+        """A newcomer trains for a round what was written for nobody in particular."""
+        return self.fit(local, {**sent.own, **sent.shared})
+
+    def models(self, sent: Sent, deployed: Params) -> dict[str, Tree]:
+        """There are only the clients' own models."""
+        return {"personal": deployed} if deployed else {}
+
+    def trace(self, state: Writer) -> dict[str, Tensor]:
+        """Record where clients stand: [client, number]."""
+        return {"embeddings": state.embeddings}
+
+    def _stepped(self, params: Tree, slope: Tree, velocity: Tree) -> tuple[Tree, Tree]:
+        slope = tree.axpy(self.server_decay, params, slope)
+        velocity = tree.axpy(self.server_momentum, velocity, slope)
+        return tree.axpy(-self.server_lr, velocity, params), velocity
+
+    def _clipped(self, slope: Tree) -> Tree:
+        if not self.server_clip:
+            return slope
+        return tree.scale(
+            (self.server_clip / tree.norm(slope).clamp(min=1e-12)).clamp(max=1), slope
+        )
+
+
+def written(network: Hyper, embeddings: Tensor) -> Params:
+    """Return h(v; φ) for a stack of embeddings: a stack of models."""
+    now = embeddings
+    for weight, bias in network.body:
+        now = (now @ weight + bias).relu()
+    return {
+        name: torch.tensordot(now, head, dims=1) + network.biases[name]
+        for name, head in network.heads.items()
+    }
+
+
+def _uniform(shape: tuple[int, ...], bound: float, draw: torch.Generator) -> Tensor:
+    return (2 * torch.rand(shape, generator=draw) - 1) * bound

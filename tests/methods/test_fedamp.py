@@ -1,0 +1,95 @@
+"""FedAMP and HeurFedAMP by hand."""
+
+import math
+
+import pytest
+import torch
+
+from idiolect.method import Report, Sent
+from idiolect.methods import FedAMP, HeurFedAMP, LocalOnly
+from methods.tiny import Line, client, close, line, pair, plus, refuses, setup, slope
+
+MODELS = {"w": torch.tensor([0.0, 1.0, 5.0]).double(), "b": torch.tensor([0.0, 0.0, 2.0]).double()}
+
+
+def told(method, cohort=(0, 1, 2)):
+    """Three clients at (0, 0), (1, 0) and (5, 2): squared distances 1, 29 and 20."""
+    state = method.init_server(setup(Line(9.0, 9.0), sizes=(1.0, 1.0, 1.0)))
+    rows = torch.tensor(cohort)
+    reports = Report({n: leaf[rows] for n, leaf in MODELS.items()}, torch.ones(len(rows)).double())
+    return method.server_step(state, rows, reports)
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+def test_the_pull_changes_the_gradient(stacked):
+    """From (0.3, −0.2) towards u = (1, 1): ∇ = ∇CE + pull · (w − u), once w has left it or not.
+
+    The public port's term had no gradient at all; with pull = 0 ours has none, and only then.
+    """
+    start, mixture = (0.3, -0.2), (1.0, 1.0)
+    for pull in (0.0, 3.0):
+        down = plus(slope(start, [(2.0, 1)]), pull, plus(start, -1, mixture))
+        method = FedAMP(lr=0.1, pull=pull)
+        local = client(stacked=stacked)
+        report, kept = method.client_step(Sent(own=line(mixture)), line(start), local)
+        assert pair(kept) == close(plus(start, -0.1, down))
+        assert pair(report.params) == pair(kept)
+    alone = LocalOnly(lr=0.1).client_step(Sent(), line(start), client())[1]
+    assert pair(kept) != close(pair(alone))
+
+
+def test_training_may_start_from_the_mixture():
+    """There the pull is zero at first."""
+    method = FedAMP(lr=0.1, pull=3.0, start="mixture")
+    _, kept = method.client_step(Sent(own=line((1.0, 1.0))), line((0.3, -0.2)), client())
+    assert pair(kept) == close(plus((1.0, 1.0), -0.1, slope((1.0, 1.0), [(2.0, 1)])))
+
+
+def test_attention_by_hand():
+    """σ = 20, share = 0.4: ξ_01 = 0.4 e^(−1/20), ξ_02 = 0.4 e^(−29/20), ξ_12 = 0.4 e^(−1)."""
+    method = FedAMP(sigma=20.0, share=0.4)
+    near, far, middle = (0.4 * math.exp(-d / 20) for d in (1, 29, 20))
+    rows = method.attention(told(method)).tolist()
+    assert rows[0] == close([1 - near - far, near, far])
+    assert rows[1] == close([near, 1 - near - middle, middle])
+    assert rows[2] == close([far, middle, 1 - far - middle])
+    sent = method.send(told(method), torch.tensor([2, 0])).own
+    assert sent["w"].tolist() == close([middle * 1 + rows[2][2] * 5, near * 1 + far * 5])
+
+
+def test_sigma_is_the_median_distance_unless_given():
+    given, found = FedAMP(sigma=20.0), FedAMP()
+    assert torch.allclose(given.attention(told(given)), found.attention(told(found)))
+
+
+def test_nobody_owes_itself():
+    """Weights of others that would add up to more than one are scaled back."""
+    method = FedAMP(sigma=20.0, share=50.0)
+    weights = method.attention(told(method))
+    assert weights.diagonal().tolist() == close([0.0] * 3)
+    assert weights.sum(1).tolist() == close([1.0] * 3) and float(weights.min()) >= 0
+
+
+def test_who_has_not_reported_takes_no_part():
+    """Client 2 is at the initial (9, 9): nobody looks at it, and it only at itself."""
+    for method in (FedAMP(sigma=20.0), HeurFedAMP()):
+        weights = method.attention(told(method, (0, 1)))
+        assert weights[2].tolist() == [0.0, 0.0, 1.0] and weights[:2, 2].tolist() == [0.0, 0.0]
+        fresh = method.init_server(setup(Line(9.0, 9.0), sizes=(1.0, 1.0, 1.0)))
+        assert torch.equal(method.attention(fresh), torch.eye(3).double())
+
+
+def test_the_heuristic_by_hand():
+    """Models (3, 4), (4, 3), (1, 0): cosines 0.96, 0.6 and 0.8; ξ_ii = 0.25, σ = 2."""
+    method = HeurFedAMP(self_share=0.25, sharpness=2.0)
+    state = told(method)._replace(
+        models={"w": torch.tensor([3.0, 4, 1]).double(), "b": torch.tensor([4.0, 3, 0]).double()}
+    )
+    a, b = math.exp(1.92), math.exp(1.2)
+    row = method.attention(state)[0].tolist()
+    assert row == close([0.25, 0.75 * a / (a + b), 0.75 * b / (a + b)])
+
+
+def test_settings_out_of_range_are_refused():
+    refuses(FedAMP, "sigma", -1.0, "at least 0")
+    refuses(HeurFedAMP, "self_share", 1.5, "at most 1")

@@ -1,0 +1,87 @@
+"""KT-pFL on equal networks: mixtures of parameters by hand, and the slope of c."""
+
+import pytest
+import torch
+
+from idiolect.method import Report, Sent
+from idiolect.methods import KTpFLWeights
+from idiolect.methods.ktpflweights import Mixtures
+from methods.tiny import Line, client, close, line, pair, plus, setup, slope
+
+
+def reports(seed=0, clients=3):
+    draw = torch.Generator().manual_seed(seed)
+    params = {n: torch.randn(clients, 2, generator=draw, dtype=torch.float64) for n in "wb"}
+    return Report(params, torch.tensor([3.0, 1.0, 2.0], dtype=torch.float64)[:clients])
+
+
+def objective(method, c, told):
+    """The docstring's formula, client by client; rows of c add up to one."""
+    models = torch.cat([told.params["w"], told.params["b"]], 1)
+    scale = (models - models.mean(0)).square().sum(1).mean()
+    total = method.pull * (c - 1 / len(c)).square().sum()
+    for n in range(len(c)):
+        gap = 0.5 * ((c[n].unsqueeze(1) * models).sum(0) - models[n]).square().sum() / scale
+        total = total + method.transfer * told.size[n] / told.size.sum() * gap
+    return float(total)
+
+
+def test_the_slope_of_c_is_the_finite_difference_of_its_objective():
+    """Along directions that keep a row's sum, which are all a mixture can go."""
+    method, told = KTpFLWeights(transfer=1.3, pull=0.2), reports()
+    c = torch.rand(3, 3, generator=torch.Generator().manual_seed(1)).double().softmax(1)
+    found, step = method.slope(c, told), 1e-6
+    for n in range(3):
+        for m, other in ((0, 1), (1, 2), (2, 0)):
+            move = torch.zeros_like(c)
+            move[n, m], move[n, other] = step, -step
+            rise = objective(method, c + move, told) - objective(method, c - move, told)
+            expected = rise / (2 * step)
+            assert float(found[n, m] - found[n, other]) == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_step_by_hand():
+    """Models 0 and 2 (in w): mean 1, s = 1, G = [[1, −1], [−1, 1]]; c = ½, ρ = 0, equal sizes.
+
+    c G = 0, so the slope is ½ · (−G): row 0 is (−½, ½). With η₃ = 0.2 c₀ = (0.6, 0.4), and the
+    first mixture is 0.4 · 2.
+    """
+    method = KTpFLWeights(pull=0.0, matrix_lr=0.2)
+    state = method.init_server(setup(Line(), sizes=(1.0, 1.0)))
+    told = Report(
+        {"w": torch.tensor([0.0, 2.0]).double(), "b": torch.zeros(2).double()},
+        torch.ones(2).double(),
+    )
+    new = method.server_step(state, torch.arange(2), told)
+    assert new.affinity.flatten().tolist() == close([0.6, 0.4, 0.4, 0.6])
+    assert new.models["w"].tolist() == close([0.8, 1.2])
+
+
+def test_an_overwhelming_pull_is_plain_averaging():
+    method, told = KTpFLWeights(pull=1e9), reports()
+    c = torch.eye(3).double()
+    state = Mixtures(c, {n: torch.zeros(3, 2).double() for n in "wb"})
+    new = method.server_step(state, torch.arange(3), told)
+    assert torch.allclose(new.models["w"], told.params["w"].mean(0).expand(3, 2), atol=1e-6)
+
+
+def test_rows_stay_on_the_simplex_and_strangers_keep_what_they_had():
+    """Client 2 learns only from client 0, who is not in the cohort."""
+    method = KTpFLWeights(matrix_lr=2.0, pull=0.1)
+    c = torch.tensor([[0.5, 0.3, 0.2], [0.2, 0.5, 0.3], [1.0, 0.0, 0.0]], dtype=torch.float64)
+    state = Mixtures(c, {n: torch.full((3, 2), 7.0).double() for n in "wb"})
+    new = method.server_step(state, torch.tensor([1]), reports(clients=1))
+    assert torch.equal(new.affinity.sum(1), torch.ones(3).double())
+    assert new.models["w"][2].tolist() == [7.0, 7.0]
+    assert torch.equal(new.models["w"][0], reports(clients=1).params["w"][0])
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+def test_a_client_trains_from_its_mixture_and_keeps_the_result(stacked):
+    method, start = KTpFLWeights(lr=0.5), (0.3, -0.2)
+    sent = Sent(own=line(start))
+    report, kept = method.client_step(sent, line((9.0, 9.0)), client(stacked=stacked))
+    assert pair(kept) == close(plus(start, -0.5, slope(start, [(2.0, 1)])))
+    assert pair(report.params) == pair(kept) and float(report.size) == 1
+    models = method.models(sent, method.deploy(sent, kept, client()))
+    assert pair(models["personal"]) == pair(kept) and pair(models["mixture"]) == start

@@ -1,0 +1,122 @@
+"""pFedHN: the server's step against autograd and by hand."""
+
+import pytest
+import torch
+
+from idiolect.method import Sent
+from idiolect.methods import PFedHN
+from idiolect.methods.pfedhn import Change, Hyper, Writer, written
+from methods.tiny import Line, client, close, line, pair, plus, refuses, setup, slope
+
+
+def hyper(**settings):
+    plain = {"server_momentum": 0.0, "server_decay": 0.0, "server_clip": 0.0}
+    return PFedHN(**{"hidden": 4, "layers": 2, **plain, **settings})
+
+
+def started(method, clients=3):
+    return method.init_server(setup(Line(0.5, -0.5), sizes=(1.0,) * clients))
+
+
+def changes(seed=0, clients=2):
+    draw = torch.Generator().manual_seed(seed)
+    change = {n: torch.randn(clients, generator=draw, dtype=torch.float64) for n in "wb"}
+    return Change(change, {}, torch.ones(clients).double())
+
+
+def test_by_hand():
+    """One hidden unit, weight 2, bias 1; v = 3 gives 7. Heads 1 and 0.5, biases 0 and 10.
+
+    θ = (7, 13.5). For Δ = (0.4, −0.2): ∂/∂heads = 7 Δ, ∂/∂biases = Δ, and through the unit
+    s = 0.4 · 1 − 0.2 · 0.5 = 0.3: ∂/∂weight = 3 s, ∂/∂bias = s, ∂/∂v = 2 s.
+    """
+
+    def number(*values):
+        return torch.tensor(values, dtype=torch.float64)
+
+    network = Hyper(
+        ((number(2.0).reshape(1, 1), number(1.0)),),
+        {"w": number(1.0), "b": number(0.5)},
+        {"w": number(0.0).squeeze(), "b": number(10.0).squeeze()},
+    )
+    state = Writer(
+        network,
+        number(9.0, 3.0).reshape(2, 1),
+        torch.utils._pytree.tree_map(torch.zeros_like, network),
+        torch.zeros(2, 1).double(),
+        {},
+    )
+    method = hyper(hidden=1, layers=1, server_lr=0.1)
+    cohort = torch.tensor([1])
+    sent = method.send(state, cohort)
+    assert (float(sent.own["w"]), float(sent.own["b"])) == close((7.0, 13.5))
+    report = Change({"w": number(0.4), "b": number(-0.2)}, {}, number(1.0))
+    new = method.server_step(state, cohort, report)
+    assert float(new.network.body[0][0]) == close(2 - 0.1 * 0.9)
+    assert float(new.network.body[0][1]) == close(1 - 0.1 * 0.3)
+    assert float(new.network.heads["w"]) == close(1 - 0.1 * 2.8)
+    assert float(new.network.heads["b"]) == close(0.5 + 0.1 * 1.4)
+    assert float(new.network.biases["w"]) == close(-0.04)
+    assert new.embeddings.flatten().tolist() == close([9.0, 3 - 0.1 * 0.6])
+
+
+def test_the_product_is_autograds():
+    """The step along Jᵀ Δ is the gradient of ⟨θ(φ, v), Δ⟩, its mean over the cohort for φ."""
+    method = hyper(server_lr=1.0)
+    state, cohort, reports = started(method), torch.tensor([2, 0]), changes()
+    new = method.server_step(state, cohort, reports)
+    leaves, form = torch.utils._pytree.tree_flatten((state.network, state.embeddings))
+    leaves = [leaf.clone().requires_grad_() for leaf in leaves]
+    network, embeddings = torch.utils._pytree.tree_unflatten(leaves, form)
+    models = written(network, embeddings[cohort])
+    total = sum((models[n] * reports.change[n]).sum() for n in "wb")
+    *slopes, own = torch.autograd.grad(total, leaves)
+    after = torch.utils._pytree.tree_leaves(new.network)
+    for before, slope_, now in zip(leaves, slopes, after, strict=False):
+        assert torch.allclose(before.detach() - slope_ / 2, now)
+    assert torch.allclose(state.embeddings - own, new.embeddings)
+    assert torch.equal(state.embeddings[1], new.embeddings[1])
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+def test_a_client_reports_how_far_its_model_moved(stacked):
+    start = (0.3, -0.2)
+    end = plus(start, -0.5, slope(start, [(2.0, 1)]))
+    sent = Sent({}, line(start))
+    report, kept = hyper(lr=0.5).client_step(sent, (), client(stacked=stacked))
+    assert pair(report.change) == close(plus(start, -1, end))
+    assert kept == () and report.statistics == {}
+    assert pair(hyper().deploy(sent, (), client())) == start
+
+
+def test_momentum_decay_and_clipping():
+    """Two steps with the same report at lr = 1 against the formulas, leaf by leaf."""
+    method = hyper(server_lr=0.1, server_momentum=0.5, server_decay=0.2, server_clip=1e-3)
+    state, cohort, reports = started(method), torch.tensor([0, 1]), changes()
+    product = torch.func.vjp(written, state.network, state.embeddings[cohort])[1]
+    raw = product(reports.change)[0]
+    length = sum((leaf / 2).square().sum() for leaf in torch.utils._pytree.tree_leaves(raw)).sqrt()
+    clipped = raw.biases["w"] / 2 * (1e-3 / length)
+    velocity = clipped + 0.2 * state.network.biases["w"]
+    new = method.server_step(state, cohort, reports)
+    assert torch.allclose(new.velocity.biases["w"], velocity)
+    assert torch.allclose(new.network.biases["w"], state.network.biases["w"] - 0.1 * velocity)
+    again = method.server_step(new, cohort, reports)
+    drift = again.velocity.biases["w"] - 0.5 * velocity - 0.2 * new.network.biases["w"]
+    assert float(drift.abs()) <= 1e-3 * 1.001  # what is left is a clipped gradient
+    assert float(drift.abs()) > 0
+    assert torch.equal(again.embeddings[2], state.embeddings[2])
+
+
+def test_first_models_are_near_the_networks_own_start_and_differ():
+    method = PFedHN()
+    state = started(method, clients=20)
+    models = method.send(state, torch.arange(20)).own
+    assert state.embeddings.shape == (20, 6)
+    assert bool(((models["w"] - 0.5).abs() < 0.2).all())
+    assert len(set(models["w"].tolist())) == 20
+
+
+def test_settings_out_of_range_are_refused():
+    refuses(PFedHN, "layers", 0, "at least 1")
+    refuses(PFedHN, "server_momentum", 1.5, "at most 1")
