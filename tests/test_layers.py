@@ -19,7 +19,7 @@ ROWS = [
     ["local"],
     ["method"],
     ["wrapper"],
-    ["aggregate"],
+    ["aggregate", "matrix"],
     ["methods", "robust", "personalise"],
     ["data"],
     ["simulate"],

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 import worlds
 from idiolect.data import Federation, load
+from idiolect.matrix import onto_simplex
 from idiolect.methods import KTpFL
 from idiolect.methods.distilled import School, Soft
-from idiolect.methods.matrix import onto_simplex
 from idiolect.models import MODELS
 from idiolect.simulate.architecture import Architecture
 from methods.tiny import Line, close, refuses, setup

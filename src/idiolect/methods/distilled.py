@@ -22,8 +22,8 @@ from torch import Tensor
 from idiolect import losses, tree
 from idiolect.errors import ConfigError
 from idiolect.local import Batch, Local
+from idiolect.matrix import shares
 from idiolect.method import Method, Sent, Setup, setting
-from idiolect.methods.matrix import shares
 from idiolect.tree import Params, Tree
 
 

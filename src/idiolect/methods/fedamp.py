@@ -21,8 +21,8 @@ from torch.nn.functional import normalize
 
 from idiolect import tree
 from idiolect.local import Batch, Local
+from idiolect.matrix import shares
 from idiolect.method import Method, Report, Sent, Setup, setting
-from idiolect.methods.matrix import shares
 from idiolect.tree import Params, Tree
 
 

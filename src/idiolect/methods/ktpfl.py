@@ -15,9 +15,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from idiolect.matrix import TINY, Matrix
 from idiolect.method import setting
 from idiolect.methods.distilled import Distilled, Soft
-from idiolect.methods.matrix import TINY, Matrix
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from idiolect import tree
 from idiolect.local import Local
+from idiolect.matrix import Matrix
 from idiolect.method import Report, Sent, Setup
-from idiolect.methods.matrix import Matrix
 from idiolect.tree import Params, Tree
 
 
@@ -30,7 +30,7 @@ class Mixtures(NamedTuple):
 class KTpFLWeights(Matrix):
     """Clients train from mixtures of each other's parameters; the server learns the mixtures."""
 
-    title: ClassVar[str] = "KT-pFL, parameters"
+    title: ClassVar[str] = "KT-pFL-weights"
     paper: ClassVar[str] = "Zhang et al. 2021, section 5.2.1"
     presets: ClassVar[dict[str, dict[str, Any]]] = {"paper": {"matrix_lr": 0.01, "lr": 0.005}}
 
