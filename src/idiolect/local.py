@@ -19,6 +19,7 @@ from idiolect import batchnorm, losses, tree
 from idiolect.batches import Batch, Plan, Plans, Pool, Request
 from idiolect.errors import MethodError
 from idiolect.optim import Optimiser
+from idiolect.stacked.convolution import quicken
 from idiolect.tree import Params, Tree
 
 __all__ = ["Batch", "Local", "Loss", "Network", "Plan", "Plans", "Pool", "Request"]
@@ -45,7 +46,7 @@ class Network:
         )
         self.draws = any(_draws(layer) for layer in model.modules())  # dropout and the like
         # Two copies rather than one switched back and forth: `train()` is hidden state.
-        self._modes = {mode: copy.deepcopy(model).train(mode) for mode in (False, True)}
+        self._modes = {mode: quicken(copy.deepcopy(model)).train(mode) for mode in (False, True)}
         self._layers = batchnorm.layers(self._modes[True])
 
     def to(self, device: torch.device) -> "Network":

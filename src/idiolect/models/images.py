@@ -1,7 +1,8 @@
 """The convolutional networks of the papers."""
 
 from torch import Tensor, nn
-from torch.nn import functional as F
+
+from idiolect.stacked.convolution import conv_relu_pool
 
 
 class LeNet5(nn.Module):
@@ -18,8 +19,7 @@ class LeNet5(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return logits [example, class]."""
-        x = F.max_pool2d(self.conv1(x).relu(), 2)
-        x = F.max_pool2d(self.conv2(x).relu(), 2)
+        x = conv_relu_pool(self.conv2, conv_relu_pool(self.conv1, x))
         logits: Tensor = self.fc3(self.fc2(self.fc1(x.flatten(1)).relu()).relu())
         return logits
 
@@ -37,8 +37,7 @@ class McMahanCNN(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return logits [example, class]."""
-        x = F.max_pool2d(self.conv1(x).relu(), 2)
-        x = F.max_pool2d(self.conv2(x).relu(), 2)
+        x = conv_relu_pool(self.conv2, conv_relu_pool(self.conv1, x))
         logits: Tensor = self.fc2(self.fc1(x.flatten(1)).relu())
         return logits
 

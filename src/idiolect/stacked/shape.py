@@ -1,0 +1,28 @@
+"""The sizes of a stack of convolutions."""
+
+from typing import NamedTuple
+
+
+class Shape(NamedTuple):
+    """A stack of clients, each with its own kernels: [group, image, channel, height, width]."""
+
+    groups: int
+    images: int
+    channels: int
+    height: int
+    width: int
+    out_channels: int
+    kernel_height: int
+    kernel_width: int
+    stride: int
+    padding: int
+
+    @property
+    def out_height(self) -> int:
+        """Rows of the result."""
+        return (self.height + 2 * self.padding - self.kernel_height) // self.stride + 1
+
+    @property
+    def out_width(self) -> int:
+        """Columns of the result."""
+        return (self.width + 2 * self.padding - self.kernel_width) // self.stride + 1
