@@ -14,7 +14,7 @@ HOME = Path(idiolect.__file__).parent
 ROWS = [
     ["errors", "version"],
     ["tree"],
-    ["optim", "losses", "batchnorm", "batches"],
+    ["optim", "losses", "batchnorm", "batches", "stacked"],
     ["models"],
     ["local"],
     ["method"],
@@ -45,7 +45,7 @@ ABOVE["local"] -= {"models"}
 ABOVE["data"] = {"data", "errors", "version"}
 ABOVE["checkpoint"] = {"checkpoint", "errors", "tree", "version"}
 ABOVE["evaluate"] = {"evaluate", "results", "errors"}
-ABOVE["models"] = {"models", "batchnorm", "errors"}
+ABOVE["models"] = {"models", "batchnorm", "stacked", "errors"}
 
 # Third parties that may be imported with the module; elsewhere only inside the function that needs
 # them, so that the core needs torch and numpy alone.
