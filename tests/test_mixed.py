@@ -14,7 +14,7 @@ from idiolect import tree
 from idiolect.errors import MethodError
 from idiolect.methods import METHODS
 from idiolect.simulate.architecture import Architecture
-from test_laws import TIGHT, made
+from test_laws import TIGHT, choose, made
 
 MIXED = [name for name, kind in METHODS.items() if kind.public or name == "local"]
 every_mixed_method = pytest.mark.parametrize("name", MIXED)
@@ -105,3 +105,59 @@ def test_everyone_is_scored(name, float64):
 def test_methods_that_share_parameters_refuse():
     with pytest.raises(MethodError, match="give every client the same network"):
         simulated("fedavg")
+
+
+THREE = {
+    "batched": Architecture(worlds.Batched, clients=(4, 1)),
+    "plain": Architecture(Plain, clients=(5, 0)),
+    "normed": Architecture(lambda: worlds.Normed(8), clients=(3, 2)),
+}
+
+
+@every_mixed_method
+def test_batch_normalisation_beside_others(name, float64):
+    """Running statistics of one architecture, none of the others; a resumed run besides."""
+    one, two, half = (
+        simulated(name, THREE, **options)
+        for options in ({}, {"kind": "sequential", "width": None}, {})
+    )
+    end = ended(one)
+    assert not worlds.differing(end, ended(two), TIGHT)
+    half.advance()
+    again = simulated(name, THREE)
+    again.tree = tree.like(again.tree, tree.named(half.tree))
+    again.round = 1
+    assert not worlds.differing(end, ended(again))
+    moved = tree.named(end["personal"])["0.norm.running_mean"]
+    assert float(moved.abs().max()) > 1e-3
+
+
+@every_mixed_method
+def test_a_round_may_leave_an_architecture_without_anyone(name, float64):
+    """Only clients of the first, then only of the second: the others' networks stay as they were.
+
+    Both backends agree; what crossed the network is counted for those who were there.
+    """
+    ends = []
+    for kind in ("vectorised", "sequential"):
+        simulation = choose(simulated(name, THREE, kind=kind), (1, 4), (0,), (2, 3))
+        for present in range(3):
+            before, size = simulation.tree["personal"], (2, 1, 2)[present]
+            done = simulation.advance()
+            after = simulation.tree["personal"]
+            for place in range(3):
+                changed = bool(worlds.differing(before[place], after[place]))
+                assert changed == (place == present), (present, place)
+            (traffic,) = done.traffic
+            assert traffic.clients == size and traffic.bytes_up % size == 0
+            assert 0 <= simulation.padding() < 1
+        ends.append(ended(simulation))
+    assert not worlds.differing(*ends, TIGHT)
+
+
+def test_a_report_is_of_one_form_whatever_the_architecture(float64):
+    """KT-pFL: five public examples of three classes and a size, in double precision, each way."""
+    simulation = simulated("ktpfl", THREE, cohort=None)
+    (traffic,) = simulation.advance().traffic
+    clients = 5  # the sixth has nothing to train on
+    assert traffic == (clients, clients * 5 * 3 * 8, clients * (5 * 3 + 1) * 8)
