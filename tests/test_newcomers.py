@@ -114,7 +114,7 @@ def adapt(home, label, *more, run="run"):
     arguments = ["adapt", str(home / run), "--data", str(home / "late.npz"), "--method", label]
     done = invoke(app, [*arguments, "--out", "out", "--json", *more])
     assert done.exit_code == 0, done.output
-    return json.loads(done.stdout)
+    return json.loads(done.stdout)["result"]
 
 
 def late(home, seed=3):

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from idiolect.experiment import load_experiment as load_experiment
     from idiolect.experiment import run as run
     from idiolect.experiment.adapt import adapt as adapt
+    from idiolect.experiment.compare import compare as compare
     from idiolect.method import Method as Method
     from idiolect.methods import METHODS as METHODS
     from idiolect.models import MODELS as MODELS
@@ -27,6 +28,7 @@ _HOMES = {
     "Method": "idiolect.method",
     "Result": "idiolect.api",
     "adapt": "idiolect.experiment.adapt",
+    "compare": "idiolect.experiment.compare",
     "federation": "idiolect.api",
     "fit": "idiolect.api",
     "load_experiment": "idiolect.experiment",
@@ -39,6 +41,7 @@ __all__ = [  # noqa: RUF022 - the order in which one meets them
     "federation",
     "fit",
     "run",
+    "compare",
     "adapt",
     "table",
     "load_model",

@@ -12,8 +12,18 @@ from typer.testing import CliRunner
 
 import tiny
 from idiolect.cli import app
+from idiolect.version import VERSION
 
 invoke = CliRunner().invoke
+
+
+def printed(*arguments):
+    """Read what a command prints with --json: one form for all."""
+    done = invoke(app, arguments)
+    assert done.exit_code == 0, done.output
+    whole = json.loads(done.stdout)
+    assert whole.keys() == {"idiolect", "result"} and whole["idiolect"] == VERSION
+    return whole["result"]
 
 
 @pytest.fixture(autouse=True)
@@ -73,7 +83,7 @@ def test_show_prints_a_run_again(finished):
     shown = invoke(app, ["show", str(folder / "out")])
     assert shown.exit_code == 0 and "FedAvg + FT" in shown.stdout
     assert "from round" in shown.stdout and "MB down" in shown.stdout
-    as_json = json.loads(invoke(app, ["show", str(folder / "out"), "--json"]).stdout)
+    as_json = printed("show", str(folder / "out"), "--json")
     assert list(as_json["methods"]) == ["Local", "FedAvg", "FedAvg + FT"]
     assert as_json["methods"]["FedAvg"]["reached"]["model"] == "personal"
     assert as_json["methods"]["FedAvg + FT"]["reached"]["model"] == "global"
@@ -83,7 +93,7 @@ def test_show_tells_who_is_fairer_than_whom(finished):
     folder, _ = finished
     shown = invoke(app, ["show", str(folder / "out"), "--fairness"])
     assert shown.exit_code == 0 and "fairer" in shown.stdout and "less fair" in shown.stdout
-    found = json.loads(invoke(app, ["show", str(folder / "out"), "--fairness", "--json"]).stdout)
+    found = printed("show", str(folder / "out"), "--fairness", "--json")
     assert list(found["pairs"]["FedAvg"]) == ["Local", "FedAvg + FT"]
     spread = found["methods"]["Local"]
     content = json.loads((folder / "out" / "result.json").read_text())
@@ -170,9 +180,9 @@ def test_methods_and_data_are_listed():
     shown = invoke(app, ["methods", "fedprox"])
     assert "strength of the pull" in shown.stdout and "≥ 0" in shown.stdout
     assert "preset gd: soft_loss = cross-entropy" in invoke(app, ["methods", "persfl"]).stdout
-    listed = json.loads(invoke(app, ["methods", "--json"]).stdout)
+    listed = printed("methods", "--json")
     assert {"local", "fedavg", "fedprox"} <= listed.keys()
-    data = json.loads(invoke(app, ["data", "list", "--json"]).stdout)
+    data = printed("data", "list", "--json")
     assert "embedded" in data["sources"] and "dirichlet" in data["partitions"]
 
 
@@ -183,7 +193,7 @@ def test_inspect_draws_clients_and_classes(tmp_path):
     assert drawn.exit_code == 0, drawn.output
     assert drawn.stdout.count("█ 276") == 10 and "client 9" in drawn.stdout
     assert (tmp_path / "a.svg").read_text().count("<rect") == 40
-    counted = json.loads(invoke(app, ["data", "inspect", "embedded", "--json"]).stdout)
+    counted = printed("data", "inspect", "embedded", "--json")
     assert sum(sum(client["counts"]) for client in counted["clients"]) == 6000
 
 

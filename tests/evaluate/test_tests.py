@@ -34,6 +34,20 @@ def test_ties_are_seen_through_the_noise_of_floats():
     assert signed_rank(apart) == signed_rank(np.array([1.0, 1.0, -1.0]))
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_with_ties_and_zeros_it_is_the_permutation_test(seed):
+    drawn = np.random.default_rng(seed).integers(-2, 4, 9).astype(float)
+    assert len(set(abs(drawn))) < 9
+    expected = stats.wilcoxon(drawn, zero_method="pratt", method=stats.PermutationMethod())
+    assert signed_rank(drawn) == pytest.approx(expected.pvalue)
+
+
+def test_exact_and_approximate_agree_on_many():
+    drawn = np.round(np.random.default_rng(0).normal(0.1, 0.5, 50), 1)
+    approximate = stats.wilcoxon(drawn, zero_method="pratt", method="asymptotic").pvalue
+    assert signed_rank(drawn) == pytest.approx(approximate, rel=0.05)
+
+
 def test_level_methods_are_no_evidence():
     assert signed_rank(np.zeros(8)) == 1.0
 

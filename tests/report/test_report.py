@@ -147,7 +147,7 @@ def test_the_page_says_which_command_made_it(finished, tmp_path, monkeypatch):
     monkeypatch.setattr("sys.argv", ["idiolect", "report", str(finished), "--out", "x y.html"])
     done = CliRunner().invoke(app, ["report", str(finished), "--out", "x y.html", "--json"])
     assert done.exit_code == 0, done.output
-    assert json.loads(done.stdout) == {"page": "x y.html", "files": []}
+    assert json.loads(done.stdout)["result"] == {"page": "x y.html", "files": []}
     html = Path("x y.html").read_text()
     assert f"idiolect report {finished} --out &#x27;x y.html&#x27;" in html
     shown = html.split("<pre>")[1].split("</pre>")[0].replace("&quot;", '"').replace("&amp;", "&")

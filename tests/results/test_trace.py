@@ -132,7 +132,7 @@ def test_the_command_draws_and_prints(home, tmp_path):
     ElementTree.parse(tmp_path / "c.svg")
     shown = invoke(app, ["trace", run, "--seed", "1"])
     assert "KT-pFL: weights, seed 1, round 5" in shown.output
-    told = json.loads(invoke(app, ["trace", run, "--json"]).output)
+    told = json.loads(invoke(app, ["trace", run, "--json"]).output)["result"]
     assert told["rounds"] == [2, 4, 5] and sorted(told["order"]) == [0, 1, 2, 3]
     wrong = invoke(app, ["trace", str(tmp_path)])
     assert wrong.exit_code == 3 and wrong.stderr.count("\n") == 1

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from idiolect.cli import adapting, data, methods, reporting, running, tracing
+from idiolect.cli import adapting, comparing, data, methods, reporting, running, tracing
 from idiolect.version import VERSION
 
 app = typer.Typer(
@@ -17,6 +17,7 @@ app = typer.Typer(
 )
 app.command()(running.demo)
 app.command()(running.run)
+app.command()(comparing.compare)
 app.command()(running.show)
 app.command(name="trace")(tracing.draw)
 app.command()(adapting.adapt)

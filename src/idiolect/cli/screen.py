@@ -10,19 +10,20 @@ from rich.table import Table
 
 from idiolect.results.document import Document
 from idiolect.results.tables import per_client, summary
+from idiolect.version import VERSION
 
 _MOST_CLIENTS = 30  # more make a table that nobody reads; result.json has them all
 
 
-def console() -> Console:
+def console(stderr: bool = False) -> Console:
     """Return where to write; in a pipe, lines are as long as they need to be."""
-    screen = Console(highlight=False)
-    return screen if screen.is_terminal else Console(highlight=False, width=200)
+    screen = Console(highlight=False, stderr=stderr)
+    return screen if screen.is_terminal else Console(highlight=False, stderr=stderr, width=200)
 
 
 def print_json(value: Any) -> None:
-    """Write a value for other programs."""
-    print(json.dumps(value, indent=1, ensure_ascii=False))
+    """Write a value for other programs, in the one form that all commands share."""
+    print(json.dumps({"idiolect": VERSION, "result": value}, indent=1, ensure_ascii=False))
 
 
 def print_result(screen: Console, content: Document, beside: Mapping[str, Sequence[float]]) -> None:

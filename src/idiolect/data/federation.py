@@ -131,6 +131,10 @@ class Federation:
         """What `counts` counts: the classes, or words where each is a class and they are many."""
         return ("words",) if self.dataset.sequential else self.dataset.classes
 
+    def without_test(self) -> Federation:
+        """Take every test row out of reach: what is chosen by this knows validation alone."""
+        return replace(self, test=tuple(rows[:0] for rows in self.test))
+
     def counts(self, part: str = "all") -> Rows:
         """Rows per client and class: [client, class]; of sequences the words to predict."""
         if part not in (*_PARTS, "all"):

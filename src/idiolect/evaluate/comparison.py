@@ -82,7 +82,9 @@ def compare(
         label: figures(
             held,
             label,
-            bootstrap.interval(row, sampled(held.method(label), held.same_clients), 1 - alpha),
+            _within(
+                bootstrap.interval(row, sampled(held.method(label), held.same_clients), 1 - alpha)
+            ),
             spread[label]["variance"],
             _local(content, held),
         )
@@ -136,6 +138,11 @@ def _pairs(held: Scores, means: Floats, order: list[str], alpha: float) -> list[
         )
         for place, (better, worse, moved, apart, clients, seeds) in enumerate(raw)
     ]
+
+
+def _within(ends: tuple[float, float]) -> tuple[float, float]:
+    """Cut an interval of accuracies where there are none: below 0 and above 1."""
+    return max(ends[0], 0.0), min(ends[1], 1.0)
 
 
 def _local(content: Mapping[str, Any], held: Scores) -> str | None:

@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from idiolect.evaluate.comparison import Pair
 
 NONE = "no difference found"
+_FEW = 4  # seeds: Student's t of two or three is wide
 
 
 @dataclass(frozen=True)
@@ -54,14 +55,16 @@ def _sentence(
             f"{order[1]}), but one seed cannot tell a method from luck: {NONE} without more."
         )
     if not found:
+        few = f"; {seeds} seeds let only large ones show" if seeds < _FEW else ""
         if len(order) == 2:
             return (
                 f"{NONE.capitalize()} between {best} ({figure}) and {order[1]} "
-                f"({100 * means[order[1]]:.1f}%): {_gap(own[order[1]])} apart, {_p(own[order[1]])}."
+                f"({100 * means[order[1]]:.1f}%): {_gap(own[order[1]])} apart, "
+                f"{_p(own[order[1]])}{few}."
             )
         return (
             f"{NONE.capitalize()} between the {len(order)} methods; {best} has the highest mean "
-            f"({figure}), {_gap(own[order[1]])} ahead of {order[1]}."
+            f"({figure}), {_gap(own[order[1]])} ahead of {order[1]}{few}."
         )
     if not level:
         nearest = own[order[1]]

@@ -22,6 +22,7 @@ from idiolect.results import scaling
 from idiolect.results.document import Document, plain, versions
 from idiolect.results.models import folder_name, save_models
 from idiolect.runner.newcomers import Adapted, Kept, adapted, kept
+from idiolect.runner.parts import holding
 from idiolect.runner.run import EXPERIMENT
 
 
@@ -48,6 +49,9 @@ def adapt(
     experiment = _experiment(folder, device)
     table = _chosen(experiment, method)
     label = table.label or table.name
+    if (part := holding(folder, label, seed)) is not None:  # of a comparison
+        experiment = _experiment(part, device)
+        table, folder = _chosen(experiment, label), part
     run = kept(folder, label, seed)
     fitting = scaling.read(folder, run.seed)
     if not isinstance(data, Dataset):
@@ -57,7 +61,7 @@ def adapt(
     networks = architectures(_with_one_network(experiment, network), [federation])
     settled = made(table)
     found = adapted(settled, run, federation, networks, machine(experiment))
-    target = Path(out) if out else folder / "newcomers" / folder_name(data.name)
+    target = Path(out) if out else Path(run_dir) / "newcomers" / folder_name(data.name)
     content: Document = plain(_laid_out(experiment, table, run, federation, found))
     save_models(target, label, run.seed, federation.names, found.verdict.deployed)
     text = json.dumps(content, indent=1, allow_nan=False, ensure_ascii=False) + "\n"

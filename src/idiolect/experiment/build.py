@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,18 +22,28 @@ from idiolect.data.dataset import with_classes
 from idiolect.errors import ConfigError, DataError
 from idiolect.experiment.methods import made as made_method
 from idiolect.experiment.networks import architectures
-from idiolect.experiment.schema import Data, Experiment, Named, Public
+from idiolect.experiment.schema import Data, Experiment, MethodTable, Named, Public
 from idiolect.experiment.words import meant
 from idiolect.runner.job import Evaluate, Job
+from idiolect.simulate.architecture import Architecture
 from idiolect.simulate.backend import Backend
 
 _PUBLIC = 5  # keeps the draw of public examples apart from other uses of the same seed
 
 
-def federations(experiment: Experiment, data_dir: Path | None = None) -> tuple[Federation, ...]:
-    """Load the data once and divide it for every seed; equal divisions are one object."""
+def federations(
+    experiment: Experiment, data_dir: Path | None = None, datasets: dict[str, Dataset] | None = None
+) -> tuple[Federation, ...]:
+    """Load the data once and divide it for every seed; equal divisions are one object.
+
+    `datasets` keeps what was loaded for experiments to come.
+    """
     data = experiment.data
-    dataset = loaded(data.source, data.options, data_dir, data.normalise)
+    known = {} if datasets is None else datasets
+    key = repr((data.source, sorted(data.options.items()), data.normalise))
+    if key not in known:
+        known[key] = loaded(data.source, data.options, data_dir, data.normalise)
+    dataset = known[key]
     if data.classes is not None:
         dataset = with_classes(dataset, data.classes, "the experiment")
     public = None
@@ -61,6 +71,27 @@ def federations(experiment: Experiment, data_dir: Path | None = None) -> tuple[F
     return tuple(made[seed] for seed in data_seeds(experiment))
 
 
+class Shared(NamedTuple):
+    """What all jobs of an experiment share: data divided for every seed, and networks."""
+
+    federations: Mapping[int, Federation]  # by seed
+    architectures: Mapping[str, Architecture]
+
+
+def shared(
+    experiment: Experiment, data_dir: Path | None = None, datasets: dict[str, Dataset] | None = None
+) -> Shared:
+    """Load and divide an experiment's data, and bind its networks to it."""
+    held = federations(experiment, data_dir, datasets)
+    if not any(len(rows) for federation in held for rows in federation.test):
+        raise DataError(
+            "no client has a test row, so nothing could be scored; give the third share of "
+            "data.split more"
+        )
+    by_seed = dict(zip(experiment.seeds, held, strict=True))
+    return Shared(by_seed, architectures(experiment, held))
+
+
 def jobs(
     experiment: Experiment,
     data_dir: Path | None = None,
@@ -68,49 +99,51 @@ def jobs(
 ) -> tuple[list[Job], dict[str, Any]]:
     """Make a job of every method (or of the labels in `only`), and describe the data."""
     refuse_unknown_labels(experiment, only)
-    held = federations(experiment, data_dir)
-    if not any(len(rows) for federation in held for rows in federation.test):
-        raise DataError(
-            "no client has a test row, so nothing could be scored; give the third share of "
-            "data.split more"
-        )
-    bound = architectures(experiment, held)
-    made = [
-        Job(
-            label=table.label or table.name,
-            name=table.name,
-            method=made_method(table),
-            seeds=experiment.seeds,
-            federations=held,
-            architectures=bound,
-            rounds=table.rounds or experiment.rounds,
-            cohort=cohort_size(experiment.cohort, held[0].clients),
-            draw=experiment.draw,
-            backend=machine(experiment),
-            evaluate=Evaluate(**experiment.evaluate.model_dump()),
-            checkpoint_every=experiment.backend.checkpoint_every,
-            preset=table.preset or "",
-            described={
-                "data": _described(experiment.data),
-                "model": experiment.model.model_dump(exclude_none=True),
-            },
-        )
-        for table in experiment.methods
-        if not only or table.label in only
-    ]
-    dataset = held[0].dataset
-    about = {
+    held = shared(experiment, data_dir)
+    tables = [table for table in experiment.methods if not only or table.label in only]
+    made = [job(experiment, table, held, experiment.seeds) for table in tables]
+    return made, about(experiment, held)
+
+
+def job(experiment: Experiment, table: MethodTable, held: Shared, seeds: tuple[int, ...]) -> Job:
+    """Make the job of one method under some of the seeds that data was divided for."""
+    own = tuple(held.federations[seed] for seed in seeds)
+    return Job(
+        label=table.label or table.name,
+        name=table.name,
+        method=made_method(table),
+        seeds=seeds,
+        federations=own,
+        architectures=held.architectures,
+        rounds=table.rounds or experiment.rounds,
+        cohort=cohort_size(experiment.cohort, own[0].clients),
+        draw=experiment.draw,
+        backend=machine(experiment),
+        evaluate=Evaluate(**experiment.evaluate.model_dump()),
+        checkpoint_every=experiment.backend.checkpoint_every,
+        preset=table.preset or "",
+        described={
+            "data": _described(experiment.data),
+            "model": experiment.model.model_dump(exclude_none=True),
+        },
+    )
+
+
+def about(experiment: Experiment, held: Shared) -> dict[str, Any]:
+    """Describe the data of a result."""
+    own = [held.federations[seed] for seed in experiment.seeds]
+    dataset = own[0].dataset
+    return {
         "name": experiment.name,
         "data": {
             "source": dataset.name,
             "provenance": dataset.provenance,
-            "classes": list(held[0].columns),
-            "clients": held[0].clients,
-            "same_clients": same_clients(held),
-            "federations": [federation.description for federation in held],
+            "classes": list(own[0].columns),
+            "clients": own[0].clients,
+            "same_clients": same_clients(own),
+            "federations": [federation.description for federation in own],
         },
     }
-    return made, about
 
 
 def machine(experiment: Experiment) -> Backend:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from idiolect.checkpoint import write_whole
-from idiolect.errors import CheckpointError
+from idiolect.errors import CheckpointError, ConfigError
 from idiolect.experiment.build import jobs, refuse_unknown_labels
 from idiolect.experiment.resolve import load_experiment
 from idiolect.experiment.schema import Experiment
@@ -52,6 +52,12 @@ def execute(
 ) -> tuple[Document, Path]:
     """Run an experiment; return the result and its folder, runs/NAME unless told otherwise."""
     folder = out or Path("runs") / folder_name(experiment.name)
+    for key in ("tune", "splits"):
+        if getattr(experiment, key):
+            raise ConfigError(
+                f"the experiment has {key}, which `run` does not do; use `idiolect compare`, or "
+                "leave it out"
+            )
     # Data and settings are refused before anything is written, or an older run is cleared away.
     refuse_unknown_labels(experiment, only)
     made, about = jobs(experiment, data_dir)

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import BaseModel
 
@@ -12,10 +12,14 @@ from idiolect.experiment.checked import checked, everything, signature_model
 from idiolect.experiment.methods import aggregate, form, made, values
 from idiolect.experiment.networks import completed_network
 from idiolect.experiment.reading import Raw, parse_toml, read_toml, with_overrides
-from idiolect.experiment.schema import Experiment, MethodTable, Named
+from idiolect.experiment.schema import Data, Experiment, MethodTable, Named
+from idiolect.experiment.space import checked_tune
+from idiolect.experiment.splits import distinct, with_splits
 from idiolect.experiment.words import meant
 from idiolect.methods import METHODS
 from idiolect.results.models import folder_name
+
+D = TypeVar("D", bound=Data)
 
 # Keys of a method's table that are no settings.
 _TAKEN = ("name", "label", "rounds", "preset", "personalise", "aggregate")
@@ -35,30 +39,34 @@ def parse_experiment(text: str, overrides: Sequence[str] = (), where: str = "tex
 
 def completed(raw: Raw, where: str, base: Path) -> Experiment:
     """Check a raw table and write every default out; paths in it are relative to `base`."""
-    given = checked(Experiment, raw, where)
-    data = given.data
-    partition = data.partition and _partition(data.partition, where)
-    source, options = _source(data.source, data.options, where, base, "data")
-    public = data.public
-    if public is not None:
-        name, public_options = _source(public.source, public.options, where, base, "data.public")
-        public = public.model_copy(update={"source": name, "options": public_options})
+    given = checked(Experiment, with_splits(raw), where)
+    methods = _methods(given, where)
     return given.model_copy(
         update={
-            "data": data.model_copy(
-                update={
-                    "source": source,
-                    "options": options,
-                    "partition": partition,
-                    "public": public,
-                }
-            ),
+            "data": _data(given.data, where, base, "data"),
             "model": completed_network(given.model, where, base),
             "training": {},
             "aggregate": None,
-            "methods": _methods(given, where),
+            "tune": given.tune and checked_tune(given.tune, methods, where),
+            "methods": methods,
+            "splits": tuple(
+                _data(split, where, base, f"splits[{place}]")
+                for place, split in enumerate(distinct(given.splits, where))
+            ),
         }
     )
+
+
+def _data(data: D, where: str, base: Path, key: str) -> D:
+    """Complete a table of data, or a split's."""
+    partition = data.partition and _partition(data.partition, where, key)
+    source, options = _source(data.source, data.options, where, base, key)
+    public = data.public
+    if public is not None:
+        name, public_options = _source(public.source, public.options, where, base, f"{key}.public")
+        public = public.model_copy(update={"source": name, "options": public_options})
+    found = {"source": source, "options": options, "partition": partition, "public": public}
+    return data.model_copy(update=found)
 
 
 # Methods.
@@ -140,16 +148,16 @@ def _refuse_equal_labels(tables: Sequence[MethodTable], where: str) -> None:
 # Data and models.
 
 
-def _partition(partition: Named, where: str) -> Named:
+def _partition(partition: Named, where: str, key: str) -> Named:
     if partition.name not in PARTITIONS:
         raise ConfigError(
-            f"{where}: data.partition: unknown partition {meant(partition.name, PARTITIONS)}"
+            f"{where}: {key}.partition: unknown partition {meant(partition.name, PARTITIONS)}"
         )
     # `min_size` is the federation's: data.min_size.
     form = signature_model(
         PARTITIONS[partition.name], ("labels", "codes", "seed", "rows", "min_size")
     )
-    options = checked(form, partition.options, where, ["data", "partition"])
+    options = checked(form, partition.options, where, [key, "partition"])
     return Named(name=partition.name, **everything(options))
 
 

@@ -74,6 +74,12 @@ class Labelled(Named):
     label: str | None = None
 
 
+class Split(Data):
+    """One division of data among those an experiment compares on: [data] with what differs."""
+
+    name: str
+
+
 class Network(BaseModel):
     """Which network the clients run: one for all, counted out, dealt in turn, or assigned."""
 
@@ -140,6 +146,38 @@ class Evaluation(BaseModel):
     trace: Whole = 0  # rounds between records of the server's trace; 0: as every
 
 
+class Range(BaseModel):
+    """Numbers to draw from; whole ones where both ends are."""
+
+    model_config = STRICT
+
+    low: int | float
+    high: int | float
+    log: bool = False  # draw the logarithm evenly
+
+    @model_validator(mode="after")
+    def _ordered(self) -> "Range":
+        if not self.low < self.high or (self.log and self.low <= 0):
+            above = "0 < low < high" if self.log else "low < high"
+            raise ValueError(f"low is {self.low} and high is {self.high}; expected {above}")
+        return self
+
+
+class Tune(BaseModel):
+    """How `compare` chooses settings on validation data, with the same budget for every method."""
+
+    model_config = STRICT
+
+    search: Literal["grid", "random", "optuna"] = "grid"
+    budget: Count | None = None  # trials a method; absent: the largest grid, or 10
+    rounds: Count | None = None  # of a trial; absent: as many as the method's own
+    metric: Literal["accuracy", "loss"] = "accuracy"  # on validation data, of the personal models
+    choose: Literal["seed", "all"] = "seed"  # each seed for itself, or one choice by the mean
+    seed: Whole = 0  # of the draws
+    space: dict[str, Any] = {}  # for every method that has the setting
+    methods: dict[str, dict[str, Any]] = {}  # by label: settings of that method alone
+
+
 class Machine(BaseModel):
     """Where and how clients are run."""
 
@@ -187,7 +225,9 @@ class Experiment(BaseModel):
     evaluate: Evaluation = Evaluation()
     backend: Machine = Machine()
     deploy: Deployment = Deployment()
+    tune: Tune | None = None  # for `compare`
     methods: Annotated[tuple[MethodTable, ...], Field(min_length=1)]
+    splits: tuple[Split, ...] = ()  # for `compare`; absent: [data] alone
 
     @field_validator("cohort")
     @classmethod

@@ -15,6 +15,9 @@ Deployed = Sequence[tuple[np.ndarray, Tree]]
 """Per architecture: its clients, and what they deploy, stacked on axis 0."""
 
 
+PARTS = "parts"  # of a comparison's folder: parts/METHOD/SETTINGS/SEEDS are runs of their own
+
+
 def folder_name(label: str) -> str:
     """Make a label safe as the name of a file, the same on every system."""
     return "".join(c if c.isalnum() or c in "-_." else "_" for c in label)
@@ -79,4 +82,7 @@ def named_stacks(kept: Deployed) -> dict[str, Tensor]:
 
 
 def _path(folder: Path, label: str, seed: int) -> Path:
-    return folder / "models" / folder_name(label) / f"seed-{seed}.safetensors"
+    """Find the file: in the run's folder, or in the part of a comparison that holds the seed."""
+    own = Path("models") / folder_name(label) / f"seed-{seed}.safetensors"
+    parts = folder.glob(f"{PARTS}/{folder_name(label)}/*/*/{own}")
+    return folder / own if (folder / own).exists() else next(parts, folder / own)

@@ -1,7 +1,7 @@
 """Everything a run is between two rounds, and its form on disk."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -118,6 +118,32 @@ def load(path: Path, identity: Mapping[str, Any], place: str) -> Memory:
         shared=meta["shared"],
         left_out=tuple(meta.get("left_out", ())),
         crossing=meta.get("crossing", {}),
+    )
+
+
+def of_seeds(memory: Memory, places: Sequence[int], count: int) -> Memory:
+    """Keep some of the `count` seeds that a memory read from a file is of.
+
+    The servers' states stand one after the other, and so do the seeds' blocks of personal rows.
+    """
+    state = {}
+    for name, leaf in memory.state.items():
+        part, rest = name.split(".", 1)
+        if part == "server":
+            place, dot, inner = rest.partition(".")
+            if int(place) in places:
+                state[f"server.{places.index(int(place))}{dot}{inner}"] = leaf
+        else:
+            blocks = leaf.reshape(count, -1, *leaf.shape[1:])
+            state[name] = blocks[list(places)].reshape(-1, *leaf.shape[1:])
+    return memory._replace(
+        state=state,
+        wire=tuple(memory.wire[place] for place in places),
+        curve=tuple(
+            Point(p.round, {key: values[list(places)] for key, values in p.scores.items()})
+            for p in memory.curve
+        ),
+        left_out=tuple(memory.left_out[place] for place in places) if memory.left_out else (),
     )
 
 

@@ -14,8 +14,24 @@ from idiolect.runner.train import finished, train
 from idiolect.runner.watch import Watch
 
 EXPERIMENT = "experiment.toml"
-_FILES = (EXPERIMENT, scaling.FILE, holdings.FILE, document.FILE, metrics.FILE)
-_FOLDERS = ("checkpoints", "globals", "models", "newcomers", "traces", scaling.VOCABULARY)
+_FILES = (
+    EXPERIMENT,
+    scaling.FILE,
+    holdings.FILE,
+    document.FILE,
+    metrics.FILE,
+    "comparison.json",
+)
+_FOLDERS = (
+    "checkpoints",
+    "globals",
+    "models",
+    "newcomers",
+    "traces",
+    "parts",
+    "tune",
+    scaling.VOCABULARY,
+)
 
 
 def run(

@@ -90,3 +90,30 @@ class Several:
         """Pass it on."""
         for watch in self._watches:
             watch.end(label, seconds)
+
+
+class Prefixed:
+    """Passes everything on, with a few words before every label."""
+
+    def __init__(self, watch: Watch, words: str) -> None:
+        self._watch, self._words = watch, words
+
+    def begin(self, label: str, round: int, rounds: int) -> None:
+        """Pass on that a method starts."""
+        self._watch.begin(self._words + label, round, rounds)
+
+    def tick(self, tick: Tick) -> None:
+        """Pass on that a round is over."""
+        self._watch.tick(tick._replace(label=self._words + tick.label))
+
+    def scored(self, outcome: Callable[[], Outcome]) -> None:
+        """Pass on that a round was scored."""
+        self._watch.scored(outcome)
+
+    def note(self, text: str) -> None:
+        """Pass a notice on."""
+        self._watch.note(self._words + text)
+
+    def end(self, label: str, seconds: float) -> None:
+        """Pass on that a method is done."""
+        self._watch.end(self._words + label, seconds)

@@ -1,0 +1,136 @@
+"""Compare methods over seeds and splits in one go; what was done before is never done again."""
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from idiolect.checkpoint import write_whole
+from idiolect.data import Dataset
+from idiolect.errors import DataError
+from idiolect.evaluate.comparison import ALPHA, Comparison
+from idiolect.evaluate.comparison import compare as compared
+from idiolect.evaluate.overall import overall
+from idiolect.experiment.execute import written
+from idiolect.experiment.resolve import load_experiment
+from idiolect.experiment.schema import Experiment
+from idiolect.experiment.split import Split
+from idiolect.experiment.splits import divided
+from idiolect.results import document
+from idiolect.results.document import Document, plain, versions
+from idiolect.results.models import folder_name
+from idiolect.runner.run import EXPERIMENT, opened
+from idiolect.runner.watch import Prefixed, Silent, Watch
+
+FILE = "comparison.json"
+
+
+def compare(
+    path: str | Path,
+    overrides: Sequence[str] = (),
+    *,
+    out: str | Path | None = None,
+    data_dir: str | Path | None = None,
+    alpha: float = ALPHA,
+    target: float | None = None,
+) -> Document:
+    """Compare an experiment file's methods, as `idiolect compare` does; return comparison.json.
+
+    A folder of results, of `run` or `compare`, is compared as it is.
+    """
+    if Path(path).is_dir():
+        return of_folder(Path(path), alpha, target)
+    content, _ = execute(
+        load_experiment(path, overrides),
+        Path(out) if out else None,
+        data_dir=Path(data_dir) if data_dir else None,
+        alpha=alpha,
+        target=target,
+    )
+    return content
+
+
+def of_folder(folder: Path, alpha: float = ALPHA, target: float | None = None) -> Document:
+    """Compare what a folder holds: one result, or those of several splits."""
+    if (folder / document.FILE).exists() or not (folder / FILE).exists():
+        splits = {"": folder}
+    else:
+        listed = json.loads((folder / FILE).read_text(encoding="utf-8"))["splits"]
+        splits = {one["name"]: folder / one["folder"] for one in listed}
+    held = {name: document.read(own) for name, own in splits.items()}
+    if not all(content["methods"] for content in held.values()):
+        raise DataError(f"{folder} holds no finished method; run its experiment to the end")
+    name = next(iter(held.values()))["name"].split(":")[0]
+    return _laid_out(name, held, splits, folder, alpha, target)
+
+
+def execute(
+    experiment: Experiment,
+    out: Path | None = None,
+    *,
+    data_dir: Path | None = None,
+    watch: Watch | None = None,
+    alpha: float = ALPHA,
+    target: float | None = None,
+) -> tuple[Document, Path]:
+    """Train and compare; return the comparison and its folder, runs/NAME unless told otherwise."""
+    folder = out or Path("runs") / folder_name(experiment.name)
+    datasets: dict[str, Dataset] = {}
+    # Data is divided, and refused, before anything is written.
+    splits = {
+        name: Split(own, experiment.tune, _at(folder, name), data_dir, datasets)
+        for name, own in divided(experiment).items()
+    }
+    held: dict[str, Document] = {}
+    with opened(folder, resume=True):
+        for name, split in splits.items():
+            told = Prefixed(watch or Silent(), f"{name}: " if name else "")
+            held[name] = split.run(told)
+        write_whole(folder / EXPERIMENT, written(experiment).encode())
+        content = _laid_out(
+            experiment.name, held, {n: s.folder for n, s in splits.items()}, folder, alpha, target
+        )
+        text = json.dumps(content, indent=1, allow_nan=False, ensure_ascii=False)
+        write_whole(folder / FILE, (text + "\n").encode())
+    return content, folder
+
+
+def _at(folder: Path, split: str) -> Path:
+    return folder / folder_name(split) if split else folder
+
+
+def _laid_out(
+    name: str,
+    held: dict[str, Document],
+    folders: dict[str, Path],
+    folder: Path,
+    alpha: float,
+    target: float | None,
+) -> Document:
+    told: dict[str, Comparison] = {
+        split: compared(content, alpha=alpha, target=target) for split, content in held.items()
+    }
+    together = overall(told)
+    return {
+        "name": name,
+        "complete": all(content["complete"] for content in held.values()),
+        "splits": [
+            {
+                "name": split,
+                "folder": str(folders[split].relative_to(folder)),
+                "data": content["data"],
+                "tuned": _tuned(content),
+                "comparison": told[split].as_dict(),
+            }
+            for split, content in held.items()
+        ],
+        "overall": None if together is None else plain(dataclasses.asdict(together)),
+        "versions": versions(),
+    }
+
+
+def _tuned(content: Document) -> dict[str, Any]:
+    return {
+        label: method["tuned"] for label, method in content["methods"].items() if "tuned" in method
+    }
