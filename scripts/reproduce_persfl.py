@@ -1,6 +1,6 @@
 """Lay our PersFL runs beside the paper's tables: `docs/reproduction/persfl.md` from run folders.
 
-    python scripts/reproduce_persfl.py collect RUN_DIR...   # keep what the tables need, as JSON
+    python scripts/reproduce_persfl.py collect RUN_DIR[=NAME]...  # keep what the tables need
     python scripts/reproduce_persfl.py write                # write the page from the kept figures
 
 Needs scipy (the `dev` or `stats` extra) for the paired test.
@@ -23,17 +23,24 @@ SPLITS = [f"{data}-{split}" for data in ("cifar10", "mnist") for split in ("ds1"
 COLUMNS = ("Local", "FedAvg", "FedAvg + FT", "FedPer", "PersFL", "pFedMe", "Per-FedAvg")
 
 
-def collect(folders: list[Path]) -> None:
-    """Keep each run's scores per seed and client, and what each client chose."""
+def collect(folders: list[str]) -> None:
+    """Keep each run's scores per seed and client, and what each client chose.
+
+    A run is kept under its folder's name or the one given; methods of the same name's runs join.
+    """
     kept = json.loads(FIGURES.read_text()) if FIGURES.exists() else {}
-    for folder in folders:
-        result = json.loads((folder / "result.json").read_text())
-        kept[folder.name] = {
+    for place in folders:
+        folder, _, name = place.partition("=")
+        result = json.loads((Path(folder) / "result.json").read_text())
+        known = kept.setdefault(name or Path(folder).name, {"methods": {}})
+        if known.get("seeds", result["seeds"]) != result["seeds"]:
+            raise SystemExit(f"{place} has seeds {result['seeds']}, kept are {known['seeds']}")
+        known |= {
             "seeds": result["seeds"],
             "versions": result["versions"],
             "federation": result["data"]["federations"][0],
-            "methods": {label: _method(method) for label, method in result["methods"].items()},
         }
+        known["methods"] |= {label: _method(m) for label, m in result["methods"].items()}
     FIGURES.write_text(json.dumps(kept, indent=None, sort_keys=True) + "\n")
 
 
@@ -132,6 +139,7 @@ def write() -> None:
         "fairness": _fairness(kept),
         "grid": _grid(kept),
         "choice": _settings(kept),
+        "epochs": _epochs(kept),
     }
     text = PAGE.read_text()
     for name, rows in tables.items():
@@ -310,11 +318,24 @@ def _settings(kept: dict[str, Run]) -> list[str]:
     return _table(["candidate", "validation, global model", "validation, personal"], rows)
 
 
+def _epochs(kept: dict[str, Run]) -> list[str]:
+    rows = []
+    for epochs, name in ((2, "cifar10-ds3-e2"), (4, "cifar10-ds3")):
+        run, tuned = kept[name], "PersFL, fine-tuning only"
+        seen = [f"{100 * run.methods[x]['validation']['personal']:.1f}" for x in (tuned, "PersFL")]
+        cells = [run.cell(tuned, "global"), run.cell(tuned), run.cell("PersFL"), *seen]
+        rows.append([f"{epochs}", *cells])
+    return _table(
+        ["local epochs", "global model, round 50", "fine-tuned", "PersFL", "fine-tuned, validation",
+         "PersFL, validation"], rows,
+    )  # fmt: skip
+
+
 def main() -> None:
     """Collect figures or write the page."""
     parser = argparse.ArgumentParser(description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("collect").add_argument("folders", type=Path, nargs="+")
+    commands.add_parser("collect").add_argument("folders", nargs="+")
     commands.add_parser("write")
     options = parser.parse_args()
     if options.command == "collect":
