@@ -22,6 +22,7 @@ class Sent(NamedTuple):
 
     shared: Tree = ()
     own: Tree = ()
+    group: Tree = ()  # what the server keeps for the client's architecture; the engine adds it
 
 
 class Setup(NamedTuple):
@@ -135,6 +136,10 @@ class Method:
         """Return the server's state before the first round."""
         return setup.params
 
+    def init_group(self, setup: Setup) -> Tree:
+        """Return what the server keeps for one architecture before the first round."""
+        return ()
+
     def init_personal(self, setup: Setup) -> Tree:
         """Return what one client keeps before its first round."""
         return ()
@@ -142,6 +147,21 @@ class Method:
     def send(self, state: Tree, cohort: Tensor) -> Sent:
         """Return what goes out; `own` has one row for each client of the cohort."""
         return Sent(shared=state)
+
+    def read(self, report: Tree, local: Local) -> Tree:
+        """Return what the server makes of one report with its public examples, for `server_step`.
+
+        Needed where reports differ in form from architecture to architecture.
+        """
+        return report
+
+    def group_step(self, group: Tree, reports: Tree) -> Tree:
+        """Return what the server keeps for an architecture, from the reports of its clients."""
+        return group
+
+    def fuse(self, group: Tree, state: Tree, local: Local) -> Tree:
+        """Train the same on the server's public examples, once the new state is known."""
+        return group
 
     def welcome(self, state: Tree, cohort: Tensor) -> Sent:
         """Return what newcomers are sent, for whom the state has no place of their own."""
@@ -193,6 +213,11 @@ class Method:
     def facts(self, deployed: Tree) -> dict[str, Tensor]:
         """Return scalars worth telling about one client's outcome, such as what it chose."""
         return {}
+
+    @property
+    def grouped(self) -> bool:
+        """Whether the server keeps something for each architecture."""
+        return type(self).init_group is not Method.init_group
 
     @property
     def welcomes(self) -> bool:

@@ -70,6 +70,22 @@ class Wrapper(Method):
         """Hand on."""
         return self.base.init_server(setup)
 
+    def init_group(self, setup: Setup) -> Tree:
+        """Hand on."""
+        return self.base.init_group(setup)
+
+    def read(self, report: Tree, local: Local) -> Tree:
+        """Hand on."""
+        return self.base.read(report, local)
+
+    def group_step(self, group: Tree, reports: Tree) -> Tree:
+        """Hand on."""
+        return self.base.group_step(group, reports)
+
+    def fuse(self, group: Tree, state: Tree, local: Local) -> Tree:
+        """Hand on."""
+        return self.base.fuse(group, state, local)
+
     def init_personal(self, setup: Setup) -> Tree:
         """Hand on."""
         return self.base.init_personal(setup)
@@ -129,6 +145,11 @@ class Wrapper(Method):
     def trace(self, state: Tree) -> dict[str, Tensor]:
         """Hand on."""
         return self.base.trace(state)
+
+    @property
+    def grouped(self) -> bool:
+        """Hand on."""
+        return self.base.grouped
 
     @property
     def welcomes(self) -> bool:

@@ -5,7 +5,7 @@ import pytest
 
 from idiolect.methods import METHODS
 
-NAMES = [name for name, kind in METHODS.items() if not kind.pooled]
+NAMES = [name for name, kind in METHODS.items() if not kind.pooled and kind.public != "server"]
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -14,7 +14,9 @@ from idiolect.simulate.alone import Alone, Place
 from idiolect.simulate.architecture import Architecture
 from test_laws import made
 
-METHOD_NAMES = [name for name, kind in METHODS.items() if not kind.pooled]
+METHOD_NAMES = [
+    name for name, kind in METHODS.items() if not kind.pooled and kind.public != "server"
+]
 
 
 def lone(world, client, method, *, seed=0):

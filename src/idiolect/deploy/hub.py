@@ -53,6 +53,11 @@ class Hub:
                 f"{label} trains on everyone's data in one place, which a federation of nodes "
                 "cannot; leave it out, or run it in the simulator"
             )
+        if method.grouped:
+            raise MethodError(
+                f"{label} trains on the server, with public examples, for each architecture, which "
+                "a hub without data cannot; leave it out, or run it in the simulator"
+            )
         self.round = 0
         self.notices: list[str] = []
         self.widths: Mapping[str, int] = {}

@@ -7,6 +7,7 @@ from idiolect.methods.ditto import Ditto
 from idiolect.methods.fedamp import FedAMP, HeurFedAMP
 from idiolect.methods.fedavg import FedAvg
 from idiolect.methods.fedbn import FedBN
+from idiolect.methods.feddf import FedDF, PFedDF
 from idiolect.methods.fedfomo import FedFomo
 from idiolect.methods.fedmd import FedMD
 from idiolect.methods.fedper import FedPer
@@ -42,6 +43,8 @@ METHODS: dict[str, type[Method]] = {
     "fedmd": FedMD,
     "sim-pfl": SimPFL,
     "topk-pfl": TopKPFL,
+    "feddf": FedDF,
+    "pfeddf": PFedDF,
     "ktpfl-weights": KTpFLWeights,
     "fedamp": FedAMP,
     "heurfedamp": HeurFedAMP,
@@ -62,6 +65,7 @@ __all__ = [
     "FedAvg",
     "FedAvgFT",
     "FedBN",
+    "FedDF",
     "FedFomo",
     "FedMD",
     "FedPer",
@@ -71,6 +75,7 @@ __all__ = [
     "KTpFL",
     "KTpFLWeights",
     "LocalOnly",
+    "PFedDF",
     "PFedHN",
     "PFedMe",
     "PerFedAvg",

@@ -13,7 +13,7 @@ from idiolect.errors import ConfigError, DataError, MethodError
 from idiolect.local import Network
 from idiolect.method import Method, Setup
 from idiolect.runner.memory import checkpoint_path, globals_folder
-from idiolect.simulate.architecture import Architecture
+from idiolect.simulate.architecture import Architecture, blank
 from idiolect.simulate.backend import Backend
 from idiolect.simulate.rounds import Run, Simulation, Verdict
 from idiolect.tree import Tree
@@ -28,6 +28,7 @@ class Kept(NamedTuple):
     last: dict[str, Tensor]  # the server's state after the last round, by name
     path: Path  # where it was read
     earlier: tuple[tuple[int, Path], ...]  # rounds before, in order, where the run kept them
+    groups: tuple[dict[str, Tensor], ...] = ()  # what the server kept for each architecture
 
 
 class Adapted(NamedTuple):
@@ -59,7 +60,9 @@ def kept(folder: Path, label: str, seed: int | None = None) -> Kept:
     earlier = tuple(
         (round, path) for round, path in _globals(folder, label, meta) if round < meta["round"]
     )
-    return Kept(label, seed, meta["round"], last, path, earlier)
+    kinds = sorted({int(n.split(".")[2]) for n in named if n.startswith("state.groups.")})
+    groups = tuple(_server(named, f"state.groups.{n}.", seeds.index(seed)) for n in kinds)
+    return Kept(label, seed, meta["round"], last, path, earlier, groups)
 
 
 def adapted(
@@ -68,8 +71,12 @@ def adapted(
     federation: Federation,
     architectures: Mapping[str, Architecture],
     backend: Backend,
+    place: int = 0,
 ) -> Adapted:
-    """Let newcomers meet the kept global models, then adapt, and score what they adapted to."""
+    """Let newcomers meet the kept global models, then adapt, and score what they adapted to.
+
+    Their architecture was the run's, in this place.
+    """
     if not method.welcomes:
         for architecture in architectures.values():
             _refuse_counted(method, architecture, federation)
@@ -91,6 +98,10 @@ def adapted(
                 "to choose from; evaluate.keep_globals = true keeps them all"
             )
     _put(simulation, run.last, template, run.path, run.round, backend)
+    if run.groups:
+        kept = simulation.tree
+        there = checkpoint.fitted(kept["groups"][0], run.groups[place], run.path)
+        simulation.tree = {**kept, "groups": (there,)}
     exams = [federation.exam] if any(len(rows) for rows in federation.test) else None
     (verdict,) = simulation.judge(exams, keep=True, newcomers=True)
     if exams is None:  # then the scores are those on validation data
@@ -148,7 +159,7 @@ def _refuse_counted(method: Method, architecture: Architecture, federation: Fede
     classes = len(federation.dataset.classes)
     told = Setup(main.params, second.params, torch.ones(1), classes, main.norms, main.statistics)
     one, two = (
-        tree.named(method.init_server(told._replace(sizes=torch.ones(n))))
+        tree.named(method.init_server(blank(told._replace(sizes=torch.ones(n)))))
         for n in (federation.clients, federation.clients + 1)
     )
     for name in sorted(set(one) | set(two)):

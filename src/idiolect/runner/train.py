@@ -78,7 +78,7 @@ def finished(job: Course, folder: Path) -> Trained | None:
 def _taken_over(done: Trained, job: Course) -> Memory:
     """Return another job's memory as it was after its last round, before it was scored."""
     state = done.memory.state
-    named = state if set(state) != {"server", "personal"} else tree.named(state)
+    named = tree.named(state) if "server" in state else state
     curve = done.memory.curve
     if job.only_global:
         curve = tuple(

@@ -65,6 +65,8 @@ class Crew:
         self.clients = clients
         self.store = store
         self.starts = starts
+        self.groups: list[Tree] = [() for _ in starts]  # what each run's server keeps for them
+        self.device = device
         self.widths: dict[str, int] = {}
         self._place = {int(client): place for place, client in enumerate(clients)}
         # functional_call swaps a module's parameters while it runs, so each thread has its own.
@@ -111,6 +113,23 @@ class Crew:
                 span = self._fits[kind] = -(-min(span, len(shift.seats)) // 2)
                 if kind in self.widths:
                     self.widths[kind] = span
+
+    def serve(
+        self, fn: ClientFunction, servers: Sequence[Member], states: Sequence[Tree], round: int
+    ) -> list[Tree]:
+        """Run fn for the servers, on this architecture: all runs at once, or one by one."""
+        wide = len(servers) if self._stack else 1
+        made: list[Tree] = []
+        for number, first in enumerate(range(0, len(servers), wide)):
+            block = slice(first, first + wide)
+            key = ("serve", number, wide > 1)
+            if key not in self._desks:
+                self._desks[key] = self._desk(fn, wide, number)
+            pairs = zip(states[block], self.groups[block], strict=True)
+            given = tree.stack([Given(state, (), group) for state, group in pairs])
+            found = self._desks[key].run(servers[block], [], round, given, True, (), ())
+            made += [tree.map(lambda leaf, n=n: leaf[n], found) for n in range(len(servers[block]))]
+        return made
 
     def _blocks(self, kind: str, fn: ClientFunction, shift: "Shift", span: int) -> Tree:
         cuts = blocks.cut(shift.lengths, span)
@@ -216,8 +235,8 @@ class Shift:
         self._exams = [calls[s.run].exams[s.client] for s in self.seats if calls[s.run].exams]
         self._stacked = len(calls) > 1
         given = [
-            Given(call.sent.shared, start if call.afresh else ())
-            for call, start in zip(calls, crew.starts, strict=True)
+            Given(call.sent.shared, start if call.afresh else (), group)
+            for call, start, group in zip(calls, crew.starts, crew.groups, strict=True)
         ]
         self._shared: Given = tree.stack(given) if self._stacked else given[0]
         self._run = torch.tensor([seat.run for seat in self.seats], device=device)

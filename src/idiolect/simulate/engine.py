@@ -31,6 +31,7 @@ class Given(NamedTuple):
 
     shared: Tree
     initial: Params | tuple[()] = ()  # the parameters training started from, where they are needed
+    group: Tree = ()  # what the server keeps for their architecture
 
 
 class Desk:
@@ -113,7 +114,7 @@ class Desk:
             Local(self._networks, book, slot, size, self._round, self._stacked, initial)
             for book, initial in ((self._lessons, given.initial or None), (self._exams, None))
         )
-        return self._fn(Sent(given.shared, own), personal, local, exam)
+        return self._fn(Sent(given.shared, own, given.group), personal, local, exam)
 
     def _one(
         self, sizes: Tensor, shared: Given, per_client: bool, own: Tree, personal: Tree

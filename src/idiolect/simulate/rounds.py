@@ -16,7 +16,7 @@ from idiolect.data.federation import Exam, Lessons
 from idiolect.errors import ConfigError, DataError, Diverged
 from idiolect.local import Local, Network
 from idiolect.method import Method, Sent, Setup
-from idiolect.simulate import guard, sampling
+from idiolect.simulate import groups, guard, sampling
 from idiolect.simulate.architecture import Architecture, blank, make, refuse_unequal_states
 from idiolect.simulate.backend import Backend
 from idiolect.simulate.crew import Call, Crew, Seat
@@ -122,6 +122,7 @@ class Simulation:
                 self.notices.append(f"architecture {name!r}: {made.unmappable}")
             one_by_one = backend.kind == "sequential" or bool(made.unmappable)
             personal = [(self.method.init_personal(setup), len(clients)) for setup in made.setups]
+            kept = [tree.to(self.method.init_group(setup), self._device) for setup in made.setups]
             crews.append(
                 Crew(
                     clients,
@@ -137,6 +138,7 @@ class Simulation:
                     backend.cache,
                 )
             )
+            crews[-1].groups = kept
         if sorted(int(c) for crew in crews for c in crew.clients) != list(range(self._clients)):
             raise ConfigError("the architectures must name every client exactly once")
         return crews, first
@@ -159,7 +161,10 @@ class Simulation:
     @property
     def tree(self) -> Tree:
         """All state there is between rounds, as one tree: servers' and personal."""
-        return {"server": tuple(self.states), "personal": tuple(c.store.rows for c in self._crews)}
+        kept = {"server": tuple(self.states), "personal": tuple(c.store.rows for c in self._crews)}
+        if self.method.grouped:
+            kept["groups"] = tuple(tuple(crew.groups) for crew in self._crews)
+        return kept
 
     @tree.setter
     def tree(self, kept: Tree) -> None:
@@ -167,6 +172,8 @@ class Simulation:
         self.states = list(kept["server"])
         for crew, rows in zip(self._crews, kept["personal"], strict=True):
             crew.store.rows = rows
+        for crew, own in zip(self._crews, kept.get("groups", ()), strict=False):
+            crew.groups = list(own)
 
     # One round.
 
@@ -199,7 +206,9 @@ class Simulation:
         method = self.method
 
         def step(sent: Sent, personal: Tree, local: Local, exam: Local) -> Tree:
-            return method.client_step(sent, personal, local)
+            report, personal = method.client_step(sent, personal, local)
+            read = method.read(report, local) if method.grouped else ()
+            return report, read, personal
 
         calls = [
             Call(cohort, method.send(state, self._tensor(cohort)), members, even=method.steps > 0)
@@ -212,11 +221,12 @@ class Simulation:
         ]
         done = [(crew, *crew.run("step", step, calls, self.round)) for crew in self._crews]
         done = [(crew, present, result) for crew, present, result in done if present]
-        parts = [reports for _, _, (reports, _) in done]
+        apart = [(crew, present, reports, read) for crew, present, (reports, read, _) in done]
+        parts = [read if method.grouped else reports for _, _, reports, read in apart]
         refuse_unequal(parts)
         reports = tree.concat(parts) if parts else ()
         place = {seat: n for n, seat in enumerate(seat for _, own, _ in done for seat in own)}
-        stale = guard.broken_personal([personal for _, _, (_, personal) in done])
+        stale = guard.broken_personal([personal for _, _, (_, _, personal) in done])
         states, traffic, broken = [], [], []
         for run, (call, state) in enumerate(zip(calls, self.states, strict=True)):
             cohort = self._tensor(call.cohort)
@@ -226,19 +236,25 @@ class Simulation:
                 continue
             rows = self._tensor(np.array([place[Seat(run, int(c))] for c in call.cohort]))
             own = tree.take(reports, rows)
-            traffic.append(Traffic(1, 0, 0) if method.pooled else counted(call, own))
+            if method.grouped:
+                traffic.append(groups.counted_apart(call, run, apart))
+            else:
+                traffic.append(Traffic(1, 0, 0) if method.pooled else counted(call, own))
             own = method.arrive(state, cohort, own)
             bad = guard.broken(own, None if stale is None else stale[rows], len(rows), rows.device)
             states.append(guard.guarded_step(method, state, cohort, own, bad))
             broken.append((run, call.cohort, bad))
         left_out = self._left_out(broken)
-        for crew, present, (_, personal) in done:
+        if method.grouped:
+            servers = [groups.server_member(own[0]) for own in self._trained]
+            groups.regroup(method, self._crews, apart, left_out, servers, states, self.round)
+        for crew, present, (_, _, personal) in done:
             crew.store.put(crew.rows(present), self._unbroken(crew, present, personal, left_out))
         self.states = states
         self.round += 1
         crossing = None
         if done and not self._crossed and not method.pooled:
-            crossing = crossed(calls[0], parts[0], done[0][2][1])
+            crossing = crossed(calls[0], apart[0][2], done[0][2][2], done[0][0].groups[0])
             self._crossed = True
         examples = sum(crew.examples("step") for crew in self._crews)
         return Round(traffic, examples, left_out, crossing)

@@ -26,7 +26,7 @@ def counted(call: Call, reports: Tree) -> Traffic:
     return Traffic(clients, down, tree.nbytes(reports))
 
 
-def crossed(call: Call, reports: Tree, personal: Tree) -> Crossing:
+def crossed(call: Call, reports: Tree, personal: Tree, group: Tree = ()) -> Crossing:
     """Name what would cross the network and what would not; of one client, so no client axis."""
 
     def shapes(held: Tree, stacked: bool) -> dict[str, list[int]]:
@@ -34,7 +34,11 @@ def crossed(call: Call, reports: Tree, personal: Tree) -> Crossing:
 
     return {
         "up": shapes(reports, True),
-        "down": {**shapes(call.sent.shared, False), **shapes(call.sent.own, True)},
+        "down": {
+            **shapes(call.sent.shared, False),
+            **shapes(call.sent.own, True),
+            **shapes(group, False),
+        },
         "stays": shapes(personal, True),
     }
 
