@@ -1,6 +1,8 @@
 """Makes the helpers in this folder importable from every test."""
 
+import shutil
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -17,3 +19,28 @@ def float64() -> Iterator[None]:
     torch.set_default_dtype(torch.float64)
     yield
     torch.set_default_dtype(torch.float32)
+
+
+# Chromium as root needs no sandbox; the rest keeps it from talking to its maker.
+_FLAGS = (
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
+
+
+@pytest.fixture(scope="module")  # no longer: while it lives, asyncio.run is refused
+def browser() -> Iterator[Any]:
+    """Debian's Chromium; where there is none, the tests that need it say so and are left out."""
+    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    path = shutil.which("chromium") or shutil.which("chromium-browser")
+    if path is None:
+        pytest.skip("no Chromium here: `apt-get install chromium` as root brings these tests back")
+    with sync_api.sync_playwright() as playwright:
+        opened = playwright.chromium.launch(executable_path=path, args=list(_FLAGS))
+        yield opened
+        opened.close()

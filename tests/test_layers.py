@@ -28,6 +28,7 @@ ROWS = [
     ["evaluate"],
     ["report"],
     ["runner"],
+    ["live", "loggers"],
     ["experiment"],
     ["deploy"],
     ["api", "cli"],

@@ -1,10 +1,6 @@
-"""A real run for the reports, and a real browser to open them."""
+"""A real run for the reports."""
 
-import shutil
-import subprocess
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -43,17 +39,6 @@ temperatures = [1.0, 5.0]
 keep_grid = true
 """
 
-# Chromium as root needs no sandbox; the rest keeps it from talking to its maker.
-FLAGS = (
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-)
-
 
 @pytest.fixture(scope="session")
 def toml(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -70,21 +55,3 @@ def finished(toml: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs") / "six"
     idiolect.run(toml, out=folder)
     return folder
-
-
-def chromium() -> str | None:
-    return shutil.which("chromium") or shutil.which("chromium-browser")
-
-
-@pytest.fixture(scope="session")
-def browser() -> Iterator[Any]:
-    """Debian's Chromium; where there is none, the tests that need it say so and are left out."""
-    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    path = chromium()
-    if path is None:
-        pytest.skip("no Chromium here: `apt-get install chromium` as root brings these tests back")
-    subprocess.run([path, "--version"], check=True, capture_output=True)
-    with sync_api.sync_playwright() as playwright:
-        opened = playwright.chromium.launch(executable_path=path, args=list(FLAGS))
-        yield opened
-        opened.close()

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from idiolect.report import report
+from pages import Opened, until
 
 DESK = {"width": 1280, "height": 900}
 PHONE = {"width": 375, "height": 800}
@@ -14,30 +15,6 @@ PHONE = {"width": 375, "height": 800}
 @pytest.fixture(scope="module")
 def page_file(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return report(finished, tmp_path_factory.mktemp("page") / "report.html")[0]
-
-
-class Opened:
-    """A page, with all it complained of and asked for."""
-
-    def __init__(self, browser, path, **options):
-        self.context = browser.new_context(**options)
-        self.page = self.context.new_page()
-        self.said, self.asked = [], []
-        self.page.on("console", lambda message: self.said.append(message.text))
-        self.page.on("pageerror", lambda error: self.said.append(str(error)))
-        self.page.on("request", lambda request: self.asked.append(request.url))
-        self.page.goto(path.as_uri())
-        self.page.wait_for_selector("html[data-ready]")
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, kind, error, at):
-        self.context.close()
-        if error is None:
-            assert self.said == []
-            # blob: is the page's own memory, where a download is made.
-            assert [u for u in self.asked[1:] if not u.startswith(("blob:", "data:"))] == []
 
 
 def shown(page, chart):
@@ -49,17 +26,8 @@ def shown(page, chart):
     )
 
 
-def until(page, expression):
-    """Wait for something to be true; the page's policy forbids Playwright's own way, by eval."""
-    for _ in range(200):
-        if page.evaluate(expression):
-            return
-        page.wait_for_timeout(25)
-    raise AssertionError(f"never came true: {expression}")
-
-
 def test_every_figure_is_drawn_and_nothing_is_asked_of_the_network(browser, page_file):
-    with Opened(browser, page_file, viewport=DESK) as opened:
+    with Opened(browser, page_file.as_uri(), viewport=DESK) as opened:
         charts = opened.page.eval_on_selector_all(
             "[data-chart]", "all => all.map(f => f.dataset.chart)"
         )
@@ -76,7 +44,7 @@ def test_every_figure_is_drawn_and_nothing_is_asked_of_the_network(browser, page
 
 
 def test_a_method_is_switched_off_and_on_in_all_figures_and_tables(browser, page_file):
-    with Opened(browser, page_file, viewport=DESK) as opened:
+    with Opened(browser, page_file.as_uri(), viewport=DESK) as opened:
         page = opened.page
         before = {chart: shown(page, chart) for chart in ("by-client", "curves", "fairness")}
         switch = page.locator("[data-switch='FedAvg']")
@@ -93,7 +61,7 @@ def test_a_method_is_switched_off_and_on_in_all_figures_and_tables(browser, page
 
 
 def test_a_table_is_sorted_by_its_headings(browser, page_file):
-    with Opened(browser, page_file, viewport=DESK) as opened:
+    with Opened(browser, page_file.as_uri(), viewport=DESK) as opened:
         page = opened.page
         head = page.locator("#headline thead button").nth(1)
         cells = page.locator("#headline tbody tr td:nth-child(2)")
@@ -118,7 +86,7 @@ def test_dark_follows_the_system_and_the_switch(browser, page_file):
     def paper(page):  # the ground of a figure, drawn by Plotly
         return page.evaluate("document.querySelector('.plot .main-svg').style.background")
 
-    with Opened(browser, page_file, viewport=DESK, color_scheme="dark") as opened:
+    with Opened(browser, page_file.as_uri(), viewport=DESK, color_scheme="dark") as opened:
         page = opened.page
         dark = ground(page)
         assert dark == "rgb(21, 23, 27)" and paper(page) == dark
@@ -133,7 +101,7 @@ def test_dark_follows_the_system_and_the_switch(browser, page_file):
 
 
 def test_a_phone_shows_it_without_sideways_scrolling(browser, page_file):
-    with Opened(browser, page_file, viewport=PHONE, device_scale_factor=2) as opened:
+    with Opened(browser, page_file.as_uri(), viewport=PHONE, device_scale_factor=2) as opened:
         page = opened.page
         assert page.evaluate("document.documentElement.scrollWidth") == PHONE["width"]
         page.evaluate("window.scrollTo(500, 0)")
@@ -143,7 +111,7 @@ def test_a_phone_shows_it_without_sideways_scrolling(browser, page_file):
 
 
 def test_it_prints_in_light_on_the_width_of_a_sheet(browser, page_file, tmp_path):
-    with Opened(browser, page_file, viewport=DESK, color_scheme="dark") as opened:
+    with Opened(browser, page_file.as_uri(), viewport=DESK, color_scheme="dark") as opened:
         page = opened.page
         page.emulate_media(media="print")
         until(page, "document.querySelector('.plot .main-svg').clientWidth === 680")
@@ -158,7 +126,7 @@ def test_it_prints_in_light_on_the_width_of_a_sheet(browser, page_file, tmp_path
 
 
 def test_figures_and_tables_can_be_taken_away(browser, page_file, finished):
-    with Opened(browser, page_file, viewport=DESK) as opened:
+    with Opened(browser, page_file.as_uri(), viewport=DESK) as opened:
         page = opened.page
         page.locator("[data-switch='Local']").click()
 
@@ -179,7 +147,7 @@ def test_figures_and_tables_can_be_taken_away(browser, page_file, finished):
 
 
 def test_hovering_tells_the_values(browser, page_file):
-    with Opened(browser, page_file, viewport=DESK) as opened:
+    with Opened(browser, page_file.as_uri(), viewport=DESK) as opened:
         page = opened.page
         dot = page.locator("#plot-by-method .scatterlayer .trace .point").first
         dot.scroll_into_view_if_needed()

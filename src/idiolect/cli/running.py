@@ -12,6 +12,7 @@ from idiolect.cli.guard import complain, debugging, guarded, interrupted
 
 if TYPE_CHECKING:
     from idiolect.experiment import Experiment
+    from idiolect.live import Address
 
 # Heavy imports stand inside the commands, so that --help and completion answer at once.
 
@@ -33,13 +34,38 @@ def run(
     method: Annotated[
         list[str] | None, typer.Option("--method", help="Run only this label; may be repeated.")
     ] = None,
+    serve: Annotated[
+        bool, typer.Option("--serve", help="Serve the report while it grows, to this machine.")
+    ] = False,
+    serve_at: Annotated[
+        str | None, typer.Option("--serve-at", help="Serve at HOST:PORT; 127.0.0.1:8484 if free.")
+    ] = None,
+    serve_anyone: Annotated[
+        bool, typer.Option("--serve-anyone", help="Let other machines see it too.")
+    ] = False,
+    log: Annotated[
+        list[str] | None,
+        typer.Option("--log", help="Also log to tensorboard, mlflow or wandb; NAME or NAME=WHERE."),
+    ] = None,
 ) -> None:
     """Run an experiment: train its methods, score every client, write the results."""
     from idiolect.experiment import load_experiment
+    from idiolect.live import address
+
+    wanted = serve or serve_at is not None
+    served = address(serve_at or "", anyone=serve_anyone) if wanted else None
 
     overrides = [*(set or ()), *_machine(device, backend)]
     loaded = load_experiment(experiment, overrides)
-    _execute(loaded, out, resume=resume, data_dir=data_dir, only=method or ())
+    _execute(
+        loaded,
+        out,
+        resume=resume,
+        data_dir=data_dir,
+        only=method or (),
+        serve=served,
+        log=log or (),
+    )
 
 
 @guarded
@@ -107,6 +133,8 @@ def _execute(
     overwrite: bool = False,
     data_dir: Path | None = None,
     only: Sequence[str] = (),
+    serve: "Address | None" = None,
+    log: Sequence[str] = (),
     beside: Mapping[str, Sequence[float]] | None = None,
     remark: str = "",
 ) -> None:
@@ -125,6 +153,8 @@ def _execute(
                 data_dir=data_dir,
                 only=only,
                 watch=watch,
+                serve=serve,
+                log=log,
             )
     except KeyboardInterrupt as error:
         if debugging():

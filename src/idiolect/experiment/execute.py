@@ -11,13 +11,16 @@ from idiolect.experiment.build import jobs, refuse_unknown_labels
 from idiolect.experiment.resolve import load_experiment
 from idiolect.experiment.schema import Experiment
 from idiolect.experiment.toml import dumps
+from idiolect.experiment.watched import watched
+from idiolect.live import Address, address
+from idiolect.report import report
 from idiolect.results import holdings, scaling
 from idiolect.results.document import Document
 from idiolect.results.models import folder_name
 from idiolect.runner.memory import first_difference
 from idiolect.runner.run import EXPERIMENT, opened
 from idiolect.runner.run import run as run_jobs
-from idiolect.runner.watch import Watch
+from idiolect.runner.watch import Silent, Watch
 
 
 def run(
@@ -28,14 +31,22 @@ def run(
     resume: bool = False,
     overwrite: bool = False,
     data_dir: str | Path | None = None,
+    serve: str | None = None,
+    log: Sequence[str] = (),
 ) -> Document:
-    """Run an experiment file, as `idiolect run` does, and return what result.json holds."""
+    """Run an experiment file, as `idiolect run` does, and return what result.json holds.
+
+    `serve` is where the page that grows with it is served, such as "127.0.0.1:8484"; `log` names
+    loggers, as `--log` does.
+    """
     content, _ = execute(
         load_experiment(path, overrides),
         Path(out) if out else None,
         resume=resume,
         overwrite=overwrite,
         data_dir=Path(data_dir) if data_dir else None,
+        serve=None if serve is None else address(serve),
+        log=log,
     )
     return content
 
@@ -49,6 +60,8 @@ def execute(
     data_dir: Path | None = None,
     only: Sequence[str] = (),
     watch: Watch | None = None,
+    serve: Address | None = None,
+    log: Sequence[str] = (),
 ) -> tuple[Document, Path]:
     """Run an experiment; return the result and its folder, runs/NAME unless told otherwise."""
     folder = out or Path("runs") / folder_name(experiment.name)
@@ -58,6 +71,22 @@ def execute(
                 f"the experiment has {key}, which `run` does not do; use `idiolect compare`, or "
                 "leave it out"
             )
+    with watched(experiment, folder, watch or Silent(), serve=serve, log=log) as everyone:
+        content = _executed(experiment, folder, resume, overwrite, data_dir, only, everyone)
+        if serve is not None:
+            report(folder)  # the page that was served stays as a file
+    return content, folder
+
+
+def _executed(
+    experiment: Experiment,
+    folder: Path,
+    resume: bool,
+    overwrite: bool,
+    data_dir: Path | None,
+    only: Sequence[str],
+    watch: Watch,
+) -> Document:
     # Data and settings are refused before anything is written, or an older run is cleared away.
     refuse_unknown_labels(experiment, only)
     made, about = jobs(experiment, data_dir)
@@ -71,7 +100,7 @@ def execute(
         scaling.save(folder, {seed: federation.dataset for seed, federation in held})
         holdings.save(folder, holdings.of(made[0].seeds, made[0].federations))
         try:
-            return run_jobs(made, folder, about, resume=resume, only=only, watch=watch), folder
+            return run_jobs(made, folder, about, resume=resume, only=only, watch=watch)
         except CheckpointError:  # refused: the folder stays as it was
             if before is not None:
                 write_whole(path, before)

@@ -208,6 +208,16 @@ class Deployment(BaseModel):
         raise ValueError(f"{minimum!r} is no minimum; expected 1 or more nodes, or 0 < share <= 1")
 
 
+class Logging(BaseModel):
+    """Who else keeps the scores: true, or where to."""
+
+    model_config = STRICT
+
+    tensorboard: bool | str = False  # a folder; true: `tensorboard` in the run's folder
+    mlflow: bool | str = False  # a tracking URI; true: `mlflow.db` in the run's folder
+    wandb: bool | str = False  # a project; true: `idiolect`
+
+
 class Experiment(BaseModel):
     """Everything that decides a result."""
 
@@ -224,6 +234,7 @@ class Experiment(BaseModel):
     aggregate: Named | None = None  # for every method that averages
     evaluate: Evaluation = Evaluation()
     backend: Machine = Machine()
+    logging: Logging = Logging()
     deploy: Deployment = Deployment()
     tune: Tune | None = None  # for `compare`
     methods: Annotated[tuple[MethodTable, ...], Field(min_length=1)]

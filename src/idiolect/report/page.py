@@ -49,14 +49,14 @@ def content(materials: Sequence[Material], command: str, title: str = "") -> Con
 def html(shown: Content, *, live: bool = False) -> str:
     """Write the page."""
     title = escape(shown["title"])
-    text = json.dumps({**shown, "live": live}, ensure_ascii=False, separators=(",", ":"))
+    text = json.dumps({**_figures(shown), "live": live}, ensure_ascii=False, separators=(",", ":"))
     parts = {
         "TITLE": title,
         "POLICY": _POLICY.format(connect="'self'" if live else "'none'"),
         "STYLE": _asset("page.css"),
         "NAV": _navigation(shown),
         "SWITCHES": _switches(shown),
-        "MAIN": main(shown),
+        "MAIN": _main(shown),
         "COMMAND": escape(shown["command"]),
         "VERSION": escape(shown["version"]),
         # A closing tag within a string would end the script.
@@ -73,7 +73,26 @@ def html(shown: Content, *, live: bool = False) -> str:
     return "".join(filled)
 
 
-def main(shown: Content) -> str:
+def news(shown: Content) -> Content:
+    """Give what a page that is open already needs to show this instead."""
+    return {
+        "content": {**_figures(shown), "live": True},
+        "main": _main(shown),
+        "nav": _navigation(shown),
+        "switches": _switches(shown),
+    }
+
+
+def _figures(shown: Content) -> Content:
+    """Leave out the words, which stand in the page itself."""
+    runs = [
+        {"sections": [{"charts": s["charts"], "sheets": s["sheets"]} for s in run["sections"]]}
+        for run in shown["runs"]
+    ]
+    return {"title": shown["title"], "methods": shown["methods"], "runs": runs}
+
+
+def _main(shown: Content) -> str:
     """Write the body: every run's sections in order."""
     return "".join(
         f'<div class="run" data-run="{place}">{_run_head(run)}'

@@ -180,6 +180,7 @@ function follow() {
 
 // Exchange what changed. A section whose figures stay keeps their boxes, so nothing jumps.
 function update(shown) {
+  if (shown.trouble) { document.getElementById("live").textContent = "The page could not be drawn: " + shown.trouble; return; }
   CONTENT = shown.content;
   document.querySelector(".switches").innerHTML = shown.switches;
   document.querySelectorAll("[data-switch]").forEach((b) => b.setAttribute("aria-pressed", String(!OFF.has(b.dataset.switch))));
