@@ -6,14 +6,13 @@
 Needs scipy (the `dev` or `stats` extra) for the paired test.
 """
 
-import argparse
 import json
-import re
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
 from paper_persfl import DISTIL, FEDAVG_ARM, GD, ROUNDS, TABLE, TEACHER_GRID
+from reproduction import deviation, fill, keep, run, table
 from scipy import stats
 
 HERE = Path(__file__).resolve().parent.parent / "docs" / "reproduction"
@@ -24,24 +23,8 @@ COLUMNS = ("Local", "FedAvg", "FedAvg + FT", "FedPer", "PersFL", "pFedMe", "Per-
 
 
 def collect(folders: list[str]) -> None:
-    """Keep each run's scores per seed and client, and what each client chose.
-
-    A run is kept under its folder's name or the one given; methods of the same name's runs join.
-    """
-    kept = json.loads(FIGURES.read_text()) if FIGURES.exists() else {}
-    for place in folders:
-        folder, _, name = place.partition("=")
-        result = json.loads((Path(folder) / "result.json").read_text())
-        known = kept.setdefault(name or Path(folder).name, {"methods": {}})
-        if known.get("seeds", result["seeds"]) != result["seeds"]:
-            raise SystemExit(f"{place} has seeds {result['seeds']}, kept are {known['seeds']}")
-        known |= {
-            "seeds": result["seeds"],
-            "versions": result["versions"],
-            "federation": result["data"]["federations"][0],
-        }
-        known["methods"] |= {label: _method(m) for label, m in result["methods"].items()}
-    FIGURES.write_text(json.dumps(kept, indent=None, sort_keys=True) + "\n")
+    """Keep each run's scores per seed and client, and what each client chose."""
+    keep(FIGURES, folders, _method)
 
 
 def _method(method: dict[str, Any]) -> dict[str, Any]:
@@ -91,14 +74,16 @@ class Run:
 
     def over_seeds(self, label: str, model: str = "personal") -> float:
         rows = [100 * mean(row) for row in self.methods[label]["accuracy"][model]]
-        return _std(rows)
+        return deviation(rows)
 
     def over_clients(self, label: str, model: str = "personal") -> float:
         """Deviation over users within a seed, mean over seeds.
 
         Users are drawn anew with each seed, so a deviation of five-seed means would shrink.
         """
-        return mean(_std([100 * v for v in row]) for row in self.methods[label]["accuracy"][model])
+        return mean(
+            deviation([100 * v for v in row]) for row in self.methods[label]["accuracy"][model]
+        )
 
     def cell(self, label: str, model: str = "personal") -> str:
         if not self.has(label):
@@ -115,13 +100,6 @@ class Run:
         if not any(gaps):
             return 0.0, 1.0
         return mean(gaps), float(stats.wilcoxon(left, right).pvalue)
-
-
-def _std(values: list[float]) -> float:
-    middle = mean(values)
-    if len(values) < 2:
-        return 0.0
-    return (sum((value - middle) ** 2 for value in values) / (len(values) - 1)) ** 0.5
 
 
 def write() -> None:
@@ -141,19 +119,7 @@ def write() -> None:
         "choice": _settings(kept),
         "epochs": _epochs(kept),
     }
-    text = PAGE.read_text()
-    for name, rows in tables.items():
-        pattern = re.compile(rf"(<!-- {name} -->\n).*?(<!-- end -->)", re.DOTALL)
-        if not pattern.search(text):
-            raise SystemExit(f"{PAGE} has no place marked <!-- {name} -->")
-        table = "\n".join(rows)
-        text = pattern.sub(lambda found, table=table: f"{found[1]}{table}\n{found[2]}", text)
-    PAGE.write_text(text)
-
-
-def _table(header: list[str], rows: list[list[str]]) -> list[str]:
-    lines = [header, ["---"] * len(header), *rows]
-    return ["| " + " | ".join(line) + " |" for line in lines]
+    fill(PAGE, tables)
 
 
 def _title(split: str) -> str:
@@ -175,7 +141,7 @@ def _accuracy(kept: dict[str, Run], data: str) -> list[str]:
                 *[f"{paper[c][1]}" if c in paper else "–" for c in COLUMNS],
             ]
         )
-    return _table(["%", *COLUMNS], rows)
+    return table(["%", *COLUMNS], rows)
 
 
 def _teachers(kept: dict[str, Run]) -> list[str]:
@@ -195,7 +161,7 @@ def _teachers(kept: dict[str, Run]) -> list[str]:
                 f"{TABLE[split]['PersFL'][0] - FEDAVG_ARM[split]:+.1f}",
             ]
         )
-    return _table(
+    return table(
         ["", "last, ours", "best, ours", "gain, ours", "last, paper", "best, paper", "gain, paper"],
         rows,
     )
@@ -218,7 +184,7 @@ def _choices(kept: dict[str, Run]) -> list[str]:
             ]
         )
     header = ["mean over users", "λ, ours", "λ, paper", "T, ours", "T, paper", "teacher's round"]
-    return _table(header, rows)
+    return table(header, rows)
 
 
 def _objectives(kept: dict[str, Run]) -> list[str]:
@@ -232,7 +198,7 @@ def _objectives(kept: dict[str, Run]) -> list[str]:
         ]
         for split in SPLITS
     ]
-    return _table(["", "PersFL, ours", "PersFL-GD, ours", "PersFL, paper", "GD, paper"], rows)
+    return table(["", "PersFL, ours", "PersFL-GD, ours", "PersFL, paper", "GD, paper"], rows)
 
 
 def _traffic(kept: dict[str, Run]) -> list[str]:
@@ -249,7 +215,7 @@ def _traffic(kept: dict[str, Run]) -> list[str]:
             own = run.methods[label]
             cells.append(f"{own['rounds']} ({paper}), {own['megabytes']:,.0f} MB")
         rows.append([_title(split), *cells])
-    return _table(["rounds ours (paper), MB a run", *labels], rows)
+    return table(["rounds ours (paper), MB a run", *labels], rows)
 
 
 def _imbalance(kept: dict[str, Run]) -> list[str]:
@@ -265,7 +231,7 @@ def _imbalance(kept: dict[str, Run]) -> list[str]:
         paper = TABLE[f"{data}-ds1"]
         cells = [f"{paper[label][0]}" if label in paper else "–" for label in labels]
         rows.append(["paper", *cells])
-    return _table(["data, imbalance", *labels], rows)
+    return table(["data, imbalance", *labels], rows)
 
 
 def _imbalance_of(name: str) -> float:
@@ -280,7 +246,7 @@ def _distillation(kept: dict[str, Run]) -> list[str]:
         gap, p = run.paired("PersFL", "PersFL, fine-tuning only")
         tuned = run.cell("PersFL, fine-tuning only")
         rows.append([_title(split), tuned, run.cell("PersFL"), f"{gap:+.2f}", f"{p:.2g}"])
-    return _table(["", "fine-tuning (λ = 0)", "λ and T searched", "gain", "p (Wilcoxon)"], rows)
+    return table(["", "fine-tuning (λ = 0)", "λ and T searched", "gain", "p (Wilcoxon)"], rows)
 
 
 def _fairness(kept: dict[str, Run]) -> list[str]:
@@ -293,7 +259,7 @@ def _fairness(kept: dict[str, Run]) -> list[str]:
         cells = [f"{spread[label]:.1f}" if label in spread else "–" for label in labels]
         paper = {label: TABLE[split][label][1] for label in labels}
         rows.append([_title(split), *cells, fairest, min(paper, key=lambda label: paper[label])])
-    return _table(["deviation over users", *labels, "least, ours", "least, paper"], rows)
+    return table(["deviation over users", *labels, "least, ours", "least, paper"], rows)
 
 
 def _grid(kept: dict[str, Run]) -> list[str]:
@@ -305,7 +271,7 @@ def _grid(kept: dict[str, Run]) -> list[str]:
             cells.append(f"{run.mean('PersFL', f'λ={share:g} T={temperature:g}'):.1f}")
         rows.append([_title(split), *cells])
     header = [f"λ {share:g}, T {temperature:g}" for share, temperature in TEACHER_GRID]
-    return _table(["test accuracy, mean over users", *header], rows)
+    return table(["test accuracy, mean over users", *header], rows)
 
 
 def _settings(kept: dict[str, Run]) -> list[str]:
@@ -315,7 +281,7 @@ def _settings(kept: dict[str, Run]) -> list[str]:
             "–" if label.startswith("FedAvg") else f"{100 * method['validation']['personal']:.1f}"
         )
         rows.append([label, f"{100 * method['validation']['global']:.1f}", personal])
-    return _table(["candidate", "validation, global model", "validation, personal"], rows)
+    return table(["candidate", "validation, global model", "validation, personal"], rows)
 
 
 def _epochs(kept: dict[str, Run]) -> list[str]:
@@ -325,24 +291,11 @@ def _epochs(kept: dict[str, Run]) -> list[str]:
         seen = [f"{100 * run.methods[x]['validation']['personal']:.1f}" for x in (tuned, "PersFL")]
         cells = [run.cell(tuned, "global"), run.cell(tuned), run.cell("PersFL"), *seen]
         rows.append([f"{epochs}", *cells])
-    return _table(
+    return table(
         ["local epochs", "global model, round 50", "fine-tuned", "PersFL", "fine-tuned, validation",
          "PersFL, validation"], rows,
     )  # fmt: skip
 
 
-def main() -> None:
-    """Collect figures or write the page."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("collect").add_argument("folders", nargs="+")
-    commands.add_parser("write")
-    options = parser.parse_args()
-    if options.command == "collect":
-        collect(options.folders)
-    else:
-        write()
-
-
 if __name__ == "__main__":
-    main()
+    run(__doc__, collect, write)

@@ -1,0 +1,74 @@
+"""What the pages of docs/reproduction have in common: runs kept as JSON, tables put into a page."""
+
+import argparse
+import json
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+
+def keep(
+    figures: Path, folders: list[str], method: Callable[[dict[str, Any]], dict[str, Any]]
+) -> None:
+    """Keep what `method` takes from each method of the given runs, in one JSON file.
+
+    A run (RUN_DIR or RUN_DIR=NAME) is kept under its folder's name or the one given; methods of
+    runs of the same name join.
+    """
+    kept = json.loads(figures.read_text()) if figures.exists() else {}
+    for place in folders:
+        folder, _, name = place.partition("=")
+        result = json.loads((Path(folder) / "result.json").read_text())
+        known = kept.setdefault(name or Path(folder).name, {"methods": {}})
+        if known.get("seeds", result["seeds"]) != result["seeds"]:
+            raise SystemExit(f"{place} has seeds {result['seeds']}, kept are {known['seeds']}")
+        known |= {
+            "seeds": result["seeds"],
+            "versions": result["versions"],
+            "federation": result["data"]["federations"][0],
+        }
+        known["methods"] |= {label: method(m) for label, m in result["methods"].items()}
+    figures.write_text(json.dumps(kept, sort_keys=True) + "\n")
+
+
+def fill(page: Path, tables: Mapping[str, list[str]]) -> None:
+    """Put each table between its markers in the page; the words around them are kept."""
+    text = page.read_text()
+    for name, rows in tables.items():
+        pattern = re.compile(rf"(<!-- {name} -->\n).*?(<!-- end -->)", re.DOTALL)
+        if not pattern.search(text):
+            raise SystemExit(f"{page} has no place marked <!-- {name} -->")
+        lines = "\n".join(rows)
+        text = pattern.sub(lambda found, lines=lines: f"{found[1]}{lines}\n{found[2]}", text)
+    page.write_text(text)
+
+
+def table(header: list[str], rows: list[list[str]]) -> list[str]:
+    """Lay out a Markdown table."""
+    lines = [header, ["---"] * len(header), *rows]
+    return ["| " + " | ".join(line) + " |" for line in lines]
+
+
+def deviation(values: list[float]) -> float:
+    """Return the sample standard deviation; 0 of a single value."""
+    middle = sum(values) / len(values)
+    if len(values) < 2:
+        return 0.0
+    squares = sum((value - middle) ** 2 for value in values)
+    return float((squares / (len(values) - 1)) ** 0.5)
+
+
+def run(about: str | None, collect: Callable[[list[str]], None], write: Callable[[], None]) -> None:
+    """Collect figures or write the page, as the command line says."""
+    parser = argparse.ArgumentParser(
+        description=about, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("collect").add_argument("folders", nargs="+")
+    commands.add_parser("write")
+    options = parser.parse_args()
+    if options.command == "collect":
+        collect(options.folders)
+    else:
+        write()
