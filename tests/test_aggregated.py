@@ -8,12 +8,13 @@ import torch
 
 import worlds
 from idiolect import tree
-from idiolect.aggregate import Aggregated, Served
+from idiolect.aggregate import Aggregated
 from idiolect.errors import MethodError
 from idiolect.experiment import jobs, parse_experiment
-from idiolect.method import Report
+from idiolect.method import Method, Report
 from idiolect.methods import METHODS, FedAvg, LocalOnly
 from idiolect.robust import Krum, Mean, Median
+from idiolect.wrapper import Served, Wrapper
 from test_laws import made
 
 TIGHT = 1e-9
@@ -182,3 +183,16 @@ def test_who_draws_by_coins_may_draw_nobody(float64):
         assert bool(worlds.differing(before, simulation.tree)) == (sizes[-1] > 0)
     assert 0 in sizes and max(sizes) > 1
     assert len(np.unique(sizes)) > 2
+
+
+def test_a_wrapper_hands_on_every_step_of_the_contract():
+    """A hook that is added to the contract must be added to the wrapper too, or be lost there."""
+    made_of = {"rule", "fit", "settings", "training"}  # of the settings, which a wrapper shares
+    for name, value in vars(Method).items():
+        if name.startswith("_") or name in made_of or not (callable(value) or is_property(value)):
+            continue
+        assert name in vars(Wrapper), name
+
+
+def is_property(value):
+    return isinstance(value, property)

@@ -20,7 +20,7 @@ ROWS = [
     ["method"],
     ["wrapper"],
     ["aggregate", "matrix"],
-    ["methods", "robust", "personalise"],
+    ["methods", "robust", "personalise", "privacy"],
     ["data"],
     ["simulate"],
     ["checkpoint"],

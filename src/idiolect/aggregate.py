@@ -7,16 +7,16 @@ report of a single client. What a method keeps personal never comes here.
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from idiolect import tree
 from idiolect.errors import MethodError
-from idiolect.method import Method, Report, Sent, Setup, check_setting
+from idiolect.method import Method, Plan, Report, Setup, check_setting
 from idiolect.tree import Params, Tree
-from idiolect.wrapper import Wrapper
+from idiolect.wrapper import Served, Stateful
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,16 +47,17 @@ class Aggregator:
         """Do the same for a round in which nobody took part."""
         return reference, memory
 
+    def settled(self, plan: Plan) -> tuple["Aggregator", int]:
+        """Fit the rule to a plan, or refuse it; return it with how many rounds may be done."""
+        return self, plan.rounds
 
-class Served(NamedTuple):
-    """The inner method's state, and what the rule remembers."""
-
-    inner: Tree
-    memory: Tree
+    def promise(self, plan: Plan) -> dict[str, Any]:
+        """Say what is guaranteed to clients after so many rounds, as plain values."""
+        return {}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Aggregated(Wrapper):
+class Aggregated(Stateful):
     """A method whose server aggregates by another rule than the mean."""
 
     by: Aggregator = dataclasses.field(kw_only=False, metadata={"doc": "how reports are joined"})
@@ -78,21 +79,9 @@ class Aggregated(Wrapper):
         """Rounds with another rule are other rounds."""
         return self.by, self.base.training()
 
-    def init_server(self, setup: Setup) -> Served:
-        """Put the rule's memory beside the state."""
-        return Served(self.base.init_server(setup), self.by.start(setup))
-
-    def send(self, state: Served, cohort: Tensor) -> Sent:
-        """Send what the inner method sends."""
-        return self.base.send(state.inner, cohort)
-
-    def reference(self, state: Served, cohort: Tensor) -> Tree:
-        """Hand on."""
-        return self.base.reference(state.inner, cohort)
-
-    def arrive(self, state: Served, cohort: Tensor, reports: Tree) -> Tree:
-        """Hand on."""
-        return self.base.arrive(state.inner, cohort, reports)
+    def memory(self, setup: Setup) -> Tree:
+        """Let the rule remember."""
+        return self.by.start(setup)
 
     def server_step(self, state: Served, cohort: Tensor, reports: Report) -> Served:
         """Join the reports by the rule; the inner method averages the one that is left."""
@@ -100,6 +89,16 @@ class Aggregated(Wrapper):
         _refuse_unlike(self.base, reference, reports.params)
         joined, memory = self.by.combine(state.memory, reference, reports.params, reports.size)
         return Served(self._inner(state.inner, cohort, joined), memory)
+
+    def settled(self, plan: Plan) -> tuple["Aggregated", int]:
+        """Let the rule look at the plan."""
+        base, rounds = self.base.settled(plan)
+        by, rounds = self.by.settled(plan._replace(rounds=rounds))
+        return dataclasses.replace(self, base=base, by=by), rounds
+
+    def promise(self, plan: Plan) -> dict[str, Any]:
+        """Promise what the rule promises."""
+        return {**self.base.promise(plan), **self.by.promise(plan)}
 
     def idle(self, state: Served) -> Served:
         """Let the rule say what an empty round does: private noise is added all the same."""
@@ -139,3 +138,32 @@ def _refuse_unlike(method: Method, reference: Tree, params: Params) -> None:
             f"{type(method).__name__} reports another tree than it sends, first in {name!r}; its "
             "`reference` must return what a client that changed nothing would report"
         )
+
+
+# What rules are made of.
+
+
+def beside(values: Tensor, leaf: Tensor) -> Tensor:
+    """Lay one value per row beside a leaf's rows."""
+    return values.reshape(-1, *[1] * (leaf.dim() - 1))
+
+
+def shortened(updates: Params, norms: Tensor, bound: float | Tensor) -> Params:
+    """Scale the rows that are longer than a bound down to it; the others stay exactly as they are.
+
+    A row of infinite or undefined length becomes zero: no factor would mend it.
+    """
+    factor = torch.where(norms > bound, bound / norms, torch.ones_like(norms))
+
+    def scaled(leaf: Tensor) -> Tensor:
+        column = beside(factor, leaf)
+        return torch.where(beside(torch.isfinite(norms), leaf), column * leaf, 0.0)
+
+    cut: Params = tree.map(scaled, updates)
+    return cut
+
+
+def row_norms(updates: Params) -> Tensor:
+    """Return the Euclidean norm of every row over all leaves."""
+    squares = [leaf.reshape(len(leaf), -1).square().sum(1) for leaf in tree.leaves(updates)]
+    return torch.stack(squares).sum(0).sqrt()

@@ -135,7 +135,7 @@ def fit(
         cohort=cohort,
         backend=Backend(backend, device, cache=cache_root(None) / "widths.json"),
         evaluate=Evaluate(every=every),
-    )
+    ).settled()
     trained = train(job, watch=watch)
     builds = [architecture.main for architecture in architectures.values()]
     return Result(trained.outcome, trained.deployed[0], builds)

@@ -44,6 +44,15 @@ class Setup(NamedTuple):
         return int(self.sizes.shape[0])
 
 
+class Plan(NamedTuple):
+    """Who will take part, and how often; known when a run begins."""
+
+    rounds: int
+    clients: int  # that have something to train on
+    cohort: int | None  # clients a round; None: everyone
+    draw: str = "fixed"  # "poisson": each by its own coin, so that `cohort` is expected only
+
+
 class Report(NamedTuple):
     """What most methods upload: parameters and the number of examples behind them."""
 
@@ -129,6 +138,14 @@ class Method:
             for spec in dataclasses.fields(kind)
             if not spec.metadata.get("deploy")
         )
+
+    def settled(self, plan: Plan) -> tuple["Method", int]:
+        """Fit the method to a plan, or refuse it; return it with how many rounds may be done."""
+        return self, plan.rounds
+
+    def promise(self, plan: Plan) -> dict[str, Any]:
+        """Say what is guaranteed to clients after so many rounds (privacy), as plain values."""
+        return {}
 
     # The contract.
 
@@ -303,6 +320,7 @@ def mean_report(reports: Report, uniform: bool = False) -> Params:
 __all__ = [
     "PLAIN_STEPS",
     "Method",
+    "Plan",
     "Report",
     "Sent",
     "Setup",

@@ -5,13 +5,13 @@
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from idiolect.errors import ConfigError
 from idiolect.local import Local
-from idiolect.method import Method, Sent, Setup, check_setting
+from idiolect.method import Method, Plan, Sent, Setup, check_setting
 from idiolect.tree import Tree
 
 _COMMON = tuple(spec.name for spec in dataclasses.fields(Method))
@@ -63,6 +63,15 @@ class Wrapper(Method):
     def training(self) -> tuple[Any, ...]:
         """What happens before `deploy` is the inner method's, unless a wrapper says otherwise."""
         return self.base.training()
+
+    def settled(self, plan: Plan) -> tuple["Wrapper", int]:
+        """Fit the method inside."""
+        base, rounds = self.base.settled(plan)
+        return dataclasses.replace(self, base=base), rounds
+
+    def promise(self, plan: Plan) -> dict[str, Any]:
+        """Hand on."""
+        return self.base.promise(plan)
 
     # Every step, handed on.
 
@@ -160,3 +169,51 @@ class Wrapper(Method):
     def looks(self) -> bool:
         """Hand on."""
         return self.base.looks
+
+
+class Served(NamedTuple):
+    """The inner method's state, and what the wrapper remembers."""
+
+    inner: Tree
+    memory: Tree
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stateful(Wrapper):
+    """A wrapper whose server remembers something beside the inner method's state."""
+
+    def memory(self, setup: Setup) -> Tree:
+        """Return what is remembered before the first round."""
+        return ()
+
+    def init_server(self, setup: Setup) -> Served:
+        """Put the memory beside the state."""
+        return Served(self.base.init_server(setup), self.memory(setup))
+
+    def send(self, state: Served, cohort: Tensor) -> Sent:
+        """Send what the inner method sends."""
+        return self.base.send(state.inner, cohort)
+
+    def welcome(self, state: Served, cohort: Tensor) -> Sent:
+        """Send what the inner method sends."""
+        return self.base.welcome(state.inner, cohort)
+
+    def server_step(self, state: Served, cohort: Tensor, reports: Tree) -> Served:
+        """Let the inner method do its step."""
+        return state._replace(inner=self.base.server_step(state.inner, cohort, reports))
+
+    def reference(self, state: Served, cohort: Tensor) -> Tree:
+        """Hand on."""
+        return self.base.reference(state.inner, cohort)
+
+    def arrive(self, state: Served, cohort: Tensor, reports: Tree) -> Tree:
+        """Hand on."""
+        return self.base.arrive(state.inner, cohort, reports)
+
+    def idle(self, state: Served) -> Served:
+        """Hand on."""
+        return state._replace(inner=self.base.idle(state.inner))
+
+    def trace(self, state: Served) -> dict[str, Tensor]:
+        """Hand on."""
+        return self.base.trace(state.inner)

@@ -46,6 +46,18 @@ class Exam:
     dataset: Dataset
     test: tuple[Rows, ...]
     names: tuple[str, ...]
+    common: Rows | None = None  # a test set that is the same for everyone, where there is one
+    marked: tuple[Rows, ...] | None = None  # test rows with a backdoor's mark, labelled its target
+
+    @property
+    def extras(self) -> dict[str, Sequence[Rows]]:
+        """Rows of each client that are scored beside its own test rows, by what is measured."""
+        found: dict[str, Sequence[Rows]] = {}
+        if self.common is not None:
+            found["common"] = (self.common,) * self.clients
+        if self.marked is not None:
+            found["marked"] = self.marked
+        return found
 
     @property
     def clients(self) -> int:
@@ -64,6 +76,9 @@ class Federation:
     names: tuple[str, ...] = ()
     description: str = ""
     public: Dataset | None = None
+    common: Rows | None = None
+    marked: tuple[Rows, ...] | None = None
+    attack: str = ""  # a simulated one, in words
 
     def __post_init__(self) -> None:
         if not self.names:
@@ -124,7 +139,7 @@ class Federation:
     @property
     def exam(self) -> Exam:
         """The part that only the final metric may see."""
-        return Exam(self.dataset, self.test, self.names)
+        return Exam(self.dataset, self.test, self.names, self.common, self.marked)
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -133,7 +148,8 @@ class Federation:
 
     def without_test(self) -> Federation:
         """Take every test row out of reach: what is chosen by this knows validation alone."""
-        return replace(self, test=tuple(rows[:0] for rows in self.test))
+        nothing = tuple(rows[:0] for rows in self.test)
+        return replace(self, test=nothing, common=None, marked=None)
 
     def counts(self, part: str = "all") -> Rows:
         """Rows per client and class: [client, class]; of sequences the words to predict."""
@@ -162,12 +178,13 @@ class Federation:
             val=tuple(self.val[i] for i in clients),
             test=tuple(self.test[i] for i in clients),
             names=tuple(self.names[i] for i in clients),
+            marked=self.marked and tuple(self.marked[i] for i in clients),
             description=f"{self.description}; {len(clients)} of {self.clients} clients",
         )
 
     def warnings(self) -> list[str]:
         """List what is legal but worth knowing before a number is quoted."""
-        told = []
+        told = [f"{self.attack}; they are not scored"] * bool(self.attack)
         missing = np.flatnonzero(self.counts().sum(axis=0) == 0)
         if len(missing):
             names = ", ".join(self.columns[i] for i in missing[:8])

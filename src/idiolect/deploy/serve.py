@@ -1,5 +1,6 @@
 """A whole experiment over nodes: the same rounds, checkpoints and results as a simulation."""
 
+import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from idiolect.deploy.hub import Hub
 from idiolect.deploy.post import Ledger, Policy, Post
 from idiolect.deploy.roster import Roster
 from idiolect.deploy.transport import Transport
+from idiolect.errors import ConfigError
 from idiolect.experiment.build import cohort_size
 from idiolect.experiment.methods import made as made_method
 from idiolect.experiment.networks import networks
@@ -25,7 +27,7 @@ from idiolect.method import Method
 from idiolect.results import scaling
 from idiolect.results.document import Document
 from idiolect.results.outcome import Members
-from idiolect.runner.job import Evaluate
+from idiolect.runner.job import Evaluate, planned
 from idiolect.runner.run import EXPERIMENT
 from idiolect.runner.run import run as run_courses
 from idiolect.runner.watch import Watch
@@ -54,6 +56,11 @@ class RemoteCourse:
     checkpoint_every: int = 1  # whatever happens, no more than one round is done again
     backend: Backend = field(default_factory=lambda: Backend("sequential", "cpu"))
     exams: Sequence[Exam] = ()
+
+    def settled(self) -> "RemoteCourse":
+        """Fit the method to who takes part and how often, before anything is trained."""
+        method, rounds = self.method.settled(planned(self, self.rounds))
+        return dataclasses.replace(self, method=method, rounds=rounds)
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -153,6 +160,8 @@ def serve(
     `text` is the experiment as TOML; `run` names the run, and with it the nodes' personal state.
     """
     experiment = visiting(text)
+    if experiment.attack is not None:
+        raise ConfigError("[attack] is for simulations; take it out to serve a real federation")
     deploy = experiment.deploy
     policy = Policy(
         deploy.timeout, deploy.join, deploy.minimum, deploy.patience, deploy.limit_mb << 20
@@ -194,7 +203,7 @@ def _courses(
             post=post,
             roster=roster,
             architectures=bound,
-        )
+        ).settled()
         for table in experiment.methods
         if (table.label or table.name) in methods
     ]

@@ -20,6 +20,7 @@ from idiolect.data import (
 from idiolect.data.cache import cache_root
 from idiolect.data.dataset import with_classes
 from idiolect.errors import ConfigError, DataError
+from idiolect.experiment.attacks import Wrap, attacked, with_common
 from idiolect.experiment.methods import made as made_method
 from idiolect.experiment.networks import architectures
 from idiolect.experiment.schema import Data, Experiment, MethodTable, Named, Public
@@ -68,6 +69,8 @@ def federations(
                 public=public,
                 **partition.options,
             )
+    if data.common_test:
+        made = {seed: with_common(own) for seed, own in made.items()}
     return tuple(made[seed] for seed in data_seeds(experiment))
 
 
@@ -76,6 +79,7 @@ class Shared(NamedTuple):
 
     federations: Mapping[int, Federation]  # by seed
     architectures: Mapping[str, Architecture]
+    attack: Wrap  # makes a method an attacked one, where an attack is simulated
 
 
 def shared(
@@ -88,8 +92,9 @@ def shared(
             "no client has a test row, so nothing could be scored; give the third share of "
             "data.split more"
         )
-    by_seed = dict(zip(experiment.seeds, held, strict=True))
-    return Shared(by_seed, architectures(experiment, held))
+    networks = architectures(experiment, held)
+    held, attack = attacked(experiment.attack, held)
+    return Shared(dict(zip(experiment.seeds, held, strict=True)), networks, attack)
 
 
 def jobs(
@@ -111,7 +116,7 @@ def job(experiment: Experiment, table: MethodTable, held: Shared, seeds: tuple[i
     return Job(
         label=table.label or table.name,
         name=table.name,
-        method=made_method(table),
+        method=held.attack(made_method(table)),
         seeds=seeds,
         federations=own,
         architectures=held.architectures,
@@ -125,8 +130,10 @@ def job(experiment: Experiment, table: MethodTable, held: Shared, seeds: tuple[i
         described={
             "data": _described(experiment.data),
             "model": experiment.model.model_dump(exclude_none=True),
+            # A checkpoint of an experiment without an attack has no such key.
+            **({"attack": experiment.attack.model_dump()} if experiment.attack else {}),
         },
-    )
+    ).settled()
 
 
 def about(experiment: Experiment, held: Shared) -> dict[str, Any]:

@@ -136,6 +136,7 @@ def _essence(raw: dict[str, Any]) -> dict[str, Any]:
     """Leave out what may change between a run and its continuation."""
     kept: dict[str, Any] = {key: raw[key] for key in ("seeds", "cohort", "model") if key in raw}
     kept["draw"] = raw.get("draw", "fixed")
+    kept["attack"] = raw.get("attack")
     data = {**raw["data"], "source": Path(raw["data"]["source"]).name}
     watched = {key: raw["evaluate"][key] for key in ("every", "personal", "test_curve")}
     methods = {

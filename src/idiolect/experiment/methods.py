@@ -14,10 +14,11 @@ from idiolect.experiment.words import meant
 from idiolect.method import Method
 from idiolect.methods import METHODS
 from idiolect.personalise import Combined
+from idiolect.privacy import Private
 from idiolect.robust import RULES
 from idiolect.wrapper import Wrapper
 
-AGGREGATORS: dict[str, type[Aggregator]] = {**RULES}
+AGGREGATORS: dict[str, type[Aggregator]] = {**RULES, "dp": Private}
 
 _COMMON = {spec.name for spec in dataclasses.fields(Wrapper)}
 _PARTS = {spec.name for spec in dataclasses.fields(Combined)} - _COMMON - {"combinations"}
@@ -77,7 +78,8 @@ def aggregate(given: Experiment, table: MethodTable, where: str, place: int) -> 
     key = f"methods[{place}].aggregate" if own else "aggregate"
     if named.name not in AGGREGATORS:
         raise ConfigError(f"{where}: {key}.name: unknown rule {meant(named.name, AGGREGATORS)}")
-    options = signature_model(AGGREGATORS[named.name], ())
+    # How many are drawn is the experiment's to say.
+    options = signature_model(AGGREGATORS[named.name], ("cohort",))
     checked_options = checked(options, named.options, where, key.split("."))
     written: Mapping[str, Any] = {n: getattr(checked_options, n) for n in options.model_fields}
     return Named(name=named.name, **written)

@@ -8,6 +8,7 @@ from pydantic import BaseModel
 
 from idiolect.data import PARTITIONS, SOURCES, read
 from idiolect.errors import ConfigError, DataError, IdiolectError
+from idiolect.experiment.attacks import complete
 from idiolect.experiment.checked import checked, everything, signature_model
 from idiolect.experiment.methods import aggregate, form, made, values
 from idiolect.experiment.networks import completed_network
@@ -47,6 +48,7 @@ def completed(raw: Raw, where: str, base: Path) -> Experiment:
             "model": completed_network(given.model, where, base),
             "training": {},
             "aggregate": None,
+            "attack": given.attack and complete(given.attack, where),
             "tune": given.tune and checked_tune(given.tune, methods, where),
             "methods": methods,
             "splits": tuple(

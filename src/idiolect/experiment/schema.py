@@ -61,6 +61,7 @@ class Data(BaseModel):
     drop: bool = False
     seed: Whole | None = None  # absent: each run's own seed
     public: Public | None = None
+    common_test: bool = False  # score on the source's test file too, weighed by a client's classes
 
     @field_validator("partition", mode="before")
     @classmethod
@@ -131,6 +132,22 @@ class MethodTable(BaseModel):
     @classmethod
     def _named(cls, value: Any) -> Any:
         return {"name": value} if isinstance(value, str) else value
+
+
+class AttackTable(BaseModel):
+    """A simulated attack: which, by whom, with its options beside them."""
+
+    model_config = _OPEN
+
+    name: str
+    fraction: Annotated[float, Field(ge=0, lt=1)] = 0.0  # of the clients; or `clients`
+    clients: tuple[int | str, ...] = ()  # by number or name
+    seed: Whole = 0  # of who is drawn
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The attack's own options."""
+        return dict(self.model_extra or {})
 
 
 class Evaluation(BaseModel):
@@ -232,6 +249,7 @@ class Experiment(BaseModel):
     model: Network = Network(name="dnn")
     training: dict[str, Any] = {}
     aggregate: Named | None = None  # for every method that averages
+    attack: AttackTable | None = None  # simulated, to see what a rule of aggregation withstands
     evaluate: Evaluation = Evaluation()
     backend: Machine = Machine()
     logging: Logging = Logging()

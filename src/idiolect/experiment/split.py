@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from idiolect.checkpoint import write_whole
 from idiolect.data import Dataset
-from idiolect.experiment.build import Shared, about, job, shared
+from idiolect.experiment.build import about, job, shared
 from idiolect.experiment.execute import written
 from idiolect.experiment.schema import Experiment, MethodTable, Tune
 from idiolect.experiment.space import Settings, named, with_settings
@@ -44,7 +44,7 @@ class Split:
         wider = experiment.model_copy(update={"seeds": experiment.seeds + extra})
         self._held = shared(wider, data_dir, datasets)
         bare = {seed: own.without_test() for seed, own in self._held.federations.items()}
-        self._bare = Shared(bare, self._held.architectures)
+        self._bare = self._held._replace(federations=bare)
 
     def run(self, watch: Watch) -> Document:
         """Train every method; the result is written after each."""

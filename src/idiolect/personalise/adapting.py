@@ -138,20 +138,21 @@ def fisher(base: Method, at: Ground, trained: Callable[[str], bool], local: Loca
     """Return the mean over the client's examples of each one's squared gradient at the anchor."""
     part, rest = tree.split(at.anchor, trained)
 
-    def loss(part: Params, x: Tensor, y: Tensor) -> Tensor:
+    def loss(part: Params, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
         whole = {name: part[name] if name in part else rest[name] for name in at.anchor}
         own = base.predict(refilled(at.start, whole), x.unsqueeze(0), local)
-        return losses.cross_entropy(own, y.unsqueeze(0), own.new_ones(1))
+        return losses.cross_entropy(own, y.unsqueeze(0), weight.unsqueeze(0))
 
     def squares(batch: Batch) -> Params:
-        slopes = torch.vmap(grad(loss), (None, 0, 0))(part, batch.x, batch.y)
-        share = batch.weight / batch.weight.sum().clamp(min=1e-12)
+        each = (batch.x, batch.y, batch.weight)
+        slopes = torch.vmap(grad(loss), (None, 0, 0, 0))(part, *each)
+        labels = batch.weight.reshape(len(batch.weight), -1).sum(1)  # one, or a sequence's words
+        share = labels / labels.sum().clamp(min=1e-12)
         return {n: torch.tensordot(share, slope.square(), 1) for n, slope in slopes.items()}
 
     def one_by_one(batch: Batch) -> Params:
-        return {
-            name: slope.square() for name, slope in grad(loss)(part, batch.x[0], batch.y[0]).items()
-        }
+        slopes = grad(loss)(part, batch.x[0], batch.y[0], batch.weight[0])
+        return {name: slope.square() for name, slope in slopes.items()}
 
     numbers = sum(leaf.numel() for leaf in part.values())
     together = max(1, min(_FISHER_BATCH, _FISHER_NUMBERS // max(numbers, 1)))

@@ -166,9 +166,13 @@ def _weight(base: Method, model: Tree, own: Params, settings: MixSettings, local
         sure, alone = (
             logits.log_softmax(-1).gather(-1, label).squeeze(-1).exp() for logits in (first, other)
         )
-        likely = weights[:, None] * sure + (1 - weights[:, None]) * alone
-        lost = -likely.clamp(min=1e-30).log()
-        return (lost * batch.weight).sum(1) / batch.weight.sum().clamp(min=1e-12)
+        marks = [
+            losses.weighted_mean(
+                -(weight * sure + (1 - weight) * alone).clamp(min=1e-30).log(), batch.weight
+            )
+            for weight in weights
+        ]
+        return torch.stack(marks)
 
     lost = local.mean(score, "val")
     lost = torch.where(lost.isnan(), float("inf"), lost)

@@ -115,6 +115,11 @@ def _seed(outcome: Outcome, place: int) -> Document:
                 **statistics.over_clients(outcome.final[f"{model}/accuracy"][place], members.test),
                 "loss": _loss(outcome.final[f"{model}/loss"][place], members.test),
                 "val_accuracy": statistics.mean(outcome.final[f"{model}/val_accuracy"][place]),
+                **{
+                    metric: statistics.mean(outcome.final[f"{model}/{metric}"][place])
+                    for metric in ("common_accuracy", "attack_success")
+                    if f"{model}/{metric}" in outcome.final
+                },
             }
             for model in outcome.models
         },

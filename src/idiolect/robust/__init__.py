@@ -1,6 +1,7 @@
 """Robust aggregation, and the attacks it is tested with."""
 
 from idiolect.aggregate import Aggregator
+from idiolect.robust.attacks import MODEL_ATTACKS, Attack, Attacked
 from idiolect.robust.rules import (
     GeometricMedian,
     Krum,
@@ -22,7 +23,10 @@ RULES: dict[str, type[Aggregator]] = {
 }
 
 __all__ = [
+    "MODEL_ATTACKS",
     "RULES",
+    "Attack",
+    "Attacked",
     "GeometricMedian",
     "Krum",
     "Mean",

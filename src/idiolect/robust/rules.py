@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from idiolect import tree
-from idiolect.aggregate import Aggregator
+from idiolect.aggregate import Aggregator, beside, row_norms, shortened
 from idiolect.errors import ConfigError
 from idiolect.method import setting
 from idiolect.tree import Params, Tree
@@ -84,7 +84,7 @@ class TrimmedMean(Aggregator):
         inside = ((rank >= cut) & (rank < count - cut)).to(weight.dtype)
 
         def trimmed(leaf: Tensor) -> Tensor:
-            kept = torch.where(_column(inside, leaf) > 0, _sorted(leaf, present), 0.0)
+            kept = torch.where(beside(inside, leaf) > 0, _sorted(leaf, present), 0.0)
             mean: Tensor = tree.mean(kept, inside)
             return mean
 
@@ -108,7 +108,7 @@ class GeometricMedian(Aggregator):
         present = _present(weight).to(weight.dtype)
         centre = tree.mean(params, present)
         for _ in range(self.iterations):
-            gaps = _norms(tree.map(lambda leaf, mid: leaf - mid, params, centre))
+            gaps = row_norms(tree.map(lambda leaf, mid: leaf - mid, params, centre))
             centre = tree.mean(params, present / gaps.clamp(min=self.smooth))
         return centre, memory
 
@@ -171,7 +171,7 @@ class NormBound(Aggregator):
         """Shorten and average."""
         present = _present(weight)
         updates = tree.map(lambda leaf, sent: leaf - sent, params, reference)
-        norms = _norms(updates)
+        norms = row_norms(updates)
         bound: float | Tensor = self.bound
         if not self.bound:
             bound = _at(_sorted(norms, present), (present.sum() - 1).clamp(min=0) // 2)
@@ -179,44 +179,18 @@ class NormBound(Aggregator):
         return tree.add(reference, mean), memory
 
 
-def shortened(updates: Params, norms: Tensor, bound: float | Tensor) -> Params:
-    """Scale the rows that are longer than a bound down to it; the others stay exactly as they are.
-
-    A row of infinite or undefined length becomes zero: no factor would mend it.
-    """
-    factor = torch.where(norms > bound, bound / norms, torch.ones_like(norms))
-
-    def scaled(leaf: Tensor) -> Tensor:
-        column = _column(factor, leaf)
-        return torch.where(_column(torch.isfinite(norms), leaf), column * leaf, 0.0)
-
-    cut: Params = tree.map(scaled, updates)
-    return cut
-
-
 def _present(weight: Tensor) -> Tensor:
     return weight > 0
 
 
-def _column(values: Tensor, leaf: Tensor) -> Tensor:
-    """Lay one value per row beside a leaf's rows."""
-    return values.reshape(-1, *[1] * (leaf.dim() - 1))
-
-
 def _sorted(leaf: Tensor, present: Tensor) -> Tensor:
     """Sort every coordinate over the rows; absent rows come last."""
-    return leaf.masked_fill(~_column(present, leaf), float("inf")).sort(0).values
+    return leaf.masked_fill(~beside(present, leaf), float("inf")).sort(0).values
 
 
 def _at(ordered: Tensor, rank: Tensor) -> Tensor:
     picked: Tensor = tree.pick(ordered, rank)
     return picked
-
-
-def _norms(updates: Params) -> Tensor:
-    """Return the Euclidean norm of every row over all leaves."""
-    squares = [leaf.reshape(len(leaf), -1).square().sum(1) for leaf in tree.leaves(updates)]
-    return torch.stack(squares).sum(0).sqrt()
 
 
 def _squared_gaps(params: Params) -> Tensor:

@@ -69,6 +69,10 @@ class Course(Protocol):
         """Clients a round; None: everyone."""
 
     @property
+    def draw(self) -> str:
+        """How a cohort is drawn."""
+
+    @property
     def backend(self) -> Backend:
         """Where clients are run."""
 

@@ -1,16 +1,17 @@
 """What it takes to run one method: data, networks, settings; nothing of files or screens."""
 
+import dataclasses
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 
 from idiolect.data.federation import Exam, Federation
 from idiolect.errors import ConfigError, DataError
-from idiolect.method import Method
+from idiolect.method import Method, Plan
 from idiolect.results.outcome import Members
 from idiolect.simulate.architecture import Architecture, labels
 from idiolect.simulate.backend import Backend
@@ -67,6 +68,11 @@ class Job:
                 f"the seeds give federations of {sizes[0]} and {sizes[-1]} clients, which cannot "
                 "be trained together; fix data.seed, or run the seeds one by one"
             )
+
+    def settled(self) -> "Job":
+        """Fit the method to who takes part and how often, before anything is trained."""
+        method, rounds = self.method.settled(planned(self, self.rounds))
+        return dataclasses.replace(self, method=method, rounds=rounds)
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -162,6 +168,28 @@ class Job:
             draw=self.draw,
             backend=self.backend,
         )
+
+
+class Planned(Protocol):
+    """The part of a course that a plan is made of."""
+
+    @property
+    def cohort(self) -> int | None:
+        """Clients a round."""
+
+    @property
+    def draw(self) -> str:
+        """How they are drawn."""
+
+    @property
+    def members(self) -> tuple[Members, ...]:
+        """Who takes part under each seed."""
+
+
+def planned(course: Planned, rounds: int) -> Plan:
+    """Say who takes part; of several seeds the one with the fewest clients that can."""
+    able = min(sum(size > 0 for size in members.train) for members in course.members)
+    return Plan(rounds, able, course.cohort, course.draw)
 
 
 def _digest(federation: Federation) -> str:

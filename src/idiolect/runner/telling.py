@@ -6,6 +6,7 @@ import numpy as np
 
 from idiolect.results.outcome import Scores
 from idiolect.runner.course import Course, Rounds
+from idiolect.runner.job import planned
 from idiolect.runner.memory import Memory
 
 
@@ -56,6 +57,12 @@ def left_out(job: Course, memory: Memory) -> list[str]:
                 f"rounds, so often: {', '.join(named)}{more}; lower lr, or set clip"
             )
     return told
+
+
+def privacy(job: Course, memory: Memory) -> list[str]:
+    """Repeat a promise of privacy in words."""
+    promised = job.method.promise(planned(job, memory.round)).get("privacy")
+    return [str(promised["statement"])] if promised else []
 
 
 def broken(job: Course, final: Scores) -> list[str]:

@@ -17,6 +17,7 @@ from idiolect.results.outcome import Outcome, Scores, Speed, Wire
 from idiolect.runner import memory as memories
 from idiolect.runner import telling, tracing
 from idiolect.runner.course import Course, Rounds
+from idiolect.runner.job import planned
 from idiolect.runner.memory import Memory, Point
 from idiolect.runner.watch import Silent, Tick, Watch
 from idiolect.simulate.rounds import Verdict
@@ -256,6 +257,7 @@ def _finish(
         *simulation.remarks(),
         *telling.strangers(job, simulation),
         *telling.left_out(job, memory),
+        *telling.privacy(job, memory),
         *telling.broken(job, final),
     ]
     for text in told:
@@ -314,6 +316,7 @@ def _outcome(job: Course, memory: Memory) -> Outcome:
         **{key: value for key, value in job.described.items() if key == "model"},
         "clients": len(job.members[0].names),
         "cohort": job.cohort,
+        **job.method.promise(planned(job, memory.round)),
         "backend": job.backend.kind,
         "device": job.place,
         "widths": dict(memory.widths),

@@ -7,6 +7,7 @@ that a federation of nodes and a simulation of them give the same result.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -127,7 +128,7 @@ class Alone:
 
         Flags are those of `marking`. Returns marks, facts and the personal model, if kept.
         """
-        chosen = dict.fromkeys(flags, True)
+        chosen: dict[str, Any] = dict.fromkeys(flags, True)
         mark = marking(self.method, beside=tested, **chosen)
         exam = self._exams["test" if tested else "val"]
         kind = " ".join(["judge", "test" if tested else "val", *sorted(flags)])

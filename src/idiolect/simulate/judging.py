@@ -1,6 +1,9 @@
 """How one client's models are scored: the same function in a simulated block and on a node."""
 
+from collections.abc import Callable, Sequence
+
 import torch
+from torch.nn.functional import one_hot
 
 from idiolect import losses
 from idiolect.data.text import UNK
@@ -14,14 +17,16 @@ def marking(
     method: Method,
     *,
     beside: bool = True,
+    measured: Sequence[str] = (),
     only_global: bool = False,
     keep: bool = False,
     newcomers: bool = False,
 ) -> ClientFunction:
     """Make the function that scores a client's models on its exam; it returns marks, facts, model.
 
-    `beside` adds scores on validation data; `only_global` skips `deploy`, which may train; `keep`
-    returns the personal model; clients that are `newcomers` adapt instead of deploying.
+    `beside` adds scores on validation data; `measured` names what else the exam holds: a test set
+    `common` to all, rows that a backdoor `marked`; `only_global` skips `deploy`, which may train;
+    `keep` returns the personal model; clients that are `newcomers` adapt instead of deploying.
     """
     settle = method.adapt if newcomers else method.deploy
 
@@ -41,10 +46,58 @@ def marking(
         if beside:  # what a choice between methods may look at
             for name, seen in _completed(local.mean(score, "val")).items():
                 marks[name] |= {f"val_{metric}": value for metric, value in seen.items()}
+        if "marked" in measured:
+            for name, seen in exam.mean(score, "marked").items():
+                marks[name]["attack_success"] = seen["accuracy"]
+        if "common" in measured:
+            weighed = weighed_by_class(
+                lambda batch: {n: method.predict(m, batch.x, local) for n, m in models.items()},
+                local,
+                exam,
+            )
+            for name, accuracy in weighed.items():
+                marks[name]["common_accuracy"] = accuracy
         facts = {} if only_global else method.facts(deployed)
         return marks, facts, models["personal"] if keep else ()
 
     return mark
+
+
+def weighed_by_class(
+    predict: Callable[[Batch], dict[str, torch.Tensor]], local: Local, exam: Local
+) -> dict[str, torch.Tensor]:
+    """Return each model's accuracy by class on the common test set, weighed by the client's shares.
+
+    How Pye and Yu (2021) score a client: Σ_c (its training examples of class c / all of them) ·
+    (the share of the common test examples of class c that are right).
+    """
+
+    def by_class(batch: Batch, values: torch.Tensor, classes: int) -> torch.Tensor:
+        member = one_hot(batch.y, classes).to(batch.weight.dtype)
+        total = batch.weight.sum().clamp(min=1e-12)
+        return ((values * batch.weight).unsqueeze(-1) * member).sum(0) / total
+
+    def right(batch: Batch) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+        found = {}
+        for name, logits in predict(batch).items():
+            good = (logits.argmax(-1) == batch.y) & ~logits.isnan().any(-1)
+            classes = logits.shape[-1]
+            found[name] = (
+                by_class(batch, good.to(batch.weight.dtype), classes),
+                by_class(batch, torch.ones_like(batch.weight), classes),
+            )
+        return found
+
+    rights = exam.mean(right, "common")
+    classes = next(iter(rights.values()))[0].shape[-1]
+    shares = local.mean(
+        lambda batch: by_class(batch, torch.ones_like(batch.weight), classes), "train"
+    )
+    return {
+        # A class that the common test set lacks says nothing: the others share its weight.
+        name: (shares * (good / of).nan_to_num()).sum() / (shares * (of > 0)).sum()
+        for name, (good, of) in rights.items()
+    }
 
 
 def _scores(logits: torch.Tensor, batch: Batch) -> dict[str, torch.Tensor]:

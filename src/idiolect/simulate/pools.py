@@ -1,6 +1,6 @@
 """Put the examples of all runs on the device once; clients are rows of these pools."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ class Library:
     def __init__(self, lessons: Sequence[Lessons], device: torch.device) -> None:
         private, self._offsets = _joined([one.dataset for one in lessons], device)
         self.pools = {"train": private, "val": private}
-        self.exam_pools = {"exam": private}
+        self.exam_pools = dict.fromkeys(("exam", "common", "marked"), private)
         self._public: list[int] | None = None
         self._examined: dict[tuple[int, int], tuple[Sequence[np.ndarray], list[Member]]] = {}
         if all(one.public is not None for one in lessons):
@@ -46,15 +46,26 @@ class Library:
             for client, (train, val) in enumerate(zip(lessons.train, lessons.val, strict=True))
         ]
 
-    def examined(self, run: int, seed: int, rows: Sequence[np.ndarray]) -> list[Member]:
+    def examined(
+        self,
+        run: int,
+        seed: int,
+        rows: Sequence[np.ndarray],
+        extras: Mapping[str, Sequence[np.ndarray]] | None = None,
+    ) -> list[Member]:
         """Return a run's clients with what they are scored on; the same members for the same rows.
 
         Books know members again by identity, and then keep their plans.
         """
         key = (run, id(rows))  # the rows are kept beside it, so that no others can take their id
         if key not in self._examined:
-            offset = self._offsets[run]
-            members = [Member(seed, n, {"exam": own + offset}) for n, own in enumerate(rows)]
+            streams = {"exam": rows, **(extras or {})}
+            # What is the same for all clients stays one array.
+            moved = {id(own): own + self._offsets[run] for held in streams.values() for own in held}
+            members = [
+                Member(seed, n, {stream: moved[id(held[n])] for stream, held in streams.items()})
+                for n in range(len(rows))
+            ]
             self._examined[key] = (rows, members)
         return self._examined[key][1]
 

@@ -308,16 +308,23 @@ class Simulation:
         `only_global` skips `deploy`, which may train; `keep` returns the personal models; clients
         that are `newcomers` adapt instead of deploying.
         """
+        extras = [] if exams is None else [exam.extras for exam in exams]
+        measured = tuple(sorted(set(extras[0]).intersection(*extras))) if extras else ()
         mark = marking(
             self.method,
             beside=exams is not None,
+            measured=measured,
             only_global=only_global,
             keep=keep,
             newcomers=newcomers,
         )
         rows = [run.lessons.val for run in self.runs] if exams is None else [e.test for e in exams]
         calls = [
-            call._replace(exams=self._library.examined(n, self.runs[n].seed, rows[n]))
+            call._replace(
+                exams=self._library.examined(
+                    n, self.runs[n].seed, rows[n], extras[n] if extras else None
+                )
+            )
             for n, call in enumerate(self._everyone(newcomers))
         ]
         kind = " ".join(
@@ -328,6 +335,7 @@ class Simulation:
                 "global": only_global,
                 "keep": keep,
                 "newcomers": newcomers,
+                **dict.fromkeys(measured, True),
             }.items()
             if chosen
         )

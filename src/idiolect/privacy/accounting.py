@@ -1,0 +1,123 @@
+"""What a number of rounds costs in (ε, δ), by the library dp-accounting.
+
+Two ways to draw a cohort, two notions of neighbours:
+
+- `poisson`: each client takes part by its own coin. Neighbours are federations with and without one
+  client; its update has norm S at most.
+- `fixed`: as many clients every round, without replacement. Neighbours are federations in which one
+  client is replaced by another; the sum changes by up to 2S. The known bound (Wang, Balle,
+  Kasiviswanathan, 2019) is looser, so the same noise costs more.
+"""
+
+import contextlib
+import importlib
+import logging
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from idiolect.errors import ConfigError
+
+RELATIONS = {
+    "poisson": "one client more or less",
+    "fixed": "one client replaced by another",
+}
+
+
+class Terms(NamedTuple):
+    """All that ε depends on besides the rounds."""
+
+    noise: float  # standard deviation of the noise in units of S
+    clients: int
+    cohort: int
+    draw: str
+    delta: float
+    accountant: str
+
+
+@lru_cache(maxsize=4096)
+def epsilon(terms: Terms, rounds: int) -> float:
+    """Return ε at δ after so many rounds."""
+    if terms.noise == 0:
+        return float("inf")
+    if not rounds:
+        return 0.0
+    library = _library()
+    relation = library.NeighboringRelation
+    if terms.draw == "poisson":
+        event = library.GaussianDpEvent(terms.noise)
+        if terms.cohort < terms.clients:
+            event = library.PoissonSampledDpEvent(terms.cohort / terms.clients, event)
+        neighbours = relation.ADD_OR_REMOVE_ONE
+    else:
+        event = library.GaussianDpEvent(terms.noise / 2)  # replacing one moves the sum by 2S
+        if terms.cohort < terms.clients:
+            if terms.accountant == "pld":
+                raise ConfigError(
+                    "accountant = 'pld' has no bound for cohorts of a fixed size; set draw = "
+                    "'poisson', or accountant = 'rdp'"
+                )
+            event = library.SampledWithoutReplacementDpEvent(
+                source_dataset_size=terms.clients, sample_size=terms.cohort, event=event
+            )
+        neighbours = relation.REPLACE_ONE
+    if terms.accountant == "pld":
+        # Without sampling only the ratio of noise to sensitivity counts, whatever the neighbours.
+        accountant = library.pld.PLDAccountant(relation.ADD_OR_REMOVE_ONE)
+    else:
+        accountant = library.rdp.RdpAccountant(neighboring_relation=neighbours)
+    with _quiet():
+        accountant.compose(event, rounds)
+        return float(accountant.get_epsilon(terms.delta))
+
+
+def solved(terms: Terms, rounds: int, target: float) -> float:
+    """Return the least noise (to a thousandth) whose ε stays within a target."""
+    least, most = 0.0, 1.0
+    while epsilon(terms._replace(noise=most), rounds) > target:
+        least, most = most, 2 * most
+        if most > 1e6:
+            raise ConfigError(
+                f"epsilon = {target:g} cannot be reached at delta = {terms.delta:g} in {rounds} "
+                "rounds, however much noise there is; raise epsilon or delta"
+            )
+    while most - least > 1e-3 * most:
+        middle = (least + most) / 2
+        enough = epsilon(terms._replace(noise=middle), rounds) <= target
+        least, most = (least, middle) if enough else (middle, most)
+    return most
+
+
+def affordable(terms: Terms, rounds: int, budget: float) -> int:
+    """Return how many of the rounds fit into a budget."""
+    if epsilon(terms, rounds) <= budget:
+        return rounds
+    fits, exceeds = 0, rounds
+    while exceeds - fits > 1:
+        middle = (fits + exceeds) // 2
+        fits, exceeds = (middle, exceeds) if epsilon(terms, middle) <= budget else (fits, middle)
+    return fits
+
+
+def _library() -> Any:
+    try:
+        library = importlib.import_module("dp_accounting")
+        for part in ("rdp", "pld"):
+            importlib.import_module(f"dp_accounting.{part}")
+    except ImportError as error:
+        raise ConfigError(
+            f"aggregate = 'dp' needs the accountant: pip install 'idiolect[privacy]' ({error})"
+        ) from None
+    return library
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Orders at which a series does not converge are left out, which only loosens ε."""
+    log = logging.getLogger("absl")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
