@@ -97,6 +97,7 @@ def show(
         print_json,
         print_reached,
         print_result,
+        print_traffic,
     )
     from idiolect.errors import DataError
     from idiolect.results import document
@@ -116,6 +117,7 @@ def show(
     else:
         print_result(screen, content, {})
         print_reached(screen, content)
+        print_traffic(screen, content)
     if not content["complete"]:
         print("This run is not complete; go on with `idiolect run EXPERIMENT.toml --resume`.")
 

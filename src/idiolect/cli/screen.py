@@ -96,6 +96,20 @@ def print_summary(screen: Console, content: Document) -> None:
     screen.print(table)
 
 
+def print_traffic(screen: Console, content: Document) -> None:
+    """Print what crossed the network, mean over seeds; public examples, sent once, apart."""
+    table = Table(title="What crossed the network, MB a seed", box=box.SIMPLE_HEAD)
+    table.add_column("method")
+    for head in ("down a round", "up a round", "down", "up", "public, once"):
+        table.add_column(head, justify="right")
+    keys = ("bytes_down_per_round", "bytes_up_per_round", "bytes_down", "bytes_up", "public_bytes")
+    for label, own in content["methods"].items():
+        seeds = [seed["traffic"] for seed in own["seeds"]]
+        means = [sum(one.get(key, 0) for one in seeds) / len(seeds) / 1e6 for key in keys]
+        table.add_row(label, *[f"{mean:,.3f}" if mean else "-" for mean in means])
+    screen.print(table)
+
+
 def print_reached(screen: Console, content: Document) -> None:
     """Print how soon each method came near its last round's validation accuracy."""
     found = {label: own.get("reached") for label, own in content["methods"].items()}

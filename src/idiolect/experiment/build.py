@@ -1,6 +1,5 @@
 """From a complete experiment to the objects that run it."""
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,8 +16,10 @@ from idiolect.data import (
     read,
     same_clients,
 )
+from idiolect.data.arrays import Rows
 from idiolect.data.cache import cache_root
 from idiolect.data.dataset import with_classes
+from idiolect.data.public import alike, rows_of, without
 from idiolect.errors import ConfigError, DataError
 from idiolect.experiment.attacks import Wrap, attacked, with_common
 from idiolect.experiment.methods import made as made_method
@@ -48,7 +49,9 @@ def federations(
     if data.classes is not None:
         dataset = with_classes(dataset, data.classes, "the experiment")
     public = None
-    if data.public is not None:
+    if data.public is not None and data.public.source == data.source:
+        dataset, public = _held_out(data.public, data, dataset)
+    elif data.public is not None:
         public = public_examples(data.public, data, dataset, data_dir)
     own = "iid" if dataset.clients is None else "natural"
     partition = data.partition or Named(name=own)
@@ -145,6 +148,7 @@ def about(experiment: Experiment, held: Shared) -> dict[str, Any]:
         "data": {
             "source": dataset.name,
             "provenance": dataset.provenance,
+            **_told_public(own[0].public),
             "classes": list(own[0].columns),
             "clients": own[0].clients,
             "same_clients": same_clients(own),
@@ -185,23 +189,33 @@ def loaded(
 
 def public_examples(public: Public, data: Data, private: Dataset, data_dir: Path | None) -> Dataset:
     """Draw the public examples, the same for all seeds: they stand for a published set."""
-    dataset = loaded(public.source, public.options, data_dir, data.normalise)
-    if dataset.x.shape[1:] != private.x.shape[1:]:
+    dataset = loaded(public.source, public.options, data_dir)
+    dataset = rows_of(dataset, _drawn(public, data, dataset))
+    dataset = alike(dataset, tuple(private.x.shape[1:]), private.name)
+    return normalised(dataset, data.normalise) if data.normalise else dataset
+
+
+def _held_out(public: Public, data: Data, dataset: Dataset) -> tuple[Dataset, Dataset]:
+    """Part a source into private and public examples: none is both."""
+    if public.size is None:
         raise DataError(
-            f"public examples of {dataset.name} are {dataset.x.shape[1:]} and the private ones of "
-            f"{private.name} {private.x.shape[1:]}; choose a public source of the same shape"
+            f"data.public takes its examples from {dataset.name}, as the private ones do; say how "
+            "many: data.public.size"
         )
+    rows = _drawn(public, data, dataset)
+    return without(dataset, rows), rows_of(dataset, rows)
+
+
+def _drawn(public: Public, data: Data, dataset: Dataset) -> Rows:
     rows = dataset.pool("train")
-    if public.size is not None:
-        if public.size > len(rows):
-            raise DataError(
-                f"data.public.size is {public.size}, and {dataset.name} has {len(rows)} examples"
-            )
-        draw = np.random.default_rng((data.seed or 0, _PUBLIC))
-        rows = np.sort(draw.choice(rows, public.size, replace=False))
-    return dataclasses.replace(
-        dataset, x=dataset.x[rows], y=dataset.y[rows], clients=None, client_names=(), origin=None
-    )
+    if public.size is None:
+        return rows
+    if public.size > len(rows):
+        raise DataError(
+            f"data.public.size is {public.size}, and {dataset.name} has {len(rows)} examples"
+        )
+    draw = np.random.default_rng((data.seed or 0, _PUBLIC))
+    return np.sort(draw.choice(rows, public.size, replace=False))
 
 
 def data_seeds(experiment: Experiment) -> tuple[int, ...]:
@@ -217,6 +231,13 @@ def cohort_size(cohort: int | float | None, clients: int) -> int | None:
     if cohort is not None and cohort > clients:
         raise ConfigError(f"cohort is {cohort}, and there are {clients} clients; lower it")
     return cohort
+
+
+def _told_public(public: Dataset | None) -> dict[str, Any]:
+    if public is None:
+        return {}
+    told = {"source": public.name, "provenance": public.provenance, "examples": len(public)}
+    return {"public": told}
 
 
 def _described(data: Data) -> dict[str, Any]:

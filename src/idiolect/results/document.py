@@ -108,6 +108,7 @@ def _seed(outcome: Outcome, place: int) -> Document:
             "bytes_up": wire.bytes_up,
             "bytes_down_per_round": wire.bytes_down / rounds,
             "bytes_up_per_round": wire.bytes_up / rounds,
+            "public_bytes": wire.public_bytes,
         },
         "left_out": dict(outcome.left_out[place]) if outcome.left_out else {},
         "models": {

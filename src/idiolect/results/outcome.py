@@ -29,6 +29,7 @@ class Wire:
     participations: int = 0  # clients summed over rounds
     bytes_down: int = 0
     bytes_up: int = 0
+    public_bytes: int = 0  # the public examples, to each client once; not in `bytes_down`
 
 
 @dataclass(frozen=True, eq=False)

@@ -289,6 +289,7 @@ def _added(wire: Wire, traffic: Traffic) -> Wire:
         wire.participations + traffic.clients,
         wire.bytes_down + traffic.bytes_down,
         wire.bytes_up + traffic.bytes_up,
+        wire.public_bytes + traffic.public_bytes,
     )
 
 

@@ -23,7 +23,7 @@ from idiolect.simulate.crew import Call, Crew, Seat
 from idiolect.simulate.judging import marking
 from idiolect.simulate.pools import Library
 from idiolect.simulate.store import Store
-from idiolect.simulate.traffic import Crossing, Traffic, counted, crossed, refuse_unequal
+from idiolect.simulate.traffic import Crossing, Handout, Traffic, counted, crossed, refuse_unequal
 from idiolect.tree import Tree
 
 
@@ -93,6 +93,7 @@ class Simulation:
         ]
         self._judged = [self._library.members(n, r.seed, r.lessons) for n, r in enumerate(runs)]
         self._eligible = [_eligible(lessons) for lessons in trained]
+        self._handout = Handout(method, trained)
         self._crews, setups = self._hire(architectures, trained, backend, newcomers)
         if newcomers:
             self.states = [method.init_server(blank(setup)) for setup in setups]
@@ -244,6 +245,8 @@ class Simulation:
             bad = guard.broken(own, None if stale is None else stale[rows], len(rows), rows.device)
             states.append(guard.guarded_step(method, state, cohort, own, bad))
             broken.append((run, call.cohort, bad))
+        cohorts = [call.cohort for call in calls]
+        traffic = self._handout.added(traffic, cohorts, self.round, self._drawn)
         left_out = self._left_out(broken)
         if method.grouped:
             servers = [groups.server_member(own[0]) for own in self._trained]

@@ -1,9 +1,14 @@
 """What crosses the network in a round, and what of it can be joined."""
 
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from idiolect import tree
+from idiolect.data.federation import Lessons
 from idiolect.errors import MethodError
+from idiolect.method import Method
 from idiolect.simulate.crew import Call
 from idiolect.tree import Tree
 
@@ -17,6 +22,41 @@ class Traffic(NamedTuple):
     clients: int
     bytes_down: int
     bytes_up: int
+    public_bytes: int = 0  # public examples that clients got at their first round, counted apart
+
+
+class Handout:
+    """What it costs to hand every client the public examples once, in the first round it is in."""
+
+    def __init__(self, method: Method, lessons: Sequence[Lessons]) -> None:
+        self._each = [
+            len(own.public) * int(np.asarray(own.public.x[:1]).nbytes)
+            if own.public is not None and method.public == "clients"
+            else 0
+            for own in lessons
+        ]
+        self._had: list[set[int]] = [set() for _ in lessons]
+        self._rounds = 0  # those that are counted in `_had`
+
+    def added(
+        self,
+        traffic: Sequence[Traffic],
+        cohorts: Sequence[np.ndarray],
+        round: int,
+        drawn: Callable[[int, int], np.ndarray],
+    ) -> list[Traffic]:
+        """Add a round's share to its traffic; `drawn(run, round)` tells the past of a resumed run."""
+        if any(self._each):
+            for before in range(self._rounds, round):
+                for run, had in enumerate(self._had):
+                    had |= set(drawn(run, before).tolist())
+        self._rounds = round + 1
+        told = []
+        for run, (one, cohort) in enumerate(zip(traffic, cohorts, strict=True)):
+            new = set(cohort.tolist()) - self._had[run]
+            self._had[run] |= new
+            told.append(one._replace(public_bytes=len(new) * self._each[run]))
+        return told
 
 
 def counted(call: Call, reports: Tree) -> Traffic:
