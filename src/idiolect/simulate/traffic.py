@@ -45,7 +45,7 @@ class Handout:
         round: int,
         drawn: Callable[[int, int], np.ndarray],
     ) -> list[Traffic]:
-        """Add a round's share to its traffic; `drawn(run, round)` tells the past of a resumed run."""
+        """Add a round's share to its traffic; `drawn(run, round)` tells a resumed run's past."""
         if any(self._each):
             for before in range(self._rounds, round):
                 for run, had in enumerate(self._had):
