@@ -54,6 +54,7 @@ CORE = {"torch", "numpy"}
 FOREIGN = {
     "experiment": {"pydantic"},
     "cli": {"typer", "rich"},
+    "deploy": {"nvflare"},  # and there only the adapter: see below
 }
 
 FILES = sorted(HOME.rglob("*.py"))
@@ -154,6 +155,20 @@ def test_commands_and_schemas_are_known_to_one_layer_each():
         if row_of(path) not in owners.get(module.split(".")[0], {row_of(path)})
     ]
     assert not wrong, "\n".join(wrong)
+
+
+def test_only_the_adapter_knows_the_engine():
+    known = {
+        path.relative_to(HOME).parts[:2]
+        for path in FILES
+        for _, m in imports(path)
+        if m.startswith("nvflare")
+    }
+    assert known == {("deploy", "flare")}
+    # What a site needs to say that the engine is missing must load without it.
+    for path in (HOME / "deploy" / "flare").glob("*.py"):
+        loaded = [m for _, m in imports(path, everywhere=False) if m.startswith("nvflare")]
+        assert path.name == "job.py" or not loaded
 
 
 def test_only_tree_knows_torchs_pytree():

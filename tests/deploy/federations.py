@@ -10,7 +10,7 @@ from torch import nn
 
 from idiolect import checkpoint
 from idiolect.deploy.node import Node
-from idiolect.deploy.serve import serve
+from idiolect.deploy.serve import post, serve
 from idiolect.deploy.site import Site
 from idiolect.deploy.transport import Inside
 from idiolect.experiment import execute, parse_experiment
@@ -83,7 +83,8 @@ def simulated(wanted, folder: Path):
 
 
 def served(wanted, transport, folder: Path, run: str = "r1"):
-    return serve(transport, travelling(wanted), run, folder)
+    text = travelling(wanted)
+    return serve(post(transport, text, folder), text, run, folder)
 
 
 def server_state(folder: Path, label: str) -> Mapping[str, torch.Tensor]:

@@ -4,7 +4,16 @@ from typing import Annotated
 
 import typer
 
-from idiolect.cli import adapting, comparing, data, methods, reporting, running, tracing
+from idiolect.cli import (
+    adapting,
+    comparing,
+    data,
+    federating,
+    methods,
+    reporting,
+    running,
+    tracing,
+)
 from idiolect.version import VERSION
 
 app = typer.Typer(
@@ -24,6 +33,11 @@ app.command()(adapting.adapt)
 app.command()(reporting.report)
 app.command(name="methods")(methods.list_methods)
 app.add_typer(data.app, name="data")
+app.add_typer(federating.app, name="federation")
+app.command()(federating.server)
+app.command()(federating.node)
+app.command()(federating.status)
+app.command()(federating.stop)
 
 
 def _version(wanted: bool) -> None:

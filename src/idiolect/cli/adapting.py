@@ -37,7 +37,7 @@ def adapt(
     from idiolect.experiment.adapt import adapt as adapt_to
 
     given: dict[str, Any] = {"label": label, "client": client, "split": split_column}
-    given["size"] = None if size is None else _numbers("--size", size, int, 2)
+    given["size"] = None if size is None else numbers("--size", size, int, 2)
     given["allow_pickle"] = allow_pickle or None
     content = adapt_to(
         folder,
@@ -45,7 +45,7 @@ def adapt(
         method,
         seed,
         out=out,
-        split=split if split == "file" else _numbers("--split", split, float, 3),
+        split=split if split == "file" else numbers("--split", split, float, 3),
         network=network,
         device=device,
         data_dir=data_dir,
@@ -61,7 +61,8 @@ def adapt(
     screen.print(f"Models: {content['folder']}", markup=False, soft_wrap=True)
 
 
-def _numbers(option: str, text: str, kind: type[int] | type[float], count: int) -> tuple[Any, ...]:
+def numbers(option: str, text: str, kind: type[int] | type[float], count: int) -> tuple[Any, ...]:
+    """Read an option of so many numbers with commas between them."""
     from idiolect.errors import ConfigError
 
     try:

@@ -47,6 +47,10 @@ def run(
         list[str] | None,
         typer.Option("--log", help="Also log to tensorboard, mlflow or wandb; NAME or NAME=WHERE."),
     ] = None,
+    on: Annotated[
+        str | None,
+        typer.Option("--on", help="An admin's kit of a federation, or `local`: a process a node."),
+    ] = None,
 ) -> None:
     """Run an experiment: train its methods, score every client, write the results."""
     from idiolect.experiment import load_experiment
@@ -57,6 +61,11 @@ def run(
 
     overrides = [*(set or ()), *_machine(device, backend)]
     loaded = load_experiment(experiment, overrides)
+    if on is not None:
+        from idiolect.cli.federating import run_on
+
+        _print(run_on(on, loaded, out, resume, method or []))
+        return
     _execute(
         loaded,
         out,
@@ -120,6 +129,16 @@ def show(
         print_traffic(screen, content)
     if not content["complete"]:
         print("This run is not complete; go on with `idiolect run EXPERIMENT.toml --resume`.")
+
+
+def _print(folder: Path) -> None:
+    """Print the tables of a run that was done elsewhere."""
+    from idiolect.cli.screen import console, print_result
+    from idiolect.results import document
+
+    screen = console()
+    print_result(screen, document.read(folder), {})
+    screen.print(f"Results: {folder}", markup=False, soft_wrap=True)
 
 
 def _machine(device: str | None, backend: str | None) -> list[str]:

@@ -146,8 +146,17 @@ class RemoteCourse:
         )
 
 
+def post(transport: Transport, text: str, folder: Path) -> Post:
+    """Make the hub's post, with the experiment's patience and the run's memory of failures."""
+    deploy = visiting(text).deploy
+    policy = Policy(
+        deploy.timeout, deploy.join, deploy.minimum, deploy.patience, deploy.limit_mb << 20
+    )
+    return Post(transport, policy, Ledger(folder / "faults.json"))
+
+
 def serve(
-    transport: Transport,
+    post: Post,
     text: str,
     run: str,
     folder: Path,
@@ -155,18 +164,13 @@ def serve(
     only: Sequence[str] = (),
     watch: Watch | None = None,
 ) -> Document:
-    """Run an experiment over a transport, going on from what the folder holds of the same run.
+    """Run an experiment over the hub's post, going on from what the folder holds of the same run.
 
     `text` is the experiment as TOML; `run` names the run, and with it the nodes' personal state.
     """
     experiment = visiting(text)
     if experiment.attack is not None:
         raise ConfigError("[attack] is for simulations; take it out to serve a real federation")
-    deploy = experiment.deploy
-    policy = Policy(
-        deploy.timeout, deploy.join, deploy.minimum, deploy.patience, deploy.limit_mb << 20
-    )
-    post = Post(transport, policy, Ledger(folder / "faults.json"))
     methods = {
         table.label or table.name: made_method(table)
         for table in experiment.methods

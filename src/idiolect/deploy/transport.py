@@ -1,5 +1,6 @@
 """How messages get from the hub to a node and back; an engine is anyone who can do `call`."""
 
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
@@ -28,12 +29,14 @@ class Inside:
     """Nodes in this very process: for tests and for debugging a method over messages."""
 
     def __init__(self, nodes: Mapping[str, Node]) -> None:
-        self.sites = tuple(nodes)
+        self.sites: Sequence[str] = tuple(nodes)
         self._nodes = nodes
+        self._turn = threading.Lock()  # networks are made under torch's one random state
 
     def call(self, site: str, blob: bytes, seconds: float) -> bytes:
-        """Ask the node."""
-        return self._nodes[site].answer(blob)
+        """Ask the node, one at a time."""
+        with self._turn:
+            return self._nodes[site].answer(blob)
 
     def returned(self, site: str) -> bool:
         """Say that nobody is ever lost for good."""
@@ -48,7 +51,7 @@ class Processes:
     """Each node a process of this machine: a federation to try things on."""
 
     def __init__(self, sites: Sequence[Site]) -> None:
-        self.sites = tuple(site.name for site in sites)
+        self.sites: Sequence[str] = tuple(site.name for site in sites)
         self.children = {site.name: Child(site) for site in sites}
 
     def call(self, site: str, blob: bytes, seconds: float) -> bytes:

@@ -1,0 +1,167 @@
+"""The commands of a real federation: federation init, server, node, status, stop."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from idiolect.cli.guard import guarded
+
+if TYPE_CHECKING:
+    from idiolect.experiment import Experiment
+
+app = typer.Typer(help="Make the kits of a federation.", no_args_is_help=True)
+
+_KIT = typer.Argument(help="The folder of a kit.")
+
+
+def say(text: str) -> None:
+    """Print a line at once, for someone who waits."""
+    print(text, flush=True)
+
+
+@app.callback()
+def _group() -> None:
+    """Make the kits of a federation."""
+
+
+@app.command()
+@guarded
+def init(
+    project: Annotated[Path, typer.Argument(help="The members, a TOML file.")],
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Folder for the kits; NAME-kits by default.")
+    ] = None,
+) -> None:
+    """Make a signed kit for the server, for every site and for every admin."""
+    from idiolect.deploy.flare.kits import init as make
+    from idiolect.experiment.project import load_project
+
+    wanted = load_project(project)
+    made = make(wanted, out or Path(f"{wanted.name}-kits"))
+    for folder in made:
+        say(str(folder))
+    say("Give each member its own kit, over a channel you trust: it holds a private key.")
+
+
+@guarded
+def server(kit: Annotated[Path, _KIT]) -> None:
+    """Run the federation's server until interrupted."""
+    from idiolect.deploy.flare.kits import read
+    from idiolect.deploy.flare.parents import keep_running
+
+    keep_running(read(kit, "server"), None, say)
+
+
+@guarded
+def node(
+    kit: Annotated[Path, _KIT],
+    data: Annotated[str, typer.Option("--data", help="This site's data: a path, or a source.")],
+    client: Annotated[
+        int | None, typer.Option(help="Take this client's share of the experiment's own data.")
+    ] = None,
+    label: Annotated[str | None, typer.Option(help="The label column.")] = None,
+    split_column: Annotated[str | None, typer.Option(help="The column of train or test.")] = None,
+    size: Annotated[str | None, typer.Option(help="Width,height of a folder's images.")] = None,
+    public: Annotated[
+        str | None, typer.Option(help="The public examples, where asked for.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    data_dir: Annotated[
+        Path | None, typer.Option(help="Folder with datasets; else IDIOLECT_DATA.")
+    ] = None,
+    limit_mb: Annotated[int, typer.Option(help="The largest message that is read.")] = 256,
+) -> None:
+    """Run a site's node until interrupted: it trains when a run asks, on data that stays here."""
+    from idiolect.cli.adapting import numbers
+    from idiolect.data import SOURCES
+    from idiolect.deploy.flare.kits import read
+    from idiolect.deploy.flare.parents import keep_running
+    from idiolect.deploy.site import Site
+    from idiolect.errors import DataError
+
+    own = read(kit, "node")
+    given: dict[str, Any] = {"label": label, "split": split_column}
+    given["size"] = None if size is None else numbers("--size", size, int, 2)
+    if data not in SOURCES:
+        path = Path(data).expanduser()
+        if not path.exists():
+            raise DataError(f"--data: {path} does not exist; give this site's data")
+        data = str(path.resolve())
+    site = Site(
+        own.name,
+        own.federation,
+        own.home,
+        data,
+        {key: value for key, value in given.items() if value is not None},
+        client,
+        data_dir.resolve() if data_dir else None,
+        public,
+        device,
+        limit_mb << 20,
+    )
+    keep_running(own, site, say)
+
+
+@guarded
+def status(kit: Annotated[Path, _KIT]) -> None:
+    """Say who is connected to the federation and how far its runs are."""
+    from idiolect.deploy.flare.admin import Session, active, look, progress
+    from idiolect.deploy.flare.kits import read
+
+    own = read(kit, "admin")
+    session = Session(own)
+    try:
+        state = look(session)
+        say(f"server {own.host}:{own.port} is up")
+        for site in own.sites:
+            say(f"{site}: {'connected' if site in state.nodes else 'not connected'}")
+        running = active(state)
+        for job in running:
+            found = progress(session, job["job_id"])
+            far = f"{found['label']}, round {found['round']}" if "round" in found else "starting"
+            say(f"run {job['job_name'].removeprefix('idiolect-')}: {job['status']}, {far}")
+        if not running:
+            say("nothing is running")
+    finally:
+        session.close()
+
+
+@guarded
+def stop(kit: Annotated[Path, _KIT]) -> None:
+    """Stop the runs of a federation; what was trained is kept for --resume."""
+    from idiolect.deploy.flare.admin import stop as end
+    from idiolect.deploy.flare.kits import read
+
+    if not end(read(kit, "admin"), say):
+        say("nothing is running")
+
+
+def run_on(
+    place: str, experiment: "Experiment", out: Path | None, resume: bool, only: list[str]
+) -> Path:
+    """Run an experiment on a federation: that of a kit, or one of processes on this machine."""
+    from idiolect.experiment.build import refuse_unknown_labels
+    from idiolect.results.models import folder_name
+    from idiolect.runner.run import opened
+
+    refuse_unknown_labels(experiment, only)
+    folder = out or Path("runs") / folder_name(experiment.name)
+    with opened(folder, resume=resume):
+        if place == "local":
+            from idiolect.deploy.local import run_local
+
+            return run_local(experiment, folder, only, say)
+        from idiolect.deploy.flare.admin import Run
+        from idiolect.deploy.flare.kits import read
+
+        try:
+            return Run(read(place, "admin"), experiment, folder, only, say).finish()
+        except KeyboardInterrupt:
+            print(
+                f"the run goes on at the server; watch it again with --resume --out {folder}, or "
+                f"end it with `idiolect stop {place}`",
+                file=sys.stderr,
+            )
+            raise

@@ -1,0 +1,325 @@
+"""An admin's side: submits a run, watches it, starts it anew when something dies, fetches results.
+
+A run is known by its own number, so that a job that replaces a dead one goes on where it stopped.
+"""
+
+import contextlib
+import json
+import shutil
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from idiolect.checkpoint import write_whole
+from idiolect.deploy.flare import require
+from idiolect.deploy.flare.kits import OUTCOME, RESULT, RETURNED, Kit
+from idiolect.deploy.post import Policy
+from idiolect.errors import DeployError, IdiolectError
+from idiolect.experiment.schema import Experiment
+from idiolect.experiment.visiting import travelling
+
+Say = Callable[[str], None]
+
+RUN_FILE = "federation.json"  # in a run's folder: which run of which federation it is
+_ATTEMPTS = 5  # new starts without a round done between them before the run is given up
+_SILENCE = 600.0  # seconds without a server before the run is given up
+_POLL = 1.0
+_ENDED = ("FINISHED", "FAILED")  # how the status of a job that is over begins
+_FRESH = 25.0  # seconds; nodes are heard of every ten
+
+
+class Session:
+    """A connection to the server that is made again when it breaks."""
+
+    def __init__(self, kit: Kit) -> None:
+        require()
+        self._kit = kit
+        self._inner: Any = None
+
+    def ask(self, call: Callable[[Any], Any]) -> Any:
+        """Ask the server; an error of the engine becomes ours, in one line."""
+        try:
+            if self._inner is None:
+                self._inner = self._connected()
+            return call(self._inner)
+        except IdiolectError:
+            raise
+        except Exception as error:
+            ours = _translated(error, self._kit)
+            if isinstance(ours, Unreachable):
+                self.close()
+            raise ours from error
+
+    def _connected(self) -> Any:
+        from nvflare.fuel.flare_api.flare_api import new_secure_session
+
+        folder = str(self._kit.folder)
+        with contextlib.redirect_stdout(None):
+            return new_secure_session(self._kit.name, folder, timeout=10.0, auto_login_max_tries=3)
+
+    def close(self) -> None:
+        """End the connection."""
+        inner, self._inner = self._inner, None
+        if inner is not None:
+            with contextlib.suppress(Exception):
+                inner.close()
+
+
+class Unreachable(DeployError):
+    """The server does not answer now; it may later."""
+
+
+def _translated(error: Exception, kit: Kit) -> DeployError:
+    from nvflare.fuel.flare_api.api_spec import (
+        AuthenticationError,
+        AuthorizationError,
+        InternalError,
+        InvalidJobDefinition,
+        InvalidTarget,
+        JobNotFound,
+        JobNotRunning,
+    )
+
+    where = f"{kit.host}:{kit.port}"
+    if isinstance(error, AuthorizationError):
+        return DeployError(f"{kit.name} may not do this in the federation (its role is too low)")
+    if isinstance(error, AuthenticationError):
+        return DeployError(f"the server at {where} does not accept the kit of {kit.name}")
+    refusals = (InternalError, InvalidJobDefinition, InvalidTarget, JobNotFound, JobNotRunning)
+    if isinstance(error, refusals):
+        return DeployError(f"the server at {where} refuses it: {type(error).__name__}")
+    return Unreachable(f"the server at {where} does not answer ({type(error).__name__})")
+
+
+@dataclass
+class State:
+    """What a federation looks like from outside."""
+
+    started: Any  # when the server started
+    nodes: list[str]
+    jobs: list[dict[str, Any]] = field(default_factory=list)
+
+
+def look(session: Session) -> State:
+    """Ask who is connected and what is running."""
+    info = session.ask(lambda s: s.get_system_info())
+    jobs = session.ask(lambda s: s.list_jobs())
+    own = [job for job in jobs or [] if str(job.get("job_name", "")).startswith("idiolect-")]
+    heard = {one.name: float(one.last_connect_time or 0) for one in info.client_info}
+    # By the server's own clock: a node that died stays listed until it was silent for a minute.
+    fresh = [name for name, when in heard.items() if max(heard.values()) - when < _FRESH]
+    return State(info.server_info.start_time, fresh, own)
+
+
+def progress(session: Session, job: str) -> dict[str, Any]:
+    """Ask a running job how far it is; empty where it cannot say yet."""
+    try:
+        told = session.ask(lambda s: s.show_stats(job, "server"))
+        found = told["server"]["idiolect"] if "server" in told else {}
+    except (DeployError, KeyError, TypeError):
+        return {}
+    return dict(found) if isinstance(found, dict) else {}
+
+
+def active(state: State) -> list[dict[str, Any]]:
+    """Pick the jobs that have not ended; what a dead server left as running runs nowhere."""
+    return [
+        job
+        for job in state.jobs
+        if not str(job.get("status", "")).startswith(_ENDED)
+        and datetime.fromisoformat(job["submit_time"]).timestamp() >= state.started
+    ]
+
+
+def stop(kit: Kit, say: Say) -> int:
+    """Abort what is running; return how many runs that were."""
+    session = Session(kit)
+    try:
+        running = active(look(session))
+        for job in running:
+            session.ask(partial(_abort, str(job["job_id"])))
+            say(f"stopped {job['job_name'].removeprefix('idiolect-')}")
+        return len(running)
+    finally:
+        session.close()
+
+
+def _abort(job: str, session: Any) -> None:
+    session.abort_job(job)
+
+
+class Run:
+    """A run on a federation, through as many jobs as it takes."""
+
+    def __init__(
+        self, kit: Kit, experiment: Experiment, folder: Path, only: Sequence[str], say: Say
+    ) -> None:
+        self._kit = kit
+        self._text = travelling(experiment)
+        self._folder = folder
+        self._only = list(only)
+        self._say = say
+        self._session = Session(kit)
+        deploy = experiment.deploy
+        self._policy = Policy(deploy.timeout, deploy.join, deploy.minimum)
+        self._least = self._policy.needed(len(kit.sites))
+        self._run = self._known() or uuid.uuid4().hex[:12]
+        self._seen = ("", -1)  # label and round of the last progress
+
+    def _known(self) -> str:
+        path = self._folder / RUN_FILE
+        if not path.exists():
+            return ""
+        known = json.loads(path.read_text())
+        if known.get("federation") != self._kit.federation:
+            raise DeployError(
+                f"{self._folder} holds a run of federation {known.get('federation')!r}, and the "
+                f"kit is of {self._kit.federation!r}; choose another --out"
+            )
+        return str(known["run"])
+
+    def finish(self) -> Path:
+        """Bring the run to its end; returns the folder with its results."""
+        about = {"run": self._run, "federation": self._kit.federation}
+        self._folder.mkdir(parents=True, exist_ok=True)
+        write_whole(self._folder / RUN_FILE, json.dumps(about).encode())
+        failures = 0
+        try:
+            while True:
+                before = self._seen
+                self._wait_for_nodes()
+                outcome = self._job()
+                if outcome["state"] == "done":
+                    return self._folder
+                if outcome["state"] == "error":
+                    raise _as_error(outcome)
+                failures = 0 if self._seen != before else failures + 1
+                if failures >= _ATTEMPTS:
+                    raise DeployError(
+                        f"{failures} starts got no further: {outcome['text']}; mend it, then go on "
+                        "with --resume"
+                    )
+                self._say(f"{outcome['text']}; starts again from the last whole round")
+        finally:
+            self._session.close()
+
+    def _wait_for_nodes(self) -> None:
+        """Wait until everyone is there, or enough are and the others had their time."""
+        told, since = "", time.monotonic()
+        while True:
+            state = self._look()
+            missing = [site for site in self._kit.sites if site not in state.nodes]
+            there = len(self._kit.sites) - len(missing)
+            patient = time.monotonic() - since < self._policy.join
+            if not missing or (there >= self._least and not patient):
+                return
+            words = f"waiting for {', '.join(missing)}"
+            if words != told:
+                self._say(words)
+                told = words
+            time.sleep(_POLL)
+
+    def _look(self) -> State:
+        """Look at the federation; a server that is away may come back."""
+        since, told = time.monotonic(), False
+        while True:
+            try:
+                return look(self._session)
+            except Unreachable as error:
+                if time.monotonic() - since > _SILENCE:
+                    raise
+                if not told:
+                    self._say(f"{error}; waiting for it")
+                    told = True
+                time.sleep(_POLL)
+
+    def _job(self) -> dict[str, str]:
+        """Submit a job, or watch the one there is, until it ends; say how it did."""
+        state = self._look()
+        name = f"idiolect-{self._run}"
+        mine = [job for job in active(state) if job["job_name"] == name]
+        job = mine[0]["job_id"] if mine else self._submitted()
+        began = state.started
+        while True:
+            time.sleep(_POLL)
+            try:
+                status = str(self._session.ask(lambda s: s.get_job_status(job)))
+            except DeployError:
+                status = "unknown"
+                state = self._look()
+                if state.started != began:
+                    return {"state": "short", "text": "the server was started anew"}
+            if status.startswith(_ENDED):
+                return self._outcome(job, status)
+            self._tell(job)
+
+    def _submitted(self) -> str:
+        from idiolect.deploy.flare import job as jobs
+
+        with tempfile.TemporaryDirectory() as scratch:
+            folder = jobs.write(
+                Path(scratch) / "job",
+                self._run,
+                self._text,
+                list(self._kit.sites),
+                self._only,
+                self._least,
+            )
+            number = self._session.ask(lambda s: s.submit_job(str(folder)))
+        self._say(f"submitted as job {number}; waiting for the nodes to start")
+        return str(number)
+
+    def _tell(self, job: str) -> None:
+        found = progress(self._session, job)
+        seen = (str(found.get("label", "")), int(found.get("round", -1)))
+        if found.get("state") and seen != self._seen and seen[1] >= 0:
+            self._seen = seen
+            self._say(f"{seen[0]}: round {seen[1]} of {found.get('rounds', '?')}")
+        if absent := [site for site in found.get("absent", ()) if site in self._kit.sites]:
+            self._welcome(job, absent)
+
+    def _welcome(self, job: str, absent: list[str]) -> None:
+        """Tell the hub who was lost and is connected again, but has no part in the job."""
+        try:
+            there = [site for site in absent if site in look(self._session).nodes]
+            if not there:
+                return
+            working = self._session.ask(lambda s: s.get_client_job_status(there)) or []
+            busy = {one.get("client_name") for one in working if one.get("job_id") == job}
+            back = [site for site in there if site not in busy]
+            if back:
+                told = {"sites": back}
+                self._session.ask(lambda s: s.do_app_command(job, RETURNED, told))
+        except DeployError:
+            pass  # the next look will do
+
+    def _outcome(self, job: str, status: str) -> dict[str, str]:
+        """Fetch what a job left; without a word from the hub its status must do."""
+        with tempfile.TemporaryDirectory() as scratch:
+            try:
+                location = self._session.ask(lambda s: s.download_job_result(job, scratch))
+            except DeployError:
+                location = None
+            found = sorted(Path(location or scratch).rglob(OUTCOME))
+            if not found and "ABORTED" in status:
+                raise DeployError(
+                    "the run was stopped; what was trained is kept: go on with --resume"
+                )
+            if not found:
+                return {"state": "short", "text": f"the job ended with {status}"}
+            outcome: dict[str, str] = json.loads(found[0].read_text())
+            if outcome["state"] == "done":
+                shutil.copytree(found[0].parent / RESULT, self._folder, dirs_exist_ok=True)
+            return outcome
+
+
+def _as_error(outcome: dict[str, str]) -> IdiolectError:
+    error = DeployError(outcome["text"])
+    error.code = int(outcome.get("code", error.code))
+    return error

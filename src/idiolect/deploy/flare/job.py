@@ -1,0 +1,246 @@
+"""What runs inside FLARE: the hub on the server, one answering object on every node.
+
+A job carries settings only; these classes are installed with idiolect on both sides, and a site
+that keeps its defaults runs nothing else.
+"""
+
+import base64
+import json
+import logging
+import shutil
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from nvflare.apis.fl_component import FLComponent
+from nvflare.apis.fl_context import FLContext
+from nvflare.collab import collab
+from nvflare.collab.api.context import set_call_context
+from nvflare.collab.api.exceptions import CollabCallError, RunAborted
+from nvflare.widgets.info_collector import GroupInfoCollector, InfoCollector
+
+from idiolect.checkpoint import write_whole
+from idiolect.deploy import wire
+from idiolect.deploy.child import Child
+from idiolect.deploy.codes import Refused
+from idiolect.deploy.flare.kits import HOME, NODE_FILE, OUTCOME, RESULT, RETURNED
+from idiolect.deploy.hub import Again
+from idiolect.deploy.post import Post
+from idiolect.deploy.serve import post, serve
+from idiolect.deploy.site import Site
+from idiolect.errors import DeployError, IdiolectError
+from idiolect.runner.watch import Silent, Tick
+
+log = logging.getLogger("idiolect.flare")
+
+_PATIENCE = 10.0  # timeouts of the hub until a call is given up
+
+
+class NodeSide:
+    """A node's end: hands messages to the training process, and answers back."""
+
+    def __init__(self) -> None:
+        self._child: Child | None = None
+        self._lock = threading.Lock()
+
+    @collab.publish  # type: ignore[untyped-decorator]
+    def answer(self, blob: bytes) -> bytes:
+        """Answer one message; nothing but a code ever tells of a failure."""
+        try:
+            return self._asked(collab.context.workspace).answer(blob)
+        except Refused as error:
+            log.error("refused with %r: %s", error.reason, error)
+            return wire.refusal(error.reason)
+        except Exception:
+            log.exception("a message could not be answered")
+            return wire.refusal("failed")
+
+    def _asked(self, workspace: Any) -> Child:
+        with self._lock:
+            if self._child is None:
+                path = Path(workspace.get_root_dir()) / HOME / NODE_FILE
+                if not path.is_file():
+                    raise Refused("data", f"{path} is missing; start with `idiolect node`")
+                self._child = Child(Site.from_json(path.read_text()))
+            return self._child
+
+    @collab.final  # type: ignore[untyped-decorator]
+    def end(self) -> None:
+        """End the training process with the job."""
+        if self._child is not None:
+            self._child.close()
+
+
+class _Cells:
+    """FLARE's calls as a `Transport`."""
+
+    def __init__(self, sites: list[str]) -> None:
+        self.sites: Sequence[str] = tuple(sites)
+        self._context = collab.context
+        self._proxies = {proxy.name: proxy for proxy in collab.clients}
+        self._returned: frozenset[str] = frozenset()
+        # Who is connected only the server's lasting process knows, so an admin must tell.
+        collab.fl_ctx.get_engine().register_app_command(RETURNED, self._told)
+
+    def _told(self, topic: str, data: Any, fl_ctx: FLContext) -> dict[str, Any]:
+        sites = data.get("sites", ()) if isinstance(data, dict) else ()
+        self._returned = frozenset(site for site in sites if site in self.sites)
+        return {}
+
+    def call(self, site: str, blob: bytes, seconds: float) -> bytes:
+        """Call a site's object; its errors never carry the site's own words further."""
+        if site not in self._proxies:
+            raise Refused("unreachable", f"{site} did not start with the job")
+        set_call_context(self._context)
+        try:
+            # Longer than the hub waits: who answers late is heard, and is back.
+            answer = self._proxies[site](timeout=_PATIENCE * seconds).answer(blob)
+        except RunAborted:
+            raise Refused("unreachable", "the job is ending") from None
+        except CollabCallError as error:
+            late = "timed out" in str(error)
+            raise Refused("timeout" if late else "unreachable") from None
+        if not isinstance(answer, bytes):
+            raise Refused("format", f"{site} answered with {type(answer).__name__}")
+        return answer
+
+    def returned(self, site: str) -> bool:
+        """Say whether a site is connected that has no part in this job, or has one no more."""
+        return site in self._returned
+
+    def stopped(self) -> bool:
+        """Say whether the job is being aborted."""
+        return bool(self._context.is_aborted())
+
+
+class _Progress(Silent):
+    """How far the run is, for an admin who asks."""
+
+    def __init__(self, run: str) -> None:
+        self.told: dict[str, Any] = {"run": run, "state": "starting"}
+        self.post: Post | None = None
+
+    def tell(self, **told: Any) -> None:
+        """Replace what is told."""
+        absent = [] if self.post is None else self.post.absent()
+        self.told = {**self.told, **told, "absent": absent}
+
+    def begin(self, label: str, round: int, rounds: int) -> None:
+        """Hear that a method starts, or goes on."""
+        self.tell(state="training", label=label, round=round, rounds=rounds)
+
+    def tick(self, tick: Tick) -> None:
+        """Hear that a round is over."""
+        self.tell(label=tick.label, round=tick.round, rounds=tick.rounds, time=time.time())
+
+    def note(self, text: str) -> None:
+        """Hear something the user should know."""
+        log.info(text)
+
+    def end(self, label: str, seconds: float) -> None:
+        """Hear that a method is trained and scored."""
+        self.tell(state="scored", label=label)
+
+
+class HubSide(FLComponent):  # type: ignore[misc]
+    """The hub's end: runs the experiment from its last checkpoint, and tells how far it is."""
+
+    def __init__(self, run: str, experiment: str, sites: list[str], only: list[str]) -> None:
+        """`experiment` is TOML in base64: FLARE would read braces as its own variables."""
+        super().__init__()
+        self._run = run
+        self._text = base64.b64decode(experiment).decode()
+        self._sites = sites
+        self._only = only
+        self._progress = _Progress(run)
+
+    def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
+        """Tell how far the run is, when an admin asks."""
+        if event_type == InfoCollector.EVENT_TYPE_GET_STATS:
+            collector = fl_ctx.get_prop(InfoCollector.CTX_KEY_STATS_COLLECTOR)
+            if isinstance(collector, GroupInfoCollector):
+                collector.set_info("idiolect", dict(self._progress.told))
+
+    @collab.main  # type: ignore[untyped-decorator]
+    def work(self) -> None:
+        """Run the experiment, or as much of it as can be done now."""
+        workspace = collab.context.workspace
+        job = Path(workspace.get_run_dir(collab.fl_ctx.get_job_id()))
+        folder = Path(workspace.get_root_dir()) / HOME / "runs" / self._run
+        folder.mkdir(parents=True, exist_ok=True)
+        transport = _Cells(self._sites)
+        try:
+            calls = self._progress.post = post(transport, self._text, folder)
+            watch = self._progress
+            serve(calls, self._text, self._run, folder, only=self._only, watch=watch)
+            outcome = {"state": "done"}
+            shutil.copytree(folder, job / RESULT)
+        except Again as error:
+            outcome = {"state": "again", "text": str(error)}
+        except DeployError as error:
+            outcome = {"state": "short", "text": str(error)}
+        except IdiolectError as error:
+            outcome = {"state": "error", "text": str(error), "code": str(error.code)}
+        except Exception as error:
+            log.exception("the hub failed")
+            outcome = {"state": "error", "text": f"the hub failed ({type(error).__name__})"}
+        if outcome["state"] != "done" and transport.stopped():
+            raise RunAborted("the run was stopped")
+        self._progress.tell(**outcome)
+        write_whole(job / OUTCOME, json.dumps(outcome).encode())
+
+
+def write(folder: Path, run: str, text: str, sites: list[str], only: list[str], least: int) -> Path:
+    """Write a job's folder: two configurations and no code."""
+    hub = {
+        "run": run,
+        "experiment": base64.b64encode(text.encode()).decode(),
+        "sites": sites,
+        "only": only,
+    }
+    here = "idiolect.deploy.flare.job"
+    runtime = "nvflare.collab.runtime"
+    files = {
+        "meta.json": {
+            "name": f"idiolect-{run}",
+            "resource_spec": {},
+            "min_clients": least,
+            "deploy_map": {"app": ["@ALL"]},
+        },
+        "app/config/config_fed_server.json": {
+            "format_version": 2,
+            "server": {"task_request_interval": 0.5},
+            "workflows": [
+                {
+                    "id": "controller",
+                    "path": f"{runtime}.controller.CollabController",
+                    "args": {"server_obj_id": "_server"},
+                }
+            ],
+            "components": [{"id": "_server", "path": f"{here}.HubSide", "args": hub}],
+            "task_data_filters": [],
+            "task_result_filters": [],
+        },
+        "app/config/config_fed_client.json": {
+            "format_version": 2,
+            "executors": [
+                {
+                    "tasks": ["*"],
+                    "executor": {
+                        "path": f"{runtime}.executor.CollabExecutor",
+                        "args": {"client_obj_id": "_client"},
+                    },
+                }
+            ],
+            "components": [{"id": "_client", "path": f"{here}.NodeSide", "args": {}}],
+            "task_data_filters": [],
+            "task_result_filters": [],
+        },
+    }
+    for name, content in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(content, indent=1))
+    return folder

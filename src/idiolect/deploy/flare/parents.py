@@ -1,0 +1,122 @@
+"""The lasting process of a server or a node: started, watched, started again, ended cleanly."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from idiolect.checkpoint import write_whole
+from idiolect.deploy.flare import require
+from idiolect.deploy.flare.kits import NODE_FILE, Kit, settle
+from idiolect.deploy.lock import held
+from idiolect.deploy.site import Site
+from idiolect.errors import DeployError
+
+Say = Callable[[str], None]
+
+_CALM = 60.0  # seconds after which an end counts as a first one
+_PAUSES = (1.0, 2.0, 5.0, 10.0, 30.0)  # seconds before each new start
+
+# FLARE has no other way to tell a process beside it who has come: its log says so.
+_SIGNS = {
+    "server": {
+        "New client ": "a node joined",
+        "Server started": "the server is listening; waiting for nodes and for jobs",
+    },
+    "node": {
+        "Successfully registered client": "registered with the server; waiting for a run",
+        "Got job": "a run has started",
+    },
+}
+
+
+def keep_running(kit: Kit, site: Site | None, say: Say) -> None:
+    """Run a kit's process until interrupted, starting it again whenever it ends by itself."""
+    require()
+    settle(kit)
+    if site is not None:
+        write_whole(kit.home / NODE_FILE, site.to_json().encode())
+    with held(kit.home / "parent", 1.0) as free:
+        if not free:
+            raise DeployError(f"{kit.folder} is in use by another process of this machine")
+        failures = 0
+        while True:
+            began = time.monotonic()
+            with _started(kit) as process:
+                say(f"{kit.role} {kit.name} started (process {process.pid}); log: {_log(kit)}")
+                if kit.role == "node":
+                    say(f"waiting for the server at {kit.host}:{kit.port}")
+                _follow(kit, process, say)
+            failures = 0 if time.monotonic() - began > _CALM else failures + 1
+            pause = _PAUSES[min(failures, len(_PAUSES)) - 1] if failures else _PAUSES[0]
+            say(f"the process ended (status {process.returncode}); starts again in {pause:g} s")
+            time.sleep(pause)
+
+
+def command(kit: Kit) -> list[str]:
+    """Return the command that is a server's or a node's lasting process."""
+    if kit.role == "server":
+        module, config = "nvflare.private.fed.app.server.server_train", "fed_server.json"
+        own = ["secure_train=true", f"org={kit.org}", "config_folder=config"]
+    else:
+        module, config = "nvflare.private.fed.app.client.client_train", "fed_client.json"
+        own = ["secure_train=true", f"uid={kit.name}", f"org={kit.org}", "config_folder=config"]
+    return [sys.executable, "-u", "-m", module, "-m", str(kit.folder), "-s", config, "--set", *own]
+
+
+def _log(kit: Kit) -> Path:
+    return kit.folder / "log.txt"
+
+
+@contextlib.contextmanager
+def _started(kit: Kit) -> Iterator["subprocess.Popen[bytes]"]:
+    """Start the process in a group of its own; whatever happens, the whole group ends."""
+    for mark in ("shutdown.fl", "restart.fl", "pid.fl"):
+        (kit.folder / mark).unlink(missing_ok=True)
+    kit.home.mkdir(parents=True, exist_ok=True)
+    with (kit.home / "engine.out").open("ab") as words:
+        process = subprocess.Popen(
+            command(kit),
+            stdin=subprocess.DEVNULL,
+            stdout=words,
+            stderr=words,
+            cwd=kit.folder,
+            start_new_session=True,
+        )
+    try:
+        yield process
+    finally:
+        end_group(process)
+
+
+def end_group(process: "subprocess.Popen[bytes]", grace: float = 5.0) -> None:
+    """End a process and all it started: politely, then not."""
+    for sign in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, sign)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(grace)
+    process.wait()
+
+
+def _follow(kit: Kit, process: "subprocess.Popen[bytes]", say: Say) -> None:
+    """Tell what the log shows, until the process ends."""
+    path, signs = _log(kit), _SIGNS[kit.role]
+    place = path.stat().st_size if path.exists() else 0
+    while process.poll() is None:
+        time.sleep(0.5)
+        if not path.exists():
+            continue
+        place = min(place, path.stat().st_size)  # the log may have been rotated
+        with path.open("rb") as file:
+            file.seek(place)
+            text = file.read().decode(errors="replace")
+            place = file.tell()
+        for line in text.splitlines():
+            for mark, words in signs.items():
+                if mark in line:
+                    say(words + (f": {line.split(mark)[1][:60]}" if mark.endswith(" ") else ""))

@@ -1,0 +1,58 @@
+"""A federation on one machine, one process a node: to try an experiment before others join."""
+
+import json
+import uuid
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from idiolect.checkpoint import write_whole
+from idiolect.deploy.serve import post, serve
+from idiolect.deploy.site import Site
+from idiolect.deploy.transport import Processes
+from idiolect.errors import ConfigError
+from idiolect.experiment.build import federations
+from idiolect.experiment.schema import Experiment
+from idiolect.experiment.visiting import travelling
+from idiolect.runner.watch import Silent, Tick
+
+_MOST = 32  # processes, each with a torch of its own
+_FILE = "federation.json"
+
+
+class _Told(Silent):
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+
+    def tick(self, tick: Tick) -> None:
+        self._say(f"{tick.label}: round {tick.round} of {tick.rounds}")
+
+    def note(self, text: str) -> None:
+        self._say(f"note: {text}")
+
+
+def run_local(
+    experiment: Experiment, folder: Path, only: Sequence[str], say: Callable[[str], None]
+) -> Path:
+    """Run an experiment with a process for every client of its partition."""
+    clients = federations(experiment)[0].clients
+    if clients > _MOST:
+        raise ConfigError(
+            f"--on local would start {clients} processes, one a client; {_MOST} at most: use the "
+            "simulator, or fewer clients"
+        )
+    path = folder / _FILE
+    run = json.loads(path.read_text())["run"] if path.exists() else uuid.uuid4().hex[:12]
+    write_whole(path, json.dumps({"run": run, "federation": "local"}).encode())
+    source = experiment.data.source
+    sites = [
+        Site(f"node-{n}", "local", folder / "nodes" / f"node-{n}", source, client=n)
+        for n in range(clients)
+    ]
+    transport = Processes(sites)
+    say(f"{clients} nodes start, a process each; their state is in {folder / 'nodes'}")
+    try:
+        text = travelling(experiment)
+        serve(post(transport, text, folder), text, run, folder, only=only, watch=_Told(say))
+    finally:
+        transport.close()
+    return folder

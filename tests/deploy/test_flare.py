@@ -1,0 +1,125 @@
+"""Over NVIDIA FLARE, real processes and mutual TLS: the simulator's results; who may do what."""
+
+import importlib.util
+import json
+import stat
+
+import federations as fed
+import pytest
+from running import MEMBER, CommandFailed, Running
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("nvflare") is None, reason="nvflare is not installed (extra flare)"
+)
+
+COMMON = """
+seeds = [0]
+rounds = 3
+[data]
+partition = { name = "iid", clients = 4, per_client = 40 }
+public = { source = "embedded", size = 40 }
+[training]
+batch = 10
+lr = 0.05
+[evaluate]
+every = 3
+[backend]
+kind = "sequential"
+checkpoint_every = 1
+[deploy]
+timeout = 60
+"""
+PARAMETERS = f"""name = "parameters"
+{COMMON}
+[model]
+name = "mlr"
+auxiliary = {{ name = "dnn", hidden = 8 }}
+[[methods]]
+name = "fedavg"
+[[methods]]
+name = "persfl"
+distil_epochs = 1
+[[methods]]
+name = "pfml"
+"""
+PREDICTIONS = f"""name = "predictions"
+{COMMON}
+[model]
+each = {{ mlr = 2, dnn = 2 }}
+[[methods]]
+name = "ktpfl"
+sample = 20
+"""
+
+
+@pytest.fixture
+def federation(tmp_path):
+    running = Running(tmp_path)
+    try:
+        running.start_all()
+        yield running
+    finally:
+        running.close()
+
+
+def test_four_nodes_over_tls_give_the_simulators_result(federation, tmp_path):
+    """FedAvg, PersFL, PFML in one job, KT-pFL with two networks in another, a guest in between."""
+    for name, toml in (("parameters", PARAMETERS), ("predictions", PREDICTIONS)):
+        path = tmp_path / f"{name}.toml"
+        path.write_text(toml)
+        printed = federation.run(path, tmp_path / name)
+        assert "submitted as job" in printed and "Results:" in printed
+        content = fed.simulated(fed.experiment(toml=toml), tmp_path / f"{name}-simulated")
+        found = json.loads((tmp_path / name / "result.json").read_text())
+        assert found["complete"] and found["methods"].keys() == content["methods"].keys()
+        for label in content["methods"]:
+            assert fed.scores(found, label) == fed.scores(content, label)
+            here, there = (
+                fed.server_state(tmp_path / folder, label) for folder in (f"{name}-simulated", name)
+            )
+            assert fed.largest_gap(here, there) < 1e-6
+            _compare_bytes(found["methods"][label], content["methods"][label])
+        if name == "parameters":
+            with pytest.raises(CommandFailed, match="may not do this in the federation"):
+                federation.run(path, tmp_path / "guest", kit=MEMBER)
+    home = federation.kits / "site-1" / "idiolect"
+    assert len(list(home.glob("models/*/*/*.safetensors"))) == 4
+    assert len(list(home.glob("state/test/client-1/*/*.safetensors"))) == 4
+    assert not list((federation.kits / "server").rglob("site-*")), "a node's files on the server"
+    status = federation.command("status", str(federation.kits / "lead@hub.org")).stdout
+    assert status.count(": connected") == 4 and "nothing is running" in status
+
+
+def _compare_bytes(found, content):
+    """What crossed is what the simulator counts and a head of under 400 bytes: at most 5 % more.
+
+    Predictions on twenty public examples weigh 800 bytes, of which the head alone is a quarter.
+    """
+    for there, here in zip(found["seeds"], content["seeds"], strict=True):
+        heads = 400 * here["traffic"]["participations"]
+        for way in ("bytes_down", "bytes_up"):
+            more, weight = there["traffic"][way] - here["traffic"][way], here["traffic"][way]
+            assert 0 < more < heads
+            assert more < 0.05 * weight or weight < 100_000
+
+
+def test_kits_are_closed_to_foreign_code(tmp_path):
+    running = Running(tmp_path, 1)
+    for name in ("server", "site-0"):
+        local = running.kits / name / "local"
+        rights = json.loads((local / "authorization.json").read_text())["permissions"]
+        assert all(own.get("byoc", "none") == "none" for own in rights.values())
+        assert all(own.get("shell_commands", "none") == "none" for own in rights.values())
+        settings = json.loads((local / "resources.json").read_text())
+        assert settings["class_list_enforcement_mode"] == "enforce"
+        assert settings["allow_log_streaming"] is False
+        assert all(entry.endswith(".") for entry in settings["class_allow_list"])
+        assert "idiolect.deploy.flare." in settings["class_allow_list"]
+        (key,) = (running.kits / name / "startup").glob("*.key")
+        assert stat.S_IMODE(key.stat().st_mode) == 0o600
+    with pytest.raises(CommandFailed, match="is not empty"):
+        running.command(
+            "federation", "init", str(tmp_path / "project.toml"), "--out", str(running.kits)
+        )
+    with pytest.raises(CommandFailed, match="is the kit of a server, expected one of: node"):
+        running.command("node", str(running.kits / "server"), "--data", "embedded")
