@@ -1,0 +1,147 @@
+"""Lay our PFML runs beside the paper's tables: `docs/reproduction/pfml.md` from run folders.
+
+python scripts/reproduce_pfml.py collect RUN_DIR[=NAME]...  # keep what the tables need
+python scripts/reproduce_pfml.py write                      # write the page from them
+
+Needs pandas (the `dev` or `pandas` extra) to read the curves.
+"""
+
+import json
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from paper_pfml import ACCURACY, SENSITIVITY
+from reproduction import deviation, fill, keep, run, table
+
+HERE = Path(__file__).resolve().parent.parent / "docs" / "reproduction"
+FIGURES = HERE / "figures" / "pfml.json"
+PAGE = HERE / "pfml.md"
+ROWS = (
+    ("FedAvg", "FedAvg", "global"),
+    ("pFedMe-GM", "pFedMe", "global"),
+    ("pFedMe-PM", "pFedMe", "personal"),
+    ("PFML-GM", "PFML", "global"),
+    ("PFML-PM", "PFML", "personal"),
+)
+TITLES = {
+    "pfml-mnist-mlr": "MNIST, MLR",
+    "pfml-mnist-dnn": "MNIST, DNN",
+    "pfml-synthetic-mlr": "Synthetic, MLR",
+    "pfml-synthetic-dnn": "Synthetic, DNN",
+    "pfml-cifar10-u5": "CIFAR-10, 5 a round",
+    "pfml-cifar10-u10": "CIFAR-10, 10 a round",
+}
+
+
+def collect(folders: list[str]) -> None:
+    """Keep each method's means per seed, weighted as the paper does and plain, and its curves."""
+    keep(FIGURES, folders, _method)
+    kept = json.loads(FIGURES.read_text())
+    for place in folders:
+        folder, _, name = place.partition("=")
+        curves = _curves(Path(folder) / "metrics.parquet")
+        for label, curve in curves.items():
+            kept[name or Path(folder).name]["methods"][label]["curves"] = curve
+    FIGURES.write_text(json.dumps(kept, sort_keys=True) + "\n")
+
+
+def _method(method: dict[str, Any]) -> dict[str, Any]:
+    seeds = method["seeds"]
+    figures = {
+        model: {
+            name: [round(seed["models"][model][name], 5) for seed in seeds]
+            for name in ("weighted_mean", "mean", "val_accuracy")
+        }
+        for model in method["headline"]
+    }
+    return {"rounds": method["rounds"], "settings": method["settings"], "models": figures}
+
+
+def _curves(metrics: Path) -> dict[str, dict[str, dict[str, float]]]:
+    """Return method -> model -> round -> validation accuracy, mean over clients and seeds."""
+    import pandas
+
+    rows = pandas.read_parquet(metrics)
+    rows = rows[(rows["split"] == "val") & (rows["metric"] == "accuracy")]
+    found: dict[str, dict[str, dict[str, float]]] = {}
+    for (label, model, number), value in rows.groupby(["method", "model", "round"])["value"]:
+        found.setdefault(label, {}).setdefault(model, {})[str(number)] = round(value.mean(), 4)
+    return found
+
+
+class Kept:
+    """The collected figures, in percent."""
+
+    def __init__(self) -> None:
+        self.runs = json.loads(FIGURES.read_text())
+
+    def has(self, name: str, label: str) -> bool:
+        return label in self.runs.get(name, {}).get("methods", {})
+
+    def cell(self, name: str, label: str, model: str, figure: str = "weighted_mean") -> str:
+        values = [100 * v for v in self.runs[name]["methods"][label]["models"][model][figure]]
+        return f"{mean(values):.2f} ± {deviation(values):.2f}"
+
+    def curve(self, name: str, label: str, model: str) -> dict[str, float]:
+        found: dict[str, float] = self.runs[name]["methods"][label]["curves"][model]
+        return found
+
+
+def write() -> None:
+    """Fill the tables between the markers of the page."""
+    kept = Kept()
+    tables = {
+        "table-1": _accuracy(kept, [name for name in ACCURACY if "cifar10" not in name]),
+        "table-2": _accuracy(kept, [name for name in ACCURACY if "cifar10" in name]),
+        "curves": _learning(kept),
+    }
+    for number, names in {
+        3: ["pfml-synthetic-unequal"],
+        4: ["pfml-mnist-steps-dnn", "pfml-mnist-steps-mlr"],
+        5: ["pfml-synthetic-pull-mlr", "pfml-synthetic-pull-dnn"],
+        6: ["pfml-synthetic-server-dnn", "pfml-synthetic-server-mlr"],
+    }.items():
+        tables[f"table-{number}"] = _sensitivity(kept, names)
+    fill(PAGE, tables)
+
+
+def _accuracy(kept: Kept, names: list[str]) -> list[str]:
+    rows = []
+    for place, (title, label, model) in enumerate(ROWS):
+        cells = []
+        for name in names:
+            cells += [kept.cell(name, label, model), f"{ACCURACY[name][place]:.2f}"]
+        rows.append([title, *cells])
+    for title, label, model in ROWS[2::2]:
+        cells = []
+        for name in names:
+            cells += [kept.cell(name, label, model, "mean"), ""]
+        rows.append([f"{title}, each client alike", *cells])
+    header = [text for name in names for text in (TITLES[name], "paper")]
+    return table(["%", *header], rows)
+
+
+def _sensitivity(kept: Kept, names: list[str]) -> list[str]:
+    rows = []
+    for name in names:
+        for label, (global_model, personal) in SENSITIVITY[name].items():
+            cells = [kept.cell(name, label, model) for model in ("global", "personal", "auxiliary")]
+            where = name.removeprefix("pfml-").replace("-", " ")
+            paper = [f"{global_model:.2f}", f"{personal:.2f}"]
+            rows.append([where, label, cells[0], paper[0], cells[1], paper[1], cells[2]])
+    return table(["", "setting", "GM", "paper", "PM (θ)", "paper", "auxiliary (m)"], rows)
+
+
+def _learning(kept: Kept) -> list[str]:
+    rows, marks = [], ["100", "200", "300", "400", "500", "600", "700", "800"]
+    for name, title in TITLES.items():
+        for row, label, model in ROWS:
+            curve = kept.curve(name, label, model)
+            cells = [f"{100 * curve[mark]:.1f}" if mark in curve else "" for mark in marks]
+            rows.append([title, row, *cells])
+    return table(["validation accuracy, %", "", *marks], rows)
+
+
+if __name__ == "__main__":
+    run(__doc__, collect, write)
