@@ -56,7 +56,7 @@ class CheckpointError(IdiolectError):
 class MissingExtra(IdiolectError):
     """An optional library that is not installed; names the extra that brings it."""
 
-    code = 8
+    code = 9
 
     def __init__(self, what: str, extra: str) -> None:
         super().__init__(f"{what}; install it with: pip install 'idiolect[{extra}]'")

@@ -127,4 +127,4 @@ except MissingExtra as error:
     print(error, error.code)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "need scipy; install it with: pip install 'idiolect[stats]' 8" in done.stdout
+    assert "need scipy; install it with: pip install 'idiolect[stats]' 9" in done.stdout

@@ -6,13 +6,17 @@ from typing import Annotated, Any
 import typer
 
 from idiolect.cli.guard import guarded
+from idiolect.cli.options import DATA, DEVICE, JSON, complete_label
 
 
 @guarded
 def adapt(
     folder: Annotated[Path, typer.Argument(help="The folder of a finished run.")],
     data: Annotated[str, typer.Option("--data", help="The newcomers' data: a path or a source.")],
-    method: Annotated[str | None, typer.Option(help="The method's label in the run.")] = None,
+    method: Annotated[
+        str | None,
+        typer.Option(help="The method's label in the run.", autocompletion=complete_label),
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="A seed of the run; its first.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder; RUN/newcomers/DATA by default.")] = None,
     split: Annotated[str, typer.Option(help="Shares, or `file` for own split.")] = "0.6,0.2,0.2",
@@ -26,11 +30,9 @@ def adapt(
     network: Annotated[
         str | None, typer.Option(help="The newcomers' network, where the run had several.")
     ] = None,
-    device: Annotated[str | None, typer.Option(help="auto, cpu or cuda.")] = None,
-    data_dir: Annotated[
-        Path | None, typer.Option(help="Folder with datasets; else IDIOLECT_DATA.")
-    ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    device: Annotated[str | None, DEVICE] = None,
+    data_dir: Annotated[Path | None, DATA] = None,
+    json: Annotated[bool, JSON] = False,
 ) -> None:
     """Give clients that were not in training their personal models, without training anew."""
     from idiolect.cli.screen import console, print_json, print_newcomers

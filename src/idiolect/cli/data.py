@@ -6,18 +6,22 @@ from typing import Annotated, Any
 import typer
 
 from idiolect.cli.guard import guarded
+from idiolect.cli.options import (
+    DATA,
+    JSON,
+    complete_partition,
+    complete_source,
+    complete_target,
+)
 
 app = typer.Typer(
     help="List, prepare and look at data.", no_args_is_help=True, rich_markup_mode=None
 )
 
-_JSON = typer.Option("--json", help="Print JSON.")
-_DATA = typer.Option("--data-dir", help="Folder with datasets; else IDIOLECT_DATA.")
-
 
 @app.command(name="list")
 @guarded
-def list_data(json: Annotated[bool, _JSON] = False) -> None:
+def list_data(json: Annotated[bool, JSON] = False) -> None:
     """List the datasets and the ways to divide them."""
     from idiolect.cli.screen import console, print_json
     from idiolect.data import PARTITIONS, SOURCES
@@ -37,12 +41,20 @@ def list_data(json: Annotated[bool, _JSON] = False) -> None:
 @app.command()
 @guarded
 def prepare(
-    names: Annotated[list[str], typer.Argument(help="Datasets to fetch and decode.")],
-    data_dir: Annotated[Path | None, _DATA] = None,
+    names: Annotated[
+        list[str],
+        typer.Argument(help="Datasets to fetch and decode.", autocompletion=complete_source),
+    ],
+    data_dir: Annotated[Path | None, DATA] = None,
+    json: Annotated[bool, JSON] = False,
 ) -> None:
     """Fetch and decode datasets now, so that runs start at once, and without a network."""
+    from idiolect.cli.screen import print_json
     from idiolect.data import load
 
+    if json:
+        print_json({name: _prepared(load(name, data_dir)) for name in names})
+        return
     for name in names:
         dataset = load(name, data_dir)
         shape = "x".join(map(str, dataset.x.shape[1:]))
@@ -53,15 +65,22 @@ def prepare(
 @app.command()
 @guarded
 def inspect(
-    target: Annotated[str, typer.Argument(help="An experiment file, a dataset, or own data.")],
-    partition: Annotated[str | None, typer.Option(help="How to divide it.")] = None,
+    target: Annotated[
+        str,
+        typer.Argument(
+            help="An experiment file, a dataset, or own data.", autocompletion=complete_target
+        ),
+    ],
+    partition: Annotated[
+        str | None, typer.Option(help="How to divide it.", autocompletion=complete_partition)
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="The seed; the first of the file.")] = None,
     part: Annotated[str, typer.Option(help="Count all, train, val or test rows.")] = "all",
     set: Annotated[
         list[str] | None, typer.Option("--set", help="As in run: data.partition.clients=20.")
     ] = None,
-    data_dir: Annotated[Path | None, _DATA] = None,
-    json: Annotated[bool, _JSON] = False,
+    data_dir: Annotated[Path | None, DATA] = None,
+    json: Annotated[bool, JSON] = False,
     svg: Annotated[Path | None, typer.Option(help="Also write the picture to a file.")] = None,
 ) -> None:
     """Draw who holds how many examples of which class."""
@@ -89,6 +108,15 @@ def inspect(
         print_json(_described(federation, counts))
         return
     print_picture(console(), federation, counts)
+
+
+def _prepared(dataset: Any) -> dict[str, Any]:
+    return {
+        "examples": len(dataset),
+        "shape": list(dataset.x.shape[1:]),
+        "classes": len(dataset.classes),
+        "provenance": dataset.provenance,
+    }
 
 
 def _described(federation: Any, counts: Any) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """The commands of a real federation: federation init, server, node, status, stop."""
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,6 +20,11 @@ _KIT = typer.Argument(help="The folder of a kit.")
 def say(text: str) -> None:
     """Print a line at once, for someone who waits."""
     print(text, flush=True)
+
+
+def say_aside(text: str) -> None:
+    """Do the same where standard output is for a program."""
+    print(text, file=sys.stderr, flush=True)
 
 
 @app.callback()
@@ -139,7 +145,12 @@ def stop(kit: Annotated[Path, _KIT]) -> None:
 
 
 def run_on(
-    place: str, experiment: "Experiment", out: Path | None, resume: bool, only: list[str]
+    place: str,
+    experiment: "Experiment",
+    out: Path | None,
+    resume: bool,
+    only: list[str],
+    tell: Callable[[str], None] = say,
 ) -> Path:
     """Run an experiment on a federation: that of a kit, or one of processes on this machine."""
     from idiolect.experiment.build import refuse_unknown_labels
@@ -152,12 +163,12 @@ def run_on(
         if place == "local":
             from idiolect.deploy.local import run_local
 
-            return run_local(experiment, folder, only, say)
+            return run_local(experiment, folder, only, tell)
         from idiolect.deploy.flare.admin import Run
         from idiolect.deploy.flare.kits import read
 
         try:
-            return Run(read(place, "admin"), experiment, folder, only, say).finish()
+            return Run(read(place, "admin"), experiment, folder, only, tell).finish()
         except KeyboardInterrupt:
             print(
                 f"the run goes on at the server; watch it again with --resume --out {folder}, or "

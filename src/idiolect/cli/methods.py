@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from idiolect.cli.guard import guarded
+from idiolect.cli.options import JSON, complete_method
 
 if TYPE_CHECKING:
     from idiolect.method import Method
@@ -13,8 +14,11 @@ if TYPE_CHECKING:
 
 @guarded
 def list_methods(
-    name: Annotated[str | None, typer.Argument(help="One method, with all its settings.")] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    name: Annotated[
+        str | None,
+        typer.Argument(help="One method, with all its settings.", autocompletion=complete_method),
+    ] = None,
+    json: Annotated[bool, JSON] = False,
 ) -> None:
     """List the methods, or tell all about one: paper, settings, defaults, ranges."""
     from idiolect.cli.screen import console, print_json

@@ -39,6 +39,21 @@ def complete_partition(incomplete: str) -> Iterable[str]:
     return [name for name in PARTITIONS if name.startswith(incomplete)]
 
 
+def complete_label(context: typer.Context, incomplete: str) -> Iterable[str]:
+    """Complete the label of a method in the run that was named before."""
+    import json
+    from pathlib import Path
+
+    # Half a command line may not be parsed yet; then its words stand as they are.
+    named = [context.params.get("folder"), *context.args]
+    try:
+        folder = next(Path(one) for one in named if one is not None)
+        content = json.loads((folder / "result.json").read_text())
+        return [label for label in content["methods"] if label.startswith(incomplete)]
+    except (OSError, ValueError, KeyError, TypeError, StopIteration):
+        return []
+
+
 def complete_target(incomplete: str) -> Iterable[str]:
     """Complete what `data inspect` takes: an experiment beside us, or a dataset."""
     from pathlib import Path

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from idiolect.cli.guard import complain, debugging, guarded, interrupted
+from idiolect.cli.options import BACKEND, DATA, DEVICE, JSON, SET, machine
 
 if TYPE_CHECKING:
     from idiolect.experiment import Experiment
@@ -17,20 +18,17 @@ if TYPE_CHECKING:
 # Heavy imports stand inside the commands, so that --help and completion answer at once.
 
 _OUT = typer.Option("--out", help="Folder for the results; runs/NAME by default.")
-_SET = typer.Option("--set", help="Change a key of the file: --set training.lr=0.1.")
-_DATA = typer.Option("--data-dir", help="Folder with datasets; else IDIOLECT_DATA.")
-_JSON = typer.Option("--json", help="Print JSON instead of tables.")
 
 
 @guarded
 def run(
     experiment: Annotated[Path, typer.Argument(help="The experiment, a TOML file.")],
-    set: Annotated[list[str] | None, _SET] = None,
+    set: Annotated[list[str] | None, SET] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on where the run stopped.")] = False,
     out: Annotated[Path | None, _OUT] = None,
-    device: Annotated[str | None, typer.Option(help="auto, cpu or cuda.")] = None,
-    backend: Annotated[str | None, typer.Option(help="vectorised or sequential.")] = None,
-    data_dir: Annotated[Path | None, _DATA] = None,
+    device: Annotated[str | None, DEVICE] = None,
+    backend: Annotated[str | None, BACKEND] = None,
+    data_dir: Annotated[Path | None, DATA] = None,
     method: Annotated[
         list[str] | None, typer.Option("--method", help="Run only this label; may be repeated.")
     ] = None,
@@ -51,6 +49,7 @@ def run(
         str | None,
         typer.Option("--on", help="An admin's kit of a federation, or `local`: a process a node."),
     ] = None,
+    json: Annotated[bool, JSON] = False,
 ) -> None:
     """Run an experiment: train its methods, score every client, write the results."""
     from idiolect.experiment import load_experiment
@@ -59,12 +58,13 @@ def run(
     wanted = serve or serve_at is not None
     served = address(serve_at or "", anyone=serve_anyone) if wanted else None
 
-    overrides = [*(set or ()), *_machine(device, backend)]
+    overrides = [*(set or ()), *machine(device, backend)]
     loaded = load_experiment(experiment, overrides)
     if on is not None:
-        from idiolect.cli.federating import run_on
+        from idiolect.cli.federating import run_on, say, say_aside
 
-        _print(run_on(on, loaded, out, resume, method or []))
+        tell = say_aside if json else say
+        _print(run_on(on, loaded, out, resume, method or [], tell), json)
         return
     _execute(
         loaded,
@@ -74,21 +74,23 @@ def run(
         only=method or (),
         serve=served,
         log=log or (),
+        json=json,
     )
 
 
 @guarded
 def demo(
-    set: Annotated[list[str] | None, _SET] = None,
+    set: Annotated[list[str] | None, SET] = None,
     out: Annotated[Path, _OUT] = Path("runs/demo"),
-    device: Annotated[str | None, typer.Option(help="auto, cpu or cuda.")] = None,
+    device: Annotated[str | None, DEVICE] = None,
+    json: Annotated[bool, JSON] = False,
 ) -> None:
     """Train Local, FedAvg, FedAvg + FT, FedPer and PersFL on real digits, beside the paper."""
     from idiolect.cli.demo import EXPERIMENT, PAPER, REMARK
     from idiolect.experiment import parse_experiment
 
-    loaded = parse_experiment(EXPERIMENT, [*(set or ()), *_machine(device, None)], "the demo")
-    _execute(loaded, out, overwrite=True, beside=PAPER, remark=REMARK)
+    loaded = parse_experiment(EXPERIMENT, [*(set or ()), *machine(device, None)], "the demo")
+    _execute(loaded, out, overwrite=True, beside=PAPER, remark=REMARK, json=json)
 
 
 @guarded
@@ -97,7 +99,7 @@ def show(
     fairness: Annotated[
         bool, typer.Option("--fairness", help="Compare methods by spread over clients.")
     ] = False,
-    json: Annotated[bool, _JSON] = False,
+    json: Annotated[bool, JSON] = False,
 ) -> None:
     """Print the tables of a run again."""
     from idiolect.cli.screen import (
@@ -131,19 +133,17 @@ def show(
         print("This run is not complete; go on with `idiolect run EXPERIMENT.toml --resume`.")
 
 
-def _print(folder: Path) -> None:
+def _print(folder: Path, json: bool) -> None:
     """Print the tables of a run that was done elsewhere."""
-    from idiolect.cli.screen import console, print_result
+    from idiolect.cli.screen import console, print_json, print_result
     from idiolect.results import document
 
+    if json:
+        print_json(document.read(folder))
+        return
     screen = console()
     print_result(screen, document.read(folder), {})
     screen.print(f"Results: {folder}", markup=False, soft_wrap=True)
-
-
-def _machine(device: str | None, backend: str | None) -> list[str]:
-    given = {"backend.device": device, "backend.kind": backend}
-    return [f"{key}={value}" for key, value in given.items() if value is not None]
 
 
 def _execute(
@@ -158,12 +158,13 @@ def _execute(
     log: Sequence[str] = (),
     beside: Mapping[str, Sequence[float]] | None = None,
     remark: str = "",
+    json: bool = False,
 ) -> None:
     from idiolect.cli.progress import watching
-    from idiolect.cli.screen import console, print_result
+    from idiolect.cli.screen import console, print_json, print_result
     from idiolect.experiment import execute
 
-    screen = console()
+    screen = console(stderr=json)
     try:
         with watching(screen) as watch:
             content, folder = execute(
@@ -183,6 +184,9 @@ def _execute(
         again = "start it again" if overwrite else f"go on with `{_again()}`"
         complain(f"interrupted; the last whole round is saved in the run's folder: {again}")
         raise typer.Exit(interrupted(error)) from None
+    if json:
+        print_json(content)
+        return
     print_result(screen, content, beside or {})
     if remark:
         screen.print(remark, markup=False, soft_wrap=True)

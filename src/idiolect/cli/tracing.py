@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from idiolect.cli.guard import guarded
+from idiolect.cli.options import JSON
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -26,7 +27,7 @@ def draw(
         int | None, typer.Option("--seed", help="One seed; the mean of all by default.")
     ] = None,
     svg: Annotated[Path | None, typer.Option("--svg", help="Draw it into this file.")] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    json: Annotated[bool, JSON] = False,
 ) -> None:
     """Show who learns from whom, clients in the order of similarity; --svg draws it over time."""
     from idiolect.checkpoint import write_whole

@@ -12,6 +12,7 @@ from idiolect.errors import DataError
 from idiolect.evaluate.comparison import ALPHA, Comparison
 from idiolect.evaluate.comparison import compare as compared
 from idiolect.evaluate.overall import overall
+from idiolect.evaluate.tests import stats
 from idiolect.experiment.execute import written
 from idiolect.experiment.resolve import load_experiment
 from idiolect.experiment.schema import Experiment
@@ -76,6 +77,7 @@ def execute(
 ) -> tuple[Document, Path]:
     """Train and compare; return the comparison and its folder, runs/NAME unless told otherwise."""
     folder = out or Path("runs") / folder_name(experiment.name)
+    stats()  # missing at the end, it would cost the user the wait
     datasets: dict[str, Dataset] = {}
     # Data is divided, and refused, before anything is written.
     splits = {
