@@ -11,6 +11,7 @@ rounds = 4
 
 [data]
 partition = { name = "iid", clients = 6, per_client = 30 }
+public = { source = "embedded", size = 40 }
 
 [model]
 name = "mlr"
@@ -37,6 +38,11 @@ label = "PersFL <b>"
 distil_epochs = 1
 temperatures = [1.0, 5.0]
 keep_grid = true
+
+[[methods]]
+name = "ktpfl"
+label = "KT-pFL"
+sample = 20
 """
 
 

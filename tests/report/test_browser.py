@@ -3,9 +3,11 @@
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from idiolect.report import report
+from idiolect.results import trace
 from pages import Opened, until
 
 DESK = {"width": 1280, "height": 900}
@@ -34,7 +36,7 @@ def test_every_figure_is_drawn_and_nothing_is_asked_of_the_network(browser, page
         assert {"by-client", "by-method", "curves", "fairness", "traffic", "holdings"} <= set(
             charts
         )
-        assert {"teachers", "chosen", "grid-0"} <= set(charts)
+        assert {"teachers", "chosen", "grid-0", "ranks", "coefficients-0"} <= set(charts)
         for chart in charts:
             assert shown(opened.page, chart) > 0, chart
         assert opened.page.locator("[data-chart='grid-0'] .legend").inner_text().split("\n") == [
@@ -50,14 +52,14 @@ def test_a_method_is_switched_off_and_on_in_all_figures_and_tables(browser, page
         switch = page.locator("[data-switch='FedAvg']")
         switch.click()
         assert switch.get_attribute("aria-pressed") == "false"
-        assert page.locator("#headline tbody tr:visible").count() == 3
+        assert page.locator("#headline tbody tr:visible").count() == 4
         # Gone are its dots; its two lines and their bands; its bar.
         assert shown(page, "by-client") == before["by-client"] - 1
         assert shown(page, "curves") < before["curves"]
         assert shown(page, "fairness") == before["fairness"] - 1
         switch.click()
         assert {chart: shown(page, chart) for chart in before} == before
-        assert page.locator("#headline tbody tr:visible").count() == 4
+        assert page.locator("#headline tbody tr:visible").count() == 5
 
 
 def test_a_table_is_sorted_by_its_headings(browser, page_file):
@@ -141,7 +143,7 @@ def test_figures_and_tables_can_be_taken_away(browser, page_file, finished):
         name, text = taken("[data-chart='curves']", "csv")
         assert name == "curves.csv" and text.startswith("method,model,round,")
         name, text = taken("[data-sheet='headline']", "md")
-        assert name == "headline.md" and text.count("\n") == 6
+        assert name == "headline.md" and text.count("\n") == 7
         name, text = taken("[data-sheet='headline']", "tex")
         assert name == "headline.tex" and r"PersFL $<$b$>$" in text
 
@@ -155,3 +157,26 @@ def test_hovering_tells_the_values(browser, page_file):
         page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
         page.wait_for_selector("#plot-by-method .hoverlayer .hovertext")
         assert "Local:" in page.locator("#plot-by-method .hoverlayer").text_content()
+
+
+def test_the_slider_walks_through_the_rounds(browser, page_file, finished):
+    """Cells are those of the round that the slider names; hovering says who takes from whom."""
+    with Opened(browser, page_file.as_uri(), viewport=DESK) as opened:
+        page = opened.page
+        box = page.locator("[data-chart='coefficients-0'] .slider")
+        assert box.locator("output").inner_text() == "round 4"
+
+        def cells():
+            return page.evaluate("document.getElementById('plot-coefficients-0').data[0].z")
+
+        _, course = trace.read(finished, "KT-pFL").matrix(0)
+        order = trace.similar_order(course[-1])
+        assert np.allclose(cells(), course[-1][np.ix_(order, order)], atol=1e-5)
+        box.locator("input").fill("0")
+        assert (
+            box.locator("output").inner_text()
+            == f"round {trace.read(finished, 'KT-pFL').rounds[0]}"
+        )
+        assert np.allclose(cells(), course[0][np.ix_(order, order)], atol=1e-5)
+        told = page.evaluate("document.getElementById('plot-coefficients-0').data[0].text[0][1]")
+        assert told.startswith(f"client {order[0]} takes from client {order[1]}: ")

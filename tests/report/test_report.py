@@ -1,6 +1,7 @@
 """Reports of a real run: the figures shown are the run's."""
 
 import json
+import shutil
 import tomllib
 from pathlib import Path
 from xml.etree import ElementTree
@@ -11,10 +12,12 @@ from typer.testing import CliRunner
 
 import idiolect
 from idiolect.cli import app
-from idiolect.errors import DataError
+from idiolect.errors import DataError, MissingExtra
+from idiolect.evaluate import compare
 from idiolect.report import material, page, report
 from idiolect.report.chart import Chart
 from idiolect.report.sections import sections
+from idiolect.report.sheet import Sheet
 from idiolect.results import document, holdings
 
 
@@ -169,3 +172,87 @@ def test_a_run_without_a_finished_method_is_told(finished, tmp_path):
     document.write(tmp_path, content)
     with pytest.raises(DataError, match="no finished method"):
         report(tmp_path)
+
+
+def sheets(folder):
+    found = sections(material.read(folder))
+    return {b.id: b for s in found for b in s.blocks if isinstance(b, Sheet)}
+
+
+def test_the_statistics_are_those_of_compare(finished):
+    told = compare(document.read(finished))
+    shown = sheets(finished)
+    assert [row[:2] for row in shown["pairs"].rows] == [(p.better, p.worse) for p in told.pairs]
+    assert [row[7] for row in shown["pairs"].rows] == [p.p_holm for p in told.pairs]
+    for row in shown["headline"].rows:
+        assert row[2] == told.methods[row[0]].interval
+        assert row[4] == told.methods[row[0]].worst_decile
+    for row in shown["fairness-table"].rows:
+        own = told.methods[row[0]]
+        assert row[1:] == (own.variance, own.jain, own.worst_decile, own.below_local)
+    ranks = charts(finished)["ranks"]
+    dots = {m.method: m.x[0] for m in ranks.marks if m.kind == "dots"}
+    assert dots == told.ranks.average
+    bars = [(m.low[0], m.high[0]) for m in ranks.marks if m.kind == "span"]
+    assert bars == [
+        (min(dots[label] for label in group), max(dots[label] for label in group))
+        for group in told.ranks.cliques
+    ]
+    head = page.content([material.read(finished)], "")["runs"][0]
+    assert head["verdict"] == told.verdict.sentence
+
+
+def test_what_it_took_to_reach_an_accuracy(finished):
+    told = compare(document.read(finished))
+    shown = {row[0]: row[1:] for row in sheets(finished)["reach"].rows}
+    assert shown == {k: (r.model, r.round, r.bytes, r.seconds) for k, r in told.reach.items()}
+
+
+def test_without_scipy_the_page_says_what_is_missing(finished, monkeypatch):
+    def absent(content):
+        raise MissingExtra("the statistics of a comparison need scipy", "stats")
+
+    monkeypatch.setattr(material, "compare", absent)
+    html = page.html(page.content([material.read(finished)], ""))
+    assert "pip install &#x27;idiolect[stats]&#x27;" in html
+    assert 'id="headline"' in html and 'id="pairs"' not in html
+
+
+def test_a_promise_of_privacy_is_shown_in_words_and_figures(finished):
+    content = document.read(finished)
+    without = page.html(page.content([material.Material(content)], ""))
+    assert "No method of this run was trained with differential privacy." in without
+    promise = {"epsilon": 3.14159, "delta": 1e-5, "draw": "poisson", "statement": "Odds & ends."}
+    content["methods"]["FedAvg"]["privacy"] = promise
+    html = page.html(page.content([material.Material(content)], ""))
+    assert "<b>FedAvg.</b> Odds &amp; ends." in html and "3.142" in html
+    assert "No method of this run" not in html
+
+
+def test_the_splits_of_a_comparison_are_runs_on_one_page(finished, tmp_path):
+    for name in ("one", "two"):
+        shutil.copytree(finished, tmp_path / name)
+    splits = [{"name": name, "folder": name} for name in ("one", "two")]
+    (tmp_path / "comparison.json").write_text(json.dumps({"splits": splits}))
+    html = report(tmp_path)[0].read_text()
+    assert 'id="plot-r1-curves"' in html and (tmp_path / "report.html").is_file()
+    (tmp_path / "comparison.json").write_text("{}")
+    with pytest.raises(DataError, match="is damaged"):
+        report(tmp_path)
+
+
+def test_what_was_tuned_is_told(finished):
+    content = document.read(finished)
+    content["methods"]["FedAvg"]["tuned"] = {
+        "search": "grid",
+        "budget": 4,
+        "metric": "validation accuracy",
+        "trials": [{}, {}],
+        "chosen": [
+            {"seed": 0, "settings": {"lr": 0.1}},
+            {"seed": 1, "settings": {"lr": 0.1}},
+        ],
+    }
+    found = sections(material.Material(content))[-1].blocks
+    (sheet,) = [block for block in found if isinstance(block, Sheet) and block.id == "tuned"]
+    assert sheet.rows == [("FedAvg", 2, "lr = 0.1 (seed 0, 1)")]

@@ -70,7 +70,7 @@ class Onlooker:
             tuple(holdings.read(self._folder)),
             _text(self._folder),
             str(self._folder),
-            standing,
+            standing=standing,
         )
 
 

@@ -46,6 +46,7 @@ class Mark:
     high: Sequence[Number] = ()
     z: Sequence[Sequence[Number]] = ()
     text: Sequence[str] = ()  # what hovering says, in full
+    says: str = ""  # of heat: the same for every cell, with {x}, {y} and {z}
     tone: int | None = None  # of the ramp, where marks of one method or of none differ in degree
     faint: bool = False
     big: bool = False

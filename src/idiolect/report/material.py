@@ -1,5 +1,6 @@
 """What a report is drawn from: a run's folder, or a run that is still going on."""
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -8,11 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from idiolect.errors import DataError
-from idiolect.results import document, holdings, metrics, statistics
+from idiolect.errors import DataError, MissingExtra
+from idiolect.evaluate import Comparison, compare
+from idiolect.results import document, holdings, metrics, statistics, trace
 from idiolect.results.document import Document
 from idiolect.results.holdings import Holdings
 from idiolect.results.outcome import Outcome
+from idiolect.results.trace import Trace
 
 EXPERIMENT = "experiment.toml"
 
@@ -48,6 +51,9 @@ class Material:
     held: Sequence[Holdings] = ()
     experiment: str = ""  # the TOML as run
     folder: str = ""  # as the user named it
+    traces: Sequence[Trace] = ()  # what servers recorded round by round
+    comparison: Comparison | None = None  # statistics, once there is a result
+    remark: str = ""  # why there are none
     standing: Mapping[str, str] = field(default_factory=dict)  # of a run going on: label -> words
 
     @property
@@ -85,7 +91,30 @@ def read(folder: str | Path) -> Material:
         tuple(holdings.read(path)),
         written.read_text(encoding="utf-8") if written.is_file() else "",
         str(folder),
+        tuple(trace.read(path, label) for label in trace.labels(path)),
+        *compared(content),
     )
+
+
+def compared(content: Document) -> tuple[Comparison | None, str]:
+    """Compare the methods, or say why they cannot be compared."""
+    try:
+        return compare(content), ""
+    except (MissingExtra, DataError) as error:
+        return None, f"The methods are not compared: {error}."
+
+
+def folders(folder: str | Path) -> list[Path]:
+    """Give the runs in a folder: itself, or one for each split of a comparison."""
+    path = Path(folder)
+    listing = path / "comparison.json"
+    if (path / document.FILE).exists() or not listing.exists():
+        return [path]
+    try:
+        splits = json.loads(listing.read_text(encoding="utf-8"))["splits"]
+        return [path / one["folder"] for one in splits]
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{listing} is damaged; write it again with `idiolect compare`") from error
 
 
 def curves(outcome: Outcome) -> list[Curve]:

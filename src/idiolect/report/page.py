@@ -36,7 +36,9 @@ def content(materials: Sequence[Material], command: str, title: str = "") -> Con
     ]
     if len(materials) > 1:
         first = _section(overview(materials), "")
-        runs.insert(0, {"name": "", "facts": [], "standing": {}, "sections": [first]})
+        runs.insert(
+            0, {"name": "", "facts": [], "verdict": "", "standing": {}, "sections": [first]}
+        )
     return {
         "title": title or " · ".join(dict.fromkeys(material.name for material in materials)),
         "methods": palette.plain(palette.looks(labels)),
@@ -107,6 +109,7 @@ def _run(material: Material, prefix: str) -> Content:
     return {
         "name": material.name,
         "facts": _facts(material),
+        "verdict": material.comparison.verdict.sentence if material.comparison else "",
         "standing": dict(material.standing),
         "sections": [_section(one, prefix) for one in made],
     }
@@ -138,7 +141,7 @@ def _section(section: Section, prefix: str) -> Content:
     ident = prefix + section.id
     return {
         "id": ident,
-        "title": section.title,
+        "title": section.short or section.title,
         "html": f'<section id="{ident}"><h2>{escape(section.title)}</h2>'
         f'<p class="lead">{escape(section.lead)}</p>{inner}</section>',
         "charts": [block.plain() for block in blocks if isinstance(block, Chart)],
@@ -189,8 +192,9 @@ def _run_head(run: Content) -> str:
         f"<li><b>{escape(label)}</b> {escape(words)}</li>"
         for label, words in run["standing"].items()
     )
+    verdict = f'<p class="verdict">{escape(run["verdict"])}</p>' if run["verdict"] else ""
     return (
-        f'<header class="head">{name}<ul class="chips">{facts}</ul>'
+        f'<header class="head">{name}{verdict}<ul class="chips">{facts}</ul>'
         f'<ul class="standing">{standing}</ul></header>'
     )
 

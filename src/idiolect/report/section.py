@@ -25,3 +25,4 @@ class Section:
     title: str
     lead: str
     blocks: Sequence[Block]
+    short: str = ""  # for the list of sections, where the title is long

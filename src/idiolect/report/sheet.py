@@ -14,14 +14,18 @@ class Column:
     """A heading and how its values are written."""
 
     head: str
-    form: str = "text"  # text, percent, points, whole, kilo, mega, seconds, figure, p
+    form: str = "text"  # text, percent, points, interval, whole, kilo, mega, seconds, figure,
+    # number, index, p
     help: str = ""  # said when one hovers over the heading
     best: str = ""  # "high" or "low": which value is set in bold
 
 
 @dataclass(frozen=True)
 class Sheet:
-    """A table; a cell is a value, or (value, spread) written as value ± spread."""
+    """A table; a cell is a value, or (value, spread) written as value ± spread.
+
+    In a column of intervals a cell is (low, high).
+    """
 
     id: str
     title: str
@@ -82,7 +86,9 @@ class Sheet:
         ]
         header: list[str] = []
         for column, wide in zip(self.columns, spread, strict=True):
-            header += [column.head, f"± {column.head}"] if wide else [column.head]
+            ends = [f"{column.head}, low", f"{column.head}, high"]
+            both = ends if column.form == "interval" else [column.head, f"± {column.head}"]
+            header += both if wide else [column.head]
         rows = []
         for row in self.rows:
             cells: list[Any] = []
@@ -102,6 +108,8 @@ class Sheet:
 
 def written(column: Column, value: Any) -> str:
     """Write a value as its column says; a dash where there is none."""
+    if column.form == "interval":
+        return "–" if value is None else " to ".join(one("percent", end) for end in value)
     if isinstance(value, tuple):
         middle, spread = value
         return one(column.form, middle) + (
@@ -127,6 +135,10 @@ def one(form: str, value: Any) -> str:
             return f"{value / 1e6:,.1f}"
         case "seconds":
             return f"{value:,.1f}"
+        case "number":
+            return f"{value:.4g}" if isinstance(value, float) else str(value)
+        case "index":
+            return f"{value:.4f}"
         case "figure":
             return f"{value:.3g}"
         case "p":
@@ -134,7 +146,7 @@ def one(form: str, value: Any) -> str:
     return str(value)
 
 
-_UNITS = {"percent": 100.0, "points": 100.0, "kilo": 1e-3, "mega": 1e-6}
+_UNITS = {"percent": 100.0, "points": 100.0, "interval": 100.0, "kilo": 1e-3, "mega": 1e-6}
 
 
 def _scaled(form: str, value: Any) -> Any:

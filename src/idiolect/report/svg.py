@@ -1,6 +1,7 @@
 """Figures as SVG files, drawn here from the same charts; no browser is needed."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from html import escape
 
 from idiolect.report.chart import Axis, Chart, Mark, Panel
@@ -9,16 +10,15 @@ from idiolect.report.palette import Look
 from idiolect.report.scale import Scale, label, reach, ticks
 
 _WIDTH = 760
+_MOST_STEPS = 8  # of a slider, side by side
 _LINE, _INK, _SOFT = "#dddddd", "#111111", "#444444"
 _FONT = "Helvetica, Arial, sans-serif"
 
 
 def svg(chart: Chart, looks: Mapping[str, Look]) -> str:
     """Draw a chart with its title and legend, on white; a slider becomes small multiples."""
+    chart = _unrolled(chart) if chart.frames else chart
     panels = chart.panels
-    if chart.frames:
-        shared = chart.panels[0]
-        panels = [Panel(name, shared.x, shared.y) for name in chart.frames]
     across = _across(len(panels))
     down = -(-len(panels) // across)
     legend, lines = _legend(chart.marks, looks)
@@ -43,6 +43,23 @@ def svg(chart: Chart, looks: Mapping[str, Look]) -> str:
         f'width="{_WIDTH}" height="{height:g}" font-family="{_FONT}" font-size="11">\n'
         f"<title>{escape(chart.title)}</title>\n<desc>{escape(chart.caption)}</desc>\n"
         f'<rect width="100%" height="100%" fill="#ffffff"/>\n{inside}\n</svg>\n'
+    )
+
+
+def _unrolled(chart: Chart) -> Chart:
+    """Turn the steps of a slider into small multiples, a few of them, evenly chosen."""
+    last = len(chart.frames) - 1
+    steps = sorted({round(n * last / (_MOST_STEPS - 1)) for n in range(_MOST_STEPS)})
+    shared = chart.panels[0]
+    return replace(
+        chart,
+        frames=(),
+        panels=[Panel(chart.frames[step], shared.x, shared.y) for step in steps],
+        marks=[
+            replace(mark, panel=steps.index(mark.panel))
+            for mark in chart.marks
+            if mark.panel in steps
+        ],
     )
 
 

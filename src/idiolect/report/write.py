@@ -33,7 +33,7 @@ def report(
     folders = [runs] if isinstance(runs, str | Path) else list(runs)
     if not folders:
         raise ConfigError("no run was given; expected the folder of a run, such as runs/demo")
-    read = [material.read(folder) for folder in folders]
+    read = [material.read(one) for folder in folders for one in material.folders(folder)]
     target = Path(out) if out else (Path(folders[0]) if len(folders) == 1 else Path()) / PAGE
     if target.is_dir():
         target = target / PAGE

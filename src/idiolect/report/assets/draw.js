@@ -66,7 +66,10 @@ function trace(chart, mark, { theme, off, paper }, named) {
       return { ...made, type: "bar", orientation: "h", textposition: "none", x: mark.x, y: mark.y, width: 0.55, marker: { color: colour } };
     case "heat": {
       const wide = mark.x.length;
-      const text = mark.text && mark.z.map((row, n) => mark.text.slice(n * wide, (n + 1) * wide));
+      const panel = chart.panels[place];
+      const told = (x, y, z) => mark.says.replace("{x}", panel.x.categories[x]).replace("{y}", panel.y.categories[y]).replace("{z}", Number(z.toPrecision(3)));
+      const text = mark.z.map((row, y) => row.map((z, x) => (z === null ? "" : told(x, y, z))));
+      Object.assign(made, { hovertemplate: "%{text}<extra></extra>", hoverinfo: undefined });
       const gap = mark.z.length <= 40 && wide <= 40 ? 1.5 : 0;
       return { ...made, type: "heatmap", x: mark.x, y: mark.y, z: mark.z, text, zmin: 0, zmax: mark.top, xgap: gap, ygap: gap, colorscale: HEAT[theme], hoverongaps: false, showscale: place === 0, colorbar: { thickness: 8, outlinewidth: 0, len: 0.9, tickfont: { size: 10 } } };
     }

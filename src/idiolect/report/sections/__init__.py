@@ -4,8 +4,10 @@ from idiolect.report.material import Material
 from idiolect.report.section import Section
 from idiolect.report.sections import (
     clients,
+    coefficients,
     curves,
     data,
+    differences,
     fairness,
     headline,
     persfl,
@@ -14,7 +16,19 @@ from idiolect.report.sections import (
     traffic,
 )
 
-_PARTS = (headline, clients, curves, fairness, traffic, data, persfl, privacy, settings)
+_PARTS = (
+    headline,
+    differences,
+    clients,
+    curves,
+    fairness,
+    traffic,
+    data,
+    persfl,
+    coefficients,
+    privacy,
+    settings,
+)
 
 
 def sections(material: Material) -> list[Section]:

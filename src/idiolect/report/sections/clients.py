@@ -26,6 +26,7 @@ def section(material: Material) -> Section | None:
         "A mean hides who pays for it. Here each client's own test accuracy is shown under every "
         "method, the mean over seeds.",
         blocks,
+        "Clients",
     )
 
 

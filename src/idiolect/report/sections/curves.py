@@ -23,6 +23,7 @@ def section(material: Material) -> Section | None:
         "Learning curves",
         "How fast each method learns, and whether it had finished when the rounds ended.",
         blocks,
+        "Curves",
     )
 
 

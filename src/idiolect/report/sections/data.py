@@ -16,17 +16,12 @@ def section(material: Material) -> Section | None:
     names = held.names[:_MOST_CLIENTS]
     shown = [[int(n) or None for n in row] for row in counts]
     parts = held.counts[:, :_MOST_CLIENTS]
-    text = [
-        f"{name}, class {label}: {int(counts[row, column])}"
-        for row, name in enumerate(names)
-        for column, label in enumerate(held.classes)
-    ]
     mark = Mark(
         "heat",
         x=list(range(len(held.classes))),
         y=list(range(len(names))),
         z=shown,
-        text=text,
+        says="{y}, class {x}: {z}",
         top=float(counts.max()),
     )
     more = len(held.names) - len(names)

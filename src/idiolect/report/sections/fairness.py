@@ -1,8 +1,10 @@
 """Fairness: how evenly accuracy is spread over clients (PersFL, Eq. 6)."""
 
+from idiolect.evaluate import Comparison
 from idiolect.report.chart import Axis, Chart, Mark, Panel
 from idiolect.report.material import Material
-from idiolect.report.section import Section
+from idiolect.report.section import Block, Section
+from idiolect.report.sheet import Column, Sheet
 from idiolect.results.tables import per_client
 
 
@@ -42,6 +44,32 @@ def section(material: Material) -> Section | None:
         rows,
         height=max(200, 34 * len(columns) + 70),
     )
+    blocks: list[Block] = [chart]
+    if material.comparison is not None:
+        blocks.append(_table(material.comparison))
     return Section(
-        "fairness", "Fairness", "Does everyone gain, or do some pay for the others?", [chart]
+        "fairness", "Fairness", "Does everyone gain, or do some pay for the others?", blocks
+    )
+
+
+def _table(told: Comparison) -> Sheet:
+    rows = [
+        (label, own.variance, own.jain, own.worst_decile, own.below_local)
+        for label, own in told.methods.items()
+    ]
+    return Sheet(
+        "fairness-table",
+        "Measures of fairness",
+        "Variance over clients of their means over seeds (Eq. 6); Jain's index, 1 where all are "
+        "alike; the mean of the worst tenth of the clients; and the clients who would do better "
+        "with the model they train alone.",
+        [
+            Column("method"),
+            Column("variance", "figure", "Over clients of their means over seeds", "low"),
+            Column("Jain's index", "index", "1 where all clients are alike", "high"),
+            Column("worst tenth, %", "percent", best="high"),
+            Column("below Local, %", "percent", best="low"),
+        ],
+        rows,
+        list(told.methods),
     )

@@ -8,10 +8,11 @@ from idiolect.results.tables import summary
 _COLUMNS = (
     Column("method"),
     Column("accuracy, %", "percent", "Mean over clients and seeds ± deviation over seeds", "high"),
+    Column("95% interval", "interval", "Of the mean, by bootstrap over seeds and clients"),
     Column("± clients", "percent", "Deviation over clients of their mean over seeds", "low"),
-    Column("worst client, %", "percent", "The client that fares worst, mean over seeds", "high"),
-    Column("by samples, %", "percent", "Mean weighted by each client's test examples", "high"),
-    Column("global model, %", "percent", "The model that all clients share, where there is one"),
+    Column("worst tenth", "percent", "Mean of the worst tenth of the clients, %", "high"),
+    Column("below Local", "percent", "Clients whose model is worse than their local one, %", "low"),
+    Column("global", "percent", "The model that all clients share, where there is one, %"),
     Column("rounds", "whole"),
     Column("MB", "mega", "Sent and received in the whole run, mean over seeds", "low"),
     Column("seconds", "seconds", "Training and scoring, all seeds together"),
@@ -25,13 +26,15 @@ def section(material: Material) -> Section | None:
     for label, method in material.methods.items():
         own = by_model[label, next(iter(method["headline"]))]
         shared = by_model.get((label, "global"))
+        figures = material.comparison.methods.get(label) if material.comparison else None
         rows.append(
             (
                 label,
                 (own["mean"], own["std_seeds"]),
+                figures and figures.interval,
                 own["std_clients"],
-                own["worst_client"],
-                own["weighted_mean"],
+                figures and figures.worst_decile,
+                None if figures is None or method["method"] == "local" else figures.below_local,
                 (shared["mean"], shared["std_seeds"]) if shared else None,
                 own["rounds"],
                 None if own["megabytes"] is None else 1e6 * own["megabytes"],

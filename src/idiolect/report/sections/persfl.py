@@ -34,6 +34,7 @@ def section(material: Material) -> Section | None:
         "Each client keeps the best global model it has met as its teacher, then distils it with "
         "its own share λ of the soft loss and temperature T, all chosen on validation data.",
         blocks,
+        "PersFL",
     )
 
 

@@ -18,6 +18,20 @@ _COLUMNS = (
 )
 
 
+_GUARANTEE = {
+    "epsilon": "ε",
+    "delta": "δ",
+    "noise_multiplier": "noise",
+    "clip": "clip",
+    "rounds": "rounds",
+    "cohort": "clients a round",
+    "clients": "of clients",
+    "draw": "draw",
+    "accountant": "accountant",
+    "budget": "budget of ε",
+}
+
+
 def section(material: Material) -> Section | None:
     """State it in a sentence and a table."""
     if not material.methods:
@@ -56,17 +70,22 @@ def _guarantees(material: Material) -> list[Block]:
     if not found:
         text = "No method of this run was trained with differential privacy."
         return [Words(f"<p>{text}</p>")]
-    keys = list(dict.fromkeys(key for block in found.values() for key in block))
-    return [
-        Sheet(
-            "guarantees",
-            "Differential privacy",
-            "The guarantee each method was trained under, as the run accounted for it.",
-            [Column("method"), *(Column(key.replace("_", " ")) for key in keys)],
-            [(label, *(_shown(own.get(key)) for key in keys)) for label, own in found.items()],
-            list(found),
-        )
+    statements = [
+        Words(f"<p><b>{escape(label)}.</b> {escape(str(own['statement']))}</p>")
+        for label, own in found.items()
+        if own.get("statement")
     ]
+    keys = [key for key in _GUARANTEE if any(key in own for own in found.values())]
+    sheet = Sheet(
+        "guarantees",
+        "Differential privacy",
+        "What each method was trained under, as the run accounted for it: the odds of any "
+        "conclusion about a client change by a factor of at most e to the ε, but for a chance δ.",
+        [Column("method"), *(Column(_GUARANTEE[key], "number") for key in keys)],
+        [(label, *(own.get(key) for key in keys)) for label, own in found.items()],
+        list(found),
+    )
+    return [*statements, sheet]
 
 
 def _uploads(method: Mapping[str, Any]) -> str:
@@ -103,14 +122,6 @@ def _per_turn(method: Mapping[str, Any], side: str) -> float | None:
     turns = sum(seed["traffic"]["participations"] for seed in method["seeds"])
     total = sum(seed["traffic"][side] for seed in method["seeds"])
     return total / turns if turns else None
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, float):
-        return f"{value:.4g}"
-    if isinstance(value, list | tuple):
-        return ", ".join(map(_shown, value))
-    return "–" if value is None else str(value)
 
 
 def _listed(labels: Sequence[str]) -> str:

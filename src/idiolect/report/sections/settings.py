@@ -19,6 +19,8 @@ def section(material: Material) -> Section:
         blocks.append(Words(f"<h3>What the run remarked</h3><ul>{items}</ul>"))
     if material.methods:
         blocks += _settings(material.methods)
+    if tuned := {label: own["tuned"] for label, own in material.methods.items() if "tuned" in own}:
+        blocks.append(_tuned(tuned))
     blocks.append(Words(_versions(material)))
     if material.experiment:
         blocks.append(Words(_experiment(material)))
@@ -60,6 +62,28 @@ def _settings(methods: Mapping[str, Mapping[str, Any]]) -> list[Block]:
         )
         blocks.append(sheet)
     return blocks
+
+
+def _tuned(records: Mapping[str, Mapping[str, Any]]) -> Sheet:
+    """Tell what each method tried on validation data, and what its seeds chose."""
+    rows = []
+    for label, record in records.items():
+        chosen: dict[str, list[str]] = {}
+        for one in record.get("chosen", []):
+            words = ", ".join(f"{key} = {value}" for key, value in one["settings"].items())
+            chosen.setdefault(words or "nothing", []).append(str(one["seed"]))
+        told = "; ".join(f"{words} (seed {', '.join(own)})" for words, own in chosen.items())
+        rows.append((label, len(record.get("trials", [])), told or "nothing to tune"))
+    first = next(iter(records.values()))
+    return Sheet(
+        "tuned",
+        "What was tuned",
+        f"By {first.get('metric', 'validation')}, {first.get('search', 'grid')} search, at most "
+        f"{first.get('budget', '?')} settings a method. No test row had a say.",
+        [Column("method"), Column("settings tried", "whole"), Column("chosen")],
+        rows,
+        list(records),
+    )
 
 
 def _versions(material: Material) -> str:

@@ -1,8 +1,10 @@
 """What crossed the network, beside what it bought."""
 
+from idiolect.evaluate import Comparison
 from idiolect.report.chart import Axis, Chart, Mark, Panel
 from idiolect.report.material import Curve, Material
 from idiolect.report.section import Block, Section
+from idiolect.report.sheet import Column, Sheet
 
 
 def section(material: Material) -> Section | None:
@@ -12,11 +14,34 @@ def section(material: Material) -> Section | None:
     blocks: list[Block] = [_points(material)]
     if (chart := _way(material)) is not None:
         blocks.append(chart)
+    if material.comparison is not None and material.comparison.reach:
+        blocks.append(_reach(material.comparison))
     return Section(
         "traffic",
         "Communication",
         "Bytes are counted leaf by leaf, both ways, as they would cross the network.",
         blocks,
+    )
+
+
+def _reach(told: Comparison) -> Sheet:
+    rows = [
+        (label, own.model, own.round, own.bytes, own.seconds) for label, own in told.reach.items()
+    ]
+    return Sheet(
+        "reach",
+        f"What it took to reach {100 * (told.target or 0):.1f}% on validation data",
+        "The first evaluated round whose mean validation accuracy is that high, and what had been "
+        "sent and computed by then; – where it never was. The mark is where the lowest curve ends.",
+        [
+            Column("method"),
+            Column("model watched"),
+            Column("round", "whole", best="low"),
+            Column("MB", "mega", "Both ways, mean over seeds", "low"),
+            Column("seconds of training", "seconds", "All seeds together"),
+        ],
+        rows,
+        list(told.reach),
     )
 
 
