@@ -23,7 +23,12 @@ class Matrix(Method):
 
     matrix_lr: float = setting(0.5, "learning rate of c (η₃)", above=0)
     matrix_steps: int = setting(1, "steps on c in a round", least=1)
-    transfer: float = setting(1.0, "weight of the transfer in the objective of c (λ)", least=0)
+    transfer: float = setting(
+        0.0,
+        "weight of the transfer in the objective of c (λ); 0: as many as there are clients, so "
+        "that D_n/D does not drown each one's in the pull",
+        least=0,
+    )
     pull: float = setting(0.7, "strength of the pull of c to equal shares (ρ)", least=0)
     projection: str = setting(
         "simplex",
@@ -49,7 +54,7 @@ class Matrix(Method):
 
     def weigh(self, gap: Tensor, block: Tensor, size: Tensor) -> Tensor:
         """Return the slope of Eq. 4: that of the gaps, by size, and that of the pull."""
-        weight = self.transfer * size / size.sum()
+        weight = (self.transfer or len(size)) * size / size.sum()
         return weight.unsqueeze(1) * gap + 2 * self.pull * (block - 1 / len(block))
 
     def mix(self, affinity: Tensor) -> Tensor:

@@ -59,6 +59,13 @@ def test_the_slope_of_c_is_the_finite_difference_of_its_objective(kind):
             assert float(slope[n, m]) == pytest.approx(rise / (2 * step), rel=1e-6)
 
 
+def test_by_default_every_client_counts_as_one():
+    """λ = 0 stands for the number of clients: three here, of any size."""
+    reports, c = soft(), shares()
+    plain, given = KTpFL(pull=0.4), KTpFL(pull=0.4, transfer=3.0)
+    assert torch.equal(plain.slope(c, reports), given.slope(c, reports))
+
+
 def test_a_step_of_c_by_hand():
     """Two clients of equal size, one example, ρ = 0, η₃ = 1: s₁ = (3/4, 1/4), s₂ = (1/4, 3/4).
 
@@ -69,7 +76,7 @@ def test_a_step_of_c_by_hand():
     reports = Soft(
         torch.tensor([[[0.75, 0.25]], [[0.25, 0.75]]]).double(), torch.tensor([5.0, 5.0]).double()
     )
-    method = KTpFL(pull=0.0, matrix_lr=1.0, sample=1)
+    method = KTpFL(pull=0.0, matrix_lr=1.0, transfer=1.0, sample=1)
     state = method.init_server(setup(Line(), public=1))
     new = method.server_step(state, torch.arange(2), reports)
     more = 0.5 + np.log(3) / 8
@@ -198,7 +205,14 @@ def planted():
         "dnn": Architecture(build["dnn"], clients=(1, 3, 5)),
     }
     method = KTpFL(
-        sample=100, lr=0.1, batch=20, epochs=5, pull=0.2, temperature=2.0, public_batch=50
+        sample=100,
+        lr=0.1,
+        batch=20,
+        epochs=5,
+        pull=0.2,
+        transfer=1.0,
+        temperature=2.0,
+        public_batch=50,
     )
     simulation = worlds.simulation(method, world, architectures=architectures)
     traffic = [simulation.advance().traffic[0] for _ in range(6)]

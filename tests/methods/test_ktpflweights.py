@@ -46,7 +46,7 @@ def test_a_step_by_hand():
     c G = 0, so the slope is ½ · (−G): row 0 is (−½, ½). With η₃ = 0.2 c₀ = (0.6, 0.4), and the
     first mixture is 0.4 · 2.
     """
-    method = KTpFLWeights(pull=0.0, matrix_lr=0.2)
+    method = KTpFLWeights(pull=0.0, matrix_lr=0.2, transfer=1.0)
     state = method.init_server(setup(Line(), sizes=(1.0, 1.0)))
     told = Report(
         {"w": torch.tensor([0.0, 2.0]).double(), "b": torch.zeros(2).double()},

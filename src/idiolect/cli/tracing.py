@@ -50,7 +50,8 @@ def draw(
         )
         return
     screen = console()
-    seeds = f"seed {seed}" if seed is not None else f"mean of {len(found.seeds)} seeds"
+    one = found.seeds[0] if len(found.seeds) == 1 else seed
+    seeds = f"mean of {len(found.seeds)} seeds" if one is None else f"seed {one}"
     title = f"{found.label}: {name}, {seeds}"
     if svg is not None:
         write_whole(svg, drawing.as_svg(title, found.clients, found.rounds, course).encode())

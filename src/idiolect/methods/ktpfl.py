@@ -27,7 +27,14 @@ class KTpFL(Matrix, Distilled):
     title: ClassVar[str] = "KT-pFL"
     paper: ClassVar[str] = "Zhang et al. 2021, Algorithm 1"
     presets: ClassVar[dict[str, dict[str, Any]]] = {
-        "paper": {"gain": "paper", "matrix_lr": 0.01, "batch": 128, "epochs": 20, "lr": 0.01},
+        "paper": {
+            "gain": "paper",
+            "matrix_lr": 0.01,
+            "transfer": 1.0,
+            "batch": 128,
+            "epochs": 20,
+            "lr": 0.01,
+        },
         "code": {
             "gain": "code",
             "objective": "mse",

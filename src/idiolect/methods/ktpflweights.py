@@ -32,7 +32,9 @@ class KTpFLWeights(Matrix):
 
     title: ClassVar[str] = "KT-pFL-weights"
     paper: ClassVar[str] = "Zhang et al. 2021, section 5.2.1"
-    presets: ClassVar[dict[str, dict[str, Any]]] = {"paper": {"matrix_lr": 0.01, "lr": 0.005}}
+    presets: ClassVar[dict[str, dict[str, Any]]] = {
+        "paper": {"matrix_lr": 0.01, "transfer": 1.0, "lr": 0.005}
+    }
 
     def init_server(self, setup: Setup) -> Mixtures:
         """Everyone with data counts alike, and starts from the initial parameters."""

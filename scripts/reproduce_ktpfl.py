@@ -1,0 +1,162 @@
+"""Lay our KT-pFL runs beside the paper's tables: `docs/reproduction/ktpfl.md` from run folders.
+
+    python scripts/reproduce_ktpfl.py collect RUN_DIR[=NAME]...  # keep what the tables need
+    python scripts/reproduce_ktpfl.py write                # write the page from the kept figures
+
+A run is known by the name of its experiment file: emnist-two, fmnist-20, cifar10-sweeps, ...
+"""
+
+import json
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from paper_ktpfl import ANCHOR, DATA, SWEEPS, TABLE_1, TABLE_2, TABLE_5, TITLES
+from reproduction import deviation, fill, keep, run, table
+
+HERE = Path(__file__).resolve().parent.parent / "docs" / "reproduction"
+FIGURES = HERE / "figures" / "ktpfl.json"
+PAGE = HERE / "ktpfl.md"
+MIXED = [(data, kind) for data in DATA for kind in ("two", "all")]
+EQUAL = [(data, clients) for data in DATA for clients in ("20", "100")]
+OURS_ALONE = ("Local", "HeurFedAMP", "KT-pFL, Eq. 7 as printed", "KT-pFL, released code")
+
+Kept = dict[str, Any]
+
+
+def collect(folders: list[str]) -> None:
+    """Keep each run's mean score per seed, and what crossed the network."""
+    keep(FIGURES, folders, _method)
+
+
+def _method(method: dict[str, Any]) -> dict[str, Any]:
+    seeds = method["seeds"]
+    traffic = [seed["traffic"] for seed in seeds]
+    return {
+        "rounds": method["rounds"],
+        "device": method["device"],
+        "seconds": round(method["speed"]["seconds"], 1),
+        "megabytes": mean((t["bytes_down"] + t["bytes_up"]) / 1e6 for t in traffic),
+        "public_megabytes": mean(t.get("public_bytes", 0) / 1e6 for t in traffic),
+        "accuracy": [round(100 * seed["models"]["personal"]["mean"], 3) for seed in seeds],
+        "spread": [round(100 * seed["models"]["personal"]["std"], 3) for seed in seeds],
+        "validation": [round(100 * s["models"]["personal"]["val_accuracy"], 3) for s in seeds],
+    }
+
+
+def write() -> None:
+    """Fill the tables between the markers of the page; a run that is missing leaves dashes."""
+    kept: Kept = json.loads(FIGURES.read_text()) if FIGURES.exists() else {}
+    fill(
+        PAGE,
+        {
+            "table-1": _compared(kept, MIXED, TABLE_1, ("two classes", "all classes")),
+            "table-2": _compared(kept, EQUAL, TABLE_2, ("20 clients", "100 clients")),
+            **{name: _sweep(kept, rows) for name, rows in SWEEPS.items()},
+            "table-5": _public(kept),
+            "figure-3": _traffic(kept),
+            "order": _order(kept),
+            "cost": _cost(kept),
+        },
+    )
+
+
+def _of(kept: Kept, name: str, label: str) -> dict[str, Any] | None:
+    found: dict[str, Any] | None = kept.get(name, {}).get("methods", {}).get(label)
+    return found
+
+
+def _cell(method: dict[str, Any] | None) -> str:
+    if method is None:
+        return "–"
+    return f"{mean(method['accuracy']):.1f} ± {deviation(method['accuracy']):.1f}"
+
+
+def _compared(
+    kept: Kept,
+    columns: list[tuple[str, str]],
+    paper: dict[str, tuple[float, ...]],
+    kinds: tuple[str, str],
+) -> list[str]:
+    rows = []
+    for label in (*paper, *OURS_ALONE):
+        cells = [_of(kept, "-".join(column), label) for column in columns]
+        if label in paper:
+            told = zip(cells, paper[label], strict=True)
+            rows.append([label, *[f"{_cell(cell)} ({theirs:.1f})" for cell, theirs in told]])
+        elif any(cells):
+            rows.append([label, *map(_cell, cells)])
+    heads = [f"{TITLES[data]}, {kind}" for data in DATA for kind in kinds]
+    return table(["%, ours (paper)", *heads], rows)
+
+
+def _sweep(kept: Kept, paper: dict[str, tuple[float, ...]]) -> list[str]:
+    rows = []
+    for label, theirs in paper.items():
+        ours = [
+            _cell(_of(kept, f"{data}-sweeps", "anchor" if label in ANCHOR else label))
+            for data in DATA
+        ]
+        name = label.replace("D_r", "\\|D_r\\|")
+        pairs = zip(ours, theirs, strict=True)
+        rows.append([name, *[f"{own} ({other:.1f})" for own, other in pairs]])
+    return table(["%, ours (paper)", *TITLES.values()], rows)
+
+
+def _public(kept: Kept) -> list[str]:
+    words = {"mnist": "MNIST", "emnist": "EMNIST", "own": "Fashion-MNIST, held out"}
+    rows = [
+        [words[name], _cell(_of(kept, f"fmnist-public-{name}", "KT-pFL")), f"{figure} ± {spread}"]
+        for name, (figure, spread) in TABLE_5.items()
+    ]
+    return table(["public examples", "ours, %", "paper, %"], rows)
+
+
+def _traffic(kept: Kept) -> list[str]:
+    """Soft predictions against the parameters that FedDF exchanges between the same networks."""
+    rows = []
+    for data, kind in MIXED:
+        soft, whole = (_of(kept, f"{data}-{kind}", label) for label in ("KT-pFL", "FedDF"))
+        if soft is None or whole is None:
+            rows.append([f"{TITLES[data]}, {kind}", "–", "–", "–", "–"])
+            continue
+        rows.append(
+            [
+                f"{TITLES[data]}, {kind}",
+                f"{soft['megabytes']:,.0f}",
+                f"{soft['public_megabytes']:,.0f}",
+                f"{whole['megabytes']:,.0f}",
+                f"{whole['megabytes'] / soft['megabytes']:,.0f}×",
+            ]
+        )
+    header = ["MB a run", "soft predictions", "public examples, once", "parameters", "ratio"]
+    return table(header, rows)
+
+
+def _order(kept: Kept) -> list[str]:
+    """Say in each column which of the paper's methods is best, by ours and by theirs."""
+    rows = []
+    for title, columns, paper in (("Table 1", MIXED, TABLE_1), ("Table 2", EQUAL, TABLE_2)):
+        for place, column in enumerate(columns):
+            found = {label: _of(kept, "-".join(column), label) for label in paper}
+            ours = {label: mean(own["accuracy"]) for label, own in found.items() if own}
+            best = max(ours, key=lambda label: ours[label]) if len(ours) == len(paper) else "–"
+            rest = [value for label, value in ours.items() if label != "KT-pFL"]
+            gap = f"{ours['KT-pFL'] - max(rest):+.1f}" if best != "–" else "–"
+            theirs = max(paper, key=lambda label: paper[label][place])
+            rows.append([f"{title}: {TITLES[column[0]]}, {column[1]}", best, gap, theirs])
+    return table(["column", "best, ours", "KT-pFL above the best other", "best, paper"], rows)
+
+
+def _cost(kept: Kept) -> list[str]:
+    rows = []
+    for name in sorted(kept):
+        methods = kept[name]["methods"].values()
+        minutes = sum(method["seconds"] for method in methods) / 60
+        devices = ", ".join(sorted({method["device"] for method in methods}))
+        rows.append([f"`{name}`", str(len(kept[name]["seeds"])), f"{minutes:.1f}", devices])
+    return table(["run", "seeds", "minutes", "device"], rows or [["–"] * 4])
+
+
+if __name__ == "__main__":
+    run(__doc__, collect, write)
