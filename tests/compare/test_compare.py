@@ -12,7 +12,7 @@ from small import accuracies, compared
 
 import idiolect
 import tiny
-from idiolect.errors import CheckpointError, ConfigError
+from idiolect.errors import CheckpointError, ConfigError, Diverged
 from idiolect.experiment import parse_experiment
 
 
@@ -142,6 +142,14 @@ def checkpoints(folder):
     for path in sorted(folder.rglob("checkpoints/[!.]*.safetensors")):
         found[path] = (checkpoint.read(path)[1]["finished"], path.stat().st_mtime_ns)
     return found
+
+
+def test_after_a_divergence_other_settings_start_afresh(tmp_path):
+    text = small.TOML.rpartition("[[methods]]")[0]
+    with pytest.raises(Diverged, match="NaN or infinity"):
+        compared(tmp_path, "methods.fedavg.lr=1e38", text=text)
+    _, _, rounds = compared(tmp_path, text=text)
+    assert rounds == {"Local": 0, "FedAvg": 4}
 
 
 SPLITS = """

@@ -1,6 +1,7 @@
 """Tuning: the same budget for all, by validation alone, and all of it on record."""
 
 import dataclasses
+import json
 import subprocess
 import sys
 
@@ -9,7 +10,7 @@ import pytest
 import small
 from small import accuracies, compared
 
-from idiolect.errors import ConfigError, Diverged
+from idiolect.errors import CheckpointError, ConfigError, Diverged
 from idiolect.experiment import build, parse_experiment
 from idiolect.experiment.schema import Range, Tune
 from idiolect.experiment.search import Optuna
@@ -129,6 +130,28 @@ def test_a_setting_that_diverges_is_told_and_not_tried_again(tmp_path):
     assert set(rounds.values()) == {0} and again == content
     with pytest.raises(Diverged, match="none of the 1 settings tried came to a finite end"):
         compared(tmp_path / "all", text=text.replace("[1e38, 0.1]", "[1e38]"))
+
+
+def test_what_failed_with_other_settings_is_tried_again(tmp_path):
+    text = small.TOML.split("[[methods]]")[0] + '[[methods]]\nname = "fedavg"\n[tune]\nrounds = 2\n'
+    text += "[tune.space]\nlr = [1e38, 0.1]\n"
+    compared(tmp_path, text=text)
+    with pytest.raises(CheckpointError, match=r"settings.batch was 10 and is now 5"):
+        compared(tmp_path, "training.batch=5", text=text)
+    (failed,) = tmp_path.rglob("failed.json")
+    assert '"batch": 5' in failed.read_text()
+
+
+def test_time_is_shared_by_the_seeds_that_were_trained_together(tmp_path):
+    text = small.TOML.split("[[methods]]")[0] + '[[methods]]\nname = "fedavg"\n'
+    compared(tmp_path, "seeds=[0, 1]", text=text)
+    speeds = []
+    for seeds in ("[0, 1]", "[1]"):
+        compared(tmp_path, f"seeds={seeds}", text=text)
+        content = json.loads((tmp_path / "result.json").read_text())
+        speeds.append(content["methods"]["FedAvg"]["speed"])
+    assert speeds[1]["examples"] == speeds[0]["examples"] / 2
+    assert speeds[1]["train_seconds"] == pytest.approx(speeds[0]["train_seconds"] / 2)
 
 
 def test_seeds_that_come_later_are_tuned_too(finished, tmp_path):

@@ -1,6 +1,7 @@
 """Choose a method's settings on validation data, within its budget, and keep a record of it."""
 
 import math
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,8 +72,6 @@ def home(folder: Path, settings: Settings) -> Path:
     """Say where settings of a method have their folder."""
     name = folder_name(named(settings))
     if len(name) > _LONGEST:
-        import zlib
-
         name = f"{name[:_LONGEST]}-{zlib.crc32(name.encode()):08x}"
     return folder / name
 
@@ -98,7 +97,7 @@ def _tried(
         return make(settings, some)
 
     try:
-        outcome = trained(bench, home(folder, settings), seeds, own)
+        outcome = trained(bench, home(folder, settings), seeds, own, trial=True)
     except Diverged as error:
         return Trial(settings, dict.fromkeys(seeds, math.nan), str(error))
     return Trial(settings, dict(zip(seeds, _scores(tune, outcome), strict=True)))

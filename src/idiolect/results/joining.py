@@ -10,7 +10,7 @@ from idiolect.results.outcome import Outcome, Scores, Speed
 
 
 def of_seeds(outcome: Outcome, seeds: Sequence[int]) -> Outcome:
-    """Keep some seeds of an outcome, in the order asked for; the time is that of all."""
+    """Keep some seeds of an outcome, in the order asked for, and their share of the time."""
     held = [members.seed for members in outcome.members]
     places = [held.index(seed) for seed in seeds]
     if places == list(range(len(held))):
@@ -23,6 +23,7 @@ def of_seeds(outcome: Outcome, seeds: Sequence[int]) -> Outcome:
         curves={key: values[:, places] for key, values in outcome.curves.items()},
         final={key: values[places] for key, values in outcome.final.items()},
         facts={key: values[places] for key, values in outcome.facts.items()},
+        speed=outcome.speed.share(len(places) / len(held)),
     )
 
 

@@ -45,6 +45,12 @@ class Speed:
         """Examples trained on in a second of training."""
         return self.examples / self.train_seconds if self.train_seconds else 0.0
 
+    def share(self, part: float) -> "Speed":
+        """Give the time of a part of the seeds, which were trained together."""
+        return Speed(
+            round(self.examples * part), self.train_seconds * part, self.judge_seconds * part
+        )
+
 
 @dataclass(frozen=True, eq=False)
 class Outcome:

@@ -144,6 +144,7 @@ def of_seeds(memory: Memory, places: Sequence[int], count: int) -> Memory:
             for p in memory.curve
         ),
         left_out=tuple(memory.left_out[place] for place in places) if memory.left_out else (),
+        speed=memory.speed.share(len(places) / count),
     )
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -69,6 +70,8 @@ def trained(
     seeds: Sequence[int],
     make: Callable[[Seeds], Job],
     start: Start | None = None,
+    *,
+    trial: bool = False,
 ) -> Outcome:
     """Train a method under some seeds, as far as they are not trained yet; return those seeds'."""
     outcomes: list[Outcome] = []
@@ -76,7 +79,7 @@ def trained(
         job = make(part.seeds)
         if start is not None and not has_begun(job, part.folder):
             start(job, part.folder)
-        with _diverging(part.folder):
+        with _diverging(job, part.folder, trial):
             done = bench.train(job, part.folder)
         wanted = [seed for seed in part.seeds if seed in seeds]
         seen = {members.seed for one in outcomes for members in one.members}
@@ -183,13 +186,19 @@ def head_start(trial: Job, kept: Path, job: Job, folder: Path) -> bool:
 
 
 @contextlib.contextmanager
-def _diverging(folder: Path) -> Iterator[None]:
-    """Remember that a part diverged: it would do so again."""
+def _diverging(job: Job, folder: Path, trial: bool) -> Iterator[None]:
+    """Remember that a trial diverged: it would do so again. Of others nothing is worth keeping."""
     path = folder / _FAILED
+    identity = json.loads(json.dumps(job.identity))
     if path.exists():
-        raise Diverged(json.loads(path.read_text())["error"])
+        before = json.loads(path.read_text())
+        if not memories.first_difference(before["identity"], identity):
+            raise Diverged(before["error"])
     try:
         yield
     except Diverged as error:
-        write_whole(path, json.dumps({"error": str(error)}).encode())
+        if trial:
+            write_whole(path, json.dumps({"error": str(error), "identity": identity}).encode())
+        else:
+            shutil.rmtree(folder, ignore_errors=True)  # a lower rate may start afresh
         raise
