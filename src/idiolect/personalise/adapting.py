@@ -158,6 +158,8 @@ def fisher(base: Method, at: Ground, trained: Callable[[str], bool], local: Loca
     together = max(1, min(_FISHER_BATCH, _FISHER_NUMBERS // max(numbers, 1)))
     try:
         mean = local.mean(squares, "train", batch=together)
+    except torch.OutOfMemoryError:  # a narrower block is the engine's to try
+        raise
     except RuntimeError:  # a network that vmap cannot map: then one example at a time
         mean = local.mean(one_by_one, "train", batch=1)
     # Without examples there is nothing to hold on to, and nothing that would move either.

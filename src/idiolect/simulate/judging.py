@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 
 import torch
-from torch.nn.functional import one_hot
 
 from idiolect import losses
 from idiolect.data.text import UNK
@@ -73,7 +72,7 @@ def weighed_by_class(
     """
 
     def by_class(batch: Batch, values: torch.Tensor, classes: int) -> torch.Tensor:
-        member = one_hot(batch.y, classes).to(batch.weight.dtype)
+        member = batch.y.unsqueeze(-1) == torch.arange(classes, device=batch.y.device)
         total = batch.weight.sum().clamp(min=1e-12)
         return ((values * batch.weight).unsqueeze(-1) * member).sum(0) / total
 
