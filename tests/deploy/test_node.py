@@ -41,7 +41,7 @@ def joined(tmp_path):
     node = Node(site)
     told = ask(node, "open", opening(wanted))
     assert told.kind == "yes", told
-    agreed = ask(node, "agree", {"run": "r1", "classes": told.head["classes"]}, told.leaves)
+    agreed = ask(node, "agree", {"run": "r1", "classes": told.head["form"]["classes"]}, told.leaves)
     assert agreed.kind == "yes"
     alone, _ = node._made(node._opened, "FedPer", 3)
     return node, alone.form, tmp_path / "site-0"
@@ -59,8 +59,8 @@ def kept(home):
 def test_joining_tells_sizes_and_form_only(joined, tmp_path):
     node, _, _ = joined
     told = ask(node, "open", opening(fed.experiment("fedper"))).head
-    assert told["sizes"] == [[12, 4, 4]] and told["shape"] == [1, 28, 28]
-    assert told["client"] == 0 and told["clients"] == 4 and told["public"] == 12
+    assert told["sizes"] == [[12, 4, 4]] and told["form"]["shape"] == [1, 28, 28]
+    assert told["client"] == 0 and told["clients"] == 4 and told["form"]["public"] == 12
     assert not any(str(tmp_path) in str(value) for value in told.values())
 
 
@@ -90,7 +90,7 @@ def test_the_same_message_gets_the_same_answer_and_is_trained_once(joined):
     # A process of its own that comes after answers alike, out of what the first one kept.
     again = Node(fed.sites(home.parent, 1)[0])
     told = ask(again, "open", opening(fed.experiment("fedper")))
-    ask(again, "agree", {"run": "r1", "classes": told.head["classes"]}, told.leaves)
+    ask(again, "agree", {"run": "r1", "classes": told.head["form"]["classes"]}, told.leaves)
     assert again.answer(blob) == first
     assert kept(home).read_bytes() == before
 
@@ -172,7 +172,7 @@ def test_scores_leave_and_the_model_stays(joined):
     assert {name.split(".")[0] for name in answer.leaves} <= {"marks", "facts"}
     (path,) = home.glob("models/r1/FedPer/seed-3.safetensors")
     named, meta = checkpoint.read(path)
-    assert meta["about"]["round"] == 2 and meta["classes"] == [str(n) for n in range(10)]
+    assert meta["about"]["round"] == 2 and meta["form"]["classes"] == [str(n) for n in range(10)]
     assert sum(leaf.numel() for leaf in named.values()) > 8 * 784
     assert json.loads((home / "models" / "latest.json").read_text())["labels"] == {"FedPer": [3]}
 

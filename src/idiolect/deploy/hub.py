@@ -11,8 +11,7 @@ import numpy as np
 import torch
 
 from idiolect import tree
-from idiolect.data import Dataset
-from idiolect.data.federation import Exam, Lessons
+from idiolect.data.federation import Exam
 from idiolect.deploy import wire
 from idiolect.deploy.codes import Refused
 from idiolect.deploy.post import Answer, Post
@@ -84,7 +83,7 @@ class Hub:
         It tells what the method's messages must look like, which is all that is asked of it.
         """
         roster, made = self._roster, []
-        lessons, test = _blank(roster)
+        lessons, test = roster.first.form.lessons()
         for architecture in architectures.values():
             client = 0 if architecture.clients is None else architecture.clients[0]
             place = Place(client, roster.clients, seed)
@@ -275,23 +274,3 @@ def _filled(found: Mapping[int, Tree], clients: Sequence[int]) -> list[Tree]:
 
 def _setups(stand_ins: Sequence[Alone]) -> list[Any]:
     return [one.setup for one in stand_ins]
-
-
-def _blank(roster: Roster) -> tuple[Lessons, np.ndarray]:
-    """Make two examples of nothing, and as many public ones as the nodes hold."""
-    entry = roster.first
-    kind = np.dtype(entry.dtype)
-
-    def blank(count: int, classes: tuple[str, ...]) -> Dataset:
-        x = np.zeros((count, *entry.shape), kind)
-        y = np.zeros(count, np.int64)
-        unit = np.ones(1, np.float32)
-        return Dataset("blank", x, y, classes, 0 * unit, unit)
-
-    rows = [np.array([place]) for place in range(4)]
-    own = tuple(entry.classes)
-    public = None
-    if entry.public is not None:
-        public = blank(max(entry.public, 1), own if entry.public_labels else ("any",))
-    train = np.concatenate(rows[:2])
-    return Lessons(blank(4, own), (train,), (rows[2],), ("nobody",), public), rows[3]

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from idiolect import checkpoint
-from idiolect.data import Dataset
+from idiolect.data import Federation
+from idiolect.deploy.form import Form
 from idiolect.errors import ConfigError, DataError
 from idiolect.results.models import folder_name
 from idiolect.tree import Tree
@@ -33,16 +34,15 @@ class Stored(NamedTuple):
 
     about: About
     leaves: dict[str, Tensor]  # of the deployed tree, by name
-    classes: tuple[str, ...]
-    shape: tuple[int, ...]
-    dtype: str
+    form: Form
     shift: np.ndarray
     scale: np.ndarray
     clients: int
 
 
-def keep(home: Path, about: About, dataset: Dataset, clients: int, deployed: Tree) -> Path:
+def keep(home: Path, about: About, held: Federation, clients: int, deployed: Tree) -> Path:
     """Write a personal model; it never leaves the node."""
+    dataset = held.dataset
     path = _path(home, about.run, about.label, about.seed)
     arrays = {"shift": dataset.shift, "scale": dataset.scale}
     content = {
@@ -51,9 +51,7 @@ def keep(home: Path, about: About, dataset: Dataset, clients: int, deployed: Tre
     }
     meta = {
         "about": about._asdict(),
-        "classes": list(dataset.classes),
-        "shape": list(dataset.x.shape[1:]),
-        "dtype": str(dataset.x.dtype),
+        "form": Form.of(held).plain(),
         "clients": clients,
     }
     checkpoint.save(path, content, meta)
@@ -95,9 +93,7 @@ def stored(
     return Stored(
         About(**meta["about"]),
         {n.removeprefix(prefix): leaf for n, leaf in named.items() if n.startswith(prefix)},
-        tuple(meta["classes"]),
-        tuple(meta["shape"]),
-        meta["dtype"],
+        Form(**meta["form"]),
         named["scaling.shift"].numpy(),
         named["scaling.scale"].numpy(),
         meta["clients"],

@@ -15,6 +15,7 @@ from idiolect import tree
 from idiolect.deploy import models, prints, wire
 from idiolect.deploy.codes import Refused
 from idiolect.deploy.drawer import Drawer, Owner
+from idiolect.deploy.form import Form
 from idiolect.deploy.holding import Holding, hold
 from idiolect.deploy.site import Site
 from idiolect.deploy.wire import Message
@@ -97,7 +98,7 @@ class Node:
         if not run.isalnum():
             raise Refused("format", "a run is named by letters and digits")
         self._opened = _Opened(run, text, _get(head, "clients", int), holding)
-        dataset, public = holding.dataset, holding.federations[0].public
+        dataset = holding.dataset
         told: dict[str, Any] = {
             "client": holding.client,
             "name": holding.federations[0].names[0],
@@ -108,12 +109,8 @@ class Node:
                 [len(part[0]) for part in (held.train, held.val, held.test)]
                 for held in holding.federations
             ],
-            "shape": list(dataset.x.shape[1:]),
-            "dtype": str(dataset.x.dtype),
-            "classes": list(dataset.classes),
-            "features": prints.of_form(dataset),
-            "public": None if public is None else len(public),
-            "public_labels": public is not None and public.classes == dataset.classes,
+            "form": Form.of(holding.federations[0]).plain(),
+            "features": prints.of_form(holding.federations),
         }
         log.info("opened run %s as client %d: %s", run, holding.client, told["sizes"])
         if holding.seen is None:
@@ -183,8 +180,8 @@ class Node:
             about = models.About(
                 opened.run, head["label"], head["seed"], round, opened.holding.client, opened.text
             )
-            dataset = opened.holding.dataset
-            models.keep(self._site.home, about, dataset, opened.clients, kept)
+            held = opened.holding.federations[opened.holding.experiment.seeds.index(head["seed"])]
+            models.keep(self._site.home, about, held, opened.clients, kept)
         return _yes(message, {"marks": marks, "facts": facts})
 
     # Parts.

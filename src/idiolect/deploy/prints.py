@@ -5,12 +5,13 @@ import hashlib
 import inspect
 import json
 import sys
+from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
 from idiolect import local, losses, optim, tree
 from idiolect import method as contract
-from idiolect.data import Dataset
+from idiolect.data import Federation
 from idiolect.method import Method
 from idiolect.simulate import engine, plans
 
@@ -32,9 +33,13 @@ def of_method(method: Method) -> str:
     return of_bytes(repr(method).encode(), *sources)
 
 
-def of_form(dataset: Dataset) -> str:
-    """Digest what the numbers of an example mean: a table's column names, in order."""
-    return of_bytes(json.dumps(list(dataset.features)).encode()) if dataset.features else ""
+def of_form(federations: Sequence[Federation]) -> str:
+    """Digest what the numbers of an example mean, under each seed: columns' names, tokens' words.
+
+    It tells whether two nodes mean the same, and nothing of what.
+    """
+    meant = [[list(held.dataset.features), list(held.dataset.words)] for held in federations]
+    return of_bytes(json.dumps(meant).encode())
 
 
 def _modules(part: Any) -> set[ModuleType]:

@@ -4,6 +4,7 @@ import json
 import logging
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,12 @@ from idiolect.checkpoint import write_whole
 from idiolect.data.dataset import Moments, decoding
 from idiolect.deploy import wire
 from idiolect.deploy.codes import CODES, Refused
+from idiolect.deploy.form import Form, listed, word
 from idiolect.deploy.post import Answer, Post
 from idiolect.errors import DeployError
 from idiolect.version import VERSION
 
 log = logging.getLogger("idiolect.hub")
-
-_WORDS = 4096  # the longest text a node may tell
 
 
 @dataclass(frozen=True)
@@ -31,24 +31,22 @@ class Entry:
     client: int
     name: str
     sizes: list[list[int]]  # for each seed: training, validation and test rows
-    shape: list[int]
-    dtype: str
-    classes: list[str]
+    form: Form
     features: str
-    public: int | None
-    public_labels: bool
     source: str
     clients: int
     descriptions: list[str]
 
 
 _SAME = {
-    "shape": "the shape of an example",
-    "dtype": "the type of its numbers",
-    "features": "the names or the order of a table's columns",
-    "classes": "the classes",
-    "public": "the number of public examples",
-    "public_labels": "whether public examples are of the same classes",
+    "form.shape": "the shape of an example",
+    "form.dtype": "the type of its numbers",
+    "form.classes": "the classes",
+    "form.sequential": "whether every place of a sequence has a label",
+    "form.words": "the words that its tokens stand for",
+    "form.public": "the number of public examples",
+    "form.public_labels": "whether public examples are of the same classes",
+    "features": "the names or the order of a table's columns, or the vocabulary of text",
     "source": "the source of the data",
     "clients": "the number of clients of the partition",
 }
@@ -125,7 +123,7 @@ class Roster:
 
     @property
     def _head(self) -> dict[str, Any]:
-        return {"run": self._run, "classes": self.first.classes}
+        return {"run": self._run, "classes": self.first.form.classes}
 
     def _reopen(self, site: str) -> None:
         """Tell a node that was started anew all it was told before."""
@@ -140,7 +138,7 @@ class Roster:
         entries = list(self.entries.values())
         for other in entries[1:]:
             for key, what in _SAME.items():
-                if getattr(other, key) != getattr(entries[0], key):
+                if attrgetter(key)(other) != attrgetter(key)(entries[0]):
                     raise DeployError(
                         f"{entries[0].site} and {other.site} differ in {what}; bring their data to "
                         "one form before they learn together"
@@ -173,7 +171,7 @@ class Roster:
                 if not isinstance(seen, Moments) or seen.mean.shape != total.mean.shape:
                     raise DeployError("the nodes' statistics do not fit each other")
                 total = total.merged(seen)
-            shift, scale = decoding(total, str(normalise), self.first.dtype == "uint8")
+            shift, scale = decoding(total, str(normalise), self.first.form.dtype == "uint8")
         else:
             shift, scale = found[0]
             for site, one in zip(sorted(answers), found, strict=True):
@@ -222,7 +220,9 @@ class Roster:
         if not self._path.exists():
             return {}
         known = json.loads(self._path.read_text())
-        return {site: Entry(**entry) for site, entry in known.items()}
+        return {
+            site: Entry(**{**entry, "form": Form(**entry["form"])}) for site, entry in known.items()
+        }
 
     def _write(self) -> None:
         plain = {site: asdict(entry) for site, entry in self.entries.items()}
@@ -232,22 +232,17 @@ class Roster:
 def _entry(site: str, answer: Answer, seeds: int) -> Entry:
     """Read what a node told, trusting nothing in it."""
     head: dict[str, Any] = {key: answer.message.head.get(key) for key in Entry.__dataclass_fields__}
-    head["site"] = site
     good = (
-        all(isinstance(head[key], int) and head[key] >= 0 for key in ("client", "clients"))
-        and all(_word(head[key]) for key in ("name", "dtype", "features", "source"))
-        and isinstance(head["public_labels"], bool)
-        and (head["public"] is None or isinstance(head["public"], int))
-        and _list(head["shape"], int)
-        and _list(head["classes"], str)
-        and _list(head["descriptions"], str, seeds)
-        and _list(head["sizes"], list, seeds)
-        and all(_list(one, int, 3) and min(one) >= 0 for one in head["sizes"])
-        and all(_word(word) for word in (*head["classes"], *head["descriptions"]))
+        all(type(head[key]) is int and head[key] >= 0 for key in ("client", "clients"))
+        and all(word(head[key]) for key in ("name", "features", "source"))
+        and listed(head["descriptions"], str, seeds)
+        and all(word(one) for one in head["descriptions"])
+        and listed(head["sizes"], list, seeds)
+        and all(listed(one, int, 3) and min(one) >= 0 for one in head["sizes"])
     )
     if not good:
         raise Refused("format", f"{site} joined with an answer of another form")
-    return Entry(**head)
+    return Entry(**{**head, "site": site, "form": Form.read(head["form"])})
 
 
 def _scale(answer: Answer) -> Moments | tuple[np.ndarray, np.ndarray]:
@@ -259,15 +254,3 @@ def _scale(answer: Answer) -> Moments | tuple[np.ndarray, np.ndarray]:
     if set(leaves) != {"mean", "squares"} or not isinstance(count, int | float) or count <= 0:
         raise DeployError("a node told its data's statistics in another form")
     return Moments(float(count), leaves["mean"], leaves["squares"])
-
-
-def _word(value: Any) -> bool:
-    return isinstance(value, str) and len(value) <= _WORDS
-
-
-def _list(value: Any, kind: type, length: int | None = None) -> bool:
-    return (
-        isinstance(value, list)
-        and all(type(one) is kind for one in value)
-        and (length is None or len(value) == length)
-    )

@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from idiolect.checkpoint import write_whole
 from idiolect.data import Dataset
 from idiolect.data.federation import Exam
@@ -189,8 +187,9 @@ def serve(
 def _courses(
     experiment: Experiment, methods: Mapping[str, Method], run: str, post: Post, roster: Roster
 ) -> list[RemoteCourse]:
-    shape, classes = tuple(roster.first.shape), len(roster.first.classes)
-    bound = networks(experiment, shape, classes, roster.clients)
+    form = roster.first.form
+    shape, words = tuple(form.shape), tuple(form.words)
+    bound = networks(experiment, shape, len(form.classes), roster.clients, words, roster.names)
     return [
         RemoteCourse(
             label=table.label or table.name,
@@ -220,7 +219,7 @@ def _about(experiment: Experiment, roster: Roster) -> dict[str, Any]:
         "data": {
             "source": entry.source or "the nodes' own data",
             "provenance": "",
-            "classes": entry.classes,
+            "classes": entry.form.classes,
             "clients": roster.clients,
             "federations": list(entry.descriptions),
         },
@@ -229,13 +228,5 @@ def _about(experiment: Experiment, roster: Roster) -> dict[str, Any]:
 
 def _described(roster: Roster, folder: Path) -> Dataset:
     """Describe how examples are decoded, as a dataset of one blank example."""
-    entry = roster.first
     known = json.loads((folder / "scaling.json").read_text())
-    return Dataset(
-        "blank",
-        np.zeros((1, *entry.shape), np.dtype(entry.dtype)),
-        np.zeros(1, np.int64),
-        tuple(entry.classes),
-        np.array(known["shift"], np.float32),
-        np.array(known["scale"], np.float32),
-    )
+    return roster.first.form.blank(1, known["shift"], known["scale"])
