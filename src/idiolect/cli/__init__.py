@@ -13,6 +13,7 @@ from idiolect.cli import (
     reporting,
     running,
     tracing,
+    using,
 )
 from idiolect.version import VERSION
 
@@ -38,6 +39,8 @@ app.command()(federating.server)
 app.command()(federating.node)
 app.command()(federating.status)
 app.command()(federating.stop)
+app.command()(using.predict)
+app.command()(using.export)
 
 
 def _version(wanted: bool) -> None:

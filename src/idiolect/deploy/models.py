@@ -100,6 +100,17 @@ def stored(
     )
 
 
+def home_of(folder: Path) -> Path:
+    """Return where a node keeps its models, given its kit or its folder of a local run."""
+    for home in (folder / "idiolect", folder):
+        if (home / "models").is_dir():
+            return home
+    raise DataError(
+        f"{folder} holds no personal model; give a node's kit (or RUN/nodes/NAME of a local run) "
+        "after a run is finished"
+    )
+
+
 def _latest(path: Path) -> dict[str, Any]:
     try:
         known: dict[str, Any] = json.loads(path.read_text())

@@ -182,7 +182,9 @@ def _source(
         if looks_like_path:
             raise DataError(f"{where}: {key}.source: {file} does not exist; correct the path")
         raise ConfigError(f"{where}: {key}.source: unknown source {meant(source, SOURCES)}")
-    return str(file), _given(checked(signature_model(read, ("path",)), options, where, path))
+    return str(file), _given(
+        checked(signature_model(read, ("path", "labelled")), options, where, path)
+    )
 
 
 def _given(values: BaseModel) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from idiolect.simulate.architecture import Architecture, make
 from idiolect.simulate.crew import Call, Crew
 from idiolect.simulate.engine import ClientFunction
 from idiolect.simulate.judging import marking
-from idiolect.simulate.plans import Member
+from idiolect.simulate.plans import Book, Member
 from idiolect.simulate.pools import Library
 from idiolect.simulate.store import Store
 from idiolect.tree import Tree
@@ -134,6 +134,14 @@ class Alone:
         kind = " ".join(["judge", "test" if tested else "val", *sorted(flags)])
         marks, facts, kept = self._run(kind, mark, sent, round, exam)
         return marks, facts, kept
+
+    def predict(self, model: Tree, x: torch.Tensor) -> torch.Tensor:
+        """Return logits of a deployed model on decoded examples."""
+        nothing = torch.zeros((), dtype=torch.int64, device=self._device)
+        size = self.setup.sizes[self._place.client]
+        plans = Book({}, self._device)  # a prediction asks for no batches
+        local = Local(self.networks, plans, nothing, size, size.new_zeros(()), stacked=False)
+        return self.method.predict(model, x, local)
 
     def _run(
         self, kind: str, fn: ClientFunction, sent: Sent, round: int, exam: Member | None = None

@@ -30,13 +30,15 @@ def read(
     length: int = 0,
     vocabulary: int = 50_000,
     next_word: bool = False,
+    labelled: bool = True,
 ) -> Dataset:
     """Read own data; the layout is recognised by the path.
 
     `label`, `client` and `split` name columns (the last two need not exist); `size` is the (width,
     height) that a folder's images are brought to; `allow_pickle` is for PFLlib's files only. A
     column (or field) of words named `text` makes it text, cut to `length` words, of which a network
-    knows the `vocabulary` most frequent; with `next_word` there are no labels but the words.
+    knows the `vocabulary` most frequent; with `next_word` there are no labels but the words. Rows
+    to predict need not be `labelled`, in a table or an npz file.
     """
     reading = Reading(text, length, vocabulary, next_word)
     where = Path(path).expanduser()
@@ -45,9 +47,9 @@ def read(
     if where.is_dir():
         return _read_folder(where, size, allow_pickle, reading)
     if where.suffix in (".parquet", ".csv"):
-        return read_table(where, label, client, split, reading)
+        return read_table(where, label, client, split, reading, labelled)
     if where.suffix == ".npz":
-        return read_npz(where, label, client, split)
+        return read_npz(where, label, client, split, labelled)
     if where.suffix == ".json":
         return read_leaf(where, reading)
     raise DataError(f"{where} is a '{where.suffix}' file; expected {_EXPECTED}")

@@ -11,6 +11,8 @@ from idiolect.data.arrays import AnyArray, Rows
 from idiolect.data.dataset import Dataset, default_decoding
 from idiolect.errors import DataError
 
+UNLABELLED = "unlabelled"  # the class of rows that have none
+
 
 def label_codes(values: AnyArray, where: str) -> tuple[Rows, tuple[str, ...]]:
     """Code labels of any kind as 0, 1, ...; the names say what they were.

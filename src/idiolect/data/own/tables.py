@@ -10,17 +10,20 @@ import numpy as np
 
 from idiolect.data.arrays import AnyArray, Rows
 from idiolect.data.dataset import Dataset
-from idiolect.data.own.codes import assembled, examples, origin_codes
+from idiolect.data.own.codes import UNLABELLED, assembled, examples, origin_codes
 from idiolect.data.own.texts import Reading, labelled, written
 from idiolect.data.parquet import decode_images, image_column, image_shape, open_parquet
 from idiolect.data.text.corpus import Stream
 from idiolect.errors import DataError
 
 
-def read_table(path: Path, label: str, client: str, split: str, reading: Reading) -> Dataset:
+def read_table(
+    path: Path, label: str, client: str, split: str, reading: Reading, labelled_rows: bool = True
+) -> Dataset:
     """Read rows of numbers, of text or of encoded images, with a label, perhaps client and split.
 
-    For the next word there is no label, and rows stand in the order they were written in.
+    For the next word there is no label, and rows stand in the order they were written in. Rows that
+    need not be labelled are of one class, `UNLABELLED`, where they are not.
     """
     table = open_parquet(path).read() if path.suffix == ".parquet" else _csv(path)
     if not table.num_rows:
@@ -30,7 +33,7 @@ def read_table(path: Path, label: str, client: str, split: str, reading: Reading
     if twice is not None:
         raise DataError(f"{path} has two columns '{twice}'; rename or remove one")
     texts = _texts(path, table, reading)
-    if label not in names and not reading.next_word:
+    if label not in names and not reading.next_word and labelled_rows:
         raise DataError(
             f"{path} has no column '{label}'; it has {', '.join(names)}: name the label column "
             "with the option label (data.options.label, --label)"
@@ -55,7 +58,8 @@ def read_table(path: Path, label: str, client: str, split: str, reading: Reading
     else:
         x = np.empty((table.num_rows, *image_shape(path, picture)), np.uint8)
         decode_images([path], picture, x)
-    return assembled(path, x, _values(path, table, label), clients, origin, "table", tuple(columns))
+    labels = _values(path, table, label) if label in names else np.full(len(x), UNLABELLED)
+    return assembled(path, x, labels, clients, origin, "table", tuple(columns))
 
 
 def _texts(path: Path, table: Any, reading: Reading) -> list[str] | None:
@@ -137,12 +141,15 @@ def _numbers(path: Path, table: Any, names: list[str]) -> AnyArray:
     return x
 
 
-def read_npz(path: Path, label: str, client: str, split: str) -> Dataset:
+def read_npz(
+    path: Path, label: str, client: str, split: str, labelled_rows: bool = True
+) -> Dataset:
     """Read arrays x and y, and perhaps client and split, from an npz file."""
     label = "y" if label == "label" else label
     try:
         with np.load(path) as arrays:
-            missing = [name for name in ("x", label) if name not in arrays]
+            needed = ("x", label) if labelled_rows else ("x",)
+            missing = [name for name in needed if name not in arrays]
             if missing:
                 raise DataError(
                     f"{path} has no array '{missing[0]}'; it has {', '.join(arrays) or 'none'}: "
@@ -155,4 +162,5 @@ def read_npz(path: Path, label: str, client: str, split: str) -> Dataset:
         ) from error
     origin = origin_codes(found[split], str(path)) if split in found else None
     x = examples(found["x"], str(path))
-    return assembled(path, x, found[label], found.get(client), origin, "file")
+    labels = found[label] if label in found else np.full(len(x), UNLABELLED)
+    return assembled(path, x, labels, found.get(client), origin, "file")

@@ -1,0 +1,92 @@
+"""A node's own model after the run: it predicts what was scored, and travels in three formats."""
+
+import csv
+import importlib.util
+
+import federations as fed
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from idiolect import checkpoint
+from idiolect.cli import app
+from idiolect.deploy.models import stored
+from idiolect.deploy.using import Personal
+from idiolect.experiment import federations
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Four nodes after a run of APFL, whose models are mixtures of two."""
+    home = tmp_path_factory.mktemp("using")
+    wanted = fed.experiment("apfl", sets=("model.name=dnn",))
+    content = fed.served(wanted, fed.inside(home), home / "hub")
+    held = federations(wanted)[0]
+    x, y = (column[held.test[2]] for column in (held.dataset.x, held.dataset.y))
+    np.savez(home / "test.npz", x=x, y=y)
+    np.savez(home / "blind.npz", x=x)
+    return home, content["methods"]["APFL"]["seeds"][0]["clients"][2]["personal"], x
+
+
+def run(*words):
+    done = CliRunner().invoke(app, [str(word) for word in words])
+    assert done.exit_code == 0, done.output
+    return done
+
+
+def test_predictions_on_the_test_rows_meet_the_score_of_the_run(trained, tmp_path):
+    home, score, _ = trained
+    out = tmp_path / "out.csv"
+    words = ("predict", home / "site-2", "--data", home / "test.npz", "--out", out)
+    printed = run(*words, "--probabilities").output
+    assert f"{100 * score['accuracy']:.2f} %" in printed
+    rows = list(csv.DictReader(out.read_text().splitlines()))
+    blind = run("predict", home / "site-2", "--data", home / "blind.npz").output
+    assert "accuracy" not in blind
+    assert [row["predicted"] for row in rows] == [
+        line.split(",")[1] for line in blind.splitlines()[1:]
+    ]
+    shares = np.array([[float(row[str(n)]) for n in range(10)] for row in rows])
+    np.testing.assert_allclose(shares.sum(1), 1, atol=1e-5)
+    labels = np.load(home / "test.npz")["y"]
+    loss = -np.log(shares[np.arange(len(labels)), labels]).mean()
+    np.testing.assert_allclose(loss, score["loss"], rtol=1e-3)
+
+
+def test_exports_give_the_same_logits(trained, tmp_path):
+    home, _, x = trained
+    rows = torch.from_numpy(x)
+    expected = Personal(stored(home / "site-2")).eval()(rows)
+    run("export", home / "site-2", "--out", tmp_path / "model.pt2")
+    program = torch.export.load(tmp_path / "model.pt2").module()
+    for count in (len(rows), 1):  # a batch of any size
+        assert torch.allclose(program(rows[:count]), expected[:count], atol=1e-6)
+    run("export", home / "site-2", "--out", tmp_path / "model.safetensors")
+    named, meta = checkpoint.read(tmp_path / "model.safetensors")
+    assert meta["form"]["classes"] == [str(n) for n in range(10)]
+    assert {name.split(".")[0] for name in named} == {"model", "scaling"}
+
+
+@pytest.mark.skipif(importlib.util.find_spec("onnxscript") is None, reason="onnxscript is missing")
+@pytest.mark.filterwarnings("ignore")  # of the exporter's own
+def test_onnx_gives_the_same_logits(trained, tmp_path):
+    from onnx.reference import ReferenceEvaluator
+
+    home, _, x = trained
+    run("export", home / "site-2", "--out", tmp_path / "model.onnx")
+    program = ReferenceEvaluator(str(tmp_path / "model.onnx"))
+    (found,) = program.run(None, {program.input_names[0]: x})
+    expected = Personal(stored(home / "site-2")).eval()(torch.from_numpy(x))
+    np.testing.assert_allclose(found, expected.numpy(), atol=1e-4)
+
+
+def test_what_cannot_be_is_told(trained, tmp_path):
+    home, _, _ = trained
+    for words, said in (
+        (("export", home / "site-2", "--out", tmp_path / "m.h5"), "expected one of .safetensors"),
+        (("predict", tmp_path, "--data", home / "test.npz"), "holds no personal model"),
+        (("export", home / "site-2", "--out", "m.pt2", "--method", "X"), "has models of APFL"),
+    ):
+        done = CliRunner().invoke(app, [str(word) for word in words])
+        assert done.exit_code and said in done.output
