@@ -1,18 +1,17 @@
 """The data of one node: its own file, or one client's share of the experiment's partition."""
 
 import dataclasses
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from idiolect.data import SOURCES, Dataset, Federation, federate
+from idiolect.data import SOURCES, Dataset, Federation
 from idiolect.data.dataset import Moments, fixed_decoding, moments, with_classes
 from idiolect.deploy.codes import Refused
 from idiolect.deploy.site import Site
 from idiolect.errors import DataError
-from idiolect.experiment.build import data_seeds, federations, loaded, public_examples
+from idiolect.experiment.build import divided, federations, loaded, public_examples
 from idiolect.experiment.schema import Experiment
 from idiolect.experiment.visiting import source_of, visiting
 
@@ -135,20 +134,4 @@ def _own(site: Site, text: str, place: int) -> Holding:
         public = public_examples(data.public, data, dataset, site.data_dir)
     one = np.zeros(len(dataset), np.int64)
     dataset = dataclasses.replace(dataset, clients=one, client_names=(site.name,))
-    made: dict[int, Federation] = {}
-    seeds: Sequence[int] = data_seeds(experiment)
-    for seed in seeds:
-        if seed not in made:
-            made[seed] = federate(
-                dataset,
-                "natural",
-                seed,
-                data.split,
-                pool=data.pool,
-                min_size=data.min_size,
-                stratify=data.stratify,
-                val=data.val,
-                public=public,
-                first=place,
-            )
-    return Holding(experiment, place, tuple(made[seed] for seed in seeds), "", seen=seen)
+    return Holding(experiment, place, divided(experiment, dataset, public, place), "", seen=seen)

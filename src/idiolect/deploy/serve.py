@@ -167,6 +167,8 @@ def serve(
     `text` is the experiment as TOML; `run` names the run, and with it the nodes' personal state.
     """
     experiment = visiting(text)
+    if experiment.data.common_test:
+        raise ConfigError("data.common_test is for simulations; nodes are scored on their own rows")
     if experiment.attack is not None:
         raise ConfigError("[attack] is for simulations; take it out to serve a real federation")
     methods = {

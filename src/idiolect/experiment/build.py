@@ -53,6 +53,14 @@ def federations(
         dataset, public = _held_out(data.public, data, dataset)
     elif data.public is not None:
         public = public_examples(data.public, data, dataset, data_dir)
+    return divided(experiment, dataset, public)
+
+
+def divided(
+    experiment: Experiment, dataset: Dataset, public: Dataset | None, first: int = 0
+) -> tuple[Federation, ...]:
+    """Divide a dataset for every seed; `first` is the first client's number where not all are."""
+    data = experiment.data
     own = "iid" if dataset.clients is None else "natural"
     partition = data.partition or Named(name=own)
     made: dict[int, Federation] = {}
@@ -70,6 +78,7 @@ def federations(
                 ordered=data.ordered,
                 val=data.val,
                 public=public,
+                first=first,
                 **partition.options,
             )
     if data.common_test:
