@@ -121,6 +121,9 @@ def test_it_prints_in_light_on_the_width_of_a_sheet(browser, page_file, tmp_path
             page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
         )
         assert not page.locator(".tools").first.is_visible()
+        page.set_viewport_size({"width": 760, "height": 900})  # a sheet of A4 within its margins
+        assert page.evaluate("document.documentElement.scrollWidth") <= 760
+        page.set_viewport_size(DESK)
         page.pdf(path=tmp_path / "report.pdf", format="A4")
         assert (tmp_path / "report.pdf").read_bytes().count(b"/Type /Page\n") > 2
         page.emulate_media(media="screen")

@@ -50,7 +50,8 @@ class Mark:
     tone: int | None = None  # of the ramp, where marks of one method or of none differ in degree
     faint: bool = False
     big: bool = False
-    top: float | None = None  # of heat: the value of the darkest cell
+    bottom: float | None = None  # of heat: the value of the palest cell, else 0
+    top: float | None = None  # and of the strongest
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,7 @@ class Chart:
     header: Sequence[str]
     rows: Sequence[Sequence[Any]]
     height: int = 320  # of a row of panels, in pixels
+    square: bool = False  # both axes are the same: as wide as it is high
     frames: Sequence[str] = ()  # names of the steps of a slider; panel n is shown at step n
 
     def plain(self) -> dict[str, Any]:
@@ -73,6 +75,7 @@ class Chart:
             "id": self.id,
             "title": self.title,
             "height": self.height,
+            "square": self.square,
             "panels": [_full(asdict(panel)) for panel in self.panels],
             "marks": [_full(vars(mark)) for mark in self.marks],
             "frames": list(self.frames),

@@ -145,14 +145,15 @@ def _heat(mark: Mark, x: Scale, y: Scale) -> list[str]:
                 parts.append(
                     f'<rect x="{x.at(column) - wide / 2:.1f}" y="{y.at(row) - tall / 2:.1f}" '
                     f'width="{wide - gap:.1f}" height="{tall - gap:.1f}" '
-                    f'fill="{_shade(value, mark.top or 1.0)}"/>'
+                    f'fill="{_shade(value, mark.bottom or 0.0, mark.top or 1.0)}"/>'
                 )
     return parts
 
 
-def _shade(value: float, top: float) -> str:
+def _shade(value: float, bottom: float, top: float) -> str:
     """Mix the two neighbouring colours of the ramp."""
-    at = min(max(value / top, 0.0), 1.0) * (len(_HEAT) - 1)
+    share = (value - bottom) / (top - bottom) if top > bottom else 1.0
+    at = min(max(share, 0.0), 1.0) * (len(_HEAT) - 1)
     low = min(int(at), len(_HEAT) - 2)
     mixed = [
         round(a + (b - a) * (at - low)) for a, b in zip(_HEAT[low], _HEAT[low + 1], strict=True)

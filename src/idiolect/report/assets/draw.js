@@ -71,7 +71,7 @@ function trace(chart, mark, { theme, off, paper }, named) {
       const text = mark.z.map((row, y) => row.map((z, x) => (z === null ? "" : told(x, y, z))));
       Object.assign(made, { hovertemplate: "%{text}<extra></extra>", hoverinfo: undefined });
       const gap = mark.z.length <= 40 && wide <= 40 ? 1.5 : 0;
-      return { ...made, type: "heatmap", x: mark.x, y: mark.y, z: mark.z, text, zmin: 0, zmax: mark.top, xgap: gap, ygap: gap, colorscale: HEAT[theme], hoverongaps: false, showscale: place === 0, colorbar: { thickness: 8, outlinewidth: 0, len: 0.9, tickfont: { size: 10 } } };
+      return { ...made, type: "heatmap", x: mark.x, y: mark.y, z: mark.z, text, zmin: mark.bottom || 0, zmax: mark.top, xgap: gap, ygap: gap, colorscale: HEAT[theme], hoverongaps: false, showscale: place === 0, colorbar: { thickness: 8, outlinewidth: 0, len: 0.9, tickfont: { size: 10 } } };
     }
   }
   throw new Error("unknown mark " + mark.kind);
@@ -152,13 +152,21 @@ function axis(spec, { line, soft, width, many }, direction) {
     const count = spec.categories.length;
     const longest = width < NARROW ? 13 : 28;
     made.tickvals = ticked(count, direction === "y" ? 60 : Math.floor(width / 26));
-    made.ticktext = made.tickvals.map((n) => shortened(spec.categories[n], direction === "y" ? longest : 8));
+    const names = direction === "y" ? spec.categories : bare(spec.categories);
+    made.ticktext = made.tickvals.map((n) => shortened(names[n], direction === "y" ? longest : 8));
     made.range = direction === "y" ? [count - 0.4, -0.6] : [-0.5, count - 0.5];
     made.showgrid = direction === "y" && count <= 60;
     made.ticks = "";
     if (direction === "y") made.range = [count - 0.5, -0.5];
   }
   return made;
+}
+
+// "client 3" is "3" where all are clients: below an axis there is room for little.
+function bare(names) {
+  const first = names[0].slice(0, names[0].lastIndexOf(" ") + 1);
+  const shared = first && names.length > 1 && names.every((name) => name.startsWith(first) && name.length > first.length);
+  return shared ? names.map((name) => name.slice(first.length)) : names;
 }
 
 function ticked(count, most) {

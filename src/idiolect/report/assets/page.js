@@ -43,7 +43,8 @@ function charts() {
 function draw(chart) {
   const box = document.getElementById("plot-" + chart.id);
   if (!box || !window.Plotly) return;
-  const width = printing ? 680 : Math.max(box.clientWidth, 240);
+  const room = printing ? 680 : Math.max(box.clientWidth, 240);
+  const width = chart.square ? Math.min(room, chart.height + 130) : room;
   const options = { theme: theme(), off: OFF, width, frame: frameOf(chart), ...look() };
   box.style.minHeight = "";
   Plotly.react(box, traces(chart, options), layout(chart, options), { displayModeBar: false, responsive: false });
@@ -128,7 +129,7 @@ async function download(kind, figure) {
 
 // For a paper: white, wide, with a legend, and without the methods that are switched off.
 async function asSvg(chart) {
-  const options = { theme: "light", off: OFF, width: 760, frame: frameOf(chart), ink: "#000000", soft: "#333333", line: "#dddddd", paper: "#ffffff" };
+  const options = { theme: "light", off: OFF, width: chart.square ? chart.height + 130 : 760, frame: frameOf(chart), ink: "#000000", soft: "#333333", line: "#dddddd", paper: "#ffffff" };
   const spec = layout(chart, options);
   spec.showlegend = true;
   spec.margin = { ...spec.margin, t: spec.margin.t + 34 };

@@ -18,8 +18,7 @@ def section(material: Material) -> Section | None:
     return Section(
         "coefficients",
         "Who learns from whom",
-        "The server learns how much each client should take from every other; nobody told it who "
-        "is alike.",
+        "How much the server lets each client take from every other; nobody told it who is alike.",
         drawn,
     )
 
@@ -33,6 +32,7 @@ def _chart(number: int, trace: Trace) -> Chart | None:
     shown = _chosen(len(trace.rounds), count)
     names = tuple(trace.clients[place] for place in order)
     top = max(float(course[record].max()) for record in shown)
+    bottom = min(float(course[record].min()) for record in shown)
     marks = [
         Mark(
             "heat",
@@ -41,6 +41,7 @@ def _chart(number: int, trace: Trace) -> Chart | None:
             y=list(range(count)),
             z=[[float(course[record][a, b]) for b in order] for a in order],
             says="{y} takes from {x}: {z}",
+            bottom=bottom,
             top=top,
         )
         for frame, record in enumerate(shown)
@@ -48,9 +49,9 @@ def _chart(number: int, trace: Trace) -> Chart | None:
     return Chart(
         f"coefficients-{number}",
         f"{trace.label}: {name} over the rounds",
-        "A row is the client that learns, a column the one it learns from; the darker, the more. "
-        "Clients are ordered by likeness in the last round, so that groups show as blocks on the "
-        f"diagonal. Seed {trace.seeds[0]}; move the slider through the rounds.",
+        "A row is the client that learns, a column the one it learns from; the stronger the "
+        "colour, the more. Clients are ordered by likeness in the last round, so that groups show "
+        f"as blocks on the diagonal. Seed {trace.seeds[0]}; move the slider through the rounds.",
         [Panel("", Axis("learns from", categories=names), Axis(categories=names))],
         marks,
         ("round", "receiver", "sender", "value"),
@@ -61,6 +62,7 @@ def _chart(number: int, trace: Trace) -> Chart | None:
             for b in order
         ],
         height=max(260, min(24, max(5, 1200 // count)) * count + 90),
+        square=True,
         frames=tuple(f"round {trace.rounds[record]}" for record in shown),
     )
 

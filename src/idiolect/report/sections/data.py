@@ -29,9 +29,9 @@ def section(material: Material) -> Section | None:
     chart = Chart(
         "holdings",
         "Clients × classes",
-        "A row is a client, a column a class; the darker, the more examples (train, validation and "
-        f"test together), and an empty cell is a class the client has never seen. Seed {held.seed}."
-        + cut,
+        "A row is a client, a column a class; the stronger the colour, the more examples (train, "
+        "validation and test together), and an empty cell is a class the client has never seen. "
+        f"Seed {held.seed}.{cut}",
         [Panel("", Axis("class", categories=held.classes), Axis(categories=tuple(names)))],
         [mark],
         ("client", "class", "train", "val", "test"),

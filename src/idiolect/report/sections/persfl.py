@@ -190,4 +190,4 @@ def _listed(values: Sequence[float]) -> str:
 
 
 def _tall(clients: int) -> int:
-    return max(220, min(26, max(5, 1600 // max(clients, 1))) * clients + 70)
+    return max(220, min(26, max(5, 1000 // max(clients, 1))) * clients + 70)
