@@ -233,9 +233,11 @@ def test_the_splits_of_a_comparison_are_runs_on_one_page(finished, tmp_path):
     for name in ("one", "two"):
         shutil.copytree(finished, tmp_path / name)
     splits = [{"name": name, "folder": name} for name in ("one", "two")]
-    (tmp_path / "comparison.json").write_text(json.dumps({"splits": splits}))
+    together = {"sentence": "A & B are level on 2 of 2 splits."}
+    (tmp_path / "comparison.json").write_text(json.dumps({"splits": splits, "overall": together}))
     html = report(tmp_path)[0].read_text()
     assert 'id="plot-r1-curves"' in html and (tmp_path / "report.html").is_file()
+    assert '<p class="verdict">A &amp; B are level on 2 of 2 splits.</p>' in html
     (tmp_path / "comparison.json").write_text("{}")
     with pytest.raises(DataError, match="is damaged"):
         report(tmp_path)

@@ -18,6 +18,7 @@ from idiolect.results.outcome import Outcome
 from idiolect.results.trace import Trace
 
 EXPERIMENT = "experiment.toml"
+COMPARISON = "comparison.json"
 
 
 @dataclass(frozen=True)
@@ -107,14 +108,30 @@ def compared(content: Document) -> tuple[Comparison | None, str]:
 def folders(folder: str | Path) -> list[Path]:
     """Give the runs in a folder: itself, or one for each split of a comparison."""
     path = Path(folder)
-    listing = path / "comparison.json"
-    if (path / document.FILE).exists() or not listing.exists():
+    if (path / document.FILE).exists() or not (path / COMPARISON).exists():
         return [path]
+    return [path / one["folder"] for one in _comparison(path)["splits"]]
+
+
+def overall(folder: str | Path) -> str:
+    """Give the verdict over all splits of a comparison; empty where there is none."""
+    path = Path(folder)
+    if (path / document.FILE).exists() or not (path / COMPARISON).exists():
+        return ""
+    together = _comparison(path).get("overall")
+    return "" if together is None else str(together["sentence"])
+
+
+def _comparison(path: Path) -> dict[str, Any]:
     try:
-        splits = json.loads(listing.read_text(encoding="utf-8"))["splits"]
-        return [path / one["folder"] for one in splits]
-    except (ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{listing} is damaged; write it again with `idiolect compare`") from error
+        content: dict[str, Any] = json.loads((path / COMPARISON).read_text(encoding="utf-8"))
+        if all("folder" in one for one in content["splits"]):
+            return content
+    except (ValueError, KeyError, TypeError):
+        pass
+    raise DataError(
+        f"{path / COMPARISON} is damaged; write it again with `idiolect compare EXPERIMENT.toml`"
+    )
 
 
 def curves(outcome: Outcome) -> list[Curve]:

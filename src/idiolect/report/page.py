@@ -27,7 +27,9 @@ _POLICY = (
 )
 
 
-def content(materials: Sequence[Material], command: str, title: str = "") -> Content:
+def content(
+    materials: Sequence[Material], command: str, title: str = "", verdict: str = ""
+) -> Content:
     """Lay out what the page shows, as JSON: the same for a file and for a run going on."""
     labels = [pair for material in materials for pair in material.labels.items()]
     runs = [
@@ -37,7 +39,7 @@ def content(materials: Sequence[Material], command: str, title: str = "") -> Con
     if len(materials) > 1:
         first = _section(overview(materials), "")
         runs.insert(
-            0, {"name": "", "facts": [], "verdict": "", "standing": {}, "sections": [first]}
+            0, {"name": "", "facts": [], "verdict": verdict, "standing": {}, "sections": [first]}
         )
     return {
         "title": title or " · ".join(dict.fromkeys(material.name for material in materials)),

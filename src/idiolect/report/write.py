@@ -38,7 +38,8 @@ def report(
     if target.is_dir():
         target = target / PAGE
     told = command or shlex.join(["idiolect", "report", *map(str, folders)])
-    write_whole(target, page.html(page.content(read, told, title)).encode())
+    verdict = " ".join(filter(None, (material.overall(folder) for folder in folders)))
+    write_whole(target, page.html(page.content(read, told, title, verdict)).encode())
     return [target, *(_files(Path(files), read) if files else [])]
 
 
