@@ -27,9 +27,13 @@ def as_svg(title: str, names: Sequence[str], rounds: Sequence[int], course: NDAr
     left, head = 14 + 6 * max((len(name) for name in named), default=0), 40
     wide = len(named) * side
     small = _chosen(len(rounds))
-    tiny = max(1.0, (left + wide) / max(_SMALL, 1) / max(len(named), 1) - 1)
-    strip = 0 if not small else tiny * len(named) + 34
-    size = (left + wide + 70, head + strip + wide + 20 + 6 * max(map(len, named), default=0))
+    edge = max(60.0, (left + wide) / _SMALL - 6)  # a small picture is as wide as its caption
+    tiny = edge / max(len(named), 1)
+    strip = 0 if not small else edge + 34
+    size = (
+        max(left + wide + 70, 8 + len(small) * (edge + 6)),
+        head + strip + wide + 20 + 6 * max(map(len, named), default=0),
+    )
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {size[0]:.0f} {size[1]:.0f}" '
         f'width="{size[0]:.0f}" height="{size[1]:.0f}" font-family="sans-serif" font-size="10">',
@@ -38,7 +42,7 @@ def as_svg(title: str, names: Sequence[str], rounds: Sequence[int], course: NDAr
         f'<text x="8" y="32">rows learn from columns; round {rounds[-1]}; darkest {top:.3g}</text>',
     ]
     for number, place in enumerate(small):
-        x = 8 + number * (tiny * len(named) + 6)
+        x = 8 + number * (edge + 6)
         lines.append(f'<text x="{x:.1f}" y="{head + 12}">round {rounds[place]}</text>')
         lines += _cells(drawn[place], x, head + 18, tiny, top, None)
     y = head + strip
