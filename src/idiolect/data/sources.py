@@ -27,6 +27,7 @@ from idiolect.data.parquet import (
 )
 from idiolect.data.synthetic import synthetic
 from idiolect.data.text.files import products, reviews, roles
+from idiolect.data.text.generated import generated_text
 from idiolect.errors import ConfigError, DataError
 
 
@@ -59,6 +60,9 @@ def _hub_files(folder: str) -> tuple[str, ...]:
 SOURCES: dict[str, Source] = {
     "embedded": Source("6,000 MNIST digits that come with idiolect", {}, make=load_embedded),
     "synthetic": Source("Synthetic(alpha, beta), generated", {}, make=synthetic),
+    "generated_text": Source(
+        "Next word, any number of users with dialects, generated", {}, make=generated_text
+    ),
     "mnist": Source(
         "MNIST, 70,000 digits",
         {"mnist": "MNIST (LeCun, Cortes, Burges; CC BY-SA 3.0 as commonly stated)."},

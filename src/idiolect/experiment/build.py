@@ -174,6 +174,8 @@ def machine(experiment: Experiment) -> Backend:
         experiment.backend.width or None,
         # Widths are kept between runs, so that a repeated run rounds as the first one did.
         cache_root(None) / "widths.json",
+        experiment.backend.personal,
+        experiment.backend.personal_mb,
     )
 
 

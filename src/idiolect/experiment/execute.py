@@ -138,7 +138,8 @@ def _essence(raw: dict[str, Any]) -> dict[str, Any]:
     kept["draw"] = raw.get("draw", "fixed")
     kept["attack"] = raw.get("attack")
     data = {**raw["data"], "source": Path(raw["data"]["source"]).name}
-    watched = {key: raw["evaluate"][key] for key in ("every", "personal", "test_curve")}
+    seen = ("every", "personal", "test_curve", "clients")
+    watched = {key: raw["evaluate"][key] for key in seen if key in raw["evaluate"]}
     methods = {
         table["label"]: {key: value for key, value in table.items() if key != "rounds"}
         for table in raw["methods"]

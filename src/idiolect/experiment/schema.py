@@ -158,6 +158,8 @@ class Evaluation(BaseModel):
     every: Count = 1
     personal: Literal["auto", "always", "never"] = "auto"
     test_curve: bool = False
+    clients: Count | None = None  # how many are scored along the way; absent: all
+    final_clients: Count | None = None  # how many are scored at the end; absent: all
     keep_globals: bool = False
     save_models: bool = True
     trace: Whole = 0  # rounds between records of the server's trace; 0: as every
@@ -204,6 +206,8 @@ class Machine(BaseModel):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     width: Whole = 0  # clients in a block; 0: measured
     checkpoint_every: Whole = 0  # rounds; 0: every few seconds
+    personal: Literal["auto", "memory", "disk"] = "auto"  # where personal state is kept
+    personal_mb: Whole = 256  # of personal state on disk, so much is kept in memory
 
 
 class Deployment(BaseModel):

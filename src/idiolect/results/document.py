@@ -114,7 +114,7 @@ def _seed(outcome: Outcome, place: int) -> Document:
         "models": {
             model: {
                 **statistics.over_clients(outcome.final[f"{model}/accuracy"][place], members.test),
-                "loss": _loss(outcome.final[f"{model}/loss"][place], members.test),
+                "loss": _loss(outcome.final[f"{model}/loss"][place], _tested(outcome, place)),
                 "val_accuracy": statistics.mean(outcome.final[f"{model}/val_accuracy"][place]),
                 **{
                     metric: statistics.mean(outcome.final[f"{model}/{metric}"][place])
@@ -128,9 +128,17 @@ def _seed(outcome: Outcome, place: int) -> Document:
     }
 
 
-def _loss(values: NDArray[np.floating], sizes: Sequence[int]) -> float:
+def _tested(outcome: Outcome, place: int) -> NDArray[np.bool_]:
+    """Say of each client whether it was scored and had test data."""
+    tested = np.asarray(outcome.members[place].test) > 0
+    if outcome.scored:
+        tested &= np.isin(np.arange(len(tested)), outcome.scored[place])
+    return tested
+
+
+def _loss(values: NDArray[np.floating], tested: NDArray[np.bool_]) -> float:
     """Average over clients that have test data; one that diverged is not passed over in silence."""
-    seen = np.asarray(values, np.float64)[np.asarray(sizes) > 0]
+    seen = np.asarray(values, np.float64)[tested]
     return float(seen.mean()) if len(seen) else math.nan
 
 

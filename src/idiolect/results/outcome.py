@@ -70,6 +70,8 @@ class Outcome:
     wire: tuple[Wire, ...]
     speed: Speed
     notices: tuple[str, ...] = field(default=())
+    watched: tuple[NDArray[Any], ...] = ()  # per seed the clients curves are of; empty: all
+    scored: tuple[NDArray[Any], ...] = ()  # per seed those with a final score, others have NaN
     left_out: tuple[Mapping[str, int], ...] = ()  # per seed: client -> rounds it was left out of
 
     @property

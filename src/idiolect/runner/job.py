@@ -1,9 +1,11 @@
 """What it takes to run one method: data, networks, settings; nothing of files or screens."""
 
 import dataclasses
+import functools
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -31,11 +33,16 @@ class Evaluate:
     test_curve: bool = False  # also score on test data; nothing is ever chosen by it
     keep_globals: bool = False  # keep the server's state of every round, for newcomers
     save_models: bool = True  # write what every client deploys
+    clients: int | None = None  # how many are scored along the way, the same ones; None: all
+    final_clients: int | None = None  # how many are scored at the end; None: all
     trace: int = 0  # rounds between records of what the server's state says; 0: as `every`
 
     def __post_init__(self) -> None:
         if self.every < 1:
             raise ConfigError(f"evaluate.every is {self.every}, expected at least 1")
+        for name, count in (("clients", self.clients), ("final_clients", self.final_clients)):
+            if count is not None and count < 1:
+                raise ConfigError(f"evaluate.{name} is {count}, expected at least 1")
         if self.personal not in PERSONAL:
             raise ConfigError(
                 f"evaluate.personal is {self.personal!r}, expected one of {', '.join(PERSONAL)}"
@@ -74,7 +81,7 @@ class Job:
         method, rounds = self.method.settled(planned(self, self.rounds))
         return dataclasses.replace(self, method=method, rounds=rounds)
 
-    @property
+    @functools.cached_property
     def identity(self) -> dict[str, Any]:
         """All that decides the course of training and its record, apart from how far it goes."""
         return {
@@ -88,6 +95,7 @@ class Job:
                 "every": self.evaluate.every,
                 "personal": self.evaluate.personal,
                 "test_curve": self.evaluate.test_curve,
+                **({"clients": self.evaluate.clients} if self.evaluate.clients else {}),
             },
             "rows": [_digest(federation) for federation in self.federations],
         }
@@ -122,7 +130,7 @@ class Job:
         }
         return {**own, "rounds": self.rounds, "backend": self.backend}
 
-    @property
+    @functools.cached_property
     def members(self) -> tuple[Members, ...]:
         """Who takes part under each seed."""
         return tuple(
@@ -142,7 +150,7 @@ class Job:
         """What the final scores are taken on."""
         return [federation.exam for federation in self.federations]
 
-    @property
+    @functools.cached_property
     def validated(self) -> bool:
         """Whether some client has validation data under every seed."""
         return all(any(len(rows) for rows in held.val) for held in self.federations)
@@ -157,8 +165,11 @@ class Job:
         """List what is legal but worth knowing of the data."""
         return [text for federation in self.federations for text in federation.warnings()]
 
-    def simulation(self) -> Simulation:
-        """Make the simulation. It is handed lessons only: no test row is within its reach."""
+    def simulation(self, shelf: Path | None = None) -> Simulation:
+        """Make the simulation. It is handed lessons only: no test row is within its reach.
+
+        `shelf` is the folder for personal state that is kept on disk.
+        """
         runs = [Run(s, f.lessons) for s, f in zip(self.seeds, self.federations, strict=True)]
         return Simulation(
             self.method,
@@ -167,6 +178,7 @@ class Job:
             cohort=self.cohort,
             draw=self.draw,
             backend=self.backend,
+            shelf=shelf,
         )
 
 

@@ -17,6 +17,8 @@ from idiolect.results.outcome import Scores, Speed, Wire
 from idiolect.runner.tracing import Record
 from idiolect.tree import Tree
 
+SHELF = "personal"  # the folder of personal state on disk
+
 
 class Point(NamedTuple):
     """Scores after a round, each [seed, client]."""
@@ -52,6 +54,11 @@ def checkpoint_path(folder: Path, label: str) -> Path:
 def globals_folder(folder: Path, label: str) -> Path:
     """Say where a method's global models of every round stand, if they are kept."""
     return folder / "globals" / folder_name(label)
+
+
+def shelf_folder(folder: Path, label: str) -> Path:
+    """Say where a method's personal state stands, if it is kept on disk."""
+    return folder / SHELF / folder_name(label)
 
 
 def save(path: Path, memory: Memory, identity: Mapping[str, Any], place: str) -> None:

@@ -10,6 +10,7 @@ from idiolect.errors import CheckpointError, IdiolectError
 from idiolect.results import document, holdings, metrics, scaling
 from idiolect.results.document import Document
 from idiolect.runner.course import Course
+from idiolect.runner.memory import SHELF
 from idiolect.runner.train import finished, train
 from idiolect.runner.watch import Watch
 
@@ -31,6 +32,7 @@ _FOLDERS = (
     "parts",
     "tune",
     scaling.VOCABULARY,
+    SHELF,
 )
 
 

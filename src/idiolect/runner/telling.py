@@ -8,6 +8,7 @@ from idiolect.results.outcome import Scores
 from idiolect.runner.course import Course, Rounds
 from idiolect.runner.job import planned
 from idiolect.runner.memory import Memory
+from idiolect.runner.sampled import light
 
 
 def counted(
@@ -45,6 +46,16 @@ def strangers(job: Course, simulation: Rounds) -> list[str]:
     return told
 
 
+def models(job: Course, simulation: Rounds) -> list[str]:
+    """Tell where personal models were too many to keep."""
+    if light(job, simulation):
+        return []
+    return [
+        f"the personal models of {len(job.members[0].names)} clients take too much room and were "
+        "not kept; evaluate.final_clients keeps those of a sample"
+    ]
+
+
 def left_out(job: Course, memory: Memory) -> list[str]:
     """Name the clients whose reports were not used, and how often."""
     told = []
@@ -65,10 +76,15 @@ def privacy(job: Course, memory: Memory) -> list[str]:
     return [str(promised["statement"])] if promised else []
 
 
-def broken(job: Course, final: Scores) -> list[str]:
+def broken(job: Course, final: Scores, scored: Sequence[np.ndarray] | None = None) -> list[str]:
     """Tell of models that were scored though their loss is no number: `deploy` may diverge too."""
     told = []
-    tested = np.array([[size > 0 for size in members.test] for members in job.members])
+    tested = np.array([members.test for members in job.members]) > 0
+    if scored is not None:
+        chosen = np.zeros_like(tested)
+        for own, clients in zip(chosen, scored, strict=True):
+            own[clients] = True
+        tested &= chosen
     for model in sorted({key.split("/")[0] for key in final}):
         rows = np.argwhere(tested & ~np.isfinite(final[f"{model}/loss"]))
         if len(rows):

@@ -15,13 +15,14 @@ from idiolect.results import statistics
 from idiolect.results.models import Deployed, save_models
 from idiolect.results.outcome import Outcome, Scores, Speed, Wire
 from idiolect.runner import memory as memories
-from idiolect.runner import telling, tracing
+from idiolect.runner import sampled, telling, tracing
 from idiolect.runner.course import Course, Rounds
-from idiolect.runner.job import planned
+from idiolect.runner.job import Job, planned
 from idiolect.runner.memory import Memory, Point
 from idiolect.runner.watch import Silent, Tick, Watch
-from idiolect.simulate.rounds import Verdict
+from idiolect.simulate.rounds import Simulation, Verdict
 from idiolect.simulate.traffic import Traffic
+from idiolect.tree import Tree
 
 # A checkpoint costs milliseconds to seconds; losing this much work to a crash costs no one.
 _SECONDS_BETWEEN = 5.0
@@ -58,7 +59,8 @@ def train(
     watch.begin(job.label, memory.round if memory else 0, job.rounds)
     deployed: list[Deployed] = []
     if memory is None or memory.final is None:
-        simulation, memory = _ready(job, memory, watch)
+        simulation, memory = _ready(job, memory, watch, folder)
+        keeper.watch_over(simulation, memory)
         memory = _rounds(job, simulation, memory, keeper, watch)
         memory, deployed = _finish(job, simulation, memory, folder, watch)
         keeper.save(memory)
@@ -106,6 +108,14 @@ class _Keeper:
         self._place = f"{job.backend.kind} {job.backend.place.type}"
         self._saved_at = time.monotonic()
         self._saved_round = -1
+        self._saved: Tree = ()  # of which a file of personal state must not lose anything
+        self._simulation: Simulation | None = None
+
+    def watch_over(self, simulation: Rounds, memory: Memory) -> None:
+        """Take note of whose state is saved, and of the state on disk that it starts from."""
+        self._saved = memory.state
+        if isinstance(simulation, Simulation):
+            self._simulation = simulation
 
     def load(self) -> Memory | None:
         """Read the checkpoint, if one was ever written."""
@@ -153,13 +163,18 @@ class _Keeper:
         """Save now; the trace first, so that it is never behind the checkpoint."""
         if self._folder is not None and self._path is not None:
             tracing.write(self._folder, self._job, memory.trace)
+            if self._simulation is not None:
+                self._simulation.flush()
             memories.save(self._path, memory, self._identity, self._place)
+            self._saved = memory.state
             self._saved_at, self._saved_round = time.monotonic(), memory.round
 
 
-def _ready(job: Course, memory: Memory | None, watch: Watch) -> tuple[Rounds, Memory]:
+def _ready(
+    job: Course, memory: Memory | None, watch: Watch, folder: Path | None
+) -> tuple[Rounds, Memory]:
     """Make the simulation and bring it to where the memory is."""
-    simulation = job.simulation()
+    simulation = _made(job, folder)
     notices = tuple(dict.fromkeys([*job.warnings(), *simulation.notices]))
     for text in notices:
         watch.note(text)
@@ -167,6 +182,8 @@ def _ready(job: Course, memory: Memory | None, watch: Watch) -> tuple[Rounds, Me
         start = Memory(0, simulation.tree, tuple(Wire() for _ in job.seeds), notices=notices)
         return simulation, start
     path = Path(f"checkpoint of {job.label}")
+    if isinstance(simulation, Simulation):
+        simulation.stored_as(memory.state)
     simulation.tree = checkpoint.fitted(simulation.tree, memory.state, path)
     simulation.round = memory.round
     simulation.widths = memory.widths
@@ -174,6 +191,13 @@ def _ready(job: Course, memory: Memory | None, watch: Watch) -> tuple[Rounds, Me
         notices = (*notices, f"{job.label} shares the rounds of {memory.shared}, trained alike")
         watch.note(notices[-1])
     return simulation, memory._replace(state=simulation.tree, notices=notices)
+
+
+def _made(job: Course, folder: Path | None) -> Rounds:
+    """Make those who do the rounds; personal state that is kept on disk has its place there."""
+    if folder is not None and isinstance(job, Job):
+        return job.simulation(memories.shelf_folder(folder, job.label))
+    return job.simulation()
 
 
 def _rounds(
@@ -231,11 +255,12 @@ def _point(job: Course, simulation: Rounds) -> tuple[Point, ...]:
     if simulation.round % job.evaluate.every and simulation.round != job.rounds:
         return ()
     scores: Scores = {}
+    some = sampled.watched(job)
     if job.validated:
-        verdicts = simulation.judge(only_global=job.only_global)
+        verdicts = sampled.judged(simulation, None, some, only_global=job.only_global)
         scores.update(_scores(verdicts, "val/"))
     if job.evaluate.test_curve:
-        verdicts = simulation.judge(job.exams, only_global=job.only_global)
+        verdicts = sampled.judged(simulation, job.exams, some, only_global=job.only_global)
         scores.update(_scores(verdicts, "test_curve/"))
     return (Point(simulation.round, scores),) if scores else ()
 
@@ -245,27 +270,30 @@ def _finish(
 ) -> tuple[Memory, list[Deployed]]:
     """Score the last round on test data: the one place where test data decides a figure."""
     start = time.perf_counter()
-    verdicts = simulation.judge(job.exams, keep=True)
+    some, everyone = sampled.tested(job), len(job.members[0].names)
+    verdicts = sampled.judged(simulation, job.exams, some, keep=sampled.light(job, simulation))
     if folder is not None and job.evaluate.save_models:
         for members, verdict in zip(job.members, verdicts, strict=True):
             if verdict.deployed:
                 save_models(folder, job.label, members.seed, members.names, verdict.deployed)
     names = verdicts[0].facts
     speed = memory.speed
-    final = _scores(verdicts, "")
+    final = sampled.spread(_scores(verdicts, ""), some, everyone)
+    facts = {name: np.stack([v.facts[name] for v in verdicts]) for name in names}
     told = [
         *simulation.remarks(),
         *telling.strangers(job, simulation),
         *telling.left_out(job, memory),
         *telling.privacy(job, memory),
-        *telling.broken(job, final),
+        *telling.broken(job, final, some),
+        *telling.models(job, simulation),
     ]
     for text in told:
         watch.note(text)
     memory = memory._replace(
         final=final,
         notices=(*memory.notices, *told),
-        facts={name: np.stack([v.facts[name] for v in verdicts]) for name in names},
+        facts=sampled.spread(facts, some, everyone),
         widths=simulation.widths,
         speed=Speed(
             speed.examples,
@@ -332,6 +360,8 @@ def _outcome(job: Course, memory: Memory) -> Outcome:
         evaluated=tuple(point.round for point in memory.curve),
         curves={key: np.stack([point.scores[key] for point in memory.curve]) for key in keys},
         final=memory.final or {},
+        watched=tuple(sampled.watched(job) or ()),
+        scored=tuple(sampled.tested(job) or ()),
         facts=dict(memory.facts),
         wire=memory.wire,
         speed=memory.speed,

@@ -8,6 +8,7 @@ import torch
 from idiolect.errors import ConfigError
 
 KINDS = ("vectorised", "sequential")
+STORES = ("auto", "memory", "disk")
 DEVICES = ("auto", "cpu", "cuda")
 
 
@@ -19,6 +20,8 @@ class Backend:
     device: str = "auto"
     width: int | None = None  # clients in a block; None: measured
     cache: Path | None = None  # where measured widths are kept between runs
+    personal: str = "auto"  # where personal state is: in memory, on disk, or by its weight
+    personal_mb: int = 256  # of personal state on disk, so much is kept in memory
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -27,6 +30,10 @@ class Backend:
             raise ConfigError(f"device is {self.device!r}, expected one of {', '.join(DEVICES)}")
         if self.device == "cuda" and not torch.cuda.is_available():
             raise ConfigError("device is 'cuda', but torch sees no CUDA device; use device='cpu'")
+        if self.personal not in STORES:
+            raise ConfigError(f"personal is {self.personal!r}, expected one of {', '.join(STORES)}")
+        if self.personal_mb < 0:
+            raise ConfigError(f"personal_mb is {self.personal_mb}, expected 0 or more")
         if self.width is not None and self.width < 1:
             raise ConfigError(f"width is {self.width}, expected at least 1")
 

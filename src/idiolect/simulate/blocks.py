@@ -3,7 +3,10 @@
 from collections.abc import Sequence
 from functools import lru_cache
 
+import numpy as np
+
 PADDING = 0.1  # share of padded work that is not worth another block
+_MOST_STARTS = 512  # of more distinct lengths some are taken together
 _MOST_BLOCKS = 8  # each block is a round of its own; past this many, padding is cheaper
 
 
@@ -19,30 +22,24 @@ def cut(lengths: Sequence[int], span: int) -> list[tuple[int, int]]:
     return cuts
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=64)
 def _pieces(lengths: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
     """Cut one span, longest first, by dynamic programming over its distinct lengths."""
-    starts = [n for n in range(len(lengths)) if n == 0 or lengths[n] != lengths[n - 1]]
-    starts.append(len(lengths))
-    real, last = sum(lengths), len(starts) - 1
-    # best[k] = (planned work, where the last piece starts) of the first k distinct lengths
-    best: list[tuple[float, int]] = [(0, 0)] + [(float("inf"), 0)] * last
-    history = [best]
-    for _ in range(min(_MOST_BLOCKS, last)):
-        best = [(float("inf"), 0)] * (last + 1)
-        for end in range(1, last + 1):
-            best[end] = min(
-                (history[-1][low][0] + lengths[starts[low]] * (starts[end] - starts[low]), low)
-                for low in range(end)
-            )
-        history.append(best)
-        if best[last][0] * (1 - PADDING) <= real:
-            break
-    pieces, end = [], last
-    for best in reversed(history[1:]):
-        low = best[end][1]
-        pieces.append((starts[low], starts[end]))
-        end = low
-        if end == 0:
-            break
+    line = np.array(lengths)
+    starts = np.flatnonzero(np.append(True, line[1:] != line[:-1]))
+    starts = starts[:: -(-len(starts) // _MOST_STARTS)]  # a block may begin at any of these
+    ends = np.append(starts[1:], len(line))
+    # work[low, high] = what a piece from starts[low] to ends[high] takes, padding and all
+    span = ends - starts[:, None]
+    work = np.where(span > 0, line[starts][:, None] * span, np.inf)
+    best, history = work[0], [np.zeros(len(starts), int)]
+    while best[-1] * (1 - PADDING) > line.sum() and len(history) < min(_MOST_BLOCKS, len(starts)):
+        whole = np.append(np.inf, best[:-1])[:, None] + work  # one piece more, which begins at low
+        history.append(whole.argmin(0))
+        best = whole.min(0)
+    pieces, high = [], len(starts) - 1
+    for choice in reversed(history):
+        low = int(choice[high])
+        pieces.append((int(starts[low]), int(ends[high])))
+        high = low - 1
     return tuple(reversed(pieces))

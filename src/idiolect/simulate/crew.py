@@ -17,8 +17,11 @@ from idiolect.method import Sent
 from idiolect.simulate import blocks, width
 from idiolect.simulate.engine import ClientFunction, Desk, Given
 from idiolect.simulate.plans import Member
+from idiolect.simulate.shelf import Shelf
 from idiolect.simulate.store import Store
 from idiolect.tree import Params, Tree
+
+_MOST_DESKS = 32  # for each thread
 
 
 class Seat(NamedTuple):
@@ -46,7 +49,7 @@ class Crew:
         self,
         clients: np.ndarray,
         networks: Mapping[str, Network],
-        store: Store,
+        store: Store | Shelf,
         starts: Sequence[Params],
         pools: Mapping[str, Pool],
         exam_pools: Mapping[str, Pool],
@@ -79,6 +82,17 @@ class Crew:
         self._desks: dict[tuple[str, int, bool], Desk] = {}
         self._fits: dict[str, int] = {}  # what was left of a width that took too much memory
         self._busy: dict[str, list[Desk]] = {}  # those of the last round; others may be idle
+
+    def look_ahead(self, cohorts: Sequence[np.ndarray]) -> None:
+        """Have the personal state of the next cohorts read, where that takes its time."""
+        if isinstance(self.store, Shelf):
+            places = [
+                run * len(self.clients) + self._place[int(client)]
+                for run, cohort in enumerate(cohorts)
+                for client in cohort
+                if int(client) in self._place
+            ]
+            self.store.fetch(torch.tensor(places, dtype=torch.int64))
 
     def rows(self, seats: Sequence[Seat]) -> torch.Tensor:
         """Return the store's rows of some seats."""
@@ -134,24 +148,26 @@ class Crew:
     def _blocks(self, kind: str, fn: ClientFunction, shift: "Shift", span: int) -> Tree:
         cuts = blocks.cut(shift.lengths, span)
         desks = []
-        for number in range(len(cuts)):
+        # Past so many blocks they share desks in turn, so that a desk is always of one thread.
+        for number in range(min(len(cuts), _MOST_DESKS * len(self._networks))):
             key = (kind, number, span > 1)
             if key not in self._desks:
                 self._desks[key] = self._desk(fn, span, number)
+            self._desks[key].begin()
             desks.append(self._desks[key])
         self._busy[kind] = desks
         if span == 1:
-            return self._spread(desks, shift)
-        return tree.concat([shift.run(desk, *cut) for desk, cut in zip(desks, cuts, strict=True)])
+            return self._spread(desks, shift, len(cuts))
+        return tree.concat([shift.run(desks[n % len(desks)], *cut) for n, cut in enumerate(cuts)])
 
-    def _spread(self, desks: Sequence[Desk], shift: "Shift") -> Tree:
+    def _spread(self, desks: Sequence[Desk], shift: "Shift", count: int) -> Tree:
         """Run single clients, dealt out to the hands in turn, one core each."""
-        hands = len(self._networks)
+        hands, most = len(self._networks), len(desks)
 
         def work(hand: int) -> list[Tree]:
             if hands > 1:
                 torch.set_num_threads(1)
-            return [shift.run(desks[n], n, n + 1) for n in range(hand, len(desks), hands)]
+            return [shift.run(desks[n % most], n, n + 1) for n in range(hand, count, hands)]
 
         if hands == 1:
             return tree.concat(work(0))
@@ -161,7 +177,7 @@ class Crew:
                 done = list(pool.map(work, range(hands)))
         finally:
             torch.set_num_threads(threads)
-        return tree.concat([done[n % hands][n // hands] for n in range(len(desks))])
+        return tree.concat([done[n % hands][n // hands] for n in range(count)])
 
     def _desk(self, fn: ClientFunction, span: int, number: int, limit: int | None = None) -> Desk:
         return Desk(
@@ -210,7 +226,7 @@ class Crew:
         if span > 1:
             shift.run(desks[span][0], 0, span)
             return span
-        self._spread(desks[span], shift)
+        self._spread(desks[span], shift, count)
         return count
 
 
@@ -261,10 +277,19 @@ class Shift:
 
     def form(self) -> str:
         """Describe the work for the width cache: the shapes that decide what is fast."""
-        shapes = [tuple(leaf.shape) for leaf in tree.leaves((self._shared, self._store.rows))]
+        shapes = [tuple(leaf.shape) for leaf in tree.leaves((self._shared, self._store.example))]
         return f"{shapes} {len(self._members[0].rows['train'])}"
 
 
 def _starts(calls: Sequence[Call]) -> list[int]:
     """Return where each run's cohort begins when the cohorts are laid one behind the other."""
     return [int(n) for n in np.cumsum([0] + [len(call.cohort) for call in calls[:-1]])]
+
+
+def hands(device: torch.device, networks: Mapping[str, Network]) -> int:
+    """Return over how many threads single clients are spread.
+
+    Threads share torch's random numbers, so networks that draw some keep to one.
+    """
+    draws = any(network.draws for network in networks.values())
+    return torch.get_num_threads() if device.type == "cpu" and not draws else 1

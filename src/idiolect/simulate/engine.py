@@ -57,16 +57,12 @@ class Desk:
         self._round = torch.zeros((), device=device)
         self._captured: Captured | None = None
         self._seen: tuple[Any, ...] | None = None
+        self.begin()
 
-    @property
-    def examples(self) -> int:
-        """Examples trained on in the last round."""
-        return self._lessons.examples
-
-    @property
-    def planned(self) -> int:
-        """The same with padding."""
-        return self._lessons.planned
+    def begin(self) -> None:
+        """Begin to count what is done here in a round, which may be several blocks."""
+        self.examples = 0  # trained on
+        self.planned = 0  # the same with padding
 
     def run(
         self,
@@ -89,7 +85,10 @@ class Desk:
         with torch.random.fork_rng(devices=[], enabled=draws):
             if draws:
                 torch.manual_seed(_seed(members[0], round))
-            return self._work(sizes, shared, shared_per_client, own, personal, kept)
+            done = self._work(sizes, shared, shared_per_client, own, personal, kept)
+        self.examples += self._lessons.examples
+        self.planned += self._lessons.planned
+        return done
 
     def _work(
         self, sizes: Tensor, shared: Given, per_client: bool, own: Tree, personal: Tree, kept: bool

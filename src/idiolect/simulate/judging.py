@@ -1,15 +1,63 @@
 """How one client's models are scored: the same function in a simulated block and on a node."""
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
+import numpy as np
 import torch
 
-from idiolect import losses
+from idiolect import losses, tree
 from idiolect.data.text import UNK
 from idiolect.local import Batch, Local
 from idiolect.method import Method, Sent
+from idiolect.simulate.crew import Seat
 from idiolect.simulate.engine import ClientFunction
 from idiolect.tree import Tree
+
+
+class Verdict(NamedTuple):
+    """Scores of the clients of one run."""
+
+    scores: dict[str, dict[str, np.ndarray]]  # model -> metric -> [client]
+    facts: dict[str, np.ndarray]  # what the method tells of its choices, [client, ...]
+    deployed: list[tuple[np.ndarray, Tree]]  # per architecture: clients, personal models; if kept
+
+
+def verdict(run: int, results: Sequence[tuple[Sequence[Seat], Tree]]) -> Verdict:
+    """Bring one run's results into the order of its clients."""
+    clients, parts, deployed = [], [], []
+    for seats, found in results:
+        mine = sorted((seat.client, n) for n, seat in enumerate(seats) if seat.run == run)
+        if not mine:
+            continue
+        scores, facts, kept = found
+        rows = torch.tensor([n for _, n in mine], device=tree.leaves(found)[0].device)
+        clients += [client for client, _ in mine]
+        parts.append(tree.map(lambda leaf: leaf.cpu().numpy(), tree.take((scores, facts), rows)))
+        if tree.leaves(kept):
+            deployed.append((np.array([client for client, _ in mine]), tree.take(kept, rows)))
+    order = np.argsort(clients)
+    scores, facts = tree.map(lambda *leaves: np.concatenate(leaves)[order], *parts)
+    return Verdict(scores, facts, deployed)
+
+
+def joined(parts: Sequence[Verdict]) -> Verdict:
+    """Lay the verdicts on groups of clients one behind the other."""
+    if len(parts) == 1:
+        return parts[0]
+    scores, facts = tree.map(
+        lambda *leaves: np.concatenate(leaves), *[(part.scores, part.facts) for part in parts]
+    )
+    held: dict[tuple[str, ...], list[tuple[np.ndarray, Tree]]] = {}
+    for clients, kept in (own for part in parts for own in part.deployed):
+        # A group may lack an architecture altogether; one is known again by what it deploys.
+        form = tuple(f"{name} {tuple(leaf.shape[1:])}" for name, leaf in tree.named(kept).items())
+        held.setdefault(form, []).append((clients, kept))
+    deployed = [
+        (np.concatenate([clients for clients, _ in own]), tree.concat([kept for _, kept in own]))
+        for own in held.values()
+    ]
+    return Verdict(scores, facts, deployed)
 
 
 def marking(

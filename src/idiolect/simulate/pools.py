@@ -1,6 +1,7 @@
 """Put the examples of all runs on the device once; clients are rows of these pools."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,7 +12,30 @@ from idiolect.errors import DataError
 from idiolect.local import Pool
 from idiolect.simulate.plans import Member
 
+_MEMBERS = 8192  # whose rows are kept at hand
 _DECODED_BYTES = 1 << 30  # on a CPU decoding every batch costs more than holding floats
+
+
+class Roll(Sequence[Member]):
+    """Members made when they are called; the last ones stay the same, for books know them again."""
+
+    def __init__(self, make: Callable[[int], Member], count: int) -> None:
+        self._make = make
+        self._count = count
+        self._made: dict[int, Member] = {}
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, client: Any) -> Any:
+        """Return a member by its number."""
+        if not 0 <= client < self._count:
+            raise IndexError(client)
+        if client not in self._made:
+            if len(self._made) >= _MEMBERS:
+                self._made.clear()
+            self._made[client] = self._make(client)
+        return self._made[client]
 
 
 class Library:
@@ -25,7 +49,7 @@ class Library:
         self.pools = {"train": private, "val": private}
         self.exam_pools = dict.fromkeys(("exam", "common", "marked"), private)
         self._public: list[int] | None = None
-        self._examined: dict[tuple[int, int], tuple[Sequence[np.ndarray], list[Member]]] = {}
+        self._examined: dict[tuple[int, int], tuple[Sequence[np.ndarray], Sequence[Member]]] = {}
         if all(one.public is not None for one in lessons):
             public, self._public = _joined([one.public for one in lessons if one.public], device)
             self.pools["public"] = public
@@ -35,16 +59,18 @@ class Library:
         pool = self.pools["train"]
         return pool.decode(pool.x[:count])
 
-    def members(self, run: int, seed: int, lessons: Lessons) -> list[Member]:
+    def members(self, run: int, seed: int, lessons: Lessons) -> Sequence[Member]:
         """Return a run's clients with what they may learn from."""
         offset = self._offsets[run]
         shared: dict[str, np.ndarray] = {}
         if self._public is not None and lessons.public is not None:
             shared["public"] = np.arange(len(lessons.public.y)) + self._public[run]
-        return [
-            Member(seed, client, {"train": train + offset, "val": val + offset, **shared})
-            for client, (train, val) in enumerate(zip(lessons.train, lessons.val, strict=True))
-        ]
+
+        def member(client: int) -> Member:
+            train, val = lessons.train[client] + offset, lessons.val[client] + offset
+            return Member(seed, client, {"train": train, "val": val, **shared})
+
+        return Roll(member, len(lessons.train))
 
     def examined(
         self,
@@ -52,20 +78,22 @@ class Library:
         seed: int,
         rows: Sequence[np.ndarray],
         extras: Mapping[str, Sequence[np.ndarray]] | None = None,
-    ) -> list[Member]:
+    ) -> Sequence[Member]:
         """Return a run's clients with what they are scored on; the same members for the same rows.
 
         Books know members again by identity, and then keep their plans.
         """
         key = (run, id(rows))  # the rows are kept beside it, so that no others can take their id
         if key not in self._examined:
-            streams = {"exam": rows, **(extras or {})}
+            offset, more = self._offsets[run], extras or {}
             # What is the same for all clients stays one array.
-            moved = {id(own): own + self._offsets[run] for held in streams.values() for own in held}
-            members = [
-                Member(seed, n, {stream: moved[id(held[n])] for stream, held in streams.items()})
-                for n in range(len(rows))
-            ]
+            moved = {id(own): own + offset for held in more.values() for own in held}
+
+            def member(client: int) -> Member:
+                beside = {stream: moved[id(held[client])] for stream, held in more.items()}
+                return Member(seed, client, {"exam": rows[client] + offset, **beside})
+
+            members = Roll(member, len(rows))
             self._examined[key] = (rows, members)
         return self._examined[key][1]
 

@@ -5,7 +5,8 @@ data and batches, so that a run's result does not depend on its company. (Networ
 the exception: layers draw for a block as a whole, repeatably, but not the same at another width.)
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -13,18 +14,22 @@ import torch
 
 from idiolect import tree
 from idiolect.data.federation import Exam, Lessons
-from idiolect.errors import ConfigError, DataError, Diverged
-from idiolect.local import Local, Network
+from idiolect.errors import ConfigError, Diverged
+from idiolect.local import Local
 from idiolect.method import Method, Sent, Setup
-from idiolect.simulate import groups, guard, sampling
+from idiolect.simulate import groups, guard, keeping, sampling
 from idiolect.simulate.architecture import Architecture, blank, make, refuse_unequal_states
 from idiolect.simulate.backend import Backend
-from idiolect.simulate.crew import Call, Crew, Seat
-from idiolect.simulate.judging import marking
+from idiolect.simulate.crew import Call, Crew, Seat, hands
+from idiolect.simulate.judging import Verdict as Verdict
+from idiolect.simulate.judging import joined, marking, verdict
 from idiolect.simulate.pools import Library
+from idiolect.simulate.shelf import Shelf
 from idiolect.simulate.store import Store
 from idiolect.simulate.traffic import Crossing, Handout, Traffic, counted, crossed, refuse_unequal
 from idiolect.tree import Tree
+
+_GROUP = 2048  # clients scored at a time
 
 
 class Run(NamedTuple):
@@ -43,14 +48,6 @@ class Round(NamedTuple):
     crossing: Crossing | None = None  # what went where, told once
 
 
-class Verdict(NamedTuple):
-    """Scores of every client of one run."""
-
-    scores: dict[str, dict[str, np.ndarray]]  # model -> metric -> [client]
-    facts: dict[str, np.ndarray]  # what the method tells of its choices, [client, ...]
-    deployed: list[tuple[np.ndarray, Tree]]  # per architecture: clients, personal models; if kept
-
-
 class Simulation:
     """A method on one or several seeded runs, round by round."""
 
@@ -64,10 +61,12 @@ class Simulation:
         draw: str = "fixed",
         backend: Backend | None = None,
         newcomers: bool = False,
+        shelf: Path | None = None,
     ) -> None:
         """`draw` says how a cohort is drawn, by its name in `sampling.DRAWS`.
 
-        Of `newcomers`, who come to a state that is there already, only its form is made.
+        Of `newcomers`, who come to a state that is there already, only its form is made. `shelf` is
+        the folder for personal state on disk; without one it goes when the simulation does.
         """
         self.method = method
         self.round = 0
@@ -80,6 +79,7 @@ class Simulation:
             torch.backends.cudnn.allow_tf32 = False  # convolutions in full fp32, like products
         self._cohort = cohort
         self._draw = sampling.DRAWS[draw]
+        self._backend, self._shelf = backend, shelf
         self._library = Library([run.lessons for run in runs], self._device)
         self._clients = len(runs[0].lessons.names)
         if any(len(run.lessons.names) != self._clients for run in runs):
@@ -92,7 +92,7 @@ class Simulation:
             self._library.members(n, runs[n].seed, own) for n, own in enumerate(trained)
         ]
         self._judged = [self._library.members(n, r.seed, r.lessons) for n, r in enumerate(runs)]
-        self._eligible = [_eligible(lessons) for lessons in trained]
+        self._eligible = [sampling.eligible(lessons) for lessons in trained]
         self._handout = Handout(method, trained)
         self._crews, setups = self._hire(architectures, trained, backend, newcomers)
         if newcomers:
@@ -128,13 +128,13 @@ class Simulation:
                 Crew(
                     clients,
                     made.networks,
-                    Store(personal, self._device),
+                    self._store(personal, len(crews)),
                     [setup.params for setup in made.setups],
                     self._library.pools,
                     self._library.exam_pools,
                     self._device,
                     1 if one_by_one else backend.width,
-                    1 if backend.kind == "sequential" else _hands(self._device, made.networks),
+                    1 if backend.kind == "sequential" else hands(self._device, made.networks),
                     not one_by_one,
                     backend.cache,
                 )
@@ -143,6 +143,25 @@ class Simulation:
         if sorted(int(c) for crew in crews for c in crew.clients) != list(range(self._clients)):
             raise ConfigError("the architectures must name every client exactly once")
         return crews, first
+
+    def _store(self, starts: keeping.Starts, place: int, disk: bool | None = None) -> Store | Shelf:
+        if disk is None:
+            disk = keeping.on_disk(starts, self._backend, self._cohort, self._clients)
+        path = self._shelf and self._shelf / f"architecture-{place}.rows"
+        return keeping.store(starts, self._backend, disk, path)
+
+    def stored_as(self, named: Mapping[str, torch.Tensor]) -> None:
+        """Keep personal state where a checkpoint, of which the leaves are given, had it."""
+        for place, crew in enumerate(self._crews):
+            disk = f"personal.{place}.slots" in named
+            if disk != isinstance(crew.store, Shelf) and tree.leaves(crew.store.example):
+                starts = [(start, len(crew.clients)) for start in crew.store.starts]
+                crew.store = self._store(starts, place, disk)
+
+    def flush(self) -> None:
+        """See to it that personal state which a checkpoint only points to is on disk."""
+        for crew in self._crews:
+            crew.store.flush()
 
     @property
     def widths(self) -> dict[str, int]:
@@ -161,7 +180,10 @@ class Simulation:
 
     @property
     def tree(self) -> Tree:
-        """All state there is between rounds, as one tree: servers' and personal."""
+        """All state there is between rounds, as one tree: servers' and personal.
+
+        Of personal state on disk it has the table of who has which record, which stays true.
+        """
         kept = {"server": tuple(self.states), "personal": tuple(c.store.rows for c in self._crews)}
         if self.method.grouped:
             kept["groups"] = tuple(tuple(crew.groups) for crew in self._crews)
@@ -169,11 +191,11 @@ class Simulation:
 
     @tree.setter
     def tree(self, kept: Tree) -> None:
-        kept = tree.to(kept, self._device)
-        self.states = list(kept["server"])
+        self.states = list(tree.to(kept["server"], self._device))
         for crew, rows in zip(self._crews, kept["personal"], strict=True):
-            crew.store.rows = rows
-        for crew, own in zip(self._crews, kept.get("groups", ()), strict=False):
+            crew.store.rows = rows if isinstance(crew.store, Shelf) else tree.to(rows, self._device)
+        groups_of = tree.to(kept.get("groups", ()), self._device)
+        for crew, own in zip(self._crews, groups_of, strict=False):
             crew.groups = list(own)
 
     # One round.
@@ -189,14 +211,14 @@ class Simulation:
 
     def strangers(self, run: int) -> np.ndarray:
         """Return the clients whose personal state no round has touched, where there is any."""
-        waiting = np.arange(self._clients)
-        if self.method.pooled or not tree.leaves([crew.store.rows for crew in self._crews]):
-            return waiting[:0]
+        if self.method.pooled or not tree.leaves([crew.store.example for crew in self._crews]):
+            return np.empty(0, np.int64)
+        met = np.zeros(self._clients, bool)
         for round in range(self.round):
-            waiting = np.setdiff1d(waiting, self._drawn(run, round), assume_unique=True)
-            if len(waiting) <= self._clients - len(self._eligible[run]):
-                break  # the rest have nothing to train on
-        return waiting
+            met[self._drawn(run, round)] = True
+            if self._cohort is None:
+                break  # everyone who can, at once
+        return np.flatnonzero(~met)
 
     def remarks(self) -> list[str]:
         """Say nothing: in a simulation no client gets lost."""
@@ -220,6 +242,8 @@ class Simulation:
                 strict=True,
             )
         ]
+        for crew in self._crews:
+            crew.look_ahead([self._drawn(n, self.round + 1) for n in range(len(self.runs))])
         done = [(crew, *crew.run("step", step, calls, self.round)) for crew in self._crews]
         done = [(crew, present, result) for crew, present, result in done if present]
         apart = [(crew, present, reports, read) for crew, present, (reports, read, _) in done]
@@ -252,7 +276,7 @@ class Simulation:
             servers = [groups.server_member(own[0]) for own in self._trained]
             groups.regroup(method, self._crews, apart, left_out, servers, states, self.round)
         for crew, present, (_, _, personal) in done:
-            crew.store.put(crew.rows(present), self._unbroken(crew, present, personal, left_out))
+            crew.store.put(crew.rows(present), guard.unbroken(crew, present, personal, left_out))
         self.states = states
         self.round += 1
         crossing = None
@@ -281,17 +305,6 @@ class Simulation:
                 )
         return found
 
-    def _unbroken(
-        self, crew: Crew, present: list[Seat], personal: Tree, left_out: list[np.ndarray]
-    ) -> Tree:
-        """Let clients that were left out keep the personal state they had."""
-        gone = {Seat(run, int(c)) for run, clients in enumerate(left_out) for c in clients}
-        back = [place for place, seat in enumerate(present) if seat in gone]
-        if not back or not tree.leaves(personal):
-            return personal
-        before = crew.store.take(crew.rows([present[place] for place in back]))
-        return tree.put(personal, self._tensor(np.array(back)), before)
-
     def padding(self) -> float:
         """Return the largest share of padding in any architecture's last round."""
         return max(crew.padding("step") for crew in self._crews)
@@ -305,11 +318,13 @@ class Simulation:
         only_global: bool = False,
         keep: bool = False,
         newcomers: bool = False,
+        clients: Sequence[np.ndarray] | None = None,
     ) -> list[Verdict]:
         """Score every client's models on validation data, or on an exam and validation data both.
 
         `only_global` skips `deploy`, which may train; `keep` returns the personal models; clients
-        that are `newcomers` adapt instead of deploying.
+        that are `newcomers` adapt instead of deploying. `clients` of each run are scored, or all;
+        some at a time, so that only what is kept of them takes room.
         """
         extras = [] if exams is None else [exam.extras for exam in exams]
         measured = tuple(sorted(set(extras[0]).intersection(*extras))) if extras else ()
@@ -322,13 +337,10 @@ class Simulation:
             newcomers=newcomers,
         )
         rows = [run.lessons.val for run in self.runs] if exams is None else [e.test for e in exams]
-        calls = [
-            call._replace(
-                exams=self._library.examined(
-                    n, self.runs[n].seed, rows[n], extras[n] if extras else None
-                )
-            )
-            for n, call in enumerate(self._everyone(newcomers))
+        beside = extras or [{} for _ in rows]
+        examined = [
+            self._library.examined(n, self.runs[n].seed, own, more)
+            for n, (own, more) in enumerate(zip(rows, beside, strict=True))
         ]
         kind = " ".join(
             name
@@ -342,8 +354,12 @@ class Simulation:
             }.items()
             if chosen
         )
-        results = [crew.run(kind, mark, calls, self.round) for crew in self._crews]
-        return [self._verdict(run, results) for run in range(len(self.runs))]
+        parts: list[list[Verdict]] = []
+        for calls in self._everyone(newcomers, clients):
+            seen = [c._replace(exams=own) for c, own in zip(calls, examined, strict=True)]
+            results = [crew.run(kind, mark, seen, self.round) for crew in self._crews]
+            parts.append([verdict(run, results) for run in range(len(self.runs))])
+        return [joined([part[run] for part in parts]) for run in range(len(self.runs))]
 
     def meet(self) -> None:
         """Let every client look at the present state without training: newcomers catching up."""
@@ -352,56 +368,29 @@ class Simulation:
         def look(sent: Sent, personal: Tree, local: Local, exam: Local) -> Tree:
             return method.meet(sent, personal, local)
 
-        for crew in self._crews:
-            seats, personal = crew.run("meet", look, self._everyone(newcomers=True), self.round)
-            crew.store.put(crew.rows(seats), personal)
+        for calls in self._everyone(newcomers=True):
+            for crew in self._crews:
+                seats, personal = crew.run("meet", look, calls, self.round)
+                if seats:
+                    crew.store.put(crew.rows(seats), personal)
 
-    def _everyone(self, newcomers: bool) -> list[Call]:
-        """Call every client of every run, with its own data."""
-        clients = np.arange(self._clients)
+    def _everyone(
+        self, newcomers: bool, clients: Sequence[np.ndarray] | None = None
+    ) -> Iterator[list[Call]]:
+        """Call every client (or some) of every run, with its own data, a group after the other."""
         send = self.method.welcome if newcomers else self.method.send
-        return [
-            Call(
-                clients,
-                send(state, self._tensor(clients)),
-                members,
-                afresh=self.method.starts_over,
-            )
-            for state, members in zip(self.states, self._judged, strict=True)
-        ]
-
-    def _verdict(self, run: int, results: list[tuple[list[Seat], Tree]]) -> Verdict:
-        """Bring one run's results into the order of its clients."""
-        clients, parts, deployed = [], [], []
-        for seats, (scores, facts, kept) in results:
-            mine = sorted((seat.client, n) for n, seat in enumerate(seats) if seat.run == run)
-            rows = self._tensor(np.array([n for _, n in mine]))
-            clients += [client for client, _ in mine]
-            parts.append(
-                tree.map(lambda leaf: leaf.cpu().numpy(), tree.take((scores, facts), rows))
-            )
-            if tree.leaves(kept):
-                deployed.append((np.array([client for client, _ in mine]), tree.take(kept, rows)))
-        order = np.argsort(clients)
-        scores, facts = tree.map(lambda *leaves: np.concatenate(leaves)[order], *parts)
-        return Verdict(scores, facts, deployed)
+        wanted = clients or [np.arange(self._clients)] * len(self.runs)
+        for start in range(0, max(map(len, wanted)), _GROUP):
+            groups = [own[start : start + _GROUP] for own in wanted]
+            yield [
+                Call(
+                    group,
+                    send(state, self._tensor(group)),
+                    members,
+                    afresh=self.method.starts_over,
+                )
+                for group, state, members in zip(groups, self.states, self._judged, strict=True)
+            ]
 
     def _tensor(self, array: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(array.astype(np.int64)).to(self._device)
-
-
-def _hands(device: torch.device, networks: Mapping[str, Network]) -> int:
-    """Return over how many threads single clients are spread.
-
-    Threads share torch's random numbers, so networks that draw some keep to one.
-    """
-    draws = any(network.draws for network in networks.values())
-    return torch.get_num_threads() if device.type == "cpu" and not draws else 1
-
-
-def _eligible(lessons: Lessons) -> np.ndarray:
-    """Return the clients that have something to train on: the others cannot change anything."""
-    able = np.array([n for n, rows in enumerate(lessons.train) if len(rows)])
-    if not len(able):
-        raise DataError("no client has a training example; check the partition and the split")
-    return able

@@ -7,7 +7,18 @@ from collections.abc import Callable
 
 import numpy as np
 
-_COHORT = 7  # keeps cohort draws apart from other uses of the same seed
+from idiolect.data.federation import Lessons
+from idiolect.errors import DataError
+
+_COHORT, _WATCHED = 7, 19  # keep these draws apart from other uses of the same seed
+
+
+def eligible(lessons: Lessons) -> np.ndarray:
+    """Return the clients that have something to train on: the others cannot change anything."""
+    able = np.array([n for n, rows in enumerate(lessons.train) if len(rows)])
+    if not len(able):
+        raise DataError("no client has a training example; check the partition and the split")
+    return able
 
 
 def cohort(seed: int, round: int, clients: np.ndarray, size: int) -> np.ndarray:
@@ -24,6 +35,12 @@ def poisson(seed: int, round: int, clients: np.ndarray, size: int) -> np.ndarray
         return clients
     coins = np.random.default_rng((seed, _COHORT, round)).random(len(clients))
     return clients[coins < size / len(clients)]
+
+
+def watched(seed: int, clients: int, size: int) -> np.ndarray:
+    """Draw the clients that stand for all when models are scored, in ascending order."""
+    chosen = np.random.default_rng((seed, _WATCHED)).choice(clients, size, replace=False)
+    return np.sort(chosen)
 
 
 DRAWS: dict[str, Callable[[int, int, np.ndarray, int], np.ndarray]] = {

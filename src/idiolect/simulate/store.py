@@ -14,7 +14,13 @@ class Store:
 
     def __init__(self, starts: Sequence[tuple[Tree, int]], device: torch.device) -> None:
         """Fill `count` rows from each starting state in turn."""
+        self.starts = [start for start, _ in starts]
         self.rows = tree.concat([tree.repeat(tree.to(start, device), n) for start, n in starts])
+
+    @property
+    def example(self) -> Tree:
+        """One client's state, for its form."""
+        return tree.map(lambda leaf: leaf[0], self.rows)
 
     def take(self, rows: Tensor) -> Tree:
         """Gather the personal state of some clients."""
@@ -23,3 +29,6 @@ class Store:
     def put(self, rows: Tensor, values: Tree) -> None:
         """Replace the personal state of some clients; everyone else's is untouched."""
         self.rows = tree.put(self.rows, rows, values)
+
+    def flush(self) -> None:
+        """Do nothing: a checkpoint of what is in memory holds all of it."""
