@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test browser lint format bench docs clean
+.PHONY: demo test browser lint format bench bench-population docs clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -28,6 +28,9 @@ lint: $(READY)
 format: $(READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+bench-population: $(READY)  ## does a round cost more where there are more clients?
+	$(BIN)/python benchmarks/population.py
 
 bench: $(READY)  ## the plain loop against the engine, in one run
 	$(BIN)/python benchmarks/loop.py

@@ -31,11 +31,12 @@ def verdict(run: int, results: Sequence[tuple[Sequence[Seat], Tree]]) -> Verdict
         if not mine:
             continue
         scores, facts, kept = found
-        rows = torch.tensor([n for _, n in mine], device=tree.leaves(found)[0].device)
         clients += [client for client, _ in mine]
-        parts.append(tree.map(lambda leaf: leaf.cpu().numpy(), tree.take((scores, facts), rows)))
-        if tree.leaves(kept):
-            deployed.append((np.array([client for client, _ in mine]), tree.take(kept, rows)))
+        rows = np.array([n for _, n in mine])
+        parts.append(tree.map(lambda leaf, rows=rows: leaf.cpu().numpy()[rows], (scores, facts)))
+        for first in tree.leaves(kept)[:1]:
+            places = torch.from_numpy(rows).to(first.device)
+            deployed.append((np.array([client for client, _ in mine]), tree.take(kept, places)))
     order = np.argsort(clients)
     scores, facts = tree.map(lambda *leaves: np.concatenate(leaves)[order], *parts)
     return Verdict(scores, facts, deployed)

@@ -114,13 +114,19 @@ class Book:
         ]
         steps = [len(order) for order in orders]
         most = max(1, *steps) if self._limit is None else min(self._limit, max(1, *steps))
-        places = np.full((len(orders), most, request.batch), -1, np.int64)
+        longest = max(len(own) for own in held)
+        # What is only looked at comes in large batches: no wider than the largest client needs, in
+        # powers of two, so that a captured graph fits other clients too.
+        width = request.batch
+        if not request.shuffled:
+            width = min(width, 1 << max(longest - 1, 0).bit_length())
+        places = np.full((len(orders), most, width), -1, np.int64)
         rows = np.zeros_like(places)
         for client, (order, own) in enumerate(zip(orders, held, strict=True)):
-            places[client, : len(order)] = order[:most]
+            places[client, : len(order)] = order[:most, :width]
             if len(own):
                 rows[client] = own[np.maximum(places[client], 0)]
-        return rows, places, min(*steps, most), max(len(own) for own in held)
+        return rows, places, min(*steps, most), longest
 
     def _held(self, member: Member, request: Request) -> np.ndarray:
         """List the pool's rows that a request is about: all of a stream, or a round's sample."""
