@@ -84,6 +84,8 @@ def execute(
         name: Split(own, experiment.tune, _at(folder, name), data_dir, datasets)
         for name, own in divided(experiment).items()
     }
+    if watch is not None and any(experiment.logging.model_dump().values()):
+        watch.note("[logging] is for `idiolect run`; a comparison logs nothing")
     held: dict[str, Document] = {}
     with opened(folder, resume=True):
         for name, split in splits.items():

@@ -56,8 +56,13 @@ def section(material: Material) -> Section | None:
         list(material.methods),
     )
     pooled = [label for label, own in material.methods.items() if own["method"] == "centralised"]
-    but = f", except under {_listed(pooled)}, which pools all data as a reference" if pooled else ""
-    said = f"No example and no label leaves a client{but}. Test data reaches only the final score."
+    said = (
+        "What leaves a client is what the table lists, leaf by leaf, and nothing else: examples, "
+        "labels and what a client keeps stay where they are. Test data reaches only the final "
+        "score."
+    )
+    if pooled:
+        said += f" The exception is {_listed(pooled)}, which pools all data as a reference."
     blocks: list[Block] = [Words(f"<p>{escape(said)}</p>"), *_guarantees(material), sheet]
     return Section(
         "privacy", "Privacy", "What leaves the clients in this run, and what stays.", blocks
