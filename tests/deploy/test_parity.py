@@ -3,6 +3,7 @@
 import federations as fed
 import pytest
 
+from idiolect.errors import MethodError
 from idiolect.methods import METHODS
 
 NAMES = [name for name, kind in METHODS.items() if not kind.pooled and kind.public != "server"]
@@ -21,6 +22,13 @@ def test_nodes_give_the_simulators_result(name, tmp_path):
     )
     assert there.keys() == here.keys()
     assert all(there[leaf].equal(here[leaf]) for leaf in there)
+
+
+def test_a_server_that_trains_on_public_examples_is_refused(tmp_path):
+    """FedDF's server needs networks and data of its own, which a hub has not."""
+    wanted = fed.experiment("feddf")
+    with pytest.raises(MethodError, match="FedDF trains on the server, with public examples"):
+        fed.served(wanted, fed.inside(tmp_path / "nodes"), tmp_path / "served")
 
 
 def test_several_seeds_and_methods_and_the_bytes(tmp_path):
