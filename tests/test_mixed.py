@@ -128,8 +128,8 @@ def test_batch_normalisation_beside_others(name, float64):
     again.tree = tree.like(again.tree, tree.named(half.tree))
     again.round = 1
     assert not worlds.differing(end, ended(again))
-    moved = tree.named(end["personal"])["0.norm.running_mean"]
-    assert float(moved.abs().max()) > 1e-3
+    moved = [leaf for n, leaf in tree.named(end).items() if n.endswith("norm.running_mean")]
+    assert moved and all(float(leaf.abs().max()) > 1e-3 for leaf in moved)
 
 
 @every_mixed_method
@@ -147,7 +147,8 @@ def test_a_round_may_leave_an_architecture_without_anyone(name, float64):
             after = simulation.tree["personal"]
             for place in range(3):
                 changed = bool(worlds.differing(before[place], after[place]))
-                assert changed == (place == present), (present, place)
+                kept = bool(tree.leaves(before[place]))  # some methods leave nothing at a client
+                assert changed == (kept and place == present), (present, place)
             (traffic,) = done.traffic
             assert traffic.clients == size and traffic.bytes_up % size == 0
             assert 0 <= simulation.padding() < 1
@@ -160,4 +161,4 @@ def test_a_report_is_of_one_form_whatever_the_architecture(float64):
     simulation = simulated("ktpfl", THREE, cohort=None)
     (traffic,) = simulation.advance().traffic
     clients = 5  # the sixth has nothing to train on
-    assert traffic == (clients, clients * 5 * 3 * 8, clients * (5 * 3 + 1) * 8)
+    assert traffic[:3] == (clients, clients * 5 * 3 * 8, clients * (5 * 3 + 1) * 8)

@@ -6,6 +6,7 @@ running statistics are leaves of the parameters' tree that no gradient reaches: 
 far they drift instead (`tree.Drift`), and the step that applies it moves them.
 """
 
+import math
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -91,7 +92,7 @@ class BatchNorm(nn.Module):
         """Return what the layer saw, and the biased variance that normalises."""
         over = [0, *range(2, x.dim())]
         share = weight.reshape(-1, *[1] * (x.dim() - 1))
-        values = weight.sum() * (x[0, 0].numel())  # of each channel
+        values = weight.sum() * math.prod(x.shape[2:])  # of each channel
         count = values.clamp(min=1)
         mean = (x * share).sum(over) / count
         off = x - _along(mean, x)

@@ -173,3 +173,29 @@ def test_the_same_clients_with_other_rows_get_other_plans():
     assert pages.ask(wanted).rows.tolist() == [[[1, 2]]]
     pages.turn([Member(0, 0, {"train": np.array([3, 4])})], 0)
     assert pages.ask(wanted).rows.tolist() == [[[3, 4]]]
+
+
+@pytest.mark.parametrize(
+    ("batch", "sizes", "wide"),
+    [
+        (500, (3, 2), 8),  # 500 → 250 → 125 → 63 → 32 → 16 → 8
+        (500, (9, 2), 16),
+        (500, (250, 1), 250),
+        (500, (251, 1), 500),
+        (32, (40, 1), 32),
+        (9, (1, 0), 5),
+        (8, (1, 1), 8),
+        (4, (1,), 4),
+    ],
+)
+def test_places_that_nobody_needs_are_left_out(batch, sizes, wide):
+    """Halves of the batch, as long as the longest client's rows fit; every row is there once."""
+    ends = np.cumsum([0, *sizes])
+    rows = [np.arange(ends[n], ends[n + 1]) for n in range(len(sizes))]
+    pool = Pool(torch.zeros(sum(sizes), 1), torch.zeros(sum(sizes), dtype=torch.int64))
+    book = Book({"train": pool}, torch.device("cpu"))
+    book.turn([Member(0, n, {"train": own}) for n, own in enumerate(rows)], 0)
+    plan = book.ask(Request("train", batch, 1, 0, True, 0))
+    assert plan.rows.shape == (len(sizes), max(1, -(-max(sizes) // batch)), wide)
+    for n, own in enumerate(rows):
+        assert sorted(plan.rows[n][plan.weight[n] > 0].tolist()) == own.tolist()

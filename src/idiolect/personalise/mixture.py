@@ -181,9 +181,10 @@ def _weight(base: Method, model: Tree, own: Params, settings: MixSettings, local
 
 
 def first_least(values: Tensor) -> Tensor:
-    """Return the place of the least value; of equal ones the first."""
-    order = torch.arange(values.shape[0], device=values.device)
-    return torch.where(values == values.min(), order, values.shape[0]).min()
+    """Return the place of the least value; of those that rounding alone tells apart the first."""
+    order, least = torch.arange(values.shape[0], device=values.device), values.min()
+    equal = values <= least + 16 * torch.finfo(values.dtype).eps * least.abs()
+    return torch.where(equal, order, values.shape[0]).min()
 
 
 def _gate(base: Method, model: Tree, own: Params, settings: MixSettings, local: Local) -> Params:

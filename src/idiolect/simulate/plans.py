@@ -15,6 +15,7 @@ from idiolect.errors import MethodError
 from idiolect.local import Plan, Pool, Request
 
 _BATCHES, _PUBLIC = 11, 17  # keep these draws apart from other uses of the same seed
+_NARROW = 8  # places of a step that are not worth halving
 
 
 class Member(NamedTuple):
@@ -115,15 +116,11 @@ class Book:
         steps = [len(order) for order in orders]
         most = max(1, *steps) if self._limit is None else min(self._limit, max(1, *steps))
         longest = max(len(own) for own in held)
-        # What is only looked at comes in large batches: no wider than the largest client needs, in
-        # powers of two, so that a captured graph fits other clients too.
-        width = request.batch
-        if not request.shuffled:
-            width = min(width, 1 << max(longest - 1, 0).bit_length())
-        places = np.full((len(orders), most, width), -1, np.int64)
+        wide = _narrowed(request.batch, longest)
+        places = np.full((len(orders), most, wide), -1, np.int64)
         rows = np.zeros_like(places)
         for client, (order, own) in enumerate(zip(orders, held, strict=True)):
-            places[client, : len(order)] = order[:most, :width]
+            places[client, : len(order)] = order[:most, :wide]
             if len(own):
                 rows[client] = own[np.maximum(places[client], 0)]
         return rows, places, min(*steps, most), longest
@@ -152,6 +149,16 @@ class Book:
         for epoch in order:
             epoch[:count] = draw.permutation(count) if draw else np.arange(count)
         return order.reshape(-1, batch)[:steps]
+
+
+def _narrowed(batch: int, longest: int) -> int:
+    """Return how many places a step needs: a batch, halved as long as everyone's rows fit.
+
+    Half by half, and not to the exact number, so that a captured graph suits most cohorts.
+    """
+    while batch > _NARROW and -(-batch // 2) >= longest:
+        batch = -(-batch // 2)
+    return batch
 
 
 @lru_cache(maxsize=16)
