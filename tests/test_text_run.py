@@ -127,5 +127,5 @@ def test_words_need_a_network_that_reads_them(tmp_path):
     held = idiolect.federation(reviews(tmp_path / "own.csv"), options={"length": 6})
     with pytest.raises(ModelError, match="KimCNN reads words, and the data holds none"):
         idiolect.fit("fedavg", idiolect.federation(), "kim-cnn", rounds=1)
-    with pytest.raises(ModelError, match=r"'model' fails on examples of shape \(6,\)"):
+    with pytest.raises(ModelError, match=r"fails on examples of shape \(6,\)"):
         idiolect.fit("fedavg", held, "dnn", rounds=1)
