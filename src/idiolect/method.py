@@ -36,7 +36,8 @@ class Setup(NamedTuple):
     statistics: frozenset[str] = frozenset()  # of these, running statistics: carried, not trained
     public: int = 0  # examples that everyone holds
     public_labels: bool = False  # whether their classes are those of the private examples
-    seed: int = 0  # of the run; what the server draws comes from it, so it stays with the server
+    seed: int = 0  # of the run; known to all who take part
+    secret: int | None = None  # the server's own, for noise that hides clients; None: the seed
 
     @property
     def clients(self) -> int:

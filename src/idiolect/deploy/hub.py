@@ -4,6 +4,7 @@ It samples, sends, waits, checks every report and aggregates; scores come back a
 sees data or personal state.
 """
 
+import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -72,7 +73,9 @@ class Hub:
         self.states = []
         for run_number, seed_stand_ins in enumerate(self._stand_ins):
             sizes = [float(size) for size in roster.sizes(0, run_number)]
-            setups = [one._replace(sizes=torch.tensor(sizes)) for one in _setups(seed_stand_ins)]
+            # Nodes know the run's seed. What the server draws to hide them, they must not.
+            known = {"sizes": torch.tensor(sizes), "secret": secrets.randbits(62)}
+            setups = [one._replace(**known) for one in _setups(seed_stand_ins)]
             for name, other in zip(architectures, setups, strict=True):
                 refuse_unequal_states(method, name, setups[0], other)
             self.states.append(method.init_server(setups[0]))

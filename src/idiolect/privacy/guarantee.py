@@ -130,11 +130,11 @@ def _statement(given: Terms, plan: Plan, spent: float, meaningful: bool, ended: 
     words = []
     if meaningful:
         words.append(
-            f"Whoever sees every global model of the {plan.rounds} rounds, and knows everything of "
-            f"the other clients, can hardly tell whether any one client took part or what its data "
-            f"were: the odds of any conclusion change by a factor of at most e^{spent:.3g} (about "
-            f"{_factor(spent)}), but for a chance of δ = {given.delta:.2g}. Neighbours: "
-            f"{RELATIONS[plan.draw]}."
+            f"For whoever sees every global model of the {plan.rounds} rounds, and knows "
+            f"everything of the other clients: the odds of any conclusion on whether one client "
+            f"took part, or on what its data were, change by a factor of at most e^{spent:.3g} "
+            f"(about {_factor(spent)}), but for a chance of δ = {given.delta:.2g}; "
+            f"{_strength(spent)}. Neighbours: {RELATIONS[plan.draw]}."
         )
     else:
         amount = f"ε = {spent:.4g}" if math.isfinite(spent) else "no noise, so ε is infinite"
@@ -151,9 +151,15 @@ def _statement(given: Terms, plan: Plan, spent: float, meaningful: bool, ended: 
         "it; the figures of this report, computed on clients' data without noise; statistics taken "
         "of the data beforehand, such as scaling or a vocabulary; several runs together, such as a "
         "search for settings, each of which spends its own ε. In a simulation the noise comes from "
-        "the run's seed; in a federation that seed must be secret."
+        "the run's seed; the hub of a federation draws a secret one of its own."
     )
     return " ".join(words)
+
+
+def _strength(epsilon: float) -> str:
+    if epsilon <= 1:
+        return "a strong guarantee"
+    return "a fair one" if epsilon <= 4 else "in the worst case a weak one"
 
 
 def _factor(epsilon: float) -> str:

@@ -68,10 +68,11 @@ class Private(Aggregator):
                 "would tell of clients without it; use norm = 'group' with aggregate = 'dp'"
             )
         device = setup.sizes.device
+        secret = setup.seed if setup.secret is None else setup.secret
         return Noise(
             setup.sizes.new_full((), self.clip),
             torch.zeros((), dtype=torch.int64, device=device),
-            torch.full((), setup.seed, dtype=torch.int64, device=device),
+            torch.full((), secret, dtype=torch.int64, device=device),
         )
 
     def combine(
