@@ -43,7 +43,8 @@ def resident(pids: list[int]) -> float:
             status = Path(f"/proc/{pid}/status").read_text()
         except OSError:
             continue
-        total += int(status.split("VmRSS:")[1].split()[0])
+        if "VmRSS:" in status:  # a process that has just ended has none
+            total += int(status.split("VmRSS:")[1].split()[0])
     return total / 1024
 
 
@@ -71,7 +72,9 @@ def measure(running: Running, hidden: int, rounds: int, watch: bool) -> dict[str
 
     def look() -> None:
         while not done.wait(1.0):
-            seen.append(resident(trainers(running, "site-1")))
+            own = trainers(running, "site-1")
+            if len(own) == 3:  # the lasting process, the job's, and the one that trains
+                seen.append(resident(own))
 
     watcher = threading.Thread(target=look)
     if watch:
@@ -90,24 +93,23 @@ def measure(running: Running, hidden: int, rounds: int, watch: bool) -> dict[str
         "seconds of the whole command": round(wall, 1),
     }
     if watch:
-        busy = [size for size in seen if size > max(seen) * 0.8]
-        found["MB of a node, first and last tenth"] = [
-            round(sum(part) / max(1, len(part)))
-            for part in (busy[: max(1, len(busy) // 10)], busy[-max(1, len(busy) // 10) :])
+        quarter = max(1, len(seen) // 4)
+        found["MB of a node, its second and last quarter of the run"] = [
+            round(sum(part) / len(part)) for part in (seen[quarter : 2 * quarter], seen[-quarter:])
         ]
     return found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--rounds", type=int, default=40, help="0: measure memory only")
     parser.add_argument("--memory", type=int, default=200, help="rounds of the memory run; 0: none")
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         running = Running(Path(folder))
         try:
             running.start_all()
-            for hidden in (16, 1580):  # 50 kB and 5 MB of parameters
+            for hidden in (16, 1580) if asked.rounds else ():  # 50 kB and 5 MB of parameters
                 print(json.dumps(measure(running, hidden, asked.rounds, False)), flush=True)
             if asked.memory:
                 print(json.dumps(measure(running, 16, asked.memory, True)), flush=True)

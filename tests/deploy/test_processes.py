@@ -14,6 +14,7 @@ from idiolect.deploy import wire
 from idiolect.deploy.child import Child
 from idiolect.deploy.lock import held
 from idiolect.deploy.transport import Processes
+from idiolect.results import document
 
 SETS = ("model.name=mlr", "rounds=3", "evaluate.every=3")
 
@@ -108,3 +109,34 @@ def test_a_child_answers_and_can_be_closed(tmp_path):
     assert child.pid
     child.close()
     assert child.pid is None
+
+
+def test_a_federation_on_one_machine_from_the_command_line(tmp_path):
+    """Run, be refused, go on for another round, and use a node's model; as the simulator scores."""
+    (tmp_path / "e.toml").write_text(fed.TOML.replace("federations:normed", "mlr") + FEDPER)
+    run = ["run", "e.toml", "--on", "local", "--out", "out"]
+    printed = command(tmp_path, *run)
+    assert "4 nodes start" in printed.stdout and "round 2 of 2" in printed.stdout
+    again = command(tmp_path, *run, status=7)
+    assert "already holds a run" in again.stderr
+    command(tmp_path, *run, "--resume", "--set", "rounds=3")
+    wanted = fed.experiment("fedper", sets=("model.name=mlr", "rounds=3"))
+    content = fed.simulated(wanted, tmp_path / "simulated")
+    found = document.read(tmp_path / "out")
+    assert fed.scores(found, "FedPer") == fed.scores(content, "FedPer")
+    command(tmp_path, "export", "out/nodes/node-3", "--out", "model.safetensors")
+
+
+FEDPER = '[[methods]]\nname = "fedper"\n'
+
+
+def command(folder, *words, status=0):
+    done = subprocess.run(
+        [sys.executable, "-m", "idiolect", *words],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == status, done.stderr
+    return done

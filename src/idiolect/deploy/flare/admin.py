@@ -5,6 +5,7 @@ A run is known by its own number, so that a job that replaces a dead one goes on
 
 import contextlib
 import json
+import logging
 import shutil
 import tempfile
 import time
@@ -39,6 +40,8 @@ class Session:
 
     def __init__(self, kit: Kit) -> None:
         require()
+        # The engine tells of every lost connection; what matters of it is told in our words.
+        logging.lastResort = None
         self._kit = kit
         self._inner: Any = None
 
