@@ -113,7 +113,7 @@ def _targets(found: dict[str, Any]) -> list[str]:
         "setting",
         "model",
         "MoE beats its part, mean gain",
-        "clients whose best beats local",
+        "clients whose best is at least local",
         "lost against FL",
         "regained by personalising",
     ]
