@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test browser lint format bench bench-population docs clean
+.PHONY: demo test test-faults browser lint format bench bench-population docs clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -16,6 +16,9 @@ demo: $(READY)  ## personal models for ten users on real MNIST digits, in about 
 
 test: lint browser  ## everything that CI runs
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -q
+
+test-faults: $(READY)  ## kills and intruders on a real federation: some ten minutes
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m faults -q
 
 browser:  ## the browser that opens the reports in the tests, where it may be installed
 	@scripts/browser.sh

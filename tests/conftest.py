@@ -13,6 +13,12 @@ settings.register_profile("unhurried", deadline=None)
 settings.load_profile("unhurried")
 
 
+def pytest_terminal_summary(terminalreporter: Any, config: Any) -> None:
+    """Say what is left out unless asked for."""
+    if config.option.markexpr == "not faults":
+        terminalreporter.write_line("left out: kills and intruders' jobs; `make test-faults`")
+
+
 @pytest.fixture
 def float64() -> Iterator[None]:
     """Compute in double precision, where equal formulas agree to twelve digits."""

@@ -73,8 +73,8 @@ def sites(home: Path, count: int = 4, **settings) -> list[Site]:
     ]
 
 
-def inside(home: Path, count: int = 4) -> Inside:
-    return Inside({site.name: Node(site) for site in sites(home, count)})
+def inside(home: Path, count: int = 4, **settings) -> Inside:
+    return Inside({site.name: Node(site) for site in sites(home, count, **settings)})
 
 
 def simulated(wanted, folder: Path):

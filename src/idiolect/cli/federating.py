@@ -78,6 +78,9 @@ def node(
         Path | None, typer.Option(help="Folder with datasets; else IDIOLECT_DATA.")
     ] = None,
     limit_mb: Annotated[int, typer.Option(help="The largest message that is read.")] = 256,
+    secure: Annotated[
+        bool, typer.Option("--secure", help="Take part only in runs with deploy.secure = true.")
+    ] = False,
 ) -> None:
     """Run a site's node until interrupted: it trains when a run asks, on data that stays here."""
     from idiolect.cli.adapting import numbers
@@ -106,6 +109,7 @@ def node(
         public,
         device,
         limit_mb << 20,
+        secure,
     )
     keep_running(own, site, say)
 

@@ -16,6 +16,8 @@ CODES = {
     "nonfinite": "the message holds NaN or infinity",
     "round": "the message is of another round, run or sender than the one at hand",
     "conflict": "another message for the same round was answered before",
+    "keys": "it has no key, or was given unfit ones, for the sum under masks",
+    "range": "its report is too large for the sum under masks; lower lr or set clip",
     "closed": "the node was started anew and must be told the experiment again",
     # About joining.
     "version": "it runs another version of idiolect; install the same on all sides",
@@ -24,6 +26,7 @@ CODES = {
     "model": "it cannot build the network; its log says why",
     "data": "its data is missing, cannot be read or not be divided as asked; its log says why",
     "classes": "its labels do not fit the classes that the experiment declares",
+    "open": "it takes part only under masks (it was started with --secure); set deploy.secure",
     "busy": "another process is working with its personal state",
     # About work.
     "diverged": "its training produced NaN or infinity",

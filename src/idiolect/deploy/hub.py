@@ -5,7 +5,7 @@ sees data or personal state.
 """
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,11 +13,13 @@ import torch
 
 from idiolect import tree
 from idiolect.data.federation import Exam
-from idiolect.deploy import wire
+from idiolect.deploy import masks, wire
 from idiolect.deploy.codes import Refused
 from idiolect.deploy.post import Answer, Post
 from idiolect.deploy.roster import Roster
-from idiolect.errors import DataError, DeployError, MethodError
+from idiolect.deploy.summing import summed
+from idiolect.deploy.wire import Message
+from idiolect.errors import ConfigError, DataError, DeployError, MethodError
 from idiolect.method import Method, Sent
 from idiolect.simulate import guard, sampling
 from idiolect.simulate.alone import Alone, Place
@@ -47,7 +49,9 @@ class Hub:
         architectures: Mapping[str, Architecture],
         cohort: int | None,
         draw: str,
+        secure: bool = False,
     ) -> None:
+        """`secure`: the hub sees only the sum of the nodes' reports."""
         if method.pooled:
             raise MethodError(
                 f"{label} trains on everyone's data in one place, which a federation of nodes "
@@ -58,6 +62,15 @@ class Hub:
                 f"{label} trains on the server, with public examples, for each architecture, which "
                 "a hub without data cannot; leave it out, or run it in the simulator"
             )
+        if secure:
+            masks.require()
+            masks.refuse_small(roster.clients if cohort is None else cohort, ConfigError)
+            if draw != "fixed":
+                raise ConfigError(
+                    f"draw is {draw!r}, which may draw fewer than {masks.FEWEST} nodes, too few "
+                    'for deploy.secure; use draw = "fixed"'
+                )
+        self._secure = secure
         self.round = 0
         self.notices: list[str] = []
         self.widths: Mapping[str, int] = {}
@@ -164,15 +177,41 @@ class Hub:
             sent = self._method.send(state, torch.from_numpy(cohort))
             reports, down, up = self._collect(run, cohort, sent, "step")
             self._refuse_few(cohort, reports)
-            present = np.array(sorted(reports), np.int64)
-            stacked = tree.stack([reports[int(client)] for client in present])
-            states.append(self._aggregated(state, torch.from_numpy(present), stacked))
+            present, rows = sorted(reports), [reports[client] for client in sorted(reports)]
+            if self._secure:
+                present, rows, more = self._summed(run, cohort, present)
+                down, up = down + more[0], up + more[1]
+            served = torch.tensor(present[: len(rows)])
+            states.append(self._aggregated(state, served, tree.stack(rows)))
             traffic.append(Traffic(len(present), down, up))
             sizes = self._roster.sizes(0, run)
-            examples += sum(sizes[int(client)] for client in present)
+            examples += sum(sizes[client] for client in present)
         self.states = states
         self.round += 1
         return Round(traffic, examples)
+
+    def _summed(
+        self, run: int, cohort: np.ndarray, done: Sequence[int]
+    ) -> tuple[list[int], list[Tree], list[int]]:
+        """Add up, under masks, the reports of those who did the round: one row for all of them."""
+        traffic = [0, 0]
+
+        def ask(
+            kind: str,
+            clients: Sequence[int],
+            more: Mapping[str, Any],
+            read: Callable[[int, Message], Any],
+        ) -> dict[int, Any]:
+            head = {**self._head(run), **more}
+            letters = {client: wire.pack(kind, head) for client in clients}
+            found, down, up = self._exchange(kind, head, letters, read)
+            traffic[0] += down
+            traffic[1] += up
+            self._refuse_few(cohort, found)
+            return found
+
+        present, mean = summed(ask, done, self._form(done[0], "step"))
+        return present, [mean], traffic
 
     def _aggregated(self, state: Tree, cohort: torch.Tensor, reports: Tree) -> Tree:
         """Take the server's step, guarded as the simulation's is."""
@@ -209,30 +248,50 @@ class Hub:
         self, run: int, cohort: np.ndarray, sent: Sent, kind: str, **flags: bool
     ) -> tuple[dict[int, Tree], int, int]:
         """Send every node its part and gather the answers that are in order."""
-        sites = self._roster.sites
-        head = {"run": self._run, "label": self._label, "seed": self._seeds[run]}
-        head |= {"round": self.round, **flags}
-        letters, number = {}, {}
+        head = {**self._head(run), **flags}
+        letters = {}
         for place, client in enumerate(cohort.tolist()):
             own = tree.map(lambda leaf, row=place: leaf[row : row + 1], sent.own)
-            letters[sites[client]] = wire.pack(kind, head, Sent(sent.shared, own))
-            number[sites[client]] = client
-        found: dict[int, Tree] = {}
+            letters[client] = wire.pack(kind, head, Sent(sent.shared, own))
+
+        def read(client: int, message: Message) -> Tree:
+            hidden = self._secure and kind == "step"  # the report follows under masks
+            form = () if hidden else self._form(client, kind, **flags)
+            content = wire.fitted(form, message.leaves)
+            if kind == "step":
+                wire.refuse_nonfinite(content)
+            return content
+
+        return self._exchange(kind, head, letters, read)
+
+    def _head(self, run: int) -> dict[str, Any]:
+        about = {"run": self._run, "label": self._label, "seed": self._seeds[run]}
+        return {**about, "round": self.round}
+
+    def _exchange(
+        self,
+        kind: str,
+        head: Mapping[str, Any],
+        letters: Mapping[int, bytes],
+        read: Callable[[int, Message], Any],
+    ) -> tuple[dict[int, Any], int, int]:
+        """Ask clients, and read the answers to this very question; return them with the bytes."""
+        sites = self._roster.sites
+        number = {sites[client]: client for client in letters}
+        found: dict[int, Any] = {}
         traffic = [0, 0]
 
-        def read(site: str, answer: Answer) -> None:
+        def take(site: str, answer: Answer) -> None:
             told = answer.message.head
             echo = {key: told.get(key) for key in ("run", "label", "seed", "round")}
             if echo != {key: head[key] for key in echo} or told.get("to") != kind:
                 raise Refused("round", f"{site} answered to {echo}")
-            content = wire.fitted(self._form(number[site], kind, **flags), answer.message.leaves)
-            if kind == "step":
-                wire.refuse_nonfinite(content)
-            found[number[site]] = content
+            found[number[site]] = read(number[site], answer.message)
             traffic[0] += answer.bytes_down
             traffic[1] += answer.bytes_up
 
-        self._post.ask(letters, self._post.policy.timeout, read)
+        named = {sites[client]: letter for client, letter in letters.items()}
+        self._post.ask(named, self._post.policy.timeout, take)
         return found, traffic[0], traffic[1]
 
     # Judging.

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from idiolect import tree
-from idiolect.deploy import models, prints, wire
+from idiolect.deploy import masks, models, prints, wire
 from idiolect.deploy.codes import Refused
 from idiolect.deploy.drawer import Drawer, Owner
 from idiolect.deploy.form import Form
@@ -29,7 +29,7 @@ from idiolect.errors import (
 )
 from idiolect.experiment.methods import made as made_method
 from idiolect.experiment.networks import networks
-from idiolect.method import Sent
+from idiolect.method import Report, Sent
 from idiolect.simulate.alone import Alone, Place
 from idiolect.simulate.backend import Backend
 from idiolect.tree import Tree
@@ -50,6 +50,12 @@ class _Opened:
     holding: Holding
     agreed: bool = False
     desks: dict[tuple[str, int], tuple[Alone, Drawer]] = field(default_factory=dict)
+    key: masks.Key | None = None  # of the sum that is being prepared
+
+    @property
+    def secure(self) -> bool:
+        """Whether reports leave under masks only."""
+        return self.holding.experiment.deploy.secure
 
 
 class Node:
@@ -69,6 +75,8 @@ class Node:
                 "agree": self._agree,
                 "step": self._step,
                 "meet": self._meet,
+                "keys": self._keys,
+                "mask": self._mask,
                 "judge": self._judge,
             }.get(message.kind)
             if handle is None:
@@ -94,6 +102,10 @@ class Node:
             own = prints.of_method(_method(holding, label))
             if own != digest:
                 raise Refused("method", f"{label}: the hub's copy is {digest}, this one {own}")
+            if holding.experiment.deploy.secure:
+                masks.refuse_unfit(label, _method(holding, label))
+        if self._site.secure and not holding.experiment.deploy.secure:
+            raise Refused("open", "this node was started with --secure, and the run has none")
         run = _get(head, "run", str)
         if not run.isalnum():
             raise Refused("format", "a run is named by letters and digits")
@@ -139,7 +151,8 @@ class Node:
     # Working.
 
     def _step(self, message: Message, blob: bytes) -> bytes:
-        return self._once(message, blob, lambda alone, sent, round: alone.step(sent, round))
+        answer = self._once(message, blob, lambda alone, sent, round: alone.step(sent, round))
+        return _yes(message, ()) if self._of(message).secure else answer
 
     def _meet(self, message: Message, blob: bytes) -> bytes:
         return self._once(message, blob, lambda alone, sent, round: ((), alone.meet(sent, round)))
@@ -167,6 +180,28 @@ class Node:
         alone.personal = personal
         log.info("round %d of %s is done", round + 1, message.head["label"])
         return _yes(message, report)
+
+    def _keys(self, message: Message, blob: bytes) -> bytes:
+        """Make a key for one sum and tell its public half."""
+        opened = self._of(message)
+        opened.key = masks.Key(_sum(message))
+        return _yes(message, (), key=opened.key.public)
+
+    def _mask(self, message: Message, blob: bytes) -> bytes:
+        """Send the round's report, hidden so that only the sum over all keys' owners can be read.
+
+        The key is gone afterwards: no second sum is made with it.
+        """
+        opened = self._of(message)
+        _, drawer = self._desk(message)
+        key, opened.key = opened.key, None
+        if not opened.secure or key is None or key.context != _sum(message):
+            raise Refused("keys", "masks of a sum that this node has no key for")
+        if drawer.kept.round != _get(message.head, "round", int) + 1:
+            raise Refused("round", f"this node has done {drawer.kept.round} rounds")
+        keys = [str(one) for one in _get(message.head, "keys", list)]
+        hidden = key.masked(masks.fixed(_report(drawer.kept.report), len(keys)), keys)
+        return _yes(message, {"masked": torch.from_numpy(hidden.view("int64"))})
 
     def _judge(self, message: Message, blob: bytes) -> bytes:
         """Score this node's models on its own data; the model stays here, the scores leave."""
@@ -251,10 +286,25 @@ def reason_of(error: BaseException) -> str:
     return next((word for kind, word in kinds.items() if isinstance(error, kind)), "failed")
 
 
-def _yes(message: Message, content: Tree) -> bytes:
+def _yes(message: Message, content: Tree, **told: str) -> bytes:
     """Answer, saying to what."""
     echo = {key: message.head[key] for key in ("run", "label", "seed", "round")}
-    return wire.pack("yes", {**echo, "to": message.kind}, content)
+    return wire.pack("yes", {**echo, "to": message.kind, **told}, content)
+
+
+def _sum(message: Message) -> tuple[Any, ...]:
+    """Name the sum that a key is for."""
+    head = message.head
+    words = (_get(head, "run", str), _get(head, "label", str))
+    return *words, *(_get(head, key, int) for key in ("seed", "round", "attempt"))
+
+
+def _report(named: dict[str, torch.Tensor]) -> Report:
+    """Take a kept report by its names; a method that reports a mean has these two parts."""
+    params = {name: leaf for name, leaf in named.items() if name != "size"}
+    if "size" not in named or not all(name.startswith("params") for name in params):
+        raise Refused("structure", "a report without parameters and size cannot be summed")
+    return Report(params, named["size"])
 
 
 def _method(holding: Holding, label: str) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 from idiolect.checkpoint import write_whole
 from idiolect.data import Dataset
 from idiolect.data.federation import Exam
-from idiolect.deploy import prints
+from idiolect.deploy import masks, prints
 from idiolect.deploy.hub import Hub
 from idiolect.deploy.post import Ledger, Policy, Post
 from idiolect.deploy.roster import Roster
@@ -54,6 +54,7 @@ class RemoteCourse:
     checkpoint_every: int = 1  # whatever happens, no more than one round is done again
     backend: Backend = field(default_factory=lambda: Backend("sequential", "cpu"))
     exams: Sequence[Exam] = ()
+    secure: bool = False
 
     def settled(self) -> "RemoteCourse":
         """Fit the method to who takes part and how often, before anything is trained."""
@@ -141,6 +142,7 @@ class RemoteCourse:
             self.architectures,
             self.cohort,
             self.draw,
+            self.secure,
         )
 
 
@@ -176,6 +178,9 @@ def serve(
         for table in experiment.methods
         if not only or table.label in only
     }
+    if experiment.deploy.secure:
+        for label, method in methods.items():
+            masks.refuse_unfit(label, method)
     digests = {label: prints.of_method(method) for label, method in methods.items()}
     seeds = len(experiment.seeds)
     roster = Roster(post, run, text, digests, seeds, folder / "roster.json")
@@ -208,6 +213,7 @@ def _courses(
             post=post,
             roster=roster,
             architectures=bound,
+            secure=experiment.deploy.secure,
         ).settled()
         for table in experiment.methods
         if (table.label or table.name) in methods

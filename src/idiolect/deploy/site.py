@@ -25,6 +25,7 @@ class Site:
     public: str | None = None  # stands for the experiment's public examples
     device: str = "auto"
     limit: int = LIMIT  # bytes of a message
+    secure: bool = False  # take part only where the server sees the sum and no single report
 
     def to_json(self) -> str:
         """Write the settings for another process of the same machine."""

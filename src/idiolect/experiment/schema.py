@@ -220,6 +220,7 @@ class Deployment(BaseModel):
     minimum: int | float = 0.5  # nodes that must report: how many, or a share of the cohort
     patience: Count = 3  # refused reports after which a node is left out for good
     limit_mb: Count = 256  # the largest message
+    secure: bool = False  # the server sees the sum of reports only
 
     @field_validator("minimum")
     @classmethod

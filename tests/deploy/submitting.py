@@ -1,0 +1,52 @@
+"""Submit any job with an admin's kit, past all that idiolect would write into it.
+
+Usage: python submitting.py KIT JOB. Prints how it ended: a refusal's kind, or the job's status.
+"""
+
+import json
+import sys
+import time
+from pathlib import Path
+
+from idiolect.deploy.flare import job as jobs
+from idiolect.deploy.flare.admin import Session
+from idiolect.deploy.flare.kits import read
+from idiolect.errors import DeployError
+
+
+def written(folder: Path, mark: Path, kind: str) -> Path:
+    """Write an intruder's job: one that leaves a mark where its code or class was let in."""
+    jobs.write(folder, "intruder", "", ["site-0"], [], 1)
+    path = folder / "app" / "config" / "config_fed_client.json"
+    client = json.loads(path.read_text())
+    if kind == "code":
+        custom = folder / "app" / "custom"
+        custom.mkdir()
+        (custom / "evil.py").write_text(
+            f"open({str(mark)!r}, 'w').close()\nclass Evil:\n    pass\n"
+        )
+        client["components"].append({"id": "evil", "path": "evil.Evil", "args": {}})
+    else:
+        args = {"args": ["touch", str(mark)]}
+        client["components"].append({"id": "evil", "path": "subprocess.Popen", "args": args})
+    path.write_text(json.dumps(client))
+    return folder
+
+
+def main() -> None:
+    session = Session(read(sys.argv[1]))
+    try:
+        job = session.ask(lambda s: s.submit_job(sys.argv[2]))
+        until, status = time.monotonic() + 120, ""
+        while time.monotonic() < until and not status.startswith(("FINISHED", "FAILED")):
+            time.sleep(1)
+            status = str(session.ask(lambda s: s.get_job_status(job)))
+        print(status)
+    except DeployError as error:
+        print(f"refused: {error}")
+    finally:
+        session.close()
+
+
+if __name__ == "__main__":
+    main()
