@@ -1,6 +1,8 @@
 """Nodes as processes: what kills one is its own affair, and costs nothing where it comes back."""
 
+import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -140,3 +142,40 @@ def command(folder, *words, status=0):
     )
     assert done.returncode == status, done.stderr
     return done
+
+
+def limit_files(pid, size):
+    """Let a process write no file beyond a size: what a full disk does to it, without a disk."""
+    _, most = resource.prlimit(pid, resource.RLIMIT_FSIZE)
+    resource.prlimit(pid, resource.RLIMIT_FSIZE, (size, most))
+
+
+class Filler(Killer):
+    """Fills a node's disk before one round, and empties it before the next."""
+
+    def call(self, site, blob, seconds):
+        message = wire.unpack(blob)
+        if site == self._site and message.kind == "step":
+            now = message.head["round"]
+            size = 100 if now == self._round else resource.RLIM_INFINITY
+            limit_files(self._inner.children[site].pid, size)
+            if now == self._round:
+                (path,) = self._home.glob("state/**/*.safetensors")
+                before = path.read_bytes()
+                answer = self._inner.call(site, blob, seconds)
+                assert path.read_bytes() == before and not list(path.parent.glob(".*.part"))
+                self.killed = wire.unpack(answer).head["code"]
+                return answer
+        return self._inner.call(site, blob, seconds)
+
+
+def test_a_full_disk_costs_a_node_its_round_and_not_its_state(processes, tmp_path):
+    """The kernel refuses the write; the state before stays, and the next round is done again."""
+    wanted = fed.experiment("fedper", sets=SETS)
+    filler = Filler(processes(), "site-1", 1)
+    filler._home = tmp_path / "nodes" / "site-1"
+    found = fed.served(wanted, filler, tmp_path / "served")
+    assert filler.killed == "disk"
+    assert found["methods"]["FedPer"]["seeds"][0]["traffic"]["participations"] == 3 * 4 - 1
+    faults = json.loads((tmp_path / "served" / "faults.json").read_text())
+    assert faults == {"site-1": {"disk": 1}}
