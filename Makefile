@@ -38,8 +38,9 @@ bench-population: $(READY)  ## does a round cost more where there are more clien
 bench: $(READY)  ## the plain loop against the engine, in one run
 	$(BIN)/python benchmarks/loop.py
 
-docs: $(READY)  ## write docs/methods.md anew from the methods themselves
+docs: $(READY)  ## write anew the pages made from the code: methods, reproduction index
 	$(BIN)/python scripts/method_table.py
+	$(BIN)/python scripts/reproduction_index.py
 
 clean:
 	rm -rf $(VENV) runs

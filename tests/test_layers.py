@@ -30,7 +30,7 @@ ROWS = [
     ["runner"],
     ["live", "loggers"],
     ["experiment"],
-    ["deploy"],
+    ["deploy", "repro"],
     ["api", "cli"],
     ["__main__"],
 ]

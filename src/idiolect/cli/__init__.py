@@ -11,6 +11,7 @@ from idiolect.cli import (
     federating,
     methods,
     reporting,
+    reproducing,
     running,
     tracing,
     using,
@@ -32,6 +33,7 @@ app.command()(running.show)
 app.command(name="trace")(tracing.draw)
 app.command()(adapting.adapt)
 app.command()(reporting.report)
+app.command()(reproducing.repro)
 app.command(name="methods")(methods.list_methods)
 app.add_typer(data.app, name="data")
 app.add_typer(federating.app, name="federation")

@@ -1,0 +1,180 @@
+"""The reproduction index: statuses by rule, figures as measured, files that are there."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from idiolect.cli import app
+from idiolect.errors import ConfigError
+from idiolect.experiment import load_experiment
+from idiolect.repro import Cell, Claim, Item, find, items, papers
+from idiolect.repro.item import RULES, experiments_folder
+from idiolect.repro.measured import Figure, figure, kept
+from idiolect.repro.run import name_of
+
+ROOT = Path(__file__).resolve().parent.parent
+MEASURED = {"run": {"ours": {"personal": Figure(80.0, 1.0)}, "theirs": {"personal": Figure(79, 1)}}}
+
+
+def item(paper: float, above: str = "ours", below: str = "theirs") -> Item:
+    claim = Claim("it is above", ("run",), above, (below,))
+    return Item("a", "A", cells=(Cell("w", "run", "ours", "personal", paper),), claims=(claim,))
+
+
+@pytest.mark.parametrize(
+    ("paper", "status"),
+    [
+        (70.0, "reproduced"),  # above the paper
+        (81.0, "reproduced"),  # one point below it
+        (81.1, "close"),
+        (83.0, "close"),  # three points below
+        (83.1, "differs"),
+    ],
+)
+def test_a_status_follows_from_the_largest_shortfall(paper: float, status: str) -> None:
+    assert item(paper).status(MEASURED) == status
+
+
+def test_a_claim_that_does_not_hold_makes_a_difference() -> None:
+    turned = item(80.0, above="theirs", below="ours")
+    assert turned.status(MEASURED) == "differs"
+    assert list(turned.failed(MEASURED)) == ["not found: it is above (run: ours 80.0, theirs 79.0)"]
+
+
+def test_equal_is_not_above() -> None:
+    assert item(80.0, above="ours", below="ours").status(MEASURED) == "differs"
+
+
+def test_what_was_not_run_is_not_judged() -> None:
+    assert item(80.0).status({}) == "not measured yet"
+
+
+def test_the_headline_is_the_cell_that_falls_shortest() -> None:
+    cells = tuple(Cell(str(p), "run", "ours", "personal", p) for p in (70.0, 90.0, 85.0))
+    found = Item("a", "A", cells=cells).headline(MEASURED)
+    assert found is not None and found.what == "90.0"
+
+
+def test_a_figure_is_the_mean_and_sample_deviation_in_percent() -> None:
+    """Shares 0.5 and 0.7: mean 60 %, deviation sqrt(((-10)² + 10²) / 1) = 14.142."""
+    assert figure([0.5, 0.7]) == pytest.approx((60.0, 14.1421356))
+    assert figure([0.5]) == (50.0, 0.0)
+
+
+def test_every_table_and_figure_of_the_papers_is_listed() -> None:
+    """Counted in the papers."""
+    counts = {"persfl": (7, 8), "ktpfl": (6, 3), "combinations": (4, 2), "pfml": (6, 4)}
+    for key, (tables, figures) in counts.items():
+        expected = {f"{key}-table{n}" for n in range(1, tables + 1)}
+        expected |= {f"{key}-figure{n}" for n in range(1, figures + 1)}
+        assert {one.id for one in papers()[key].items} == expected
+
+
+def test_statuses_are_known_and_those_set_by_hand_are_explained() -> None:
+    for name, (_, one) in items().items():
+        assert one.status(kept()) in RULES, name
+        assert not one.given or one.note or one.given == "not measured yet", name
+        assert one.given or one.cells, name
+
+
+def test_measured_rows_have_files_that_load_under_the_names_their_cells_use() -> None:
+    for name, (_, one) in items().items():
+        if one.status(kept()) == "not measured yet":
+            continue
+        runs = set()
+        for runnable in one.experiments:
+            experiment = load_experiment(experiments_folder() / runnable.file, runnable.set)
+            runs.add(name_of(runnable))
+            if not runnable.name:
+                assert name_of(runnable) == experiment.name
+        used = {cell.run for cell in one.cells} | {run for c in one.claims for run in c.runs}
+        assert used <= runs, name
+
+
+def test_files_that_are_named_exist_once_their_folder_does() -> None:
+    for name, (_, one) in items().items():
+        for runnable in one.experiments:
+            path = experiments_folder() / runnable.file
+            assert path.exists() or not path.parent.exists(), f"{name}: {runnable.file}"
+
+
+def test_a_misspelt_name_is_told_its_neighbour() -> None:
+    with pytest.raises(ConfigError, match="did you mean persfl-table3"):
+        find("persfl-tabel3")
+
+
+def test_the_index_is_up_to_date(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [str(ROOT / "scripts"), *sys.path])
+    import reproduction_index
+
+    assert reproduction_index.KEPT.read_text() == reproduction_index.measured(), "run `make docs`"
+    assert reproduction_index.PAGE.read_text() == reproduction_index.page(), "run `make docs`"
+
+
+def test_links_into_pages_meet_a_heading() -> None:
+    slugify = pytest.importorskip("markdown.extensions.toc").slugify  # as the site does
+    for paper in papers().values():
+        page = ROOT / "docs" / "reproduction" / paper.page
+        if not page.exists():
+            continue
+        headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+        anchors = {slugify(heading, "-") for heading in headings}
+        for one in paper.items:
+            if one.link:
+                assert one.link.partition("#")[2] in anchors, one.id
+
+
+def repro(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ["repro", *arguments])
+
+
+def test_the_list_tells_all_rows_to_programs() -> None:
+    told = json.loads(repro("--json").stdout)["result"]
+    assert list(told) == list(items())
+    row = told["persfl-table3"]
+    assert row["figures"][0]["paper"] == 98.6
+    assert row["means"] == RULES[row["status"]]
+
+
+def test_a_row_runs(tmp_path: Path) -> None:
+    """Figure 6 is made of one file on the embedded digits."""
+    short = ("seeds=[0]", "rounds=1", "methods.FedAvg.rounds=1", "backend.width=10")
+    changes = [word for one in short for word in ("--set", one)]
+    done = repro("persfl-figure6", "--method", "FedAvg", "--out", str(tmp_path), "--json", *changes)
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["result"]["status"] == "close"
+    result = json.loads((tmp_path / "persfl-mnist-ds1" / "result.json").read_text())
+    assert list(result["methods"]) == ["FedAvg"]
+    assert len(result["methods"]["FedAvg"]["seeds"]) == 1
+
+
+def test_what_has_nothing_to_run_says_so() -> None:
+    done = repro("persfl-table1")
+    assert done.exit_code == 2
+    assert "persfl-table1 has nothing to run" in done.output
+
+
+def test_an_installed_package_brings_the_experiments(tmp_path: Path) -> None:
+    """Build the wheel for real, unpack it, and ask from a folder that is no checkout."""
+    pytest.importorskip("hatchling")
+    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
+    subprocess.run(build, cwd=ROOT, capture_output=True, check=True)
+    with zipfile.ZipFile(next(tmp_path.glob("*.whl"))) as wheel:
+        wheel.extractall(tmp_path / "site")
+    code = "from idiolect.repro.item import experiments_folder as f; print(f() / 'demo.toml')"
+    told = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path / "site")},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.strip()
+    assert told.startswith(str(tmp_path)) and Path(told).exists()
