@@ -38,9 +38,12 @@ bench-population: $(READY)  ## does a round cost more where there are more clien
 bench: $(READY)  ## the plain loop against the engine, in one run
 	$(BIN)/python benchmarks/loop.py
 
+site: $(READY)  ## the docs as a site, in site/index.html; a broken link is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
 docs: $(READY)  ## write anew the pages made from the code: methods, reproduction index
-	$(BIN)/python scripts/method_table.py
 	$(BIN)/python scripts/reproduction_index.py
+	$(BIN)/python scripts/method_table.py
 
 clean:
-	rm -rf $(VENV) runs
+	rm -rf $(VENV) runs site

@@ -1,13 +1,20 @@
 """Pages made from the code are as the code says, and links between pages lead somewhere."""
 
+import os
 import re
+import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
 
+from idiolect.methods import METHODS
+from idiolect.repro.measured import kept
+
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+LOADED = r"""<(?:script|img|iframe|link rel=.stylesheet.)[^>]+(?:src|href)=["'](http[^"']+)"""
 
 
 def test_the_page_of_methods_is_up_to_date(monkeypatch) -> None:
@@ -15,6 +22,58 @@ def test_the_page_of_methods_is_up_to_date(monkeypatch) -> None:
     import method_table
 
     assert method_table.PAGE.read_text() == method_table.page(), "run `make docs`"
+    kept = {path.stem: path.read_text() for path in method_table.PAGES.glob("*.md")}
+    assert kept == method_table.pages(), "run `make docs`"
+
+
+def test_every_method_has_its_maths(monkeypatch) -> None:
+    monkeypatch.setattr(sys, "path", [str(ROOT / "scripts"), *sys.path])
+    import method_table
+
+    assert set(method_table.MATHS) == set(METHODS), "write it in scripts/maths.toml"
+
+
+def test_the_readme_and_the_start_page_show_the_example_as_it_is() -> None:
+    example = (ROOT / "examples" / "visits.toml").read_text()
+    for page in (ROOT / "README.md", ROOT / "docs" / "index.md"):
+        blocks = re.findall(r"```toml\n(.*?)```", page.read_text(), re.DOTALL)
+        assert any(textwrap.dedent(block) == example for block in blocks), page
+
+
+def test_figures_of_the_readme_are_the_measured_ones() -> None:
+    """The rows of PersFL and PFML, read from the README and compared with the kept figures."""
+    measured, text = kept(), (ROOT / "README.md").read_text()
+    rows = {
+        "PersFL, CIFAR-10 DS-1 / DS-2 / DS-3": [f"persfl-cifar10-ds{n}" for n in (1, 2, 3)],
+        "PersFL, MNIST DS-1 / DS-2 / DS-3": [f"persfl-mnist-ds{n}" for n in (1, 2, 3)],
+        "PFML, MNIST MLR / DNN": ["pfml-mnist-mlr", "pfml-mnist-dnn"],
+        "PFML, Synthetic MLR / DNN": ["pfml-synthetic-mlr", "pfml-synthetic-dnn"],
+    }
+    for row, runs in rows.items():
+        means = [measured[run][row.partition(",")[0]]["personal"].mean for run in runs]
+        assert f"| {row} | {' / '.join(f'{mean:.1f}' for mean in means)} |" in text
+
+
+def test_the_site_builds_and_asks_no_other_host(tmp_path: Path) -> None:
+    """Strict: a link or an anchor that leads nowhere is an error."""
+    pytest.importorskip("mkdocstrings", reason="the site is not built: needs mkdocs-material")
+    pytest.importorskip("material", reason="the site is not built: needs mkdocs-material")
+    command = [sys.executable, "-W", "ignore", "-m", "mkdocs", "build", "--strict", "-q", "-d"]
+    built = subprocess.run(
+        [*command, str(tmp_path)],
+        cwd=ROOT,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert built.returncode == 0, built.stderr
+    for name in METHODS:
+        assert (tmp_path / "methods" / f"{name}.html").exists()
+    assert "client_step" in (tmp_path / "api" / "contract.html").read_text()
+    for page in tmp_path.rglob("*.html"):
+        loaded = re.findall(LOADED, page.read_text())
+        assert not loaded, page.name
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

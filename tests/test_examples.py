@@ -13,13 +13,17 @@ SAYS = {
     "own_data.py": "'south'",
     "own_method.py": "FedAvgM: ",
     "own_model.py": "client 3 says",
+    "heterogeneous.py": "KT-pFL: mlr ",
+    "compare_and_report.py": "kB: report.html",
+    "newcomer.py": "west: own model ",
 }
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
-def test_an_example_runs(path: Path) -> None:
+def test_an_example_runs(path: Path, tmp_path: Path) -> None:
     run = subprocess.run(
         [sys.executable, "-W", "error", str(path)],
+        cwd=tmp_path,
         capture_output=True,
         text=True,
         timeout=120,
