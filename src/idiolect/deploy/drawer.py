@@ -4,6 +4,7 @@ Beside the state stands the last report and a digest of the message it answered,
 message gets the same answer and nothing is trained twice.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -37,6 +38,7 @@ class Kept(NamedTuple):
     request: str  # digest of the message that was answered last; empty before the first
     personal: Tree
     report: dict[str, Tensor]
+    left: dict[str, Tensor]  # what a compressed report left out, for the next one
 
 
 class Drawer:
@@ -47,14 +49,14 @@ class Drawer:
         self._owner = owner
         name = f"{folder_name(owner.label)}-seed-{owner.seed}.safetensors"
         self.path = owner.folder(home) / name
-        self.kept = Kept(0, "", personal, {})
+        self.kept = Kept(0, "", personal, {}, {})
         if self.path.exists():
             self.kept = self._read(personal)
 
     def _read(self, template: Tree) -> Kept:
         try:
             named, meta = checkpoint.read(self.path)
-            parts: dict[str, dict[str, Tensor]] = {"personal": {}, "report": {}}
+            parts: dict[str, dict[str, Tensor]] = {"personal": {}, "report": {}, "left": {}}
             for name, leaf in named.items():
                 part, _, rest = name.partition(".")
                 parts[part][rest] = leaf
@@ -63,16 +65,25 @@ class Drawer:
             # A tree that is a single tensor has no name of its own.
             own = {name or "value": leaf for name, leaf in parts["personal"].items()}
             personal = checkpoint.fitted(template, own, self.path)
-            return Kept(int(meta["round"]), str(meta["request"]), personal, parts["report"])
+            kept = int(meta["round"]), str(meta["request"]), personal
+            return Kept(*kept, parts["report"], parts["left"])
         except (CheckpointError, KeyError, ValueError, TypeError) as error:
             raise Refused("state", f"{self.path}: {error}") from error
 
-    def put(self, round: int, request: str, personal: Tree, report: Tree) -> None:
+    def put(
+        self,
+        round: int,
+        request: str,
+        personal: Tree,
+        report: Tree,
+        left: Mapping[str, Tensor] | None = None,
+    ) -> None:
         """Replace the state; if the disk is full, the old one stays."""
-        kept = Kept(round, request, personal, tree.named(report))
+        kept = Kept(round, request, personal, tree.named(report), dict(left or {}))
         meta = {"owner": list(self._owner), "round": round, "request": request}
         try:
-            checkpoint.save(self.path, {"personal": personal, "report": kept.report}, meta)
+            parts = {"personal": personal, "report": kept.report, "left": kept.left}
+            checkpoint.save(self.path, parts, meta)
         except CheckpointError as error:
             raise Refused("state", str(error)) from error
         except IdiolectError as error:

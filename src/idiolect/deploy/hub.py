@@ -13,13 +13,14 @@ import torch
 
 from idiolect import tree
 from idiolect.data.federation import Exam
-from idiolect.deploy import masks, wire
+from idiolect.deploy import codecs, masks, wire
 from idiolect.deploy.codes import Refused
 from idiolect.deploy.post import Answer, Post
 from idiolect.deploy.roster import Roster
 from idiolect.deploy.summing import summed
 from idiolect.deploy.wire import Message
 from idiolect.errors import ConfigError, DataError, DeployError, MethodError
+from idiolect.experiment.schema import Deployment
 from idiolect.method import Method, Sent
 from idiolect.simulate import guard, sampling
 from idiolect.simulate.alone import Alone, Place
@@ -49,9 +50,8 @@ class Hub:
         architectures: Mapping[str, Architecture],
         cohort: int | None,
         draw: str,
-        secure: bool = False,
+        deploy: Deployment,
     ) -> None:
-        """`secure`: the hub sees only the sum of the nodes' reports."""
         if method.pooled:
             raise MethodError(
                 f"{label} trains on everyone's data in one place, which a federation of nodes "
@@ -62,7 +62,7 @@ class Hub:
                 f"{label} trains on the server, with public examples, for each architecture, which "
                 "a hub without data cannot; leave it out, or run it in the simulator"
             )
-        if secure:
+        if deploy.secure:
             masks.require()
             masks.refuse_small(roster.clients if cohort is None else cohort, ConfigError)
             if draw != "fixed":
@@ -70,7 +70,8 @@ class Hub:
                     f"draw is {draw!r}, which may draw fewer than {masks.FEWEST} nodes, too few "
                     'for deploy.secure; use draw = "fixed"'
                 )
-        self._secure = secure
+        self._secure = deploy.secure
+        self._deploy = deploy
         self.round = 0
         self.notices: list[str] = []
         self.widths: Mapping[str, int] = {}
@@ -91,6 +92,9 @@ class Hub:
             setups = [one._replace(**known) for one in _setups(seed_stand_ins)]
             for name, other in zip(architectures, setups, strict=True):
                 refuse_unequal_states(method, name, setups[0], other)
+            if deploy.compress == "topk":
+                first = seed_stand_ins[0]
+                codecs.refuse_unfit(label, deploy, first.form, first.step(first.form, 0)[0])
             self.states.append(method.init_server(setups[0]))
 
     def _rehearse(self, architectures: Mapping[str, Architecture], seed: int) -> list[Alone]:
@@ -252,12 +256,15 @@ class Hub:
         letters = {}
         for place, client in enumerate(cohort.tolist()):
             own = tree.map(lambda leaf, row=place: leaf[row : row + 1], sent.own)
-            letters[client] = wire.pack(kind, head, Sent(sent.shared, own))
+            letters[client] = wire.pack(
+                kind, head, Sent(sent.shared, own), codecs.down(self._deploy)
+            )
 
         def read(client: int, message: Message) -> Tree:
             hidden = self._secure and kind == "step"  # the report follows under masks
             form = () if hidden else self._form(client, kind, **flags)
-            content = wire.fitted(form, message.leaves)
+            codec = codecs.up(self._deploy, sent) if kind == "step" else wire.PLAIN
+            content = wire.fitted(form, message.leaves, codec)
             if kind == "step":
                 wire.refuse_nonfinite(content)
             return content

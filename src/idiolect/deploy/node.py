@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from idiolect import tree
-from idiolect.deploy import masks, models, prints, wire
+from idiolect.deploy import codecs, masks, models, prints, wire
 from idiolect.deploy.codes import Refused
 from idiolect.deploy.drawer import Drawer, Owner
 from idiolect.deploy.form import Form
@@ -174,12 +174,18 @@ class Node:
             raise Refused("conflict", f"round {round + 1} was done for another message")
         if kept.round > round:
             raise Refused("round", f"round {round + 1} is over; this node has done {kept.round}")
-        report, personal = work(alone, self._sent(alone, message), round)
+        sent = self._sent(alone, message)
+        report, personal = work(alone, sent, round)
         _refuse_diverged(report, personal)
-        drawer.put(round + 1, request, personal, report)
+        told, left = tree.named(report), kept.left
+        if told:
+            codec = codecs.up(self._of(message).holding.experiment.deploy, sent, left)
+            told = codec.encode({name: leaf.cpu() for name, leaf in told.items()})
+            left = dict(codec.left) if isinstance(codec, codecs.TopK) else left
+        drawer.put(round + 1, request, personal, told, left)
         alone.personal = personal
         log.info("round %d of %s is done", round + 1, message.head["label"])
-        return _yes(message, report)
+        return _yes(message, told)
 
     def _keys(self, message: Message, blob: bytes) -> bytes:
         """Make a key for one sum and tell its public half."""
@@ -262,7 +268,8 @@ class Node:
 
     def _sent(self, alone: Alone, message: Message) -> Sent:
         """Check what the hub sent against what this method's servers send."""
-        sent: Sent = wire.fitted(alone.form, message.leaves)
+        codec = codecs.down(self._of(message).holding.experiment.deploy)
+        sent: Sent = wire.fitted(alone.form, message.leaves, codec)
         wire.refuse_nonfinite(sent, alone.form)
         return sent
 

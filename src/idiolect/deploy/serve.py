@@ -19,7 +19,7 @@ from idiolect.errors import ConfigError
 from idiolect.experiment.build import cohort_size
 from idiolect.experiment.methods import made as made_method
 from idiolect.experiment.networks import networks
-from idiolect.experiment.schema import Experiment
+from idiolect.experiment.schema import Deployment, Experiment
 from idiolect.experiment.visiting import visiting
 from idiolect.method import Method
 from idiolect.results import scaling
@@ -54,7 +54,7 @@ class RemoteCourse:
     checkpoint_every: int = 1  # whatever happens, no more than one round is done again
     backend: Backend = field(default_factory=lambda: Backend("sequential", "cpu"))
     exams: Sequence[Exam] = ()
-    secure: bool = False
+    deploy: Deployment = field(default_factory=Deployment)
 
     def settled(self) -> "RemoteCourse":
         """Fit the method to who takes part and how often, before anything is trained."""
@@ -142,7 +142,7 @@ class RemoteCourse:
             self.architectures,
             self.cohort,
             self.draw,
-            self.secure,
+            self.deploy,
         )
 
 
@@ -213,7 +213,7 @@ def _courses(
             post=post,
             roster=roster,
             architectures=bound,
-            secure=experiment.deploy.secure,
+            deploy=experiment.deploy,
         ).settled()
         for table in experiment.methods
         if (table.label or table.name) in methods

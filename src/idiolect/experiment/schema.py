@@ -221,6 +221,17 @@ class Deployment(BaseModel):
     patience: Count = 3  # refused reports after which a node is left out for good
     limit_mb: Count = 256  # the largest message
     secure: bool = False  # the server sees the sum of reports only
+    compress: Literal["none", "fp16", "topk"] = "none"  # half precision, or the largest changes
+    keep: Annotated[float, Field(gt=0, le=1)] = 0.1  # of topk: the share of numbers that is sent
+
+    @model_validator(mode="after")
+    def _apart(self) -> "Deployment":
+        if self.secure and self.compress != "none":
+            raise ValueError(
+                f"secure and compress = {self.compress!r} exclude each other: masks are whole "
+                "numbers of 64 bits, and places of the largest changes would be no secret"
+            )
+        return self
 
     @field_validator("minimum")
     @classmethod
