@@ -82,7 +82,7 @@ def _measured(name: str) -> list[str]:
     rows = []
     for run, labels in MEASURED.items():
         for label, own in labels.items():
-            if own["method"] == name:
+            if own["method"] == name and "choose" not in run:  # those only chose settings
                 cells = [_cell(own["models"].get(model)) for model in ("personal", "global")]
                 paper = run.partition("-")[0]
                 rows.append(

@@ -43,11 +43,14 @@ def measured() -> str:
 
 
 def _models(own: dict[str, Any], name: str) -> dict[str, Figure]:
-    """Read a method's figures: scores of every client of each seed, or each seed's means."""
-    if "accuracy" in own:
-        clients = own["accuracy"]
-        return {model: figure([mean(seed) for seed in clients[model]]) for model in clients}
-    return {model: figure(means[name]) for model, means in own["models"].items()}
+    """Read a method's figures: of every client of each seed, each seed's means, or per cents."""
+    if "models" in own:
+        return {model: figure(means[name]) for model, means in own["models"].items()}
+    scores = own["accuracy"]
+    if isinstance(scores, list):  # KT-pFL's page: the personal models alone
+        return {"personal": figure([score / 100 for score in scores])}
+    known = {m: [[c for c in seed if c is not None] for seed in scores[m]] for m in scores}
+    return {m: figure([mean(seed) for seed in seeds]) for m, seeds in known.items()}
 
 
 def _method_names() -> dict[str, dict[str, str]]:
@@ -106,10 +109,16 @@ def _row(paper: Paper, item: Item, measures: Measured) -> str:
     cell = item.headline(measures)
     figures = "| | | "
     if cell is not None and (ours := cell.ours(measures)) is not None:
-        figures = f"| {ours.mean:.1f} ± {ours.deviation:.1f} | {cell.paper:.1f} | {cell.what}"
+        figures = (
+            f"| {ours.mean:.1f} ± {ours.deviation:.1f} | {cell.paper:.1f} | {_escaped(cell.what)}"
+        )
     name = f"`{item.id}`" if item.experiments else item.id
     note = f"<br>{item.note}" if item.note else ""
     return f"| {name} | {title}{note} | **{item.status(measures)}** {figures} |"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("|", "\\|")
 
 
 if __name__ == "__main__":

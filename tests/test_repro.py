@@ -56,6 +56,12 @@ def test_what_was_not_run_is_not_judged() -> None:
     assert item(80.0).status({}) == "not measured yet"
 
 
+def test_a_claim_about_what_was_not_run_is_not_judged() -> None:
+    half = item(80.0, below="nobody")
+    assert half.status(MEASURED) == "not measured yet"
+    assert not list(half.failed(MEASURED))
+
+
 def test_the_headline_is_the_cell_that_falls_shortest() -> None:
     cells = tuple(Cell(str(p), "run", "ours", "personal", p) for p in (70.0, 90.0, 85.0))
     found = Item("a", "A", cells=cells).headline(MEASURED)

@@ -48,9 +48,14 @@ class Claim:
     above: str
     below: tuple[str, ...]
 
+    def known(self, measured: Measured) -> bool:
+        """Say whether all that it compares was measured."""
+        names = (self.above, *self.below)
+        return all(_find(measured, run, name) is not None for run in self.runs for name in names)
+
     def fails(self, measured: Measured) -> Iterator[str]:
-        """Name each place where it does not hold."""
-        for run in self.runs:
+        """Name each place where it does not hold; what was not measured is passed over."""
+        for run in self.runs if self.known(measured) else ():
             for other in self.below:
                 best, least = (_score(measured, run, name) for name in (self.above, other))
                 if best <= least:
@@ -84,6 +89,8 @@ class Item:
         if self.given:
             return self.given
         if any(cell.ours(measured) is None for cell in self.cells):
+            return PENDING
+        if not all(claim.known(measured) for claim in self.claims):
             return PENDING
         if any(True for _ in self.failed(measured)):
             return DIFFERS
@@ -131,6 +138,12 @@ def _short(cell: Cell, measured: Measured) -> float:
     return round(cell.paper - ours.mean, 1)
 
 
-def _score(measured: Measured, run: str, name: str) -> float:
+def _find(measured: Measured, run: str, name: str) -> Figure | None:
     label, _, model = name.partition(":")
-    return measured[run][label][model or "personal"].mean
+    return measured.get(run, {}).get(label, {}).get(model or "personal")
+
+
+def _score(measured: Measured, run: str, name: str) -> float:
+    found = _find(measured, run, name)
+    assert found is not None
+    return found.mean
