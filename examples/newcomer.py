@@ -48,6 +48,6 @@ name = "persfl"
 idiolect.run(folder / "visits.toml", out=folder / "run")
 
 late = write("late.csv", {"west": 0.6})
-newcomer = idiolect.adapt(folder / "run", late, method="PersFL")["newcomers"][0]
+newcomer = idiolect.adapt(folder / "run", late, method="persfl")["newcomers"][0]
 own, common = (newcomer["models"][model]["accuracy"] for model in ("personal", "global"))
 print(f"{newcomer['client']}: own model {own:.0%}, global model {common:.0%}")

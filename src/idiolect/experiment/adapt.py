@@ -94,6 +94,9 @@ def _chosen(experiment: Experiment, label: str | None) -> MethodTable:
         if len(tables) > 1:
             raise ConfigError(f"the run has several methods; add --method {' | '.join(tables)}")
         return experiment.methods[0]
+    named = [table for table in experiment.methods if table.name == label]
+    if label not in tables and len(named) == 1:  # as in --set, its name will do
+        return named[0]
     if label not in tables:
         raise ConfigError(f"--method: unknown label {meant(label, tables)}")
     return tables[label]
