@@ -166,6 +166,30 @@ def test_a_node_lost_between_keys_and_masks_is_left_out_of_the_sum(tmp_path):
     assert fed.largest_gap(*states) < 1e-6
 
 
+class Restarting(Inside):
+    """Nodes that are all started anew in every round, after training and before the sum."""
+
+    def __init__(self, home):
+        super().__init__(fed.inside(home)._nodes)
+        self._home, self._new = home, set()
+
+    def call(self, site, blob, seconds):
+        message = wire.unpack(blob)
+        if message.kind == "keys" and (site, message.head["round"]) not in self._new:
+            self._new.add((site, message.head["round"]))
+            self._nodes = {**self._nodes, site: fed.inside(self._home)._nodes[site]}
+        return super().call(site, blob, seconds)
+
+
+def test_a_node_started_anew_sums_what_it_kept_on_disk(tmp_path):
+    transport = Restarting(tmp_path / "nodes")
+    fed.served(fed.experiment("fedper", sets=SETS), transport, tmp_path / "secure")
+    assert len(transport._new) == 8
+    fed.served(fed.experiment("fedper"), fed.inside(tmp_path / "others"), tmp_path / "plain")
+    states = [fed.server_state(tmp_path / kind, "FedPer") for kind in ("plain", "secure")]
+    assert fed.largest_gap(*states) < 1e-6
+
+
 def test_what_cannot_be_summed_is_refused_before_the_first_round(tmp_path):
     def serve(*methods, sets=()):
         wanted = fed.experiment(*methods, sets=(*SETS, *sets))

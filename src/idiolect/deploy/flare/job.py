@@ -16,6 +16,7 @@ from typing import Any
 
 from nvflare.apis.fl_component import FLComponent
 from nvflare.apis.fl_context import FLContext
+from nvflare.apis.signal import Signal
 from nvflare.collab import collab
 from nvflare.collab.api.context import set_call_context
 from nvflare.collab.api.exceptions import CollabCallError, RunAborted
@@ -81,6 +82,10 @@ class _Cells:
         self._context = collab.context
         self._proxies = {proxy.name: proxy for proxy in collab.clients}
         self._returned: frozenset[str] = frozenset()
+        # Of our own, below the job's: the engine lets no job end before all its calls have.
+        self._over = [Signal(parent=p.backend.abort_signal) for p in self._proxies.values()]
+        for proxy, signal in zip(self._proxies.values(), self._over, strict=True):
+            proxy.backend.abort_signal = signal
         # Who is connected only the server's lasting process knows, so an admin must tell.
         collab.fl_ctx.get_engine().register_app_command(RETURNED, self._told)
 
@@ -105,6 +110,11 @@ class _Cells:
         if not isinstance(answer, bytes):
             raise Refused("format", f"{site} answered with {type(answer).__name__}")
         return answer
+
+    def hang_up(self) -> None:
+        """Give up calls that nobody has answered: the run is over, or starts anew."""
+        for signal in self._over:
+            signal.trigger(True)
 
     def returned(self, site: str) -> bool:
         """Say whether a site is connected that has no part in this job, or has one no more."""
@@ -186,6 +196,8 @@ class HubSide(FLComponent):  # type: ignore[misc]
         except Exception as error:
             log.exception("the hub failed")
             outcome = {"state": "error", "text": f"the hub failed ({type(error).__name__})"}
+        finally:
+            transport.hang_up()
         if outcome["state"] != "done" and transport.stopped():
             raise RunAborted("the run was stopped")
         self._progress.tell(**outcome)
