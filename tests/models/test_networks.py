@@ -36,8 +36,10 @@ def test_the_papers_networks_have_the_papers_sizes(model, shape, parameters):
     assert model(torch.zeros(2, *shape)).shape == (2, 10)
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_every_named_network_takes_another_shape_and_maps(name):
+@pytest.mark.parametrize(
+    "name", [name for name in MODELS if name not in ("kim-cnn", "next-word-lstm")]
+)
+def test_every_named_network_of_images_takes_another_shape_and_maps(name):
     """Not only the papers' images: 2 × 20 × 24, 3 classes; one by one and under vmap alike."""
     options = {"dropout": 0.0} if name == "alexnet" else {}
     model = MODELS[name]((2, 20, 24), 3, **options)

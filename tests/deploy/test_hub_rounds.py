@@ -1,7 +1,7 @@
 """The hub: checks every report, passes over who fails, and goes on where it stopped."""
 
 import json
-import time
+import threading
 
 import federations as fed
 import pytest
@@ -112,12 +112,18 @@ def test_too_few_reports_stop_the_run_and_a_new_start_goes_on(tmp_path):
 
 
 class Sleeper(Inside):
-    """Nodes, one of which does not answer in one round before it is too late."""
+    """Nodes, one of which answers its first round only when the others are some rounds ahead."""
+
+    def __init__(self, nodes):
+        super().__init__(nodes)
+        self._ahead = threading.Event()
 
     def call(self, site, blob, seconds):
         message = wire.unpack(blob)
+        if message.kind == "step" and message.head["round"] == 5:
+            self._ahead.set()
         if site == "site-1" and message.kind == "step" and message.head["round"] == 0:
-            time.sleep(4)
+            assert self._ahead.wait(120)
         return super().call(site, blob, seconds)
 
 
