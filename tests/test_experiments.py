@@ -1,15 +1,18 @@
 """Every experiment file in the repository loads, and a small variant of each kind really runs."""
 
 import os
+import shlex
 from pathlib import Path
 
 import pytest
 
 import idiolect
 from idiolect.experiment import jobs, load_experiment
+from idiolect.experiment.build import refuse_unknown_labels
 
 ROOT = Path(__file__).resolve().parent.parent
 FILES = sorted((ROOT / "experiments").rglob("*.toml"))
+QUEUES = sorted((ROOT / "experiments").rglob("gpu*.txt"))
 SHARED = Path(os.environ.get("IDIOLECT_DATA", ROOT.parent / "shared" / "data"))
 
 real = [
@@ -34,6 +37,21 @@ def test_there_are_experiments() -> None:
 @pytest.mark.parametrize("path", FILES, ids=name)
 def test_a_file_loads(path: Path) -> None:
     assert load_experiment(path).methods
+
+
+@pytest.mark.parametrize("path", QUEUES, ids=name)
+def test_a_queue_names_runs_that_load(path: Path) -> None:
+    """A line is a folder and arguments of `idiolect run`; a bad one would cost a run on a GPU."""
+    lines = [
+        shlex.split(line) for line in path.read_text().splitlines() if line[:1] not in ("#", "")
+    ]
+    assert len({folder for folder, *_ in lines}) == len(lines)
+    for _, file, *options in lines:
+        given: dict[str, list[str]] = {"--method": [], "--set": []}
+        for flag, value in zip(options[::2], options[1::2], strict=True):
+            given[flag].append(value)
+        experiment = load_experiment(ROOT / file, given["--set"])
+        refuse_unknown_labels(experiment, given["--method"])
 
 
 def test_all_methods_of_a_table_run_on_the_embedded_data(tmp_path: Path) -> None:
