@@ -82,16 +82,21 @@ def simulated(wanted, folder: Path):
     return content
 
 
-def served(wanted, transport, folder: Path, run: str = "r1"):
+def served(wanted, transport, folder: Path, run: str = "r1", **more):
     text = travelling(wanted)
-    return serve(post(transport, text, folder), text, run, folder)
+    return serve(post(transport, text, folder), text, run, folder, **more)
 
 
-def server_state(folder: Path, label: str) -> Mapping[str, torch.Tensor]:
+def server_state(folder: Path, label: str, part: str = "server") -> Mapping[str, torch.Tensor]:
     """Return the server's last state by name, out of a run's checkpoint."""
     named, meta = checkpoint.read(folder / "checkpoints" / f"{label}.safetensors")
     assert meta["finished"]
-    return {name: leaf for name, leaf in named.items() if name.startswith("state.server")}
+    return {name: leaf for name, leaf in named.items() if name.startswith(f"state.{part}")}
+
+
+def fused_models(folder: Path, label: str) -> Mapping[str, torch.Tensor]:
+    """Return what the server keeps for each architecture."""
+    return server_state(folder, label, "groups")
 
 
 def scores(content, label: str):

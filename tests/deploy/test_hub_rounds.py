@@ -7,6 +7,7 @@ import federations as fed
 import pytest
 import torch
 
+from idiolect.cli.federating import run_on
 from idiolect.deploy import wire
 from idiolect.deploy.codes import Refused
 from idiolect.deploy.post import Ledger, Policy, Post
@@ -156,9 +157,11 @@ def test_nodes_that_do_not_fit_are_named_when_they_join(tmp_path):
         fed.served(wanted, Old(nodes), tmp_path / "c")
 
 
-def test_pooled_methods_are_refused(tmp_path):
+def test_pooled_methods_are_refused_before_anyone_is_asked(tmp_path):
     with pytest.raises(MethodError, match="everyone's data in one place"):
         fed.served(fed.experiment("centralised"), fed.inside(tmp_path), tmp_path / "served")
+    with pytest.raises(MethodError, match="everyone's data in one place"):
+        run_on("no kit", fed.experiment("centralised"), tmp_path / "out", False, [])
 
 
 def test_how_many_must_report():

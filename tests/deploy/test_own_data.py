@@ -8,10 +8,11 @@ import pytest
 
 from idiolect.data import normalised, read
 from idiolect.data.dataset import Moments, decoding, moments
+from idiolect.deploy.host import Host
 from idiolect.deploy.node import Node
 from idiolect.deploy.site import Site
 from idiolect.deploy.transport import Inside
-from idiolect.errors import DeployError
+from idiolect.errors import DataError, DeployError
 
 TOML = """
 name = "clinics"
@@ -112,3 +113,28 @@ def test_a_label_the_experiment_does_not_declare_is_refused(clinics, tmp_path):
     with pytest.raises(DeployError, match="clinic 1: its labels do not fit the classes") as caught:
         fed.served(experiment(together), Inside(nodes(tmp_path, files)), tmp_path / "served")
     assert "dead" not in str(caught.value)
+
+
+FUSED = """
+[[methods]]
+name = "feddf"
+sample = 0
+"""
+
+
+def test_a_server_with_public_rows_of_its_own_trains_on_them(clinics, tmp_path):
+    """The nodes hold none and are not asked for any; the result is the simulator's."""
+    files, together = clinics
+    table = [[*row[:3], "well"] for row in rows(9, 30)]
+    public = written(tmp_path / "public.csv", table)
+    toml = TOML.format(source=together).partition("[[methods]]")[0] + FUSED
+    wanted = fed.experiment(toml=toml, sets=(f"data.public.source={public}",))
+    fed.simulated(wanted, tmp_path / "simulated")
+    transport = Inside(nodes(tmp_path, files))
+    public.rename(tmp_path / "moved.csv")
+    with pytest.raises(DataError, match=r"the server lacks the public examples.* --public PATH"):
+        fed.served(wanted, transport, tmp_path / "served")
+    host = Host(public=str(tmp_path / "moved.csv"))
+    fed.served(wanted, transport, tmp_path / "served", host=host)
+    here, there = (fed.fused_models(tmp_path / k, "FedDF") for k in ("simulated", "served"))
+    assert fed.largest_gap(here, there) < 1e-6

@@ -3,10 +3,9 @@
 import federations as fed
 import pytest
 
-from idiolect.errors import MethodError
 from idiolect.methods import METHODS
 
-NAMES = [name for name, kind in METHODS.items() if not kind.pooled and kind.public != "server"]
+NAMES = [name for name, kind in METHODS.items() if not kind.pooled]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -22,13 +21,6 @@ def test_nodes_give_the_simulators_result(name, tmp_path):
     )
     assert there.keys() == here.keys()
     assert all(there[leaf].equal(here[leaf]) for leaf in there)
-
-
-def test_a_server_that_trains_on_public_examples_is_refused(tmp_path):
-    """FedDF's server needs networks and data of its own, which a hub has not."""
-    wanted = fed.experiment("feddf")
-    with pytest.raises(MethodError, match="FedDF trains on the server, with public examples"):
-        fed.served(wanted, fed.inside(tmp_path / "nodes"), tmp_path / "served")
 
 
 def test_several_seeds_and_methods_and_the_bytes(tmp_path):
@@ -58,10 +50,14 @@ def test_the_vectorised_simulator_agrees_to_a_millionth(tmp_path):
     assert fed.largest_gap(there, here) < 1e-6
 
 
-def test_two_architectures_exchange_predictions(tmp_path):
-    """KT-pFL: two nodes run one network, two another; each report is of the same form."""
+@pytest.mark.parametrize("name", ["ktpfl", "feddf"])
+def test_two_architectures_learn_together(name, tmp_path):
+    """Two nodes run one network, two another: predictions are of one form, or the server reads.
+
+    FedDF's server keeps a model for each of them, which it sends to those who run it.
+    """
     toml = fed.TOML.replace('name = "federations:normed"', "each = { mlr = 2, dnn = 2 }")
-    wanted = fed.experiment("ktpfl", toml=toml)
+    wanted = fed.experiment(name, toml=toml)
     content = fed.simulated(wanted, tmp_path / "simulated")
     found = fed.served(wanted, fed.inside(tmp_path / "nodes"), tmp_path / "served")
     label = wanted.methods[0].label

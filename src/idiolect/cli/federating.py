@@ -52,12 +52,34 @@ def init(
 
 
 @guarded
-def server(kit: Annotated[Path, _KIT]) -> None:
+def server(
+    kit: Annotated[Path, _KIT],
+    public: Annotated[
+        str | None, typer.Option(help="Public examples, for methods that train on the server.")
+    ] = None,
+    data_dir: Annotated[
+        Path | None, typer.Option(help="Folder with datasets; else IDIOLECT_DATA.")
+    ] = None,
+) -> None:
     """Run the federation's server until interrupted."""
+    from idiolect.data import SOURCES
     from idiolect.deploy.flare.kits import read
     from idiolect.deploy.flare.parents import keep_running
+    from idiolect.deploy.host import Host
 
-    keep_running(read(kit, "server"), None, say)
+    if public is not None and public not in SOURCES:
+        public = str(_existing("--public", public, "the public examples"))
+    keep_running(read(kit, "server"), Host(public, data_dir and data_dir.resolve()), say)
+
+
+def _existing(option: str, path: str, what: str) -> Path:
+    """Return a path that exists, written out, for a process that works elsewhere."""
+    from idiolect.errors import DataError
+
+    found = Path(path).expanduser()
+    if not found.exists():
+        raise DataError(f"{option}: {found} does not exist; give {what}")
+    return found.resolve()
 
 
 @guarded
@@ -88,16 +110,14 @@ def node(
     from idiolect.deploy.flare.kits import read
     from idiolect.deploy.flare.parents import keep_running
     from idiolect.deploy.site import Site
-    from idiolect.errors import DataError
 
     own = read(kit, "node")
     given: dict[str, Any] = {"label": label, "split": split_column}
     given["size"] = None if size is None else numbers("--size", size, int, 2)
     if data not in SOURCES:
-        path = Path(data).expanduser()
-        if not path.exists():
-            raise DataError(f"--data: {path} does not exist; give this site's data")
-        data = str(path.resolve())
+        data = str(_existing("--data", data, "this site's data"))
+    if public is not None and public not in SOURCES:
+        public = str(_existing("--public", public, "the public examples"))
     site = Site(
         own.name,
         own.federation,
@@ -157,11 +177,13 @@ def run_on(
     tell: Callable[[str], None] = say,
 ) -> Path:
     """Run an experiment on a federation: that of a kit, or one of processes on this machine."""
+    from idiolect.deploy.serve import served_methods
     from idiolect.experiment.build import refuse_unknown_labels
     from idiolect.results.models import folder_name
     from idiolect.runner.run import opened
 
     refuse_unknown_labels(experiment, only)
+    served_methods(experiment, only)  # what no federation can run is told before anyone is asked
     folder = out or Path("runs") / folder_name(experiment.name)
     with opened(folder, resume=resume):
         if place == "local":

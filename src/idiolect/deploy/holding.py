@@ -109,11 +109,6 @@ def _own(site: Site, text: str, place: int) -> Holding:
             "text of a node's own: every node would number words by its own vocabulary; use a "
             "named corpus with --client, or code the words beforehand, alike on all nodes",
         )
-    if dataset.words:
-        raise DataError(
-            f"{path} is text, and every node would number its own words; a federation of nodes "
-            "takes numbers: encode the text by a list of words that all nodes have"
-        )
     if data.classes is None:
         raise Refused(
             "classes",

@@ -12,10 +12,12 @@ import numpy as np
 import torch
 
 from idiolect import tree
+from idiolect.data import Dataset
 from idiolect.data.federation import Exam
 from idiolect.deploy import codecs, masks, wire
 from idiolect.deploy.codes import Refused
 from idiolect.deploy.post import Answer, Post
+from idiolect.deploy.rehearsal import Rehearsal
 from idiolect.deploy.roster import Roster
 from idiolect.deploy.summing import summed
 from idiolect.deploy.wire import Message
@@ -23,10 +25,10 @@ from idiolect.errors import ConfigError, DataError, DeployError, MethodError
 from idiolect.experiment.schema import Deployment
 from idiolect.method import Method, Sent
 from idiolect.simulate import guard, sampling
-from idiolect.simulate.alone import Alone, Place
 from idiolect.simulate.architecture import Architecture, refuse_unequal_states
 from idiolect.simulate.rounds import Round, Verdict
-from idiolect.simulate.traffic import Traffic
+from idiolect.simulate.serving import Serving
+from idiolect.simulate.traffic import Traffic, refuse_unequal
 from idiolect.tree import Tree
 
 _CPU = torch.device("cpu")
@@ -51,17 +53,10 @@ class Hub:
         cohort: int | None,
         draw: str,
         deploy: Deployment,
+        public: Dataset | None = None,
     ) -> None:
-        if method.pooled:
-            raise MethodError(
-                f"{label} trains on everyone's data in one place, which a federation of nodes "
-                "cannot; leave it out, or run it in the simulator"
-            )
-        if method.grouped:
-            raise MethodError(
-                f"{label} trains on the server, with public examples, for each architecture, which "
-                "a hub without data cannot; leave it out, or run it in the simulator"
-            )
+        """`public`: the server's own examples, where the method's server needs some."""
+        refuse_pooled(label, method)
         if deploy.secure:
             masks.require()
             masks.refuse_small(roster.clients if cohort is None else cohort, ConfigError)
@@ -82,61 +77,41 @@ class Hub:
         self._roster = roster
         self._cohort = cohort
         self._draw = sampling.DRAWS[draw]
-        self._stand_ins = [self._rehearse(architectures, seed) for seed in self._seeds]
-        self._forms: dict[tuple[Any, ...], Tree] = {}
+        self._rehearsal = Rehearsal(method, roster, architectures, self._seeds)
         self.states = []
-        for run_number, seed_stand_ins in enumerate(self._stand_ins):
-            sizes = [float(size) for size in roster.sizes(0, run_number)]
+        self._servings: list[list[Serving]] = []  # for each seed and architecture
+        for number in range(len(self._seeds)):
+            sizes = [float(size) for size in roster.sizes(0, number)]
             # Nodes know the run's seed. What the server draws to hide them, they must not.
-            known = {"sizes": torch.tensor(sizes), "secret": secrets.randbits(62)}
-            setups = [one._replace(**known) for one in _setups(seed_stand_ins)]
+            known: dict[str, Any] = {"sizes": torch.tensor(sizes), "secret": secrets.randbits(62)}
+            if public is not None:
+                known["public"] = len(public)
+            setups = [one._replace(**known) for one in self._rehearsal.setups(number)]
             for name, other in zip(architectures, setups, strict=True):
                 refuse_unequal_states(method, name, setups[0], other)
             if deploy.compress == "topk":
-                first = seed_stand_ins[0]
+                first = self._rehearsal.stand_ins[number][0]
                 codecs.refuse_unfit(label, deploy, first.form, first.step(first.form, 0)[0])
             self.states.append(method.init_server(setups[0]))
-
-    def _rehearse(self, architectures: Mapping[str, Architecture], seed: int) -> list[Alone]:
-        """Make a stand-in for the nodes of each architecture, with blank examples of their form.
-
-        It tells what the method's messages must look like, which is all that is asked of it.
-        """
-        roster, made = self._roster, []
-        lessons, test = roster.first.form.lessons()
-        for architecture in architectures.values():
-            client = 0 if architecture.clients is None else architecture.clients[0]
-            place = Place(client, roster.clients, seed)
-            made.append(Alone(self._method, place, lessons, test, architecture, _CPU))
-        self._served = [architecture.clients for architecture in architectures.values()]
-        return made
-
-    def _form(self, client: int, kind: str, **flags: bool) -> Tree:
-        """Return the form of a node's answer, found by letting its stand-in answer once."""
-        place = next(n for n, own in enumerate(self._served) if own is None or client in own)
-        key = (place, kind, *sorted(flags.items()))
-        if key not in self._forms:
-            stand_in = self._stand_ins[0][place]
-            if kind == "step":
-                self._forms[key], _ = stand_in.step(stand_in.form, 0)
-            elif kind == "meet":
-                self._forms[key] = ()
-            else:
-                chosen = [flag for flag in ("only_global", "newcomers") if flags[flag]]
-                marks, facts, _ = stand_in.judge(
-                    stand_in.form, 0, tested=flags["tested"], flags=chosen
-                )
-                self._forms[key] = {"marks": marks, "facts": facts}
-        return self._forms[key]
+            if method.grouped:
+                self._servings.append(self._rehearsal.servings(number, public))
 
     @property
     def tree(self) -> Tree:
         """All state the hub has between rounds; personal state is with the nodes."""
-        return {"server": tuple(self.states), "personal": ()}
+        kept = {"server": tuple(self.states), "personal": ()}
+        if self._servings:
+            # By architecture and then by seed, as a simulation has it.
+            kinds = zip(*self._servings, strict=True)
+            kept["groups"] = tuple(tuple(one.group for one in own) for own in kinds)
+        return kept
 
     @tree.setter
     def tree(self, kept: Tree) -> None:
         self.states = list(kept["server"])
+        for place, own in enumerate(kept.get("groups", ())):
+            for servings, group in zip(self._servings, own, strict=True):
+                servings[place].group = group
 
     # One round.
 
@@ -154,7 +129,7 @@ class Hub:
     def strangers(self, run: int) -> np.ndarray:
         """Return the clients that took part in no round, where personal state matters."""
         waiting = np.arange(self._roster.clients)
-        if not tree.leaves(self._stand_ins[run][0].personal):
+        if not tree.leaves(self._rehearsal.stand_ins[run][0].personal):
             return waiting[:0]
         for round in range(self.round):
             waiting = np.setdiff1d(waiting, self._drawn(run, round), assume_unique=True)
@@ -186,7 +161,10 @@ class Hub:
                 present, rows, more = self._summed(run, cohort, present)
                 down, up = down + more[0], up + more[1]
             served = torch.tensor(present[: len(rows)])
-            states.append(self._aggregated(state, served, tree.stack(rows)))
+            if self._servings:
+                states.append(self._grouped(run, state, present, rows))
+            else:
+                states.append(self._aggregated(state, served, tree.stack(rows)))
             traffic.append(Traffic(len(present), down, up))
             sizes = self._roster.sizes(0, run)
             examples += sum(sizes[client] for client in present)
@@ -214,8 +192,30 @@ class Hub:
             self._refuse_few(cohort, found)
             return found
 
-        present, mean = summed(ask, done, self._form(done[0], "step"))
+        present, mean = summed(ask, done, self._rehearsal.form(done[0], "step"))
         return present, [mean], traffic
+
+    def _grouped(
+        self, run: int, state: Tree, present: Sequence[int], reports: Sequence[Tree]
+    ) -> Tree:
+        """Let the server read reports with its own examples, join each architecture's, and train.
+
+        Reports may differ in form from architecture to architecture; what is read in them does not.
+        """
+        kinds = [self._rehearsal.kind(client) for client in present]
+        servings = self._servings[run]
+        pairs = zip(kinds, reports, strict=True)
+        read = [servings[kind].read(report, self.round) for kind, report in pairs]
+        refuse_unequal([tree.stack([one]) for one in read])
+        new = self._aggregated(state, torch.tensor(present), tree.stack(read))
+        good = (~guard.broken(tree.stack(read), None, len(read), _CPU)).tolist()
+        for place, serving in enumerate(servings):
+            rows = zip(kinds, reports, good, strict=True)
+            own = [one for kind, one, fine in rows if kind == place and fine]
+            if own:
+                serving.join(tree.stack(own))
+            serving.fuse(new, self.round)
+        return new
 
     def _aggregated(self, state: Tree, cohort: torch.Tensor, reports: Tree) -> Tree:
         """Take the server's step, guarded as the simulation's is."""
@@ -256,13 +256,12 @@ class Hub:
         letters = {}
         for place, client in enumerate(cohort.tolist()):
             own = tree.map(lambda leaf, row=place: leaf[row : row + 1], sent.own)
-            letters[client] = wire.pack(
-                kind, head, Sent(sent.shared, own), codecs.down(self._deploy)
-            )
+            whole = Sent(sent.shared, own, self._group(run, client))
+            letters[client] = wire.pack(kind, head, whole, codecs.down(self._deploy))
 
         def read(client: int, message: Message) -> Tree:
             hidden = self._secure and kind == "step"  # the report follows under masks
-            form = () if hidden else self._form(client, kind, **flags)
+            form = () if hidden else self._rehearsal.form(client, kind, **flags)
             codec = codecs.up(self._deploy, sent) if kind == "step" else wire.PLAIN
             content = wire.fitted(form, message.leaves, codec)
             if kind == "step":
@@ -270,6 +269,10 @@ class Hub:
             return content
 
         return self._exchange(kind, head, letters, read)
+
+    def _group(self, run: int, client: int) -> Tree:
+        """Return what the server keeps for a client's architecture."""
+        return self._servings[run][self._rehearsal.kind(client)].group if self._servings else ()
 
     def _head(self, run: int) -> dict[str, Any]:
         about = {"run": self._run, "label": self._label, "seed": self._seeds[run]}
@@ -341,5 +344,10 @@ def _filled(found: Mapping[int, Tree], clients: Sequence[int]) -> list[Tree]:
     return [known.get(client, nothing) for client in clients]
 
 
-def _setups(stand_ins: Sequence[Alone]) -> list[Any]:
-    return [one.setup for one in stand_ins]
+def refuse_pooled(label: str, method: Method) -> None:
+    """Refuse what no federation of nodes can do."""
+    if method.pooled:
+        raise MethodError(
+            f"{label} trains on everyone's data in one place, which a federation of nodes "
+            "cannot; leave it out, or run it in the simulator"
+        )

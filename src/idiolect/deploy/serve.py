@@ -11,7 +11,8 @@ from idiolect.checkpoint import write_whole
 from idiolect.data import Dataset
 from idiolect.data.federation import Exam
 from idiolect.deploy import masks, prints
-from idiolect.deploy.hub import Hub
+from idiolect.deploy.host import HOST, Host
+from idiolect.deploy.hub import Hub, refuse_pooled
 from idiolect.deploy.post import Ledger, Policy, Post
 from idiolect.deploy.roster import Roster
 from idiolect.deploy.transport import Transport
@@ -55,6 +56,7 @@ class RemoteCourse:
     backend: Backend = field(default_factory=lambda: Backend("sequential", "cpu"))
     exams: Sequence[Exam] = ()
     deploy: Deployment = field(default_factory=Deployment)
+    public: Dataset | None = None  # the server's own, where the method needs some
 
     def settled(self) -> "RemoteCourse":
         """Fit the method to who takes part and how often, before anything is trained."""
@@ -143,6 +145,7 @@ class RemoteCourse:
             self.cohort,
             self.draw,
             self.deploy,
+            self.public,
         )
 
 
@@ -163,12 +166,30 @@ def serve(
     *,
     only: Sequence[str] = (),
     watch: Watch | None = None,
+    host: Host = HOST,
 ) -> Document:
     """Run an experiment over the hub's post, going on from what the folder holds of the same run.
 
-    `text` is the experiment as TOML; `run` names the run, and with it the nodes' personal state.
+    `text` is the experiment as TOML; `run` names the run, and with it the nodes' personal state;
+    `host` says what the server's machine has of its own.
     """
     experiment = visiting(text)
+    methods = served_methods(experiment, only)
+    digests = {label: prints.of_method(method) for label, method in methods.items()}
+    seeds = len(experiment.seeds)
+    roster = Roster(post, run, text, digests, seeds, folder / "roster.json")
+    roster.gather(experiment.data.normalise)
+    write_whole(folder / EXPERIMENT, text.encode())
+    scaling.save(folder, {experiment.seeds[0]: _described(roster, folder)})
+    public = None
+    if any(method.public == "server" for method in methods.values()):
+        public = host.public_examples(text, roster.first)
+    courses = _courses(experiment, methods, run, post, roster, public)
+    return run_courses(courses, folder, _about(experiment, roster), resume=True, watch=watch)
+
+
+def served_methods(experiment: Experiment, only: Sequence[str] = ()) -> dict[str, Method]:
+    """Make the experiment's methods by label, or say why a federation of nodes cannot run it."""
     if experiment.data.common_test:
         raise ConfigError("data.common_test is for simulations; nodes are scored on their own rows")
     if experiment.attack is not None:
@@ -178,21 +199,20 @@ def serve(
         for table in experiment.methods
         if not only or table.label in only
     }
-    if experiment.deploy.secure:
-        for label, method in methods.items():
+    for label, method in methods.items():
+        refuse_pooled(label, method)
+        if experiment.deploy.secure:
             masks.refuse_unfit(label, method)
-    digests = {label: prints.of_method(method) for label, method in methods.items()}
-    seeds = len(experiment.seeds)
-    roster = Roster(post, run, text, digests, seeds, folder / "roster.json")
-    roster.gather(experiment.data.normalise)
-    write_whole(folder / EXPERIMENT, text.encode())
-    scaling.save(folder, {experiment.seeds[0]: _described(roster, folder)})
-    courses = _courses(experiment, methods, run, post, roster)
-    return run_courses(courses, folder, _about(experiment, roster), resume=True, watch=watch)
+    return methods
 
 
 def _courses(
-    experiment: Experiment, methods: Mapping[str, Method], run: str, post: Post, roster: Roster
+    experiment: Experiment,
+    methods: Mapping[str, Method],
+    run: str,
+    post: Post,
+    roster: Roster,
+    public: Dataset | None,
 ) -> list[RemoteCourse]:
     form = roster.first.form
     shape, words = tuple(form.shape), tuple(form.words)
@@ -214,6 +234,7 @@ def _courses(
             roster=roster,
             architectures=bound,
             deploy=experiment.deploy,
+            public=public if methods[table.label or table.name].public == "server" else None,
         ).settled()
         for table in experiment.methods
         if (table.label or table.name) in methods

@@ -20,6 +20,7 @@ from idiolect.data.arrays import Rows
 from idiolect.data.cache import cache_root
 from idiolect.data.dataset import with_classes
 from idiolect.data.public import alike, rows_of, without
+from idiolect.data.text import encoded_as
 from idiolect.errors import ConfigError, DataError
 from idiolect.experiment.attacks import Wrap, attacked, with_common
 from idiolect.experiment.methods import made as made_method
@@ -40,20 +41,43 @@ def federations(
 
     `datasets` keeps what was loaded for experiments to come.
     """
-    data = experiment.data
-    known = {} if datasets is None else datasets
+    dataset, public = _sourced(experiment.data, data_dir, {} if datasets is None else datasets)
+    return divided(experiment, dataset, public)
+
+
+def _sourced(
+    data: Data, data_dir: Path | None, known: dict[str, Dataset]
+) -> tuple[Dataset, Dataset | None]:
+    """Load private and public examples; `known` keeps what was loaded."""
     key = repr((data.source, sorted(data.options.items()), data.normalise))
     if key not in known:
         known[key] = loaded(data.source, data.options, data_dir, data.normalise)
     dataset = known[key]
     if data.classes is not None:
         dataset = with_classes(dataset, data.classes, "the experiment")
-    public = None
-    if data.public is not None and data.public.source == data.source:
-        dataset, public = _held_out(data.public, data, dataset)
-    elif data.public is not None:
-        public = public_examples(data.public, data, dataset, data_dir)
-    return divided(experiment, dataset, public)
+    if data.public is None:
+        return dataset, None
+    if data.public.source == data.source:
+        return _held_out(data.public, data, dataset)
+    return dataset, public_examples(data.public, data, dataset, data_dir)
+
+
+def public_alone(
+    data: Data, private: Dataset, divided: bool, data_dir: Path | None
+) -> Dataset | None:
+    """Load the public examples where nobody's private ones are: `private` shows their form.
+
+    Where clients' data was `divided` from a source, public examples may be rows of it.
+    """
+    if data.public is None:
+        return None
+    if divided and data.public.source == data.source:
+        _, public = _sourced(data, data_dir, {})
+    else:
+        public = public_examples(data.public, data, private, data_dir)
+    if public is not None and public.vocabulary:
+        return encoded_as(public, private.words)
+    return public
 
 
 def divided(

@@ -9,8 +9,9 @@ from idiolect.experiment.execute import written
 from idiolect.experiment.reading import parse_toml
 from idiolect.experiment.resolve import completed
 from idiolect.experiment.schema import Experiment
+from idiolect.methods import METHODS
 
-_NOWHERE = "embedded"  # stands where nothing is read
+NOWHERE = "embedded"  # stands where nothing is read
 
 
 def travelling(experiment: Experiment) -> str:
@@ -26,7 +27,7 @@ def travelling(experiment: Experiment) -> str:
 
 def source_of(text: str) -> str:
     """Name the source that an experiment was written for."""
-    return str(parse_toml(text, "the hub's experiment").get("data", {}).get("source", _NOWHERE))
+    return str(parse_toml(text, "the hub's experiment").get("data", {}).get("source", NOWHERE))
 
 
 def visiting(
@@ -35,19 +36,23 @@ def visiting(
     source: str | None = None,
     options: Mapping[str, Any] | None = None,
     public: str | None = None,
+    side: str = "clients",
 ) -> Experiment:
     """Read an experiment with this machine's data instead of its author's.
 
     Without a source it is read for its settings alone. `public` stands for the public examples
-    where the experiment names a file of its author's.
+    where the experiment names a file of its author's; a side without use for them is spared them.
     """
     raw = parse_toml(text, "the hub's experiment")
     data: dict[str, Any] = {**raw.get("data", {})}
     if source is None:
-        data.update(source=_NOWHERE, options={}, partition={"name": "iid"})
+        data.update(source=NOWHERE, options={}, partition={"name": "iid"})
         data.pop("public", None)
-    elif source != data.get("source", _NOWHERE):
+    elif source != data.get("source", NOWHERE):
         data.update(source=source, options=dict(options or {}), partition={"name": "natural"})
+        named = [METHODS.get(own.get("name", "")) for own in raw.get("methods", ())]
+        if not any(method and method.public == side for method in named):
+            data.pop("public", None)
     elif options:
         data["options"] = {**data.get("options", {}), **options}
     if public is not None and "public" in data:

@@ -18,7 +18,7 @@ from idiolect.data.federation import Lessons
 from idiolect.errors import DataError
 from idiolect.local import Local
 from idiolect.method import Method, Sent, Setup
-from idiolect.simulate.architecture import Architecture, make
+from idiolect.simulate.architecture import Architecture, blank, make
 from idiolect.simulate.crew import Call, Crew
 from idiolect.simulate.engine import ClientFunction
 from idiolect.simulate.judging import marking
@@ -35,6 +35,7 @@ class Place:
     client: int
     clients: int
     seed: int
+    newcomer: bool = False  # came when all was over: its number is none of those clients'
 
 
 class Alone:
@@ -63,9 +64,11 @@ class Alone:
             for kind, rows in {"val": lessons.val[0], "test": test}.items()
         }
         made = make("main", architecture, [place.seed], [lessons], library.examples(), device)
-        sizes = torch.full((place.clients,), float("nan"), device=device)
-        sizes[place.client] = float(len(lessons.train[0]))
-        self.setup: Setup = made.setups[0]._replace(sizes=sizes)
+        self.setup: Setup = made.setups[0]  # of a newcomer, who is alone in it
+        if not place.newcomer:
+            sizes = torch.full((place.clients,), float("nan"), device=device)
+            sizes[place.client] = float(len(lessons.train[0]))
+            self.setup = self.setup._replace(sizes=sizes)
         self.networks = made.networks
         self._crew = Crew(
             np.array([place.client]),
@@ -99,8 +102,22 @@ class Alone:
     @cached_property
     def form(self) -> Sent:
         """What a server of this method sends to this client before the first round."""
-        state = tree.to(self.method.init_server(self.setup), self._device)
-        return self.method.send(state, torch.tensor([self._place.client], device=self._device))
+        method, own = self.method, torch.tensor([self._place.client], device=self._device)
+        if self._place.newcomer or method.public == "server":
+            sent = self._shapes()
+        else:
+            sent = method.send(tree.to(method.init_server(self.setup), self._device), own)
+        group: Tree = tree.to(method.init_group(self.setup), self._device)
+        return sent._replace(group=group)
+
+    def _shapes(self) -> Sent:
+        """What is sent, without its values: this client cannot know what the server holds."""
+        method, place = self.method, self._place
+        unknown = self.setup._replace(sizes=torch.empty(place.clients))
+        state = method.init_server(blank(unknown))
+        nowhere = torch.zeros(1, dtype=torch.int64, device="meta")
+        sent = method.welcome(state, nowhere) if place.newcomer else method.send(state, nowhere)
+        return Sent(*tree.map(lambda leaf: torch.zeros_like(leaf, device=self._device), sent))
 
     def step(self, sent: Sent, round: int) -> tuple[Tree, Tree]:
         """Do one round; return the report and the new personal state, which is not kept yet."""
@@ -146,7 +163,7 @@ class Alone:
     def _run(
         self, kind: str, fn: ClientFunction, sent: Sent, round: int, exam: Member | None = None
     ) -> Tree:
-        client = self._place.client
+        client = self._member.client
         call = Call(
             np.array([client]),
             Sent(*tree.to(tuple(sent), self._device)),
@@ -154,5 +171,6 @@ class Alone:
             {} if exam is None else {client: exam},
             afresh=kind != "step" and self.method.starts_over,
         )
+        self._crew.groups = [call.sent.group]
         _, results = self._crew.run(kind, fn, [call], round)
         return tree.map(lambda leaf: leaf[0], results)

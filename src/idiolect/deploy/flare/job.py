@@ -26,7 +26,8 @@ from idiolect.checkpoint import write_whole
 from idiolect.deploy import wire
 from idiolect.deploy.child import Child
 from idiolect.deploy.codes import Refused
-from idiolect.deploy.flare.kits import HOME, NODE_FILE, OUTCOME, RESULT, RETURNED
+from idiolect.deploy.flare.kits import HOME, HOST_FILE, NODE_FILE, OUTCOME, RESULT, RETURNED
+from idiolect.deploy.host import Host
 from idiolect.deploy.hub import Again
 from idiolect.deploy.post import Post
 from idiolect.deploy.serve import post, serve
@@ -184,7 +185,8 @@ class HubSide(FLComponent):  # type: ignore[misc]
         try:
             calls = self._progress.post = post(transport, self._text, folder)
             watch = self._progress
-            serve(calls, self._text, self._run, folder, only=self._only, watch=watch)
+            host = Host.read(Path(workspace.get_root_dir()) / HOME / HOST_FILE)
+            serve(calls, self._text, self._run, folder, only=self._only, watch=watch, host=host)
             outcome = {"state": "done"}
             shutil.copytree(folder, job / RESULT)
         except Again as error:

@@ -17,6 +17,7 @@ from idiolect.experiment.toml import dumps
 FILE = "idiolect.toml"  # what a kit says about itself
 HOME = "idiolect"  # where a kit keeps what idiolect writes
 NODE_FILE = "node.json"  # in it: the operator's settings, written by `idiolect node`
+HOST_FILE = "server.json"  # the same of `idiolect server`
 OUTCOME = "outcome.json"  # in a job's folder: how it ended, for whoever submitted it
 RESULT = "result"  # in a job's folder: the run's
 RETURNED = "idiolect.returned"  # what an admin's command tells the hub: who could take part again

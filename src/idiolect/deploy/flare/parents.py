@@ -11,7 +11,8 @@ from pathlib import Path
 
 from idiolect.checkpoint import write_whole
 from idiolect.deploy.flare import require
-from idiolect.deploy.flare.kits import NODE_FILE, Kit, settle
+from idiolect.deploy.flare.kits import HOST_FILE, NODE_FILE, Kit, settle
+from idiolect.deploy.host import Host
 from idiolect.deploy.lock import held
 from idiolect.deploy.site import Site
 from idiolect.errors import DeployError
@@ -34,12 +35,15 @@ _SIGNS = {
 }
 
 
-def keep_running(kit: Kit, site: Site | None, say: Say) -> None:
-    """Run a kit's process until interrupted, starting it again whenever it ends by itself."""
+def keep_running(kit: Kit, own: Site | Host, say: Say) -> None:
+    """Run a kit's process until interrupted, starting it again whenever it ends by itself.
+
+    `own` is what the operator says of this machine.
+    """
     require()
     settle(kit)
-    if site is not None:
-        write_whole(kit.home / NODE_FILE, site.to_json().encode())
+    name = NODE_FILE if isinstance(own, Site) else HOST_FILE
+    write_whole(kit.home / name, own.to_json().encode())
     with held(kit.home / "parent", 1.0) as free:
         if not free:
             raise DeployError(f"{kit.folder} is in use by another process of this machine")
