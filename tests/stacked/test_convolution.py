@@ -139,6 +139,27 @@ def test_quicken_replaces_plain_layers_alone() -> None:
     assert list(model.state_dict()) == names
 
 
+def test_layers_in_a_row_are_run_as_one_where_they_are_plain() -> None:
+    """A spy stands for the fused form; what it is given and what is left over is told apart."""
+    layers = [
+        nn.Conv2d(1, 2, 3), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(2, 2, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2, stride=1),
+        nn.Conv2d(2, 2, 3), nn.MaxPool2d(2), nn.Flatten(),
+    ]  # fmt: skip
+    model, x = nn.Sequential(*layers), torch.randn(2, 1, 18, 18)
+    expected, names = model(x), list(model.state_dict())
+    seen: list[nn.Module] = []
+
+    def spy(layer: nn.Conv2d, x: Tensor) -> Tensor:
+        seen.append(layer)
+        return F.max_pool2d(layer(x).relu(), 2)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(convolution, "conv_relu_pool", spy)
+        torch.testing.assert_close(convolution.quicken(model)(x), expected)
+    assert seen == [layers[0]] and list(model.state_dict()) == names
+
+
 @pytest.mark.parametrize(
     "shape",
     [

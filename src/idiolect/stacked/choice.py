@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from idiolect.stacked import plain, thin
+from idiolect.stacked import plain, thin, wide
 from idiolect.stacked.shape import Shape
 
 Form = Callable[..., Any]
@@ -27,13 +27,21 @@ def fastest(task: str, shape: Shape, *inputs: Tensor) -> Any:
     return _chosen[task, shape](*inputs, shape)
 
 
-def forms(task: str, shape: Shape) -> dict[str, Form]:
-    """All ways to do a task on a GPU, by name."""
+def forms(task: str, shape: Shape, most: int = 4) -> dict[str, Form]:
+    """All ways to do a task on a GPU, by name; `most` so many cuts of the wide kernels."""
     known: dict[str, Form] = {"plain": getattr(plain, task)}
     for tile in thin.tiles(task, shape):
         name = "thin " + "x".join(map(str, tile))
         known[name] = functools.partial(getattr(thin, task), tile=tile)
+    for cut in wide.tiles(task, shape, most):
+        name = "wide " + "x".join(map(str, cut))
+        known[name] = functools.partial(getattr(wide, task), tile=cut)
     return known
+
+
+def owned(task: str, shape: Shape) -> bool:
+    """Say whether there are kernels of our own for a task."""
+    return any(thin.tiles(task, shape)) or bool(wide.tiles(task, shape, 1))
 
 
 def _measured(task: str, shape: Shape, inputs: tuple[Tensor, ...]) -> Form:

@@ -14,7 +14,7 @@ from torch.autograd import Function
 from torch.nn import functional as F
 
 from idiolect.stacked import plain, thin
-from idiolect.stacked.choice import fastest
+from idiolect.stacked.choice import fastest, owned
 from idiolect.stacked.shape import Shape
 
 Pair = tuple[int, int]
@@ -44,11 +44,39 @@ class StackedConv2d(nn.Conv2d):
         return y if bias is None else y + bias[:, None, None]
 
 
+class StackedSequential(nn.Sequential):
+    """Layers in a row, of which a convolution, ReLU and 2×2 max-pooling are run as one."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Run the layers, three at once where they are these."""
+        layers = list(self)
+        while layers:
+            first = layers[0]
+            if isinstance(first, StackedConv2d) and _pools(layers[1:3]):
+                x, layers = conv_relu_pool(first, x), layers[3:]
+            else:
+                x, layers = first(x), layers[1:]
+        return x
+
+
+def _pools(layers: list[nn.Module]) -> bool:
+    """Say whether these are ReLU and plain max-pooling of 2×2 windows."""
+    if [type(layer) for layer in layers] != [nn.ReLU, nn.MaxPool2d]:
+        return False
+    pool: Any = layers[1]
+    sizes = (pool.kernel_size, pool.stride, pool.padding, pool.dilation)
+    plain_sizes = ((2, (2, 2)), (2, (2, 2)), (0, (0, 0)), (1, (1, 1)))
+    fits = all(size in usual for size, usual in zip(sizes, plain_sizes, strict=True))
+    return fits and not pool.ceil_mode and not pool.return_indices
+
+
 def quicken(model: nn.Module) -> nn.Module:
-    """Replace the plain convolutions of a module in place; parameters and names stay."""
+    """Replace plain convolutions and rows of layers in place; parameters and names stay."""
     for layer in model.modules():
         if StackedConv2d.suits(layer):
             layer.__class__ = StackedConv2d
+        if type(layer) is nn.Sequential:
+            layer.__class__ = StackedSequential
     return model
 
 
@@ -57,8 +85,7 @@ def conv_relu_pool(layer: nn.Conv2d, x: Tensor) -> Tensor:
     bias, padding = layer.bias, layer.padding[0]
     if isinstance(layer, StackedConv2d) and bias is not None and isinstance(padding, int):
         shape = _shape((1, *x.shape), layer.weight[None], layer.stride[0], padding)
-        known = next(thin.tiles("pooled", shape), None) is not None
-        if known and x.is_cuda and x.dtype == torch.float32:
+        if owned("pooled", shape) and x.is_cuda and x.dtype == torch.float32:
             y: Tensor = _call(_Pooled, x[None], layer.weight[None], bias[None], padding)[0][0]
             return y
     return F.max_pool2d(layer(x).relu(), 2)

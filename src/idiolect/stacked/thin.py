@@ -1,17 +1,15 @@
 """Stacked convolutions with few channels on CUDA: `thin.cu`, compiled for each shape when met."""
 
-import functools
 from collections.abc import Iterator
-from importlib import resources
 from itertools import product
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from idiolect.stacked.compiled import SHARED, kernel, side, up
 from idiolect.stacked.shape import Shape
 
-_SHARED = 200 * 1024  # bytes of shared memory a block may ask for; data-centre GPUs have more
 _WAVES = 4  # blocks for each multiprocessor, so that some load while others compute
 _THREADS = 256
 
@@ -26,35 +24,23 @@ class Tile(NamedTuple):
     threads: int = _THREADS
 
 
-class _Side(NamedTuple):
-    """What is read and what is made, seen from one direction of the convolution."""
-
-    channels: int
-    height: int
-    width: int
-    out_channels: int
-    out_height: int
-    out_width: int
-    padding: int
-
-
 def tiles(task: str, shape: Shape) -> Iterator[Tile]:
     """Propose the few cuts that were best on some shape; none where the kernels cannot do it."""
     if shape.stride != 1 or shape.padding >= min(shape.kernel_height, shape.kernel_width):
         return
-    side = _side(task, shape)
-    snug = min((8, 6, 4), key=lambda channels: _up(side.out_channels, channels))
+    own = side(task, shape)
+    snug = min((8, 6, 4), key=lambda channels: up(own.out_channels, channels))
     if task == "correlate":
         for channels, threads in product({4, snug}, (_THREADS, 2 * _THREADS)):
-            groups = _up(side.out_channels, channels) // channels
+            groups = up(own.out_channels, channels) // channels
             for block in {min(2, groups), min(4, groups)}:
                 tile = Tile(1, channels, block * channels, threads=threads)
-                if _slices(tile, shape) and _shared_by_correlate(tile, shape) <= _SHARED:
+                if _slices(tile, shape) and _shared_by_correlate(tile, shape) <= SHARED:
                     yield tile
         return
     for pixels, images in product((2, 4), (1, 2)):
-        tile = Tile(pixels, snug, _up(side.out_channels, snug), images)
-        if _shared_by_convolve(task, tile, shape) <= _SHARED and pixels <= side.out_width:
+        tile = Tile(pixels, snug, up(own.out_channels, snug), images)
+        if _shared_by_convolve(task, tile, shape) <= SHARED and pixels <= own.out_width:
             yield tile
 
 
@@ -76,13 +62,13 @@ def pooled(x: Tensor, w: Tensor, bias: Tensor, shape: Shape, tile: Tile) -> tupl
 def _apply(
     task: str, x: Tensor, w: Tensor, bias: Tensor, shape: Shape, tile: Tile
 ) -> tuple[Tensor, Tensor]:
-    side, pool = _side(task, shape), _pool(task)
-    made = (side.out_channels, side.out_height // pool, side.out_width // pool)
+    own, pool = side(task, shape), _pool(task)
+    made = (own.out_channels, own.out_height // pool, own.out_width // pool)
     out = x.new_empty(shape.groups, shape.images, *made)
     chosen = torch.empty_like(out, dtype=torch.uint8) if pool == 2 else out
-    blocks = -(-side.out_channels // tile.channels_of_block)
+    blocks = -(-own.out_channels // tile.channels_of_block)
     shared = _shared_by_convolve(task, tile, shape)
-    _compiled(task, shape._replace(groups=1, images=1), tile, 1, shared)(
+    _compiled(task, shape, tile, 1, shared)(
         (-(-shape.images // tile.images), shape.groups, blocks),
         (tile.threads, 1, 1),
         [x.contiguous(), w.contiguous(), bias.contiguous(), out, chosen, shape.images],
@@ -101,7 +87,7 @@ def correlate(slope: Tensor, x: Tensor, shape: Shape, tile: Tile) -> Tensor:
     kernel = (shape.out_channels, shape.channels, shape.kernel_height, shape.kernel_width)
     out = x.new_empty(parts, shape.groups, *kernel)
     shared, slices = _shared_by_correlate(tile, shape), _slices(tile, shape)
-    _compiled("correlate", shape._replace(groups=1, images=1), tile, slices, shared)(
+    _compiled("correlate", shape, tile, slices, shared)(
         (parts, shape.groups, blocks),
         (tile.threads, 1, 1),
         [slope.contiguous(), x.contiguous(), out, shape.images, each],
@@ -117,7 +103,7 @@ def unpool(slope: Tensor, chosen: Tensor, shape: Shape) -> Tensor:
     planes = slope.shape[0] * slope.shape[1] * slope.shape[2]
     cells = planes * ((height + 1) // 2) * ((width + 1) // 2)
     tile = Tile(2, 1, 1)
-    _compiled("unpool", shape._replace(groups=1, images=1), tile, 1, 0)(
+    _compiled("unpool", shape, tile, 1, 0)(
         (-(-cells // tile.threads), 1, 1),
         (tile.threads, 1, 1),
         [slope.contiguous(), chosen.contiguous(), out, planes],
@@ -126,24 +112,17 @@ def unpool(slope: Tensor, chosen: Tensor, shape: Shape) -> Tensor:
     return out
 
 
-def _side(task: str, s: Shape) -> _Side:
-    reads, makes = (s.channels, s.height, s.width), (s.out_channels, s.out_height, s.out_width)
-    if task == "spread":
-        return _Side(*makes, *reads, padding=s.kernel_height - 1 - s.padding)
-    return _Side(*reads, *makes, padding=s.padding)
-
-
 def _pool(task: str) -> int:
     return 2 if task == "pooled" else 1
 
 
 def _shared_by_convolve(task: str, tile: Tile, shape: Shape) -> int:
     """Count the bytes of shared memory: the block's kernels and the images it holds."""
-    side = _side(task, shape)
-    taps = side.channels * shape.kernel_height * shape.kernel_width
-    columns = _up(side.out_width, tile.pixels) + shape.kernel_width - 1
-    line = max(columns, side.width + 2 * side.padding)
-    image = side.channels * (side.height + 2 * side.padding) * line
+    own = side(task, shape)
+    taps = own.channels * shape.kernel_height * shape.kernel_width
+    columns = up(own.out_width, tile.pixels) + shape.kernel_width - 1
+    line = max(columns, own.width + 2 * own.padding)
+    image = own.channels * (own.height + 2 * own.padding) * line
     return 4 * (taps * tile.channels_of_block + tile.images * image)
 
 
@@ -162,25 +141,14 @@ def _slices(tile: Tile, shape: Shape) -> int:
     return min(shape.out_height, tile.threads // units)
 
 
-def _up(number: int, multiple: int) -> int:
-    return -(-number // multiple) * multiple
-
-
-@functools.cache
 def _compiled(task: str, shape: Shape, tile: Tile, slices: int, shared: int) -> Any:
-    """Compile the function of `thin.cu` that does a task, for these sizes."""
-    side = _side(task, shape)
+    """Return the function of `thin.cu` that does a task, for these sizes."""
     constants = {
-        "C": side.channels, "H": side.height, "W": side.width, "PAD": side.padding,
-        "OC": side.out_channels, "OH": side.out_height, "OW": side.out_width,
+        **side(task, shape).constants,
         "KH": shape.kernel_height, "KW": shape.kernel_width,
         "SPREAD": int(task == "spread"), "POOL": _pool(task), "PX": tile.pixels,
         "OCT": tile.channels, "OCB": tile.channels_of_block, "IMGS": tile.images,
         "THREADS": tile.threads, "SLICES": slices,
     }  # fmt: skip
-    defined = [f"#define {constant} {value}" for constant, value in constants.items()]
-    source = resources.files("idiolect.stacked").joinpath("thin.cu").read_text()
     name = task if task in ("correlate", "unpool") else "convolve"
-    compiled = torch.cuda._compile_kernel("\n".join([*defined, source]), name)
-    compiled.set_shared_memory_config(shared)
-    return compiled
+    return kernel("thin.cu", name, constants, shared)

@@ -1,0 +1,185 @@
+"""Measure on one GPU what bounds a round: workloads, their kernels, and forms of single layers.
+
+    PYTHONPATH=src python benchmarks/gpu_speed.py [--json FILE] [--only NAME ...]
+
+Every part goes on where another fails. Forms are checked against float64 first.
+"""
+
+import argparse
+import cProfile
+import io
+import json
+import pstats
+import time
+import traceback
+from pathlib import Path
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from convolutions import pfl_cnn
+from idiolect.methods import METHODS
+from idiolect.models import MODELS
+from idiolect.simulate.architecture import Architecture
+from idiolect.simulate.backend import Backend
+from idiolect.simulate.rounds import Run, Simulation
+from idiolect.stacked import choice, plain
+from idiolect.stacked.shape import Shape
+from random_data import CLASSES, federation
+
+GREY, COLOUR = (1, 28, 28), (3, 32, 32)
+WORKLOADS = {
+    "dnn": ("fedavg", lambda: MODELS["dnn"](GREY, CLASSES), GREY, 20, 600, 20),
+    "pfedme": ("pfedme", lambda: MODELS["dnn"](GREY, CLASSES), GREY, 20, 600, 20),
+    "pfl": ("fedavg", pfl_cnn, COLOUR, 50, 50, 10),
+    "lenet5": ("fedavg", lambda: MODELS["lenet5"](COLOUR, CLASSES), COLOUR, 20, 600, 20),
+    "dnn1000": ("fedavg", lambda: MODELS["dnn"](GREY, CLASSES), GREY, 1000, 600, 20),
+}
+SHAPES = {
+    "pfl conv2": (Shape(50, 10, 32, 30, 30, 64, 3, 3, 1, 0), 12),
+    "pfl conv1": (Shape(50, 10, 3, 32, 32, 32, 3, 3, 1, 0), 4),
+    "mcmahan conv2": (Shape(20, 20, 32, 12, 12, 64, 5, 5, 1, 0), 4),
+    "resnet 64": (Shape(20, 20, 64, 32, 32, 64, 3, 3, 1, 1), 4),
+}
+DENSE = {
+    "pfl fc1": (50, 10, 12544, 128),
+    "pfl fc2": (50, 10, 128, 10),
+    "dnn fc1": (20, 20, 784, 100),
+    "dnn fc2": (20, 20, 100, 10),
+    "dnn1000 fc1": (1000, 20, 784, 100),
+}
+
+
+def workload(method, build, shape, clients, size, batch, rounds=10):
+    """Time whole rounds, and say which kernels and which host code they are made of."""
+    fed = federation([size] * clients, shape, held_out=10)
+    sim = Simulation(
+        METHODS[method](batch=batch, lr=0.01),
+        [Run(0, fed.lessons)],
+        {"a": Architecture(build)},
+        backend=Backend(device="cuda"),
+    )
+    began = time.perf_counter()
+    for _ in range(3):
+        sim.advance()
+    torch.cuda.synchronize()
+    first = time.perf_counter() - began
+    times = []
+    for _ in range(rounds):
+        start = time.perf_counter()
+        sim.advance()
+        torch.cuda.synchronize()
+        times.append(1e3 * (time.perf_counter() - start))
+    middle = sorted(times)[len(times) // 2]
+    with profile(activities=[ProfilerActivity.CUDA]) as seen:
+        sim.advance()
+        torch.cuda.synchronize()
+    rows = sorted(seen.key_averages(), key=lambda row: -row.self_device_time_total)
+    rows = [row for row in rows if row.self_device_time_total > 0]
+    host = cProfile.Profile()
+    host.enable()
+    sim.advance()
+    torch.cuda.synchronize()
+    host.disable()
+    text = io.StringIO()
+    pstats.Stats(host, stream=text).sort_stats("tottime").print_stats(10)
+    return {
+        "ms": middle,
+        "least ms": min(times),
+        "samples/s": clients * size / middle * 1e3,
+        "first three rounds, s": first,
+        "device ms": sum(row.self_device_time_total for row in rows) / 1e3,
+        "kernels": sum(row.count for row in rows),
+        "GiB": torch.cuda.max_memory_allocated() / 2**30,
+        "top": [
+            f"{row.self_device_time_total:9.0f} us {row.count:5d}  {row.key[:90]}"
+            for row in rows[:22]
+        ],
+        "host": [line[:110] for line in text.getvalue().splitlines() if line.strip()][2:],
+    }
+
+
+def layer(shape, most):
+    """Time every form of a stacked convolution."""
+    s = shape
+    x = torch.randn(s.groups, s.images, s.channels, s.height, s.width, device="cuda")
+    w = torch.randn(
+        s.groups, s.out_channels, s.channels, s.kernel_height, s.kernel_width, device="cuda"
+    )
+    bias = torch.randn(s.groups, s.out_channels, device="cuda")
+    slope = torch.randn_like(plain.convolve(x, w, s))
+    table = {}
+    for task, inputs in (
+        ("pooled", (x, w, bias)), ("convolve", (x, w)), ("spread", (slope, w)),
+        ("correlate", (slope, x)),
+    ):  # fmt: skip
+        few = s._replace(groups=2)
+        exact = _values(getattr(plain, task)(*(t[:2].double() for t in inputs), few))
+        found = {}
+        for name, form in choice.forms(task, s, most).items():
+            try:
+                got = _values(form(*(t[:2].contiguous() for t in inputs), few))
+                error = float((got - exact).norm() / exact.norm())
+                found[name] = (choice.milliseconds(form, *inputs, s), f"{error:.0e}")
+            except Exception as problem:
+                found[name] = (9e9, f"{type(problem).__name__}: {str(problem)[:300]}")
+        table[task] = {
+            name: f"{took:.4f} ms, error {error}"
+            for name, (took, error) in sorted(found.items(), key=lambda row: row[1][0])
+        }
+    return table
+
+
+def dense(groups, batch, inside, outside):
+    """Time the products of a stacked dense layer: forward, and both gradients."""
+    x = torch.randn(groups, batch, inside, device="cuda")
+    w = torch.randn(groups, outside, inside, device="cuda")
+    slope = torch.randn(groups, batch, outside, device="cuda")
+    bytes_of_w = w.numel() * 4
+    found = {"floor ms, kernels read once": bytes_of_w / 4.3e9}
+    for name, form in {
+        "forward": lambda: torch.bmm(x, w.mT),
+        "forward, baddbmm": lambda: torch.baddbmm(slope[:, :1], x, w.mT),
+        "images": lambda: torch.bmm(slope, w),
+        "kernels": lambda: torch.bmm(slope.mT, x),
+        "step": lambda: torch.add(w, w, alpha=-0.1),
+    }.items():
+        found[name] = choice.milliseconds(form)
+    return found
+
+
+def _values(result):
+    return result[0] if isinstance(result, tuple) else result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--only", nargs="*")
+    options = parser.parse_args()
+    torch.backends.cudnn.allow_tf32 = False
+    out: dict[str, object] = {
+        "about": {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
+    }
+    parts = {
+        **{name: lambda own=own: dense(*own) for name, own in DENSE.items()},
+        **{name: lambda own=own: layer(*own) for name, own in SHAPES.items()},
+        **{name: lambda own=own: workload(*own) for name, own in WORKLOADS.items()},
+    }
+    for name, part in parts.items():
+        if options.only and name not in options.only:
+            continue
+        start = time.perf_counter()
+        try:
+            out[name] = part()
+        except Exception:
+            out[name] = {"error": traceback.format_exc()[-1500:]}
+        torch.cuda.empty_cache()
+        print(f"== {name}, {time.perf_counter() - start:.1f} s", flush=True)
+        print(json.dumps(out[name], indent=1), flush=True)
+        if options.json:
+            options.json.write_text(json.dumps(out, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,60 @@
+"""The CUDA sources, run thread by thread on a CPU, against torch's own convolutions."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import emulate
+import pytest
+import torch
+
+from idiolect.stacked import plain, thin, wide
+from idiolect.stacked.shape import Shape
+
+pytestmark = pytest.mark.skipif(emulate.COMPILER is None, reason="needs g++ to run CUDA sources")
+
+TASKS = ["convolve", "spread", "correlate", "pooled"]
+
+
+@pytest.fixture
+def emulated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Compile for the CPU what would be compiled for the GPU, which then has 3 processors."""
+    for part in (thin, wide):
+        monkeypatch.setattr(
+            part, "kernel", lambda *which: emulate.Kernel(tmp_path, which[0], which[1], which[2])
+        )
+    chip = SimpleNamespace(multi_processor_count=3)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: chip)
+
+
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize(
+    "kind, shape",
+    [
+        (wide, Shape(2, 3, 16, 10, 13, 32, 3, 3, 1, 0)),
+        (wide, Shape(2, 2, 24, 9, 9, 16, 3, 3, 1, 1)),
+        (wide, Shape(1, 2, 40, 7, 8, 16, 5, 5, 1, 2)),
+        (thin, Shape(2, 3, 3, 9, 8, 6, 5, 5, 1, 0)),
+        (thin, Shape(2, 2, 4, 7, 7, 10, 3, 3, 1, 1)),
+    ],
+)
+def test_kernels_equal_the_plain_form(
+    emulated: None, kind: object, shape: Shape, task: str
+) -> None:
+    torch.manual_seed(0)
+    s = shape
+    x = torch.randn(s.groups, s.images, s.channels, s.height, s.width)
+    w = torch.randn(s.groups, s.out_channels, s.channels, s.kernel_height, s.kernel_width)
+    bias = torch.randn(s.groups, s.out_channels)
+    slope = torch.randn_like(plain.convolve(x, w, s))
+    inputs = {
+        "convolve": (x, w), "spread": (slope, w), "correlate": (slope, x), "pooled": (x, w, bias)
+    }[task]  # fmt: skip
+    exact = getattr(plain, task)(*(t.double() for t in inputs), s)
+    cuts = list(kind.tiles(task, s))  # type: ignore[attr-defined]
+    assert cuts
+    for tile in {cuts[0], cuts[-1]}:
+        got = getattr(kind, task)(*inputs, s, tile=tile)
+        if task == "pooled":
+            assert torch.equal(got[1], exact[1]), tile
+        ours, theirs = (r[0] if isinstance(r, tuple) else r for r in (got, exact))
+        assert (ours - theirs).norm() / theirs.norm() < 2e-6, tile
