@@ -192,3 +192,19 @@ def test_shuffled_calls_are_numbered_and_constant_ones_are_not():
         Request("train", 2, 1, 0, True, 1),
         Request("val", 500, 1, 0, False, 0),
     ]
+
+
+@pytest.mark.parametrize("span", [2, 3, 100])
+def test_batches_taken_several_at_a_time_are_those_taken_one_by_one(span, monkeypatch):
+    """On a GPU examples are decoded for many steps at once; here 7 steps in pieces of `span`."""
+
+    def seen(local):
+        return local.scan(
+            lambda carry, batch: 0.5 * carry + (batch.x * batch.weight * batch.row).sum(),
+            torch.zeros(()),
+            batch=2,
+        )
+
+    one_by_one = each_client(world([13, 6, 1]), 3, seen, True)
+    monkeypatch.setattr("idiolect.local._span", lambda plan: span)
+    assert torch.equal(each_client(world([13, 6, 1]), 3, seen, True), one_by_one)

@@ -25,6 +25,7 @@ from idiolect.tree import Params, Tree
 __all__ = ["Batch", "Local", "Loss", "Network", "Plan", "Plans", "Pool", "Request"]
 
 Loss = Callable[[Any, Batch], Tensor]
+_READY = 1 << 28  # bytes of decoded examples that a block holds ready on a GPU
 
 
 class Network:
@@ -344,12 +345,25 @@ class Local:
     def _batches(self, plan: Plan, training: bool) -> Iterator[Batch]:
         rows, weight = plan.rows[self._slot], plan.weight[self._slot]
         places = None if plan.places is None else plan.places[self._slot]
-        for step in range(plan.rows.shape[1]):
-            x, y = plan.pool.take(rows[step])
-            counts = weight[step]
-            self._shown = (x, counts)
-            if inner := y.dim() - counts.dim():  # a label for each place of a sequence
-                counts = counts.reshape(*counts.shape, *[1] * inner) * (y >= 0).to(counts.dtype)
-                y = y.clamp(min=0)  # any class will do where nothing is counted
-            place = None if places is None else places[step]
-            yield Batch(x, y, counts, rows[step], training, place)
+        every, span = plan.rows.shape[1], _span(plan)
+        for first in range(0, every, span):
+            examples, labels = plan.pool.take(rows[first : first + span])
+            for step in range(first, min(first + span, every)):
+                x, y, counts = examples[step - first], labels[step - first], weight[step]
+                self._shown = (x, counts)
+                if inner := y.dim() - counts.dim():  # a label for each place of a sequence
+                    counts = counts.reshape(*counts.shape, *[1] * inner) * (y >= 0).to(counts.dtype)
+                    y = y.clamp(min=0)  # any class will do where nothing is counted
+                place = None if places is None else places[step]
+                yield Batch(x, y, counts, rows[step], training, place)
+
+
+def _span(plan: Plan) -> int:
+    """Return of how many steps the examples are taken at once: one, or what a GPU may hold ready.
+
+    Taking and decoding a batch is work of a moment for a GPU, but each piece has to be started.
+    """
+    x, rows = plan.pool.x, plan.rows
+    numbers = rows[:, 0].numel() * max(1, x[:1].numel())
+    ready = _READY if rows.is_cuda else 0
+    return max(1, ready // (numbers * torch.get_default_dtype().itemsize))
