@@ -193,6 +193,10 @@ class Method:
         """Return the new state from the cohort's reports, stacked on axis 0."""
         return state
 
+    def weights(self, size: Tensor) -> Tensor:
+        """Return how much each report counts in the mean, from the sizes that were reported."""
+        return size
+
     def reference(self, state: Tree, cohort: Tensor) -> Tree:
         """Return what a client that changed nothing would report as its parameters."""
         return self.send(state, cohort[:1]).shared
@@ -236,6 +240,11 @@ class Method:
     def grouped(self) -> bool:
         """Whether the server keeps something for each architecture."""
         return type(self).init_group is not Method.init_group
+
+    @property
+    def sums(self) -> bool:
+        """Whether the mean of the reports would do in place of them: it may come in parts."""
+        return self.aggregates == "mean" and type(self).arrive is Method.arrive
 
     @property
     def welcomes(self) -> bool:
@@ -311,10 +320,14 @@ PLAIN_STEPS = ("optimiser", "momentum", "nesterov", "clip", "schedule", "decay",
 """Settings that a method with its own inner steps has no use for."""
 
 
+def alike(size: Tensor) -> Tensor:
+    """Weigh clients alike, but those without examples."""
+    return (size > 0).to(size.dtype)
+
+
 def mean_report(reports: Report, uniform: bool = False) -> Params:
     """Average reported parameters, by examples or each client alike; without examples none."""
-    weight = (reports.size > 0).to(reports.size.dtype) if uniform else reports.size
-    averaged: Params = tree.mean(reports.params, weight)
+    averaged: Params = tree.mean(reports.params, alike(reports.size) if uniform else reports.size)
     return averaged
 
 
@@ -325,6 +338,7 @@ __all__ = [
     "Report",
     "Sent",
     "Setup",
+    "alike",
     "check_setting",
     "mean_report",
     "setting",

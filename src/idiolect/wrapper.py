@@ -115,6 +115,10 @@ class Wrapper(Method):
         """Hand on."""
         return self.base.server_step(state, cohort, reports)
 
+    def weights(self, size: Tensor) -> Tensor:
+        """Hand on."""
+        return self.base.weights(size)
+
     def reference(self, state: Tree, cohort: Tensor) -> Tree:
         """Hand on."""
         return self.base.reference(state, cohort)
@@ -159,6 +163,13 @@ class Wrapper(Method):
     def grouped(self) -> bool:
         """Hand on."""
         return self.base.grouped
+
+    @property
+    def sums(self) -> bool:
+        """Hand on, unless this wrapper looks at the reports itself."""
+        own = [kind for kind in type(self).__mro__ if kind not in (Stateful, Wrapper, Method)]
+        looks = any(name in vars(kind) for kind in own for name in ("server_step", "arrive"))
+        return self.base.sums and not looks
 
     @property
     def welcomes(self) -> bool:

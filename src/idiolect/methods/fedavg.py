@@ -11,7 +11,7 @@ from torch import Tensor
 
 from idiolect import tree
 from idiolect.local import Local
-from idiolect.method import Method, Report, Sent, mean_report, setting
+from idiolect.method import Method, Report, Sent, alike, setting
 from idiolect.tree import Params, Tree
 
 
@@ -32,8 +32,12 @@ class FedAvg(Method):
 
     def server_step(self, state: Params, cohort: Tensor, reports: Report) -> Params:
         """Move the global model towards the clients' average."""
-        average = mean_report(reports, self.uniform)
+        average: Params = tree.mean(reports.params, self.weights(reports.size))
         if self.server_lr == 1:
             return average
         moved: Params = tree.axpy(self.server_lr, tree.sub(average, state), state)
         return moved
+
+    def weights(self, size: Tensor) -> Tensor:
+        """Weigh clients by their examples, or alike."""
+        return alike(size) if self.uniform else size

@@ -21,10 +21,11 @@ from idiolect.method import Method, Sent, Setup
 from idiolect.simulate.architecture import Architecture, blank, make
 from idiolect.simulate.crew import Call, Crew
 from idiolect.simulate.engine import ClientFunction
-from idiolect.simulate.judging import marking
+from idiolect.simulate.judging import Marking
 from idiolect.simulate.plans import Book, Member
 from idiolect.simulate.pools import Library
 from idiolect.simulate.store import Store
+from idiolect.simulate.work import Look
 from idiolect.tree import Tree
 
 
@@ -131,12 +132,8 @@ class Alone:
 
     def meet(self, sent: Sent, round: int) -> Tree:
         """Look at a state without training; return the new personal state, not kept yet."""
-        method = self.method
-
-        def look(sent: Sent, personal: Tree, local: Local, exam: Local) -> Tree:
-            return method.meet(sent, personal, local)
-
-        return self._run("meet", look, sent, round)
+        (personal,) = self._run("meet", Look(self.method), sent, round)
+        return personal
 
     def judge(
         self, sent: Sent, round: int, *, tested: bool, flags: Sequence[str] = ()
@@ -146,7 +143,7 @@ class Alone:
         Flags are those of `marking`. Returns marks, facts and the personal model, if kept.
         """
         chosen: dict[str, Any] = dict.fromkeys(flags, True)
-        mark = marking(self.method, beside=tested, **chosen)
+        mark = Marking(self.method, beside=tested, **chosen)
         exam = self._exams["test" if tested else "val"]
         kind = " ".join(["judge", "test" if tested else "val", *sorted(flags)])
         marks, facts, kept = self._run(kind, mark, sent, round, exam)

@@ -6,44 +6,28 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from idiolect import tree
 from idiolect.local import Network, Pool
-from idiolect.method import Sent
 from idiolect.simulate import blocks, width
 from idiolect.simulate.engine import ClientFunction, Desk, Given
 from idiolect.simulate.plans import Member
 from idiolect.simulate.shelf import Shelf
 from idiolect.simulate.store import Store
+from idiolect.simulate.team import Answer, Team
+from idiolect.simulate.team import Call as Call
+from idiolect.simulate.team import Seat as Seat
+from idiolect.simulate.work import Work
 from idiolect.tree import Params, Tree
 
 _MOST_DESKS = 32  # for each thread
 
 
-class Seat(NamedTuple):
-    """A client of a run."""
-
-    run: int
-    client: int
-
-
-class Call(NamedTuple):
-    """What one run asks of its cohort: `own` of the sent tree has a row for each of the cohort."""
-
-    cohort: np.ndarray
-    sent: Sent
-    members: Sequence[Member] | Mapping[int, Member]  # of all clients, or of those called
-    exams: Sequence[Member] | Mapping[int, Member] = ()  # likewise, when they are scored
-    even: bool = False  # everyone takes as many steps, however many examples it has
-    afresh: bool = False  # clients are given the parameters that training started from
-
-
-class Crew:
-    """Networks, personal state and workplaces of one architecture's clients."""
+class Crew(Team):
+    """Clients who work in this process, with their networks and workplaces."""
 
     def __init__(
         self,
@@ -64,14 +48,9 @@ class Crew:
         `starts` are the initial parameters of each run. `stack` lets vmap run a block; on CUDA then
         even one client, so that it is captured.
         """
+        super().__init__(clients, store, len(starts), device)
         self._stack = stack
-        self.clients = clients
-        self.store = store
         self.starts = starts
-        self.groups: list[Tree] = [() for _ in starts]  # what each run's server keeps for them
-        self.device = device
-        self.widths: dict[str, int] = {}
-        self._place = {int(client): place for place, client in enumerate(clients)}
         # functional_call swaps a module's parameters while it runs, so each thread has its own.
         self._networks = [networks] + [copy.deepcopy(networks) for _ in range(hands - 1)]
         self._pools = pools
@@ -86,18 +65,7 @@ class Crew:
     def look_ahead(self, cohorts: Sequence[np.ndarray]) -> None:
         """Have the personal state of the next cohorts read, where that takes its time."""
         if isinstance(self.store, Shelf):
-            places = [
-                run * len(self.clients) + self._place[int(client)]
-                for run, cohort in enumerate(cohorts)
-                for client in cohort
-                if int(client) in self._place
-            ]
-            self.store.fetch(torch.tensor(places, dtype=torch.int64))
-
-    def rows(self, seats: Sequence[Seat]) -> torch.Tensor:
-        """Return the store's rows of some seats."""
-        places = [seat.run * len(self.clients) + self._place[seat.client] for seat in seats]
-        return torch.tensor(places, dtype=torch.int64, device=self._device)
+            self.store.fetch(self.rows(self.called(cohorts)))
 
     def examples(self, kind: str) -> int:
         """Return how many examples the last round of a kind trained on."""
@@ -107,6 +75,10 @@ class Crew:
         """Return the share of a round's examples that were padding."""
         planned = sum(desk.planned for desk in self._busy.get(kind, []))
         return 1 - self.examples(kind) / planned if planned else 0.0
+
+    def begin(self, kind: str, work: Work, calls: Sequence[Call], round: int) -> Answer:
+        """Have work done when it is asked for: in one process nothing is gained by earlier."""
+        return partial(self.run, kind, work, calls, round)
 
     def run(
         self, kind: str, fn: ClientFunction, calls: Sequence[Call], round: int

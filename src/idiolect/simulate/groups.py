@@ -11,16 +11,12 @@ import numpy as np
 import torch
 
 from idiolect import tree
-from idiolect.local import Local
-from idiolect.method import Method, Sent
-from idiolect.simulate.crew import Call, Crew, Seat
+from idiolect.method import Method
 from idiolect.simulate.plans import Member
+from idiolect.simulate.team import Call, Harvest, Seat, Team
 from idiolect.simulate.traffic import Traffic, counted
+from idiolect.simulate.work import Fuse
 from idiolect.tree import Tree
-
-Done = tuple[Crew, list[Seat], Tree, Tree]
-"""A crew, who of it was there, what they reported, and what the server read in that."""
-
 
 _SERVER = 1 << 40  # its number among the clients, where batches are drawn: nobody else's
 
@@ -33,35 +29,31 @@ def server_member(member: Member) -> Member:
 
 def regroup(
     method: Method,
-    crews: Sequence[Crew],
-    done: Sequence[Done],
-    left_out: Sequence[np.ndarray],
+    teams: Sequence[Team],
+    done: Sequence[Harvest],
+    left_out: Sequence[Seat],
     servers: Sequence[Member],
     states: Sequence[Tree],
     round: int,
 ) -> None:
     """Let the server join each architecture's reports, and train what came of it."""
-    gone = {Seat(run, int(c)) for run, clients in enumerate(left_out) for c in clients}
-    for crew, present, reports, _ in done:
-        for run in range(len(crew.groups)):
-            rows = [n for n, s in enumerate(present) if s.run == run and s not in gone]
+    gone = set(left_out)
+    for own in done:
+        for run, group in enumerate(own.team.groups):
+            rows = [n for n, s in enumerate(own.seats) if s.run == run and s not in gone]
             if rows:
-                own = tree.take(reports, torch.tensor(rows, device=crew.device))
-                crew.groups[run] = method.group_step(crew.groups[run], own)
-
-    def fuse(sent: Sent, personal: Tree, local: Local, exam: Local) -> Tree:
-        return method.fuse(sent.group, sent.shared, local)
-
-    for crew in crews:
-        crew.groups = crew.serve(fuse, servers, states, round)
+                reports = tree.take(own.reports, torch.tensor(rows, device=own.team.device))
+                own.team.groups[run] = method.group_step(group, reports)
+    for team in teams:
+        team.groups = team.serve(Fuse(method), servers, states, round)
 
 
-def counted_apart(call: Call, run: int, done: Sequence[Done]) -> Traffic:
+def counted_apart(call: Call, run: int, done: Sequence[Harvest]) -> Traffic:
     """Count what crosses where reports differ in form: seat by seat."""
     sent = counted(call, ())
     down, up = sent.bytes_down, 0
-    for crew, present, reports, _ in done:
-        mine = sum(seat.run == run for seat in present)
-        down += mine * tree.nbytes(crew.groups[run])
-        up += mine * tree.nbytes(reports) // len(present)
+    for own in done:
+        mine = sum(seat.run == run for seat in own.seats)
+        down += mine * tree.nbytes(own.team.groups[run])
+        up += mine * tree.nbytes(own.reports) // len(own.seats)
     return Traffic(len(call.cohort), down, up)

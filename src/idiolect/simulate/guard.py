@@ -7,13 +7,11 @@ a weight of zero on the device, and nobody waits for the figure until the round 
 
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from idiolect import tree
 from idiolect.method import Method, Report
-from idiolect.simulate.crew import Crew, Seat
 from idiolect.tree import Tree
 
 
@@ -56,15 +54,3 @@ def without(reports: Report, bad: Tensor) -> Report:
 
     cleaned: Report = tree.map(cleared, reports)
     return cleaned
-
-
-def unbroken(
-    crew: Crew, present: Sequence[Seat], personal: Tree, left_out: Sequence[np.ndarray]
-) -> Tree:
-    """Let clients that were left out keep the personal state they had."""
-    gone = {Seat(run, int(c)) for run, clients in enumerate(left_out) for c in clients}
-    back = [place for place, seat in enumerate(present) if seat in gone]
-    if not back or not tree.leaves(personal):
-        return personal
-    rows = crew.rows([present[place] for place in back])
-    return tree.put(personal, torch.tensor(back, device=rows.device), crew.store.take(rows))

@@ -1,6 +1,7 @@
 """How one client's models are scored: the same function in a simulated block and on a node."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -9,9 +10,9 @@ import torch
 from idiolect import losses, tree
 from idiolect.data.text import UNK
 from idiolect.local import Batch, Local
-from idiolect.method import Method, Sent
-from idiolect.simulate.crew import Seat
-from idiolect.simulate.engine import ClientFunction
+from idiolect.method import Sent
+from idiolect.simulate.team import Seat
+from idiolect.simulate.work import Work
 from idiolect.tree import Tree
 
 
@@ -61,27 +62,28 @@ def joined(parts: Sequence[Verdict]) -> Verdict:
     return Verdict(scores, facts, deployed)
 
 
-def marking(
-    method: Method,
-    *,
-    beside: bool = True,
-    measured: Sequence[str] = (),
-    only_global: bool = False,
-    keep: bool = False,
-    newcomers: bool = False,
-) -> ClientFunction:
-    """Make the function that scores a client's models on its exam; it returns marks, facts, model.
+@dataclass(frozen=True)
+class Marking(Work):
+    """Scores a client's models on its exam; returns marks, facts and the personal model.
 
     `beside` adds scores on validation data; `measured` names what else the exam holds: a test set
     `common` to all, rows that a backdoor `marked`; `only_global` skips `deploy`, which may train;
     `keep` returns the personal model; clients that are `newcomers` adapt instead of deploying.
     """
-    settle = method.adapt if newcomers else method.deploy
 
-    def mark(sent: Sent, personal: Tree, local: Local, exam: Local) -> Tree:
-        deployed = () if only_global else settle(sent, personal, local)
+    beside: bool = True
+    measured: tuple[str, ...] = ()
+    only_global: bool = False
+    keep: bool = False
+    newcomers: bool = False
+
+    def __call__(self, sent: Sent, personal: Tree, local: Local, exam: Local) -> Tree:
+        """Settle what the client would use, and score it."""
+        method = self.method
+        settle = method.adapt if self.newcomers else method.deploy
+        deployed = () if self.only_global else settle(sent, personal, local)
         models = method.models(sent, deployed)
-        if only_global:
+        if self.only_global:
             models = {name: model for name, model in models.items() if name == "global"}
 
         def score(batch: Batch) -> Tree:
@@ -91,13 +93,13 @@ def marking(
             }
 
         marks = _completed(exam.mean(score, "exam"))
-        if beside:  # what a choice between methods may look at
+        if self.beside:  # what a choice between methods may look at
             for name, seen in _completed(local.mean(score, "val")).items():
                 marks[name] |= {f"val_{metric}": value for metric, value in seen.items()}
-        if "marked" in measured:
+        if "marked" in self.measured:
             for name, seen in exam.mean(score, "marked").items():
                 marks[name]["attack_success"] = seen["accuracy"]
-        if "common" in measured:
+        if "common" in self.measured:
             weighed = weighed_by_class(
                 lambda batch: {n: method.predict(m, batch.x, local) for n, m in models.items()},
                 local,
@@ -105,10 +107,8 @@ def marking(
             )
             for name, accuracy in weighed.items():
                 marks[name]["common_accuracy"] = accuracy
-        facts = {} if only_global else method.facts(deployed)
-        return marks, facts, models["personal"] if keep else ()
-
-    return mark
+        facts = {} if self.only_global else method.facts(deployed)
+        return marks, facts, models["personal"] if self.keep else ()
 
 
 def weighed_by_class(

@@ -15,18 +15,20 @@ import torch
 from idiolect import tree
 from idiolect.data.federation import Exam, Lessons
 from idiolect.errors import ConfigError, Diverged
-from idiolect.local import Local
-from idiolect.method import Method, Sent, Setup
-from idiolect.simulate import groups, guard, keeping, sampling
+from idiolect.method import Method, Setup
+from idiolect.simulate import groups, keeping, sampling
 from idiolect.simulate.architecture import Architecture, blank, make, refuse_unequal_states
 from idiolect.simulate.backend import Backend
-from idiolect.simulate.crew import Call, Crew, Seat, hands
+from idiolect.simulate.crew import Crew, hands
+from idiolect.simulate.gathering import gathered
+from idiolect.simulate.judging import Marking, joined, verdict
 from idiolect.simulate.judging import Verdict as Verdict
-from idiolect.simulate.judging import joined, marking, verdict
 from idiolect.simulate.pools import Library
 from idiolect.simulate.shelf import Shelf
 from idiolect.simulate.store import Store
-from idiolect.simulate.traffic import Crossing, Handout, Traffic, counted, crossed, refuse_unequal
+from idiolect.simulate.team import Call, Seat, Team
+from idiolect.simulate.traffic import Crossing, Handout, Traffic, crossed
+from idiolect.simulate.work import Look, Step
 from idiolect.tree import Tree
 
 _GROUP = 2048  # clients scored at a time
@@ -91,7 +93,9 @@ class Simulation:
         self._trained = [
             self._library.members(n, runs[n].seed, own) for n, own in enumerate(trained)
         ]
-        self._judged = [self._library.members(n, r.seed, r.lessons) for n, r in enumerate(runs)]
+        self._judged = self._trained
+        if method.pooled:
+            self._judged = [self._library.members(n, r.seed, r.lessons) for n, r in enumerate(runs)]
         self._eligible = [sampling.eligible(lessons) for lessons in trained]
         self._handout = Handout(method, trained)
         self._crews, setups = self._hire(architectures, trained, backend, newcomers)
@@ -106,9 +110,9 @@ class Simulation:
         trained: list[Lessons],
         backend: Backend,
         newcomers: bool,
-    ) -> tuple[list[Crew], list[Setup]]:
+    ) -> tuple[list[Team], list[Setup]]:
         """Make networks and personal state from each run's seed; say what servers start from."""
-        crews: list[Crew] = []
+        crews: list[Team] = []
         first: list[Setup] = []
         seeds = [run.seed for run in self.runs]
         examples = self._library.examples()
@@ -193,7 +197,7 @@ class Simulation:
     def tree(self, kept: Tree) -> None:
         self.states = list(tree.to(kept["server"], self._device))
         for crew, rows in zip(self._crews, kept["personal"], strict=True):
-            crew.store.rows = rows if isinstance(crew.store, Shelf) else tree.to(rows, self._device)
+            crew.restore(rows)
         groups_of = tree.to(kept.get("groups", ()), self._device)
         for crew, own in zip(self._crews, groups_of, strict=False):
             crew.groups = list(own)
@@ -227,12 +231,6 @@ class Simulation:
     def advance(self) -> Round:
         """Do one round of every run."""
         method = self.method
-
-        def step(sent: Sent, personal: Tree, local: Local, exam: Local) -> Tree:
-            report, personal = method.client_step(sent, personal, local)
-            read = method.read(report, local) if method.grouped else ()
-            return report, read, personal
-
         calls = [
             Call(cohort, method.send(state, self._tensor(cohort)), members, even=method.steps > 0)
             for cohort, state, members in zip(
@@ -244,58 +242,41 @@ class Simulation:
         ]
         for crew in self._crews:
             crew.look_ahead([self._drawn(n, self.round + 1) for n in range(len(self.runs))])
-        done = [(crew, *crew.run("step", step, calls, self.round)) for crew in self._crews]
-        done = [(crew, present, result) for crew, present, result in done if present]
-        apart = [(crew, present, reports, read) for crew, present, (reports, read, _) in done]
-        parts = [read if method.grouped else reports for _, _, reports, read in apart]
-        refuse_unequal(parts)
-        reports = tree.concat(parts) if parts else ()
-        place = {seat: n for n, seat in enumerate(seat for _, own, _ in done for seat in own)}
-        stale = guard.broken_personal([personal for _, _, (_, _, personal) in done])
-        states, traffic, broken = [], [], []
-        for run, (call, state) in enumerate(zip(calls, self.states, strict=True)):
-            cohort = self._tensor(call.cohort)
-            if not len(call.cohort):
-                states.append(method.idle(state))
-                traffic.append(Traffic(0, 0, 0))
-                continue
-            rows = self._tensor(np.array([place[Seat(run, int(c))] for c in call.cohort]))
-            own = tree.take(reports, rows)
-            if method.grouped:
-                traffic.append(groups.counted_apart(call, run, apart))
-            else:
-                traffic.append(Traffic(1, 0, 0) if method.pooled else counted(call, own))
-            own = method.arrive(state, cohort, own)
-            bad = guard.broken(own, None if stale is None else stale[rows], len(rows), rows.device)
-            states.append(guard.guarded_step(method, state, cohort, own, bad))
-            broken.append((run, call.cohort, bad))
+        begun = [crew.train(Step(method), calls, self.round) for crew in self._crews]
+        done = [harvest for harvest in [wait() for wait in begun] if harvest.seats]
+        served = gathered(method, calls, self.states, done, self._device)
         cohorts = [call.cohort for call in calls]
+        traffic = [own.traffic for own in served]
         traffic = self._handout.added(traffic, cohorts, self.round, self._drawn)
-        left_out = self._left_out(broken)
+        left_out = self._left_out(cohorts, [own.bad for own in served])
+        gone = [Seat(run, int(c)) for run, clients in enumerate(left_out) for c in clients]
+        states = [own.state for own in served]
         if method.grouped:
             servers = [groups.server_member(own[0]) for own in self._trained]
-            groups.regroup(method, self._crews, apart, left_out, servers, states, self.round)
-        for crew, present, (_, _, personal) in done:
-            crew.store.put(crew.rows(present), guard.unbroken(crew, present, personal, left_out))
+            groups.regroup(method, self._crews, done, gone, servers, states, self.round)
+        for harvest in done:
+            harvest.team.keep(harvest.seats, harvest.personal, gone)
         self.states = states
         self.round += 1
         crossing = None
         if done and not self._crossed and not method.pooled:
-            crossing = crossed(calls[0], apart[0][2], done[0][2][2], done[0][0].groups[0])
+            first = done[0]
+            reports = first.sums[0] if first.sums else first.reports
+            crossing = crossed(calls[0], reports, first.personal, first.team.groups[0])
             self._crossed = True
         examples = sum(crew.examples("step") for crew in self._crews)
         return Round(traffic, examples, left_out, crossing)
 
-    def _left_out(self, broken: list[tuple[int, np.ndarray, torch.Tensor]]) -> list[np.ndarray]:
+    def _left_out(
+        self, cohorts: Sequence[np.ndarray], broken: Sequence[torch.Tensor]
+    ) -> list[np.ndarray]:
         """Read, once a round, who was broken; a run in which nobody is left cannot go on."""
-        found = [np.empty(0, np.int64) for _ in self.runs]
-        if not broken:
-            return found
-        flags = torch.cat([bad for _, _, bad in broken]).cpu().numpy()
-        for run, cohort, bad in broken:
-            mine, flags = flags[: len(bad)], flags[len(bad) :]
-            found[run] = cohort[mine]
-            if mine.all():
+        flags = torch.cat(list(broken)).cpu().numpy()
+        found = []
+        for run, cohort in enumerate(cohorts):
+            mine, flags = flags[: len(cohort)], flags[len(cohort) :]
+            found.append(cohort[mine])
+            if len(cohort) and mine.all():
                 seed, names = self.runs[run].seed, self.runs[run].lessons.names
                 first = "all clients" if self.method.pooled else names[cohort[0]]
                 raise Diverged(
@@ -328,7 +309,7 @@ class Simulation:
         """
         extras = [] if exams is None else [exam.extras for exam in exams]
         measured = tuple(sorted(set(extras[0]).intersection(*extras))) if extras else ()
-        mark = marking(
+        mark = Marking(
             self.method,
             beside=exams is not None,
             measured=measured,
@@ -357,22 +338,20 @@ class Simulation:
         parts: list[list[Verdict]] = []
         for calls in self._everyone(newcomers, clients):
             seen = [c._replace(exams=own) for c, own in zip(calls, examined, strict=True)]
-            results = [crew.run(kind, mark, seen, self.round) for crew in self._crews]
+            begun = [crew.begin(kind, mark, seen, self.round) for crew in self._crews]
+            results = [wait() for wait in begun]
             parts.append([verdict(run, results) for run in range(len(self.runs))])
         return [joined([part[run] for part in parts]) for run in range(len(self.runs))]
 
     def meet(self) -> None:
         """Let every client look at the present state without training: newcomers catching up."""
-        method = self.method
-
-        def look(sent: Sent, personal: Tree, local: Local, exam: Local) -> Tree:
-            return method.meet(sent, personal, local)
-
         for calls in self._everyone(newcomers=True):
-            for crew in self._crews:
-                seats, personal = crew.run("meet", look, calls, self.round)
+            look = Look(self.method)
+            begun = [crew.begin("meet", look, calls, self.round) for crew in self._crews]
+            for crew, wait in zip(self._crews, begun, strict=True):
+                seats, results = wait()
                 if seats:
-                    crew.store.put(crew.rows(seats), personal)
+                    crew.keep(seats, results[-1])
 
     def _everyone(
         self, newcomers: bool, clients: Sequence[np.ndarray] | None = None

@@ -9,7 +9,7 @@ from idiolect import tree
 from idiolect.data.federation import Lessons
 from idiolect.errors import MethodError
 from idiolect.method import Method
-from idiolect.simulate.crew import Call
+from idiolect.simulate.team import Call
 from idiolect.tree import Tree
 
 Crossing = dict[str, dict[str, list[int]]]

@@ -1,0 +1,128 @@
+"""The clients of one architecture over all runs: who they are, and what they keep.
+
+Where and how they work is for those who derive from it: a `Crew` works in this process, workers of
+a cluster work elsewhere.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from idiolect import tree
+from idiolect.method import Report, Sent
+from idiolect.simulate.plans import Member
+from idiolect.simulate.shelf import Shelf
+from idiolect.simulate.store import Store
+from idiolect.simulate.work import Step, Work
+from idiolect.tree import Tree
+
+
+class Seat(NamedTuple):
+    """A client of a run."""
+
+    run: int
+    client: int
+
+
+class Call(NamedTuple):
+    """What one run asks of its cohort: `own` of the sent tree has a row for each of the cohort."""
+
+    cohort: np.ndarray
+    sent: Sent
+    members: Sequence[Member] | Mapping[int, Member]  # of all clients, or of those called
+    exams: Sequence[Member] | Mapping[int, Member] = ()  # likewise, when they are scored
+    even: bool = False  # everyone takes as many steps, however many examples it has
+    afresh: bool = False  # clients are given the parameters that training started from
+
+
+class Harvest(NamedTuple):
+    """What came of a team's round, a row for each seat."""
+
+    team: "Team"
+    seats: Sequence[Seat]
+    reports: Tree  # () where they were added up
+    read: Tree  # what the server makes of them with public examples
+    personal: Tree
+    sums: Sequence[Report] = ()  # of each run: weights times parameters, added up, and weights
+    broken: Tensor | None = None  # [seat] who is in no sum, since it holds NaN or infinity
+
+
+Answer = Callable[[], tuple[Sequence[Seat], Tree]]
+"""Who was there and what came of it, rows in their order; to call is to wait for it."""
+
+
+class Team:
+    """Clients, their personal state, and what the servers keep for their architecture."""
+
+    def __init__(
+        self, clients: np.ndarray, store: Store | Shelf, runs: int, device: torch.device
+    ) -> None:
+        self.clients = clients
+        self.store = store
+        self.groups: list[Tree] = [() for _ in range(runs)]  # what each run's server keeps for them
+        self.device = device  # where what they report is wanted
+        self.widths: dict[str, int] = {}  # of blocks, measured
+        self._place = {int(client): place for place, client in enumerate(clients)}
+
+    def rows(self, seats: Sequence[Seat]) -> Tensor:
+        """Return the store's rows of some seats."""
+        places = [seat.run * len(self.clients) + self._place[seat.client] for seat in seats]
+        return torch.tensor(places, dtype=torch.int64, device=self.device)
+
+    def called(self, cohorts: Sequence[np.ndarray]) -> list[Seat]:
+        """List the seats of this architecture in a cohort of each run."""
+        return [
+            Seat(run, int(client))
+            for run, cohort in enumerate(cohorts)
+            for client in cohort
+            if int(client) in self._place
+        ]
+
+    def keep(self, seats: Sequence[Seat], personal: Tree, but: Sequence[Seat] = ()) -> None:
+        """Keep clients' new personal state, `but` of some, who keep what they had."""
+        left = set(but)
+        back = [place for place, seat in enumerate(seats) if seat in left]
+        if back and tree.leaves(personal):
+            old = self.store.take(self.rows([seats[place] for place in back]))
+            personal = tree.put(personal, torch.tensor(back, device=self.device), old)
+        self.store.put(self.rows(seats), personal)
+
+    def restore(self, rows: Tree) -> None:
+        """Put back what all clients had kept when a checkpoint was made."""
+        self.store.rows = rows if isinstance(self.store, Shelf) else tree.to(rows, self.device)
+
+    # What depends on where they work.
+
+    def begin(self, kind: str, work: Work, calls: Sequence[Call], round: int) -> Answer:
+        """Have work done for every called client; works of equal `kind` are planned alike."""
+        raise TypeError(f"{type(self).__name__} does not work")
+
+    def train(self, step: Step, calls: Sequence[Call], round: int) -> Callable[[], Harvest]:
+        """Have a round done; whoever calls waits for it."""
+        answer = self.begin("step", step, calls, round)
+
+        def harvest() -> Harvest:
+            seats, results = answer()
+            return Harvest(self, seats, *(results if seats else ((), (), ())))
+
+        return harvest
+
+    def serve(
+        self, work: Work, servers: Sequence[Member], states: Sequence[Tree], round: int
+    ) -> list[Tree]:
+        """Do work for the servers of all runs, on this architecture."""
+        raise TypeError(f"{type(self).__name__} does not work")
+
+    def look_ahead(self, cohorts: Sequence[np.ndarray]) -> None:
+        """Have the personal state of the next cohorts read, where that takes its time."""
+
+    def examples(self, kind: str) -> int:
+        """Return how many examples the last round of a kind trained on."""
+        raise TypeError(f"{type(self).__name__} does not work")
+
+    def padding(self, kind: str) -> float:
+        """Return the share of a round's examples that were padding."""
+        raise TypeError(f"{type(self).__name__} does not work")
