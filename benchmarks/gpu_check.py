@@ -7,17 +7,24 @@ clients of 600 examples at batch 20, as in the table of peers.
 """
 
 import argparse
+import dataclasses
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
 
 from idiolect import tree
+from idiolect.aggregate import Aggregated
 from idiolect.data import Federation
+from idiolect.method import Method
 from idiolect.methods import METHODS
 from idiolect.models import MODELS
+from idiolect.personalise import Combined
+from idiolect.robust import Krum, Median, TrimmedMean
 from idiolect.simulate.architecture import Architecture
 from idiolect.simulate.backend import Backend
 from idiolect.simulate.rounds import Run, Simulation
@@ -32,18 +39,44 @@ def network() -> nn.Module:
     )
 
 
-def simulation(name: str, fed: Federation, build: object, backend: Backend, **settings: object):
-    method = METHODS[name](**settings)
+def with_public(fed: Federation) -> Federation:
+    """Give everyone 64 public examples as well, for the methods that exchange predictions."""
+    return dataclasses.replace(fed, public=federation([64], SHAPE).dataset)
+
+
+def wrapped(**settings: Any) -> dict[str, Method]:
+    """Make what stands around a method: the thirteen combinations, and rules of aggregation."""
+    fedavg = METHODS["fedavg"](**settings)
+    return {
+        "fedavg, 13 combinations": Combined(fedavg, tune_epochs=1, expert_epochs=1),
+        "fedavg, median": Aggregated(fedavg, Median()),
+        "fedavg, trimmed mean": Aggregated(fedavg, TrimmedMean()),
+        "fedavg, krum": Aggregated(fedavg, Krum()),
+    }
+
+
+def methods(**settings: Any) -> dict[str, Callable[[], Method]]:
+    """List every registered method, and the wrapped ones."""
+
+    def few(kind: type[Method]) -> dict[str, Any]:
+        return settings | ({"sample": 48} if "sample" in kind.__dataclass_fields__ else {})
+
+    plain = {name: lambda kind=kind: kind(**few(kind)) for name, kind in METHODS.items()}
+    return plain | {name: lambda made=made: made for name, made in wrapped(**settings).items()}
+
+
+def simulation(method: Method, fed: Federation, build: object, backend: Backend):
     return Simulation(method, [Run(0, fed.lessons)], {"a": Architecture(build)}, backend=backend)
 
 
-def difference(name: str) -> float:
-    """Largest relative difference of any tree after 3 rounds and deployment, in float64."""
-    fed = federation([90, 61, 40, 33, 20, 7, 64, 80], SHAPE, held_out=10)
+def difference(method: Method, shape: tuple[int, ...] = SHAPE, build: object = network) -> float:
+    """Largest relative difference of any tree after 4 rounds and deployment, in float64."""
+    fed = federation([90, 61, 40, 33, 20, 7, 64, 80], shape, held_out=10)
+    fed = with_public(fed) if shape == SHAPE else fed
     sides = []
     torch.set_default_dtype(torch.float64)
     for backend in (Backend("sequential", "cpu"), Backend("vectorised", "cuda")):
-        sim = simulation(name, fed, network, backend, batch=16, lr=0.05)
+        sim = simulation(method, fed, build, backend)
         for _ in range(4):
             sim.advance()
         verdict = sim.judge([fed.exam], keep=True)[0]
@@ -76,21 +109,36 @@ def main() -> None:
     out: dict[str, dict[str, float]] = {}
     cuda = Backend(device="cuda")
     equal = federation([600] * 20, SHAPE, held_out=10)
-    for name in METHODS:
+    timed = methods(batch=20)
+    for name, made in methods(batch=16, lr=0.05).items():
         try:
-            out[name] = {"difference": difference(name)}
-            sim = simulation(name, equal, network, cuda, batch=20)
-            out[name]["ms"] = milliseconds(sim)
+            out[name] = {"difference": difference(made())}
+            sim = simulation(timed[name](), with_public(equal), network, cuda)
+            out[name]["ms"] = milliseconds(sim, 5)
         except Exception as error:
             out[name] = {"error": f"{type(error).__name__}: {str(error)[:300]}"}
         print(name, out[name], flush=True)
+    for name, more in {
+        "shufflenet": {"norm": "batch"},
+        "resnet18": {"width": 8, "norm": "batch"},
+        "alexnet": {"hidden": 64},
+        "lenet5": {},
+    }.items():
+        try:
+            fedavg = METHODS["fedavg"](batch=16, lr=0.05)
+            build = lambda name=name, more=more: MODELS[name]((3, 32, 32), CLASSES, **more)  # noqa: E731
+            found = difference(fedavg, (3, 32, 32), build)
+            out[f"fedavg {name} {more}"] = {"difference": found}
+        except Exception as error:
+            out[f"fedavg {name} {more}"] = {"error": f"{type(error).__name__}: {str(error)[:300]}"}
+        print(name, more, out[f"fedavg {name} {more}"], flush=True)
     colour = federation([600] * 20, (3, 32, 32), held_out=10)
     for label, fed, build in (
         ("dnn", equal, lambda: MODELS["dnn"](SHAPE, CLASSES)),
         ("lenet5", colour, lambda: MODELS["lenet5"]((3, 32, 32), CLASSES)),
     ):
         for batch in (20, 100):
-            sim = simulation("fedavg", fed, build, cuda, batch=batch)
+            sim = simulation(METHODS["fedavg"](batch=batch), fed, build, cuda)
             took = milliseconds(sim)
             out[f"fedavg {label} batch {batch}"] = {"ms": took, "samples_per_s": 12e6 / took}
             print(label, batch, out[f"fedavg {label} batch {batch}"], flush=True)

@@ -89,6 +89,7 @@ def simulation(
     architectures=None,
     cohort: int | None = None,
     draw: str = "fixed",
+    bystanders: str = "rest",
     kind: str = "vectorised",
     width: int | None = 64,
 ) -> Simulation:
@@ -96,7 +97,15 @@ def simulation(
     runs = [Run(seed, world.lessons) for seed, world in zip(seeds, worlds, strict=True)]
     architectures = architectures or {"main": Architecture(build, auxiliary)}
     backend = Backend(kind, "cpu", width)
-    return Simulation(method, runs, architectures, cohort=cohort, draw=draw, backend=backend)
+    return Simulation(
+        method,
+        runs,
+        architectures,
+        cohort=cohort,
+        draw=draw,
+        bystanders=bystanders,
+        backend=backend,
+    )
 
 
 def local(

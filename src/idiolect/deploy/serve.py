@@ -194,6 +194,10 @@ def served_methods(experiment: Experiment, only: Sequence[str] = ()) -> dict[str
         raise ConfigError("data.common_test is for simulations; nodes are scored on their own rows")
     if experiment.attack is not None:
         raise ConfigError("[attack] is for simulations; take it out to serve a real federation")
+    if experiment.bystanders != "rest":
+        raise ConfigError(
+            'bystanders = "train" is for simulations; a hub asks only the cohort to train'
+        )
     methods = {
         table.label or table.name: made_method(table)
         for table in experiment.methods

@@ -159,6 +159,7 @@ def job(experiment: Experiment, table: MethodTable, held: Shared, seeds: tuple[i
         rounds=table.rounds or experiment.rounds,
         cohort=cohort_size(experiment.cohort, own[0].clients),
         draw=experiment.draw,
+        bystanders=experiment.bystanders,
         backend=machine(experiment),
         evaluate=Evaluate(**experiment.evaluate.model_dump()),
         checkpoint_every=experiment.backend.checkpoint_every,

@@ -136,6 +136,7 @@ def _essence(raw: dict[str, Any]) -> dict[str, Any]:
     """Leave out what may change between a run and its continuation."""
     kept: dict[str, Any] = {key: raw[key] for key in ("seeds", "cohort", "model") if key in raw}
     kept["draw"] = raw.get("draw", "fixed")
+    kept["bystanders"] = raw.get("bystanders", "rest")
     kept["attack"] = raw.get("attack")
     data = {**raw["data"], "source": Path(raw["data"]["source"]).name}
     seen = ("every", "personal", "test_curve", "clients")

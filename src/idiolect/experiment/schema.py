@@ -261,6 +261,7 @@ class Experiment(BaseModel):
     rounds: Count = 100
     cohort: int | float | None = None  # clients a round: how many, or a share; absent: everyone
     draw: Literal["fixed", "poisson"] = "fixed"  # as many every round, or each by its own coin
+    bystanders: Literal["rest", "train"] = "rest"  # outside the cohort; who trains is not heard
     data: Data = Data()
     model: Network = Network(name="dnn")
     training: dict[str, Any] = {}

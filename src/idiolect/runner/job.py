@@ -62,6 +62,7 @@ class Job:
     rounds: int
     cohort: int | None = None
     draw: str = "fixed"  # how a cohort is drawn
+    bystanders: str = "rest"  # what clients outside the cohort do
     backend: Backend = field(default_factory=Backend)
     evaluate: Evaluate = field(default_factory=Evaluate)
     checkpoint_every: int = 0  # rounds; 0: every few seconds
@@ -90,6 +91,7 @@ class Job:
             "seeds": list(self.seeds),
             "cohort": self.cohort,
             **({} if self.draw == "fixed" else {"draw": self.draw}),
+            **({} if self.bystanders == "rest" else {"bystanders": self.bystanders}),
             **self.described,
             "evaluate": {
                 "every": self.evaluate.every,
@@ -177,6 +179,7 @@ class Job:
             self.architectures,
             cohort=self.cohort,
             draw=self.draw,
+            bystanders=self.bystanders,
             backend=self.backend,
             shelf=shelf,
         )

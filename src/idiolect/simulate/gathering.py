@@ -39,13 +39,17 @@ def gathered(
         stale = torch.cat([own.broken for own in done if own.broken is not None])
     found = []
     for run, (call, state) in enumerate(zip(calls, states, strict=True)):
-        if not len(call.cohort):
-            nobody = torch.zeros(0, dtype=torch.bool, device=device)
-            found.append(Gathered(method.idle(state), Traffic(0, 0, 0), nobody))
+        heard = call.cohort if call.heard is None else call.heard
+        told = None
+        if stale is not None:
+            told = stale[_numbers([place[Seat(run, int(c))] for c in call.cohort], device)]
+        if not len(heard):
+            nobody = torch.zeros(len(call.cohort), dtype=torch.bool, device=device)
+            traffic = counted(call, ())
+            found.append(Gathered(method.idle(state), traffic, nobody if told is None else told))
             continue
-        cohort = _numbers(call.cohort, device)
-        rows = _numbers([place[Seat(run, int(c))] for c in call.cohort], device)
-        told = None if stale is None else stale[rows]
+        cohort = _numbers(heard, device)
+        rows = _numbers([place[Seat(run, int(c))] for c in heard], device)
         if summed and told is not None:
             found.append(_from_sums(method, run, call, state, cohort, told, done))
             continue
@@ -55,8 +59,14 @@ def gathered(
         else:
             traffic = Traffic(1, 0, 0) if method.pooled else counted(call, own)
         own = method.arrive(state, cohort, own)
-        bad = guard.broken(own, told, len(rows), device)
-        found.append(Gathered(guard.guarded_step(method, state, cohort, own, bad), traffic, bad))
+        places = {int(client): n for n, client in enumerate(call.cohort)}
+        among = _numbers([places[int(client)] for client in heard], device)
+        bad = guard.broken(own, None if told is None else told[among], len(rows), device)
+        new = guard.guarded_step(method, state, cohort, own, bad)
+        if call.heard is not None:  # bystanders may be broken too
+            everyone = torch.zeros(len(places), dtype=torch.bool, device=device)
+            bad = (everyone if told is None else told).index_copy(0, among, bad)
+        found.append(Gathered(new, traffic, bad))
     return found
 
 

@@ -61,12 +61,14 @@ class Simulation:
         *,
         cohort: int | None = None,
         draw: str = "fixed",
+        bystanders: str = "rest",
         backend: Backend | None = None,
         newcomers: bool = False,
         shelf: Path | None = None,
     ) -> None:
         """`draw` says how a cohort is drawn, by its name in `sampling.DRAWS`.
 
+        `bystanders`, clients outside the cohort, rest, or train as well without being heard.
         Of `newcomers`, who come to a state that is there already, only its form is made. `shelf` is
         the folder for personal state on disk; without one it goes when the simulation does.
         """
@@ -79,8 +81,7 @@ class Simulation:
         self._device = backend.place
         if self._device.type == "cuda":
             torch.backends.cudnn.allow_tf32 = False  # convolutions in full fp32, like products
-        self._cohort = cohort
-        self._draw = sampling.DRAWS[draw]
+        self._touched = None if bystanders == "train" else cohort  # clients a round; None: all
         self._backend, self._shelf = backend, shelf
         self._library = Library([run.lessons for run in runs], self._device)
         self._clients = len(runs[0].lessons.names)
@@ -96,13 +97,23 @@ class Simulation:
         self._judged = self._trained
         if method.pooled:
             self._judged = [self._library.members(n, r.seed, r.lessons) for n, r in enumerate(runs)]
-        self._eligible = [sampling.eligible(lessons) for lessons in trained]
         self._handout = Handout(method, trained)
         self._crews, setups = self._hire(architectures, trained, backend, newcomers)
         if newcomers:
             self.states = [method.init_server(blank(setup)) for setup in setups]
         else:
             self.states = [tree.to(method.init_server(own), self._device) for own in setups]
+        if bystanders == "train" and method.grouped:
+            raise ConfigError(
+                f"bystanders = 'train' does not go with {method.title}, whose groups hear all who "
+                "train; leave it at 'rest'"
+            )
+        # Training that leaves no trace need not be done.
+        self._all_train = bystanders == "train" and self._personal
+        self._attendance = [
+            sampling.Attendance(run.seed, sampling.eligible(own), cohort, draw, self._all_train)
+            for run, own in zip(runs, trained, strict=True)
+        ]
 
     def _hire(
         self,
@@ -150,7 +161,7 @@ class Simulation:
 
     def _store(self, starts: keeping.Starts, place: int, disk: bool | None = None) -> Store | Shelf:
         if disk is None:
-            disk = keeping.on_disk(starts, self._backend, self._cohort, self._clients)
+            disk = keeping.on_disk(starts, self._backend, self._touched, self._clients)
         path = self._shelf and self._shelf / f"architecture-{place}.rows"
         return keeping.store(starts, self._backend, disk, path)
 
@@ -206,23 +217,17 @@ class Simulation:
 
     def cohort(self, run: int) -> np.ndarray:
         """Return who takes part in the coming round of one run."""
-        return self._drawn(run, self.round)
+        return self._attendance[run].heard(self.round)
 
-    def _drawn(self, run: int, round: int) -> np.ndarray:
-        eligible = self._eligible[run]
-        size = len(eligible) if self._cohort is None else self._cohort
-        return self._draw(self.runs[run].seed, round, eligible, size)
+    @property
+    def _personal(self) -> bool:
+        return bool(tree.leaves([crew.store.example for crew in self._crews]))
 
     def strangers(self, run: int) -> np.ndarray:
         """Return the clients whose personal state no round has touched, where there is any."""
-        if self.method.pooled or not tree.leaves([crew.store.example for crew in self._crews]):
+        if self.method.pooled or not self._personal:
             return np.empty(0, np.int64)
-        met = np.zeros(self._clients, bool)
-        for round in range(self.round):
-            met[self._drawn(run, round)] = True
-            if self._cohort is None:
-                break  # everyone who can, at once
-        return np.flatnonzero(~met)
+        return self._attendance[run].strangers(self._clients, self.round)
 
     def remarks(self) -> list[str]:
         """Say nothing: in a simulation no client gets lost."""
@@ -231,23 +236,16 @@ class Simulation:
     def advance(self) -> Round:
         """Do one round of every run."""
         method = self.method
-        calls = [
-            Call(cohort, method.send(state, self._tensor(cohort)), members, even=method.steps > 0)
-            for cohort, state, members in zip(
-                [self.cohort(n) for n in range(len(self.runs))],
-                self.states,
-                self._trained,
-                strict=True,
-            )
-        ]
+        calls = [self._called(run, state) for run, state in enumerate(self.states)]
         for crew in self._crews:
-            crew.look_ahead([self._drawn(n, self.round + 1) for n in range(len(self.runs))])
+            crew.look_ahead([own.training(self.round + 1) for own in self._attendance])
         begun = [crew.train(Step(method), calls, self.round) for crew in self._crews]
         done = [harvest for harvest in [wait() for wait in begun] if harvest.seats]
         served = gathered(method, calls, self.states, done, self._device)
         cohorts = [call.cohort for call in calls]
-        traffic = [own.traffic for own in served]
-        traffic = self._handout.added(traffic, cohorts, self.round, self._drawn)
+        traffic = self._handout.added(
+            [own.traffic for own in served], cohorts, self.round, self._attendance
+        )
         left_out = self._left_out(cohorts, [own.bad for own in served])
         gone = [Seat(run, int(c)) for run, clients in enumerate(left_out) for c in clients]
         states = [own.state for own in served]
@@ -266,6 +264,17 @@ class Simulation:
             self._crossed = True
         examples = sum(crew.examples("step") for crew in self._crews)
         return Round(traffic, examples, left_out, crossing)
+
+    def _called(self, run: int, state: Tree) -> Call:
+        heard = self.cohort(run)
+        cohort = self._attendance[run].training(self.round) if self._all_train else heard
+        return Call(
+            cohort,
+            self.method.send(state, self._tensor(cohort)),
+            self._trained[run],
+            even=self.method.steps > 0,
+            heard=heard if self._all_train else None,
+        )
 
     def _left_out(
         self, cohorts: Sequence[np.ndarray], broken: Sequence[torch.Tensor]

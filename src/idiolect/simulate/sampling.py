@@ -43,6 +43,34 @@ def watched(seed: int, clients: int, size: int) -> np.ndarray:
     return np.sort(chosen)
 
 
+class Attendance:
+    """Who takes part in the rounds of one run: who trains, and who of those is heard."""
+
+    def __init__(
+        self, seed: int, eligible: np.ndarray, size: int | None, draw: str, all_train: bool
+    ) -> None:
+        self._seed, self._eligible, self._draw = seed, eligible, DRAWS[draw]
+        self._size = len(eligible) if size is None else size
+        self._all_train = all_train
+
+    def heard(self, round: int) -> np.ndarray:
+        """Return whose reports reach the server: the cohort."""
+        return self._draw(self._seed, round, self._eligible, self._size)
+
+    def training(self, round: int) -> np.ndarray:
+        """Return the cohort, and the bystanders where they train too."""
+        return self._eligible if self._all_train else self.heard(round)
+
+    def strangers(self, clients: int, rounds: int) -> np.ndarray:
+        """Return which of the clients trained in none of the first rounds."""
+        met = np.zeros(clients, bool)
+        for round in range(rounds):
+            met[self.training(round)] = True
+            if self._all_train or self._size >= len(self._eligible):
+                break  # everyone who can, at once
+        return np.flatnonzero(~met)
+
+
 DRAWS: dict[str, Callable[[int, int, np.ndarray, int], np.ndarray]] = {
     "fixed": cohort,
     "poisson": poisson,

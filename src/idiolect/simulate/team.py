@@ -36,6 +36,7 @@ class Call(NamedTuple):
     exams: Sequence[Member] | Mapping[int, Member] = ()  # likewise, when they are scored
     even: bool = False  # everyone takes as many steps, however many examples it has
     afresh: bool = False  # clients are given the parameters that training started from
+    heard: np.ndarray | None = None  # whose reports count; None: all of the cohort
 
 
 class Harvest(NamedTuple):

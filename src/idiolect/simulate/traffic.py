@@ -1,6 +1,6 @@
 """What crosses the network in a round, and what of it can be joined."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -9,6 +9,7 @@ from idiolect import tree
 from idiolect.data.federation import Lessons
 from idiolect.errors import MethodError
 from idiolect.method import Method
+from idiolect.simulate.sampling import Attendance
 from idiolect.simulate.team import Call
 from idiolect.tree import Tree
 
@@ -43,13 +44,13 @@ class Handout:
         traffic: Sequence[Traffic],
         cohorts: Sequence[np.ndarray],
         round: int,
-        drawn: Callable[[int, int], np.ndarray],
+        attendance: Sequence[Attendance],
     ) -> list[Traffic]:
-        """Add a round's share to its traffic; `drawn(run, round)` tells a resumed run's past."""
+        """Add a round's share to its traffic; who came before tells a resumed run's past."""
         if any(self._each):
             for before in range(self._rounds, round):
-                for run, had in enumerate(self._had):
-                    had |= set(drawn(run, before).tolist())
+                for own, had in zip(attendance, self._had, strict=True):
+                    had |= set(own.training(before).tolist())
         self._rounds = round + 1
         told = []
         for run, (one, cohort) in enumerate(zip(traffic, cohorts, strict=True)):
