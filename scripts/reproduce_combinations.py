@@ -3,10 +3,11 @@
 python scripts/reproduce_combinations.py collect RUN_DIR[=NAME]...  # keep what the tables need
 python scripts/reproduce_combinations.py write                      # write the page from them
 
-A run is known by its experiment: cifar10, office, cross-sector, cross-product, shakespeare, digits.
+A run is known by its experiment's name; runs of single methods of one experiment join.
 """
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -17,15 +18,30 @@ from reproduction import deviation, fill, keep, run, table
 HERE = Path(__file__).resolve().parent.parent / "docs" / "reproduction"
 FIGURES = HERE / "figures" / "combinations.json"
 PAGE = HERE / "combinations.md"
-KINDS = ("FL", "RA-FL", "DP-FL")
+KINDS = ("FL", "RA-FL", "DP-FL", "DP-FL, epsilon 8")
 PAPER = {**TABLE_3, **TABLE_4}
-SETTINGS = ("digits", "cifar10", "office", "cross-sector", "cross-product", "shakespeare")
-STAND_INS = {"shakespeare": "reddit"}
+# Our experiment -> the paper's column, or nothing.
+SETTINGS = {
+    "digits": "",
+    "cifar10": "cifar10",
+    "cifar10-lenet5": "cifar10",
+    "cifar10-short": "cifar10",
+    "office": "office",
+    "cross-sector": "cross-sector",
+    "cross-product": "cross-product",
+    "shakespeare": "reddit",
+}
+Methods = dict[str, Any]
 
 
 def collect(folders: list[str]) -> None:
     """Keep every model's accuracies, per seed and client."""
-    keep(FIGURES, folders, _method)
+    keep(FIGURES, [place if "=" in place else _named(place) for place in folders], _method)
+
+
+def _named(folder: str) -> str:
+    result = json.loads((Path(folder) / "result.json").read_text())
+    return f"{folder}={result['name']}"
 
 
 def _method(method: dict[str, Any]) -> dict[str, Any]:
@@ -55,15 +71,35 @@ def write() -> None:
     kept = json.loads(FIGURES.read_text()) if FIGURES.exists() else {}
     found = {name.removeprefix("combinations-"): own["methods"] for name, own in kept.items()}
     tables = {setting: _setting(setting, found.get(setting, {})) for setting in SETTINGS}
-    fill(PAGE, {**tables, "targets": _targets(found)})
+    answers = {
+        "moe": _per_run(
+            found, _mixtures, ["pairs in which MoE is better", "mean gain", "least", "most"]
+        ),
+        "best": _per_run(
+            found,
+            _bests,
+            [
+                "federated below local",
+                "the choice at least local",
+                "the choice less local, mean",
+                "best in hindsight at least local",
+            ],
+        ),
+        "recovery": _per_run(
+            found,
+            _recovered,
+            ["itself", "lost against FL", "personalised", "regained", "above plain FL by"],
+        ),
+    }
+    fill(PAGE, {**tables, **answers})
 
 
-def _setting(setting: str, methods: dict[str, Any]) -> list[str]:
+def _setting(setting: str, methods: Methods) -> list[str]:
     if not methods:
-        return ["Not run yet."]
-    metric = "common_accuracy" if setting == "cifar10" else "accuracy"
+        return ["Not run."]
+    metric = "common_accuracy" if setting.startswith("cifar10") else "accuracy"
     kinds = [kind for kind in KINDS if kind in methods]
-    data = STAND_INS.get(setting, setting)
+    data = SETTINGS[setting]
     header = ["approach"]
     for kind in kinds:
         header += [kind] + ["paper"] * ((data, kind) in PAPER)
@@ -79,7 +115,7 @@ def _setting(setting: str, methods: dict[str, Any]) -> list[str]:
     chosen = ["the client's choice on validation data"]
     for kind in kinds:
         chosen += [_mean(methods[kind], "personal", metric)] + ["–"] * ((data, kind) in PAPER)
-    lines = table(header, [*rows, chosen])
+    lines = [_about(methods[kinds[0]], methods), "", *table(header, [*rows, chosen])]
     if metric == "common_accuracy":
         own = [
             [f"{a}", *(_mean(methods[kind], a, "accuracy") for kind in kinds)]
@@ -89,59 +125,101 @@ def _setting(setting: str, methods: dict[str, Any]) -> list[str]:
     return lines
 
 
+def _about(method: dict[str, Any], methods: Methods) -> str:
+    """Say how it was run, from what the runs themselves recorded."""
+    told, after = method["settings"], method["settings"]["combined"]
+    seeds = len(method["accuracy"]["global"])
+    work = f"{told['steps']} steps" if told["steps"] else f"{told['epochs']} epochs"
+    words = (
+        f"{method['rounds']} rounds of {work} at {told['lr']:g}; FT and FB {after['tune_epochs']} "
+        f"epochs at {after['tune_lr']:g}; the local model {after['expert_epochs']} at "
+        f"{after['expert_lr']:g}; {seeds} seed{'s' * (seeds > 1)}."
+    )
+    for kind in KINDS[2:]:
+        private = (methods.get(kind) or {}).get("privacy")
+        if private:
+            spent = private["epsilon"]
+            amount = "infinite" if spent is None else f"{spent:.3g}"
+            words += f" {kind}: ε = {amount}, δ = {private['delta']:.2g}."
+    return words
+
+
 def _scores(method: dict[str, Any], approach: str, metric: str = "accuracy") -> list[list[float]]:
     """Give [seed][client], %; clients without test rows are left out."""
     kept = method[metric]["global" if approach == "FL" else approach]
     return [[100 * value for value in seed if value is not None] for seed in kept]
 
 
+def _average(method: dict[str, Any], approach: str, metric: str = "accuracy") -> float:
+    return mean(map(mean, _scores(method, approach, metric)))
+
+
 def _mean(method: dict[str, Any], approach: str, metric: str) -> str:
     seeds = [mean(seed) for seed in _scores(method, approach, metric)]
+    if len(seeds) == 1:
+        return f"{seeds[0]:.2f}"
     return f"{mean(seeds):.2f} ± {deviation(seeds):.2f}"
 
 
-def _targets(found: dict[str, Any]) -> list[str]:
-    """Answer the questions of the page for every setting and kind that was run."""
+# The paper's claims, answered for every setting and kind that was run.
+
+
+def _per_run(
+    found: Methods, answer: Callable[[Methods, str], list[str]], header: list[str]
+) -> list[str]:
     rows = []
     for setting in SETTINGS:
         methods = found.get(setting, {})
         for kind in (kind for kind in KINDS if kind in methods):
-            rows.append([setting, kind, *_answers(methods, kind)])
-    if not rows:
-        return ["Not run yet."]
-    header = [
-        "setting",
-        "model",
-        "MoE beats its part, mean gain",
-        "clients whose best is at least local",
-        "lost against FL",
-        "regained by personalising",
-    ]
-    return table(header, rows)
+            rows.append([setting, kind, *answer(methods, kind)])
+    return table(["setting", "model", *header], rows) if rows else ["Not run."]
 
 
-def _answers(methods: dict[str, Any], kind: str) -> list[str]:
+def _mixtures(methods: Methods, kind: str) -> list[str]:
+    """Compare every combination that has MoE with the same one without."""
     method = methods[kind]
-    means = {a: mean(map(mean, _scores(method, a))) for a in (*APPROACHES, "local", "personal")}
     gains = [
-        means[a] - means[a.removesuffix("MoE").removesuffix(" + ") or "FL"]
+        _average(method, a) - _average(method, a.removesuffix("MoE").removesuffix(" + ") or "FL")
         for a in APPROACHES
         if a.endswith("MoE")
     ]
-    pairs = [
-        (max(values), alone)
-        for seed, own in enumerate(_scores(method, "local"))
-        for values, alone in zip(
-            zip(*(_scores(method, a)[seed] for a in APPROACHES[1:]), strict=True), own, strict=True
-        )
-    ]
-    better = mean(best >= alone for best, alone in pairs)
-    plain = mean(map(mean, _scores(methods["FL"], "FL"))) if "FL" in methods else float("nan")
+    better = sum(gain > 0 for gain in gains)
     return [
-        f"{sum(gain > 0 for gain in gains)} of {len(gains)}, {mean(gains):+.2f}",
-        f"{100 * better:.0f} %",
-        f"{plain - means['FL']:.2f}",
-        f"{means['personal'] - means['FL']:.2f}",
+        f"{better} of {len(gains)}",
+        *(f"{value:+.2f}" for value in (mean(gains), min(gains), max(gains))),
+    ]
+
+
+def _bests(methods: Methods, kind: str) -> list[str]:
+    """Compare, client by client, the federated model and the combinations with the local model."""
+    method = methods[kind]
+
+    def flat(approach: str) -> list[float]:
+        return [value for seed in _scores(method, approach) for value in seed]
+
+    local, federated, choice = flat("local"), flat("FL"), flat("personal")
+    best = map(max, *(flat(approach) for approach in APPROACHES[1:]))
+
+    def share(values: list[float], at_least: bool = True) -> str:
+        pairs = zip(values, local, strict=True)
+        count = mean(v >= alone if at_least else v < alone for v, alone in pairs)
+        return f"{100 * count:.0f} %"
+
+    gain = mean(c - alone for c, alone in zip(choice, local, strict=True))
+    return [share(federated, False), share(choice), f"{gain:+.2f}", share(list(best))]
+
+
+def _recovered(methods: Methods, kind: str) -> list[str]:
+    """Say what robustness or privacy costs, and what the client's own choice regains."""
+    method = methods[kind]
+    own, choice = _average(method, "FL"), _average(method, "personal")
+    plain = _average(methods["FL"], "FL") if "FL" in methods else float("nan")
+    return [
+        f"{own:.2f}",
+        f"{plain - own:.2f}",
+        f"{choice:.2f}",
+        f"{choice - own:+.2f}",
+        f"{choice - plain:+.2f}",
     ]
 
 

@@ -72,3 +72,7 @@ class Plans(Protocol):
 
     def ask(self, request: Request) -> Plan:
         """Return the plan for a request; the same one if asked again in the same round."""
+
+    @property
+    def clients(self) -> int:
+        """How many clients of a block work side by side."""

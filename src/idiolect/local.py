@@ -143,6 +143,11 @@ class Local:
             )
         return self._initial
 
+    @property
+    def beside(self) -> int:
+        """How many clients hold at the same time what this one holds: what memory is shared by."""
+        return max(1, self._plans.clients) if self._stacked else 1
+
     def logits(
         self,
         params: Params,

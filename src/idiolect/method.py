@@ -232,6 +232,10 @@ class Method:
         """Return logits [example, class] of one of `models`."""
         return local.logits(model, x)
 
+    def predict_all(self, models: dict[str, Tree], x: Tensor, local: Local) -> dict[str, Tensor]:
+        """Return the logits of several models; override where they share parts that cost."""
+        return {name: self.predict(model, x, local) for name, model in models.items()}
+
     def facts(self, deployed: Tree) -> dict[str, Tensor]:
         """Return scalars worth telling about one client's outcome, such as what it chose."""
         return {}

@@ -151,6 +151,8 @@ class Wrapper(Method):
         """Hand on."""
         return self.base.predict(model, x, local)
 
+    # Not `predict_all`: its default asks this wrapper's own `predict`.
+
     def facts(self, deployed: Tree) -> dict[str, Tensor]:
         """Hand on."""
         return self.base.facts(deployed)

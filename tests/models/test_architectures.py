@@ -101,6 +101,21 @@ def test_stages_halve_the_image():
         assert sorted(set(seen), reverse=True) == sides
 
 
+def test_the_stem_for_photographs_is_that_of_the_paper(float64):
+    """224 → 112 by the convolution → 56 by pooling, and 7 at the end, as in He et al., Table 1."""
+    model, seen = ResNet18((3, 224, 224), 10, width=2, stem="photograph"), []
+    for part in (model.conv, model.blocks[0], model.blocks[-1]):
+        part.register_forward_hook(lambda *a, to=seen: to.append(a[2].shape[-1]))
+    x = torch.randn(1, 3, 224, 224)
+    model(x)
+    assert seen == [112, 56, 7]
+    whole = ResNet18((3, 224, 224), 1000, stem="photograph", norm="batch")
+    learned = sum(p.numel() for p in whole.parameters())
+    assert learned == 11_689_512  # of ImageNet's model, as published
+    with pytest.raises(ModelError, match="stem is 'big', expected 'small' or 'photograph'"):
+        ResNet18(COLOUR, 10, stem="big")
+
+
 def test_groups_divide_the_channels():
     assert [dividing(8, n) for n in (64, 24, 58, 116, 7, 3)] == [8, 8, 2, 4, 7, 3]
     with pytest.raises(ModelError, match="groups is 0, expected 1 or more"):
@@ -112,9 +127,10 @@ def test_groups_divide_the_channels():
     "build",
     [
         lambda norm: ResNet18((1, 2, 2), 3, norm=norm, groups=2, width=4),
+        lambda norm: ResNet18((1, 2, 2), 3, norm=norm, groups=2, width=4, stem="photograph"),
         lambda norm: ShuffleNetV2((1, 2, 2), 3, width=0.5, norm=norm),
     ],
-    ids=["resnet18", "shufflenet"],
+    ids=["resnet18", "resnet18-photograph", "shufflenet"],
 )
 def test_vectorised_equals_sequential_on_ragged_clients(build, norm, float64):
     """Images of 2×2 pixels: real strides and shortcuts, a short last batch, padding."""

@@ -11,7 +11,7 @@ from idiolect.errors import ConfigError, MethodError
 from idiolect.local import Batch
 from idiolect.method import Sent, Setup
 from idiolect.methods import METHODS, FedAvg, FedPer
-from idiolect.personalise import TABLE_2, Combined, Mixture, Tuned, spoken
+from idiolect.personalise import TABLE_2, Combined, Mixture, Tuned, adapting, spoken
 from idiolect.personalise.adapting import Ground, fisher, ground
 from idiolect.personalise.mixture import Alone, Mixed, blend
 
@@ -178,6 +178,34 @@ def test_the_fisher_information_is_a_loop_over_examples(float64):
     assert worlds.differing(got, {n: whole[n].square() for n in got}, 0.5)
 
 
+def test_the_fisher_is_the_same_however_many_examples_fit(monkeypatch, float64):
+    """Of 29 examples one, three (a ragged last chunk) or all at a time."""
+    world, sent = worlds.federation((29,), (1,)), sent_to()
+    at = ground(BASE, sent, sent.shared)
+    weight = 8 * sum(leaf.numel() for leaf in sent.shared.values())
+    found, chunks = [], []
+    for room in (1, 3 * weight, 1000 * weight):
+        monkeypatch.setattr(adapting, "_FISHER_BYTES", room)
+        chunks.append(adapting.side_by_side(sent.shared, 1))
+        found.append(fisher(BASE, at, sent.shared.__contains__, worlds.local(world, 0)))
+    assert chunks == [1, 3, 64]
+    assert not worlds.differing(found[0], found[1], 1e-10)
+    assert not worlds.differing(found[0], found[2], 1e-10)
+
+
+def test_clients_of_a_block_share_the_memory_for_the_fisher(monkeypatch):
+    """Room for 60 gradients: one client alone takes 60 examples, each of 20 takes three."""
+    part = {"w": torch.zeros(10)}
+    monkeypatch.setattr(adapting, "_FISHER_BYTES", 60 * 10 * 4)
+    assert [adapting.side_by_side(part, clients) for clients in (1, 20, 100)] == [60, 3, 1]
+    seen = []
+    monkeypatch.setattr(adapting, "side_by_side", lambda part, n: seen.append(n) or 2)
+    method = Tuned(BASE, ewc_weight=1.0, tune_epochs=1)
+    for kind in ("vectorised", "sequential"):
+        worlds.simulation(method, worlds.federation(), kind=kind, width=4).judge()
+    assert max(seen) > 1 and set(seen[-6:]) == {1}
+
+
 def test_the_fisher_of_a_network_that_vmap_cannot_map_is_the_same(float64):
     """One that decides by a value: torch refuses it under vmap, so examples go one by one."""
 
@@ -192,6 +220,19 @@ def test_the_fisher_of_a_network_that_vmap_cannot_map_is_the_same(float64):
         for b in (worlds.Normed, Deciding)
     ]
     assert not worlds.differing(*found, 1e-10)
+
+
+def test_what_models_share_is_run_once_and_says_the_same(float64):
+    """Nine networks for sixteen models: six trained, the federated, the expert, the chosen one."""
+    method = Combined(BASE, **FAST, **EXPERT)
+    sent, local = sent_to(), client(3)
+    models = method.models(sent, method.deploy(sent, (), local))
+    x, runs, logits = torch.randn(3, 4), [], local.logits
+    local.logits = lambda *given, **options: runs.append(1) or logits(*given, **options)
+    together = method.predict_all(models, x, local)
+    assert len(runs) == 9 and len(models) == 16
+    apart = {name: method.predict(model, x, local) for name, model in models.items()}
+    assert all(torch.equal(together[name], apart[name]) for name in models)
 
 
 def test_blending_is_in_probabilities():

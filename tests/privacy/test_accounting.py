@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from scipy import special, stats
 
+from idiolect.privacy import accounting
 from idiolect.privacy.accounting import Terms, affordable, epsilon, solved
 
 EVERYONE = Terms(1.0, 100, 100, "poisson", 1e-5, "rdp")
@@ -115,6 +116,16 @@ def test_without_replacement_is_never_cheaper_than_by_coins_and_never_dearer_tha
         coins = epsilon(terms._replace(draw="poisson"), 100)
         assert coins < epsilon(terms, 100)
         assert epsilon(terms, 100) < epsilon(terms._replace(cohort=1000), 100)
+
+
+def test_drawing_nearly_everyone_is_no_dearer_than_everyone():
+    """The bound for drawing without replacement is not tight: 99 of 100 it calls dearer."""
+    terms = Terms(8.0, 100, 99, "fixed", 1e-5, "rdp")
+    everyone = epsilon(terms._replace(cohort=100), 10)
+    assert accounting._composed(terms, 10) > 1.2 * everyone
+    assert epsilon(terms, 10) == everyone
+    few = terms._replace(cohort=2)
+    assert epsilon(few, 10) == accounting._composed(few, 10) < 0.5 * everyone
 
 
 def test_the_noise_is_solved_for_and_a_budget_divided():

@@ -184,7 +184,7 @@ def test_running_statistics_are_refused():
         Private().start(SETUP._replace(statistics=frozenset({"norm.running_mean"})))
 
 
-TOML = tiny.TOML.split("[[methods]]")[0].replace("clients = 6", "clients = 20")
+TOML = tiny.TOML.split("[[methods]]")[0].replace("clients = 6", "clients = 40")
 TOML += """
 [[methods]]
 name = "fedavg"
@@ -210,16 +210,16 @@ def test_a_run_says_what_it_promises(tmp_path, monkeypatch):
 
 def test_a_budget_ends_the_run(tmp_path, monkeypatch):
     monkeypatch.setenv("IDIOLECT_CACHE", str(tmp_path))
-    text = TOML.replace("epsilon = 15.0", "noise = 1.0, budget = 8.0")
+    text = TOML.replace("epsilon = 15.0", "noise = 1.0, budget = 4.0")
     experiment = parse_experiment(text, ["draw=poisson", "rounds=50"])
     content, _ = execute(experiment, tmp_path / "run")
     method = content["methods"]["DP"]
-    assert 1 <= method["rounds"] < 50 and method["privacy"]["epsilon"] <= 8.0
+    assert 1 <= method["rounds"] < 50 and method["privacy"]["epsilon"] <= 4.0
     assert method["privacy"]["ended_by_budget"]
-    rule = Private(noise=1.0, delta=1e-3, budget=8.0, clip=0.5)
-    plan = Plan(method["rounds"] + 1, 20, 4, "poisson")
+    rule = Private(noise=1.0, delta=1e-3, budget=4.0, clip=0.5)
+    plan = Plan(method["rounds"] + 1, 40, 4, "poisson")
     assert rule.settled(plan)[1] == method["rounds"]
-    assert rule.promise(plan)["privacy"]["epsilon"] > 8.0
+    assert rule.promise(plan)["privacy"]["epsilon"] > 4.0
 
 
 @pytest.mark.parametrize(
@@ -229,7 +229,9 @@ def test_a_budget_ends_the_run(tmp_path, monkeypatch):
         ("epsilon = 15.0, noise = 1.0", [], "give noise or epsilon, not both"),
         ("noise = 0.3", ["rounds=200"], "which protects nobody"),
         ("clip = 1.0", [], "without noise there is no privacy"),
-        ("noise = 2.0, delta = 0.1", [], "publish one of 20 clients outright"),
+        ("", ["data.partition.clients=10"], "there are 10: with fewer than 30"),
+        ("noise = 2.0, delta = 0.1", [], "a chance for each of 40 clients to be laid open"),
+        ("noise = 2.0, delta = 0.011", [], "at most 0.01 "),  # below 40 ** -1.1, still a lot
         ("noise = 1.0, budget = 0.1", [], "spent before the first round"),
         ("noise = 3.0, accountant = 'pld'", [], "no bound for cohorts of a fixed size"),
         ("epsilom = 1.0", [], "did you mean 'epsilon'"),
@@ -242,6 +244,21 @@ def test_what_would_mean_nothing_is_refused_in_one_line(change, overrides, words
     with pytest.raises((ConfigError, MethodError), match=words) as told:
         execute(parse_experiment(text, overrides), tmp_path)
     assert "\n" not in str(told.value) and not (tmp_path / "result.json").exists()
+
+
+def test_delta_shrinks_with_the_clients_and_is_never_large():
+    """40^-1.1 = 0.0173 is cut to 0.01; 1000^-1.1 = 5.0e-4 holds, and 1 / 1000 would be too much."""
+    found = [
+        Private(noise=9.0).promise(Plan(5, clients, 8, "poisson"))["privacy"]
+        for clients in (40, 1000)
+    ]
+    assert [told["delta"] for told in found] == [0.01, pytest.approx(5.012e-4, rel=1e-3)]
+    assert all(told["meaningful"] for told in found)
+    plan = Plan(5, 1000, 8, "poisson")
+    with pytest.raises(ConfigError, match=r"give at most 0\.0005"):
+        Private(noise=9.0, delta=1e-3).settled(plan)
+    forced = Private(noise=9.0, delta=1e-3, force=True)
+    assert not forced.settled(plan)[0].promise(plan)["privacy"]["meaningful"]
 
 
 def test_force_runs_and_says_that_it_means_nothing(tmp_path, monkeypatch):

@@ -72,6 +72,12 @@ def test_an_experiment_scores_on_the_sources_test_file():
     (job,), _ = jobs(parse_experiment(TOML, ["data.source=mnist"]), SHARED)
     (held,) = job.federations
     assert len(held.common) == 10_000 and (held.dataset.origin[held.common] == 1).all()
+    (job,), _ = jobs(parse_experiment(TOML, ["data.source=mnist", "data.common_test=700"]), SHARED)
+    (some,) = job.federations
+    assert len(np.unique(some.common)) == 700 and np.isin(some.common, held.common).all()
+    assert len(np.unique(held.dataset.y[some.common])) == 10  # from all over the file
+    with pytest.raises(ConfigError, match=r"common_test is 10001, but .* has 10000 rows"):
+        jobs(parse_experiment(TOML, ["data.source=mnist", "data.common_test=10001"]), SHARED)
     with pytest.raises(ConfigError, match="clients hold rows of the test file"):
         jobs(parse_experiment(TOML, ["data.source=mnist", "data.pool=all"]), SHARED)
 

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from functools import partial
 
+import numpy as np
 from pydantic import create_model
 
 from idiolect.data import Federation
@@ -88,8 +89,11 @@ def _wrapped(method: Method, attack: Attack | None, chosen: tuple[int, ...]) -> 
     return Attacked(method, attack, attackers=chosen)
 
 
-def with_common(federation: Federation) -> Federation:
-    """Give every client the source's test file as a common test set; nobody may hold rows of it."""
+def with_common(federation: Federation, wanted: bool | int) -> Federation:
+    """Give every client the source's test file as a common test set; nobody may hold rows of it.
+
+    A number takes so many of its rows, the same in every run.
+    """
     dataset, origin = federation.dataset, federation.dataset.origin
     if origin is None or not (origin == 1).any() or dataset.sequential:
         raise ConfigError(
@@ -102,4 +106,12 @@ def with_common(federation: Federation) -> Federation:
             "data.common_test: clients hold rows of the test file themselves; set data.pool = "
             "'train', so that the common test set is nobody's"
         )
-    return dataclasses.replace(federation, common=dataset.pool("test"))
+    rows = dataset.pool("test")
+    if wanted is not True:
+        if wanted > len(rows):
+            raise ConfigError(
+                f"data.common_test is {wanted}, but the test file of {dataset.name} has "
+                f"{len(rows)} rows; give fewer, or true for all"
+            )
+        rows = np.sort(np.random.default_rng(0).permutation(rows)[:wanted])
+    return dataclasses.replace(federation, common=rows)

@@ -106,7 +106,7 @@ def divided(
                 **partition.options,
             )
     if data.common_test:
-        made = {seed: with_common(own) for seed, own in made.items()}
+        made = {seed: with_common(own, data.common_test) for seed, own in made.items()}
     return tuple(made[seed] for seed in data_seeds(experiment))
 
 

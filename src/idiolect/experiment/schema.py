@@ -61,7 +61,8 @@ class Data(BaseModel):
     drop: bool = False
     seed: Whole | None = None  # absent: each run's own seed
     public: Public | None = None
-    common_test: bool = False  # score on the source's test file too, weighed by a client's classes
+    # Score on the source's test file too, or on so many of its rows, weighed by a client's classes.
+    common_test: bool | Count = False
 
     @field_validator("partition", mode="before")
     @classmethod

@@ -1,8 +1,14 @@
 """ResNet-18 for small images."""
 
-from torch import Tensor, nn
+from typing import Literal, get_args
 
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from idiolect.errors import ModelError
 from idiolect.models.layers import Norm, Pointwise, convolution, normalisation
+
+Stem = Literal["small", "photograph"]
 
 
 class Block(nn.Module):
@@ -31,8 +37,9 @@ class ResNet18(nn.Module):
     """ResNet-18 in the form for 32×32: 11,173,962 parameters at 3 channels and 10 classes.
 
     He et al., "Deep Residual Learning for Image Recognition", 2016, Table 1, with its CIFAR stem: a
-    3×3 convolution of stride 1 and no pooling, since images are small. `width` is the channels of
-    the first stage; each later stage has twice those of the one before.
+    3×3 convolution of stride 1 and no pooling, since images are small. `stem = "photograph"` is
+    Table 1's own, for larger ones: a 7×7 convolution of stride 2, then 3×3 max-pooling of stride 2.
+    `width` is the channels of the first stage; each later stage has twice those of the one before.
     """
 
     def __init__(
@@ -42,9 +49,17 @@ class ResNet18(nn.Module):
         norm: Norm = "group",
         groups: int = 8,
         width: int = 64,
+        stem: Stem = "small",
     ) -> None:
         super().__init__()
-        self.conv = convolution(shape[0], width)
+        if stem not in get_args(Stem):
+            raise ModelError(f"stem is {stem!r}, expected 'small' or 'photograph'")
+        self.shrinks = stem == "photograph"
+        self.conv = (
+            nn.Conv2d(shape[0], width, 7, 2, padding=3, bias=False)
+            if self.shrinks
+            else convolution(shape[0], width)
+        )
         self.norm = normalisation(norm, width, groups)
         blocks, inside = [], width
         for stage in range(4):
@@ -57,6 +72,9 @@ class ResNet18(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return logits [example, class]."""
-        x = self.blocks(self.norm(self.conv(x)).relu())
+        x = self.norm(self.conv(x)).relu()
+        if self.shrinks:
+            x = F.max_pool2d(x, 3, 2, padding=1)
+        x = self.blocks(x)
         logits: Tensor = self.fc(x.mean((2, 3)))
         return logits

@@ -20,7 +20,8 @@ from idiolect.method import Method, Sent
 from idiolect.optim import Optimiser
 from idiolect.tree import Params, Tree
 
-_FISHER_NUMBERS = 1 << 22  # gradients of single examples that one client holds at a time
+_FISHER_BYTES = 1 << 28  # of single examples' gradients at a time; on CUDA a share of its memory
+_FISHER_SHARE = 24
 _FISHER_BATCH = 64
 
 
@@ -134,6 +135,17 @@ def adapted(
     return refilled(at.start, whole(fitted))
 
 
+def side_by_side(part: Params, clients: int) -> int:
+    """Return of how many examples gradients are held at once, given who else holds as many."""
+    first = next(iter(part.values()))
+    room = _FISHER_BYTES
+    if first.is_cuda:
+        # Of all there is rather than of what is free: a run that is repeated should do the same.
+        room = torch.cuda.get_device_properties(first.device).total_memory // _FISHER_SHARE
+    weight = sum(leaf.numel() * leaf.element_size() for leaf in part.values())
+    return max(1, min(_FISHER_BATCH, room // (clients * weight)))
+
+
 def fisher(base: Method, at: Ground, trained: Callable[[str], bool], local: Local) -> Params:
     """Return the mean over the client's examples of each one's squared gradient at the anchor."""
     part, rest = tree.split(at.anchor, trained)
@@ -154,10 +166,8 @@ def fisher(base: Method, at: Ground, trained: Callable[[str], bool], local: Loca
         slopes = grad(loss)(part, batch.x[0], batch.y[0], batch.weight[0])
         return {name: slope.square() for name, slope in slopes.items()}
 
-    numbers = sum(leaf.numel() for leaf in part.values())
-    together = max(1, min(_FISHER_BATCH, _FISHER_NUMBERS // max(numbers, 1)))
     try:
-        mean = local.mean(squares, "train", batch=together)
+        mean = local.mean(squares, "train", batch=side_by_side(part, local.beside))
     except torch.OutOfMemoryError:  # a narrower block is the engine's to try
         raise
     except RuntimeError:  # a network that vmap cannot map: then one example at a time

@@ -20,7 +20,15 @@ from idiolect.errors import ConfigError
 from idiolect.local import Batch, Local
 from idiolect.method import Sent, setting
 from idiolect.personalise.adapting import Terms, adapted, chosen, fisher, ground, parameters
-from idiolect.personalise.mixture import Alone, Mixed, MixSettings, expert, first_least, mixed
+from idiolect.personalise.mixture import (
+    Alone,
+    Mixed,
+    MixSettings,
+    expert,
+    first_least,
+    mixed,
+    predict_all,
+)
 from idiolect.personalise.mixture import predict as predict_mixed
 from idiolect.personalise.tuned import TuneSettings, course_of
 from idiolect.tree import Tree
@@ -128,6 +136,10 @@ class Combined(TuneSettings, MixSettings, Wrapper):
         """Mix, where it is a mixture."""
         return predict_mixed(self.base, model, x, local, self.gate)
 
+    def predict_all(self, models: dict[str, Tree], x: Tensor, local: Local) -> dict[str, Tensor]:
+        """Run what the combinations have in common once."""
+        return predict_all(self.base, models, x, local, self.gate)
+
     def facts(self, deployed: Settled) -> dict[str, Tensor]:
         """What was chosen, and the weight of the federated model in every mixture."""
         told = dict(self.base.facts(deployed.inner))
@@ -145,7 +157,7 @@ class Combined(TuneSettings, MixSettings, Wrapper):
             (only,) = candidates.values()
             nothing = local.numbers([0.0])
             return Settled(inner, candidates, only, nothing[0].long(), nothing)
-        accuracies, lost = self._judged(list(candidates.values()), local)
+        accuracies, lost = self._judged(candidates, local)
         # Without validation data nothing can be compared, and the first serves.
         lost = torch.where(lost.isnan(), float("inf"), lost)
         if self.choose == "accuracy":
@@ -153,11 +165,11 @@ class Combined(TuneSettings, MixSettings, Wrapper):
         best = first_least(lost)
         return Settled(inner, candidates, picked(list(candidates.values()), best), best, accuracies)
 
-    def _judged(self, models: Sequence[Tree], local: Local) -> tuple[Tensor, Tensor]:
+    def _judged(self, models: dict[str, Tree], local: Local) -> tuple[Tensor, Tensor]:
         """Score candidates on validation data, [candidate] each."""
 
         def score(batch: Batch) -> tuple[Tensor, Tensor]:
-            said = [self.predict(model, batch.x, local) for model in models]
+            said = self.predict_all(models, batch.x, local).values()
             return (
                 torch.stack([losses.accuracy(own, batch.y, batch.weight) for own in said]),
                 torch.stack([losses.cross_entropy(own, batch.y, batch.weight) for own in said]),

@@ -5,14 +5,15 @@ the domain expert. α is one number for each client, chosen on its validation da
 fitted there and looks at every example (Peterson, Kanani, Marathe, 2019).
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from idiolect import losses, optim
+from idiolect import losses, optim, tree
 from idiolect.errors import MethodError
 from idiolect.local import Batch, Local
 from idiolect.method import Method, Sent, setting
@@ -98,6 +99,10 @@ class Mixture(MixSettings, Wrapper):
         """Mix, where it is a mixture."""
         return predict(self.base, model, x, local, self.gate)
 
+    def predict_all(self, models: dict[str, Tree], x: Tensor, local: Local) -> dict[str, Tensor]:
+        """Run what several mixtures have in common once."""
+        return predict_all(self.base, models, x, local, self.gate)
+
     def facts(self, deployed: tuple[Tree, Mixed]) -> dict[str, Tensor]:
         """Add the weight of the federated model, where it is one number."""
         inner, mixed = deployed
@@ -132,7 +137,40 @@ def predict(base: Method, model: Tree, x: Tensor, local: Local, gate: str) -> Te
     if not isinstance(model, Mixed):
         return base.predict(model, x, local)
     first = base.predict(model.model, x, local)
-    other = local.logits(model.expert, x)
+    return _joined(model, x, first, local.logits(model.expert, x), gate)
+
+
+def predict_all(
+    base: Method, models: dict[str, Tree], x: Tensor, local: Local, gate: str
+) -> dict[str, Tensor]:
+    """Do the same for several models; what is made of the same tensors is run once."""
+    known: dict[Any, Tensor] = {}
+
+    def once(run: Callable[[Tree], Tensor], model: Tree) -> Tensor:
+        leaves = {name: id(leaf) for name, leaf in tree.named(model).items()}
+        key = (run, type(model), tuple(leaves.items()))
+        if not leaves or key not in known:  # without tensors models cannot be told apart
+            known[key] = run(model)
+        return known[key]
+
+    def federated(model: Tree) -> Tensor:
+        return base.predict(model, x, local)
+
+    def alone(params: Params) -> Tensor:
+        return local.logits(params, x)
+
+    def said(model: Tree) -> Tensor:
+        if isinstance(model, Alone):
+            return once(alone, model.params)
+        if not isinstance(model, Mixed):
+            return once(federated, model)
+        return _joined(model, x, said(model.model), once(alone, model.expert), gate)
+
+    return {name: said(model) for name, model in models.items()}
+
+
+def _joined(model: Mixed, x: Tensor, first: Tensor, other: Tensor, gate: str) -> Tensor:
+    """Mix the logits of a mixture's two models."""
     if model.gate:
         mixed = _gated(model.gate, gate, x, first, other)
     else:

@@ -8,8 +8,9 @@ from idiolect.method import Plan
 from idiolect.privacy import accounting
 from idiolect.privacy.accounting import RELATIONS, Terms
 
-LEAST_CLIENTS = 10  # to hide among
+LEAST_CLIENTS = 30  # to hide among
 MOST_EPSILON = 20.0  # beyond it odds may change by a factor of hundreds of millions
+MOST_DELTA = 0.01  # the chance that nothing is promised at all
 
 
 class Settings(Protocol):
@@ -46,7 +47,7 @@ class Settings(Protocol):
 
 def terms(rule: Settings, plan: Plan) -> Terms:
     """Gather what ε depends on."""
-    delta = rule.delta or plan.clients**-1.1
+    delta = rule.delta or _most_delta(plan.clients)
     cohort = min(plan.cohort or plan.clients, plan.clients)
     return Terms(rule.noise, plan.clients, cohort, plan.draw, delta, rule.accountant)
 
@@ -82,10 +83,11 @@ def refuse_meaningless(rule: Settings, plan: Plan) -> None:
             f"with fewer than {LEAST_CLIENTS} the noise would drown the model or hide nobody; use "
             f"another aggregate, {again}"
         )
-    if given.delta >= 1 / plan.clients:
+    if given.delta > _most_delta(plan.clients) * (1 + 1e-9):
         raise ConfigError(
-            f"delta = {given.delta:g} allows to publish one of {plan.clients} clients outright; "
-            f"give one far below {1 / plan.clients:.2g}, {again}"
+            f"delta = {given.delta:g} is a chance for each of {plan.clients} clients to be laid "
+            f"open altogether; give at most {_most_delta(plan.clients):.2g} (clients ** -1.1, and "
+            f"never above {MOST_DELTA:g}), {again}"
         )
     if given.noise == 0:
         raise ConfigError(f"without noise there is no privacy (ε is infinite); give noise, {again}")
@@ -100,12 +102,25 @@ def refuse_meaningless(rule: Settings, plan: Plan) -> None:
         )
 
 
+def _most_delta(clients: int) -> float:
+    """Return the largest δ at which not even one of all clients is to be expected laid open."""
+    return min(math.pow(clients, -1.1), MOST_DELTA)
+
+
+def _worth(given: Terms, plan: Plan, spent: float) -> bool:
+    return (
+        spent <= MOST_EPSILON
+        and plan.clients >= LEAST_CLIENTS
+        and given.delta <= _most_delta(plan.clients) * (1 + 1e-9)
+    )
+
+
 def promise(rule: Settings, plan: Plan) -> dict[str, Any]:
     """Lay out (ε, δ), all they depend on, and a statement."""
     given = terms(rule, plan)
     spent = accounting.epsilon(given, plan.rounds)
     ended = bool(rule.budget) and accounting.epsilon(given, plan.rounds + 1) > rule.budget
-    meaningful = spent <= MOST_EPSILON and plan.clients >= LEAST_CLIENTS
+    meaningful = _worth(given, plan, spent)
     return {
         "epsilon": spent if math.isfinite(spent) else None,
         "delta": given.delta,
@@ -139,8 +154,8 @@ def _statement(given: Terms, plan: Plan, spent: float, meaningful: bool, ended: 
     else:
         amount = f"ε = {spent:.4g}" if math.isfinite(spent) else "no noise, so ε is infinite"
         words.append(
-            f"There is no guarantee worth the name ({amount}, {plan.clients} clients); the run was "
-            "forced."
+            f"There is no guarantee worth the name ({amount}, δ = {given.delta:.2g}, "
+            f"{plan.clients} clients); the run was forced."
         )
     if ended:
         words.append(f"The run ended after {plan.rounds} rounds: one more would exceed the budget.")

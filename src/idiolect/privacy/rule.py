@@ -48,7 +48,7 @@ class Private(Aggregator):
     )
     noise: float = setting(0.0, "noise multiplier (z); or give epsilon", least=0)
     epsilon: float = setting(0.0, "the ε to end at, which the noise is solved for", least=0)
-    delta: float = setting(0.0, "δ; 0: clients ** -1.1", least=0, most=1)
+    delta: float = setting(0.0, "δ; 0: clients ** -1.1, at most 0.01", least=0, most=1)
     budget: float = setting(0.0, "an ε at which the run ends early; 0: none", least=0)
     adaptive: bool = setting(False, "let S follow a quantile of the updates' norms")
     quantile: float = setting(0.5, "which quantile an adaptive S follows", least=0, most=1)

@@ -4,6 +4,7 @@
 client, for debugging and for networks that vmap cannot map. Both give it the same batches.
 """
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -57,6 +58,7 @@ class Desk:
         self._round = torch.zeros((), device=device)
         self._captured: Captured | None = None
         self._seen: tuple[Any, ...] | None = None
+        self._capturable = True
         self.begin()
 
     def begin(self) -> None:
@@ -141,9 +143,17 @@ class Desk:
         if self._captured is not None and kept and self._seen == form:
             return self._captured.replay(inputs)
         self._captured = None
-        if kept and self._seen == form:
-            self._captured = Captured(mapped, inputs)
-            return self._captured.replay(inputs)
+        if kept and self._seen == form and self._capturable:
+            try:
+                self._captured = Captured(mapped, inputs)
+                return self._captured.replay(inputs)
+            except torch.OutOfMemoryError:
+                raise
+            except RuntimeError as error:  # an operation that waits for the host, say
+                self._captured, self._capturable = None, False
+                warnings.warn(
+                    f"not captured, so slower: {str(error).splitlines()[0]}", stacklevel=2
+                )
         self._seen = form
         try:
             return mapped(*inputs)

@@ -87,10 +87,8 @@ class Marking(Work):
             models = {name: model for name, model in models.items() if name == "global"}
 
         def score(batch: Batch) -> Tree:
-            return {
-                name: _scores(method.predict(model, batch.x, local), batch)
-                for name, model in models.items()
-            }
+            said = method.predict_all(models, batch.x, local)
+            return {name: _scores(logits, batch) for name, logits in said.items()}
 
         marks = _completed(exam.mean(score, "exam"))
         if self.beside:  # what a choice between methods may look at
@@ -101,9 +99,7 @@ class Marking(Work):
                 marks[name]["attack_success"] = seen["accuracy"]
         if "common" in self.measured:
             weighed = weighed_by_class(
-                lambda batch: {n: method.predict(m, batch.x, local) for n, m in models.items()},
-                local,
-                exam,
+                lambda batch: method.predict_all(models, batch.x, local), local, exam
             )
             for name, accuracy in weighed.items():
                 marks[name]["common_accuracy"] = accuracy

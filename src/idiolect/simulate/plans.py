@@ -46,6 +46,11 @@ class Book:
         self.examples = 0  # trained on in this round
         self.planned = 0  # the same with padding
 
+    @property
+    def clients(self) -> int:
+        """How many clients the block has."""
+        return len(self._members)
+
     def turn(self, members: Sequence[Member], round: int) -> bool:
         """Open the book for a round; True where every plan kept its place and shape."""
         # By identity: one client may be examined on other rows, and comparing rows would be slow.
