@@ -13,8 +13,9 @@ HOME = Path(idiolect.__file__).parent
 # is of parts that do not know each other.
 ROWS = [
     ["errors", "version"],
+    ["stacked"],
     ["tree"],
-    ["optim", "losses", "batchnorm", "batches", "stacked"],
+    ["optim", "losses", "batchnorm", "batches"],
     ["models"],
     ["local"],
     ["method"],

@@ -6,6 +6,8 @@ logits have one axis more, the classes.
 
 from torch import Tensor
 
+from idiolect.stacked import entropy
+
 
 def weighted_mean(values: Tensor, weight: Tensor) -> Tensor:
     """Average one value per label; a batch of padding alone counts as zero."""
@@ -14,6 +16,8 @@ def weighted_mean(values: Tensor, weight: Tensor) -> Tensor:
 
 def cross_entropy(logits: Tensor, labels: Tensor, weight: Tensor) -> Tensor:
     """Cross-entropy with integer labels."""
+    if entropy.suits(logits, labels, weight):
+        return entropy.cross_entropy(logits, labels, weight)
     # Equal to F.cross_entropy, which vmap would take apart into many more kernels.
     right = logits.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
     return weighted_mean(logits.logsumexp(-1) - right, weight)

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from idiolect.errors import CheckpointError, ConfigError, MethodError
+from idiolect.stacked import leaves as at_once
 
 Tree = Any
 """A tensor, or a dict, tuple or NamedTuple of trees. `()` is the tree of nothing."""
@@ -71,12 +72,12 @@ def _step(key: Any) -> str:
 
 def add(left: Tree, right: Tree) -> Tree:
     """Return left + right."""
-    return _changed(torch.add, left, right)
+    return _stepped(1.0, left, right) or _changed(torch.add, left, right)
 
 
 def sub(left: Tree, right: Tree) -> Tree:
     """Return left - right."""
-    return _changed(torch.sub, left, right)
+    return _stepped(-1.0, left, right) or _changed(torch.sub, left, right)
 
 
 def scale(factor: float | Tensor, tree: Tree) -> Tree:
@@ -90,7 +91,7 @@ def axpy(factor: float | Tensor, x: Tree, y: Tree) -> Tree:
     """Return factor · x + y, the step of most optimisers."""
     if isinstance(factor, Tensor):
         return _changed(lambda b, a: factor * a + b, y, x)
-    return _changed(lambda b, a: torch.add(b, a, alpha=factor), y, x)
+    return _stepped(factor, y, x) or _changed(lambda b, a: torch.add(b, a, alpha=factor), y, x)
 
 
 def slopes(grads: Tree) -> Tree:
@@ -130,7 +131,11 @@ def dot(left: Tree, right: Tree) -> Tensor:
 
 def sqdist(left: Tree, right: Tree) -> Tensor:
     """Return the squared Euclidean distance over all leaves."""
-    return _total((a - b).square().sum() for a, b in _slope_pairs(left, right))
+    pairs = _slope_pairs(left, right)
+    xs, ys = [a for a, _ in pairs], [b for _, b in pairs]
+    if at_once.suit(xs, ys):
+        return at_once.distance(xs, ys)
+    return _total((a - b).square().sum() for a, b in pairs)
 
 
 def norm(tree: Tree) -> Tensor:
@@ -160,6 +165,15 @@ def _changed(fn: Callable[[Tensor, Tensor], Tensor], base: Tree, by: Tree) -> Tr
     return pytree.tree_map(change, base, by, is_leaf=_drifts)
 
 
+def _stepped(factor: float, base: Tree, by: Tree) -> Tree | None:
+    """Return base + factor · by made in one launch, where that pays; drifts want more care."""
+    ys, form = pytree.tree_flatten(base)
+    xs = pytree.tree_leaves(by)
+    if not at_once.suit(xs, ys) or drifting(base) or drifting(by):
+        return None
+    return pytree.tree_unflatten(at_once.step(factor, xs, ys), form)
+
+
 def _slope_pairs(left: Tree, right: Tree) -> list[tuple[Tensor, Tensor]]:
     """Pair the leaves of two trees, without those where either holds a drift."""
     pairs = zip(*(pytree.tree_leaves(tree, is_leaf=_drifts) for tree in (left, right)), strict=True)
@@ -171,6 +185,10 @@ def _slope_pairs(left: Tree, right: Tree) -> list[tuple[Tensor, Tensor]]:
 
 def where(condition: Tensor, yes: Tree, no: Tree) -> Tree:
     """Choose one of two trees by a scalar condition, without a branch."""
+    xs, form = pytree.tree_flatten(yes)
+    ys = pytree.tree_leaves(no)
+    if condition.dim() == 0 and at_once.suit(xs, ys):
+        return pytree.tree_unflatten(at_once.choose(condition, xs, ys), form)
     return map(lambda a, b: torch.where(condition, a, b), yes, no)
 
 

@@ -26,7 +26,7 @@ _SHIM = """
 #include <algorithm>
 #include <vector>
 #include <ucontext.h>
-using std::min; using std::max; using std::isnan;
+using std::min; using std::max; using std::isnan; using std::isinf;
 #define __global__
 #define __device__
 #define __forceinline__ inline
@@ -46,16 +46,14 @@ static void pass_on() {
   threadIdx.x = now;
 }
 #define __syncthreads pass_on
-static float lanes[1024];
-static float __shfl_xor_sync(unsigned, float value, int mask) {
+static double lanes[1024];
+template <class Real> static Real __shfl_xor_sync(unsigned, Real value, int mask) {
   lanes[threadIdx.x] = value;
   pass_on();
-  const float other = lanes[threadIdx.x ^ mask];
+  const Real other = lanes[threadIdx.x ^ mask];
   pass_on();
   return other;
 }
-#define __expf expf
-#define __logf logf
 """
 
 _RUN = """
@@ -96,13 +94,15 @@ extern "C" void launch(const int* grid, int threads, int shared, void** argument
 class Kernel:
     """A kernel that is called as torch's compiled ones are, on tensors of a CPU."""
 
-    def __init__(self, folder: Path, file: str, name: str, constants: Mapping[str, int]) -> None:
+    def __init__(self, folder: Path, file: str, name: str, constants: Mapping[str, Any]) -> None:
         text = source(file, constants)
         text = text.replace("extern __shared__ float4 memory[];", "float4* memory = shared_memory;")
         text = re.sub(r"const unsigned place = .*?;\n", "", text)
         text = re.sub(r'asm volatile\("cp.async.cg.*?;\n', "memcpy(to, from, 16);\n", text)
         text = re.sub(r'asm volatile\("cp.async.ca.*?;\n', "*to = bytes ? *from : 0.f;\n", text)
         text = re.sub(r"asm volatile\(.*?\);", "", text)
+        for constant, value in constants.items():  # parameters may be named by a constant
+            text = text.replace(f", {constant})", f", {value})")
         found = re.search(rf"__global__[^{{]*?\b{name}\(([^)]*)\)", text)
         if found is None:
             raise ValueError(f"{file} has no kernel {name}")

@@ -9,6 +9,7 @@ import torch
 
 from idiolect.stacked.shape import Shape
 
+Constants = Mapping[str, int] | Mapping[str, int | str]
 SHARED = 200 * 1024  # bytes of shared memory a block may ask for; data-centre GPUs have more
 
 
@@ -45,20 +46,20 @@ def up(number: int, multiple: int) -> int:
     return -(-number // multiple) * multiple
 
 
-def source(file: str, constants: Mapping[str, int]) -> str:
+def source(file: str, constants: Constants) -> str:
     """Return the text of a CUDA file with its constants before it."""
     defined = [f"#define {constant} {value}" for constant, value in constants.items()]
     text = resources.files("idiolect.stacked").joinpath(file).read_text()
     return "\n".join([*defined, text])
 
 
-def kernel(file: str, name: str, constants: Mapping[str, int], shared: int = 0) -> Any:
+def kernel(file: str, name: str, constants: Constants, shared: int = 0) -> Any:
     """Return a function of a CUDA file, compiled for these constants."""
     return _kernel(file, name, tuple(constants.items()), shared)
 
 
 @functools.cache
-def _kernel(file: str, name: str, constants: tuple[tuple[str, int], ...], shared: int) -> Any:
+def _kernel(file: str, name: str, constants: tuple[tuple[str, int | str], ...], shared: int) -> Any:
     compiled = torch.cuda._compile_kernel(source(file, dict(constants)), name)
     compiled.set_shared_memory_config(shared)
     return compiled

@@ -1,0 +1,157 @@
+"""Cross-entropy of all clients' batches in one launch, and its slope in another.
+
+Written out, it is some twenty kernels for each step of a stack, most of them over a few numbers.
+All functions are differentiable any number of times.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from idiolect.stacked.compiled import kernel
+from idiolect.stacked.leaves import REALS, own
+
+_MOST = 1 << 16  # logits of a client; with more, one block for each client is too few
+
+
+def suits(logits: Tensor, labels: Tensor, weight: Tensor) -> bool:
+    """Say whether the loss of a batch is better taken in one piece."""
+    return (
+        logits.is_cuda
+        and logits.dtype in REALS
+        and weight.dtype == logits.dtype
+        and labels.dtype == torch.int64
+        and labels.shape == weight.shape == logits.shape[:-1]
+        and 0 < logits.numel() <= _MOST
+    )
+
+
+def cross_entropy(logits: Tensor, labels: Tensor, weight: Tensor) -> Tensor:
+    """Return the weighted mean over labels [...] of logits [..., class]; see `losses`."""
+    rows = logits.reshape(1, -1, logits.shape[-1])
+    loss: Tensor = _Loss.apply(rows, labels.reshape(1, -1), weight.reshape(1, -1))[0]  # type: ignore[no-untyped-call]
+    return loss
+
+
+class _Loss(Function):
+    """Logits [client, row, class], labels and weight [client, row] -> a loss for each client."""
+
+    @staticmethod
+    def forward(logits: Tensor, labels: Tensor, weight: Tensor) -> Tensor:
+        if not own(logits):
+            return _plain(logits, labels, weight)
+        out = logits.new_empty(len(logits))
+        threads = _threads(logits)
+        kernel("fused.cu", "loss", _constants(logits, threads), 8 * threads // 32)(
+            (len(logits), 1, 1),
+            (threads, 1, 1),
+            [logits.contiguous(), labels.contiguous(), weight.contiguous(), out, *_sizes(logits)],
+            8 * threads // 32,
+        )
+        return out
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, pull: Tensor) -> Any:
+        logits, labels, weight = ctx.saved_tensors
+        slope = by_weight = None
+        if ctx.needs_input_grad[0]:
+            slope = _Slope.apply(pull, logits, labels, weight)  # type: ignore[no-untyped-call]
+        if ctx.needs_input_grad[2]:
+            each = _each(logits, labels)
+            apart = each - _plain(logits, labels, weight)[:, None]
+            by_weight = pull[:, None] * apart / _total(weight)
+        return slope, None, by_weight
+
+    @staticmethod
+    def vmap(info: Any, dims: Any, *inputs: Tensor) -> Any:
+        grouped = _grouped(info.batch_size, dims, inputs)
+        made = _Loss.apply(*grouped)  # type: ignore[no-untyped-call]
+        return made.unflatten(0, (info.batch_size, -1)), 0
+
+
+class _Slope(Function):
+    """The derivative of a loss by its logits, times `pull` [client]."""
+
+    @staticmethod
+    def forward(pull: Tensor, logits: Tensor, labels: Tensor, weight: Tensor) -> Tensor:
+        if not own(logits):
+            return pull[:, None, None] * _plain_slope(logits, labels, weight)
+        out = torch.empty_like(logits, memory_format=torch.contiguous_format)
+        threads = _threads(logits)
+        kernel("fused.cu", "loss_slope", _constants(logits, threads))(
+            (len(logits), max(1, logits.shape[1] // 64), 1),
+            (threads, 1, 1),
+            [
+                pull.contiguous(), logits.contiguous(), labels.contiguous(), weight.contiguous(),
+                out, *_sizes(logits),
+            ],
+        )  # fmt: skip
+        return out
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, push: Tensor) -> Any:
+        pull, logits, labels, weight = ctx.saved_tensors
+        by_pull = bend = None
+        if ctx.needs_input_grad[0]:
+            by_pull = (push * _plain_slope(logits, labels, weight)).sum((1, 2))
+        if ctx.needs_input_grad[1]:
+            likely = logits.softmax(-1)
+            away = push - (likely * push).sum(-1, keepdim=True)
+            share = pull[:, None] * weight / _total(weight)
+            bend = share[..., None] * likely * away
+        return by_pull, bend, None, None
+
+    @staticmethod
+    def vmap(info: Any, dims: Any, *inputs: Tensor) -> Any:
+        grouped = _grouped(info.batch_size, dims, inputs)
+        made = _Slope.apply(*grouped)  # type: ignore[no-untyped-call]
+        return made.unflatten(0, (info.batch_size, -1)), 0
+
+
+def _grouped(size: int, dims: Any, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Make the mapped axis part of the clients."""
+    moved = (
+        t.expand(size, *t.shape) if dim is None else t.movedim(dim, 0)
+        for t, dim in zip(inputs, dims, strict=True)
+    )
+    return tuple(t.flatten(0, 1) for t in moved)
+
+
+def _each(logits: Tensor, labels: Tensor) -> Tensor:
+    return logits.logsumexp(-1) - logits.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
+
+
+def _total(weight: Tensor) -> Tensor:
+    return weight.sum(1, keepdim=True).clamp(min=1e-12)
+
+
+def _plain(logits: Tensor, labels: Tensor, weight: Tensor) -> Tensor:
+    return (_each(logits, labels) * weight).sum(1) / _total(weight)[:, 0]
+
+
+def _plain_slope(logits: Tensor, labels: Tensor, weight: Tensor) -> Tensor:
+    right = torch.zeros_like(logits).scatter(-1, labels.unsqueeze(-1), 1.0)
+    return (logits.softmax(-1) - right) * (weight / _total(weight))[..., None]
+
+
+def _threads(logits: Tensor) -> int:
+    """Return the threads of a block: a warp for each row, up to 16."""
+    return 32 * min(16, logits.shape[1])
+
+
+def _sizes(logits: Tensor) -> tuple[int, int]:
+    return logits.shape[1], logits.shape[2]
+
+
+def _constants(logits: Tensor, threads: int) -> dict[str, int | str]:
+    return {"LOSS": 1, "REAL": REALS[logits.dtype], "THREADS": threads}

@@ -1,0 +1,181 @@
+// What is done to all leaves of a tree, or to all logits of a batch, in one launch for all clients.
+//
+// A stack of small networks is bound by how many kernels are started, not by what they do. Sizes of
+// leaves are arguments; how many there are, and the type of numbers, are constants of the
+// compilation: REAL, LEAVES (their parameters), EACH (TRY(0) TRY(1) ...), THREADS. Sums are taken in a
+// fixed order.
+
+#define SPAN (4 * THREADS)  // numbers of a leaf in a block
+#define PACK (16 / (int)sizeof(REAL))
+struct alignas(16) Pack { REAL value[PACK]; };
+
+#if defined(STEP) || defined(GAP) || defined(CHOICE)
+
+#ifdef STEP      // y + factor * x
+#define MADE(x, y) ((y) + (REAL)factor * (x))
+#elif defined(GAP)  // factor * pull[client] * (x - y)
+#define MADE(x, y) (scale * ((x) - (y)))
+#else            // x where keep[client], else y
+#define MADE(x, y) (kept ? (x) : (y))
+#endif
+
+// Leaf i is x##i, y##i -> o##i with n##i numbers a client; a leaf that all clients share has only one
+// row, and its step from client to client (a##i, b##i) is 0.
+extern "C" __global__ void __launch_bounds__(THREADS)
+mix(double factor, const REAL* __restrict__ pull, const unsigned char* __restrict__ keep, LEAVES) {
+  const int client = blockIdx.y;
+  int block = blockIdx.x;
+#ifdef GAP
+  const REAL scale = (REAL)factor * pull[client];
+#endif
+#ifdef CHOICE
+  const bool kept = keep[client];
+#endif
+#define TRY(i)                                                                     \
+  if (block >= 0 && block < (n##i + SPAN - 1) / SPAN) {                            \
+    const REAL* x = x##i + (size_t)client * a##i;                                  \
+    const REAL* y = y##i + (size_t)client * b##i;                                  \
+    REAL* o = o##i + (size_t)client * n##i;                                        \
+    const int start = block * SPAN, end = min(n##i, start + SPAN);                 \
+    if (end - start == SPAN && (((size_t)x | (size_t)y | (size_t)o) & 15) == 0) {  \
+      _Pragma("unroll") for (int at = start + threadIdx.x * PACK; at < end; at += THREADS * PACK) { \
+        const Pack left = *(const Pack*)(x + at), right = *(const Pack*)(y + at);  \
+        Pack made;                                                                 \
+        _Pragma("unroll") for (int j = 0; j < PACK; j++)                           \
+          made.value[j] = MADE(left.value[j], right.value[j]);                     \
+        *(Pack*)(o + at) = made;                                                   \
+      }                                                                            \
+    } else {                                                                       \
+      for (int at = start + threadIdx.x; at < end; at += THREADS) o[at] = MADE(x[at], y[at]); \
+    }                                                                              \
+    return;                                                                        \
+  }                                                                                \
+  block -= (n##i + SPAN - 1) / SPAN;
+  EACH
+#undef TRY
+}
+
+#endif
+
+#if defined(DISTANCE) || defined(LOSS)
+
+__device__ __forceinline__ REAL over_warp(REAL value) {
+#pragma unroll
+  for (int mask = 16; mask; mask /= 2) value += __shfl_xor_sync(0xffffffffu, value, mask);
+  return value;
+}
+
+// The sum over a block's threads, in a fixed order, for thread 0.
+__device__ __forceinline__ REAL over_block(REAL value, REAL* room) {
+  value = over_warp(value);
+  __syncthreads();
+  if (threadIdx.x % 32 == 0) room[threadIdx.x / 32] = value;
+  __syncthreads();
+  REAL total = 0;
+  if (threadIdx.x == 0)
+    for (int warp = 0; warp < THREADS / 32; warp++) total += room[warp];
+  return total;
+}
+
+#endif
+
+#ifdef DISTANCE
+
+// out[client] = the sum of (x - y)^2 over all leaves.
+extern "C" __global__ void __launch_bounds__(THREADS)
+distance(REAL* __restrict__ out, LEAVES) {
+  extern __shared__ float4 memory[];
+  const int client = blockIdx.x;
+  REAL sum = 0;
+#define TRY(i)                                                    \
+  {                                                               \
+    const REAL* x = x##i + (size_t)client * a##i;                 \
+    const REAL* y = y##i + (size_t)client * b##i;                 \
+    _Pragma("unroll 4") for (int at = threadIdx.x; at < n##i; at += THREADS) { \
+      const REAL gap = x[at] - y[at];                             \
+      sum += gap * gap;                                           \
+    }                                                             \
+  }
+  EACH
+#undef TRY
+  sum = over_block(sum, (REAL*)memory);
+  if (threadIdx.x == 0) out[client] = sum;
+}
+
+#endif
+
+#ifdef LOSS
+
+__device__ __forceinline__ REAL most_of_warp(REAL value) {
+#pragma unroll
+  for (int mask = 16; mask; mask /= 2) {
+    const REAL other = __shfl_xor_sync(0xffffffffu, value, mask);
+    value = other > value || isnan(other) ? other : value;
+  }
+  return value;
+}
+
+// Of one row of logits, by a warp: the largest, and the sum of exp(logit - largest).
+__device__ __forceinline__ void tops(const REAL* row, int classes, REAL* largest, REAL* sum) {
+  REAL most = row[0], total = 0;
+  for (int k = threadIdx.x % 32; k < classes; k += 32) {
+    const REAL logit = row[k];
+    most = logit > most || isnan(logit) ? logit : most;
+  }
+  most = most_of_warp(most);
+  if (isinf(most)) most = 0;                    // as torch's logsumexp does
+  for (int k = threadIdx.x % 32; k < classes; k += 32) total += exp(row[k] - most);
+  *largest = most;
+  *sum = over_warp(total);
+}
+
+// out[client] = the mean cross-entropy of its rows, weighted; 0 where the weights are.
+extern "C" __global__ void __launch_bounds__(THREADS)
+loss(const REAL* __restrict__ logits, const long long* __restrict__ labels,
+     const REAL* __restrict__ weight, REAL* __restrict__ out, int rows, int classes) {
+  extern __shared__ float4 memory[];
+  const int client = blockIdx.x;
+  logits += (size_t)client * rows * classes;
+  labels += (size_t)client * rows;
+  weight += (size_t)client * rows;
+  REAL sum = 0, count = 0;
+  for (int row = threadIdx.x / 32; row < rows; row += THREADS / 32) {
+    REAL most, total;
+    tops(logits + (size_t)row * classes, classes, &most, &total);
+    if (threadIdx.x % 32 == 0) {
+      const REAL right = logits[(size_t)row * classes + labels[row]];
+      sum += (most + log(total) - right) * weight[row];
+      count += weight[row];
+    }
+  }
+  sum = over_block(sum, (REAL*)memory);
+  count = over_block(count, (REAL*)memory);
+  if (threadIdx.x == 0) out[client] = sum / (count > (REAL)1e-12 ? count : (REAL)1e-12);
+}
+
+// out[client, row] = pull[client] * weight / all weights * (softmax - what is right).
+extern "C" __global__ void __launch_bounds__(THREADS)
+loss_slope(const REAL* __restrict__ pull, const REAL* __restrict__ logits,
+           const long long* __restrict__ labels, const REAL* __restrict__ weight,
+           REAL* __restrict__ out, int rows, int classes) {
+  const int client = blockIdx.x, lane = threadIdx.x % 32;
+  logits += (size_t)client * rows * classes;
+  out += (size_t)client * rows * classes;
+  labels += (size_t)client * rows;
+  weight += (size_t)client * rows;
+  REAL count = 0;
+  for (int row = lane; row < rows; row += 32) count += weight[row];
+  count = over_warp(count);
+  const REAL scale = pull[client] / (count > (REAL)1e-12 ? count : (REAL)1e-12);
+  const int warps = THREADS / 32 * gridDim.y;
+  for (int row = blockIdx.y * (THREADS / 32) + threadIdx.x / 32; row < rows; row += warps) {
+    const REAL* own = logits + (size_t)row * classes;
+    REAL most, total;
+    tops(own, classes, &most, &total);
+    const REAL share = scale * weight[row];
+    for (int k = lane; k < classes; k += 32)
+      out[(size_t)row * classes + k] = share * (exp(own[k] - most) / total - (k == labels[row] ? 1 : 0));
+  }
+}
+
+#endif
