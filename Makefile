@@ -35,8 +35,8 @@ format: $(READY)
 bench-population: $(READY)  ## does a round cost more where there are more clients?
 	$(BIN)/python benchmarks/population.py
 
-bench: $(READY)  ## the plain loop against the engine, in one run
-	$(BIN)/python benchmarks/loop.py
+bench: $(READY)  ## plain loops, backends and installed peers, in one run
+	$(BIN)/idiolect bench --out benchmarks/results/cpu.json
 
 site: $(READY)  ## the docs as a site, in site/index.html; a broken link is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

@@ -14,6 +14,7 @@ from unittest import mock
 import torch
 from torch import nn
 
+from idiolect.bench.material import CLASSES, federation
 from idiolect.methods import METHODS
 from idiolect.models import MODELS
 from idiolect.simulate.architecture import Architecture
@@ -21,7 +22,6 @@ from idiolect.simulate.backend import Backend
 from idiolect.simulate.rounds import Run, Simulation
 from idiolect.stacked import choice, plain
 from idiolect.stacked.shape import Shape
-from random_data import CLASSES, federation
 
 SHAPES = {
     "lenet5 conv1, 50 x 128": Shape(50, 128, 3, 32, 32, 6, 5, 5, 1, 0),

@@ -19,6 +19,7 @@ from torch import nn
 
 from idiolect import tree
 from idiolect.aggregate import Aggregated
+from idiolect.bench.material import CLASSES, federation
 from idiolect.data import Federation
 from idiolect.method import Method
 from idiolect.methods import METHODS
@@ -28,7 +29,6 @@ from idiolect.robust import Krum, Median, TrimmedMean
 from idiolect.simulate.architecture import Architecture
 from idiolect.simulate.backend import Backend
 from idiolect.simulate.rounds import Run, Simulation
-from random_data import CLASSES, federation
 
 SHAPE = (1, 28, 28)
 

@@ -15,6 +15,7 @@ import traceback
 from pathlib import Path
 
 import torch
+from random_data import CLASSES, federation
 from torch.profiler import ProfilerActivity, profile
 
 from convolutions import pfl_cnn
@@ -25,7 +26,6 @@ from idiolect.simulate.backend import Backend
 from idiolect.simulate.rounds import Run, Simulation
 from idiolect.stacked import choice, plain
 from idiolect.stacked.shape import Shape
-from random_data import CLASSES, federation
 
 SECONDS = 5.0  # for the forms of one task, compilation included
 GREY, COLOUR = (1, 28, 28), (3, 32, 32)

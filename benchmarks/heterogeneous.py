@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from random_data import CLASSES, federation
 
 from idiolect import tree
 from idiolect.data import Federation
@@ -26,7 +27,6 @@ from idiolect.models import MODELS
 from idiolect.simulate.architecture import Architecture
 from idiolect.simulate.backend import Backend
 from idiolect.simulate.rounds import Run, Simulation
-from random_data import CLASSES, federation
 
 SHAPE = (3, 32, 32)
 NETWORKS = {

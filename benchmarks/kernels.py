@@ -8,12 +8,12 @@ import argparse
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from idiolect.bench.material import CLASSES, federation
 from idiolect.methods import METHODS
 from idiolect.models import MODELS
 from idiolect.simulate.architecture import Architecture
 from idiolect.simulate.backend import Backend
 from idiolect.simulate.rounds import Run, Simulation
-from random_data import CLASSES, federation
 
 
 def main() -> None:

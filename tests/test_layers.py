@@ -24,7 +24,7 @@ ROWS = [
     ["methods", "robust", "personalise", "privacy"],
     ["data"],
     ["simulate"],
-    ["checkpoint"],
+    ["checkpoint", "bench"],
     ["results"],
     ["evaluate"],
     ["report"],

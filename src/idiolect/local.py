@@ -31,7 +31,8 @@ _READY = 1 << 28  # bytes of decoded examples that a block holds ready on a GPU
 class Network:
     """A module as a pure function of its parameters, in training and in evaluation mode."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, precision: str = "fp32") -> None:
+        """`bf16` multiplies in bfloat16 where torch's autocast deems it safe."""
         self.params: Params = {
             name: value.detach().clone() for name, value in batchnorm.learned(model).items()
         }
@@ -47,7 +48,10 @@ class Network:
         )
         self.draws = any(_draws(layer) for layer in model.modules())  # dropout and the like
         # Two copies rather than one switched back and forth: `train()` is hidden state.
-        self._modes = {mode: quicken(copy.deepcopy(model)).train(mode) for mode in (False, True)}
+        self._modes = {mode: copy.deepcopy(model).train(mode) for mode in (False, True)}
+        self._halved = precision == "bf16"
+        if not self._halved:  # our own kernels are for single precision
+            self._modes = {mode: quicken(own) for mode, own in self._modes.items()}
         self._layers = batchnorm.layers(self._modes[True])
 
     def to(self, device: torch.device) -> "Network":
@@ -61,8 +65,10 @@ class Network:
         """Return logits [example, class]."""
         if {name: value.shape for name, value in params.items()} != self._shapes:
             raise MethodError(self._misfit(params))
-        logits: Tensor = functional_call(self._modes[training], params, (x,))
-        return logits
+        # Casts are not cached: under vmap a cached one would outlive the tensors it wraps.
+        with torch.autocast(x.device.type, torch.bfloat16, self._halved, cache_enabled=False):
+            logits: Tensor = functional_call(self._modes[training], params, (x,))
+        return logits.to(next(iter(params.values())).dtype) if self._halved else logits
 
     def watched(
         self, params: Params, x: Tensor, weight: Tensor, moving: batchnorm.Moving

@@ -6,6 +6,7 @@ import typer
 
 from idiolect.cli import (
     adapting,
+    benching,
     comparing,
     data,
     federating,
@@ -34,6 +35,7 @@ app.command(name="trace")(tracing.draw)
 app.command()(adapting.adapt)
 app.command()(reporting.report)
 app.command()(reproducing.repro)
+app.command()(benching.bench)
 app.command(name="methods")(methods.list_methods)
 app.add_typer(data.app, name="data")
 app.add_typer(federating.app, name="federation")

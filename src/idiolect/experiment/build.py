@@ -201,6 +201,8 @@ def machine(experiment: Experiment) -> Backend:
         cache_root(None) / "widths.json",
         experiment.backend.personal,
         experiment.backend.personal_mb,
+        experiment.backend.precision,
+        experiment.backend.graph,
     )
 
 

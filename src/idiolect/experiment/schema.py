@@ -209,6 +209,8 @@ class Machine(BaseModel):
     checkpoint_every: Whole = 0  # rounds; 0: every few seconds
     personal: Literal["auto", "memory", "disk"] = "auto"  # where personal state is kept
     personal_mb: Whole = 256  # of personal state on disk, so much is kept in memory
+    precision: Literal["fp32", "tf32", "bf16"] = "fp32"  # of products
+    graph: bool = True  # on CUDA: capture rounds and replay them
 
 
 class Deployment(BaseModel):

@@ -82,13 +82,14 @@ def make(
     lessons: Sequence[Lessons],
     examples: Tensor,
     device: torch.device,
+    precision: str = "fp32",
 ) -> Made:
     """Build an architecture under each run's seed, and try it on a few examples."""
     models = [
         _models(name, architecture, seed, held.dataset)
         for seed, held in zip(seeds, lessons, strict=True)
     ]
-    networks = [_networks(own, device) for own in models]
+    networks = [_networks(own, device, precision) for own in models]
     for network in networks[0].values():
         _try(name, network, examples, lessons[0].dataset)
     _refuse_unequal_constants(name, networks)
@@ -153,8 +154,10 @@ def _models(
     return models
 
 
-def _networks(models: Mapping[str, nn.Module], device: torch.device) -> dict[str, Network]:
-    networks = {role: Network(model).to(device) for role, model in models.items()}
+def _networks(
+    models: Mapping[str, nn.Module], device: torch.device, precision: str
+) -> dict[str, Network]:
+    networks = {role: Network(model, precision).to(device) for role, model in models.items()}
     return {"auxiliary": networks["main"], **networks}
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 
 from idiolect.errors import ConfigError
+from idiolect.simulate.precision import PRECISIONS
 
 KINDS = ("vectorised", "sequential")
 STORES = ("auto", "memory", "disk")
@@ -22,6 +23,8 @@ class Backend:
     cache: Path | None = None  # where measured widths are kept between runs
     personal: str = "auto"  # where personal state is: in memory, on disk, or by its weight
     personal_mb: int = 256  # of personal state on disk, so much is kept in memory
+    precision: str = "fp32"  # of products; tf32 (CUDA only) and bf16 are faster and coarser
+    graph: bool = True  # on CUDA: capture a block's round once and replay it every round
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -34,6 +37,12 @@ class Backend:
             raise ConfigError(f"personal is {self.personal!r}, expected one of {', '.join(STORES)}")
         if self.personal_mb < 0:
             raise ConfigError(f"personal_mb is {self.personal_mb}, expected 0 or more")
+        if self.precision not in PRECISIONS:
+            raise ConfigError(
+                f"precision is {self.precision!r}, expected one of {', '.join(PRECISIONS)}"
+            )
+        if self.precision == "tf32" and self.place.type != "cuda":
+            raise ConfigError("precision is 'tf32', which only CUDA devices have; use fp32 or bf16")
         if self.width is not None and self.width < 1:
             raise ConfigError(f"width is {self.width}, expected at least 1")
 

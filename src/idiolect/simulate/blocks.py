@@ -5,7 +5,7 @@ from functools import lru_cache
 
 import numpy as np
 
-PADDING = 0.1  # share of padded work that is not worth another block
+PADDING = 0.05  # share of padded work that is not worth another block; last batches add to it
 _MOST_STARTS = 512  # of more distinct lengths some are taken together
 _MOST_BLOCKS = 8  # each block is a round of its own; past this many, padding is cheaper
 

@@ -15,6 +15,7 @@ from idiolect.local import Network, Pool
 from idiolect.simulate import blocks, width
 from idiolect.simulate.engine import ClientFunction, Desk, Given
 from idiolect.simulate.plans import Member
+from idiolect.simulate.precision import multiplying
 from idiolect.simulate.shelf import Shelf
 from idiolect.simulate.store import Store
 from idiolect.simulate.team import Answer, Team
@@ -42,11 +43,13 @@ class Crew(Team):
         hands: int,
         stack: bool,
         cache: Path | None,
+        precision: str = "fp32",
+        graph: bool = True,
     ) -> None:
         """Blocks are `span` clients wide (None: measured); single clients go to `hands` threads.
 
         `starts` are the initial parameters of each run. `stack` lets vmap run a block; on CUDA then
-        even one client, so that it is captured.
+        even one client, so that it is captured, where `graph` says so.
         """
         super().__init__(clients, store, len(starts), device)
         self._stack = stack
@@ -58,6 +61,7 @@ class Crew(Team):
         self._device = device
         self._span = span
         self._cache = cache
+        self._precision, self._graph = precision, graph
         self._desks: dict[tuple[str, int, bool], Desk] = {}
         self._fits: dict[str, int] = {}  # what was left of a width that took too much memory
         self._busy: dict[str, list[Desk]] = {}  # those of the last round; others may be idle
@@ -88,10 +92,15 @@ class Crew(Team):
         self._busy[kind] = []
         if not shift.seats:
             return [], ()
+        with multiplying(self._precision, self._device):
+            return shift.seats, self._fitting(kind, fn, shift)
+
+    def _fitting(self, kind: str, fn: ClientFunction, shift: "Shift") -> Tree:
+        """Run all blocks; narrower ones where the memory does not suffice."""
         span = self._choose(kind, fn, shift)
         while True:
             try:
-                return shift.seats, self._blocks(kind, fn, shift, span)
+                return self._blocks(kind, fn, shift, span)
             except torch.OutOfMemoryError:
                 if span == 1:
                     raise
@@ -159,6 +168,7 @@ class Crew(Team):
             self._exam_pools,
             self._device,
             stacked=self._stack and (span > 1 or self._device.type == "cuda"),
+            graph=self._graph,
             limit=limit,
         )
 

@@ -47,12 +47,14 @@ class Desk:
         device: torch.device,
         *,
         stacked: bool,
+        graph: bool = True,
         limit: int | None = None,
     ) -> None:
         self._fn = fn
         self._networks = networks
         self._device = device
         self._stacked = stacked
+        self._graph = graph and device.type == "cuda"
         self._lessons = Book(pools, device, limit)
         self._exams = Book(exam_pools, device, limit)
         self._round = torch.zeros((), device=device)
@@ -101,12 +103,9 @@ class Desk:
         dims = (0, 0, 0 if per_client else None, 0, 0)
         inputs = (slots, sizes, shared, own, personal)
         mapped = torch.vmap(self._client, in_dims=dims, randomness="different")
-        if self._device.type == "cuda":
+        if self._graph:
             return self._replay(mapped, inputs, _form(inputs, per_client), kept)
-        try:
-            return mapped(*inputs)
-        except RuntimeError as error:
-            raise _explained(error) from error
+        return _tried(mapped, inputs)
 
     def _client(
         self, slot: Tensor, size: Tensor, given: "Given", own: Tree, personal: Tree
@@ -155,12 +154,7 @@ class Desk:
                     f"not captured, so slower: {str(error).splitlines()[0]}", stacklevel=2
                 )
         self._seen = form
-        try:
-            return mapped(*inputs)
-        except torch.OutOfMemoryError:
-            raise
-        except RuntimeError as error:
-            raise _explained(error) from error
+        return _tried(mapped, inputs)
 
 
 def _form(inputs: Tree, per_client: bool) -> tuple[Any, ...]:
@@ -173,6 +167,15 @@ def _seed(member: Member, round: int) -> int:
     """Return a seed for what layers draw themselves (dropout), so that a run can be repeated."""
     entropy = np.random.SeedSequence((member.seed, _LAYERS, round, member.client))
     return int(entropy.generate_state(1)[0])
+
+
+def _tried(mapped: Callable[..., Tree], inputs: tuple[Tree, ...]) -> Tree:
+    try:
+        return mapped(*inputs)
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        raise _explained(error) from error
 
 
 def _explained(error: RuntimeError) -> Exception:

@@ -121,7 +121,7 @@ class Book:
         steps = [len(order) for order in orders]
         most = max(1, *steps) if self._limit is None else min(self._limit, max(1, *steps))
         longest = max(len(own) for own in held)
-        wide = _narrowed(request.batch, longest)
+        wide = narrowed(request.batch, longest)
         places = np.full((len(orders), most, wide), -1, np.int64)
         rows = np.zeros_like(places)
         for client, (order, own) in enumerate(zip(orders, held, strict=True)):
@@ -156,7 +156,7 @@ class Book:
         return order.reshape(-1, batch)[:steps]
 
 
-def _narrowed(batch: int, longest: int) -> int:
+def narrowed(batch: int, longest: int) -> int:
     """Return how many places a step needs: a batch, halved as long as everyone's rows fit.
 
     Half by half, and not to the exact number, so that a captured graph suits most cohorts.

@@ -79,8 +79,6 @@ class Simulation:
         self._crossed = False  # whether a round has told what crosses the network
         backend = backend or Backend()
         self._device = backend.place
-        if self._device.type == "cuda":
-            torch.backends.cudnn.allow_tf32 = False  # convolutions in full fp32, like products
         self._touched = None if bystanders == "train" else cohort  # clients a round; None: all
         self._backend, self._shelf = backend, shelf
         self._library = Library([run.lessons for run in runs], self._device)
@@ -130,7 +128,9 @@ class Simulation:
         for name, architecture in architectures.items():
             own = architecture.clients
             clients = np.arange(self._clients) if own is None else np.array(own)
-            made = make(name, architecture, seeds, trained, examples, self._device)
+            made = make(
+                name, architecture, seeds, trained, examples, self._device, backend.precision
+            )
             first = first or made.setups
             if not newcomers:
                 refuse_unequal_states(self.method, name, first[0], made.setups[0])
@@ -152,6 +152,8 @@ class Simulation:
                     1 if backend.kind == "sequential" else hands(self._device, made.networks),
                     not one_by_one,
                     backend.cache,
+                    backend.precision,
+                    backend.graph,
                 )
             )
             crews[-1].groups = kept
