@@ -19,6 +19,7 @@ from random_data import CLASSES, federation
 from torch.profiler import ProfilerActivity, profile
 
 from convolutions import pfl_cnn
+from idiolect.bench.material import CLASSES, federation
 from idiolect.methods import METHODS
 from idiolect.models import MODELS
 from idiolect.simulate.architecture import Architecture

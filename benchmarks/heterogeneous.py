@@ -21,6 +21,7 @@ import torch
 from random_data import CLASSES, federation
 
 from idiolect import tree
+from idiolect.bench.material import CLASSES, federation
 from idiolect.data import Federation
 from idiolect.methods import METHODS
 from idiolect.models import MODELS
