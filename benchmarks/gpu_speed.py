@@ -15,7 +15,6 @@ import traceback
 from pathlib import Path
 
 import torch
-from random_data import CLASSES, federation
 from torch.profiler import ProfilerActivity, profile
 
 from convolutions import pfl_cnn

@@ -18,7 +18,6 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from random_data import CLASSES, federation
 
 from idiolect import tree
 from idiolect.bench.material import CLASSES, federation
