@@ -44,6 +44,8 @@ SETTINGS = {
     "temperatures": (1.0, 2.0),
     "sample": 5,
     "public_batch": 2,
+    "transfer_epochs": 1,
+    "private_epochs": 1,
 }
 
 every_method = pytest.mark.parametrize("name", METHODS)
@@ -306,7 +308,7 @@ def test_a_node_with_one_client_computes_what_the_simulation_does(name, float64)
     cohort = torch.tensor([1])
     sent = method.send(state, cohort)
     sent = Sent(sent.shared, tree.map(lambda leaf: leaf[0], sent.own), group)
-    mine = tree.map(lambda leaf: leaf[1], personal)
+    mine = method.prepare(tree.map(lambda leaf: leaf[1], personal), worlds.local(world, 1))
     report, kept = method.client_step(sent, mine, worlds.local(world, 1))
     if method.grouped:
         report = method.read(report, worlds.local(world, 1))

@@ -185,6 +185,10 @@ class Method:
         """Return what newcomers are sent, for whom the state has no place of their own."""
         return self.send(state, cohort)
 
+    def prepare(self, personal: Tree, local: Local) -> Tree:
+        """Do what a client does once, just before its first round; return what it keeps."""
+        return personal
+
     def client_step(self, sent: Sent, personal: Tree, local: Local) -> tuple[Tree, Tree]:
         """Do one client's round: return its report and its new personal state."""
         raise TypeError(f"{type(self).__name__} has no client_step")
@@ -249,6 +253,11 @@ class Method:
     def sums(self) -> bool:
         """Whether the mean of the reports would do in place of them: it may come in parts."""
         return self.aggregates == "mean" and type(self).arrive is Method.arrive
+
+    @property
+    def prepares(self) -> bool:
+        """Whether clients have something to do before their first round."""
+        return type(self).prepare is not Method.prepare
 
     @property
     def welcomes(self) -> bool:

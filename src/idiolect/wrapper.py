@@ -107,6 +107,10 @@ class Wrapper(Method):
         """Hand on."""
         return self.base.welcome(state, cohort)
 
+    def prepare(self, personal: Tree, local: Local) -> Tree:
+        """Hand on."""
+        return self.base.prepare(personal, local)
+
     def client_step(self, sent: Sent, personal: Tree, local: Local) -> tuple[Tree, Tree]:
         """Hand on."""
         return self.base.client_step(sent, personal, local)
@@ -172,6 +176,11 @@ class Wrapper(Method):
         own = [kind for kind in type(self).__mro__ if kind not in (Stateful, Wrapper, Method)]
         looks = any(name in vars(kind) for kind in own for name in ("server_step", "arrive"))
         return self.base.sums and not looks
+
+    @property
+    def prepares(self) -> bool:
+        """Hand on."""
+        return self.base.prepares
 
     @property
     def welcomes(self) -> bool:

@@ -23,6 +23,17 @@ def test_nodes_give_the_simulators_result(name, tmp_path):
     assert all(there[leaf].equal(here[leaf]) for leaf in there)
 
 
+def test_nodes_do_once_what_comes_before_their_first_round(tmp_path):
+    """FedMD's transfer phase; with cohorts of three of four nodes one comes later."""
+    sets = ("cohort=3", "methods.FedMD.transfer_epochs=1", "methods.FedMD.private_epochs=1")
+    wanted = fed.experiment("fedmd", sets=sets)
+    content = fed.simulated(wanted, tmp_path / "simulated")
+    found = fed.served(wanted, fed.inside(tmp_path / "nodes"), tmp_path / "served")
+    assert fed.scores(found, "FedMD") == fed.scores(content, "FedMD")
+    plain = fed.simulated(fed.experiment("fedmd", sets=sets[:1]), tmp_path / "plain")
+    assert fed.scores(plain, "FedMD") != fed.scores(content, "FedMD")
+
+
 def test_several_seeds_and_methods_and_the_bytes(tmp_path):
     """What crosses is what the simulator counts, give or take a message's head: under 5 %."""
     wanted = fed.experiment("fedavg", "persfl", sets=("seeds=[0,1]", "rounds=2"))

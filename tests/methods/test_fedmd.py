@@ -3,10 +3,11 @@
 import pytest
 import torch
 
+from idiolect.errors import ConfigError
 from idiolect.method import Sent
 from idiolect.methods import FedMD, KTpFL
 from idiolect.methods.distilled import School, Soft
-from methods.tiny import Line, client, close, line, pair, setup
+from methods.tiny import Line, client, close, line, pair, setup, sigmoid
 
 PUBLIC = [(2.0, 0), (-1.0, 1)]
 
@@ -61,3 +62,26 @@ def test_the_mean_is_of_those_who_have_something_to_train_on():
     state = FedMD(sample=2).init_server(setup(Line(), sizes=(1, 0, 5), public=2))
     assert state.affinity.tolist() == [[0.5, 0.0, 0.5]] * 3
     assert isinstance(state, School)
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+def test_the_transfer_phase_learns_public_labels_then_private_ones(stacked):
+    """From (0, 0) with x = 2 on both sides, public class 0, then private class 1, rate 0.4.
+
+    Public: p = ½, ∇ = ½ · (2, 1), so (−0.4, −0.2) and z = −1. Private: p = σ(−1) and
+    ∇ = (p − 1) · (2, 1).
+    """
+    method = FedMD(sample=1, lr=0.4, transfer_epochs=1, private_epochs=1)
+    local = client(train=[(2.0, 1)], public=[(2.0, 0)], stacked=stacked)
+    up = 0.4 * (1 - sigmoid(-1.0))
+    learned = method.prepare(line((0, 0)), local)
+    assert pair(learned) == close((-0.4 + 2 * up, -0.2 + up))
+    assert method.prepares and not FedMD(sample=1).prepares
+    alone = FedMD(sample=1, lr=0.4, private_epochs=1).prepare(line((0, 0)), local)
+    assert pair(alone) == close((0.4, 0.2))
+
+
+def test_the_transfer_phase_needs_labels_of_the_private_classes():
+    with pytest.raises(ConfigError, match="transfer_epochs is 3, but the public examples have"):
+        FedMD(sample=2, transfer_epochs=3).init_server(setup(Line(), public=2))
+    FedMD(sample=2, private_epochs=3).init_server(setup(Line(), public=2))

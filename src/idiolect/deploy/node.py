@@ -151,7 +151,13 @@ class Node:
     # Working.
 
     def _step(self, message: Message, blob: bytes) -> bytes:
-        answer = self._once(message, blob, lambda alone, sent, round: alone.step(sent, round))
+        _, drawer = self._desk(message)
+        begun = drawer.kept.round > 0
+
+        def work(alone: Alone, sent: Sent, round: int) -> tuple[Tree, Tree]:
+            return alone.step(sent, round) if begun else alone.first(sent, round)
+
+        answer = self._once(message, blob, work)
         return _yes(message, ()) if self._of(message).secure else answer
 
     def _meet(self, message: Message, blob: bytes) -> bytes:

@@ -164,6 +164,11 @@ class Distilled(Method):
     def _factor(self, classes: int) -> float:
         return {"hinton": self.temperature**2, "paper": 1.0, "code": 1 / classes}[self.gain]
 
+    @property
+    def asks_labels(self) -> str:
+        """Say which setting makes use of the public examples' labels, if one does."""
+        return "labelled is true" if self.labelled else ""
+
     def _held(self, setup: Setup) -> int:
         """Return how many public examples a round has; refuse what the data cannot give."""
         owner = type(self).__name__
@@ -173,9 +178,9 @@ class Distilled(Method):
                 f"{owner}: needs {self.sample or 'some'} public examples and data.public {given}; "
                 "name a larger source there, or lower sample"
             )
-        if self.labelled and not setup.public_labels:
+        if (asking := self.asks_labels) and not setup.public_labels:
             raise ConfigError(
-                f"{owner}: labelled is true, but the public examples have other classes than the "
-                "private ones; leave it out, or choose a public source of the same classes"
+                f"{owner}: {asking}, but the public examples have other classes than the private "
+                "ones; leave it out, or choose a public source of the same classes"
             )
         return self.sample or setup.public

@@ -25,7 +25,7 @@ from idiolect.simulate.judging import Marking
 from idiolect.simulate.plans import Book, Member
 from idiolect.simulate.pools import Library
 from idiolect.simulate.store import Store
-from idiolect.simulate.work import Look
+from idiolect.simulate.work import Look, Prepare
 from idiolect.tree import Tree
 
 
@@ -120,6 +120,16 @@ class Alone:
         sent = method.welcome(state, nowhere) if place.newcomer else method.send(state, nowhere)
         return Sent(*tree.map(lambda leaf: torch.zeros_like(leaf, device=self._device), sent))
 
+    def first(self, sent: Sent, round: int) -> tuple[Tree, Tree]:
+        """Do this client's first round: prepare, where the method does, then as in any other."""
+        fresh = self.personal
+        try:
+            if self.method.prepares:
+                (self.personal,) = self._run("prepare", Prepare(self.method), sent, round)
+            return self.step(sent, round)
+        finally:
+            self.personal = fresh  # the caller keeps the new state, or asks again
+
     def step(self, sent: Sent, round: int) -> tuple[Tree, Tree]:
         """Do one round; return the report and the new personal state, which is not kept yet."""
         method = self.method
@@ -166,7 +176,7 @@ class Alone:
             Sent(*tree.to(tuple(sent), self._device)),
             {client: self._member},
             {} if exam is None else {client: exam},
-            afresh=kind != "step" and self.method.starts_over,
+            afresh=kind not in ("prepare", "step") and self.method.starts_over,
         )
         self._crew.groups = [call.sent.group]
         _, results = self._crew.run(kind, fn, [call], round)

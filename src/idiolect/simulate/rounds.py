@@ -15,7 +15,7 @@ import torch
 from idiolect import tree
 from idiolect.data.federation import Exam, Lessons
 from idiolect.errors import ConfigError, Diverged
-from idiolect.method import Method, Setup
+from idiolect.method import Method, Sent, Setup
 from idiolect.simulate import groups, keeping, sampling
 from idiolect.simulate.architecture import Architecture, blank, make, refuse_unequal_states
 from idiolect.simulate.backend import Backend
@@ -28,7 +28,7 @@ from idiolect.simulate.shelf import Shelf
 from idiolect.simulate.store import Store
 from idiolect.simulate.team import Call, Seat, Team
 from idiolect.simulate.traffic import Crossing, Handout, Traffic, crossed
-from idiolect.simulate.work import Look, Step
+from idiolect.simulate.work import Look, Prepare, Step, Work
 from idiolect.tree import Tree
 
 _GROUP = 2048  # clients scored at a time
@@ -239,6 +239,8 @@ class Simulation:
         """Do one round of every run."""
         method = self.method
         calls = [self._called(run, state) for run, state in enumerate(self.states)]
+        if method.prepares:
+            self._between("prepare", Prepare(method), self._unready(calls))
         for crew in self._crews:
             crew.look_ahead([own.training(self.round + 1) for own in self._attendance])
         begun = [crew.train(Step(method), calls, self.round) for crew in self._crews]
@@ -277,6 +279,12 @@ class Simulation:
             even=self.method.steps > 0,
             heard=heard if self._all_train else None,
         )
+
+    def _unready(self, calls: Sequence[Call]) -> list[Call]:
+        """Of those who are called, call those who never were before; they are sent nothing."""
+        new = [np.intersect1d(call.cohort, self.strangers(n)) for n, call in enumerate(calls)]
+        pairs = zip(new, calls, strict=True)
+        return [Call(cohort, Sent(), call.members) for cohort, call in pairs]
 
     def _left_out(
         self, cohorts: Sequence[np.ndarray], broken: Sequence[torch.Tensor]
@@ -357,12 +365,15 @@ class Simulation:
     def meet(self) -> None:
         """Let every client look at the present state without training: newcomers catching up."""
         for calls in self._everyone(newcomers=True):
-            look = Look(self.method)
-            begun = [crew.begin("meet", look, calls, self.round) for crew in self._crews]
-            for crew, wait in zip(self._crews, begun, strict=True):
-                seats, results = wait()
-                if seats:
-                    crew.keep(seats, results[-1])
+            self._between("meet", Look(self.method), calls)
+
+    def _between(self, kind: str, work: Work, calls: Sequence[Call]) -> None:
+        """Have something done apart from rounds; clients keep what comes of it."""
+        begun = [crew.begin(kind, work, calls, self.round) for crew in self._crews]
+        for crew, wait in zip(self._crews, begun, strict=True):
+            seats, results = wait()
+            if seats:
+                crew.keep(seats, results[-1])
 
     def _everyone(
         self, newcomers: bool, clients: Sequence[np.ndarray] | None = None

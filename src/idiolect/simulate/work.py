@@ -35,6 +35,17 @@ class Step(Work):
 
 
 @dataclass(frozen=True)
+class Prepare(Work):
+    """A client does what it does once, before its first round."""
+
+    keeps: ClassVar[bool] = True
+
+    def __call__(self, sent: Sent, personal: Tree, local: Local, exam: Local) -> Tree:
+        """Return what it keeps, and nothing else."""
+        return (self.method.prepare(personal, local),)
+
+
+@dataclass(frozen=True)
 class Look(Work):
     """A newcomer looks at a state of the server without training."""
 
