@@ -26,14 +26,20 @@ class Running:
         self.kits = folder / "kits"
         self.sites = [f"site-{n}" for n in range(nodes)]
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
-        project = folder / "project.toml"
+        self._port = free_port()
+        self.provision("init")
+
+    def provision(self, verb: str, *options: str) -> str:
+        """Make or change kits for the sites there are; returns what was printed."""
+        project = self.folder / "project.toml"
         sites = ", ".join(f'{{ name = "{site}" }}' for site in self.sites)
         project.write_text(
-            f'name = "test"\nserver = {{ host = "localhost", port = {free_port()} }}\n'
+            f'name = "test"\nserver = {{ host = "localhost", port = {self._port} }}\n'
             f"sites = [{sites}]\n"
             f'admins = [{{ email = "{ADMIN}" }}, {{ email = "{MEMBER}", role = "member" }}]\n'
         )
-        self.command("federation", "init", str(project), "--out", str(self.kits))
+        words = ("federation", verb, str(project), "--out", str(self.kits), *options)
+        return self.command(*words).stdout
 
     def start(self, name: str, *options: str) -> None:
         """Start the server or a node."""

@@ -11,12 +11,13 @@ from pathlib import Path
 from idiolect.deploy.flare import job as jobs
 from idiolect.deploy.flare.admin import Session
 from idiolect.deploy.flare.kits import read
+from idiolect.deploy.flare.tasks import Task
 from idiolect.errors import DeployError
 
 
 def written(folder: Path, mark: Path, kind: str) -> Path:
     """Write an intruder's job: one that leaves a mark where its code or class was let in."""
-    jobs.write(folder, "intruder", "", ["site-0"], [], 1)
+    jobs.write(folder, Task("intruder", ("site-0",), 1, 60))
     path = folder / "app" / "config" / "config_fed_client.json"
     client = json.loads(path.read_text())
     if kind == "code":

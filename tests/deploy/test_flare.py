@@ -2,11 +2,18 @@
 
 import importlib.util
 import json
+import shutil
 import stat
 
 import federations as fed
+import numpy as np
 import pytest
-from running import MEMBER, CommandFailed, Running
+from running import ADMIN, MEMBER, CommandFailed, Running
+
+from idiolect.deploy.models import stored
+from idiolect.experiment import federations
+from idiolect.experiment.adapt import adapt
+from idiolect.results import load_model
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("nvflare") is None, reason="nvflare is not installed (extra flare)"
@@ -23,6 +30,7 @@ batch = 10
 lr = 0.05
 [evaluate]
 every = 3
+keep_globals = true
 [backend]
 kind = "sequential"
 checkpoint_every = 1
@@ -88,6 +96,43 @@ def test_four_nodes_over_tls_give_the_simulators_result(federation, tmp_path):
     assert not list((federation.kits / "server").rglob("site-*")), "a node's files on the server"
     status = federation.command("status", str(federation.kits / "lead@hub.org")).stdout
     assert status.count(": connected") == 4 and "nothing is running" in status
+    _check_newcomer(federation, tmp_path)
+    told = federation.command("status", str(federation.kits / ADMIN), "--json").stdout
+    state = json.loads(told)["result"]
+    assert state["runs"] == [] and state["federation"] == "test"
+    assert state["sites"] == [{"name": n, "connected": True} for n in federation.sites]
+
+
+def _check_newcomer(federation, tmp_path):
+    """A site is added to the running federation and gets the simulator's newcomer's model.
+
+    PersFL's newcomer looks at every round's global model before it adapts to the last. It joins
+    with a certificate that was renewed, of which the server was told nothing.
+    """
+    digits = federations(fed.experiment(toml=PREDICTIONS))[0].dataset
+    np.savez(tmp_path / "late.npz", x=digits.x[600:640, 0], y=digits.y[600:640])
+    federation.sites.append("late")
+    told = federation.provision("add")
+    assert "kits/late" in told and "kits/site-0" not in told and f"{ADMIN}/idiolect.toml" in told
+    federation.provision("renew", "--member", "late")
+    kit, renewed = federation.kits / "late", federation.kits / "renewed" / "late"
+    old = (kit / "startup" / "client.crt").read_bytes()
+    shutil.rmtree(kit / "startup")
+    shutil.move(renewed / "startup", kit / "startup")
+    assert (kit / "startup" / "client.crt").read_bytes() != old
+    federation.start("late", "--data", str(tmp_path / "late.npz"))
+    words = ("--on", str(federation.kits / ADMIN), "--site", "late", "--method", "PersFL", "--json")
+    done = federation.command("adapt", str(tmp_path / "parameters"), *words)
+    found = json.loads(done.stdout)["result"]
+    assert found["met"] == [1, 2, 3]
+    content = adapt(
+        tmp_path / "parameters", tmp_path / "late.npz", "PersFL", out=tmp_path / "adapted"
+    )
+    (mine,), (theirs,) = found["newcomers"], content["newcomers"]
+    assert {**mine, "client": ""} == {**theirs, "client": ""} and mine["client"] == "late"
+    here = load_model(tmp_path / "adapted", "PersFL", 0, "newcomer")
+    there = stored(federation.kits / "late" / "idiolect").leaves
+    assert fed.largest_gap(here, there) < 1e-6
 
 
 def _compare_bytes(found, content):

@@ -12,7 +12,16 @@ from idiolect.cli.options import DATA, DEVICE, JSON, complete_label
 @guarded
 def adapt(
     folder: Annotated[Path, typer.Argument(help="The folder of a finished run.")],
-    data: Annotated[str, typer.Option("--data", help="The newcomers' data: a path or a source.")],
+    data: Annotated[
+        str | None, typer.Option("--data", help="The newcomers' data: a path or a source.")
+    ] = None,
+    on: Annotated[
+        str | None,
+        typer.Option("--on", help="An admin's kit: the newcomers are nodes of its federation."),
+    ] = None,
+    site: Annotated[
+        list[str] | None, typer.Option("--site", help="With --on: a newcomer; may be repeated.")
+    ] = None,
     method: Annotated[
         str | None,
         typer.Option(help="The method's label in the run.", autocompletion=complete_label),
@@ -35,9 +44,18 @@ def adapt(
     json: Annotated[bool, JSON] = False,
 ) -> None:
     """Give clients that were not in training their personal models, without training anew."""
-    from idiolect.cli.screen import console, print_json, print_newcomers
+    if on is not None:
+        from idiolect.cli.federating import adapt_on, say, say_aside
+
+        tell = say_aside if json else say
+        found = adapt_on(on, folder, site or [], out, method, seed, network, tell)
+        _print(found, json, f"Each model is on its node; scores: {found['folder']}")
+        return
+    from idiolect.errors import ConfigError
     from idiolect.experiment.adapt import adapt as adapt_to
 
+    if data is None:
+        raise ConfigError("give the newcomers' --data, or --on KIT --site NAME where it is a node")
     given: dict[str, Any] = {"label": label, "client": client, "split": split_column}
     given["size"] = None if size is None else numbers("--size", size, int, 2)
     given["allow_pickle"] = allow_pickle or None
@@ -53,14 +71,20 @@ def adapt(
         data_dir=data_dir,
         options={key: value for key, value in given.items() if value is not None},
     )
+    _print(content, json, f"Models: {content['folder']}")
+
+
+def _print(content: dict[str, Any], json: bool, where: str) -> None:
+    from idiolect.cli.screen import console, print_json, print_newcomers
+
     if json:
         print_json(content)
         return
     screen = console()
     print_newcomers(screen, content)
-    for text in content["notices"]:
-        screen.print(f"note: {text}", markup=False, soft_wrap=True)
-    screen.print(f"Models: {content['folder']}", markup=False, soft_wrap=True)
+    for text in [*content["notices"], where]:
+        note = "" if text == where else "note: "
+        screen.print(f"{note}{text}", markup=False, soft_wrap=True)
 
 
 def numbers(option: str, text: str, kind: type[int] | type[float], count: int) -> tuple[Any, ...]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from idiolect.cli.guard import guarded
+from idiolect.cli.options import JSON
 
 if TYPE_CHECKING:
     from idiolect.experiment import Experiment
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Make the kits of a federation.", no_args_is_help=True)
 
 _KIT = typer.Argument(help="The folder of a kit.")
+_PROJECT = typer.Argument(help="The members, a TOML file.")
+_KITS = typer.Option("--out", help="Folder of the kits; NAME-kits by default.")
+_HAND_OUT = "Give each member its own, over a channel you trust: it holds a private key."
 
 
 def say(text: str) -> None:
@@ -35,10 +39,8 @@ def _group() -> None:
 @app.command()
 @guarded
 def init(
-    project: Annotated[Path, typer.Argument(help="The members, a TOML file.")],
-    out: Annotated[
-        Path | None, typer.Option("--out", help="Folder for the kits; NAME-kits by default.")
-    ] = None,
+    project: Annotated[Path, _PROJECT],
+    out: Annotated[Path | None, _KITS] = None,
 ) -> None:
     """Make a signed kit for the server, for every site and for every admin."""
     from idiolect.deploy.flare.kits import init as make
@@ -48,7 +50,43 @@ def init(
     made = make(wanted, out or Path(f"{wanted.name}-kits"))
     for folder in made:
         say(str(folder))
-    say("Give each member its own kit, over a channel you trust: it holds a private key.")
+    say(_HAND_OUT)
+    say("Keep `authority` where only you can read it: it signs kits that you add or renew.")
+
+
+@app.command()
+@guarded
+def add(project: Annotated[Path, _PROJECT], out: Annotated[Path | None, _KITS] = None) -> None:
+    """Make kits for members that were added to the file since; the others keep theirs."""
+    from idiolect.deploy.flare.kits import add as make
+    from idiolect.experiment.project import load_project
+
+    wanted = load_project(project)
+    made, told = make(wanted, out or Path(f"{wanted.name}-kits"))
+    for folder in made:
+        say(str(folder))
+    say(_HAND_OUT if made else "every member of the file has a kit already")
+    for path in told:
+        say(f"the list of sites has changed: give {path} to that admin (it is no secret)")
+
+
+@app.command()
+@guarded
+def renew(
+    project: Annotated[Path, _PROJECT],
+    member: Annotated[
+        list[str], typer.Option("--member", help="Whose kit: `server`, a site or an admin.")
+    ],
+    out: Annotated[Path | None, _KITS] = None,
+) -> None:
+    """Make new certificates for some members; the others keep theirs."""
+    from idiolect.deploy.flare.kits import renew as make
+    from idiolect.experiment.project import load_project
+
+    wanted = load_project(project)
+    for folder in make(wanted, out or Path(f"{wanted.name}-kits"), member):
+        say(f"{folder / 'startup'}: to be put in the place of the same folder of the old kit")
+    say(_HAND_OUT)
 
 
 @guarded
@@ -135,27 +173,25 @@ def node(
 
 
 @guarded
-def status(kit: Annotated[Path, _KIT]) -> None:
+def status(kit: Annotated[Path, _KIT], json: Annotated[bool, JSON] = False) -> None:
     """Say who is connected to the federation and how far its runs are."""
-    from idiolect.deploy.flare.admin import Session, active, look, progress
+    from idiolect.cli.screen import print_json
+    from idiolect.deploy.flare.admin import described
     from idiolect.deploy.flare.kits import read
 
-    own = read(kit, "admin")
-    session = Session(own)
-    try:
-        state = look(session)
-        say(f"server {own.host}:{own.port} is up")
-        for site in own.sites:
-            say(f"{site}: {'connected' if site in state.nodes else 'not connected'}")
-        running = active(state)
-        for job in running:
-            found = progress(session, job["job_id"])
-            far = f"{found['label']}, round {found['round']}" if "round" in found else "starting"
-            say(f"run {job['job_name'].removeprefix('idiolect-')}: {job['status']}, {far}")
-        if not running:
-            say("nothing is running")
-    finally:
-        session.close()
+    found = described(read(kit, "admin"))
+    if json:
+        print_json(found)
+        return
+    say(f"server {found['server']} is up")
+    for site in found["sites"]:
+        say(f"{site['name']}: {'connected' if site['connected'] else 'not connected'}")
+    for run in found["runs"]:
+        far = f"{run['label']}, round {run['round']} of {run['rounds']}" if run["label"] else ""
+        waits = f"; without {', '.join(run['absent'])}" if run["absent"] else ""
+        say(f"run {run['run']}: {run['state']}{far and ', ' + far}{waits}")
+    if not found["runs"]:
+        say("nothing is running")
 
 
 @guarded
@@ -192,9 +228,11 @@ def run_on(
             return run_local(experiment, folder, only, tell)
         from idiolect.deploy.flare.admin import Run
         from idiolect.deploy.flare.kits import read
+        from idiolect.deploy.flare.tasks import running
 
+        kit = read(place, "admin")
         try:
-            return Run(read(place, "admin"), experiment, folder, only, tell).finish()
+            return Run(kit, running(kit, experiment, folder, only), folder, tell).finish()
         except KeyboardInterrupt:
             print(
                 f"the run goes on at the server; watch it again with --resume --out {folder}, or "
@@ -202,3 +240,32 @@ def run_on(
                 file=sys.stderr,
             )
             raise
+
+
+def adapt_on(
+    place: str,
+    folder: Path,
+    sites: list[str],
+    out: Path | None,
+    method: str | None,
+    seed: int | None,
+    network: str | None,
+    tell: Callable[[str], None] = say,
+) -> dict[str, Any]:
+    """Give nodes that come after a run their personal models; return the findings."""
+    import json
+
+    from idiolect.deploy.flare.admin import Run
+    from idiolect.deploy.flare.kits import read
+    from idiolect.deploy.flare.tasks import welcoming
+    from idiolect.errors import ConfigError
+
+    kit = read(place, "admin")
+    task = welcoming(kit, folder, sites, method, seed, network)
+    target = out or folder / "newcomers" / "-".join(sites) / task.run
+    if target.exists() and any(target.iterdir()):
+        raise ConfigError(f"{target} is not empty; choose another --out")
+    Run(kit, task, target, tell).finish()
+    (path,) = target.glob("*-seed-*.json")
+    content: dict[str, Any] = json.loads(path.read_text())
+    return {**content, "folder": str(target)}

@@ -44,8 +44,13 @@ class Holding:
         return dataclasses.replace(self, federations=tuple(made))
 
 
-def hold(site: Site, text: str, place: int) -> Holding:
+def hold(site: Site, text: str, place: int, newcomer: bool = False) -> Holding:
     """Read a node's data as an experiment asks; `place` is the node's number among all."""
+    if newcomer and site.client is not None:
+        raise DataError(
+            "this node was given a client of the experiment's own partition, all of whom took part "
+            "in the run; start it without --client, with data of its own, to adapt to it"
+        )
     return _share(site, text) if site.client is not None else _own(site, text, place)
 
 

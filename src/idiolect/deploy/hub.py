@@ -18,14 +18,14 @@ from idiolect.deploy import codecs, masks, wire
 from idiolect.deploy.codes import Refused
 from idiolect.deploy.post import Answer, Post
 from idiolect.deploy.rehearsal import Rehearsal
-from idiolect.deploy.roster import Roster
+from idiolect.deploy.roster import Model, Roster
 from idiolect.deploy.summing import summed
 from idiolect.deploy.wire import Message
 from idiolect.errors import ConfigError, DataError, DeployError, MethodError
 from idiolect.experiment.schema import Deployment
 from idiolect.method import Method, Sent
 from idiolect.simulate import guard, sampling
-from idiolect.simulate.architecture import Architecture, refuse_unequal_states
+from idiolect.simulate.architecture import Architecture, blank, refuse_unequal_states
 from idiolect.simulate.rounds import Round, Verdict
 from idiolect.simulate.serving import Serving
 from idiolect.simulate.traffic import Traffic, refuse_unequal
@@ -80,7 +80,7 @@ class Hub:
         self._rehearsal = Rehearsal(method, roster, architectures, self._seeds)
         self.states = []
         self._servings: list[list[Serving]] = []  # for each seed and architecture
-        for number in range(len(self._seeds)):
+        for number in range(len(self._seeds) if roster.model is None else 0):
             sizes = [float(size) for size in roster.sizes(0, number)]
             # Nodes know the run's seed. What the server draws to hide them, they must not.
             known: dict[str, Any] = {"sizes": torch.tensor(sizes), "secret": secrets.randbits(62)}
@@ -95,6 +95,16 @@ class Hub:
             self.states.append(method.init_server(setups[0]))
             if method.grouped:
                 self._servings.append(self._rehearsal.servings(number, public))
+        if roster.model is not None:
+            self._expect_guests(roster.model)
+
+    def _expect_guests(self, model: Model) -> None:
+        """Make room for the states of a run that is over: newcomers are to adapt to them."""
+        for number in range(len(self._seeds)):
+            setup = self._rehearsal.setups(number)[0]._replace(sizes=torch.empty(model.clients))
+            self.states.append(self._method.init_server(blank(setup)))
+            if self._method.grouped:
+                self._servings.append(self._rehearsal.servings(number, None))
 
     @property
     def tree(self) -> Tree:

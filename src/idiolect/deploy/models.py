@@ -27,6 +27,7 @@ class About(NamedTuple):
     round: int
     client: int
     experiment: str  # as TOML
+    newcomer: bool = False  # adapted to a run that was over
 
 
 class Stored(NamedTuple):

@@ -47,6 +47,7 @@ class _Opened:
     run: str
     text: str
     clients: int
+    newcomer: bool  # the run is over: adapt to what is there
     holding: Holding
     agreed: bool = False
     desks: dict[tuple[str, int], tuple[Alone, Drawer]] = field(default_factory=dict)
@@ -97,19 +98,21 @@ class Node:
         if _get(head, "version", str) != VERSION:
             raise Refused("version", f"the hub runs {head['version']}, this node {VERSION}")
         text, place = _get(head, "experiment", str), _get(head, "place", int)
-        holding = hold(self._site, text, place)
+        newcomer = _get(head, "newcomer", bool)
+        holding = hold(self._site, text, place, newcomer)
         for label, digest in _get(head, "methods", dict).items():
             own = prints.of_method(_method(holding, label))
             if own != digest:
                 raise Refused("method", f"{label}: the hub's copy is {digest}, this one {own}")
             if holding.experiment.deploy.secure:
                 masks.refuse_unfit(label, _method(holding, label))
-        if self._site.secure and not holding.experiment.deploy.secure:
+        # A newcomer reports nothing but its scores.
+        if self._site.secure and not (holding.experiment.deploy.secure or newcomer):
             raise Refused("open", "this node was started with --secure, and the run has none")
         run = _get(head, "run", str)
         if not run.isalnum():
             raise Refused("format", "a run is named by letters and digits")
-        self._opened = _Opened(run, text, _get(head, "clients", int), holding)
+        self._opened = _Opened(run, text, _get(head, "clients", int), newcomer, holding)
         dataset = holding.dataset
         told: dict[str, Any] = {
             "client": holding.client,
@@ -225,7 +228,13 @@ class Node:
         marks, facts, kept = alone.judge(sent, round, tested=tested, flags=flags)
         if "keep" in flags:
             about = models.About(
-                opened.run, head["label"], head["seed"], round, opened.holding.client, opened.text
+                opened.run,
+                head["label"],
+                head["seed"],
+                round,
+                opened.holding.client,
+                opened.text,
+                opened.newcomer,
             )
             held = opened.holding.federations[opened.holding.experiment.seeds.index(head["seed"])]
             models.keep(self._site.home, about, held, opened.clients, kept)
@@ -263,7 +272,7 @@ class Node:
         architecture = next(
             own for own in bound.values() if own.clients is None or holding.client in own.clients
         )
-        place = Place(holding.client, opened.clients, seed)
+        place = Place(holding.client, opened.clients, seed, opened.newcomer)
         alone = Alone(
             _method(holding, label), place, held.lessons, held.test[0], architecture, self._device
         )

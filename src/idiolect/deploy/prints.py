@@ -39,7 +39,7 @@ def of_form(federations: Sequence[Federation]) -> str:
     It tells whether two nodes mean the same, and nothing of what.
     """
     meant = [[list(held.dataset.features), list(held.dataset.words)] for held in federations]
-    return of_bytes(json.dumps(meant).encode())
+    return " ".join(of_bytes(json.dumps(one).encode()) for one in meant)
 
 
 def _modules(part: Any) -> set[ModuleType]:

@@ -31,22 +31,17 @@ class Rehearsal:
         self._form = roster.first.form
         self.architectures = architectures
         self._seeds = seeds
-        lessons, test = self._form.lessons()
+        self._newcomers = roster.model is not None
+        self._clients = roster.model.clients if roster.model else roster.clients
         self.stand_ins = [
-            [
-                Alone(
-                    method,
-                    Place((own.clients or (0,))[0], roster.clients, seed),
-                    lessons,
-                    test,
-                    own,
-                    _CPU,
-                )
-                for own in architectures.values()
-            ]
-            for seed in seeds
+            [self._made(own, seed) for own in architectures.values()] for seed in seeds
         ]
         self._forms: dict[tuple[Any, ...], Tree] = {}
+
+    def _made(self, own: Architecture, seed: int) -> Alone:
+        lessons, test = self._form.lessons()
+        place = Place((own.clients or (0,))[0], self._clients, seed, self._newcomers)
+        return Alone(self._method, place, lessons, test, own, _CPU)
 
     def kind(self, client: int) -> int:
         """Say which architecture a client runs, by its place."""

@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from operator import attrgetter
 from pathlib import Path
@@ -52,13 +52,40 @@ _SAME = {
 }
 
 
+_NEWCOMERS = (
+    "form.shape",
+    "form.dtype",
+    "form.classes",
+    "form.sequential",
+    "form.words",
+    "features",
+)
+
+
+@dataclass(frozen=True)
+class Model:
+    """What a run was like that is over: how many took part, and any one of them."""
+
+    clients: int
+    entry: Entry
+
+
 class Roster:
     """The nodes of a run, in the order of their numbers; kept on disk between starts."""
 
     def __init__(
-        self, post: Post, run: str, text: str, methods: Mapping[str, str], seeds: int, path: Path
+        self,
+        post: Post,
+        run: str,
+        text: str,
+        methods: Mapping[str, str],
+        seeds: int,
+        path: Path,
+        model: Model | None = None,
     ) -> None:
+        """`model`: what the nodes must be like who come when a run is over."""
         self._post = post
+        self.model = model
         self._seeds = seeds
         self._run = run
         self._open = {
@@ -66,7 +93,8 @@ class Roster:
             "version": VERSION,
             "experiment": text,
             "methods": dict(methods),
-            "clients": len(post.transport.sites),
+            "clients": model.clients if model else len(post.transport.sites),
+            "newcomer": model is not None,
         }
         self._path = path
         self.entries: dict[str, Entry] = self._read()
@@ -136,13 +164,9 @@ class Roster:
     def _compare(self, answers: Mapping[str, Answer]) -> None:
         """Refuse nodes whose data cannot be learnt from together, naming who differs in what."""
         entries = list(self.entries.values())
-        for other in entries[1:]:
-            for key, what in _SAME.items():
-                if attrgetter(key)(other) != attrgetter(key)(entries[0]):
-                    raise DeployError(
-                        f"{entries[0].site} and {other.site} differ in {what}; bring their data to "
-                        "one form before they learn together"
-                    )
+        _refuse_unlike(entries[0].site, entries[0], entries[1:], tuple(_SAME))
+        if self.model is not None:
+            _refuse_unlike("the run", self.model.entry, entries, _NEWCOMERS)
         numbers = [entry.client for entry in entries]
         total = len(self._post.transport.sites)
         if len(set(numbers)) != len(numbers) or max(numbers) >= total:
@@ -217,16 +241,29 @@ class Roster:
         )
 
     def _read(self) -> dict[str, Entry]:
-        if not self._path.exists():
-            return {}
-        known = json.loads(self._path.read_text())
-        return {
-            site: Entry(**{**entry, "form": Form(**entry["form"])}) for site, entry in known.items()
-        }
+        return entries_of(self._path) if self._path.exists() else {}
 
     def _write(self) -> None:
         plain = {site: asdict(entry) for site, entry in self.entries.items()}
         write_whole(self._path, (json.dumps(plain, indent=1) + "\n").encode())
+
+
+def entries_of(path: Path) -> dict[str, Entry]:
+    """Read what a roster wrote: each site's entry."""
+    known = json.loads(path.read_text())
+    return {
+        site: Entry(**{**entry, "form": Form(**entry["form"])}) for site, entry in known.items()
+    }
+
+
+def _refuse_unlike(name: str, one: Entry, others: Sequence[Entry], keys: Sequence[str]) -> None:
+    for other in others:
+        for key in keys:
+            if attrgetter(key)(other) != attrgetter(key)(one):
+                raise DeployError(
+                    f"{name} and {other.site} differ in {_SAME[key]}; bring their data to one form "
+                    "before they learn together"
+                )
 
 
 def _entry(site: str, answer: Answer, seeds: int) -> Entry:

@@ -62,9 +62,10 @@ def _rehearsed(stored: Stored) -> tuple[Alone, Any]:
     bound = networks(experiment, shape, len(form.classes), stored.clients, words)
     own = next(a for a in bound.values() if a.clients is None or about.client in a.clients)
     lessons, test = form.lessons()
-    place = Place(about.client, stored.clients, about.seed)
+    place = Place(about.client, stored.clients, about.seed, about.newcomer)
     alone = Alone(made(table), place, lessons, test, own, torch.device("cpu"))
-    _, _, deployed = alone.judge(alone.form, about.round, tested=True, flags=["keep"])
+    flags = ["keep", "newcomers"] if about.newcomer else ["keep"]
+    _, _, deployed = alone.judge(alone.form, about.round, tested=True, flags=flags)
     return alone, checkpoint.fitted(deployed, stored.leaves, Path("the stored model"))
 
 

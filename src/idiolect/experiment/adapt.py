@@ -47,26 +47,28 @@ def adapt(
     """
     folder = Path(run_dir)
     experiment = _experiment(folder, device)
-    table = _chosen(experiment, method)
+    table = chosen(experiment, method)
     label = table.label or table.name
     if (part := holding(folder, label, seed)) is not None:  # of a comparison
         experiment = _experiment(part, device)
-        table, folder = _chosen(experiment, label), part
+        table, folder = chosen(experiment, label), part
     run = kept(folder, label, seed)
     fitting = scaling.read(folder, run.seed)
     if not isinstance(data, Dataset):
         own = {**_readable(str(data), fitting), **(options or {})}
         data = loaded(str(data), own, Path(data_dir) if data_dir else None)
     federation = _federation(scaling.matched(data, fitting), run.seed, split)
-    networks = architectures(_with_one_network(experiment, network), [federation])
+    networks = architectures(with_one_network(experiment, network), [federation])
     settled = made(table)
-    place = 0 if network is None else list(listed(experiment.model)).index(network)
+    place = network_place(experiment, network)
     found = adapted(settled, run, federation, networks, machine(experiment), place)
     target = Path(out) if out else Path(run_dir) / "newcomers" / folder_name(data.name)
-    content: Document = plain(_laid_out(experiment, table, run, federation, found))
+    about = {"source": federation.dataset.name, "federation": federation.description}
+    parts = (federation.train, federation.val, federation.test)
+    sizes = [[len(part[place]) for part in parts] for place in range(federation.clients)]
+    content = laid_out(experiment, table, run, about, federation.names, sizes, found)
     save_models(target, label, run.seed, federation.names, found.verdict.deployed)
-    text = json.dumps(content, indent=1, allow_nan=False, ensure_ascii=False) + "\n"
-    write_whole(target / f"{folder_name(label)}-seed-{run.seed}.json", text.encode())
+    write_findings(target, content)
     return {**content, "folder": str(target)}
 
 
@@ -88,7 +90,8 @@ def _readable(source: str, fitting: scaling.Scaling) -> dict[str, Any]:
     return {name: value for name, value in fitting.reading.items() if name in known}
 
 
-def _chosen(experiment: Experiment, label: str | None) -> MethodTable:
+def chosen(experiment: Experiment, label: str | None) -> MethodTable:
+    """Find the method newcomers are to have a model of."""
     tables = {table.label or table.name: table for table in experiment.methods}
     if label is None:
         if len(tables) > 1:
@@ -110,7 +113,7 @@ def _federation(dataset: Dataset, seed: int, split: Sequence[float] | str) -> Fe
     return federate(dataset, "natural", seed, split, drop=True)
 
 
-def _with_one_network(experiment: Experiment, label: str | None) -> Experiment:
+def with_one_network(experiment: Experiment, label: str | None) -> Experiment:
     """Bind newcomers to one network: which one, only the user can say where there were several."""
     networks = listed(experiment.model)
     if label is None and len(networks) > 1:
@@ -124,10 +127,22 @@ def _with_one_network(experiment: Experiment, label: str | None) -> Experiment:
     return experiment.model_copy(update={"model": model})
 
 
-def _laid_out(
-    experiment: Experiment, table: MethodTable, run: Kept, federation: Federation, found: Adapted
+def network_place(experiment: Experiment, label: str | None) -> int:
+    """Return a network's place among the run's."""
+    return 0 if label is None else list(listed(experiment.model)).index(label)
+
+
+def laid_out(
+    experiment: Experiment,
+    table: MethodTable,
+    run: Kept,
+    about: Mapping[str, str],
+    names: Sequence[str],
+    sizes: Sequence[Sequence[int]],
+    found: Adapted,
 ) -> Document:
-    return {
+    """Lay out what was found; `sizes` are each newcomer's training, validation and test rows."""
+    content: Document = {
         "run": experiment.name,
         "method": table.name,
         "label": run.label,
@@ -136,19 +151,30 @@ def _laid_out(
         "round": run.round,
         "met": found.met,
         "notices": found.notices,
-        "data": {"source": federation.dataset.name, "federation": federation.description},
-        "newcomers": [_newcomer(federation, found, place) for place in range(federation.clients)],
+        "data": dict(about),
+        "newcomers": [
+            _newcomer(names[place], sizes[place], found, place) for place in range(len(names))
+        ],
         "versions": versions(),
     }
+    made: Document = plain(content)
+    return made
 
 
-def _newcomer(federation: Federation, found: Adapted, place: int) -> Document:
+def write_findings(folder: Path, content: Document) -> None:
+    """Write what was found into a folder."""
+    text = json.dumps(content, indent=1, allow_nan=False, ensure_ascii=False) + "\n"
+    name = f"{folder_name(content['label'])}-seed-{content['seed']}.json"
+    write_whole(folder / name, text.encode())
+
+
+def _newcomer(name: str, sizes: Sequence[int], found: Adapted, place: int) -> Document:
     verdict = found.verdict
     return {
-        "client": federation.names[place],
-        "train": len(federation.train[place]),
-        "val": len(federation.val[place]),
-        "test": len(federation.test[place]),
+        "client": name,
+        "train": sizes[0],
+        "val": sizes[1],
+        "test": sizes[2],
         "models": {
             model: {metric: values[place] for metric, values in metrics.items()}
             for model, metrics in verdict.scores.items()

@@ -14,6 +14,7 @@ _ORG = re.compile(r"[A-Za-z0-9_]{1,63}")
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,252}[A-Za-z0-9])?")
 _EMAIL = re.compile(r"[A-Za-z0-9_.+-]+@[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)*")
 
+_TAKEN = ("server", "authority", "renewed")
 ROLES = ("project_admin", "org_admin", "lead", "member")
 
 
@@ -96,6 +97,9 @@ class Project(BaseModel):
     @model_validator(mode="after")
     def _distinct(self) -> "Project":
         names = [site.name for site in self.sites] + [admin.email for admin in self.admins]
+        for name in names:
+            if name in _TAKEN:
+                raise ValueError(f"{name!r} is what a folder beside the kits is called; rename it")
         names.append(self.server.host)
         for name in names:
             if names.count(name) > 1:

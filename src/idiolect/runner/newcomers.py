@@ -1,14 +1,14 @@
 """Clients that were not in training: their personal models, from what a finished run kept."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from idiolect import checkpoint, tree
-from idiolect.data.federation import Federation
+from idiolect.data.federation import Exam, Federation
 from idiolect.errors import ConfigError, DataError, MethodError
 from idiolect.local import Network
 from idiolect.method import Method, Setup
@@ -17,6 +17,8 @@ from idiolect.simulate.architecture import Architecture, blank
 from idiolect.simulate.backend import Backend
 from idiolect.simulate.rounds import Run, Simulation, Verdict
 from idiolect.tree import Tree
+
+_CPU = torch.device("cpu")
 
 
 class Kept(NamedTuple):
@@ -77,33 +79,63 @@ def adapted(
 
     Their architecture was the run's, in this place.
     """
-    if not method.welcomes:
-        for architecture in architectures.values():
-            _refuse_counted(method, architecture, federation)
+    refuse_counted(method, architectures, len(federation.dataset.classes), federation.clients)
     runs = [Run(run.seed, federation.lessons)]
     simulation = Simulation(method, runs, architectures, backend=backend, newcomers=True)
-    template = tuple(simulation.states)
-    notices = list(simulation.notices)
+    exams = [federation.exam] if any(len(rows) for rows in federation.test) else None
+    return caught_up(simulation, method, run, exams, place, backend.place)
+
+
+class Guests(Protocol):
+    """Newcomers, wherever they are: a simulation of them, or the hub of a real federation."""
+
+    round: int
+    states: list[Tree]
+    tree: Tree
+
+    @property
+    def notices(self) -> Sequence[str]:
+        """What is worth knowing of them."""
+
+    def meet(self) -> None:
+        """Let everyone look at the present state without training."""
+
+    def judge(
+        self, exams: Sequence[Exam] | None = None, *, keep: bool = False, newcomers: bool = False
+    ) -> list[Verdict]:
+        """Let everyone adapt to the present state, and score what came of it."""
+
+
+def caught_up(
+    guests: Guests,
+    method: Method,
+    run: Kept,
+    exams: Sequence[Exam] | None,
+    place: int = 0,
+    device: torch.device = _CPU,
+) -> Adapted:
+    """Lead newcomers through what a run kept: earlier states to look at, the last to adapt to."""
+    template = tuple(guests.states)
+    notices = list(guests.notices)
     met: list[int] = []
     if method.looks:
         for round, path in run.earlier:
             named, meta = checkpoint.read(path)
             own = _server(named, "", meta["seeds"].index(run.seed))
-            _put(simulation, own, template, path, round, backend)
-            simulation.meet()
+            _put(guests, method, own, template, path, round, device)
+            guests.meet()
             met.append(round)
         if len(met) < run.round - 1:
             notices.append(
                 f"of {run.round - 1} rounds before the last the run kept {len(met)} global models "
                 "to choose from; evaluate.keep_globals = true keeps them all"
             )
-    _put(simulation, run.last, template, run.path, run.round, backend)
+    _put(guests, method, run.last, template, run.path, run.round, device)
     if run.groups:
-        kept = simulation.tree
+        kept = guests.tree
         there = checkpoint.fitted(kept["groups"][0], run.groups[place], run.path)
-        simulation.tree = {**kept, "groups": (there,)}
-    exams = [federation.exam] if any(len(rows) for rows in federation.test) else None
-    (verdict,) = simulation.judge(exams, keep=True, newcomers=True)
+        guests.tree = {**kept, "groups": (there,)}
+    (verdict,) = guests.judge(exams, keep=True, newcomers=True)
     if exams is None:  # then the scores are those on validation data
         scores = {
             model: {f"val_{metric}": values for metric, values in metrics.items()}
@@ -114,19 +146,20 @@ def adapted(
 
 
 def _put(
-    simulation: Simulation,
+    guests: Guests,
+    method: Method,
     named: Mapping[str, Tensor],
     template: Tree,
     path: Path,
     round: int,
-    backend: Backend,
+    device: torch.device,
 ) -> None:
-    """Make a kept server state the simulation's present one."""
-    if simulation.method.welcomes:
+    """Make a kept server state the present one."""
+    if method.welcomes:
         # It has rows for those who were there, and the newcomers may be more or fewer.
         template = tree.like(template, named)
-    simulation.states = list(tree.to(checkpoint.fitted(template, named, path), backend.place))
-    simulation.round = round
+    guests.states = list(tree.to(checkpoint.fitted(template, named, path), device))
+    guests.round = round
 
 
 def _server(named: Mapping[str, Tensor], prefix: str, place: int) -> dict[str, Tensor]:
@@ -151,16 +184,22 @@ def _globals(folder: Path, label: str, meta: checkpoint.Meta) -> Iterator[tuple[
     yield from sorted((int(path.stem.removeprefix("round-")), path) for path in found)
 
 
-def _refuse_counted(method: Method, architecture: Architecture, federation: Federation) -> None:
-    """A server state with a place for each client has none for a newcomer."""
+def refuse_counted(
+    method: Method, architectures: Mapping[str, Architecture], classes: int, clients: int
+) -> None:
+    """A server state with a place for each client has none for a newcomer, unless one is made."""
+    for architecture in () if method.welcomes else architectures.values():
+        _refuse_counted(method, architecture, classes, clients)
+
+
+def _refuse_counted(method: Method, architecture: Architecture, classes: int, clients: int) -> None:
     with torch.random.fork_rng(devices=[]):
         main = Network(architecture.main())
         second = Network(architecture.auxiliary()) if architecture.auxiliary else main
-    classes = len(federation.dataset.classes)
     told = Setup(main.params, second.params, torch.ones(1), classes, main.norms, main.statistics)
     one, two = (
         tree.named(method.init_server(blank(told._replace(sizes=torch.ones(n)))))
-        for n in (federation.clients, federation.clients + 1)
+        for n in (clients, clients + 1)
     )
     for name in sorted(set(one) | set(two)):
         if name not in one or name not in two or one[name].shape != two[name].shape:

@@ -162,7 +162,7 @@ class Alone:
     def predict(self, model: Tree, x: torch.Tensor) -> torch.Tensor:
         """Return logits of a deployed model on decoded examples."""
         nothing = torch.zeros((), dtype=torch.int64, device=self._device)
-        size = self.setup.sizes[self._place.client]
+        size = self.setup.sizes[0 if self._place.newcomer else self._place.client]
         plans = Book({}, self._device)  # a prediction asks for no batches
         local = Local(self.networks, plans, nothing, size, size.new_zeros(()), stacked=False)
         return self.method.predict(model, x, local)

@@ -24,7 +24,8 @@ _SERVER = 1 << 40  # its number among the clients, where batches are drawn: nobo
 def server_member(member: Member) -> Member:
     """Seat the server beside a run's clients, with public examples only."""
     nothing = dict.fromkeys(member.rows, np.empty(0, np.int64))
-    return Member(member.seed, _SERVER, {**nothing, "public": member.rows["public"]})
+    public = member.rows.get("public", np.empty(0, np.int64))
+    return Member(member.seed, _SERVER, {**nothing, "public": public})
 
 
 def regroup(

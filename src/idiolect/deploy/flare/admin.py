@@ -9,8 +9,7 @@ import logging
 import shutil
 import tempfile
 import time
-import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
@@ -20,14 +19,11 @@ from typing import Any
 from idiolect.checkpoint import write_whole
 from idiolect.deploy.flare import require
 from idiolect.deploy.flare.kits import OUTCOME, RESULT, RETURNED, Kit
-from idiolect.deploy.post import Policy
+from idiolect.deploy.flare.tasks import RUN_FILE, Task
 from idiolect.errors import DeployError, IdiolectError
-from idiolect.experiment.schema import Experiment
-from idiolect.experiment.visiting import travelling
 
 Say = Callable[[str], None]
 
-RUN_FILE = "federation.json"  # in a run's folder: which run of which federation it is
 _ATTEMPTS = 5  # new starts without a round done between them before the run is given up
 _SILENCE = 600.0  # seconds without a server before the run is given up
 _POLL = 1.0
@@ -140,6 +136,34 @@ def active(state: State) -> list[dict[str, Any]]:
     ]
 
 
+def described(kit: Kit) -> dict[str, Any]:
+    """Describe a federation: who is connected, what runs and how far it is."""
+    session = Session(kit)
+    try:
+        state = look(session)
+        runs = []
+        for job in active(state):
+            told = progress(session, str(job["job_id"]))
+            runs.append(
+                {
+                    "run": str(job["job_name"]).removeprefix("idiolect-"),
+                    "job": str(job["job_id"]),
+                    "state": str(told.get("state") or job["status"]).lower(),
+                    **{key: told.get(key) for key in ("label", "round", "rounds")},
+                    "absent": list(told.get("absent", ())),
+                }
+            )
+        names = dict.fromkeys((*kit.sites, *state.nodes))  # a newcomer may be in nobody's list yet
+        return {
+            "federation": kit.federation,
+            "server": f"{kit.host}:{kit.port}",
+            "sites": [{"name": name, "connected": name in state.nodes} for name in names],
+            "runs": runs,
+        }
+    finally:
+        session.close()
+
+
 def stop(kit: Kit, say: Say) -> int:
     """Abort what is running; return how many runs that were."""
     session = Session(kit)
@@ -160,36 +184,17 @@ def _abort(job: str, session: Any) -> None:
 class Run:
     """A run on a federation, through as many jobs as it takes."""
 
-    def __init__(
-        self, kit: Kit, experiment: Experiment, folder: Path, only: Sequence[str], say: Say
-    ) -> None:
+    def __init__(self, kit: Kit, task: Task, folder: Path, say: Say) -> None:
         self._kit = kit
-        self._text = travelling(experiment)
+        self._task = task
         self._folder = folder
-        self._only = list(only)
         self._say = say
         self._session = Session(kit)
-        deploy = experiment.deploy
-        self._policy = Policy(deploy.timeout, deploy.join, deploy.minimum)
-        self._least = self._policy.needed(len(kit.sites))
-        self._run = self._known() or uuid.uuid4().hex[:12]
         self._seen = ("", -1)  # label and round of the last progress
-
-    def _known(self) -> str:
-        path = self._folder / RUN_FILE
-        if not path.exists():
-            return ""
-        known = json.loads(path.read_text())
-        if known.get("federation") != self._kit.federation:
-            raise DeployError(
-                f"{self._folder} holds a run of federation {known.get('federation')!r}, and the "
-                f"kit is of {self._kit.federation!r}; choose another --out"
-            )
-        return str(known["run"])
 
     def finish(self) -> Path:
         """Bring the run to its end; returns the folder with its results."""
-        about = {"run": self._run, "federation": self._kit.federation}
+        about = {"run": self._task.run, "federation": self._kit.federation}
         self._folder.mkdir(parents=True, exist_ok=True)
         write_whole(self._folder / RUN_FILE, json.dumps(about).encode())
         failures = 0
@@ -217,10 +222,10 @@ class Run:
         told, since = "", time.monotonic()
         while True:
             state = self._look()
-            missing = [site for site in self._kit.sites if site not in state.nodes]
-            there = len(self._kit.sites) - len(missing)
-            patient = time.monotonic() - since < self._policy.join
-            if not missing or (there >= self._least and not patient):
+            missing = [site for site in self._task.sites if site not in state.nodes]
+            there = len(self._task.sites) - len(missing)
+            patient = time.monotonic() - since < self._task.join
+            if not missing or (there >= self._task.least and not patient):
                 return
             words = f"waiting for {', '.join(missing)}"
             if words != told:
@@ -245,7 +250,7 @@ class Run:
     def _job(self) -> dict[str, str]:
         """Submit a job, or watch the one there is, until it ends; say how it did."""
         state = self._look()
-        name = f"idiolect-{self._run}"
+        name = f"idiolect-{self._task.run}"
         mine = [job for job in active(state) if job["job_name"] == name]
         job = mine[0]["job_id"] if mine else self._submitted()
         began = state.started
@@ -266,14 +271,7 @@ class Run:
         from idiolect.deploy.flare import job as jobs
 
         with tempfile.TemporaryDirectory() as scratch:
-            folder = jobs.write(
-                Path(scratch) / "job",
-                self._run,
-                self._text,
-                list(self._kit.sites),
-                self._only,
-                self._least,
-            )
+            folder = jobs.write(Path(scratch) / "job", self._task)
             number = self._session.ask(lambda s: s.submit_job(str(folder)))
         self._say(f"submitted as job {number}; waiting for the nodes to start")
         return str(number)
@@ -284,7 +282,7 @@ class Run:
         if found.get("state") and seen != self._seen and seen[1] >= 0:
             self._seen = seen
             self._say(f"{seen[0]}: round {seen[1]} of {found.get('rounds', '?')}")
-        if absent := [site for site in found.get("absent", ()) if site in self._kit.sites]:
+        if absent := [site for site in found.get("absent", ()) if site in self._task.sites]:
             self._welcome(job, absent)
 
     def _welcome(self, job: str, absent: list[str]) -> None:

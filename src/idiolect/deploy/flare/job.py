@@ -27,12 +27,14 @@ from idiolect.deploy import wire
 from idiolect.deploy.child import Child
 from idiolect.deploy.codes import Refused
 from idiolect.deploy.flare.kits import HOME, HOST_FILE, NODE_FILE, OUTCOME, RESULT, RETURNED
+from idiolect.deploy.flare.tasks import Task
 from idiolect.deploy.host import Host
 from idiolect.deploy.hub import Again
+from idiolect.deploy.newcomers import Wanted, offer, welcome
 from idiolect.deploy.post import Post
 from idiolect.deploy.serve import post, serve
 from idiolect.deploy.site import Site
-from idiolect.errors import DeployError, IdiolectError
+from idiolect.errors import ConfigError, DeployError, IdiolectError
 from idiolect.runner.watch import Silent, Tick
 
 log = logging.getLogger("idiolect.flare")
@@ -158,13 +160,24 @@ class _Progress(Silent):
 class HubSide(FLComponent):  # type: ignore[misc]
     """The hub's end: runs the experiment from its last checkpoint, and tells how far it is."""
 
-    def __init__(self, run: str, experiment: str, sites: list[str], only: list[str]) -> None:
-        """`experiment` is TOML in base64: FLARE would read braces as its own variables."""
+    def __init__(
+        self,
+        run: str,
+        experiment: str,
+        sites: list[str],
+        only: list[str],
+        wanted: list[Any] | None = None,
+    ) -> None:
+        """`experiment` is TOML in base64: FLARE would read braces as its own variables.
+
+        With `wanted` the sites are newcomers, who adapt to a run that is over.
+        """
         super().__init__()
         self._run = run
         self._text = base64.b64decode(experiment).decode()
         self._sites = sites
         self._only = only
+        self._wanted = None if wanted is None else Wanted(*wanted)
         self._progress = _Progress(run)
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
@@ -179,14 +192,15 @@ class HubSide(FLComponent):  # type: ignore[misc]
         """Run the experiment, or as much of it as can be done now."""
         workspace = collab.context.workspace
         job = Path(workspace.get_run_dir(collab.fl_ctx.get_job_id()))
-        folder = Path(workspace.get_root_dir()) / HOME / "runs" / self._run
-        folder.mkdir(parents=True, exist_ok=True)
+        home = Path(workspace.get_root_dir()) / HOME
         transport = _Cells(self._sites)
         try:
-            calls = self._progress.post = post(transport, self._text, folder)
-            watch = self._progress
-            host = Host.read(Path(workspace.get_root_dir()) / HOME / HOST_FILE)
-            serve(calls, self._text, self._run, folder, only=self._only, watch=watch, host=host)
+            folder = _run_folder(home, self._run)
+            folder.mkdir(parents=True, exist_ok=True)
+            if self._wanted is None:
+                self._serve(transport, home, folder)
+            else:
+                self._welcome(transport, home, folder, self._wanted)
             outcome = {"state": "done"}
             shutil.copytree(folder, job / RESULT)
         except Again as error:
@@ -205,23 +219,51 @@ class HubSide(FLComponent):  # type: ignore[misc]
         self._progress.tell(**outcome)
         write_whole(job / OUTCOME, json.dumps(outcome).encode())
 
+    def _serve(self, transport: _Cells, home: Path, folder: Path) -> None:
+        """Run the experiment."""
+        calls = self._progress.post = post(transport, self._text, folder)
+        serve(
+            calls,
+            self._text,
+            self._run,
+            folder,
+            only=self._only,
+            watch=self._progress,
+            host=Host.read(home / HOST_FILE),
+        )
 
-def write(folder: Path, run: str, text: str, sites: list[str], only: list[str], least: int) -> Path:
+    def _welcome(self, transport: _Cells, home: Path, folder: Path, wanted: Wanted) -> None:
+        """Give newcomers their models of a run that is over."""
+        found = offer(_run_folder(home, wanted.run), wanted)
+        calls = self._progress.post = post(transport, found.text, folder)
+        self._progress.tell(state="adapting", label=found.kept.label)
+        welcome(calls, found, self._run, folder)
+
+
+def _run_folder(home: Path, run: str) -> Path:
+    """Say where the server keeps a run; a name that leads elsewhere is refused."""
+    if not run.isalnum():
+        raise ConfigError("a run is named by letters and digits")
+    return home / "runs" / run
+
+
+def write(folder: Path, task: Task) -> Path:
     """Write a job's folder: two configurations and no code."""
     hub = {
-        "run": run,
-        "experiment": base64.b64encode(text.encode()).decode(),
-        "sites": sites,
-        "only": only,
+        "run": task.run,
+        "experiment": base64.b64encode(task.experiment.encode()).decode(),
+        "sites": list(task.sites),
+        "only": list(task.only),
+        "wanted": None if task.wanted is None else list(task.wanted),
     }
     here = "idiolect.deploy.flare.job"
     runtime = "nvflare.collab.runtime"
     files = {
         "meta.json": {
-            "name": f"idiolect-{run}",
+            "name": f"idiolect-{task.run}",
             "resource_spec": {},
-            "min_clients": least,
-            "deploy_map": {"app": ["@ALL"]},
+            "min_clients": task.least,
+            "deploy_map": {"app": ["server", *task.sites]},
         },
         "app/config/config_fed_server.json": {
             "format_version": 2,

@@ -1,20 +1,30 @@
 """Kits: one folder for each member, signed, with everything foreign switched off."""
 
 import json
-import logging
 import shutil
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from idiolect.checkpoint import write_whole
 from idiolect.deploy.flare import require
-from idiolect.errors import ConfigError, DeployError
+from idiolect.deploy.flare.authority import (
+    Member,
+    keep_members,
+    keep_root,
+    provision,
+    read_members,
+    read_root,
+)
+from idiolect.errors import ConfigError
 from idiolect.experiment.project import Project
 from idiolect.experiment.toml import dumps
 
 FILE = "idiolect.toml"  # what a kit says about itself
+AUTHORITY = "authority"  # beside the kits: the key that signs them
+RENEWED = "renewed"  # beside the kits: new certificates to be handed out
 HOME = "idiolect"  # where a kit keeps what idiolect writes
 NODE_FILE = "node.json"  # in it: the operator's settings, written by `idiolect node`
 HOST_FILE = "server.json"  # the same of `idiolect server`
@@ -83,34 +93,107 @@ class Kit:
 
 
 def init(project: Project, out: Path) -> list[Path]:
-    """Make everyone's kit in a folder; one that holds kits already is left alone."""
+    """Make everyone's kit in a folder, and the authority that can sign more."""
     require()
     if out.exists() and any(out.iterdir()):
         raise ConfigError(
             f"{out} is not empty; its kits hold the keys of a federation: choose another --out, "
-            "or move them away"
+            "or add members to it with `idiolect federation add`"
         )
-    made: list[Path] = []
     with tempfile.TemporaryDirectory() as scratch:
-        built = _provision(project, Path(scratch))
-        for role, name, org in _members(project):
-            target = out / ("server" if role == "server" else name)
-            shutil.copytree(built / name, target)
-            _harden(target, role)
-            about = {
-                "federation": project.name,
-                "role": role,
-                "name": name,
-                "org": org,
-                "sites": [site.name for site in project.sites],
-                "host": project.server.host,
-                "port": project.server.port,
-            }
-            write_whole(target / FILE, dumps(about).encode())
-            for key in (target / "startup").glob("*.key"):
-                key.chmod(0o600)
-            made.append(target)
+        built = provision(project, _members(project), Path(scratch))
+        made = [_placed(project, one, built, out / one.folder) for one in _members(project)]
+        keep_root(Path(scratch) / project.name, out / AUTHORITY)
+    keep_members(out / AUTHORITY, [one.folder for one in _members(project)])
     return made
+
+
+def add(project: Project, out: Path) -> tuple[list[Path], list[Path]]:
+    """Make the kits of members that never had one, signed by the authority in the same folder.
+
+    Returns them, and the other admins' new lists of sites.
+    """
+    require()
+    root, known = read_root(out / AUTHORITY), read_members(out / AUTHORITY)
+    _refuse_changed(project, out)
+    new = [one for one in _members(project) if one.folder not in known]
+    if not new:
+        return [], []
+    with tempfile.TemporaryDirectory() as scratch:
+        built = provision(project, _members(project), Path(scratch), root)
+        made = [_placed(project, one, built, out / one.folder) for one in new]
+    keep_members(out / AUTHORITY, [*known, *(one.folder for one in new)])
+    told = []
+    for one in _members(project):
+        if one.role == "admin" and one not in new:
+            # Its kit may have been handed out and be here no more.
+            told.append(out / RENEWED / one.folder / FILE)
+            own = [out / one.folder / FILE] if (out / one.folder).exists() else []
+            for path in (told[-1], *own):
+                write_whole(path, dumps(_about(project, one)).encode())
+    return made, told
+
+
+def renew(project: Project, out: Path, names: Sequence[str]) -> list[Path]:
+    """Make new keys and certificates for some members, signed by the same authority.
+
+    Each gets a `startup` folder to put in the place of its old one; nobody else needs anything.
+    """
+    require()
+    root = read_root(out / AUTHORITY)
+    _refuse_changed(project, out)
+    known = {one.folder: one for one in _members(project)}
+    for name in names:
+        if name not in known:
+            raise ConfigError(f"--member: {name!r} is none of {', '.join(known)}")
+        if (out / RENEWED / name / "startup").exists():
+            raise ConfigError(f"{out / RENEWED / name} exists; hand it out and move it away first")
+    with tempfile.TemporaryDirectory() as scratch:
+        built = provision(project, _members(project), Path(scratch), root)
+        for name in names:
+            startup = out / RENEWED / name / "startup"
+            shutil.copytree(built / known[name].name / "startup", startup)
+            _close(startup)
+    return [out / RENEWED / name for name in names]
+
+
+def _placed(project: Project, one: Member, built: Path, target: Path) -> Path:
+    """Put a member's kit where it belongs, with our defaults and a word about itself."""
+    shutil.copytree(built / one.name, target)
+    _harden(target, one.role)
+    write_whole(target / FILE, dumps(_about(project, one)).encode())
+    _close(target / "startup")
+    return target
+
+
+def _about(project: Project, one: Member) -> dict[str, Any]:
+    return {
+        "federation": project.name,
+        "role": one.role,
+        "name": one.name,
+        "org": one.org,
+        "sites": [site.name for site in project.sites],
+        "host": project.server.host,
+        "port": project.server.port,
+    }
+
+
+def _close(startup: Path) -> None:
+    for key in startup.glob("*.key"):
+        key.chmod(0o600)
+
+
+def _refuse_changed(project: Project, out: Path) -> None:
+    """Refuse another name or address: every kit has them, so all would have to be made anew."""
+    for folder in sorted(path.parent for path in out.glob(f"*/{FILE}")):
+        kit = read(folder)
+        given = (project.name, project.server.host, project.server.port)
+        if given != (kit.federation, kit.host, kit.port):
+            raise ConfigError(
+                f"the project is {given[0]} at {given[1]}:{given[2]} and the kits in {out} are of "
+                f"{kit.federation} at {kit.host}:{kit.port}; all have to be made anew: "
+                "`idiolect federation init` with another --out"
+            )
 
 
 def read(folder: str | Path, *roles: str) -> Kit:
@@ -150,60 +233,19 @@ def settle(kit: Kit) -> None:
     write_whole(path, json.dumps(settings, indent=1).encode())
 
 
-def _members(project: Project) -> list[tuple[str, str, str]]:
+def _members(project: Project) -> list[Member]:
     server = project.server
     return [
-        ("server", server.host, server.org),
-        *(("node", site.name, site.org or site.name.replace("-", "_")) for site in project.sites),
-        *(("admin", admin.email, admin.org or server.org) for admin in project.admins),
+        Member("server", server.host, server.org),
+        *(
+            Member("node", site.name, site.org or site.name.replace("-", "_"))
+            for site in project.sites
+        ),
+        *(
+            Member("admin", admin.email, admin.org or server.org, admin.role)
+            for admin in project.admins
+        ),
     ]
-
-
-def _provision(project: Project, scratch: Path) -> Path:
-    """Let FLARE make an authority, certificates and signed start-up files."""
-    from nvflare.lighter.prov_utils import prepare_builders
-    from nvflare.lighter.provision import prepare_project
-    from nvflare.lighter.provisioner import Provisioner
-
-    kinds = {"server": "server", "node": "client", "admin": "admin"}
-    roles = {admin.email: admin.role for admin in project.admins}
-    people = []
-    for role, name, org in _members(project):
-        one: dict[str, Any] = {"name": name, "type": kinds[role], "org": org}
-        if role == "server":
-            one["fed_learn_port"] = project.server.port
-        if role == "admin":
-            one["role"] = roles[name]
-        people.append(one)
-    impl = "nvflare.lighter.impl"
-    wanted = {
-        "api_version": 3,
-        "name": project.name,
-        "description": "a federation of idiolect",
-        "participants": people,
-        "builders": [
-            {
-                "path": f"{impl}.workspace.WorkspaceBuilder",
-                "args": {"template_file": ["master_template.yml"]},
-            },
-            {
-                "path": f"{impl}.static_file.StaticFileBuilder",
-                "args": {"config_folder": "config"},
-            },
-            {
-                "path": f"{impl}.cert.CertBuilder",
-                "args": {"root_valid_days": project.valid_days},
-            },
-            {"path": f"{impl}.signature.SignatureBuilder"},
-        ],
-    }
-    quiet = logging.getLogger("idiolect.provision")
-    context = Provisioner(str(scratch), prepare_builders(wanted)).provision(
-        prepare_project(wanted), logger=quiet
-    )
-    if context.get("build_error"):
-        raise DeployError("FLARE could not make the kits; the lines above say why")
-    return Path(context.get_result_location())
 
 
 def _harden(kit: Path, role: str) -> None:

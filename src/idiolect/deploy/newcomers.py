@@ -1,0 +1,117 @@
+"""Nodes that come when a run is over: each gets its personal model from what the run kept.
+
+They are told the run's experiment, with its classes, words and scaling; look at earlier states
+where the method gains from that; adapt to the last one, and score what came of it. Nothing that
+they compute leaves them but the scores, and the run stays as it was.
+"""
+
+import dataclasses
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from idiolect.deploy import prints
+from idiolect.deploy.hub import Hub
+from idiolect.deploy.post import Post
+from idiolect.deploy.roster import Model, Roster, entries_of
+from idiolect.errors import DataError
+from idiolect.experiment.adapt import (
+    chosen,
+    laid_out,
+    network_place,
+    with_one_network,
+    write_findings,
+)
+from idiolect.experiment.execute import written
+from idiolect.experiment.methods import made
+from idiolect.experiment.networks import networks
+from idiolect.experiment.schema import Deployment, Experiment, MethodTable
+from idiolect.experiment.visiting import visiting
+from idiolect.results import document
+from idiolect.results.document import Document
+from idiolect.runner.newcomers import Kept, caught_up, kept, refuse_counted
+from idiolect.runner.run import EXPERIMENT
+
+_KEPT = ("timeout", "join", "patience", "limit_mb")  # how nodes are waited for
+
+
+class Wanted(NamedTuple):
+    """Which model of a run newcomers are to have."""
+
+    run: str
+    method: str | None = None  # its label; None: the only one
+    seed: int | None = None  # None: the first
+    network: str | None = None  # where the run had several
+
+
+class Offer(NamedTuple):
+    """What a run has for newcomers."""
+
+    text: str  # the experiment as they are told it
+    experiment: Experiment  # the run's own
+    table: MethodTable
+    kept: Kept
+    model: Model
+    place: int  # of their network among the run's
+    folder: Path
+
+
+def offer(folder: Path, wanted: Wanted) -> Offer:
+    """Find what a run of this server left for newcomers."""
+    if not (folder / EXPERIMENT).is_file():
+        raise DataError(f"this server holds no run {wanted.run}; was it done on another one?")
+    experiment = visiting((folder / EXPERIMENT).read_text())
+    table = chosen(experiment, wanted.method)
+    label = table.label or table.name
+    run = kept(folder, label, wanted.seed)
+    first = next(iter(entries_of(folder / "roster.json").values()))
+    # A digest of columns and words for each of the run's seeds.
+    digest = first.features.split()[experiment.seeds.index(run.seed)]
+    clients = int(document.read(folder)["data"]["clients"])
+    model = Model(clients, dataclasses.replace(first, features=digest))
+    one = with_one_network(experiment, wanted.network)
+    classes = None if first.form.sequential else tuple(first.form.classes)
+    unscaled = one.data.model_copy(update={"classes": classes, "normalise": None})
+    patience = {key: getattr(one.deploy, key) for key in _KEPT}
+    told = one.model_copy(
+        update={
+            "seeds": (run.seed,),
+            "cohort": None,
+            "data": unscaled,
+            "methods": (table,),
+            "deploy": Deployment(**patience, minimum=1),
+        }
+    )
+    place = network_place(experiment, wanted.network)
+    return Offer(written(told), experiment, table, run, model, place, folder)
+
+
+def welcome(post: Post, found: Offer, visit: str, folder: Path) -> Document:
+    """Give the nodes of a post their models; write what was found, their scores, into a folder.
+
+    `visit` names this occasion, and with it the nodes' state.
+    """
+    label, run = found.kept.label, found.kept
+    experiment, method = visiting(found.text), made(found.table)
+    digests = {label: prints.of_method(method)}
+    folder.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(found.folder / "scaling.json", folder / "scaling.json")
+    path = folder / "roster.json"
+    roster = Roster(post, visit, found.text, digests, 1, path, found.model)
+    roster.gather(None)
+    form, clients = roster.first.form, found.model.clients
+    shape, words = tuple(form.shape), tuple(form.words)
+    bound = networks(experiment, shape, len(form.classes), roster.clients, words, roster.names)
+    refuse_counted(method, bound, len(form.classes), clients)
+    hub = Hub(
+        label, method, (run.seed,), visit, post, roster, bound, None, "fixed", experiment.deploy
+    )
+    exams = () if any(roster.sizes(2, 0)) else None  # they are the nodes' own
+    done = caught_up(hub, method, run, exams, found.place)
+    sizes = [[roster.sizes(part, 0)[n] for part in range(3)] for n in range(roster.clients)]
+    about: Mapping[str, str] = {"source": "the nodes' own data", "federation": ""}
+    done = done._replace(notices=(*done.notices, *hub.remarks()))
+    content = laid_out(found.experiment, found.table, run, about, roster.names, sizes, done)
+    write_findings(folder, content)
+    return content

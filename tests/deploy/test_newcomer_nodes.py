@@ -1,0 +1,124 @@
+"""Nodes that come when a run is over get the models that the simulator's newcomers get."""
+
+import federations as fed
+import numpy as np
+import pytest
+import torch
+
+from idiolect.deploy.models import stored
+from idiolect.deploy.newcomers import Wanted, offer, welcome
+from idiolect.deploy.node import Node
+from idiolect.deploy.serve import post
+from idiolect.deploy.site import Site
+from idiolect.deploy.transport import Inside
+from idiolect.deploy.using import predict
+from idiolect.errors import ConfigError, DataError, DeployError, MethodError
+from idiolect.experiment import federations
+from idiolect.experiment.adapt import adapt
+from idiolect.methods import METHODS
+from idiolect.results import load_model
+
+LATE = ("late-0", "late-1")
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory):
+    """Two newcomers' files, and both in one with a column of clients for the simulator."""
+    home = tmp_path_factory.mktemp("late")
+    held = federations(fed.experiment("fedavg", sets=("data.partition.clients=6",)))[0].dataset
+    rows = np.split(np.arange(500, 570), [40])
+    for name, own in zip(LATE, rows, strict=True):
+        np.savez(home / f"{name}.npz", x=held.x[own, 0], y=held.y[own])
+    both = np.concatenate(rows)
+    names = np.repeat(LATE, [len(own) for own in rows])
+    np.savez(home / "late.npz", x=held.x[both, 0], y=held.y[both], client=names)
+    return home
+
+
+def guests(home, digits, **changes):
+    sites = [Site(n, "test", home / n, str(digits / f"{n}.npz"), **changes) for n in LATE]
+    return Inside({site.name: Node(site) for site in sites})
+
+
+def visited(home, digits, transport=None, **wanted):
+    found = offer(home / "served", Wanted("r1", **wanted))
+    transport = transport or guests(home, digits)
+    return welcome(post(transport, found.text, home / "visit"), found, "v1", home / "visit")
+
+
+def trained(home, *methods, **changes):
+    wanted = fed.experiment(*methods, **changes)
+    fed.served(wanted, fed.inside(home / "nodes"), home / "served")
+    return wanted.methods[0].label
+
+
+def unlike():
+    """One method of each kind that newcomers to it differ in; all others go one of these ways."""
+    kinds = {}
+    for name, kind in METHODS.items():
+        method = kind()
+        if not kind.pooled:
+            way = (method.looks, method.grouped, method.welcomes, kind.starts_over, kind.tunes)
+            kinds.setdefault(way, name)
+    return [*kinds.values(), "fedfomo", "pfedhn"]  # a server that remembers every client
+
+
+@pytest.mark.parametrize("name", unlike())
+def test_newcomers_get_the_simulators_models(name, digits, tmp_path):
+    """Leaf by leaf and score by score."""
+    label = trained(tmp_path, name, sets=("evaluate.keep_globals=true",))
+    here = str(digits / "late.npz")
+    try:
+        content = adapt(tmp_path / "served", here, out=tmp_path / "simulated")
+    except MethodError as refusal:
+        with pytest.raises(MethodError) as told:
+            visited(tmp_path, digits)
+        assert str(told.value) == str(refusal)
+        return
+    found = visited(tmp_path, digits)
+    for key in ("label", "seed", "round", "met", "newcomers"):
+        assert found[key] == content[key], key
+    for name in LATE:
+        leaves = load_model(tmp_path / "simulated", label, 3, name)
+        own = stored(tmp_path / name).leaves
+        assert own.keys() == leaves.keys()
+        assert all(torch.equal(own[leaf], leaves[leaf]) for leaf in own)
+
+
+def test_a_newcomer_uses_its_model_and_the_run_stays_as_it_was(digits, tmp_path):
+    """Under masks too: a newcomer reports nothing, so even a node that insists on them comes."""
+    trained(tmp_path, "fedper", sets=("deploy.secure=true", "seeds=[2,3]"))
+    before = (tmp_path / "served" / "checkpoints" / "FedPer.safetensors").read_bytes()
+    found = visited(tmp_path, digits, guests(tmp_path, digits, secure=True), seed=3)
+    assert found["seed"] == 3
+    assert (tmp_path / "served" / "checkpoints" / "FedPer.safetensors").read_bytes() == before
+    own = stored(tmp_path / "late-1")
+    assert own.about.newcomer and own.clients == 4
+    rows = predict(own, digits / "late-1.npz", {})
+    held = np.load(digits / "late-1.npz")
+    assert rows.accuracy == np.mean(np.array(rows.classes, int) == held["y"])
+    with pytest.raises(ConfigError, match="--seed is 7, and the run has seeds 2, 3"):
+        visited(tmp_path, digits, seed=7)
+
+
+def test_the_network_of_a_mixed_run_is_chosen(digits, tmp_path):
+    toml = fed.TOML.replace('name = "federations:normed"', "each = { mlr = 2, dnn = 2 }")
+    trained(tmp_path, "feddf", toml=toml)
+    with pytest.raises(ConfigError, match=r"several networks; add --network mlr \| dnn"):
+        visited(tmp_path, digits)
+    visited(tmp_path, digits, network="dnn")
+    groups = fed.fused_models(tmp_path / "served", "FedDF")
+    own = stored(tmp_path / "late-0").leaves
+    assert all(torch.equal(own[leaf], groups[f"state.groups.1.0.{leaf}"]) for leaf in own) and own
+
+
+def test_newcomers_who_do_not_fit_are_told(digits, tmp_path):
+    trained(tmp_path, "fedavg")
+    np.savez(tmp_path / "late-0.npz", x=np.zeros((9, 20, 20), np.uint8), y=np.arange(9))
+    np.savez(tmp_path / "late-1.npz", x=np.zeros((9, 20, 20), np.uint8), y=np.arange(9))
+    with pytest.raises(DeployError, match="the run and late-0 differ in the shape of an example"):
+        visited(tmp_path, digits, guests(tmp_path / "small", tmp_path))
+    with pytest.raises(DeployError, match="site-1: its data is missing, cannot be read"):
+        visited(tmp_path, digits, fed.inside(tmp_path / "shares", 2))  # with --client
+    with pytest.raises(DataError, match="this server holds no run"):
+        offer(tmp_path / "elsewhere", Wanted("r9"))
