@@ -1,6 +1,7 @@
 """Print the rates that a choosing run prefers, as options of `idiolect run`.
 
 python scripts/chosen.py RUN_DIR...   # of one of experiments/combinations/choose-*.toml
+python scripts/chosen.py --setting inner_lr RUN_DIR...   # one setting, by the personal models
 
 Each by the mean over clients of validation accuracy: lr by the federated model, then tune_lr by the
 fine-tuned one that began at that lr, expert_lr by the local model. Runs that did not end (a rate
@@ -29,6 +30,12 @@ def options(methods: list[dict[str, Any]]) -> list[str]:
     return [f"--set training.{name}={value}" for name, value in found.items()]
 
 
+def option(methods: list[dict[str, Any]], setting: str) -> list[str]:
+    """Return what to set where one setting is chosen."""
+    best = max(methods, key=lambda one: _score(one, "personal"))
+    return [f"--set training.{setting}={best['settings'][setting]}"]
+
+
 def _score(method: dict[str, Any], model: str) -> float:
     """Average a model's validation accuracy over clients and seeds; a run that diverged is last."""
     seen = [client[model]["val_accuracy"] for s in method["seeds"] for client in s["clients"]]
@@ -37,7 +44,10 @@ def _score(method: dict[str, Any], model: str) -> float:
 
 
 if __name__ == "__main__":
-    paths = [Path(folder) / "result.json" for folder in sys.argv[1:]]
+    folders = sys.argv[1:]
+    setting = folders.pop(1) if folders[0] == "--setting" else ""
+    paths = [Path(folder) / "result.json" for folder in folders[bool(setting) :]]
     ended = [json.loads(path.read_text())["methods"] for path in paths if path.exists()]
-    if ended:
-        print(*options([method for methods in ended for method in methods.values()]))
+    found = [method for methods in ended for method in methods.values()]
+    if found:
+        print(*(option(found, setting) if setting else options(found)))

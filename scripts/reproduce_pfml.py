@@ -40,6 +40,8 @@ def collect(folders: list[str]) -> None:
     kept = json.loads(FIGURES.read_text())
     for place in folders:
         folder, _, name = place.partition("=")
+        if Path(folder).name.startswith("choose-"):
+            continue
         curves = _curves(Path(folder) / "metrics.parquet")
         for label, curve in curves.items():
             kept[name or Path(folder).name]["methods"][label]["curves"] = curve
@@ -95,6 +97,7 @@ def write() -> None:
         "table-1": _accuracy(kept, [name for name in ACCURACY if "cifar10" not in name]),
         "table-2": _accuracy(kept, [name for name in ACCURACY if "cifar10" in name]),
         "curves": _learning(kept),
+        "chosen": _chosen(kept),
     }
     for number, names in {
         3: ["pfml-synthetic-unequal"],
@@ -118,8 +121,31 @@ def _accuracy(kept: Kept, names: list[str]) -> list[str]:
         for name in names:
             cells += [kept.cell(name, label, model, "mean"), ""]
         rows.append([f"{title}, each client alike", *cells])
+    for title, label, model in ROWS[3:]:  # the other reading of who trains
+        cells = []
+        for name in names:
+            cells += [kept.cell(f"{name}-rest", label, model), ""]
+        rows.append([f"{title}, only the cohort trains", *cells])
     header = [text for name in names for text in (TITLES[name], "paper")]
     return table(["%", *header], rows)
+
+
+def _chosen(kept: Kept) -> list[str]:
+    """Return the validation accuracy of every inner rate that was tried."""
+    rates = ["0.001", "0.003", "0.01", "0.03", "0.1"]
+    rows = []
+    for name, title in TITLES.items():
+        choice = name.replace("pfml-", "choose-")
+        tried = kept.runs.get(choice, {}).get("methods", {})
+        if tried:
+            figures = {
+                rate: 100 * mean(found["models"]["personal"]["val_accuracy"])
+                for rate, found in tried.items()
+            }
+            best = max(figures, key=lambda rate: figures[rate])
+            cells = [f"{figures[rate]:.2f}" if rate in figures else "" for rate in rates]
+            rows.append([title, *cells, best])
+    return table(["validation accuracy of θ, %", *rates, "taken"], rows)
 
 
 def _sensitivity(kept: Kept, names: list[str]) -> list[str]:
