@@ -110,6 +110,35 @@ def inspect(
     print_picture(console(), federation, counts)
 
 
+@app.command()
+@guarded
+def words(
+    target: Annotated[
+        str, typer.Argument(help="A corpus: a source, or own text.", autocompletion=complete_source)
+    ],
+    out: Annotated[Path, typer.Option("--out", help="The file to write, a word a line.")],
+    size: Annotated[int, typer.Option(help="How many words at most.")] = 20_000,
+    text: Annotated[str | None, typer.Option(help="The column of own text.")] = None,
+    data_dir: Annotated[Path | None, DATA] = None,
+) -> None:
+    """List the most frequent words of a public corpus, for `data.text.words` of an experiment."""
+    from idiolect.checkpoint import write_whole
+    from idiolect.data import SOURCES, load, read
+    from idiolect.data.text import frequent_words
+    from idiolect.errors import DataError
+
+    if target in SOURCES:
+        dataset = load(target, data_dir)
+    else:
+        dataset = read(target, labelled=False, text=text or "text")
+    if not dataset.words:
+        raise DataError(f"{target} holds no text; give a corpus")
+    found = frequent_words(dataset, size)
+    write_whole(out, ("\n".join(found) + "\n").encode())
+    print(f"{len(found):,} words: {out}")
+    print("Whoever reads the list sees its words: make it from text that is public.")
+
+
 def _prepared(dataset: Any) -> dict[str, Any]:
     return {
         "examples": len(dataset),

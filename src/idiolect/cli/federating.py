@@ -130,6 +130,7 @@ def node(
     label: Annotated[str | None, typer.Option(help="The label column.")] = None,
     split_column: Annotated[str | None, typer.Option(help="The column of train or test.")] = None,
     size: Annotated[str | None, typer.Option(help="Width,height of a folder's images.")] = None,
+    text: Annotated[str | None, typer.Option(help="The column of words, where it is text.")] = None,
     public: Annotated[
         str | None, typer.Option(help="The public examples, where asked for.")
     ] = None,
@@ -150,7 +151,7 @@ def node(
     from idiolect.deploy.site import Site
 
     own = read(kit, "node")
-    given: dict[str, Any] = {"label": label, "split": split_column}
+    given: dict[str, Any] = {"label": label, "split": split_column, "text": text}
     given["size"] = None if size is None else numbers("--size", size, int, 2)
     if data not in SOURCES:
         data = str(_existing("--data", data, "this site's data"))

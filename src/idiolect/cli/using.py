@@ -21,6 +21,7 @@ def predict(
     seed: Annotated[int | None, _SEED] = None,
     label: Annotated[str | None, typer.Option(help="The label column, if there is one.")] = None,
     size: Annotated[str | None, typer.Option(help="Width,height of a folder's images.")] = None,
+    text: Annotated[str | None, typer.Option(help="The column of words, where it is text.")] = None,
     every: Annotated[
         bool, typer.Option("--probabilities", help="A column for each class's probability.")
     ] = False,
@@ -31,7 +32,7 @@ def predict(
     from idiolect.deploy import using
     from idiolect.deploy.models import home_of, stored
 
-    given: dict[str, Any] = {"label": label}
+    given: dict[str, Any] = {"label": label, "text": text}
     given["size"] = None if size is None else numbers("--size", size, int, 2)
     options = {key: value for key, value in given.items() if value is not None}
     model = stored(home_of(node), method, seed)

@@ -26,6 +26,7 @@ CODES = {
     "model": "it cannot build the network; its log says why",
     "data": "its data is missing, cannot be read or not be divided as asked; its log says why",
     "classes": "its labels do not fit the classes that the experiment declares",
+    "words": "its data is text, and the experiment has no [data.text] that numbers words alike",
     "open": "it takes part only under masks (it was started with --secure); set deploy.secure",
     "busy": "another process is working with its personal state",
     # About work.

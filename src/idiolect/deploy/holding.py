@@ -14,6 +14,7 @@ from idiolect.errors import DataError
 from idiolect.experiment.build import divided, federations, loaded, public_examples
 from idiolect.experiment.schema import Experiment
 from idiolect.experiment.visiting import source_of, visiting
+from idiolect.experiment.wordings import coded, reading
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,13 +108,16 @@ def _own(site: Site, text: str, place: int) -> Holding:
     path = str(Path(site.data).expanduser().resolve())
     experiment = visiting(text, source=path, options=site.options, public=site.public)
     data = experiment.data
-    dataset = loaded(data.source, data.options, site.data_dir)
-    if dataset.words:
+    dataset = loaded(data.source, reading(data), site.data_dir)
+    if dataset.words and data.text is None:
         raise Refused(
-            "data",
-            "text of a node's own: every node would number words by its own vocabulary; use a "
-            "named corpus with --client, or code the words beforehand, alike on all nodes",
+            "words",
+            "the experiment does not say how words are numbered, so every node would number its "
+            "own; add [data.text] with words to the experiment",
         )
+    dataset = coded(dataset, data.text)
+    if dataset.sequential:
+        return _held(site, experiment, dataset, place)
     if data.classes is None:
         raise Refused(
             "classes",
@@ -129,7 +133,14 @@ def _own(site: Site, text: str, place: int) -> Holding:
         fixed = fixed_decoding(dataset, data.normalise)
         seen = moments(dataset, data.normalise) if fixed is None else None
         dataset = dataset if fixed is None else fixed
-    public = None
+    return _held(site, experiment, dataset, place, seen)
+
+
+def _held(
+    site: Site, experiment: Experiment, dataset: Dataset, place: int, seen: Moments | None = None
+) -> Holding:
+    """Make one client of all rows, with the public examples beside them."""
+    data, public = experiment.data, None
     if data.public is not None:
         public = public_examples(data.public, data, dataset, site.data_dir)
     one = np.zeros(len(dataset), np.int64)

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from idiolect.data.text import SPECIAL
 from idiolect.deploy import prints
 from idiolect.deploy.hub import Hub
 from idiolect.deploy.post import Post
@@ -26,7 +27,7 @@ from idiolect.experiment.adapt import (
 from idiolect.experiment.execute import written
 from idiolect.experiment.methods import made
 from idiolect.experiment.networks import networks
-from idiolect.experiment.schema import Deployment, Experiment, MethodTable
+from idiolect.experiment.schema import Deployment, Experiment, MethodTable, Text
 from idiolect.experiment.visiting import visiting
 from idiolect.results import document
 from idiolect.results.document import Document
@@ -72,7 +73,11 @@ def offer(folder: Path, wanted: Wanted) -> Offer:
     model = Model(clients, dataclasses.replace(first, features=digest))
     one = with_one_network(experiment, wanted.network)
     classes = None if first.form.sequential else tuple(first.form.classes)
-    unscaled = one.data.model_copy(update={"classes": classes, "normalise": None})
+    text = one.data.text
+    if text is None and first.form.words:  # then a newcomer's words are numbered as the run's were
+        own = tuple(first.form.words[len(SPECIAL) :])
+        text = Text(words=own, length=first.form.shape[0], next_word=first.form.sequential)
+    unscaled = one.data.model_copy(update={"classes": classes, "normalise": None, "text": text})
     patience = {key: getattr(one.deploy, key) for key in _KEPT}
     told = one.model_copy(
         update={

@@ -14,6 +14,7 @@ from idiolect import checkpoint, tree
 from idiolect.data import Dataset, read
 from idiolect.data.dataset import with_classes
 from idiolect.data.own.codes import UNLABELLED
+from idiolect.data.text import PAD, encoded_as
 from idiolect.deploy.models import Stored
 from idiolect.errors import ConfigError, DataError, DeployError
 from idiolect.experiment.methods import made
@@ -78,36 +79,48 @@ class Predictions(NamedTuple):
 
 
 def predict(stored: Stored, data: str | Path, options: Mapping[str, Any]) -> Predictions:
-    """Predict every row of a file; where it has labels, say how often they are met."""
-    if stored.form.words:
-        raise DataError(
-            "a model of text predicts what is coded as its corpus is; use "
-            "idiolect.deploy.using.Personal from Python"
-        )
+    """Predict every row of a file; where it has labels, say how often they are met.
+
+    A model of the next word predicts the one after the last of each row.
+    """
     dataset, labelled = _dataset(stored, data, options)
     model = Personal(stored).eval()
-    parts = []
+    shares, right, seen = [], 0, 0
     with torch.no_grad():
         for start in range(0, len(dataset), _ROWS):
-            x = torch.from_numpy(np.array(dataset.x[start : start + _ROWS]))
-            parts.append(model(x).softmax(1).numpy())
-    shares = np.concatenate(parts)
-    chosen = shares.argmax(1)
-    accuracy = float((chosen == dataset.y).mean()) if labelled else None
-    return Predictions([stored.form.classes[n] for n in chosen], shares, accuracy)
+            rows = slice(start, start + _ROWS)
+            x, y = (np.array(part[rows]) for part in (dataset.x, dataset.y))
+            logits = model(torch.from_numpy(x)).numpy()
+            right += int((logits.argmax(-1) == y).sum())
+            seen += int((y >= 0).sum())
+            if stored.form.sequential:
+                last = np.maximum((x != PAD).sum(1) - 1, 0)
+                logits = logits[np.arange(len(x)), last]
+            shares.append(torch.from_numpy(logits).softmax(1).numpy())
+    joined = np.concatenate(shares)
+    chosen = [stored.form.classes[n] for n in joined.argmax(1)]
+    return Predictions(chosen, joined, right / seen if labelled and seen else None)
 
 
 def _dataset(stored: Stored, data: str | Path, options: Mapping[str, Any]) -> tuple[Dataset, bool]:
     """Read rows, with their labels if they have any that the model knows."""
-    dataset = read(data, labelled=False, **options)
     form = stored.form
+    if form.words:
+        own = {"length": form.shape[0], "next_word": form.sequential}
+        dataset = read(data, labelled=False, **{**options, **own})
+        if not dataset.words:
+            raise DataError(f"{dataset.name} holds no text, and the model reads text")
+        dataset = encoded_as(dataset, tuple(form.words))
+    else:
+        dataset = read(data, labelled=False, **options)
     if list(dataset.x.shape[1:]) != form.shape or str(dataset.x.dtype) != form.dtype:
         raise DataError(
             f"examples of {dataset.name} are {dataset.x.dtype} {dataset.x.shape[1:]} and the "
             f"model's {form.dtype} {tuple(form.shape)}; bring them to that form"
         )
-    unlabelled = dataset.classes == (UNLABELLED,)
-    if unlabelled:
+    if dataset.sequential:
+        return dataset, True
+    if dataset.classes == (UNLABELLED,):
         return dataset, False
     return with_classes(dataset, tuple(form.classes), "the model"), True
 

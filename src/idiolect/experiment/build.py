@@ -1,6 +1,7 @@
 """From a complete experiment to the objects that run it."""
 
 from collections.abc import Mapping, Sequence
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,6 +27,7 @@ from idiolect.experiment.attacks import Wrap, attacked, with_common
 from idiolect.experiment.methods import made as made_method
 from idiolect.experiment.networks import architectures
 from idiolect.experiment.schema import Data, Experiment, MethodTable, Named, Public
+from idiolect.experiment.wordings import coded, reading
 from idiolect.experiment.words import meant
 from idiolect.runner.job import Evaluate, Job
 from idiolect.simulate.architecture import Architecture
@@ -49,10 +51,11 @@ def _sourced(
     data: Data, data_dir: Path | None, known: dict[str, Dataset]
 ) -> tuple[Dataset, Dataset | None]:
     """Load private and public examples; `known` keeps what was loaded."""
-    key = repr((data.source, sorted(data.options.items()), data.normalise))
+    options = reading(data)
+    key = repr((data.source, sorted(options.items()), data.normalise))
     if key not in known:
-        known[key] = loaded(data.source, data.options, data_dir, data.normalise)
-    dataset = known[key]
+        known[key] = loaded(data.source, options, data_dir, data.normalise)
+    dataset = coded(known[key], data.text)
     if data.classes is not None:
         dataset = with_classes(dataset, data.classes, "the experiment")
     if data.public is None:
@@ -228,7 +231,7 @@ def loaded(
 def public_examples(public: Public, data: Data, private: Dataset, data_dir: Path | None) -> Dataset:
     """Draw the public examples, the same for all seeds: they stand for a published set."""
     dataset = loaded(public.source, public.options, data_dir)
-    dataset = rows_of(dataset, _drawn(public, data, dataset))
+    dataset = coded(rows_of(dataset, _drawn(public, data, dataset)), data.text)
     dataset = alike(dataset, tuple(private.x.shape[1:]), private.name)
     return normalised(dataset, data.normalise) if data.normalise else dataset
 
@@ -282,4 +285,8 @@ def _described(data: Data) -> dict[str, Any]:
     """Describe the data for a checkpoint; of an own file only the name, for it may be moved."""
     described = data.model_dump(exclude_none=True)
     described["source"] = Path(data.source).name
+    if data.text is not None and not isinstance(data.text.words, int):
+        # Thousands of words; what tells them apart is enough.
+        told = sha256("\n".join(data.text.words).encode()).hexdigest()
+        described["text"] = {**described["text"], "words": told}
     return described

@@ -8,6 +8,7 @@ from pydantic import BaseModel
 
 from idiolect.data import PARTITIONS, SOURCES, read
 from idiolect.errors import ConfigError, DataError, IdiolectError
+from idiolect.experiment import wordings
 from idiolect.experiment.attacks import complete
 from idiolect.experiment.checked import checked, everything, signature_model
 from idiolect.experiment.methods import aggregate, form, made, values
@@ -67,7 +68,11 @@ def _data(data: D, where: str, base: Path, key: str) -> D:
     if public is not None:
         name, public_options = _source(public.source, public.options, where, base, f"{key}.public")
         public = public.model_copy(update={"source": name, "options": public_options})
-    found = {"source": source, "options": options, "partition": partition, "public": public}
+    found: dict[str, Any] = {"source": source, "options": options, "partition": partition}
+    found["public"] = public
+    if data.text is not None and isinstance(data.text.words, str):
+        words = wordings.listed(base / Path(data.text.words).expanduser(), f"{where}: {key}.text")
+        found["text"] = data.text.model_copy(update={"words": words})
     return data.model_copy(update=found)
 
 

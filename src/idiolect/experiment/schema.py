@@ -42,6 +42,24 @@ class Public(BaseModel):
     options: dict[str, Any] = {}
 
 
+class Text(BaseModel):
+    """How those who hold different texts read them alike."""
+
+    model_config = STRICT
+
+    # A file with a word a line, the words themselves, or to how many numbers words are hashed.
+    words: int | str | tuple[str, ...]
+    length: Whole = 0  # words in an example of own text; 0: 200, or 20 for the next word
+    next_word: bool = False  # own text has no labels but the words
+
+    @field_validator("words")
+    @classmethod
+    def _some(cls, words: int | str | tuple[str, ...]) -> int | str | tuple[str, ...]:
+        if isinstance(words, int) and words < 8:
+            raise ValueError(f"{words} is too few numbers to hash words to; expected 8 or more")
+        return words
+
+
 class Data(BaseModel):
     """Where examples come from and who holds them."""
 
@@ -61,6 +79,7 @@ class Data(BaseModel):
     drop: bool = False
     seed: Whole | None = None  # absent: each run's own seed
     public: Public | None = None
+    text: Text | None = None  # absent: words are numbered by the training rows of everyone
     # Score on the source's test file too, or on so many of its rows, weighed by a client's classes.
     common_test: bool | Count = False
 

@@ -16,6 +16,7 @@ from idiolect.simulate.crew import Call, Crew
 from idiolect.simulate.groups import server_member
 from idiolect.simulate.pools import Library
 from idiolect.simulate.store import Store
+from idiolect.simulate.work import Fuse
 from idiolect.tree import Tree
 
 
@@ -68,10 +69,5 @@ class Serving:
 
     def fuse(self, state: Tree, round: int) -> None:
         """Train what is kept on the public examples."""
-        method = self._method
-
-        def fuse(sent: Sent, personal: Tree, local: Local, exam: Local) -> Tree:
-            return method.fuse(sent.group, sent.shared, local)
-
         self._crew.groups = [self.group]
-        (self.group,) = self._crew.serve(fuse, [self._member], [state], round)
+        (self.group,) = self._crew.serve(Fuse(self._method), [self._member], [state], round)

@@ -48,7 +48,7 @@ def read_table(
     if texts is not None and reading.next_word:
         return written(path, _streams(texts, clients, origin), reading)
     if texts is not None:
-        labels = _values(path, table, label)
+        labels = _values(path, table, label) if label in names else np.full(len(texts), UNLABELLED)
         return labelled(path, texts, labels, clients, origin, reading, "table")
     special = {label, client, split}
     picture = image_column(table.schema) if path.suffix == ".parquet" else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -36,16 +37,47 @@ def encoded(dataset: Dataset, train: Sequence[Rows]) -> Dataset:
 
 
 def encoded_as(dataset: Dataset, words: tuple[str, ...]) -> Dataset:
-    """Code text by a given vocabulary, that of a run say."""
+    """Code text by a given vocabulary, that of a run say, or one of numbers that words hash to."""
     if words[: len(SPECIAL)] != SPECIAL:
         raise DataError(f"a vocabulary begins with {', '.join(SPECIAL)}; got {words[:4]}")
-    place = {word: code for code, word in enumerate(words)}
-    table = np.array([place.get(word, UNK) for word in dataset.words], np.int32)
+    if hashed(words):
+        spare = len(words) - len(SPECIAL)
+        others = [_number(word, spare) for word in dataset.words[len(SPECIAL) :]]
+        table = np.array([*range(len(SPECIAL)), *others], np.int32)
+    else:
+        place = {word: code for code, word in enumerate(words)}
+        table = np.array([place.get(word, UNK) for word in dataset.words], np.int32)
     coded = replace(dataset, x=table[dataset.x], words=words, vocabulary=0)
     if not dataset.sequential:
         return coded
     y = np.where(dataset.y < 0, np.int32(-1), table[dataset.y])
     return replace(coded, y=y, classes=words)
+
+
+def hashed_words(size: int) -> tuple[str, ...]:
+    """Return a vocabulary of so many entries that nobody has to know a word for.
+
+    A word's entry follows from its letters alone, so those who hold different texts number words
+    alike without telling each other any. Words that fall on one entry are one to a network.
+    """
+    return (*SPECIAL, *(f"<#{n}>" for n in range(size - len(SPECIAL))))
+
+
+def hashed(words: Sequence[str]) -> bool:
+    """Say whether a vocabulary is one of numbers."""
+    return len(words) > len(SPECIAL) and words[len(SPECIAL)] == "<#0>"
+
+
+def _number(word: str, spare: int) -> int:
+    digest = hashlib.sha256(word.encode()).digest()
+    return len(SPECIAL) + int.from_bytes(digest[:8], "big") % spare
+
+
+def frequent_words(dataset: Dataset, size: int) -> list[str]:
+    """List the most frequent words of a whole corpus, for others to number theirs by."""
+    whole = replace(dataset, vocabulary=size + len(SPECIAL))
+    chosen = encoded(whole, [np.arange(len(dataset))]).words[len(SPECIAL) :]
+    return [word for word in chosen if not word.startswith("<unused ")]
 
 
 def _tokens(dataset: Dataset, rows: Rows) -> AnyArray:
