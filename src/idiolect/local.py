@@ -308,8 +308,8 @@ class Local:
         parts = [fn(now) for now in self._batches(plan, training=False)]
         return torch.cat(parts)[: plan.longest]
 
-    def each(self, fn: Callable[..., Tree], *rows: Tensor) -> Tree:
-        """Apply fn to each row of the given tensors and stack the results; all see equal batches.
+    def each(self, fn: Callable[..., Tree], *rows: Tree) -> Tree:
+        """Apply fn to each row of the given stacks and stack the results; all see equal batches.
 
         Vectorised backends do all rows at once, the sequential one does them in turn.
         """
@@ -317,9 +317,9 @@ class Local:
         if self._stacked:
             return torch.vmap(fn, randomness="different")(*rows)
         results = []
-        for row in zip(*rows, strict=True):
+        for place in range(len(tree.leaves(rows)[0])):
             self._calls = calls
-            results.append(fn(*row))
+            results.append(fn(*tree.map(lambda leaf, n=place: leaf[n], rows)))
         return tree.stack(results)
 
     def alike(self, *works: Callable[[], Tree]) -> list[Tree]:

@@ -6,6 +6,7 @@ nothing else; personal state never reaches `server_step`.
 """
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -244,6 +245,10 @@ class Method:
         """Return scalars worth telling about one client's outcome, such as what it chose."""
         return {}
 
+    def reason(self, facts: Mapping[str, Any]) -> str:
+        """Say in words what one client's facts, as plain numbers, amount to: what, and why."""
+        return ""
+
     @property
     def grouped(self) -> bool:
         """Whether the server keeps something for each architecture."""
@@ -279,7 +284,7 @@ class Method:
 
     # What most client steps are made of.
 
-    def rule(self, local: Local, lr: float | None = None) -> optim.Optimiser:
+    def rule(self, local: Local, lr: float | Tensor | None = None) -> optim.Optimiser:
         """Return the local optimiser at this round's learning rate, or at a rate of its own."""
         rate: float | Tensor = self.lr if lr is None else lr
         if lr is None and self.schedule != "constant":

@@ -4,6 +4,7 @@
 """
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -160,6 +161,10 @@ class Wrapper(Method):
     def facts(self, deployed: Tree) -> dict[str, Tensor]:
         """Hand on."""
         return self.base.facts(deployed)
+
+    def reason(self, facts: Mapping[str, Any]) -> str:
+        """Hand on."""
+        return self.base.reason(facts)
 
     def trace(self, state: Tree) -> dict[str, Tensor]:
         """Hand on."""

@@ -34,6 +34,7 @@ def print_result(screen: Console, content: Document, beside: Mapping[str, Sequen
     names, columns = per_client(content)
     if len(names) <= _MOST_CLIENTS:
         print_clients(screen, names, columns, beside)
+        print_reasons(screen, content)
     print_summary(screen, content)
 
 
@@ -61,6 +62,17 @@ def print_clients(
     theirs = [f"{sum(values) / len(values):.1f}" for values in beside.values()]
     table.add_row("mean", *means, *theirs, style="bold")
     screen.print(table)
+
+
+def print_reasons(screen: Console, content: Document) -> None:
+    """Print what each client chose and why, under the first seed, where a method says so."""
+    for label, method in content["methods"].items():
+        first = method["seeds"][0]
+        told = {one["client"]: one["reason"] for one in first["clients"] if one.get("reason")}
+        if told:
+            screen.print(f"What {label} chose, seed {first['seed']}, on validation data:")
+            for name, reason in told.items():
+                screen.print(f"  {name}: {reason}", markup=False, soft_wrap=True)
 
 
 def print_summary(screen: Console, content: Document) -> None:
@@ -175,6 +187,9 @@ def print_newcomers(screen: Console, content: Document) -> None:
         sizes = [str(one[part]) for part in ("train", "val", "test")]
         table.add_row(one["client"], *sizes, *scores, *chosen)
     screen.print(table)
+    for one in content["newcomers"]:
+        if one.get("reason"):
+            screen.print(f"  {one['client']}: {one['reason']}", markup=False, soft_wrap=True)
 
 
 def _pair(pair: Mapping[str, Any] | None) -> str:

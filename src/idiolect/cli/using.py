@@ -43,6 +43,8 @@ def predict(
     else:
         write_whole(out, text.encode())
         print(f"{len(found.classes)} predictions: {out}")
+    if model.about.reason:
+        typer.echo(f"this node's model: {model.about.reason}", err=out is None)
     if found.accuracy is not None:
         typer.echo(f"accuracy on the labels given: {100 * found.accuracy:.2f} %", err=out is None)
 

@@ -28,6 +28,7 @@ class About(NamedTuple):
     client: int
     experiment: str  # as TOML
     newcomer: bool = False  # adapted to a run that was over
+    reason: str = ""  # what the method chose for this client, and why, in words
 
 
 class Stored(NamedTuple):

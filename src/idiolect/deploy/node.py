@@ -227,6 +227,9 @@ class Node:
         sent = self._sent(alone, message)
         marks, facts, kept = alone.judge(sent, round, tested=tested, flags=flags)
         if "keep" in flags:
+            reason = alone.method.reason(tree.map(lambda leaf: leaf.cpu().numpy(), facts))
+            if reason:
+                log.info("%s, seed %d, chose: %s", head["label"], head["seed"], reason)
             about = models.About(
                 opened.run,
                 head["label"],
@@ -235,6 +238,7 @@ class Node:
                 opened.holding.client,
                 opened.text,
                 opened.newcomer,
+                reason,
             )
             held = opened.holding.federations[opened.holding.experiment.seeds.index(head["seed"])]
             models.keep(self._site.home, about, held, opened.clients, kept)

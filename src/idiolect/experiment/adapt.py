@@ -18,6 +18,7 @@ from idiolect.experiment.reading import read_toml
 from idiolect.experiment.resolve import completed
 from idiolect.experiment.schema import Experiment, MethodTable, Network
 from idiolect.experiment.words import meant
+from idiolect.method import Method
 from idiolect.results import scaling
 from idiolect.results.document import Document, plain, versions
 from idiolect.results.models import folder_name, save_models
@@ -142,6 +143,7 @@ def laid_out(
     found: Adapted,
 ) -> Document:
     """Lay out what was found; `sizes` are each newcomer's training, validation and test rows."""
+    method = made(table)
     content: Document = {
         "run": experiment.name,
         "method": table.name,
@@ -153,12 +155,13 @@ def laid_out(
         "notices": found.notices,
         "data": dict(about),
         "newcomers": [
-            _newcomer(names[place], sizes[place], found, place) for place in range(len(names))
+            _newcomer(names[place], sizes[place], found, place, method)
+            for place in range(len(names))
         ],
         "versions": versions(),
     }
-    made: Document = plain(content)
-    return made
+    laid: Document = plain(content)
+    return laid
 
 
 def write_findings(folder: Path, content: Document) -> None:
@@ -168,8 +171,12 @@ def write_findings(folder: Path, content: Document) -> None:
     write_whole(folder / name, text.encode())
 
 
-def _newcomer(name: str, sizes: Sequence[int], found: Adapted, place: int) -> Document:
+def _newcomer(
+    name: str, sizes: Sequence[int], found: Adapted, place: int, method: Method
+) -> Document:
     verdict = found.verdict
+    facts = {fact: values[place] for fact, values in verdict.facts.items()}
+    reason = method.reason(facts)
     return {
         "client": name,
         "train": sizes[0],
@@ -179,5 +186,6 @@ def _newcomer(name: str, sizes: Sequence[int], found: Adapted, place: int) -> Do
             model: {metric: values[place] for metric, values in metrics.items()}
             for model, metrics in verdict.scores.items()
         },
-        "facts": {name: values[place] for name, values in verdict.facts.items()},
+        "facts": facts,
+        **({"reason": reason} if reason else {}),
     }

@@ -11,6 +11,7 @@ Algorithm 1. Readings where the paper is silent or contradicts itself:
 - the teacher is a constant in evaluation mode; every student starts from it.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any, ClassVar, NamedTuple
@@ -91,16 +92,11 @@ class PersFL(FedAvg):
         stays, unless weight decay moves it. T means nothing there; its first value stands for all.
         """
         idle = (0.0,) if self.weight_decay else (0.0, 1.0)
-        return [
-            (share, temperature)
-            for share, temperature in product(self.shares, self.temperatures)
-            if share not in idle or temperature == self.temperatures[0]
-        ]
+        return grid(self.shares, self.temperatures, idle)
 
     def init_personal(self, setup: Setup) -> Teacher:
         """Start with no teacher."""
-        nothing = setup.sizes.new_full((), float("inf"))
-        return Teacher(setup.params, nothing, torch.zeros_like(nothing))
+        return no_teacher(setup)
 
     def client_step(self, sent: Sent, personal: Teacher, local: Local) -> tuple[Report, Teacher]:
         """Stage 1: judge the received model, then train it as FedAvg does."""
@@ -110,12 +106,7 @@ class PersFL(FedAvg):
 
     def meet(self, sent: Sent, personal: Teacher, local: Local) -> Teacher:
         """Keep the received model if its validation loss is lower than any before."""
-        loss = local.mean(lambda batch: local.loss(sent.shared, batch))
-        # Without validation data the loss is NaN and nothing can be judged: the newest serves.
-        blind = loss.isnan()
-        met = Teacher(sent.shared, torch.where(blind, personal.loss, loss), local.round)
-        kept: Teacher = tree.where(blind | (loss < personal.loss), met, personal)
-        return kept
+        return better(sent.shared, personal, local)
 
     def deploy(self, sent: Sent, personal: Teacher, local: Local) -> Student:
         """Stage 2: distil the teacher at every λ and T, keep the best on validation data."""
@@ -184,3 +175,30 @@ class PersFL(FedAvg):
         order = torch.arange(lost.shape[0], device=lost.device)
         none = torch.full_like(order, lost.shape[0])
         return torch.where(lost == lost.min(), order, none).min()
+
+
+def grid(
+    shares: Sequence[float], temperatures: Sequence[float], idle: Sequence[float]
+) -> list[tuple[float, float]]:
+    """Return the cells in order; at `idle` shares T means nothing, and its first stands for all."""
+    return [
+        (share, temperature)
+        for share, temperature in product(shares, temperatures)
+        if share not in idle or temperature == temperatures[0]
+    ]
+
+
+def no_teacher(setup: Setup) -> Teacher:
+    """Return the initial model, which any other is better than."""
+    nothing = setup.sizes.new_full((), float("inf"))
+    return Teacher(setup.params, nothing, torch.zeros_like(nothing))
+
+
+def better(received: Params, teacher: Teacher, local: Local) -> Teacher:
+    """Return the received model as the teacher if its validation loss is lower, else the old."""
+    loss = local.mean(lambda batch: local.loss(received, batch))
+    # Without validation data the loss is NaN and nothing can be judged: the newest serves.
+    blind = loss.isnan()
+    met = Teacher(received, torch.where(blind, teacher.loss, loss), local.round)
+    kept: Teacher = tree.where(blind | (loss < teacher.loss), met, teacher)
+    return kept

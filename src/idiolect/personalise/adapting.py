@@ -37,7 +37,7 @@ class Terms(NamedTuple):
     """Weights of what is added to the cross-entropy; None leaves a term out altogether."""
 
     kd: float | Tensor | None = None  # α
-    temperature: float = 1.0  # T
+    temperature: float | Tensor = 1.0  # T
     ewc: float | Tensor | None = None  # λ
 
 

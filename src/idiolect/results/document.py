@@ -155,6 +155,7 @@ def _client(outcome: Outcome, place: int, client: int) -> Document:
         "test": members.test[client],
         **models,
         "facts": {name: values[place, client] for name, values in outcome.facts.items()},
+        **({"reason": outcome.reasons[place][client]} if outcome.reasons else {}),
     }
 
 

@@ -23,6 +23,7 @@ def of_seeds(outcome: Outcome, seeds: Sequence[int]) -> Outcome:
         curves={key: values[:, places] for key, values in outcome.curves.items()},
         final={key: values[places] for key, values in outcome.final.items()},
         facts={key: values[places] for key, values in outcome.facts.items()},
+        reasons=tuple(outcome.reasons[place] for place in places) if outcome.reasons else (),
         speed=outcome.speed.share(len(places) / len(held)),
     )
 
@@ -41,6 +42,7 @@ def joined(outcomes: Sequence[Outcome], seeds: Sequence[int]) -> Outcome:
         curves=_together(outcomes, lambda one: one.curves, axis=1),
         final=_together(outcomes, lambda one: one.final, axis=0),
         facts=_together(outcomes, lambda one: one.facts, axis=0),
+        reasons=tuple(own for one in outcomes for own in one.reasons),
         speed=Speed(
             sum(one.speed.examples for one in outcomes),
             sum(one.speed.train_seconds for one in outcomes),

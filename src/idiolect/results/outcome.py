@@ -73,6 +73,7 @@ class Outcome:
     watched: tuple[NDArray[Any], ...] = ()  # per seed the clients curves are of; empty: all
     scored: tuple[NDArray[Any], ...] = ()  # per seed those with a final score, others have NaN
     left_out: tuple[Mapping[str, int], ...] = ()  # per seed: client -> rounds it was left out of
+    reasons: tuple[tuple[str, ...], ...] = ()  # per seed: each client's facts in words; or none
 
     @property
     def models(self) -> list[str]:

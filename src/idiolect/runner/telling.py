@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from idiolect.results.outcome import Scores
+from idiolect.method import Method
+from idiolect.results.outcome import Members, Scores
 from idiolect.runner.course import Course, Rounds
 from idiolect.runner.job import planned
 from idiolect.runner.memory import Memory
@@ -44,6 +45,20 @@ def strangers(job: Course, simulation: Rounds) -> list[str]:
                 "state they started with"
             )
     return told
+
+
+def reasons(
+    method: Method, facts: Mapping[str, np.ndarray], members: Sequence[Members]
+) -> tuple[tuple[str, ...], ...]:
+    """Put every client's facts into words; () where the method has none to say."""
+    told = tuple(
+        tuple(
+            method.reason({name: values[place, client] for name, values in facts.items()})
+            for client in range(len(own.names))
+        )
+        for place, own in enumerate(members)
+    )
+    return told if facts and any(map(any, told)) else ()
 
 
 def models(job: Course, simulation: Rounds) -> list[str]:

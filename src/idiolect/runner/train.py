@@ -363,6 +363,7 @@ def _outcome(job: Course, memory: Memory) -> Outcome:
         watched=tuple(sampled.watched(job) or ()),
         scored=tuple(sampled.tested(job) or ()),
         facts=dict(memory.facts),
+        reasons=telling.reasons(job.method, memory.facts, job.members),
         wire=memory.wire,
         speed=memory.speed,
         notices=memory.notices,

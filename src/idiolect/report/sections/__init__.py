@@ -3,6 +3,7 @@
 from idiolect.report.material import Material
 from idiolect.report.section import Section
 from idiolect.report.sections import (
+    choices,
     clients,
     coefficients,
     curves,
@@ -20,6 +21,7 @@ _PARTS = (
     headline,
     differences,
     clients,
+    choices,
     curves,
     fairness,
     traffic,
