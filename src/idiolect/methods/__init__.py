@@ -23,6 +23,7 @@ from idiolect.methods.persfl import PersFL
 from idiolect.methods.pfedhn import PFedHN
 from idiolect.methods.pfedme import PFedMe
 from idiolect.methods.pfml import PFML
+from idiolect.methods.portfolio import Portfolio
 from idiolect.methods.simpfl import SimPFL, TopKPFL
 
 METHODS: dict[str, type[Method]] = {
@@ -52,6 +53,7 @@ METHODS: dict[str, type[Method]] = {
     "pfedhn": PFedHN,
     "ditto": Ditto,
     "apfl": APFL,
+    "portfolio": Portfolio,
 }
 
 __all__ = [
@@ -80,6 +82,7 @@ __all__ = [
     "PFedMe",
     "PerFedAvg",
     "PersFL",
+    "Portfolio",
     "SimPFL",
     "TopKPFL",
 ]

@@ -1,0 +1,305 @@
+"""Portfolio: each client's own mixture of what personalisation offers, never below it alone.
+
+The rounds are FedAvg's, and so is what crosses the network. Beside them a client trains a model on
+its own data only, as `local` does, and keeps the best global model it met, as PersFL does. After
+the rounds it trains candidates, those that start alike as rows of one stack: PersFL's grid from its
+best teacher; all layers (FT) or the last (FB) of the final global model, plain, held by
+distillation (KD) or by elastic weights (EWC). `personalise.choosing` makes one model of them on
+validation data. A mixture with the local model is the MoE of Pye and Yu (2021).
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from idiolect import tree
+from idiolect.errors import ConfigError
+from idiolect.local import Local
+from idiolect.method import Report, Sent, Setup, setting
+from idiolect.methods.fedavg import FedAvg
+from idiolect.methods.persfl import Teacher, better, grid, no_teacher
+from idiolect.personalise import choosing
+from idiolect.personalise.adapting import Course, Ground, Terms, adapted, chosen, fisher
+from idiolect.personalise.choosing import Blend
+from idiolect.tree import Params, Tree
+
+WORDS = {
+    "local": "local model",
+    "global": "global model",
+    "teacher": "best global model met",
+    "persfl": "PersFL student",
+    "ft": "fine-tuned model",
+    "ft+kd": "fine-tuned model with distillation",
+    "ft+ewc": "fine-tuned model with elastic weights",
+    "fb": "fine-tuned head",
+    "fb+kd": "fine-tuned head with distillation",
+    "fb+ewc": "fine-tuned head with elastic weights",
+}
+KINDS = tuple(WORDS)
+
+
+class Kept(NamedTuple):
+    """What a client keeps between rounds; () for what no candidate needs."""
+
+    teacher: Teacher | tuple[()]
+    alone: Params | tuple[()]  # trained on its own data only
+
+
+class Trial(NamedTuple):
+    """The terms of one candidate's training."""
+
+    name: str
+    share: float = 0.0  # α or λ: of the distillation
+    temperature: float = 1.0  # T
+    ewc: float = 0.0  # λ: of the elastic weights
+    pace: float = 1.0  # factor of the learning rate
+
+
+class Settled(NamedTuple):
+    """A client's model, its candidates, and how they did on validation data."""
+
+    personal: Blend
+    candidates: Params  # [candidate, ...]
+    weights: Tensor  # [candidate] in the mixture
+    accuracies: Tensor  # [candidate]
+    accuracy: Tensor  # of the mixture
+
+
+@dataclass(frozen=True, kw_only=True)
+class Portfolio(FedAvg):
+    """FedAvg, then at each client a mixture of candidates that its validation data choose."""
+
+    title: ClassVar[str] = "Portfolio"
+    paper: ClassVar[str] = "none: ours, of the parts of PersFL and of Pye and Yu 2021"
+    tunes: ClassVar[bool] = True
+    presets: ClassVar[dict[str, dict[str, Any]]] = {
+        "whole-grid": {"temperatures": (1.0, 5.0, 25.0)}
+    }
+
+    candidates: tuple[str, ...] = setting(
+        KINDS, "what a client may choose from; without `local` nothing is promised", choices=KINDS
+    )
+    shares: tuple[float, ...] = setting(
+        (0.0, 0.25, 0.5, 0.75), "shares of PersFL's soft loss (λ)", least=0, most=1, deploy=True
+    )
+    temperatures: tuple[float, ...] = setting(
+        (5.0,), "temperatures of PersFL's grid (T)", above=0, deploy=True
+    )
+    tune_epochs: int = setting(
+        10, "passes in which a client trains its candidates", least=1, deploy=True
+    )
+    tune_lr: float = setting(0.01, "learning rate of that training", above=0, deploy=True)
+    paces: tuple[float, ...] = setting(
+        (1.0, 5.0), "factors of that rate which plain FT and FB try", above=0, deploy=True
+    )
+    fb_layers: int = setting(1, "how many last layers FB trains", least=1, deploy=True)
+    kd_weight: float = setting(0.5, "share of KD's soft loss (α)", least=0, most=1, deploy=True)
+    kd_temperature: float = setting(6.0, "temperature of KD (T)", above=0, deploy=True)
+    ewc_weight: float = setting(5.0, "strength of EWC's hold (λ)", least=0, deploy=True)
+    members: int = setting(5, "most candidates in a mixture; 1: a single one", least=1, deploy=True)
+    caution: float = setting(
+        10.0, "validation examples that an average of all counts as", above=0, deploy=True
+    )
+    margin: float = setting(
+        1.0,
+        "standard errors by which a mixture must be more likely than the local model",
+        least=0,
+        deploy=True,
+    )
+    keep_candidates: bool = setting(False, "score every candidate at the end", deploy=True)
+    newcomer_epochs: int = setting(
+        20, "passes in which a newcomer trains its local model", least=1, deploy=True
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if len(set(self.candidates)) < len(self.candidates):
+            raise ConfigError(
+                f"Portfolio: candidates are {', '.join(self.candidates)}, expected each once"
+            )
+
+    # What there is to choose from, always in the same order.
+
+    @property
+    def cells(self) -> list[Trial]:
+        """PersFL's grid; its λ = 1 is the teacher as it is, and a candidate without training."""
+        pairs = grid(self.shares, self.temperatures, (0.0,))
+        return [Trial(f"λ={share:g} T={t:g}", share, t) for share, t in pairs if share < 1]
+
+    def holds(self, trains: str) -> list[Trial]:
+        """FT's or FB's trainings, as far as they are wanted."""
+        plain = [Trial(trains if p == 1 else f"{trains} ×{p:g}", pace=p) for p in self.paces]
+        held = [
+            Trial(f"{trains}+kd", self.kd_weight, self.kd_temperature),
+            Trial(f"{trains}+ewc", ewc=self.ewc_weight),
+        ]
+        wanted = [trial for trial in held if trial.name in self.candidates]
+        return [*(plain if trains in self.candidates else []), *wanted]
+
+    @property
+    def names(self) -> list[str]:
+        """Name the candidates; a cell of the grid by its λ and T, a faster training by its pace."""
+        ready = [name for name in ("local", "global", "teacher") if name in self.candidates]
+        cells = self.cells if "persfl" in self.candidates else []
+        trials = [*cells, *self.holds("ft"), *self.holds("fb")]
+        return ready + [trial.name for trial in trials]
+
+    @property
+    def taught(self) -> bool:
+        """Whether the best global model over the rounds is needed."""
+        return bool({"teacher", "persfl"} & set(self.candidates))
+
+    # The rounds.
+
+    def init_personal(self, setup: Setup) -> Kept:
+        """Start with no teacher, and alone from the common initial model."""
+        alone = setup.params if "local" in self.candidates else ()
+        return Kept(no_teacher(setup) if self.taught else (), alone)
+
+    def client_step(self, sent: Sent, personal: Kept, local: Local) -> tuple[Report, Kept]:
+        """Do FedAvg's step, and the same from the client's own model, on equal batches."""
+        kept = self.meet(sent, personal, local)
+        if not kept.alone:
+            report, _ = super().client_step(sent, (), local)
+            return report, kept
+        both = tree.stack([sent.shared, kept.alone])
+        both = local.each(lambda start: self.fit(local, start), both)
+        common, alone = (tree.map(lambda leaf, n=n: leaf[n], both) for n in (0, 1))
+        return Report(common, local.size), kept._replace(alone=alone)
+
+    def meet(self, sent: Sent, personal: Kept, local: Local) -> Kept:
+        """Keep the received model if its validation loss is lower than any before."""
+        if not personal.teacher:
+            return personal
+        return personal._replace(teacher=better(sent.shared, personal.teacher, local))
+
+    # The end.
+
+    def deploy(self, sent: Sent, personal: Kept, local: Local) -> Settled:
+        """Train the candidates, and make one model of them on validation data."""
+        candidates = self._candidates(sent, self.meet(sent, personal, local), local)
+        scores = choosing.scored(candidates, local)
+        sound = choosing.sound(candidates, scores)
+        if self.members == 1:
+            weights = choosing.alone(choosing.best_of(scores, sound), scores)
+        else:
+            weights = choosing.fitted(scores, sound, self.caution)
+        blend, weights = choosing.blended(candidates, weights, self.members)
+        accuracy = choosing.accuracy_of(blend, local)
+        if "local" in self.candidates:
+            # The promise, and more: without evidence a client stays with what it has by itself.
+            better = choosing.surely_better(scores, weights, self.margin)
+            better = better & (accuracy >= scores.accuracies[0] - 1e-6) | ~sound[0]
+            weights = torch.where(better, weights, choosing.alone(weights.new_zeros(()), scores))
+            accuracy = torch.where(better, accuracy, scores.accuracies[0])
+            blend, weights = choosing.blended(candidates, weights, self.members)
+        return Settled(blend, candidates, weights, scores.accuracies, accuracy)
+
+    def adapt(self, sent: Sent, personal: Kept, local: Local) -> Settled:
+        """Let a newcomer train its local model first, as `local` does."""
+        if personal.alone:
+            rule = self.rule(local, self.lr)
+            alone = local.fit(
+                local.loss, personal.alone, rule, batch=self.batch, epochs=self.newcomer_epochs
+            )
+            personal = personal._replace(alone=alone)
+        return self.deploy(sent, personal, local)
+
+    def _candidates(self, sent: Sent, kept: Kept, local: Local) -> Params:
+        """Return all candidates [candidate, ...], in the order of their names."""
+        ready: dict[str, Tree] = {"local": kept.alone, "global": sent.shared}
+        if kept.teacher:
+            ready["teacher"] = kept.teacher.params
+        first = [model for name, model in ready.items() if name in self.candidates]
+        teacher = ready["teacher"] if kept.teacher else sent.shared
+        cells = self.cells if "persfl" in self.candidates else []
+        every, head = sent.shared.__contains__, chosen(sent.shared, True, self.fb_layers, ())
+        trained = local.alike(
+            lambda: self._trained(teacher, cells, every, local),
+            lambda: self._trained(sent.shared, self.holds("ft"), every, local),
+            lambda: self._trained(sent.shared, self.holds("fb"), head, local),
+        )
+        stacks = [tree.stack(first)] if first else []
+        found: Params = tree.concat([*stacks, *filter(None, trained)])
+        return found
+
+    def _trained(
+        self, start: Params, trials: Sequence[Trial], wanted: Callable[[str], bool], local: Local
+    ) -> Params | tuple[()]:
+        """Train from one model under several terms, as rows of one stack."""
+        if not trials:
+            return ()
+        at, held = Ground(start, start, start), any(trial.ewc for trial in trials)
+        taught = any(trial.share for trial in trials)
+        importance = fisher(self, at, wanted, local) if held else {}
+
+        def one(share: Tensor, temperature: Tensor, ewc: Tensor, pace: Tensor) -> Tree:
+            terms = Terms(share if taught else None, temperature, ewc if held else None)
+            course = Course(self.rule(local, self.tune_lr * pace), self.batch, self.tune_epochs)
+            return adapted(self, at, wanted, terms, importance, course, local)
+
+        columns = zip(*[trial[1:] for trial in trials], strict=True)
+        stack: Params = local.each(one, *(local.numbers(column) for column in columns))
+        return stack
+
+    def models(self, sent: Sent, deployed: Settled) -> dict[str, Tree]:
+        """The mixture, the global model, the local one, and every candidate where all are kept."""
+        if not deployed:
+            return {"global": sent.shared}
+        named: dict[str, Tree] = {"personal": deployed.personal, "global": sent.shared}
+        for place, name in enumerate(self.names):
+            if name == "local" or (self.keep_candidates and name != "global"):
+                named[name] = tree.map(lambda leaf, n=place: leaf[n], deployed.candidates)
+        return named
+
+    def predict(self, model: Tree, x: Tensor, local: Local) -> Tensor:
+        """Mix, where it is a mixture."""
+        if isinstance(model, Blend):
+            return choosing.predict(model, x, local)
+        return local.logits(model, x)
+
+    def facts(self, deployed: Settled) -> dict[str, Tensor]:
+        """The weights of the mixture, and how each candidate did on validation data."""
+        return {
+            "weights": deployed.weights,
+            "validation_accuracy": deployed.accuracy,
+            "validation_accuracy_of_candidates": deployed.accuracies,
+        }
+
+    def reason(self, facts: Mapping[str, Any]) -> str:
+        """Name the members of a client's mixture, and what they were worth."""
+        parts = sorted(
+            (-float(weight), place) for place, weight in enumerate(facts["weights"]) if weight > 0
+        )
+        if not parts:
+            return ""
+        words = [f"{self._spoken(place)} {-weight:.2f}" for weight, place in parts]
+        told = self._spoken(parts[0][1]) if len(parts) == 1 else "mixture of " + ", ".join(words)
+        members = [self.names[place] for _, place in parts]
+        if len(parts) == 2 and "local" in members:
+            other = members.index("local") ^ 1
+            told = f"MoE of {self._spoken(parts[other][1])}, weight {-parts[other][0]:.2f}"
+        own = float(facts["validation_accuracy"])
+        if math.isnan(own):
+            return f"{told}; there was no validation data to choose by"
+        told = f"{told}: {100 * own:.1f} %"
+        if "local" not in self.candidates:
+            return told
+        if members == ["local"]:
+            return f"{told}; nothing else was surely better"
+        alone = float(facts["validation_accuracy_of_candidates"][0])
+        return f"{told} against {100 * alone:.1f} % local"
+
+    def _spoken(self, place: int) -> str:
+        name = self.names[place]
+        if name in WORDS:
+            return WORDS[name]
+        if "×" in name:
+            trains, pace = name.split(" ×")
+            return f"{WORDS[trains]} at {pace} times the rate"
+        share, temperature = (part.split("=")[1] for part in name.split())
+        return f"{WORDS['persfl']} (λ {share}, T {temperature})"

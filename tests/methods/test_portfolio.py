@@ -1,0 +1,274 @@
+"""Portfolio: alone each candidate is the method it is named after; together none is below local."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+import worlds
+from idiolect import tree
+from idiolect.errors import ConfigError
+from idiolect.method import Sent
+from idiolect.methods import FedAvg, FedAvgFT, LocalOnly, PersFL, Portfolio
+from idiolect.methods.persfl import Teacher
+from idiolect.methods.portfolio import KINDS, Kept
+from idiolect.personalise import Tuned
+from methods.tiny import LN9, client, line, pair, refuses
+
+ROUNDS = {"batch": 3, "lr": 0.1, "momentum": 0.5}
+TUNING = {"tune_epochs": 2, "tune_lr": 0.1}
+UPWARD = [(2.0, 1), (-1.0, 0), (1.0, 1), (-2.0, 0)]
+DOWNWARD = [(x, 1 - y) for x, y in UPWARD]
+INF, NAN = float("inf"), float("nan")
+
+
+def ended(method, world=None, rounds=3, **options):
+    """Do some rounds with everyone; return the simulation and its verdict."""
+    world = world or worlds.federation()
+    simulation = worlds.simulation(method, world, **options)
+    for _ in range(rounds):
+        simulation.advance()
+    return simulation, simulation.judge([world.exam], keep=True)[0]
+
+
+def deployed(verdict):
+    return verdict.deployed[0][1]
+
+
+def only(verdict):
+    """The parameters of mixtures of one member, [client, ...]."""
+    blend = deployed(verdict)
+    assert (blend.weights == 1).all()
+    return tree.map(lambda leaf: leaf[:, 0], blend.members)
+
+
+# A single candidate is the method it is named after.
+
+SINGLES = {
+    "local": LocalOnly(**ROUNDS),
+    "global": FedAvg(**ROUNDS),
+    "ft": FedAvgFT(**ROUNDS, **TUNING),
+    "ft+kd": Tuned(FedAvg(**ROUNDS), kd_weight=0.5, **TUNING),
+    "ft+ewc": Tuned(FedAvg(**ROUNDS), ewc_weight=5.0, **TUNING),
+    "fb": Tuned(FedAvg(**ROUNDS), trains="head", **TUNING),
+    "fb+kd": Tuned(FedAvg(**ROUNDS), trains="head", kd_weight=0.5, **TUNING),
+    "fb+ewc": Tuned(FedAvg(**ROUNDS), trains="head", ewc_weight=5.0, **TUNING),
+}
+
+
+@pytest.mark.parametrize("kind", SINGLES)
+def test_one_candidate_is_that_method(kind, float64):
+    """At every client, the empty one and the one without validation data too."""
+    method = Portfolio(**ROUNDS, **TUNING, candidates=(kind,), paces=(1.0,))
+    _, found = ended(method)
+    _, plain = ended(SINGLES[kind])
+    assert not worlds.differing(only(found), deployed(plain), 1e-9)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
+def test_one_cell_is_persfl(share, float64):
+    """λ = 1 leaves the teacher as it is, which is a candidate of its own."""
+    grid = {"shares": (share,), "temperatures": (5.0,)}
+    kind = "teacher" if share == 1 else "persfl"
+    given = {} if share == 1 else grid
+    method = Portfolio(**ROUNDS, **TUNING, candidates=(kind,), **given)
+    _, found = ended(method)
+    _, plain = ended(PersFL(**ROUNDS, distil_epochs=2, distil_lr=0.1, **grid))
+    assert not worlds.differing(only(found), deployed(plain), 1e-9)
+
+
+def test_a_faster_pace_is_a_higher_rate(float64):
+    method = Portfolio(**ROUNDS, **TUNING, candidates=("ft",), paces=(3.0,))
+    faster = FedAvgFT(**ROUNDS, tune_epochs=2, tune_lr=0.3)
+    assert method.names == ["ft ×3"]
+    assert not worlds.differing(only(ended(method)[1]), deployed(ended(faster)[1]), 1e-9)
+
+
+# What crosses the network.
+
+
+def test_the_rounds_and_their_bytes_are_fedavgs(float64):
+    simulations = []
+    for method in (Portfolio(**ROUNDS), FedAvg(**ROUNDS)):
+        simulation = worlds.simulation(method, worlds.federation(), cohort=3)
+        traffic = [simulation.advance().traffic for _ in range(3)]
+        simulations.append((simulation.states, traffic))
+    (ours, sent), (plain, counted) = simulations
+    assert not worlds.differing(ours, plain, 1e-9)
+    assert sent == counted
+
+
+def test_clients_keep_only_what_candidates_need():
+    for candidates, teacher, alone in (
+        (KINDS, True, True),
+        (("ft", "fb"), False, False),
+        (("local", "ft"), False, True),
+        (("persfl",), True, False),
+    ):
+        simulation = worlds.simulation(Portfolio(candidates=candidates), worlds.federation())
+        (kept,) = simulation.tree["personal"]
+        assert (bool(kept.teacher), bool(kept.alone)) == (teacher, alone), candidates
+
+
+# The promise.
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("margin", [0.0, 1.0])
+def test_no_client_is_below_its_local_model_on_validation_data(seed, margin):
+    """Worlds in which a federation rarely helps: a handful of examples, three rounds."""
+    world = worlds.federation((7, 4, 5, 9, 3, 0), (9, 5, 7, 6, 0, 4), seed=seed)
+    method = Portfolio(**ROUNDS, tune_epochs=3, tune_lr=0.3, margin=margin, caution=1.0)
+    _, verdict = ended(method, world)
+    own = verdict.scores["personal"]["val_accuracy"]
+    alone = verdict.scores["local"]["val_accuracy"]
+    seen = ~np.isnan(alone)
+    assert seen.sum() == 5 and (own[seen] >= alone[seen] - 1e-6).all()
+    told = verdict.facts["validation_accuracy"]
+    np.testing.assert_allclose(told[seen], own[seen], atol=1e-6)
+
+
+def kept_by(at, alone=(0.0, 0.0)):
+    """A client whose best teacher is at one place and its own model at another."""
+    nothing = torch.tensor(INF).double()
+    return Kept(Teacher(line(at), nothing, nothing * 0), line(alone))
+
+
+def settled(train, val, at, alone, **settings):
+    """What a client makes of a global model and its own."""
+    method = Portfolio(
+        **{"candidates": ("local", "ft"), "paces": (1.0,), "tune_lr": 0.5} | settings
+    )
+    kept = kept_by(at, alone)
+    kept = kept._replace(teacher=kept.teacher if method.taught else ())
+    return method, method.deploy(Sent(line(at)), kept, client(train, val))
+
+
+def test_a_client_stays_alone_where_the_federation_misleads():
+    """Its own model is right on all four; the global one, trained on wrong labels, on none."""
+    method, found = settled(DOWNWARD, UPWARD, (-3.0, 0.0), (3.0, 0.0))
+    assert found.weights.tolist() == [1.0, 0.0]
+    assert found.accuracies.tolist() == [1.0, 0.0] and float(found.accuracy) == 1.0
+    told = method.reason({k: v.numpy() for k, v in method.facts(found).items()})
+    assert told == "local model: 100.0 %; nothing else was surely better"
+
+
+def test_a_client_leaves_where_the_federation_helps():
+    """The other way round. Prior and 4 examples: w of FT → (4 + c/2) / (4 + c) = 7/8 for c = 4/3.
+
+    Local is so wrong (w = −50) that it explains no example at all.
+    """
+    method, found = settled(UPWARD, UPWARD, (3.0, 0.0), (-50.0, 0.0), caution=4 / 3)
+    assert found.weights.tolist() == pytest.approx([1 / 8, 7 / 8], abs=1e-6)
+    assert float(found.accuracy) == 1.0
+    told = method.reason({k: v.numpy() for k, v in method.facts(found).items()})
+    assert told == "MoE of fine-tuned model, weight 0.88: 100.0 % against 0.0 % local"
+
+
+def test_a_mixture_below_local_on_validation_is_refused():
+    """One of four is misjudged by the more likely mixture: likelihood alone would take it.
+
+    Local says 1/2 + ε of every label and is right; FT is sure of three and of one it is wrong.
+    """
+    val = [(2.0, 1), (-2.0, 0), (2.0, 1), (0.1, 0), (-2.0, 0), (2.0, 1)]
+    own = (0.02, -0.01)  # right about all six, hardly more than a half sure
+    sure = settled([(2.0, 1)], val, (3.0, 0.2), own, tune_lr=1e-9, margin=0.0)[1]
+    assert sure.accuracies.tolist() == pytest.approx([1.0, 5 / 6])
+    assert sure.weights.tolist() == [1.0, 0.0] and float(sure.accuracy) == 1.0
+    free = settled([(2.0, 1)], val, (3.0, 0.2), own, tune_lr=1e-9, candidates=("ft",))[1]
+    assert free.weights.tolist() == [1.0]
+
+
+@pytest.mark.parametrize("val", [[], [(2.0, 1)]])
+def test_no_evidence_is_no_reason_to_leave(val):
+    """No validation example, or one, on which the global model is right and its own wrong."""
+    _, found = settled(UPWARD, val, (3.0, 0.0), (-3.0, 0.0))
+    assert found.weights.tolist() == [1.0, 0.0]
+    assert pair({k: v[0] for k, v in found.personal.members.items()}) == (-3.0, 0.0)
+
+
+def test_a_local_model_that_diverged_is_left():
+    _, found = settled(UPWARD, UPWARD, (3.0, 0.0), (NAN, 0.0))
+    assert found.weights.tolist() == [0.0, 1.0] and float(found.accuracy) == 1.0
+
+
+def test_one_member_is_the_best_on_validation_data():
+    method, found = settled(UPWARD, UPWARD, (0.5, 0.0), (-3.0, 0.0), members=1)
+    assert found.weights.tolist() == [0.0, 1.0]
+    told = method.reason({k: v.numpy() for k, v in method.facts(found).items()})
+    assert told == "fine-tuned model: 100.0 % against 0.0 % local"
+    assert found.personal.weights.shape == (1,)
+
+
+# Newcomers.
+
+
+def test_a_newcomer_trains_its_local_model_as_local_does():
+    """Ten passes from (0, 0), then the same choice; its teacher is what it met."""
+    method = Portfolio(newcomer_epochs=10, lr=0.5, candidates=("local", "ft"), tune_lr=0.5)
+    sent, fresh = Sent(line((LN9, 0.0))), kept_by((7.0, 0.0))._replace(teacher=())
+    found = method.adapt(sent, fresh, client(UPWARD, UPWARD))
+    alone = LocalOnly(newcomer_epochs=10, lr=0.5).adapt(Sent(), line((0, 0)), client(UPWARD))
+    assert pair({k: v[0] for k, v in found.candidates.items()}) == pytest.approx(pair(alone))
+
+
+# Words and names.
+
+
+def test_reasons_name_members_and_figures():
+    method = Portfolio()
+    weights = np.zeros(len(method.names))
+    for name, weight in {"λ=0.25 T=5": 0.5, "local": 0.3, "fb ×5": 0.2}.items():
+        weights[method.names.index(name)] = weight
+    facts = {"weights": weights, "validation_accuracy": 0.862}
+    facts["validation_accuracy_of_candidates"] = np.full(len(weights), 0.81)
+    assert method.reason(facts) == (
+        "mixture of PersFL student (λ 0.25, T 5) 0.50, local model 0.30, fine-tuned head at 5 "
+        "times the rate 0.20: 86.2 % against 81.0 % local"
+    )
+    moe = weights * 0
+    moe[[method.names.index("fb"), 0]] = 0.7, 0.3
+    told = method.reason({**facts, "weights": moe})
+    assert told == "MoE of fine-tuned head, weight 0.70: 86.2 % against 81.0 % local"
+    unseen = method.reason({**facts, "validation_accuracy": NAN})
+    assert unseen.endswith("there was no validation data to choose by")
+    # A client that was not scored has no facts but NaN.
+    assert method.reason({key: value * NAN for key, value in facts.items()}) == ""
+
+
+def test_candidates_have_an_order_of_their_own():
+    method = Portfolio(candidates=("fb", "persfl", "local"), shares=(0.0, 0.5, 1.0))
+    assert method.names == ["local", "λ=0 T=5", "λ=0.5 T=5", "fb", "fb ×5"]
+    whole = dataclasses.replace(method, **Portfolio.presets["whole-grid"])
+    assert whole.names[1:5] == ["λ=0 T=1", "λ=0.5 T=1", "λ=0.5 T=5", "λ=0.5 T=25"]
+    _, verdict = ended(Portfolio(**ROUNDS, keep_candidates=True), rounds=1)
+    assert set(verdict.scores) == {"personal", "global", *Portfolio().names}
+    _, verdict = ended(Portfolio(**ROUNDS), rounds=1)
+    assert set(verdict.scores) == {"personal", "global", "local"}
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "rule"),
+    [
+        ("shares", (0.5, 1.5), "at most 1"),
+        ("paces", (1.0, 0.0), "above 0"),
+        ("members", 0, "at least 1"),
+        ("caution", 0.0, "above 0"),
+        ("margin", -1.0, "at least 0"),
+    ],
+)
+def test_settings_out_of_range_are_refused(field, value, rule):
+    refuses(Portfolio, field, value, rule)
+
+
+def test_candidates_are_named_once_and_known():
+    with pytest.raises(ConfigError, match="candidates are ft, ft, expected each once"):
+        Portfolio(candidates=("ft", "ft"))
+    with pytest.raises(ConfigError, match="candidates is 'fastest', expected one of 'local'"):
+        Portfolio(candidates=("fastest",))
+
+
+def test_what_is_settled_later_leaves_the_rounds_alike():
+    assert Portfolio(members=1, caution=3.0).training() == Portfolio().training()
+    assert Portfolio(candidates=("ft",)).training() != Portfolio().training()
