@@ -155,9 +155,23 @@ def test_nbytes_counts_every_leaf_at_its_own_size():
 
 def test_rows_where_looks_at_every_leaf():
     inf = float("inf")
-    rows = {"a": t(0, inf, 0, 0), "b": torch.tensor([[0.0, 0.0], [0, 0], [0, inf], [0, 0]])}
-    assert tree.rows_where(torch.isinf, rows).tolist() == [False, True, True, False]
-    assert tree.rows_where(torch.isinf, ()) is None
+    rows = {
+        "a": t(0, inf, 0, 0, 0),
+        "b": torch.tensor([[0.0, 0.0], [0, 0], [0, -inf], [0, 0], [float("nan"), 0]]),
+        "c": torch.ones(5, 2, dtype=torch.int64),
+        "d": torch.ones(5, 0),
+    }
+
+    def infinite(least, most):
+        return least.isinf() | most.isinf()
+
+    def nan(least, most):
+        return least.isnan() & most.isnan()
+
+    assert tree.rows_where(infinite, rows).tolist() == [False, True, True, False, False]
+    assert tree.rows_where(nan, rows).tolist() == [False] * 4 + [True]
+    assert tree.rows_where(nan, rows["c"]).tolist() == [False] * 5
+    assert tree.rows_where(nan, ()) is None
 
 
 def test_whole_numbers_are_not_averaged_to_nothing():

@@ -4,6 +4,7 @@ Everything a method handles is a tree: parameters, optimiser memory, reports, pe
 is the only file that imports torch's pytree. Every function returns a new tree.
 """
 
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -275,10 +276,23 @@ def nbytes(tree: Tree) -> int:
     return sum(leaf.numel() * leaf.element_size() for leaf in leaves(tree))
 
 
-def rows_where(test: Callable[[Tensor], Tensor], tree: Tree) -> Tensor | None:
-    """Say for each row of a stack whether any value passes a test; None for the tree of nothing."""
-    found = [test(leaf).reshape(leaf.shape[0], -1).any(1) for leaf in leaves(tree)]
-    return torch.stack(found).any(0) if found else None
+def rows_where(test: Callable[[Tensor, Tensor], Tensor], tree: Tree) -> Tensor | None:
+    """Test the least and the largest value of each row of a stack; NaN is both where there is one.
+
+    Only real numbers are looked at; None for the tree of nothing. It is one pass over the numbers,
+    and makes nothing as large as they are.
+    """
+    every = leaves(tree)
+    real = [leaf for leaf in every if leaf.is_floating_point() and leaf.numel()]
+    if not real:
+        return (
+            torch.zeros(len(every[0]), dtype=torch.bool, device=every[0].device) if every else None
+        )
+    kind = functools.reduce(torch.promote_types, [leaf.dtype for leaf in real])
+    extremes = [leaf.reshape(len(leaf), -1).aminmax(dim=1) for leaf in real]
+    least = torch.stack([one.min.to(kind) for one in extremes])
+    most = torch.stack([one.max.to(kind) for one in extremes])
+    return test(least, most).any(0)
 
 
 def to(tree: Tree, device: torch.device) -> Tree:

@@ -12,7 +12,7 @@ import torch
 
 from idiolect import tree
 from idiolect.local import Network, Pool
-from idiolect.simulate import blocks, width
+from idiolect.simulate import blocks, numbers, width
 from idiolect.simulate.engine import ClientFunction, Desk, Given
 from idiolect.simulate.plans import Member
 from idiolect.simulate.precision import multiplying
@@ -21,7 +21,7 @@ from idiolect.simulate.store import Store
 from idiolect.simulate.team import Answer, Team
 from idiolect.simulate.team import Call as Call
 from idiolect.simulate.team import Seat as Seat
-from idiolect.simulate.work import Work
+from idiolect.simulate.work import Step, Work
 from idiolect.tree import Params, Tree
 
 _MOST_DESKS = 32  # for each thread
@@ -139,7 +139,12 @@ class Crew(Team):
         self._busy[kind] = desks
         if span == 1:
             return self._spread(desks, shift, len(cuts))
-        return tree.concat([shift.run(desks[n % len(desks)], *cut) for n, cut in enumerate(cuts)])
+        # A mean uses a round's reports up; others may keep them, as verdicts are kept.
+        used_up = isinstance(fn, Step) and fn.method.sums and not fn.method.grouped
+        lend = used_up and len(cuts) == len(desks)
+        return tree.concat(
+            [shift.run(desks[n % len(desks)], *cut, lend) for n, cut in enumerate(cuts)]
+        )
 
     def _spread(self, desks: Sequence[Desk], shift: "Shift", count: int) -> Tree:
         """Run single clients, dealt out to the hands in turn, one core each."""
@@ -216,20 +221,10 @@ class Shift:
     """The seats of one call of a crew, longest first so that little is padded in a block."""
 
     def __init__(self, crew: Crew, calls: Sequence[Call], round: int, device: torch.device) -> None:
-        called = [
-            (Seat(run, int(client)), before + place)
-            for run, before, call in zip(range(len(calls)), _starts(calls), calls, strict=True)
-            for place, client in enumerate(call.cohort)
-            if int(client) in crew._place
-        ]
-        lengths = [len(calls[seat.run].members[seat.client].rows["train"]) for seat, _ in called]
-        order = np.argsort(-np.array(lengths, int), kind="stable")
-        called = [called[n] for n in order]
-        even = all(call.even for call in calls)
-        self.lengths = [1 if even else lengths[n] for n in order]
-        self.seats = [seat for seat, _ in called]
+        cohorts, own = [call.cohort for call in calls], [call.members for call in calls]
+        self.seats, places, self._members, lengths = _seated(crew._place, cohorts, own)
+        self.lengths = [1] * len(lengths) if all(call.even for call in calls) else lengths
         self._round = round
-        self._members = [calls[seat.run].members[seat.client] for seat in self.seats]
         self._exams = [calls[s.run].exams[s.client] for s in self.seats if calls[s.run].exams]
         self._stacked = len(calls) > 1
         given = [
@@ -237,13 +232,13 @@ class Shift:
             for call, start, group in zip(calls, crew.starts, crew.groups, strict=True)
         ]
         self._shared: Given = tree.stack(given) if self._stacked else given[0]
-        self._run = torch.tensor([seat.run for seat in self.seats], device=device)
-        places = torch.tensor([place for _, place in called], dtype=torch.int64, device=device)
-        self._own = tree.take(tree.concat([call.sent.own for call in calls]), places)
+        self._run = numbers.whole([seat.run for seat in self.seats], device)
+        sent = tree.concat([call.sent.own for call in calls])
+        self._own = tree.take(sent, numbers.whole(places, device))
         self._store = crew.store
         self._rows = crew.rows(self.seats)
 
-    def run(self, desk: Desk, first: int, last: int) -> Tree:
+    def run(self, desk: Desk, first: int, last: int, lend: bool = False) -> Tree:
         """Let a desk do the block of seats from first to last."""
         block = slice(first, last)
         shared = tree.take(self._shared, self._run[block]) if self._stacked else self._shared
@@ -255,6 +250,7 @@ class Shift:
             self._stacked,
             tree.map(lambda leaf: leaf[block], self._own),
             self._store.take(self._rows[block]),
+            lend,
         )
 
     def form(self) -> str:
@@ -263,9 +259,31 @@ class Shift:
         return f"{shapes} {len(self._members[0].rows['train'])}"
 
 
-def _starts(calls: Sequence[Call]) -> list[int]:
-    """Return where each run's cohort begins when the cohorts are laid one behind the other."""
-    return [int(n) for n in np.cumsum([0] + [len(call.cohort) for call in calls[:-1]])]
+def _seated(
+    known: Mapping[int, int],
+    cohorts: Sequence[np.ndarray],
+    members: Sequence[Sequence[Member] | Mapping[int, Member]],
+) -> tuple[list[Seat], list[int], list[Member], list[int]]:
+    """Seat those who are known here, longest first: seats, places in the cohorts, who, lengths.
+
+    Places count on from one run's cohort to the next.
+    """
+    starts = np.cumsum([0] + [len(cohort) for cohort in cohorts[:-1]])
+    called = [
+        (Seat(run, int(client)), int(before) + place)
+        for run, (before, cohort) in enumerate(zip(starts, cohorts, strict=True))
+        for place, client in enumerate(cohort)
+        if int(client) in known
+    ]
+    who = [members[seat.run][seat.client] for seat, _ in called]
+    lengths = [len(member.rows["train"]) for member in who]
+    order = np.argsort(-np.array(lengths, int), kind="stable").tolist()
+    return (
+        [called[n][0] for n in order],
+        [called[n][1] for n in order],
+        [who[n] for n in order],
+        [lengths[n] for n in order],
+    )
 
 
 def hands(device: torch.device, networks: Mapping[str, Network]) -> int:

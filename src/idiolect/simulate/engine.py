@@ -16,6 +16,7 @@ from idiolect import tree
 from idiolect.errors import MethodError
 from idiolect.local import Local, Network, Pool
 from idiolect.method import Sent
+from idiolect.simulate import numbers
 from idiolect.simulate.graph import Captured
 from idiolect.simulate.plans import Book, Member
 from idiolect.tree import Params, Tree
@@ -68,6 +69,10 @@ class Desk:
         self.examples = 0  # trained on
         self.planned = 0  # the same with padding
 
+    def prepare(self, members: Sequence[Member], round: int) -> None:
+        """Draw the batches of a coming round, while this one is still being worked on."""
+        self._lessons.prepare(members, round)
+
     def run(
         self,
         members: Sequence[Member],
@@ -77,34 +82,43 @@ class Desk:
         shared_per_client: bool,
         own: Tree,
         personal: Tree,
+        lend: bool = False,
     ) -> Tree:
         """Do the block's round; inputs and results are stacked by client on axis 0.
 
         What is given is one tree for all, or one row per client where several seeds are stacked.
+        Results that are only lent may be written over by the desk's next round.
         """
         kept = self._lessons.turn(members, round) & self._exams.turn(exams, round)
         self._round.fill_(round)
-        sizes = torch.tensor([float(len(m.rows["train"])) for m in members], device=self._device)
+        sizes = numbers.real([len(m.rows["train"]) for m in members], self._device)
         draws = any(network.draws for network in self._networks.values())
         with torch.random.fork_rng(devices=[], enabled=draws):
             if draws:
                 torch.manual_seed(_seed(members[0], round))
-            done = self._work(sizes, shared, shared_per_client, own, personal, kept)
+            done = self._work(sizes, shared, shared_per_client, own, personal, kept, lend)
         self.examples += self._lessons.examples
         self.planned += self._lessons.planned
         return done
 
     def _work(
-        self, sizes: Tensor, shared: Given, per_client: bool, own: Tree, personal: Tree, kept: bool
+        self,
+        sizes: Tensor,
+        shared: Given,
+        per_client: bool,
+        own: Tree,
+        personal: Tree,
+        kept: bool,
+        lend: bool,
     ) -> Tree:
         if not self._stacked:
             return self._one(sizes, shared, per_client, own, personal)
-        slots = torch.arange(len(sizes), device=self._device)
+        slots = numbers.whole(range(len(sizes)), self._device)
         dims = (0, 0, 0 if per_client else None, 0, 0)
         inputs = (slots, sizes, shared, own, personal)
         mapped = torch.vmap(self._client, in_dims=dims, randomness="different")
         if self._graph:
-            return self._replay(mapped, inputs, _form(inputs, per_client), kept)
+            return self._replay(mapped, inputs, _form(inputs, per_client), kept, lend)
         return _tried(mapped, inputs)
 
     def _client(
@@ -133,6 +147,7 @@ class Desk:
         inputs: tuple[Tree, ...],
         form: tuple[Any, ...],
         kept: bool,
+        lend: bool,
     ) -> Tree:
         """Run eagerly until the plans stand still, then capture once and replay every round.
 
@@ -140,12 +155,12 @@ class Desk:
         place (`kept`) does a captured graph see the batches of later rounds.
         """
         if self._captured is not None and kept and self._seen == form:
-            return self._captured.replay(inputs)
+            return self._captured.replay(inputs, lend)
         self._captured = None
         if kept and self._seen == form and self._capturable:
             try:
                 self._captured = Captured(mapped, inputs)
-                return self._captured.replay(inputs)
+                return self._captured.replay(inputs, lend)
             except torch.OutOfMemoryError:
                 raise
             except RuntimeError as error:  # an operation that waits for the host, say

@@ -3,13 +3,12 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from idiolect import tree
 from idiolect.method import Method, Report
-from idiolect.simulate import groups, guard
+from idiolect.simulate import groups, guard, numbers
 from idiolect.simulate.team import Call, Harvest, Seat
 from idiolect.simulate.traffic import Traffic, counted, refuse_unequal
 from idiolect.tree import Tree
@@ -42,25 +41,27 @@ def gathered(
         heard = call.cohort if call.heard is None else call.heard
         told = None
         if stale is not None:
-            told = stale[_numbers([place[Seat(run, int(c))] for c in call.cohort], device)]
+            told = stale[numbers.whole([place[Seat(run, int(c))] for c in call.cohort], device)]
         if not len(heard):
             nobody = torch.zeros(len(call.cohort), dtype=torch.bool, device=device)
             traffic = counted(call, ())
             found.append(Gathered(method.idle(state), traffic, nobody if told is None else told))
             continue
-        cohort = _numbers(heard, device)
-        rows = _numbers([place[Seat(run, int(c))] for c in heard], device)
+        cohort = numbers.whole(heard, device)
+        rows = numbers.whole([place[Seat(run, int(c))] for c in heard], device)
         if summed and told is not None:
             found.append(_from_sums(method, run, call, state, cohort, told, done))
             continue
-        own = tree.take(reports, rows)
+        # Where all are in their places nothing has to be moved; a mean keeps none of the rows.
+        settled = [place[Seat(run, int(c))] for c in heard] == list(range(len(place)))
+        own = reports if settled and method.sums else tree.take(reports, rows)
         if method.grouped:
             traffic = groups.counted_apart(call, run, done)
         else:
             traffic = Traffic(1, 0, 0) if method.pooled else counted(call, own)
         own = method.arrive(state, cohort, own)
         places = {int(client): n for n, client in enumerate(call.cohort)}
-        among = _numbers([places[int(client)] for client in heard], device)
+        among = numbers.whole([places[int(client)] for client in heard], device)
         bad = guard.broken(own, None if told is None else told[among], len(rows), device)
         new = guard.guarded_step(method, state, cohort, own, bad)
         if call.heard is not None:  # bystanders may be broken too
@@ -127,7 +128,3 @@ def summed(method: Method, harvest: Harvest) -> Harvest:
         own = torch.where(mine, weight, 0.0)
         sums.append(Report(tree.mixed(own.unsqueeze(0), clean.params), own.sum().reshape(1)))
     return harvest._replace(reports=(), sums=sums, broken=bad)
-
-
-def _numbers(values: Sequence[int] | np.ndarray, device: torch.device) -> Tensor:
-    return torch.from_numpy(np.asarray(values, np.int64)).to(device)

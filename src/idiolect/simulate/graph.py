@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 import torch
+from torch import Tensor
 
 from idiolect import tree
 from idiolect.tree import Tree
@@ -13,6 +14,7 @@ class Captured:
 
     def __init__(self, fn: Callable[..., Tree], inputs: tuple[Tree, ...]) -> None:
         self._inputs = tree.map(torch.clone, inputs)
+        self._given: list[tuple[Tensor, int]] = []  # what the buffers hold, to be known again
         # Capture wants lazily made handles and workspaces to exist: run once aside first.
         current = torch.cuda.current_stream()
         side = type(current)()
@@ -24,9 +26,17 @@ class Captured:
         with torch.cuda.graph(self._graph):
             self._outputs = fn(*self._inputs)
 
-    def replay(self, inputs: tuple[Tree, ...]) -> Tree:
-        """Run on new inputs; the result is a copy that later replays leave alone."""
-        for static, new in zip(tree.leaves(self._inputs), tree.leaves(inputs), strict=True):
-            static.copy_(new)
+    def replay(self, inputs: tuple[Tree, ...], lend: bool = False) -> Tree:
+        """Run on new inputs; the result is a copy, or `lend`: the next replay writes over it."""
+        given = [(leaf, leaf._version) for leaf in tree.leaves(inputs)]
+        for place, (static, now) in enumerate(zip(tree.leaves(self._inputs), given, strict=True)):
+            if not self._given or not _same(self._given[place], now):
+                static.copy_(now[0])
+        self._given = given
         self._graph.replay()
-        return tree.map(torch.clone, self._outputs)
+        return self._outputs if lend else tree.map(torch.clone, self._outputs)
+
+
+def _same(was: tuple[Tensor, int], now: tuple[Tensor, int]) -> bool:
+    """Say whether a tensor is the very one of last time, and nobody wrote to it since."""
+    return was[0] is now[0] and was[1] == now[1]

@@ -17,18 +17,26 @@ from idiolect.tree import Tree
 
 def broken_personal(parts: Sequence[Tree]) -> Tensor | None:
     """Say of each seat whether its personal state holds NaN; infinity may stand for "not yet"."""
-    found = [tree.rows_where(torch.isnan, part) for part in parts]
+    found = [tree.rows_where(_nan, part) for part in parts]
     told = [rows for rows in found if rows is not None]
     return torch.cat(told) if told else None
 
 
 def broken(reports: Tree, stale: Tensor | None, rows: int, device: torch.device) -> Tensor:
     """Say of each row of a cohort whether it must be left out."""
-    bad = tree.rows_where(lambda leaf: ~torch.isfinite(leaf), reports)
+    bad = tree.rows_where(_not_finite, reports)
     told = [flags for flags in (bad, stale) if flags is not None]
     if not told:
         return torch.zeros(rows, dtype=torch.bool, device=device)
     return torch.stack(told).any(0)
+
+
+def _nan(least: Tensor, most: Tensor) -> Tensor:
+    return least.isnan() | most.isnan()
+
+
+def _not_finite(least: Tensor, most: Tensor) -> Tensor:
+    return ~(least.isfinite() & most.isfinite())
 
 
 def guarded_step(method: Method, state: Tree, cohort: Tensor, reports: Tree, bad: Tensor) -> Tree:

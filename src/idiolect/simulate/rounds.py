@@ -16,7 +16,7 @@ from idiolect import tree
 from idiolect.data.federation import Exam, Lessons
 from idiolect.errors import ConfigError, Diverged
 from idiolect.method import Method, Sent, Setup
-from idiolect.simulate import groups, keeping, sampling
+from idiolect.simulate import groups, keeping, numbers, sampling
 from idiolect.simulate.architecture import Architecture, blank, make, refuse_unequal_states
 from idiolect.simulate.backend import Backend
 from idiolect.simulate.crew import Crew, hands
@@ -394,4 +394,4 @@ class Simulation:
             ]
 
     def _tensor(self, array: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(array.astype(np.int64)).to(self._device)
+        return numbers.whole(array, self._device)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from idiolect import tree
 from idiolect.method import Report, Sent
+from idiolect.simulate import numbers
 from idiolect.simulate.plans import Member
 from idiolect.simulate.shelf import Shelf
 from idiolect.simulate.store import Store
@@ -71,7 +72,7 @@ class Team:
     def rows(self, seats: Sequence[Seat]) -> Tensor:
         """Return the store's rows of some seats."""
         places = [seat.run * len(self.clients) + self._place[seat.client] for seat in seats]
-        return torch.tensor(places, dtype=torch.int64, device=self.device)
+        return numbers.whole(places, self.device)
 
     def called(self, cohorts: Sequence[np.ndarray]) -> list[Seat]:
         """List the seats of this architecture in a cohort of each run."""
