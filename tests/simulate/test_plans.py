@@ -199,3 +199,33 @@ def test_places_that_nobody_needs_are_left_out(batch, sizes, wide):
     assert plan.rows.shape == (len(sizes), max(1, -(-max(sizes) // batch)), wide)
     for n, own in enumerate(rows):
         assert sorted(plan.rows[n][plan.weight[n] > 0].tolist()) == own.tolist()
+
+
+def test_batches_drawn_ahead_are_those_of_their_round(monkeypatch):
+    """For the round and clients they were drawn for, and for no others; then nothing is drawn."""
+    one = members([7, 5, 2])
+    other = members([7, 5, 2], first=3)
+    wanted = [request(), request(call=1), request(shuffled=False, stream="val")]
+
+    def filled(ahead, of, round):
+        pages = book()
+        pages.turn(one, 0)
+        plans = [pages.ask(request) for request in wanted]
+        if ahead is not None:
+            pages.prepare(*ahead)
+        assert pages.turn(of, round)
+        return [plan.rows.tolist() for plan in plans] + [plan.weight.tolist() for plan in plans]
+
+    for of, round in ((one, 4), (other, 4), (one, 5)):
+        expected = filled(None, of, round)
+        for ahead in ((one, 4), (other, 4), (members([9, 9, 9]), 4)):
+            assert filled(ahead, of, round) == expected
+
+    pages = book()
+    pages.turn(one, 0)
+    pages.ask(request())
+    pages.prepare(one, 1)
+    monkeypatch.setattr("idiolect.simulate.plans._drawn", None)
+    assert pages.turn(one, 1)
+    with pytest.raises(TypeError):  # used up
+        pages.turn(one, 1)

@@ -60,6 +60,7 @@ class Crew(Team):
         self._exam_pools = exam_pools
         self._device = device
         self._span = span
+        self._ahead = device.type == "cuda"  # works by itself, so that the host has time
         self._cache = cache
         self._precision, self._graph = precision, graph
         self._desks: dict[tuple[str, int, bool], Desk] = {}
@@ -70,6 +71,25 @@ class Crew(Team):
         """Have the personal state of the next cohorts read, where that takes its time."""
         if isinstance(self.store, Shelf):
             self.store.fetch(self.rows(self.called(cohorts)))
+
+    def prepare(
+        self,
+        cohorts: Sequence[np.ndarray],
+        members: Sequence[Sequence[Member]],
+        even: bool,
+        round: int,
+    ) -> None:
+        """Draw the batches of a coming round: on a GPU this one is still being worked on."""
+        desks = self._busy.get("step", [])
+        if not self._ahead or not desks:
+            return
+        _, _, who, lengths = _seated(self._place, cohorts, members)
+        if even:
+            lengths = [1] * len(lengths)
+        span = self._span or self.widths.get("step", len(who))
+        cuts = blocks.cut(lengths, span) if who else []
+        for desk, (first, last) in zip(desks, cuts, strict=False):
+            desk.prepare(who[first:last], round)
 
     def examples(self, kind: str) -> int:
         """Return how many examples the last round of a kind trained on."""

@@ -4,15 +4,17 @@ A client's batches depend on nothing else: not on the backend, the width of the 
 takes part. Padding is added here and masked in `Local`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from idiolect.errors import MethodError
 from idiolect.local import Plan, Pool, Request
+from idiolect.simulate.draws import generators
 
 _BATCHES, _PUBLIC = 11, 17  # keep these draws apart from other uses of the same seed
 _NARROW = 8  # places of a step that are not worth halving
@@ -24,6 +26,17 @@ class Member(NamedTuple):
     seed: int
     client: int
     rows: Mapping[str, np.ndarray]  # stream -> rows of its pool
+
+
+class Drawn(NamedTuple):
+    """What a plan is filled with, made on the host; see `Plan`."""
+
+    rows: Tensor
+    real: Tensor  # [client, step, example] whether it is one
+    places: Tensor  # those of padding are 0
+    certain: int
+    longest: int
+    examples: int
 
 
 class Book:
@@ -43,6 +56,8 @@ class Book:
         self._members: Sequence[Member] = ()
         self._round = 0
         self._plans: dict[Request, Plan] = {}
+        self._ahead: dict[Request, Drawn] = {}  # made before its round has come
+        self._ahead_of: tuple[Sequence[Member], int] = ((), -1)
         self.examples = 0  # trained on in this round
         self.planned = 0  # the same with padding
 
@@ -53,12 +68,10 @@ class Book:
 
     def turn(self, members: Sequence[Member], round: int) -> bool:
         """Open the book for a round; True where every plan kept its place and shape."""
-        # By identity: one client may be examined on other rows, and comparing rows would be slow.
-        same = len(members) == len(self._members) and all(
-            (new.seed, new.client) == (old.seed, old.client) and new.rows is old.rows
-            for new, old in zip(members, self._members, strict=True)
-        )
+        same = _same(members, self._members)
         self._members, self._round = members, round
+        if round != self._ahead_of[1] or not _same(members, self._ahead_of[0]):
+            self._ahead = {}
         self.examples = self.planned = 0
         kept = True
         for request, plan in list(self._plans.items()):
@@ -67,7 +80,17 @@ class Book:
             if not self._refill(request, plan):
                 del self._plans[request]
                 kept = False
+        self._ahead = {}
         return kept
+
+    def prepare(self, members: Sequence[Member], round: int) -> None:
+        """Draw a coming round's batches now: while a GPU works, the host has time."""
+        self._ahead_of = (members, round)
+        self._ahead = {
+            request: self._pinned(_drawn(members, round, request, self._limit))
+            for request in self._plans
+            if request.shuffled
+        }
 
     def ask(self, request: Request) -> Plan:
         """Return the plan for a request, making it on first use."""
@@ -81,79 +104,109 @@ class Book:
         return self._plans[request]
 
     def _make(self, request: Request) -> Plan:
-        rows, places, certain, longest = self._draw(request)
-        index = torch.from_numpy(rows).to(self._device)
-        weight = torch.from_numpy(places >= 0).to(self._device, torch.get_default_dtype())
-        self._count(request, places)
-        plan = Plan(self._pools[request.stream], index, weight, certain, longest)
+        new = _drawn(self._members, self._round, request, self._limit)
+        self._count(request, new)
+        plan = Plan(
+            self._pools[request.stream],
+            new.rows.to(self._device),
+            new.real.to(self._device, torch.get_default_dtype()),
+            new.certain,
+            new.longest,
+        )
         if request.stream == "public":
-            plan = plan._replace(places=torch.from_numpy(np.maximum(places, 0)).to(self._device))
+            plan = plan._replace(places=new.places.to(self._device))
         return plan
 
     def _refill(self, request: Request, plan: Plan) -> bool:
-        rows, places, certain, longest = self._draw(request)
-        if rows.shape != plan.rows.shape or certain < plan.certain:
+        new = self._ahead.get(request)
+        if new is None:
+            new = _drawn(self._members, self._round, request, self._limit)
+        if new.rows.shape != plan.rows.shape or new.certain < plan.certain:
             return False
-        if longest != plan.longest and not request.shuffled:  # `rows` cuts its output there
+        if new.longest != plan.longest and not request.shuffled:  # `rows` cuts its output there
             return False
-        plan.rows.copy_(torch.from_numpy(rows))
-        plan.weight.copy_(torch.from_numpy(places >= 0))
+        plan.rows.copy_(new.rows, non_blocking=True)
+        plan.weight.copy_(new.real, non_blocking=True)
         if plan.places is not None:
-            plan.places.copy_(torch.from_numpy(np.maximum(places, 0)))
-        self._count(request, places)
+            plan.places.copy_(new.places, non_blocking=True)
+        self._count(request, new)
         return True
 
-    def _count(self, request: Request, places: np.ndarray) -> None:
+    def _count(self, request: Request, new: Drawn) -> None:
         if request.shuffled:
-            self.examples += int((places >= 0).sum())
-            self.planned += places.size
+            self.examples += new.examples
+            self.planned += new.rows.numel()
 
-    def _draw(self, request: Request) -> tuple[np.ndarray, np.ndarray, int, int]:
-        """Lay out rows and places as [client, step, example]; a place is -1 for padding.
+    def _pinned(self, new: Drawn) -> Drawn:
+        """Put it where a GPU fetches it from by itself."""
+        if self._device.type != "cuda":
+            return new
+        rows, real, places = (t.pin_memory() for t in (new.rows, new.real, new.places))
+        return new._replace(rows=rows, real=real, places=places)
 
-        See `Plan` for the numbers.
-        """
-        held = [self._held(member, request) for member in self._members]
-        orders = [
-            self._order(member, request, len(rows))
-            for member, rows in zip(self._members, held, strict=True)
-        ]
-        steps = [len(order) for order in orders]
-        most = max(1, *steps) if self._limit is None else min(self._limit, max(1, *steps))
-        longest = max(len(own) for own in held)
-        wide = narrowed(request.batch, longest)
-        places = np.full((len(orders), most, wide), -1, np.int64)
-        rows = np.zeros_like(places)
-        for client, (order, own) in enumerate(zip(orders, held, strict=True)):
-            places[client, : len(order)] = order[:most, :wide]
-            if len(own):
-                rows[client] = own[np.maximum(places[client], 0)]
-        return rows, places, min(*steps, most), longest
 
-    def _held(self, member: Member, request: Request) -> np.ndarray:
-        """List the pool's rows that a request is about: all of a stream, or a round's sample."""
-        rows = member.rows[request.stream]
-        if not request.sample:
-            return rows
-        chosen: np.ndarray = rows[
-            sample(member.seed, self._round - request.ago, len(rows), request.sample)
-        ]
-        return chosen
+def _same(members: Sequence[Member], others: Sequence[Member]) -> bool:
+    # By identity: one client may be examined on other rows, and comparing rows would be slow.
+    return len(members) == len(others) and all(
+        (new.seed, new.client) == (old.seed, old.client) and new.rows is old.rows
+        for new, old in zip(members, others, strict=True)
+    )
 
-    def _order(self, member: Member, request: Request, count: int) -> np.ndarray:
-        """Lay out one client's batches [step, example]: epochs of a fresh shuffle each.
 
-        The last batch of an epoch may be short; a client without data has no step.
-        """
-        batch = request.batch
-        per_epoch = -(-count // batch)
-        steps = request.steps or request.epochs * per_epoch
-        key = (member.seed, _BATCHES, self._round, member.client, request.call)
-        draw = np.random.default_rng(key) if request.shuffled else None
-        order = np.full((-(-steps // max(per_epoch, 1)), per_epoch * batch), -1, np.int64)
+def _drawn(members: Sequence[Member], round: int, request: Request, limit: int | None) -> Drawn:
+    """Lay out rows and places as [client, step, example]."""
+    held = [_held(member, round, request) for member in members]
+    counts = [len(own) for own in held]
+    steps = [request.steps * bool(n) or request.epochs * -(-n // request.batch) for n in counts]
+    most = max(1, *steps) if limit is None else min(limit, max(1, *steps))
+    longest = max(counts)
+    wide = narrowed(request.batch, longest)
+    places = np.full((len(held), most, wide), -1, np.int64)
+    rows = np.zeros_like(places)
+    orders = _orders(members, round, request, counts, steps)
+    for client, (order, own) in enumerate(zip(orders, held, strict=True)):
+        places[client, : len(order)] = order[:most, :wide]
+        if len(own):
+            rows[client] = own[np.maximum(places[client], 0)]
+    real = places >= 0
+    return Drawn(
+        torch.from_numpy(rows),
+        torch.from_numpy(real),
+        torch.from_numpy(np.maximum(places, 0, out=places)),
+        min(*steps, most),
+        longest,
+        int(real.sum()),
+    )
+
+
+def _held(member: Member, round: int, request: Request) -> np.ndarray:
+    """List the pool's rows that a request is about: all of a stream, or a round's sample."""
+    rows = member.rows[request.stream]
+    if not request.sample:
+        return rows
+    chosen: np.ndarray = rows[sample(member.seed, round - request.ago, len(rows), request.sample)]
+    return chosen
+
+
+def _orders(
+    members: Sequence[Member],
+    round: int,
+    request: Request,
+    counts: Sequence[int],
+    steps: Sequence[int],
+) -> Iterator[np.ndarray]:
+    """Lay out each client's batches [step, example]: epochs of a fresh shuffle each.
+
+    The last batch of an epoch may be short; a client without data has no step.
+    """
+    keys = [(own.seed, _BATCHES, round, own.client, request.call) for own in members]
+    draws: Iterator[Any] = generators(keys) if request.shuffled else iter([None] * len(keys))
+    for draw, count, wanted in zip(draws, counts, steps, strict=True):
+        per_epoch = -(-count // request.batch)
+        order = np.full((-(-wanted // max(per_epoch, 1)), per_epoch * request.batch), -1, np.int64)
         for epoch in order:
             epoch[:count] = draw.permutation(count) if draw else np.arange(count)
-        return order.reshape(-1, batch)[:steps]
+        yield order.reshape(-1, request.batch)[:wanted]
 
 
 def narrowed(batch: int, longest: int) -> int:

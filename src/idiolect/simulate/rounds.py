@@ -250,6 +250,9 @@ class Simulation:
         traffic = self._handout.added(
             [own.traffic for own in served], cohorts, self.round, self._attendance
         )
+        coming = [own.training(self.round + 1) for own in self._attendance]
+        for crew in self._crews:  # the host has time until it asks who was broken
+            crew.prepare(coming, self._trained, method.steps > 0, self.round + 1)
         left_out = self._left_out(cohorts, [own.bad for own in served])
         gone = [Seat(run, int(c)) for run, clients in enumerate(left_out) for c in clients]
         states = [own.state for own in served]

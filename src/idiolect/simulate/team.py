@@ -121,6 +121,15 @@ class Team:
     def look_ahead(self, cohorts: Sequence[np.ndarray]) -> None:
         """Have the personal state of the next cohorts read, where that takes its time."""
 
+    def prepare(
+        self,
+        cohorts: Sequence[np.ndarray],
+        members: Sequence[Sequence[Member]],
+        even: bool,
+        round: int,
+    ) -> None:
+        """Make ready for the coming round of these cohorts, while this one is being worked on."""
+
     def examples(self, kind: str) -> int:
         """Return how many examples the last round of a kind trained on."""
         raise TypeError(f"{type(self).__name__} does not work")
