@@ -20,7 +20,7 @@ from idiolect.models import MODELS
 from idiolect.simulate.architecture import Architecture
 from idiolect.simulate.backend import Backend
 from idiolect.simulate.rounds import Run, Simulation
-from idiolect.stacked import choice, plain
+from idiolect.stacked import choice, forms, plain
 from idiolect.stacked.shape import Shape
 
 SHAPES = {
@@ -48,7 +48,7 @@ def values(result):
     return result[0] if isinstance(result, tuple) else result
 
 
-def forms(shape: Shape) -> dict[str, dict[str, str]]:
+def layer(shape: Shape) -> dict[str, dict[str, str]]:
     s = shape
     x = torch.randn(s.groups, s.images, s.channels, s.height, s.width, device="cuda")
     w = torch.randn(
@@ -66,7 +66,7 @@ def forms(shape: Shape) -> dict[str, dict[str, str]]:
         few = s._replace(groups=2)
         exact = values(getattr(plain, task)(*(t[:2].double() for t in inputs), few))
         table[task] = {}
-        for name, form in choice.forms(task, s).items():
+        for name, form in forms.forms(task, s).items():
             try:
                 got = values(form(*(t[:2].contiguous() for t in inputs), few))
                 error = float((got - exact).norm() / exact.norm())
@@ -107,9 +107,9 @@ def main() -> None:
     out: dict[str, object] = {}
     torch.backends.cudnn.allow_tf32 = False
     for name, shape in SHAPES.items():
-        out[name] = forms(shape)
+        out[name] = layer(shape)
         print(name, json.dumps(out[name], indent=1), flush=True)
-    colour, tiles = (3, 32, 32), choice.thin.tiles
+    colour, tiles = (3, 32, 32), forms.thin.tiles
     for name, build, clients, size, batch in (
         ("lenet5 20 x 600, batch 20", lambda: MODELS["lenet5"](colour, CLASSES), 20, 600, 20),
         ("lenet5 50 x 3000, batch 128", lambda: MODELS["lenet5"](colour, CLASSES), 50, 3000, 128),
@@ -117,7 +117,7 @@ def main() -> None:
     ):
         for how in ("plain", "fastest"):
             choice._chosen.clear()
-            with mock.patch.object(choice.thin, "tiles", none if how == "plain" else tiles):
+            with mock.patch.object(forms.thin, "tiles", none if how == "plain" else tiles):
                 took = rounds(build, colour, clients, size, batch)
             row = {"ms": 1e3 * took, "samples_per_s": clients * size / took}
             out[f"{name}, {how}"] = row

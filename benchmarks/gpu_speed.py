@@ -24,7 +24,7 @@ from idiolect.models import MODELS
 from idiolect.simulate.architecture import Architecture
 from idiolect.simulate.backend import Backend
 from idiolect.simulate.rounds import Run, Simulation
-from idiolect.stacked import choice, plain
+from idiolect.stacked import choice, dense, forms, plain
 from idiolect.stacked.shape import Shape
 
 SECONDS = 5.0  # for the forms of one task, compilation included
@@ -116,7 +116,7 @@ def layer(shape, most):
         few = s._replace(groups=2)
         exact = _values(getattr(plain, task)(*(t[:2].double() for t in inputs), few))
         found, until = {}, until + SECONDS
-        for name, form in choice.forms(task, s, most).items():
+        for name, form in forms.forms(task, s, most).items():
             if time.perf_counter() > until:
                 break
             try:
@@ -132,21 +132,24 @@ def layer(shape, most):
     return table
 
 
-def dense(groups, batch, inside, outside):
+def dense_layer(groups, batch, inside, outside):
     """Time the products of a stacked dense layer: forward, and both gradients."""
     x = torch.randn(groups, batch, inside, device="cuda")
     w = torch.randn(groups, outside, inside, device="cuda")
     slope = torch.randn(groups, batch, outside, device="cuda")
     bytes_of_w = w.numel() * 4
     found = {"floor ms, kernels read once": bytes_of_w / 4.3e9}
-    for name, form in {
-        "forward": lambda: torch.bmm(x, w.mT),
-        "forward, baddbmm": lambda: torch.baddbmm(slope[:, :1], x, w.mT),
-        "images": lambda: torch.bmm(slope, w),
-        "kernels": lambda: torch.bmm(slope.mT, x),
-        "step": lambda: torch.add(w, w, alpha=-0.1),
-    }.items():
-        found[name] = choice.milliseconds(form)
+    found["step"] = choice.milliseconds(lambda: torch.add(w, w, alpha=-0.1))
+    sizes, bias = dense.Dense(groups, batch, inside, outside), torch.randn_like(slope[:, 0])
+    for task, inputs in {
+        "forward": (x, w, bias), "images": (slope, w), "kernels": (slope, x)
+    }.items():  # fmt: skip
+        ways = dense.forms(task, sizes)
+        exact = _values(ways["plain"](*(t.double() for t in inputs), sizes))
+        for name, form in ways.items():
+            error = float((_values(form(*inputs, sizes)) - exact).norm() / exact.norm())
+            took = choice.milliseconds(form, *inputs, sizes)
+            found[f"{task}, {name}"] = f"{took:.4f} ms, error {error:.0e}"
     return found
 
 
@@ -164,7 +167,7 @@ def main() -> None:
         "about": {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
     }
     parts = {
-        **{name: lambda own=own: dense(*own) for name, own in DENSE.items()},
+        **{name: lambda own=own: dense_layer(*own) for name, own in DENSE.items()},
         **{name: lambda own=own: workload(*own) for name, own in WORKLOADS.items()},
         **{name: lambda own=own: layer(*own) for name, own in SHAPES.items()},
     }

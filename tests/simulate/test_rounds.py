@@ -16,7 +16,6 @@ from idiolect.method import Method, Sent
 from idiolect.methods import METHODS, FedAvg, FedPer, LocalOnly
 from idiolect.simulate.architecture import Architecture
 from idiolect.simulate.engine import Desk
-from idiolect.simulate.plans import Book
 from worlds import Normed
 
 FLOAT = 4  # bytes
@@ -415,39 +414,3 @@ def test_a_block_that_does_not_fit_in_memory_is_halved_and_loses_nothing(monkeyp
         assert not worlds.differing(narrow.tree, wide.tree, 1e-6)
     assert done.examples == narrow.advance().examples
     assert tried[:3] == [2, 2, 1]  # the second round remembers what fitted
-
-
-# Batches drawn ahead.
-
-
-@pytest.mark.parametrize("settings", [{"cohort": 3}, {}, {"width": 2}])
-@pytest.mark.parametrize("steps", [0, 2])
-def test_batches_drawn_ahead_change_nothing_and_are_used(settings, steps, monkeypatch):
-    """As on a GPU, where the host has time: every later round finds all its batches ready."""
-    method = FedAvg(batch=4, steps=steps)
-    plain, ahead = (worlds.simulation(method, worlds.federation(), **settings) for _ in range(2))
-    for crew in ahead._crews:
-        crew._ahead = True
-    made = []
-    draw = Book.prepare
-
-    def prepared(self, members, round):
-        draw(self, members, round)
-        made.append(self)
-
-    taken = []
-    refill = Book._refill
-
-    def refilled(self, request, plan):
-        taken.append(request in self._ahead)
-        return refill(self, request, plan)
-
-    for _ in range(3):
-        plain.advance()
-    monkeypatch.setattr(Book, "prepare", prepared)
-    monkeypatch.setattr(Book, "_refill", refilled)
-    for _ in range(3):
-        ahead.advance()
-    for left, right in zip(tree.leaves(plain.states), tree.leaves(ahead.states), strict=True):
-        assert torch.equal(left, right)
-    assert made and taken and all(taken)

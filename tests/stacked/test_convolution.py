@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.func import grad, vmap
 from torch.nn import functional as F
 
-from idiolect.stacked import choice, convolution, plain, thin
+from idiolect.stacked import convolution, forms, plain, thin
 from idiolect.stacked.shape import Shape
 
 CLIENTS, IMAGES, CHANNELS, OUT = 3, 2, 2, 4
@@ -31,10 +31,10 @@ def pair(stride: int, padding: int, pool: bool) -> list[Callable[..., Tensor]]:
 
     def ours(w: Tensor, b: Tensor, x: Tensor) -> Tensor:
         if pool:
-            y = convolution._call(convolution._Pooled, x[None], w[None], b[None], padding)[0][0]
+            y = convolution.call(convolution._Pooled, x[None], w[None], b[None], padding)[0][0]
         else:
             step = stride, padding
-            y = convolution._call(convolution._Convolve, x[None], w[None], *step)[0]
+            y = convolution.call(convolution._Convolve, x[None], w[None], *step)[0]
             y = y + b[:, None, None]
         total: Tensor = y.tanh().pow(2).sum()
         return total
@@ -202,7 +202,7 @@ def test_cuda_kernels_equal_the_plain_form(task: str, shape: Shape) -> None:
         "convolve": (x, w), "spread": (slope, w), "correlate": (slope, x), "pooled": (x, w, bias)
     }[task]  # fmt: skip
     exact = getattr(plain, task)(*(t.double() for t in inputs), s)
-    for name, form in choice.forms(task, s).items():
+    for name, form in forms.forms(task, s).items():
         result = form(*inputs, s)
         ours, theirs = (r[0] if isinstance(r, tuple) else r for r in (result, exact))
         assert (ours - theirs).norm() / theirs.norm() < 1e-6, name

@@ -1,55 +1,33 @@
-"""Which form of a stacked convolution is fastest here: measured once a shape, then remembered."""
+"""Which form of a stacked layer is fastest here: measured once a shape, then remembered."""
 
-import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from idiolect.stacked import plain, thin, wide
-from idiolect.stacked.shape import Shape
-
 Form = Callable[..., Any]
 _TRIALS = 3
-_chosen: dict[tuple[str, Shape], Form] = {}
+_chosen: dict[tuple[str, Any], Form] = {}
 
 
-def fastest(task: str, shape: Shape, *inputs: Tensor) -> Any:
-    """Do a task (a function of `plain`) in the form that was measured fastest on this GPU."""
-    first = getattr(plain, task)
+def fastest(task: str, sizes: Any, forms: Callable[[], Mapping[str, Form]], *inputs: Tensor) -> Any:
+    """Do a task in the form that was measured fastest on this GPU; the first is the plain one."""
     if not inputs[0].is_cuda or inputs[0].dtype != torch.float32:
-        return first(*inputs, shape)
-    if (task, shape) not in _chosen:
+        return forms()["plain"](*inputs, sizes)
+    if (task, sizes) not in _chosen:
         if torch.cuda.is_current_stream_capturing():  # timing would break the capture
-            return first(*inputs, shape)
-        _chosen[task, shape] = _measured(task, shape, inputs)
-    return _chosen[task, shape](*inputs, shape)
+            return forms()["plain"](*inputs, sizes)
+        _chosen[task, sizes] = _measured(forms(), sizes, inputs)
+    return _chosen[task, sizes](*inputs, sizes)
 
 
-def forms(task: str, shape: Shape, most: int = 4) -> dict[str, Form]:
-    """All ways to do a task on a GPU, by name; `most` so many cuts of the wide kernels."""
-    known: dict[str, Form] = {"plain": getattr(plain, task)}
-    for tile in thin.tiles(task, shape):
-        name = "thin " + "x".join(map(str, tile))
-        known[name] = functools.partial(getattr(thin, task), tile=tile)
-    for cut in wide.tiles(task, shape, most):
-        name = "wide " + "x".join(map(str, cut))
-        known[name] = functools.partial(getattr(wide, task), tile=cut)
-    return known
-
-
-def owned(task: str, shape: Shape) -> bool:
-    """Say whether there are kernels of our own for a task."""
-    return any(thin.tiles(task, shape)) or bool(wide.tiles(task, shape, 1))
-
-
-def _measured(task: str, shape: Shape, inputs: tuple[Tensor, ...]) -> Form:
+def _measured(known: Mapping[str, Form], sizes: Any, inputs: tuple[Tensor, ...]) -> Form:
     """Time every form on the real inputs; one that does not run here is out."""
-    known, took = forms(task, shape), {}
+    took = {}
     for name, form in known.items():
         try:
-            took[name] = milliseconds(form, *inputs, shape)
+            took[name] = milliseconds(form, *inputs, sizes)
         except (RuntimeError, AttributeError):  # no compiler, or too little memory on the chip
             if name == "plain":
                 raise
@@ -57,8 +35,9 @@ def _measured(task: str, shape: Shape, inputs: tuple[Tensor, ...]) -> Form:
 
 
 def milliseconds(form: Form, *inputs: Any) -> float:
-    """Return the least of a few times on the device."""
+    """Return the least of a few times on the device; what the host needs to start it left out."""
     form(*inputs)  # compiles, and makes handles
+    graph = _repeated(form, inputs)
     least = float("inf")
     for _ in range(_TRIALS):
         start, end = (
@@ -66,8 +45,25 @@ def milliseconds(form: Form, *inputs: Any) -> float:
             torch.Event("cuda", enable_timing=True),
         )
         start.record()
-        form(*inputs)
+        graph.replay()
         end.record()
         end.synchronize()
-        least = min(least, start.elapsed_time(end))
+        least = min(least, start.elapsed_time(end) / _TRIALS)
     return least
+
+
+def _repeated(form: Form, inputs: tuple[Any, ...]) -> Any:
+    """Capture a few runs of a form; by hand, since `torch.cuda.graph` collects garbage first."""
+    graph, current = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+    side = type(current)()
+    side.wait_stream(current)
+    with torch.cuda.stream(side):
+        form(*inputs)
+        graph.capture_begin(capture_error_mode="thread_local")
+        try:
+            for _ in range(_TRIALS):
+                form(*inputs)
+        finally:
+            graph.capture_end()
+    current.wait_stream(side)
+    return graph

@@ -14,7 +14,10 @@ from torch.autograd import Function
 from torch.nn import functional as F
 
 from idiolect.stacked import plain, thin
-from idiolect.stacked.choice import fastest, owned
+from idiolect.stacked.choice import fastest
+from idiolect.stacked.forms import forms, owned
+from idiolect.stacked.linear import StackedLinear
+from idiolect.stacked.mapping import call, into_groups, mapped
 from idiolect.stacked.shape import Shape
 
 Pair = tuple[int, int]
@@ -40,7 +43,7 @@ class StackedConv2d(nn.Conv2d):
         if not x.is_cuda or x.dtype != torch.float32:
             own: Tensor = super()._conv_forward(x, weight, bias)
             return own
-        y: Tensor = _call(_Convolve, x[None], weight[None], self.stride[0], self.padding[0])[0]
+        y: Tensor = call(_Convolve, x[None], weight[None], self.stride[0], self.padding[0])[0]
         return y if bias is None else y + bias[:, None, None]
 
 
@@ -71,10 +74,12 @@ def _pools(layers: list[nn.Module]) -> bool:
 
 
 def quicken(model: nn.Module) -> nn.Module:
-    """Replace plain convolutions and rows of layers in place; parameters and names stay."""
+    """Replace plain layers and rows of them in place; parameters and names stay."""
     for layer in model.modules():
         if StackedConv2d.suits(layer):
             layer.__class__ = StackedConv2d
+        if StackedLinear.suits(layer):
+            layer.__class__ = StackedLinear
         if type(layer) is nn.Sequential:
             layer.__class__ = StackedSequential
     return model
@@ -86,13 +91,9 @@ def conv_relu_pool(layer: nn.Conv2d, x: Tensor) -> Tensor:
     if isinstance(layer, StackedConv2d) and bias is not None and isinstance(padding, int):
         shape = _shape((1, *x.shape), layer.weight[None], layer.stride[0], padding)
         if owned("pooled", shape) and x.is_cuda and x.dtype == torch.float32:
-            y: Tensor = _call(_Pooled, x[None], layer.weight[None], bias[None], padding)[0][0]
+            y: Tensor = call(_Pooled, x[None], layer.weight[None], bias[None], padding)[0][0]
             return y
     return F.max_pool2d(layer(x).relu(), 2)
-
-
-def _call(function: type[Function], *inputs: Any) -> Any:
-    return function.apply(*inputs)  # type: ignore[no-untyped-call]
 
 
 class _Convolve(Function):
@@ -100,7 +101,7 @@ class _Convolve(Function):
 
     @staticmethod
     def forward(x: Tensor, w: Tensor, stride: int, padding: int) -> Any:
-        return fastest("convolve", _shape(x.shape, w, stride, padding), x, w)
+        return _done("convolve", _shape(x.shape, w, stride, padding), x, w)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -114,7 +115,7 @@ class _Convolve(Function):
 
     @staticmethod
     def vmap(info: Any, dims: Any, x: Tensor, w: Tensor, *step: int) -> Any:
-        return _mapped(_Convolve, info.batch_size, dims[:2], (x, w), step)
+        return mapped(_Convolve, info.batch_size, dims[:2], (x, w), step)
 
 
 class _Spread(Function):
@@ -123,7 +124,7 @@ class _Spread(Function):
     @staticmethod
     def forward(slope: Tensor, w: Tensor, stride: int, padding: int, size: Pair) -> Any:
         sizes = (*slope.shape[:2], w.shape[2], *size)
-        return fastest("spread", _shape(sizes, w, stride, padding), slope, w)
+        return _done("spread", _shape(sizes, w, stride, padding), slope, w)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -134,13 +135,13 @@ class _Spread(Function):
     def backward(ctx: Any, dx: Tensor) -> Any:
         slope, w = ctx.saved_tensors
         step = ctx.stride, ctx.padding
-        dslope = _call(_Convolve, dx, w, *step) if ctx.needs_input_grad[0] else None
-        dw = _call(_Correlate, slope, dx, *step, _size(w)) if ctx.needs_input_grad[1] else None
+        dslope = call(_Convolve, dx, w, *step) if ctx.needs_input_grad[0] else None
+        dw = call(_Correlate, slope, dx, *step, _size(w)) if ctx.needs_input_grad[1] else None
         return dslope, dw, None, None, None
 
     @staticmethod
     def vmap(info: Any, dims: Any, slope: Tensor, w: Tensor, *step: Any) -> Any:
-        return _mapped(_Spread, info.batch_size, dims[:2], (slope, w), step)
+        return mapped(_Spread, info.batch_size, dims[:2], (slope, w), step)
 
 
 class _Correlate(Function):
@@ -149,7 +150,7 @@ class _Correlate(Function):
     @staticmethod
     def forward(slope: Tensor, x: Tensor, stride: int, padding: int, size: Pair) -> Any:
         shape = Shape(*x.shape, slope.shape[2], *size, stride, padding)  # type: ignore[call-arg]
-        return fastest("correlate", shape, slope, x)
+        return _done("correlate", shape, slope, x)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -160,14 +161,14 @@ class _Correlate(Function):
     def backward(ctx: Any, dw: Tensor) -> Any:
         slope, x = ctx.saved_tensors
         step = ctx.stride, ctx.padding
-        dslope = _call(_Convolve, x, dw, *step) if ctx.needs_input_grad[0] else None
-        dx = _call(_Spread, slope, dw, *step, _size(x)) if ctx.needs_input_grad[1] else None
+        dslope = call(_Convolve, x, dw, *step) if ctx.needs_input_grad[0] else None
+        dx = call(_Spread, slope, dw, *step, _size(x)) if ctx.needs_input_grad[1] else None
         return dslope, dx, None, None, None
 
     @staticmethod
     def vmap(info: Any, dims: Any, slope: Tensor, x: Tensor, *step: Any) -> Any:
-        inputs = _into_groups(info.batch_size, dims[:2], (slope, x))
-        return _call(_Correlate, *inputs, *step).unflatten(0, (info.batch_size, -1)), 0
+        inputs = into_groups(info.batch_size, dims[:2], (slope, x))
+        return call(_Correlate, *inputs, *step).unflatten(0, (info.batch_size, -1)), 0
 
 
 class _Pooled(Function):
@@ -175,7 +176,7 @@ class _Pooled(Function):
 
     @staticmethod
     def forward(x: Tensor, w: Tensor, bias: Tensor, padding: int) -> Any:
-        return fastest("pooled", _shape(x.shape, w, 1, padding), x, w, bias)
+        return _done("pooled", _shape(x.shape, w, 1, padding), x, w, bias)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -188,12 +189,12 @@ class _Pooled(Function):
         x, w, chosen = ctx.saved_tensors
         shape = _shape(x.shape, w, 1, ctx.padding)
         bias = torch.where(chosen < 4, slope, 0.0).sum((1, 3, 4))
-        full = _call(_Unpool, slope, chosen, (shape.out_height, shape.out_width))
+        full = call(_Unpool, slope, chosen, (shape.out_height, shape.out_width))
         return *_slopes(ctx, full, x, w, 1, ctx.padding), bias, None
 
     @staticmethod
     def vmap(info: Any, dims: Any, x: Tensor, w: Tensor, bias: Tensor, padding: int) -> Any:
-        return _mapped(_Pooled, info.batch_size, dims[:3], (x, w, bias), (padding,))
+        return mapped(_Pooled, info.batch_size, dims[:3], (x, w, bias), (padding,))
 
 
 class _Unpool(Function):
@@ -215,40 +216,15 @@ class _Unpool(Function):
 
     @staticmethod
     def vmap(info: Any, dims: Any, slope: Tensor, chosen: Tensor, size: Pair) -> Any:
-        inputs = _into_groups(info.batch_size, dims[:2], (slope, chosen))
-        return _call(_Unpool, *inputs, size).unflatten(0, (info.batch_size, -1)), 0
+        inputs = into_groups(info.batch_size, dims[:2], (slope, chosen))
+        return call(_Unpool, *inputs, size).unflatten(0, (info.batch_size, -1)), 0
 
 
 def _slopes(ctx: Any, slope: Tensor, x: Tensor, w: Tensor, *step: int) -> tuple[Any, Any]:
     """Return the gradients with respect to images and kernels, where they are wanted."""
-    dx = _call(_Spread, slope, w, *step, _size(x)) if ctx.needs_input_grad[0] else None
-    dw = _call(_Correlate, slope, x, *step, _size(w)) if ctx.needs_input_grad[1] else None
+    dx = call(_Spread, slope, w, *step, _size(x)) if ctx.needs_input_grad[0] else None
+    dw = call(_Correlate, slope, x, *step, _size(w)) if ctx.needs_input_grad[1] else None
     return dx, dw
-
-
-def _mapped(
-    function: type[Function], size: int, dims: Any, inputs: tuple[Tensor, ...], rest: Any
-) -> Any:
-    """Map over clients: as more images where all share the kernels, else as more groups."""
-    shared = all(dim is None for dim in dims[1:])
-    axis = 1 if shared else 0
-    if shared:
-        inputs = (inputs[0].movedim(dims[0], 1).flatten(1, 2), *inputs[1:])
-    else:
-        inputs = _into_groups(size, dims, inputs)
-    out = _call(function, *inputs, *rest)
-    if isinstance(out, tuple):
-        return tuple(part.unflatten(axis, (size, -1)) for part in out), (axis,) * len(out)
-    return out.unflatten(axis, (size, -1)), axis
-
-
-def _into_groups(size: int, dims: Any, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Make the mapped axis part of the groups: each of its entries has its own kernels."""
-    moved = (
-        t.expand(size, *t.shape) if dim is None else t.movedim(dim, 0)
-        for t, dim in zip(inputs, dims, strict=True)
-    )
-    return tuple(t.flatten(0, 1) for t in moved)
 
 
 def _shape(sizes: tuple[int, ...], w: Tensor, stride: int, padding: int) -> Shape:
@@ -257,3 +233,7 @@ def _shape(sizes: tuple[int, ...], w: Tensor, stride: int, padding: int) -> Shap
 
 def _size(images: Tensor) -> Pair:
     return images.shape[-2], images.shape[-1]
+
+
+def _done(task: str, shape: Shape, *inputs: Tensor) -> Any:
+    return fastest(task, shape, lambda: forms(task, shape), *inputs)

@@ -1,0 +1,140 @@
+// Dense layers of a stack of clients with small batches, in plain float32.
+//
+// With few examples such a layer is bound by reading, or writing, its weights once. Libraries make
+// tiles for large batches, of which there are then too few to keep a GPU busy. Sums are taken in a fixed
+// order. Constants: N (examples), IN, OUT (numbers an example has before and after), VEC (4, or 1 where
+// IN is no multiple of it), THREADS, and ROWS (examples of a thread), LINES (outputs of a thread).
+
+#if VEC == 4
+typedef float4 Pack;
+#else
+typedef float Pack;
+#endif
+
+__device__ __forceinline__ void unpack(float* to, const float* from) { *(Pack*)to = *(const Pack*)from; }
+
+#ifdef FORWARD
+
+// y[g, n, o] = bias[g, o] + sum over i of x[g, n, i] * w[g, o, i]: a warp makes LINES outputs of ROWS examples.
+extern "C" __global__ void __launch_bounds__(THREADS)
+dense(const float* __restrict__ x, const float* __restrict__ w, const float* __restrict__ bias,
+      float* __restrict__ y, int stride) {
+  const int lane = threadIdx.x % 32, warp = blockIdx.x * (THREADS / 32) + threadIdx.x / 32;
+  const int g = blockIdx.y, first = blockIdx.z * ROWS, low = warp * LINES;
+  if (low >= OUT) return;
+  x += (size_t)g * stride;
+  w += (size_t)g * OUT * IN;
+  float sums[ROWS][LINES];
+#pragma unroll
+  for (int n = 0; n < ROWS; n++)
+#pragma unroll
+    for (int o = 0; o < LINES; o++) sums[n][o] = 0.f;
+#pragma unroll 2
+  for (int i = lane * VEC; i < IN; i += 32 * VEC) {
+    alignas(16) float weights[LINES][VEC];
+#pragma unroll
+    for (int o = 0; o < LINES; o++) unpack(weights[o], w + (size_t)min(low + o, OUT - 1) * IN + i);
+#pragma unroll
+    for (int n = 0; n < ROWS; n++) {
+      alignas(16) float seen[VEC];
+      unpack(seen, x + (size_t)min(first + n, N - 1) * IN + i);
+#pragma unroll
+      for (int o = 0; o < LINES; o++)
+#pragma unroll
+        for (int v = 0; v < VEC; v++) sums[n][o] += weights[o][v] * seen[v];
+    }
+  }
+#pragma unroll
+  for (int n = 0; n < ROWS; n++)
+#pragma unroll
+    for (int o = 0; o < LINES; o++) {
+      float sum = sums[n][o];
+#pragma unroll
+      for (int mask = 16; mask; mask /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, mask);
+      if (lane == (n * LINES + o) % 32 && first + n < N && low + o < OUT)
+        y[((size_t)g * N + first + n) * OUT + low + o] = sum + bias[g * OUT + low + o];
+    }
+}
+
+#endif
+
+#ifdef IMAGES
+
+// out[g, n, i] = sum over o of slope[g, n, o] * w[g, o, i]: a thread makes VEC numbers of ROWS examples.
+extern "C" __global__ void __launch_bounds__(THREADS)
+images(const float* __restrict__ slope, const float* __restrict__ w, float* __restrict__ out) {
+  extern __shared__ float4 memory[];
+  float* slopes = (float*)memory;               // [OUT][ROWS]
+  const int g = blockIdx.y, first = blockIdx.z * ROWS, i = (blockIdx.x * THREADS + threadIdx.x) * VEC;
+  slope += ((size_t)g * N + first) * OUT;
+  for (int k = threadIdx.x; k < OUT * ROWS; k += THREADS) {
+    const int n = k / OUT, o = k % OUT;
+    slopes[o * ROWS + n] = first + n < N ? slope[n * OUT + o] : 0.f;
+  }
+  __syncthreads();
+  if (i >= IN) return;
+  w += (size_t)g * OUT * IN + i;
+  alignas(16) float sums[ROWS][VEC];
+#pragma unroll
+  for (int n = 0; n < ROWS; n++)
+#pragma unroll
+    for (int v = 0; v < VEC; v++) sums[n][v] = 0.f;
+#pragma unroll 4
+  for (int o = 0; o < OUT; o++) {
+    alignas(16) float weights[VEC];
+    unpack(weights, w + (size_t)o * IN);
+#pragma unroll
+    for (int n = 0; n < ROWS; n++)
+#pragma unroll
+      for (int v = 0; v < VEC; v++) sums[n][v] += slopes[o * ROWS + n] * weights[v];
+  }
+#pragma unroll
+  for (int n = 0; n < ROWS; n++)
+    if (first + n < N) *(Pack*)(out + ((size_t)g * N + first + n) * IN + i) = *(Pack*)sums[n];
+}
+
+#endif
+
+#ifdef KERNELS
+
+// dw[g, o, i] = sum over n of slope[g, n, o] * x[g, n, i], and db[g, o] that of the slopes alone: a thread
+// makes VEC numbers of LINES outputs.
+extern "C" __global__ void __launch_bounds__(THREADS)
+kernels(const float* __restrict__ slope, const float* __restrict__ x, float* __restrict__ dw,
+        float* __restrict__ db, int stride) {
+  extern __shared__ float4 memory[];
+  float* slopes = (float*)memory;               // [N][LINES]
+  const int g = blockIdx.y, low = blockIdx.z * LINES, i = (blockIdx.x * THREADS + threadIdx.x) * VEC;
+  slope += (size_t)g * N * OUT;
+  for (int k = threadIdx.x; k < N * LINES; k += THREADS) {
+    const int n = k / LINES, o = low + k % LINES;
+    slopes[k] = o < OUT ? slope[n * OUT + o] : 0.f;
+  }
+  __syncthreads();
+  if (blockIdx.x == 0 && threadIdx.x < LINES && low + threadIdx.x < OUT) {
+    float sum = 0.f;
+    for (int n = 0; n < N; n++) sum += slopes[n * LINES + threadIdx.x];
+    db[g * OUT + low + threadIdx.x] = sum;
+  }
+  if (i >= IN) return;
+  x += (size_t)g * stride + i;
+  alignas(16) float sums[LINES][VEC];
+#pragma unroll
+  for (int o = 0; o < LINES; o++)
+#pragma unroll
+    for (int v = 0; v < VEC; v++) sums[o][v] = 0.f;
+#pragma unroll 4
+  for (int n = 0; n < N; n++) {
+    alignas(16) float seen[VEC];
+    unpack(seen, x + (size_t)n * IN);
+#pragma unroll
+    for (int o = 0; o < LINES; o++)
+#pragma unroll
+      for (int v = 0; v < VEC; v++) sums[o][v] += slopes[n * LINES + o] * seen[v];
+  }
+#pragma unroll
+  for (int o = 0; o < LINES; o++)
+    if (low + o < OUT) *(Pack*)(dw + ((size_t)g * OUT + low + o) * IN + i) = *(Pack*)sums[o];
+}
+
+#endif

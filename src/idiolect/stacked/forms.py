@@ -1,0 +1,24 @@
+"""The forms that a stacked convolution can be done in."""
+
+import functools
+
+from idiolect.stacked import plain, thin, wide
+from idiolect.stacked.choice import Form
+from idiolect.stacked.shape import Shape
+
+
+def forms(task: str, shape: Shape, most: int = 4) -> dict[str, Form]:
+    """All ways to do a task on a GPU, by name; `most` so many cuts of the wide kernels."""
+    known: dict[str, Form] = {"plain": getattr(plain, task)}
+    for tile in thin.tiles(task, shape):
+        name = "thin " + "x".join(map(str, tile))
+        known[name] = functools.partial(getattr(thin, task), tile=tile)
+    for cut in wide.tiles(task, shape, most):
+        name = "wide " + "x".join(map(str, cut))
+        known[name] = functools.partial(getattr(wide, task), tile=cut)
+    return known
+
+
+def owned(task: str, shape: Shape) -> bool:
+    """Say whether there are kernels of our own for a task."""
+    return any(thin.tiles(task, shape)) or bool(wide.tiles(task, shape, 1))

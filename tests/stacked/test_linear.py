@@ -1,0 +1,106 @@
+"""Stacked dense layers against torch's own, plain and as the kernels do it."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import emulate
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.func import grad, vmap
+from torch.nn import functional as F
+
+from idiolect.stacked import convolution, dense, linear
+from idiolect.stacked.dense import Dense
+
+CLIENTS, EXAMPLES, INSIDE, OUTSIDE = 3, 4, 6, 5
+Fn = Callable[..., Tensor]
+
+
+def ours(w: Tensor, b: Tensor, x: Tensor) -> Tensor:
+    y = linear.call(linear._Linear, x[None], w[None], b[None])[0]
+    return y.tanh().pow(2).sum()  # type: ignore[no-any-return]
+
+
+def theirs(w: Tensor, b: Tensor, x: Tensor) -> Tensor:
+    return F.linear(x, w, b).tanh().pow(2).sum()
+
+
+def draw() -> tuple[Tensor, Tensor, Tensor]:
+    torch.manual_seed(0)
+    sizes = ((CLIENTS, OUTSIDE, INSIDE), (CLIENTS, OUTSIDE), (CLIENTS, EXAMPLES, INSIDE))
+    w, b, x = (torch.randn(size, dtype=torch.float64) for size in sizes)
+    return w, b, x
+
+
+def close(left: Tensor, right: Tensor) -> None:
+    assert right.abs().max() > 0.01
+    torch.testing.assert_close(left, right, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("argument", [0, 1, 2])
+@pytest.mark.parametrize("shared", [(), (0, 1), (2,), (1,)])
+def test_slopes(argument: int, shared: tuple[int, ...]) -> None:
+    """Weights, biases and examples may each be everyone's own or the same for all."""
+    given = [t[0] if n in shared else t for n, t in enumerate(draw())]
+    dims = tuple(None if n in shared else 0 for n in range(3))
+    close(*(vmap(grad(fn, argument), dims)(*given) for fn in (ours, theirs)))
+
+
+@pytest.mark.parametrize("argument", [0, 1, 2])
+def test_second_slopes(argument: int) -> None:
+    def bend(fn: Fn) -> Fn:
+        def curved(*given: Tensor) -> Tensor:
+            return sum((s.pow(3).sum() for s in grad(fn, (0, 1, 2))(*given)), torch.zeros(()))
+
+        return grad(curved, argument)
+
+    close(*(vmap(bend(fn))(*draw()) for fn in (ours, theirs)))
+
+
+def test_a_grid_inside_the_stack() -> None:
+    _, b, x = draw()
+    cells = torch.randn(CLIENTS, 2, OUTSIDE, INSIDE, dtype=torch.float64)
+
+    def grid(fn: Fn) -> Tensor:
+        return vmap(lambda w, b, x: vmap(grad(fn), (0, None, None))(w, b, x))(cells, b, x)
+
+    close(grid(ours), grid(theirs))
+
+
+def test_plain_layers_alone_are_replaced() -> None:
+    class Own(nn.Linear):
+        pass
+
+    model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2, bias=False), Own(2, 2))
+    x = torch.randn(4, 5, 3)
+    expected = model(x)
+    quick = [type(layer) is linear.StackedLinear for layer in convolution.quicken(model)]
+    assert quick == [True, False, False]
+    assert torch.equal(model(x), expected)
+
+
+@pytest.mark.skipif(emulate.COMPILER is None, reason="needs g++ to run CUDA sources")
+@pytest.mark.parametrize("task", ["forward", "images", "kernels"])
+@pytest.mark.parametrize("sizes", [Dense(2, 5, 136, 9), Dense(2, 23, 37, 10), Dense(1, 3, 516, 1)])
+def test_kernels_equal_the_plain_form(
+    sizes: Dense, task: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(
+        dense, "kernel", lambda *which: emulate.Kernel(tmp_path, which[0], which[1], which[2])
+    )
+    torch.manual_seed(0)
+    groups, examples, inside, outside = sizes
+    many = torch.randn(groups, 2, examples, inside)
+    x = many[:, 1]  # a step of several that were taken at once: groups lie apart
+    w, b = torch.randn(groups, outside, inside), torch.randn(groups, outside)
+    slope = torch.randn(groups, examples, outside)
+    inputs = {"forward": (x, w, b), "images": (slope, w), "kernels": (slope, x)}[task]
+    forms = dense.forms(task, sizes)
+    exact = forms.pop("plain")(*(t.double() for t in inputs), sizes)
+    assert forms
+    for name, form in forms.items():
+        got = form(*inputs, sizes)
+        pairs = zip(got, exact, strict=True) if task == "kernels" else [(got, exact)]
+        for left, right in pairs:
+            assert (left - right).norm() / right.norm() < 1e-6, name
