@@ -30,8 +30,8 @@ from idiolect.simulate.rounds import Run, Simulation
 
 SHAPE = (3, 32, 32)
 NETWORKS = {
-    "LeNet": ("lenet5", {}),
-    "AlexNet": ("alexnet", {"hidden": 1024}),
+    "LeNet": ("lenet5", {"init": "he"}),
+    "AlexNet": ("alexnet", {"hidden": 1024, "init": "he"}),
     "ResNet-18": ("resnet18", {"width": 16}),
     "ShuffleNetV2": ("shufflenet", {}),
 }

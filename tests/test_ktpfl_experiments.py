@@ -55,11 +55,11 @@ def test_soft_predictions_weigh_less_than_a_tenth_of_the_parameters(data):
 
 @pytest.mark.parametrize("path", sorted(HOME.glob("*.toml")), ids=lambda path: path.stem)
 def test_the_tables_compare_what_the_paper_compares(path):
-    """All methods of a table have the same rate, epochs, batch and rounds."""
+    """All methods of a table have the same rate, steps, batch and rounds."""
     experiment = load_experiment(path)
     assert len({table.rounds for table in experiment.methods}) == 1
     if path.stem.endswith(("-two", "-all", "-20", "-100")):
-        for key in ("lr", "epochs", "batch"):
+        for key in ("lr", "steps", "batch"):
             assert len({table.settings[key] for table in experiment.methods}) == 1, key
     if any(METHODS[table.name].public for table in experiment.methods):
         assert experiment.data.public is not None

@@ -50,6 +50,17 @@ def test_sizes_and_shapes(build, shape, parameters):
     assert logits.shape == (2, 10) and bool(torch.isfinite(logits).all())
 
 
+def test_first_weights_for_rectifiers():
+    """He's have variance 2 / inputs, and biases are zero; torch's have a sixth of that variance."""
+    for build, layer, inputs in ((LeNet5, "fc1", 256), (AlexNet, "conv3", 1728)):
+        for init, variance in (("he", 2 / inputs), ("torch", 1 / (3 * inputs))):
+            found = build(GREY, 10, init=init).get_submodule(layer)
+            assert float(found.weight.detach().var()) == pytest.approx(variance, rel=0.1)
+            assert bool((found.bias == 0).all()) is (init == "he")
+    with pytest.raises(ModelError, match="init is 'xavier', expected 'torch' or 'he'"):
+        LeNet5(GREY, 10, init="xavier")
+
+
 def test_resnets_size_by_the_formula_above():
     stages = sum(9 * c * c // 2 + 27 * c * c + c * c // 2 + 10 * c for c in (128, 256, 512))
     assert 27 * 64 + 128 + 2 * (18 * 64**2 + 256) + stages + 5130 == 11_173_962

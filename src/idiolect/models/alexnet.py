@@ -4,6 +4,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from idiolect.errors import ModelError
+from idiolect.models.layers import Init, initialise
 
 
 class AlexNet(nn.Module):
@@ -15,7 +16,12 @@ class AlexNet(nn.Module):
     """
 
     def __init__(
-        self, shape: tuple[int, ...], classes: int, hidden: int = 4096, dropout: float = 0.5
+        self,
+        shape: tuple[int, ...],
+        classes: int,
+        hidden: int = 4096,
+        dropout: float = 0.5,
+        init: Init = "torch",
     ) -> None:
         super().__init__()
         channels, height, width = shape
@@ -34,6 +40,7 @@ class AlexNet(nn.Module):
         self.fc1 = nn.Linear(256 * left[0] * left[1], hidden)
         self.fc2 = nn.Linear(hidden, hidden)
         self.fc3 = nn.Linear(hidden, classes)
+        initialise(self, init)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return logits [example, class]."""

@@ -2,13 +2,14 @@
 
 from torch import Tensor, nn
 
+from idiolect.models.layers import Init, initialise
 from idiolect.stacked.convolution import conv_relu_pool
 
 
 class LeNet5(nn.Module):
     """LeNet-5 as PersFL and PFML use it on CIFAR-10: 62,006 parameters at 3×32×32, 10 classes."""
 
-    def __init__(self, shape: tuple[int, ...], classes: int) -> None:
+    def __init__(self, shape: tuple[int, ...], classes: int, init: Init = "torch") -> None:
         super().__init__()
         channels, height, width = shape
         self.conv1 = nn.Conv2d(channels, 6, 5)
@@ -16,6 +17,7 @@ class LeNet5(nn.Module):
         self.fc1 = nn.Linear(16 * _after(height) * _after(width), 120)
         self.fc2 = nn.Linear(120, 84)
         self.fc3 = nn.Linear(84, classes)
+        initialise(self, init)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return logits [example, class]."""

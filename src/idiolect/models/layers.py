@@ -1,4 +1,4 @@
-"""Layers that the larger networks share: normalisation by choice, and 1×1 convolutions."""
+"""What networks share: normalisation by choice, first weights by choice, 1×1 convolutions."""
 
 from typing import Literal
 
@@ -9,6 +9,7 @@ from idiolect.batchnorm import BatchNorm
 from idiolect.errors import ModelError
 
 Norm = Literal["group", "batch"]
+Init = Literal["torch", "he"]
 
 
 def normalisation(kind: Norm, channels: int, groups: int) -> nn.Module:
@@ -18,6 +19,22 @@ def normalisation(kind: Norm, channels: int, groups: int) -> nn.Module:
     if kind == "batch":
         return BatchNorm(channels)
     raise ModelError(f"norm is {kind!r}, expected 'group' or 'batch'")
+
+
+def initialise(model: nn.Module, kind: Init) -> None:
+    """Draw first weights: torch's own, or He's for rectifiers (2015), with biases of zero.
+
+    Torch's shrink what passes a layer to 1/√6 or so: without normalisation a deep network gets
+    hardly a gradient for hundreds of steps, which is all that a small federation takes.
+    """
+    if kind not in ("torch", "he"):
+        raise ModelError(f"init is {kind!r}, expected 'torch' or 'he'")
+    if kind == "he":
+        for layer in model.modules():
+            if isinstance(layer, nn.Conv2d | nn.Linear):
+                nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
+                if layer.bias is not None:
+                    nn.init.zeros_(layer.bias)
 
 
 def dividing(groups: int, channels: int) -> int:
