@@ -3,10 +3,13 @@
     python scripts/reproduce_ktpfl.py collect RUN_DIR[=NAME]...  # keep what the tables need
     python scripts/reproduce_ktpfl.py write                # write the page from the kept figures
 
-A run is known by the name of its experiment file: emnist-two, fmnist-20, cifar10-sweeps, ...
+A run is known by the name of its experiment file: emnist-two, fmnist-20, cifar10-sweeps, ... The
+folders of experiments/ktpfl/gpu.txt, such as kt-fmnist-two-a, tell it; one that is not finished is
+passed by.
 """
 
 import json
+import re
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -26,7 +29,14 @@ Kept = dict[str, Any]
 
 def collect(folders: list[str]) -> None:
     """Keep each run's mean score per seed, and what crossed the network."""
-    keep(FIGURES, folders, _method)
+    named = []
+    for place in folders:
+        folder, _, name = place.partition("=")
+        if not (Path(folder) / "result.json").exists():
+            print(f"{folder} is not finished, and passed by")
+            continue
+        named.append(f"{folder}={name or re.sub(r'^kt-|-[a-z]$', '', Path(folder).name)}")
+    keep(FIGURES, named, _method)
 
 
 def _method(method: dict[str, Any]) -> dict[str, Any]:
@@ -56,6 +66,10 @@ def write() -> None:
             "table-5": _public(kept),
             "figure-3": _traffic(kept),
             "order": _order(kept),
+            "choice-mixed": _choice(
+                kept, {"choose-two": "two classes", "choose-all": "all classes"}
+            ),
+            "choice-equal": _choice(kept, {"choose-20": "20 clients, all classes"}),
             "cost": _cost(kept),
         },
     )
@@ -120,16 +134,18 @@ def _traffic(kept: Kept) -> list[str]:
         if soft is None or whole is None:
             rows.append([f"{TITLES[data]}, {kind}", "–", "–", "–", "–"])
             continue
+        rounds = soft["rounds"], whole["rounds"]
+        small, large = soft["megabytes"] / rounds[0], whole["megabytes"] / rounds[1]
         rows.append(
             [
                 f"{TITLES[data]}, {kind}",
-                f"{soft['megabytes']:,.0f}",
+                f"{small:,.2f}",
                 f"{soft['public_megabytes']:,.0f}",
-                f"{whole['megabytes']:,.0f}",
-                f"{whole['megabytes'] / soft['megabytes']:,.0f}×",
+                f"{large:,.0f}",
+                f"{large / small:,.0f}×",
             ]
         )
-    header = ["MB a run", "soft predictions", "public examples, once", "parameters", "ratio"]
+    header = ["MB a round", "soft predictions", "public examples, once", "parameters", "ratio"]
     return table(header, rows)
 
 
@@ -146,6 +162,25 @@ def _order(kept: Kept) -> list[str]:
             theirs = max(paper, key=lambda label: paper[label][place])
             rows.append([f"{title}: {TITLES[column[0]]}, {column[1]}", best, gap, theirs])
     return table(["column", "best, ours", "KT-pFL above the best other", "best, paper"], rows)
+
+
+def _choice(kept: Kept, runs: dict[str, str]) -> list[str]:
+    """Show what was tried, on validation data; a method's best mean over the columns is bold."""
+    found = {run: kept.get(run, {"methods": {}})["methods"] for run in runs}
+    labels = list(dict.fromkeys(label for own in found.values() for label in own))
+    means = {
+        label: [mean(own[label]["validation"]) for own in found.values() if label in own]
+        for label in labels
+    }
+    best: dict[str, float] = {}
+    for label, values in means.items():
+        family = label.partition(",")[0]
+        best[family] = max(best.get(family, 0.0), mean(values))
+    rows = []
+    for label, values in sorted(means.items()):
+        mark = "**" if mean(values) == best[label.partition(",")[0]] and "," in label else ""
+        rows.append([f"{mark}{label}{mark}", *(f"{value:.2f}" for value in values)])
+    return table(["validation, %", *runs.values()], rows or [["–"] * (1 + len(runs))])
 
 
 def _cost(kept: Kept) -> list[str]:
