@@ -83,5 +83,8 @@ def test_a_client_trains_from_its_mixture_and_keeps_the_result(stacked):
     report, kept = method.client_step(sent, line((9.0, 9.0)), client(stacked=stacked))
     assert pair(kept) == close(plus(start, -0.5, slope(start, [(2.0, 1)])))
     assert pair(report.params) == pair(kept) and float(report.size) == 1
-    models = method.models(sent, method.deploy(sent, kept, client()))
+    assert pair(method.deploy(sent, kept, client())) == start
+    trained = KTpFLWeights(lr=0.5, use="trained")
+    models = trained.models(sent, trained.deploy(sent, kept, client()))
     assert pair(models["personal"]) == pair(kept) and pair(models["mixture"]) == start
+    assert trained.training() == method.training()  # rounds are shared

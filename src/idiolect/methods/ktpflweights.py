@@ -4,6 +4,8 @@ Zhang et al. 2021, section 5.2.1 ("Homogeneous FL"): personalised global model o
 Their appendix on how c is learned there is not public, so this is our reading, the direct analogue
 of Eq. 7: c minimises λ Σ_n D_n/D · ½‖Σ_m c_nm w_m − w_n‖² / s + ρ‖c − 1/N‖². Here s is the mean
 squared distance of the models from their mean: so λ and ρ mean the same for every network.
+
+A client's personalised model is its mixture, or what it trained from it last (`use`).
 """
 
 from dataclasses import dataclass
@@ -15,7 +17,7 @@ from torch import Tensor
 from idiolect import tree
 from idiolect.local import Local
 from idiolect.matrix import Matrix
-from idiolect.method import Report, Sent, Setup
+from idiolect.method import Report, Sent, Setup, setting
 from idiolect.tree import Params, Tree
 
 
@@ -35,6 +37,13 @@ class KTpFLWeights(Matrix):
     presets: ClassVar[dict[str, dict[str, Any]]] = {
         "paper": {"matrix_lr": 0.01, "transfer": 1.0, "lr": 0.005}
     }
+
+    use: str = setting(
+        "mixture",
+        "what a client uses: its mixture of models, or what it trained from that last",
+        choices=("mixture", "trained"),
+        deploy=True,
+    )
 
     def init_server(self, setup: Setup) -> Mixtures:
         """Everyone with data counts alike, and starts from the initial parameters."""
@@ -91,8 +100,9 @@ class KTpFLWeights(Matrix):
         return self.weigh((block @ gram - gram) / scale, block, reports.size)
 
     def deploy(self, sent: Sent, personal: Params, local: Local) -> Params:
-        """Use what was trained last."""
-        return personal
+        """Use the mixture, or what was trained last."""
+        chosen: Params = sent.own if self.use == "mixture" else personal
+        return chosen
 
     def adapt(self, sent: Sent, personal: Params, local: Local) -> Params:
         """A newcomer trains for a round from what it was sent."""
