@@ -17,8 +17,8 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from convolutions import pfl_cnn
 from idiolect.bench.material import CLASSES, federation
+from idiolect.bench.workloads import PflCNN
 from idiolect.methods import METHODS
 from idiolect.models import MODELS
 from idiolect.simulate.architecture import Architecture
@@ -32,7 +32,8 @@ GREY, COLOUR = (1, 28, 28), (3, 32, 32)
 WORKLOADS = {
     "dnn": ("fedavg", lambda: MODELS["dnn"](GREY, CLASSES), GREY, 20, 600, 20),
     "pfedme": ("pfedme", lambda: MODELS["dnn"](GREY, CLASSES), GREY, 20, 600, 20),
-    "pfl": ("fedavg", pfl_cnn, COLOUR, 50, 50, 10),
+    "pfl": ("fedavg", PflCNN, COLOUR, 50, 50, 10),
+    "pfl, no dropout": ("fedavg", lambda: PflCNN(False), COLOUR, 50, 50, 10),
     "lenet5": ("fedavg", lambda: MODELS["lenet5"](COLOUR, CLASSES), COLOUR, 20, 600, 20),
     "dnn1000": ("fedavg", lambda: MODELS["dnn"](GREY, CLASSES), GREY, 1000, 600, 20),
 }

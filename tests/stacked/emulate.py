@@ -54,6 +54,23 @@ template <class Real> static Real __shfl_xor_sync(unsigned, Real value, int mask
   pass_on();
   return other;
 }
+static float __uint_as_float(unsigned bits) { float f; memcpy(&f, &bits, 4); return f; }
+static unsigned __float_as_uint(float f) { unsigned bits; memcpy(&bits, &f, 4); return bits; }
+static unsigned lefts[1024][4], rights[1024][2];
+static float short_of(unsigned bits) { return __uint_as_float(bits & 0xffffe000u); }
+static void matrix_product(float* sums, const unsigned* a, const unsigned* b) {
+  const int warp = threadIdx.x / 32 * 32, lane = threadIdx.x % 32;
+  memcpy(lefts[threadIdx.x], a, 16);
+  memcpy(rights[threadIdx.x], b, 8);
+  pass_on();
+  for (int i = 0; i < 4; i++) {
+    const int row = lane / 4 + i / 2 * 8, col = lane % 4 * 2 + i % 2;
+    for (int k = 0; k < 8; k++)
+      sums[i] += short_of(lefts[warp + row % 8 * 4 + k % 4][row / 8 + k / 4 * 2]) *
+                 short_of(rights[warp + col * 4 + k % 4][k / 4]);
+  }
+  pass_on();
+}
 """
 
 _RUN = """
@@ -100,6 +117,7 @@ class Kernel:
         text = re.sub(r"const unsigned place = .*?;\n", "", text)
         text = re.sub(r'asm volatile\("cp.async.cg.*?;\n', "memcpy(to, from, 16);\n", text)
         text = re.sub(r'asm volatile\("cp.async.ca.*?;\n', "*to = bytes ? *from : 0.f;\n", text)
+        text = re.sub(r'asm volatile\("mma.*?;\n', "matrix_product(sums, a, b);\n", text)
         text = re.sub(r"asm volatile\(.*?\);", "", text)
         for constant, value in constants.items():  # parameters may be named by a constant
             text = text.replace(f", {constant})", f", {value})")

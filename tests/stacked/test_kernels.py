@@ -7,7 +7,7 @@ import emulate
 import pytest
 import torch
 
-from idiolect.stacked import plain, thin, wide
+from idiolect.stacked import plain, tensor, thin, wide
 from idiolect.stacked.shape import Shape
 
 pytestmark = pytest.mark.skipif(emulate.COMPILER is None, reason="needs g++ to run CUDA sources")
@@ -18,7 +18,7 @@ TASKS = ["convolve", "spread", "correlate", "pooled"]
 @pytest.fixture
 def emulated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Compile for the CPU what would be compiled for the GPU, which then has 3 processors."""
-    for part in (thin, wide):
+    for part in (thin, wide, tensor):
         monkeypatch.setattr(
             part, "kernel", lambda *which: emulate.Kernel(tmp_path, which[0], which[1], which[2])
         )
@@ -33,6 +33,8 @@ def emulated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         (wide, Shape(2, 3, 16, 10, 13, 32, 3, 3, 1, 0)),
         (wide, Shape(2, 2, 24, 9, 9, 16, 3, 3, 1, 1)),
         (wide, Shape(1, 2, 40, 7, 8, 16, 5, 5, 1, 2)),
+        (tensor, Shape(2, 3, 16, 10, 13, 32, 3, 3, 1, 0)),
+        (tensor, Shape(1, 2, 48, 12, 14, 32, 5, 5, 1, 2)),
         (thin, Shape(2, 3, 3, 9, 8, 6, 5, 5, 1, 0)),
         (thin, Shape(2, 2, 4, 7, 7, 10, 3, 3, 1, 1)),
     ],

@@ -2,7 +2,7 @@
 
 import functools
 
-from idiolect.stacked import plain, thin, wide
+from idiolect.stacked import plain, tensor, thin, wide
 from idiolect.stacked.choice import Form
 from idiolect.stacked.shape import Shape
 
@@ -16,6 +16,9 @@ def forms(task: str, shape: Shape, most: int = 4) -> dict[str, Form]:
     for cut in wide.tiles(task, shape, most):
         name = "wide " + "x".join(map(str, cut))
         known[name] = functools.partial(getattr(wide, task), tile=cut)
+    for part in tensor.tiles(task, shape):
+        name = "tensor " + "x".join(map(str, part))
+        known[name] = functools.partial(getattr(tensor, task), tile=part)
     return known
 
 

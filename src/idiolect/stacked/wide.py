@@ -11,7 +11,7 @@ from idiolect.stacked.compiled import Side, kernel, side, up
 from idiolect.stacked.shape import Shape
 
 _CHANNELS = 16  # with fewer that are read, or made, the kernels of `thin` do better
-_SUMS = (40, 100)  # sums of a thread: enough to be worth its loads, and held in registers
+_SUMS = (32, 100)  # sums of a thread: enough to be worth its loads, and held in registers
 _BEST_SUMS = 64
 _HALF = 112 * 1024  # bytes of shared memory of which two blocks fit on a multiprocessor
 _LANES = 32

@@ -1,0 +1,296 @@
+// Convolutions of a stack of clients with many channels, stride 1, on matrix units in single precision.
+//
+// A matrix unit multiplies numbers of 11 bits (TF32) and adds in single precision. Every number is taken
+// apart into a large and a small piece of 11 bits, and three of the four products of pieces are added up;
+// what is left out is below single precision. Shared memory and stages are as in `wide.cu`.
+//
+// Constants: C, H, W (what is read), OC, OH, OW (what is made), KH, KW, PAD, SPREAD, POOL (2: bias, ReLU and
+// 2x2 max-pooling follow at once), THREADS, OCB (channels of a block), MT and NT (tiles of 16 channels and
+// of 8 pixels of a warp), ROWS (rows of images that a block may need), BAND (rows of a step of correlate).
+
+#define TAPS (KH * KW)
+
+__device__ __forceinline__ void bring(float* to, const float* from, bool inside) {
+  const unsigned place = (unsigned)__cvta_generic_to_shared(to);
+  const int bytes = inside ? 4 : 0;
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(place), "l"(from), "r"(bytes));
+}
+
+__device__ __forceinline__ void bring4(float* to, const float* from) {
+  const unsigned place = (unsigned)__cvta_generic_to_shared(to);
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(place), "l"(from));
+}
+
+__device__ __forceinline__ void close_stage() { asm volatile("cp.async.commit_group;"); }
+
+template <int LATER>
+__device__ __forceinline__ void await_stage() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(LATER));
+}
+
+// Take a number apart: the nearest one of 11 bits, and the rest.
+__device__ __forceinline__ void part(float value, unsigned* large, unsigned* small) {
+  *large = (__float_as_uint(value) + 0x1000u) & 0xffffe000u;
+  *small = __float_as_uint(value - __uint_as_float(*large));
+}
+
+// sums[16][8] += a[16][8] * b[8][8], each spread over the threads of a warp.
+__device__ __forceinline__ void multiply(float* sums, const unsigned* a, const unsigned* b) {
+  asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};" : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+#ifndef CORRELATE
+
+#define MADE_H (OH / POOL)
+#define MADE_W (OW / POOL)
+#define SPAN (MADE_H * POOL + KH - 1)           // rows of a padded image that are used
+#define LINE (MADE_W * POOL + KW - 1)
+#define PLANE ((ROWS * LINE + 7) / 16 * 16 + 8) // 8 more than a multiple of 16: no two threads in one bank
+#define OCP (OCB + 8)
+#define WM (OCB / (16 * MT))                    // warps along the channels; the others along the pixels
+#define WN (THREADS / 32 / WM)
+#define CELLS (WN * NT * 8 / (POOL * POOL))     // pixels, or windows of them, of a block
+#define CHUNK 8
+
+// y[g, image, o] = sum over c and taps of w[g, c, tap, o] * x[g, image, c]; see `wide.cu`.
+extern "C" __global__ void __launch_bounds__(THREADS, 512 / THREADS)
+convolve(const float* __restrict__ x, const float* __restrict__ w, const float* __restrict__ bias,
+         float* __restrict__ y, unsigned char* __restrict__ chosen, int images) {
+  extern __shared__ float4 memory[];
+  const int stage = CHUNK * (TAPS * OCP + PLANE);
+  const int g = blockIdx.y, base = blockIdx.z * OCB;
+  const int first = blockIdx.x * CELLS, start = first / MADE_W;
+  const int top = start / MADE_H * SPAN + start % MADE_H * POOL;
+  w += (size_t)g * C * TAPS * OC + base;
+  x += (size_t)g * images * (C * H * W);
+
+  const int SPOTS = (ROWS * LINE + THREADS - 1) / THREADS;
+  int origin[SPOTS];
+#pragma unroll
+  for (int i = 0; i < SPOTS; i++) {
+    const int spot = threadIdx.x + i * THREADS, col = spot % LINE - PAD;
+    const int line = top + spot / LINE, image = line / SPAN, row = line % SPAN - PAD;
+    const bool inside = image < images && row >= 0 && row < H && col >= 0 && col < W;
+    origin[i] = inside ? (image * C * H + row) * W + col : -1;
+  }
+  auto load = [&](int chunk) {
+    float* kernels = (float*)memory + (chunk & 1) * stage;    // [CHUNK][TAPS][OCP]
+    float* held = kernels + CHUNK * TAPS * OCP;               // [CHUNK][PLANE]
+    const float* from = w + (size_t)chunk * CHUNK * TAPS * OC;
+    for (int i = threadIdx.x; i < CHUNK * TAPS * (OCB / 4); i += THREADS)
+      bring4(kernels + i / (OCB / 4) * OCP + i % (OCB / 4) * 4,
+             from + i / (OCB / 4) * OC + i % (OCB / 4) * 4);
+#pragma unroll
+    for (int i = 0; i < SPOTS; i++) {
+      const int spot = threadIdx.x + i * THREADS;
+      if (spot >= ROWS * LINE) continue;
+      const bool inside = origin[i] >= 0;
+      const float* source = x + (inside ? origin[i] : 0) + chunk * CHUNK * H * W;
+#pragma unroll
+      for (int c = 0; c < CHUNK; c++) bring(held + c * PLANE + spot, source + c * H * W, inside);
+    }
+    close_stage();
+  };
+
+  const int lane = threadIdx.x % 32, across = lane / 4, along = lane % 4;
+  const int warp = threadIdx.x / 32, low = warp % WM * 16 * MT;
+  const int cell = first + warp / WM * (NT * 8 / (POOL * POOL));  // the warp's first
+  int spot[NT];                                 // where the pixel is that this thread loads for a tile
+#pragma unroll
+  for (int j = 0; j < NT; j++) {
+#if POOL == 1
+    const int own = cell + j * 8 + across, down = 0, right = 0;
+#else
+    const int own = cell + j / 2 * 4 + across / 2, down = j % 2, right = across % 2;
+#endif
+    const int band = own / MADE_W, image = band / MADE_H;
+    const int line = image * SPAN + band % MADE_H * POOL + down - top;
+    spot[j] = line * LINE + own % MADE_W * POOL + right + along * PLANE;
+  }
+  float sums[MT][NT][4];
+#pragma unroll
+  for (int m = 0; m < MT; m++)
+#pragma unroll
+    for (int j = 0; j < NT; j++)
+#pragma unroll
+      for (int i = 0; i < 4; i++) sums[m][j][i] = 0.f;
+
+  load(0);
+  for (int chunk = 0; chunk < C / CHUNK; chunk++) {
+    if (chunk + 1 < C / CHUNK) {
+      load(chunk + 1);
+      await_stage<1>();
+    } else {
+      await_stage<0>();
+    }
+    __syncthreads();
+    const float* kernels = (const float*)memory + (chunk & 1) * stage + along * TAPS * OCP + low + across;
+    const float* held = (const float*)memory + (chunk & 1) * stage + CHUNK * TAPS * OCP;
+#pragma unroll 1
+    for (int kh = 0; kh < KH; kh++) {
+#pragma unroll
+      for (int kw = 0; kw < KW; kw++) {
+        const int tap = SPREAD ? TAPS - 1 - (kh * KW + kw) : kh * KW + kw;
+        unsigned large[MT][4], small[MT][4];
+#pragma unroll
+        for (int m = 0; m < MT; m++)
+#pragma unroll
+          for (int i = 0; i < 4; i++)
+            part(kernels[(i / 2 * 4 * TAPS + tap) * OCP + m * 16 + i % 2 * 8], &large[m][i], &small[m][i]);
+#pragma unroll
+        for (int j = 0; j < NT; j++) {
+          unsigned big[2], little[2];
+#pragma unroll
+          for (int i = 0; i < 2; i++)
+            part(held[spot[j] + i * 4 * PLANE + kh * LINE + kw], &big[i], &little[i]);
+#pragma unroll
+          for (int m = 0; m < MT; m++) multiply(sums[m][j], small[m], big);
+#pragma unroll
+          for (int m = 0; m < MT; m++) multiply(sums[m][j], large[m], little);
+#pragma unroll
+          for (int m = 0; m < MT; m++) multiply(sums[m][j], large[m], big);
+        }
+      }
+    }
+    __syncthreads();
+  }
+#pragma unroll
+  for (int m = 0; m < MT; m++)
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+      const int channel = base + low + m * 16 + half * 8 + across;
+#if POOL == 1
+#pragma unroll
+      for (int j = 0; j < NT; j++)
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+          const int own = cell + j * 8 + along * 2 + i, image = own / (OH * OW);
+          if (image >= images) continue;
+          y[(((size_t)g * images + image) * OC + channel) * (OH * OW) + own % (OH * OW)] = sums[m][j][half * 2 + i];
+        }
+#else
+      const float shift = bias[g * OC + channel];
+#pragma unroll
+      for (int j = 0; j < NT; j += 2) {
+        const int own = cell + j / 2 * 4 + along, image = own / (MADE_H * MADE_W);
+        if (image >= images) continue;
+        float most = sums[m][j][half * 2] + shift;
+        int which = 0;
+#pragma unroll
+        for (int i = 1; i < 4; i++) {
+          const float other = sums[m][j + i / 2][half * 2 + i % 2] + shift;
+          if (other > most || isnan(other)) { most = other; which = i; }
+        }
+        const bool off = most <= 0.f;           // false for NaN, which must be seen
+        const size_t place = (((size_t)g * images + image) * OC + channel) * (MADE_H * MADE_W) + own % (MADE_H * MADE_W);
+        y[place] = off ? 0.f : most;
+        chosen[place] = off ? 4 : which;
+      }
+#endif
+    }
+}
+
+#else
+
+#define CB (8 * THREADS / 32 / (OCB / (16 * MT)))  // channels that a block reads; a warp takes 8
+#define ACROSS (OW + KW - 1)
+#define DEEP (BAND + KH - 1)
+#define PIXELS ((BAND * OW + 7) / 8 * 8)
+#define SP (PIXELS + 4)                         // 4 more than a multiple of 8: no two threads in one bank
+#define PLANE ((DEEP * ACROSS + 3) / 8 * 8 + 4)
+#define STRIPES ((OH + BAND - 1) / BAND)
+#define WARPS (THREADS / 32)
+
+// out[part, g, o, c, taps] = sum over the part's pixels of slope[g, image, o] * x[g, image, c].
+extern "C" __global__ void __launch_bounds__(THREADS, 512 / THREADS)
+correlate(const float* __restrict__ slope, const float* __restrict__ x, float* __restrict__ out,
+          int images, int each) {
+  extern __shared__ float4 memory[];
+  const int stage = OCB * SP + CB * PLANE;
+  const int g = blockIdx.y, base = blockIdx.z % (OC / OCB) * OCB, lowest = blockIdx.z / (OC / OCB) * CB;
+  const int first = blockIdx.x * each, last = min(images * STRIPES, first + each);
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, across = lane / 4, along = lane % 4;
+  const int low = warp % (OCB / (16 * MT)) * 16 * MT, c8 = warp / (OCB / (16 * MT)) * 8;
+  x += (size_t)g * images * (C * H * W) + lowest * H * W;
+  slope += (size_t)g * images * (OC * OH * OW) + base * OH * OW;
+  auto load = [&](int number) {
+    float* slopes = (float*)memory + (number & 1) * stage;    // [OCB][SP]
+    float* held = slopes + OCB * SP;                          // [CB][PLANE]
+    const int image = number / STRIPES, top = number % STRIPES * BAND;
+    const float* steep = slope + (size_t)image * (OC * OH * OW) + top * OW;
+    for (int o = warp; o < OCB; o += WARPS)
+      for (int k = lane; k < PIXELS; k += 32) {
+        const bool inside = k < BAND * OW && top * OW + k < OH * OW;
+        bring(slopes + o * SP + k, inside ? steep + o * OH * OW + k : slope, inside);
+      }
+    const float* picture = x + (size_t)image * (C * H * W);
+    for (int line = warp; line < CB * DEEP; line += WARPS) {
+      const int c = line / DEEP, row = top + line % DEEP - PAD;
+      const float* from = picture + (c * H + row) * W;
+      for (int i = lane; i < ACROSS; i += 32) {
+        const int col = i - PAD;
+        const bool inside = lowest + c < C && row >= 0 && row < H && col >= 0 && col < W;
+        bring(held + c * PLANE + line % DEEP * ACROSS + i, inside ? from + col : x, inside);
+      }
+    }
+    close_stage();
+  };
+  float sums[TAPS][MT][4];
+#pragma unroll
+  for (int tap = 0; tap < TAPS; tap++)
+#pragma unroll
+    for (int m = 0; m < MT; m++)
+#pragma unroll
+      for (int i = 0; i < 4; i++) sums[tap][m][i] = 0.f;
+
+  if (first < last) load(first);
+  for (int number = first; number < last; number++) {
+    if (number + 1 < last) {
+      load(number + 1);
+      await_stage<1>();
+    } else {
+      await_stage<0>();
+    }
+    __syncthreads();
+    const float* slopes = (const float*)memory + (number & 1) * stage + (low + across) * SP + along;
+    const float* held = (const float*)memory + (number & 1) * stage + OCB * SP + (c8 + across) * PLANE;
+#pragma unroll 1
+    for (int k = 0; k < PIXELS; k += 8) {
+      unsigned large[MT][4], small[MT][4];
+#pragma unroll
+      for (int m = 0; m < MT; m++)
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+          part(slopes[(m * 16 + i % 2 * 8) * SP + k + i / 2 * 4], &large[m][i], &small[m][i]);
+      const int near = min(k + along, BAND * OW - 1), far = min(k + along + 4, BAND * OW - 1);
+      const float* left = held + near + near / OW * (KW - 1);
+      const float* right = held + far + far / OW * (KW - 1);
+#pragma unroll
+      for (int tap = 0; tap < TAPS; tap++) {
+        const int shift = tap / KW * ACROSS + tap % KW;
+        unsigned big[2], little[2];
+        part(left[shift], &big[0], &little[0]);
+        part(right[shift], &big[1], &little[1]);
+#pragma unroll
+        for (int m = 0; m < MT; m++) multiply(sums[tap][m], small[m], big);
+#pragma unroll
+        for (int m = 0; m < MT; m++) multiply(sums[tap][m], large[m], little);
+#pragma unroll
+        for (int m = 0; m < MT; m++) multiply(sums[tap][m], large[m], big);
+      }
+    }
+    __syncthreads();
+  }
+  out += (((size_t)blockIdx.x * gridDim.y + g) * OC + base) * (C * TAPS);
+#pragma unroll
+  for (int m = 0; m < MT; m++)
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      const int o = low + m * 16 + i / 2 * 8 + across, c = lowest + c8 + along * 2 + i % 2;
+      if (c >= C) continue;
+#pragma unroll
+      for (int tap = 0; tap < TAPS; tap++) out[((size_t)o * C + c) * TAPS + tap] = sums[tap][m][i];
+    }
+}
+
+#endif
