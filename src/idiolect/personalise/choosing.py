@@ -20,6 +20,7 @@ from idiolect.tree import Params
 
 _TURNS = 50  # of the fixed-point iteration
 _TINY = 1e-30
+_AT_ONCE = 100  # examples about which all candidates are asked together: they take room
 
 
 class Blend(NamedTuple):
@@ -52,7 +53,7 @@ def scored(candidates: Params, local: Local) -> Scores:
         counts = counts.expand(*batch.weight.shape, 1, said.shape[-1])
         return torch.cat([said, counts.to(said.dtype)], -2)
 
-    rows = local.rows(ask, "val")
+    rows = local.rows(ask, "val", batch=_AT_ONCE)
     rows = rows.reshape(-1, *rows.shape[-2:])  # a sequence's labels stand one behind the other
     chances, right, counts = rows.unbind(-2)
     counts = counts[:, 0]
