@@ -12,7 +12,7 @@ from idiolect.batchnorm import BatchNorm
 from idiolect.data import Dataset, Federation
 from idiolect.local import Local, Network
 from idiolect.simulate.architecture import Architecture
-from idiolect.simulate.backend import Backend
+from idiolect.simulate.backend import Backend, Ray
 from idiolect.simulate.plans import Book
 from idiolect.simulate.pools import Library
 from idiolect.simulate.rounds import Run, Simulation
@@ -96,7 +96,7 @@ def simulation(
     worlds = [worlds] if isinstance(worlds, Federation) else worlds
     runs = [Run(seed, world.lessons) for seed, world in zip(seeds, worlds, strict=True)]
     architectures = architectures or {"main": Architecture(build, auxiliary)}
-    backend = Backend(kind, "cpu", width)
+    backend = Backend(kind, "cpu", width, ray=Ray(workers=2))
     return Simulation(
         method,
         runs,

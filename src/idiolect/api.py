@@ -109,12 +109,15 @@ def fit(
     cohort: int | None = None,
     auxiliary: Model | None = None,
     device: str = "auto",
-    backend: str = "vectorised",
+    backend: str | Backend = "vectorised",
     every: int = 1,
     watch: Watch | None = None,
     **settings: Any,
 ) -> Result:
-    """Train a method on a federation; further arguments are the method's settings."""
+    """Train a method on a federation; further arguments are the method's settings.
+
+    `backend` is the name of a kind, or a `Backend` with settings of its own.
+    """
     chosen = _method(method, settings)
     if cohort is not None and not 1 <= cohort <= federation.clients:
         raise ConfigError(
@@ -133,12 +136,20 @@ def fit(
         architectures=architectures,
         rounds=rounds,
         cohort=cohort,
-        backend=Backend(backend, device, cache=cache_root(None) / "widths.json"),
+        backend=_machine(backend, device),
         evaluate=Evaluate(every=every),
     ).settled()
     trained = train(job, watch=watch)
     builds = [architecture.main for architecture in architectures.values()]
     return Result(trained.outcome, trained.deployed[0], builds)
+
+
+def _machine(backend: str | Backend, device: str) -> Backend:
+    if isinstance(backend, str):
+        return Backend(backend, device, cache=cache_root(None) / "widths.json")
+    if device not in ("auto", backend.device):
+        raise ConfigError(f"device is {device!r} beside a backend that is made; set it there")
+    return backend
 
 
 def _method(method: str | Method, settings: Mapping[str, Any]) -> Method:

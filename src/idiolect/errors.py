@@ -47,6 +47,12 @@ class DeployError(IdiolectError):
     code = 8
 
 
+class ClusterError(IdiolectError):
+    """A cluster that cannot be reached, or whose workers are gone."""
+
+    code = 10
+
+
 class CheckpointError(IdiolectError):
     """A checkpoint that is damaged or belongs to another experiment."""
 

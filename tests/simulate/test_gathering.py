@@ -23,12 +23,14 @@ SUMMING = [name for name, kind in METHODS.items() if kind().sums]
 def in_parts(simulation):
     """Let every team hand in two sums, of its odd and its even seats, instead of its reports."""
 
-    def parted(harvest):
+    def parted(harvest, calls):
         def half(first):
             rows = list(range(first, len(harvest.seats), 2))
             own = tree.take((harvest.reports, harvest.personal), torch.tensor(rows))
             seats = [harvest.seats[row] for row in rows]
-            return summed(simulation.method, Harvest(harvest.team, seats, own[0], (), own[1]))
+            return summed(
+                simulation.method, Harvest(harvest.team, seats, own[0], (), own[1]), calls
+            )
 
         left, right = half(0), half(1)
         return Harvest(
@@ -43,7 +45,7 @@ def in_parts(simulation):
 
     for team in simulation._crews:
         train = team.train
-        team.train = lambda *order, train=train: lambda: parted(train(*order)())
+        team.train = lambda *order, train=train: lambda: parted(train(*order)(), order[1])
     return simulation
 
 

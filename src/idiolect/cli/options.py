@@ -69,5 +69,5 @@ DATA = typer.Option("--data-dir", help="Folder with datasets; else IDIOLECT_DATA
 JSON = typer.Option("--json", help="Print JSON instead of tables.")
 DEVICE = typer.Option(help="auto, cpu or cuda.", autocompletion=_of("auto", "cpu", "cuda"))
 BACKEND = typer.Option(
-    help="vectorised or sequential.", autocompletion=_of("vectorised", "sequential")
+    help="vectorised, sequential or ray.", autocompletion=_of("vectorised", "sequential", "ray")
 )

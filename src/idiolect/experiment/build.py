@@ -31,7 +31,7 @@ from idiolect.experiment.wordings import coded, reading
 from idiolect.experiment.words import meant
 from idiolect.runner.job import Evaluate, Job
 from idiolect.simulate.architecture import Architecture
-from idiolect.simulate.backend import Backend
+from idiolect.simulate.backend import Backend, Ray
 
 _PUBLIC = 5  # keeps the draw of public examples apart from other uses of the same seed
 
@@ -206,6 +206,7 @@ def machine(experiment: Experiment) -> Backend:
         experiment.backend.personal_mb,
         experiment.backend.precision,
         experiment.backend.graph,
+        ray=Ray(**experiment.backend.ray.model_dump()),
     )
 
 

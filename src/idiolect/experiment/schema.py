@@ -217,12 +217,23 @@ class Tune(BaseModel):
     methods: dict[str, dict[str, Any]] = {}  # by label: settings of that method alone
 
 
+class Workers(BaseModel):
+    """Where the ray backend finds its workers."""
+
+    model_config = STRICT
+
+    address: str = ""  # of the cluster's head; absent: RAY_ADDRESS, or a cluster on this machine
+    workers: Whole = 0  # 0: as many as fit
+    cpus: Annotated[float, Field(ge=0)] = 1.0  # of each; whole ones are its threads
+    gpus: Annotated[float, Field(ge=0)] = 0.0  # of each; 0.5: two workers share one
+
+
 class Machine(BaseModel):
     """Where and how clients are run."""
 
     model_config = STRICT
 
-    kind: Literal["vectorised", "sequential"] = "vectorised"
+    kind: Literal["vectorised", "sequential", "ray"] = "vectorised"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     width: Whole = 0  # clients in a block; 0: measured
     checkpoint_every: Whole = 0  # rounds; 0: every few seconds
@@ -230,6 +241,7 @@ class Machine(BaseModel):
     personal_mb: Whole = 256  # of personal state on disk, so much is kept in memory
     precision: Literal["fp32", "tf32", "bf16"] = "fp32"  # of products
     graph: bool = True  # on CUDA: capture rounds and replay them
+    ray: Workers = Workers()  # for the kind of that name
 
 
 class Deployment(BaseModel):

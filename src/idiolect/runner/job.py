@@ -160,6 +160,8 @@ class Job:
     @property
     def place(self) -> str:
         """The machine clients are run on, in words."""
+        if self.backend.kind == "ray":
+            return f"Ray, {self.backend.ray.workers or 'all'} workers"
         place = self.backend.place
         return torch.cuda.get_device_name(place) if place.type == "cuda" else place.type
 

@@ -180,7 +180,7 @@ def head_start(trial: Job, kept: Path, job: Job, folder: Path) -> bool:
         curve=tuple(p for p in memory.curve if at_end or p.round % every == 0),
     )
     path = memories.checkpoint_path(folder, job.label)
-    place = f"{job.backend.kind} {job.backend.place.type}"
+    place = job.backend.whereabouts
     memories.save(path, memory, job.identity, place)
     return True
 

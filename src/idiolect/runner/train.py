@@ -105,7 +105,7 @@ class _Keeper:
         self._folder = folder
         self._path = folder and memories.checkpoint_path(folder, job.label)
         self._identity = job.identity
-        self._place = f"{job.backend.kind} {job.backend.place.type}"
+        self._place = job.backend.whereabouts
         self._saved_at = time.monotonic()
         self._saved_round = -1
         self._saved: Tree = ()  # of which a file of personal state must not lose anything

@@ -95,9 +95,13 @@ class Crew(Team):
         """Return how many examples the last round of a kind trained on."""
         return sum(desk.examples for desk in self._busy.get(kind, []))
 
+    def planned(self, kind: str) -> int:
+        """Return the same with padding."""
+        return sum(desk.planned for desk in self._busy.get(kind, []))
+
     def padding(self, kind: str) -> float:
         """Return the share of a round's examples that were padding."""
-        planned = sum(desk.planned for desk in self._busy.get(kind, []))
+        planned = self.planned(kind)
         return 1 - self.examples(kind) / planned if planned else 0.0
 
     def begin(self, kind: str, work: Work, calls: Sequence[Call], round: int) -> Answer:

@@ -49,8 +49,11 @@ def gathered(
             continue
         cohort = numbers.whole(heard, device)
         rows = numbers.whole([place[Seat(run, int(c))] for c in heard], device)
+        places = {int(client): n for n, client in enumerate(call.cohort)}
+        among = numbers.whole([places[int(client)] for client in heard], device)
         if summed and told is not None:
-            found.append(_from_sums(method, run, call, state, cohort, told, done))
+            new, traffic = _from_sums(method, run, call, state, cohort, done)
+            found.append(Gathered(tree.where(told[among].all(), state, new), traffic, told))
             continue
         # Where all are in their places nothing has to be moved; a mean keeps none of the rows.
         settled = [place[Seat(run, int(c))] for c in heard] == list(range(len(place)))
@@ -60,8 +63,6 @@ def gathered(
         else:
             traffic = Traffic(1, 0, 0) if method.pooled else counted(call, own)
         own = method.arrive(state, cohort, own)
-        places = {int(client): n for n, client in enumerate(call.cohort)}
-        among = numbers.whole([places[int(client)] for client in heard], device)
         bad = guard.broken(own, None if told is None else told[among], len(rows), device)
         new = guard.guarded_step(method, state, cohort, own, bad)
         if call.heard is not None:  # bystanders may be broken too
@@ -79,14 +80,8 @@ def _laid_out(method: Method, done: Sequence[Harvest]) -> Tree:
 
 
 def _from_sums(
-    method: Method,
-    run: int,
-    call: Call,
-    state: Tree,
-    cohort: Tensor,
-    bad: Tensor,
-    done: Sequence[Harvest],
-) -> Gathered:
+    method: Method, run: int, call: Call, state: Tree, cohort: Tensor, done: Sequence[Harvest]
+) -> tuple[Tree, Traffic]:
     """Step on the mean of all as on the report of a single client."""
     sums = [own.sums[run] for own in done]
     refuse_unequal(sums)
@@ -94,8 +89,7 @@ def _from_sums(
     one = Report(tree.scale(1 / total.size, total.params), torch.ones_like(total.size))
     new = method.server_step(state, cohort[:1], one)
     traffic = counted(call, ())._replace(bytes_up=len(cohort) * tree.nbytes(one))
-    traffic = Traffic(1, 0, 0) if method.pooled else traffic
-    return Gathered(tree.where(bad.all(), state, new), traffic, bad)
+    return new, Traffic(1, 0, 0) if method.pooled else traffic
 
 
 def summable(method: Method, state: Tree) -> bool:
@@ -114,17 +108,26 @@ def summable(method: Method, state: Tree) -> bool:
     return all(torch.allclose(left, right, 1e-4, 1e-5, equal_nan=True) for left, right in pairs)
 
 
-def summed(method: Method, harvest: Harvest) -> Harvest:
-    """Add a team's reports up, run by run; what holds NaN or infinity is in no sum."""
+def summed(method: Method, harvest: Harvest, calls: Sequence[Call]) -> Harvest:
+    """Add a team's reports up, run by run; what holds NaN or infinity is in no sum.
+
+    Nor are bystanders' reports, of whom only what they keep can be broken.
+    """
     reports: Report = harvest.reports
     device = reports.size.device
     stale = guard.broken_personal([harvest.personal])
+    heard = torch.tensor([_heard(calls[seat.run], seat) for seat in harvest.seats], device=device)
     bad = guard.broken(reports, stale, len(harvest.seats), device)
     clean = guard.without(reports, bad)
-    weight = method.weights(clean.size)
+    weight = torch.where(heard, method.weights(clean.size), 0.0)
     sums = []
-    for run in range(len(harvest.team.groups)):
+    for run in range(len(calls)):
         mine = torch.tensor([seat.run == run for seat in harvest.seats], device=device)
         own = torch.where(mine, weight, 0.0)
         sums.append(Report(tree.mixed(own.unsqueeze(0), clean.params), own.sum().reshape(1)))
-    return harvest._replace(reports=(), sums=sums, broken=bad)
+    broken = bad & heard if stale is None else torch.where(heard, bad, stale)
+    return harvest._replace(reports=(), sums=sums, broken=broken)
+
+
+def _heard(call: Call, seat: Seat) -> bool:
+    return call.heard is None or seat.client in call.heard

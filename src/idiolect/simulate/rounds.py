@@ -19,12 +19,13 @@ from idiolect.method import Method, Sent, Setup
 from idiolect.simulate import groups, keeping, numbers, sampling
 from idiolect.simulate.architecture import Architecture, blank, make, refuse_unequal_states
 from idiolect.simulate.backend import Backend
-from idiolect.simulate.crew import Crew, hands
-from idiolect.simulate.gathering import gathered
+from idiolect.simulate.gathering import gathered, summable
+from idiolect.simulate.here import Here
 from idiolect.simulate.judging import Marking, joined, verdict
 from idiolect.simulate.judging import Verdict as Verdict
 from idiolect.simulate.pools import Library
 from idiolect.simulate.shelf import Shelf
+from idiolect.simulate.spread.job import Spread
 from idiolect.simulate.store import Store
 from idiolect.simulate.team import Call, Seat, Team
 from idiolect.simulate.traffic import Crossing, Handout, Traffic, crossed
@@ -96,11 +97,15 @@ class Simulation:
         if method.pooled:
             self._judged = [self._library.members(n, r.seed, r.lessons) for n, r in enumerate(runs)]
         self._handout = Handout(method, trained)
+        self._office: Here | Spread = Here(backend, self._library)
+        if backend.kind == "ray":
+            self._office = Spread(backend, self._library, trained, self._clients, self._touched)
         self._crews, setups = self._hire(architectures, trained, backend, newcomers)
         if newcomers:
             self.states = [method.init_server(blank(setup)) for setup in setups]
         else:
             self.states = [tree.to(method.init_server(own), self._device) for own in setups]
+            self._office.sums = backend.kind == "ray" and summable(method, self.states[0])
         if bystanders == "train" and method.grouped:
             raise ConfigError(
                 f"bystanders = 'train' does not go with {method.title}, whose groups hear all who "
@@ -139,23 +144,9 @@ class Simulation:
             one_by_one = backend.kind == "sequential" or bool(made.unmappable)
             personal = [(self.method.init_personal(setup), len(clients)) for setup in made.setups]
             kept = [tree.to(self.method.init_group(setup), self._device) for setup in made.setups]
-            crews.append(
-                Crew(
-                    clients,
-                    made.networks,
-                    self._store(personal, len(crews)),
-                    [setup.params for setup in made.setups],
-                    self._library.pools,
-                    self._library.exam_pools,
-                    self._device,
-                    1 if one_by_one else backend.width,
-                    1 if backend.kind == "sequential" else hands(self._device, made.networks),
-                    not one_by_one,
-                    backend.cache,
-                    backend.precision,
-                    backend.graph,
-                )
-            )
+            store = self._store(personal, len(crews))
+            starts = [start for start, _ in personal]
+            crews.append(self._office.hire(clients, made, store, starts, one_by_one))
             crews[-1].groups = kept
         if sorted(int(c) for crew in crews for c in crew.clients) != list(range(self._clients)):
             raise ConfigError("the architectures must name every client exactly once")
@@ -232,8 +223,8 @@ class Simulation:
         return self._attendance[run].strangers(self._clients, self.round)
 
     def remarks(self) -> list[str]:
-        """Say nothing: in a simulation no client gets lost."""
-        return []
+        """Tell of workers that were lost; clients never are in a simulation."""
+        return self._office.remarks()
 
     def advance(self) -> Round:
         """Do one round of every run."""

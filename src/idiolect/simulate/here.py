@@ -1,0 +1,52 @@
+"""Where clients are hired to work in this process."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from idiolect.simulate.architecture import Made
+from idiolect.simulate.backend import Backend
+from idiolect.simulate.crew import Crew, hands
+from idiolect.simulate.pools import Library
+from idiolect.simulate.shelf import Shelf
+from idiolect.simulate.store import Store
+from idiolect.tree import Tree
+
+
+class Here:
+    """Hires crews, on the device that the backend names."""
+
+    sums = False  # reports are at hand, so nothing is saved by adding them up
+
+    def __init__(self, backend: Backend, library: Library) -> None:
+        self._backend, self._library = backend, library
+
+    def hire(
+        self,
+        clients: np.ndarray,
+        made: Made,
+        store: Store | Shelf,
+        personal: Sequence[Tree],
+        one_by_one: bool,
+    ) -> Crew:
+        """Make a crew of the clients of one architecture, whose state is in the store."""
+        backend, device = self._backend, self._backend.place
+        return Crew(
+            clients,
+            made.networks,
+            store,
+            [setup.params for setup in made.setups],
+            self._library.pools,
+            self._library.exam_pools,
+            device,
+            1 if one_by_one else backend.width,
+            1 if backend.kind == "sequential" else hands(device, made.networks),
+            not one_by_one,
+            backend.cache,
+            backend.precision,
+            backend.graph,
+        )
+
+    def remarks(self) -> list[str]:
+        """Say nothing: nobody gets lost here."""
+        return []

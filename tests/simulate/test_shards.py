@@ -1,0 +1,84 @@
+"""Who is served where, and what travels there: all of a shard's examples, and no others."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import worlds
+from idiolect import tree
+from idiolect.simulate.pools import Library
+from idiolect.simulate.spread.shards import dealt, lifted, lowered, packed
+
+CPU = torch.device("cpu")
+
+
+@given(st.lists(st.integers(0, 50), min_size=1, max_size=40), st.integers(1, 5), st.integers(1, 3))
+def test_every_client_is_in_one_shard_and_shards_are_alike(loads, count, kinds):
+    """The heaviest goes to the lightest, so no shard outweighs another by more than one client."""
+    weights = np.array(loads, float)
+    groups = [np.arange(kind, len(loads), kinds) for kind in range(kinds)]
+    shards = dealt(weights, groups, count)
+    for kind, clients in enumerate(groups):
+        held = np.concatenate([shard[kind] for shard in shards])
+        assert sorted(held.tolist()) == clients.tolist()
+    if kinds == 1:
+        totals = [weights[shard[0]].sum() for shard in shards]
+        assert max(totals) - min(totals) <= max(loads)
+
+
+@pytest.mark.parametrize("pooled", [False, True])
+def test_a_pack_holds_what_its_clients_hold_and_nothing_else(pooled):
+    """Two seeds with data of their own; the examples a client finds are those it has at home."""
+    runs = [worlds.with_public(), worlds.with_public((2, 8, 4, 1, 6, 3), seed=5)]
+    library = Library([run.lessons for run in runs], CPU)
+    lessons = [run.lessons.pooled() if pooled else run.lessons for run in runs]
+    rolls = [library.members(n, 10 + n, own) for n, own in enumerate(lessons)]
+    clients = np.array([0, 3])
+    pack = packed(library, rolls, clients)
+    pools = pack.pools(CPU)
+    held = 0
+    for run, members in enumerate(pack.members()):
+        assert list(members) == ([0] if pooled else [0, 3])
+        for client, member in members.items():
+            home = rolls[run][client]
+            assert (member.seed, member.client) == (home.seed, home.client)
+            assert member.rows["public"].tolist() == home.rows["public"].tolist()
+            for name in ("train", "val"):
+                here = pools[name].take(torch.from_numpy(member.rows[name]))
+                there = library.pools[name].take(torch.from_numpy(home.rows[name]))
+                assert all(map(torch.equal, here, there))
+                held += len(member.rows[name])
+    assert len(pack.examples.x) == held and "public" not in pools
+
+
+def test_rows_that_all_are_scored_on_travel_once():
+    world = worlds.federation()
+    library = Library([world.lessons], CPU)
+    common = np.arange(5)
+    exams = library.examined(0, 0, world.test, {"common": (common,) * 6})
+    pack = packed(library, [exams], np.arange(6))
+    assert len(pack.rosters[0].streams["common"].rows) == 5
+    here = pack.members()[0][4].rows["common"]
+    assert torch.equal(
+        pack.pools(CPU)["common"].take(torch.from_numpy(here))[0],
+        library.pools["train"].take(torch.from_numpy(common))[0],
+    )
+
+
+def test_trees_come_back_as_they_went():
+    values = {
+        "a": torch.randn(2, 3, dtype=torch.float64),
+        "b": (torch.tensor(3), torch.zeros(0, 4), torch.ones(2, dtype=torch.bfloat16)),
+        "c": (),
+    }
+    back = lifted(lowered(values), CPU)
+    assert not worlds.differing(values, back)
+    assert [leaf.dtype for leaf in tree.leaves(back)] == [
+        leaf.dtype for leaf in tree.leaves(values)
+    ]
+    seen = np.arange(3.0)
+    seen.flags.writeable = False  # as what lies in shared memory
+    lifted(seen, CPU).add_(1)
+    assert seen.tolist() == [0, 1, 2]
