@@ -53,7 +53,7 @@ class Distilled(Method):
     public_batch: int = setting(256, "public examples in a step of distillation", least=1)
     distil_epochs: int = setting(1, "passes over the round's public examples (R)", least=1)
     distil_lr: float = setting(0.0, "learning rate of distillation (η₂); 0: the local one", least=0)
-    temperature: float = setting(10.0, "temperature of the predictions (T)", above=0)
+    temperature: float = setting(1.0, "temperature of the predictions (T)", above=0)
     gain: str = setting(
         "hinton",
         "factor of the distillation loss: T² (hinton), 1 (Eq. 6), 1 / classes (released code)",

@@ -29,6 +29,8 @@ class KTpFL(Matrix, Distilled):
     presets: ClassVar[dict[str, dict[str, Any]]] = {
         "paper": {
             "gain": "paper",
+            "temperature": 10.0,
+            "pull": 0.7,
             "matrix_lr": 0.01,
             "transfer": 1.0,
             "batch": 128,
@@ -37,6 +39,8 @@ class KTpFL(Matrix, Distilled):
         },
         "code": {
             "gain": "code",
+            "temperature": 10.0,
+            "pull": 0.7,
             "objective": "mse",
             "adaptive": True,
             "projection": "softmax",
@@ -46,6 +50,7 @@ class KTpFL(Matrix, Distilled):
         },
     }
 
+    pull: float = setting(0.1, "strength of the pull of c to equal shares (ρ)", least=0)
     objective: str = setting(
         "kl",
         "what c minimises: KL weighted by size (Eq. 7), or squared error (released code)",
