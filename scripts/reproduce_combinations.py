@@ -133,7 +133,7 @@ def _about(method: dict[str, Any], methods: Methods) -> str:
     words = (
         f"{method['rounds']} rounds of {work} at {told['lr']:g}; FT and FB {after['tune_epochs']} "
         f"epochs at {after['tune_lr']:g}; the local model {after['expert_epochs']} at "
-        f"{after['expert_lr']:g}; {seeds} seed{'s' * (seeds > 1)}."
+        f"{after['expert_lr']:g}; α by `{after['moe_select']}`; {seeds} seed{'s' * (seeds > 1)}."
     )
     for kind in KINDS[2:]:
         private = (methods.get(kind) or {}).get("privacy")

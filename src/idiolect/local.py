@@ -283,13 +283,20 @@ class Local:
 
     def mean(self, fn: Callable[[Batch], Tree], stream: str = "val", *, batch: int = 500) -> Tree:
         """Average fn(batch), itself a mean, over a stream's labels; NaN where it has none."""
+        total, seen = self.total(fn, stream, batch=batch)
+        return tree.map(lambda leaf: leaf / seen, total)
+
+    def total(
+        self, fn: Callable[[Batch], Tree], stream: str = "val", *, batch: int = 500
+    ) -> tuple[Tree, Tensor]:
+        """Add fn(batch), a mean, up over a stream's labels; return how many they are as well."""
         plan = self._ask(stream, batch, 1, 0, shuffled=False)
         total, seen = None, torch.zeros_like(plan.weight[self._slot][0, 0])
         for now in self._batches(plan, training=False):
             labels = now.weight.sum()
             part = tree.scale(labels, fn(now))
             total, seen = part if total is None else tree.add(total, part), seen + labels
-        return tree.map(lambda leaf: leaf / seen, total)
+        return total, seen
 
     def rows(
         self,

@@ -1,6 +1,7 @@
 """The parts one by one: each is the plain thing where its weight is zero, and right where not."""
 
 import dataclasses
+import math
 
 import pytest
 import torch
@@ -243,9 +244,12 @@ def test_blending_is_in_probabilities():
     torch.testing.assert_close(got.exp(), torch.tensor([0.45, 0.55]))
 
 
-@pytest.mark.parametrize("select", ["loss", "accuracy"])
+@pytest.mark.parametrize("select", ["loss", "accuracy", "posterior"])
 def test_the_weight_is_the_best_on_validation_data(select, float64):
-    """Against a loop over the grid with this client's own validation rows."""
+    """Against a loop over the grid with this client's own validation rows.
+
+    The posterior weighs α by Π p(label), which is exp(-9 · loss) for nine labels.
+    """
     method = Mixture(BASE, moe_select=select, expert_epochs=6, expert_lr=0.3)
     world = worlds.federation((7, 4, 5, 9, 3, 0), (9, 3, 2, 1, 0, 2))
     local = worlds.local(world, 0, initial=sent_to(9).shared)
@@ -257,12 +261,40 @@ def test_the_weight_is_the_best_on_validation_data(select, float64):
     marks = []
     for weight in method.moe_weights:
         logits = method.predict(mixed._replace(weight=torch.tensor(weight)), x, local)
-        if select == "loss":
+        if select != "accuracy":
             marks.append(nn.functional.cross_entropy(logits, y).item())
         else:
             marks.append(-(logits.argmax(-1) == y).double().mean().item())
-    assert mixed.weight.item() == method.moe_weights[marks.index(min(marks))]
     assert len(set(marks)) > 1
+    if select == "posterior":
+        odds = [math.exp(-9 * mark) for mark in marks]
+        mean = sum(o * a for o, a in zip(odds, method.moe_weights, strict=True)) / sum(odds)
+        assert mixed.weight.item() == pytest.approx(mean) and 0.1 < mean < 0.9
+    else:
+        assert mixed.weight.item() == method.moe_weights[marks.index(min(marks))]
+
+
+@pytest.mark.parametrize(("labels", "weight"), [([1, 0, 1], 1.0), ([0, 0, 1], 0.5811)])
+def test_a_mixture_classifies_no_fewer_validation_rows_than_its_part(labels, weight, float64):
+    """p(1) is 0.55 with the federated model and 0.01 with the expert, 0.55α + 0.01(1 - α) mixed.
+
+    It says 1 above α = 0.907. With labels (1, 0, 1) the mean Σ p²(1-p)α / Σ p²(1-p) over the grid
+    is 0.7411: one right, where α = 1 has two, so 1 it is. With (0, 0, 1) it is 0.5811: two right,
+    and α = 1 has one.
+    """
+    world = worlds.federation((1,), (3,))
+    values, given = world.dataset.x.copy(), world.dataset.y.copy()
+    values[:, 0], given[:] = 1.0, 0
+    given[world.val[0]] = labels
+    data = dataclasses.replace(world.dataset, x=values, y=given)
+    world = dataclasses.replace(world, dataset=data)
+    sent, expert = (
+        {"w": torch.tensor(math.log(p / (1 - p)), dtype=torch.float64)} for p in (0.55, 0.01)
+    )
+    local = worlds.local(world, 0, build=Line, initial=expert)
+    method = Mixture(FedAvg(batch=3), expert_epochs=1, expert_lr=1e-12)
+    _, mixed = method.deploy(Sent(sent), (), local)
+    assert mixed.weight.item() == pytest.approx(weight, abs=1e-4)
 
 
 def test_without_validation_data_the_federated_model_serves(float64):

@@ -184,6 +184,7 @@ SURVIVORS = {
     "geometric": '"geometric-median"',
     "krum": '{ name = "krum", attackers = 3 }',
     "multi-krum": '{ name = "multi-krum", attackers = 3 }',
+    "norm-bound": '"norm-bound"',
 }
 
 
@@ -199,7 +200,7 @@ def under(attack, tmp_path, rules):
     ("attack", "broken", "survived"),
     [
         ('name = "label-flip"', 0.68, ("median", "trimmed", "krum", "multi-krum")),
-        ('name = "replace"', 0.5, tuple(SURVIVORS)),
+        ('name = "replace"', 0.5, tuple(SURVIVORS)[:-1]),
         ('name = "sign-flip"\nscale = 5.0', 0.3, ("median", "trimmed", "krum", "multi-krum")),
         ('name = "gaussian"', 0.6, tuple(SURVIVORS)),
     ],
@@ -207,7 +208,10 @@ def under(attack, tmp_path, rules):
 def test_an_attack_breaks_the_mean_and_not_what_promises_to_survive(
     attack, broken, survived, tmp_path, monkeypatch
 ):
-    """Unattacked all are at 0.80 to 0.83; three of ten clients attack."""
+    """Unattacked all are at 0.80 to 0.83; three of ten clients attack.
+
+    The norm bound makes the loud as loud as others; it survives noise, not a shared direction.
+    """
     monkeypatch.setenv("IDIOLECT_CACHE", str(tmp_path))
     rules = {"mean": '"mean"', **{name: SURVIVORS[name] for name in survived}}
     found = under(attack, tmp_path / "run", rules)
@@ -219,10 +223,11 @@ def test_an_attack_breaks_the_mean_and_not_what_promises_to_survive(
 def test_a_backdoor_is_found_in_the_mean_and_not_behind_the_median(tmp_path, monkeypatch):
     """Accuracy does not tell: what is marked becomes a seven, all else is classified as ever."""
     monkeypatch.setenv("IDIOLECT_CACHE", str(tmp_path))
-    rules = {"mean": '"mean"', **{k: SURVIVORS[k] for k in ("median", "krum", "multi-krum")}}
+    safe = ("median", "trimmed", "krum", "multi-krum")
+    rules = {"mean": '"mean"', **{k: SURVIVORS[k] for k in safe}}
     found = under('name = "backdoor"\ntarget = 7\nscale = 4.0', tmp_path / "run", rules)
     assert found["mean"]["attack_success"] > 0.9 and found["mean"]["mean"] > 0.75
-    for name in ("median", "krum", "multi-krum"):
+    for name in safe:
         assert found[name]["attack_success"] < 0.3, name
         assert found[name]["mean"] > 0.73, name
 

@@ -7,6 +7,7 @@ fitted there and looks at every example (Peterson, Kanani, Marathe, 2019).
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -39,7 +40,10 @@ class MixSettings:
         most=1,
     )
     moe_select: str = setting(
-        "loss", "what chooses α on validation data", choices=("loss", "accuracy")
+        "posterior",
+        "how α is chosen on validation data: the one of least loss or best accuracy, or the mean "
+        "of all by how likely they make the labels, unless 1 classifies more of them",
+        choices=("posterior", "loss", "accuracy"),
     )
     gate_epochs: int = setting(50, "passes over the validation data that fit a gate", least=1)
     gate_lr: float = setting(0.01, "learning rate of a gate (Adam)", above=0)
@@ -172,10 +176,8 @@ def predict_all(
 def _joined(model: Mixed, x: Tensor, first: Tensor, other: Tensor, gate: str) -> Tensor:
     """Mix the logits of a mixture's two models."""
     if model.gate:
-        mixed = _gated(model.gate, gate, x, first, other)
-    else:
-        mixed = blend(first, other, model.weight.log(), (1 - model.weight).log())
-    return torch.where(model.weight >= 1, first, mixed)
+        return _gated(model.gate, gate, x, first, other)
+    return _at(model.weight, first, other)
 
 
 def blend(first: Tensor, other: Tensor, share: Tensor, rest: Tensor) -> Tensor:
@@ -187,22 +189,25 @@ def blend(first: Tensor, other: Tensor, share: Tensor, rest: Tensor) -> Tensor:
 
 
 def _weight(base: Method, model: Tree, own: Params, settings: MixSettings, local: Local) -> Tensor:
-    """Return the best weight; ties, and a client without validation data, take the first."""
+    """Return the client's weight; one without validation data takes the first of the grid."""
     weights = local.numbers(settings.moe_weights)
 
-    def score(batch: Batch) -> Tensor:
-        first = base.predict(model, batch.x, local)
-        other = local.logits(own, batch.x)
-        if settings.moe_select == "accuracy":
-            marks = [
-                -losses.accuracy(blend(first, other, share, rest), batch.y, batch.weight)
-                for share, rest in zip(weights.log(), (1 - weights).log(), strict=True)
-            ]
-            return torch.stack(marks)
+    def wrong(at: Tensor, batch: Batch) -> Tensor:
+        """The share of wrong answers at each of some weights."""
+        first, other = base.predict(model, batch.x, local), local.logits(own, batch.x)
+        marks = [
+            1 - losses.accuracy(_at(weight, first, other), batch.y, batch.weight)
+            for weight in at.unbind()
+        ]
+        return torch.stack(marks)
+
+    def surprise(batch: Batch) -> Tensor:
+        """The cross-entropy at each weight of the grid."""
         # Only the label's probability is needed: for a vocabulary of words that matters.
         label = batch.y.unsqueeze(-1)
         sure, alone = (
-            logits.log_softmax(-1).gather(-1, label).squeeze(-1).exp() for logits in (first, other)
+            logits.log_softmax(-1).gather(-1, label).squeeze(-1).exp()
+            for logits in (base.predict(model, batch.x, local), local.logits(own, batch.x))
         )
         marks = [
             losses.weighted_mean(
@@ -212,10 +217,26 @@ def _weight(base: Method, model: Tree, own: Params, settings: MixSettings, local
         ]
         return torch.stack(marks)
 
-    lost = local.mean(score, "val")
-    lost = torch.where(lost.isnan(), float("inf"), lost)
-    best = first_least(lost)
-    return weights.index_select(0, best.reshape(1)).squeeze(0)
+    by_accuracy = settings.moe_select == "accuracy"
+    lost, labels = local.total(partial(wrong, weights) if by_accuracy else surprise, "val")
+    if settings.moe_select != "posterior":
+        best = first_least(torch.where(lost.isnan(), float("inf"), lost))
+        return weights.index_select(0, best.reshape(1)).squeeze(0)
+    # Few labels say little, and the least of eleven noisy figures less: each weight counts by how
+    # likely it makes the labels. Many labels leave the best alone standing.
+    mean = ((-lost).softmax(0) * weights).sum()
+    mean = torch.where((labels == 0) | mean.isnan(), weights[0], mean)
+    if 1.0 not in settings.moe_weights:
+        return mean
+    whole = torch.ones_like(mean)
+    mistakes, _ = local.total(partial(wrong, torch.stack([mean, whole])), "val")
+    return torch.where(mistakes[0] > mistakes[1] + 0.5, whole, mean)
+
+
+def _at(weight: Tensor, first: Tensor, other: Tensor) -> Tensor:
+    """Blend at one weight; at 1 it is the first, to the last digit."""
+    mixed = blend(first, other, weight.log(), (1 - weight).log())
+    return torch.where(weight >= 1, first, mixed)
 
 
 def first_least(values: Tensor) -> Tensor:
