@@ -261,6 +261,21 @@ def test_delta_shrinks_with_the_clients_and_is_never_large():
     assert not forced.settled(plan)[0].promise(plan)["privacy"]["meaningful"]
 
 
+def test_a_forced_run_needs_no_accountant_and_says_that_it_had_none(monkeypatch):
+    def absent(name):
+        raise ImportError(name)
+
+    monkeypatch.setattr("importlib.import_module", absent)
+    plan = Plan(3, 57, 11, "poisson")
+    rule, _ = Private(noise=1.25, force=True).settled(plan)
+    told = rule.promise(plan)["privacy"]
+    assert told["epsilon"] is None and not told["meaningful"]
+    assert "ε was not computed, as the accountant is not installed" in told["statement"]
+    for strict in (Private(noise=1.25), Private(epsilon=8.0, force=True)):
+        with pytest.raises(ConfigError, match=r"pip install 'idiolect\[privacy\]'"):
+            strict.settled(plan)
+
+
 def test_force_runs_and_says_that_it_means_nothing(tmp_path, monkeypatch):
     monkeypatch.setenv("IDIOLECT_CACHE", str(tmp_path))
     text = TOML.replace("epsilon = 15.0, delta = 1e-3", "noise = 0.01, force = true")

@@ -27,6 +27,10 @@ RELATIONS = {
 }
 
 
+class NoAccountant(ConfigError):
+    """The library that computes ε is not installed."""
+
+
 class Terms(NamedTuple):
     """All that ε depends on besides the rounds."""
 
@@ -116,7 +120,7 @@ def _library() -> Any:
         for part in ("rdp", "pld"):
             importlib.import_module(f"dp_accounting.{part}")
     except ImportError as error:
-        raise ConfigError(
+        raise NoAccountant(
             f"aggregate = 'dp' needs the accountant: pip install 'idiolect[privacy]' ({error})"
         ) from None
     return library

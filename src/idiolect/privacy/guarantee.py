@@ -107,6 +107,16 @@ def _most_delta(clients: int) -> float:
     return min(math.pow(clients, -1.1), MOST_DELTA)
 
 
+def _spent(rule: Settings, given: Terms, rounds: int) -> float:
+    """Return ε; a forced run promises nothing, so it also runs where nothing can be computed."""
+    try:
+        return accounting.epsilon(given, rounds)
+    except accounting.NoAccountant:
+        if rule.force and not rule.budget:
+            return math.nan
+        raise
+
+
 def _worth(given: Terms, plan: Plan, spent: float) -> bool:
     return (
         spent <= MOST_EPSILON
@@ -118,7 +128,7 @@ def _worth(given: Terms, plan: Plan, spent: float) -> bool:
 def promise(rule: Settings, plan: Plan) -> dict[str, Any]:
     """Lay out (ε, δ), all they depend on, and a statement."""
     given = terms(rule, plan)
-    spent = accounting.epsilon(given, plan.rounds)
+    spent = _spent(rule, given, plan.rounds)
     ended = bool(rule.budget) and accounting.epsilon(given, plan.rounds + 1) > rule.budget
     meaningful = _worth(given, plan, spent)
     return {
@@ -153,6 +163,8 @@ def _statement(given: Terms, plan: Plan, spent: float, meaningful: bool, ended: 
         )
     else:
         amount = f"ε = {spent:.4g}" if math.isfinite(spent) else "no noise, so ε is infinite"
+        if math.isnan(spent):
+            amount = "ε was not computed, as the accountant is not installed"
         words.append(
             f"There is no guarantee worth the name ({amount}, δ = {given.delta:.2g}, "
             f"{plan.clients} clients); the run was forced."
