@@ -19,7 +19,7 @@ from idiolect import batchnorm, losses, tree
 from idiolect.batches import Batch, Plan, Plans, Pool, Request
 from idiolect.errors import MethodError
 from idiolect.optim import Optimiser
-from idiolect.stacked.convolution import quicken
+from idiolect.stacked.layers import quicken
 from idiolect.tree import Params, Tree
 
 __all__ = ["Batch", "Local", "Loss", "Network", "Plan", "Plans", "Pool", "Request"]

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch.func import grad, vmap
 from torch.nn import functional as F
 
-from idiolect.stacked import convolution, forms, plain, thin
+from idiolect.stacked import convolution, forms, layers, plain, rectified, thin
+from idiolect.stacked.mapping import call
 from idiolect.stacked.shape import Shape
 
 CLIENTS, IMAGES, CHANNELS, OUT = 3, 2, 2, 4
@@ -26,22 +27,27 @@ def draw(side: int) -> tuple[Tensor, Tensor, Tensor]:
     return x, w, torch.randn(CLIENTS, OUT, dtype=torch.float64)
 
 
-def pair(stride: int, padding: int, pool: bool) -> list[Callable[..., Tensor]]:
-    """Give a curved function of kernels, bias and images: ours, and torch's."""
+def pair(stride: int, padding: int, pool: bool | None) -> list[Callable[..., Tensor]]:
+    """Give a curved function of kernels, bias and images: ours, and torch's.
+
+    `pool` None stands for ReLU alone.
+    """
+    relu = pool is None
 
     def ours(w: Tensor, b: Tensor, x: Tensor) -> Tensor:
         if pool:
-            y = convolution.call(convolution._Pooled, x[None], w[None], b[None], padding)[0][0]
+            y = call(rectified._Pooled, x[None], w[None], b[None], padding)[0][0]
+        elif relu:
+            y = call(rectified._Rectified, x[None], w[None], b[None], padding)[0]
         else:
-            step = stride, padding
-            y = convolution.call(convolution._Convolve, x[None], w[None], *step)[0]
+            y = call(convolution._Convolve, x[None], w[None], stride, padding)[0]
             y = y + b[:, None, None]
         total: Tensor = y.tanh().pow(2).sum()
         return total
 
     def theirs(w: Tensor, b: Tensor, x: Tensor) -> Tensor:
         y = F.conv2d(x, w, b, stride, padding)
-        return (F.max_pool2d(y.relu(), 2) if pool else y).tanh().pow(2).sum()
+        return (F.max_pool2d(y.relu(), 2) if pool else y.relu() if relu else y).tanh().pow(2).sum()
 
     return [ours, theirs]
 
@@ -54,14 +60,21 @@ def close(results: list[Tensor]) -> None:
 
 FORMS = pytest.mark.parametrize(
     "stride, padding, side, pool",
-    [(1, 0, 6, False), (1, 1, 7, False), (2, 1, 7, False), (1, 0, 6, True), (1, 2, 9, True)],
+    [
+        (1, 0, 6, False),
+        (1, 1, 7, False),
+        (2, 1, 7, False),
+        (1, 0, 6, True),
+        (1, 2, 9, True),
+        (1, 1, 6, None),
+    ],
 )
 
 
 @FORMS
 @pytest.mark.parametrize("argument", [0, 1, 2])
 def test_gradients_of_own_kernels(
-    stride: int, padding: int, side: int, pool: bool, argument: int
+    stride: int, padding: int, side: int, pool: bool | None, argument: int
 ) -> None:
     x, w, b = draw(side)
     close([vmap(grad(f, argument))(w, b, x) for f in pair(stride, padding, pool)])
@@ -69,7 +82,7 @@ def test_gradients_of_own_kernels(
 
 @FORMS
 def test_gradients_of_kernels_that_all_share(
-    stride: int, padding: int, side: int, pool: bool
+    stride: int, padding: int, side: int, pool: bool | None
 ) -> None:
     """What was sent is the same for everyone in the first step: dims are None for the kernels."""
     x, w, b = draw(side)
@@ -79,14 +92,14 @@ def test_gradients_of_kernels_that_all_share(
 
 @FORMS
 def test_gradients_of_images_that_all_share(
-    stride: int, padding: int, side: int, pool: bool
+    stride: int, padding: int, side: int, pool: bool | None
 ) -> None:
     x, w, b = draw(side)
     close([vmap(grad(f), (0, 0, None))(w, b, x[0]) for f in pair(stride, padding, pool)])
 
 
 @FORMS
-def test_second_derivatives(stride: int, padding: int, side: int, pool: bool) -> None:
+def test_second_derivatives(stride: int, padding: int, side: int, pool: bool | None) -> None:
     """Exact Per-FedAvg differentiates a gradient: through kernels, bias and images alike."""
     x, w, b = draw(side)
 
@@ -101,7 +114,7 @@ def test_second_derivatives(stride: int, padding: int, side: int, pool: bool) ->
 
 
 @FORMS
-def test_a_grid_inside_the_stack(stride: int, padding: int, side: int, pool: bool) -> None:
+def test_a_grid_inside_the_stack(stride: int, padding: int, side: int, pool: bool | None) -> None:
     x, _, b = draw(side)
     cells = torch.randn(CLIENTS, 5, OUT, CHANNELS, 3, 3, dtype=torch.float64)
 
@@ -124,7 +137,7 @@ def test_quicken_replaces_plain_layers_alone() -> None:
     class Own(nn.Conv2d):
         pass
 
-    layers: list[Any] = [
+    every: list[Any] = [
         nn.Conv2d(4, 4, 3),
         nn.Conv2d(4, 4, 3, groups=2),
         nn.Conv2d(4, 4, 3, dilation=2),
@@ -132,32 +145,38 @@ def test_quicken_replaces_plain_layers_alone() -> None:
         nn.Conv2d(4, 4, 3, padding=1, padding_mode="circular"),
         Own(4, 4, 3),
     ]
-    model = nn.Sequential(*layers)
+    model = nn.Sequential(*every)
     names = list(model.state_dict())
-    quick = [type(layer) is convolution.StackedConv2d for layer in convolution.quicken(model)]
+    quick = [type(layer) is convolution.StackedConv2d for layer in layers.quicken(model)]
     assert quick == [True, False, False, False, False, False]
     assert list(model.state_dict()) == names
 
 
 def test_layers_in_a_row_are_run_as_one_where_they_are_plain() -> None:
-    """A spy stands for the fused form; what it is given and what is left over is told apart."""
-    layers = [
+    """Spies stand for the fused forms; what they are given and what is left over is told apart."""
+    every = [
         nn.Conv2d(1, 2, 3), nn.ReLU(), nn.MaxPool2d(2),
         nn.Conv2d(2, 2, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2, stride=1),
         nn.Conv2d(2, 2, 3), nn.MaxPool2d(2), nn.Flatten(),
     ]  # fmt: skip
-    model, x = nn.Sequential(*layers), torch.randn(2, 1, 18, 18)
+    model, x = nn.Sequential(*every), torch.randn(2, 1, 18, 18)
     expected, names = model(x), list(model.state_dict())
-    seen: list[nn.Module] = []
+    seen: list[tuple[str, nn.Module]] = []
 
-    def spy(layer: nn.Conv2d, x: Tensor) -> Tensor:
-        seen.append(layer)
+    def pooled(layer: nn.Conv2d, x: Tensor) -> Tensor:
+        seen.append(("pooled", layer))
         return F.max_pool2d(layer(x).relu(), 2)
 
+    def cut(layer: nn.Conv2d, x: Tensor) -> Tensor:
+        seen.append(("cut", layer))
+        return layer(x).relu()  # type: ignore[no-any-return]
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(convolution, "conv_relu_pool", spy)
-        torch.testing.assert_close(convolution.quicken(model)(x), expected)
-    assert seen == [layers[0]] and list(model.state_dict()) == names
+        patch.setattr(layers, "conv_relu_pool", pooled)
+        patch.setattr(layers, "conv_relu", cut)
+        torch.testing.assert_close(layers.quicken(model)(x), expected)
+    assert seen == [("pooled", every[0]), ("cut", every[3])]
+    assert list(model.state_dict()) == names
 
 
 @pytest.mark.parametrize(

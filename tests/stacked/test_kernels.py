@@ -7,12 +7,12 @@ import emulate
 import pytest
 import torch
 
-from idiolect.stacked import plain, tensor, thin, wide
+from idiolect.stacked import plain, rectified, tensor, thin, wide
 from idiolect.stacked.shape import Shape
 
 pytestmark = pytest.mark.skipif(emulate.COMPILER is None, reason="needs g++ to run CUDA sources")
 
-TASKS = ["convolve", "spread", "correlate", "pooled"]
+TASKS = ["convolve", "rectified", "spread", "correlate", "pooled"]
 
 
 @pytest.fixture
@@ -49,7 +49,8 @@ def test_kernels_equal_the_plain_form(
     bias = torch.randn(s.groups, s.out_channels)
     slope = torch.randn_like(plain.convolve(x, w, s))
     inputs = {
-        "convolve": (x, w), "spread": (slope, w), "correlate": (slope, x), "pooled": (x, w, bias)
+        "convolve": (x, w), "rectified": (x, w, bias), "spread": (slope, w),
+        "correlate": (slope, x), "pooled": (x, w, bias),
     }[task]  # fmt: skip
     exact = getattr(plain, task)(*(t.double() for t in inputs), s)
     cuts = list(kind.tiles(task, s))  # type: ignore[attr-defined]
@@ -60,3 +61,27 @@ def test_kernels_equal_the_plain_form(
             assert torch.equal(got[1], exact[1]), tile
         ours, theirs = (r[0] if isinstance(r, tuple) else r for r in (got, exact))
         assert (ours - theirs).norm() / theirs.norm() < 2e-6, tile
+
+
+@pytest.mark.parametrize("size", [(6, 8), (7, 5)])
+def test_slopes_of_what_was_rectified(
+    size: tuple[int, int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(
+        rectified, "kernel", lambda *which: emulate.Kernel(tmp_path, which[0], which[1], which[2])
+    )
+    torch.manual_seed(0)
+    y = torch.randn(2, 3, 4, *size)
+    y[0, 0, 0, 0, 0] = float("nan")
+    half = (2, 3, 4, size[0] // 2, size[1] // 2)
+    chosen = torch.randint(5, half, dtype=torch.uint8)
+    for function, given in (
+        (rectified._Mask, (torch.randn_like(y), y)),
+        (rectified._Unpool, (torch.randn(half), chosen, size)),
+    ):
+        expected = function.forward(*given)
+        with monkeypatch.context() as patch:
+            patch.setattr(rectified, "_ours", lambda slope: True)
+            got = function.forward(*given)
+        assert torch.equal(got[0], expected[0])
+        torch.testing.assert_close(got[1], expected[1])

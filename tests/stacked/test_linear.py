@@ -10,15 +10,16 @@ from torch import Tensor, nn
 from torch.func import grad, vmap
 from torch.nn import functional as F
 
-from idiolect.stacked import convolution, dense, linear
+from idiolect.stacked import dense, layers, linear
 from idiolect.stacked.dense import Dense
+from idiolect.stacked.mapping import call
 
 CLIENTS, EXAMPLES, INSIDE, OUTSIDE = 3, 4, 6, 5
 Fn = Callable[..., Tensor]
 
 
 def ours(w: Tensor, b: Tensor, x: Tensor) -> Tensor:
-    y = linear.call(linear._Linear, x[None], w[None], b[None])[0]
+    y = call(linear._Linear, x[None], w[None], b[None])[0]
     return y.tanh().pow(2).sum()  # type: ignore[no-any-return]
 
 
@@ -75,7 +76,7 @@ def test_plain_layers_alone_are_replaced() -> None:
     model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2, bias=False), Own(2, 2))
     x = torch.randn(4, 5, 3)
     expected = model(x)
-    quick = [type(layer) is linear.StackedLinear for layer in convolution.quicken(model)]
+    quick = [type(layer) is linear.StackedLinear for layer in layers.quicken(model)]
     assert quick == [True, False, False]
     assert torch.equal(model(x), expected)
 

@@ -10,7 +10,7 @@ from idiolect.bench.material import CIFAR, CLASSES, MNIST
 from idiolect.method import Method
 from idiolect.methods import FedAvg, PFedMe
 from idiolect.models import DNN, MLR, LeNet5
-from idiolect.stacked.convolution import conv_relu_pool
+from idiolect.stacked.rectified import conv_relu, conv_relu_pool
 
 SIDES = ("plain loop", "sequential", "vectorised", "graph")
 
@@ -29,7 +29,7 @@ class PflCNN(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return logits [example, class]."""
-        x = self.drop1(conv_relu_pool(self.conv2, self.conv1(x).relu()))
+        x = self.drop1(conv_relu_pool(self.conv2, conv_relu(self.conv1, x)))
         logits: Tensor = self.fc2(self.drop2(self.fc1(x.flatten(1)).relu()))
         return logits
 

@@ -3,7 +3,7 @@
 from torch import Tensor, nn
 
 from idiolect.models.layers import Init, initialise
-from idiolect.stacked.convolution import conv_relu_pool
+from idiolect.stacked.rectified import conv_relu_pool
 
 
 class LeNet5(nn.Module):

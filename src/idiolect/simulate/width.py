@@ -7,11 +7,11 @@ resumed, or repeated, should not choose again.
 """
 
 import hashlib
-import json
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
+
+from idiolect.stacked import notes
 
 TRIAL_STEPS = 6
 _WIDTHS = (1, 4, 16, 64, 256)
@@ -22,10 +22,10 @@ _HOPELESS = 3.0  # times slower than the best so far: not tried again
 
 def choose(trial: Callable[[int], int], most: int, key: str, cache: Path | None) -> int:
     """Return the width with the least time per client; `trial(width)` says how many it ran."""
-    known = _read(cache)
+    known = notes.read(cache)
     digest = hashlib.sha256(key.encode()).hexdigest()[:24]
-    if digest in known:
-        return min(known[digest], most)
+    if isinstance(known.get(digest), int) and known[digest] > 0:
+        return int(min(known[digest], most))
     # Interleaved and repeated, each width's best counts: other work on the machine disturbs all.
     seconds = {min(width, most): float("inf") for width in (*_WIDTHS, most)}
     began = time.perf_counter()
@@ -37,7 +37,7 @@ def choose(trial: Callable[[int], int], most: int, key: str, cache: Path | None)
             if seconds[width] > _HOPELESS * min(seconds.values()):
                 del seconds[width]
     best = min(seconds, key=lambda width: seconds[width])
-    _write(cache, {**_read(cache), digest: best})
+    notes.add(cache, {digest: best})
     return best
 
 
@@ -45,27 +45,3 @@ def _seconds_per_client(trial: Callable[[int], int], width: int) -> float:
     start = time.perf_counter()
     clients = trial(width)
     return (time.perf_counter() - start) / clients
-
-
-def _read(cache: Path | None) -> dict[str, int]:
-    if cache is None or not cache.is_file():
-        return {}
-    try:
-        known = json.loads(cache.read_text())
-    except (OSError, ValueError):  # a damaged cache costs one measurement, not the run
-        return {}
-    if not isinstance(known, dict):
-        return {}
-    return {key: width for key, width in known.items() if isinstance(width, int) and width > 0}
-
-
-def _write(cache: Path | None, known: dict[str, int]) -> None:
-    if cache is None:
-        return
-    try:
-        cache.parent.mkdir(parents=True, exist_ok=True)
-        part = cache.with_suffix(f".{os.getpid()}.part")
-        part.write_text(json.dumps(known, indent=1, sort_keys=True))
-        part.replace(cache)
-    except OSError:  # a cache that cannot be written costs one measurement, not the run
-        pass

@@ -8,16 +8,12 @@ times, since the derivatives of each are among the others.
 
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.autograd import Function
-from torch.nn import functional as F
 
-from idiolect.stacked import plain, thin
 from idiolect.stacked.choice import fastest
-from idiolect.stacked.forms import forms, owned
-from idiolect.stacked.linear import StackedLinear
-from idiolect.stacked.mapping import call, into_groups, mapped
+from idiolect.stacked.forms import forms
+from idiolect.stacked.mapping import call, into_groups, mapped, single
 from idiolect.stacked.shape import Shape
 
 Pair = tuple[int, int]
@@ -40,60 +36,11 @@ class StackedConv2d(nn.Conv2d):
         )
 
     def _conv_forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        if not x.is_cuda or x.dtype != torch.float32:
+        if not single(x):
             own: Tensor = super()._conv_forward(x, weight, bias)
             return own
         y: Tensor = call(_Convolve, x[None], weight[None], self.stride[0], self.padding[0])[0]
         return y if bias is None else y + bias[:, None, None]
-
-
-class StackedSequential(nn.Sequential):
-    """Layers in a row, of which a convolution, ReLU and 2×2 max-pooling are run as one."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Run the layers, three at once where they are these."""
-        layers = list(self)
-        while layers:
-            first = layers[0]
-            if isinstance(first, StackedConv2d) and _pools(layers[1:3]):
-                x, layers = conv_relu_pool(first, x), layers[3:]
-            else:
-                x, layers = first(x), layers[1:]
-        return x
-
-
-def _pools(layers: list[nn.Module]) -> bool:
-    """Say whether these are ReLU and plain max-pooling of 2×2 windows."""
-    if [type(layer) for layer in layers] != [nn.ReLU, nn.MaxPool2d]:
-        return False
-    pool: Any = layers[1]
-    sizes = (pool.kernel_size, pool.stride, pool.padding, pool.dilation)
-    plain_sizes = ((2, (2, 2)), (2, (2, 2)), (0, (0, 0)), (1, (1, 1)))
-    fits = all(size in usual for size, usual in zip(sizes, plain_sizes, strict=True))
-    return fits and not pool.ceil_mode and not pool.return_indices
-
-
-def quicken(model: nn.Module) -> nn.Module:
-    """Replace plain layers and rows of them in place; parameters and names stay."""
-    for layer in model.modules():
-        if StackedConv2d.suits(layer):
-            layer.__class__ = StackedConv2d
-        if StackedLinear.suits(layer):
-            layer.__class__ = StackedLinear
-        if type(layer) is nn.Sequential:
-            layer.__class__ = StackedSequential
-    return model
-
-
-def conv_relu_pool(layer: nn.Conv2d, x: Tensor) -> Tensor:
-    """Convolve, cut off below 0 and max-pool by 2: in one pass over the images where that pays."""
-    bias, padding = layer.bias, layer.padding[0]
-    if isinstance(layer, StackedConv2d) and bias is not None and isinstance(padding, int):
-        shape = _shape((1, *x.shape), layer.weight[None], layer.stride[0], padding)
-        if owned("pooled", shape) and x.is_cuda and x.dtype == torch.float32:
-            y: Tensor = call(_Pooled, x[None], layer.weight[None], bias[None], padding)[0][0]
-            return y
-    return F.max_pool2d(layer(x).relu(), 2)
 
 
 class _Convolve(Function):
@@ -101,7 +48,7 @@ class _Convolve(Function):
 
     @staticmethod
     def forward(x: Tensor, w: Tensor, stride: int, padding: int) -> Any:
-        return _done("convolve", _shape(x.shape, w, stride, padding), x, w)
+        return done("convolve", shaped(x.shape, w, stride, padding), x, w)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -111,7 +58,7 @@ class _Convolve(Function):
     @staticmethod
     def backward(ctx: Any, slope: Tensor) -> Any:
         x, w = ctx.saved_tensors
-        return *_slopes(ctx, slope, x, w, ctx.stride, ctx.padding), None, None
+        return *slopes(ctx, slope, x, w, ctx.stride, ctx.padding), None, None
 
     @staticmethod
     def vmap(info: Any, dims: Any, x: Tensor, w: Tensor, *step: int) -> Any:
@@ -124,7 +71,7 @@ class _Spread(Function):
     @staticmethod
     def forward(slope: Tensor, w: Tensor, stride: int, padding: int, size: Pair) -> Any:
         sizes = (*slope.shape[:2], w.shape[2], *size)
-        return _done("spread", _shape(sizes, w, stride, padding), slope, w)
+        return done("spread", shaped(sizes, w, stride, padding), slope, w)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -150,7 +97,7 @@ class _Correlate(Function):
     @staticmethod
     def forward(slope: Tensor, x: Tensor, stride: int, padding: int, size: Pair) -> Any:
         shape = Shape(*x.shape, slope.shape[2], *size, stride, padding)  # type: ignore[call-arg]
-        return _done("correlate", shape, slope, x)
+        return done("correlate", shape, slope, x)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -171,63 +118,15 @@ class _Correlate(Function):
         return call(_Correlate, *inputs, *step).unflatten(0, (info.batch_size, -1)), 0
 
 
-class _Pooled(Function):
-    """Convolution, bias, ReLU and 2×2 max-pooling at once -> what is left, which pixel it was."""
-
-    @staticmethod
-    def forward(x: Tensor, w: Tensor, bias: Tensor, padding: int) -> Any:
-        return _done("pooled", _shape(x.shape, w, 1, padding), x, w, bias)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        x, w, _, ctx.padding = inputs
-        ctx.mark_non_differentiable(output[1])
-        ctx.save_for_backward(x, w, output[1])
-
-    @staticmethod
-    def backward(ctx: Any, slope: Tensor, _: Tensor) -> Any:
-        x, w, chosen = ctx.saved_tensors
-        shape = _shape(x.shape, w, 1, ctx.padding)
-        bias = torch.where(chosen < 4, slope, 0.0).sum((1, 3, 4))
-        full = call(_Unpool, slope, chosen, (shape.out_height, shape.out_width))
-        return *_slopes(ctx, full, x, w, 1, ctx.padding), bias, None
-
-    @staticmethod
-    def vmap(info: Any, dims: Any, x: Tensor, w: Tensor, bias: Tensor, padding: int) -> Any:
-        return mapped(_Pooled, info.batch_size, dims[:3], (x, w, bias), (padding,))
-
-
-class _Unpool(Function):
-    """Send slopes back to the pixels that were chosen."""
-
-    @staticmethod
-    def forward(slope: Tensor, chosen: Tensor, size: Pair) -> Tensor:
-        shape = Shape(1, 1, 1, *size, 1, 1, 1, 1, 0)
-        own = slope.is_cuda and slope.dtype == torch.float32
-        return thin.unpool(slope, chosen, shape) if own else plain.unpool(slope, chosen, shape)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.save_for_backward(inputs[1])
-
-    @staticmethod
-    def backward(ctx: Any, full: Tensor) -> Any:
-        return plain.pick(full, ctx.saved_tensors[0]), None, None
-
-    @staticmethod
-    def vmap(info: Any, dims: Any, slope: Tensor, chosen: Tensor, size: Pair) -> Any:
-        inputs = into_groups(info.batch_size, dims[:2], (slope, chosen))
-        return call(_Unpool, *inputs, size).unflatten(0, (info.batch_size, -1)), 0
-
-
-def _slopes(ctx: Any, slope: Tensor, x: Tensor, w: Tensor, *step: int) -> tuple[Any, Any]:
+def slopes(ctx: Any, slope: Tensor, x: Tensor, w: Tensor, *step: int) -> tuple[Any, Any]:
     """Return the gradients with respect to images and kernels, where they are wanted."""
     dx = call(_Spread, slope, w, *step, _size(x)) if ctx.needs_input_grad[0] else None
     dw = call(_Correlate, slope, x, *step, _size(w)) if ctx.needs_input_grad[1] else None
     return dx, dw
 
 
-def _shape(sizes: tuple[int, ...], w: Tensor, stride: int, padding: int) -> Shape:
+def shaped(sizes: tuple[int, ...], w: Tensor, stride: int, padding: int) -> Shape:
+    """Name the sizes of images and kernels."""
     return Shape(*sizes, w.shape[1], *_size(w), stride, padding)  # type: ignore[call-arg]
 
 
@@ -235,5 +134,6 @@ def _size(images: Tensor) -> Pair:
     return images.shape[-2], images.shape[-1]
 
 
-def _done(task: str, shape: Shape, *inputs: Tensor) -> Any:
+def done(task: str, shape: Shape, *inputs: Tensor) -> Any:
+    """Do a task in the form that is fastest here."""
     return fastest(task, shape, lambda: forms(task, shape), *inputs)

@@ -14,7 +14,7 @@ from torch.autograd import Function
 from idiolect.stacked import dense
 from idiolect.stacked.choice import fastest
 from idiolect.stacked.dense import Dense
-from idiolect.stacked.mapping import call, into_groups, mapped
+from idiolect.stacked.mapping import call, into_groups, mapped, single
 
 
 class StackedLinear(nn.Linear):
@@ -27,7 +27,7 @@ class StackedLinear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return x Aᵀ + b."""
-        if not x.is_cuda or x.dtype != torch.float32 or x.dim() < 2 or torch.is_autocast_enabled():
+        if not single(x) or x.dim() < 2:
             own: Tensor = super().forward(x)
             return own
         rows = x.reshape(1, -1, x.shape[-1])

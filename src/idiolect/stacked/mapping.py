@@ -2,8 +2,14 @@
 
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.autograd import Function
+
+
+def single(x: Tensor) -> bool:
+    """Say whether a layer is to work in single precision on CUDA, which is what ours are for."""
+    return x.is_cuda and x.dtype == torch.float32 and not torch.is_autocast_enabled("cuda")
 
 
 def call(function: type[Function], *inputs: Any) -> Any:

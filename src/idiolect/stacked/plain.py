@@ -28,6 +28,11 @@ def correlate(slope: Tensor, x: Tensor, shape: Shape) -> Tensor:
     return dw.view(shape.groups, shape.out_channels, *kernel)
 
 
+def rectified(x: Tensor, w: Tensor, bias: Tensor, shape: Shape) -> Tensor:
+    """Convolve, add the bias and cut off below 0."""
+    return (convolve(x, w, shape) + bias[:, None, :, None, None]).relu()
+
+
 def pooled(x: Tensor, w: Tensor, bias: Tensor, shape: Shape) -> tuple[Tensor, Tensor]:
     """Convolve, add the bias, cut off below 0 and pool; and say which of four pixels it was.
 

@@ -4,8 +4,8 @@
 // apart into a large and a small piece of 11 bits, and three of the four products of pieces are added up;
 // what is left out is below single precision. Shared memory and stages are as in `wide.cu`.
 //
-// Constants: C, H, W (what is read), OC, OH, OW (what is made), KH, KW, PAD, SPREAD, POOL (2: bias, ReLU and
-// 2x2 max-pooling follow at once), THREADS, OCB (channels of a block), MT and NT (tiles of 16 channels and
+// Constants: C, H, W (what is read), OC, OH, OW (what is made), KH, KW, PAD, SPREAD, RELU (1: bias and ReLU
+// follow at once), POOL (2: 2x2 max-pooling too), THREADS, OCB (channels of a block), MT and NT (tiles of 16 channels and
 // of 8 pixels of a warp), ROWS (rows of images that a block may need), BAND (rows of a step of correlate).
 
 #define TAPS (KH * KW)
@@ -160,13 +160,16 @@ convolve(const float* __restrict__ x, const float* __restrict__ w, const float* 
     for (int half = 0; half < 2; half++) {
       const int channel = base + low + m * 16 + half * 8 + across;
 #if POOL == 1
+      const float shift = RELU ? bias[g * OC + channel] : 0.f;
 #pragma unroll
       for (int j = 0; j < NT; j++)
 #pragma unroll
         for (int i = 0; i < 2; i++) {
           const int own = cell + j * 8 + along * 2 + i, image = own / (OH * OW);
           if (image >= images) continue;
-          y[(((size_t)g * images + image) * OC + channel) * (OH * OW) + own % (OH * OW)] = sums[m][j][half * 2 + i];
+          const size_t plane = (((size_t)g * images + image) * OC + channel) * (OH * OW);
+          const float sum = sums[m][j][half * 2 + i] + shift;  // NaN must be seen
+          y[plane + own % (OH * OW)] = RELU && sum <= 0.f ? 0.f : sum;
         }
 #else
       const float shift = bias[g * OC + channel];

@@ -82,6 +82,11 @@ def spread(slope: Tensor, w: Tensor, shape: Shape, tile: Tile) -> Tensor:
     return _apply("spread", slope, w, w, shape, tile)[0]
 
 
+def rectified(x: Tensor, w: Tensor, bias: Tensor, shape: Shape, tile: Tile) -> Tensor:
+    """Convolve, add the bias and cut off below 0."""
+    return _apply("rectified", x, w, bias, shape, tile)[0]
+
+
 def pooled(x: Tensor, w: Tensor, bias: Tensor, shape: Shape, tile: Tile) -> tuple[Tensor, Tensor]:
     """Convolve, add the bias, cut off below 0 and pool: what is left, and which pixel it was."""
     return _apply("pooled", x, w, bias, shape, tile)
@@ -99,7 +104,8 @@ def _apply(
     shared, cells = _shared(task, tile, shape), _cells(task, tile)
     constants = {
         **own.constants, "KH": shape.kernel_height, "KW": shape.kernel_width,
-        "SPREAD": int(task == "spread"), "POOL": pool, "MT": tile.sixteens, "NT": tile.eights,
+        "SPREAD": int(task == "spread"), "RELU": int(task == "rectified"),
+        "POOL": pool, "MT": tile.sixteens, "NT": tile.eights,
         "OCB": tile.channels_of_block, "THREADS": _THREADS, "ROWS": _rows(task, tile, shape),
     }  # fmt: skip
     kernel("tensor.cu", "convolve", constants, shared)(

@@ -5,7 +5,7 @@
 // sums in registers. Sizes are constants of the compilation. Sums are taken in a fixed order.
 //
 // Constants: C, H, W (what is read), OC, OH, OW (what is made), KH, KW, PAD, SPREAD, THREADS,
-// POOL (2: bias, ReLU and 2x2 max-pooling follow at once; 1: nothing does), PX (pixels of a thread,
+// RELU (1: bias and ReLU follow at once), POOL (2: 2x2 max-pooling too; 1: it does not), PX (pixels of a thread,
 // in each of its POOL rows), OCT (channels of a thread), OCB (channels of a block),
 // IMGS (images held at once), SLICES (threads that share the rows of one sum).
 
@@ -104,9 +104,12 @@ convolve(const float* __restrict__ x, const float* __restrict__ w, const float* 
       if (channel >= OC) continue;
       const int place = ((image * OC + channel) * MADE_H + row / POOL) * MADE_W + col / POOL;
 #if POOL == 1
+      const float shift = RELU ? bias[g * OC + channel] : 0.f;
 #pragma unroll
-      for (int p = 0; p < PX; p++)
-        if (col + p < OW) y[place + p] = sums[0][p][o];
+      for (int p = 0; p < PX; p++) {
+        const float sum = sums[0][p][o] + shift;  // NaN must be seen
+        if (col + p < OW) y[place + p] = RELU && sum <= 0.f ? 0.f : sum;
+      }
 #else
       const float shift = bias[g * OC + channel];
 #pragma unroll
@@ -126,25 +129,6 @@ convolve(const float* __restrict__ x, const float* __restrict__ w, const float* 
 #endif
     }
   }
-}
-
-// The transpose of pooling: each slope goes to the pixel that was chosen, and nothing elsewhere.
-extern "C" __global__ void __launch_bounds__(THREADS)
-unpool(const float* __restrict__ slope, const unsigned char* __restrict__ chosen,
-       float* __restrict__ out, int planes) {
-  const long long cell = (long long)blockIdx.x * THREADS + threadIdx.x;
-  const int high = (OH + 1) / 2, wide = (OW + 1) / 2;  // an odd last row or column gets zeros
-  if (cell >= (long long)planes * high * wide) return;
-  const int col = cell % wide, row = (cell / wide) % high;
-  const long long plane = cell / (wide * high);
-  const bool pooled = row < OH / 2 && col < OW / 2;
-  const long long from = (plane * (OH / 2) + row) * (OW / 2) + col;
-  const float value = pooled ? slope[from] : 0.f;
-  const int which = pooled ? chosen[from] : 4;
-  float* to = out + (plane * OH + 2 * row) * OW + 2 * col;
-#pragma unroll
-  for (int i = 0; i < 4; i++)
-    if (2 * row + i / 2 < OH && 2 * col + i % 2 < OW) to[(i / 2) * OW + i % 2] = which == i ? value : 0.f;
 }
 
 // out[part, g, o, c, taps] = sum over the part's images and pixels of slope[g, image, o] * x[g, image, c].

@@ -54,6 +54,11 @@ def spread(slope: Tensor, w: Tensor, shape: Shape, tile: Tile) -> Tensor:
     return _apply("spread", slope, w, w, shape, tile)[0]
 
 
+def rectified(x: Tensor, w: Tensor, bias: Tensor, shape: Shape, tile: Tile) -> Tensor:
+    """Convolve, add the bias and cut off below 0."""
+    return _apply("rectified", x, w, bias, shape, tile)[0]
+
+
 def pooled(x: Tensor, w: Tensor, bias: Tensor, shape: Shape, tile: Tile) -> tuple[Tensor, Tensor]:
     """Convolve, add the bias, cut off below 0 and pool: what is left, and which pixel it was."""
     return _apply("pooled", x, w, bias, shape, tile)
@@ -96,22 +101,6 @@ def correlate(slope: Tensor, x: Tensor, shape: Shape, tile: Tile) -> Tensor:
     return out[0] if parts == 1 else out.sum(0)
 
 
-def unpool(slope: Tensor, chosen: Tensor, shape: Shape) -> Tensor:
-    """Send each slope to the pixel that was chosen in its window, and 0 elsewhere."""
-    height, width = shape.out_height, shape.out_width
-    out = slope.new_empty(*slope.shape[:-2], height, width)
-    planes = slope.shape[0] * slope.shape[1] * slope.shape[2]
-    cells = planes * ((height + 1) // 2) * ((width + 1) // 2)
-    tile = Tile(2, 1, 1)
-    _compiled("unpool", shape, tile, 1, 0)(
-        (-(-cells // tile.threads), 1, 1),
-        (tile.threads, 1, 1),
-        [slope.contiguous(), chosen.contiguous(), out, planes],
-        0,
-    )
-    return out
-
-
 def _pool(task: str) -> int:
     return 2 if task == "pooled" else 1
 
@@ -146,9 +135,10 @@ def _compiled(task: str, shape: Shape, tile: Tile, slices: int, shared: int) -> 
     constants = {
         **side(task, shape).constants,
         "KH": shape.kernel_height, "KW": shape.kernel_width,
-        "SPREAD": int(task == "spread"), "POOL": _pool(task), "PX": tile.pixels,
+        "SPREAD": int(task == "spread"), "RELU": int(task == "rectified"),
+        "POOL": _pool(task), "PX": tile.pixels,
         "OCT": tile.channels, "OCB": tile.channels_of_block, "IMGS": tile.images,
         "THREADS": tile.threads, "SLICES": slices,
     }  # fmt: skip
-    name = task if task in ("correlate", "unpool") else "convolve"
+    name = "correlate" if task == "correlate" else "convolve"
     return kernel("thin.cu", name, constants, shared)

@@ -6,7 +6,7 @@
 // the compilation. Sums are taken in a fixed order.
 //
 // Constants: C, H, W (what is read), OC, OH, OW (what is made), KH, KW, PAD, SPREAD, THREADS,
-// POOL (2: bias, ReLU and 2x2 max-pooling follow at once; 1: nothing does), TALL and PX (rows and
+// RELU (1: bias and ReLU follow at once), POOL (2: 2x2 max-pooling too; 1: it does not), TALL and PX (rows and
 // columns of a thread's tile), OCT (channels of a thread), OCB (channels of a block), CHUNK (channels
 // read at a time), ROWS (rows of images that a block may need), BAND (rows of a step of correlate).
 
@@ -156,11 +156,15 @@ convolve(const float* __restrict__ x, const float* __restrict__ w, const float* 
     const int channel = base + group * OCT + o;
     const size_t plane = (((size_t)g * images + image) * OC + channel) * (MADE_H * MADE_W);
 #if POOL == 1
+    const float shift = RELU ? bias[g * OC + channel] : 0.f;
 #pragma unroll
     for (int r = 0; r < TALL; r++)
 #pragma unroll
-      for (int p = 0; p < PX; p++)
-        if (row + r < OH && col + p < OW) y[plane + (row + r) * OW + col + p] = sums[r][p][o];
+      for (int p = 0; p < PX; p++) {
+        const float sum = sums[r][p][o] + shift;  // NaN must be seen
+        if (row + r < OH && col + p < OW)
+          y[plane + (row + r) * OW + col + p] = RELU && sum <= 0.f ? 0.f : sum;
+      }
 #else
     const float shift = bias[g * OC + channel];
 #pragma unroll

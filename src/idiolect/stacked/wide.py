@@ -91,6 +91,11 @@ def spread(slope: Tensor, w: Tensor, shape: Shape, tile: Tile) -> Tensor:
     return _apply("spread", slope, w, w, shape, tile)[0]
 
 
+def rectified(x: Tensor, w: Tensor, bias: Tensor, shape: Shape, tile: Tile) -> Tensor:
+    """Convolve, add the bias and cut off below 0."""
+    return _apply("rectified", x, w, bias, shape, tile)[0]
+
+
 def pooled(x: Tensor, w: Tensor, bias: Tensor, shape: Shape, tile: Tile) -> tuple[Tensor, Tensor]:
     """Convolve, add the bias, cut off below 0 and pool: what is left, and which pixel it was."""
     return _apply("pooled", x, w, bias, shape, tile)
@@ -157,7 +162,8 @@ def _constants(task: str, tile: Tile, shape: Shape) -> dict[str, int]:
     return {
         **side(task, shape).constants,
         "KH": shape.kernel_height, "KW": shape.kernel_width,
-        "SPREAD": int(task == "spread"), "POOL": _pool(task), "TALL": tile.tall,
+        "SPREAD": int(task == "spread"), "RELU": int(task == "rectified"),
+        "POOL": _pool(task), "TALL": tile.tall,
         "PX": tile.pixels, "OCT": tile.channels, "OCB": tile.channels_of_block,
         "CHUNK": tile.chunk, "THREADS": tile.threads, "ROWS": _rows(task, tile, shape),
     }  # fmt: skip
