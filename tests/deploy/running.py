@@ -79,7 +79,11 @@ class Running:
 
     def told(self) -> str:
         """Return what everyone printed and the end of the engine's error logs."""
-        parts = [f"{path.name}:\n{path.read_text()}" for path in sorted(self.folder.glob("*.out"))]
+        parts = [
+            f"{path.name}:\n{path.read_text()}"
+            for path in sorted(self.folder.glob("*.out"))
+            if path.is_file()
+        ]
         for path in sorted(self.kits.rglob("*.log")) + sorted(self.kits.rglob("error_log.txt")):
             parts.append(f"{path}:\n{path.read_text(errors='replace')[-1500:]}")
         return "\n".join(parts)
@@ -94,8 +98,20 @@ class Running:
                 words = (folder / "cmdline").read_bytes().split(b"\0")
                 if b"-m" in words and str(self.kits / name).encode() in words:
                     if any(word.startswith(b"nvflare.") for word in words):
+                        age = (folder / "stat").read_text().rsplit(")", 1)[1].split()[19]
+                        found.append((int(age), int(folder.name)))
+        return [pid for _, pid in sorted(found)]  # numbers start over, ages do not
+
+    def training(self, name: str) -> list[int]:
+        """Return the numbers of a node's processes that train: what its job has started."""
+        own, found = self.engine(name), []
+        for folder in Path("/proc").iterdir():
+            with contextlib.suppress(OSError):
+                if folder.name.isdigit():
+                    parent = int((folder / "stat").read_text().rsplit(")", 1)[1].split()[1])
+                    if parent in own and int(folder.name) not in own:
                         found.append(int(folder.name))
-        return sorted(found)
+        return found
 
     def close(self) -> None:
         """End every process, politely first, and make sure of it."""

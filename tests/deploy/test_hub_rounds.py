@@ -5,7 +5,7 @@ import threading
 
 import federations as fed
 import pytest
-import torch
+from meddling import RUBBISH, Meddler, Replay
 
 from idiolect.cli.federating import run_on
 from idiolect.deploy import wire
@@ -15,65 +15,20 @@ from idiolect.deploy.transport import Inside
 from idiolect.errors import DeployError, MethodError
 
 
-class Meddler(Inside):
-    """Nodes, one of whose answers to `step` is tampered with on the way."""
-
-    def __init__(self, nodes, site, change, rounds=()):
-        super().__init__(nodes)
-        self._site, self._change, self._rounds = site, change, rounds
-        self.asked = []
-
-    def call(self, site, blob, seconds):
-        message = wire.unpack(blob)
-        if message.kind == "step":
-            self.asked.append((site, message.head["round"]))
-        answer = super().call(site, blob, seconds)
-        wanted = not self._rounds or message.head.get("round") in self._rounds
-        if site == self._site and message.kind == "step" and wanted:
-            return self._change(answer)
-        return answer
-
-
 def meddled(tmp_path, change, rounds=(), site="site-2"):
     nodes = fed.inside(tmp_path / "nodes")._nodes
     return Meddler(nodes, site, change, rounds)
 
 
-def leaf(change, name="params.1.weight"):
-    def changed(answer):
-        told = wire.unpack(answer)
-        return wire.pack("yes", told.head, {**told.leaves, name: change(told.leaves[name])})
-
-    return changed
-
-
-def head(**changes):
-    def changed(answer):
-        told = wire.unpack(answer)
-        return wire.pack("yes", {**told.head, **changes}, told.leaves)
-
-    return changed
-
-
-RUBBISH = {
-    "nonfinite": leaf(lambda x: x * float("nan")),
-    "nonfinite ": leaf(lambda x: x + float("inf")),
-    "shape": leaf(lambda x: x[:-1]),
-    "dtype": leaf(lambda x: x.double()),
-    "format": lambda answer: answer[:-7],
-    "round": head(round=77),
-    "size": leaf(lambda x: torch.ones(1 << 19)),
-}
-
-
-@pytest.mark.parametrize("reason", RUBBISH)
-def test_rubbish_is_left_out_named_and_counted(reason, tmp_path):
+@pytest.mark.parametrize("kind", RUBBISH)
+def test_rubbish_is_left_out_named_and_counted(kind, tmp_path):
     """The run ends as if the node had not taken part: its three reports reach no average."""
     wanted = fed.experiment("fedavg", sets=("rounds=4", "deploy.limit_mb=1", "evaluate.every=4"))
-    transport = meddled(tmp_path, RUBBISH[reason])
+    reason, change = RUBBISH[kind]
+    transport = meddled(tmp_path, change)
     found = fed.served(wanted, transport, tmp_path / "served")
     faults = json.loads((tmp_path / "served" / "faults.json").read_text())
-    assert faults == {"site-2": {reason.strip(): 3}}
+    assert faults == {"site-2": {reason: 3}}
     assert any("site-2 was passed over 3 times" in n for n in found["methods"]["FedAvg"]["notices"])
     assert ("site-2", 2) in transport.asked and ("site-2", 3) not in transport.asked
     silent = meddled(tmp_path / "silent", lambda answer: wire.refusal("failed"))
@@ -81,6 +36,59 @@ def test_rubbish_is_left_out_named_and_counted(reason, tmp_path):
     states = [fed.server_state(tmp_path / kind, "FedAvg") for kind in ("served", "without")]
     assert fed.largest_gap(*states) == 0
     assert found["methods"]["FedAvg"]["seeds"][0]["traffic"]["participations"] == 12
+
+
+def test_a_report_that_is_sent_again_in_later_rounds_counts_once(tmp_path):
+    """In order, finite, of the right form, and of the first round: no copy reaches an average."""
+    wanted = fed.experiment("fedavg", sets=("rounds=4", "evaluate.every=4"))
+    found = fed.served(wanted, meddled(tmp_path, Replay()), tmp_path / "served")
+    faults = json.loads((tmp_path / "served" / "faults.json").read_text())
+    assert faults == {"site-2": {"round": 3}}
+    assert found["methods"]["FedAvg"]["seeds"][0]["traffic"]["participations"] == 4 * 4 - 3
+    silent = meddled(tmp_path / "silent", lambda answer: wire.refusal("failed"), rounds=(1, 2, 3))
+    fed.served(wanted, silent, tmp_path / "without")
+    states = [fed.server_state(tmp_path / kind, "FedAvg") for kind in ("served", "without")]
+    assert fed.largest_gap(*states) == 0
+
+
+class Loser(Inside):
+    """Nodes, and a network that loses the letters to one of them for a round or two."""
+
+    def __init__(self, nodes):
+        super().__init__(nodes)
+        self.knocked = threading.Event()
+
+    def call(self, site, blob, seconds):
+        message = wire.unpack(blob)
+        if site == "site-1" and message.kind == "step" and message.head["round"] == 1:
+            raise Refused("timeout")
+        if message.kind == "knock":
+            try:
+                return super().call(site, blob, seconds)
+            finally:
+                self.knocked.set()
+        if message.head.get("round") == 3:
+            assert self.knocked.wait(60)
+        return super().call(site, blob, seconds)
+
+
+def test_a_node_whose_letter_was_lost_is_asked_again(tmp_path):
+    """It is silent for good otherwise: it waits for a letter, and the hub for its answer."""
+    wanted = fed.experiment("fedavg", sets=("rounds=8", "evaluate.every=8"))
+    found = fed.served(wanted, Loser(fed.inside(tmp_path / "nodes")._nodes), tmp_path / "served")
+    faults = json.loads((tmp_path / "served" / "faults.json").read_text())
+    assert faults == {"site-1": {"timeout": 1}}
+    part = found["methods"]["FedAvg"]["seeds"][0]["traffic"]["participations"]
+    assert 8 * 4 - 4 <= part < 8 * 4  # it missed the second round, and was back after the fourth
+
+
+def test_a_node_that_said_no_is_not_knocked_back_in(tmp_path):
+    """Only silence is mended by a sign of life; refusing to join is not."""
+    post = Post(fed.inside(tmp_path), Policy(), Ledger())
+    post.lose("site-1")
+    for _ in range(2):
+        post.ask(dict.fromkeys(post.transport.sites, wire.pack("step")), 30, lambda *_: None)
+    assert post.absent() == ["site-1"]
 
 
 def test_a_node_that_fails_once_is_back_in_the_next_round(tmp_path):
@@ -129,7 +137,7 @@ class Sleeper(Inside):
 
 
 def test_a_straggler_costs_one_timeout_and_comes_back(tmp_path):
-    wanted = fed.experiment("fedavg", sets=("rounds=40", "deploy.timeout=2", "evaluate.every=40"))
+    wanted = fed.experiment("fedavg", sets=("rounds=40", "deploy.timeout=10", "evaluate.every=40"))
     transport = Sleeper(fed.inside(tmp_path / "nodes")._nodes)
     found = fed.served(wanted, transport, tmp_path / "served")
     faults = json.loads((tmp_path / "served" / "faults.json").read_text())

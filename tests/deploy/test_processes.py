@@ -1,72 +1,16 @@
 """Nodes as processes: what kills one is its own affair, and costs nothing where it comes back."""
 
-import json
-import os
-import resource
-import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import federations as fed
-import pytest
 
 from idiolect.deploy import wire
 from idiolect.deploy.child import Child
 from idiolect.deploy.lock import held
-from idiolect.deploy.transport import Processes
 from idiolect.results import document
-
-SETS = ("model.name=mlr", "rounds=3", "evaluate.every=3")
-
-
-@pytest.fixture
-def processes(tmp_path):
-    made = []
-
-    def make(count=4):
-        made.append(Processes(fed.sites(tmp_path / "nodes", count)))
-        return made[-1]
-
-    yield make
-    for transport in made:
-        transport.close()
-        assert all(child.pid is None for child in transport.children.values())
-
-
-class Killer:
-    """Passes calls on, and kills a node's process once, amid the round it is told."""
-
-    def __init__(self, inner, site, round):
-        self._inner, self._site, self._round = inner, site, round
-        self.sites, self.killed = inner.sites, 0
-
-    def call(self, site, blob, seconds):
-        message = wire.unpack(blob)
-        mine = site == self._site and message.head.get("round") == self._round
-        if mine and message.kind == "step" and not self.killed:
-            self.killed = self._inner.children[site].pid
-            os.kill(self.killed, signal.SIGKILL)
-        return self._inner.call(site, blob, seconds)
-
-    def returned(self, site):
-        return False
-
-    def stopped(self):
-        return False
-
-
-def test_a_killed_training_process_is_told_everything_again_and_nothing_is_lost(
-    processes, tmp_path
-):
-    wanted = fed.experiment("fedper", sets=SETS)
-    content = fed.simulated(wanted, tmp_path / "simulated")
-    killer = Killer(processes(), "site-1", 1)
-    found = fed.served(wanted, killer, tmp_path / "served")
-    assert killer.killed
-    assert fed.scores(found, "FedPer") == fed.scores(content, "FedPer")
-    assert found["methods"]["FedPer"]["notices"] == content["methods"]["FedPer"]["notices"]
 
 
 def test_a_node_ends_with_its_parent(tmp_path):
@@ -142,40 +86,3 @@ def command(folder, *words, status=0):
     )
     assert done.returncode == status, done.stderr
     return done
-
-
-def limit_files(pid, size):
-    """Let a process write no file beyond a size: what a full disk does to it, without a disk."""
-    _, most = resource.prlimit(pid, resource.RLIMIT_FSIZE)
-    resource.prlimit(pid, resource.RLIMIT_FSIZE, (size, most))
-
-
-class Filler(Killer):
-    """Fills a node's disk before one round, and empties it before the next."""
-
-    def call(self, site, blob, seconds):
-        message = wire.unpack(blob)
-        if site == self._site and message.kind == "step":
-            now = message.head["round"]
-            size = 100 if now == self._round else resource.RLIM_INFINITY
-            limit_files(self._inner.children[site].pid, size)
-            if now == self._round:
-                (path,) = self._home.glob("state/**/*.safetensors")
-                before = path.read_bytes()
-                answer = self._inner.call(site, blob, seconds)
-                assert path.read_bytes() == before and not list(path.parent.glob(".*.part"))
-                self.killed = wire.unpack(answer).head["code"]
-                return answer
-        return self._inner.call(site, blob, seconds)
-
-
-def test_a_full_disk_costs_a_node_its_round_and_not_its_state(processes, tmp_path):
-    """The kernel refuses the write; the state before stays, and the next round is done again."""
-    wanted = fed.experiment("fedper", sets=SETS)
-    filler = Filler(processes(), "site-1", 1)
-    filler._home = tmp_path / "nodes" / "site-1"
-    found = fed.served(wanted, filler, tmp_path / "served")
-    assert filler.killed == "disk"
-    assert found["methods"]["FedPer"]["seeds"][0]["traffic"]["participations"] == 3 * 4 - 1
-    faults = json.loads((tmp_path / "served" / "faults.json").read_text())
-    assert faults == {"site-1": {"disk": 1}}

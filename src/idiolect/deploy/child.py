@@ -19,6 +19,7 @@ from idiolect.deploy.site import Site
 log = logging.getLogger("idiolect.node")
 
 _LENGTH = 8  # bytes that say how long a message is
+_PIPE = 1 << 20  # bytes in a pipe, where the system allows it
 _GRACE = 5.0  # seconds a child has to end by itself
 
 
@@ -74,7 +75,9 @@ class Child:
                     # Ctrl-C is for the command that started us; it ends the child in its own way.
                     start_new_session=True,
                 )
-            assert self._process.stdin is not None
+            assert self._process.stdin is not None and self._process.stdout is not None
+            for pipe in (self._process.stdin, self._process.stdout):
+                _widen(pipe)
             write(self._process.stdin, self._site.to_json().encode())
         return self._process
 
@@ -89,6 +92,14 @@ class Child:
         except subprocess.TimeoutExpired:
             process.kill()
             return process.wait()
+
+
+def _widen(pipe: IO[bytes]) -> None:
+    """Let a pipe hold more, where the system can: models cross it in fewer turns."""
+    with contextlib.suppress(ImportError, AttributeError, OSError):
+        import fcntl
+
+        fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, _PIPE)
 
 
 def write(pipe: IO[bytes], blob: bytes) -> None:

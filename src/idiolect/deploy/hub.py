@@ -263,11 +263,15 @@ class Hub:
     ) -> tuple[dict[int, Tree], int, int]:
         """Send every node its part and gather the answers that are in order."""
         head = {**self._head(run), **flags}
-        letters = {}
+        letters, made = {}, {}
         for place, client in enumerate(cohort.tolist()):
-            own = tree.map(lambda leaf, row=place: leaf[row : row + 1], sent.own)
-            whole = Sent(sent.shared, own, self._group(run, client))
-            letters[client] = wire.pack(kind, head, whole, codecs.down(self._deploy))
+            # Where nobody gets anything of its own, one letter does for all of an architecture.
+            kin = (place, -1) if tree.leaves(sent.own) else (-1, self._rehearsal.kind(client))
+            if kin not in made:
+                own = tree.map(lambda leaf, row=place: leaf[row : row + 1], sent.own)
+                whole = Sent(sent.shared, own, self._group(run, client))
+                made[kin] = wire.pack(kind, head, whole, codecs.down(self._deploy))
+            letters[client] = made[kin]
 
         def read(client: int, message: Message) -> Tree:
             hidden = self._secure and kind == "step"  # the report follows under masks

@@ -37,6 +37,7 @@ from idiolect.version import VERSION
 
 log = logging.getLogger("idiolect.node")
 
+_NO_MEMORY = "DefaultCPUAllocator: can't allocate memory"  # torch has no class of its own for it
 _FLAGS = ("only_global", "keep", "newcomers")
 
 
@@ -297,7 +298,7 @@ def reason_of(error: BaseException) -> str:
     """Choose the one word that the other side is told."""
     if isinstance(error, Refused):
         return error.reason
-    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+    if isinstance(error, MemoryError | torch.OutOfMemoryError) or _NO_MEMORY in str(error):
         return "memory"
     if isinstance(error, OSError) or isinstance(error.__cause__, OSError):
         return "data" if isinstance(error, DataError) else "disk"

@@ -25,7 +25,11 @@ log = logging.getLogger("idiolect.hub")
 RUBBISH = ("format", "protocol", "size", "structure", "shape", "dtype", "nonfinite", "round")
 """What no honest node sends."""
 
+SILENT = ("timeout", "unreachable")
+"""What is no answer at all."""
+
 _AGAIN = ("closed", "crashed")  # a node that was started anew is told the experiment again
+_KNOCK = wire.pack("knock")  # no node knows such a message; whoever says so is there
 
 
 class Answer(NamedTuple):
@@ -92,7 +96,8 @@ class Post:
         self.policy = policy
         self.ledger = ledger
         self.reopen: Callable[[str], None] | None = None  # how a node is told everything again
-        self._away: set[str] = set()
+        self._away: set[str] = set()  # silent; whoever is heard of is back
+        self._out: set[str] = set()  # said no when the run was started
         self._threads: dict[str, threading.Thread] = {}
 
     def absent(self) -> list[str]:
@@ -101,19 +106,19 @@ class Post:
 
     def there(self, site: str) -> bool:
         """Say whether a site is asked at present."""
-        return site not in self._away and not self.excluded(site)
+        return site not in self._away | self._out and not self.excluded(site)
 
     def excluded(self, site: str) -> bool:
         """Say whether a site's answers were refused too often."""
         return self.ledger.rubbish(site) >= self.policy.patience
 
     def lose(self, site: str) -> None:
-        """Pass a site over until it is heard of again."""
-        self._away.add(site)
+        """Pass a site over until the run is started anew."""
+        self._out.add(site)
 
     def waiting_outside(self) -> list[str]:
         """Name the sites that were lost and could come back if the run were started anew."""
-        return [site for site in sorted(self._away) if self.transport.returned(site)]
+        return [site for site in sorted(self._away | self._out) if self.transport.returned(site)]
 
     def ask(
         self,
@@ -129,11 +134,10 @@ class Post:
         inbox: dict[str, Answer | Refused] = {}
         asked: Sequence[str] = [site for site in letters if self.there(site)]
         for site in asked:
-            thread = threading.Thread(
-                target=self._one, args=(site, letters[site], seconds, inbox), daemon=True
-            )
-            self._threads[site] = thread
-            thread.start()
+            self._start(site, letters[site], seconds, inbox)
+        for site in set(letters) & self._away:
+            if not self._threads[site].is_alive():  # its last letter, or the answer, was lost
+                self._start(site, _KNOCK, seconds, {})
         until = time.monotonic() + seconds
         for site in asked:
             self._threads[site].join(max(0.0, until - time.monotonic()))
@@ -148,10 +152,17 @@ class Post:
                 failed[site] = error
         return failed
 
+    def _start(
+        self, site: str, blob: bytes, seconds: float, inbox: "dict[str, Answer | Refused]"
+    ) -> None:
+        thread = threading.Thread(target=self._one, args=(site, blob, seconds, inbox), daemon=True)
+        self._threads[site] = thread
+        thread.start()
+
     def _account(self, site: str, error: Refused) -> None:
         log.warning("%s: %s", site, error)
         self.ledger.blame(site, error.reason)
-        if error.reason in ("timeout", "unreachable"):
+        if error.reason in SILENT:
             self._away.add(site)
         elif self.excluded(site):
             log.warning("%s is left out from now on: too many refused answers", site)
@@ -171,7 +182,7 @@ class Post:
                 inbox[site] = self.once(site, blob, seconds)
             self._away.discard(site)
         except Refused as error:
-            if error.reason not in ("timeout", "unreachable"):
+            if error.reason not in SILENT:
                 self._away.discard(site)
             inbox[site] = error
         except Exception as error:  # of the engine: nothing a node does may end the hub

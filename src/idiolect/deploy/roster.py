@@ -16,7 +16,7 @@ from idiolect.data.dataset import Moments, decoding
 from idiolect.deploy import wire
 from idiolect.deploy.codes import CODES, Refused
 from idiolect.deploy.form import Form, listed, word
-from idiolect.deploy.post import Answer, Post
+from idiolect.deploy.post import SILENT, Answer, Post
 from idiolect.errors import DeployError
 from idiolect.version import VERSION
 
@@ -120,8 +120,9 @@ class Roster:
 
         letters = {site: self._letter(site) for site in sites}
         refused = post.ask(letters, post.policy.join, read)
-        for site in refused:
-            post.lose(site)
+        for site, why in refused.items():
+            if why.reason not in SILENT:
+                post.lose(site)
         self._refuse(refused, first_time)
         self._compare(answers)
         agreed = wire.pack("agree", {**self._head}, self._scaling(answers, normalise))
@@ -131,9 +132,8 @@ class Roster:
 
     def _refuse(self, refused: Mapping[str, Refused], first_time: bool) -> None:
         """Say who cannot join; on the first start nobody who is there is left behind silently."""
-        gone = ("timeout", "unreachable")
         told = [f"{site}: {CODES[why.reason]}" for site, why in refused.items()]
-        wrong = [site for site, why in refused.items() if why.reason not in gone]
+        wrong = [site for site, why in refused.items() if why.reason not in SILENT]
         there = len(self._post.transport.sites) - len(refused)
         needed = self._post.policy.needed(len(self._post.transport.sites))
         if (wrong and first_time) or there < needed:

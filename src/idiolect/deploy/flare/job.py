@@ -28,6 +28,7 @@ from idiolect.deploy.child import Child
 from idiolect.deploy.codes import Refused
 from idiolect.deploy.flare.kits import HOME, HOST_FILE, NODE_FILE, OUTCOME, RESULT, RETURNED
 from idiolect.deploy.flare.tasks import Task
+from idiolect.deploy.flare.tidy import Tidy
 from idiolect.deploy.host import Host
 from idiolect.deploy.hub import Again
 from idiolect.deploy.newcomers import Wanted, offer, welcome
@@ -48,6 +49,7 @@ class NodeSide:
     def __init__(self) -> None:
         self._child: Child | None = None
         self._lock = threading.Lock()
+        self._tidy = Tidy()
 
     @collab.publish  # type: ignore[untyped-decorator]
     def answer(self, blob: bytes) -> bytes:
@@ -63,6 +65,7 @@ class NodeSide:
 
     def _asked(self, workspace: Any) -> Child:
         with self._lock:
+            self._tidy()
             if self._child is None:
                 path = Path(workspace.get_root_dir()) / HOME / NODE_FILE
                 if not path.is_file():
@@ -134,6 +137,7 @@ class _Progress(Silent):
     def __init__(self, run: str) -> None:
         self.told: dict[str, Any] = {"run": run, "state": "starting"}
         self.post: Post | None = None
+        self._tidy = Tidy()
 
     def tell(self, **told: Any) -> None:
         """Replace what is told."""
@@ -146,6 +150,7 @@ class _Progress(Silent):
 
     def tick(self, tick: Tick) -> None:
         """Hear that a round is over."""
+        self._tidy()
         self.tell(label=tick.label, round=tick.round, rounds=tick.rounds, time=time.time())
 
     def note(self, text: str) -> None:
@@ -267,7 +272,8 @@ def write(folder: Path, task: Task) -> Path:
         },
         "app/config/config_fed_server.json": {
             "format_version": 2,
-            "server": {"task_request_interval": 0.5},
+            # Messages are pushed; asking for tasks is for the start and the end only.
+            "server": {"task_request_interval": 2},
             "workflows": [
                 {
                     "id": "controller",

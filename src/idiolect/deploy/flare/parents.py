@@ -12,6 +12,7 @@ from pathlib import Path
 from idiolect.checkpoint import write_whole
 from idiolect.deploy.flare import require
 from idiolect.deploy.flare.kits import HOST_FILE, NODE_FILE, Kit, settle
+from idiolect.deploy.flare.tidy import environment
 from idiolect.deploy.host import Host
 from idiolect.deploy.lock import held
 from idiolect.deploy.site import Site
@@ -89,6 +90,7 @@ def _started(kit: Kit) -> Iterator["subprocess.Popen[bytes]"]:
             stdout=words,
             stderr=words,
             cwd=kit.folder,
+            env=environment(),
             start_new_session=True,
         )
     try:
