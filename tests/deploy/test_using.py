@@ -90,3 +90,25 @@ def test_what_cannot_be_is_told(trained, tmp_path):
     ):
         done = CliRunner().invoke(app, [str(word) for word in words])
         assert done.exit_code and said in done.output
+
+
+def test_a_node_knows_what_it_chose_and_why(tmp_path):
+    """Portfolio on four nodes: the words stay with the model, and `predict` says them."""
+    sets = ("model.name=mlr", "training.tune_epochs=1")
+    wanted = fed.experiment("portfolio", sets=sets)
+    content = fed.served(wanted, fed.inside(tmp_path), tmp_path / "hub")
+    one = content["methods"]["Portfolio"]["seeds"][0]["clients"][2]
+    assert stored(tmp_path / "site-2").about.reason == one["reason"] != ""
+    held = federations(wanted)[0]
+    x, y = (column[held.test[2]] for column in (held.dataset.x, held.dataset.y))
+    np.savez(tmp_path / "test.npz", x=x, y=y)
+    words = ("predict", tmp_path / "site-2", "--data", tmp_path / "test.npz")
+    printed = run(*words, "--out", tmp_path / "out.csv").output
+    assert f"this node's model: {one['reason']}" in printed
+    assert f"{100 * one['personal']['accuracy']:.2f} %" in printed
+    exported = tmp_path / "model.pt2"
+    run("export", tmp_path / "site-2", "--out", exported)
+    rows = torch.from_numpy(x)
+    expected = Personal(stored(tmp_path / "site-2")).eval()(rows)
+    found = torch.export.load(exported).module()(rows)
+    torch.testing.assert_close(found, expected)

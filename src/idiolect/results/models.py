@@ -63,11 +63,12 @@ def one_client(
 
 def fill(module: nn.Module, leaves: dict[str, Tensor]) -> nn.Module:
     """Load a client's leaves into a network, wherever in the deployed tree its parameters are."""
-    wanted = list(learned(module))
-    prefixes = sorted({name[: -len(wanted[0])] for name in leaves if name.endswith(wanted[0])})
+    wanted = {name: value.shape for name, value in learned(module).items()}
+    first = next(iter(wanted))
+    prefixes = sorted({name[: -len(first)] for name in leaves if name.endswith(first)})
     for prefix in prefixes:
-        if all(prefix + name in leaves for name in wanted):
-            found = {name: leaves[prefix + name] for name in wanted}
+        found = {name: leaves[prefix + name] for name in wanted if prefix + name in leaves}
+        if {name: value.shape for name, value in found.items()} == wanted:
             module.load_state_dict(found, strict=False)
             return module.eval()
     raise MethodError(
