@@ -1,7 +1,7 @@
 """Print the rates that a choosing run prefers, as options of `idiolect run`.
 
 python scripts/chosen.py RUN_DIR...   # of one of experiments/combinations/choose-*.toml
-python scripts/chosen.py --setting inner_lr RUN_DIR...   # one setting, by the personal models
+python scripts/chosen.py --setting inner_lr,home RUN_DIR...   # these settings, by the personal models
 
 Each by the mean over clients of validation accuracy: lr by the federated model, then tune_lr by the
 fine-tuned one that began at that lr, expert_lr by the local model. Runs that did not end (a rate
@@ -30,10 +30,10 @@ def options(methods: list[dict[str, Any]]) -> list[str]:
     return [f"--set training.{name}={value}" for name, value in found.items()]
 
 
-def option(methods: list[dict[str, Any]], setting: str) -> list[str]:
-    """Return what to set where one setting is chosen."""
-    best = max(methods, key=lambda one: _score(one, "personal"))
-    return [f"--set training.{setting}={best['settings'][setting]}"]
+def named(methods: list[dict[str, Any]], settings: str) -> list[str]:
+    """Return the named settings of the best."""
+    best = max(methods, key=lambda one: _score(one, "personal"))["settings"]
+    return [f"--set training.{setting}={best[setting]}" for setting in settings.split(",")]
 
 
 def _score(method: dict[str, Any], model: str) -> float:
@@ -45,9 +45,9 @@ def _score(method: dict[str, Any], model: str) -> float:
 
 if __name__ == "__main__":
     folders = sys.argv[1:]
-    setting = folders.pop(1) if folders[0] == "--setting" else ""
-    paths = [Path(folder) / "result.json" for folder in folders[bool(setting) :]]
+    settings = folders.pop(1) if folders[0] == "--setting" else ""
+    paths = [Path(folder) / "result.json" for folder in folders[bool(settings) :]]
     ended = [json.loads(path.read_text())["methods"] for path in paths if path.exists()]
     found = [method for methods in ended for method in methods.values()]
     if found:
-        print(*(option(found, setting) if setting else options(found)))
+        print(*(named(found, settings) if settings else options(found)))

@@ -53,6 +53,8 @@ def by_hand(method: PFML, w: Pair, m: Pair, batches: list[Examples]) -> tuple[Pa
     received, before, theta = w, m, m
     for batch in batches:
         theta, hat = m, w
+        if method.home == "batch":
+            received, before = w, m
         for _ in range(method.inner_steps):
             down_m = plus(gradient(theta, hat, batch), method.pull, minus(theta, before))
             down_w = plus(gradient(hat, theta, batch), method.pull, minus(hat, received))
@@ -110,9 +112,13 @@ def test_the_second_personalisation_step_by_hand() -> None:
 @pytest.mark.parametrize("steps", [1, 2, 3])
 @pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
 @pytest.mark.parametrize("weight_decay", [0.0, 0.05])
-def test_a_round_against_plain_python(steps: int, share: float, weight_decay: float) -> None:
-    """Two passes over two batches: the pulls stay at where the round began, m and w go on."""
+@pytest.mark.parametrize("home", ["round", "batch"])
+def test_a_round_against_plain_python(
+    steps: int, share: float, weight_decay: float, home: str
+) -> None:
+    """Two passes over two batches: the pulls stay at home, m and w go on."""
     method = PFML(
+        home=home,
         lr=0.1,
         inner_lr=0.2,
         inner_steps=steps,

@@ -6,6 +6,8 @@ Algorithm 1. Readings:
 - m_prev is the client's auxiliary model of its last round (the text); the line of Algorithm 1 that
   resets it to the global model is `aux_init = "reset"`. The first time it is the global model, or
   random where the architectures differ;
+- the personalisation steps are pulled to m_prev and w^t, where the round began; pFedMe, whose code
+  the authors built on, pulls to where the batch began: `home = "batch"`;
 - Eq. 8's sign is wrong: the gradient of λ/2 · ‖m_prev − m‖² is λ(m − m_prev), as used here;
 - each model learns KL(peer ‖ self) at T = 1 with the peer constant; both step from the same old
   values;
@@ -58,6 +60,12 @@ class PFML(FedAvg):
     share: float = setting(1.0, "weight of the mutual KL; 0: none", least=0)
     server_lr: float = setting(1.0, "how far the server moves towards the average (β)", above=0)
     uniform: bool = setting(True, "weigh clients alike instead of by their examples")
+    home: str = setting(
+        "round",
+        "where the personalisation steps are pulled to: the models with which the round or the "
+        "batch began",
+        choices=("round", "batch"),
+    )
     aux_init: str = setting(
         "persist", "keep m between rounds, or reset it to w", choices=("persist", "reset")
     )
@@ -76,11 +84,12 @@ class PFML(FedAvg):
         start = self._start(sent, personal)
 
         def step(now: Models, batch: Batch) -> Models:
-            # Personalisation steps on copies, each pulled to where its model began the round.
+            # Personalisation steps on copies, each pulled home.
+            home = start if self.home == "round" else now
             theta, w_hat = now.m, now.w
             for _ in range(self.inner_steps):
-                slope_m = self._slope(theta, w_hat, batch, local, auxiliary=True, home=start.m)
-                slope_w = self._slope(w_hat, theta, batch, local, auxiliary=False, home=start.w)
+                slope_m = self._slope(theta, w_hat, batch, local, auxiliary=True, home=home.m)
+                slope_w = self._slope(w_hat, theta, batch, local, auxiliary=False, home=home.w)
                 theta = tree.axpy(-self.inner_lr, slope_m, theta)
                 w_hat = tree.axpy(-self.inner_lr, slope_w, w_hat)
             slope_m = self._slope(now.m, now.w, batch, local, auxiliary=True)
