@@ -1,7 +1,7 @@
 """Print the rates that a choosing run prefers, as options of `idiolect run`.
 
 python scripts/chosen.py RUN_DIR...   # of one of experiments/combinations/choose-*.toml
-python scripts/chosen.py --setting inner_lr,home RUN_DIR...   # these settings, by the personal models
+python scripts/chosen.py --setting inner_lr,home RUN_DIR...   # by the personal models
 
 Each by the mean over clients of validation accuracy: lr by the federated model, then tune_lr by the
 fine-tuned one that began at that lr, expert_lr by the local model. Runs that did not end (a rate
