@@ -17,6 +17,7 @@ ROWS = [
     ["tree"],
     ["optim", "losses", "batchnorm", "batches"],
     ["models"],
+    ["network"],
     ["local"],
     ["method"],
     ["wrapper"],
@@ -45,6 +46,7 @@ ABOVE = {
 ABOVE["methods"] -= {"models"}
 ABOVE["method"] -= {"models"}
 ABOVE["local"] -= {"models"}
+ABOVE["network"] -= {"models"}
 ABOVE["data"] = {"data", "errors", "version"}
 ABOVE["checkpoint"] = {"checkpoint", "errors", "tree", "version"}
 ABOVE["evaluate"] = {"evaluate", "results", "errors"}

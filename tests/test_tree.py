@@ -178,3 +178,21 @@ def test_whole_numbers_are_not_averaged_to_nothing():
     """The shares of a mean, cast to whole numbers, would all be 0."""
     with pytest.raises(MethodError, match=r"a leaf of torch\.int64 cannot be averaged"):
         tree.mean({"count": torch.tensor([3, 5])}, torch.tensor([1.0, 1.0]))
+
+
+def test_dicts_of_tensors_go_the_short_way_to_the_same_end():
+    """Parameters skip torch's pytree; nested trees, drifts and other names must not."""
+    a, b = {"w": torch.tensor([1.0, 2.0]), "b": torch.tensor(3.0)}, {"b": ONE, "w": ONE}
+    assert list(tree.map(torch.add, a, b)) == ["w", "b"]
+    assert torch.equal(tree.map(torch.add, a, b)["w"], torch.tensor([2.0, 3.0]))
+    assert torch.equal(tree.axpy(-2.0, b, a)["b"], torch.tensor(1.0))
+    nested = tree.map(lambda leaf: leaf + 1, {"w": (ONE, {"v": ONE})})
+    assert torch.equal(nested["w"][1]["v"], 2 * ONE)
+    moved = tree.axpy(5.0, {"w": ONE, "m": tree.Drift(ONE)}, {"w": ONE, "m": ONE})
+    assert (float(moved["w"]), float(moved["m"])) == (6.0, 2.0)
+    assert tree.drifting({"m": tree.Drift(ONE)}) and not tree.drifting({"m": ONE})
+    with pytest.raises(ValueError):
+        tree.map(torch.add, {"w": ONE}, {"v": ONE})
+
+
+ONE = torch.tensor(1.0)

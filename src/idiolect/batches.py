@@ -3,7 +3,7 @@
 from typing import NamedTuple, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 
 class Batch(NamedTuple):
@@ -32,9 +32,17 @@ class Pool(NamedTuple):
     shift: Tensor | None = None  # None: stored as the network takes them
     inverse_scale: Tensor | None = None
 
-    def take(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Return decoded examples and labels."""
-        return self.decode(self.x[rows]), self.y[rows].to(torch.int64)
+    def examples(self, rows: Tensor) -> Tensor:
+        """Return decoded examples."""
+        if rows.is_cuda:
+            return self.decode(self.x[rows])
+        # On a CPU an index copies number by number, and a lookup whole rows, mapped or not.
+        taken = nn.functional.embedding(rows, self.x.reshape(len(self.x), -1))
+        return self.decode(taken.reshape(*rows.shape, *self.x.shape[1:]))
+
+    def labels(self, rows: Tensor) -> Tensor:
+        """Return the labels of examples."""
+        return self.y[rows].to(torch.int64)
 
     def decode(self, x: Tensor) -> Tensor:
         """Turn stored examples into what the network takes."""

@@ -6,20 +6,18 @@ are padded and masked here and nowhere else: a padded example has weight 0, and 
 padding alone leaves the carry as it was.
 """
 
-import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.func import functional_call, grad
-from torch.nn.modules.dropout import _DropoutNd
+from torch import Tensor
+from torch.func import grad
 
 from idiolect import batchnorm, losses, tree
 from idiolect.batches import Batch, Plan, Plans, Pool, Request
 from idiolect.errors import MethodError
+from idiolect.network import Network
 from idiolect.optim import Optimiser
-from idiolect.stacked.layers import quicken
 from idiolect.tree import Params, Tree
 
 __all__ = ["Batch", "Local", "Loss", "Network", "Plan", "Plans", "Pool", "Request"]
@@ -28,90 +26,10 @@ Loss = Callable[[Any, Batch], Tensor]
 _READY = 1 << 28  # bytes of decoded examples that a block holds ready on a GPU
 
 
-class Network:
-    """A module as a pure function of its parameters, in training and in evaluation mode."""
-
-    def __init__(self, model: nn.Module, precision: str = "fp32") -> None:
-        """`bf16` multiplies in bfloat16 where torch's autocast deems it safe."""
-        self.params: Params = {
-            name: value.detach().clone() for name, value in batchnorm.learned(model).items()
-        }
-        self._shapes = {name: value.shape for name, value in self.params.items()}
-        trainable = {name for name, value in model.named_parameters() if value.requires_grad}
-        # Running means and variances: carried, sent and averaged as parameters are, not trained.
-        self.statistics = frozenset(self.params.keys() - trainable)
-        self.norms = frozenset(
-            f"{name}.{own}" if name else own
-            for name, layer in model.named_modules()
-            if isinstance(layer, nn.GroupNorm | nn.LayerNorm | batchnorm.BatchNorm)
-            for own in batchnorm.learned(layer)
-        )
-        self.draws = any(_draws(layer) for layer in model.modules())  # dropout and the like
-        # Two copies rather than one switched back and forth: `train()` is hidden state.
-        self._modes = {mode: copy.deepcopy(model).train(mode) for mode in (False, True)}
-        self._halved = precision == "bf16"
-        if not self._halved:  # our own kernels are for single precision
-            self._modes = {mode: quicken(own) for mode, own in self._modes.items()}
-        self._layers = batchnorm.layers(self._modes[True])
-
-    def to(self, device: torch.device) -> "Network":
-        """Move constants (buffers) to a device, where the parameters will come from outside."""
-        for model in self._modes.values():
-            model.to(device)
-        self.params = tree.to(self.params, device)
-        return self
-
-    def __call__(self, params: Params, x: Tensor, training: bool) -> Tensor:
-        """Return logits [example, class]."""
-        if {name: value.shape for name, value in params.items()} != self._shapes:
-            raise MethodError(self._misfit(params))
-        # Casts are not cached: under vmap a cached one would outlive the tensors it wraps.
-        with torch.autocast(x.device.type, torch.bfloat16, self._halved, cache_enabled=False):
-            logits: Tensor = functional_call(self._modes[training], params, (x,))
-        return logits.to(next(iter(params.values())).dtype) if self._halved else logits
-
-    def watched(
-        self, params: Params, x: Tensor, weight: Tensor, moving: batchnorm.Moving
-    ) -> Tensor:
-        """Return logits in training, and take down what batch normalisation saw of the batch."""
-        with batchnorm.masked(weight) as ran:
-            logits = self(params, x, training=True)
-        moving.note(params, self._layers, ran)
-        return logits
-
-    @property
-    def constants(self) -> dict[str, Tensor]:
-        """Buffers and frozen parameters: what no one trains, averages or sends."""
-        model = self._modes[False]
-        frozen = {n: p.detach() for n, p in model.named_parameters() if not p.requires_grad}
-        held = {**dict(model.named_buffers()), **frozen}
-        return {name: value for name, value in held.items() if name not in self.statistics}
-
-    def _misfit(self, params: Params) -> str:
-        """Name the first parameter that torch would have left as it was, or dropped."""
-        for name in sorted(params.keys() | self._shapes):
-            got, expected = (
-                str(tuple(shapes[name])) if name in shapes else "absent"
-                for shapes in ({n: p.shape for n, p in params.items()}, self._shapes)
-            )
-            if got != expected:
-                break
-        return (
-            f"parameter {name!r} is {got}, but the client's network expects {expected}; give "
-            "`logits` all trainable parameters of that network and nothing else"
-        )
-
-
 def _ordered(like: Params, *parts: Mapping[str, Any]) -> dict[str, Any]:
     """Put parts of a tree of parameters together again, in the order they had."""
     whole = {name: leaf for part in parts for name, leaf in part.items()}
     return {name: whole[name] for name in like}
-
-
-def _draws(layer: nn.Module) -> bool:
-    """Say whether a layer draws random numbers in training: dropout, alone or inside another."""
-    rate = layer.p if isinstance(layer, _DropoutNd) else getattr(layer, "dropout", 0.0)
-    return isinstance(rate, float) and rate > 0
 
 
 class Local:
@@ -363,17 +281,29 @@ class Local:
     def _batches(self, plan: Plan, training: bool) -> Iterator[Batch]:
         rows, weight = plan.rows[self._slot], plan.weight[self._slot]
         places = None if plan.places is None else plan.places[self._slot]
-        every, span = plan.rows.shape[1], _span(plan)
-        for first in range(0, every, span):
-            examples, labels = plan.pool.take(rows[first : first + span])
-            for step in range(first, min(first + span, every)):
-                x, y, counts = examples[step - first], labels[step - first], weight[step]
-                self._shown = (x, counts)
-                if inner := y.dim() - counts.dim():  # a label for each place of a sequence
-                    counts = counts.reshape(*counts.shape, *[1] * inner) * (y >= 0).to(counts.dtype)
-                    y = y.clamp(min=0)  # any class will do where nothing is counted
-                place = None if places is None else places[step]
-                yield Batch(x, y, counts, rows[step], training, place)
+        # Cut once a round rather than once a step: each piece costs as much as a small product.
+        order, weights = rows.unbind(0), weight.unbind(0)
+        for step, (x, y) in enumerate(_taken(plan, rows)):
+            counts = weights[step]
+            self._shown = (x, counts)
+            if inner := y.dim() - counts.dim():  # a label for each place of a sequence
+                counts = counts.reshape(*counts.shape, *[1] * inner) * (y >= 0).to(counts.dtype)
+                y = y.clamp(min=0)  # any class will do where nothing is counted
+            place = None if places is None else places[step]
+            yield Batch(x, y, counts, order[step], training, place)
+
+
+def _taken(plan: Plan, rows: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Take the examples and labels of each step."""
+    span = _span(plan)
+    labels = plan.pool.labels(rows).unbind(0)
+    if span == 1:
+        for step, own in enumerate(rows.unbind(0)):
+            yield plan.pool.examples(own), labels[step]
+        return
+    for first in range(0, rows.shape[0], span):
+        for place, x in enumerate(plan.pool.examples(rows[first : first + span]).unbind(0)):
+            yield x, labels[first + place]
 
 
 def _span(plan: Plan) -> int:
