@@ -44,7 +44,9 @@ class Local:
         round: Tensor,
         stacked: bool,
         initial: Params | None = None,
+        channels_last: bool = False,
     ) -> None:
+        """`channels_last` lays out images so; some networks are faster then on a CPU."""
         self.size = size  # number of training examples
         self.round = round  # rounds completed before this one
         self._networks = networks
@@ -52,6 +54,7 @@ class Local:
         self._slot = slot
         self._stacked = stacked
         self._initial = initial
+        self._channels_last = channels_last
         self._calls = 0
         self._statistics = frozenset().union(*(own.statistics for own in networks.values()))
         self._moving: list[batchnorm.Moving] = []  # of the gradients being taken, innermost last
@@ -285,6 +288,8 @@ class Local:
         order, weights = rows.unbind(0), weight.unbind(0)
         for step, (x, y) in enumerate(_taken(plan, rows)):
             counts = weights[step]
+            if self._channels_last and x.dim() == 4:
+                x = x.contiguous(memory_format=torch.channels_last)
             self._shown = (x, counts)
             if inner := y.dim() - counts.dim():  # a label for each place of a sequence
                 counts = counts.reshape(*counts.shape, *[1] * inner) * (y >= 0).to(counts.dtype)

@@ -26,6 +26,10 @@ from idiolect.stacked import choice
 from idiolect.tree import Params, Tree
 
 _MOST_DESKS = 32  # for each thread
+_LAYOUT, _CHANNELS_LAST = (
+    "layout",
+    2,
+)  # of single clients' images, measured like a width; 1: torch's
 
 
 class Crew(Team):
@@ -192,7 +196,14 @@ class Crew(Team):
             torch.set_num_threads(threads)
         return tree.concat([done[n % hands][n // hands] for n in range(count)])
 
-    def _desk(self, fn: ClientFunction, span: int, number: int, limit: int | None = None) -> Desk:
+    def _desk(
+        self,
+        fn: ClientFunction,
+        span: int,
+        number: int,
+        limit: int | None = None,
+        layout: int = 0,
+    ) -> Desk:
         return Desk(
             fn,
             self._networks[number % len(self._networks)],
@@ -201,6 +212,7 @@ class Crew(Team):
             self._device,
             stacked=self._stack and (span > 1 or self._device.type == "cuda"),
             graph=self._graph,
+            channels_last=span == 1 and (layout or self.widths.get(_LAYOUT)) == _CHANNELS_LAST,
             limit=limit,
         )
 
@@ -224,10 +236,19 @@ class Crew(Team):
             key = f"{kind} {most} {shift.form()} {about}"
             trial = partial(self._trial, fn, shift, {})
             self.widths[kind] = width.choose(trial, most, key, self._cache)
+            if self.widths[kind] == 1 and kind == "step" and self._pools["train"].x.dim() == 4:
+                trial = partial(self._trial, fn, shift, {}, 1)
+                chosen = width.choose(trial, _CHANNELS_LAST, f"layout {key}", self._cache)
+                self.widths[_LAYOUT] = chosen
         return self.widths[kind]
 
     def _trial(
-        self, fn: ClientFunction, shift: "Shift", desks: dict[int, list[Desk]], span: int
+        self,
+        fn: ClientFunction,
+        shift: "Shift",
+        desks: dict[tuple[int, int], list[Desk]],
+        span: int,
+        layout: int = 0,
     ) -> int:
         """Run a short piece of a block of the given width; return how many clients took part.
 
@@ -235,12 +256,14 @@ class Crew(Team):
         once in a run should not weigh on a trial of a few steps.
         """
         count = 1 if span > 1 else min(4 * len(self._networks), len(shift.seats))
-        if span not in desks:
-            desks[span] = [self._desk(fn, span, n, width.TRIAL_STEPS) for n in range(count)]
+        key = span, layout
+        if key not in desks:
+            steps = width.TRIAL_STEPS
+            desks[key] = [self._desk(fn, span, n, steps, layout) for n in range(count)]
         if span > 1:
-            shift.run(desks[span][0], 0, span)
+            shift.run(desks[key][0], 0, span)
             return span
-        self._spread(desks[span], shift, count)
+        self._spread(desks[key], shift, count)
         return count
 
 

@@ -49,12 +49,14 @@ class Desk:
         *,
         stacked: bool,
         graph: bool = True,
+        channels_last: bool = False,
         limit: int | None = None,
     ) -> None:
         self._fn = fn
         self._networks = networks
         self._device = device
         self._stacked = stacked
+        self._channels_last = channels_last
         self._graph = graph and device.type == "cuda"
         self._lessons = Book(pools, device, limit)
         self._exams = Book(exam_pools, device, limit)
@@ -125,7 +127,16 @@ class Desk:
         self, slot: Tensor, size: Tensor, given: "Given", own: Tree, personal: Tree
     ) -> Tree:
         local, exam = (
-            Local(self._networks, book, slot, size, self._round, self._stacked, initial)
+            Local(
+                self._networks,
+                book,
+                slot,
+                size,
+                self._round,
+                self._stacked,
+                initial,
+                self._channels_last,
+            )
             for book, initial in ((self._lessons, given.initial or None), (self._exams, None))
         )
         return self._fn(Sent(given.shared, own, given.group), personal, local, exam)
