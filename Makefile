@@ -41,9 +41,10 @@ bench: $(READY)  ## plain loops, backends and installed peers, in one run
 site: $(READY)  ## the docs as a site, in site/index.html; a broken link is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
-docs: $(READY)  ## write anew the pages made from the code: methods, reproduction index
+docs: $(READY)  ## write anew the pages made from code and figures: methods, reproduction index, performance
 	$(BIN)/python scripts/reproduction_index.py
 	$(BIN)/python scripts/method_table.py
+	$(BIN)/python scripts/performance_tables.py
 
 clean:
 	rm -rf $(VENV) runs site

@@ -1,5 +1,6 @@
 """Pages made from the code are as the code says, and links between pages lead somewhere."""
 
+import json
 import os
 import re
 import subprocess
@@ -24,6 +25,21 @@ def test_the_page_of_methods_is_up_to_date(monkeypatch) -> None:
     assert method_table.PAGE.read_text() == method_table.page(), "run `make docs`"
     kept = {path.stem: path.read_text() for path in method_table.PAGES.glob("*.md")}
     assert kept == method_table.pages(), "run `make docs`"
+
+
+def test_the_figures_of_performance_are_the_kept_ones(monkeypatch, tmp_path) -> None:
+    monkeypatch.setattr(sys, "path", [str(ROOT / "scripts"), *sys.path])
+    import performance_tables
+
+    text = performance_tables.PAGE.read_text()
+    assert performance_tables.page(text) == text, "run `make docs`"
+    row = {"name": "a", "smallest": 5, "largest": 9, "one_block": 0.4, "one_run": 0.05}
+    kept = {"padding": [{**row, "five_runs": 0.061}]}
+    (tmp_path / "cpu.json").write_text(json.dumps(kept))
+    monkeypatch.setattr(performance_tables, "RESULTS", tmp_path)
+    again = performance_tables.page(text)
+    assert "| a | 5 | 9 | 40.0% | 5.0% | 6.1% |" in again
+    assert performance_tables.page(again) == again
 
 
 def test_every_method_has_its_maths(monkeypatch) -> None:
