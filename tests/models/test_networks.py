@@ -181,7 +181,7 @@ class Own(nn.Module):
 @pytest.mark.parametrize("kind", ["vectorised", "sequential"])
 def test_a_users_module_trains_without_change(kind):
     """Its loss falls; what is frozen or a buffer is neither trained nor sent."""
-    method = FedAvg(lr=0.1, momentum=0.9, batch=4, epochs=3)
+    method = FedAvg(lr=0.05, momentum=0.5, batch=4, epochs=3)  # steady, whatever dropout draws
     simulation = worlds.simulation(method, worlds.federation(), build=Own, kind=kind)
     assert set(simulation.states[0]) == {
         "first.weight", "first.bias", "second.bias", "norm.weight", "norm.bias",
@@ -192,7 +192,7 @@ def test_a_users_module_trains_without_change(kind):
     for _ in range(8):
         simulation.advance()
     (after,) = simulation.judge([worlds.federation().exam])
-    assert after.scores["global"]["loss"].mean() < 0.9 * before.scores["global"]["loss"].mean()
+    assert after.scores["global"]["loss"].mean() < 0.7 * before.scores["global"]["loss"].mean()
 
 
 def test_dropout_is_on_in_training_and_off_elsewhere():

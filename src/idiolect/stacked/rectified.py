@@ -31,7 +31,7 @@ def conv_relu_pool(layer: nn.Conv2d, x: Tensor) -> Tensor:
     """Convolve, cut off below 0 and max-pool by 2: in one pass over the images where that pays."""
     padding = _padding("pooled", layer, x)
     if padding is None or layer.bias is None:
-        return F.max_pool2d(layer(x).relu(), 2)
+        return F.max_pool2d(layer(x), 2).relu()  # the same, on a quarter of the numbers
     y: Tensor = call(_Pooled, x[None], layer.weight[None], layer.bias[None], padding)[0][0]
     return y
 
