@@ -96,7 +96,7 @@ def simulation(
     worlds = [worlds] if isinstance(worlds, Federation) else worlds
     runs = [Run(seed, world.lessons) for seed, world in zip(seeds, worlds, strict=True)]
     architectures = architectures or {"main": Architecture(build, auxiliary)}
-    backend = Backend(kind, "cpu", width, ray=Ray(workers=2))
+    backend = Backend(kind, "cpu", width, ray=Ray(workers=2, cpus=0.5))
     return Simulation(
         method,
         runs,

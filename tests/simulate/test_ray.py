@@ -49,7 +49,10 @@ def end(simulation, rounds=3):
 
 
 def test_a_cluster_computes_what_one_process_does(float64):
-    """Every method, saved after a round and resumed: rounds, traffic, scores, what is deployed."""
+    """Every method, saved after a round and resumed: rounds, traffic, scores, what is deployed.
+
+    At last everyone is taken for a newcomer, who meets the state and adapts.
+    """
     wrong = {}
     for name in METHODS:
         ends, told = [], []
@@ -57,9 +60,13 @@ def test_a_cluster_computes_what_one_process_does(float64):
             done = first.advance()
             second.tree = tree.like(second.tree, tree.named(first.tree))
             second.round = 1
-            ends.append(end(second))
+            ends.append(end(second, rounds=2))
             scores = [own.scores for own in second.judge(only_global=True)]
-            ends[-1] = (ends[-1], tree.map(torch.from_numpy, scores))
+            second.meet()
+            come = second.judge(newcomers=True, keep=True)
+            scores += [own.scores for own in come]
+            adapted = [own.deployed[0][1] for own in come]
+            ends[-1] = (ends[-1], tree.map(torch.from_numpy, scores), adapted)
             told.append((done.traffic, done.examples, done.crossing))
         wrong |= {(name, leaf): by for leaf, by in worlds.differing(*ends, TIGHT).items()}
         assert told[0] == told[1], name
@@ -147,23 +154,6 @@ def workers(simulation):
     return [ray.get(hand.actor.about.remote())["pid"] for hand in hands]
 
 
-def test_when_all_workers_are_killed_new_ones_go_on(float64, monkeypatch):
-    """They are told everything anew. With no room for any, the run ends with a clear word."""
-    here, there = pair(made("ditto"))
-    there.advance()
-    for pid in workers(there):
-        os.kill(pid, signal.SIGKILL)
-    assert not worlds.differing(end(here), end(there), TIGHT)
-    cluster = there._office.cluster
-    monkeypatch.setattr(cluster, "_wanted", Ray(workers=2, cpus=1000))
-    monkeypatch.setattr(clusters, "_SECONDS", 1.0)
-    for hand in [*cluster.everyone(), *cluster._coming]:
-        ray.kill(hand.actor)
-    with pytest.raises(ClusterError, match="all workers were lost, and none started again"):
-        there.advance()
-    ray.shutdown()  # whoever comes next needs a cluster that is well
-
-
 class Stuck(Ditto):
     """A method with a mistake in it."""
 
@@ -182,7 +172,12 @@ def test_an_experiment_on_the_cluster_has_the_result_of_one_process(tmp_path, mo
     monkeypatch.setenv("IDIOLECT_CACHE", str(tmp_path / "cache"))
     found = []
     for kind in ("vectorised", "ray"):
-        changes = (f"backend.kind={kind}", "backend.ray.workers=2", "seeds=[0]")
+        changes = (
+            f"backend.kind={kind}",
+            "backend.ray.workers=2",
+            "backend.ray.cpus=0.5",
+            "seeds=[0]",
+        )
         for rounds in (2, 3):
             experiment = parse_experiment(tiny.TOML, (*changes, f"rounds={rounds}"))
             execute(experiment, tmp_path / kind, resume=rounds == 3)
@@ -210,9 +205,52 @@ def test_what_cannot_be_is_said_before_anything_starts(monkeypatch):
         Backend("ray", "cuda")
     with pytest.raises(ConfigError, match=r"ray.workers is -1, expected 0 or more"):
         Ray(workers=-1)
-    asked(workers=2)
-    with pytest.raises(ConfigError, match=r"64 workers with 1 CPUs each, and the cluster has 2"):
+    with pytest.raises(ClusterError, match=r"no Ray cluster could be reached at '127.0.0.1:6'"):
+        clusters._connect(ray, Ray(address="127.0.0.1:6"))
+    asked(workers=2, cpus=0.5)
+    with pytest.raises(ConfigError, match=r"64 workers with 1 CPUs each, and the cluster has \d"):
         asked(workers=64)
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(MissingExtra, match=r"pip install 'idiolect\[ray\]'"):
-        asked(workers=2)
+        asked(workers=2, cpus=0.5)
+
+
+def test_when_all_workers_are_killed_new_ones_go_on(float64, monkeypatch):
+    """They are told everything anew. With no room for any, the run ends with a clear word."""
+    here, there = pair(made("ditto"))
+    there.advance()
+    for pid in workers(there):
+        os.kill(pid, signal.SIGKILL)
+    assert not worlds.differing(end(here), end(there), TIGHT)
+    cluster = there._office.cluster
+    monkeypatch.setattr(cluster, "_wanted", Ray(workers=2, cpus=1000.0))
+    monkeypatch.setattr(clusters, "_SECONDS", 1.0)
+    for hand in [*cluster.everyone(), *cluster._coming]:
+        ray.kill(hand.actor)
+    with pytest.raises(ClusterError, match="all workers were lost, and none started again"):
+        there.advance()
+    ray.shutdown()  # whoever may come next needs a cluster that is well
+
+
+@pytest.mark.faults
+def test_a_machine_that_is_gone_costs_its_part_of_a_round(float64):
+    """Two nodes of a core each, found by their address; one goes, and the other does it all."""
+    from ray.cluster_utils import Cluster
+
+    ray.shutdown()
+    nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+    second = nodes.add_node(num_cpus=1)
+    try:
+        backend = Backend("ray", "cpu", 64, ray=Ray(nodes.address, workers=2))
+        runs = [Run(seed, world.lessons) for seed, world in zip((0, 7), BOTH, strict=True)]
+        networks = {"main": Architecture(worlds.Normed)}
+        there = Simulation(made("ditto"), runs, networks, cohort=3, backend=backend)
+        there.advance()
+        before = workers(there)
+        nodes.remove_node(second, allow_graceful=False)
+        here = worlds.simulation(made("ditto"), BOTH, seeds=(0, 7), cohort=3)
+        assert not worlds.differing(end(here), end(there), TIGHT)
+        assert there.remarks() and set(workers(there)) < set(before)
+    finally:
+        ray.shutdown()
+        nodes.shutdown()

@@ -5,9 +5,9 @@ until it is there, those that are left serve its slots too.
 """
 
 import contextlib
-import math
 import os
 import re
+import socket
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -22,6 +22,7 @@ from idiolect.simulate.spread.worker import Worker
 from idiolect.version import VERSION
 
 _SECONDS = 300.0  # a worker has to start: its process, its imports, a device to come free
+_KNOCK = 10.0  # seconds for the head of a cluster to answer at all
 _ATTEMPTS = 3  # at one order, each of which cost a worker its life
 
 _OPEN: dict[Ray, "Cluster"] = {}  # Ray itself is one to a process
@@ -53,11 +54,14 @@ def required() -> Any:
 def hired(wanted: Ray) -> "Cluster":
     """Return the cluster that is wanted; the next job finds the same workers."""
     ray = required()
-    known = _OPEN.get(wanted)
-    if known is not None and known.open:
-        return known
-    _OPEN.clear()  # of a session that is over
-    _OPEN[wanted] = Cluster(ray, wanted)
+    for key, known in list(_OPEN.items()):
+        if not known.open:
+            del _OPEN[key]
+        elif key != wanted and not known.jobs:  # others may need its place
+            known.dismiss()
+            del _OPEN[key]
+    if wanted not in _OPEN:
+        _OPEN[wanted] = Cluster(ray, wanted)
     return _OPEN[wanted]
 
 
@@ -70,6 +74,7 @@ class Cluster:
 
     def __init__(self, ray: Any, wanted: Ray) -> None:
         self._ray, self._wanted = ray, wanted
+        self.jobs: set[str] = set()  # that are going on
         if not ray.is_initialized():
             _connect(ray, wanted)
         self._session = _session(ray)
@@ -171,7 +176,7 @@ class Cluster:
                 return Answered(asked.hand, last, attempt)
             except errors.RayTaskError as error:
                 raise _own(error) from error
-            except (errors.RayActorError, errors.WorkerCrashedError, errors.ObjectLostError):
+            except _lost(errors):
                 self.lost(asked.hand)
                 asked = self.ask(asked.task, asked.slot)
         raise ClusterError(
@@ -183,6 +188,11 @@ class Cluster:
         """Tell a worker something that needs no answer, if it is still there."""
         if hand.number not in self._gone and self.open:
             getattr(hand.actor, call).remote(*arguments)
+
+    def dismiss(self) -> None:
+        """Let all workers go."""
+        for hand in [*self._hands(), *self._coming]:
+            self._ray.kill(hand.actor)
 
     def everyone(self) -> Iterator[Hand]:
         """Give all workers that are there."""
@@ -207,6 +217,16 @@ class Answered(NamedTuple):
     again: int
 
 
+def _lost(errors: Any) -> tuple[type[Exception], ...]:
+    """List the errors that mean: the worker, or what it had made, is gone."""
+    return (
+        errors.RayActorError,
+        errors.WorkerCrashedError,
+        errors.ObjectLostError,
+        errors.OutOfMemoryError,
+    )
+
+
 def _own(error: Any) -> Exception:
     """Give a worker's error as it was raised there, without Ray's pages around it."""
     cause = error.cause
@@ -222,21 +242,28 @@ def _own(error: Any) -> Exception:
 def _connect(ray: Any, wanted: Ray) -> None:
     """Join the cluster that is named, or the one in RAY_ADDRESS, or start one here."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    quiet = {"log_to_driver": False, "logging_level": "ERROR", "include_dashboard": False}
     address = wanted.address or os.environ.get("RAY_ADDRESS", "")
     try:
         if address and address != "local":
+            _refuse_silence(address)
             ray.init(address=address, log_to_driver=False, logging_level="ERROR")
             return
-        workers = wanted.workers or max(1, int((os.cpu_count() or 1) // max(wanted.cpus, 1)))
-        gpus = math.ceil(wanted.workers * wanted.gpus) or None
-        ray.init(address="local", num_cpus=math.ceil(workers * wanted.cpus), num_gpus=gpus, **quiet)
-    except (ConnectionError, TimeoutError, RuntimeError, ValueError) as error:
+        quiet = {"log_to_driver": False, "logging_level": "ERROR", "include_dashboard": False}
+        ray.init(address="local", **quiet)  # it counts cores and GPUs itself
+    except (OSError, RuntimeError, ValueError) as error:
         where = f"at {address!r}" if address else "on this machine"
+        reason = str(error).splitlines()[0].split(". ")[0]
         raise ClusterError(
-            f"no Ray cluster could be reached {where}: {str(error).splitlines()[0]}; start one "
-            "with `ray start --head`, correct backend.ray.address, or leave it out to start one"
+            f"no Ray cluster could be reached {where}: {reason}; start one with `ray start "
+            "--head`, correct backend.ray.address, or leave it out to start one here"
         ) from None
+
+
+def _refuse_silence(address: str) -> None:
+    """Knock first: Ray itself would wait for minutes where nobody answers."""
+    host, _, port = address.rpartition("://")[2].rpartition(":")
+    if host and port.isdigit():
+        socket.create_connection((host, int(port)), _KNOCK).close()
 
 
 def _fitting(ray: Any, wanted: Ray) -> int:

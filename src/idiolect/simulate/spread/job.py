@@ -43,6 +43,7 @@ class Spread:
         for own in lessons:
             self._loads[: own.clients] += [len(rows) for rows in own.train]
         self.job = uuid4().hex
+        self.cluster.jobs.add(self.job)
         self._teams: list[Remote] = []
         self._outfits: list[Outfit] = []
         self._shards: list[list[np.ndarray]] = []
@@ -160,5 +161,6 @@ class Spread:
 
 def _closed(cluster: Cluster, job: str) -> None:
     """Free what workers hold of a job that is over."""
+    cluster.jobs.discard(job)
     for hand in cluster.everyone():
         cluster.tell(hand, "close", job)
