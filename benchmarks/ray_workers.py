@@ -2,9 +2,10 @@
 
     python benchmarks/ray_workers.py [--workers 1 2] [--gpus 0.5] [--model dnn] [--clients 40]
 
-Read the ratios: each side's best round of several counts, after two that warm up. The last columns
-say how far the servers' states are from the single process after all rounds, and how many bytes a
-round sends each way; scaling needs as many idle cores, or GPUs, as workers.
+Read the ratios: each side's best round of several counts, after two that warm up. It needs as many
+idle cores, or GPUs, as workers; on a busy machine the processor time on the longest path (the first
+process and the busiest worker, mean over the rounds) says what there is to gain. The last column is
+how far the servers' states are from the single process after all rounds.
 """
 
 import argparse
@@ -24,6 +25,7 @@ from idiolect.simulate.architecture import Architecture, bound
 from idiolect.simulate.backend import Backend, Ray
 from idiolect.simulate.rounds import Run, Simulation
 from idiolect.simulate.spread.cluster import required
+from idiolect.simulate.spread.job import Spread
 
 SHAPES = {"mlr": (1, 28, 28), "dnn": (1, 28, 28), "lenet5": (3, 32, 32)}
 
@@ -47,6 +49,13 @@ def simulations(options: argparse.Namespace) -> dict[str, Simulation]:
     }
 
 
+def worked(simulation: Simulation) -> list[float]:
+    """Processor seconds so far: of this process, and of each worker."""
+    office = simulation._office
+    others = office.cluster.about() if isinstance(office, Spread) else []
+    return [time.process_time(), *(about["cpu_seconds"] for about in others)]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2])
@@ -65,23 +74,31 @@ def main() -> None:
     ray.init(num_cpus=sum(options.workers), log_to_driver=False, include_dashboard=False)
     sides = simulations(options)
     seconds: dict[str, list[float]] = {name: [] for name in sides}
+    longest: dict[str, list[float]] = {name: [] for name in sides}
     for _ in range(2 + options.rounds):
         for name, simulation in sides.items():
-            start = time.perf_counter()
+            before, start = worked(simulation), time.perf_counter()
             simulation.advance()
             tree.leaves(simulation.states)[0].sum().item()  # a GPU is done when it answers
             seconds[name].append(time.perf_counter() - start)
+            here, *there = (b - a for a, b in zip(before, worked(simulation), strict=True))
+            longest[name].append(here + max(there, default=0.0))
     best = {name: min(own[2:]) for name, own in seconds.items()}
     first = next(iter(sides.values())).states
     found = []
-    print("| where | ms a round | of one process | of one worker | apart |\n|---|---|---|---|---|")
+    path = {name: sum(own[2:]) / options.rounds for name, own in longest.items()}
+    print("| where | ms a round | ratio | CPU ms, longest path | ratio | apart |")
+    print("|---|---|---|---|---|---|")
     for name, simulation in sides.items():
         pairs = zip(tree.leaves(first), tree.leaves(simulation.states), strict=True)
         apart = max(float((a.cpu() - b.cpu()).norm() / a.norm().cpu()) for a, b in pairs)
-        whole = best["one process"] / best[name]
-        one = best[f"ray, {options.workers[0]}"] / best[name]
-        print(f"| {name} | {1e3 * best[name]:.1f} | {whole:.2f}× | {one:.2f}× | {apart:.0e} |")
-        found.append({"where": name, "seconds": seconds[name], "apart": apart})
+        columns = [
+            f"{1e3 * own[name]:.0f} | {own['one process'] / own[name]:.2f}×" for own in (best, path)
+        ]
+        print(f"| {name} | {' | '.join(columns)} | {apart:.0e} |")
+        found.append(
+            {"where": name, "seconds": seconds[name], "cpu": longest[name], "apart": apart}
+        )
     if options.json:
         about = {"torch": torch.__version__, "ray": ray.__version__, "cores": os.cpu_count()}
         about |= {"machine": platform.machine(), "load": os.getloadavg()}

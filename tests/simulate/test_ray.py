@@ -150,8 +150,7 @@ def test_a_worker_killed_in_the_middle_of_a_round_changes_nothing(tmp_path, floa
 
 
 def workers(simulation):
-    hands = simulation._office.cluster.everyone()
-    return [ray.get(hand.actor.about.remote())["pid"] for hand in hands]
+    return [about["pid"] for about in simulation._office.cluster.about()]
 
 
 class Stuck(Ditto):

@@ -189,6 +189,11 @@ class Cluster:
         if hand.number not in self._gone and self.open:
             getattr(hand.actor, call).remote(*arguments)
 
+    def about(self) -> list[dict[str, Any]]:
+        """Ask all workers who they are, and how long they worked."""
+        refs = [hand.actor.about.remote() for hand in self._hands()]
+        return [self._ray.get(ref) for ref in refs]
+
     def dismiss(self) -> None:
         """Let all workers go."""
         for hand in [*self._hands(), *self._coming]:

@@ -7,6 +7,7 @@ of a job can be told again to any other.
 import dataclasses
 import os
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -160,7 +161,8 @@ class Worker:
 
     def about(self) -> dict[str, Any]:
         """Say who this is; versions must agree, for what is sent are objects."""
-        return {"idiolect": VERSION, "torch": torch.__version__, "pid": os.getpid()}
+        versions = {"idiolect": VERSION, "torch": torch.__version__}
+        return {**versions, "pid": os.getpid(), "cpu_seconds": time.process_time()}
 
     def open(self, job: str, kit: Kit) -> None:
         """Begin a job."""
