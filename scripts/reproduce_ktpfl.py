@@ -25,7 +25,7 @@ EQUAL = [(data, clients) for data in DATA for clients in ("20", "100")]
 OURS_ALONE = (
     "Local",
     "HeurFedAMP",
-    "KT-pFL, after training",
+    "KT-pFL, mixture",
     "KT-pFL, Eq. 7 as printed",
     "KT-pFL, released code",
 )
@@ -47,6 +47,8 @@ def collect(folders: list[str]) -> None:
 
 def _method(method: dict[str, Any]) -> dict[str, Any]:
     seeds = method["seeds"]
+    models = [seed["models"] for seed in seeds]
+    mixed = [round(100 * own["mixture"]["mean"], 3) for own in models if "mixture" in own]
     traffic = [seed["traffic"] for seed in seeds]
     return {
         "rounds": method["rounds"],
@@ -56,6 +58,7 @@ def _method(method: dict[str, Any]) -> dict[str, Any]:
         "public_megabytes": mean(t.get("public_bytes", 0) / 1e6 for t in traffic),
         "accuracy": [round(100 * seed["models"]["personal"]["mean"], 3) for seed in seeds],
         "spread": [round(100 * seed["models"]["personal"]["std"], 3) for seed in seeds],
+        **({"mixture": mixed} if mixed else {}),
         "validation": [round(100 * s["models"]["personal"]["val_accuracy"], 3) for s in seeds],
     }
 
@@ -82,8 +85,12 @@ def write() -> None:
 
 
 def _of(kept: Kept, name: str, label: str) -> dict[str, Any] | None:
-    found: dict[str, Any] | None = kept.get(name, {}).get("methods", {}).get(label)
-    return found
+    """Find a method of a run; its mixtures, before anyone tunes them, are named as its own."""
+    own, mixture = label.removesuffix(", mixture"), label.endswith(", mixture")
+    found: dict[str, Any] | None = kept.get(name, {}).get("methods", {}).get(own)
+    if not mixture or found is None:
+        return found
+    return {**found, "accuracy": found["mixture"]} if "mixture" in found else None
 
 
 def _cell(method: dict[str, Any] | None) -> str:

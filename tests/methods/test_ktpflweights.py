@@ -88,3 +88,12 @@ def test_a_client_trains_from_its_mixture_and_keeps_the_result(stacked):
     models = trained.models(sent, trained.deploy(sent, kept, client()))
     assert pair(models["personal"]) == pair(kept) and pair(models["mixture"]) == start
     assert trained.training() == method.training()  # rounds are shared
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+def test_the_mixture_may_be_tuned(stacked):
+    """Two passes over the one example, at their own rate; what was trained before is no part."""
+    method, start = KTpFLWeights(lr=0.5, use="tuned", tune_epochs=2, tune_lr=0.1), (0.3, -0.2)
+    once = plus(start, -0.1, slope(start, [(2.0, 1)]))
+    tuned = method.deploy(Sent(own=line(start)), line((9.0, 9.0)), client(stacked=stacked))
+    assert pair(tuned) == close(plus(once, -0.1, slope(once, [(2.0, 1)])))

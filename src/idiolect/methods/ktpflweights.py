@@ -5,7 +5,8 @@ Their appendix on how c is learned there is not public, so this is our reading, 
 of Eq. 7: c minimises λ Σ_n D_n/D · ½‖Σ_m c_nm w_m − w_n‖² / s + ρ‖c − 1/N‖². Here s is the mean
 squared distance of the models from their mean: so λ and ρ mean the same for every network.
 
-A client's personalised model is its mixture, or what it trained from it last (`use`).
+A client's personalised model is its mixture, what it trained from that last, or the mixture tuned
+on its own data as FedAvg + FT tunes the global model (`use`).
 """
 
 from dataclasses import dataclass
@@ -40,10 +41,14 @@ class KTpFLWeights(Matrix):
 
     use: str = setting(
         "mixture",
-        "what a client uses: its mixture of models, or what it trained from that last",
-        choices=("mixture", "trained"),
+        "what a client uses: its mixture of models, what it trained from that last, or it tuned",
+        choices=("mixture", "trained", "tuned"),
         deploy=True,
     )
+    tune_epochs: int = setting(
+        10, "passes over the client's data where the mixture is tuned", least=1, deploy=True
+    )
+    tune_lr: float = setting(0.001, "learning rate of that", above=0, deploy=True)
 
     def init_server(self, setup: Setup) -> Mixtures:
         """Everyone with data counts alike, and starts from the initial parameters."""
@@ -100,7 +105,10 @@ class KTpFLWeights(Matrix):
         return self.weigh((block @ gram - gram) / scale, block, reports.size)
 
     def deploy(self, sent: Sent, personal: Params, local: Local) -> Params:
-        """Use the mixture, or what was trained last."""
+        """Use the mixture, what was trained last, or the mixture tuned."""
+        if self.use == "tuned":
+            rule = self.rule(local, self.tune_lr)
+            return local.fit(local.loss, sent.own, rule, batch=self.batch, epochs=self.tune_epochs)
         chosen: Params = sent.own if self.use == "mixture" else personal
         return chosen
 
