@@ -182,6 +182,10 @@ class Portfolio(FedAvg):
     def deploy(self, sent: Sent, personal: Kept, local: Local) -> Settled:
         """Train the candidates, and make one model of them on validation data."""
         candidates = self._candidates(sent, self.meet(sent, personal, local), local)
+        return self.choose(candidates, local)
+
+    def choose(self, candidates: Params, local: Local) -> Settled:
+        """Mix the candidates by the rule, or stay with the local model."""
         scores = choosing.scored(candidates, local)
         sound = choosing.sound(candidates, scores)
         if self.members == 1:
@@ -192,10 +196,11 @@ class Portfolio(FedAvg):
         accuracy = choosing.accuracy_of(blend, local)
         if "local" in self.candidates:
             # The promise, and more: without evidence a client stays with what it has by itself.
-            better = choosing.surely_better(scores, weights, self.margin)
-            better = better & (accuracy >= scores.accuracies[0] - 1e-6) | ~sound[0]
-            weights = torch.where(better, weights, choosing.alone(weights.new_zeros(()), scores))
-            accuracy = torch.where(better, accuracy, scores.accuracies[0])
+            gains = choosing.surely_better(scores, weights, self.margin)
+            keeps = accuracy >= scores.accuracies[0] - 1e-6  # rounding apart
+            taken = (gains & keeps) | ~sound[0]
+            weights = torch.where(taken, weights, choosing.alone(weights.new_zeros(()), scores))
+            accuracy = torch.where(taken, accuracy, scores.accuracies[0])
             blend, weights = choosing.blended(candidates, weights, self.members)
         return Settled(blend, candidates, weights, scores.accuracies, accuracy)
 
