@@ -135,6 +135,10 @@ def _about(method: dict[str, Any], methods: Methods) -> str:
         f"epochs at {after['tune_lr']:g}; the local model {after['expert_epochs']} at "
         f"{after['expert_lr']:g}; α by `{after['moe_select']}`; {seeds} seed{'s' * (seeds > 1)}."
     )
+    first = method["accuracy"]["global"][0]
+    scored = sum(value is not None for value in first)
+    if scored < len(first):
+        words += f" {scored} of {len(first)} clients were scored."
     for kind in KINDS[2:]:
         private = (methods.get(kind) or {}).get("privacy")
         if private:
@@ -213,14 +217,11 @@ def _recovered(methods: Methods, kind: str) -> list[str]:
     """Say what robustness or privacy costs, and what the client's own choice regains."""
     method = methods[kind]
     own, choice = _average(method, "FL"), _average(method, "personal")
-    plain = _average(methods["FL"], "FL") if "FL" in methods else float("nan")
-    return [
-        f"{own:.2f}",
-        f"{plain - own:.2f}",
-        f"{choice:.2f}",
-        f"{choice - own:+.2f}",
-        f"{choice - plain:+.2f}",
-    ]
+    beside = ["–", "–"]
+    if "FL" in methods:
+        plain = _average(methods["FL"], "FL")
+        beside = [f"{plain - own:.2f}", f"{choice - plain:+.2f}"]
+    return [f"{own:.2f}", beside[0], f"{choice:.2f}", f"{choice - own:+.2f}", beside[1]]
 
 
 if __name__ == "__main__":
