@@ -7,7 +7,7 @@ report of a single client. What a method keeps personal never comes here.
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,6 +25,7 @@ class Aggregator:
 
     title: ClassVar[str] = ""
     source: ClassVar[str] = ""  # where it comes from
+    shortens: ClassVar[bool] = False  # the sum of updates that clients shorten themselves will do
 
     def __post_init__(self) -> None:
         for spec in dataclasses.fields(self):
@@ -42,6 +43,16 @@ class Aggregator:
         `reference` is what was sent out; rows of weight 0 [row] must not count, whatever they hold.
         """
         raise TypeError(f"{type(self).__name__} has no combine")
+
+    def longest(self, memory: Tree) -> Tensor:
+        """Return the norm that clients shorten their updates to, where the rule `shortens`."""
+        raise TypeError(f"{type(self).__name__} has no longest")
+
+    def combine_sum(
+        self, memory: Tree, reference: Params, total: "Shortened", rows: int
+    ) -> tuple[Params, Tree]:
+        """Do what `combine` does with the sum of so many clients' shortened updates."""
+        raise TypeError(f"{type(self).__name__} has no combine_sum")
 
     def idle(self, memory: Tree, reference: Params) -> tuple[Params, Tree]:
         """Do the same for a round in which nobody took part."""
@@ -88,6 +99,12 @@ class Aggregated(Stateful):
         reference = self.base.reference(state.inner, cohort)
         _refuse_unlike(self.base, reference, reports.params)
         joined, memory = self.by.combine(state.memory, reference, reports.params, reports.size)
+        return Served(self._inner(state.inner, cohort, joined), memory)
+
+    def sum_step(self, state: Served, cohort: Tensor, total: "Shortened") -> Served:
+        """Do the server's step with the sum of what the cohort's clients shortened themselves."""
+        reference = self.base.reference(state.inner, cohort)
+        joined, memory = self.by.combine_sum(state.memory, reference, total, len(cohort))
         return Served(self._inner(state.inner, cohort, joined), memory)
 
     def settled(self, plan: Plan) -> tuple["Aggregated", int]:
@@ -141,6 +158,27 @@ def _refuse_unlike(method: Method, reference: Tree, params: Params) -> None:
 
 
 # What rules are made of.
+
+
+class Shortened(NamedTuple):
+    """A client's update, shortened to a bound, and by how much it is above the middle of two.
+
+    `below` is a half where the update was not longer than the bound, and minus a half where it was:
+    the sum over clients tells how many were not.
+    """
+
+    update: Params
+    below: Tensor
+
+
+def shorten(reference: Params, params: Params, weight: Tensor, bound: Tensor) -> Shortened:
+    """Shorten the update of every row to a bound; rows of weight 0 are nothing."""
+    present = (weight > 0).to(weight.dtype)
+    updates = tree.map(lambda leaf, sent: leaf - sent, params, reference)
+    norms = row_norms(updates)
+    cut = shortened(updates, norms, bound)
+    update = tree.map(lambda leaf: beside(present.to(leaf.dtype), leaf) * leaf, cut)
+    return Shortened(update, ((norms <= bound).to(weight.dtype) - 0.5) * present)
 
 
 def beside(values: Tensor, leaf: Tensor) -> Tensor:

@@ -138,3 +138,14 @@ def test_a_server_with_public_rows_of_its_own_trains_on_them(clinics, tmp_path):
     fed.served(wanted, transport, tmp_path / "served", host=host)
     here, there = (fed.fused_models(tmp_path / k, "FedDF") for k in ("simulated", "served"))
     assert fed.largest_gap(here, there) < 1e-6
+
+
+def test_nodes_that_count_alike_do_so_under_masks(clinics, tmp_path):
+    """PFML weighs clients alike; of 14, 20 and 11 rows a mean by examples would be another."""
+    files, together = clinics
+    toml = TOML.format(source=together).replace("ditto", "pfml")
+    for kind, secure in (("open", "false"), ("secure", "true")):
+        wanted = fed.experiment(toml=toml, sets=(f"deploy.secure={secure}",))
+        fed.served(wanted, Inside(nodes(tmp_path / kind, files)), tmp_path / kind)
+    states = [fed.server_state(tmp_path / kind, "PFML") for kind in ("open", "secure")]
+    assert fed.largest_gap(*states) < 1e-6

@@ -3,7 +3,8 @@
 import federations as fed
 import pytest
 
-from idiolect.errors import ConfigError
+from idiolect.deploy.serve import served_methods
+from idiolect.errors import ConfigError, MethodError
 
 PARTS = 'personalise = [["ft"], ["fb", "ewc", "moe"]]\ntune_epochs = 1\nexpert_epochs = 1\n'
 
@@ -35,6 +36,41 @@ def test_the_hubs_noise_is_not_the_runs_and_its_promise_is_in_the_result(tmp_pat
         keys += [int(leaf) for name, leaf in state.items() if name.endswith("memory.key")]
         assert not found["methods"]["own"]["privacy"]["meaningful"]  # four nodes hide nobody
     assert len({*keys, *experiment.seeds}) == 3
+
+
+@pytest.mark.parametrize("parts", ["", PARTS], ids=["alone", "personalised"])
+def test_private_and_under_masks_is_what_the_server_would_have_clipped_itself(parts, tmp_path):
+    """Nodes shorten their updates to the S they are told, and the server sees but their sum.
+
+    Without noise the states are those of an open run, S too, which adapts to how many were longer;
+    with it, they differ by as much as the noise is: spread z · S over four clients.
+    """
+    rule = "adaptive = true, clip = 0.05, clip_lr = 1.0, force = true"
+    states = {}
+    for kind, noise in (("open", 0.0), ("secure", 0.0), ("noisy", 2.0)):
+        given = f'aggregate = {{ name = "dp", noise = {noise}, {rule} }}\n{parts}'
+        private = wanted(given, "ditto" if not parts else "fedavg")
+        deploy = private.deploy.model_copy(update={"secure": kind != "open"})
+        private = private.model_copy(update={"deploy": deploy})
+        folder = tmp_path / kind
+        found = fed.served(private, fed.inside(folder / "nodes"), folder / "served")
+        states[kind] = fed.server_state(folder / "served", "own")
+        assert found["methods"]["own"]["privacy"]
+    keys = [name for name in states["open"] if not name.endswith("memory.key")]
+    plain, hidden, noisy = ({name: own[name] for name in keys} for own in states.values())
+    clip = next(leaf for name, leaf in plain.items() if name.endswith("clip"))
+    assert clip != 0.05 and fed.largest_gap(plain, hidden) < 1e-6
+    weight = next(name for name in keys if name.endswith("1.weight"))
+    spread = float((noisy[weight] - plain[weight]).std())
+    assert 0.5 < spread / (2**0.5 * 2.0 * 0.05 / 4) < 2  # of two rounds
+
+
+def test_a_robust_rule_behind_personal_parts_is_not_overlooked_under_masks(tmp_path):
+    """The median of one sum would be the mean: no protection at all, and nobody would notice."""
+    hidden = wanted('aggregate = "median"\n' + PARTS)
+    deploy = hidden.deploy.model_copy(update={"secure": True})
+    with pytest.raises(MethodError, match=r"own: its rule .* looks at each report by itself"):
+        served_methods(hidden.model_copy(update={"deploy": deploy}))
 
 
 def test_fewer_nodes_than_one_can_hide_among_are_refused(tmp_path):

@@ -23,7 +23,7 @@ from idiolect.deploy.summing import summed
 from idiolect.deploy.wire import Message
 from idiolect.errors import ConfigError, DataError, DeployError, MethodError
 from idiolect.experiment.schema import Deployment
-from idiolect.method import Method, Sent
+from idiolect.method import Method, Report, Sent
 from idiolect.simulate import guard, sampling
 from idiolect.simulate.architecture import Architecture, blank, refuse_unequal_states
 from idiolect.simulate.rounds import Round, Verdict
@@ -168,13 +168,13 @@ class Hub:
             self._refuse_few(cohort, reports)
             present, rows = sorted(reports), [reports[client] for client in sorted(reports)]
             if self._secure:
-                present, rows, more = self._summed(run, cohort, present)
+                present, mean, more = self._summed(run, cohort, present)
                 down, up = down + more[0], up + more[1]
-            served = torch.tensor(present[: len(rows)])
-            if self._servings:
+                states.append(self._stepped(state, present, mean))
+            elif self._servings:
                 states.append(self._grouped(run, state, present, rows))
             else:
-                states.append(self._aggregated(state, served, tree.stack(rows)))
+                states.append(self._aggregated(state, torch.tensor(present), tree.stack(rows)))
             traffic.append(Traffic(len(present), down, up))
             sizes = self._roster.sizes(0, run)
             examples += sum(sizes[client] for client in present)
@@ -184,8 +184,8 @@ class Hub:
 
     def _summed(
         self, run: int, cohort: np.ndarray, done: Sequence[int]
-    ) -> tuple[list[int], list[Tree], list[int]]:
-        """Add up, under masks, the reports of those who did the round: one row for all of them."""
+    ) -> tuple[list[int], Report, list[int]]:
+        """Add up, under masks, what those who did the round contribute; return its mean."""
         traffic = [0, 0]
 
         def ask(
@@ -202,8 +202,17 @@ class Hub:
             self._refuse_few(cohort, found)
             return found
 
-        present, mean = summed(ask, done, self._rehearsal.form(done[0], "step"))
-        return present, [mean], traffic
+        form = masks.contributed(self._method, self._rehearsal.form(done[0], "step"))
+        present, mean = summed(ask, done, form)
+        return present, mean, traffic
+
+    def _stepped(self, state: Tree, present: Sequence[int], mean: Report) -> Tree:
+        """Take the server's step with what a sum told: its mean, as one client's report."""
+        rule = masks.ruled(self._method)
+        if rule is None:
+            return self._aggregated(state, torch.tensor(present[:1]), tree.stack([mean]))
+        total = tree.scale(float(len(present)), mean.params)
+        return rule.sum_step(state, torch.tensor(present), total)
 
     def _grouped(
         self, run: int, state: Tree, present: Sequence[int], reports: Sequence[Tree]
@@ -263,6 +272,9 @@ class Hub:
     ) -> tuple[dict[int, Tree], int, int]:
         """Send every node its part and gather the answers that are in order."""
         head = {**self._head(run), **flags}
+        rule = masks.ruled(self._method) if self._secure and kind == "step" else None
+        if rule is not None:
+            head["bound"] = float(rule.by.longest(self.states[run].memory))
         letters, made = {}, {}
         for place, client in enumerate(cohort.tolist()):
             # Where nobody gets anything of its own, one letter does for all of an architecture.

@@ -17,10 +17,11 @@ import torch
 from torch import Tensor
 
 from idiolect import tree
-from idiolect.aggregate import Aggregated
+from idiolect.aggregate import Aggregated, Shortened, shorten
 from idiolect.deploy.codes import Refused
 from idiolect.errors import DeployError, IdiolectError, MethodError
-from idiolect.method import Method, Report
+from idiolect.method import Method, Report, Sent
+from idiolect.wrapper import Wrapper
 
 FEWEST = 3  # of two nodes, each would know the other's report from the sum
 SCALE = 2.0**32  # steps of a unit: what is rounded away is far below float32
@@ -41,11 +42,12 @@ def require() -> Any:
 
 
 def refuse_unfit(label: str, method: Method) -> None:
-    """Refuse methods whose server needs more than the weighted mean of its nodes' parameters."""
-    if isinstance(method, Aggregated):
+    """Refuse methods whose server needs more than a sum of what its nodes tell."""
+    rule = ruled(method)
+    if rule is not None and not rule.by.shortens:
         raise MethodError(
-            f"{label}: its rule ({method.by.title}) looks at each report by itself (to clip, sort "
-            "or compare them), and under deploy.secure the server sees only their sum; leave out "
+            f"{label}: its rule ({rule.by.title}) looks at each report by itself (to sort or "
+            "compare them), and under deploy.secure the server sees only their sum; leave out "
             "`aggregate` or deploy.secure"
         )
     if method.aggregates != "mean":
@@ -54,6 +56,36 @@ def refuse_unfit(label: str, method: Method) -> None:
             "under deploy.secure the server sees only that; leave deploy.secure out, or choose a "
             "method such as fedavg, fedper or ditto"
         )
+
+
+def ruled(method: Method) -> Aggregated | None:
+    """Find the rule of aggregation in a method, behind whatever is wrapped around it."""
+    while isinstance(method, Wrapper):
+        if isinstance(method, Aggregated):
+            return method
+        method = method.base
+    return None
+
+
+def contribution(method: Method, sent: Sent, report: Report, bound: float) -> Report:
+    """Make of a node's report what it adds to the sum: parameters, and how much they weigh.
+
+    Where the server's rule would shorten every update, the node does, and all nodes weigh alike.
+    """
+    size = report.size.reshape(1)
+    if ruled(method) is None:
+        return Report(report.params, method.weights(size).reshape(report.size.shape))
+    rows = tree.map(lambda leaf: leaf.unsqueeze(0), report.params)
+    cut = shorten(sent.shared, rows, size, size.new_full((), bound))
+    return Report(tree.map(lambda leaf: leaf[0], cut), torch.ones_like(report.size))
+
+
+def contributed(method: Method, form: Report) -> Report:
+    """Return the form of a contribution, given that of a report."""
+    if ruled(method) is None:
+        return form
+    cut: Any = Shortened(form.params, torch.zeros_like(form.size))
+    return Report(cut, form.size)
 
 
 def refuse_small(clients: int, kind: type[IdiolectError] = DeployError) -> None:

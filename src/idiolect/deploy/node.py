@@ -5,6 +5,7 @@ went wrong in detail is in the node's own log.
 """
 
 import logging
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -158,11 +159,16 @@ class Node:
         _, drawer = self._desk(message)
         begun = drawer.kept.round > 0
 
+        secure, bound = self._of(message).secure, _bound(message)
+
         def work(alone: Alone, sent: Sent, round: int) -> tuple[Tree, Tree]:
-            return alone.step(sent, round) if begun else alone.first(sent, round)
+            done = alone.step(sent, round) if begun else alone.first(sent, round)
+            if not secure:
+                return done
+            return masks.contribution(alone.method, sent, done[0], bound), done[1]
 
         answer = self._once(message, blob, work)
-        return _yes(message, ()) if self._of(message).secure else answer
+        return _yes(message, ()) if secure else answer
 
     def _meet(self, message: Message, blob: bytes) -> bytes:
         return self._once(message, blob, lambda alone, sent, round: ((), alone.meet(sent, round)))
@@ -317,6 +323,14 @@ def _yes(message: Message, content: Tree, **told: str) -> bytes:
     """Answer, saying to what."""
     echo = {key: message.head[key] for key in ("run", "label", "seed", "round")}
     return wire.pack("yes", {**echo, "to": message.kind, **told}, content)
+
+
+def _bound(message: Message) -> float:
+    """Read to which norm updates are to be shortened before they are hidden; 0: none is."""
+    bound = message.head.get("bound", 0.0)
+    if type(bound) is not float or not math.isfinite(bound) or bound < 0:
+        raise Refused("format", f"updates cannot be shortened to {bound}")
+    return bound
 
 
 def _sum(message: Message) -> tuple[Any, ...]:

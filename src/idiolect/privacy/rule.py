@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from idiolect import tree
-from idiolect.aggregate import Aggregator, row_norms, shortened
+from idiolect.aggregate import Aggregator, Shortened, shorten
 from idiolect.errors import ConfigError, MethodError
 from idiolect.method import Plan, Setup, setting
 from idiolect.privacy import guarantee
@@ -42,6 +42,7 @@ class Private(Aggregator):
 
     title: ClassVar[str] = "private"
     source: ClassVar[str] = "McMahan et al. 2018; Andrew et al. 2021"
+    shortens: ClassVar[bool] = True
 
     clip: float = setting(
         1.0, "largest norm of a client's update (S); the first one, if it adapts", above=0
@@ -79,14 +80,19 @@ class Private(Aggregator):
         self, memory: Noise, reference: Params, params: Params, weight: Tensor
     ) -> tuple[Params, Noise]:
         """Shorten, add up, add noise, divide by the planned number of clients."""
-        present = weight > 0
-        updates = tree.map(lambda leaf, sent: leaf - sent, params, reference)
-        norms = row_norms(updates)
-        cut = shortened(updates, norms, memory.clip)
-        share = present.to(weight.dtype)
-        total = tree.map(lambda leaf: torch.tensordot(share.to(leaf.dtype), leaf, 1), cut)
-        below = ((norms <= memory.clip).to(weight.dtype) - 0.5) * share
-        return self._private(memory, reference, total, below.sum(), len(weight))
+        rows = shorten(reference, params, weight, memory.clip)
+        total: Shortened = tree.map(lambda leaf: leaf.sum(0), rows)
+        return self.combine_sum(memory, reference, total, len(weight))
+
+    def longest(self, memory: Noise) -> Tensor:
+        """S, which clients may shorten their updates to themselves."""
+        return memory.clip
+
+    def combine_sum(
+        self, memory: Noise, reference: Params, total: Shortened, rows: int
+    ) -> tuple[Params, Noise]:
+        """Add noise to a sum, and divide it by the planned number of clients."""
+        return self._private(memory, reference, total.update, total.below, rows)
 
     def idle(self, memory: Noise, reference: Params) -> tuple[Params, Noise]:
         """Add the noise that hides that nobody came."""
