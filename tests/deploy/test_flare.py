@@ -97,6 +97,8 @@ def test_four_nodes_over_tls_give_the_simulators_result(federation, tmp_path):
     status = federation.command("status", str(federation.kits / "lead@hub.org")).stdout
     assert status.count(": connected") == 4 and "nothing is running" in status
     _check_newcomer(federation, tmp_path)
+    said = (tmp_path / "site-0.out").read_text()
+    assert said.count("a run has started") == said.count("is over; waiting for another") == 2
     told = federation.command("status", str(federation.kits / ADMIN), "--json").stdout
     state = json.loads(told)["result"]
     assert state["runs"] == [] and state["federation"] == "test"
@@ -163,8 +165,15 @@ def test_kits_are_closed_to_foreign_code(tmp_path):
         (key,) = (running.kits / name / "startup").glob("*.key")
         assert stat.S_IMODE(key.stat().st_mode) == 0o600
     with pytest.raises(CommandFailed, match="is not empty"):
-        running.command(
-            "federation", "init", str(tmp_path / "project.toml"), "--out", str(running.kits)
-        )
+        running.provision("init")
+    root = running.kits / "authority" / "root.json"
+    assert stat.S_IMODE(root.stat().st_mode) == 0o600
+    assert stat.S_IMODE(root.parent.stat().st_mode) == 0o700
+    for key in running.kits.rglob("*.key"):  # members' keys are in their kits and nowhere else
+        assert key.read_text().splitlines()[1] not in root.read_text()
+    for member, words in (("site-7", "is none of server, site-0"), ("server", "is missing")):
+        with pytest.raises(CommandFailed, match=words):
+            running.provision("renew", "--member", member)
+        shutil.rmtree(running.kits / "authority", ignore_errors=True)  # as an owner may
     with pytest.raises(CommandFailed, match="is the kit of a server, expected one of: node"):
         running.command("node", str(running.kits / "server"), "--data", "embedded")

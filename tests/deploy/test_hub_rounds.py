@@ -2,6 +2,7 @@
 
 import json
 import threading
+import time
 
 import federations as fed
 import pytest
@@ -176,6 +177,27 @@ def test_how_many_must_report():
     assert [Policy(minimum=0.5).needed(n) for n in (1, 2, 3, 4, 5)] == [1, 1, 2, 2, 3]
     assert [Policy(minimum=3).needed(n) for n in (2, 3, 9)] == [2, 3, 3]
     assert Policy(minimum=1.0).needed(7) == 7
+
+
+def test_whoever_has_not_answered_is_named(tmp_path):
+    """The slow one asks, while it is waited for, who that is; afterwards it is nobody."""
+    seen = []
+
+    class Slow(Inside):
+        def call(self, site, blob, seconds):
+            if site == "fast":
+                done.set()
+            elif done.wait(30):
+                while post.waiting() != ["slow"]:
+                    time.sleep(0.01)
+                seen.extend(post.waiting())
+            return wire.pack("yes")
+
+    done = threading.Event()
+    post = Post(Slow({"fast": None, "slow": None}), Policy(), Ledger())
+    letters = dict.fromkeys(("slow", "fast"), wire.pack("step"))
+    assert post.ask(letters, 30, lambda site, answer: None) == {}
+    assert seen == ["slow"] and post.waiting() == []
 
 
 def test_what_an_engine_raises_is_a_site_that_cannot_be_reached(tmp_path):

@@ -189,7 +189,8 @@ def status(kit: Annotated[Path, _KIT], json: Annotated[bool, JSON] = False) -> N
         say(f"{site['name']}: {'connected' if site['connected'] else 'not connected'}")
     for run in found["runs"]:
         far = f"{run['label']}, round {run['round']} of {run['rounds']}" if run["label"] else ""
-        waits = f"; without {', '.join(run['absent'])}" if run["absent"] else ""
+        waits = f"; waiting for {', '.join(run['waiting'])}" if run["waiting"] else ""
+        waits += f"; without {', '.join(run['absent'])}" if run["absent"] else ""
         say(f"run {run['run']}: {run['state']}{far and ', ' + far}{waits}")
     if not found["runs"]:
         say("nothing is running")

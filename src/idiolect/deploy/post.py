@@ -98,11 +98,16 @@ class Post:
         self.reopen: Callable[[str], None] | None = None  # how a node is told everything again
         self._away: set[str] = set()  # silent; whoever is heard of is back
         self._out: set[str] = set()  # said no when the run was started
+        self._pending: set[str] = set()  # asked, and waited for
         self._threads: dict[str, threading.Thread] = {}
 
     def absent(self) -> list[str]:
         """Name the sites that are passed over at present."""
         return [site for site in self.transport.sites if not self.there(site)]
+
+    def waiting(self) -> list[str]:
+        """Name the sites that were asked and have not answered yet."""
+        return sorted(self._pending)
 
     def there(self, site: str) -> bool:
         """Say whether a site is asked at present."""
@@ -134,6 +139,7 @@ class Post:
         inbox: dict[str, Answer | Refused] = {}
         asked: Sequence[str] = [site for site in letters if self.there(site)]
         for site in asked:
+            self._pending.add(site)
             self._start(site, letters[site], seconds, inbox)
         for site in set(letters) & self._away:
             if not self._threads[site].is_alive():  # its last letter, or the answer, was lost
@@ -141,6 +147,7 @@ class Post:
         until = time.monotonic() + seconds
         for site in asked:
             self._threads[site].join(max(0.0, until - time.monotonic()))
+        self._pending.clear()  # who has not answered by now is not waited for
         for site in asked:
             found = inbox.get(site, Refused("timeout"))
             try:
@@ -188,6 +195,8 @@ class Post:
         except Exception as error:  # of the engine: nothing a node does may end the hub
             log.exception("%s cannot be asked", site)
             inbox[site] = Refused("unreachable", f"{type(error).__name__}")
+        finally:
+            self._pending.discard(site)
 
     def once(self, site: str, blob: bytes, seconds: float) -> Answer:
         """Ask one site and read its answer."""

@@ -28,6 +28,7 @@ _ATTEMPTS = 5  # new starts without a round done between them before the run is 
 _SILENCE = 600.0  # seconds without a server before the run is given up
 _POLL = 1.0
 _ENDED = ("FINISHED", "FAILED")  # how the status of a job that is over begins
+_LONG = 30.0  # seconds without a round after which it is said who has not answered
 _FRESH = 25.0  # seconds; nodes are heard of every ten
 
 
@@ -150,7 +151,7 @@ def described(kit: Kit) -> dict[str, Any]:
                     "job": str(job["job_id"]),
                     "state": str(told.get("state") or job["status"]).lower(),
                     **{key: told.get(key) for key in ("label", "round", "rounds")},
-                    "absent": list(told.get("absent", ())),
+                    **{key: list(told.get(key, ())) for key in ("waiting", "absent")},
                 }
             )
         names = dict.fromkeys((*kit.sites, *state.nodes))  # a newcomer may be in nobody's list yet
@@ -191,6 +192,8 @@ class Run:
         self._say = say
         self._session = Session(kit)
         self._seen = ("", -1)  # label and round of the last progress
+        self._since = time.monotonic()
+        self._waited: list[str] = []  # of whom it was said that they are waited for
 
     def finish(self) -> Path:
         """Bring the run to its end; returns the folder with its results."""
@@ -280,8 +283,12 @@ class Run:
         found = progress(self._session, job)
         seen = (str(found.get("label", "")), int(found.get("round", -1)))
         if found.get("state") and seen != self._seen and seen[1] >= 0:
-            self._seen = seen
+            self._seen, self._since, self._waited = seen, time.monotonic(), []
             self._say(f"{seen[0]}: round {seen[1]} of {found.get('rounds', '?')}")
+        waiting = [site for site in found.get("waiting", ()) if site in self._task.sites]
+        if waiting not in ([], self._waited) and time.monotonic() - self._since > _LONG:
+            self._waited = waiting
+            self._say(f"waiting for {', '.join(waiting)} to answer")
         if absent := [site for site in found.get("absent", ()) if site in self._task.sites]:
             self._welcome(job, absent)
 

@@ -190,7 +190,9 @@ class HubSide(FLComponent):  # type: ignore[misc]
         if event_type == InfoCollector.EVENT_TYPE_GET_STATS:
             collector = fl_ctx.get_prop(InfoCollector.CTX_KEY_STATS_COLLECTOR)
             if isinstance(collector, GroupInfoCollector):
-                collector.set_info("idiolect", dict(self._progress.told))
+                calls = self._progress.post
+                waiting = [] if calls is None else calls.waiting()
+                collector.set_info("idiolect", {**self._progress.told, "waiting": waiting})
 
     @collab.main  # type: ignore[untyped-decorator]
     def work(self) -> None:

@@ -31,7 +31,8 @@ _SIGNS = {
     },
     "node": {
         "Successfully registered client": "registered with the server; waiting for a run",
-        "Got job": "a run has started",
+        "Launched job": "a run has started",
+        "worker process finished": "the run, or this start of it, is over; waiting for another",
     },
 }
 
