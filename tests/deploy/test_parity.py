@@ -3,6 +3,8 @@
 import federations as fed
 import pytest
 
+from idiolect.deploy import wire
+from idiolect.deploy.transport import Inside
 from idiolect.methods import METHODS
 
 NAMES = [name for name, kind in METHODS.items() if not kind.pooled]
@@ -32,6 +34,35 @@ def test_nodes_do_once_what_comes_before_their_first_round(tmp_path):
     assert fed.scores(found, "FedMD") == fed.scores(content, "FedMD")
     plain = fed.simulated(fed.experiment("fedmd", sets=sets[:1]), tmp_path / "plain")
     assert fed.scores(plain, "FedMD") != fed.scores(content, "FedMD")
+
+
+@pytest.mark.parametrize("secure", ["false", "true"])
+def test_bystanders_train_without_being_heard(secure, tmp_path):
+    """Who is outside the cohort moves its own state, and no report of it leaves the node."""
+    sets = ("cohort=3", "bystanders=train", "model.name=mlr", f"deploy.secure={secure}")
+    wanted = fed.experiment("ditto", sets=sets)
+    content = fed.simulated(wanted, tmp_path / "simulated")
+    transport = Heard(fed.inside(tmp_path / "nodes")._nodes)
+    found = fed.served(wanted, transport, tmp_path / "served")
+    here, there = (fed.server_state(tmp_path / kind, "Ditto") for kind in ("simulated", "served"))
+    assert fed.largest_gap(here, there) < 1e-6
+    mine, theirs = (fed.scores(one, "Ditto")[0]["clients"] for one in (found, content))
+    assert [c["personal"]["accuracy"] for c in mine] == [c["personal"]["accuracy"] for c in theirs]
+    assert sorted(transport.reports) == ([0] * 8 if secure == "true" else [0, 0, *[3] * 6])
+
+
+class Heard(Inside):
+    """Nodes, of whose answers in a round the tensors are counted, as none, or some."""
+
+    def __init__(self, nodes):
+        super().__init__(nodes)
+        self.reports = []
+
+    def call(self, site, blob, seconds):
+        answer = super().call(site, blob, seconds)
+        if wire.unpack(blob).kind == "step":
+            self.reports.append(len(wire.unpack(answer).leaves))
+        return answer
 
 
 def test_several_seeds_and_methods_and_the_bytes(tmp_path):

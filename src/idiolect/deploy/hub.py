@@ -6,6 +6,7 @@ sees data or personal state.
 
 import secrets
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,7 @@ from idiolect.simulate.traffic import Traffic, refuse_unequal
 from idiolect.tree import Tree
 
 _CPU = torch.device("cpu")
+_NONE: Mapping[str, bool] = MappingProxyType({})
 
 
 class Again(DeployError):
@@ -54,6 +56,7 @@ class Hub:
         draw: str,
         deploy: Deployment,
         public: Dataset | None = None,
+        bystanders: str = "rest",
     ) -> None:
         """`public`: the server's own examples, where the method's server needs some."""
         refuse_pooled(label, method)
@@ -75,8 +78,7 @@ class Hub:
         self._seeds = tuple(seeds)
         self._post = post
         self._roster = roster
-        self._cohort = cohort
-        self._draw = sampling.DRAWS[draw]
+        self._cohort, self._draw = cohort, draw
         self._rehearsal = Rehearsal(method, roster, architectures, self._seeds)
         self.states = []
         self._servings: list[list[Serving]] = []  # for each seed and architecture
@@ -95,6 +97,9 @@ class Hub:
             self.states.append(method.init_server(setups[0]))
             if method.grouped:
                 self._servings.append(self._rehearsal.servings(number, public))
+        # Training that leaves no trace need not be done.
+        personal = tree.leaves(self._rehearsal.stand_ins[0][0].personal)
+        self._all_train = bystanders == "train" and bool(personal)
         if roster.model is not None:
             self._expect_guests(roster.model)
 
@@ -127,23 +132,21 @@ class Hub:
 
     def cohort(self, run: int) -> np.ndarray:
         """Return who should take part in the coming round, as a simulation would choose."""
-        return self._drawn(run, self.round)
+        return self._attendance(run).heard(self.round)
 
-    def _drawn(self, run: int, round: int) -> np.ndarray:
+    def _attendance(self, run: int) -> sampling.Attendance:
         able = np.flatnonzero(self._roster.sizes(0, run)).astype(np.int64)
         if not len(able):
             raise DataError("no node has a training example; check the split")
-        size = len(able) if self._cohort is None else self._cohort
-        return self._draw(self._seeds[run], round, able, size)
+        return sampling.Attendance(
+            self._seeds[run], able, self._cohort, self._draw, self._all_train
+        )
 
     def strangers(self, run: int) -> np.ndarray:
         """Return the clients that took part in no round, where personal state matters."""
-        waiting = np.arange(self._roster.clients)
         if not tree.leaves(self._rehearsal.stand_ins[run][0].personal):
-            return waiting[:0]
-        for round in range(self.round):
-            waiting = np.setdiff1d(waiting, self._drawn(run, round), assume_unique=True)
-        return waiting
+            return np.empty(0, np.int64)
+        return self._attendance(run).strangers(self._roster.clients, self.round)
 
     def padding(self) -> float:
         """Say that nothing is padded: every node has its own batches."""
@@ -163,8 +166,11 @@ class Hub:
                 states.append(self._method.idle(state))
                 traffic.append(Traffic(0, 0, 0))
                 continue
-            sent = self._method.send(state, torch.from_numpy(cohort))
-            reports, down, up = self._collect(run, cohort, sent, "step")
+            called = self._attendance(run).training(self.round)
+            sent = self._method.send(state, torch.from_numpy(called))
+            heard = set(cohort.tolist())
+            found, down, up = self._collect(run, called, sent, "step", heard=heard)
+            reports = {client: one for client, one in found.items() if client in heard}
             self._refuse_few(cohort, reports)
             present, rows = sorted(reports), [reports[client] for client in sorted(reports)]
             if self._secure:
@@ -268,9 +274,18 @@ class Hub:
         )
 
     def _collect(
-        self, run: int, cohort: np.ndarray, sent: Sent, kind: str, **flags: bool
+        self,
+        run: int,
+        cohort: np.ndarray,
+        sent: Sent,
+        kind: str,
+        flags: Mapping[str, bool] = _NONE,
+        heard: set[int] | None = None,
     ) -> tuple[dict[int, Tree], int, int]:
-        """Send every node its part and gather the answers that are in order."""
+        """Send every node its part and gather the answers that are in order.
+
+        In a round, who is not `heard` trains and answers with nothing.
+        """
         head = {**self._head(run), **flags}
         rule = masks.ruled(self._method) if self._secure and kind == "step" else None
         if rule is not None:
@@ -279,16 +294,19 @@ class Hub:
         for place, client in enumerate(cohort.tolist()):
             # Where nobody gets anything of its own, one letter does for all of an architecture.
             kin = (place, -1) if tree.leaves(sent.own) else (-1, self._rehearsal.kind(client))
-            if kin not in made:
+            told = {} if heard is None else {"heard": client in heard}
+            key = (*kin, *told.values())
+            if key not in made:
                 own = tree.map(lambda leaf, row=place: leaf[row : row + 1], sent.own)
                 whole = Sent(sent.shared, own, self._group(run, client))
-                made[kin] = wire.pack(kind, head, whole, codecs.down(self._deploy))
-            letters[client] = made[kin]
+                made[key] = wire.pack(kind, {**head, **told}, whole, codecs.down(self._deploy))
+            letters[client] = made[key]
 
         def read(client: int, message: Message) -> Tree:
-            hidden = self._secure and kind == "step"  # the report follows under masks
+            # Of a bystander there is no report; under masks it follows later.
+            hidden = kind == "step" and (self._secure or client not in (heard or ()))
             form = () if hidden else self._rehearsal.form(client, kind, **flags)
-            codec = codecs.up(self._deploy, sent) if kind == "step" else wire.PLAIN
+            codec = codecs.up(self._deploy, sent) if kind == "step" and not hidden else wire.PLAIN
             content = wire.fitted(form, message.leaves, codec)
             if kind == "step":
                 wire.refuse_nonfinite(content)
@@ -352,7 +370,7 @@ class Hub:
         for run, state in enumerate(self.states):
             send = self._method.welcome if newcomers else self._method.send
             sent = send(state, torch.from_numpy(everyone))
-            found, _, _ = self._collect(run, everyone, sent, "judge", **flags)
+            found, _, _ = self._collect(run, everyone, sent, "judge", flags)
             if not found:
                 raise DeployError(f"after round {self.round}, no node was there to be scored")
             rows = _filled(found, everyone.tolist())

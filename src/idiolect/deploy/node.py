@@ -168,7 +168,9 @@ class Node:
             return masks.contribution(alone.method, sent, done[0], bound), done[1]
 
         answer = self._once(message, blob, work)
-        return _yes(message, ()) if secure else answer
+        # A bystander's report stays here; one under masks leaves when all keys are known.
+        heard = message.head.get("heard", True) is True
+        return answer if heard and not secure else _yes(message, ())
 
     def _meet(self, message: Message, blob: bytes) -> bytes:
         return self._once(message, blob, lambda alone, sent, round: ((), alone.meet(sent, round)))

@@ -56,6 +56,7 @@ class RemoteCourse:
     backend: Backend = field(default_factory=lambda: Backend("sequential", "cpu"))
     exams: Sequence[Exam] = ()
     deploy: Deployment = field(default_factory=Deployment)
+    bystanders: str = "rest"
     public: Dataset | None = None  # the server's own, where the method needs some
 
     def settled(self) -> "RemoteCourse":
@@ -72,6 +73,7 @@ class RemoteCourse:
             "seeds": list(self.seeds),
             "cohort": self.cohort,
             "draw": self.draw,
+            **({} if self.bystanders == "rest" else {"bystanders": self.bystanders}),
             **self.described,
             "run": self.run,
         }
@@ -146,6 +148,7 @@ class RemoteCourse:
             self.draw,
             self.deploy,
             self.public,
+            self.bystanders,
         )
 
 
@@ -194,10 +197,6 @@ def served_methods(experiment: Experiment, only: Sequence[str] = ()) -> dict[str
         raise ConfigError("data.common_test is for simulations; nodes are scored on their own rows")
     if experiment.attack is not None:
         raise ConfigError("[attack] is for simulations; take it out to serve a real federation")
-    if experiment.bystanders != "rest":
-        raise ConfigError(
-            'bystanders = "train" is for simulations; a hub asks only the cohort to train'
-        )
     methods = {
         table.label or table.name: made_method(table)
         for table in experiment.methods
@@ -205,6 +204,10 @@ def served_methods(experiment: Experiment, only: Sequence[str] = ()) -> dict[str
     }
     for label, method in methods.items():
         refuse_pooled(label, method)
+        if experiment.bystanders == "train" and method.grouped:
+            raise ConfigError(
+                f'{label}: its server hears all who train; leave out bystanders = "train"'
+            )
         if experiment.deploy.secure:
             masks.refuse_unfit(label, method)
     return methods
@@ -238,6 +241,7 @@ def _courses(
             roster=roster,
             architectures=bound,
             deploy=experiment.deploy,
+            bystanders=experiment.bystanders,
             public=public if methods[table.label or table.name].public == "server" else None,
         ).settled()
         for table in experiment.methods
