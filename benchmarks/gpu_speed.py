@@ -17,6 +17,8 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from gpu_check import difference, network, simulation
+from idiolect import tree
 from idiolect.bench.material import CLASSES, federation
 from idiolect.bench.workloads import PflCNN
 from idiolect.methods import METHODS
@@ -27,28 +29,60 @@ from idiolect.simulate.rounds import Run, Simulation
 from idiolect.stacked import choice, dense, forms, plain
 from idiolect.stacked.shape import Shape
 
-SECONDS = 5.0  # for the forms of one task, compilation included
+SECONDS = 3.0  # for the forms of one task, compilation included
 GREY, COLOUR = (1, 28, 28), (3, 32, 32)
+
+
+def dnn():
+    return MODELS["dnn"](GREY, CLASSES)
+
+
+def lenet5():
+    return MODELS["lenet5"](COLOUR, CLASSES)
+
+
+def steady():
+    return PflCNN(dropout=False)
+
+
 WORKLOADS = {
-    "dnn": ("fedavg", lambda: MODELS["dnn"](GREY, CLASSES), GREY, 20, 600, 20),
-    "pfedme": ("pfedme", lambda: MODELS["dnn"](GREY, CLASSES), GREY, 20, 600, 20),
+    "dnn": ("fedavg", dnn, GREY, 20, 600, 20),
+    "dnn with group norm": ("fedavg", network, GREY, 20, 600, 20),
+    "pfedme": ("pfedme", dnn, GREY, 20, 600, 20),
     "pfl": ("fedavg", PflCNN, COLOUR, 50, 50, 10),
-    "pfl, no dropout": ("fedavg", lambda: PflCNN(False), COLOUR, 50, 50, 10),
-    "lenet5": ("fedavg", lambda: MODELS["lenet5"](COLOUR, CLASSES), COLOUR, 20, 600, 20),
-    "dnn1000": ("fedavg", lambda: MODELS["dnn"](GREY, CLASSES), GREY, 1000, 600, 20),
+    "pfl, no dropout": ("fedavg", steady, COLOUR, 50, 50, 10),
+    "lenet5": ("fedavg", lenet5, COLOUR, 20, 600, 20),
+    "dnn1000": ("fedavg", dnn, GREY, 1000, 600, 20),
+}
+EXACT = ("fedavg", "fedprox", "pfedme", "pfml", "per-fedavg")
+SINGLE = {
+    "fedavg, dnn": ("fedavg", dnn, GREY),
+    "pfedme, dnn": ("pfedme", dnn, GREY),
+    "fedavg, lenet5": ("fedavg", lenet5, COLOUR),
+    "fedavg, pfl": ("fedavg", steady, COLOUR),
 }
 SHAPES = {
-    "pfl conv2": (Shape(50, 10, 32, 30, 30, 64, 3, 3, 1, 0), 12),
-    "mcmahan conv2": (Shape(20, 20, 32, 12, 12, 64, 5, 5, 1, 0), 2),
-    "resnet 64": (Shape(20, 20, 64, 32, 32, 64, 3, 3, 1, 1), 2),
+    "pfl conv2": (Shape(50, 10, 32, 30, 30, 64, 3, 3, 1, 0), 2),
+    "pfl conv1": (Shape(50, 10, 3, 32, 32, 32, 3, 3, 1, 0), 2),
 }
 DENSE = {
     "pfl fc1": (50, 10, 12544, 128),
-    "pfl fc2": (50, 10, 128, 10),
     "dnn fc1": (20, 20, 784, 100),
-    "dnn fc2": (20, 20, 100, 10),
-    "dnn1000 fc1": (1000, 20, 784, 100),
 }
+
+
+def agreement(method, build, shape):
+    """Largest relative difference of any tree after 2 rounds, single precision: kernels and all."""
+    fed = federation([20, 20, 13], shape, held_out=10)
+    sides = []
+    for backend in (Backend("sequential", "cpu"), Backend(device="cuda")):
+        sim = simulation(METHODS[method](batch=10, lr=0.01), fed, build, backend)
+        for _ in range(4):
+            sim.advance()
+        sides.append([leaf.cpu().double() for leaf in tree.leaves(sim.tree)])
+    return max(
+        float((a - b).norm() / (1e-9 + a.norm())) for a, b in zip(*sides, strict=True) if a.numel()
+    )
 
 
 def workload(method, build, shape, clients, size, batch, rounds=10):
@@ -83,10 +117,10 @@ def workload(method, build, shape, clients, size, batch, rounds=10):
     torch.cuda.synchronize()
     host.disable()
     text = io.StringIO()
-    pstats.Stats(host, stream=text).sort_stats("tottime").print_stats(10)
+    pstats.Stats(host, stream=text).sort_stats("tottime").print_stats(8)
     return {
         "ms": middle,
-        "least ms": min(times),
+        "every ms": [round(own, 2) for own in times],
         "samples/s": clients * size / middle * 1e3,
         "first three rounds, s": first,
         "device ms": sum(row.self_device_time_total for row in rows) / 1e3,
@@ -94,7 +128,7 @@ def workload(method, build, shape, clients, size, batch, rounds=10):
         "GiB": torch.cuda.max_memory_allocated() / 2**30,
         "top": [
             f"{row.self_device_time_total:9.0f} us {row.count:5d}  {row.key[:90]}"
-            for row in rows[:22]
+            for row in rows[:16]
         ],
         "host": [line[:110] for line in text.getvalue().splitlines() if line.strip()][2:],
     }
@@ -111,7 +145,7 @@ def layer(shape, most):
     slope = torch.randn_like(plain.convolve(x, w, s))
     table = {}
     for task, inputs in (
-        ("pooled", (x, w, bias)), ("convolve", (x, w)), ("spread", (slope, w)),
+        ("pooled", (x, w, bias)), ("rectified", (x, w, bias)), ("spread", (slope, w)),
         ("correlate", (slope, x)),
     ):  # fmt: skip
         few = s._replace(groups=2)
@@ -168,9 +202,14 @@ def main() -> None:
         "about": {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
     }
     parts = {
-        **{name: lambda own=own: dense_layer(*own) for name, own in DENSE.items()},
+        **{
+            f"{name}, double": lambda name=name: difference(METHODS[name](batch=16, lr=0.05))
+            for name in EXACT
+        },
+        **{f"{name}, single": lambda own=own: agreement(*own) for name, own in SINGLE.items()},
         **{name: lambda own=own: workload(*own) for name, own in WORKLOADS.items()},
         **{name: lambda own=own: layer(*own) for name, own in SHAPES.items()},
+        **{name: lambda own=own: dense_layer(*own) for name, own in DENSE.items()},
     }
     for name, part in parts.items():
         if options.only and name not in options.only:
@@ -179,6 +218,7 @@ def main() -> None:
         try:
             out[name] = part()
         except Exception:
+            torch.set_default_dtype(torch.float32)
             out[name] = {"error": traceback.format_exc()[-1500:]}
         torch.cuda.empty_cache()
         print(f"== {name}, {time.perf_counter() - start:.1f} s", flush=True)

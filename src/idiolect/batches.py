@@ -5,6 +5,8 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
+from idiolect.stacked import taking
+
 
 class Batch(NamedTuple):
     """Examples of one step; `weight` is 0 for padding, `row` is the place in the pool.
@@ -35,7 +37,10 @@ class Pool(NamedTuple):
     def examples(self, rows: Tensor) -> Tensor:
         """Return decoded examples."""
         if rows.is_cuda:
-            return self.decode(self.x[rows])
+            shift, factor = self.shift, self.inverse_scale
+            if shift is None or factor is None or not taking.suits(self.x, shift, factor):
+                return self.decode(self.x[rows])
+            return taking.take(self.x, rows, shift, factor)
         # On a CPU an index copies number by number, and a lookup whole rows, mapped or not.
         taken = nn.functional.embedding(rows, self.x.reshape(len(self.x), -1))
         return self.decode(taken.reshape(*rows.shape, *self.x.shape[1:]))

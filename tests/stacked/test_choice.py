@@ -3,6 +3,8 @@
 from pathlib import Path
 
 import pytest
+import torch
+from torch import Tensor
 
 from idiolect.stacked import choice, notes
 
@@ -10,52 +12,68 @@ from idiolect.stacked import choice, notes
 class Form:
     """Takes so many milliseconds, or fails; counts how often it was called."""
 
-    def __init__(self, takes: float, fails: bool = False) -> None:
-        self.takes, self.fails, self.calls = takes, fails, 0
+    def __init__(self, takes: float, fails: bool = False, wrong: float = 0.0) -> None:
+        self.takes, self.fails, self.wrong, self.calls = takes, fails, wrong, 0
 
-    def __call__(self, *inputs: object) -> float:
+    def __call__(self, x: Tensor, *sizes: object) -> Tensor:
         self.calls += 1
         if self.fails:
             raise RuntimeError("too little memory on the chip")
-        return self.takes
+        return x * (1 + self.wrong)
+
+
+ZEROS = (torch.zeros(4, 5), "sizes")
 
 
 @pytest.fixture(autouse=True)
 def timed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    monkeypatch.setattr(choice, "milliseconds", lambda form, *inputs: form(*inputs))
+    monkeypatch.setattr(
+        choice, "milliseconds", lambda form, *inputs: form.takes if form(*inputs) is not None else 0
+    )
     monkeypatch.setattr(choice, "_file", tmp_path / "kernels.json")
     return tmp_path / "kernels.json"
 
 
 def test_the_fastest_that_runs_is_chosen_and_kept(timed: Path) -> None:
     known = {"plain": Form(3), "quick": Form(2), "broken": Form(1, fails=True)}
-    assert choice.choose("key", known, ()) is known["quick"]
+    assert choice.choose("key", known, ZEROS) is known["quick"]
     again = {"plain": Form(1), "quick": Form(2)}
-    assert choice.choose("key", again, ()) is again["quick"]  # as kept, not measured
+    assert choice.choose("key", again, ZEROS) is again["quick"]  # as kept, not measured
     assert again["plain"].calls == 0
-    assert choice.choose("another key", again, ()) is again["plain"]
+    assert choice.choose("another key", again, ZEROS) is again["plain"]
     assert sorted(notes.read(timed).values()) == ["plain", "quick"]
+
+
+def test_a_form_with_other_results_is_never_chosen() -> None:
+    """On random numbers, whatever it is called with; and none of torch's own are used up."""
+    known = {
+        "plain": Form(3), "wrong": Form(1, wrong=1e-3), "broken": Form(1, wrong=float("nan")),
+        "rounded": Form(2, wrong=1e-6),
+    }  # fmt: skip
+    before = torch.get_rng_state()
+    assert choice.choose("key", known, ZEROS) is known["rounded"]
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 @pytest.mark.parametrize("why", ["gone", "fails"])
 def test_a_choice_that_does_not_hold_is_made_again(timed: Path, why: str) -> None:
-    choice.choose("key", {"plain": Form(3), "quick": Form(2)}, ())
+    choice.choose("key", {"plain": Form(3), "quick": Form(2)}, ZEROS)
     known = {"plain": Form(3), "slow": Form(4)}
     if why == "fails":
         known["quick"] = Form(2, fails=True)
-    assert choice.choose("key", known, ()) is known["plain"]
+    assert choice.choose("key", known, ZEROS) is known["plain"]
     assert list(notes.read(timed).values()) == ["plain"]
 
 
 def test_where_the_plain_form_fails_its_error_is_told() -> None:
     with pytest.raises(RuntimeError, match="too little memory"):
-        choice.choose("key", {"plain": Form(1, fails=True), "other": Form(2)}, ())
+        choice.choose("key", {"plain": Form(1, fails=True), "other": Form(2)}, ZEROS)
 
 
 def test_a_damaged_file_costs_a_measurement_not_the_run(timed: Path) -> None:
     for text in ("{", "[1, 2]"):
         timed.write_text(text)
         known = {"plain": Form(3), "quick": Form(2)}
-        assert choice.choose("key", known, ()) is known["quick"]
+        assert choice.choose("key", known, ZEROS) is known["quick"]
     choice.keep(None)
-    assert choice.choose("key", {"plain": Form(3)}, ()).takes == 3
+    assert choice.choose("key", {"plain": Form(3)}, ZEROS).takes == 3

@@ -166,6 +166,38 @@ def test_leaves_and_their_slopes(way: None, task: str, dims: tuple[int | None, .
         alike(*slopes)
 
 
+@pytest.mark.parametrize("task", ["choose", "distance"])
+def test_trees_that_all_share_and_a_number_of_everyones_own(way: None, task: str) -> None:
+    """As in the first step of a round: what was sent is one tree, and only a factor differs."""
+    _, _, shared = trees()
+    other = [leaf + 1 for leaf in shared]
+    factors = torch.tensor([0.5, -1.0, 2.0], dtype=torch.float64)
+
+    def ours(factor: Tensor, xs: list[Tensor]) -> Tensor:
+        if task == "choose":
+            return bent(leaves.choose(factor > 0, xs, other))
+        return bent(1e-3 * factor * leaves.distance(xs, other))
+
+    def theirs(factor: Tensor, xs: list[Tensor]) -> Tensor:
+        pairs = list(zip(xs, other, strict=True))
+        if task == "choose":
+            return bent([torch.where(factor > 0, x, y) for x, y in pairs])
+        return bent(1e-3 * factor * sum((x - y).square().sum() for x, y in pairs))
+
+    for fn in (lambda f: f, lambda f: grad(f, 1)):
+        alike(*(vmap(fn(own), (0, None))(factors, shared) for own in (ours, theirs)))
+    cells = torch.stack([factors, factors.flip(0)])
+    grids = [
+        vmap(vmap(grad(own, 1), (0, None)), (0, None))(cells, shared) for own in (ours, theirs)
+    ]
+    alike(*grids)
+    grids = [
+        vmap(vmap(grad(own, 1), (0, None)), (0, 0))(cells, [torch.stack([x, x]) for x in shared])
+        for own in (ours, theirs)
+    ]
+    alike(*grids)
+
+
 @TASKS
 def test_slopes_of_a_whole_stack(task: str) -> None:
     """Differentiated from outside the map, what all shared gathers the slopes of all."""

@@ -39,7 +39,8 @@ class StackedConv2d(nn.Conv2d):
         if not single(x):
             own: Tensor = super()._conv_forward(x, weight, bias)
             return own
-        y: Tensor = call(_Convolve, x[None], weight[None], self.stride[0], self.padding[0])[0]
+        y: Tensor = call(_Convolve, x[None], weight[None], self.stride[0], self.padding[0])
+        y = y.squeeze(0)  # not y[0], which would be filled up with zeros going back
         return y if bias is None else y + bias[:, None, None]
 
 

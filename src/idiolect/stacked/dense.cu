@@ -15,13 +15,15 @@ __device__ __forceinline__ void unpack(float* to, const float* from) { *(Pack*)t
 
 #ifdef FORWARD
 
-// y[g, n, o] = bias[g, o] + sum over i of x[g, n, i] * w[g, o, i]: a warp makes LINES outputs of ROWS examples.
+// y[g, n, o] = bias[g, o] + sum over i of x[g, n, i] * w[g, o, i]: a block makes LINES outputs of ROWS
+// examples, and its warps share the sum.
 extern "C" __global__ void __launch_bounds__(THREADS)
 dense(const float* __restrict__ x, const float* __restrict__ w, const float* __restrict__ bias,
       float* __restrict__ y, int stride) {
-  const int lane = threadIdx.x % 32, warp = blockIdx.x * (THREADS / 32) + threadIdx.x / 32;
-  const int g = blockIdx.y, first = blockIdx.z * ROWS, low = warp * LINES;
-  if (low >= OUT) return;
+  extern __shared__ float4 memory[];
+  float* shared = (float*)memory;               // [warp][ROWS][LINES]
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int g = blockIdx.y, first = blockIdx.z * ROWS, low = blockIdx.x * LINES;
   x += (size_t)g * stride;
   w += (size_t)g * OUT * IN;
   float sums[ROWS][LINES];
@@ -30,7 +32,7 @@ dense(const float* __restrict__ x, const float* __restrict__ w, const float* __r
 #pragma unroll
     for (int o = 0; o < LINES; o++) sums[n][o] = 0.f;
 #pragma unroll 2
-  for (int i = lane * VEC; i < IN; i += 32 * VEC) {
+  for (int i = threadIdx.x * VEC; i < IN; i += THREADS * VEC) {
     alignas(16) float weights[LINES][VEC];
 #pragma unroll
     for (int o = 0; o < LINES; o++) unpack(weights[o], w + (size_t)min(low + o, OUT - 1) * IN + i);
@@ -51,9 +53,16 @@ dense(const float* __restrict__ x, const float* __restrict__ w, const float* __r
       float sum = sums[n][o];
 #pragma unroll
       for (int mask = 16; mask; mask /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, mask);
-      if (lane == (n * LINES + o) % 32 && first + n < N && low + o < OUT)
-        y[((size_t)g * N + first + n) * OUT + low + o] = sum + bias[g * OUT + low + o];
+      if (lane == (n * LINES + o) % 32) shared[(warp * ROWS + n) * LINES + o] = sum;
     }
+  __syncthreads();
+  for (int k = threadIdx.x; k < ROWS * LINES; k += THREADS) {
+    const int n = first + k / LINES, o = low + k % LINES;
+    float sum = 0.f;
+#pragma unroll
+    for (int part = 0; part < THREADS / 32; part++) sum += shared[part * ROWS * LINES + k];
+    if (n < N && o < OUT) y[((size_t)g * N + n) * OUT + o] = sum + bias[g * OUT + o];
+  }
 }
 
 #endif

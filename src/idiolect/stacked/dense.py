@@ -11,7 +11,7 @@ from idiolect.stacked.choice import Form
 from idiolect.stacked.compiled import kernel, up
 
 _BATCH = 64  # with more examples the library's tiles are full
-_SUMS = (40, 20)  # of a thread
+_SUMS = (80, 40, 20)  # of a thread
 _WARP = 32
 _THREADS = 128
 
@@ -26,10 +26,11 @@ class Dense(NamedTuple):
 
 
 class Cut(NamedTuple):
-    """How the work is cut: examples and outputs of a thread."""
+    """How the work is cut: examples and outputs of a thread, and threads of a block."""
 
     rows: int
     lines: int
+    threads: int = _THREADS
 
 
 def forms(task: str, sizes: Dense) -> dict[str, Form]:
@@ -54,8 +55,9 @@ def _cuts(task: str, sizes: Dense) -> Iterator[Cut]:
         if rows > 8:
             yield Cut(-(-rows // 2), 1)
         return
+    warps = min(8, max(1, sizes.inside // (_WARP * _vector(sizes))))
     for sums in _SUMS:
-        yield Cut(rows, min(sizes.outside, max(1, sums // rows)))
+        yield Cut(rows, min(sizes.outside, max(1, sums // rows)), _WARP * warps)
 
 
 # y = x wᵀ + b, the gradient by x, and those by w and b.
@@ -77,15 +79,15 @@ def plain_kernels(slope: Tensor, x: Tensor, sizes: Dense) -> tuple[Tensor, Tenso
 
 
 def forward(x: Tensor, w: Tensor, b: Tensor, sizes: Dense, cut: Cut) -> Tensor:
-    """Return x wᵀ + b: a warp for a few outputs."""
+    """Return x wᵀ + b: a block for a few outputs."""
     s, y = sizes, x.new_empty(sizes.groups, sizes.examples, sizes.outside)
     x, stride = _laid(x)
-    warps = -(-s.outside // cut.lines)
-    blocks = -(-warps // (_THREADS // _WARP))
-    _kernel("FORWARD", "dense", s, cut)(
-        (blocks, s.groups, -(-s.examples // cut.rows)),
-        (_THREADS, 1, 1),
+    shared = 4 * cut.rows * cut.lines * cut.threads // _WARP
+    _kernel("FORWARD", "dense", s, cut, shared)(
+        (-(-s.outside // cut.lines), s.groups, -(-s.examples // cut.rows)),
+        (cut.threads, 1, 1),
         [x, w.contiguous(), b.contiguous(), y, stride],
+        shared,
     )
     return y
 
@@ -144,6 +146,6 @@ def _across(sizes: Dense) -> int:
 def _kernel(task: str, name: str, sizes: Dense, cut: Cut, shared: int = 0) -> Any:
     constants = {
         task: 1, "N": sizes.examples, "IN": sizes.inside, "OUT": sizes.outside,
-        "VEC": _vector(sizes), "THREADS": _THREADS, "ROWS": cut.rows, "LINES": cut.lines,
+        "VEC": _vector(sizes), "THREADS": cut.threads, "ROWS": cut.rows, "LINES": cut.lines,
     }  # fmt: skip
     return kernel("dense.cu", name, constants, shared)

@@ -12,6 +12,7 @@ from torch.autograd import Function
 
 from idiolect.stacked.compiled import kernel
 from idiolect.stacked.leaves import REALS, own
+from idiolect.stacked.mapping import call, into_groups
 
 _MOST = 1 << 16  # logits of a client; with more, one block for each client is too few
 
@@ -31,8 +32,8 @@ def suits(logits: Tensor, labels: Tensor, weight: Tensor) -> bool:
 def cross_entropy(logits: Tensor, labels: Tensor, weight: Tensor) -> Tensor:
     """Return the weighted mean over labels [...] of logits [..., class]; see `losses`."""
     rows = logits.reshape(1, -1, logits.shape[-1])
-    loss: Tensor = _Loss.apply(rows, labels.reshape(1, -1), weight.reshape(1, -1))[0]  # type: ignore[no-untyped-call]
-    return loss
+    loss: Tensor = call(_Loss, rows, labels.reshape(1, -1), weight.reshape(1, -1))
+    return loss.squeeze(0)  # an index would be filled up with zeros going back
 
 
 class _Loss(Function):
@@ -47,7 +48,7 @@ class _Loss(Function):
         kernel("fused.cu", "loss", _constants(logits, threads), 8 * threads // 32)(
             (len(logits), 1, 1),
             (threads, 1, 1),
-            [logits.contiguous(), labels.contiguous(), weight.contiguous(), out, *_sizes(logits)],
+            [logits.contiguous(), *_laid(labels), *_laid(weight), out, *_sizes(logits)],
             8 * threads // 32,
         )
         return out
@@ -61,7 +62,7 @@ class _Loss(Function):
         logits, labels, weight = ctx.saved_tensors
         slope = by_weight = None
         if ctx.needs_input_grad[0]:
-            slope = _Slope.apply(pull, logits, labels, weight)  # type: ignore[no-untyped-call]
+            slope = call(_Slope, pull, logits, labels, weight)
         if ctx.needs_input_grad[2]:
             each = _each(logits, labels)
             apart = each - _plain(logits, labels, weight)[:, None]
@@ -70,8 +71,7 @@ class _Loss(Function):
 
     @staticmethod
     def vmap(info: Any, dims: Any, *inputs: Tensor) -> Any:
-        grouped = _grouped(info.batch_size, dims, inputs)
-        made = _Loss.apply(*grouped)  # type: ignore[no-untyped-call]
+        made = call(_Loss, *into_groups(info.batch_size, dims, inputs))
         return made.unflatten(0, (info.batch_size, -1)), 0
 
 
@@ -88,8 +88,8 @@ class _Slope(Function):
             (len(logits), max(1, logits.shape[1] // 64), 1),
             (threads, 1, 1),
             [
-                pull.contiguous(), logits.contiguous(), labels.contiguous(), weight.contiguous(),
-                out, *_sizes(logits),
+                pull.contiguous(), logits.contiguous(), *_laid(labels), *_laid(weight), out,
+                *_sizes(logits),
             ],
         )  # fmt: skip
         return out
@@ -113,18 +113,17 @@ class _Slope(Function):
 
     @staticmethod
     def vmap(info: Any, dims: Any, *inputs: Tensor) -> Any:
-        grouped = _grouped(info.batch_size, dims, inputs)
-        made = _Slope.apply(*grouped)  # type: ignore[no-untyped-call]
+        made = call(_Slope, *into_groups(info.batch_size, dims, inputs))
         return made.unflatten(0, (info.batch_size, -1)), 0
 
 
-def _grouped(size: int, dims: Any, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Make the mapped axis part of the clients."""
-    moved = (
-        t.expand(size, *t.shape) if dim is None else t.movedim(dim, 0)
-        for t, dim in zip(inputs, dims, strict=True)
-    )
-    return tuple(t.flatten(0, 1) for t in moved)
+def _laid(rows: Tensor) -> tuple[Tensor, int]:
+    """Return rows that lie close within a client, and how far it is to the next client.
+
+    A step's labels are part of those of many steps: no need to copy them.
+    """
+    rows = rows if rows.stride(1) == 1 else rows.contiguous()
+    return rows, rows.stride(0)
 
 
 def _each(logits: Tensor, labels: Tensor) -> Tensor:

@@ -131,13 +131,13 @@ __device__ __forceinline__ void tops(const REAL* row, int classes, REAL* largest
 
 // out[client] = the mean cross-entropy of its rows, weighted; 0 where the weights are.
 extern "C" __global__ void __launch_bounds__(THREADS)
-loss(const REAL* __restrict__ logits, const long long* __restrict__ labels,
-     const REAL* __restrict__ weight, REAL* __restrict__ out, int rows, int classes) {
+loss(const REAL* __restrict__ logits, const long long* __restrict__ labels, int next_labels,
+     const REAL* __restrict__ weight, int next_weight, REAL* __restrict__ out, int rows, int classes) {
   extern __shared__ float4 memory[];
   const int client = blockIdx.x;
   logits += (size_t)client * rows * classes;
-  labels += (size_t)client * rows;
-  weight += (size_t)client * rows;
+  labels += (size_t)client * next_labels;
+  weight += (size_t)client * next_weight;
   REAL sum = 0, count = 0;
   for (int row = threadIdx.x / 32; row < rows; row += THREADS / 32) {
     REAL most, total;
@@ -156,13 +156,13 @@ loss(const REAL* __restrict__ logits, const long long* __restrict__ labels,
 // out[client, row] = pull[client] * weight / all weights * (softmax - what is right).
 extern "C" __global__ void __launch_bounds__(THREADS)
 loss_slope(const REAL* __restrict__ pull, const REAL* __restrict__ logits,
-           const long long* __restrict__ labels, const REAL* __restrict__ weight,
-           REAL* __restrict__ out, int rows, int classes) {
+           const long long* __restrict__ labels, int next_labels, const REAL* __restrict__ weight,
+           int next_weight, REAL* __restrict__ out, int rows, int classes) {
   const int client = blockIdx.x, lane = threadIdx.x % 32;
   logits += (size_t)client * rows * classes;
   out += (size_t)client * rows * classes;
-  labels += (size_t)client * rows;
-  weight += (size_t)client * rows;
+  labels += (size_t)client * next_labels;
+  weight += (size_t)client * next_weight;
   REAL count = 0;
   for (int row = lane; row < rows; row += 32) count += weight[row];
   count = over_warp(count);

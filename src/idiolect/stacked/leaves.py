@@ -43,8 +43,8 @@ def choose(keep: Tensor, xs: Sequence[Tensor], ys: Sequence[Tensor]) -> Sequence
 
 def distance(xs: Sequence[Tensor], ys: Sequence[Tensor]) -> Tensor:
     """Return the sum of (x - y)² over everything."""
-    total: Tensor = _Distance.apply(*_rows(xs), *_rows(ys))[0]  # type: ignore[no-untyped-call]
-    return total
+    total: Tensor = _Distance.apply(*_rows(xs), *_rows(ys))  # type: ignore[no-untyped-call]
+    return total.squeeze(0)
 
 
 def _rows(leaves: Sequence[Tensor]) -> list[Tensor]:
@@ -52,7 +52,8 @@ def _rows(leaves: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _one_row(function: type[Function], *inputs: Any) -> list[Tensor]:
-    return [leaf[0] for leaf in function.apply(*inputs)]  # type: ignore[no-untyped-call]
+    # An index would be filled up with zeros going back.
+    return [leaf.squeeze(0) for leaf in function.apply(*inputs)]  # type: ignore[no-untyped-call]
 
 
 def _halves(both: Sequence[Tensor]) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
@@ -67,7 +68,7 @@ class _Step(Function):
         xs, ys = _halves(both)
         if not own(both[0]):
             return tuple(torch.add(y, x, alpha=factor) for x, y in zip(xs, ys, strict=True))
-        return _mix("STEP", factor, both[0], both[0], xs, ys)
+        return _mix("STEP", factor, None, None, xs, ys)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -93,7 +94,7 @@ class _Choice(Function):
         xs, ys = _halves(both)
         if not own(both[0]):
             return tuple(torch.where(_against(keep, x), x, y) for x, y in zip(xs, ys, strict=True))
-        return _mix("CHOICE", 0.0, both[0], keep, xs, ys)
+        return _mix("CHOICE", 0.0, None, keep, xs, ys)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -168,7 +169,7 @@ class _Gap(Function):
         xs, ys = _halves(both)
         if not own(both[0]):
             return tuple(2 * _against(pull, x) * (x - y) for x, y in zip(xs, ys, strict=True))
-        return _mix("GAP", 2.0, pull, both[0], xs, ys)
+        return _mix("GAP", 2.0, pull, None, xs, ys)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -240,13 +241,16 @@ def own(leaf: Tensor) -> bool:
 def _mix(
     task: str,
     factor: float,
-    pull: Tensor,
-    keep: Tensor,
+    pull: Tensor | None,
+    keep: Tensor | None,
     xs: Sequence[Tensor],
     ys: Sequence[Tensor],
 ) -> tuple[Tensor, ...]:
-    rows, made = max(map(len, [*xs, *ys])), []
-    pull, keep = pull.contiguous(), keep.contiguous()
+    told = [rows for rows in (pull, keep) if rows is not None]
+    rows, made = max(map(len, [*told, *xs, *ys])), []
+    # A row for each client, also where it is told for all at once or not asked for.
+    pull = xs[0] if pull is None else pull.expand(rows).contiguous()
+    keep = xs[0] if keep is None else keep.expand(rows).contiguous()
     for some in range(0, len(xs), _MOST):
         left, right = xs[some : some + _MOST], ys[some : some + _MOST]
         outs = [x.new_empty(rows, *x.shape[1:]) for x in left]

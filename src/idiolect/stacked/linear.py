@@ -31,8 +31,8 @@ class StackedLinear(nn.Linear):
             own: Tensor = super().forward(x)
             return own
         rows = x.reshape(1, -1, x.shape[-1])
-        y: Tensor = call(_Linear, rows, self.weight[None], self.bias[None])[0]
-        return y.reshape(*x.shape[:-1], -1)
+        y: Tensor = call(_Linear, rows, self.weight[None], self.bias[None])
+        return y.squeeze(0).reshape(*x.shape[:-1], -1)
 
 
 class _Linear(Function):

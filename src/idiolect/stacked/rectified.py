@@ -23,8 +23,8 @@ def conv_relu(layer: nn.Conv2d, x: Tensor) -> Tensor:
     padding = _padding("rectified", layer, x)
     if padding is None or layer.bias is None:
         return layer(x).relu()  # type: ignore[no-any-return]
-    y: Tensor = call(_Rectified, x[None], layer.weight[None], layer.bias[None], padding)[0]
-    return y
+    y: Tensor = call(_Rectified, x[None], layer.weight[None], layer.bias[None], padding)
+    return y.squeeze(0)
 
 
 def conv_relu_pool(layer: nn.Conv2d, x: Tensor) -> Tensor:
@@ -32,8 +32,8 @@ def conv_relu_pool(layer: nn.Conv2d, x: Tensor) -> Tensor:
     padding = _padding("pooled", layer, x)
     if padding is None or layer.bias is None:
         return F.max_pool2d(layer(x), 2).relu()  # the same, on a quarter of the numbers
-    y: Tensor = call(_Pooled, x[None], layer.weight[None], layer.bias[None], padding)[0][0]
-    return y
+    y: Tensor = call(_Pooled, x[None], layer.weight[None], layer.bias[None], padding)[0]
+    return y.squeeze(0)
 
 
 def _padding(task: str, layer: nn.Conv2d, x: Tensor) -> int | None:
