@@ -17,7 +17,7 @@ demo: $(READY)  ## personal models for ten users on real MNIST digits, in about 
 test: lint browser  ## everything that CI runs
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -q
 
-test-faults: $(READY)  ## kills and intruders on a real federation: some ten minutes
+test-faults: $(READY)  ## kills, lies, full disks and intruders on a real federation: some twenty minutes
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m faults -q
 
 browser:  ## the browser that opens the reports in the tests, where it may be installed

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -57,7 +58,7 @@ def disturbed(federation, name, fault, *options):
         )
     try:
         until = time.monotonic() + LIMIT
-        while "FedPer: round " not in words.read_text() and time.monotonic() < until:
+        while not re.search("FedPer: round [1-9]", words.read_text()) and time.monotonic() < until:
             assert run.poll() is None, federation.told()
             time.sleep(0.1)
         fault()

@@ -42,8 +42,8 @@ kind = "sequential"
 checkpoint_every = 1
 
 [deploy]
-timeout = 30
-join = 60
+timeout = 300
+join = 300
 """
 
 
@@ -108,3 +108,22 @@ def scores(content, label: str):
 def largest_gap(left: Mapping[str, torch.Tensor], right: Mapping[str, torch.Tensor]) -> float:
     assert left.keys() == right.keys() and left
     return max(float((left[name] - right[name]).abs().max()) for name in left)
+
+
+WEIGHTY = 8000  # bytes; of smaller messages the head is a large part
+
+
+def bytes_beside(found, content, label: str, factor: tuple[float, float] = (1, 1)) -> list[float]:
+    """Return what crossed beyond a factor times the simulator's count, as a share: down, up, ...
+
+    Messages that are mostly head are left out.
+    """
+    shares = []
+    pairs = zip(*(one["methods"][label]["seeds"] for one in (found, content)), strict=True)
+    for there, here in pairs:
+        for way, times in zip(("bytes_down", "bytes_up"), factor, strict=True):
+            sent, weight = there["traffic"][way], times * here["traffic"][way]
+            assert sent > weight
+            if weight > WEIGHTY * here["traffic"]["participations"]:
+                shares.append(sent / weight - 1)
+    return shares

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 ADMIN, MEMBER = "lead@hub.org", "guest@hub.org"
@@ -41,15 +42,22 @@ class Running:
         words = ("federation", verb, str(project), "--out", str(self.kits), *options)
         return self.command(*words).stdout
 
-    def start(self, name: str, *options: str) -> None:
-        """Start the server or a node."""
+    def start(
+        self,
+        name: str,
+        *options: str,
+        before: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        """Start the server or a node, by way of another command and with variables if asked."""
         verb = "server" if name == "server" else "node"
         with (self.folder / f"{name}.out").open("ab") as words:
             self.processes[name] = subprocess.Popen(
-                [sys.executable, "-m", "idiolect", verb, str(self.kits / name), *options],
+                [*before, sys.executable, "-m", "idiolect", verb, str(self.kits / name), *options],
                 stdout=words,
                 stderr=words,
                 cwd=self.folder,
+                env={**os.environ, **(environment or {})},
             )
 
     def start_all(self) -> None:

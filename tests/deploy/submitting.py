@@ -16,21 +16,26 @@ from idiolect.errors import DeployError
 
 
 def written(folder: Path, mark: Path, kind: str) -> Path:
-    """Write an intruder's job: one that leaves a mark where its code or class was let in."""
+    """Write an intruder's job: one that leaves a mark where its code or class was let in.
+
+    `code` brings a module of its own for the nodes; `class` and `hub` name one of Python's, which
+    runs a command when it is made, for the nodes or for the server.
+    """
     jobs.write(folder, Task("intruder", ("site-0",), 1, 60))
-    path = folder / "app" / "config" / "config_fed_client.json"
-    client = json.loads(path.read_text())
+    side = "server" if kind == "hub" else "client"
+    path = folder / "app" / "config" / f"config_fed_{side}.json"
+    config = json.loads(path.read_text())
     if kind == "code":
         custom = folder / "app" / "custom"
         custom.mkdir()
         (custom / "evil.py").write_text(
             f"open({str(mark)!r}, 'w').close()\nclass Evil:\n    pass\n"
         )
-        client["components"].append({"id": "evil", "path": "evil.Evil", "args": {}})
+        config["components"].append({"id": "evil", "path": "evil.Evil", "args": {}})
     else:
         args = {"args": ["touch", str(mark)]}
-        client["components"].append({"id": "evil", "path": "subprocess.Popen", "args": args})
-    path.write_text(json.dumps(client))
+        config["components"].append({"id": "evil", "path": "subprocess.Popen", "args": args})
+    path.write_text(json.dumps(config))
     return folder
 
 

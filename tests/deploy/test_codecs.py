@@ -94,6 +94,26 @@ def test_bytes_shrink_and_results_stay_near(tmp_path):
     assert float(named["left.left"].abs().max()) > 0
 
 
+PUBLIC = fed.TOML.replace("size = 12", "size = 480")
+
+
+@pytest.mark.parametrize(
+    ("name", "sets", "factor"),
+    [
+        ("fedper", ("deploy.compress=fp16",), (0.5, 0.5)),
+        ("ktpfl", ("deploy.compress=fp16", "methods.KT-pFL.sample=480"), (0.5, 0.5)),
+        ("fedper", ("deploy.compress=topk", "deploy.keep=0.3"), (1.0, 0.6)),
+    ],
+)
+def test_bytes_are_the_simulators_times_what_a_codec_promises(name, sets, factor, tmp_path):
+    """Half of each float; of a report's change three in ten, with their places as heavy again."""
+    wanted = fed.experiment(name, sets=sets, toml=PUBLIC)
+    content = fed.simulated(wanted, tmp_path / "simulated")
+    found = fed.served(wanted, fed.inside(tmp_path / "nodes"), tmp_path / "served")
+    beside = fed.bytes_beside(found, content, wanted.methods[0].label, factor)
+    assert len(beside) == 2 and max(beside) < 0.05
+
+
 class Twice(Inside):
     """Asks for every step twice, as after a lost answer."""
 

@@ -120,6 +120,13 @@ def joined(running):
     assert waited(lambda: "New client " in server_log(running)), running.told()
 
 
+def refused_job(running, kind, kit=ADMIN):
+    """Say that a job came to nothing, and that nothing of it was run."""
+    ended, let_in = submitted(running, kind, kit)
+    over = ended.startswith(("refused", "FAILED", "FINISHED:")) and "COMPLETED" not in ended
+    return over and not let_in
+
+
 @pytest.mark.faults
 def test_jobs_with_code_foreign_classes_or_without_the_right_are_refused(federation, tmp_path):
     joined(federation)
@@ -128,24 +135,47 @@ def test_jobs_with_code_foreign_classes_or_without_the_right_are_refused(federat
     with pytest.raises(CommandFailed, match="may not do this in the federation"):
         federation.run(toml, tmp_path / "guest", kit=MEMBER)
     assert submitted(federation, "code", MEMBER)[0].startswith("refused: guest@hub.org may not")
-    for kind in ("code", "class"):
-        ended, let_in = submitted(federation, kind)
-        assert not let_in
-        assert ended.startswith(("refused", "FAILED", "FINISHED:")) and "COMPLETED" not in ended
+    for kind in ("code", "class", "hub"):
+        assert refused_job(federation, kind)
 
 
 @pytest.mark.faults
-def test_a_node_refuses_code_and_foreign_classes_whatever_its_server_allows(federation):
-    """The hub's own guards are taken away, as a false or careless hub might."""
-    local = federation.kits / "server" / "local"
+@pytest.mark.parametrize("who", [MEMBER, "site-0"])
+def test_nobody_submits_under_an_admins_name(who, federation):
+    """A lead's kit, with the key and certificate of a guest or of a node in it."""
+    joined(federation)
+    false = federation.kits / "false"
+    shutil.copytree(federation.kits / ADMIN, false)
+    for name in ("client.crt", "client.key"):
+        shutil.copy(federation.kits / who / "startup" / name, false / "startup" / name)
+    ended, let_in = submitted(federation, "code", "false")
+    assert ended.startswith("refused: the server at") and not let_in
+    assert "submit_job" not in server_log(federation)
+
+
+def unguarded(kit):
+    """Take a kit's guards away, as a false or careless operator might."""
+    local = kit / "local"
     shutil.copy(local / "authorization.json.default", local / "authorization.json")
     settings = json.loads((local / "resources.json").read_text())
     settings.pop("class_list_enforcement_mode")
     settings["class_allow_list"] = ["evil.", "subprocess.", *settings["class_allow_list"]]
     (local / "resources.json").write_text(json.dumps(settings))
+
+
+@pytest.mark.faults
+def test_a_node_refuses_code_and_foreign_classes_whatever_its_server_allows(federation):
+    unguarded(federation.kits / "server")
     joined(federation)
     for kind in ("code", "class"):
-        ended, let_in = submitted(federation, kind)
-        assert not let_in
-        assert ended.startswith(("refused", "FAILED", "FINISHED:")) and "COMPLETED" not in ended
+        assert refused_job(federation, kind)
     assert "site-0: NVFLARE_ERROR: BYOC not permitted" in server_log(federation)
+
+
+@pytest.mark.faults
+def test_the_same_jobs_get_in_where_nobody_guards(federation):
+    """The control: it is the guards that the tests above see, not jobs that do not work."""
+    unguarded(federation.kits / "server")
+    unguarded(federation.kits / "site-0")
+    joined(federation)
+    assert [submitted(federation, kind)[1] for kind in ("code", "class", "hub")] == [True] * 3
