@@ -15,7 +15,7 @@ CPU = torch.device("cpu")
 
 def assert_holds(pool, rows, data, own):
     """Rows of the pool are these examples of the dataset."""
-    x, y = pool.take(torch.from_numpy(rows))
+    x, y = pool.examples(torch.from_numpy(rows)), pool.labels(torch.from_numpy(rows))
     assert np.array_equal(y, data.y[own])
     assert np.allclose(x, data.x[own])
 
@@ -77,7 +77,7 @@ def test_bytes_are_decoded_the_same_at_once_or_batch_by_batch(monkeypatch, bytes
     x[1] = 255
     pool = Library([scaled(world, x, 100, 50).lessons], CPU).pools["train"]
     assert (pool.x.dtype == torch.uint8) == (bytes_held == 0)
-    seen, _ = pool.take(torch.tensor([0, 1]))
+    seen = pool.examples(torch.tensor([0, 1]))
     assert seen.dtype == torch.float32
     assert torch.allclose(seen, torch.tensor([[-2.0] * 4, [3.1] * 4]))
 
@@ -86,7 +86,7 @@ def test_tokens_are_left_as_they_are():
     world = worlds.federation((3, 2), (1, 1))
     x = np.arange(4 * len(world.dataset), dtype=np.int64).reshape(-1, 4)
     pool = Library([scaled(world, x, 100, 50).lessons], CPU).pools["train"]
-    assert torch.equal(pool.take(torch.tensor([1]))[0], torch.tensor([[4, 5, 6, 7]]))
+    assert torch.equal(pool.examples(torch.tensor([1])), torch.tensor([[4, 5, 6, 7]]))
 
 
 def test_datasets_of_two_scales_are_refused():

@@ -46,9 +46,7 @@ def test_a_pack_holds_what_its_clients_hold_and_nothing_else(pooled):
             assert (member.seed, member.client) == (home.seed, home.client)
             assert member.rows["public"].tolist() == home.rows["public"].tolist()
             for name in ("train", "val"):
-                here = pools[name].take(torch.from_numpy(member.rows[name]))
-                there = library.pools[name].take(torch.from_numpy(home.rows[name]))
-                assert all(map(torch.equal, here, there))
+                assert same(pools[name], member.rows[name], library.pools[name], home.rows[name])
                 held += len(member.rows[name])
     assert len(pack.examples.x) == held and "public" not in pools
 
@@ -61,10 +59,21 @@ def test_rows_that_all_are_scored_on_travel_once():
     pack = packed(library, [exams], np.arange(6))
     assert len(pack.rosters[0].streams["common"].rows) == 5
     here = pack.members()[0][4].rows["common"]
-    assert torch.equal(
-        pack.pools(CPU)["common"].take(torch.from_numpy(here))[0],
-        library.pools["train"].take(torch.from_numpy(common))[0],
-    )
+    assert same(pack.pools(CPU)["common"], here, library.pools["train"], common)
+
+
+def test_clients_without_any_rows_have_something_to_pad_with():
+    """Client 4 has no validation data: the pool of its shard is one example of zeros."""
+    world = worlds.federation()
+    library = Library([world.lessons], CPU)
+    pack = packed(library, [library.examined(0, 0, world.val)], np.array([4]))
+    assert not pack.members()[0][4].rows["exam"].size
+    assert pack.pools(CPU)["exam"].x.shape[0] == 1 and not pack.examples.x.any()
+
+
+def same(pool, rows, other, others):
+    """Say whether rows of one pool are those of another, examples and labels."""
+    return torch.equal(pool.x[rows], other.x[others]) and torch.equal(pool.y[rows], other.y[others])
 
 
 def test_trees_come_back_as_they_went():

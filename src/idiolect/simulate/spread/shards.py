@@ -98,6 +98,9 @@ def packed(library: Library, rolls: Sequence[Sequence[Member]], clients: np.ndar
             if name != _PUBLIC:
                 moved = np.searchsorted(held, stream.rows)
                 roster.streams[name] = stream._replace(rows=moved)
+    if not len(held):  # padding is a row of the pool too, of no weight
+        blank = library.excerpt(np.arange(1))
+        return Pack(blank._replace(x=np.zeros_like(blank.x), y=np.zeros_like(blank.y)), rosters)
     return Pack(library.excerpt(held), rosters)
 
 
