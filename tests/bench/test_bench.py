@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from typer.testing import CliRunner
 
-from idiolect.bench import agreement, material, padding, run, sides, workloads
+from idiolect.bench import agreement, material, padding, peers, run, sides, workloads
 from idiolect.bench.run import Options, bench
 from idiolect.bench.workloads import PflCNN, Workload
 from idiolect.cli import app
@@ -140,7 +140,7 @@ def test_the_command_prints_json_and_writes_it(tmp_path):
         app, ["bench", "padding", "--json", "--out", str(tmp_path / "b.json")]
     )
     assert told.exit_code == 0
-    assert json.loads(told.stdout) == json.loads((tmp_path / "b.json").read_text())
+    assert json.loads(told.stdout)["result"] == json.loads((tmp_path / "b.json").read_text())
     assert "DS-3" in told.stderr
 
 
@@ -154,3 +154,19 @@ def test_it_needs_torch_and_numpy_alone(tmp_path):
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert json.loads((tmp_path / "b.json").read_text())["padding"]
+
+
+def test_a_peers_own_trouble_is_told_beside_it(monkeypatch):
+    def refuses(work, device, count):
+        raise RuntimeError("no room\nat all")
+
+    monkeypatch.setattr(peers, "PEERS", {"torch": refuses, "absent-peer": refuses})
+    told = peers.beside(TINY, "cpu")
+    assert told["torch"]["why"] == f"{torch.__version__} failed: RuntimeError: no room"
+    assert told["absent-peer"] == {"why": "not installed"}
+
+
+def test_a_peers_rounds_are_timed_but_for_the_first(monkeypatch):
+    monkeypatch.setattr(peers, "PEERS", {"torch": lambda work, device, count: [9.0, 1.0, 2.0, 1.5]})
+    told = peers.beside(TINY, "cpu")["torch"]
+    assert told["ms"] == 1500 and told["samples_per_second"] == pytest.approx(31 / 1.5)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from statistics import median
 from typing import Any
 
-from idiolect.bench import peer_pfl
+from idiolect.bench import peer_flwr, peer_pfl
 from idiolect.bench.about import version
 from idiolect.bench.workloads import Workload
 
@@ -28,8 +28,12 @@ def _timed(name: str, peer: Peer, work: Workload, device: str) -> dict[str, Any]
         return {"why": "not installed"}
     if not work.in_turn:
         return {"why": "no such method there"}
-    seconds = median(peer(work, device, _ROUNDS)[1:])
+    try:
+        seconds = median(peer(work, device, _ROUNDS)[1:])
+    except Exception as error:  # a peer's own trouble is no fault of ours
+        lines = str(error).strip().splitlines() or [""]
+        return {"why": f"{found} failed: {type(error).__name__}: {lines[0]}"}
     return {"version": found, "ms": 1e3 * seconds, "samples_per_second": work.examples / seconds}
 
 
-PEERS: dict[str, Peer] = {"pfl": peer_pfl.rounds}
+PEERS: dict[str, Peer] = {"pfl": peer_pfl.rounds, "flwr": peer_flwr.rounds}

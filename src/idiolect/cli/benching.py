@@ -32,6 +32,7 @@ def bench(
     import json as form
 
     from idiolect.bench import Options, bench
+    from idiolect.cli.screen import print_json
 
     chosen = Options(
         device=device,
@@ -44,10 +45,9 @@ def bench(
         data_dir=data_dir,
     )
     found = bench(chosen, lambda line: typer.echo(line, err=json))
-    text = form.dumps(found, indent=1)
     if out is not None:
-        out.write_text(text + "\n", encoding="utf-8")
+        out.write_text(form.dumps(found, indent=1) + "\n", encoding="utf-8")
     if json:
-        print(text)
+        print_json(found)
     if found["faults"]:
         raise typer.Exit(1)

@@ -26,6 +26,12 @@ from idiolect.stacked import choice
 from idiolect.tree import Params, Tree
 
 _MOST_DESKS = 32  # for each thread
+# What torch says where the host has no room, and what oneDNN does.
+_NO_ROOM = (
+    "can't allocate memory",
+    "could not execute a primitive",
+    "could not create a primitive",
+)
 _LAYOUT, _CHANNELS_LAST = (
     "layout",
     2,
@@ -132,8 +138,8 @@ class Crew(Team):
         while True:
             try:
                 return self._blocks(kind, fn, shift, span)
-            except torch.OutOfMemoryError:
-                if span == 1:
+            except (RuntimeError, MemoryError) as error:
+                if span == 1 or not _lacks_memory(error):
                     raise
                 self._forget(kind)
                 span = self._fits[kind] = -(-min(span, len(shift.seats)) // 2)
@@ -334,6 +340,12 @@ def _seated(
         [who[n] for n in order],
         [lengths[n] for n in order],
     )
+
+
+def _lacks_memory(error: Exception) -> bool:
+    """Say whether the device, or the host, had no room; torch has no type for the host's."""
+    known = isinstance(error, torch.OutOfMemoryError | MemoryError)
+    return known or any(words in str(error) for words in _NO_ROOM)
 
 
 def hands(device: torch.device, networks: Mapping[str, Network]) -> int:
