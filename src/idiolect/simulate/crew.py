@@ -1,6 +1,7 @@
 """The clients of one architecture over all runs, trained in blocks."""
 
 import copy
+import gc
 import platform
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -141,10 +142,11 @@ class Crew(Team):
             except (RuntimeError, MemoryError) as error:
                 if span == 1 or not _lacks_memory(error):
                     raise
-                self._forget(kind)
-                span = self._fits[kind] = -(-min(span, len(shift.seats)) // 2)
-                if kind in self.widths:
-                    self.widths[kind] = span
+            # Only now: the error held on to all that the block had made.
+            self._forget(kind)
+            span = self._fits[kind] = -(-min(span, len(shift.seats)) // 2)
+            if kind in self.widths:
+                self.widths[kind] = span
 
     def serve(
         self, fn: ClientFunction, servers: Sequence[Member], states: Sequence[Tree], round: int
@@ -224,6 +226,7 @@ class Crew(Team):
 
     def _forget(self, kind: str) -> None:
         self._desks = {key: desk for key, desk in self._desks.items() if key[0] != kind}
+        gc.collect()  # frames and errors that point at each other
         torch.cuda.empty_cache()
 
     def _choose(self, kind: str, fn: ClientFunction, shift: "Shift") -> int:
