@@ -115,7 +115,8 @@ def slope(held: dict[int, float]) -> tuple[float, float]:
 
     x, y = zip(*held.items(), strict=True)
     line = stats.linregress(x, y)
-    return 1024 * line.slope, 1024 * line.stderr * float(stats.t.ppf(0.975, len(x) - 2))
+    half = line.stderr * float(stats.t.ppf(0.975, len(x) - 2)) if len(set(y)) > 1 else 0.0
+    return 1024 * line.slope, 1024 * half
 
 
 def row(*cells: object) -> None:
