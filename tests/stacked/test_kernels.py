@@ -34,7 +34,7 @@ def emulated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         (wide, Shape(2, 2, 24, 9, 9, 16, 3, 3, 1, 1)),
         (wide, Shape(1, 2, 40, 7, 8, 16, 5, 5, 1, 2)),
         (tensor, Shape(2, 3, 16, 10, 13, 32, 3, 3, 1, 0)),
-        (tensor, Shape(1, 2, 48, 12, 14, 32, 5, 5, 1, 2)),
+        (tensor, Shape(1, 1, 48, 12, 14, 32, 5, 5, 1, 2)),
         (thin, Shape(2, 3, 3, 9, 8, 6, 5, 5, 1, 0)),
         (thin, Shape(2, 2, 4, 7, 7, 10, 3, 3, 1, 1)),
     ],

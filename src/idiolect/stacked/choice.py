@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from idiolect.stacked import notes
+from idiolect.stacked.compiled import attempt
 
 Form = Callable[..., Any]
 _TRIALS = 3
@@ -39,7 +40,11 @@ def fastest(task: str, sizes: Any, forms: Callable[[], Mapping[str, Form]], *inp
             return forms()["plain"](*inputs, sizes)
         key = f"{torch.cuda.get_device_name()} {torch.__version__} {_sources()} {which!r}"
         _chosen[which] = choose(key, forms(), (*inputs, sizes))
-    return _chosen[which](*inputs, sizes)
+    return attempt(
+        f"{task} of {sizes!r}",
+        lambda: _chosen[which](*inputs, sizes),
+        lambda: forms()["plain"](*inputs, sizes),
+    )
 
 
 def choose(key: str, known: Mapping[str, Form], inputs: tuple[Any, ...]) -> Form:
@@ -50,7 +55,9 @@ def choose(key: str, known: Mapping[str, Form], inputs: tuple[Any, ...]) -> Form
         try:
             known[name](*inputs)
             return known[name]
-        except (RuntimeError, AttributeError):  # no compiler any more
+        except torch.OutOfMemoryError:
+            raise
+        except (RuntimeError, AttributeError, OSError):  # no compiler any more
             pass
     name = _measured(known, inputs)
     notes.add(_file, {digest: name})
@@ -65,7 +72,7 @@ def _measured(known: Mapping[str, Form], inputs: tuple[Any, ...]) -> str:
         try:
             if name == "plain" or apart(first(form(*inputs)), exact) < _APART:
                 took[name] = milliseconds(form, *inputs)
-        except (RuntimeError, AttributeError):  # no compiler, or too little memory on the chip
+        except (RuntimeError, AttributeError, OSError):  # no compiler, too little of the chip
             if name == "plain":
                 raise
     return min(took, key=took.__getitem__)

@@ -1,14 +1,19 @@
 """CUDA source of this folder, compiled when a shape is met, with its sizes as constants."""
 
+import ctypes
 import functools
-from collections.abc import Mapping
+import sys
+import warnings
+from collections.abc import Callable, Mapping
 from importlib import resources
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
 from idiolect.stacked.shape import Shape
 
+Result = TypeVar("Result")
+_given_up: set[str] = set()  # what failed once
 Constants = Mapping[str, int] | Mapping[str, int | str]
 SHARED = 200 * 1024  # bytes of shared memory a block may ask for; data-centre GPUs have more
 
@@ -55,7 +60,14 @@ def source(file: str, constants: Constants) -> str:
 
 def kernel(file: str, name: str, constants: Constants, shared: int = 0) -> Any:
     """Return a function of a CUDA file, compiled for these constants."""
-    return _kernel(file, name, tuple(constants.items()), shared)
+    make_current()
+    compiled = _kernel(file, name, tuple(constants.items()), shared)
+
+    def launch(*arguments: Any) -> None:
+        make_current()
+        compiled(*arguments)
+
+    return launch
 
 
 @functools.cache
@@ -63,3 +75,44 @@ def _kernel(file: str, name: str, constants: tuple[tuple[str, int | str], ...], 
     compiled = torch.cuda._compile_kernel(source(file, dict(constants)), name)
     compiled.set_shared_memory_config(shared)
     return compiled
+
+
+def make_current(driver: Any = None) -> None:
+    """See to it that the calling thread has a context, without which nothing can be launched.
+
+    torch goes back through a network on threads of its own. What it launches makes a context
+    current by itself; what we launch, perhaps as the first there, does not.
+    """
+    driver = driver or _driver()
+    context = ctypes.c_void_p()
+    _checked(driver.cuCtxGetCurrent(ctypes.byref(context)))
+    if context.value:
+        return
+    device = ctypes.c_int()
+    _checked(driver.cuDeviceGet(ctypes.byref(device), torch.cuda.current_device()))
+    _checked(driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device))
+    _checked(driver.cuCtxSetCurrent(context))
+
+
+@functools.cache
+def _driver() -> Any:
+    return ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+
+
+def _checked(code: int) -> None:
+    if code:
+        raise RuntimeError(f"the CUDA driver gave error {code} making a context current")
+
+
+def attempt(what: str, own: Callable[[], Result], plain: Callable[[], Result]) -> Result:
+    """Do something by a kernel of ours, or plainly once that has failed: slower, but it goes on."""
+    if what not in _given_up:
+        try:
+            return own()
+        except torch.OutOfMemoryError:
+            raise
+        except (RuntimeError, AttributeError, OSError) as error:
+            _given_up.add(what)
+            words = (str(error) or type(error).__name__).splitlines()[0]
+            warnings.warn(f"no kernel for {what} here, so slower: {words}", stacklevel=2)
+    return plain()

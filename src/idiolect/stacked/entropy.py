@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from idiolect.stacked.compiled import kernel
+from idiolect.stacked.compiled import attempt, kernel
 from idiolect.stacked.leaves import REALS, own
 from idiolect.stacked.mapping import call, into_groups
 
@@ -41,17 +41,10 @@ class _Loss(Function):
 
     @staticmethod
     def forward(logits: Tensor, labels: Tensor, weight: Tensor) -> Tensor:
+        given = (logits, labels, weight)
         if not own(logits):
-            return _plain(logits, labels, weight)
-        out = logits.new_empty(len(logits))
-        threads = _threads(logits)
-        kernel("fused.cu", "loss", _constants(logits, threads), 8 * threads // 32)(
-            (len(logits), 1, 1),
-            (threads, 1, 1),
-            [logits.contiguous(), *_laid(labels), *_laid(weight), out, *_sizes(logits)],
-            8 * threads // 32,
-        )
-        return out
+            return _plain(*given)
+        return attempt("losses", lambda: _launched(*given), lambda: _plain(*given))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -80,19 +73,12 @@ class _Slope(Function):
 
     @staticmethod
     def forward(pull: Tensor, logits: Tensor, labels: Tensor, weight: Tensor) -> Tensor:
-        if not own(logits):
+        def plain() -> Tensor:
             return pull[:, None, None] * _plain_slope(logits, labels, weight)
-        out = torch.empty_like(logits, memory_format=torch.contiguous_format)
-        threads = _threads(logits)
-        kernel("fused.cu", "loss_slope", _constants(logits, threads))(
-            (len(logits), max(1, logits.shape[1] // 64), 1),
-            (threads, 1, 1),
-            [
-                pull.contiguous(), logits.contiguous(), *_laid(labels), *_laid(weight), out,
-                *_sizes(logits),
-            ],
-        )  # fmt: skip
-        return out
+
+        if not own(logits):
+            return plain()
+        return attempt("slopes", lambda: _launched_slope(pull, logits, labels, weight), plain)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -115,6 +101,31 @@ class _Slope(Function):
     def vmap(info: Any, dims: Any, *inputs: Tensor) -> Any:
         made = call(_Slope, *into_groups(info.batch_size, dims, inputs))
         return made.unflatten(0, (info.batch_size, -1)), 0
+
+
+def _launched(logits: Tensor, labels: Tensor, weight: Tensor) -> Tensor:
+    out, threads = logits.new_empty(len(logits)), _threads(logits)
+    kernel("fused.cu", "loss", _constants(logits, threads), 8 * threads // 32)(
+        (len(logits), 1, 1),
+        (threads, 1, 1),
+        [logits.contiguous(), *_laid(labels), *_laid(weight), out, *_sizes(logits)],
+        8 * threads // 32,
+    )
+    return out
+
+
+def _launched_slope(pull: Tensor, logits: Tensor, labels: Tensor, weight: Tensor) -> Tensor:
+    out = torch.empty_like(logits, memory_format=torch.contiguous_format)
+    threads = _threads(logits)
+    kernel("fused.cu", "loss_slope", _constants(logits, threads))(
+        (len(logits), max(1, logits.shape[1] // 64), 1),
+        (threads, 1, 1),
+        [
+            pull.contiguous(), logits.contiguous(), *_laid(labels), *_laid(weight), out,
+            *_sizes(logits),
+        ],
+    )  # fmt: skip
+    return out
 
 
 def _laid(rows: Tensor) -> tuple[Tensor, int]:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from idiolect.stacked.compiled import kernel
+from idiolect.stacked.compiled import attempt, kernel
 
 _MOST = 16  # leaves of a launch
 _THREADS = 256
@@ -66,9 +66,13 @@ class _Step(Function):
     @staticmethod
     def forward(factor: float, *both: Tensor) -> Any:
         xs, ys = _halves(both)
-        if not own(both[0]):
+
+        def plain() -> tuple[Tensor, ...]:
             return tuple(torch.add(y, x, alpha=factor) for x, y in zip(xs, ys, strict=True))
-        return _mix("STEP", factor, None, None, xs, ys)
+
+        if not own(both[0]):
+            return plain()
+        return attempt("steps", lambda: _mix("STEP", factor, None, None, xs, ys), plain)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -92,9 +96,13 @@ class _Choice(Function):
     @staticmethod
     def forward(keep: Tensor, *both: Tensor) -> Any:
         xs, ys = _halves(both)
-        if not own(both[0]):
+
+        def plain() -> tuple[Tensor, ...]:
             return tuple(torch.where(_against(keep, x), x, y) for x, y in zip(xs, ys, strict=True))
-        return _mix("CHOICE", 0.0, None, keep, xs, ys)
+
+        if not own(both[0]):
+            return plain()
+        return attempt("choices", lambda: _mix("CHOICE", 0.0, None, keep, xs, ys), plain)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -122,20 +130,12 @@ class _Distance(Function):
     @staticmethod
     def forward(*both: Tensor) -> Tensor:
         xs, ys = _halves(both)
-        if not own(both[0]):
+
+        def plain() -> Tensor:
             gaps = [_sums((x - y).square()) for x, y in zip(xs, ys, strict=True)]
             return torch.stack(gaps).sum(0)
-        total: Tensor | None = None
-        for some in range(0, len(xs), _MOST):
-            part = both[0].new_empty(max(map(len, both)))
-            names, args = _parameters(xs[some : some + _MOST], ys[some : some + _MOST])
-            constants = {"DISTANCE": 1, "THREADS": _WIDE, **_kinds(part, names, len(args) // 6)}
-            kernel("fused.cu", "distance", constants, 8 * _WIDE // 32)(
-                (len(part), 1, 1), (_WIDE, 1, 1), [part, *args], 8 * _WIDE // 32
-            )
-            total = part if total is None else total + part
-        assert total is not None
-        return total
+
+        return attempt("distances", lambda: _summed(xs, ys), plain) if own(both[0]) else plain()
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -167,9 +167,13 @@ class _Gap(Function):
     @staticmethod
     def forward(pull: Tensor, *both: Tensor) -> Any:
         xs, ys = _halves(both)
-        if not own(both[0]):
+
+        def plain() -> tuple[Tensor, ...]:
             return tuple(2 * _against(pull, x) * (x - y) for x, y in zip(xs, ys, strict=True))
-        return _mix("GAP", 2.0, pull, None, xs, ys)
+
+        if not own(both[0]):
+            return plain()
+        return attempt("gaps", lambda: _mix("GAP", 2.0, pull, None, xs, ys), plain)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -264,6 +268,19 @@ def _mix(
             )
         made += outs
     return tuple(made)
+
+
+def _summed(xs: Sequence[Tensor], ys: Sequence[Tensor]) -> Tensor:
+    parts = []
+    for some in range(0, len(xs), _MOST):
+        part = xs[0].new_empty(max(map(len, [*xs, *ys])))
+        names, args = _parameters(xs[some : some + _MOST], ys[some : some + _MOST])
+        constants = {"DISTANCE": 1, "THREADS": _WIDE, **_kinds(part, names, len(args) // 6)}
+        kernel("fused.cu", "distance", constants, 8 * _WIDE // 32)(
+            (len(part), 1, 1), (_WIDE, 1, 1), [part, *args], 8 * _WIDE // 32
+        )
+        parts.append(part)
+    return parts[0] if len(parts) == 1 else torch.stack(parts).sum(0)
 
 
 def _kinds(like: Tensor, names: str, count: int) -> dict[str, int | str]:

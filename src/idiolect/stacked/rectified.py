@@ -8,7 +8,7 @@ from torch.autograd import Function
 from torch.nn import functional as F
 
 from idiolect.stacked import plain
-from idiolect.stacked.compiled import kernel
+from idiolect.stacked.compiled import attempt, kernel
 from idiolect.stacked.convolution import Pair, StackedConv2d, done, shaped, slopes
 from idiolect.stacked.forms import owned
 from idiolect.stacked.leaves import own
@@ -98,10 +98,14 @@ class _Mask(Function):
 
     @staticmethod
     def forward(slope: Tensor, y: Tensor) -> Any:
-        if not _ours(slope):
+
+        def plainly() -> tuple[Tensor, Tensor]:
             masked = torch.where(y <= 0, 0.0, slope)
             return masked, masked.sum((1, 3, 4))
-        return _launched("mask", slope, y, _size(y))
+
+        if not _ours(slope):
+            return plainly()
+        return attempt("masks", lambda: _launched("mask", slope, y, _size(y)), plainly)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -123,10 +127,14 @@ class _Unpool(Function):
 
     @staticmethod
     def forward(slope: Tensor, chosen: Tensor, size: Pair) -> Any:
-        if not _ours(slope):
+
+        def plainly() -> tuple[Tensor, Tensor]:
             full = plain.unpool(slope, chosen, Shape(1, 1, 1, *size, 1, 1, 1, 1, 0))
             return full, full.sum((1, 3, 4))
-        return _launched("unpool", slope, chosen, size)
+
+        if not _ours(slope):
+            return plainly()
+        return attempt("unpooling", lambda: _launched("unpool", slope, chosen, size), plainly)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from idiolect.stacked.compiled import kernel
+from idiolect.stacked.compiled import attempt, kernel
 from idiolect.stacked.mapping import call
 
 _THREADS = 256
@@ -39,18 +39,10 @@ class _Take(Function):
 
     @staticmethod
     def forward(x: Tensor, rows: Tensor, shift: Tensor, factor: Tensor) -> Tensor:
-        numbers, rows = x[0].numel(), rows.contiguous()
-        out = shift.new_empty(*rows.shape, *x.shape[1:])
-        constants = {
-            "NUMBERS": numbers, "PLANE": numbers // shift.numel(), "THREADS": _THREADS
-        }  # fmt: skip
-        if rows.numel():
-            kernel("taking.cu", "take", constants)(
-                (rows.numel(), 1, 1),
-                (_THREADS, 1, 1),
-                [x.contiguous(), rows, shift.contiguous(), factor.contiguous(), out],
-            )
-        return out
+        def plain() -> Tensor:
+            return (x[rows].to(shift.dtype) - shift) * factor
+
+        return attempt("examples", lambda: _launched(x, rows, shift, factor), plain)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -65,3 +57,16 @@ class _Take(Function):
         if dims[0] is not None or dims[2] is not None or dims[3] is not None:
             raise RuntimeError("vmap over the pool of examples, of which there is one")
         return call(_Take, x, rows.movedim(dims[1], 0), *rest), 0
+
+
+def _launched(x: Tensor, rows: Tensor, shift: Tensor, factor: Tensor) -> Tensor:
+    numbers, rows = x[0].numel(), rows.contiguous()
+    out = shift.new_empty(*rows.shape, *x.shape[1:])
+    constants = {"NUMBERS": numbers, "PLANE": numbers // shift.numel(), "THREADS": _THREADS}
+    if rows.numel():
+        kernel("taking.cu", "take", constants)(
+            (rows.numel(), 1, 1),
+            (_THREADS, 1, 1),
+            [x.contiguous(), rows, shift.contiguous(), factor.contiguous(), out],
+        )
+    return out
