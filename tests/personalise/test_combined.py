@@ -9,6 +9,7 @@ import tiny
 import worlds
 from idiolect import checkpoint, tree
 from idiolect.aggregate import Aggregated
+from idiolect.errors import MethodError
 from idiolect.experiment import execute, jobs, parse_experiment
 from idiolect.methods import METHODS
 from idiolect.personalise import TABLE_2, Combined, Mixture, Tuned, spoken
@@ -134,11 +135,21 @@ def test_a_newcomer_gets_it_too(float64):
     assert np.isfinite(found.scores["personal"]["loss"]).all()
 
 
-@pytest.mark.parametrize("name", [n for n in METHODS if not METHODS[n].pooled])
+MIXES = "portfolio"  # what it deploys is several models already
+
+
+@pytest.mark.parametrize("name", [n for n in METHODS if not METHODS[n].pooled and n != MIXES])
 def test_every_method_takes_the_parts(name, float64):
     method = combined(name, combinations=(("ft", "kd"), ("fb", "ewc", "moe")))
     scores, _, _ = outcome(method, rounds=1)
     assert np.isfinite(scores["FB + EWC + MoE"]["loss"]).all()
+
+
+def test_a_mixture_cannot_be_trained_on(float64):
+    with pytest.raises(MethodError, match=r"Portfolio deploys is no set of parameters.*\(moe\)"):
+        outcome(combined(MIXES, combinations=(("ft",),)), rounds=1)
+    scores, _, _ = outcome(combined(MIXES, combinations=(("moe",),)), rounds=1)
+    assert np.isfinite(scores["personal"]["loss"]).all()
 
 
 LIST = json.dumps([list(one) for one in TABLE_2])
