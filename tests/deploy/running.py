@@ -132,7 +132,12 @@ class Running:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-        left = [pid for name in ("server", *self.sites) for pid in self.engine(name)]
+        # A job's process ends by itself when its parent is gone; it may take a moment.
+        until = time.monotonic() + 10
+        while left := [pid for name in ("server", *self.sites) for pid in self.engine(name)]:
+            if time.monotonic() > until:
+                break
+            time.sleep(0.1)
         for pid in left:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
