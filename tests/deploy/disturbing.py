@@ -104,6 +104,18 @@ def check_nothing_lost(out, faultless):
     assert fed.largest_gap(fed.server_state(out, "FedPer"), state) < 1e-6
 
 
+def check_rounds_whole(out, faultless, lost):
+    """Compare the global model and everyone's scores, but for a node that was gone by then."""
+    content, state = faultless
+    assert fed.largest_gap(fed.server_state(out, "FedPer"), state) < 1e-6
+    for found, expected in zip(
+        fed.scores(result(out), "FedPer"), fed.scores(content, "FedPer"), strict=True
+    ):
+        for own, theirs in zip(found["clients"], expected["clients"], strict=True):
+            gone = own["client"] == lost and own["personal"]["accuracy"] is None
+            assert gone or own == theirs
+
+
 def personal(federation, out, number, root=Path("/")):
     """Return a node's personal state of a run and its round; no half-written file is beside it."""
     run = json.loads((out / "federation.json").read_text())["run"]

@@ -133,7 +133,7 @@ class Running:
                 process.kill()
                 process.wait()
         # A job's process ends by itself when its parent is gone; it may take a moment.
-        until = time.monotonic() + 10
+        until = time.monotonic() + 60
         while left := [pid for name in ("server", *self.sites) for pid in self.engine(name)]:
             if time.monotonic() > until:
                 break
