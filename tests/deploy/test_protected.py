@@ -9,8 +9,9 @@ from idiolect.errors import ConfigError, MethodError
 PARTS = 'personalise = [["ft"], ["fb", "ewc", "moe"]]\ntune_epochs = 1\nexpert_epochs = 1\n'
 
 
-def wanted(extra, method="fedavg"):
-    return fed.experiment(toml=fed.TOML + f'[[methods]]\nname = "{method}"\nlabel = "own"\n{extra}')
+def wanted(extra, method="fedavg", sets=()):
+    table = f'[[methods]]\nname = "{method}"\nlabel = "own"\n{extra}'
+    return fed.experiment(toml=fed.TOML + table, sets=sets)
 
 
 @pytest.mark.parametrize(
@@ -42,27 +43,30 @@ def test_the_hubs_noise_is_not_the_runs_and_its_promise_is_in_the_result(tmp_pat
 def test_private_and_under_masks_is_what_the_server_would_have_clipped_itself(parts, tmp_path):
     """Nodes shorten their updates to the S they are told, and the server sees but their sum.
 
-    Without noise the states are those of an open run, S too, which adapts to how many were longer;
-    with it, they differ by as much as the noise is: spread z · S over four clients.
+    Without noise the states are those of an open run, S too, which adapts to how many were longer.
+    With it they differ by as much as the noise is: after one round (S is then still 0.05, where a
+    second round's would have been moved by noise) a spread of z' · S over four clients, where of
+    z = 2 the noise on the count, 2 too, leaves z' = (1/2² - 1/4²)^-½ to the update.
     """
     rule = "adaptive = true, clip = 0.05, clip_lr = 1.0, force = true"
-    states = {}
-    for kind, noise in (("open", 0.0), ("secure", 0.0), ("noisy", 2.0)):
+
+    def ended(kind, noise, secure, rounds):
         given = f'aggregate = {{ name = "dp", noise = {noise}, {rule} }}\n{parts}'
-        private = wanted(given, "ditto" if not parts else "fedavg")
-        deploy = private.deploy.model_copy(update={"secure": kind != "open"})
-        private = private.model_copy(update={"deploy": deploy})
+        sets = (f"rounds={rounds}", f"deploy.secure={secure}".lower())
+        private = wanted(given, "ditto" if not parts else "fedavg", sets)
         folder = tmp_path / kind
         found = fed.served(private, fed.inside(folder / "nodes"), folder / "served")
-        states[kind] = fed.server_state(folder / "served", "own")
         assert found["methods"]["own"]["privacy"]
-    keys = [name for name in states["open"] if not name.endswith("memory.key")]
-    plain, hidden, noisy = ({name: own[name] for name in keys} for own in states.values())
+        state = fed.server_state(folder / "served", "own")
+        return {name: leaf for name, leaf in state.items() if not name.endswith("memory.key")}
+
+    plain, hidden = ended("open", 0.0, False, 2), ended("secure", 0.0, True, 2)
     clip = next(leaf for name, leaf in plain.items() if name.endswith("clip"))
     assert clip != 0.05 and fed.largest_gap(plain, hidden) < 1e-6
-    weight = next(name for name in keys if name.endswith("1.weight"))
-    spread = float((noisy[weight] - plain[weight]).std())
-    assert 0.5 < spread / (2**0.5 * 2.0 * 0.05 / 4) < 2  # of two rounds
+    first, noisy = ended("first", 0.0, True, 1), ended("noisy", 2.0, True, 1)
+    weight = next(name for name in first if name.endswith("1.weight"))
+    spread = (noisy[weight] - first[weight]).std() / (0.1875**-0.5 * 0.05 / 4)
+    assert spread == pytest.approx(1, abs=5 / (2 * first[weight].numel()) ** 0.5)
 
 
 def test_a_robust_rule_behind_personal_parts_is_not_overlooked_under_masks(tmp_path):
