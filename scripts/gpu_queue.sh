@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
 # Do many runs on one GPU at once: bash scripts/gpu_queue.sh RUNS WORKERS SECONDS
+# On a CPU, one worker a core: IDIOLECT="idiolect" OMP_NUM_THREADS=1 bash scripts/gpu_queue.sh ...
 # RUNS has a line for each run: the name of its folder, then the arguments of `idiolect run`.
 # Under the multi-process service small runs share the chip. Runs end after SECONDS; what was
 # interrupted goes on from its checkpoint when the queue is run again. A run that is done leaves its
 # checkpoints behind no longer: they are many gigabytes, and only newcomers would want them.
 set -uo pipefail
-export END=$(($(date +%s) + $3)) RUNS=${IDIOLECT_RUNS:-/tmp/runs}
+export END=$(($(date +%s) + $3)) RUNS=${IDIOLECT_RUNS:-/tmp/runs} IDIOLECT=${IDIOLECT:-bash scripts/on_gpu.sh}
 mkdir -p "$RUNS"
 nvidia-cuda-mps-control -d 2>/dev/null
 one() {
@@ -16,7 +17,7 @@ one() {
   left=$((END - begun))
   [ "$left" -gt 5 ] || return 0
   [ -d "$RUNS/$name" ] && set -- "$@" --resume
-  timeout -s INT "$left" bash scripts/on_gpu.sh run "$@" --out "$RUNS/$name" >"$RUNS/$name.log" 2>&1
+  timeout -s INT "$left" $IDIOLECT run "$@" --out "$RUNS/$name" >"$RUNS/$name.log" 2>&1
   code=$?
   [ "$code" = 0 ] && touch "$RUNS/$name.done" && rm -rf "$RUNS/$name/checkpoints" "$RUNS/$name/personal"
   echo "$name: exit $code after $(($(date +%s) - begun)) s"
