@@ -8,10 +8,19 @@ from torch import Tensor
 
 from idiolect.stacked import entropy
 
+_FEW = 16  # classes, below which torch's log_softmax is slow over the last axis of a CPU's tensor
+
 
 def weighted_mean(values: Tensor, weight: Tensor) -> Tensor:
     """Average one value per label; a batch of padding alone counts as zero."""
     return (values * weight).sum() / weight.sum().clamp(min=1e-12)
+
+
+def log_shares(logits: Tensor) -> Tensor:
+    """Log of softmax over the classes."""
+    if logits.is_cuda or logits.shape[-1] >= _FEW:
+        return logits.log_softmax(-1)
+    return logits.transpose(-1, -2).log_softmax(-2).transpose(-1, -2)
 
 
 def cross_entropy(logits: Tensor, labels: Tensor, weight: Tensor) -> Tensor:
@@ -19,7 +28,10 @@ def cross_entropy(logits: Tensor, labels: Tensor, weight: Tensor) -> Tensor:
     if entropy.suits(logits, labels, weight):
         return entropy.cross_entropy(logits, labels, weight)
     # Equal to F.cross_entropy, which vmap would take apart into many more kernels.
-    right = logits.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
+    label = labels.unsqueeze(-1)
+    if not logits.is_cuda and logits.shape[-1] < _FEW:
+        return weighted_mean(-log_shares(logits).gather(-1, label).squeeze(-1), weight)
+    right = logits.gather(-1, label).squeeze(-1)
     return weighted_mean(logits.logsumexp(-1) - right, weight)
 
 
@@ -35,22 +47,22 @@ def divergence(student: Tensor, teacher: Tensor, weight: Tensor) -> Tensor:
 
     The teacher is a constant: no gradient flows into it.
     """
-    target = teacher.detach().log_softmax(-1)
-    gap = target.exp() * (target - student.log_softmax(-1))
+    target = log_shares(teacher.detach())
+    gap = target.exp() * (target - log_shares(student))
     return weighted_mean(gap.sum(-1), weight)
 
 
 def divergence_from(student: Tensor, target: Tensor, weight: Tensor) -> Tensor:
     """KL(target ‖ softmax(student)) for a target given as probabilities [example, class]."""
     target = target.detach()
-    gap = target * (target.clamp(min=1e-30).log() - student.log_softmax(-1))
+    gap = target * (target.clamp(min=1e-30).log() - log_shares(student))
     return weighted_mean(gap.sum(-1), weight)
 
 
 def soft_cross_entropy(student: Tensor, teacher: Tensor, weight: Tensor) -> Tensor:
     """H(softmax(teacher), softmax(student)): the divergence plus a constant, so equal gradients."""
     target = teacher.detach().softmax(-1)
-    return weighted_mean(-(target * student.log_softmax(-1)).sum(-1), weight)
+    return weighted_mean(-(target * log_shares(student)).sum(-1), weight)
 
 
 def distil(

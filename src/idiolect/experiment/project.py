@@ -109,4 +109,4 @@ class Project(BaseModel):
 
 def load_project(path: str | Path) -> Project:
     """Read and check a project file."""
-    return checked(Project, read_toml(Path(path)), str(path))
+    return checked(Project, read_toml(Path(path), "a project file"), str(path))

@@ -13,17 +13,17 @@ from idiolect.methods import METHODS
 Raw = dict[str, Any]
 
 
-def read_toml(path: Path) -> Raw:
+def read_toml(path: Path, wanted: str = "an experiment file") -> Raw:
     """Read a file; a slip of syntax is told with its line and column."""
     try:
         return parse_toml(path.read_text(encoding="utf-8"), str(path))
     except FileNotFoundError:
-        raise ConfigError(f"{path} does not exist; give the path of an experiment file") from None
+        raise ConfigError(f"{path} does not exist; give the path of {wanted}") from None
     except UnicodeDecodeError:
         raise ConfigError(f"{path} is not UTF-8 text; expected a TOML file") from None
     except OSError as error:
         raise ConfigError(
-            f"cannot read {path}: {error.strerror}; give the path of an experiment file"
+            f"cannot read {path}: {error.strerror}; give the path of {wanted}"
         ) from error
 
 

@@ -48,28 +48,36 @@ def gathered(
             found.append(Gathered(method.idle(state), traffic, nobody if told is None else told))
             continue
         cohort = numbers.whole(heard, device)
-        rows = numbers.whole([place[Seat(run, int(c))] for c in heard], device)
-        places = {int(client): n for n, client in enumerate(call.cohort)}
-        among = numbers.whole([places[int(client)] for client in heard], device)
-        if summed and told is not None:
+        among = _among(call, device)
+        kept = told if told is None or among is None else told[among]
+        if summed and told is not None and kept is not None:
             new, traffic = _from_sums(method, run, call, state, cohort, done)
-            found.append(Gathered(tree.where(told[among].all(), state, new), traffic, told))
+            found.append(Gathered(tree.where(kept.all(), state, new), traffic, told))
             continue
+        rows = [place[Seat(run, int(c))] for c in heard]
         # Where all are in their places nothing has to be moved; a mean keeps none of the rows.
-        settled = [place[Seat(run, int(c))] for c in heard] == list(range(len(place)))
-        own = reports if settled and method.sums else tree.take(reports, rows)
+        settled = method.sums and rows == list(range(len(place)))
+        own = reports if settled else tree.take(reports, numbers.whole(rows, device))
         if method.grouped:
             traffic = groups.counted_apart(call, run, done)
         else:
             traffic = Traffic(1, 0, 0) if method.pooled else counted(call, own)
         own = method.arrive(state, cohort, own)
-        bad = guard.broken(own, None if told is None else told[among], len(rows), device)
+        bad = guard.broken(own, kept, len(rows), device)
         new = guard.guarded_step(method, state, cohort, own, bad)
-        if call.heard is not None:  # bystanders may be broken too
-            everyone = torch.zeros(len(places), dtype=torch.bool, device=device)
+        if among is not None:  # bystanders may be broken too
+            everyone = torch.zeros(len(call.cohort), dtype=torch.bool, device=device)
             bad = (everyone if told is None else told).index_copy(0, among, bad)
         found.append(Gathered(new, traffic, bad))
     return found
+
+
+def _among(call: Call, device: torch.device) -> Tensor | None:
+    """Return where those that are heard sit among all that train; None: they are all."""
+    if call.heard is None:
+        return None
+    places = {int(client): n for n, client in enumerate(call.cohort)}
+    return numbers.whole([places[int(client)] for client in call.heard], device)
 
 
 def _laid_out(method: Method, done: Sequence[Harvest]) -> Tree:

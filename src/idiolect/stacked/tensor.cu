@@ -39,7 +39,7 @@ __device__ __forceinline__ void multiply(float* sums, const unsigned* a, const u
   asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};" : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
-#ifndef CORRELATE
+#if !CORRELATE
 
 #define MADE_H (OH / POOL)
 #define MADE_W (OW / POOL)

@@ -2,11 +2,13 @@
 
 from collections.abc import Sequence
 from itertools import product
+from math import prod
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from idiolect.stacked import launches
 from idiolect.stacked.compiled import kernel, side
 from idiolect.stacked.shape import Shape
 
@@ -72,54 +74,29 @@ def _sweeps(shape: Shape, taps: int) -> Sequence[Sweep]:
     return found[:4]
 
 
-def convolve(x: Tensor, w: Tensor, shape: Shape, tile: Tile) -> Tensor:
-    """Apply every client's kernels to its images."""
-    return _apply("convolve", x, w, w, shape, tile)[0]
-
-
-def spread(slope: Tensor, w: Tensor, shape: Shape, tile: Tile) -> Tensor:
-    """Return the gradient with respect to the images: the convolution's transpose."""
-    return _apply("spread", slope, w, w, shape, tile)[0]
-
-
-def rectified(x: Tensor, w: Tensor, bias: Tensor, shape: Shape, tile: Tile) -> Tensor:
-    """Convolve, add the bias and cut off below 0."""
-    return _apply("rectified", x, w, bias, shape, tile)[0]
-
-
-def pooled(x: Tensor, w: Tensor, bias: Tensor, shape: Shape, tile: Tile) -> tuple[Tensor, Tensor]:
-    """Convolve, add the bias, cut off below 0 and pool: what is left, and which pixel it was."""
-    return _apply("pooled", x, w, bias, shape, tile)
-
-
 def _apply(
     task: str, x: Tensor, w: Tensor, bias: Tensor, shape: Shape, tile: Tile
 ) -> tuple[Tensor, Tensor]:
-    own, pool = side(task, shape), _pool(task)
-    made = (own.out_channels, own.out_height // pool, own.out_width // pool)
-    out = x.new_empty(shape.groups, shape.images, *made)
-    chosen = torch.empty_like(out, dtype=torch.uint8) if pool == 2 else out
-    # [group, what is read, tap, what is made]: a block's share is then in one piece.
-    order = (0, 1, 3, 4, 2) if task == "spread" else (0, 2, 3, 4, 1)
+    out, chosen = launches.room(task, x, shape)
     shared, cells = _shared(task, tile, shape), _cells(task, tile)
     constants = {
-        **own.constants, "KH": shape.kernel_height, "KW": shape.kernel_width,
-        "SPREAD": int(task == "spread"), "RELU": int(task == "rectified"),
-        "POOL": pool, "MT": tile.sixteens, "NT": tile.eights,
+        **launches.constants(task, shape), "MT": tile.sixteens, "NT": tile.eights,
         "OCB": tile.channels_of_block, "THREADS": _THREADS, "ROWS": _rows(task, tile, shape),
     }  # fmt: skip
     kernel("tensor.cu", "convolve", constants, shared)(
         (
-            -(-shape.images * made[1] * made[2] // cells),
+            -(-shape.images * prod(out.shape[3:]) // cells),
             shape.groups,
-            own.out_channels // tile.channels_of_block,
+            out.shape[2] // tile.channels_of_block,
         ),
         (_THREADS, 1, 1),
-        [x.contiguous(), w.permute(order).contiguous(), bias.contiguous(), out, chosen,
-         shape.images],
+        [x.contiguous(), launches.by_source(task, w), bias.contiguous(), out, chosen, shape.images],
         shared,
-    )  # fmt: skip
+    )
     return out, chosen
+
+
+convolve, spread, rectified, pooled = launches.tasks(_apply)
 
 
 def correlate(slope: Tensor, x: Tensor, shape: Shape, tile: Sweep) -> Tensor:
@@ -128,15 +105,11 @@ def correlate(slope: Tensor, x: Tensor, shape: Shape, tile: Sweep) -> Tensor:
     blocks = shape.out_channels // tile.channels_of_block * -(-shape.channels // reads)
     chip = 2 * torch.cuda.get_device_properties(x.device).multi_processor_count
     steps = shape.images * -(-shape.out_height // tile.band)
-    parts = max(1, min(steps, tile.waves * chip // (shape.groups * blocks)))
-    each = -(-steps // parts)
-    parts = -(-steps // each)
-    taps = (shape.kernel_height, shape.kernel_width)
-    out = x.new_empty(parts, shape.groups, shape.out_channels, shape.channels, *taps)
+    parts, each = launches.shares(steps, tile.waves * chip // (shape.groups * blocks))
+    out = launches.sums(parts, x, shape)
     shared = _shared_by_sweep(tile, shape)
     constants = {
-        **side("correlate", shape).constants,
-        "KH": taps[0], "KW": taps[1], "CORRELATE": 1, "MT": tile.sixteens,
+        **launches.constants("correlate", shape), "MT": tile.sixteens,
         "OCB": tile.channels_of_block, "BAND": tile.band, "THREADS": _THREADS,
     }  # fmt: skip
     kernel("tensor.cu", "correlate", constants, shared)(
@@ -145,22 +118,18 @@ def correlate(slope: Tensor, x: Tensor, shape: Shape, tile: Sweep) -> Tensor:
         [slope.contiguous(), x.contiguous(), out, shape.images, each],
         shared,
     )
-    return out[0] if parts == 1 else out.sum(0)
-
-
-def _pool(task: str) -> int:
-    return 2 if task == "pooled" else 1
+    return launches.total(out)
 
 
 def _cells(task: str, tile: Tile) -> int:
     """Count the pixels, or windows of them, that a block makes."""
     along = _WARPS // (tile.channels_of_block // (16 * tile.sixteens))
-    return along * tile.eights * 8 // _pool(task) ** 2
+    return along * tile.eights * 8 // launches.window(task) ** 2
 
 
 def _rows(task: str, tile: Tile, shape: Shape) -> int:
     """Count the rows of images that a block may need: its bands may begin amid one, and cross."""
-    own, pool = side(task, shape), _pool(task)
+    own, pool = side(task, shape), launches.window(task)
     bands, width = own.out_height // pool, own.out_width // pool
     most = (width + _cells(task, tile) - 2) // width + 1
     crossings = (most - 2) // bands + 1 if most > 1 else 0
@@ -169,7 +138,7 @@ def _rows(task: str, tile: Tile, shape: Shape) -> int:
 
 def _shared(task: str, tile: Tile, shape: Shape) -> int:
     """Count the bytes of shared memory: kernels and rows of some channels, twice."""
-    pool = _pool(task)
+    pool = launches.window(task)
     line = side(task, shape).out_width // pool * pool + shape.kernel_width - 1
     plane = (_rows(task, tile, shape) * line + 7) // 16 * 16 + 8
     taps = shape.kernel_height * shape.kernel_width

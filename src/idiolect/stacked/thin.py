@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from idiolect.stacked import launches
 from idiolect.stacked.compiled import SHARED, kernel, side, up
 from idiolect.stacked.shape import Shape
 
@@ -44,34 +45,11 @@ def tiles(task: str, shape: Shape) -> Iterator[Tile]:
             yield tile
 
 
-def convolve(x: Tensor, w: Tensor, shape: Shape, tile: Tile) -> Tensor:
-    """Apply every client's kernels to its images."""
-    return _apply("convolve", x, w, w, shape, tile)[0]
-
-
-def spread(slope: Tensor, w: Tensor, shape: Shape, tile: Tile) -> Tensor:
-    """Return the gradient with respect to the images: the convolution's transpose."""
-    return _apply("spread", slope, w, w, shape, tile)[0]
-
-
-def rectified(x: Tensor, w: Tensor, bias: Tensor, shape: Shape, tile: Tile) -> Tensor:
-    """Convolve, add the bias and cut off below 0."""
-    return _apply("rectified", x, w, bias, shape, tile)[0]
-
-
-def pooled(x: Tensor, w: Tensor, bias: Tensor, shape: Shape, tile: Tile) -> tuple[Tensor, Tensor]:
-    """Convolve, add the bias, cut off below 0 and pool: what is left, and which pixel it was."""
-    return _apply("pooled", x, w, bias, shape, tile)
-
-
 def _apply(
     task: str, x: Tensor, w: Tensor, bias: Tensor, shape: Shape, tile: Tile
 ) -> tuple[Tensor, Tensor]:
-    own, pool = side(task, shape), _pool(task)
-    made = (own.out_channels, own.out_height // pool, own.out_width // pool)
-    out = x.new_empty(shape.groups, shape.images, *made)
-    chosen = torch.empty_like(out, dtype=torch.uint8) if pool == 2 else out
-    blocks = -(-own.out_channels // tile.channels_of_block)
+    out, chosen = launches.room(task, x, shape)
+    blocks = -(-side(task, shape).out_channels // tile.channels_of_block)
     shared = _shared_by_convolve(task, tile, shape)
     _compiled(task, shape, tile, 1, shared)(
         (-(-shape.images // tile.images), shape.groups, blocks),
@@ -82,15 +60,15 @@ def _apply(
     return out, chosen
 
 
+convolve, spread, rectified, pooled = launches.tasks(_apply)
+
+
 def correlate(slope: Tensor, x: Tensor, shape: Shape, tile: Tile) -> Tensor:
     """Return the gradient with respect to the kernels, summed in a fixed order."""
     blocks = -(-shape.out_channels // tile.channels_of_block)
     chip = torch.cuda.get_device_properties(x.device).multi_processor_count
-    parts = max(1, min(shape.images, _WAVES * chip // (shape.groups * blocks)))
-    each = -(-shape.images // parts)
-    parts = -(-shape.images // each)
-    kernel = (shape.out_channels, shape.channels, shape.kernel_height, shape.kernel_width)
-    out = x.new_empty(parts, shape.groups, *kernel)
+    parts, each = launches.shares(shape.images, _WAVES * chip // (shape.groups * blocks))
+    out = launches.sums(parts, x, shape)
     shared, slices = _shared_by_correlate(tile, shape), _slices(tile, shape)
     _compiled("correlate", shape, tile, slices, shared)(
         (parts, shape.groups, blocks),
@@ -98,11 +76,7 @@ def correlate(slope: Tensor, x: Tensor, shape: Shape, tile: Tile) -> Tensor:
         [slope.contiguous(), x.contiguous(), out, shape.images, each],
         shared,
     )
-    return out[0] if parts == 1 else out.sum(0)
-
-
-def _pool(task: str) -> int:
-    return 2 if task == "pooled" else 1
+    return launches.total(out)
 
 
 def _shared_by_convolve(task: str, tile: Tile, shape: Shape) -> int:
@@ -133,10 +107,7 @@ def _slices(tile: Tile, shape: Shape) -> int:
 def _compiled(task: str, shape: Shape, tile: Tile, slices: int, shared: int) -> Any:
     """Return the function of `thin.cu` that does a task, for these sizes."""
     constants = {
-        **side(task, shape).constants,
-        "KH": shape.kernel_height, "KW": shape.kernel_width,
-        "SPREAD": int(task == "spread"), "RELU": int(task == "rectified"),
-        "POOL": _pool(task), "PX": tile.pixels,
+        **launches.constants(task, shape), "PX": tile.pixels,
         "OCT": tile.channels, "OCB": tile.channels_of_block, "IMGS": tile.images,
         "THREADS": tile.threads, "SLICES": slices,
     }  # fmt: skip

@@ -40,7 +40,7 @@ __device__ __forceinline__ void await_stage() {
   asm volatile("cp.async.wait_group %0;" ::"n"(LATER));
 }
 
-#ifndef CORRELATE
+#if !CORRELATE
 
 // y[g, image, o] = sum over c and taps of w[g, c, tap, o] * x[g, image, c]; where SPREAD, taps are
 // turned round. Where POOL, `chosen` says which of the four pixels of a window was largest, and 4

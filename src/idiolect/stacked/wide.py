@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from idiolect.stacked import launches
 from idiolect.stacked.compiled import Side, kernel, side, up
 from idiolect.stacked.shape import Shape
 
@@ -81,35 +82,10 @@ def _sweeps(shape: Shape) -> Iterator[Sweep]:
             yield sweep
 
 
-def convolve(x: Tensor, w: Tensor, shape: Shape, tile: Tile) -> Tensor:
-    """Apply every client's kernels to its images."""
-    return _apply("convolve", x, w, w, shape, tile)[0]
-
-
-def spread(slope: Tensor, w: Tensor, shape: Shape, tile: Tile) -> Tensor:
-    """Return the gradient with respect to the images: the convolution's transpose."""
-    return _apply("spread", slope, w, w, shape, tile)[0]
-
-
-def rectified(x: Tensor, w: Tensor, bias: Tensor, shape: Shape, tile: Tile) -> Tensor:
-    """Convolve, add the bias and cut off below 0."""
-    return _apply("rectified", x, w, bias, shape, tile)[0]
-
-
-def pooled(x: Tensor, w: Tensor, bias: Tensor, shape: Shape, tile: Tile) -> tuple[Tensor, Tensor]:
-    """Convolve, add the bias, cut off below 0 and pool: what is left, and which pixel it was."""
-    return _apply("pooled", x, w, bias, shape, tile)
-
-
 def _apply(
     task: str, x: Tensor, w: Tensor, bias: Tensor, shape: Shape, tile: Tile
 ) -> tuple[Tensor, Tensor]:
-    own, pool = side(task, shape), _pool(task)
-    made = (own.out_channels, own.out_height // pool, own.out_width // pool)
-    out = x.new_empty(shape.groups, shape.images, *made)
-    chosen = torch.empty_like(out, dtype=torch.uint8) if pool == 2 else out
-    # [group, what is read, tap, what is made]: a block's share is then in one piece.
-    order = (0, 1, 3, 4, 2) if task == "spread" else (0, 2, 3, 4, 1)
+    out, chosen = launches.room(task, x, shape)
     constants, shared = _constants(task, tile, shape), _shared(task, tile, shape)
     bands, columns = _cut(task, tile, shape)
     units = tile.threads // (tile.channels_of_block // tile.channels)
@@ -117,14 +93,16 @@ def _apply(
         (
             -(-shape.images * bands * columns // units),
             shape.groups,
-            own.out_channels // tile.channels_of_block,
+            side(task, shape).out_channels // tile.channels_of_block,
         ),
         (tile.threads, 1, 1),
-        [x.contiguous(), w.permute(order).contiguous(), bias.contiguous(), out, chosen,
-         shape.images],
+        [x.contiguous(), launches.by_source(task, w), bias.contiguous(), out, chosen, shape.images],
         shared,
-    )  # fmt: skip
+    )
     return out, chosen
+
+
+convolve, spread, rectified, pooled = launches.tasks(_apply)
 
 
 def correlate(slope: Tensor, x: Tensor, shape: Shape, tile: Sweep) -> Tensor:
@@ -132,11 +110,8 @@ def correlate(slope: Tensor, x: Tensor, shape: Shape, tile: Sweep) -> Tensor:
     blocks = shape.out_channels // tile.channels_of_block * -(-shape.channels // _LANES)
     chip = 2 * torch.cuda.get_device_properties(x.device).multi_processor_count
     steps = shape.images * -(-shape.out_height // tile.band)
-    parts = max(1, min(steps, tile.waves * chip // (shape.groups * blocks)))
-    each = -(-steps // parts)
-    parts = -(-steps // each)
-    taps = (shape.kernel_height, shape.kernel_width)
-    out = x.new_empty(parts, shape.groups, shape.out_channels, shape.channels, *taps)
+    parts, each = launches.shares(steps, tile.waves * chip // (shape.groups * blocks))
+    out = launches.sums(parts, x, shape)
     constants, shared = _sweep_constants(tile, shape), _shared_by_sweep(tile, shape)
     kernel("wide.cu", "correlate", constants, shared)(
         (parts, shape.groups, blocks),
@@ -144,26 +119,19 @@ def correlate(slope: Tensor, x: Tensor, shape: Shape, tile: Sweep) -> Tensor:
         [slope.contiguous(), x.contiguous(), out, shape.images, each],
         shared,
     )
-    return out[0] if parts == 1 else out.sum(0)
-
-
-def _pool(task: str) -> int:
-    return 2 if task == "pooled" else 1
+    return launches.total(out)
 
 
 def _cut(task: str, tile: Tile, shape: Shape) -> tuple[int, int]:
     """Return how many bands and columns of tiles an image has."""
-    own, pool = side(task, shape), _pool(task)
+    own, pool = side(task, shape), launches.window(task)
     height, width = own.out_height // pool * pool, own.out_width // pool * pool
     return -(-height // tile.tall), -(-width // tile.pixels)
 
 
 def _constants(task: str, tile: Tile, shape: Shape) -> dict[str, int]:
     return {
-        **side(task, shape).constants,
-        "KH": shape.kernel_height, "KW": shape.kernel_width,
-        "SPREAD": int(task == "spread"), "RELU": int(task == "rectified"),
-        "POOL": _pool(task), "TALL": tile.tall,
+        **launches.constants(task, shape), "TALL": tile.tall,
         "PX": tile.pixels, "OCT": tile.channels, "OCB": tile.channels_of_block,
         "CHUNK": tile.chunk, "THREADS": tile.threads, "ROWS": _rows(task, tile, shape),
     }  # fmt: skip
@@ -171,8 +139,7 @@ def _constants(task: str, tile: Tile, shape: Shape) -> dict[str, int]:
 
 def _sweep_constants(sweep: Sweep, shape: Shape) -> dict[str, int]:
     return {
-        **side("correlate", shape).constants,
-        "KH": shape.kernel_height, "KW": shape.kernel_width, "CORRELATE": 1,
+        **launches.constants("correlate", shape),
         "OCT": sweep.channels, "OCB": sweep.channels_of_block, "BAND": sweep.band,
         "THREADS": _LANES * (sweep.channels_of_block // sweep.channels),
     }  # fmt: skip
