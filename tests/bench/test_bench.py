@@ -63,12 +63,22 @@ def test_a_backend_that_computes_something_else_is_a_fault(tiny, monkeypatch):
     assert "differs from the sequential backend" in found["faults"][0]
 
 
-def test_one_part_that_fails_leaves_the_others_their_turn(tiny, monkeypatch):
+def test_one_part_that_fails_leaves_the_others_their_turn(tiny, monkeypatch, tmp_path):
     broken = replace(TINY, build=lambda: nn.Linear(3, 3))
     monkeypatch.setitem(workloads.WORKLOADS, "broken", broken)
-    found = bench(Options(device="cpu", only=("broken", "tiny"), seconds=0.01, check=False), str)
+    lines, kept = [], tmp_path / "b.json"
+
+    def tell(line):
+        lines.append((line, json.loads(kept.read_text()) if kept.exists() else None))
+
+    options = Options(device="cpu", only=("broken", "tiny"), seconds=0.01, check=False)
+    found = bench(options, tell, kept)
     assert [row["name"] for row in found["workloads"]] == ["tiny"]
     assert found["faults"][0].startswith("broken: ")
+    assert json.loads(kept.read_text()) == json.loads(json.dumps(found))
+    told = {line.split(":")[0]: before for line, before in lines}
+    assert told["FAULT broken"] is None  # told at once, and kept before the next is begun
+    assert told["tiny"]["faults"] == found["faults"] and not told["tiny"]["workloads"]
 
 
 def test_the_loop_trains_as_the_engine_does():

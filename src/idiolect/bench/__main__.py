@@ -2,7 +2,6 @@
 
 import argparse
 import dataclasses
-import json
 import sys
 from pathlib import Path
 
@@ -26,12 +25,10 @@ def main() -> int:
     path: Path | None = given.pop("out")
     try:
         options = dataclasses.replace(Options(), **{**given, "only": tuple(given["only"])})
-        found = bench(options, lambda line: print(line, flush=True))
+        found = bench(options, lambda line: print(line, flush=True), path)
     except IdiolectError as error:
         print(error, file=sys.stderr)
         return error.code
-    if path is not None:
-        path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     return 1 if found["faults"] else 0
 
 

@@ -1,7 +1,7 @@
 """How a round's time grows: with clients, batch, network, cohort and population."""
 
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -23,9 +23,10 @@ _COHORT = Workload(
 )
 
 Point = tuple[float, Workload]
+Curve = tuple[str, list[Point]]
 
 
-def curves(device: str) -> dict[str, tuple[str, list[Point]]]:
+def curves(device: str) -> dict[str, Curve]:
     """Name the curves: what is on the axis, and the workload of each point."""
     dnn, lenet = WORKLOADS["dnn-20"], WORKLOADS["lenet5-20"]
     cuda = device == "cuda"
@@ -54,21 +55,20 @@ def curves(device: str) -> dict[str, tuple[str, list[Point]]]:
     }
 
 
-def grow(device: str, budget: float) -> Iterator[dict[str, Any]]:
-    """Measure every curve; a curve's points are interleaved on a CPU."""
-    for name, (axis, points) in curves(device).items():
-        measured = _measure(points, device, budget)
-        rows = [
-            {
-                "at": at,
-                "ms": own.seconds * 1e3,
-                "samples_per_second": work.examples / own.seconds,
-                "peak_mib": own.peak_mib,
-            }
-            for (at, work), own in zip(points, measured, strict=True)
-        ]
-        yield {"name": name, "axis": axis, "points": rows}
-        gc.collect()
+def grown(name: str, curve: Curve, device: str, budget: float) -> dict[str, Any]:
+    """Measure a curve; its points are interleaved on a CPU."""
+    axis, points = curve
+    gc.collect()
+    rows = [
+        {
+            "at": at,
+            "ms": own.seconds * 1e3,
+            "samples_per_second": work.examples / own.seconds,
+            "peak_mib": own.peak_mib,
+        }
+        for (at, work), own in zip(points, _measure(points, device, budget), strict=True)
+    ]
+    return {"name": name, "axis": axis, "points": rows}
 
 
 def _measure(points: list[Point], device: str, budget: float) -> list[Measured]:

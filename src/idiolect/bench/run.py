@@ -1,6 +1,7 @@
 """The benchmark: every chosen workload, first checked, then timed; told as it goes."""
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -19,7 +20,8 @@ from idiolect.simulate.backend import Backend
 from idiolect.simulate.rounds import Simulation
 
 WHOLE, PADDING = "persfl", "padding"
-Told = Callable[[str], None]
+Told = Callable[[str], object]
+Lines = Callable[[Any], Iterable[str]]
 _IN_TURN = 5  # clients that the loops take on CUDA, where they are slow and their time is linear
 
 
@@ -60,56 +62,54 @@ class Options:
         return [*here, *([WHOLE] if self.place == "cuda" else []), PADDING]
 
 
-def bench(options: Options, tell: Told = print) -> dict[str, Any]:
-    """Measure, and return everything as plain values; `faults` lists what went wrong."""
-    device = options.place
-    found: dict[str, Any] = {"about": machine(device), "workloads": [], "faults": []}
-    for line in told.heading(found["about"]):
+def bench(options: Options, tell: Told = print, out: Path | None = None) -> dict[str, Any]:
+    """Measure, and return everything as plain values; `faults` lists what went wrong.
+
+    Every part is told, and written to `out`, as soon as it is done: what follows may take long.
+    """
+    device, seconds = options.place, options.seconds
+    about = machine(device)
+    found: dict[str, Any] = {"about": about, "workloads": [], "faults": []}
+
+    def part(name: str, work: Callable[[], Any], lines: Lines, into: list[Any] | None) -> None:
+        try:
+            row = work()
+        except ConfigError:
+            raise
+        except Exception as error:  # it leaves the others their turn
+            said = str(error).strip().splitlines() or [""]
+            wrong = [f"{name}: {type(error).__name__}: {said[0]}"]
+        else:
+            if into is None:
+                found[name] = row
+            else:
+                into.append(row)
+            wrong = _wrong(row) if into is found["workloads"] else []
+            for line in lines(row):
+                tell(line)
+        for fault in wrong:
+            tell(f"FAULT {fault}")
+        found["faults"] += wrong
+        if out is not None:
+            out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+    for line in told.heading(about):
         tell(line)
     for name in options.chosen:
         if name in WORKLOADS:
-            row = _attempt(found, name, partial(_workload, name, device, options))
-            if row:
-                found["workloads"].append(row)
-                found["faults"] += _wrong(row)
-                for line in told.workload(row):
-                    tell(line)
+            part(name, partial(_workload, name, device, options), told.workload, found["workloads"])
     if WHOLE in options.chosen:
-        found["persfl"] = _attempt(
-            found, WHOLE, lambda: complete.persfl(device, data_dir=options.data_dir)
-        )
-        tell(told.whole(found["persfl"]))
+        part(WHOLE, lambda: complete.persfl(device, data_dir=options.data_dir), told.whole, None)
     if PADDING in options.chosen:
-        found["padding"] = padding.shares()
-        for line in told.padding(found["padding"]):
-            tell(line)
+        part(PADDING, padding.shares, told.padding, None)
     if options.precision:
-        found["precision"] = _attempt(
-            found, "precision", lambda: precision.compared(device, options.seconds)
-        )
-        for line in told.precision(found["precision"]):
-            tell(line)
+        part("precision", lambda: precision.compared(device, seconds), told.precision, None)
     if options.grow:
         found["growth"] = []
-        for curve in growth.grow(device, options.seconds):
-            found["growth"].append(curve)
-            for line in told.curve(curve):
-                tell(line)
-    for fault in found["faults"]:
-        tell(f"FAULT {fault}")
+        for name, curve in growth.curves(device).items():
+            grow = partial(growth.grown, name, curve, device, seconds)
+            part(f"growth, {name}", grow, told.curve, found["growth"])
     return found
-
-
-def _attempt(found: dict[str, Any], name: str, work: Callable[[], dict[str, Any]]) -> Any:
-    """Do one part; what goes wrong is told at the end and leaves the others their turn."""
-    try:
-        return work()
-    except Exception as error:
-        if isinstance(error, ConfigError):
-            raise
-        lines = str(error).strip().splitlines() or [""]
-        found["faults"].append(f"{name}: {type(error).__name__}: {lines[0]}")
-        return None
 
 
 def _workload(name: str, device: str, options: Options) -> dict[str, Any]:
@@ -174,7 +174,8 @@ def _timed(
         took = {}
         for name, make in makes.items():
             last.clear()  # else the memory of the side before would count
-            took[name] = on_cuda(make, budget / 6)
+            warm = 3 if name == "graph" else 1  # an eager turn, the captured one, a replay
+            took[name] = on_cuda(make, budget / 6, warm)
     else:
         took = interleaved({name: make() for name, make in makes.items()}, budget)
     return took, last[0]

@@ -48,12 +48,10 @@ def _ms(value: float) -> str:
     return f"{value:,.2f}" if value < 100 else f"{value:,.0f}"
 
 
-def whole(found: Mapping[str, Any] | None) -> str:
+def whole(found: Mapping[str, Any]) -> Iterator[str]:
     """Tell a whole experiment."""
-    if found is None:
-        return "persfl: failed"
     peak = f", {found['peak_mib']:,.0f} MiB" if found["peak_mib"] else ""
-    return (
+    yield (
         f"persfl: {found['about']}; {found['data']}: {found['seconds']:.1f} s "
         f"({found['rounds_seconds']:.1f} rounds, {found['distillation_seconds']:.1f} "
         f"distillation{peak})"
@@ -70,10 +68,8 @@ def padding(rows: list[dict[str, Any]]) -> Iterator[str]:
         yield form.format(row["name"], row["smallest"], row["largest"], *shares)
 
 
-def precision(found: Mapping[str, Any] | None) -> Iterator[str]:
+def precision(found: Mapping[str, Any]) -> Iterator[str]:
     """Tell what coarser products do."""
-    if found is None:
-        return
     yield f"precision: {found['about']}"
     for name, scores in found["accuracy"].items():
         mean, change = sum(scores) / len(scores), found["change"][name]

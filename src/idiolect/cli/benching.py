@@ -29,8 +29,6 @@ def bench(
     json: Annotated[bool, JSON] = False,
 ) -> None:
     """Time plain loops, every backend and installed peers on the same workloads."""
-    import json as form
-
     from idiolect.bench import Options, bench
     from idiolect.cli.screen import print_json
 
@@ -44,9 +42,7 @@ def bench(
         seconds=seconds,
         data_dir=data_dir,
     )
-    found = bench(chosen, lambda line: typer.echo(line, err=json))
-    if out is not None:
-        out.write_text(form.dumps(found, indent=1) + "\n", encoding="utf-8")
+    found = bench(chosen, lambda line: typer.echo(line, err=json), out)
     if json:
         print_json(found)
     if found["faults"]:
