@@ -133,21 +133,27 @@ def _accuracy(kept: Kept, names: list[str]) -> list[str]:
 
 
 def _chosen(kept: Kept) -> list[str]:
-    """Return the validation accuracy of every inner rate that was tried, and Table 1's rate."""
-    rates = ["0.001", "0.003", "0.01", "0.03", "0.1"]
+    """Return the validation accuracy of every setting that was tried, and Table 1's."""
+    tried = {name: kept.runs.get(name.replace("pfml-", "choose-"), {}) for name in TITLES}
+    tried = {name: run["methods"] for name, run in tried.items() if run}
+    labels = list(dict.fromkeys(label for own in tried.values() for label in own))
+    labels.sort(key=lambda label: (label.startswith("share"), label.startswith("batch"), label))
     rows = []
-    for name, title in TITLES.items():
-        choice = name.replace("pfml-", "choose-")
-        tried = kept.runs.get(choice, {}).get("methods", {})
-        if tried:
-            figures = {
-                rate: 100 * mean(found["models"]["personal"]["val_accuracy"])
-                for rate, found in tried.items()
-            }
-            cells = [f"{figures[rate]:.2f}" if rate in figures else "" for rate in rates]
-            taken = kept.runs[name]["methods"]["PFML"]["settings"]["inner_lr"]
-            rows.append([title, *cells, f"{taken:g}"])
-    return table(["validation accuracy of θ, %", *rates, "taken"], rows)
+    for name, own in tried.items():
+        figures = {
+            label: 100 * mean(found["models"]["personal"]["val_accuracy"])
+            for label, found in own.items()
+        }
+        cells = [f"{figures[label]:.2f}" if label in figures else "" for label in labels]
+        rows.append([TITLES[name], *cells, _taken(kept.runs[name]["methods"]["PFML"]["settings"])])
+    return table(["validation accuracy of θ, %", *labels, "taken"], rows)
+
+
+def _taken(settings: dict[str, Any]) -> str:
+    """Name a setting as the choosing experiments do."""
+    home = ", batch" if settings.get("home") == "batch" else ""
+    share = f", share {settings['share']:g}" if settings.get("share", 1) != 1 else ""
+    return f"{settings['inner_lr']:g}{home}{share}"
 
 
 def _sensitivity(kept: Kept, names: list[str]) -> list[str]:
