@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.func import grad
 
-from idiolect import batchnorm, losses, tree
+from idiolect import batchnorm, folding, losses, tree
 from idiolect.batches import Batch, Plan, Plans, Pool, Request
 from idiolect.errors import MethodError
 from idiolect.network import Network
@@ -45,8 +45,12 @@ class Local:
         stacked: bool,
         initial: Params | None = None,
         channels_last: bool = False,
+        graph: bool = False,
     ) -> None:
-        """`channels_last` lays out images so; some networks are faster then on a CPU."""
+        """`channels_last` lays out images so; some networks are faster then on a CPU.
+
+        With `graph`, long folds are captured in pieces on CUDA.
+        """
         self.size = size  # number of training examples
         self.round = round  # rounds completed before this one
         self._networks = networks
@@ -55,6 +59,7 @@ class Local:
         self._stacked = stacked
         self._initial = initial
         self._channels_last = channels_last
+        self._graph = graph
         self._calls = 0
         self._statistics = frozenset().union(*(own.statistics for own in networks.values()))
         self._moving: list[batchnorm.Moving] = []  # of the gradients being taken, innermost last
@@ -169,12 +174,31 @@ class Local:
         everyone, or those of some rounds `ago`: server and clients know them by the seed alone.
         """
         plan = self._ask(stream, batch, epochs, steps, True, sample, ago)
+        if self._graph and folding.worth(plan.rows.shape[1], plan.rows.device):
+            return self._folded(step, carry, plan)
         for number, now in enumerate(self._batches(plan, training=True)):
             new = step(carry, now)
             # Where every client has examples the mask is known, and its copy is saved.
             certain = number < plan.certain
             carry = new if certain else tree.where(now.weight.sum() > 0, new, carry)
         return carry
+
+    def _folded(self, step: Callable[[Any, Batch], Any], carry: Any, plan: Plan) -> Any:
+        """Do as `scan` does, with batches that are looked up by the number of the step."""
+        rows, weights = plan.rows[self._slot], plan.weight[self._slot]
+        places = None if plan.places is None else plan.places[self._slot]
+        steps = plan.rows.shape[1]
+
+        def numbered(number: Tensor, carry: Any) -> Any:
+            row, weight = rows.index_select(0, number)[0], weights.index_select(0, number)[0]
+            place = None if places is None else places.index_select(0, number)[0]
+            x, y = plan.pool.examples(row), plan.pool.labels(row)
+            now = self._batch(x, y, weight, row, True, place)
+            new = step(carry, now)
+            certain = steps <= plan.certain
+            return new if certain else tree.where(now.weight.sum() > 0, new, carry)
+
+        return folding.fold(numbered, carry, steps, plan.rows.device)
 
     def fit(
         self,
@@ -287,15 +311,25 @@ class Local:
         # Cut once a round rather than once a step: each piece costs as much as a small product.
         order, weights = rows.unbind(0), weight.unbind(0)
         for step, (x, y) in enumerate(_taken(plan, rows)):
-            counts = weights[step]
-            if self._channels_last and x.dim() == 4:
-                x = x.contiguous(memory_format=torch.channels_last)
-            self._shown = (x, counts)
-            if inner := y.dim() - counts.dim():  # a label for each place of a sequence
-                counts = counts.reshape(*counts.shape, *[1] * inner) * (y >= 0).to(counts.dtype)
-                y = y.clamp(min=0)  # any class will do where nothing is counted
             place = None if places is None else places[step]
-            yield Batch(x, y, counts, order[step], training, place)
+            yield self._batch(x, y, weights[step], order[step], training, place)
+
+    def _batch(
+        self,
+        x: Tensor,
+        y: Tensor,
+        weight: Tensor,
+        row: Tensor,
+        training: bool,
+        place: Tensor | None,
+    ) -> Batch:
+        if self._channels_last and x.dim() == 4:
+            x = x.contiguous(memory_format=torch.channels_last)
+        self._shown = (x, weight)
+        if inner := y.dim() - weight.dim():  # a label for each place of a sequence
+            weight = weight.reshape(*weight.shape, *[1] * inner) * (y >= 0).to(weight.dtype)
+            y = y.clamp(min=0)  # any class will do where nothing is counted
+        return Batch(x, y, weight, row, training, place)
 
 
 def _taken(plan: Plan, rows: Tensor) -> Iterator[tuple[Tensor, Tensor]]:

@@ -136,6 +136,7 @@ class Desk:
                 self._stacked,
                 initial,
                 self._channels_last,
+                self._graph and self._stacked,
             )
             for book, initial in ((self._lessons, given.initial or None), (self._exams, None))
         )
