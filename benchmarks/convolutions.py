@@ -33,6 +33,8 @@ SHAPES = {
     "mcmahan conv2, 20 x 100": Shape(20, 100, 32, 12, 12, 64, 5, 5, 1, 0),
     "resnet 64, 20 x 64": Shape(20, 64, 64, 32, 32, 64, 3, 3, 1, 1),
     "resnet 512, 20 x 64": Shape(20, 64, 512, 4, 4, 512, 3, 3, 1, 1),
+    "shuffle 58, 5 x 64": Shape(5, 64, 58, 16, 16, 58, 3, 3, 1, 1, depthwise=True),
+    "shuffle 58, 5 x 64, stride 2": Shape(5, 64, 58, 16, 16, 58, 3, 3, 2, 1, depthwise=True),
 }
 
 
@@ -52,7 +54,7 @@ def layer(shape: Shape) -> dict[str, dict[str, str]]:
     s = shape
     x = torch.randn(s.groups, s.images, s.channels, s.height, s.width, device="cuda")
     w = torch.randn(
-        s.groups, s.out_channels, s.channels, s.kernel_height, s.kernel_width, device="cuda"
+        s.groups, s.out_channels, s.inputs, s.kernel_height, s.kernel_width, device="cuda"
     )
     bias = torch.randn(s.groups, s.out_channels, device="cuda")
     slope = torch.randn_like(plain.convolve(x, w, s))
@@ -63,6 +65,8 @@ def layer(shape: Shape) -> dict[str, dict[str, str]]:
         ("spread", (slope, w)),
         ("correlate", (slope, x)),
     ):  # fmt: skip
+        if s.depthwise and task == "pooled":
+            continue
         few = s._replace(groups=2)
         exact = values(getattr(plain, task)(*(t[:2].double() for t in inputs), few))
         table[task] = {}

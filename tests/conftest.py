@@ -1,5 +1,6 @@
 """Makes the helpers in this folder importable from every test."""
 
+import os
 import shutil
 from collections.abc import Iterator
 from typing import Any
@@ -8,8 +9,9 @@ import pytest
 import torch
 from hypothesis import settings
 
-# How long an example takes says more about the machine than about the code.
-settings.register_profile("unhurried", deadline=None)
+# How long an example takes says more about the machine than about the code. CI tries the same
+# examples each time, so that a change is judged by itself; elsewhere each run tries new ones.
+settings.register_profile("unhurried", deadline=None, derandomize="CI" in os.environ)
 settings.load_profile("unhurried")
 
 

@@ -20,34 +20,37 @@ from idiolect.stacked.shape import Shape
 CLIENTS, IMAGES, CHANNELS, OUT = 3, 2, 2, 4
 
 
-def draw(side: int) -> tuple[Tensor, Tensor, Tensor]:
+Pool = bool | str  # what follows: pooling, or nothing; "relu", or nothing of a "depthwise" one
+
+
+def draw(side: int, pool: Pool = False) -> tuple[Tensor, Tensor, Tensor]:
     torch.manual_seed(0)
-    x = torch.randn(CLIENTS, IMAGES, CHANNELS, side, side, dtype=torch.float64)
-    w = torch.randn(CLIENTS, OUT, CHANNELS, 3, 3, dtype=torch.float64)
+    channels, reads = (OUT, 1) if pool == "depthwise" else (CHANNELS, CHANNELS)
+    x = torch.randn(CLIENTS, IMAGES, channels, side, side, dtype=torch.float64)
+    w = torch.randn(CLIENTS, OUT, reads, 3, 3, dtype=torch.float64)
     return x, w, torch.randn(CLIENTS, OUT, dtype=torch.float64)
 
 
-def pair(stride: int, padding: int, pool: bool | None) -> list[Callable[..., Tensor]]:
-    """Give a curved function of kernels, bias and images: ours, and torch's.
-
-    `pool` None stands for ReLU alone.
-    """
-    relu = pool is None
+def pair(stride: int, padding: int, pool: Pool) -> list[Callable[..., Tensor]]:
+    """Give a curved function of kernels, bias and images: ours, and torch's."""
+    relu, depthwise = pool == "relu", pool == "depthwise"
 
     def ours(w: Tensor, b: Tensor, x: Tensor) -> Tensor:
-        if pool:
+        if pool is True:
             y = call(rectified._Pooled, x[None], w[None], b[None], padding)[0][0]
         elif relu:
             y = call(rectified._Rectified, x[None], w[None], b[None], padding)[0]
         else:
-            y = call(convolution._Convolve, x[None], w[None], stride, padding)[0]
+            y = call(convolution._Convolve, x[None], w[None], stride, padding, depthwise)[0]
             y = y + b[:, None, None]
         total: Tensor = y.tanh().pow(2).sum()
         return total
 
     def theirs(w: Tensor, b: Tensor, x: Tensor) -> Tensor:
-        y = F.conv2d(x, w, b, stride, padding)
-        return (F.max_pool2d(y.relu(), 2) if pool else y.relu() if relu else y).tanh().pow(2).sum()
+        y = F.conv2d(x, w, b, stride, padding, groups=OUT if depthwise else 1)
+        if pool is True:
+            y = F.max_pool2d(y.relu(), 2)
+        return (y.relu() if relu else y).tanh().pow(2).sum()
 
     return [ours, theirs]
 
@@ -66,7 +69,9 @@ FORMS = pytest.mark.parametrize(
         (2, 1, 7, False),
         (1, 0, 6, True),
         (1, 2, 9, True),
-        (1, 1, 6, None),
+        (1, 1, 6, "relu"),
+        (1, 1, 6, "depthwise"),
+        (2, 1, 7, "depthwise"),
     ],
 )
 
@@ -74,34 +79,34 @@ FORMS = pytest.mark.parametrize(
 @FORMS
 @pytest.mark.parametrize("argument", [0, 1, 2])
 def test_gradients_of_own_kernels(
-    stride: int, padding: int, side: int, pool: bool | None, argument: int
+    stride: int, padding: int, side: int, pool: Pool, argument: int
 ) -> None:
-    x, w, b = draw(side)
+    x, w, b = draw(side, pool)
     close([vmap(grad(f, argument))(w, b, x) for f in pair(stride, padding, pool)])
 
 
 @FORMS
 def test_gradients_of_kernels_that_all_share(
-    stride: int, padding: int, side: int, pool: bool | None
+    stride: int, padding: int, side: int, pool: Pool
 ) -> None:
     """What was sent is the same for everyone in the first step: dims are None for the kernels."""
-    x, w, b = draw(side)
+    x, w, b = draw(side, pool)
     shared = (None, None, 0)
     close([vmap(grad(f), shared)(w[0], b[0], x) for f in pair(stride, padding, pool)])
 
 
 @FORMS
 def test_gradients_of_images_that_all_share(
-    stride: int, padding: int, side: int, pool: bool | None
+    stride: int, padding: int, side: int, pool: Pool
 ) -> None:
-    x, w, b = draw(side)
+    x, w, b = draw(side, pool)
     close([vmap(grad(f), (0, 0, None))(w, b, x[0]) for f in pair(stride, padding, pool)])
 
 
 @FORMS
-def test_second_derivatives(stride: int, padding: int, side: int, pool: bool | None) -> None:
+def test_second_derivatives(stride: int, padding: int, side: int, pool: Pool) -> None:
     """Exact Per-FedAvg differentiates a gradient: through kernels, bias and images alike."""
-    x, w, b = draw(side)
+    x, w, b = draw(side, pool)
 
     def curved(f: Callable[..., Tensor]) -> Callable[..., Tensor]:
         def bend(w: Tensor, b: Tensor, x: Tensor) -> Tensor:
@@ -114,9 +119,10 @@ def test_second_derivatives(stride: int, padding: int, side: int, pool: bool | N
 
 
 @FORMS
-def test_a_grid_inside_the_stack(stride: int, padding: int, side: int, pool: bool | None) -> None:
-    x, _, b = draw(side)
-    cells = torch.randn(CLIENTS, 5, OUT, CHANNELS, 3, 3, dtype=torch.float64)
+def test_a_grid_inside_the_stack(stride: int, padding: int, side: int, pool: Pool) -> None:
+    x, _, b = draw(side, pool)
+    reads = 1 if pool == "depthwise" else CHANNELS
+    cells = torch.randn(CLIENTS, 5, OUT, reads, 3, 3, dtype=torch.float64)
 
     def grid(f: Callable[..., Tensor]) -> Tensor:
         return vmap(lambda w, b, x: vmap(grad(f), (0, None, None))(w, b, x))(cells, b, x)
@@ -139,7 +145,9 @@ def test_quicken_replaces_plain_layers_alone() -> None:
 
     every: list[Any] = [
         nn.Conv2d(4, 4, 3),
+        nn.Conv2d(4, 4, 3, groups=4),
         nn.Conv2d(4, 4, 3, groups=2),
+        nn.Conv2d(4, 8, 3, groups=4),
         nn.Conv2d(4, 4, 3, dilation=2),
         nn.Conv2d(4, 4, 3, padding="same"),
         nn.Conv2d(4, 4, 3, padding=1, padding_mode="circular"),
@@ -148,7 +156,7 @@ def test_quicken_replaces_plain_layers_alone() -> None:
     model = nn.Sequential(*every)
     names = list(model.state_dict())
     quick = [type(layer) is convolution.StackedConv2d for layer in layers.quicken(model)]
-    assert quick == [True, False, False, False, False, False]
+    assert quick == [True, True, False, False, False, False, False, False]
     assert list(model.state_dict()) == names
 
 

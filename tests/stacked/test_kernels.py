@@ -7,7 +7,7 @@ import emulate
 import pytest
 import torch
 
-from idiolect.stacked import plain, rectified, tensor, thin, wide
+from idiolect.stacked import depthwise, plain, rectified, tensor, thin, wide
 from idiolect.stacked.shape import Shape
 
 pytestmark = pytest.mark.skipif(emulate.COMPILER is None, reason="needs g++ to run CUDA sources")
@@ -18,7 +18,7 @@ TASKS = ["convolve", "rectified", "spread", "correlate", "pooled"]
 @pytest.fixture
 def emulated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Compile for the CPU what would be compiled for the GPU, which then has 3 processors."""
-    for part in (thin, wide, tensor):
+    for part in (thin, wide, tensor, depthwise):
         monkeypatch.setattr(
             part, "kernel", lambda *which: emulate.Kernel(tmp_path, which[0], which[1], which[2])
         )
@@ -61,6 +61,28 @@ def test_kernels_equal_the_plain_form(
             assert torch.equal(got[1], exact[1]), tile
         ours, theirs = (r[0] if isinstance(r, tuple) else r for r in (got, exact))
         assert (ours - theirs).norm() / theirs.norm() < 2e-6, tile
+
+
+@pytest.mark.parametrize("task", ["convolve", "spread", "correlate"])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        Shape(2, 3, 5, 7, 9, 5, 3, 3, 1, 1, depthwise=True),
+        Shape(1, 4, 30, 8, 7, 30, 3, 3, 2, 1, depthwise=True),
+        Shape(3, 2, 2, 9, 9, 2, 5, 5, 2, 0, depthwise=True),
+    ],
+)
+def test_depthwise_kernels_equal_the_plain_form(emulated: None, shape: Shape, task: str) -> None:
+    torch.manual_seed(0)
+    s = shape
+    x = torch.randn(s.groups, s.images, s.channels, s.height, s.width)
+    w = torch.randn(s.groups, s.channels, 1, s.kernel_height, s.kernel_width)
+    slope = torch.randn_like(plain.convolve(x, w, s))
+    inputs = {"convolve": (x, w), "spread": (slope, w), "correlate": (slope, x)}[task]
+    exact = getattr(plain, task)(*(t.double() for t in inputs), s)
+    got = getattr(depthwise, task)(*inputs, s)
+    assert got.shape == exact.shape
+    assert (got - exact).norm() / exact.norm() < 2e-6
 
 
 @pytest.mark.parametrize("size", [(6, 8), (7, 5)])

@@ -2,7 +2,7 @@
 
 import functools
 
-from idiolect.stacked import plain, tensor, thin, wide
+from idiolect.stacked import depthwise, plain, tensor, thin, wide
 from idiolect.stacked.choice import Form
 from idiolect.stacked.shape import Shape
 
@@ -10,6 +10,8 @@ from idiolect.stacked.shape import Shape
 def forms(task: str, shape: Shape, most: int = 4) -> dict[str, Form]:
     """All ways to do a task on a GPU, by name; `most` so many cuts of the wide kernels."""
     known: dict[str, Form] = {"plain": getattr(plain, task)}
+    if shape.depthwise:
+        return known | {"depthwise": getattr(depthwise, task)}
     for tile in thin.tiles(task, shape):
         name = "thin " + "x".join(map(str, tile))
         known[name] = functools.partial(getattr(thin, task), tile=tile)

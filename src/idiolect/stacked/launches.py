@@ -75,7 +75,7 @@ def shares(steps: int, most: int) -> tuple[int, int]:
 def sums(parts: int, x: Tensor, shape: Shape) -> Tensor:
     """Return where the parts of the kernels' gradient go; `total` adds them, in a fixed order."""
     taps = (shape.kernel_height, shape.kernel_width)
-    return x.new_empty(parts, shape.groups, shape.out_channels, shape.channels, *taps)
+    return x.new_empty(parts, shape.groups, shape.out_channels, shape.inputs, *taps)
 
 
 def total(parts: Tensor) -> Tensor:

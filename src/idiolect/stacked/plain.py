@@ -9,7 +9,9 @@ from idiolect.stacked.shape import Shape
 
 def convolve(x: Tensor, w: Tensor, shape: Shape) -> Tensor:
     """Apply every client's kernels to its images."""
-    y = F.conv2d(_side(x), w.flatten(0, 1), None, shape.stride, shape.padding, 1, shape.groups)
+    y = F.conv2d(
+        _side(x), w.flatten(0, 1), None, shape.stride, shape.padding, 1, shape.convolutions
+    )
     return _stack(y, shape.groups)
 
 
@@ -22,7 +24,7 @@ def spread(slope: Tensor, w: Tensor, shape: Shape) -> Tensor:
 
 def correlate(slope: Tensor, x: Tensor, shape: Shape) -> Tensor:
     """Return the gradient with respect to the kernels."""
-    kernel = (shape.channels, shape.kernel_height, shape.kernel_width)
+    kernel = (shape.inputs, shape.kernel_height, shape.kernel_width)
     w = x.new_empty(()).expand(shape.groups * shape.out_channels, *kernel)
     dw = _backward(_side(slope), _side(x), w, shape, 1)
     return dw.view(shape.groups, shape.out_channels, *kernel)
@@ -72,7 +74,7 @@ def _backward(slope: Tensor, x: Tensor, w: Tensor, shape: Shape, which: int) -> 
     wanted = [which == 0, which == 1, False]
     slopes = torch.ops.aten.convolution_backward(
         slope, x, w, None, [shape.stride] * 2, [shape.padding] * 2, [1, 1], False, [0, 0],
-        shape.groups, wanted,
+        shape.convolutions, wanted,
     )  # fmt: skip
     result: Tensor = slopes[which]
     return result

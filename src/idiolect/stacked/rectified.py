@@ -39,7 +39,8 @@ def conv_relu_pool(layer: nn.Conv2d, x: Tensor) -> Tensor:
 def _padding(task: str, layer: nn.Conv2d, x: Tensor) -> int | None:
     """Return the padding of a layer that we have kernels for; None for others."""
     padding = layer.padding[0]
-    if not isinstance(layer, StackedConv2d) or not isinstance(padding, int) or not single(x):
+    ours = isinstance(layer, StackedConv2d) and layer.groups == 1 and single(x)
+    if not ours or not isinstance(padding, int):
         return None
     shape = shaped((1, *x.shape), layer.weight[None], layer.stride[0], padding)
     return padding if owned(task, shape) else None
@@ -61,7 +62,7 @@ class _Rectified(Function):
     def backward(ctx: Any, slope: Tensor) -> Any:
         x, w, y = ctx.saved_tensors
         masked, bias = call(_Mask, slope, y.detach())
-        return *slopes(ctx, masked, x, w, 1, ctx.padding), bias, None
+        return *slopes(ctx, masked, x, w, 1, ctx.padding, False), bias, None
 
     @staticmethod
     def vmap(info: Any, dims: Any, x: Tensor, w: Tensor, bias: Tensor, padding: int) -> Any:
@@ -86,7 +87,7 @@ class _Pooled(Function):
         x, w, chosen = ctx.saved_tensors
         shape = shaped(x.shape, w, 1, ctx.padding)
         full, bias = call(_Unpool, slope, chosen, (shape.out_height, shape.out_width))
-        return *slopes(ctx, full, x, w, 1, ctx.padding), bias, None
+        return *slopes(ctx, full, x, w, 1, ctx.padding, False), bias, None
 
     @staticmethod
     def vmap(info: Any, dims: Any, x: Tensor, w: Tensor, bias: Tensor, padding: int) -> Any:

@@ -16,6 +16,17 @@ class Shape(NamedTuple):
     kernel_width: int
     stride: int
     padding: int
+    depthwise: bool = False  # each channel has a kernel of its own, [group, channel, 1, ...]
+
+    @property
+    def inputs(self) -> int:
+        """Channels that a kernel reads."""
+        return 1 if self.depthwise else self.channels
+
+    @property
+    def convolutions(self) -> int:
+        """Groups of the one convolution that does the same for all."""
+        return self.groups * self.channels if self.depthwise else self.groups
 
     @property
     def out_height(self) -> int:
