@@ -48,7 +48,9 @@ def wrapped(**settings: Any) -> dict[str, Method]:
     """Make what stands around a method: the thirteen combinations, and rules of aggregation."""
     fedavg = METHODS["fedavg"](**settings)
     return {
-        "fedavg, 13 combinations": Combined(fedavg, tune_epochs=1, expert_epochs=1),
+        "fedavg, 13 combinations": Combined(
+            fedavg, tune_epochs=8, expert_epochs=8
+        ),  # long enough for `folding`
         "fedavg, median": Aggregated(fedavg, Median()),
         "fedavg, trimmed mean": Aggregated(fedavg, TrimmedMean()),
         "fedavg, krum": Aggregated(fedavg, Krum()),
