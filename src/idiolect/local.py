@@ -198,7 +198,9 @@ class Local:
             certain = steps <= plan.certain
             return new if certain else tree.where(now.weight.sum() > 0, new, carry)
 
-        return folding.fold(numbered, carry, steps, plan.rows.device)
+        folded = folding.fold(numbered, carry, steps, plan.rows.device)
+        self._shown = None  # else the memory of the graph would be held on to
+        return folded
 
     def fit(
         self,
