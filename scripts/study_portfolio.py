@@ -41,7 +41,7 @@ class Study(Portfolio):
             for most in (3, 5, len(weights)):
                 blend, _ = choosing.blended(candidates, weights, most)
                 rules[f"mixture of {most}, c = {caution:g}"] = blend
-        for margin in (0.0, 2.0):
+        for margin in (0.0, 1.5, 2.0):
             other = dataclasses.replace(self, margin=margin)
             rules[f"margin = {margin:g}"] = other.choose(candidates, local).personal
         return settled, rules
