@@ -15,7 +15,7 @@ ROWS = [
     ["errors", "version"],
     ["stacked"],
     ["tree"],
-    ["optim", "losses", "batchnorm", "batches"],
+    ["optim", "losses", "batchnorm", "batches", "folding"],
     ["models"],
     ["network"],
     ["local"],

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
+from importlib.metadata import version
 
 import pytest
 import torch
@@ -172,7 +173,7 @@ def test_a_peers_own_trouble_is_told_beside_it(monkeypatch):
 
     monkeypatch.setattr(peers, "PEERS", {"torch": refuses, "absent-peer": refuses})
     told = peers.beside(TINY, "cpu")
-    assert told["torch"]["why"] == f"{torch.__version__} failed: RuntimeError: no room"
+    assert told["torch"]["why"] == f"{version('torch')} failed: RuntimeError: no room"
     assert told["absent-peer"] == {"why": "not installed"}
 
 
