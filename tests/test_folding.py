@@ -4,12 +4,16 @@ Here a piece is run in place of a graph's replay: it reads and writes the same b
 do the same on CUDA is for `benchmarks/gpu_check.py` to say.
 """
 
+from dataclasses import dataclass
+
 import pytest
 import torch
 
 import worlds
-from idiolect import folding
+from idiolect import folding, tree
 from idiolect.local import Local
+from idiolect.method import Report
+from idiolect.methods import FedAvg
 from idiolect.personalise import Combined
 from idiolect.simulate import engine
 from test_laws import ended, every_method, made
@@ -70,6 +74,27 @@ def test_it_is_so_after_the_rounds_and_with_any_optimiser(build, folded, float64
     base = made("fedavg", optimiser="adam", lr=0.02, weight_decay=0.1, clip=0.5)
     ends, done = both(Combined(base, tune_epochs=3, expert_epochs=3), folded, build=build)
     assert len(done) > 8  # the rounds' folds are short
+    assert not worlds.differing(*ends, 1e-12)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Through(FedAvg):
+    """Takes the gradient through a whole training, as meta-learning does."""
+
+    def client_step(self, sent, personal, local):
+        def trained(params, batch):
+            inner = local.fit(local.loss, params, self.rule(local), batch=2, steps=6)
+            return local.loss(inner, batch)
+
+        def step(params, batch):
+            return tree.axpy(-0.1, local.gradient(trained, params, batch), params)
+
+        return Report(local.scan(step, sent.shared, batch=8, epochs=1), local.size), personal
+
+
+def test_no_gradient_is_taken_through_a_fold_in_pieces(folded, float64):
+    ends, done = both(Through(lr=0.1), folded)
+    assert not done
     assert not worlds.differing(*ends, 1e-12)
 
 

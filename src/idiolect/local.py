@@ -174,7 +174,9 @@ class Local:
         everyone, or those of some rounds `ago`: server and clients know them by the seed alone.
         """
         plan = self._ask(stream, batch, epochs, steps, True, sample, ago)
-        if self._graph and folding.worth(plan.rows.shape[1], plan.rows.device):
+        # Replays leave nothing to go back through, where a gradient of the whole fold is wanted.
+        graph = self._graph and not self._moving
+        if graph and folding.worth(plan.rows.shape[1], plan.rows.device):
             return self._folded(step, carry, plan)
         for number, now in enumerate(self._batches(plan, training=True)):
             new = step(carry, now)

@@ -155,6 +155,13 @@ def test_the_command_prints_json_and_writes_it(tmp_path):
     assert "DS-3" in told.stderr
 
 
+def test_a_folder_that_is_not_there_is_told_before_anything_is_measured(tiny, tmp_path):
+    lines = []
+    with pytest.raises(ConfigError, match=r"gone is no folder to write b.json to; make it first"):
+        bench(Options(device="cpu", only=("tiny",)), lines.append, tmp_path / "gone" / "b.json")
+    assert not lines
+
+
 def test_it_needs_torch_and_numpy_alone(tmp_path):
     absent = ("pydantic", "typer", "rich", "pyarrow", "safetensors", "PIL", "scipy", "pandas")
     code = (

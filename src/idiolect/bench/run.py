@@ -67,6 +67,8 @@ def bench(options: Options, tell: Told = print, out: Path | None = None) -> dict
 
     Every part is told, and written to `out`, as soon as it is done: what follows may take long.
     """
+    if out is not None and not out.parent.is_dir():
+        raise ConfigError(f"{out.parent} is no folder to write {out.name} to; make it first")
     device, seconds = options.place, options.seconds
     about = machine(device)
     found: dict[str, Any] = {"about": about, "workloads": [], "faults": []}

@@ -6,6 +6,11 @@
 #define TAPS (KH * KW)
 #define WARPS (THREADS / 32)
 
+// The kernel that a plane of images, counted over all clients, is convolved with.
+__device__ __forceinline__ const float* kernel_of(const float* w, size_t plane, int images) {
+  return w + (plane / C / images * C + plane % C) * TAPS;
+}
+
 // y = the sum over taps of w * x, a pixel of y for each thread.
 extern "C" __global__ void __launch_bounds__(THREADS)
 convolve(const float* __restrict__ x, const float* __restrict__ w, float* __restrict__ y, int images, int groups) {
@@ -14,7 +19,7 @@ convolve(const float* __restrict__ x, const float* __restrict__ w, float* __rest
   const int col = at % OW * STRIDE - PAD, row = at / OW % OH * STRIDE - PAD;
   const size_t plane = at / (OH * OW);
   const float* from = x + plane * (H * W);
-  const float* own = w + (plane / C / images * C + plane % C) * TAPS;
+  const float* own = kernel_of(w, plane, images);
   float sum = 0.f;
 #pragma unroll
   for (int kh = 0; kh < KH; kh++)
@@ -34,7 +39,7 @@ spread(const float* __restrict__ slope, const float* __restrict__ w, float* __re
   const int col = at % W + PAD, row = at / W % H + PAD;
   const size_t plane = at / (H * W);
   const float* from = slope + plane * (OH * OW);
-  const float* own = w + (plane / C / images * C + plane % C) * TAPS;
+  const float* own = kernel_of(w, plane, images);
   float sum = 0.f;
 #pragma unroll
   for (int kh = 0; kh < KH; kh++)
