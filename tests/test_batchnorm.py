@@ -13,7 +13,8 @@ from idiolect.batchnorm import BatchNorm, learned, masked
 from idiolect.errors import MethodError, ModelError
 from idiolect.local import Local, Network, Pool
 from idiolect.models import check, group_norm_instead, masked_batch_norm_instead
-from idiolect.simulate.plans import Book, Member
+from idiolect.simulate.dealing import Member
+from idiolect.simulate.plans import Book
 
 SHAPES = [(6, 3), (6, 3, 5), (6, 3, 4, 5)]
 

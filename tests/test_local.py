@@ -7,7 +7,8 @@ from torch import nn
 
 from idiolect import losses, optim
 from idiolect.local import Local, Network, Pool, Request
-from idiolect.simulate.plans import Book, Member
+from idiolect.simulate.dealing import Member
+from idiolect.simulate.plans import Book
 
 CPU = torch.device("cpu")
 

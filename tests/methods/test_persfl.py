@@ -11,7 +11,8 @@ from idiolect.local import Pool
 from idiolect.method import Sent
 from idiolect.methods import FedAvg, FedAvgFT, PersFL
 from idiolect.methods.persfl import Student, Teacher
-from idiolect.simulate.plans import Book, Member
+from idiolect.simulate.dealing import Member
+from idiolect.simulate.plans import Book
 from methods.tiny import (
     HIGH,
     LN9,

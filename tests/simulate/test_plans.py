@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from idiolect.local import Pool, Request
-from idiolect.simulate.plans import Book, Member
+from idiolect.simulate.dealing import Member
+from idiolect.simulate.plans import Book
 
 CPU = torch.device("cpu")
 POOL = Pool(torch.zeros(1), torch.zeros(1))

@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from idiolect.local import Pool, Request
-from idiolect.simulate.plans import Book, Member
+from idiolect.simulate.dealing import Member
+from idiolect.simulate.plans import Book
 
 CPU = torch.device("cpu")
 PUBLIC = 40 + np.arange(20)  # rows of the pool; a second run's examples would stand elsewhere

@@ -46,6 +46,10 @@ static void pass_on() {
   threadIdx.x = now;
 }
 #define __syncthreads pass_on
+static unsigned long long __umul64hi(unsigned long long x, unsigned long long y) {
+  return (unsigned __int128)x * y >> 64;
+}
+static int __clz(int value) { return __builtin_clz(value); }
 static double lanes[1024];
 template <class Real> static Real __shfl_xor_sync(unsigned, Real value, int mask) {
   lanes[threadIdx.x] = value;

@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 import torch
 
-_LEAST, _MOST = 3, 40  # timed turns of each side
+_LEAST, _MOST = 3, 40  # timed turns of each side; on a GPU each may be several
+_TOGETHER = 0.05  # seconds of short turns that are timed together on a GPU
 _STATUS, _RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
@@ -42,24 +43,32 @@ def interleaved(sides: Mapping[str, Callable[[], object]], budget: float) -> dic
 def on_cuda(make: Callable[[], Callable[[], object]], budget: float, warm: int = 3) -> Measured:
     """Time one side on a GPU that nobody else uses; `make` puts its data there.
 
-    A turn that takes longer than the budget is done once.
+    Short turns are timed several together, as they follow each other in a run. A turn that takes
+    longer than the budget is done once.
     """
     gc.collect()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     side = make()
-    for _ in range(warm):
+    for _ in range(warm - 1):
         side()
-    torch.cuda.synchronize()
+    several = max(1, round(_TOGETHER / _seconds(side, 1)))
     seconds: list[float] = []
     began = time.perf_counter()
     while len(seconds) < _MOST and time.perf_counter() - began < budget:
-        start = time.perf_counter()
-        side()
-        torch.cuda.synchronize()
-        seconds.append(time.perf_counter() - start)
+        seconds.append(_seconds(side, several))
     peak = torch.cuda.max_memory_allocated() / 2**20
-    return Measured(median(seconds), len(seconds), peak)
+    return Measured(median(seconds), len(seconds) * several, peak)
+
+
+def _seconds(side: Callable[[], object], turns: int) -> float:
+    """Time turns on a GPU, which may overlap: it is waited for once, when all were asked for."""
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    for _ in range(turns):
+        side()
+    torch.cuda.synchronize()
+    return (time.perf_counter() - start) / turns
 
 
 def _peak_on_cpu(side: Callable[[], object]) -> float | None:

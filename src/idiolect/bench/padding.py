@@ -5,7 +5,7 @@ from typing import Any
 from idiolect.bench.material import like_cifar10
 from idiolect.data import federate
 from idiolect.simulate.blocks import cut
-from idiolect.simulate.plans import narrowed
+from idiolect.simulate.dealing import narrowed
 
 SEEDS, BATCH = 5, 128  # as in experiments/persfl
 

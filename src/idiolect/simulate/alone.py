@@ -20,9 +20,10 @@ from idiolect.local import Local
 from idiolect.method import Method, Sent, Setup
 from idiolect.simulate.architecture import Architecture, blank, make
 from idiolect.simulate.crew import Call, Crew
+from idiolect.simulate.dealing import Member
 from idiolect.simulate.engine import ClientFunction
 from idiolect.simulate.judging import Marking
-from idiolect.simulate.plans import Book, Member
+from idiolect.simulate.plans import Book
 from idiolect.simulate.pools import Library
 from idiolect.simulate.store import Store
 from idiolect.simulate.work import Look, Prepare

@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import operator
 import platform
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,8 +15,8 @@ import torch
 from idiolect import tree
 from idiolect.local import Network, Pool
 from idiolect.simulate import blocks, numbers, width
+from idiolect.simulate.dealing import Member
 from idiolect.simulate.engine import ClientFunction, Desk, Given
-from idiolect.simulate.plans import Member
 from idiolect.simulate.precision import multiplying
 from idiolect.simulate.shelf import Shelf
 from idiolect.simulate.store import Store
@@ -37,6 +38,11 @@ _LAYOUT, _CHANNELS_LAST = (
     "layout",
     2,
 )  # of single clients' images, measured like a width; 1: torch's
+
+
+_Members = Sequence[Member] | Mapping[int, Member]
+_Seated = tuple[list[Seat], list[int], list[Member], list[int]]
+_Asked = tuple[object, ...]
 
 
 class Crew(Team):
@@ -80,6 +86,7 @@ class Crew(Team):
         self._desks: dict[tuple[str, int, bool], Desk] = {}
         self._fits: dict[str, int] = {}  # what was left of a width that took too much memory
         self._busy: dict[str, list[Desk]] = {}  # those of the last round; others may be idle
+        self._last_seated: tuple[_Asked, _Seated] | None = None
 
     def look_ahead(self, cohorts: Sequence[np.ndarray]) -> None:
         """Have the personal state of the next cohorts read, where that takes its time."""
@@ -97,13 +104,24 @@ class Crew(Team):
         desks = self._busy.get("step", [])
         if not self._ahead or not desks:
             return
-        _, _, who, lengths = _seated(self._place, cohorts, members)
+        _, _, who, lengths = self.seated(cohorts, members)
         if even:
             lengths = [1] * len(lengths)
         span = self._span or self.widths.get("step", len(who))
         cuts = blocks.cut(lengths, span) if who else []
         for desk, (first, last) in zip(desks, cuts, strict=False):
             desk.prepare(who[first:last], round)
+
+    def seated(self, cohorts: Sequence[np.ndarray], members: Sequence[_Members]) -> _Seated:
+        """Seat those who work here; very often they are the same as the last time."""
+        asked = (*cohorts, *members)
+        if self._last_seated is not None:
+            before, found = self._last_seated
+            if len(before) == len(asked) and all(map(operator.is_, before, asked)):
+                return found
+        found = _seated(self._place, cohorts, members)
+        self._last_seated = asked, found
+        return found
 
     def examples(self, kind: str) -> int:
         """Return how many examples the last round of a kind trained on."""
@@ -281,7 +299,7 @@ class Shift:
 
     def __init__(self, crew: Crew, calls: Sequence[Call], round: int, device: torch.device) -> None:
         cohorts, own = [call.cohort for call in calls], [call.members for call in calls]
-        self.seats, places, self._members, lengths = _seated(crew._place, cohorts, own)
+        self.seats, places, self._members, lengths = crew.seated(cohorts, own)
         self.lengths = [1] * len(lengths) if all(call.even for call in calls) else lengths
         self._round = round
         self._exams = [calls[s.run].exams[s.client] for s in self.seats if calls[s.run].exams]
@@ -321,8 +339,8 @@ class Shift:
 def _seated(
     known: Mapping[int, int],
     cohorts: Sequence[np.ndarray],
-    members: Sequence[Sequence[Member] | Mapping[int, Member]],
-) -> tuple[list[Seat], list[int], list[Member], list[int]]:
+    members: Sequence[_Members],
+) -> _Seated:
     """Seat those who are known here, longest first: seats, places in the cohorts, who, lengths.
 
     Places count on from one run's cohort to the next.

@@ -17,8 +17,9 @@ from idiolect.errors import MethodError
 from idiolect.local import Local, Network, Pool
 from idiolect.method import Sent
 from idiolect.simulate import numbers
+from idiolect.simulate.dealing import Member
 from idiolect.simulate.graph import Captured
-from idiolect.simulate.plans import Book, Member
+from idiolect.simulate.plans import Book
 from idiolect.tree import Params, Tree
 
 _LAYERS = 13  # keeps the layers' own draws apart from other uses of the same seed

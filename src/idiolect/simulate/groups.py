@@ -12,7 +12,7 @@ import torch
 
 from idiolect import tree
 from idiolect.method import Method
-from idiolect.simulate.plans import Member
+from idiolect.simulate.dealing import Member
 from idiolect.simulate.team import Call, Harvest, Seat, Team
 from idiolect.simulate.traffic import Traffic, counted
 from idiolect.simulate.work import Fuse

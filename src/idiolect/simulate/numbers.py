@@ -1,10 +1,10 @@
-"""Short lists of numbers on the device: who takes part, which rows are theirs, how many they hold.
+"""Short lists of numbers to and from the device: who takes part, which rows are theirs.
 
 A copy to a GPU waits for all that was started before. Most rounds ask for the same lists again, so
 the last ones stay there, and new ones are sent without waiting.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -23,6 +23,23 @@ def real(values: Sequence[float], device: torch.device) -> Tensor:
     """Return real numbers of the default type on a device; nobody may write to them."""
     kind = torch.empty(0, dtype=torch.get_default_dtype()).numpy().dtype
     return _sent(np.asarray(values, kind), device)
+
+
+def fetched(parts: Sequence[Tensor]) -> Callable[[], np.ndarray]:
+    """Ask for numbers of the device; who calls what is returned waits for them, and no longer."""
+    whole = torch.cat(list(parts))
+    if whole.device.type != "cuda":
+        return whole.cpu().numpy
+    here = torch.empty(whole.shape, dtype=whole.dtype, pin_memory=True)
+    here.copy_(whole, non_blocking=True)
+    there = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    there.record()
+
+    def read() -> np.ndarray:
+        there.synchronize()
+        return here.numpy()
+
+    return read
 
 
 def _sent(array: np.ndarray, device: torch.device) -> Tensor:

@@ -14,18 +14,10 @@ from torch import Tensor
 
 from idiolect.errors import MethodError
 from idiolect.local import Plan, Pool, Request
+from idiolect.simulate.dealing import BATCHES, Dealer, Layout, Member, laid_out, same
 from idiolect.simulate.draws import generators
 
-_BATCHES, _PUBLIC = 11, 17  # keep these draws apart from other uses of the same seed
-_NARROW = 8  # places of a step that are not worth halving
-
-
-class Member(NamedTuple):
-    """A client in a block, with the seed of the run it belongs to."""
-
-    seed: int
-    client: int
-    rows: Mapping[str, np.ndarray]  # stream -> rows of its pool
+_PUBLIC = 17  # keeps these draws apart from other uses of the same seed
 
 
 class Drawn(NamedTuple):
@@ -34,9 +26,7 @@ class Drawn(NamedTuple):
     rows: Tensor
     real: Tensor  # [client, step, example] whether it is one
     places: Tensor  # those of padding are 0
-    certain: int
-    longest: int
-    examples: int
+    layout: Layout
 
 
 class Book:
@@ -58,6 +48,7 @@ class Book:
         self._plans: dict[Request, Plan] = {}
         self._ahead: dict[Request, Drawn] = {}  # made before its round has come
         self._ahead_of: tuple[Sequence[Member], int] = ((), -1)
+        self._dealer = Dealer(device) if device.type == "cuda" and limit is None else None
         self.examples = 0  # trained on in this round
         self.planned = 0  # the same with padding
 
@@ -68,14 +59,14 @@ class Book:
 
     def turn(self, members: Sequence[Member], round: int) -> bool:
         """Open the book for a round; True where every plan kept its place and shape."""
-        same = _same(members, self._members)
+        alike = same(members, self._members)
         self._members, self._round = members, round
-        if round != self._ahead_of[1] or not _same(members, self._ahead_of[0]):
+        if round != self._ahead_of[1] or not same(members, self._ahead_of[0]):
             self._ahead = {}
         self.examples = self.planned = 0
         kept = True
         for request, plan in list(self._plans.items()):
-            if same and not request.shuffled and not request.sample:
+            if alike and not request.shuffled and not request.sample:
                 continue
             if not self._refill(request, plan):
                 del self._plans[request]
@@ -88,8 +79,8 @@ class Book:
         self._ahead_of = (members, round)
         self._ahead = {
             request: self._pinned(_drawn(members, round, request, self._limit))
-            for request in self._plans
-            if request.shuffled
+            for request, plan in self._plans.items()
+            if request.shuffled and not (self._dealer and self._dealer.deals(request, plan))
         }
 
     def ask(self, request: Request) -> Plan:
@@ -105,37 +96,45 @@ class Book:
 
     def _make(self, request: Request) -> Plan:
         new = _drawn(self._members, self._round, request, self._limit)
-        self._count(request, new)
+        self._count(request, new.layout)
         plan = Plan(
             self._pools[request.stream],
             new.rows.to(self._device),
             new.real.to(self._device, torch.get_default_dtype()),
-            new.certain,
-            new.longest,
+            new.layout.certain,
+            new.layout.longest,
         )
         if request.stream == "public":
             plan = plan._replace(places=new.places.to(self._device))
         return plan
 
     def _refill(self, request: Request, plan: Plan) -> bool:
+        if self._dealer is not None and self._dealer.deals(request, plan):
+            layout = self._dealer.deal(self._members, self._round, request, plan, self._copied)
+        else:
+            layout = self._copied(request, plan)
+        if layout is None:
+            return False
+        self._count(request, layout)
+        return True
+
+    def _copied(self, request: Request, plan: Plan) -> Layout | None:
+        """Fill a plan with what was drawn on the host; None where it does not fit."""
         new = self._ahead.get(request)
         if new is None:
             new = _drawn(self._members, self._round, request, self._limit)
-        if new.rows.shape != plan.rows.shape or new.certain < plan.certain:
-            return False
-        if new.longest != plan.longest and not request.shuffled:  # `rows` cuts its output there
-            return False
+        if not new.layout.fits(request, plan):
+            return None
         plan.rows.copy_(new.rows, non_blocking=True)
         plan.weight.copy_(new.real, non_blocking=True)
         if plan.places is not None:
             plan.places.copy_(new.places, non_blocking=True)
-        self._count(request, new)
-        return True
+        return new.layout
 
-    def _count(self, request: Request, new: Drawn) -> None:
+    def _count(self, request: Request, layout: Layout) -> None:
         if request.shuffled:
-            self.examples += new.examples
-            self.planned += new.rows.numel()
+            self.examples += layout.examples
+            self.planned += layout.clients * layout.steps * layout.wide
 
     def _pinned(self, new: Drawn) -> Drawn:
         """Put it where a GPU fetches it from by itself."""
@@ -145,27 +144,15 @@ class Book:
         return new._replace(rows=rows, real=real, places=places)
 
 
-def _same(members: Sequence[Member], others: Sequence[Member]) -> bool:
-    # By identity: one client may be examined on other rows, and comparing rows would be slow.
-    return len(members) == len(others) and all(
-        (new.seed, new.client) == (old.seed, old.client) and new.rows is old.rows
-        for new, old in zip(members, others, strict=True)
-    )
-
-
 def _drawn(members: Sequence[Member], round: int, request: Request, limit: int | None) -> Drawn:
     """Lay out rows and places as [client, step, example]."""
     held = [_held(member, round, request) for member in members]
-    counts = [len(own) for own in held]
-    steps = [request.steps * bool(n) or request.epochs * -(-n // request.batch) for n in counts]
-    most = max(1, *steps) if limit is None else min(limit, max(1, *steps))
-    longest = max(counts)
-    wide = narrowed(request.batch, longest)
-    places = np.full((len(held), most, wide), -1, np.int64)
+    layout, own_steps = laid_out([len(own) for own in held], request, limit)
+    places = np.full((layout.clients, layout.steps, layout.wide), -1, np.int64)
     rows = np.zeros_like(places)
-    orders = _orders(members, round, request, counts, steps)
+    orders = _orders(members, round, request, [len(own) for own in held], own_steps)
     for client, (order, own) in enumerate(zip(orders, held, strict=True)):
-        places[client, : len(order)] = order[:most, :wide]
+        places[client, : len(order)] = order[: layout.steps, : layout.wide]
         if len(own):
             rows[client] = own[np.maximum(places[client], 0)]
     real = places >= 0
@@ -173,9 +160,7 @@ def _drawn(members: Sequence[Member], round: int, request: Request, limit: int |
         torch.from_numpy(rows),
         torch.from_numpy(real),
         torch.from_numpy(np.maximum(places, 0, out=places)),
-        min(*steps, most),
-        longest,
-        int(real.sum()),
+        layout,
     )
 
 
@@ -199,7 +184,7 @@ def _orders(
 
     The last batch of an epoch may be short; a client without data has no step.
     """
-    keys = [(own.seed, _BATCHES, round, own.client, request.call) for own in members]
+    keys = [(own.seed, BATCHES, round, own.client, request.call) for own in members]
     draws: Iterator[Any] = generators(keys) if request.shuffled else iter([None] * len(keys))
     for draw, count, wanted in zip(draws, counts, steps, strict=True):
         per_epoch = -(-count // request.batch)
@@ -207,16 +192,6 @@ def _orders(
         for epoch in order:
             epoch[:count] = draw.permutation(count) if draw else np.arange(count)
         yield order.reshape(-1, request.batch)[:wanted]
-
-
-def narrowed(batch: int, longest: int) -> int:
-    """Return how many places a step needs: a batch, halved as long as everyone's rows fit.
-
-    Half by half, and not to the exact number, so that a captured graph suits most cohorts.
-    """
-    while batch > _NARROW and -(-batch // 2) >= longest:
-        batch = -(-batch // 2)
-    return batch
 
 
 @lru_cache(maxsize=16)

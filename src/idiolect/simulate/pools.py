@@ -11,7 +11,7 @@ from idiolect.data.dataset import Dataset
 from idiolect.data.federation import Lessons
 from idiolect.errors import DataError
 from idiolect.local import Pool
-from idiolect.simulate.plans import Member
+from idiolect.simulate.dealing import Member
 
 _MEMBERS = 8192  # whose rows are kept at hand
 _DECODED_BYTES = 1 << 30  # on a CPU decoding every batch costs more than holding floats

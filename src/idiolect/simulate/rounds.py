@@ -5,6 +5,7 @@ data and batches, so that a run's result does not depend on its company. (Networ
 the exception: layers draw for a block as a whole, repeatably, but not the same at another width.)
 """
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -19,6 +20,7 @@ from idiolect.method import Method, Sent, Setup
 from idiolect.simulate import groups, keeping, numbers, sampling
 from idiolect.simulate.architecture import Architecture, blank, make, refuse_unequal_states
 from idiolect.simulate.backend import Backend
+from idiolect.simulate.begun import Begun, begun
 from idiolect.simulate.gathering import gathered, summable
 from idiolect.simulate.here import Here
 from idiolect.simulate.judging import Marking, joined, verdict
@@ -28,11 +30,12 @@ from idiolect.simulate.shelf import Shelf
 from idiolect.simulate.spread.job import Spread
 from idiolect.simulate.store import Store
 from idiolect.simulate.team import Call, Seat, Team
-from idiolect.simulate.traffic import Crossing, Handout, Traffic, crossed
+from idiolect.simulate.traffic import Crossing, Handout, Traffic
 from idiolect.simulate.work import Look, Prepare, Step, Work
 from idiolect.tree import Tree
 
 _GROUP = 2048  # clients scored at a time
+_SHORT = 0.05  # seconds of a round that is worth beginning before it is known to be wanted
 
 
 class Run(NamedTuple):
@@ -78,6 +81,8 @@ class Simulation:
         self.runs = runs
         self.notices: list[str] = []  # what the user should know, in words
         self._crossed = False  # whether a round has told what crosses the network
+        self._next: Begun | None = None  # a round that was begun early
+        self._pace, self._ended = float("inf"), float("-inf")  # seconds of the last round
         backend = backend or Backend()
         self._device = backend.place
         self._touched = None if bystanders == "train" else cohort  # clients a round; None: all
@@ -227,45 +232,68 @@ class Simulation:
         return self._office.remarks()
 
     def advance(self) -> Round:
-        """Do one round of every run."""
-        method = self.method
-        calls = [self._called(run, state) for run, state in enumerate(self.states)]
-        if method.prepares:
-            self._between("prepare", Prepare(method), self._unready(calls))
-        for crew in self._crews:
-            crew.look_ahead([own.training(self.round + 1) for own in self._attendance])
-        begun = [crew.train(Step(method), calls, self.round) for crew in self._crews]
-        done = [harvest for harvest in [wait() for wait in begun] if harvest.seats]
-        served = gathered(method, calls, self.states, done, self._device)
-        cohorts = [call.cohort for call in calls]
-        traffic = self._handout.added(
-            [own.traffic for own in served], cohorts, self.round, self._attendance
-        )
-        coming = [own.training(self.round + 1) for own in self._attendance]
-        for crew in self._crews:  # the host has time until it asks who was broken
-            crew.prepare(coming, self._trained, method.steps > 0, self.round + 1)
-        left_out = self._left_out(cohorts, [own.bad for own in served])
+        """Do one round of every run.
+
+        Where rounds are short, the next one is begun on the device before this one is waited for,
+        so that neither waits for the other. It is forgotten where it is not what comes next.
+        """
+        now, self._next = self._next, None
+        if now is None or now.round != self.round or now.before is not self.states:
+            now = self._begin(self.round, self.states)
+        states = now.states
+        if self._hurries:
+            self._next = self._begin(self.round + 1, states)
+        left_out = now.left_out()
+        self._refuse_nobody(now, left_out)
         gone = [Seat(run, int(c)) for run, clients in enumerate(left_out) for c in clients]
-        states = [own.state for own in served]
-        if method.grouped:
+        if self.method.grouped:
             servers = [groups.server_member(own[0]) for own in self._trained]
-            groups.regroup(method, self._crews, done, gone, servers, states, self.round)
-        for harvest in done:
+            groups.regroup(self.method, self._crews, now.done, gone, servers, states, self.round)
+        for harvest in now.done:
             harvest.team.keep(harvest.seats, harvest.personal, gone)
         self.states = states
         self.round += 1
-        crossing = None
-        if done and not self._crossed and not method.pooled:
-            first = done[0]
-            reports = first.sums[0] if first.sums else first.reports
-            crossing = crossed(calls[0], reports, first.personal, first.team.groups[0])
-            self._crossed = True
-        examples = sum(crew.examples("step") for crew in self._crews)
-        return Round(traffic, examples, left_out, crossing)
+        ended = time.perf_counter()
+        self._pace, self._ended = ended - self._ended, ended
+        crossing = None if self._crossed or self.method.pooled else now.crossing()
+        self._crossed |= crossing is not None
+        return Round(now.traffic, now.examples, left_out, crossing)
 
-    def _called(self, run: int, state: Tree) -> Call:
-        heard = self.cohort(run)
-        cohort = self._attendance[run].training(self.round) if self._all_train else heard
+    def _begin(self, round: int, states: list[Tree]) -> Begun:
+        """Start a round: on a GPU nothing is waited for, unless the server's step does."""
+        method = self.method
+        calls = [self._called(run, state, round) for run, state in enumerate(states)]
+        if method.prepares:
+            self._between("prepare", Prepare(method), self._unready(calls))
+        coming = [own.training(round + 1) for own in self._attendance]
+        for crew in self._crews:
+            crew.look_ahead(coming)
+        training = [crew.train(Step(method), calls, round) for crew in self._crews]
+        done = [harvest for harvest in [wait() for wait in training] if harvest.seats]
+        served = gathered(method, calls, states, done, self._device)
+        cohorts = [call.cohort for call in calls]
+        traffic = self._handout.added(
+            [own.traffic for own in served], cohorts, round, self._attendance
+        )
+        examples = sum(crew.examples("step") for crew in self._crews)
+        for crew in self._crews:  # the host has time until it asks who was broken
+            crew.prepare(coming, self._trained, method.steps > 0, round + 1)
+        return begun(round, states, calls, done, served, traffic, examples)
+
+    @property
+    def _hurries(self) -> bool:
+        """Whether the next round may begin now: it needs nothing that waits for this one's end."""
+        return (
+            self._device.type == "cuda"
+            and self._backend.kind == "vectorised"
+            and self._pace < _SHORT
+            and self.method.aggregates == "mean"
+            and not (self.method.grouped or self.method.prepares or self._personal)
+        )
+
+    def _called(self, run: int, state: Tree, round: int) -> Call:
+        heard = self.cohort(run) if round == self.round else self._attendance[run].heard(round)
+        cohort = self._attendance[run].training(round) if self._all_train else heard
         return Call(
             cohort,
             self.method.send(state, self._tensor(cohort)),
@@ -280,16 +308,11 @@ class Simulation:
         pairs = zip(new, calls, strict=True)
         return [Call(cohort, Sent(), call.members) for cohort, call in pairs]
 
-    def _left_out(
-        self, cohorts: Sequence[np.ndarray], broken: Sequence[torch.Tensor]
-    ) -> list[np.ndarray]:
-        """Read, once a round, who was broken; a run in which nobody is left cannot go on."""
-        flags = torch.cat(list(broken)).cpu().numpy()
-        found = []
-        for run, cohort in enumerate(cohorts):
-            mine, flags = flags[: len(cohort)], flags[len(cohort) :]
-            found.append(cohort[mine])
-            if len(cohort) and mine.all():
+    def _refuse_nobody(self, now: Begun, left_out: Sequence[np.ndarray]) -> None:
+        """A run in which nobody is left cannot go on."""
+        for run, (call, broken) in enumerate(zip(now.calls, left_out, strict=True)):
+            cohort = call.cohort
+            if len(cohort) and len(broken) == len(cohort):
                 seed, names = self.runs[run].seed, self.runs[run].lessons.names
                 first = "all clients" if self.method.pooled else names[cohort[0]]
                 raise Diverged(
@@ -297,7 +320,6 @@ class Simulation:
                     f"({len(cohort)} of {len(cohort)} clients did, so nobody is left); lower lr "
                     f"(now {self.method.lr}) or set clip, and start again"
                 )
-        return found
 
     def padding(self) -> float:
         """Return the largest share of padding in any architecture's last round."""

@@ -14,7 +14,7 @@ from torch import Tensor
 from idiolect import tree
 from idiolect.method import Report, Sent
 from idiolect.simulate import numbers
-from idiolect.simulate.plans import Member
+from idiolect.simulate.dealing import Member
 from idiolect.simulate.shelf import Shelf
 from idiolect.simulate.store import Store
 from idiolect.simulate.work import Step, Work

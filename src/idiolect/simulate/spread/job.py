@@ -11,7 +11,7 @@ import torch
 from idiolect.data.federation import Lessons
 from idiolect.simulate.architecture import Made
 from idiolect.simulate.backend import Backend
-from idiolect.simulate.plans import Member
+from idiolect.simulate.dealing import Member
 from idiolect.simulate.pools import Library
 from idiolect.simulate.shelf import Shelf
 from idiolect.simulate.spread.cluster import Asked, Cluster, Hand, hired

@@ -13,7 +13,7 @@ import torch
 
 from idiolect import tree
 from idiolect.method import Report
-from idiolect.simulate.plans import Member
+from idiolect.simulate.dealing import Member
 from idiolect.simulate.shelf import Shelf
 from idiolect.simulate.spread.cluster import Asked, Hand
 from idiolect.simulate.spread.shards import lifted, lowered

@@ -9,7 +9,7 @@ import torch
 
 from idiolect import tree
 from idiolect.local import Pool
-from idiolect.simulate.plans import Member
+from idiolect.simulate.dealing import Member
 from idiolect.simulate.pools import Excerpt, Library
 from idiolect.tree import Tree
 

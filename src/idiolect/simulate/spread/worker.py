@@ -19,8 +19,8 @@ from idiolect.method import Report, Sent
 from idiolect.simulate import keeping
 from idiolect.simulate.backend import Backend
 from idiolect.simulate.crew import Crew, hands
+from idiolect.simulate.dealing import Member
 from idiolect.simulate.gathering import summed
-from idiolect.simulate.plans import Member
 from idiolect.simulate.pools import Excerpt
 from idiolect.simulate.shelf import Shelf
 from idiolect.simulate.spread.shards import Members, Pack, lifted, lowered

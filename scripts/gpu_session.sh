@@ -1,0 +1,34 @@
+#!/usr/bin/env bash
+# All that is measured on a GPU, in the order of its worth: bash scripts/gpu_session.sh sane|bench|check|experiments [SECONDS]
+# IDIOLECT_DATA names the datasets, IDIOLECT_RUNS where runs go (/tmp/runs), OUT where figures go.
+# `bench` and what follows it in its function want the GPU alone; the others may share it.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+export PYTHONPATH="src:.gpu/site" PYTHONUNBUFFERED=1 OUT=${OUT:-/tmp/out}
+mkdir -p "$OUT"
+sane() {  # captured rounds against the sequential backend: nothing is worth measuring before that
+  python3 benchmarks/gpu_speed.py --only "fedavg, double" "fedavg, dnn, single" "pfedme, dnn, single" --json "$OUT/sane.json" &&
+    python3 -c "import json, os; f = json.load(open(os.environ['OUT'] + '/sane.json')); del f['about']; print(f); assert all(isinstance(v, float) and v < 1e-5 for v in f.values())"
+}
+bench() {
+  python3 -m idiolect.bench dnn-20 dnn-1000 pfl-cifar10 pfedme-20 lenet5-20 mlr-20 persfl --device cuda \
+    --no-peers --data-dir "$IDIOLECT_DATA" --out "$OUT/h200.json"
+  python3 benchmarks/portfolio.py
+  cp benchmarks/results/portfolio.json "$OUT"
+  python3 -m idiolect.bench padding --device cuda --no-peers --precision --grow --seconds 3 --out "$OUT/h200-more.json"
+}
+check() {
+  python3 benchmarks/gpu_check.py --json "$OUT/check.json"
+}
+experiments() {
+  export OMP_NUM_THREADS=1
+  local end=$(($(date +%s) + $1))
+  left() { echo $((end - $(date +%s))); }
+  (
+    bash scripts/gpu_queue.sh experiments/pfml/gpu-choose.txt 12 "$(left)"
+    bash scripts/gpu_queue.sh <(cat experiments/pfml/gpu-cifar10.txt experiments/pfml/gpu.txt) 10 "$(left)"
+  ) &
+  bash scripts/gpu_queue.sh <(cat experiments/portfolio/gpu.txt experiments/ktpfl/gpu.txt) 6 "$(left)" &
+  wait
+}
+"$@"

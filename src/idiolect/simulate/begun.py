@@ -1,0 +1,59 @@
+"""A round of which all was started: on a GPU the host need not wait for it to do other things."""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from idiolect.simulate import numbers
+from idiolect.simulate.gathering import Gathered
+from idiolect.simulate.team import Call, Harvest
+from idiolect.simulate.traffic import Crossing, Traffic, crossed
+from idiolect.tree import Tree
+
+
+class Begun(NamedTuple):
+    """What is known of a round before its end."""
+
+    round: int
+    before: Sequence[Tree]  # the servers' states that it began with
+    calls: Sequence[Call]
+    done: Sequence[Harvest]
+    served: Sequence[Gathered]
+    traffic: list[Traffic]
+    examples: int
+    broken: Callable[[], np.ndarray]  # waits for the end: a flag for each client of all cohorts
+
+    @property
+    def states(self) -> list[Tree]:
+        """The servers' states that it ends with."""
+        return [own.state for own in self.served]
+
+    def left_out(self) -> list[np.ndarray]:
+        """Return, for each run, which clients were broken; whoever calls waits for the end."""
+        cohorts = [call.cohort for call in self.calls]
+        ends = np.cumsum([len(cohort) for cohort in cohorts])
+        flags = np.split(self.broken(), ends[:-1])
+        return [cohort[mine] for cohort, mine in zip(cohorts, flags, strict=True)]
+
+    def crossing(self) -> Crossing | None:
+        """Say what crosses the network; None where nobody took part."""
+        if not self.done:
+            return None
+        first = self.done[0]
+        reports = first.sums[0] if first.sums else first.reports
+        return crossed(self.calls[0], reports, first.personal, first.team.groups[0])
+
+
+def begun(
+    round: int,
+    before: Sequence[Tree],
+    calls: Sequence[Call],
+    done: Sequence[Harvest],
+    served: Sequence[Gathered],
+    traffic: list[Traffic],
+    examples: int,
+) -> Begun:
+    """Ask now for what will be read at the end: later requests would wait for later rounds."""
+    flags = numbers.fetched([own.bad for own in served])
+    return Begun(round, before, calls, done, served, traffic, examples, flags)
