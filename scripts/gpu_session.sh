@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# All that is measured on a GPU, in the order of its worth: bash scripts/gpu_session.sh sane|bench|check|experiments [SECONDS]
+# All that is measured on a GPU, in the order of its worth: bash scripts/gpu_session.sh sane|bench|more|check|experiments [SECONDS]
 # IDIOLECT_DATA names the datasets, IDIOLECT_RUNS where runs go (/tmp/runs), OUT where figures go.
-# `bench` and what follows it in its function want the GPU alone; the others may share it.
+# `bench` and `more` want the GPU alone; the others may share it.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 export PYTHONPATH="src:.gpu/site" PYTHONUNBUFFERED=1 OUT=${OUT:-/tmp/out}
@@ -13,9 +13,12 @@ sane() {  # captured rounds against the sequential backend: nothing is worth mea
 bench() {
   python3 -m idiolect.bench dnn-20 dnn-1000 pfl-cifar10 pfedme-20 lenet5-20 mlr-20 persfl --device cuda \
     --no-peers --data-dir "$IDIOLECT_DATA" --out "$OUT/h200.json"
-  python3 benchmarks/portfolio.py
-  cp benchmarks/results/portfolio.json "$OUT"
+}
+more() {
   python3 -m idiolect.bench padding --device cuda --no-peers --precision --grow --seconds 3 --out "$OUT/h200-more.json"
+  python3 benchmarks/portfolio.py experiments/portfolio/mnist-ds1.toml
+  python3 benchmarks/portfolio.py experiments/portfolio/cifar10-ds1.toml
+  cp benchmarks/results/portfolio.json "$OUT"
 }
 check() {
   python3 benchmarks/gpu_check.py --json "$OUT/check.json"
