@@ -27,6 +27,18 @@ def theirs(w: Tensor, b: Tensor, x: Tensor) -> Tensor:
     return F.linear(x, w, b).tanh().pow(2).sum()
 
 
+def ours_rectified(w: Tensor, b: Tensor, x: Tensor) -> Tensor:
+    y = call(linear._Rectified, x[None], w[None], b[None])[0]
+    return y.tanh().pow(2).sum()  # type: ignore[no-any-return]
+
+
+def theirs_rectified(w: Tensor, b: Tensor, x: Tensor) -> Tensor:
+    return F.linear(x, w, b).relu().tanh().pow(2).sum()
+
+
+PAIRS = [(ours, theirs), (ours_rectified, theirs_rectified)]
+
+
 def draw() -> tuple[Tensor, Tensor, Tensor]:
     torch.manual_seed(0)
     sizes = ((CLIENTS, OUTSIDE, INSIDE), (CLIENTS, OUTSIDE), (CLIENTS, EXAMPLES, INSIDE))
@@ -41,22 +53,24 @@ def close(left: Tensor, right: Tensor) -> None:
 
 @pytest.mark.parametrize("argument", [0, 1, 2])
 @pytest.mark.parametrize("shared", [(), (0, 1), (2,), (1,)])
-def test_slopes(argument: int, shared: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("pair", PAIRS)
+def test_slopes(pair: tuple[Fn, Fn], argument: int, shared: tuple[int, ...]) -> None:
     """Weights, biases and examples may each be everyone's own or the same for all."""
     given = [t[0] if n in shared else t for n, t in enumerate(draw())]
     dims = tuple(None if n in shared else 0 for n in range(3))
-    close(*(vmap(grad(fn, argument), dims)(*given) for fn in (ours, theirs)))
+    close(*(vmap(grad(fn, argument), dims)(*given) for fn in pair))
 
 
 @pytest.mark.parametrize("argument", [0, 1, 2])
-def test_second_slopes(argument: int) -> None:
+@pytest.mark.parametrize("pair", PAIRS)
+def test_second_slopes(pair: tuple[Fn, Fn], argument: int) -> None:
     def bend(fn: Fn) -> Fn:
         def curved(*given: Tensor) -> Tensor:
             return sum((s.pow(3).sum() for s in grad(fn, (0, 1, 2))(*given)), torch.zeros(()))
 
         return grad(curved, argument)
 
-    close(*(vmap(bend(fn))(*draw()) for fn in (ours, theirs)))
+    close(*(vmap(bend(fn))(*draw()) for fn in pair))
 
 
 def test_a_grid_inside_the_stack() -> None:
@@ -67,6 +81,20 @@ def test_a_grid_inside_the_stack() -> None:
         return vmap(lambda w, b, x: vmap(grad(fn), (0, None, None))(w, b, x))(cells, b, x)
 
     close(grid(ours), grid(theirs))
+
+
+def test_a_layer_and_relu_at_once() -> None:
+    """In a row they are found; alone, shapes of any kind are torch's own."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+    x = torch.randn(5, 3)
+    expected, deep = model(x), model(x[None])
+    layers.quicken(model)
+    assert torch.equal(model(x), expected) and torch.equal(model(x[None]), deep)
+    first = model[0]
+    together = vmap(lambda x: linear.linear_relu(first, x))(x[None].expand(2, 5, 3))  # type: ignore[arg-type]
+    torch.testing.assert_close(together[1], first(x).relu())
+    assert (together == 0).any() and (together > 0).any()
 
 
 def test_plain_layers_alone_are_replaced() -> None:
@@ -82,7 +110,7 @@ def test_plain_layers_alone_are_replaced() -> None:
 
 
 @pytest.mark.skipif(emulate.COMPILER is None, reason="needs g++ to run CUDA sources")
-@pytest.mark.parametrize("task", ["forward", "images", "kernels"])
+@pytest.mark.parametrize("task", ["forward", "rectified", "images", "kernels"])
 @pytest.mark.parametrize("sizes", [Dense(2, 5, 136, 9), Dense(2, 23, 37, 10), Dense(1, 3, 516, 1)])
 def test_kernels_equal_the_plain_form(
     sizes: Dense, task: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -96,7 +124,12 @@ def test_kernels_equal_the_plain_form(
     x = many[:, 1]  # a step of several that were taken at once: groups lie apart
     w, b = torch.randn(groups, outside, inside), torch.randn(groups, outside)
     slope = torch.randn(groups, examples, outside)
-    inputs = {"forward": (x, w, b), "images": (slope, w), "kernels": (slope, x)}[task]
+    inputs = {
+        "forward": (x, w, b),
+        "rectified": (x, w, b),
+        "images": (slope, w),
+        "kernels": (slope, x),
+    }[task]
     forms = dense.forms(task, sizes)
     exact = forms.pop("plain")(*(t.double() for t in inputs), sizes)
     assert forms

@@ -3,6 +3,7 @@
 from torch import Tensor, nn
 
 from idiolect.models.layers import Init, initialise
+from idiolect.stacked.linear import linear_relu
 from idiolect.stacked.rectified import conv_relu_pool
 
 
@@ -22,7 +23,7 @@ class LeNet5(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return logits [example, class]."""
         x = conv_relu_pool(self.conv2, conv_relu_pool(self.conv1, x))
-        logits: Tensor = self.fc3(self.fc2(self.fc1(x.flatten(1)).relu()).relu())
+        logits: Tensor = self.fc3(linear_relu(self.fc2, linear_relu(self.fc1, x.flatten(1))))
         return logits
 
 
@@ -40,7 +41,7 @@ class McMahanCNN(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return logits [example, class]."""
         x = conv_relu_pool(self.conv2, conv_relu_pool(self.conv1, x))
-        logits: Tensor = self.fc2(self.fc1(x.flatten(1)).relu())
+        logits: Tensor = self.fc2(linear_relu(self.fc1, x.flatten(1)))
         return logits
 
 

@@ -4,6 +4,8 @@ import math
 
 from torch import Tensor, nn
 
+from idiolect.stacked.linear import linear_relu
+
 
 class MLR(nn.Module):
     """Multinomial logistic regression: one linear layer on the flattened example."""
@@ -28,5 +30,5 @@ class DNN(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return logits [example, class]."""
-        logits: Tensor = self.fc2(self.fc1(x.flatten(1)).relu())
+        logits: Tensor = self.fc2(linear_relu(self.fc1, x.flatten(1)))
         return logits

@@ -16,7 +16,7 @@ __device__ __forceinline__ void unpack(float* to, const float* from) { *(Pack*)t
 #ifdef FORWARD
 
 // y[g, n, o] = bias[g, o] + sum over i of x[g, n, i] * w[g, o, i]: a block makes LINES outputs of ROWS
-// examples, and its warps share the sum.
+// examples, and its warps share the sum. With RELU it is cut off below 0, but for NaN.
 extern "C" __global__ void __launch_bounds__(THREADS)
 dense(const float* __restrict__ x, const float* __restrict__ w, const float* __restrict__ bias,
       float* __restrict__ y, int stride) {
@@ -61,7 +61,13 @@ dense(const float* __restrict__ x, const float* __restrict__ w, const float* __r
     float sum = 0.f;
 #pragma unroll
     for (int part = 0; part < THREADS / 32; part++) sum += shared[part * ROWS * LINES + k];
-    if (n < N && o < OUT) y[((size_t)g * N + n) * OUT + o] = sum + bias[g * OUT + o];
+    if (n < N && o < OUT) {
+      sum += bias[g * OUT + o];
+#ifdef RELU
+      sum = sum < 0.f ? 0.f : sum;
+#endif
+      y[((size_t)g * N + n) * OUT + o] = sum;
+    }
   }
 }
 

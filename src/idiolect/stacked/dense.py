@@ -68,6 +68,11 @@ def plain_forward(x: Tensor, w: Tensor, b: Tensor, sizes: Dense) -> Tensor:
     return torch.bmm(x, w.mT) + b[:, None]
 
 
+def plain_rectified(x: Tensor, w: Tensor, b: Tensor, sizes: Dense) -> Tensor:
+    """Return x wᵀ + b, cut off below 0."""
+    return plain_forward(x, w, b, sizes).relu()
+
+
 def plain_images(slope: Tensor, w: Tensor, sizes: Dense) -> Tensor:
     """Return the gradient with respect to the examples."""
     return torch.bmm(slope, w)
@@ -78,12 +83,14 @@ def plain_kernels(slope: Tensor, x: Tensor, sizes: Dense) -> tuple[Tensor, Tenso
     return torch.bmm(slope.mT, x), slope.sum(1)
 
 
-def forward(x: Tensor, w: Tensor, b: Tensor, sizes: Dense, cut: Cut) -> Tensor:
-    """Return x wᵀ + b: a block for a few outputs."""
+def forward(
+    x: Tensor, w: Tensor, b: Tensor, sizes: Dense, cut: Cut, rectify: bool = False
+) -> Tensor:
+    """Return x wᵀ + b, perhaps cut off below 0: a block for a few outputs."""
     s, y = sizes, x.new_empty(sizes.groups, sizes.examples, sizes.outside)
     x, stride = _laid(x)
     shared = 4 * cut.rows * cut.lines * cut.threads // _WARP
-    _kernel("FORWARD", "dense", s, cut, shared)(
+    _kernel("FORWARD", "dense", s, cut, shared, rectify)(
         (-(-s.outside // cut.lines), s.groups, -(-s.examples // cut.rows)),
         (cut.threads, 1, 1),
         [x, w.contiguous(), b.contiguous(), y, stride],
@@ -121,10 +128,16 @@ def kernels(slope: Tensor, x: Tensor, sizes: Dense, cut: Cut) -> tuple[Tensor, T
 
 _PLAIN: dict[str, Form] = {
     "forward": plain_forward,
+    "rectified": plain_rectified,
     "images": plain_images,
     "kernels": plain_kernels,
 }
-_OWN: dict[str, Form] = {"forward": forward, "images": images, "kernels": kernels}
+_OWN: dict[str, Form] = {
+    "forward": forward,
+    "rectified": functools.partial(forward, rectify=True),
+    "images": images,
+    "kernels": kernels,
+}
 
 
 def _laid(x: Tensor) -> tuple[Tensor, int]:
@@ -143,8 +156,11 @@ def _across(sizes: Dense) -> int:
     return up(sizes.inside, _THREADS * _vector(sizes)) // (_THREADS * _vector(sizes))
 
 
-def _kernel(task: str, name: str, sizes: Dense, cut: Cut, shared: int = 0) -> Any:
+def _kernel(
+    task: str, name: str, sizes: Dense, cut: Cut, shared: int = 0, rectify: bool = False
+) -> Any:
     constants = {
+        **({"RELU": 1} if rectify else {}),
         task: 1, "N": sizes.examples, "IN": sizes.inside, "OUT": sizes.outside,
         "VEC": _vector(sizes), "THREADS": cut.threads, "ROWS": cut.rows, "LINES": cut.lines,
     }  # fmt: skip

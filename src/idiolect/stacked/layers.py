@@ -5,19 +5,21 @@ from typing import Any
 from torch import Tensor, nn
 
 from idiolect.stacked.convolution import StackedConv2d
-from idiolect.stacked.linear import StackedLinear
+from idiolect.stacked.linear import StackedLinear, linear_relu
 from idiolect.stacked.rectified import conv_relu, conv_relu_pool
 
 
 class StackedSequential(nn.Sequential):
-    """Layers in a row, of which a convolution and what follows it are run as one."""
+    """Layers in a row, of which a convolution or a dense layer and what follows are run as one."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Run the layers: a convolution with ReLU, or with ReLU and 2×2 max-pooling, at once."""
+        """Run the layers: one with ReLU, or with ReLU and 2×2 max-pooling, at once."""
         layers = list(self)
         while layers:
             first, rectifies = layers[0], [type(layer) for layer in layers[1:2]] == [nn.ReLU]
-            if not isinstance(first, StackedConv2d) or not rectifies:
+            if isinstance(first, StackedLinear) and rectifies:
+                x, layers = linear_relu(first, x), layers[2:]
+            elif not isinstance(first, StackedConv2d) or not rectifies:
                 x, layers = first(x), layers[1:]
             elif len(layers) > 2 and _halves(layers[2]):
                 x, layers = conv_relu_pool(first, x), layers[3:]

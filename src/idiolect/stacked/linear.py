@@ -35,6 +35,14 @@ class StackedLinear(nn.Linear):
         return y.squeeze(0).reshape(*x.shape[:-1], -1)
 
 
+def linear_relu(layer: nn.Linear, x: Tensor) -> Tensor:
+    """Return ReLU(x Aᵀ + b): at once under vmap on CUDA."""
+    if not isinstance(layer, StackedLinear) or not single(x) or x.dim() != 2:
+        return layer(x).relu()  # type: ignore[no-any-return]
+    y: Tensor = call(_Rectified, x[None], layer.weight[None], layer.bias[None])
+    return y.squeeze(0)
+
+
 class _Linear(Function):
     """x [group, example, in], w [group, out, in], b [group, out] -> y [group, example, out]."""
 
@@ -48,15 +56,39 @@ class _Linear(Function):
 
     @staticmethod
     def backward(ctx: Any, slope: Tensor) -> Any:
-        x, w = ctx.saved_tensors
-        dx = call(_Images, slope, w) if ctx.needs_input_grad[0] else None
-        wanted = any(ctx.needs_input_grad[1:])
-        dw, db = call(_Kernels, slope, x) if wanted else (None, None)
-        return dx, dw, db
+        return _back(ctx.needs_input_grad, slope, *ctx.saved_tensors)
 
     @staticmethod
     def vmap(info: Any, dims: Any, *inputs: Tensor) -> Any:
         return mapped(_Linear, info.batch_size, dims, inputs, ())
+
+
+class _Rectified(Function):
+    """The same, cut off below 0."""
+
+    @staticmethod
+    def forward(x: Tensor, w: Tensor, b: Tensor) -> Any:
+        return _done("rectified", _sizes(x, w.shape[1]), x, w, b)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs[:2], output)
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor) -> Any:
+        x, w, y = ctx.saved_tensors
+        slope = torch.ops.aten.threshold_backward(slope, y, 0)  # as ReLU's own, in one launch
+        return _back(ctx.needs_input_grad, slope, x, w)
+
+    @staticmethod
+    def vmap(info: Any, dims: Any, *inputs: Tensor) -> Any:
+        return mapped(_Rectified, info.batch_size, dims, inputs, ())
+
+
+def _back(wanted: tuple[bool, ...], slope: Tensor, x: Tensor, w: Tensor) -> Any:
+    dx = call(_Images, slope, w) if wanted[0] else None
+    dw, db = call(_Kernels, slope, x) if any(wanted[1:]) else (None, None)
+    return dx, dw, db
 
 
 class _Images(Function):
