@@ -37,6 +37,10 @@ def dnn():
     return MODELS["dnn"](GREY, CLASSES)
 
 
+def mlr():
+    return MODELS["mlr"](GREY, CLASSES)
+
+
 def lenet5():
     return MODELS["lenet5"](COLOUR, CLASSES)
 
@@ -46,6 +50,7 @@ def steady():
 
 
 WORKLOADS = {
+    "mlr": ("fedavg", mlr, GREY, 20, 600, 20),
     "dnn": ("fedavg", dnn, GREY, 20, 600, 20),
     "dnn with group norm": ("fedavg", network, GREY, 20, 600, 20),
     "pfedme": ("pfedme", dnn, GREY, 20, 600, 20),

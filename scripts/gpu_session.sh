@@ -16,7 +16,6 @@ bench() {
 }
 more() {
   python3 -m idiolect.bench padding --device cuda --no-peers --precision --grow --seconds 3 --out "$OUT/h200-more.json"
-  python3 benchmarks/portfolio.py experiments/portfolio/mnist-ds1.toml
   python3 benchmarks/portfolio.py experiments/portfolio/cifar10-ds1.toml
   cp benchmarks/results/portfolio.json "$OUT"
 }
@@ -29,9 +28,10 @@ experiments() {
   left() { echo $((end - $(date +%s))); }
   (
     bash scripts/gpu_queue.sh experiments/pfml/gpu-choose.txt 12 "$(left)"
-    bash scripts/gpu_queue.sh <(cat experiments/pfml/gpu-cifar10.txt experiments/pfml/gpu.txt) 10 "$(left)"
+    bash scripts/gpu_queue.sh experiments/pfml/gpu.txt 10 "$(left)"
+    bash scripts/gpu_queue.sh experiments/pfml/gpu-cifar10.txt 4 "$(left)"
   ) &
-  bash scripts/gpu_queue.sh <(cat experiments/portfolio/gpu.txt experiments/ktpfl/gpu.txt) 6 "$(left)" &
+  bash scripts/gpu_queue.sh <(cat experiments/portfolio/gpu.txt experiments/ktpfl/gpu.txt) 7 "$(left)" &
   wait
 }
 "$@"

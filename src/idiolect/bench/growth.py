@@ -35,7 +35,7 @@ def curves(device: str) -> dict[str, Curve]:
     hidden = (25, 100, 400, 1600) if cuda else (25, 100, 400)
     cohorts = (50, 100, 200, 500, 1000, 2000) if cuda else (50, 100, 200, 400)
     populations = (1000, 10_000, 100_000) if cuda else (1000, 10_000, 40_000)
-    fewer = clients[:5] if cuda else clients[:3]
+    fewer = clients[1:4] if cuda else clients[:3]
     return {
         "clients": ("clients, DNN 784-100-10", [(n, dnn.grown(clients=n)) for n in clients]),
         "clients_lenet5": ("clients, LeNet-5", [(n, lenet.grown(clients=n)) for n in fewer]),
