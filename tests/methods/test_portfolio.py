@@ -115,7 +115,7 @@ def test_clients_keep_only_what_candidates_need():
 
 
 @pytest.mark.parametrize("seed", range(6))
-@pytest.mark.parametrize("margin", [0.0, 1.0])
+@pytest.mark.parametrize("margin", [0.0, 1.5])
 def test_no_client_is_below_its_local_model_on_validation_data(seed, margin):
     """Worlds in which a federation rarely helps: a handful of examples, three rounds."""
     world = worlds.federation((7, 4, 5, 9, 3, 0), (9, 5, 7, 6, 0, 4), seed=seed)
@@ -178,6 +178,33 @@ def test_a_mixture_below_local_on_validation_is_refused():
     assert sure.weights.tolist() == [1.0, 0.0] and float(sure.accuracy) == 1.0
     free = settled([(2.0, 1)], val, (3.0, 0.2), own, tune_lr=1e-9, candidates=("ft",))[1]
     assert free.weights.tolist() == [1.0]
+
+
+@pytest.mark.parametrize(
+    ("right", "settings", "leaves"),
+    [
+        (8, {}, False),  # 1.41 standard errors
+        (9, {}, True),  # 1.68
+        (8, {"margin": 1.0}, True),
+        (6, {"margin": 1.0}, False),  # 0.87
+        (9, {"margin": 2.0}, False),
+    ],
+)
+def test_a_client_leaves_beyond_one_and_a_half_standard_errors(right, settings, leaves):
+    """The global model is right about all but one of n examples, its own about that one alone.
+
+    Its own says 1/2 of everything, the other 9/10 of what is true, and 1/10 once. So the gains are
+    ln 9/5, and ln 1/5 once: ln 9 less. Their mean is ln 9/5 − ln 9 / n, their variance
+    (ln 9)² / n, and the standard error ln 9 / n. The mean is n · ln 9/5 / ln 9 − 1 = 0.2675 n − 1
+    standard errors.
+    """
+    val = [*[(1.0, 1)] * right, (1.0, 0)]
+    tuning = {"members": 1, "tune_lr": 1e-9}
+    _, found = settled(UPWARD, val, (LN9, 0.0), (0.0, 0.0), **tuning, **settings)
+    n = right + 1
+    assert found.accuracies.tolist() == pytest.approx([1 / n, right / n])
+    assert found.weights.tolist() == ([0.0, 1.0] if leaves else [1.0, 0.0])
+    assert float(found.accuracy) == pytest.approx(right / n if leaves else 1 / n)
 
 
 @pytest.mark.parametrize("val", [[], [(2.0, 1)]])

@@ -105,7 +105,7 @@ class Portfolio(FedAvg):
         10.0, "validation examples that an average of all counts as", above=0, deploy=True
     )
     margin: float = setting(
-        1.0,
+        1.5,
         "standard errors by which a mixture must be more likely than the local model",
         least=0,
         deploy=True,
