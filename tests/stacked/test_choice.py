@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from idiolect.stacked import choice, notes
+from idiolect.stacked.dense import Dense
 
 
 class Form:
@@ -22,7 +23,7 @@ class Form:
         return x * (1 + self.wrong)
 
 
-ZEROS = (torch.zeros(4, 5), "sizes")
+ZEROS = (torch.zeros(4, 5), Dense(4, 1, 5, 5))
 
 
 @pytest.fixture(autouse=True)
@@ -55,12 +56,39 @@ def test_a_form_with_other_results_is_never_chosen() -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
+def test_the_plain_form_need_not_be_exact() -> None:
+    """The library may round in single precision; what it gives in double precision counts."""
+
+    class Rounded(Form):
+        def __call__(self, x: Tensor, *sizes: object) -> Tensor:
+            return super().__call__(x) * (1 if x.dtype == torch.float64 else 1 + 1e-3)
+
+    known = {"plain": Rounded(3), "exact": Form(2), "alike": Form(1, wrong=1e-3)}
+    assert choice.choose("key", known, ZEROS) is known["exact"]
+
+
+def test_clients_that_are_compared() -> None:
+    given = (torch.randn(4, 5), torch.randn(4, 2, 3), Dense(4, 1, 5, 5))
+    x, w, sizes = choice.few(given)
+    assert torch.equal(x, given[0][:2].double()) and torch.equal(w, given[1][:2].double())
+    assert (
+        sizes == Dense(2, 1, 5, 5) and choice.few(given[:2] + (Dense(1, 1, 5, 5),))[0].shape[0] == 1
+    )
+
+
+def test_where_no_kernel_runs_it_is_said_why() -> None:
+    known = {"plain": Form(3), "broken": Form(1, fails=True), "other": Form(1, fails=True)}
+    with pytest.warns(UserWarning, match="no kernel for Dense.*broken: too little memory"):
+        assert choice.choose("key", known, ZEROS) is known["plain"]
+
+
 @pytest.mark.parametrize("why", ["gone", "fails"])
 def test_a_choice_that_does_not_hold_is_made_again(timed: Path, why: str) -> None:
     choice.choose("key", {"plain": Form(3), "quick": Form(2)}, ZEROS)
     known = {"plain": Form(3), "slow": Form(4)}
     if why == "fails":
         known["quick"] = Form(2, fails=True)
+        known["slow"] = Form(4)
     assert choice.choose("key", known, ZEROS) is known["plain"]
     assert list(notes.read(timed).values()) == ["plain"]
 
