@@ -84,13 +84,10 @@ def _measured(known: Mapping[str, Form], inputs: tuple[Any, ...]) -> str:
         except (RuntimeError, AttributeError, OSError) as error:  # too little of the chip, say
             if name == "plain":
                 raise
-            failed[name] = error
+            words = (str(error) or type(error).__name__).splitlines()[0]
+            failed.append(f"no kernel for {inputs[-1]!r} here, so slower: {name}: {words}")
     if failed and list(took) == ["plain"]:
-        name, error = next(iter(failed.items()))
-        words = (str(error) or type(error).__name__).splitlines()[0]
-        warnings.warn(
-            f"no kernel for {inputs[-1]!r} here, so slower: {name}: {words}", stacklevel=2
-        )
+        warnings.warn(failed[0], stacklevel=2)
     return min(took, key=took.__getitem__)
 
 
