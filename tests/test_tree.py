@@ -1,9 +1,11 @@
 """Trees of tensors: what comes back is what went in, and arithmetic that can be done by hand."""
 
+from collections import OrderedDict
 from typing import NamedTuple
 
 import pytest
 import torch
+from torch.utils import _pytree as pytree
 
 from idiolect import tree
 from idiolect.errors import CheckpointError, ConfigError, MethodError
@@ -196,3 +198,27 @@ def test_dicts_of_tensors_go_the_short_way_to_the_same_end():
 
 
 ONE = torch.tensor(1.0)
+
+
+def test_leaves_are_listed_as_torch_lists_them():
+    """Dicts and tuples are gone through by ourselves; whatever else there is, by torch."""
+
+    class Pair(NamedTuple):
+        left: object
+        right: object
+
+    one, two, three, four = (torch.full((2,), float(n)) for n in range(4))
+    for made in (
+        one,
+        (),
+        {"b": one, "a": two},
+        (one, {"x": (two, Pair(three, {"y": four}))}, ()),
+        [one, {"x": two}],
+        OrderedDict(b=one, a=two),
+        {"none": None, "x": one},
+        torch.Size((2, 3)),
+    ):
+        expected = pytree.tree_leaves(made)
+        listed = tree.leaves(made)
+        assert len(listed) == len(expected)
+        assert all(left is right for left, right in zip(listed, expected, strict=True))

@@ -56,7 +56,23 @@ def _plain(*trees: Tree) -> bool:
 
 def leaves(tree: Tree) -> list[Tensor]:
     """List the tensors of a tree, in a fixed order."""
-    return pytree.tree_leaves(tree)
+    found: list[Tensor] = []
+    _gather(tree, found)
+    return found
+
+
+def _gather(tree: Tree, found: list[Tensor]) -> None:
+    """Do as torch does with dicts and tuples, in a fraction of its time."""
+    if type(tree) is dict:
+        for part in tree.values():
+            _gather(part, found)
+    elif type(tree) is tuple or (isinstance(tree, tuple) and hasattr(tree, "_fields")):
+        for part in tree:
+            _gather(part, found)
+    elif isinstance(tree, Tensor):
+        found.append(tree)
+    else:
+        found += pytree.tree_leaves(tree)
 
 
 def named(tree: Tree) -> dict[str, Tensor]:

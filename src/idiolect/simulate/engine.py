@@ -187,8 +187,7 @@ class Desk:
 
 def _form(inputs: Tree, per_client: bool) -> tuple[Any, ...]:
     """Tell what a graph was captured for: copying into its buffers would stretch another shape."""
-    leaves = tree.named(inputs)
-    return per_client, {name: (leaf.shape, leaf.dtype) for name, leaf in leaves.items()}
+    return per_client, [(leaf.shape, leaf.dtype) for leaf in tree.leaves(inputs)]
 
 
 def _seed(member: Member, round: int) -> int:

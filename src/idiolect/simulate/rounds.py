@@ -288,7 +288,8 @@ class Simulation:
             and self._backend.kind == "vectorised"
             and self._pace < _SHORT
             and self.method.aggregates == "mean"
-            and not (self.method.grouped or self.method.prepares or self._personal)
+            and not (self.method.grouped or self.method.prepares or self.method.public)
+            and not self._personal
         )
 
     def _called(self, run: int, state: Tree, round: int) -> Call:

@@ -86,6 +86,8 @@ def crossed(call: Call, reports: Tree, personal: Tree, group: Tree = ()) -> Cros
 
 def refuse_unequal(parts: list[Tree]) -> None:
     """Across architectures only equal shapes can be aggregated; name the leaf that differs."""
+    if len(parts) < 2:
+        return
     named = [tree.named(part) for part in parts]
     for other in named[1:]:
         for name in sorted(set(named[0]) | set(other)):
