@@ -1,5 +1,6 @@
 """Batches that a GPU draws by itself are those that NumPy draws; run through an emulator here."""
 
+import functools
 from pathlib import Path
 
 import emulate
@@ -17,8 +18,13 @@ pytestmark = pytest.mark.skipif(emulate.COMPILER is None, reason="needs g++ to r
 
 @pytest.fixture(autouse=True)
 def emulated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    compiled_once = functools.cache(
+        lambda file, name, constants: emulate.Kernel(tmp_path, file, name, dict(constants))
+    )
     monkeypatch.setattr(
-        shuffling, "kernel", lambda *which: emulate.Kernel(tmp_path, which[0], which[1], which[2])
+        shuffling,
+        "kernel",
+        lambda file, name, constants, _: compiled_once(file, name, tuple(constants.items())),
     )
     monkeypatch.setattr(compiled, "_given_up", set())
 
@@ -106,6 +112,12 @@ def test_what_the_host_must_draw() -> None:
     assert not dealer.deals(asked._replace(epochs=2000), plan)
     assert not dealer.deals(asked._replace(steps=5000), plan)
     assert not dealer.deals(asked, plan._replace(places=plan.rows))
-    far = [Member(1 << 40, 0, {"train": np.arange(4)})]  # a seed of two words
-    layout, _ = laid_out([4], asked)
+    steps = Request("train", 4, 1, 3, True, 0)
+    own.ask(steps)
+    layout, _ = laid_out([9000], steps)  # of the same shape, but more than a thread would shuffle
+    one = own.ask(steps)._replace(rows=torch.zeros(1, 3, 4, dtype=torch.int64))
+    many = [Member(0, 0, {"train": np.arange(9000)})]
+    assert dealer.deal(many, 0, steps, one, lambda *_: layout) is layout
+    far = [Member(1 << 40, n, {"train": np.arange(9)}) for n in (0, 1)]  # a seed of two words
+    layout, _ = laid_out([9, 9], asked)
     assert dealer.deal(far, 0, asked, plan, lambda *_: layout) is layout

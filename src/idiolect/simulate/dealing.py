@@ -95,6 +95,7 @@ class _Table(NamedTuple):
     counts: list[int]
     who: Tensor  # see `shuffling.shuffle`
     held: Tensor
+    words: bool  # whether every seed and number is one word, as the kernel's hash takes them
 
 
 class Dealer:
@@ -105,13 +106,14 @@ class Dealer:
         self._tables: dict[str, _Table] = {}  # of each stream
         self._trusted = False
 
-    def deals(self, request: Request, plan: Plan) -> bool:
+    def deals(self, request: Request, plan: Plan, longest: int | None = None) -> bool:
         """Say whether it can: shuffled batches of clients' own examples, a few thousand each."""
+        longest = plan.longest if longest is None else longest
         epochs = request.epochs
         if request.steps:
-            epochs = -(-request.steps * request.batch // max(plan.longest, 1))
+            epochs = -(-request.steps * request.batch // max(longest, 1))
         shuffled = request.shuffled and not request.sample and plan.places is None
-        return shuffled and shuffling.suits(plan.longest, max(epochs, 1), plan.weight)
+        return shuffled and shuffling.suits(longest, max(epochs, 1), plan.weight)
 
     def deal(
         self,
@@ -122,12 +124,13 @@ class Dealer:
         copied: Callable[[Request, Plan], Layout | None],
     ) -> Layout | None:
         """Fill a plan for a round; None where it does not fit. `copied` does it from the host."""
-        if any(not 0 <= number < _WORD for own in members for number in own[:2]):
-            return copied(request, plan)
         table = self._table(members, request.stream)
         layout, _ = laid_out(table.counts, request)
         if not layout.fits(request, plan):
             return None
+        # With steps, whoever comes may have more examples than those before.
+        if not table.words or not self.deals(request, plan, layout.longest):
+            return copied(request, plan)
 
         def drawn() -> Layout:
             shuffling.shuffle(
@@ -169,7 +172,8 @@ class Dealer:
              for own, count, start in zip(members, counts, starts, strict=True)], np.int64
         )  # fmt: skip
         held = np.concatenate([*rows, np.zeros(1, np.int64)]).astype(np.int64, copy=False)
-        self._tables[stream] = _Table(members, counts, self._sent(who), self._sent(held))
+        words = bool(((who[:, :2] >= 0) & (who[:, :2] < _WORD)).all())
+        self._tables[stream] = _Table(members, counts, self._sent(who), self._sent(held), words)
         return self._tables[stream]
 
     def _sent(self, array: np.ndarray) -> Tensor:
