@@ -79,6 +79,8 @@ def write() -> None:
                 kept, {"choose-two": "two classes", "choose-all": "all classes"}
             ),
             "choice-equal": _choice(kept, {"choose-20": "20 clients, all classes"}),
+            "small-1": _small(kept, {"choose-two": "two classes", "choose-all": "all classes"}),
+            "small-2": _small(kept, {"choose-20": "20 clients, all classes"}),
             "cost": _cost(kept),
         },
     )
@@ -96,7 +98,8 @@ def _of(kept: Kept, name: str, label: str) -> dict[str, Any] | None:
 def _cell(method: dict[str, Any] | None) -> str:
     if method is None:
         return "–"
-    return f"{mean(method['accuracy']):.1f} ± {deviation(method['accuracy']):.1f}"
+    spread = f" ± {deviation(method['accuracy']):.1f}" if len(method["accuracy"]) > 1 else ""
+    return f"{mean(method['accuracy']):.1f}{spread}"
 
 
 def _compared(
@@ -175,6 +178,22 @@ def _order(kept: Kept) -> list[str]:
             theirs = max(paper, key=lambda label: paper[label][place])
             rows.append([f"{title}: {TITLES[column[0]]}, {column[1]}", best, gap, theirs])
     return table(["column", "best, ours", "KT-pFL above the best other", "best, paper"], rows)
+
+
+def _small(kept: Kept, runs: dict[str, str]) -> list[str]:
+    """Show test accuracy and traffic of small runs: each method at its best on validation data."""
+    found = {run: kept.get(run, {"methods": {}})["methods"] for run in runs}
+    best: dict[str, tuple[float, str]] = {}
+    for label in dict.fromkeys(label for own in found.values() for label in own):
+        known = mean(mean(own[label]["validation"]) for own in found.values() if label in own)
+        family = label.partition(",")[0]
+        best[family] = max(best.get(family, (0.0, "")), (known, label))
+    rows = []
+    for family, (_, label) in best.items():
+        own = [methods[label] for methods in found.values() if label in methods]
+        megabytes = own[0]["megabytes"] / own[0]["rounds"]
+        rows.append([family, *(_cell(method) for method in own), f"{megabytes:,.1f}"])
+    return table(["test, %", *runs.values(), "MB a round"], rows or [["–"] * (2 + len(runs))])
 
 
 def _choice(kept: Kept, runs: dict[str, str]) -> list[str]:
