@@ -8,10 +8,12 @@ import subprocess
 import time
 
 import pytest
+import torch
+import typer
 from typer.testing import CliRunner
 
 import tiny
-from idiolect.cli import app
+from idiolect.cli import app, guard
 from idiolect.version import VERSION
 
 invoke = CliRunner().invoke
@@ -203,3 +205,32 @@ def test_version_and_help_answer_at_once():
     assert done.stdout.startswith("idiolect 0.")
     assert time.monotonic() - start < 2
     assert invoke(app, ["--help"]).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    "error, words",
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 32.00 MiB"), "the GPU has"),
+        (MemoryError(), "out of memory"),
+        (OSError(28, "No space left on device", "/there"), "/there: No space left on device"),
+    ],
+)
+def test_what_the_machine_lacks_is_one_line(error, words, capsys):
+    @guard.guarded
+    def command():
+        raise error
+
+    with pytest.raises(typer.Exit) as ended:
+        command()
+    said = capsys.readouterr().err
+    assert ended.value.exit_code == 1
+    assert said.startswith(f"error: {words}") and said.count("\n") == 1
+
+
+def test_an_error_of_our_own_is_not_hidden():
+    @guard.guarded
+    def command():
+        raise RuntimeError("a mistake of ours")
+
+    with pytest.raises(RuntimeError, match="a mistake of ours"):
+        command()

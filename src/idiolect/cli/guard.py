@@ -46,10 +46,10 @@ def guarded(command: Callable[P, T]) -> Callable[P, T]:
             # The reader, say `head`, has seen enough. Python would complain again at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(0) from None
-        except (OSError, MemoryError) as error:
-            if debugging():
+        except (OSError, MemoryError, RuntimeError) as error:
+            if debugging() or not (words := _of_the_system(error)):
                 raise
-            complain(_of_the_system(error))
+            complain(words)
             raise typer.Exit(1) from None
 
     return wrapped
@@ -87,8 +87,15 @@ def debugging() -> bool:
     return os.environ.get("IDIOLECT_DEBUG", "") not in ("", "0")
 
 
-def _of_the_system(error: OSError | MemoryError) -> str:
+def _of_the_system(error: OSError | MemoryError | RuntimeError) -> str:
+    """Put into words what the machine lacks; nothing for errors of another kind."""
+    less = "use fewer seeds at once, or a smaller backend.width"
     if isinstance(error, MemoryError):
-        return "out of memory; use fewer seeds at once, or a smaller backend.width"
-    where = f"{error.filename}: " if error.filename else ""
-    return f"{where}{error.strerror or error}"
+        return f"out of memory; {less}"
+    if isinstance(error, OSError):
+        where = f"{error.filename}: " if error.filename else ""
+        return f"{where}{error.strerror or error}"
+    # torch's error, known by its name: torch is not imported for every command.
+    if type(error).__name__ == "OutOfMemoryError":
+        return f"the GPU has no room left (nvidia-smi shows who else uses it); {less}"
+    return ""
