@@ -72,12 +72,22 @@ def test_nobody_left_is_told_of_the_right_round(begun):
     assert simulation.round == 1
 
 
-def test_only_what_waits_for_nothing_hurries():
+def test_only_what_waits_for_nothing_hurries(monkeypatch):
     simulation = worlds.simulation(FedAvg(batch=4), worlds.federation())
     simulation._device, simulation._pace = torch.device("cuda"), 0.001
     assert simulation._hurries
     simulation._pace = 1.0
     assert not simulation._hurries
+    simulation._pace = 0.001
+    for name, value in {
+        "aggregates": "rows",
+        "grouped": True,
+        "prepares": True,
+        "public": "clients",
+    }.items():
+        with monkeypatch.context() as other:
+            other.setattr(FedAvg, name, value)
+            assert not simulation._hurries, name
     personal = worlds.simulation(FedPer(batch=4), worlds.federation())
     personal._device, personal._pace = torch.device("cuda"), 0.001
     assert not personal._hurries  # who was broken decides what clients keep

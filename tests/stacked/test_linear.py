@@ -138,3 +138,17 @@ def test_kernels_equal_the_plain_form(
         pairs = zip(got, exact, strict=True) if task == "kernels" else [(got, exact)]
         for left, right in pairs:
             assert (left - right).norm() / right.norm() < 1e-6, name
+
+
+@pytest.mark.skipif(emulate.COMPILER is None, reason="needs g++ to run CUDA sources")
+def test_what_is_no_number_stays_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As torch's ReLU does: a broken client must be found out."""
+    monkeypatch.setattr(
+        dense, "kernel", lambda *which: emulate.Kernel(tmp_path, which[0], which[1], which[2])
+    )
+    sizes = Dense(1, 2, 8, 3)
+    x, w, b = torch.randn(1, 2, 8), torch.randn(1, 3, 8), torch.randn(1, 3)
+    x[0, 1, 4] = float("nan")
+    for name, form in dense.forms("rectified", sizes).items():
+        broken = form(x, w, b, sizes).isnan()
+        assert not broken[0, 0].any() and broken[0, 1].all(), name
