@@ -183,13 +183,8 @@ def _order(kept: Kept) -> list[str]:
 def _small(kept: Kept, runs: dict[str, str]) -> list[str]:
     """Show test accuracy and traffic of small runs: each method at its best on validation data."""
     found = {run: kept.get(run, {"methods": {}})["methods"] for run in runs}
-    best: dict[str, tuple[float, str]] = {}
-    for label in dict.fromkeys(label for own in found.values() for label in own):
-        known = mean(mean(own[label]["validation"]) for own in found.values() if label in own)
-        family = label.partition(",")[0]
-        best[family] = max(best.get(family, (0.0, "")), (known, label))
     rows = []
-    for family, (_, label) in best.items():
+    for family, label in _best(_validated(found)).items():
         own = [methods[label] for methods in found.values() if label in methods]
         megabytes = own[0]["megabytes"] / own[0]["rounds"]
         rows.append([family, *(_cell(method) for method in own), f"{megabytes:,.1f}"])
@@ -198,21 +193,32 @@ def _small(kept: Kept, runs: dict[str, str]) -> list[str]:
 
 def _choice(kept: Kept, runs: dict[str, str]) -> list[str]:
     """Show what was tried, on validation data; a method's best mean over the columns is bold."""
-    found = {run: kept.get(run, {"methods": {}})["methods"] for run in runs}
-    labels = list(dict.fromkeys(label for own in found.values() for label in own))
-    means = {
+    means = _validated({run: kept.get(run, {"methods": {}})["methods"] for run in runs})
+    best = _best(means)
+    rows = []
+    for label, values in sorted(means.items()):
+        mark = "**" if label in best.values() and "," in label else ""
+        rows.append([f"{mark}{label}{mark}", *(f"{value:.2f}" for value in values)])
+    return table(["validation, %", *runs.values()], rows or [["–"] * (1 + len(runs))])
+
+
+def _validated(found: dict[str, dict[str, Any]]) -> dict[str, list[float]]:
+    """Return every setting's validation accuracy in each run that tried it."""
+    labels = dict.fromkeys(label for own in found.values() for label in own)
+    return {
         label: [mean(own[label]["validation"]) for own in found.values() if label in own]
         for label in labels
     }
-    best: dict[str, float] = {}
+
+
+def _best(means: dict[str, list[float]]) -> dict[str, str]:
+    """Name each method's best setting; a method is what stands before the first comma."""
+    best: dict[str, str] = {}
     for label, values in means.items():
-        family = label.partition(",")[0]
-        best[family] = max(best.get(family, 0.0), mean(values))
-    rows = []
-    for label, values in sorted(means.items()):
-        mark = "**" if mean(values) == best[label.partition(",")[0]] and "," in label else ""
-        rows.append([f"{mark}{label}{mark}", *(f"{value:.2f}" for value in values)])
-    return table(["validation, %", *runs.values()], rows or [["–"] * (1 + len(runs))])
+        known = best.setdefault(label.partition(",")[0], label)
+        if mean(values) > mean(means[known]):
+            best[label.partition(",")[0]] = label
+    return best
 
 
 def _cost(kept: Kept) -> list[str]:
