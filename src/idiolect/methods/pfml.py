@@ -84,18 +84,19 @@ class PFML(FedAvg):
         start = self._start(sent, personal)
 
         def step(now: Models, batch: Batch) -> Models:
-            # Personalisation steps on copies, each pulled home.
+            # Personalisation steps on copies, each pulled home; the first has the outer slopes.
             home = start if self.home == "round" else now
             theta, w_hat = now.m, now.w
-            for _ in range(self.inner_steps):
-                slope_m = self._slope(theta, w_hat, batch, local, auxiliary=True, home=home.m)
-                slope_w = self._slope(w_hat, theta, batch, local, auxiliary=False, home=home.w)
-                theta = tree.axpy(-self.inner_lr, slope_m, theta)
-                w_hat = tree.axpy(-self.inner_lr, slope_w, w_hat)
-            slope_m = self._slope(now.m, now.w, batch, local, auxiliary=True)
-            slope_w = self._slope(now.w, now.m, batch, local, auxiliary=False)
+            first = self._slopes(theta, w_hat, batch, local)
+            for k in range(self.inner_steps):
+                slope_m, slope_w = self._slopes(theta, w_hat, batch, local) if k else first
+                theta = self._moved(theta, self.inner_lr, slope_m, home.m)
+                w_hat = self._moved(w_hat, self.inner_lr, slope_w, home.w)
+            slope_m, slope_w = first
             return Models(
-                self._outer(now.w, slope_w, w_hat), self._outer(now.m, slope_m, theta), theta
+                self._moved(now.w, self.lr, slope_w, w_hat),
+                self._moved(now.m, self.lr, slope_m, theta),
+                theta,
             )
 
         end = local.scan(step, start, batch=self.batch, epochs=self.epochs, steps=self.steps)
@@ -130,38 +131,36 @@ class PFML(FedAvg):
             m = tree.where(personal.started > 0, m, w)
         return Models(w, m, m)
 
+    def _slopes(self, m: Params, w: Params, batch: Batch, local: Local) -> tuple[Params, Params]:
+        """Gradients of both objectives at the same values, each with the other model constant."""
+        return (
+            self._slope(m, w, batch, local, ("auxiliary", "main")),
+            self._slope(w, m, batch, local, ("main", "auxiliary")),
+        )
+
     def _slope(
-        self,
-        own: Params,
-        peer: Params,
-        batch: Batch,
-        local: Local,
-        *,
-        auxiliary: bool,
-        home: Params | None = None,
+        self, own: Params, peer: Params, batch: Batch, local: Local, networks: tuple[str, str]
     ) -> Params:
-        """Gradient of f(own) + share · KL(peer ‖ own) + λ/2 · ‖own − home‖²."""
-        mine, other = ("auxiliary", "main") if auxiliary else ("main", "auxiliary")
-        taught = local.logits(peer, batch.x, network=other).detach()
+        """Gradient of f(own) + share · KL(peer ‖ own)."""
+        mine, other = networks
+        taught = local.logits(peer, batch.x, network=other).detach() if self.share else None
 
         def objective(own: Params, batch: Batch) -> Tensor:
             logits = local.logits(own, batch.x, batch.training, network=mine)
             total = losses.cross_entropy(logits, batch.y, batch.weight)
-            if self.share:
+            if taught is not None:
                 total = total + self.share * losses.divergence(logits, taught, batch.weight)
             if self.weight_decay:
                 total = total + self.weight_decay / 2 * tree.dot(own, own)
-            if home is not None and self.pull:
-                total = total + self.pull / 2 * tree.sqdist(own, home)
             return total
 
         return local.gradient(objective, own, batch)
 
-    def _outer(self, model: Params, slope: Params, target: Params) -> Params:
-        """Model − η∇L(model) − ηλ(model − target)."""
-        moved = tree.axpy(-self.lr, slope, model)
-        pulled: Params = tree.axpy(-self.lr * self.pull, tree.sub(model, target), moved)
-        return pulled
+    def _moved(self, model: Params, rate: float, slope: Params, target: Params) -> Params:
+        """Model − rate · (slope + λ(model − target))."""
+        pulled = tree.axpy(self.pull, tree.sub(model, target), slope) if self.pull else slope
+        moved: Params = tree.axpy(-rate, pulled, model)
+        return moved
 
 
 class Private(NamedTuple):
