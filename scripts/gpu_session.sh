@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# All that is measured on a GPU, in the order of its worth: bash scripts/gpu_session.sh sane|bench|more|check|experiments [SECONDS]
+# All that is measured on a GPU, in the order of its worth: bash scripts/gpu_session.sh sane|bench|more|check|experiments|rest [SECONDS]
 # IDIOLECT_DATA names the datasets, IDIOLECT_RUNS where runs go (/tmp/runs), OUT where figures go.
 # `bench` and `more` want the GPU alone; the others may share it.
 set -uo pipefail
@@ -30,16 +30,24 @@ queue() {  # FILE WORKERS SECONDS
 first() {  # NAME of a line of KT-pFL's queue
   queue <(grep "^$1 " experiments/ktpfl/gpu.txt) 1 300
 }
-experiments() {
+experiments() {  # SECONDS: PFML's small runs beside one of KT-pFL's for each kind of network, then all of the latter
   local end=$(($(date +%s) + $1))
   left() { echo $((end - $(date +%s))); }
-  queue experiments/pfml/gpu.txt 10 "$(left)"
-  first kt-cifar10-all-a
-  first kt-fmnist-all-a
-  first kt-emnist-all-a
-  queue <(grep -v sweeps experiments/ktpfl/gpu.txt) 6 "$(left)"
+  queue experiments/pfml/gpu.txt 6 "$(left)" &
+  local one begun=()
+  for one in kt-cifar10-all-a kt-fmnist-all-a kt-cifar10-20-b kt-fmnist-20-b; do
+    first $one &
+    begun+=($!)
+  done
+  wait "${begun[@]}"
+  queue <(grep -v 'sweeps\|public' experiments/ktpfl/gpu.txt) 8 "$(left)"
+  queue experiments/ktpfl/gpu.txt 8 "$(left)"
+  wait
+}
+rest() {  # SECONDS
+  local end=$(($(date +%s) + $1))
+  left() { echo $((end - $(date +%s))); }
   queue experiments/portfolio/gpu.txt 4 "$(left)"
-  queue experiments/ktpfl/gpu.txt 6 "$(left)"
   queue experiments/pfml/gpu-cifar10.txt 4 "$(left)"
 }
 "$@"

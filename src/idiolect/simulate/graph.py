@@ -15,16 +15,25 @@ class Captured:
     def __init__(self, fn: Callable[..., Tree], inputs: tuple[Tree, ...]) -> None:
         self._inputs = tree.map(torch.clone, inputs)
         self._given: list[tuple[Tensor, int]] = []  # what the buffers hold, to be known again
-        # Capture wants lazily made handles and workspaces to exist: run once aside first.
-        current = torch.cuda.current_stream()
-        side = type(current)()
-        side.wait_stream(current)
-        with torch.cuda.stream(side):
-            fn(*self._inputs)
-        current.wait_stream(side)
         self._graph = torch.cuda.CUDAGraph()
+        try:
+            # The eager round before has made handles and workspaces.
+            self._outputs = self._recorded(fn)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError:  # not all that a capture wants to exist, it seems: run once aside
+            self._graph = torch.cuda.CUDAGraph()
+            current = torch.cuda.current_stream()
+            side = type(current)()
+            side.wait_stream(current)
+            with torch.cuda.stream(side):
+                fn(*self._inputs)
+            current.wait_stream(side)
+            self._outputs = self._recorded(fn)
+
+    def _recorded(self, fn: Callable[..., Tree]) -> Tree:
         with torch.cuda.graph(self._graph):
-            self._outputs = fn(*self._inputs)
+            return fn(*self._inputs)
 
     def replay(self, inputs: tuple[Tree, ...], lend: bool = False) -> Tree:
         """Run on new inputs; the result is a copy, or `lend`: the next replay writes over it."""
