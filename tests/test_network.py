@@ -78,3 +78,30 @@ def test_examples_are_taken_as_indexing_takes_them(shape, kind):
     assert torch.equal(pool.examples(rows), x[rows])
     assert torch.equal(torch.vmap(pool.examples)(rows), x[rows])
     assert torch.equal(pool.labels(rows), rows)
+
+
+class Custom(nn.Module):
+    """A module of a user's, which may look at `self.training`."""
+
+    def forward(self, x):
+        return x * (2 if self.training else 1)
+
+
+@pytest.mark.parametrize(
+    "layer, steady",
+    [
+        (nn.ReLU(), True),
+        (nn.GroupNorm(2, 4), True),
+        (nn.Dropout(0.0), True),
+        (nn.Dropout(0.1), False),
+        (nn.RReLU(), False),
+        (BatchNorm(4), False),
+        (nn.BatchNorm1d(4), False),
+        (nn.InstanceNorm1d(4), False),
+        (Custom(), False),
+    ],
+    ids=repr,
+)
+def test_only_known_layers_surely_do_the_same_in_training(layer, steady):
+    """Mutual learning then takes one forward pass where it would take two."""
+    assert Network(nn.Sequential(nn.Linear(4, 4), layer)).steady is steady

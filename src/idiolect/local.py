@@ -80,6 +80,11 @@ class Local:
         """How many clients hold at the same time what this one holds: what memory is shared by."""
         return max(1, self._plans.clients) if self._stacked else 1
 
+    @property
+    def steady(self) -> bool:
+        """Whether the client's networks surely do the same in training and in evaluation."""
+        return all(network.steady for network in self._networks.values())
+
     def logits(
         self,
         params: Params,

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 
 from idiolect import batchnorm, tree
@@ -36,6 +37,7 @@ class Network:
             for own in batchnorm.learned(layer)
         )
         self.draws = any(_draws(layer) for layer in model.modules())  # dropout and the like
+        self.steady = not self.draws and all(_steady(layer) for layer in model.modules())
         # Two copies rather than one switched back and forth: `train()` is hidden state.
         self._modes = {mode: copy.deepcopy(model).train(mode) for mode in (False, True)}
         self._halved = precision == "bf16"
@@ -136,3 +138,12 @@ def _draws(layer: nn.Module) -> bool:
     """Say whether a layer draws random numbers in training: dropout, alone or inside another."""
     rate = layer.p if isinstance(layer, _DropoutNd) else getattr(layer, "dropout", 0.0)
     return isinstance(rate, float) and rate > 0
+
+
+def _steady(layer: nn.Module) -> bool:
+    """Say whether a layer surely does the same in training and in evaluation.
+
+    Torch's layers and ours do, with few exceptions; others may ask which it is.
+    """
+    known = type(layer).__module__.partition(".")[0] in ("torch", "idiolect")
+    return known and not isinstance(layer, nn.RReLU | batchnorm.BatchNorm | _NormBase)

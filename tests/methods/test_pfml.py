@@ -7,6 +7,7 @@ import torch
 
 from idiolect import tree
 from idiolect.errors import MethodError
+from idiolect.local import Local
 from idiolect.method import Report, Sent, mean_report
 from idiolect.methods import PFML, FedAvg
 from idiolect.methods.pfml import Own
@@ -36,6 +37,12 @@ from methods.tiny import (
 )
 
 TWO = [(2.0, 1), (-1.0, 0)]
+
+
+@pytest.fixture(params=[False, True], ids=["a pass for each", "one pass for both"])
+def passes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Networks that may differ in training, and such as surely do not: `Line` does for both."""
+    monkeypatch.setattr(Local, "steady", request.param)
 
 
 def own(auxiliary: Pair, started: float = 1.0) -> Own:
@@ -68,6 +75,7 @@ def by_hand(method: PFML, w: Pair, m: Pair, batches: list[Examples]) -> tuple[Pa
     return w, m, theta
 
 
+@pytest.mark.usefixtures("passes")
 @pytest.mark.parametrize("stacked", [False, True])
 def test_one_step_by_hand(stacked: bool) -> None:
     """w^t = (0, 0), m_prev = HIGH, the example (2, 1), K = 1, α = 0.1, η = 0.5, λ = 2, share = 1.
@@ -109,6 +117,7 @@ def test_the_second_personalisation_step_by_hand() -> None:
     assert pair(kept.personal) == close(plus((0.0, 0.0), theta, unit))
 
 
+@pytest.mark.usefixtures("passes")
 @pytest.mark.parametrize("steps", [1, 2, 3])
 @pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
 @pytest.mark.parametrize("weight_decay", [0.0, 0.05])
@@ -247,6 +256,7 @@ def test_persist_goes_on_from_the_last_round_and_reset_does_not() -> None:
 # Unequal architectures.
 
 
+@pytest.mark.usefixtures("passes")
 def test_unequal_architectures_by_hand() -> None:
     """Global `Line`, auxiliary z = b · a · x: gradients by the chain rule, (p − ...) times dz.
 

@@ -4,6 +4,7 @@ Shen et al., "Federated Mutual Learning", 2020, Eqs. 4-5 and Algorithm 1. Both m
 same batch; KL is summed over classes (the public port divides by their number).
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
@@ -14,6 +15,8 @@ from idiolect.local import Batch, Local
 from idiolect.method import Report, Sent, Setup, setting
 from idiolect.methods.fedavg import FedAvg
 from idiolect.methods.pfml import Global, Private, logits_of
+from idiolect.personalise import mutual
+from idiolect.personalise.mutual import Side
 from idiolect.tree import Params, Tree
 
 
@@ -49,8 +52,12 @@ class FML(FedAvg):
         rule = self.rule(local)
 
         def step(now: Pair, batch: Batch) -> Pair:
-            slope_shared = self._slope(now.shared, now.private, "main", batch, local)
-            slope_private = self._slope(now.private, now.shared, "auxiliary", batch, local)
+            slope_shared, slope_private = mutual.slopes(
+                Side(now.shared, "main", self._loss(self.shared_share, batch)),
+                Side(now.private, "auxiliary", self._loss(self.private_share, batch)),
+                batch,
+                local,
+            )
             shared, shared_memory = rule.step(now.shared, slope_shared, now.shared_memory)
             private, private_memory = rule.step(now.private, slope_private, now.private_memory)
             return Pair(shared, private, shared_memory, private_memory)
@@ -76,14 +83,9 @@ class FML(FedAvg):
         """Run a model on the architecture it belongs to."""
         return logits_of(model, x, local)
 
-    def _slope(self, own: Params, peer: Params, network: str, batch: Batch, local: Local) -> Params:
-        labels = self.shared_share if network == "main" else self.private_share
-        other = "auxiliary" if network == "main" else "main"
-        taught = local.logits(peer, batch.x, network=other).detach()
-
-        def objective(own: Params, batch: Batch) -> Tensor:
-            logits = local.logits(own, batch.x, batch.training, network=network)
+    def _loss(self, labels: float, batch: Batch) -> Callable[[Params, Tensor, Tensor], Tensor]:
+        def loss(own: Params, logits: Tensor, taught: Tensor) -> Tensor:
             hard = losses.cross_entropy(logits, batch.y, batch.weight)
             return labels * hard + (1 - labels) * losses.divergence(logits, taught, batch.weight)
 
-        return local.gradient(objective, own, batch)
+        return loss

@@ -24,6 +24,8 @@ from idiolect.errors import MethodError
 from idiolect.local import Batch, Local
 from idiolect.method import PLAIN_STEPS, Report, Sent, Setup, setting
 from idiolect.methods.fedavg import FedAvg
+from idiolect.personalise import mutual
+from idiolect.personalise.mutual import Side
 from idiolect.tree import Params, Tree
 
 
@@ -132,29 +134,17 @@ class PFML(FedAvg):
         return Models(w, m, m)
 
     def _slopes(self, m: Params, w: Params, batch: Batch, local: Local) -> tuple[Params, Params]:
-        """Gradients of both objectives at the same values, each with the other model constant."""
-        return (
-            self._slope(m, w, batch, local, ("auxiliary", "main")),
-            self._slope(w, m, batch, local, ("main", "auxiliary")),
-        )
+        """Gradients of f(own) + share · KL(peer ‖ own), of both models at the same values."""
 
-    def _slope(
-        self, own: Params, peer: Params, batch: Batch, local: Local, networks: tuple[str, str]
-    ) -> Params:
-        """Gradient of f(own) + share · KL(peer ‖ own)."""
-        mine, other = networks
-        taught = local.logits(peer, batch.x, network=other).detach() if self.share else None
-
-        def objective(own: Params, batch: Batch) -> Tensor:
-            logits = local.logits(own, batch.x, batch.training, network=mine)
+        def loss(own: Params, logits: Tensor, taught: Tensor) -> Tensor:
             total = losses.cross_entropy(logits, batch.y, batch.weight)
-            if taught is not None:
+            if self.share:
                 total = total + self.share * losses.divergence(logits, taught, batch.weight)
             if self.weight_decay:
                 total = total + self.weight_decay / 2 * tree.dot(own, own)
             return total
 
-        return local.gradient(objective, own, batch)
+        return mutual.slopes(Side(m, "auxiliary", loss), Side(w, "main", loss), batch, local)
 
     def _moved(self, model: Params, rate: float, slope: Params, target: Params) -> Params:
         """Model − rate · (slope + λ(model − target))."""
