@@ -25,6 +25,7 @@ class Aggregator:
 
     title: ClassVar[str] = ""
     source: ClassVar[str] = ""  # where it comes from
+    hides: ClassVar[bool] = False  # it hides any one client, so that nothing may pass it by
     shortens: ClassVar[bool] = False  # the sum of updates that clients shorten themselves will do
 
     def __post_init__(self) -> None:
@@ -89,6 +90,11 @@ class Aggregated(Stateful):
     def training(self) -> tuple[Any, ...]:
         """Rounds with another rule are other rounds."""
         return self.by, self.base.training()
+
+    @property
+    def tells(self) -> bool:
+        """Whether clients tell each other something: not where the rule would be passed by."""
+        return super().tells and not self.by.hides
 
     def memory(self, setup: Setup) -> Tree:
         """Let the rule remember."""

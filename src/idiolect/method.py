@@ -226,6 +226,14 @@ class Method:
         """Return what a newcomer would use; `personal` is fresh but for what it met."""
         return self.deploy(sent, personal, local)
 
+    def tell(self, deployed: Tree, local: Local) -> Tree:
+        """Return a few numbers from −1 to 1 that may be added up over clients; (): nothing."""
+        return ()
+
+    def hear(self, deployed: Tree, others: Tree, local: Local) -> Tree:
+        """Reconsider what to use, given the sums of what the other clients told."""
+        return deployed
+
     def models(self, sent: Sent, deployed: Tree) -> dict[str, Tree]:
         """Name what `predict` can score: `personal`, and `global` where there is one.
 
@@ -258,6 +266,11 @@ class Method:
     def sums(self) -> bool:
         """Whether the mean of the reports would do in place of them: it may come in parts."""
         return self.aggregates == "mean" and type(self).arrive is Method.arrive
+
+    @property
+    def tells(self) -> bool:
+        """Whether clients tell each other something, in sum, before they settle what to use."""
+        return type(self).tell is not Method.tell
 
     @property
     def prepares(self) -> bool:

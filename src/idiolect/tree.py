@@ -332,6 +332,12 @@ def rows_where(test: Callable[[Tensor, Tensor], Tensor], tree: Tree) -> Tensor |
     return test(least, most).any(0)
 
 
+def equal(left: Tree, right: Tree) -> bool:
+    """Say whether two trees have the same leaves, bit for bit."""
+    one, other = named(left), named(right)
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
 def to(tree: Tree, device: torch.device) -> Tree:
     """Move every leaf to a device."""
     return map(lambda leaf: leaf.to(device), tree)

@@ -148,6 +148,14 @@ class Wrapper(Method):
         """Hand on."""
         return self.base.adapt(sent, personal, local)
 
+    def tell(self, deployed: Tree, local: Local) -> Tree:
+        """Hand on."""
+        return self.base.tell(deployed, local)
+
+    def hear(self, deployed: Tree, others: Tree, local: Local) -> Tree:
+        """Hand on."""
+        return self.base.hear(deployed, others, local)
+
     def models(self, sent: Sent, deployed: Tree) -> dict[str, Tree]:
         """Hand on."""
         return self.base.models(sent, deployed)
@@ -181,6 +189,11 @@ class Wrapper(Method):
         own = [kind for kind in type(self).__mro__ if kind not in (Stateful, Wrapper, Method)]
         looks = any(name in vars(kind) for kind in own for name in ("server_step", "arrive"))
         return self.base.sums and not looks
+
+    @property
+    def tells(self) -> bool:
+        """Hand on, unless this wrapper deploys something of its own made of what is inside."""
+        return self.base.tells and type(self).deploy is Wrapper.deploy
 
     @property
     def prepares(self) -> bool:

@@ -59,7 +59,7 @@ def unlike():
         method = kind()
         if not kind.pooled:
             way = (method.looks, method.grouped, method.welcomes, kind.starts_over, kind.tunes)
-            kinds.setdefault(way, name)
+            kinds.setdefault((*way, method.tells), name)
     return [*kinds.values(), "fedfomo", "pfedhn"]  # a server that remembers every client
 
 

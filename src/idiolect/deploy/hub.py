@@ -17,22 +17,24 @@ from idiolect.data import Dataset
 from idiolect.data.federation import Exam
 from idiolect.deploy import codecs, masks, wire
 from idiolect.deploy.codes import Refused
+from idiolect.deploy.hearing import Hearing, heard, heard_by_sum, hidden
 from idiolect.deploy.post import Answer, Post
 from idiolect.deploy.rehearsal import Rehearsal
 from idiolect.deploy.roster import Model, Roster
+from idiolect.deploy.stepping import stepped, stepped_by_kind, stepped_by_sum
 from idiolect.deploy.summing import summed
 from idiolect.deploy.wire import Message
 from idiolect.errors import ConfigError, DataError, DeployError, MethodError
 from idiolect.experiment.schema import Deployment
 from idiolect.method import Method, Report, Sent
-from idiolect.simulate import guard, sampling
+from idiolect.simulate import sampling
 from idiolect.simulate.architecture import Architecture, blank, refuse_unequal_states
+from idiolect.simulate.exchange import Sums
 from idiolect.simulate.rounds import Round, Verdict
 from idiolect.simulate.serving import Serving
-from idiolect.simulate.traffic import Traffic, refuse_unequal
+from idiolect.simulate.traffic import Traffic
 from idiolect.tree import Tree
 
-_CPU = torch.device("cpu")
 _NONE: Mapping[str, bool] = MappingProxyType({})
 
 
@@ -72,6 +74,8 @@ class Hub:
         self._deploy = deploy
         self.round = 0
         self.notices: list[str] = []
+        self.told: Sequence[Sums] = ()  # for newcomers: what those told who were there before
+        self._untold: list[str] = []  # why nodes heard nothing of each other
         self.widths: Mapping[str, int] = {}
         self._label, self._run = label, run
         self._method = method
@@ -154,7 +158,7 @@ class Hub:
 
     def remarks(self) -> list[str]:
         """Tell of nodes that failed along the way."""
-        return self._post.ledger.told()
+        return [*self._post.ledger.told(), *self._untold]
 
     def advance(self) -> Round:
         """Do one round of every seed."""
@@ -174,13 +178,18 @@ class Hub:
             self._refuse_few(cohort, reports)
             present, rows = sorted(reports), [reports[client] for client in sorted(reports)]
             if self._secure:
-                present, mean, more = self._summed(run, cohort, present)
+                form = masks.contributed(self._method, self._rehearsal.form(present[0], "step"))
+                present, mean, more = self._summed(run, cohort, present, form)
                 down, up = down + more[0], up + more[1]
-                states.append(self._stepped(state, present, mean))
+                states.append(stepped_by_sum(self._method, state, present, mean))
             elif self._servings:
-                states.append(self._grouped(run, state, present, rows))
+                kinds = [self._rehearsal.kind(client) for client in present]
+                own = self._servings[run]
+                states.append(
+                    stepped_by_kind(self._method, state, present, rows, own, kinds, self.round)
+                )
             else:
-                states.append(self._aggregated(state, torch.tensor(present), tree.stack(rows)))
+                states.append(stepped(self._method, state, present, tree.stack(rows)))
             traffic.append(Traffic(len(present), down, up))
             sizes = self._roster.sizes(0, run)
             examples += sum(sizes[client] for client in present)
@@ -189,9 +198,9 @@ class Hub:
         return Round(traffic, examples)
 
     def _summed(
-        self, run: int, cohort: np.ndarray, done: Sequence[int]
+        self, run: int, cohort: np.ndarray, done: Sequence[int], form: Report, of: str = "step"
     ) -> tuple[list[int], Report, list[int]]:
-        """Add up, under masks, what those who did the round contribute; return its mean."""
+        """Add up, under masks, what those contribute who did something; return its mean."""
         traffic = [0, 0]
 
         def ask(
@@ -200,7 +209,7 @@ class Hub:
             more: Mapping[str, Any],
             read: Callable[[int, Message], Any],
         ) -> dict[int, Any]:
-            head = {**self._head(run), **more}
+            head = {**self._head(run), "of": of, **more}
             letters = {client: wire.pack(kind, head) for client in clients}
             found, down, up = self._exchange(kind, head, letters, read)
             traffic[0] += down
@@ -208,45 +217,8 @@ class Hub:
             self._refuse_few(cohort, found)
             return found
 
-        form = masks.contributed(self._method, self._rehearsal.form(done[0], "step"))
         present, mean = summed(ask, done, form)
         return present, mean, traffic
-
-    def _stepped(self, state: Tree, present: Sequence[int], mean: Report) -> Tree:
-        """Take the server's step with what a sum told: its mean, as one client's report."""
-        rule = masks.ruled(self._method)
-        if rule is None:
-            return self._aggregated(state, torch.tensor(present[:1]), tree.stack([mean]))
-        total = tree.scale(float(len(present)), mean.params)
-        return rule.sum_step(state, torch.tensor(present), total)
-
-    def _grouped(
-        self, run: int, state: Tree, present: Sequence[int], reports: Sequence[Tree]
-    ) -> Tree:
-        """Let the server read reports with its own examples, join each architecture's, and train.
-
-        Reports may differ in form from architecture to architecture; what is read in them does not.
-        """
-        kinds = [self._rehearsal.kind(client) for client in present]
-        servings = self._servings[run]
-        pairs = zip(kinds, reports, strict=True)
-        read = [servings[kind].read(report, self.round) for kind, report in pairs]
-        refuse_unequal([tree.stack([one]) for one in read])
-        new = self._aggregated(state, torch.tensor(present), tree.stack(read))
-        good = (~guard.broken(tree.stack(read), None, len(read), _CPU)).tolist()
-        for place, serving in enumerate(servings):
-            rows = zip(kinds, reports, good, strict=True)
-            own = [one for kind, one, fine in rows if kind == place and fine]
-            if own:
-                serving.join(tree.stack(own))
-            serving.fuse(new, self.round)
-        return new
-
-    def _aggregated(self, state: Tree, cohort: torch.Tensor, reports: Tree) -> Tree:
-        """Take the server's step, guarded as the simulation's is."""
-        arrived = self._method.arrive(state, cohort, reports)
-        bad = guard.broken(arrived, None, len(cohort), _CPU)
-        return guard.guarded_step(self._method, state, cohort, arrived, bad)
 
     def meet(self) -> None:
         """Let every node look at the present state without training: newcomers catching up."""
@@ -281,12 +253,14 @@ class Hub:
         kind: str,
         flags: Mapping[str, bool] = _NONE,
         heard: set[int] | None = None,
+        hears: Hearing | None = None,
     ) -> tuple[dict[int, Tree], int, int]:
         """Send every node its part and gather the answers that are in order.
 
-        In a round, who is not `heard` trains and answers with nothing.
+        In a round, who is not `heard` trains and answers with nothing. Who is scored `hears` what
+        the others told.
         """
-        head = {**self._head(run), **flags}
+        head = {**self._head(run), **flags, **(hears.plain if hears else {})}
         rule = masks.ruled(self._method) if self._secure and kind == "step" else None
         if rule is not None:
             head["bound"] = float(rule.by.longest(self.states[run].memory))
@@ -295,6 +269,8 @@ class Hub:
             # Where nobody gets anything of its own, one letter does for all of an architecture.
             kin = (place, -1) if tree.leaves(sent.own) else (-1, self._rehearsal.kind(client))
             told = {} if heard is None else {"heard": client in heard}
+            if hears is not None:
+                told = {"counted": client in hears.counted}
             key = (*kin, *told.values())
             if key not in made:
                 own = tree.map(lambda leaf, row=place: leaf[row : row + 1], sent.own)
@@ -305,6 +281,7 @@ class Hub:
         def read(client: int, message: Message) -> Tree:
             # Of a bystander there is no report; under masks it follows later.
             hidden = kind == "step" and (self._secure or client not in (heard or ()))
+            hidden |= kind == "tell" and self._secure
             form = () if hidden else self._rehearsal.form(client, kind, **flags)
             codec = codecs.up(self._deploy, sent) if kind == "step" and not hidden else wire.PLAIN
             content = wire.fitted(form, message.leaves, codec)
@@ -370,13 +347,32 @@ class Hub:
         for run, state in enumerate(self.states):
             send = self._method.welcome if newcomers else self._method.send
             sent = send(state, torch.from_numpy(everyone))
-            found, _, _ = self._collect(run, everyone, sent, "judge", flags)
+            hears = self._told(run, everyone, sent, newcomers) if not only_global else None
+            found, _, _ = self._collect(run, everyone, sent, "judge", flags, hears=hears)
             if not found:
                 raise DeployError(f"after round {self.round}, no node was there to be scored")
             rows = _filled(found, everyone.tolist())
             scores = tree.map(lambda leaf: leaf.numpy(), tree.stack(rows))
-            verdicts.append(Verdict(scores["marks"], scores["facts"], []))
+            exchanged = (hears.sums, hears.traffic) if hears and hears.counted else ()
+            verdicts.append(Verdict(scores["marks"], scores["facts"], [], *exchanged))
         return verdicts
+
+    def _told(self, run: int, everyone: np.ndarray, sent: Sent, newcomers: bool) -> Hearing | None:
+        """Let nodes tell, in sum, what their method tells; who is silent is left out of it."""
+        if not self._method.tells:
+            return None
+        if newcomers:
+            return Hearing(self.told[run]) if self.told else None
+        found, _, up = self._collect(run, everyone, sent, "tell")
+        if not found or not self._secure:
+            return heard(found, up)
+        form = hidden(self._rehearsal.form(0, "tell"))
+        try:
+            present, mean, more = self._summed(run, everyone, sorted(found), form, "tell")
+        except DeployError as error:
+            self._untold.append(f"nodes heard nothing of each other, so each chose alone: {error}")
+            return None
+        return heard_by_sum(present, mean, up, more)
 
 
 def _filled(found: Mapping[int, Tree], clients: Sequence[int]) -> list[Tree]:

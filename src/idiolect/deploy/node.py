@@ -5,18 +5,18 @@ went wrong in detail is in the node's own log.
 """
 
 import logging
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from idiolect import tree
-from idiolect.deploy import codecs, masks, models, prints, wire
+from idiolect.deploy import codecs, hearing, masks, models, prints, wire
 from idiolect.deploy.codes import Refused
 from idiolect.deploy.drawer import Drawer, Owner
 from idiolect.deploy.form import Form
+from idiolect.deploy.heads import about, bound_of, get, sum_of
 from idiolect.deploy.holding import Holding, hold
 from idiolect.deploy.site import Site
 from idiolect.deploy.wire import Message
@@ -33,6 +33,7 @@ from idiolect.experiment.networks import networks
 from idiolect.method import Report, Sent
 from idiolect.simulate.alone import Alone, Place
 from idiolect.simulate.backend import Backend
+from idiolect.simulate.exchange import Sums
 from idiolect.tree import Tree
 from idiolect.version import VERSION
 
@@ -40,6 +41,15 @@ log = logging.getLogger("idiolect.node")
 
 _NO_MEMORY = "DefaultCPUAllocator: can't allocate memory"  # torch has no class of its own for it
 _FLAGS = ("only_global", "keep", "newcomers")
+
+
+class _Spoken(NamedTuple):
+    """What a node told the others, and what it would use if it heard nothing of them."""
+
+    about: tuple[str, int, int]  # label, seed, round
+    sent: Sent  # with which it came to that
+    told: Tree
+    deployed: Tree
 
 
 @dataclass(eq=False)
@@ -54,6 +64,7 @@ class _Opened:
     agreed: bool = False
     desks: dict[tuple[str, int], tuple[Alone, Drawer]] = field(default_factory=dict)
     key: masks.Key | None = None  # of the sum that is being prepared
+    spoken: "_Spoken | None" = None  # what was told last
 
     @property
     def secure(self) -> bool:
@@ -80,6 +91,7 @@ class Node:
                 "meet": self._meet,
                 "keys": self._keys,
                 "mask": self._mask,
+                "tell": self._tell,
                 "judge": self._judge,
             }.get(message.kind)
             if handle is None:
@@ -97,12 +109,12 @@ class Node:
     def _open(self, message: Message, blob: bytes) -> bytes:
         """Compare versions and methods, read the data, and tell its size and form."""
         head = message.head
-        if _get(head, "version", str) != VERSION:
+        if get(head, "version", str) != VERSION:
             raise Refused("version", f"the hub runs {head['version']}, this node {VERSION}")
-        text, place = _get(head, "experiment", str), _get(head, "place", int)
-        newcomer = _get(head, "newcomer", bool)
+        text, place = get(head, "experiment", str), get(head, "place", int)
+        newcomer = get(head, "newcomer", bool)
         holding = hold(self._site, text, place, newcomer)
-        for label, digest in _get(head, "methods", dict).items():
+        for label, digest in get(head, "methods", dict).items():
             own = prints.of_method(_method(holding, label))
             if own != digest:
                 raise Refused("method", f"{label}: the hub's copy is {digest}, this one {own}")
@@ -111,10 +123,10 @@ class Node:
         # A newcomer reports nothing but its scores.
         if self._site.secure and not (holding.experiment.deploy.secure or newcomer):
             raise Refused("open", "this node was started with --secure, and the run has none")
-        run = _get(head, "run", str)
+        run = get(head, "run", str)
         if not run.isalnum():
             raise Refused("format", "a run is named by letters and digits")
-        self._opened = _Opened(run, text, _get(head, "clients", int), newcomer, holding)
+        self._opened = _Opened(run, text, get(head, "clients", int), newcomer, holding)
         dataset = holding.dataset
         told: dict[str, Any] = {
             "client": holding.client,
@@ -144,7 +156,7 @@ class Node:
         if set(leaves) != {"shift", "scale"}:
             raise Refused("structure", f"expected shift and scale, got {sorted(leaves)}")
         wire.refuse_nonfinite(leaves)
-        classes = _get(message.head, "classes", list)
+        classes = get(message.head, "classes", list)
         if classes != list(opened.holding.dataset.classes):
             raise Refused("classes", f"the federation's classes are {classes}")
         shift, scale = (leaves[name].to(torch.float32).numpy() for name in ("shift", "scale"))
@@ -159,7 +171,7 @@ class Node:
         _, drawer = self._desk(message)
         begun = drawer.kept.round > 0
 
-        secure, bound = self._of(message).secure, _bound(message)
+        secure, bound = self._of(message).secure, bound_of(message)
 
         def work(alone: Alone, sent: Sent, round: int) -> tuple[Tree, Tree]:
             done = alone.step(sent, round) if begun else alone.first(sent, round)
@@ -183,7 +195,7 @@ class Node:
     ) -> bytes:
         """Do what changes personal state, once; the same message again gets the same answer."""
         alone, drawer = self._desk(message)
-        round, request = _get(message.head, "round", int), prints.of_bytes(blob)
+        round, request = get(message.head, "round", int), prints.of_bytes(blob)
         kept = drawer.kept
         if kept.round == round + 1 and kept.request == request:
             log.info("round %d was answered before; the answer is repeated", round + 1)
@@ -208,7 +220,7 @@ class Node:
     def _keys(self, message: Message, blob: bytes) -> bytes:
         """Make a key for one sum and tell its public half."""
         opened = self._of(message)
-        opened.key = masks.Key(_sum(message))
+        opened.key = masks.Key(sum_of(message))
         return _yes(message, (), key=opened.key.public)
 
     def _mask(self, message: Message, blob: bytes) -> bytes:
@@ -219,22 +231,47 @@ class Node:
         opened = self._of(message)
         _, drawer = self._desk(message)
         key, opened.key = opened.key, None
-        if not opened.secure or key is None or key.context != _sum(message):
+        if not opened.secure or key is None or key.context != sum_of(message):
             raise Refused("keys", "masks of a sum that this node has no key for")
-        if drawer.kept.round != _get(message.head, "round", int) + 1:
+        if get(message.head, "of", str) == "tell":
+            spoken = opened.spoken
+            if spoken is None or spoken.about != about(message):
+                raise Refused("round", "this node has told nothing after that round")
+            report = hearing.hidden(spoken.told)
+        elif drawer.kept.round == get(message.head, "round", int) + 1:
+            report = _report(drawer.kept.report)
+        else:
             raise Refused("round", f"this node has done {drawer.kept.round} rounds")
-        keys = [str(one) for one in _get(message.head, "keys", list)]
-        hidden = key.masked(masks.fixed(_report(drawer.kept.report), len(keys)), keys)
+        keys = [str(one) for one in get(message.head, "keys", list)]
+        hidden = key.masked(masks.fixed(report, len(keys)), keys)
         return _yes(message, {"masked": torch.from_numpy(hidden.view("int64"))})
+
+    def _tell(self, message: Message, blob: bytes) -> bytes:
+        """Tell a few numbers that are added up over nodes; under masks they follow later."""
+        alone, _ = self._desk(message)
+        told = self._spoken(message, alone, self._sent(alone, message)).told
+        return _yes(message, () if self._of(message).secure else told)
+
+    def _spoken(self, message: Message, alone: Alone, sent: Sent) -> _Spoken:
+        """Settle what to use by itself, or remember that."""
+        opened, now = self._of(message), about(message)
+        known = opened.spoken
+        if known is None or known.about != now or not tree.equal(known.sent, sent):
+            known = _Spoken(now, sent, *alone.tell(sent, now[-1]))
+            opened.spoken = known
+        return known
 
     def _judge(self, message: Message, blob: bytes) -> bytes:
         """Score this node's models on its own data; the model stays here, the scores leave."""
         alone, _ = self._desk(message)
         opened, head = self._of(message), message.head
-        flags = [flag for flag in _FLAGS if _get(head, flag, bool)]
-        round, tested = _get(head, "round", int), _get(head, "tested", bool)
+        flags = [flag for flag in _FLAGS if get(head, flag, bool)]
+        round, tested = get(head, "round", int), get(head, "tested", bool)
         sent = self._sent(alone, message)
-        marks, facts, kept = alone.judge(sent, round, tested=tested, flags=flags)
+        others, deployed = self._others(message, alone, sent)
+        marks, facts, kept = alone.judge(
+            sent, round, tested=tested, flags=flags, others=others, deployed=deployed
+        )
         if "keep" in flags:
             reason = alone.method.reason(tree.map(lambda leaf: leaf.cpu().numpy(), facts))
             if reason:
@@ -253,6 +290,18 @@ class Node:
             models.keep(self._site.home, about, held, opened.clients, kept)
         return _yes(message, {"marks": marks, "facts": facts})
 
+    def _others(self, message: Message, alone: Alone, sent: Sent) -> tuple[Sums | None, Tree]:
+        """Return what the others told, if the hub says, and what this node would use without."""
+        if "sums" not in message.head:
+            return None, ()
+        sums = hearing.read(message.head["sums"])
+        if get(message.head, "newcomers", bool):  # it told nothing, so nothing of it is in there
+            return sums, ()
+        spoken = self._spoken(message, alone, sent)
+        if get(message.head, "counted", bool):
+            sums = hearing.others(sums, spoken.told)
+        return sums, spoken.deployed
+
     # Parts.
 
     def _of(self, message: Message) -> _Opened:
@@ -266,7 +315,7 @@ class Node:
         opened, head = self._of(message), message.head
         if not opened.agreed:
             raise Refused("closed", "a task before the scaling was agreed on")
-        label, seed = _get(head, "label", str), _get(head, "seed", int)
+        label, seed = get(head, "label", str), get(head, "seed", int)
         key = (label, seed)
         if key not in opened.desks:
             if any(other != label for other, _ in opened.desks):
@@ -327,21 +376,6 @@ def _yes(message: Message, content: Tree, **told: str) -> bytes:
     return wire.pack("yes", {**echo, "to": message.kind, **told}, content)
 
 
-def _bound(message: Message) -> float:
-    """Read to which norm updates are to be shortened before they are hidden; 0: none is."""
-    bound = message.head.get("bound", 0.0)
-    if type(bound) is not float or not math.isfinite(bound) or bound < 0:
-        raise Refused("format", f"updates cannot be shortened to {bound}")
-    return bound
-
-
-def _sum(message: Message) -> tuple[Any, ...]:
-    """Name the sum that a key is for."""
-    head = message.head
-    words = (_get(head, "run", str), _get(head, "label", str))
-    return *words, *(_get(head, key, int) for key in ("seed", "round", "attempt"))
-
-
 def _report(named: dict[str, torch.Tensor]) -> Report:
     """Take a kept report by its names; a method that reports a mean has these two parts."""
     params = {name: leaf for name, leaf in named.items() if name != "size"}
@@ -363,11 +397,3 @@ def _refuse_diverged(report: Tree, personal: Tree) -> None:
     broken |= any(bool(torch.isnan(leaf).any()) for leaf in tree.leaves(personal))
     if broken:
         raise Refused("diverged", "training produced NaN or infinity; lower lr or set clip")
-
-
-def _get(head: dict[str, Any], key: str, kind: type[Any]) -> Any:
-    """Take a value of the expected kind out of a head; a bool is no int here."""
-    value: Any = head.get(key)
-    if type(value) is not kind or (type(value) is int and not 0 <= value < 1 << 62):
-        raise Refused("format", f"{key} is {type(value).__name__}, expected {kind.__name__}")
-    return value

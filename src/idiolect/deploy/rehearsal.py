@@ -65,6 +65,8 @@ class Rehearsal:
             return ()
         if kind == "step":
             return stand_in.step(stand_in.form, 0)[0]
+        if kind == "tell":
+            return stand_in.tell(stand_in.form, 0)[0]
         chosen = [flag for flag in ("only_global", "newcomers") if flags[flag]]
         marks, facts, _ = stand_in.judge(stand_in.form, 0, tested=flags["tested"], flags=chosen)
         return {"marks": marks, "facts": facts}

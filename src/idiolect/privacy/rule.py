@@ -42,6 +42,7 @@ class Private(Aggregator):
 
     title: ClassVar[str] = "private"
     source: ClassVar[str] = "McMahan et al. 2018; Andrew et al. 2021"
+    hides: ClassVar[bool] = True
     shortens: ClassVar[bool] = True
 
     clip: float = setting(

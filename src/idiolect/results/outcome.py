@@ -31,6 +31,15 @@ class Wire:
     bytes_up: int = 0
     public_bytes: int = 0  # the public examples, to each client once; not in `bytes_down`
 
+    def __add__(self, more: "Wire") -> "Wire":
+        """Add what crossed at another time."""
+        return Wire(
+            self.participations + more.participations,
+            self.bytes_down + more.bytes_down,
+            self.bytes_up + more.bytes_up,
+            self.public_bytes + more.public_bytes,
+        )
+
 
 @dataclass(frozen=True, eq=False)
 class Speed:

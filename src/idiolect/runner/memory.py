@@ -44,6 +44,19 @@ class Memory(NamedTuple):
     trace: tuple[Record, ...] = ()  # in a file of its own
     left_out: tuple[Mapping[str, int], ...] = ()  # per seed: client -> rounds it was left out of
     crossing: Mapping[str, Mapping[str, list[int]]] = MappingProxyType({})  # what went where
+    told: tuple[Mapping[str, torch.Tensor], ...] = ()  # per seed: what clients told, added up
+    exchanged: tuple[Wire, ...] = ()  # what crossed the network for it, when training was over
+
+    @property
+    def crossed(self) -> tuple[Wire, ...]:
+        """All that crossed the network so far."""
+        if not self.exchanged:
+            return self.wire
+        return tuple(one + more for one, more in zip(self.wire, self.exchanged, strict=True))
+
+    def unscored(self) -> "Memory":
+        """Return this as it was before it was scored on test data."""
+        return self._replace(final=None, facts={}, told=(), exchanged=())
 
 
 def checkpoint_path(folder: Path, label: str) -> Path:
@@ -70,6 +83,7 @@ def save(path: Path, memory: Memory, identity: Mapping[str, Any], place: str) ->
         "curve": curves,
         "final": {key: _tensor(values) for key, values in (memory.final or {}).items()},
         "facts": {key: _tensor(values) for key, values in memory.facts.items()},
+        "told": {str(place): dict(sums) for place, sums in enumerate(memory.told)},
     }
     meta = {
         "identity": identity,
@@ -85,6 +99,7 @@ def save(path: Path, memory: Memory, identity: Mapping[str, Any], place: str) ->
         "shared": memory.shared,
         "left_out": [dict(counts) for counts in memory.left_out],
         "crossing": dict(memory.crossing),
+        "exchanged": [dataclasses.asdict(wire) for wire in memory.exchanged],
     }
     checkpoint.save(path, kept, meta)
 
@@ -100,7 +115,8 @@ def load(path: Path, identity: Mapping[str, Any], place: str) -> Memory:
             f"{path} belongs to another experiment: {difference}; use another --out, or undo the "
             "change"
         )
-    parts: dict[str, dict[str, torch.Tensor]] = {"state": {}, "curve": {}, "final": {}, "facts": {}}
+    sections = ("state", "curve", "final", "facts", "told")
+    parts: dict[str, dict[str, torch.Tensor]] = {section: {} for section in sections}
     for name, leaf in named.items():
         part, rest = name.split(".", 1)
         parts[part][rest] = leaf
@@ -125,7 +141,19 @@ def load(path: Path, identity: Mapping[str, Any], place: str) -> Memory:
         shared=meta["shared"],
         left_out=tuple(meta.get("left_out", ())),
         crossing=meta.get("crossing", {}),
+        told=tuple(
+            of_place(parts["told"], place) for place in range(len(meta.get("exchanged", ())))
+        ),
+        exchanged=tuple(Wire(**wire) for wire in meta.get("exchanged", ())),
     )
+
+
+def of_place(named: Mapping[str, torch.Tensor], place: int) -> dict[str, torch.Tensor]:
+    """Pick the leaves of one seed out of those that are named by seeds."""
+    start = f"{place}."
+    return {
+        name.removeprefix(start): leaf for name, leaf in named.items() if name.startswith(start)
+    }
 
 
 def of_seeds(memory: Memory, places: Sequence[int], count: int) -> Memory:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 import torch
@@ -12,9 +13,10 @@ from idiolect.data.federation import Exam, Federation
 from idiolect.errors import ConfigError, DataError, MethodError
 from idiolect.local import Network
 from idiolect.method import Method, Setup
-from idiolect.runner.memory import checkpoint_path, globals_folder
+from idiolect.runner.memory import checkpoint_path, globals_folder, of_place
 from idiolect.simulate.architecture import Architecture, blank
 from idiolect.simulate.backend import Backend
+from idiolect.simulate.exchange import Sums
 from idiolect.simulate.rounds import Run, Simulation, Verdict
 from idiolect.tree import Tree
 
@@ -31,6 +33,7 @@ class Kept(NamedTuple):
     path: Path  # where it was read
     earlier: tuple[tuple[int, Path], ...]  # rounds before, in order, where the run kept them
     groups: tuple[dict[str, Tensor], ...] = ()  # what the server kept for each architecture
+    told: Sums = MappingProxyType({})  # what its clients told, added up
 
 
 class Adapted(NamedTuple):
@@ -64,7 +67,9 @@ def kept(folder: Path, label: str, seed: int | None = None) -> Kept:
     )
     kinds = sorted({int(n.split(".")[2]) for n in named if n.startswith("state.groups.")})
     groups = tuple(_server(named, f"state.groups.{n}.", seeds.index(seed)) for n in kinds)
-    return Kept(label, seed, meta["round"], last, path, earlier, groups)
+    told = {n.removeprefix("told."): leaf for n, leaf in named.items() if n.startswith("told.")}
+    sums = of_place(told, seeds.index(seed))
+    return Kept(label, seed, meta["round"], last, path, earlier, groups, sums)
 
 
 def adapted(
@@ -92,6 +97,7 @@ class Guests(Protocol):
     round: int
     states: list[Tree]
     tree: Tree
+    told: Sequence[Sums]  # by those who were there before them
 
     @property
     def notices(self) -> Sequence[str]:
@@ -135,6 +141,8 @@ def caught_up(
         kept = guests.tree
         there = checkpoint.fitted(kept["groups"][0], run.groups[place], run.path)
         guests.tree = {**kept, "groups": (there,)}
+    if run.told:
+        guests.told = [{name: leaf.to(device) for name, leaf in run.told.items()}]
     (verdict,) = guests.judge(exams, keep=True, newcomers=True)
     if exams is None:  # then the scores are those on validation data
         scores = {

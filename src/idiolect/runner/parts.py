@@ -173,9 +173,7 @@ def head_start(trial: Job, kept: Path, job: Job, folder: Path) -> bool:
     memory = memories.of_seeds(done.memory, places, len(trial.seeds))
     every = job.evaluate.every
     at_end = memory.round == job.rounds
-    memory = memory._replace(
-        final=None,
-        facts={},
+    memory = memory.unscored()._replace(
         notices=(),
         curve=tuple(p for p in memory.curve if at_end or p.round % every == 0),
     )

@@ -87,13 +87,8 @@ def _taken_over(done: Trained, job: Course) -> Memory:
         curve = tuple(
             Point(p.round, {k: v for k, v in p.scores.items() if "/global/" in k}) for p in curve
         )
-    return done.memory._replace(
-        state=named,
-        curve=curve,
-        final=None,
-        facts={},
-        notices=(),
-        shared=done.job.label,
+    return done.memory.unscored()._replace(
+        state=named, curve=curve, notices=(), shared=done.job.label
     )
 
 
@@ -131,7 +126,7 @@ class _Keeper:
         if memory.round < rounds:
             # The earlier run ended here; for the longer one this is a round like any other.
             curve = tuple(p for p in memory.curve if p.round % self._job.evaluate.every == 0)
-            memory = memory._replace(final=None, facts={}, curve=curve)
+            memory = memory.unscored()._replace(curve=curve)
         if self._folder is not None:
             memory = memory._replace(trace=tracing.read(self._folder, self._job, memory.round))
         return memory
@@ -239,7 +234,7 @@ def _round(job: Course, simulation: Rounds, memory: Memory) -> Memory:
     return memory._replace(
         round=simulation.round,
         state=simulation.tree,
-        wire=tuple(_added(w, t) for w, t in zip(memory.wire, done.traffic, strict=True)),
+        wire=tuple(w + _wire(t) for w, t in zip(memory.wire, done.traffic, strict=True)),
         curve=(*memory.curve, *point),
         speed=speed,
         widths=simulation.widths,
@@ -294,6 +289,8 @@ def _finish(
         final=final,
         notices=(*memory.notices, *told),
         facts=sampled.spread(facts, some, everyone),
+        told=tuple(verdict.told for verdict in verdicts),
+        exchanged=tuple(_wire(verdict.traffic) for verdict in verdicts),
         widths=simulation.widths,
         speed=Speed(
             speed.examples,
@@ -312,13 +309,8 @@ def _scores(verdicts: list[Verdict], prefix: str) -> Scores:
     }
 
 
-def _added(wire: Wire, traffic: Traffic) -> Wire:
-    return Wire(
-        wire.participations + traffic.clients,
-        wire.bytes_down + traffic.bytes_down,
-        wire.bytes_up + traffic.bytes_up,
-        wire.public_bytes + traffic.public_bytes,
-    )
+def _wire(traffic: Traffic) -> Wire:
+    return Wire(traffic.clients, traffic.bytes_down, traffic.bytes_up, traffic.public_bytes)
 
 
 def _tick(job: Course, memory: Memory, pace: float) -> Tick:
@@ -364,7 +356,7 @@ def _outcome(job: Course, memory: Memory) -> Outcome:
         scored=tuple(sampled.tested(job) or ()),
         facts=dict(memory.facts),
         reasons=telling.reasons(job.method, memory.facts, job.members),
-        wire=memory.wire,
+        wire=memory.crossed,
         speed=memory.speed,
         notices=memory.notices,
         left_out=memory.left_out,

@@ -22,6 +22,7 @@ from idiolect.simulate.architecture import Architecture, blank, make
 from idiolect.simulate.crew import Call, Crew
 from idiolect.simulate.dealing import Member
 from idiolect.simulate.engine import ClientFunction
+from idiolect.simulate.exchange import Handed, Sums, Tell
 from idiolect.simulate.judging import Marking
 from idiolect.simulate.plans import Book
 from idiolect.simulate.pools import Library
@@ -146,18 +147,34 @@ class Alone:
         (personal,) = self._run("meet", Look(self.method), sent, round)
         return personal
 
+    def tell(self, sent: Sent, round: int) -> tuple[Tree, Tree]:
+        """Settle what to use without the others; return what they may know of it, and itself."""
+        work = Tell(self.method, keep=True)
+        told, deployed = self._run("tell", work, sent, round)
+        return told, deployed
+
     def judge(
-        self, sent: Sent, round: int, *, tested: bool, flags: Sequence[str] = ()
+        self,
+        sent: Sent,
+        round: int,
+        *,
+        tested: bool,
+        flags: Sequence[str] = (),
+        others: Sums | None = None,
+        deployed: Tree = (),
     ) -> tuple[Tree, Tree, Tree]:
         """Score on test data (and validation data beside), or on validation data alone.
 
-        Flags are those of `marking`. Returns marks, facts and the personal model, if kept.
+        Flags are those of `Marking`. Who hears `others` goes by what it `deployed` when it told, if
+        that is still there. Returns marks, facts and the personal model, if kept.
         """
         chosen: dict[str, Any] = dict.fromkeys(flags, True)
-        mark = Marking(self.method, beside=tested, **chosen)
+        mark = Marking(self.method, beside=tested, hears=others is not None, **chosen)
+        if others is not None:
+            rows = tree.map(lambda leaf: leaf.unsqueeze(0), (dict(others), deployed))
+            sent = sent._replace(own=Handed(sent.own, *rows))
         exam = self._exams["test" if tested else "val"]
-        kind = " ".join(["judge", "test" if tested else "val", *sorted(flags)])
-        marks, facts, kept = self._run(kind, mark, sent, round, exam)
+        marks, facts, kept = self._run(mark.kind, mark, sent, round, exam)
         return marks, facts, kept
 
     def predict(self, model: Tree, x: torch.Tensor) -> torch.Tensor:

@@ -5,6 +5,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from idiolect.errors import Diverged
+from idiolect.method import Method
 from idiolect.simulate import numbers
 from idiolect.simulate.gathering import Gathered
 from idiolect.simulate.team import Call, Harvest
@@ -57,3 +59,17 @@ def begun(
     """Ask now for what will be read at the end: later requests would wait for later rounds."""
     flags = numbers.fetched([own.bad for own in served])
     return Begun(round, before, calls, done, served, traffic, examples, flags)
+
+
+def refuse_nobody(
+    now: Begun, run: int, broken: np.ndarray, seed: int, names: Sequence[str], method: Method
+) -> None:
+    """Refuse to go on with a run in which nobody is left."""
+    cohort = now.calls[run].cohort
+    if len(cohort) and len(broken) == len(cohort):
+        first = "all clients" if method.pooled else names[cohort[0]]
+        raise Diverged(
+            f"round {now.round + 1}, seed {seed}: {first} produced NaN or infinity "
+            f"({len(cohort)} of {len(cohort)} clients did, so nobody is left); lower lr "
+            f"(now {method.lr}) or set clip, and start again"
+        )

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -11,7 +12,9 @@ from idiolect import losses, tree
 from idiolect.data.text import UNK
 from idiolect.local import Batch, Local
 from idiolect.method import Sent
+from idiolect.simulate.exchange import Handed, Sums, heard
 from idiolect.simulate.team import Seat
+from idiolect.simulate.traffic import Traffic
 from idiolect.simulate.work import Work
 from idiolect.tree import Tree
 
@@ -22,6 +25,8 @@ class Verdict(NamedTuple):
     scores: dict[str, dict[str, np.ndarray]]  # model -> metric -> [client]
     facts: dict[str, np.ndarray]  # what the method tells of its choices, [client, ...]
     deployed: list[tuple[np.ndarray, Tree]]  # per architecture: clients, personal models; if kept
+    told: Sums = MappingProxyType({})  # what all clients told, added up, where they tell something
+    traffic: Traffic = Traffic(0, 0, 0)  # of that, and of hearing it
 
 
 def verdict(run: int, results: Sequence[tuple[Sequence[Seat], Tree]]) -> Verdict:
@@ -68,7 +73,8 @@ class Marking(Work):
 
     `beside` adds scores on validation data; `measured` names what else the exam holds: a test set
     `common` to all, rows that a backdoor `marked`; `only_global` skips `deploy`, which may train;
-    `keep` returns the personal model; clients that are `newcomers` adapt instead of deploying.
+    `keep` returns the personal model; clients that are `newcomers` adapt instead of deploying;
+    whoever `hears` is handed what the others told.
     """
 
     beside: bool = True
@@ -76,12 +82,33 @@ class Marking(Work):
     only_global: bool = False
     keep: bool = False
     newcomers: bool = False
+    hears: bool = False
+
+    @property
+    def kind(self) -> str:
+        """Name what is done, so that works of one kind are planned alike."""
+        words = {
+            "judge": True,
+            "val": not self.beside,
+            "global": self.only_global,
+            "keep": self.keep,
+            "newcomers": self.newcomers,
+            "hears": self.hears,
+            **dict.fromkeys(self.measured, True),
+        }
+        return " ".join(word for word, chosen in words.items() if chosen)
 
     def __call__(self, sent: Sent, personal: Tree, local: Local, exam: Local) -> Tree:
         """Settle what the client would use, and score it."""
         method = self.method
-        settle = method.adapt if self.newcomers else method.deploy
-        deployed = () if self.only_global else settle(sent, personal, local)
+        handed: Handed = sent.own if self.hears else Handed(sent.own, {}, ())
+        sent = sent._replace(own=handed.own)
+        deployed = handed.deployed
+        if not (self.only_global or tree.leaves(deployed)):
+            settle = method.adapt if self.newcomers else method.deploy
+            deployed = settle(sent, personal, local)
+        if self.hears:
+            deployed = heard(method, deployed, handed.others, local)
         models = method.models(sent, deployed)
         if self.only_global:
             models = {name: model for name, model in models.items() if name == "global"}

@@ -15,12 +15,13 @@ import torch
 
 from idiolect import tree
 from idiolect.data.federation import Exam, Lessons
-from idiolect.errors import ConfigError, Diverged
+from idiolect.errors import ConfigError
 from idiolect.method import Method, Sent, Setup
 from idiolect.simulate import groups, keeping, numbers, sampling
 from idiolect.simulate.architecture import Architecture, blank, make, refuse_unequal_states
 from idiolect.simulate.backend import Backend
-from idiolect.simulate.begun import Begun, begun
+from idiolect.simulate.begun import Begun, begun, refuse_nobody
+from idiolect.simulate.exchange import Exchange, Sums, held, holds, welcomed
 from idiolect.simulate.gathering import gathered, summable
 from idiolect.simulate.here import Here
 from idiolect.simulate.judging import Marking, joined, verdict
@@ -80,6 +81,7 @@ class Simulation:
         self.round = 0
         self.runs = runs
         self.notices: list[str] = []  # what the user should know, in words
+        self.told: Sequence[Sums] = ()  # for newcomers: what those told who were there before
         self._crossed = False  # whether a round has told what crosses the network
         self._next: Begun | None = None  # a round that was begun early
         self._pace, self._ended = float("inf"), float("-inf")  # seconds of the last round
@@ -244,7 +246,8 @@ class Simulation:
         if self._hurries:
             self._next = self._begin(self.round + 1, states)
         left_out = now.left_out()
-        self._refuse_nobody(now, left_out)
+        for run, (own, broken) in enumerate(zip(self.runs, left_out, strict=True)):
+            refuse_nobody(now, run, broken, own.seed, own.lessons.names, self.method)
         gone = [Seat(run, int(c)) for run, clients in enumerate(left_out) for c in clients]
         if self.method.grouped:
             servers = [groups.server_member(own[0]) for own in self._trained]
@@ -309,19 +312,6 @@ class Simulation:
         pairs = zip(new, calls, strict=True)
         return [Call(cohort, Sent(), call.members) for cohort, call in pairs]
 
-    def _refuse_nobody(self, now: Begun, left_out: Sequence[np.ndarray]) -> None:
-        """A run in which nobody is left cannot go on."""
-        for run, (call, broken) in enumerate(zip(now.calls, left_out, strict=True)):
-            cohort = call.cohort
-            if len(cohort) and len(broken) == len(cohort):
-                seed, names = self.runs[run].seed, self.runs[run].lessons.names
-                first = "all clients" if self.method.pooled else names[cohort[0]]
-                raise Diverged(
-                    f"round {self.round + 1}, seed {seed}: {first} produced NaN or infinity "
-                    f"({len(cohort)} of {len(cohort)} clients did, so nobody is left); lower lr "
-                    f"(now {self.method.lr}) or set clip, and start again"
-                )
-
     def padding(self) -> float:
         """Return the largest share of padding in any architecture's last round."""
         return max(crew.padding("step") for crew in self._crews)
@@ -344,40 +334,50 @@ class Simulation:
         some at a time, so that only what is kept of them takes room.
         """
         extras = [] if exams is None else [exam.extras for exam in exams]
-        measured = tuple(sorted(set(extras[0]).intersection(*extras))) if extras else ()
-        mark = Marking(
-            self.method,
-            beside=exams is not None,
-            measured=measured,
-            only_global=only_global,
-            keep=keep,
-            newcomers=newcomers,
-        )
         rows = [run.lessons.val for run in self.runs] if exams is None else [e.test for e in exams]
         beside = extras or [{} for _ in rows]
         examined = [
             self._library.examined(n, self.runs[n].seed, own, more)
             for n, (own, more) in enumerate(zip(rows, beside, strict=True))
         ]
-        kind = " ".join(
-            name
-            for name, chosen in {
-                "judge": True,
-                "val": exams is None,
-                "global": only_global,
-                "keep": keep,
-                "newcomers": newcomers,
-                **dict.fromkeys(measured, True),
-            }.items()
-            if chosen
+        tells = self.method.tells and not only_global
+        mark = Marking(
+            self.method,
+            beside=exams is not None,
+            measured=tuple(sorted(set(extras[0]).intersection(*extras))) if extras else (),
+            only_global=only_global,
+            keep=keep,
+            newcomers=newcomers,
+            hears=tells and bool(self.told or not newcomers),
         )
+        told = self._told(clients) if tells and not newcomers else None
         parts: list[list[Verdict]] = []
         for calls in self._everyone(newcomers, clients):
             seen = [c._replace(exams=own) for c, own in zip(calls, examined, strict=True)]
-            begun = [crew.begin(kind, mark, seen, self.round) for crew in self._crews]
+            if mark.hears and told is None:
+                seen = welcomed(self.told, seen)
+            begun = [
+                crew.begin(mark.kind, mark, told.handed(n, seen) if told else seen, self.round)
+                for n, crew in enumerate(self._crews)
+            ]
             results = [wait() for wait in begun]
             parts.append([verdict(run, results) for run in range(len(self.runs))])
-        return [joined([part[run] for part in parts]) for run in range(len(self.runs))]
+        found = [joined([part[run] for part in parts]) for run in range(len(self.runs))]
+        if told is None:
+            return found
+        exchanged = zip(found, told.sums, told.traffic, strict=True)
+        return [own._replace(told=sums, traffic=traffic) for own, sums, traffic in exchanged]
+
+    def _told(self, clients: Sequence[np.ndarray] | None) -> Exchange:
+        """Let clients tell each other, in sum, what their method tells.
+
+        Where there is no room for what they deployed for it, or it would have to travel, they come
+        to it twice.
+        """
+        count = sum(map(len, clients)) if clients else len(self.runs) * self._clients
+        sent = self.method.send(self.states[0], self._tensor(np.arange(1)))
+        keep = self._backend.kind != "ray" and holds(sent, count, self._device)
+        return held(self.method, self._crews, self._everyone(False, clients), self.round, keep)
 
     def meet(self) -> None:
         """Let every client look at the present state without training: newcomers catching up."""

@@ -1,0 +1,59 @@
+"""The server's step with what nodes reported: each report, or their sum."""
+
+from collections.abc import Sequence
+
+import torch
+
+from idiolect import tree
+from idiolect.deploy import masks
+from idiolect.method import Method, Report
+from idiolect.simulate import guard
+from idiolect.simulate.serving import Serving
+from idiolect.simulate.traffic import refuse_unequal
+from idiolect.tree import Tree
+
+_CPU = torch.device("cpu")
+
+
+def stepped(method: Method, state: Tree, present: Sequence[int], reports: Tree) -> Tree:
+    """Take the server's step with reports of those present, guarded as the simulation's is."""
+    cohort = torch.tensor(present)
+    arrived = method.arrive(state, cohort, reports)
+    bad = guard.broken(arrived, None, len(cohort), _CPU)
+    return guard.guarded_step(method, state, cohort, arrived, bad)
+
+
+def stepped_by_sum(method: Method, state: Tree, present: Sequence[int], mean: Report) -> Tree:
+    """Take the server's step with what a sum told: its mean, as one client's report."""
+    rule = masks.ruled(method)
+    if rule is None:
+        return stepped(method, state, present[:1], tree.stack([mean]))
+    total = tree.scale(float(len(present)), mean.params)
+    return rule.sum_step(state, torch.tensor(present), total)
+
+
+def stepped_by_kind(
+    method: Method,
+    state: Tree,
+    present: Sequence[int],
+    reports: Sequence[Tree],
+    servings: Sequence[Serving],
+    kinds: Sequence[int],
+    round: int,
+) -> Tree:
+    """Let the server read reports with its own examples, join each architecture's, and train.
+
+    Reports may differ in form from architecture to architecture; what is read in them does not.
+    """
+    pairs = zip(kinds, reports, strict=True)
+    read = [servings[kind].read(report, round) for kind, report in pairs]
+    refuse_unequal([tree.stack([one]) for one in read])
+    new = stepped(method, state, present, tree.stack(read))
+    good = (~guard.broken(tree.stack(read), None, len(read), _CPU)).tolist()
+    for place, serving in enumerate(servings):
+        rows = zip(kinds, reports, good, strict=True)
+        own = [one for kind, one, fine in rows if kind == place and fine]
+        if own:
+            serving.join(tree.stack(own))
+        serving.fuse(new, round)
+    return new
