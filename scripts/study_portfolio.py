@@ -8,6 +8,7 @@ nothing; the files of experiments/portfolio/study have data that no table uses.
 """
 
 import dataclasses
+import math
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,13 +16,15 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from idiolect import tree
 from idiolect.experiment import jobs, load_experiment
 from idiolect.local import Local
 from idiolect.method import Sent
 from idiolect.methods import Portfolio
 from idiolect.methods.portfolio import Kept, Settled
-from idiolect.personalise import choosing
+from idiolect.personalise import choosing, pooling
 from idiolect.personalise.choosing import Blend
+from idiolect.personalise.pooling import Told
 from idiolect.runner.train import train
 from idiolect.tree import Params, Tree
 
@@ -39,7 +42,7 @@ class Study(Portfolio):
         best = choosing.alone(choosing.best_of(scores, sound), scores)
         rules = {"best on validation": choosing.blended(candidates, best, 1)[0]}
         for caution in (1.0, 3.0, 10.0, 30.0, 100.0):
-            weights = choosing.fitted(scores, sound, caution)
+            weights = choosing.fitted(scores, choosing.even(sound), caution)
             for most in (3, 5, len(weights)):
                 blend, _ = choosing.blended(candidates, weights, most)
                 rules[f"mixture of {most}, c = {caution:g}"] = blend
@@ -56,7 +59,8 @@ class Study(Portfolio):
     def share(self, asked: dict[float, float], candidates: Params, local: Local) -> Blend:
         """Give the mixture the largest share that has the margin asked of it; the rest is local."""
         scores = choosing.scored(candidates, local)
-        weights = choosing.fitted(scores, choosing.sound(candidates, scores), self.caution)
+        sound = choosing.even(choosing.sound(candidates, scores))
+        weights = choosing.fitted(scores, sound, self.caution)
         _, mixture = choosing.blended(candidates, weights, self.members)
         own = choosing.alone(mixture.new_zeros(()), scores)
         most = self.members + 1  # the local model may come on top
@@ -64,10 +68,35 @@ class Study(Portfolio):
         for share, margin in sorted(asked.items()):
             mixed = share * mixture + (1 - share) * own
             blend, _ = choosing.blended(candidates, mixed, most)
-            keeps = choosing.accuracy_of(blend, local) >= scores.accuracies[0] - 1e-6
+            first = tree.map(lambda leaf: leaf[0], candidates)
+            accuracy = choosing.compared(blend, first, local).accuracy
+            keeps = accuracy >= scores.accuracies[0] - 1e-6
             gains = choosing.surely_better(scores, mixed, margin)
             taken = torch.where(gains & keeps, mixed, taken)
         return choosing.blended(candidates, taken, most)[0]
+
+    def tell(self, deployed: tuple[Settled, dict[str, Tree]], local: Local) -> Told:
+        """Tell what Portfolio tells."""
+        return super().tell(deployed[0], local)
+
+    def hear(
+        self, deployed: tuple[Settled, dict[str, Tree]], others: Told, local: Local
+    ) -> tuple[Settled, dict[str, Tree]]:
+        """Let every rule that goes by what the others told choose as well."""
+        settled, rules = deployed
+        candidates = settled.candidates
+        scores = choosing.scored(candidates, local)
+        sound = choosing.sound(candidates, scores)
+        for heed in (10.0, 30.0, 100.0):
+            prior = pooling.prior(others, sound, self.caution, heed)
+            blend, _ = choosing.blended(candidates, choosing.fitted(scores, *prior), self.members)
+            rules[f"q of the others, c = {heed:g}"] = blend
+        for margin in (1.0, 1.5, 2.0):
+            for trust in (2.0, 3.0, math.inf):
+                other = dataclasses.replace(self, margin=margin, trust=trust)
+                found = other.choose(candidates, local, others).personal
+                rules[f"q, margin {margin:g}, trust {trust:g}"] = found
+        return super().hear(settled, others, local), rules
 
     def models(self, sent: Sent, deployed: tuple[Settled, dict[str, Tree]]) -> dict[str, Tree]:
         """Score what each rule chose, and each candidate."""

@@ -31,15 +31,19 @@ def cross_entropy(logits: Tensor, labels: Tensor, weight: Tensor) -> Tensor:
     label = labels.unsqueeze(-1)
     if not logits.is_cuda and logits.shape[-1] < _FEW:
         return weighted_mean(-log_shares(logits).gather(-1, label).squeeze(-1), weight)
-    right = logits.gather(-1, label).squeeze(-1)
-    return weighted_mean(logits.logsumexp(-1) - right, weight)
+    true = logits.gather(-1, label).squeeze(-1)
+    return weighted_mean(logits.logsumexp(-1) - true, weight)
+
+
+def right(logits: Tensor, labels: Tensor) -> Tensor:
+    """Say of which labels the logit is the highest; a NaN among them is no answer."""
+    # argmax calls NaN the highest, so a broken model would be right about the first class.
+    return (logits.argmax(-1) == labels) & ~logits.isnan().any(-1)
 
 
 def accuracy(logits: Tensor, labels: Tensor, weight: Tensor) -> Tensor:
-    """Share of labels whose logit is the highest; a NaN among them is no answer."""
-    # argmax calls NaN the highest, so a broken model would be right about the first class.
-    right = (logits.argmax(-1) == labels) & ~logits.isnan().any(-1)
-    return weighted_mean(right.to(weight.dtype), weight)
+    """Share of labels whose logit is the highest."""
+    return weighted_mean(right(logits, labels).to(weight.dtype), weight)
 
 
 def divergence(student: Tensor, teacher: Tensor, weight: Tensor) -> Tensor:

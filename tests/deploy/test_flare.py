@@ -49,6 +49,9 @@ name = "persfl"
 distil_epochs = 1
 [[methods]]
 name = "pfml"
+[[methods]]
+name = "portfolio"
+tune_epochs = 1
 """
 PREDICTIONS = f"""name = "predictions"
 {COMMON}
@@ -71,7 +74,10 @@ def federation(tmp_path):
 
 
 def test_four_nodes_over_tls_give_the_simulators_result(federation, tmp_path):
-    """FedAvg, PersFL, PFML in one job, KT-pFL with two networks in another, a guest in between."""
+    """FedAvg, PersFL, PFML and Portfolio, whose nodes tell each other something, in one job.
+
+    KT-pFL with two networks in another, a guest in between.
+    """
     for name, toml in (("parameters", PARAMETERS), ("predictions", PREDICTIONS)):
         path = tmp_path / f"{name}.toml"
         path.write_text(toml)
@@ -92,8 +98,8 @@ def test_four_nodes_over_tls_give_the_simulators_result(federation, tmp_path):
             with pytest.raises(CommandFailed, match="may not do this in the federation"):
                 federation.run(path, tmp_path / "guest", kit=MEMBER)
     home = federation.kits / "site-1" / "idiolect"
-    assert len(list(home.glob("models/*/*/*.safetensors"))) == 4
-    assert len(list(home.glob("state/test/client-1/*/*.safetensors"))) == 4
+    assert len(list(home.glob("models/*/*/*.safetensors"))) == 5
+    assert len(list(home.glob("state/test/client-1/*/*.safetensors"))) == 5
     assert not list((federation.kits / "server").rglob("site-*")), "a node's files on the server"
     status = federation.command("status", str(federation.kits / "lead@hub.org")).stdout
     assert status.count(": connected") == 4 and "nothing is running" in status

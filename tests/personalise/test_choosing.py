@@ -25,7 +25,8 @@ def all_sound(told):
 
 
 def fitted(told, caution, sound=None):
-    return choosing.fitted(told, all_sound(told) if sound is None else sound, caution)
+    prior = choosing.even(all_sound(told) if sound is None else sound)
+    return choosing.fitted(told, prior, caution)
 
 
 # The weights.

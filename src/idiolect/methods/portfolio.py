@@ -5,7 +5,8 @@ its own data only, as `local` does, and keeps the best global model it met, as P
 the rounds it trains candidates, those that start alike as rows of one stack: PersFL's grid from its
 best teacher; all layers (FT) or the last (FB) of the final global model, plain, held by
 distillation (KD) or by elastic weights (EWC). `personalise.choosing` makes one model of them on
-validation data. A mixture with the local model is the MoE of Pye and Yu (2021).
+validation data, `personalise.pooling` with what the other clients' validation data say. A mixture
+with the local model is the MoE of Pye and Yu (2021).
 """
 
 import math
@@ -22,9 +23,10 @@ from idiolect.local import Local
 from idiolect.method import Report, Sent, Setup, setting
 from idiolect.methods.fedavg import FedAvg
 from idiolect.methods.persfl import Teacher, better, grid, no_teacher
-from idiolect.personalise import choosing
+from idiolect.personalise import choosing, pooling
 from idiolect.personalise.adapting import Course, Ground, Terms, adapted, chosen, fisher
-from idiolect.personalise.choosing import Blend
+from idiolect.personalise.choosing import Blend, Scores
+from idiolect.personalise.pooling import Told
 from idiolect.tree import Params, Tree
 
 WORDS = {
@@ -67,6 +69,10 @@ class Settled(NamedTuple):
     weights: Tensor  # [candidate] in the mixture
     accuracies: Tensor  # [candidate]
     accuracy: Tensor  # of the mixture
+    proven: Tensor  # 1 where the client's own validation data speak for leaving the local model
+    told: Told  # to the others, before anything was heard of them
+    others: Tensor  # how many told something
+    others_gain: Tensor  # in accuracy over their local models, in the mean; NaN without others
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,9 +110,18 @@ class Portfolio(FedAvg):
     caution: float = setting(
         10.0, "validation examples that an average of all counts as", above=0, deploy=True
     )
+    heed: float = setting(
+        30.0, "validation examples that the others' mixtures count as instead", above=0, deploy=True
+    )
     margin: float = setting(
         1.5,
         "standard errors by which a mixture must be more likely than the local model",
+        least=0,
+        deploy=True,
+    )
+    trust: float = setting(
+        3.0,
+        "deviations by which it must be more accurate instead, by all clients' validation data",
         least=0,
         deploy=True,
     )
@@ -184,25 +199,57 @@ class Portfolio(FedAvg):
         candidates = self._candidates(sent, self.meet(sent, personal, local), local)
         return self.choose(candidates, local)
 
-    def choose(self, candidates: Params, local: Local) -> Settled:
+    def tell(self, deployed: Settled, local: Local) -> Told:
+        """Tell the others the weights of the mixture, and what it gains."""
+        return deployed.told
+
+    def hear(self, deployed: Settled, others: Told, local: Local) -> Settled:
+        """Choose again from the same candidates, with what the others told."""
+        chosen = self.choose(deployed.candidates, local, others)
+        return chosen._replace(told=deployed.told)
+
+    def choose(self, candidates: Params, local: Local, others: Told | None = None) -> Settled:
         """Mix the candidates by the rule, or stay with the local model."""
         scores = choosing.scored(candidates, local)
         sound = choosing.sound(candidates, scores)
-        if self.members == 1:
-            weights = choosing.alone(choosing.best_of(scores, sound), scores)
-        else:
-            weights = choosing.fitted(scores, sound, self.caution)
-        blend, weights = choosing.blended(candidates, weights, self.members)
-        accuracy = choosing.accuracy_of(blend, local)
+        weights = self._weights(scores, sound, others)
+        blend, mixture = choosing.blended(candidates, weights, self.members)
+        first = tree.map(lambda leaf: leaf[0], candidates)
+        compared = choosing.compared(blend, first, local)
+        accuracy, evident = compared.accuracy, scores.counts.sum() > 1
+        told = pooling.told(weights, compared, evident & (local.size > 0))
+        proven = torch.ones_like(evident)
         if "local" in self.candidates:
             # The promise, and more: without evidence a client stays with what it has by itself.
-            gains = choosing.surely_better(scores, weights, self.margin)
+            proven = choosing.surely_better(scores, mixture, self.margin) | ~sound[0]
+            gains = proven
+            if others is not None:
+                gains = gains | pooling.surely_gains(compared, evident, others, self.trust)
             keeps = accuracy >= scores.accuracies[0] - 1e-6  # rounding apart
-            taken = (gains & keeps) | ~sound[0]
-            weights = torch.where(taken, weights, choosing.alone(weights.new_zeros(()), scores))
+            taken = gains & (keeps | accuracy.isnan() | ~sound[0])
+            mixture = torch.where(taken, mixture, choosing.alone(mixture.new_zeros(()), scores))
             accuracy = torch.where(taken, accuracy, scores.accuracies[0])
-            blend, weights = choosing.blended(candidates, weights, self.members)
-        return Settled(blend, candidates, weights, scores.accuracies, accuracy)
+            blend, mixture = choosing.blended(candidates, mixture, self.members)
+        heard = tree.zeros_like(told) if others is None else others
+        return Settled(
+            blend,
+            candidates,
+            mixture,
+            scores.accuracies,
+            accuracy,
+            proven.to(accuracy.dtype),
+            told,
+            heard.voices,
+            pooling.mean_gain(heard),
+        )
+
+    def _weights(self, scores: Scores, sound: Tensor, others: Told | None) -> Tensor:
+        """Weigh the candidates; the prior is even, or what the others chose."""
+        if self.members == 1:
+            return choosing.alone(choosing.best_of(scores, sound), scores)
+        if others is None:
+            return choosing.fitted(scores, choosing.even(sound), self.caution)
+        return choosing.fitted(scores, *pooling.prior(others, sound, self.caution, self.heed))
 
     def adapt(self, sent: Sent, personal: Kept, local: Local) -> Settled:
         """Let a newcomer train its local model first, as `local` does."""
@@ -268,11 +315,14 @@ class Portfolio(FedAvg):
         return local.logits(model, x)
 
     def facts(self, deployed: Settled) -> dict[str, Tensor]:
-        """The weights of the mixture, and how each candidate did on validation data."""
+        """The weights of the mixture, how each candidate did on validation data, who else told."""
         return {
             "weights": deployed.weights,
             "validation_accuracy": deployed.accuracy,
             "validation_accuracy_of_candidates": deployed.accuracies,
+            "proven": deployed.proven,
+            "others": deployed.others,
+            "others_gain": deployed.others_gain,
         }
 
     def reason(self, facts: Mapping[str, Any]) -> str:
@@ -289,15 +339,19 @@ class Portfolio(FedAvg):
             other = members.index("local") ^ 1
             told = f"MoE of {self._spoken(parts[other][1])}, weight {-parts[other][0]:.2f}"
         own = float(facts["validation_accuracy"])
+        word = ""
+        if "local" in self.candidates and members != ["local"] and not facts.get("proven", 1):
+            gain = 100 * float(facts["others_gain"])
+            word = f"; on the word of {facts['others']:.0f} others, who gained {gain:.1f} points"
         if math.isnan(own):
-            return f"{told}; there was no validation data to choose by"
+            return f"{told}; there was no validation data to choose by{word}"
         told = f"{told}: {100 * own:.1f} %"
         if "local" not in self.candidates:
             return told
         if members == ["local"]:
             return f"{told}; nothing else was surely better"
         alone = float(facts["validation_accuracy_of_candidates"][0])
-        return f"{told} against {100 * alone:.1f} % local"
+        return f"{told} against {100 * alone:.1f} % local{word}"
 
     def _spoken(self, place: int) -> str:
         name = self.names[place]

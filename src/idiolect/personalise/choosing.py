@@ -5,8 +5,9 @@ A client's model is p(y | x) = Σ w_m p_m(y | x) over its candidates m. The weig
     max over w of  Σ_i log Σ_m w_m p_m(y_i | x_i)  +  c Σ_m q_m log w_m,    Σ w_m = 1,
 
 over validation examples i: the mixture's log-likelihood, and a prior q that counts as c examples.
-The sum is concave in w. With few examples w stays near q, an average of all; with many it goes
-where the likelihood is. One candidate gets all only if no mixture explains the data better.
+The sum is concave in w. With few examples w stays near q, an average of all or what the others
+chose (`pooling`); with many it goes where the likelihood is. One candidate gets all only if no
+mixture explains the data better.
 """
 
 from typing import NamedTuple
@@ -45,8 +46,8 @@ def scored(candidates: Params, local: Local) -> Scores:
         def one(params: Params) -> Tensor:
             logits = local.logits(params, batch.x)
             chance = logits.log_softmax(-1).gather(-1, batch.y.unsqueeze(-1)).squeeze(-1).exp()
-            right = (logits.argmax(-1) == batch.y) & ~logits.isnan().any(-1)
-            return torch.stack([chance, right.to(chance.dtype)], -1)
+            right = losses.right(logits, batch.y).to(chance.dtype)
+            return torch.stack([chance, right], -1)
 
         said = local.each(one, candidates).movedim(0, -1)  # [..., 2, candidate]
         counts = batch.weight.unsqueeze(-1).unsqueeze(-1).expand(*batch.weight.shape, 1, 1)
@@ -68,15 +69,20 @@ def sound(candidates: Params, scores: Scores) -> Tensor:
     return torch.stack([*checks, said]).all(0)
 
 
-def fitted(scores: Scores, sound: Tensor, caution: float) -> Tensor:
-    """Return the weights [candidate] of the rule above; q where there are no examples.
+def even(sound: Tensor) -> Tensor:
+    """Return a prior that is the same for every sound candidate."""
+    prior = sound.double()
+    return prior / prior.sum().clamp(min=1)
 
-    q is the same for every sound candidate. Each turn gives every example to the candidates that
-    explain it, by share, and counts.
+
+def fitted(scores: Scores, prior: Tensor, caution: float | Tensor) -> Tensor:
+    """Return the weights [candidate] of the rule above; the prior where there are no examples.
+
+    What is no candidate has no prior. Each turn gives every example to the candidates that explain
+    it, by share, and counts.
     """
-    prior = sound.to(scores.chances.dtype)
-    prior = prior / prior.sum().clamp(min=1)
-    chances = torch.where(sound, scores.chances.clamp(min=_TINY), 0.0)
+    prior = prior.to(scores.chances.dtype)
+    chances = torch.where(prior > 0, scores.chances.clamp(min=_TINY), 0.0)
     weights = prior
     for _ in range(_TURNS):
         shares = chances * weights
@@ -126,14 +132,28 @@ def predict(model: Blend, x: Tensor, local: Local) -> Tensor:
     return (torch.where(weights > 0, said, 0.0) + weights.log()).logsumexp(0)
 
 
-def accuracy_of(model: Blend, local: Local) -> Tensor:
-    """Return a blend's accuracy on validation data."""
+class Compared(NamedTuple):
+    """A mixture beside the first candidate, on validation data; NaN where there are none."""
+
+    accuracy: Tensor
+    gain: Tensor  # of accuracy over the first candidate
+    error: Tensor  # the gain's standard error, squared; 0 for one example
+
+
+def compared(model: Blend, first: Params, local: Local) -> Compared:
+    """Compare a mixture with another model, label by label."""
 
     def score(batch: Batch) -> Tensor:
-        return losses.accuracy(predict(model, batch.x, local), batch.y, batch.weight)
+        said = (predict(model, batch.x, local), local.logits(first, batch.x))
+        ours, theirs = (losses.right(one, batch.y).to(batch.weight.dtype) for one in said)
+        gains = ours - theirs
+        values = (ours, gains, gains.square())
+        return torch.stack([losses.weighted_mean(value, batch.weight) for value in values])
 
-    found: Tensor = local.mean(score, "val")
-    return found
+    total, count = local.total(score, "val")
+    accuracy, gain, square = (total / count).unbind()
+    error = (square - gain.square()).clamp(min=0) / (count - 1).clamp(min=1)
+    return Compared(accuracy, gain, error)
 
 
 def best_of(scores: Scores, sound: Tensor) -> Tensor:

@@ -1,0 +1,45 @@
+"""A run of Portfolio: what its clients told is kept for newcomers and counted as traffic, once."""
+
+import tiny
+from idiolect import checkpoint
+from idiolect.experiment import execute, parse_experiment
+
+METHODS = """
+[[methods]]
+name = "fedavg"
+[[methods]]
+name = "portfolio"
+label = "one"
+tune_epochs = 1
+[[methods]]
+name = "portfolio"
+label = "two"
+tune_epochs = 1
+margin = 0.0
+"""
+
+
+def traffic(content, label, way):
+    return [seed["traffic"][way] for seed in content["methods"][label]["seeds"]]
+
+
+def test_an_exchange_is_counted_once_whoever_shares_the_rounds(tmp_path):
+    """Six clients tell and hear 15 weights and 4 numbers: in 4 bytes up, in 8 down.
+
+    The second takes the rounds of the first over; what the first exchanged is none of its own. When
+    rounds are added, there is another exchange in place of the first.
+    """
+    toml = tiny.TOML.split("[[methods]]")[0] + METHODS
+    content, _ = execute(parse_experiment(toml, ("rounds=2",)), tmp_path)
+    assert "shares the rounds of one" in " ".join(content["methods"]["two"]["notices"])
+    for label in ("one", "two"):
+        for way, each in (("bytes_up", 6 * 19 * 4), ("bytes_down", 6 * 19 * 8)):
+            plain = traffic(content, "FedAvg", way)
+            assert traffic(content, label, way) == [own + each for own in plain]
+        assert traffic(content, label, "participations") == [8, 8]
+        named, _ = checkpoint.read(tmp_path / "checkpoints" / f"{label}.safetensors")
+        assert [float(named[f"told.{n}.voices"]) for n in (0, 1)] == [6.0, 6.0]
+    longer, _ = execute(parse_experiment(toml, ("rounds=4",)), tmp_path, resume=True)
+    plain = traffic(longer, "FedAvg", "bytes_up")
+    assert traffic(longer, "two", "bytes_up") == [own + 6 * 19 * 4 for own in plain]
+    assert traffic(longer, "two", "participations") == [16, 16]
