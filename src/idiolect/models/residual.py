@@ -7,6 +7,7 @@ from torch.nn import functional as F
 
 from idiolect.errors import ModelError
 from idiolect.models.layers import Norm, Pointwise, convolution, normalisation
+from idiolect.stacked.normalised import norm_relu
 
 Stem = Literal["small", "photograph"]
 
@@ -28,7 +29,7 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Add what the block found to what came in."""
-        found = self.norm2(self.conv2(self.norm1(self.conv1(x)).relu()))
+        found = self.norm2(self.conv2(norm_relu(self.norm1, self.conv1(x))))
         added: Tensor = (found + self.shortcut(x)).relu()
         return added
 
@@ -72,7 +73,7 @@ class ResNet18(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return logits [example, class]."""
-        x = self.norm(self.conv(x)).relu()
+        x = norm_relu(self.norm, self.conv(x))
         if self.shrinks:
             x = F.max_pool2d(x, 3, 2, padding=1)
         x = self.blocks(x)

@@ -81,6 +81,8 @@ def _measured(known: Mapping[str, Form], inputs: tuple[Any, ...]) -> str:
         try:
             if name == "plain" or apart(first(form(*inputs))[: len(exact)], exact) < _APART:
                 took[name] = milliseconds(form, *inputs)
+        except torch.OutOfMemoryError:  # says nothing about the form; fewer clients may fit
+            raise
         except (RuntimeError, AttributeError, OSError) as error:  # too little of the chip, say
             if name == "plain":
                 raise

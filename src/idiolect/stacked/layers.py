@@ -6,11 +6,12 @@ from torch import Tensor, nn
 
 from idiolect.stacked.convolution import StackedConv2d
 from idiolect.stacked.linear import StackedLinear, linear_relu
+from idiolect.stacked.normalised import StackedGroupNorm, norm_relu
 from idiolect.stacked.rectified import conv_relu, conv_relu_pool
 
 
 class StackedSequential(nn.Sequential):
-    """Layers in a row, of which a convolution or a dense layer and what follows are run as one."""
+    """Layers in a row: a convolution, dense layer or normalisation and what follows run as one."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Run the layers: one with ReLU, or with ReLU and 2×2 max-pooling, at once."""
@@ -19,6 +20,8 @@ class StackedSequential(nn.Sequential):
             first, rectifies = layers[0], [type(layer) for layer in layers[1:2]] == [nn.ReLU]
             if isinstance(first, StackedLinear) and rectifies:
                 x, layers = linear_relu(first, x), layers[2:]
+            elif isinstance(first, StackedGroupNorm) and rectifies:
+                x, layers = norm_relu(first, x), layers[2:]
             elif not isinstance(first, StackedConv2d) or not rectifies:
                 x, layers = first(x), layers[1:]
             elif len(layers) > 2 and _halves(layers[2]):
@@ -46,6 +49,8 @@ def quicken(model: nn.Module) -> nn.Module:
             layer.__class__ = StackedConv2d
         if StackedLinear.suits(layer):
             layer.__class__ = StackedLinear
+        if StackedGroupNorm.suits(layer):
+            layer.__class__ = StackedGroupNorm
         if type(layer) is nn.Sequential:
             layer.__class__ = StackedSequential
     return model
