@@ -7,12 +7,13 @@ import torch
 from test_newcomer_nodes import digits, trained, visited  # noqa: F401  (a fixture)
 from test_node import code, opening
 
-from idiolect import checkpoint
+from idiolect import checkpoint, tree
 from idiolect.deploy import hearing, wire
 from idiolect.deploy.codes import Refused
 from idiolect.deploy.node import Node
 from idiolect.deploy.transport import Inside
 from idiolect.personalise.pooling import Told
+from idiolect.simulate.alone import Alone
 
 SMALL = ("methods.Portfolio.tune_epochs=1", "methods.Portfolio.shares=[0.5]", "model.name=mlr")
 
@@ -100,6 +101,22 @@ def test_newcomers_hear_those_who_were_there(digits, tmp_path):  # noqa: F811
     assert [one["facts"]["others"] for one in found["newcomers"]] == [4.0, 4.0]
 
 
+class Asked:
+    """A node of Portfolio that has joined, and what a server sends it."""
+
+    def __init__(self, home):
+        wanted = fed.experiment("portfolio", sets=SMALL)
+        self.node = Node(fed.sites(home, 1)[0])
+        told = self("open", opening(wanted))
+        form = {"run": "r1", "classes": told.head["form"]["classes"]}
+        self("agree", form, told.leaves)
+        self.sent = self.node._made(self.node._opened, "Portfolio", 3)[0].form
+        self.head = {"run": "r1", "label": "Portfolio", "seed": 3, "round": 0}
+
+    def __call__(self, kind, head, content=()):
+        return wire.unpack(self.node.answer(wire.pack(kind, head, content)))
+
+
 @pytest.mark.parametrize(
     ("sums", "reason"),
     [
@@ -112,18 +129,29 @@ def test_newcomers_hear_those_who_were_there(digits, tmp_path):  # noqa: F811
     ],
 )
 def test_sums_that_are_none_are_refused(sums, reason, tmp_path):
-    wanted = fed.experiment("portfolio", sets=SMALL)
-    node = Node(fed.sites(tmp_path, 1)[0])
+    ask = Asked(tmp_path)
+    head = {**ask.head, "tested": True, "only_global": False, "keep": False, "newcomers": False}
+    answer = ask("judge", {**head, "counted": True, "sums": sums}, ask.sent)
+    assert code(answer) == reason
 
-    def ask(kind, head, content=()):
-        return wire.unpack(node.answer(wire.pack(kind, head, content)))
 
-    told = ask("open", opening(wanted))
-    ask("agree", {"run": "r1", "classes": told.head["form"]["classes"]}, told.leaves)
-    alone, _ = node._made(node._opened, "Portfolio", 3)
-    head = {"run": "r1", "label": "Portfolio", "seed": 3, "round": 0, "tested": True}
-    head |= {"only_global": False, "keep": False, "newcomers": False, "counted": True}
-    assert code(ask("judge", {**head, "sums": sums}, alone.form)) == reason
+def test_a_node_trains_its_candidates_once_for_what_it_is_sent(tmp_path, monkeypatch):
+    """Asked again it remembers; for another model, or after another round, it does not."""
+    ask, told = Asked(tmp_path), []
+    plain = Alone.tell
+
+    def counted(*arguments):
+        told.append(1)
+        return plain(*arguments)
+
+    monkeypatch.setattr(Alone, "tell", counted)
+    first, second = (ask("tell", ask.head, ask.sent).leaves for _ in range(2))
+    assert len(told) == 1 and all(first[name].equal(second[name]) for name in Told._fields)
+    other = tree.map(lambda leaf: leaf + 0.5, ask.sent)
+    third = ask("tell", ask.head, other).leaves
+    assert len(told) == 2 and not third["weights"].equal(first["weights"])
+    ask("tell", {**ask.head, "round": 1}, other)
+    assert len(told) == 3
 
 
 def test_a_node_whose_numbers_are_none_adds_nothing_under_masks():

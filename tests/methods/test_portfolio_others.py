@@ -86,6 +86,14 @@ def test_who_has_no_validation_data_goes_by_the_others():
     )
 
 
+@pytest.mark.parametrize(("label", "leaves"), [(1, True), (0, False)])
+def test_one_example_is_no_evidence_but_the_promise_holds_on_it(label, leaves):
+    """The global model says class 1, its own class 0; the others speak for the global one."""
+    _, first, then = settled([(1.0, label)], others())
+    assert first.weights.tolist() == [1.0, 0.0]
+    assert then.weights.tolist() == ([0.0, 1.0] if leaves else [1.0, 0.0])
+
+
 def test_a_local_model_that_diverged_is_left_with_or_without_others():
     for heard in (others(0), others(), others(gain=-0.5)):
         _, first, then = settled(UPWARD, heard, alone=(NAN, 0.0))

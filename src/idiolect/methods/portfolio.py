@@ -226,7 +226,7 @@ class Portfolio(FedAvg):
             if others is not None:
                 gains = gains | pooling.surely_gains(compared, evident, others, self.trust)
             keeps = accuracy >= scores.accuracies[0] - 1e-6  # rounding apart
-            taken = gains & (keeps | accuracy.isnan() | ~sound[0])
+            taken = gains & (keeps | accuracy.isnan())  # of no example, none is misjudged
             mixture = torch.where(taken, mixture, choosing.alone(mixture.new_zeros(()), scores))
             accuracy = torch.where(taken, accuracy, scores.accuracies[0])
             blend, mixture = choosing.blended(candidates, mixture, self.members)
