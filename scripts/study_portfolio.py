@@ -21,7 +21,7 @@ from idiolect.experiment import jobs, load_experiment
 from idiolect.local import Local
 from idiolect.method import Sent
 from idiolect.methods import Portfolio
-from idiolect.methods.portfolio import Kept, Settled
+from idiolect.methods.portfolio import Settled
 from idiolect.personalise import choosing, pooling
 from idiolect.personalise.choosing import Blend
 from idiolect.personalise.pooling import Told
@@ -33,10 +33,16 @@ from idiolect.tree import Params, Tree
 class Study(Portfolio):
     """Portfolio, and what other rules choose from the same candidates."""
 
-    def deploy(self, sent: Sent, personal: Kept, local: Local) -> tuple[Settled, dict[str, Tree]]:
-        """Train the candidates once, then let every rule choose."""
-        settled = super().deploy(sent, personal, local)
-        candidates = settled.candidates
+    def hear(
+        self, deployed: Settled, others: Told, local: Local
+    ) -> tuple[Settled, dict[str, Tree]]:
+        """Let every rule choose from the candidates, which are trained once."""
+        candidates = deployed.candidates
+        rules = {**self.alone(candidates, local), **self.together(candidates, others, local)}
+        return super().hear(deployed, others, local), rules
+
+    def alone(self, candidates: Params, local: Local) -> dict[str, Tree]:
+        """Choose by rules that go by the client's own validation data."""
         scores = choosing.scored(candidates, local)
         sound = choosing.sound(candidates, scores)
         best = choosing.alone(choosing.best_of(scores, sound), scores)
@@ -54,7 +60,7 @@ class Study(Portfolio):
             rules[f"{margin:g}, or half of it"] = self.share(asked, candidates, local)
             asked = dict.fromkeys((0.25, 0.5, 0.75, 1.0), margin)
             rules[f"{margin:g}, or a smaller share"] = self.share(asked, candidates, local)
-        return settled, rules
+        return rules
 
     def share(self, asked: dict[float, float], candidates: Params, local: Local) -> Blend:
         """Give the mixture the largest share that has the margin asked of it; the rest is local."""
@@ -75,16 +81,9 @@ class Study(Portfolio):
             taken = torch.where(gains & keeps, mixed, taken)
         return choosing.blended(candidates, taken, most)[0]
 
-    def tell(self, deployed: tuple[Settled, dict[str, Tree]], local: Local) -> Told:
-        """Tell what Portfolio tells."""
-        return super().tell(deployed[0], local)
-
-    def hear(
-        self, deployed: tuple[Settled, dict[str, Tree]], others: Told, local: Local
-    ) -> tuple[Settled, dict[str, Tree]]:
-        """Let every rule that goes by what the others told choose as well."""
-        settled, rules = deployed
-        candidates = settled.candidates
+    def together(self, candidates: Params, others: Told, local: Local) -> dict[str, Tree]:
+        """Choose by rules that go by what the others told as well."""
+        rules: dict[str, Tree] = {}
         scores = choosing.scored(candidates, local)
         sound = choosing.sound(candidates, scores)
         for heed in (10.0, 30.0, 100.0):
@@ -96,7 +95,7 @@ class Study(Portfolio):
                 other = dataclasses.replace(self, margin=margin, trust=trust)
                 found = other.choose(candidates, local, others).personal
                 rules[f"q, margin {margin:g}, trust {trust:g}"] = found
-        return super().hear(settled, others, local), rules
+        return rules
 
     def models(self, sent: Sent, deployed: tuple[Settled, dict[str, Tree]]) -> dict[str, Tree]:
         """Score what each rule chose, and each candidate."""

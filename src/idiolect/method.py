@@ -273,6 +273,11 @@ class Method:
         return type(self).tell is not Method.tell
 
     @property
+    def deploys(self) -> int:
+        """How many models a client deploys: what is held between `tell` and `hear`."""
+        return 1
+
+    @property
     def prepares(self) -> bool:
         """Whether clients have something to do before their first round."""
         return type(self).prepare is not Method.prepare

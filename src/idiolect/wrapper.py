@@ -196,6 +196,11 @@ class Wrapper(Method):
         return self.base.tells and type(self).deploy is Wrapper.deploy
 
     @property
+    def deploys(self) -> int:
+        """Hand on."""
+        return self.base.deploys
+
+    @property
     def prepares(self) -> bool:
         """Hand on."""
         return self.base.prepares

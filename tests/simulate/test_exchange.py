@@ -150,7 +150,9 @@ def test_candidates_that_are_not_held_are_trained_again(monkeypatch, float64):
         return plain(*arguments)
 
     monkeypatch.setattr(Portfolio, "_candidates", counted)
-    for room in (1 << 40, 0):
+    # Twenty models (15 candidates, 5 in a mixture), of 8 bytes a number, for 6 clients.
+    weight = 20 * 8 * sum(leaf.numel() for leaf in worlds.Normed().parameters()) * 6
+    for room in (weight, weight - 1):
         monkeypatch.setattr(exchange, "_ROOM", room)
         world = worlds.federation()
         simulation = worlds.simulation(method, world)

@@ -164,6 +164,11 @@ class Portfolio(FedAvg):
         return ready + [trial.name for trial in trials]
 
     @property
+    def deploys(self) -> int:
+        """The candidates, and those that make the mixture."""
+        return len(self.names) + self.members
+
+    @property
     def taught(self) -> bool:
         """Whether the best global model over the rounds is needed."""
         return bool({"teacher", "persfl"} & set(self.candidates))

@@ -24,8 +24,7 @@ from idiolect.tree import Tree
 Sums = Mapping[str, Tensor]
 """What clients told, added up: leaves by name."""
 
-_MODELS = 32  # that a client may have deployed, at most: candidates and what is made of them
-_ROOM = 1 << 33  # bytes of them that a host holds between telling and hearing
+_ROOM = 1 << 33  # bytes of models that a host holds between telling and hearing
 
 
 class Handed(NamedTuple):
@@ -83,12 +82,12 @@ def _only(good: Tensor, leaf: Tensor) -> Tensor:
     return torch.where(good.reshape(-1, *[1] * (leaf.dim() - 1)), leaf.double(), 0.0)
 
 
-def holds(sent: Sent, clients: int, device: torch.device) -> bool:
+def holds(method: Method, sent: Sent, clients: int, device: torch.device) -> bool:
     """Say whether there is room for what all clients deployed, between telling and hearing."""
     room = _ROOM
     if device.type == "cuda":
         room = torch.cuda.get_device_properties(device).total_memory // 2
-    return clients * _MODELS * tree.nbytes(sent.shared) <= room
+    return clients * method.deploys * tree.nbytes(sent.shared) <= room
 
 
 class _Spoken(NamedTuple):

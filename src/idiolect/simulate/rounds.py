@@ -376,7 +376,7 @@ class Simulation:
         """
         count = sum(map(len, clients)) if clients else len(self.runs) * self._clients
         sent = self.method.send(self.states[0], self._tensor(np.arange(1)))
-        keep = self._backend.kind != "ray" and holds(sent, count, self._device)
+        keep = self._backend.kind != "ray" and holds(self.method, sent, count, self._device)
         return held(self.method, self._crews, self._everyone(False, clients), self.round, keep)
 
     def meet(self) -> None:
