@@ -22,27 +22,18 @@ more() {
 check() {
   python3 benchmarks/gpu_check.py --json "$OUT/check.json"
 }
-# Runs beside each other share the chip: with twice as many workers each took three times as long. What is
-# chosen by measuring is chosen by the first run alone, and read from disk by the others.
+# Runs beside each other share the chip: with twice as many workers each took three times as long, and a run that
+# finds no room halves its blocks, which are other shapes, for which kernels are chosen and compiled anew.
 queue() {  # FILE WORKERS SECONDS
   OMP_NUM_THREADS=1 bash scripts/gpu_queue.sh "$@"
 }
-first() {  # NAME of a line of KT-pFL's queue
-  queue <(grep "^$1 " experiments/ktpfl/gpu.txt) 1 300
-}
-experiments() {  # SECONDS: PFML's small runs beside one of KT-pFL's for each kind of network, then all of the latter
+experiments() {  # SECONDS
   local end=$(($(date +%s) + $1))
   left() { echo $((end - $(date +%s))); }
-  queue experiments/pfml/gpu.txt 6 "$(left)" &
-  local one begun=()
-  for one in kt-cifar10-all-a kt-fmnist-all-a kt-cifar10-20-b kt-fmnist-20-b; do
-    first $one &
-    begun+=($!)
-  done
-  wait "${begun[@]}"
-  queue <(grep -v 'sweeps\|public' experiments/ktpfl/gpu.txt) 8 "$(left)"
-  queue experiments/ktpfl/gpu.txt 8 "$(left)"
-  wait
+  queue experiments/pfml/gpu.txt 6 "$(left)"
+  queue <(grep -E '^kt-[a-z0-9]+-(all|two) ' experiments/ktpfl/gpu.txt) 4 "$(left)"
+  queue <(grep -E '^kt-[a-z0-9]+-(20|100)-' experiments/ktpfl/gpu.txt) 3 "$(left)"
+  queue <(grep -E '(sweeps|public)' experiments/ktpfl/gpu.txt) 4 "$(left)"
 }
 rest() {  # SECONDS
   local end=$(($(date +%s) + $1))

@@ -24,7 +24,7 @@ from idiolect.simulate.team import Answer, Team
 from idiolect.simulate.team import Call as Call
 from idiolect.simulate.team import Seat as Seat
 from idiolect.simulate.work import Step, Work
-from idiolect.stacked import choice
+from idiolect.stacked import binaries, choice
 from idiolect.tree import Params, Tree
 
 _MOST_DESKS = 32  # for each thread
@@ -80,6 +80,7 @@ class Crew(Team):
         self._span = span
         if device.type == "cuda":
             choice.keep(cache and cache.with_name("kernels.json"))
+            binaries.keep(cache and cache.with_name("kernels"))
         self._ahead = device.type == "cuda"  # works by itself, so that the host has time
         self._cache = cache
         self._precision, self._graph = precision, graph

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 
+from idiolect.stacked.binaries import loaded
 from idiolect.stacked.shape import Shape
 
 Result = TypeVar("Result")
@@ -72,7 +73,7 @@ def kernel(file: str, name: str, constants: Constants, shared: int = 0) -> Any:
 
 @functools.cache
 def _kernel(file: str, name: str, constants: tuple[tuple[str, int | str], ...], shared: int) -> Any:
-    compiled = torch.cuda._compile_kernel(source(file, dict(constants)), name)
+    compiled = loaded(source(file, dict(constants)), name)
     compiled.set_shared_memory_config(shared)
     return compiled
 
