@@ -78,9 +78,9 @@ def write() -> None:
             "choice-mixed": _choice(
                 kept, {"choose-two": "two classes", "choose-all": "all classes"}
             ),
-            "choice-equal": _choice(kept, {"choose-20": "20 clients, all classes"}),
+            "choice-equal": _choice(kept, {"choose-20": "Fashion-MNIST, 20 clients"}),
+            "choice-emnist": _choice(kept, {"choose-emnist": "EMNIST, 20 clients"}),
             "small-1": _small(kept, {"choose-two": "two classes", "choose-all": "all classes"}),
-            "small-2": _small(kept, {"choose-20": "20 clients, all classes"}),
             "cost": _cost(kept),
         },
     )
