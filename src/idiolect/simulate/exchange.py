@@ -24,7 +24,7 @@ from idiolect.tree import Tree
 Sums = Mapping[str, Tensor]
 """What clients told, added up: leaves by name."""
 
-_ROOM = 1 << 33  # bytes of models that a host holds between telling and hearing
+_ROOM = 1 << 31  # bytes of models that a host holds between telling and hearing
 
 
 class Handed(NamedTuple):
@@ -83,10 +83,13 @@ def _only(good: Tensor, leaf: Tensor) -> Tensor:
 
 
 def holds(method: Method, sent: Sent, clients: int, device: torch.device) -> bool:
-    """Say whether there is room for what all clients deployed, between telling and hearing."""
+    """Say whether there is room for what all clients deployed, between telling and hearing.
+
+    It is there up to three times while it is dealt out.
+    """
     room = _ROOM
     if device.type == "cuda":
-        room = torch.cuda.get_device_properties(device).total_memory // 2
+        room = torch.cuda.get_device_properties(device).total_memory // 8
     return clients * method.deploys * tree.nbytes(sent.shared) <= room
 
 
@@ -102,7 +105,8 @@ class Exchange:
     """What everyone told, and what each hears of it."""
 
     def __init__(self, teams: Sequence[_Spoken], runs: int) -> None:
-        self._teams = teams
+        self._teams = list(teams)
+        self._left = [len(team.rows) for team in teams]  # who has not been called yet
         present = [team for team in teams if team.rows]
         refuse_unequal([team.told for team in present])
         rows = tree.concat([team.told for team in present])
@@ -119,7 +123,7 @@ class Exchange:
             self.traffic.append(Traffic(0, down, tree.nbytes(told)))
 
     def handed(self, place: int, calls: Sequence[Call]) -> list[Call]:
-        """Call those of one team who are called, and hand each what it hears."""
+        """Call those of one team who are called, once, and hand each what it hears."""
         team = self._teams[place]
         made = []
         for run, call in enumerate(calls):
@@ -133,6 +137,9 @@ class Exchange:
                 others = without(self.sums[run], tree.take(team.told, rows))
                 deployed = tree.take(team.deployed, rows)
             made.append(_handing(call, known, others, deployed))
+            self._left[place] -= len(known)
+        if not self._left[place]:
+            self._teams[place] = team._replace(deployed=())  # it is with the clients
         return made
 
 
