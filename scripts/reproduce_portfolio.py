@@ -94,7 +94,7 @@ class Setting:
     """One setting's run of Portfolio; clients without test data are left out."""
 
     def __init__(self, name: str, kept: Run) -> None:
-        self.name, self.seeds = name, kept["seeds"]
+        self.name, self.seeds, self.federation = name, kept["seeds"], kept["federation"]
         self.own: Run = kept["methods"]["Portfolio"]
         given = {
             key: tuple(value) if isinstance(value, list) else value
@@ -122,7 +122,7 @@ class Setting:
     def singles(self) -> dict[str, Means]:
         """All single methods there are: the run's own candidates first."""
         found = {SINGLES[name]: self.means(name) for name in self.candidates if name in SINGLES}
-        for label, means in _elsewhere(self.name, self.own["rounds"]).items():
+        for label, means in _elsewhere(self.name, self.own["rounds"], self.federation).items():
             if set(means) & set(self.seeds):
                 found.setdefault(label, means)
         return found
@@ -132,33 +132,36 @@ def _mean(values: list[float | None]) -> float:
     return 100 * mean(value for value in values if value is not None)
 
 
-def _elsewhere(name: str, rounds: int) -> dict[str, Means]:
-    """Read single methods of the same setting and no more rounds from other pages' figures."""
-    found: dict[str, Means] = {}
+def _elsewhere(name: str, rounds: int, federation: str) -> dict[str, Means]:
+    """Read single methods of the same split and no more rounds from other pages' figures."""
+    page, where = "combinations", f"combinations-{name}"
     if name.startswith(("mnist", "cifar10")):
-        kept = _read("persfl").get(name, {"methods": {}})
-        for label in ("FedPer", "PersFL", "pFedMe", "Per-FedAvg"):
-            own = kept["methods"].get(label)
-            if own and own["rounds"] <= rounds:
-                rows = zip(kept["seeds"], own["accuracy"]["personal"], strict=True)
-                found[label] = {seed: _mean(row) for seed, row in rows}
+        page, where = "persfl", name
     elif name.startswith("pfml"):
-        kept = _read("pfml").get(name, {"methods": {}})
-        for label in ("pFedMe", "PFML"):
-            if own := kept["methods"].get(label):
-                rows = zip(kept["seeds"], own["models"]["personal"]["mean"], strict=True)
-                found[label] = {seed: 100 * value for seed, value in rows}
+        page, where = "pfml", name
     elif name.startswith("ktpfl"):
-        kept = _read("ktpfl").get(name.removeprefix("ktpfl-"), {"methods": {}})
-        for label, own in kept["methods"].items():
-            if own["rounds"] <= rounds:
-                found[label] = dict(zip(kept["seeds"], own["accuracy"], strict=True))
+        page, where = "ktpfl", name.removeprefix("ktpfl-")
+    kept = _read(page).get(where)
+    if kept is None or kept["federation"] != federation:
+        return {}
+    own = {label: run for label, run in kept["methods"].items() if run["rounds"] <= rounds}
+    found: dict[str, Means] = {}
+    if page == "persfl":
+        for label in {"FedPer", "PersFL", "pFedMe", "Per-FedAvg"} & own.keys():
+            rows = zip(kept["seeds"], own[label]["accuracy"]["personal"], strict=True)
+            found[label] = {seed: _mean(row) for seed, row in rows}
+    elif page == "pfml":
+        for label in {"pFedMe", "PFML"} & own.keys():
+            means = zip(kept["seeds"], own[label]["models"]["personal"]["mean"], strict=True)
+            found[label] = {seed: 100 * value for seed, value in means}
+    elif page == "ktpfl":
+        for label, run in own.items():
+            found[label] = dict(zip(kept["seeds"], run["accuracy"], strict=True))
     else:
-        kept = _read("combinations").get(f"combinations-{name}", {"methods": {}})
-        for model, rows in kept["methods"].get("FL", {}).get("accuracy", {}).items():
+        for model, clients in own.get("FL", {}).get("accuracy", {}).items():
             if model not in ("personal", "global", "local"):
-                pairs = zip(kept["seeds"], rows, strict=True)
-                found[f"FedAvg + {model}"] = {seed: _mean(row) for seed, row in pairs}
+                rows = zip(kept["seeds"], clients, strict=True)
+                found[f"FedAvg + {model}"] = {seed: _mean(row) for seed, row in rows}
     return found
 
 
