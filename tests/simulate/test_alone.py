@@ -8,6 +8,7 @@ import torch
 
 import worlds
 from idiolect import tree
+from idiolect.deploy import hearing
 from idiolect.errors import DataError
 from idiolect.methods import METHODS
 from idiolect.simulate.alone import Alone, Place
@@ -29,7 +30,10 @@ def lone(world, client, method, *, seed=0):
 
 @pytest.mark.parametrize("name", METHOD_NAMES)
 def test_clients_alone_are_the_sequential_simulation_bit_for_bit(name):
-    """Two rounds of a hub of five nodes, by hand: same reports, personal states and scores."""
+    """Two rounds of a hub of five nodes, by hand: same reports, personal states and scores.
+
+    And between the two, where a method says so, what they tell each other.
+    """
     world = worlds.with_public()
     method = made(name)
     simulation = worlds.simulation(
@@ -61,9 +65,20 @@ def test_clients_alone_are_the_sequential_simulation_bit_for_bit(name):
     (verdict,) = simulation.judge([world.exam], keep=True)
     everyone = torch.arange(world.clients)
     sent = method.send(state, everyone)
+    addressed = [
+        sent._replace(own=tree.map(lambda leaf, row=client: leaf[row : row + 1], sent.own))
+        for client in range(world.clients)
+    ]
+    heard = [{} for _ in nodes]
+    if method.tells:
+        spoken = [node.tell(own, 2) for node, own in zip(nodes, addressed, strict=True)]
+        everything = hearing.heard({n: told for n, (told, _) in enumerate(spoken)}, 0)
+        heard = [
+            {"others": hearing.others(everything.sums, told), "deployed": deployed}
+            for told, deployed in spoken
+        ]
     for client, node in enumerate(nodes):
-        own = tree.map(lambda leaf, row=client: leaf[row : row + 1], sent.own)
-        marks, facts, _ = node.judge(sent._replace(own=own), 2, tested=True)
+        marks, facts, _ = node.judge(addressed[client], 2, tested=True, **heard[client])
         for model, metrics in verdict.scores.items():
             for metric, values in metrics.items():
                 assert np.array_equal(marks[model][metric], values[client], equal_nan=True)
