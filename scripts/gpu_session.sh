@@ -39,6 +39,6 @@ rest() {  # SECONDS
   local end=$(($(date +%s) + $1))
   left() { echo $((end - $(date +%s))); }
   queue experiments/portfolio/gpu.txt 4 "$(left)"
-  queue experiments/pfml/gpu-cifar10.txt 4 "$(left)"
+  queue experiments/pfml/gpu-cifar10.txt 1 "$(left)"
 }
 "$@"

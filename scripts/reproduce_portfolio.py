@@ -147,11 +147,11 @@ def _elsewhere(name: str, rounds: int, federation: str) -> dict[str, Means]:
     own = {label: run for label, run in kept["methods"].items() if run["rounds"] <= rounds}
     found: dict[str, Means] = {}
     if page == "persfl":
-        for label in {"FedPer", "PersFL", "pFedMe", "Per-FedAvg"} & own.keys():
+        for label in [name for name in ("FedPer", "PersFL", "pFedMe", "Per-FedAvg") if name in own]:
             rows = zip(kept["seeds"], own[label]["accuracy"]["personal"], strict=True)
             found[label] = {seed: _mean(row) for seed, row in rows}
     elif page == "pfml":
-        for label in {"pFedMe", "PFML"} & own.keys():
+        for label in [name for name in ("pFedMe", "PFML") if name in own]:
             means = zip(kept["seeds"], own[label]["models"]["personal"]["mean"], strict=True)
             found[label] = {seed: 100 * value for seed, value in means}
     elif page == "ktpfl":

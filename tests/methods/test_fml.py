@@ -26,6 +26,7 @@ from methods.tiny import (
 TWO = [(2.0, 1), (-1.0, 0)]
 
 
+@pytest.mark.usefixtures("passes")
 @pytest.mark.parametrize("stacked", [False, True])
 def test_one_step_by_hand(stacked: bool) -> None:
     """Shared (0, 0), private HIGH, the example (2, 1), lr = 1, α = 1/4 (private), β = 3/4 (shared).
@@ -41,6 +42,7 @@ def test_one_step_by_hand(stacked: bool) -> None:
     assert float(report.size) == 1
 
 
+@pytest.mark.usefixtures("passes")
 def test_a_round_with_momentum_against_plain_python() -> None:
     """Both step from the same old values on each batch; each has a velocity of its own."""
     shared, private = (0.3, -0.2), (-0.5, 0.4)

@@ -7,7 +7,6 @@ import torch
 
 from idiolect import tree
 from idiolect.errors import MethodError
-from idiolect.local import Local
 from idiolect.method import Report, Sent, mean_report
 from idiolect.methods import PFML, FedAvg
 from idiolect.methods.pfml import Own
@@ -37,12 +36,6 @@ from methods.tiny import (
 )
 
 TWO = [(2.0, 1), (-1.0, 0)]
-
-
-@pytest.fixture(params=[False, True], ids=["a pass for each", "one pass for both"])
-def passes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Networks that may differ in training, and such as surely do not: `Line` does for both."""
-    monkeypatch.setattr(Local, "steady", request.param)
 
 
 def own(auxiliary: Pair, started: float = 1.0) -> Own:

@@ -45,6 +45,17 @@ def test_the_fastest_that_runs_is_chosen_and_kept(timed: Path) -> None:
     assert sorted(notes.read(timed).values()) == ["plain", "quick"]
 
 
+def test_a_lack_of_memory_says_nothing_about_a_form(timed: Path) -> None:
+    """Whoever asked makes smaller blocks; that a form found no room is not kept."""
+
+    def full(x: Tensor, *sizes: object) -> Tensor:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with pytest.raises(torch.OutOfMemoryError):
+        choice.choose("key", {"plain": Form(3), "full": full}, ZEROS)
+    assert not notes.read(timed)
+
+
 def test_a_form_with_other_results_is_never_chosen() -> None:
     """On random numbers, whatever it is called with; and none of torch's own are used up."""
     known = {

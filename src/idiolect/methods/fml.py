@@ -53,8 +53,8 @@ class FML(FedAvg):
 
         def step(now: Pair, batch: Batch) -> Pair:
             slope_shared, slope_private = mutual.slopes(
-                Side(now.shared, "main", self._loss(self.shared_share, batch)),
-                Side(now.private, "auxiliary", self._loss(self.private_share, batch)),
+                Side(now.shared, "main", _loss(self.shared_share, batch)),
+                Side(now.private, "auxiliary", _loss(self.private_share, batch)),
                 batch,
                 local,
             )
@@ -83,9 +83,12 @@ class FML(FedAvg):
         """Run a model on the architecture it belongs to."""
         return logits_of(model, x, local)
 
-    def _loss(self, labels: float, batch: Batch) -> Callable[[Params, Tensor, Tensor], Tensor]:
-        def loss(own: Params, logits: Tensor, taught: Tensor) -> Tensor:
-            hard = losses.cross_entropy(logits, batch.y, batch.weight)
-            return labels * hard + (1 - labels) * losses.divergence(logits, taught, batch.weight)
 
-        return loss
+def _loss(labels: float, batch: Batch) -> Callable[[Params, Tensor, Tensor], Tensor]:
+    """Weigh the labels of a batch against what the other model says of it."""
+
+    def loss(own: Params, logits: Tensor, taught: Tensor) -> Tensor:
+        hard = losses.cross_entropy(logits, batch.y, batch.weight)
+        return labels * hard + (1 - labels) * losses.divergence(logits, taught, batch.weight)
+
+    return loss
