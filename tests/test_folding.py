@@ -4,6 +4,7 @@ Here a piece is run in place of a graph's replay: it reads and writes the same b
 do the same on CUDA is for `benchmarks/gpu_check.py` to say.
 """
 
+import time
 from dataclasses import dataclass
 
 import pytest
@@ -26,45 +27,65 @@ def repeated(piece, times):
         piece()
 
 
+class Emulated:
+    """A tape that does at once what it would record."""
+
+    repeat = staticmethod(repeated)
+
+
+MODES = {"in pieces": (False, None), "slow steps": (True, None), "recorded": (True, Emulated())}
+
+
+def folder(mode):
+    """Make a folder that knows whether steps are slow, perhaps while a round is recorded."""
+    made = folding.Folder()
+    made._slow, made._tape = MODES[mode]
+    return made
+
+
 @pytest.fixture
 def folded(monkeypatch):
-    """Let every fold of four steps or more be done in pieces of two; count them."""
+    """Let every fold of four steps or more be done in pieces; count them."""
     done = []
 
-    def counted(step, carry, steps, device):
+    def counted(self, step, carry, steps, device):
         done.append(steps)
-        return fold(step, carry, steps, device)
+        return fold(self, step, carry, steps, device)
 
-    fold = folding.fold
+    fold = folding.Folder.fold
     monkeypatch.setattr(folding, "PIECE", 2)
+    monkeypatch.setattr(folding, "_WORTH", 1)
+    monkeypatch.setattr(folding, "_SLOW", 1000)
     monkeypatch.setattr(folding, "repeat", repeated)
-    monkeypatch.setattr(folding, "fold", counted)
-    monkeypatch.setattr(folding, "worth", lambda steps, device: steps >= 4)
+    monkeypatch.setattr(folding.Folder, "fold", counted)
+    monkeypatch.setattr(folding.Folder, "worth", lambda self, steps, device: steps >= 4)
 
-    def graphed(networks, book, slot, size, round, stacked, *rest):
-        return Local(networks, book, slot, size, round, stacked, *rest[:-1], graph=stacked)
+    def switch(mode):
+        def graphed(networks, book, slot, size, round, stacked, *rest):
+            made = folder(mode) if stacked else None
+            return Local(networks, book, slot, size, round, stacked, *rest[:-1], folder=made)
 
-    def switch(on):
-        monkeypatch.setattr(engine, "Local", graphed if on else Local)
+        monkeypatch.setattr(engine, "Local", graphed if mode else Local)
         return done
 
     return switch
 
 
-def both(method, folded, **options):
+def both(method, folded, mode="in pieces", **options):
     """Play a world step by step and in pieces."""
     world, ends = worlds.with_public(), []
-    for on in (False, True):
-        done = folded(on)
+    for how in ("", mode):
+        done = folded(how)
         sim = worlds.simulation(method, world, cohort=3, **options)
         ends.append(ended(sim, [world.exam], rounds=2))
     return ends, done
 
 
 @every_method
-def test_a_fold_in_pieces_is_the_fold(name, folded, float64):
+@pytest.mark.parametrize("mode", ["in pieces", "recorded"])
+def test_a_fold_in_pieces_is_the_fold(name, mode, folded, float64):
     """Also of clients that are done while others go on, and of one without data."""
-    ends, done = both(made(name, **LONGER), folded)
+    ends, done = both(made(name, **LONGER), folded, mode)
     assert max(done, default=0) >= 5
     assert not worlds.differing(*ends, 1e-12)
 
@@ -98,23 +119,71 @@ def test_no_gradient_is_taken_through_a_fold_in_pieces(folded, float64):
     assert not worlds.differing(*ends, 1e-12)
 
 
-@pytest.mark.parametrize("steps", range(4, 12))
-def test_every_step_is_done_once_and_in_turn(steps, monkeypatch):
+def in_turn(number, carry):
+    last, _ = carry
+    return 10 * last + number[0] + 1, last  # what was held moves to the other place
+
+
+START = (torch.tensor(0, dtype=torch.int64), torch.tensor(0, dtype=torch.int64))
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("steps", range(3, 12))
+def test_every_step_is_done_once_and_in_turn(steps, mode, monkeypatch):
     monkeypatch.setattr(folding, "PIECE", 3)
+    monkeypatch.setattr(folding, "_WORTH", 1)
     monkeypatch.setattr(folding, "repeat", repeated)
-
-    def step(number, carry):
-        last, _ = carry
-        return 10 * last + number[0] + 1, last  # what was held moves to the other place
-
-    start = (torch.tensor(0, dtype=torch.int64), torch.tensor(0, dtype=torch.int64))
-    last, before = folding.fold(step, start, steps, torch.device("cpu"))
+    last, before = folder(mode).fold(in_turn, START, steps, CPU)
     wanted = 0
     for number in range(steps):
         earlier, wanted = wanted, 10 * wanted + number + 1
     assert (last, before) == (wanted, earlier)
 
 
-def test_short_folds_and_cpus_are_left_alone():
-    assert not folding.worth(10_000, torch.device("cpu"))
-    assert not folding.worth(folding.PIECE, torch.device("cuda"))
+@pytest.mark.parametrize(("seconds", "pieces"), [(0.0, []), (0.05, [18])])
+def test_steps_that_take_the_host_long_are_pieces_by_themselves(seconds, pieces, monkeypatch):
+    """Twenty quick steps are not worth a graph; of slow ones all but the first two are replayed."""
+    done = []
+    monkeypatch.setattr(folding, "repeat", lambda piece, times: done.append(times))
+
+    def step(number, carry):
+        time.sleep(seconds)
+        return carry + 1
+
+    folding.Folder().fold(step, torch.zeros(()), 20, CPU)
+    assert done == pieces
+
+
+@pytest.mark.parametrize(
+    ("slow", "recording", "capturing", "steps", "worth"),
+    [
+        (None, False, False, 3, True),  # it is seen after two steps whether more is to be gained
+        (None, False, False, 2, False),
+        (False, False, False, 33, False),
+        (False, False, False, 34, True),
+        (True, False, False, 3, True),
+        (True, True, True, 3, True),
+        (True, False, True, 100, False),  # within a piece
+        (False, True, True, 100, False),  # a round of quick steps is recorded whole
+    ],
+)
+def test_which_folds_are_captured(slow, recording, capturing, steps, worth, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing)
+    made = folding.Folder()
+    made._slow, made._tape = slow, Emulated() if recording else None
+    assert made.worth(steps, torch.device("cuda")) is worth
+    assert not made.worth(10_000, CPU)
+
+
+def test_a_fold_within_a_step_of_a_recorded_one_is_not_recorded_by_itself():
+    """The steps are six: two as they come, and four times a piece, of which one is looked at."""
+    made, seen = folder("recorded"), []
+
+    def step(number, carry):
+        seen.append(made._tape is not None)
+        return carry
+
+    made.fold(step, torch.zeros(()), 6, CPU)
+    assert seen == [True, True, False, False, False, False]
+    assert made._tape is not None

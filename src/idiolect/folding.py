@@ -1,10 +1,15 @@
-"""A fold over many batches on CUDA, of which a few steps are captured and replayed for the others.
+"""Folds over many batches on CUDA: some steps are captured as a graph, and replayed for the others.
 
 The kernels of a small step take longer to launch than to run. A round that comes again is captured
 whole (`simulate.graph`); what is done but once, as adapting after the last round is, gains by being
-captured in pieces: some steps on end, from and to buffers that hold the carry.
+captured in pieces: some steps on end, from and to buffers that hold the carry. Where the host needs
+long for a single step, as for deep networks, a piece is one step, in captured rounds as well: else
+recording them would take longer than all that is saved.
 """
 
+import contextlib
+import gc
+import time
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -18,61 +23,155 @@ from idiolect.tree import Tree
 PIECE = 8  # steps of a graph
 _EAGER = 2  # first steps: here handles, plans and choices are made, and the carry gets its form
 _WORTH = 4  # pieces that there should be
+_SLOW = 0.03  # seconds of the host for a step, from which on it is a piece by itself
 
 Step = Callable[[Tensor, Tree], Tree]
 """step(number, carry): the number of the step as a tensor [1], which a graph can count up."""
 
 
-def worth(steps: int, device: torch.device) -> bool:
-    """Say whether a fold of so many steps had better be captured, and can be here and now."""
-    return (
-        device.type == "cuda"
-        and steps >= _EAGER + _WORTH * PIECE
-        and not torch.cuda.is_current_stream_capturing()
-    )
+class Tape:
+    """CUDA graphs that follow each other, each replayed some number of times."""
+
+    def __init__(self) -> None:
+        self._parts: list[tuple[Any, int]] = []
+        self._pool = torch.cuda.graph_pool_handle()  # one, since they run in turn
+
+    def record(self, work: Callable[[], Any]) -> Any:
+        """Capture what some work launches; nothing is computed yet."""
+        torch.cuda.synchronize()
+        gc.collect()
+        torch.cuda.empty_cache()  # the graphs' memory is not that of anything else
+        return aside(lambda: self._part(work, 1))
+
+    def repeat(self, piece: Callable[[], None], times: int) -> Any:
+        """Within what is recorded, capture a piece once, to be replayed some times."""
+        self._end(1)
+        self._part(piece, times, more=True)
+
+    def replay(self) -> None:
+        """Do what was recorded."""
+        for graph, times in self._parts:
+            for _ in range(times):
+                graph.replay()
+
+    def _part(self, work: Callable[[], Any], times: int, more: bool = False) -> Any:
+        self._begin()
+        try:
+            done = work()
+        except BaseException:
+            with contextlib.suppress(RuntimeError):  # the first error says more
+                self._end(1)
+            raise
+        self._end(times)
+        if more:
+            self._begin()
+        return done
+
+    def _begin(self) -> None:
+        graph = torch.cuda.CUDAGraph()
+        graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+        self._parts.append((graph, 1))
+
+    def _end(self, times: int) -> None:
+        graph, _ = self._parts[-1]
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "The CUDA Graph is empty")  # between two folds, say
+            graph.capture_end()
+        self._parts[-1] = (graph, times)
 
 
-def fold(step: Step, carry: Tree, steps: int, device: torch.device) -> Tree:
-    """Do all steps; the first ones, and those that fill no piece, eagerly."""
-    number = torch.zeros(1, dtype=torch.int64, device=device)
-    for _ in range(_EAGER + (steps - _EAGER) % PIECE):
-        carry, number = step(number, carry), number + 1
-    held = tree.map(torch.clone, carry)
+class Folder:
+    """Does the folds of a block's rounds, and remembers whether its steps are slow to launch."""
 
-    def piece() -> None:
-        now: Any = held
-        for ahead in range(PIECE):
-            now = step(number + ahead, now)
-        # Copied twice: what is new may be what was held in another place.
-        fresh = [leaf.clone() for leaf in tree.leaves(now)]
-        for old, new in zip(tree.leaves(held), fresh, strict=True):
-            old.copy_(new)
-        number.add_(PIECE)
+    def __init__(self) -> None:
+        self._slow: bool | None = None  # unknown as yet
+        self._tape: Tape | None = None  # on which a whole round is being recorded
 
-    repeat(piece, (steps - _EAGER) // PIECE)
-    return held
+    def worth(self, steps: int, device: torch.device) -> bool:
+        """Say whether a fold of so many steps had better be captured, and can be here and now."""
+        if device.type != "cuda":
+            return False
+        if torch.cuda.is_current_stream_capturing():
+            return bool(self._slow) and self._tape is not None and steps > _EAGER
+        return steps >= _EAGER + _WORTH * PIECE or (self._slow is not False and steps > _EAGER)
+
+    def record(self, work: Callable[[], Tree]) -> tuple[Tape, Tree]:
+        """Record a whole round; of folds with slow steps, a single one of them."""
+        self._tape = Tape()
+        try:
+            return self._tape, self._tape.record(work)
+        finally:
+            self._tape = None
+
+    def fold(self, step: Step, carry: Tree, steps: int, device: torch.device) -> Tree:
+        """Do all steps; the first ones, and those that fill no piece, one by one."""
+        number, tape = torch.zeros(1, dtype=torch.int64, device=device), self._tape
+        for _ in range(_EAGER):
+            began = time.perf_counter()
+            carry, number = step(number, carry), number + 1
+        if tape is None:  # the last of them had nothing to compile or to choose
+            self._slow = self._slow or time.perf_counter() - began > _SLOW
+        left, long = steps - _EAGER, 1 if self._slow else PIECE
+        few = left % long if self._slow or left >= _WORTH * PIECE else left
+        for _ in range(few):
+            carry, number = step(number, carry), number + 1
+        if left == few:
+            return carry
+        held = tree.map(torch.clone, carry)
+
+        def piece() -> None:
+            now: Any = held
+            for ahead in range(long):
+                now = step(number + ahead, now)
+            # Copied twice: what is new may be what was held in another place.
+            fresh = [leaf.clone() for leaf in tree.leaves(now)]
+            for old, new in zip(tree.leaves(held), fresh, strict=True):
+                old.copy_(new)
+            number.add_(long)
+
+        self._tape = None  # a fold within a step is done as it comes
+        try:
+            (tape.repeat if tape else repeat)(piece, (left - few) // long)
+        finally:
+            self._tape = tape
+        return held
 
 
 def repeat(piece: Callable[[], None], times: int) -> None:
-    """Do something that changes its buffers again and again: once on a side stream, then replayed.
+    """Do something that changes its buffers again and again: recorded, then replayed.
 
-    What cannot be captured is done eagerly, and says so.
+    What cannot be captured is done as it comes, and says so.
     """
+    again = piece
+    try:
+        again = _taped(piece)
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError:  # not all that a capture wants to exist, it seems
+        aside(piece)
+        times -= 1
+        try:
+            again = _taped(piece)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:  # an operation that waits for the host, say
+            warnings.warn(f"not captured, so slower: {str(error).splitlines()[0]}", stacklevel=2)
+    for _ in range(times):
+        again()
+
+
+def _taped(piece: Callable[[], None]) -> Callable[[], None]:
+    tape = Tape()
+    tape.record(piece)
+    return tape.replay
+
+
+def aside(work: Callable[[], Any]) -> Any:
+    """Do something on another stream than the usual one, which cannot be captured."""
     current = torch.cuda.current_stream()
     side = type(current)()
     side.wait_stream(current)
-    with torch.cuda.stream(side):  # capture wants lazily made workspaces to exist
-        piece()
+    with torch.cuda.stream(side):
+        done = work()
     current.wait_stream(side)
-    again = piece
-    try:
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            piece()
-        again = graph.replay
-    except torch.OutOfMemoryError:
-        raise
-    except RuntimeError as error:  # an operation that waits for the host, say
-        warnings.warn(f"not captured, so slower: {str(error).splitlines()[0]}", stacklevel=2)
-    for _ in range(times - 1):
-        again()
+    return done

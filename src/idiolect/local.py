@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 from torch.func import grad
 
-from idiolect import batchnorm, folding, losses, tree
+from idiolect import batchnorm, losses, tree
 from idiolect.batches import Batch, Plan, Plans, Pool, Request
 from idiolect.errors import MethodError
+from idiolect.folding import Folder
 from idiolect.network import Network
 from idiolect.optim import Optimiser
 from idiolect.tree import Params, Tree
@@ -45,11 +46,11 @@ class Local:
         stacked: bool,
         initial: Params | None = None,
         channels_last: bool = False,
-        graph: bool = False,
+        folder: Folder | None = None,
     ) -> None:
         """`channels_last` lays out images so; some networks are faster then on a CPU.
 
-        With `graph`, long folds are captured in pieces on CUDA.
+        With a `folder`, folds may be captured in pieces on CUDA.
         """
         self.size = size  # number of training examples
         self.round = round  # rounds completed before this one
@@ -59,7 +60,7 @@ class Local:
         self._stacked = stacked
         self._initial = initial
         self._channels_last = channels_last
-        self._graph = graph
+        self._folder = folder
         self._calls = 0
         self._statistics = frozenset().union(*(own.statistics for own in networks.values()))
         self._moving: list[batchnorm.Moving] = []  # of the gradients being taken, innermost last
@@ -180,9 +181,9 @@ class Local:
         """
         plan = self._ask(stream, batch, epochs, steps, True, sample, ago)
         # Replays leave nothing to go back through, where a gradient of the whole fold is wanted.
-        graph = self._graph and not self._moving
-        if graph and folding.worth(plan.rows.shape[1], plan.rows.device):
-            return self._folded(step, carry, plan)
+        folder = None if self._moving else self._folder
+        if folder is not None and folder.worth(plan.rows.shape[1], plan.rows.device):
+            return self._folded(folder, step, carry, plan)
         for number, now in enumerate(self._batches(plan, training=True)):
             new = step(carry, now)
             # Where every client has examples the mask is known, and its copy is saved.
@@ -190,7 +191,9 @@ class Local:
             carry = new if certain else tree.where(now.weight.sum() > 0, new, carry)
         return carry
 
-    def _folded(self, step: Callable[[Any, Batch], Any], carry: Any, plan: Plan) -> Any:
+    def _folded(
+        self, folder: Folder, step: Callable[[Any, Batch], Any], carry: Any, plan: Plan
+    ) -> Any:
         """Do as `scan` does, with batches that are looked up by the number of the step."""
         rows, weights = plan.rows[self._slot], plan.weight[self._slot]
         places = None if plan.places is None else plan.places[self._slot]
@@ -205,7 +208,7 @@ class Local:
             certain = steps <= plan.certain
             return new if certain else tree.where(now.weight.sum() > 0, new, carry)
 
-        folded = folding.fold(numbered, carry, steps, plan.rows.device)
+        folded = folder.fold(numbered, carry, steps, plan.rows.device)
         self._shown = None  # else the memory of the graph would be held on to
         return folded
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from idiolect import tree
 from idiolect.errors import MethodError
+from idiolect.folding import Folder
 from idiolect.local import Local, Network, Pool
 from idiolect.method import Sent
 from idiolect.simulate import numbers
@@ -62,6 +63,7 @@ class Desk:
         self._lessons = Book(pools, device, limit)
         self._exams = Book(exam_pools, device, limit)
         self._round = torch.zeros((), device=device)
+        self._folder = Folder() if self._graph and stacked else None
         self._captured: Captured | None = None
         self._seen: tuple[Any, ...] | None = None
         self._capturable = True
@@ -120,8 +122,9 @@ class Desk:
         dims = (0, 0, 0 if per_client else None, 0, 0)
         inputs = (slots, sizes, shared, own, personal)
         mapped = torch.vmap(self._client, in_dims=dims, randomness="different")
-        if self._graph:
-            return self._replay(mapped, inputs, _form(inputs, per_client), kept, lend)
+        if self._folder is not None:
+            form = _form(inputs, per_client)
+            return self._replay(mapped, inputs, form, kept, lend, self._folder)
         return _tried(mapped, inputs)
 
     def _client(
@@ -137,7 +140,7 @@ class Desk:
                 self._stacked,
                 initial,
                 self._channels_last,
-                self._graph and self._stacked,
+                self._folder,
             )
             for book, initial in ((self._lessons, given.initial or None), (self._exams, None))
         )
@@ -161,6 +164,7 @@ class Desk:
         form: tuple[Any, ...],
         kept: bool,
         lend: bool,
+        folder: Folder,
     ) -> Tree:
         """Run eagerly until the plans stand still, then capture once and replay every round.
 
@@ -172,7 +176,7 @@ class Desk:
         self._captured = None
         if kept and self._seen == form and self._capturable:
             try:
-                self._captured = Captured(mapped, inputs)
+                self._captured = Captured(mapped, inputs, folder)
                 return self._captured.replay(inputs, lend)
             except torch.OutOfMemoryError:
                 raise

@@ -1,4 +1,4 @@
-"""A function on CUDA captured once as a graph and replayed with new inputs."""
+"""A function on CUDA captured once and replayed with new inputs."""
 
 from collections.abc import Callable
 
@@ -6,34 +6,28 @@ import torch
 from torch import Tensor
 
 from idiolect import tree
+from idiolect.folding import Folder, aside
 from idiolect.tree import Tree
 
 
 class Captured:
-    """A CUDA graph with static buffers for its inputs and results."""
+    """CUDA graphs of a round, with static buffers for its inputs and results."""
 
-    def __init__(self, fn: Callable[..., Tree], inputs: tuple[Tree, ...]) -> None:
+    def __init__(self, fn: Callable[..., Tree], inputs: tuple[Tree, ...], folder: Folder) -> None:
         self._inputs = tree.map(torch.clone, inputs)
         self._given: list[tuple[Tensor, int]] = []  # what the buffers hold, to be known again
-        self._graph = torch.cuda.CUDAGraph()
+
+        def work() -> Tree:
+            return fn(*self._inputs)
+
         try:
             # The eager round before has made handles and workspaces.
-            self._outputs = self._recorded(fn)
+            self._tape, self._outputs = folder.record(work)
         except torch.OutOfMemoryError:
             raise
-        except RuntimeError:  # not all that a capture wants to exist, it seems: run once aside
-            self._graph = torch.cuda.CUDAGraph()
-            current = torch.cuda.current_stream()
-            side = type(current)()
-            side.wait_stream(current)
-            with torch.cuda.stream(side):
-                fn(*self._inputs)
-            current.wait_stream(side)
-            self._outputs = self._recorded(fn)
-
-    def _recorded(self, fn: Callable[..., Tree]) -> Tree:
-        with torch.cuda.graph(self._graph):
-            return fn(*self._inputs)
+        except RuntimeError:  # not all that a capture wants to exist, it seems
+            aside(work)
+            self._tape, self._outputs = folder.record(work)
 
     def replay(self, inputs: tuple[Tree, ...], lend: bool = False) -> Tree:
         """Run on new inputs; the result is a copy, or `lend`: the next replay writes over it."""
@@ -42,7 +36,7 @@ class Captured:
             if not self._given or not _same(self._given[place], now):
                 static.copy_(now[0])
         self._given = given
-        self._graph.replay()
+        self._tape.replay()
         return self._outputs if lend else tree.map(torch.clone, self._outputs)
 
 
