@@ -3,7 +3,8 @@
     PYTHONPATH=src python benchmarks/heterogeneous.py [--device cuda] [--json FILE]
 
 Correctness comes first: three rounds of eight ragged clients, two of each network, in float64, are
-compared tensor by tensor with the sequential backend on the CPU. Then five clients each of LeNet,
+compared tensor by tensor with the sequential backend on the CPU; of enough steps that a step is
+captured by itself. Then five clients each of LeNet,
 AlexNet, ResNet-18 and ShuffleNetV2 (the networks of experiments/ktpfl/cifar10-two.toml) on random
 32×32 images: a local epoch of 325 images and one of distillation on 1,000 public ones, all
 together, and each architecture alone. Both backends run on the same device, in fp32.
@@ -66,7 +67,7 @@ def difference(device: str) -> float:
     sides = []
     torch.set_default_dtype(torch.float64)
     for backend in (Backend("sequential", "cpu"), Backend("vectorised", device, 8)):
-        sim = simulation(fed, STILL, backend, tuple(STILL), batch=8, sample=8, public_batch=8)
+        sim = simulation(fed, STILL, backend, tuple(STILL), batch=2, sample=8, public_batch=2)
         for _ in range(3):
             sim.advance()
         sides.append([leaf.cpu().double() for leaf in tree.leaves(sim.tree)])
@@ -110,6 +111,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--rounds", type=int, default=5, help="timed rounds of the vectorised side")
     parser.add_argument("--check-only", action="store_true")
+    parser.add_argument("--only", help="one of the rows: 'all four', or an architecture")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     began = time.perf_counter()
@@ -123,6 +125,8 @@ def main() -> None:
             ("all four", tuple(NETWORKS), 20),
             *((label, (label,), 5) for label in NETWORKS),
         ):
+            if options.only not in (None, label):
+                continue
             rows[label] = timed(options.device, chosen, clients, options.rounds)
             print(label, rows[label], flush=True)
     cuda = options.device == "cuda"

@@ -96,6 +96,7 @@ class Setting:
     def __init__(self, name: str, kept: Run) -> None:
         self.name, self.seeds, self.federation = name, kept["seeds"], kept["federation"]
         self.own: Run = kept["methods"]["Portfolio"]
+        self.mixtures: Run = kept["methods"].get("FL", {"accuracy": {}})
         given = {
             key: tuple(value) if isinstance(value, list) else value
             for key, value in self.own["settings"].items()
@@ -122,6 +123,9 @@ class Setting:
     def singles(self) -> dict[str, Means]:
         """All single methods there are: the run's own candidates first."""
         found = {SINGLES[name]: self.means(name) for name in self.candidates if name in SINGLES}
+        for model, rows in self.mixtures["accuracy"].items():
+            if model.endswith("MoE"):
+                found[f"FedAvg + {model}"] = dict(zip(self.seeds, map(_mean, rows), strict=True))
         for label, means in _elsewhere(self.name, self.own["rounds"], self.federation).items():
             if set(means) & set(self.seeds):
                 found.setdefault(label, means)
