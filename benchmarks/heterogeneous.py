@@ -67,7 +67,9 @@ def difference(device: str) -> float:
     sides = []
     torch.set_default_dtype(torch.float64)
     for backend in (Backend("sequential", "cpu"), Backend("vectorised", device, 8)):
-        sim = simulation(fed, STILL, backend, tuple(STILL), batch=2, sample=8, public_batch=2)
+        sim = simulation(
+            fed, STILL, backend, tuple(STILL), batch=2, sample=8, public_batch=2, lr=0.001
+        )
         for _ in range(3):
             sim.advance()
         sides.append([leaf.cpu().double() for leaf in tree.leaves(sim.tree)])

@@ -31,7 +31,7 @@ experiments() {  # SECONDS
   local end=$(($(date +%s) + $1))
   left() { echo $((end - $(date +%s))); }
   queue experiments/pfml/gpu.txt 6 "$(left)"
-  queue <(grep -E '^kt-[a-z0-9]+-(all|two) ' experiments/ktpfl/gpu.txt) 4 "$(left)"
+  queue <(grep -E '^kt-[a-z0-9]+-(all|two)-' experiments/ktpfl/gpu.txt) 4 "$(left)"
   queue <(grep -E '^kt-[a-z0-9]+-(20|100)-' experiments/ktpfl/gpu.txt) 3 "$(left)"
   queue <(grep -E '(sweeps|public)' experiments/ktpfl/gpu.txt) 4 "$(left)"
 }

@@ -15,7 +15,7 @@ from statistics import mean
 from typing import Any
 
 from paper_ktpfl import ANCHOR, DATA, SWEEPS, TABLE_1, TABLE_2, TABLE_5, TITLES
-from reproduction import deviation, fill, keep, run, table
+from reproduction import curves, deviation, fill, keep, run, table
 
 HERE = Path(__file__).resolve().parent.parent / "docs" / "reproduction"
 FIGURES = HERE / "figures" / "ktpfl.json"
@@ -43,6 +43,12 @@ def collect(folders: list[str]) -> None:
             continue
         named.append(f"{folder}={name or re.sub(r'^kt-|-[a-z]$', '', Path(folder).name)}")
     keep(FIGURES, named, _method)
+    kept = json.loads(FIGURES.read_text())
+    for place in named:
+        folder, _, name = place.partition("=")
+        for label, models in curves(Path(folder) / "metrics.parquet", "test_curve").items():
+            kept[name]["methods"][label]["curve"] = models.get("personal", {})
+    FIGURES.write_text(json.dumps(kept, sort_keys=True) + "\n")
 
 
 def _method(method: dict[str, Any]) -> dict[str, Any]:
@@ -73,6 +79,8 @@ def write() -> None:
             "table-2": _compared(kept, EQUAL, TABLE_2, ("20 clients", "100 clients")),
             **{name: _sweep(kept, rows) for name, rows in SWEEPS.items()},
             "table-5": _public(kept),
+            "figure-1": _curves(kept, [(data, "all") for data in DATA], TABLE_1),
+            "figure-2": _curves(kept, [(data, "20") for data in DATA], TABLE_2),
             "figure-3": _traffic(kept),
             "order": _order(kept),
             "choice-mixed": _choice(
@@ -163,6 +171,26 @@ def _traffic(kept: Kept) -> list[str]:
         )
     header = ["MB a round", "soft predictions", "public examples, once", "parameters", "ratio"]
     return table(header, rows)
+
+
+def _curves(
+    kept: Kept, columns: list[tuple[str, str]], paper: dict[str, tuple[float, ...]]
+) -> list[str]:
+    """Show test accuracy over the rounds; what is tuned at the end has no curve."""
+    runs = {TITLES[data]: kept.get(f"{data}-{kind}", {"methods": {}}) for data, kind in columns}
+    known = {
+        (title, label): run["methods"][label]["curve"]
+        for label in paper
+        for title, run in runs.items()
+        if run["methods"].get(label, {}).get("curve")
+    }
+    marks = sorted({int(mark) for curve in known.values() for mark in curve})
+    rows = []
+    for (title, label), curve in sorted(known.items(), key=lambda one: list(runs).index(one[0][0])):
+        told = [f"{100 * curve[str(m)]:.1f}" if str(m) in curve else "" for m in marks]
+        rows.append([title, label, *told])
+    header = ["%", "after rounds", *map(str, marks)]
+    return table(header, rows or [["–"] * len(header)])
 
 
 def _order(kept: Kept) -> list[str]:

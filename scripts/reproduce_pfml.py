@@ -12,7 +12,7 @@ from statistics import mean
 from typing import Any
 
 from paper_pfml import ACCURACY, SENSITIVITY
-from reproduction import deviation, fill, keep, run, table
+from reproduction import curves, deviation, fill, keep, run, table
 
 HERE = Path(__file__).resolve().parent.parent / "docs" / "reproduction"
 FIGURES = HERE / "figures" / "pfml.json"
@@ -42,8 +42,8 @@ def collect(folders: list[str]) -> None:
         folder, _, name = place.partition("=")
         if Path(folder).name.startswith("choose-"):
             continue
-        curves = _curves(Path(folder) / "metrics.parquet")
-        for label, curve in curves.items():
+        found = curves(Path(folder) / "metrics.parquet", "val")
+        for label, curve in found.items():
             kept[name or Path(folder).name]["methods"][label]["curves"] = curve
     FIGURES.write_text(json.dumps(kept, sort_keys=True) + "\n")
 
@@ -58,18 +58,6 @@ def _method(method: dict[str, Any]) -> dict[str, Any]:
         for model in method["headline"]
     }
     return {"rounds": method["rounds"], "settings": method["settings"], "models": figures}
-
-
-def _curves(metrics: Path) -> dict[str, dict[str, dict[str, float]]]:
-    """Return method -> model -> round -> validation accuracy, mean over clients and seeds."""
-    import pandas
-
-    rows = pandas.read_parquet(metrics)
-    rows = rows[(rows["split"] == "val") & (rows["metric"] == "accuracy")]
-    found: dict[str, dict[str, dict[str, float]]] = {}
-    for (label, model, number), value in rows.groupby(["method", "model", "round"])["value"]:
-        found.setdefault(label, {}).setdefault(model, {})[str(number)] = round(value.mean(), 4)
-    return found
 
 
 class Kept:

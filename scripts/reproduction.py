@@ -32,6 +32,18 @@ def keep(
     figures.write_text(json.dumps(kept, sort_keys=True) + "\n")
 
 
+def curves(metrics: Path, split: str) -> dict[str, dict[str, dict[str, float]]]:
+    """Return method -> model -> round -> accuracy, mean over clients and seeds."""
+    import pandas
+
+    rows = pandas.read_parquet(metrics)
+    rows = rows[(rows["split"] == split) & (rows["metric"] == "accuracy")]
+    found: dict[str, dict[str, dict[str, float]]] = {}
+    for (label, model, number), value in rows.groupby(["method", "model", "round"])["value"]:
+        found.setdefault(label, {}).setdefault(model, {})[str(number)] = round(value.mean(), 4)
+    return found
+
+
 def fill(page: Path, tables: Mapping[str, list[str]]) -> None:
     """Put each table between its markers in the page; the words around them are kept."""
     text = page.read_text()

@@ -12,7 +12,7 @@ HOME = Path(idiolect.__file__).parent
 # From the bottom up. Each row may import itself and what stands before it; a row of several names
 # is of parts that do not know each other.
 ROWS = [
-    ["errors", "version"],
+    ["errors", "version", "tape"],
     ["stacked"],
     ["tree"],
     ["optim", "losses", "batchnorm", "batches", "folding"],

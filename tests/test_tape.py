@@ -11,6 +11,8 @@ import pytest
 import torch
 
 from idiolect import folding
+from idiolect.stacked import choice
+from idiolect.tape import Tape
 
 
 class Chip:
@@ -59,7 +61,7 @@ def chip(monkeypatch):
 
 @pytest.mark.filterwarnings("error")
 def test_parts_are_replayed_in_turn_and_as_often_as_asked(chip):
-    tape = folding.Tape()
+    tape = Tape()
 
     def work():
         chip.launch("before")
@@ -79,7 +81,7 @@ def test_parts_are_replayed_in_turn_and_as_often_as_asked(chip):
 
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError("no room"), ValueError("oh")])
 def test_an_error_within_a_piece_comes_out_as_it_is(chip, error):
-    tape = folding.Tape()
+    tape = Tape()
 
     def fails():
         raise error
@@ -122,3 +124,35 @@ def test_a_lack_of_memory_is_no_reason_to_go_on(chip):
 
     with pytest.raises(torch.OutOfMemoryError):
         folding.repeat(piece, 4)
+
+
+def test_a_form_without_room_says_so_and_nothing_else(chip):
+    """It may be tried again for fewer clients; nobody minds that its graph was empty."""
+
+    def form():
+        if chip.capturing is not None:
+            raise torch.OutOfMemoryError("no room")
+
+    with warnings.catch_warnings(), pytest.raises(torch.OutOfMemoryError):
+        warnings.simplefilter("error")
+        choice.milliseconds(form)
+
+
+def test_a_round_is_recorded_by_the_folder_that_folds_in_it(chip):
+    """Of a fold with slow steps two are recorded as they come, then one, to be replayed."""
+    folder, tape = folding.Folder(), Tape()
+    folder._slow = True
+
+    def step(number, carry):
+        chip.launch("step")
+        return carry
+
+    def work():
+        chip.launch("before")
+        folder.fold(step, torch.zeros(()), 5, torch.device("cpu"))
+        return "made"
+
+    assert folder.record(tape, work) == "made"
+    tape.replay()
+    assert chip.done == ["before", *5 * ["step"]]
+    assert [times for _, times in tape._parts] == [1, 3, 1]

@@ -7,8 +7,6 @@ long for a single step, as for deep networks, a piece is one step, in captured r
 recording them would take longer than all that is saved.
 """
 
-import contextlib
-import gc
 import time
 import warnings
 from collections.abc import Callable
@@ -18,6 +16,7 @@ import torch
 from torch import Tensor
 
 from idiolect import tree
+from idiolect.tape import Tape, make_room
 from idiolect.tree import Tree
 
 PIECE = 8  # steps of a graph
@@ -27,57 +26,6 @@ _SLOW = 0.03  # seconds of the host for a step, from which on it is a piece by i
 
 Step = Callable[[Tensor, Tree], Tree]
 """step(number, carry): the number of the step as a tensor [1], which a graph can count up."""
-
-
-class Tape:
-    """CUDA graphs that follow each other, each replayed some number of times."""
-
-    def __init__(self) -> None:
-        self._parts: list[tuple[Any, int]] = []
-        self._pool = torch.cuda.graph_pool_handle()  # one, since they run in turn
-
-    def record(self, work: Callable[[], Any]) -> Any:
-        """Capture what some work launches; nothing is computed yet."""
-        torch.cuda.synchronize()
-        gc.collect()
-        torch.cuda.empty_cache()  # the graphs' memory is not that of anything else
-        return aside(lambda: self._part(work, 1))
-
-    def repeat(self, piece: Callable[[], None], times: int) -> Any:
-        """Within what is recorded, capture a piece once, to be replayed some times."""
-        self._end(1)
-        self._part(piece, times, more=True)
-
-    def replay(self) -> None:
-        """Do what was recorded."""
-        for graph, times in self._parts:
-            for _ in range(times):
-                graph.replay()
-
-    def _part(self, work: Callable[[], Any], times: int, more: bool = False) -> Any:
-        self._begin()
-        try:
-            done = work()
-        except BaseException:
-            with contextlib.suppress(RuntimeError):  # the first error says more
-                self._end(1)
-            raise
-        self._end(times)
-        if more:
-            self._begin()
-        return done
-
-    def _begin(self) -> None:
-        graph = torch.cuda.CUDAGraph()
-        graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
-        self._parts.append((graph, 1))
-
-    def _end(self, times: int) -> None:
-        graph, _ = self._parts[-1]
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "The CUDA Graph is empty")  # between two folds, say
-            graph.capture_end()
-        self._parts[-1] = (graph, times)
 
 
 class Folder:
@@ -95,23 +43,26 @@ class Folder:
             return bool(self._slow) and self._tape is not None and steps > _EAGER
         return steps >= _EAGER + _WORTH * PIECE or (self._slow is not False and steps > _EAGER)
 
-    def record(self, work: Callable[[], Tree]) -> tuple[Tape, Tree]:
+    def record(self, tape: Tape, work: Callable[[], Tree]) -> Tree:
         """Record a whole round; of folds with slow steps, a single one of them."""
-        self._tape = Tape()
+        make_room()
+        self._tape = tape
         try:
-            return self._tape, self._tape.record(work)
+            return tape.record(work)
         finally:
             self._tape = None
 
     def fold(self, step: Step, carry: Tree, steps: int, device: torch.device) -> Tree:
         """Do all steps; the first ones, and those that fill no piece, one by one."""
         number, tape = torch.zeros(1, dtype=torch.int64, device=device), self._tape
-        for _ in range(_EAGER):
+        took = []
+        for _ in range(_EAGER + (self._slow is None)):
             began = time.perf_counter()
             carry, number = step(number, carry), number + 1
-        if tape is None:  # the last of them had nothing to compile or to choose
-            self._slow = self._slow or time.perf_counter() - began > _SLOW
-        left, long = steps - _EAGER, 1 if self._slow else PIECE
+            took.append(time.perf_counter() - began)
+        if self._slow is None:  # the first step compiles and chooses, another may have had to wait
+            self._slow = min(took[1:]) > _SLOW
+        left, long = steps - len(took), 1 if self._slow else PIECE
         few = left % long if self._slow or left >= _WORTH * PIECE else left
         for _ in range(few):
             carry, number = step(number, carry), number + 1
@@ -142,36 +93,22 @@ def repeat(piece: Callable[[], None], times: int) -> None:
 
     What cannot be captured is done as it comes, and says so.
     """
-    again = piece
+    tape, again = Tape(), piece
+    make_room()
     try:
-        again = _taped(piece)
+        tape.record(piece)
+        again = tape.replay
     except torch.OutOfMemoryError:
         raise
     except RuntimeError:  # not all that a capture wants to exist, it seems
-        aside(piece)
+        tape.run(piece)
         times -= 1
         try:
-            again = _taped(piece)
+            tape.record(piece)
+            again = tape.replay
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:  # an operation that waits for the host, say
             warnings.warn(f"not captured, so slower: {str(error).splitlines()[0]}", stacklevel=2)
     for _ in range(times):
         again()
-
-
-def _taped(piece: Callable[[], None]) -> Callable[[], None]:
-    tape = Tape()
-    tape.record(piece)
-    return tape.replay
-
-
-def aside(work: Callable[[], Any]) -> Any:
-    """Do something on another stream than the usual one, which cannot be captured."""
-    current = torch.cuda.current_stream()
-    side = type(current)()
-    side.wait_stream(current)
-    with torch.cuda.stream(side):
-        done = work()
-    current.wait_stream(side)
-    return done

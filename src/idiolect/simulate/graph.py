@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from idiolect import tree
-from idiolect.folding import Folder, aside
+from idiolect.folding import Folder
+from idiolect.tape import Tape
 from idiolect.tree import Tree
 
 
@@ -20,14 +21,15 @@ class Captured:
         def work() -> Tree:
             return fn(*self._inputs)
 
+        self._tape = Tape()
         try:
             # The eager round before has made handles and workspaces.
-            self._tape, self._outputs = folder.record(work)
+            self._outputs = folder.record(self._tape, work)
         except torch.OutOfMemoryError:
             raise
         except RuntimeError:  # not all that a capture wants to exist, it seems
-            aside(work)
-            self._tape, self._outputs = folder.record(work)
+            self._tape.run(work)
+            self._outputs = folder.record(self._tape, work)
 
     def replay(self, inputs: tuple[Tree, ...], lend: bool = False) -> Tree:
         """Run on new inputs; the result is a copy, or `lend`: the next replay writes over it."""

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from idiolect.stacked import notes
 from idiolect.stacked.compiled import attempt
+from idiolect.tape import Tape
 
 Form = Callable[..., Any]
 _TRIALS = 3
@@ -136,7 +137,7 @@ def _sources() -> str:
 def milliseconds(form: Form, *inputs: Any) -> float:
     """Return the least of a few times on the device; what the host needs to start it left out."""
     form(*inputs)  # compiles, and makes handles
-    graph = _repeated(form, inputs)
+    tape = _repeated(form, inputs)
     least = float("inf")
     for _ in range(_TRIALS):
         start, end = (
@@ -144,25 +145,21 @@ def milliseconds(form: Form, *inputs: Any) -> float:
             torch.Event("cuda", enable_timing=True),
         )
         start.record()
-        graph.replay()
+        tape.replay()
         end.record()
         end.synchronize()
         least = min(least, start.elapsed_time(end) / _TRIALS)
     return least
 
 
-def _repeated(form: Form, inputs: tuple[Any, ...]) -> Any:
-    """Capture a few runs of a form; by hand, since `torch.cuda.graph` collects garbage first."""
-    graph, current = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
-    side = type(current)()
-    side.wait_stream(current)
-    with torch.cuda.stream(side):
-        form(*inputs)
-        graph.capture_begin(capture_error_mode="thread_local")
-        try:
-            for _ in range(_TRIALS):
-                form(*inputs)
-        finally:
-            graph.capture_end()
-    current.wait_stream(side)
-    return graph
+def _repeated(form: Form, inputs: tuple[Any, ...]) -> Tape:
+    """Record a few runs of a form."""
+    tape = Tape()
+    tape.run(lambda: form(*inputs))
+
+    def runs() -> None:
+        for _ in range(_TRIALS):
+            form(*inputs)
+
+    tape.record(runs)
+    return tape

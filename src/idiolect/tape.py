@@ -1,0 +1,74 @@
+"""CUDA graphs that follow each other: what is launched in their capture, as often as asked."""
+
+import contextlib
+import gc
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+
+class Tape:
+    """Graphs in a row, each replayed some number of times."""
+
+    def __init__(self) -> None:
+        self._parts: list[tuple[Any, int]] = []
+        self._pool = torch.cuda.graph_pool_handle()  # one, since they run in turn
+        self._stream = type(torch.cuda.current_stream())()  # the usual one cannot be captured
+
+    def run(self, work: Callable[[], Any]) -> Any:
+        """Do something where it would be recorded: a capture may want what is made by that."""
+        current = torch.cuda.current_stream()
+        self._stream.wait_stream(current)
+        with torch.cuda.stream(self._stream):
+            done = work()
+        current.wait_stream(self._stream)
+        return done
+
+    def record(self, work: Callable[[], Any]) -> Any:
+        """Capture what some work launches; nothing is computed yet."""
+        self._parts.clear()
+        return self.run(lambda: self._part(work, 1))
+
+    def repeat(self, piece: Callable[[], None], times: int) -> None:
+        """Within what is recorded, capture a piece once, to be replayed some times."""
+        self._end(1)
+        self._part(piece, times)
+        self._begin()
+
+    def replay(self) -> None:
+        """Do what was recorded."""
+        for graph, times in self._parts:
+            for _ in range(times):
+                graph.replay()
+
+    def _part(self, work: Callable[[], Any], times: int) -> Any:
+        self._begin()
+        try:
+            done = work()
+        except BaseException:
+            with contextlib.suppress(RuntimeError):  # the first error says more
+                self._end(1)
+            raise
+        self._end(times)
+        return done
+
+    def _begin(self) -> None:
+        graph = torch.cuda.CUDAGraph()
+        graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+        self._parts.append((graph, 1))
+
+    def _end(self, times: int) -> None:
+        graph, _ = self._parts[-1]
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "The CUDA Graph is empty")  # between two pieces, say
+            graph.capture_end()
+        self._parts[-1] = (graph, times)
+
+
+def make_room() -> None:
+    """Give back what nobody uses: the memory of graphs is not that of anything else."""
+    torch.cuda.synchronize()
+    gc.collect()
+    torch.cuda.empty_cache()
