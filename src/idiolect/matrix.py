@@ -45,8 +45,7 @@ class Matrix(Method):
         mass = known.sum(1, keepdim=True)
         if self.projection == "none":  # rows need not add up, so each present client counts alike
             mass = known.new_full((len(known), 1), share)
-        equal = known.new_full((), 1 / len(known))
-        block = torch.where(mass > 0, known / mass.clamp(min=TINY), equal)
+        block = known / mass.clamp(min=TINY)  # who takes nothing from the cohort still does not
         for _ in range(self.matrix_steps):
             down = slope(block)
             block = self._projected(block - self._rate(down) * down)

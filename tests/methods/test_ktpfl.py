@@ -98,6 +98,22 @@ def test_the_released_codes_step_brings_a_rows_mean_slope_to_a_hundredth():
                 left, expected = left * 5, expected * 5
         rate = method._rate(torch.tensor([[mean, -mean]]).double())
         assert float(rate) == pytest.approx(expected)
+    rows = method._rate(torch.tensor([[0.3, 0.3, 0.3], [0.02, 0.02, 0.02], [1e-9] * 3]).double())
+    assert rows.tolist() == [[pytest.approx(5.0**power)] for power in (-2, 0, 5)]  # each its own
+
+
+def test_the_presets_are_what_the_paper_says_and_what_its_code_does():
+    """The paper: batches of 128, 20 epochs, rate 0.01, and ρ = 0.7 where its sweeps meet.
+
+    The code: batches of 16, 10 epochs at 0.02, and its own rule for c. T = 10 is the code's in both.
+    """
+    paper, code = (KTpFL(**KTpFL.presets[name]) for name in ("paper", "code"))
+    assert (paper.batch, paper.epochs, paper.lr, paper.pull) == (128, 20, 0.01, 0.7)
+    assert (paper.temperature, paper.transfer, paper.matrix_lr) == (10.0, 1.0, 0.01)
+    assert (paper.objective, paper.projection, paper.adaptive) == ("kl", "simplex", False)
+    assert (code.batch, code.epochs, code.lr, code.pull) == (16, 10, 0.02, 0.7)
+    assert (code.temperature, code.objective, code.projection) == (10.0, "mse", "softmax")
+    assert code.adaptive
 
 
 def test_the_code_preset_softens_rows():
@@ -163,6 +179,18 @@ def test_without_projection_rows_go_where_eq_7_says():
     new = method.server_step(state, torch.arange(3), reports)
     assert torch.allclose(new.affinity, c - 0.1 * method.slope(c, reports))
     teachers = torch.einsum("nm,mxk->nxk", new.affinity, reports.prediction)
+    assert torch.allclose(new.teachers, teachers)
+
+
+def test_without_projection_a_cohort_stands_for_all():
+    """Of four, two come: each of them counts double, in the slope of c and in the teachers."""
+    method, reports = KTpFL(projection="none", matrix_lr=0.1, sample=4), soft(2, sizes=(1.0, 3.0))
+    c, cohort = shares(4), torch.tensor([0, 2])
+    new = method.server_step(School(c, torch.zeros(4, 4, 3).double()), cohort, reports)
+    block = 2 * c[cohort][:, cohort]
+    learned = (block - 0.1 * method.slope(block, reports)) / 2
+    assert torch.allclose(new.affinity[cohort][:, cohort], learned)
+    teachers = torch.einsum("nm,mxk->nxk", 2 * new.affinity[:, cohort], reports.prediction)
     assert torch.allclose(new.teachers, teachers)
 
 

@@ -76,6 +76,39 @@ def test_rows_stay_on_the_simplex_and_strangers_keep_what_they_had():
     assert torch.equal(new.models["w"][0], reports(clients=1).params["w"][0])
 
 
+def test_who_has_no_data_counts_for_nothing_at_first():
+    state = KTpFLWeights().init_server(setup(Line(), sizes=(2.0, 0.0, 1.0)))
+    assert state.affinity.tolist() == [[0.5, 0.0, 0.5]] * 3
+    nobody = KTpFLWeights().init_server(setup(Line(), sizes=(0.0, 0.0)))
+    assert nobody.affinity.tolist() == [[0.0, 0.0]] * 2
+    one = KTpFLWeights().init_server(setup(Line(), sizes=(0.0, 4.0)))
+    assert one.affinity.tolist() == [[0.0, 1.0]] * 2
+
+
+def test_a_newcomer_starts_from_the_mean_of_the_mixtures():
+    state = Mixtures(torch.eye(2).double(), {"w": torch.tensor([1.0, 4.0]).double()})
+    sent = KTpFLWeights().welcome(state, torch.arange(3))
+    assert sent.own["w"].tolist() == close([2.5, 2.5, 2.5])
+
+
+def test_without_projection_a_cohort_stands_for_all():
+    """Of four, two come: each counts double, in the slope of c and in the mixtures."""
+    method, told = KTpFLWeights(projection="none", matrix_lr=0.1), reports(clients=2)
+    c = torch.rand(4, 4, generator=torch.Generator().manual_seed(1)).double().softmax(1)
+    state = Mixtures(c, {n: torch.zeros(4, 2).double() for n in "wb"})
+    cohort = torch.tensor([0, 2])
+    new = method.server_step(state, cohort, told)
+    block = 2 * c[cohort][:, cohort]
+    learned = (block - 0.1 * method.slope(block, told)) / 2
+    assert torch.allclose(new.affinity[cohort][:, cohort], learned)
+    assert torch.allclose(new.models["w"], 2 * new.affinity[:, cohort] @ told.params["w"])
+
+
+def test_the_preset_is_the_papers():
+    paper = KTpFLWeights(**KTpFLWeights.presets["paper"])
+    assert (paper.lr, paper.matrix_lr, paper.transfer) == (0.005, 0.01, 1.0)
+
+
 @pytest.mark.parametrize("stacked", [False, True])
 def test_a_client_trains_from_its_mixture_and_keeps_the_result(stacked):
     method, start = KTpFLWeights(lr=0.5), (0.3, -0.2)

@@ -44,8 +44,8 @@ def told(weights: Tensor, compared: Compared, evident: Tensor) -> Told:
 def prior(others: Told, sound: Tensor, caution: float, heed: float) -> tuple[Tensor, Tensor]:
     """Return q, and the examples that it counts as: `heed`, or `caution` where nobody told."""
     weights = torch.where(sound, others.weights, 0.0)
-    total = weights.sum()
-    heard = (others.voices > 0) & (total > 0)
+    total = weights.sum()  # 0 without any voice
+    heard = total > 0
     q = torch.where(heard, weights / total.clamp(min=_TINY), choosing.even(sound).to(weights.dtype))
     return q, torch.where(heard, total.new_full((), heed), total.new_full((), caution))
 
