@@ -5,9 +5,11 @@ import math
 import pytest
 import torch
 
+import worlds
 from idiolect.errors import ConfigError
 from idiolect.method import Sent
 from idiolect.methods import KTpFL
+from idiolect.network import Network
 from methods.tiny import HIGH, Line, client, close, line, pair, plus, setup, sigmoid, slope
 
 PUBLIC = [(2.0, 0), (-1.0, 1)]
@@ -15,10 +17,10 @@ TEACHER = torch.tensor([[0.1, 0.9], [0.3, 0.7]], dtype=torch.float64)
 
 
 def kt(**settings):
-    return KTpFL(**{"sample": 2, "public_batch": 2, "lr": 0.5, "temperature": 2.0, **settings})
+    return KTpFL(**{"sample": 2, "public_batch": 2, "lr": 0.5, "temperature": 3.0, **settings})
 
 
-def towards(at, factor, temperature=2.0):
+def towards(at, factor, temperature=3.0):
     """∇ of factor · KL(teacher ‖ p_T) = factor / T · mean of (p_T − q) · (x, 1)."""
     total = (0.0, 0.0)
     for (x, _), (_, q) in zip(PUBLIC, TEACHER.tolist(), strict=True):
@@ -28,20 +30,30 @@ def towards(at, factor, temperature=2.0):
 
 
 @pytest.mark.parametrize("stacked", [False, True])
-@pytest.mark.parametrize(("gain", "factor"), [("hinton", 4.0), ("paper", 1.0), ("code", 0.5)])
+@pytest.mark.parametrize(("gain", "factor"), [("hinton", 9.0), ("paper", 1.0), ("code", 0.5)])
 def test_a_round_distils_trains_and_predicts(stacked, gain, factor):
-    """From (0.3, −0.2), T = 2: a step to the teacher, a step on (2, 1), then soft predictions."""
+    """From (0.3, −0.2), T = 3: a step to the teacher, a step on (2, 1), then soft predictions."""
     start = (0.3, -0.2)
     distilled = plus(start, -0.5, towards(start, factor))
     trained = plus(distilled, -0.5, slope(distilled, [(2.0, 1)]))
     local = client(public=PUBLIC, stacked=stacked, round=1)
     report, kept = kt(gain=gain).client_step(Sent(own=TEACHER), line(start), local)
     assert pair(kept) == close(trained)
-    seen = [sigmoid((trained[0] * x + trained[1]) / 2.0) for x, _ in PUBLIC]
+    seen = [sigmoid((trained[0] * x + trained[1]) / 3.0) for x, _ in PUBLIC]
     assert report.prediction[:, 1].tolist() == close(seen)
     assert report.prediction.sum(1).tolist() == close([1.0, 1.0])
     assert float(report.size) == 1
     assert set(report._fields) == {"prediction", "size"}
+
+
+def test_who_is_taught_what_it_said_itself_learns_nothing(float64):
+    """The examples are those of the round before; a teacher of others would teach something."""
+    world, method = worlds.with_public(), KTpFL(sample=3, public_batch=2, lr=0.5, temperature=3.0)
+    params = Network(worlds.Normed()).params
+    said = method.predictions(params, worlds.local(world, 0, round=4))
+    for round, learns in ((5, False), (6, True)):
+        taught = method.distil(said, params, worlds.local(world, 0, round=round))
+        assert bool(worlds.differing(params, taught, 1e-12)) is learns
 
 
 def test_before_anyone_has_predicted_nothing_is_distilled():
@@ -79,7 +91,8 @@ def test_settling_distils_once_more():
     sent = Sent(own=TEACHER)
     assert pair(kt().deploy(sent, line(start), local)) == start
     settled = kt(settle=True).deploy(sent, line(start), local)
-    assert pair(settled) == close(plus(start, -0.5, towards(start, 4.0)))
+    assert list(kt().models(sent, settled)) == ["personal"] and not kt().models(sent, ())
+    assert pair(settled) == close(plus(start, -0.5, towards(start, 9.0)))
 
 
 def test_a_confident_prediction_of_another_class_is_no_infinite_loss():

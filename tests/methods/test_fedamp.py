@@ -62,6 +62,22 @@ def test_sigma_is_the_median_distance_unless_given():
     assert torch.allclose(given.attention(told(given)), found.attention(told(found)))
 
 
+def test_how_large_parameters_are_does_not_matter_to_the_median():
+    """Distances a millionth of those above: σ shrinks with them."""
+    method = FedAMP()
+    state = told(method)
+    small = state._replace(models={n: leaf / 1000 for n, leaf in state.models.items()})
+    assert torch.allclose(method.attention(state), method.attention(small))
+    alike = state._replace(models={n: torch.ones(3).double() for n in "wb"})
+    assert method.attention(alike)[0].tolist() == close([0.8, 0.1, 0.1])  # a tenth each: `share`
+
+
+def test_a_newcomer_gets_the_mean_of_those_who_were_heard():
+    """Clients 0 and 2, at (0, 0) and (5, 2); client 1 has told nothing yet."""
+    sent = FedAMP().welcome(told(FedAMP(), (0, 2)), torch.arange(2))
+    assert sent.own["w"].tolist() == close([2.5, 2.5]) and sent.own["b"].tolist() == close([1, 1])
+
+
 def test_nobody_owes_itself():
     """Weights of others that would add up to more than one are scaled back."""
     method = FedAMP(sigma=20.0, share=50.0)

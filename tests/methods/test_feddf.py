@@ -78,6 +78,17 @@ def test_pfeddf_tunes_what_feddf_fused():
 def test_without_public_examples_it_is_refused():
     with pytest.raises(ConfigError, match="FedDF: needs 2 public examples on the server"):
         feddf().init_server(setup(Line(), public=1))
+    with pytest.raises(ConfigError, match="FedDF: needs some public examples on the server"):
+        feddf(sample=0).init_server(setup(Line()))
+    assert feddf().init_server(setup(Line(), public=2)).shape == (2, 2)
+    assert feddf().init_server(setup(Line(), public=9)).shape == (2, 2)
+    assert feddf(sample=0).init_server(setup(Line(), public=1)).shape == (1, 2)
+
+
+def test_the_preset_is_what_the_code_does():
+    code = FedDF(**FedDF.presets["code"])
+    assert (code.lr, code.batch, code.epochs, code.public_batch) == (0.1, 64, 40, 128)
+    assert (code.fuse_lr, code.fuse_optimiser, code.temperature) == (0.001, "adam", 1.0)
 
 
 @pytest.fixture

@@ -77,8 +77,14 @@ def test_the_transfer_phase_learns_public_labels_then_private_ones(stacked):
     learned = method.prepare(line((0, 0)), local)
     assert pair(learned) == close((-0.4 + 2 * up, -0.2 + up))
     assert method.prepares and not FedMD(sample=1).prepares
-    alone = FedMD(sample=1, lr=0.4, private_epochs=1).prepare(line((0, 0)), local)
-    assert pair(alone) == close((0.4, 0.2))
+    alone = FedMD(sample=1, lr=0.4, private_epochs=1)
+    assert alone.prepares and pair(alone.prepare(line((0, 0)), local)) == close((0.4, 0.2))
+
+
+def test_the_preset_is_what_the_code_does():
+    code = FedMD(**FedMD.presets["code"])
+    assert (code.exchange, code.optimiser, code.lr, code.sample) == ("logits", "adam", 0.001, 5000)
+    assert (code.transfer_epochs, code.private_epochs) == (20, 25)
 
 
 def test_the_transfer_phase_needs_labels_of_the_private_classes():

@@ -105,7 +105,7 @@ def test_the_released_codes_step_brings_a_rows_mean_slope_to_a_hundredth():
 def test_the_presets_are_what_the_paper_says_and_what_its_code_does():
     """The paper: batches of 128, 20 epochs, rate 0.01, and ρ = 0.7 where its sweeps meet.
 
-    The code: batches of 16, 10 epochs at 0.02, and its own rule for c. T = 10 is the code's in both.
+    The code: batches of 16, 10 epochs at 0.02, its own rule for c, and T = 10, which both have.
     """
     paper, code = (KTpFL(**KTpFL.presets[name]) for name in ("paper", "code"))
     assert (paper.batch, paper.epochs, paper.lr, paper.pull) == (128, 20, 0.01, 0.7)

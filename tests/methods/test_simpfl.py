@@ -41,6 +41,19 @@ def test_where_all_are_alike_everyone_counts_alike():
     assert state.teachers.flatten().tolist() == close([*B] * 3)
 
 
+def test_a_client_is_exactly_like_itself_and_little_likeness_is_shared_out_whole():
+    """In single precision a vector's product with itself is 1 but for rounding.
+
+    Three that are all alike but for a thousandth: what is above the least adds up to one.
+    """
+    soft = torch.rand(50, 1, 7, generator=torch.Generator().manual_seed(0))
+    found = SimPFL(sample=1).learn(torch.ones(50, 50), Soft(soft, torch.ones(50)), 1.0)
+    assert found.diagonal().tolist() == [1.0] * 50
+    near = torch.tensor([[1.0, 0.999, 0.998], [0.999, 1.0, 0.999], [0.998, 0.999, 1.0]]).double()
+    weights = SimPFL(sample=1).mix(near)
+    assert weights.flatten().tolist() == close([2 / 3, 1 / 3, 0, 0, 1, 0, 0, 1 / 3, 2 / 3])
+
+
 def test_an_old_likeness_is_kept_until_the_two_meet_again():
     """Then only a and c come, with swapped predictions; b is taught by what it knows of them."""
     method = SimPFL(sample=1)
