@@ -58,6 +58,14 @@ def test_otherwise_a_client_goes_on_with_its_own(case):
     assert pair(method.deploy(sent, Own(line((0, 0)), line(own)), local)) == close(own)
 
 
+def test_little_that_is_saved_is_shared_out_whole():
+    """Both models save a twentieth or less for each step of the way; the weights add up to one."""
+    sent, local = offer((0.5, 0.0), (0.5, 0.0)), client(val=[(0.1, 1)])
+    moved, weights = FedFomo()._moved(sent.own, Own(line((0, 0)), line((0, 0))), local)
+    assert pair(moved) == close((0.5, 0.0)) and weights.tolist() == close([0.5, 0.5, 0.0])
+    assert list(FedFomo().models(sent, moved)) == ["personal"] and not FedFomo().models(sent, ())
+
+
 def shelf(worth, heard, round=100):
     count = len(heard)
     models = {n: torch.arange(count).double() for n in "wb"}
@@ -110,6 +118,22 @@ def test_what_was_used_is_remembered():
     assert new.worth[2].tolist() == close([0, 2.3, 0, 4.7])
     assert new.heard.tolist() == [1.0] * 4 and int(new.round) == 101
     assert new.models["w"].tolist() == [0.0, 1.0, 7.0, 3.0]
+
+
+def test_a_newcomer_is_offered_what_was_worth_most_to_all():
+    """Worth 7, 12, 2 and 6 in all, but the second has not reported: the first and the fourth."""
+    worth = [[0, 9, 1, 1], [5, 0, 0, 4], [1, 2, 0, 1], [1, 1, 1, 0]]
+    sent = FedFomo(most=3).welcome(shelf(worth, [1.0, 0.0, 1.0, 1.0]), torch.arange(2))
+    assert sent.own.models["w"].tolist() == [[0.0, 3.0]] * 2
+    assert sent.own.real.tolist() == [[1.0, 1.0]] * 2
+    alone = FedFomo(most=3).welcome(shelf(worth, [0.0, 0.0, 1.0, 0.0]), torch.arange(1))
+    assert alone.own.real.tolist() == [[1.0, 0.0]] and float(alone.own.models["w"][0, 0]) == 2.0
+
+
+def test_the_preset_is_what_the_code_does():
+    code = FedFomo(**FedFomo.presets["code"])
+    assert (code.norm, code.lr, code.schedule, code.decay) == ("l1", 0.1, "exponential", 0.99)
+    assert (code.batch, code.epochs, code.weight_decay) == (50, 5, 1e-4)
 
 
 def test_every_model_that_is_downloaded_is_sent():
