@@ -35,6 +35,25 @@ def test_models_weigh_by_what_they_save_on_the_way(norm):
     assert pair(method.deploy(sent, personal, client())) == close(moved)
 
 
+@pytest.mark.parametrize(
+    ("norm", "ways"), [("l2", (0.3, math.hypot(0.2, 0.2))), ("l1", (0.3, 0.4))]
+)
+def test_the_longer_way_to_the_same_loss_weighs_less(norm, ways):
+    """(0.3, 0) and (0.2, 0.2) both say z = 0.6 of x = 2: their weights are as 1/way."""
+    total = 1 / ways[0] + 1 / ways[1]
+    personal = Own(line((0, 0)), line((0.2, 0.2)))
+    _, weights = FedFomo(norm=norm)._moved(offer((0.3, 0.0)).own, personal, client())
+    assert weights.tolist() == close([1 / ways[0] / total, 1 / ways[1] / total])
+
+
+@pytest.mark.parametrize("norm", ["l2", "l1"])
+def test_a_way_may_be_short(norm):
+    """Models a thousandth away: what they save counts by the way all the same."""
+    sent, own = offer((0.003, 0.0), (0.3, 0.0)), Own(line((0, 0)), line((0, 0)))
+    _, weights = FedFomo(norm=norm)._moved(sent.own, own, client())
+    assert weights[0] > weights[1]  # the loss flattens on the way
+
+
 @pytest.mark.parametrize("stacked", [False, True])
 def test_a_round_moves_trains_and_reports(stacked):
     """Only HIGH is worth anything, so training starts there; then that is the way's start."""

@@ -117,6 +117,46 @@ def test_first_models_are_near_the_networks_own_start_and_differ():
     assert len(set(models["w"].tolist())) == 20
 
 
+def test_heads_have_a_tenth_of_the_spread_of_what_they_add_to():
+    """Uniform within ± 0.1 / √100, times the root mean square of the leaf: 0.5 here."""
+    state = started(PFedHN(), clients=4)
+    most = float(state.network.heads["w"].abs().max())
+    assert 0.9 * 0.005 < most <= 0.005
+    assert [tuple(weight.shape) for weight, _ in state.network.body] == [
+        (2, 100),
+        *[(100, 100)] * 2,
+    ]
+    assert float(state.network.body[1][0].abs().max()) <= 0.1  # 1 / √100
+
+
+def test_a_newcomer_is_written_the_model_of_the_mean_embedding():
+    state = started(PFedHN(), clients=4)
+    found = PFedHN().welcome(state, torch.arange(2)).own["w"].tolist()
+    middle = written(state.network, state.embeddings.mean(0).reshape(1, -1))["w"].tolist()
+    assert found == close(middle * 2)
+
+
+def test_what_is_no_variable_is_averaged_by_size():
+    """Running statistics, where there are any; then nobody's model lacks them."""
+    state = started(PFedHN())._replace(statistics={"mean": torch.zeros(()).double()})
+    told = changes()._replace(
+        statistics={"mean": torch.tensor([1.0, 5.0]).double()},
+        size=torch.tensor([3.0, 1.0]).double(),
+    )
+    new = PFedHN().server_step(state, torch.tensor([2, 0]), told)
+    assert float(new.statistics["mean"]) == 2.0
+    sent = PFedHN().send(new, torch.arange(1))
+    assert set(PFedHN().deploy(sent, (), client())) == {"w", "b", "mean"}
+    assert list(PFedHN().models(sent, {"w": 1})) == ["personal"]
+    assert not PFedHN().models(sent, {})
+
+
+def test_the_preset_is_what_the_code_does():
+    code = PFedHN(**PFedHN.presets["code"])
+    assert (code.steps, code.batch, code.lr, code.momentum) == (50, 64, 0.005, 0.9)
+    assert (code.weight_decay, code.clip, code.server_lr) == (5e-5, 50.0, 0.01)
+
+
 def test_settings_out_of_range_are_refused():
     refuses(PFedHN, "layers", 0, "at least 1")
     refuses(PFedHN, "server_momentum", 1.5, "at most 1")

@@ -180,6 +180,14 @@ def test_a_mixture_below_local_on_validation_is_refused():
     assert free.weights.tolist() == [1.0]
 
 
+def test_not_even_one_of_many_may_be_lost():
+    """The same with 29 more that both judge rightly: 35 of 35 against 34."""
+    val = [(2.0, 1), (-2.0, 0), (2.0, 1), (0.1, 0), (-2.0, 0), (2.0, 1), *[(2.0, 1)] * 29]
+    found = settled([(2.0, 1)], val, (3.0, 0.2), (0.02, -0.01), tune_lr=1e-9, margin=0.0)[1]
+    assert found.accuracies.tolist() == pytest.approx([1.0, 34 / 35])
+    assert found.weights.tolist() == [1.0, 0.0]
+
+
 @pytest.mark.parametrize(
     ("right", "settings", "leaves"),
     [
@@ -226,6 +234,19 @@ def test_one_member_is_the_best_on_validation_data():
     told = method.reason({k: v.numpy() for k, v in method.facts(found).items()})
     assert told == "fine-tuned model: 100.0 % against 0.0 % local"
     assert found.personal.weights.shape == (1,)
+
+
+def test_of_one_member_accuracy_decides_not_likelihood():
+    """The local model is right about two of three, the other about one, of which it is sure.
+
+    w = 0.1: z = 0.2, 0.2, 0.2 for labels 1, 1, 0. At (0.1, −9) all is class 0, the last surely.
+    """
+    val = [(2.0, 1), (2.0, 1), (2.0, 0)]
+    one = settled(UPWARD, val, (0.1, -9.0), (0.1, 0.0), members=1, tune_lr=1e-9, margin=0.0)[1]
+    assert one.accuracies.tolist() == pytest.approx([2 / 3, 1 / 3])
+    assert one.told.weights.tolist() == [1.0, 0.0]
+    two = settled(UPWARD, val, (0.1, -9.0), (0.1, 0.0), members=2, tune_lr=1e-9, margin=0.0)[1]
+    assert 0 < float(two.told.weights[1]) < 1
 
 
 # Newcomers.
