@@ -65,7 +65,7 @@ ADAM = [
     for decay, betas, eps in itertools.product((0.0, 0.1), ((0.9, 0.999), (0.0, 0.8)), (1e-8, 0.1))
 ]
 RULES = [(optim.sgd, torch.optim.SGD, options) for options in SGD]
-RULES += [(optim.adam, torch.optim.Adam, options) for options in ADAM]
+RULES += [(optim.adam, torch.optim.Adam, options) for options in [{}, *ADAM]]
 every_rule = pytest.mark.parametrize(("ours", "theirs", "options"), RULES)
 
 
