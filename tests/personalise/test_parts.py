@@ -274,15 +274,18 @@ def test_the_weight_is_the_best_on_validation_data(select, float64):
         assert mixed.weight.item() == method.moe_weights[marks.index(min(marks))]
 
 
-@pytest.mark.parametrize(("labels", "weight"), [([1, 0, 1], 1.0), ([0, 0, 1], 0.5811)])
+@pytest.mark.parametrize(
+    ("labels", "weight"), [([1, 0, 1], 1.0), ([0, 0, 1], 0.5811), ([1, 0, 1, 0], 0.6974)]
+)
 def test_a_mixture_classifies_no_fewer_validation_rows_than_its_part(labels, weight, float64):
     """p(1) is 0.55 with the federated model and 0.01 with the expert, 0.55α + 0.01(1 - α) mixed.
 
     It says 1 above α = 0.907. With labels (1, 0, 1) the mean Σ p²(1-p)α / Σ p²(1-p) over the grid
     is 0.7411: one right, where α = 1 has two, so 1 it is. With (0, 0, 1) it is 0.5811: two right,
-    and α = 1 has one.
+    and α = 1 has one. With (1, 0, 1, 0) it is Σ p²(1-p)²α / Σ p²(1-p)² = 0.6974: two right, as
+    many as α = 1 has, so there is no reason to leave it.
     """
-    world = worlds.federation((1,), (3,))
+    world = worlds.federation((1,), (len(labels),))
     values, given = world.dataset.x.copy(), world.dataset.y.copy()
     values[:, 0], given[:] = 1.0, 0
     given[world.val[0]] = labels
