@@ -4,10 +4,10 @@
 
 Correctness comes first: three rounds of eight ragged clients, two of each network, in float64, are
 compared tensor by tensor with the sequential backend on the CPU; of enough steps that a step is
-captured by itself. Then five clients each of LeNet,
-AlexNet, ResNet-18 and ShuffleNetV2 (the networks of experiments/ktpfl/cifar10-two.toml) on random
-32×32 images: a local epoch of 325 images and one of distillation on 1,000 public ones, all
-together, and each architecture alone. Both backends run on the same device, in fp32.
+captured by itself. Then five clients each of LeNet, AlexNet, ResNet-18 and ShuffleNetV2 (the
+networks of experiments/ktpfl/cifar10-two.toml) on random 32×32 images: a local epoch of 325 images
+and one of distillation on 1,000 public ones, all together, and each architecture alone. Both
+backends run on the same device, in fp32.
 """
 
 import argparse

@@ -30,6 +30,7 @@ def repeated(piece, times):
 class Emulated:
     """A tape that does at once what it would record."""
 
+    recording = True
     repeat = staticmethod(repeated)
 
 

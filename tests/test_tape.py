@@ -156,3 +156,24 @@ def test_a_round_is_recorded_by_the_folder_that_folds_in_it(chip):
     tape.replay()
     assert chip.done == ["before", *5 * ["step"]]
     assert [times for _, times in tape._parts] == [1, 3, 1]
+
+
+def test_a_round_that_needs_a_warm_up_folds_in_it_as_it_comes(chip):
+    """It is done once, five steps; then it is recorded, and replayed like any other."""
+    folder, tape = folding.Folder(), Tape()
+    folder._slow = True
+
+    def step(number, carry):
+        chip.launch("step")
+        return carry
+
+    def work():
+        if chip.capturing is not None and not chip.done:
+            raise RuntimeError("no workspace yet")
+        folder.fold(step, torch.zeros(()), 5, torch.device("cpu"))
+
+    folder.record(tape, work)
+    assert tape.warmed and chip.done == 5 * ["step"]
+    tape.replay()
+    assert chip.done == 10 * ["step"]
+    assert [times for _, times in tape._parts] == [1, 3, 1]

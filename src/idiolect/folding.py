@@ -54,8 +54,8 @@ class Folder:
 
     def fold(self, step: Step, carry: Tree, steps: int, device: torch.device) -> Tree:
         """Do all steps; the first ones, and those that fill no piece, one by one."""
-        number, tape = torch.zeros(1, dtype=torch.int64, device=device), self._tape
-        took = []
+        number = torch.zeros(1, dtype=torch.int64, device=device)
+        tape, took = self._tape if self._tape and self._tape.recording else None, []
         for _ in range(_EAGER + (self._slow is None)):
             began = time.perf_counter()
             carry, number = step(number, carry), number + 1
@@ -80,11 +80,11 @@ class Folder:
                 old.copy_(new)
             number.add_(long)
 
-        self._tape = None  # a fold within a step is done as it comes
+        outer, self._tape = self._tape, None  # a fold within a step is done as it comes
         try:
             (tape.repeat if tape else repeat)(piece, (left - few) // long)
         finally:
-            self._tape = tape
+            self._tape = outer
         return held
 
 
@@ -100,15 +100,7 @@ def repeat(piece: Callable[[], None], times: int) -> None:
         again = tape.replay
     except torch.OutOfMemoryError:
         raise
-    except RuntimeError:  # not all that a capture wants to exist, it seems
-        tape.run(piece)
-        times -= 1
-        try:
-            tape.record(piece)
-            again = tape.replay
-        except torch.OutOfMemoryError:
-            raise
-        except RuntimeError as error:  # an operation that waits for the host, say
-            warnings.warn(f"not captured, so slower: {str(error).splitlines()[0]}", stacklevel=2)
-    for _ in range(times):
+    except RuntimeError as error:  # an operation that waits for the host, say
+        warnings.warn(f"not captured, so slower: {str(error).splitlines()[0]}", stacklevel=2)
+    for _ in range(times - tape.warmed):
         again()

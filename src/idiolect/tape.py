@@ -16,9 +16,11 @@ class Tape:
         self._parts: list[tuple[Any, int]] = []
         self._pool = torch.cuda.graph_pool_handle()  # one, since they run in turn
         self._stream = type(torch.cuda.current_stream())()  # the usual one cannot be captured
+        self.recording = False
+        self.warmed = False  # whether the work had to be done once before it could be recorded
 
     def run(self, work: Callable[[], Any]) -> Any:
-        """Do something where it would be recorded: a capture may want what is made by that."""
+        """Do something where it would be recorded."""
         current = torch.cuda.current_stream()
         self._stream.wait_stream(current)
         with torch.cuda.stream(self._stream):
@@ -27,9 +29,15 @@ class Tape:
         return done
 
     def record(self, work: Callable[[], Any]) -> Any:
-        """Capture what some work launches; nothing is computed yet."""
-        self._parts.clear()
-        return self.run(lambda: self._part(work, 1))
+        """Capture what some work launches; it is done only if it has to be `warmed` for that."""
+        try:
+            return self._whole(work)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError:  # not all that a capture wants to exist, it seems
+            self.run(work)
+            self.warmed = True
+            return self._whole(work)
 
     def repeat(self, piece: Callable[[], None], times: int) -> None:
         """Within what is recorded, capture a piece once, to be replayed some times."""
@@ -42,6 +50,14 @@ class Tape:
         for graph, times in self._parts:
             for _ in range(times):
                 graph.replay()
+
+    def _whole(self, work: Callable[[], Any]) -> Any:
+        self._parts.clear()
+        self.recording = True
+        try:
+            return self.run(lambda: self._part(work, 1))
+        finally:
+            self.recording = False
 
     def _part(self, work: Callable[[], Any], times: int) -> Any:
         self._begin()

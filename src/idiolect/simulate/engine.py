@@ -59,11 +59,10 @@ class Desk:
         self._device = device
         self._stacked = stacked
         self._channels_last = channels_last
-        self._graph = graph and device.type == "cuda"
         self._lessons = Book(pools, device, limit)
         self._exams = Book(exam_pools, device, limit)
         self._round = torch.zeros((), device=device)
-        self._folder = Folder() if self._graph and stacked else None
+        self._folder = Folder() if graph and stacked and device.type == "cuda" else None
         self._captured: Captured | None = None
         self._seen: tuple[Any, ...] | None = None
         self._capturable = True

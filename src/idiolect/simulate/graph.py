@@ -17,19 +17,9 @@ class Captured:
     def __init__(self, fn: Callable[..., Tree], inputs: tuple[Tree, ...], folder: Folder) -> None:
         self._inputs = tree.map(torch.clone, inputs)
         self._given: list[tuple[Tensor, int]] = []  # what the buffers hold, to be known again
-
-        def work() -> Tree:
-            return fn(*self._inputs)
-
         self._tape = Tape()
-        try:
-            # The eager round before has made handles and workspaces.
-            self._outputs = folder.record(self._tape, work)
-        except torch.OutOfMemoryError:
-            raise
-        except RuntimeError:  # not all that a capture wants to exist, it seems
-            self._tape.run(work)
-            self._outputs = folder.record(self._tape, work)
+        # The eager round before has made handles and workspaces.
+        self._outputs = folder.record(self._tape, lambda: fn(*self._inputs))
 
     def replay(self, inputs: tuple[Tree, ...], lend: bool = False) -> Tree:
         """Run on new inputs; the result is a copy, or `lend`: the next replay writes over it."""

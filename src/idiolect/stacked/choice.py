@@ -155,7 +155,6 @@ def milliseconds(form: Form, *inputs: Any) -> float:
 def _repeated(form: Form, inputs: tuple[Any, ...]) -> Tape:
     """Record a few runs of a form."""
     tape = Tape()
-    tape.run(lambda: form(*inputs))
 
     def runs() -> None:
         for _ in range(_TRIALS):
