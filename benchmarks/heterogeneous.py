@@ -14,6 +14,7 @@ import argparse
 import dataclasses
 import json
 import os
+import statistics
 import time
 from functools import partial
 from pathlib import Path
@@ -81,7 +82,7 @@ def difference(device: str) -> float:
     )
 
 
-def seconds(sim: Simulation, rounds: int, before: int) -> float:
+def seconds(kind: str, sim: Simulation, rounds: int, before: int) -> float:
     """Return the median time of a round after some, in which it is compiled and captured."""
     took = []
     for number in range(rounds + before):
@@ -91,9 +92,9 @@ def seconds(sim: Simulation, rounds: int, before: int) -> float:
         sim.advance()
         if torch.cuda.is_available():
             torch.cuda.synchronize()
-        if number >= before:
-            took.append(time.perf_counter() - start)
-    return sorted(took)[len(took) // 2]
+        took.append(time.perf_counter() - start)
+        print(f"  {kind} round {number + 1}: {took[-1]:.3f} s", flush=True)
+    return statistics.median(took[before:])
 
 
 def timed(device: str, chosen: tuple[str, ...], clients: int, rounds: int) -> dict[str, float]:
@@ -101,7 +102,9 @@ def timed(device: str, chosen: tuple[str, ...], clients: int, rounds: int) -> di
     fed = with_public([325] * clients, 1000)
     settings = {"batch": 128, "sample": 1000, "public_batch": 256, "lr": 0.02}
     ours, plain = (
-        seconds(simulation(fed, NETWORKS, Backend(kind, device), chosen, **settings), *repeats)
+        seconds(
+            kind, simulation(fed, NETWORKS, Backend(kind, device), chosen, **settings), *repeats
+        )
         for kind, repeats in (("vectorised", (rounds, 2)), ("sequential", (1, 1)))
     )
     return {"vectorised_s": ours, "sequential_s": plain, "ratio": plain / ours}

@@ -21,8 +21,11 @@ Spot = tuple[str, dict[str, Any], str, Tensor]
 class Network:
     """A module as a pure function of its parameters, in training and in evaluation mode."""
 
-    def __init__(self, model: nn.Module, precision: str = "fp32") -> None:
-        """`bf16` multiplies in bfloat16 where torch's autocast deems it safe."""
+    def __init__(self, model: nn.Module, precision: str = "fp32", stacked: bool = True) -> None:
+        """`bf16` multiplies in bfloat16 where torch's autocast deems it safe.
+
+        A network that runs many clients at once has layers made for that (`stacked`).
+        """
         self.params: Params = {
             name: value.detach().clone() for name, value in batchnorm.learned(model).items()
         }
@@ -41,7 +44,7 @@ class Network:
         # Two copies rather than one switched back and forth: `train()` is hidden state.
         self._modes = {mode: copy.deepcopy(model).train(mode) for mode in (False, True)}
         self._halved = precision == "bf16"
-        if not self._halved:  # our own kernels are for single precision
+        if stacked and not self._halved:  # our own kernels are for single precision
             self._modes = {mode: quicken(own) for mode, own in self._modes.items()}
         self._layers = batchnorm.layers(self._modes[True])
         self._locate()

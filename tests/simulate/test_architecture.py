@@ -1,5 +1,7 @@
 """Networks that do not fit are told before the first round, in one line."""
 
+from typing import ClassVar
+
 import pytest
 import torch
 from torch import nn
@@ -49,3 +51,39 @@ class Pair(nn.Module):
 
     def forward(self, x):
         return self.fc(x), x
+
+
+class Seen(nn.Linear):
+    """Notes of which class it is when it runs."""
+
+    met: ClassVar[list[str]] = []
+
+    def __init__(self) -> None:
+        super().__init__(worlds.FEATURES, worlds.CLASSES)
+        self.inner = nn.Linear(worlds.CLASSES, worlds.CLASSES)
+
+    def forward(self, x):
+        self.met.append(type(self.inner).__name__)
+        return self.inner(super().forward(x))
+
+
+@pytest.mark.parametrize(
+    ("kind", "layer"), [("vectorised", "StackedLinear"), ("sequential", "Linear")]
+)
+def test_clients_one_by_one_have_torchs_own_layers(kind, layer):
+    Seen.met.clear()
+    worlds.simulation(FedAvg(), worlds.federation(), kind=kind, build=Seen).advance()
+    assert set(Seen.met) == {layer}
+
+
+def test_a_network_that_vmap_cannot_map_has_torchs_own_layers():
+    class Recurrent(Seen):
+        def __init__(self) -> None:
+            super().__init__()
+            self.own = nn.GRU(1, 1)
+
+    Seen.met.clear()
+    simulation = worlds.simulation(FedAvg(), worlds.federation(), build=Recurrent)
+    simulation.advance()
+    assert set(Seen.met) == {"Linear"}
+    assert "GRU, which torch cannot vmap" in simulation.notices[0]

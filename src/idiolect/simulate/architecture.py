@@ -83,13 +83,19 @@ def make(
     examples: Tensor,
     device: torch.device,
     precision: str = "fp32",
+    stacked: bool = True,
 ) -> Made:
-    """Build an architecture under each run's seed, and try it on a few examples."""
+    """Build an architecture under each run's seed, and try it on a few examples.
+
+    Where clients run one by one the layers are torch's: quicker there, and a second opinion.
+    """
     models = [
         _models(name, architecture, seed, held.dataset)
         for seed, held in zip(seeds, lessons, strict=True)
     ]
-    networks = [_networks(own, device, precision) for own in models]
+    unmappable = next(filter(None, map(mappable, models[0].values())), "")
+    stacked = stacked and not unmappable
+    networks = [_networks(own, device, precision, stacked) for own in models]
     for network in networks[0].values():
         _try(name, network, examples, lessons[0].dataset)
     _refuse_unequal_constants(name, networks)
@@ -97,8 +103,7 @@ def make(
         _setup(own, held, seed, device)
         for own, held, seed in zip(networks, lessons, seeds, strict=True)
     ]
-    reasons = [mappable(model) for model in models[0].values()]
-    return Made(networks[0], setups, next(filter(None, reasons), ""))
+    return Made(networks[0], setups, unmappable)
 
 
 def refuse_unequal_states(method: Method, name: str, first: Setup, other: Setup) -> None:
@@ -155,9 +160,11 @@ def _models(
 
 
 def _networks(
-    models: Mapping[str, nn.Module], device: torch.device, precision: str
+    models: Mapping[str, nn.Module], device: torch.device, precision: str, stacked: bool
 ) -> dict[str, Network]:
-    networks = {role: Network(model, precision).to(device) for role, model in models.items()}
+    networks = {
+        role: Network(model, precision, stacked).to(device) for role, model in models.items()
+    }
     return {"auxiliary": networks["main"], **networks}
 
 

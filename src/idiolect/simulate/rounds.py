@@ -16,21 +16,21 @@ import torch
 from idiolect import tree
 from idiolect.data.federation import Exam, Lessons
 from idiolect.errors import ConfigError
-from idiolect.method import Method, Sent, Setup
-from idiolect.simulate import groups, keeping, numbers, sampling
-from idiolect.simulate.architecture import Architecture, blank, make, refuse_unequal_states
+from idiolect.method import Method, Sent
+from idiolect.simulate import groups, numbers, sampling
+from idiolect.simulate.architecture import Architecture, blank
 from idiolect.simulate.backend import Backend
 from idiolect.simulate.begun import Begun, begun, refuse_nobody
 from idiolect.simulate.exchange import Exchange, Sums, held, holds, welcomed
 from idiolect.simulate.gathering import gathered, summable
 from idiolect.simulate.here import Here
+from idiolect.simulate.hiring import Room, hired
 from idiolect.simulate.judging import Marking, joined, verdict
 from idiolect.simulate.judging import Verdict as Verdict
 from idiolect.simulate.pools import Library
 from idiolect.simulate.shelf import Shelf
 from idiolect.simulate.spread.job import Spread
-from idiolect.simulate.store import Store
-from idiolect.simulate.team import Call, Seat, Team
+from idiolect.simulate.team import Call, Seat
 from idiolect.simulate.traffic import Crossing, Handout, Traffic
 from idiolect.simulate.work import Look, Prepare, Step, Work
 from idiolect.tree import Tree
@@ -80,15 +80,13 @@ class Simulation:
         self.method = method
         self.round = 0
         self.runs = runs
-        self.notices: list[str] = []  # what the user should know, in words
         self.told: Sequence[Sums] = ()  # for newcomers: what those told who were there before
         self._crossed = False  # whether a round has told what crosses the network
         self._next: Begun | None = None  # a round that was begun early
         self._pace, self._ended = float("inf"), float("-inf")  # seconds of the last round
         backend = backend or Backend()
         self._device = backend.place
-        self._touched = None if bystanders == "train" else cohort  # clients a round; None: all
-        self._backend, self._shelf = backend, shelf
+        self._backend = backend
         self._library = Library([run.lessons for run in runs], self._device)
         self._clients = len(runs[0].lessons.names)
         if any(len(run.lessons.names) != self._clients for run in runs):
@@ -104,10 +102,22 @@ class Simulation:
         if method.pooled:
             self._judged = [self._library.members(n, r.seed, r.lessons) for n, r in enumerate(runs)]
         self._handout = Handout(method, trained)
+        touched = None if bystanders == "train" else cohort
         self._office: Here | Spread = Here(backend, self._library)
         if backend.kind == "ray":
-            self._office = Spread(backend, self._library, trained, self._clients, self._touched)
-        self._crews, setups = self._hire(architectures, trained, backend, newcomers)
+            self._office = Spread(backend, self._library, trained, self._clients, touched)
+        self._room = Room(backend, shelf, touched, self._clients)
+        seeds = [run.seed for run in runs]
+        self._crews, setups, self.notices = hired(
+            method,
+            architectures,
+            seeds,
+            trained,
+            self._library,
+            self._office,
+            self._room,
+            newcomers,
+        )
         if newcomers:
             self.states = [method.init_server(blank(setup)) for setup in setups]
         else:
@@ -125,53 +135,13 @@ class Simulation:
             for run, own in zip(runs, trained, strict=True)
         ]
 
-    def _hire(
-        self,
-        architectures: Mapping[str, Architecture],
-        trained: list[Lessons],
-        backend: Backend,
-        newcomers: bool,
-    ) -> tuple[list[Team], list[Setup]]:
-        """Make networks and personal state from each run's seed; say what servers start from."""
-        crews: list[Team] = []
-        first: list[Setup] = []
-        seeds = [run.seed for run in self.runs]
-        examples = self._library.examples()
-        for name, architecture in architectures.items():
-            own = architecture.clients
-            clients = np.arange(self._clients) if own is None else np.array(own)
-            made = make(
-                name, architecture, seeds, trained, examples, self._device, backend.precision
-            )
-            first = first or made.setups
-            if not newcomers:
-                refuse_unequal_states(self.method, name, first[0], made.setups[0])
-            if made.unmappable and backend.kind == "vectorised":
-                self.notices.append(f"architecture {name!r}: {made.unmappable}")
-            one_by_one = backend.kind == "sequential" or bool(made.unmappable)
-            personal = [(self.method.init_personal(setup), len(clients)) for setup in made.setups]
-            kept = [tree.to(self.method.init_group(setup), self._device) for setup in made.setups]
-            store = self._store(personal, len(crews))
-            starts = [start for start, _ in personal]
-            crews.append(self._office.hire(clients, made, store, starts, one_by_one))
-            crews[-1].groups = kept
-        if sorted(int(c) for crew in crews for c in crew.clients) != list(range(self._clients)):
-            raise ConfigError("the architectures must name every client exactly once")
-        return crews, first
-
-    def _store(self, starts: keeping.Starts, place: int, disk: bool | None = None) -> Store | Shelf:
-        if disk is None:
-            disk = keeping.on_disk(starts, self._backend, self._touched, self._clients)
-        path = self._shelf and self._shelf / f"architecture-{place}.rows"
-        return keeping.store(starts, self._backend, disk, path)
-
     def stored_as(self, named: Mapping[str, torch.Tensor]) -> None:
         """Keep personal state where a checkpoint, of which the leaves are given, had it."""
         for place, crew in enumerate(self._crews):
             disk = f"personal.{place}.slots" in named
             if disk != isinstance(crew.store, Shelf) and tree.leaves(crew.store.example):
                 starts = [(start, len(crew.clients)) for start in crew.store.starts]
-                crew.store = self._store(starts, place, disk)
+                crew.store = self._room.store(starts, place, disk)
 
     def flush(self) -> None:
         """See to it that personal state which a checkpoint only points to is on disk."""
