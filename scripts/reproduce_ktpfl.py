@@ -4,8 +4,8 @@
     python scripts/reproduce_ktpfl.py write                # write the page from the kept figures
 
 A run is known by the name of its experiment file: emnist-two, fmnist-20, cifar10-sweeps, ... The
-folders of experiments/ktpfl/gpu.txt, such as kt-fmnist-two-a, tell it; one that is not finished is
-passed by.
+folders of experiments/ktpfl/gpu.txt, such as kt-fmnist-two-a, tell it; those of cpu.txt, such as
+kt-small-fmnist-two, are the same in small. One that is not finished is passed by.
 """
 
 import json
@@ -20,6 +20,7 @@ from reproduction import curves, deviation, fill, keep, run, table
 HERE = Path(__file__).resolve().parent.parent / "docs" / "reproduction"
 FIGURES = HERE / "figures" / "ktpfl.json"
 PAGE = HERE / "ktpfl.md"
+SMALL = "small-"  # before the names of runs in small
 MIXED = [(data, kind) for data in DATA for kind in ("two", "all")]
 EQUAL = [(data, clients) for data in DATA for clients in ("20", "100")]
 OURS_ALONE = (
@@ -76,8 +77,12 @@ def write() -> None:
         PAGE,
         {
             "table-1": _compared(kept, MIXED, TABLE_1, ("two classes", "all classes")),
+            "table-1-small": _compared(
+                kept, [(SMALL + d, k) for d, k in MIXED], TABLE_1, ("two classes", "all classes")
+            ),
             "table-2": _compared(kept, EQUAL, TABLE_2, ("20 clients", "100 clients")),
-            **{name: _sweep(kept, rows) for name, rows in SWEEPS.items()},
+            **{name: _sweep(kept, "", rows) for name, rows in SWEEPS.items()},
+            **{f"{name}-small": _sweep(kept, SMALL, rows) for name, rows in SWEEPS.items()},
             "table-5": _public(kept),
             "figure-1": _curves(kept, [(data, "all") for data in DATA], TABLE_1),
             "figure-2": _curves(kept, [(data, "20") for data in DATA], TABLE_2),
@@ -88,7 +93,6 @@ def write() -> None:
             ),
             "choice-equal": _choice(kept, {"choose-20": "Fashion-MNIST, 20 clients"}),
             "choice-emnist": _choice(kept, {"choose-emnist": "EMNIST, 20 clients"}),
-            "small-1": _small(kept, {"choose-two": "two classes", "choose-all": "all classes"}),
             "cost": _cost(kept),
         },
     )
@@ -128,11 +132,11 @@ def _compared(
     return table(["%, ours (paper)", *heads], rows)
 
 
-def _sweep(kept: Kept, paper: dict[str, tuple[float, ...]]) -> list[str]:
+def _sweep(kept: Kept, size: str, paper: dict[str, tuple[float, ...]]) -> list[str]:
     rows = []
     for label, theirs in paper.items():
         ours = [
-            _cell(_of(kept, f"{data}-sweeps", "anchor" if label in ANCHOR else label))
+            _cell(_of(kept, f"{size}{data}-sweeps", "anchor" if label in ANCHOR else label))
             for data in DATA
         ]
         name = label.replace("D_r", "\\|D_r\\|")
@@ -143,11 +147,11 @@ def _sweep(kept: Kept, paper: dict[str, tuple[float, ...]]) -> list[str]:
 
 def _public(kept: Kept) -> list[str]:
     words = {"mnist": "MNIST", "emnist": "EMNIST", "own": "Fashion-MNIST, held out"}
-    rows = [
-        [words[name], _cell(_of(kept, f"fmnist-public-{name}", "KT-pFL")), f"{figure} ± {spread}"]
-        for name, (figure, spread) in TABLE_5.items()
-    ]
-    return table(["public examples", "ours, %", "paper, %"], rows)
+    rows = []
+    for name, (figure, spread) in TABLE_5.items():
+        large, small = (_of(kept, f"{size}fmnist-public-{name}", "KT-pFL") for size in ("", SMALL))
+        rows.append([words[name], _cell(large), _cell(small), f"{figure} ± {spread}"])
+    return table(["public examples", "ours, %", "ours in small, %", "paper, %"], rows)
 
 
 def _traffic(kept: Kept) -> list[str]:
@@ -206,17 +210,6 @@ def _order(kept: Kept) -> list[str]:
             theirs = max(paper, key=lambda label: paper[label][place])
             rows.append([f"{title}: {TITLES[column[0]]}, {column[1]}", best, gap, theirs])
     return table(["column", "best, ours", "KT-pFL above the best other", "best, paper"], rows)
-
-
-def _small(kept: Kept, runs: dict[str, str]) -> list[str]:
-    """Show test accuracy and traffic of small runs: each method at its best on validation data."""
-    found = {run: kept.get(run, {"methods": {}})["methods"] for run in runs}
-    rows = []
-    for family, label in _best(_validated(found)).items():
-        own = [methods[label] for methods in found.values() if label in methods]
-        megabytes = own[0]["megabytes"] / own[0]["rounds"]
-        rows.append([family, *(_cell(method) for method in own), f"{megabytes:,.1f}"])
-    return table(["test, %", *runs.values(), "MB a round"], rows or [["–"] * (2 + len(runs))])
 
 
 def _choice(kept: Kept, runs: dict[str, str]) -> list[str]:
