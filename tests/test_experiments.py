@@ -13,7 +13,7 @@ from idiolect.experiment.build import refuse_unknown_labels
 
 ROOT = Path(__file__).resolve().parent.parent
 FILES = sorted((ROOT / "experiments").rglob("*.toml"))
-QUEUES = sorted((ROOT / "experiments").rglob("gpu*.txt"))
+QUEUES = sorted((ROOT / "experiments").rglob("[gc]pu*.txt"))
 SHARED = Path(os.environ.get("IDIOLECT_DATA", ROOT.parent / "shared" / "data"))
 
 real = [
@@ -46,7 +46,7 @@ _CHOICE = re.compile(r"\$\(python3 scripts/chosen\.py .*?\)")
 
 @pytest.mark.parametrize("path", QUEUES, ids=name)
 def test_a_queue_names_runs_that_load(path: Path) -> None:
-    """A line is a folder and arguments of `idiolect run`; a bad one would cost a run on a GPU."""
+    """A line is a folder and arguments of `idiolect run`; a bad one would cost a long run."""
     written = [line for line in path.read_text().splitlines() if line[:1] not in ("#", "")]
     lines = [shlex.split(_CHOICE.sub("", line)) for line in written]
     assert len({folder for folder, *_ in lines}) == len(lines)

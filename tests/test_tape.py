@@ -138,18 +138,22 @@ def test_a_form_without_room_says_so_and_nothing_else(chip):
         choice.milliseconds(form)
 
 
+def five_steps(folder, chip):
+    def step(number, carry):
+        chip.launch("step")
+        return carry
+
+    folder.fold(step, torch.zeros(()), 5, torch.device("cpu"))
+
+
 def test_a_round_is_recorded_by_the_folder_that_folds_in_it(chip):
     """Of a fold with slow steps two are recorded as they come, then one, to be replayed."""
     folder, tape = folding.Folder(), Tape()
     folder._slow = True
 
-    def step(number, carry):
-        chip.launch("step")
-        return carry
-
     def work():
         chip.launch("before")
-        folder.fold(step, torch.zeros(()), 5, torch.device("cpu"))
+        five_steps(folder, chip)
         return "made"
 
     assert folder.record(tape, work) == "made"
@@ -163,14 +167,10 @@ def test_a_round_that_needs_a_warm_up_folds_in_it_as_it_comes(chip):
     folder, tape = folding.Folder(), Tape()
     folder._slow = True
 
-    def step(number, carry):
-        chip.launch("step")
-        return carry
-
     def work():
         if chip.capturing is not None and not chip.done:
             raise RuntimeError("no workspace yet")
-        folder.fold(step, torch.zeros(()), 5, torch.device("cpu"))
+        five_steps(folder, chip)
 
     folder.record(tape, work)
     assert tape.warmed and chip.done == 5 * ["step"]

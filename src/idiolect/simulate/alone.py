@@ -83,7 +83,7 @@ class Alone:
             device,
             1,
             1,
-            not made.unmappable,
+            made.stacked,
             None,
         )
 

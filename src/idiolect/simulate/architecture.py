@@ -73,6 +73,7 @@ class Made(NamedTuple):
     networks: Mapping[str, Network]
     setups: list[Setup]  # of each run
     unmappable: str  # why vmap cannot map it, or nothing
+    stacked: bool  # whether they run many clients at once
 
 
 def make(
@@ -103,7 +104,7 @@ def make(
         _setup(own, held, seed, device)
         for own, held, seed in zip(networks, lessons, seeds, strict=True)
     ]
-    return Made(networks[0], setups, unmappable)
+    return Made(networks[0], setups, unmappable, stacked)
 
 
 def refuse_unequal_states(method: Method, name: str, first: Setup, other: Setup) -> None:

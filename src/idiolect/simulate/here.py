@@ -27,7 +27,6 @@ class Here:
         made: Made,
         store: Store | Shelf,
         personal: Sequence[Tree],
-        one_by_one: bool,
     ) -> Crew:
         """Make a crew of the clients of one architecture, whose state is in the store."""
         backend, device = self._backend, self._backend.place
@@ -39,9 +38,9 @@ class Here:
             self._library.pools,
             self._library.exam_pools,
             device,
-            1 if one_by_one else backend.width,
+            backend.width if made.stacked else 1,
             1 if backend.kind == "sequential" else hands(device, made.networks),
-            not one_by_one,
+            made.stacked,
             backend.cache,
             backend.precision,
             backend.graph,

@@ -74,8 +74,7 @@ def hired(
             found.notices.append(f"architecture {name!r}: {made.unmappable}")
         starts = [method.init_personal(setup) for setup in made.setups]
         store = room.store([(start, len(clients)) for start in starts], len(found.teams))
-        one_by_one = not stacked or bool(made.unmappable)
-        team = office.hire(clients, made, store, starts, one_by_one)
+        team = office.hire(clients, made, store, starts)
         team.groups = [tree.to(method.init_group(setup), device) for setup in made.setups]
         found.teams.append(team)
     if sorted(int(c) for team in found.teams for c in team.clients) != list(range(room.clients)):

@@ -46,7 +46,7 @@ class Serving:
             device,
             1,
             1,
-            not made.unmappable,
+            made.stacked,
             None,
         )
         self.group = tree.to(method.init_group(made.setups[0]), device)

@@ -61,12 +61,11 @@ class Spread:
         made: Made,
         store: Store | Shelf,
         personal: Sequence[Tree],
-        one_by_one: bool,
     ) -> Remote:
         """Add the clients of one architecture."""
         starts = [lowered(setup.params) for setup in made.setups]
         self._outfits.append(
-            Outfit(made.networks, starts, [lowered(own) for own in personal], one_by_one)
+            Outfit(made.networks, starts, [lowered(own) for own in personal], made.stacked)
         )
         place = self._backend.place
         self._teams.append(Remote(self, len(self._teams), clients, store, len(starts), place))

@@ -39,7 +39,7 @@ class Outfit(NamedTuple):
     networks: Mapping[str, Network]
     starts: Sequence[Params]  # parameters that training starts from, of each run
     personal: Sequence[Tree]  # what one client keeps before its first round, of each run
-    one_by_one: bool  # vmap cannot map the network
+    stacked: bool  # whether they run many clients at once
 
 
 class Kit(NamedTuple):
@@ -134,9 +134,9 @@ class Holding:
                 {**pools, **self.public},
                 {} if exams is None else self.packs[shard, exams][1],
                 self.device,
-                1 if outfit.one_by_one else self.backend.width,
+                self.backend.width if outfit.stacked else 1,
                 hands(self.device, outfit.networks),
-                not outfit.one_by_one,
+                outfit.stacked,
                 self.backend.cache,
                 self.backend.precision,
                 self.backend.graph,
