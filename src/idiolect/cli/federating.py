@@ -18,6 +18,7 @@ app = typer.Typer(help="Make the kits of a federation.", no_args_is_help=True)
 _KIT = typer.Argument(help="The folder of a kit.")
 _PROJECT = typer.Argument(help="The members, a TOML file.")
 _KITS = typer.Option("--out", help="Folder of the kits; NAME-kits by default.")
+_POLICY = typer.Option(help="What this machine allows; policy.toml of the kit by default.")
 _HAND_OUT = "Give each member its own, over a channel you trust: it holds a private key."
 
 
@@ -98,16 +99,23 @@ def server(
     data_dir: Annotated[
         Path | None, typer.Option(help="Folder with datasets; else IDIOLECT_DATA.")
     ] = None,
+    policy: Annotated[Path | None, _POLICY] = None,
 ) -> None:
     """Run the federation's server until interrupted."""
     from idiolect.data import SOURCES
     from idiolect.deploy.flare.kits import read
     from idiolect.deploy.flare.parents import keep_running
     from idiolect.deploy.host import Host
+    from idiolect.deploy.site_policy import ServerPolicy, in_kit, read_server
+
+    own = read(kit, "server")
+    file = in_kit(own.folder, policy)
+    allowed = ServerPolicy() if file is None else read_server(file)
 
     if public is not None and public not in SOURCES:
         public = str(_existing("--public", public, "the public examples"))
-    keep_running(read(kit, "server"), Host(public, data_dir and data_dir.resolve()), say)
+    host = Host(public, data_dir and data_dir.resolve(), allowed.packages)
+    keep_running(own, host, say)
 
 
 def _existing(option: str, path: str, what: str) -> Path:
@@ -142,6 +150,7 @@ def node(
     secure: Annotated[
         bool, typer.Option("--secure", help="Take part only in runs with deploy.secure = true.")
     ] = False,
+    policy: Annotated[Path | None, _POLICY] = None,
 ) -> None:
     """Run a site's node until interrupted: it trains when a run asks, on data that stays here."""
     from idiolect.cli.adapting import numbers
@@ -149,8 +158,10 @@ def node(
     from idiolect.deploy.flare.kits import read
     from idiolect.deploy.flare.parents import keep_running
     from idiolect.deploy.site import Site
+    from idiolect.deploy.site_policy import SitePolicy, in_kit, read_site
 
     own = read(kit, "node")
+    file = in_kit(own.folder, policy)
     given: dict[str, Any] = {"label": label, "split": split_column, "text": text}
     given["size"] = None if size is None else numbers("--size", size, int, 2)
     if data not in SOURCES:
@@ -169,6 +180,7 @@ def node(
         device,
         limit_mb << 20,
         secure,
+        SitePolicy() if file is None else read_site(file),
     )
     keep_running(own, site, say)
 

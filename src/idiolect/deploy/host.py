@@ -17,11 +17,13 @@ class Host:
 
     public: str | None = None  # stands for the experiment's public examples
     data_dir: Path | None = None
+    packages: tuple[str, ...] = ()  # that an experiment from outside may name a network of
 
     def to_json(self) -> str:
         """Write the settings for another process of the same machine."""
         folder = None if self.data_dir is None else str(self.data_dir)
-        return json.dumps({"public": self.public, "data_dir": folder})
+        told = {"public": self.public, "data_dir": folder, "packages": self.packages}
+        return json.dumps(told)
 
     @classmethod
     def read(cls, path: Path) -> "Host":
@@ -30,7 +32,8 @@ class Host:
             return cls()
         plain = json.loads(path.read_text())
         folder = plain["data_dir"]
-        return cls(plain["public"], None if folder is None else Path(folder))
+        packages = tuple(plain.get("packages", ()))
+        return cls(plain["public"], None if folder is None else Path(folder), packages)
 
     def public_examples(self, text: str, entry: Entry) -> Dataset | None:
         """Load the examples that the server trains on, in the form of the nodes' own."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from idiolect.deploy.site_policy import SitePolicy
 from idiolect.deploy.wire import LIMIT
 from idiolect.errors import DeployError
 
@@ -26,6 +27,7 @@ class Site:
     device: str = "auto"
     limit: int = LIMIT  # bytes of a message
     secure: bool = False  # take part only where the server sees the sum and no single report
+    policy: SitePolicy = field(default_factory=SitePolicy)  # what this site allows
 
     def to_json(self) -> str:
         """Write the settings for another process of the same machine."""
@@ -40,12 +42,14 @@ class Site:
         try:
             plain = json.loads(text)
             folder = plain.pop("data_dir")
+            policy = SitePolicy.of(plain.pop("policy"))
             return cls(
+                policy=policy,
                 home=Path(plain.pop("home")),
                 data_dir=None if folder is None else Path(folder),
                 **{**plain, "options": {k: _tuples(v) for k, v in plain.pop("options").items()}},
             )
-        except (ValueError, TypeError, KeyError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise DeployError(
                 f"a node's settings cannot be read ({type(error).__name__}); start it again with "
                 "`idiolect node KIT --data ...`"
