@@ -15,6 +15,8 @@ CODES = {
     "dtype": "a tensor of the message has another type than the method's",
     "nonfinite": "the message holds NaN or infinity",
     "round": "the message is of another round, run or sender than the one at hand",
+    "identity": "the message is not signed by the expected member, or is not for its receiver",
+    "replay": "the message was received before",
     "conflict": "another message for the same round was answered before",
     "keys": "it has no key, or was given unfit ones, for the sum under masks",
     "range": "its report is too large for the sum under masks; lower lr or set clip",

@@ -28,11 +28,12 @@ class Site:
     limit: int = LIMIT  # bytes of a message
     secure: bool = False  # take part only where the server sees the sum and no single report
     policy: SitePolicy = field(default_factory=SitePolicy)  # what this site allows
+    kit: Path | None = None  # whose key and authority sign and check; None: nobody's (local, tests)
 
     def to_json(self) -> str:
         """Write the settings for another process of the same machine."""
         plain = dataclasses.asdict(self)
-        for key in ("home", "data_dir"):
+        for key in ("home", "data_dir", "kit"):
             plain[key] = None if plain[key] is None else str(plain[key])
         return json.dumps(plain)
 
@@ -41,12 +42,12 @@ class Site:
         """Read what `to_json` wrote."""
         try:
             plain = json.loads(text)
-            folder = plain.pop("data_dir")
             policy = SitePolicy.of(plain.pop("policy"))
+            for key in ("data_dir", "kit"):
+                plain[key] = None if plain.get(key) is None else Path(plain[key])
             return cls(
                 policy=policy,
                 home=Path(plain.pop("home")),
-                data_dir=None if folder is None else Path(folder),
                 **{**plain, "options": {k: _tuples(v) for k, v in plain.pop("options").items()}},
             )
         except (ValueError, TypeError, KeyError, AttributeError) as error:

@@ -5,6 +5,7 @@ that keeps its defaults runs nothing else.
 """
 
 import base64
+import dataclasses
 import json
 import logging
 import shutil
@@ -67,10 +68,13 @@ class NodeSide:
         with self._lock:
             self._tidy()
             if self._child is None:
-                path = Path(workspace.get_root_dir()) / HOME / NODE_FILE
+                root = Path(workspace.get_root_dir())
+                path = root / HOME / NODE_FILE
                 if not path.is_file():
                     raise Refused("data", f"{path} is missing; start with `idiolect node`")
-                self._child = Child(Site.from_json(path.read_text()))
+                # Whatever the file says: over this engine a node has the identity of its kit.
+                site = dataclasses.replace(Site.from_json(path.read_text()), kit=root.resolve())
+                self._child = Child(site)
             return self._child
 
     @collab.final  # type: ignore[untyped-decorator]
