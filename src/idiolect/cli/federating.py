@@ -9,6 +9,7 @@ import typer
 
 from idiolect.cli.guard import guarded
 from idiolect.cli.options import JSON
+from idiolect.errors import printable
 
 if TYPE_CHECKING:
     from idiolect.experiment import Experiment
@@ -24,12 +25,12 @@ _HAND_OUT = "Give each member its own, over a channel you trust: it holds a priv
 
 def say(text: str) -> None:
     """Print a line at once, for someone who waits."""
-    print(text, flush=True)
+    print(printable(text), flush=True)
 
 
 def say_aside(text: str) -> None:
     """Do the same where standard output is for a program."""
-    print(text, file=sys.stderr, flush=True)
+    print(printable(text), file=sys.stderr, flush=True)
 
 
 @app.callback()

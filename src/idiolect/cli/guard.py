@@ -12,7 +12,7 @@ from typing import NoReturn, ParamSpec, TypeVar
 
 import typer
 
-from idiolect.errors import IdiolectError
+from idiolect.errors import IdiolectError, printable
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -79,7 +79,7 @@ def interrupted(error: KeyboardInterrupt) -> int:
 
 def complain(text: str) -> None:
     """Say what went wrong, on one line of standard error."""
-    print("error: " + " ".join(text.split()), file=sys.stderr)
+    print("error: " + printable(" ".join(text.split())), file=sys.stderr)
 
 
 def debugging() -> bool:

@@ -8,6 +8,7 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
+from idiolect.errors import printable
 from idiolect.results.outcome import Outcome
 from idiolect.runner.watch import Tick
 
@@ -91,7 +92,7 @@ class Live:
     def begin(self, label: str, round: int, rounds: int) -> None:
         """Add a bar."""
         self._bars[label] = self._progress.add_task(
-            label, total=rounds, completed=round, label=label, figures="starting"
+            label, total=rounds, completed=round, label=printable(label), figures="starting"
         )
 
     def tick(self, tick: Tick) -> None:

@@ -7,7 +7,9 @@ from typing import Any
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
+from idiolect.errors import printable
 from idiolect.results.document import Document
 from idiolect.results.tables import per_client, summary
 from idiolect.version import VERSION
@@ -15,10 +17,18 @@ from idiolect.version import VERSION
 _MOST_CLIENTS = 30  # more make a table that nobody reads; result.json has them all
 
 
+class PlainConsole(Console):
+    """A console for which every string is text: no markup, no control character is obeyed."""
+
+    def render_str(self, text: str, **options: Any) -> Text:  # type: ignore[override]
+        """Render a string as it is, whatever rich would read into it."""
+        return super().render_str(printable(text), **{**options, "markup": False, "emoji": False})
+
+
 def console(stderr: bool = False) -> Console:
     """Return where to write; in a pipe, lines are as long as they need to be."""
-    screen = Console(highlight=False, stderr=stderr)
-    return screen if screen.is_terminal else Console(highlight=False, stderr=stderr, width=200)
+    screen = PlainConsole(highlight=False, stderr=stderr)
+    return screen if screen.is_terminal else PlainConsole(highlight=False, stderr=stderr, width=200)
 
 
 def print_json(value: Any) -> None:

@@ -16,6 +16,10 @@ from idiolect.data.arrays import AnyArray
 from idiolect.errors import DataError
 
 _BATCH = 1024
+_FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF")
+_UNPACKED = 256 << 20  # bytes that any file may unpack to
+_RATIO = 200  # larger ones by this factor at most
+_PIXELS = 50_000_000  # of one image: a small file can claim to be a huge one
 
 
 def open_parquet(path: Path) -> Any:
@@ -26,7 +30,37 @@ def open_parquet(path: Path) -> Any:
     try:
         return parquet.ParquetFile(path)
     except (pyarrow.ArrowException, OSError) as error:
-        raise DataError(f"{path} cannot be read as Parquet ({error}); fetch it again") from error
+        raise _damaged(path, error) from error
+
+
+def _damaged(path: Path, error: Exception) -> DataError:
+    return DataError(f"{path} cannot be read as Parquet ({error}); fetch it again")
+
+
+def read_parquet(path: Path) -> Any:
+    """Read a whole Parquet file; one that claims far more rows than its bytes hold is refused."""
+    import pyarrow
+
+    opened = open_parquet(path)
+    refuse_bomb(path, path.stat().st_size, _unpacked(opened.metadata))
+    try:
+        return opened.read()
+    except (pyarrow.ArrowException, OSError, ValueError) as error:
+        raise _damaged(path, error) from error
+
+
+def _unpacked(metadata: Any) -> int:
+    groups = (metadata.row_group(place) for place in range(metadata.num_row_groups))
+    return sum(group.total_byte_size for group in groups)
+
+
+def refuse_bomb(path: Path, packed: int, unpacked: int) -> None:
+    """Refuse a small file that unpacks to very much."""
+    if unpacked > max(_UNPACKED, _RATIO * packed):
+        raise DataError(
+            f"{path} has {packed:,} bytes and unpacks to {unpacked:,}; expected at most {_RATIO} "
+            "times as many: if it is meant, write it again without compression"
+        )
 
 
 def image_column(schema: Any) -> str | None:
@@ -59,13 +93,17 @@ def picture(encoded: bytes, where: str, size: tuple[int, int] | None = None) -> 
     from PIL import Image, UnidentifiedImageError
 
     try:
-        with Image.open(io.BytesIO(encoded)) as opened:
+        with Image.open(io.BytesIO(encoded), formats=_FORMATS) as opened:
+            if opened.width * opened.height > _PIXELS:
+                raise ValueError(f"{opened.width} x {opened.height} pixels, at most {_PIXELS:,}")
             image = opened if opened.mode in ("L", "RGB") else opened.convert(_plain(opened.mode))
             if size is not None and image.size != size:
                 image = image.resize(size, Image.Resampling.BILINEAR)
             pixels = np.asarray(image)
-    except (UnidentifiedImageError, OSError) as error:
-        raise DataError(f"{where}: the image cannot be decoded ({error}); replace it") from error
+    except Exception as error:  # a damaged image makes Pillow's decoders raise anything
+        known = ", ".join(_FORMATS)
+        said = f"none of {known}" if isinstance(error, UnidentifiedImageError) else error
+        raise DataError(f"{where}: the image cannot be decoded ({said}); replace it") from error
     return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
 
 

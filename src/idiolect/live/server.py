@@ -9,6 +9,7 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from socket import AF_INET, AF_INET6
+from typing import Any
 
 from idiolect.errors import IdiolectError
 from idiolect.live.address import Address, is_loopback
@@ -17,6 +18,8 @@ from idiolect.live.painter import Painter
 from idiolect.report import read
 
 _MOST = 16  # browsers at once
+_CONNECTIONS = 64  # connections at once; more are closed unheard
+_PATIENCE = 10.0  # seconds in which a connection must have asked for something
 _BEAT = 10.0  # seconds after which a silent line is tried
 _FAREWELL = 2.0  # seconds in which those who look hear the last words
 
@@ -69,7 +72,22 @@ class _Server(ThreadingHTTPServer):
         self.address_family = AF_INET6 if ":" in at.host else AF_INET
         self.address_given = at
         self.painter = painter
+        self._places = threading.BoundedSemaphore(_CONNECTIONS)
         super().__init__((at.host, port), _Handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answer in a thread of its own, if one is left."""
+        if self._places.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Give the place back when the connection is over."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._places.release()
 
 
 def _bound(at: Address, painter: Painter) -> _Server:
@@ -88,6 +106,7 @@ def _bound(at: Address, painter: Painter) -> _Server:
 class _Handler(BaseHTTPRequestHandler):
     server: _Server
     protocol_version = "HTTP/1.1"
+    timeout = _PATIENCE
 
     def do_GET(self) -> None:
         """Answer a browser; a page of another site that asks in our name is refused."""

@@ -24,7 +24,7 @@ def label_codes(values: AnyArray, where: str) -> tuple[Rows, tuple[str, ...]]:
         wrong = np.flatnonzero(~np.isfinite(values))
         if len(wrong):
             raise DataError(f"{where}: row {int(wrong[0])} has no label; fill or drop it")
-        wrong = np.flatnonzero(values != np.round(values))
+        wrong = np.flatnonzero((values != np.round(values)) | (np.abs(values) > 2**53))
         if len(wrong):
             raise DataError(
                 f"{where}: label {values[wrong[0]]} in row {int(wrong[0])} is not a class; "

@@ -74,25 +74,41 @@ def read_leaf(path: Path, reading: Reading) -> Dataset:
         return labelled(
             path,
             [text for _, found, _, _ in texts for text in found or ()],
-            np.concatenate([np.asarray(held["y"]) for _, _, held, _ in texts]),
+            np.concatenate([_array(path, user, held["y"], "y") for user, _, held, _ in texts]),
             np.repeat([user for user, *_ in texts], sizes),
             origins.astype(np.int64) if origins.any() else None,
             reading,
             "LEAF data",
         )
     pieces = [
-        (user, origin, np.asarray(held["x"]), np.asarray(held["y"]))
+        (user, origin, _array(path, user, held["x"], "x"), _array(path, user, held["y"], "y"))
         for user, _, held, origin in texts
     ]
     return _joined(path, pieces, "LEAF data")
 
 
+def _array(path: Path, user: str, values: Any, name: str) -> AnyArray:
+    """Make an array of nested lists; those of unequal length make none."""
+    try:
+        made = np.asarray(values)
+    except (ValueError, OverflowError) as error:
+        raise DataError(
+            f"{path}: {name} of user '{user}' is no array ({error}); expected lists of one length"
+        ) from error
+    if made.dtype.kind not in "biufU" or (name == "y" and made.ndim != 1):
+        raise DataError(
+            f"{path}: {name} of user '{user}' is of type {made.dtype} and shape {made.shape}; "
+            f"expected {'one label' if name == 'y' else 'numbers'} for each example"
+        )
+    return made
+
+
 def _leaf_users(file: Path) -> list[tuple[str, dict[str, Any]]]:
     try:
-        held: dict[str, Any] = json.loads(file.read_text())
+        held: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
         users = [(str(user), held["user_data"][user]) for user in held["users"]]
         sizes = [(user, len(data["x"]), len(data["y"])) for user, data in users]
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError, OSError) as error:
         raise DataError(
             f"{file} is not LEAF's JSON ({error!r}); expected users, and user_data with x and y "
             "for each user"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import zipfile
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,9 +14,15 @@ from idiolect.data.arrays import AnyArray, Rows
 from idiolect.data.dataset import Dataset
 from idiolect.data.own.codes import UNLABELLED, assembled, examples, origin_codes
 from idiolect.data.own.texts import Reading, labelled, written
-from idiolect.data.parquet import decode_images, image_column, image_shape, open_parquet
+from idiolect.data.parquet import (
+    decode_images,
+    image_column,
+    image_shape,
+    read_parquet,
+    refuse_bomb,
+)
 from idiolect.data.text.corpus import Stream
-from idiolect.errors import DataError
+from idiolect.errors import DataError, IdiolectError
 
 
 def read_table(
@@ -25,13 +33,12 @@ def read_table(
     For the next word there is no label, and rows stand in the order they were written in. Rows that
     need not be labelled are of one class, `UNLABELLED`, where they are not.
     """
-    table = open_parquet(path).read() if path.suffix == ".parquet" else _csv(path)
+    table = read_parquet(path) if path.suffix == ".parquet" else _csv(path)
     if not table.num_rows:
         raise DataError(f"{path} has no rows; expected at least one example")
     names = list(table.column_names)
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise DataError(f"{path} has two columns '{twice}'; rename or remove one")
+    if twice := [name for name, times in Counter(names).items() if times > 1]:
+        raise DataError(f"{path} has two columns '{twice[0]}'; rename or remove one")
     texts = _texts(path, table, reading)
     if label not in names and not reading.next_word and labelled_rows:
         raise DataError(
@@ -97,13 +104,29 @@ def _csv(path: Path) -> Any:
     from pyarrow import csv
 
     try:
-        return csv.read_csv(path)
-    except pyarrow.ArrowException as error:
+        table = csv.read_csv(path)
+        names, kinds = table.column_names, table.schema.types
+        foreign = [n for n, k in zip(names, kinds, strict=True) if pyarrow.types.is_binary(k)]
+    except UnicodeDecodeError:
+        foreign = ["the names of columns"]
+    except (pyarrow.ArrowException, ValueError) as error:
         raise DataError(f"{path} cannot be read as CSV ({error}); mend the file") from error
+    if foreign:
+        raise DataError(
+            f"{path} is not UTF-8 text (see {foreign[0]}); save it as UTF-8, for example with "
+            "`iconv -f LATIN1 -t UTF-8`"
+        )
+    return table
 
 
 def _values(path: Path, table: Any, name: str) -> AnyArray:
+    from pyarrow import types
+
     column = table[name]
+    if types.is_nested(column.type) or types.is_binary(column.type):
+        raise DataError(
+            f"{path}: column '{name}' holds {column.type}; expected one number or string a row"
+        )
     if column.null_count:
         row = column.is_null().to_pylist().index(True)
         raise DataError(f"{path}: column '{name}' is empty in row {row}; fill or drop the row")
@@ -147,7 +170,8 @@ def read_npz(
     """Read arrays x and y, and perhaps client and split, from an npz file."""
     label = "y" if label == "label" else label
     try:
-        with np.load(path) as arrays:
+        _refuse_false_sizes(path)
+        with np.load(path, allow_pickle=False) as arrays:
             needed = ("x", label) if labelled_rows else ("x",)
             missing = [name for name in needed if name not in arrays]
             if missing:
@@ -156,7 +180,9 @@ def read_npz(
                     "expected x and y, and perhaps client and split"
                 )
             found = {name: arrays[name] for name in ("x", label, client, split) if name in arrays}
-    except (ValueError, OSError, EOFError) as error:
+    except IdiolectError:
+        raise
+    except Exception as error:  # a damaged zip or array makes numpy raise anything
         raise DataError(
             f"{path} cannot be read ({error}); expected an npz file of plain number arrays"
         ) from error
@@ -164,3 +190,28 @@ def read_npz(
     x = examples(found["x"], str(path))
     labels = found[label] if label in found else np.full(len(x), UNLABELLED)
     return assembled(path, x, labels, found.get(client), origin, "file")
+
+
+def _refuse_false_sizes(path: Path) -> None:
+    """Refuse a zip that unpacks to very much, and arrays that claim more than lies there."""
+    with zipfile.ZipFile(path) as archive:
+        members = archive.infolist()
+        refuse_bomb(path, path.stat().st_size, sum(one.file_size for one in members))
+        for one in members:
+            with archive.open(one) as file:
+                shape, _, dtype = _header(file)
+            claimed = int(np.prod([int(size) for size in shape], dtype=object)) * dtype.itemsize
+            if claimed > one.file_size:
+                raise DataError(
+                    f"{path}: array '{one.filename}' claims {claimed:,} bytes and has "
+                    f"{one.file_size:,}; write the file again"
+                )
+
+
+def _header(file: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    from numpy.lib import format
+
+    read = {(1, 0): format.read_array_header_1_0}.get(
+        format.read_magic(file), format.read_array_header_2_0
+    )
+    return read(file)

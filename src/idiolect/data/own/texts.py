@@ -88,7 +88,7 @@ def _texts(file: Path, field: str) -> list[str]:
             )
         if rows and all(row.get("created_utc") for row in rows):
             rows.sort(key=lambda row: float(row["created_utc"]))
-    except (OSError, ValueError, AttributeError, csv.Error) as error:
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError, csv.Error) as error:
         raise DataError(f"{file} cannot be read ({error}); mend or remove it") from error
     return [_text(row, field, file, number) for number, row in enumerate(rows, 1)]
 
