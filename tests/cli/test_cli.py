@@ -234,3 +234,20 @@ def test_an_error_of_our_own_is_not_hidden():
 
     with pytest.raises(RuntimeError, match="a mistake of ours"):
         command()
+
+
+def test_names_from_a_file_neither_crash_nor_colour_the_terminal(tmp_path):
+    names = ["[/bold]", "[red]x", "\x1b[31mred", "\x07bell", "a\x9bb"]
+    rows = [f'{k % 7},{k % 2},"{name}"' for name in names for k in range(12)]
+    (tmp_path / "own.csv").write_text("age,label,client\n" + "\n".join(rows))
+    (tmp_path / "own.toml").write_text(
+        'name = "own"\n[data]\nsource = "own.csv"\n[model]\nname = "mlr"\n[[methods]]\nname = "local"\n'
+        'label = "[/b]\\u001b[1m"\n'
+    )
+    for command in (["data", "inspect", "own.toml"], ["run", "own.toml", "--set", "rounds=1"]):
+        done = invoke(app, command)
+        assert done.exit_code == 0, done.output
+        assert "[/bold]" in done.output and "[red]x" in done.output
+        assert not {"\x1b", "\x07", "\x9b"} & set(done.output)
+    done = invoke(app, ["run", "own.toml", "--set", 'methods[0].name="\x1b[31mno"'])
+    assert done.exit_code == 2 and "\x1b" not in done.output

@@ -3,6 +3,7 @@
 import json
 import re
 import socket
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -178,3 +179,20 @@ def test_a_browser_sees_a_real_run_grow_to_its_end(browser, tmp_path):
         process.kill()
         process.communicate()
     assert (tmp_path / "out" / "report.html").is_file()
+
+
+def test_silent_connections_neither_pile_up_nor_keep_others_out(tmp_path, monkeypatch):
+    from idiolect.live import server
+
+    monkeypatch.setattr(server, "_CONNECTIONS", 4)
+    monkeypatch.setattr(server._Handler, "timeout", 0.3)
+    with serving(tmp_path, Address(port=0, chosen=True)) as live:
+        port = int(re.search(r":(\d+)", live.url)[1])
+        silent = [socket.create_connection(("127.0.0.1", port)) for _ in range(8)]
+        threads = [one.name for one in threading.enumerate()]
+        assert sum("process_request_thread" in name for name in threads) <= 4
+        for one in silent:  # closed by the server, at once or when its patience ends
+            one.settimeout(5)
+            assert one.recv(1) == b""
+            one.close()
+        assert asked(live.url) == 200
