@@ -241,7 +241,8 @@ def test_names_from_a_file_neither_crash_nor_colour_the_terminal(tmp_path):
     rows = [f'{k % 7},{k % 2},"{name}"' for name in names for k in range(12)]
     (tmp_path / "own.csv").write_text("age,label,client\n" + "\n".join(rows))
     (tmp_path / "own.toml").write_text(
-        'name = "own"\n[data]\nsource = "own.csv"\n[model]\nname = "mlr"\n[[methods]]\nname = "local"\n'
+        'name = "own"\n[data]\nsource = "own.csv"\n'
+        '[model]\nname = "mlr"\n[[methods]]\nname = "local"\n'
         'label = "[/b]\\u001b[1m"\n'
     )
     for command in (["data", "inspect", "own.toml"], ["run", "own.toml", "--set", "rounds=1"]):

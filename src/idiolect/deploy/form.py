@@ -1,5 +1,6 @@
 """What examples look like, without the examples: enough to make networks and rehearse messages."""
 
+import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -10,6 +11,8 @@ from idiolect.data.federation import Lessons
 from idiolect.deploy.codes import Refused
 
 _WORDS = 4096  # the longest text a node may tell
+_NUMBERS = 1 << 24  # the most numbers of one example
+_DTYPES = ("uint8", "float32", "float64", "int32", "int64")  # what a Dataset holds
 
 
 @dataclass(frozen=True)
@@ -46,12 +49,14 @@ class Form:
             good
             and listed(told["shape"], int)
             and listed(told["classes"], str)
+            and told["classes"]
             and listed(told["words"], str)
-            and word(told["dtype"])
             and all(isinstance(told[key], bool) for key in ("sequential", "public_labels"))
             and (told["public"] is None or (isinstance(told["public"], int) and told["public"] > 0))
             and all(word(one) for one in (*told["classes"], *told["words"]))
-            and all(0 < size < 1 << 24 for size in told["shape"])
+            and told["dtype"] in _DTYPES
+            and 0 < math.prod(told["shape"]) <= _NUMBERS
+            and all(size > 0 for size in told["shape"])
         ):
             raise Refused("format", "data described in another form")
         return cls(**told)

@@ -31,6 +31,8 @@ def parse_toml(text: str, where: str) -> Raw:
     """Parse TOML text."""
     try:
         return tomllib.loads(text)
+    except RecursionError:
+        raise ConfigError(f"{where}: nested too deep; expected a file written by hand") from None
     except tomllib.TOMLDecodeError as error:
         said = str(error)
         place = re.search(r"\(at (?:line (\d+), column (\d+)|end of document)\)", said)
@@ -52,7 +54,7 @@ def _parsed(value: str) -> Any:
     """Read a value as TOML; a bare word is a string."""
     try:
         return tomllib.loads(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (tomllib.TOMLDecodeError, RecursionError):
         return value
 
 

@@ -69,7 +69,7 @@ def read(folder: str | Path) -> Document:
             f"{folder} holds no {FILE}; give the folder of a run, or finish it with "
             "`idiolect run EXPERIMENT.toml --resume`"
         ) from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(f"{path} is damaged ({error}); run again with --resume") from error
     return content
 

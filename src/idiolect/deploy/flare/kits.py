@@ -209,7 +209,7 @@ def read(folder: str | Path, *roles: str) -> Kit:
             f"{path} is no kit (it has no {FILE}); make kits with `idiolect federation init "
             "PROJECT.toml`"
         ) from None
-    except (OSError, ValueError, TypeError, KeyError) as error:
+    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
         raise ConfigError(f"{path / FILE} is damaged; copy the kit again") from error
     if roles and kit.role not in roles:
         raise ConfigError(
