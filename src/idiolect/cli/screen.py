@@ -20,7 +20,7 @@ _MOST_CLIENTS = 30  # more make a table that nobody reads; result.json has them 
 class PlainConsole(Console):
     """A console for which every string is text: no markup, no control character is obeyed."""
 
-    def render_str(self, text: str, **options: Any) -> Text:  # type: ignore[override]
+    def render_str(self, text: str, **options: Any) -> Text:
         """Render a string as it is, whatever rich would read into it."""
         return super().render_str(printable(text), **{**options, "markup": False, "emoji": False})
 

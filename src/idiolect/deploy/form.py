@@ -50,6 +50,7 @@ class Form:
             and listed(told["shape"], int)
             and listed(told["classes"], str)
             and told["classes"]
+            and told["shape"]
             and listed(told["words"], str)
             and all(isinstance(told[key], bool) for key in ("sequential", "public_labels"))
             and (told["public"] is None or (isinstance(told["public"], int) and told["public"] > 0))

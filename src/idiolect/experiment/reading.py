@@ -12,6 +12,8 @@ from idiolect.methods import METHODS
 
 Raw = dict[str, Any]
 
+_DEPTH = 20  # tables in tables that a file may have
+
 
 def read_toml(path: Path, wanted: str = "an experiment file") -> Raw:
     """Read a file; a slip of syntax is told with its line and column."""
@@ -30,14 +32,22 @@ def read_toml(path: Path, wanted: str = "an experiment file") -> Raw:
 def parse_toml(text: str, where: str) -> Raw:
     """Parse TOML text."""
     try:
-        return tomllib.loads(text)
+        raw = tomllib.loads(text)
+        if _deeper(raw, _DEPTH):
+            raise RecursionError
+        return raw
     except RecursionError:
-        raise ConfigError(f"{where}: nested too deep; expected a file written by hand") from None
+        raise ConfigError(f"{where}: tables nested deeper than {_DEPTH}; take some out") from None
     except tomllib.TOMLDecodeError as error:
         said = str(error)
         place = re.search(r"\(at (?:line (\d+), column (\d+)|end of document)\)", said)
         line = f":{place[1]}:{place[2]}" if place and place[1] else ""
         raise ConfigError(f"{where}{line}: not valid TOML: {said}") from None
+
+
+def _deeper(value: Any, depth: int) -> bool:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return any(depth == 0 or _deeper(one, depth - 1) for one in inner)
 
 
 def with_overrides(raw: Raw, overrides: Sequence[str]) -> Raw:
