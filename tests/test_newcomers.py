@@ -120,7 +120,7 @@ def adapt(home, label, *more, run="run"):
 def late(home, seed=3):
     """The newcomers' rows, divided as `adapt` divides them, on the scale of the training data."""
     users("trained.npz", range(8))
-    trained = normalised(read("trained.npz"), "channel")
+    trained = federate(normalised(read("trained.npz"), "channel"), "natural", seed).dataset
     dataset = read(home / "late.npz")
     assert dataset.classes == trained.classes
     dataset = dataclasses.replace(dataset, shift=trained.shift, scale=trained.scale)

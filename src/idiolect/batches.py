@@ -27,32 +27,47 @@ class Batch(NamedTuple):
 
 
 class Pool(NamedTuple):
-    """Examples on the device; where they are stored as bytes, a batch is decoded when taken."""
+    """Examples on the device; where they are stored as bytes, a batch is decoded when taken.
+
+    Runs may share examples and scale them differently (`several`): then `shift` and `inverse_scale`
+    have a row for each scaling, and row n is example n % len(x) decoded by scaling n // len(x).
+    """
 
     x: Tensor
     y: Tensor  # [example], or [example, place] with -1 where a place has no label
     shift: Tensor | None = None  # None: stored as the network takes them
     inverse_scale: Tensor | None = None
+    several: bool = False
 
     def examples(self, rows: Tensor) -> Tensor:
         """Return decoded examples."""
+        shift, factor = self.shift, self.inverse_scale
+        if self.several and shift is not None and factor is not None:
+            which, own = rows // len(self.x), rows % len(self.x)
+            return (self._taken(own).to(shift.dtype) - shift[which]) * factor[which]
+        if rows.is_cuda and shift is not None and factor is not None:
+            if taking.suits(self.x, shift, factor):
+                return taking.take(self.x, rows, shift, factor)
+        return self.decode(self._taken(rows))
+
+    def _taken(self, rows: Tensor) -> Tensor:
+        """Return examples as they are stored."""
         if rows.is_cuda:
-            shift, factor = self.shift, self.inverse_scale
-            if shift is None or factor is None or not taking.suits(self.x, shift, factor):
-                return self.decode(self.x[rows])
-            return taking.take(self.x, rows, shift, factor)
+            return self.x[rows]
         # On a CPU an index copies number by number, and a lookup whole rows, mapped or not.
         taken = nn.functional.embedding(rows, self.x.reshape(len(self.x), -1))
-        return self.decode(taken.reshape(*rows.shape, *self.x.shape[1:]))
+        return taken.reshape(*rows.shape, *self.x.shape[1:])
 
     def labels(self, rows: Tensor) -> Tensor:
         """Return the labels of examples."""
-        return self.y[rows].to(torch.int64)
+        return self.y[rows % len(self.y) if self.several else rows].to(torch.int64)
 
     def decode(self, x: Tensor) -> Tensor:
-        """Turn stored examples into what the network takes."""
+        """Turn stored examples of the first scaling into what the network takes."""
         if self.shift is None or self.inverse_scale is None:
             return x
+        if self.several:
+            return (x.to(self.shift.dtype) - self.shift[0]) * self.inverse_scale[0]
         return (x.to(self.shift.dtype) - self.shift) * self.inverse_scale
 
 

@@ -1,8 +1,10 @@
+import dataclasses
+
 import numpy as np
 import pytest
 
-from idiolect.data import Dataset, normalised
-from idiolect.data.dataset import default_decoding
+from idiolect.data import Dataset, Federation, fitted, normalised
+from idiolect.data.dataset import default_decoding, moments
 from idiolect.errors import ConfigError, DataError
 
 
@@ -43,25 +45,48 @@ def test_images_reach_minus_one_to_one_by_default():
     assert np.allclose(decoded[:, :, 0, 0], (7 - 127.5) / 127.5)
 
 
-@pytest.mark.parametrize("origin", [False, True])
-def test_channel_statistics_leave_the_test_file_out(origin):
-    pictures = normalised(_images(origin), "channel")
-    seen = pictures.x[:30] if origin else pictures.x
+def test_channel_statistics_are_of_the_rows_given():
+    rows = np.array([4, 1, 30, 7])
+    pictures = fitted(normalised(_images(True), "channel"), rows)
+    seen = pictures.x[rows]
     assert np.allclose(pictures.shift.ravel(), seen.mean((0, 2, 3)), atol=1e-3)
     assert np.allclose(pictures.scale.ravel(), seen.std((0, 2, 3)), atol=1e-3)
 
 
 def test_pixel_statistics_survive_a_constant_pixel():
-    pictures = normalised(_images(True), "pixel")
+    pictures = fitted(normalised(_images(True), "pixel"), np.arange(30))
     assert np.allclose(pictures.scale, pictures.x[:30].std(0) + 0.255, atol=1e-3)
     assert np.all(pictures.decoded(np.arange(30))[:, :, 0, 0] == 0)
 
 
 def test_features_are_centred_and_constant_ones_only_that(toy):
     x = np.stack([np.arange(60), np.full(60, 3)], axis=1).astype(np.float32)
-    centred = normalised(toy(x=x, origin=None), "feature").decoded(np.arange(60))
+    waiting = normalised(toy(x=x, origin=None), "feature")
+    centred = fitted(waiting, np.arange(60)).decoded(np.arange(60))
     assert np.allclose(centred.mean(0), 0, atol=1e-5)
     assert np.allclose(centred.std(0), [1, 0], atol=1e-5)
+
+
+def test_bytes_have_the_moments_that_floats_have():
+    """Whole numbers in one pass, and float64 in two: the same, constant pixels included."""
+    pictures, rows = _images(False), np.arange(3, 33)
+    floats = dataclasses.replace(pictures, x=pictures.x.astype(np.float64))
+    for how in ("channel", "pixel"):
+        one, other = moments(pictures, how, rows), moments(floats, how, rows)
+        assert one.seen == other.seen
+        np.testing.assert_allclose(one.mean, other.mean, rtol=1e-12)
+        np.testing.assert_allclose(one.squares, other.squares, rtol=1e-12)
+
+
+def test_what_waits_for_training_rows_cannot_be_decoded_or_trained_on(toy):
+    waiting = normalised(toy(), "feature")
+    with pytest.raises(DataError, match="fitted on training rows"):
+        waiting.decoded(np.arange(3))
+    rows = tuple(np.split(np.arange(6), 3))
+    with pytest.raises(DataError, match="waits for its normalisation"):
+        Federation(waiting, rows[:1], rows[1:2], rows[2:])
+    with pytest.raises(DataError, match="no training row"):
+        fitted(waiting, np.empty(0, np.int64))
 
 
 def test_tokens_are_left_alone_and_wrong_requests_named(toy):

@@ -1,12 +1,13 @@
 """Nodes with files of their own: one federation of their rows, classes and scaling."""
 
 import csv
+import dataclasses
 
 import federations as fed
 import numpy as np
 import pytest
 
-from idiolect.data import normalised, read
+from idiolect.data import federate, fitted, normalised, read
 from idiolect.data.dataset import Moments, decoding, moments
 from idiolect.deploy.host import Host
 from idiolect.deploy.node import Node
@@ -87,10 +88,12 @@ def test_files_apart_learn_as_one_file_divided_by_its_clients(clinics, tmp_path)
 
 def test_statistics_merge_as_if_all_rows_lay_in_one_place(clinics):
     files, together = clinics
-    whole = normalised(read(together), "feature")
+    data = read(together)
+    whole = fitted(normalised(data, "feature"), np.arange(len(data)))
     total = None
     for file in files:
-        one = moments(read(file), "feature")
+        own = read(file)
+        one = moments(own, "feature", np.arange(len(own)))
         total = one if total is None else total.merged(one)
     assert isinstance(total, Moments)
     shift, scale = decoding(total, "feature", False)
@@ -149,3 +152,63 @@ def test_nodes_that_count_alike_do_so_under_masks(clinics, tmp_path):
         fed.served(wanted, Inside(nodes(tmp_path / kind, files)), tmp_path / kind)
     states = [fed.server_state(tmp_path / kind, "PFML") for kind in ("open", "secure")]
     assert fed.largest_gap(*states) < 1e-6
+
+
+RAW = """
+name = "nodes"
+seeds = [0, 1]
+rounds = 2
+[data]
+source = "{source}"
+classes = ["a", "b"]
+normalise = "feature"
+[model]
+name = "mlr"
+[training]
+batch = 4
+lr = 0.05
+[[methods]]
+name = "fedavg"
+"""
+
+
+def test_nodes_tell_nothing_of_their_test_rows(tmp_path):
+    """Each node poisons the rows that are test under both seeds; all that they told stays."""
+    states, told = [], []
+    for name in ("clean", "foul"):
+        (tmp_path / name).mkdir()
+        nodes = {}
+        for place in range(3):
+            own = tmp_path / name / f"clinic {place}"
+            own.mkdir()
+            rows = read(write_one(own / "own.csv", place))
+            tests = [federate(named(rows), "natural", seed, first=place).test[0] for seed in (0, 1)]
+            poison = np.intersect1d(*tests).tolist() if name == "foul" else []
+            assert poison or name == "clean", "every node has something to poison"
+            path = write_one(own / "own.csv", place, poison)
+            site = Site(f"clinic {place}", "test", own / "state", str(path))
+            nodes[site.name] = Node(site)
+        transport = Inside(nodes)
+        wanted = fed.experiment(toml=RAW.format(source=path.as_posix()))
+        fed.served(wanted, transport, tmp_path / name / "served")
+        states.append(fed.server_state(tmp_path / name / "served", "FedAvg"))
+        told.append((tmp_path / name / "served" / "scaling.json").read_text())
+    assert told[0] == told[1]
+    assert fed.largest_gap(*states) == 0
+
+
+def named(dataset):
+    one = np.zeros(len(dataset), np.int64)
+    return dataclasses.replace(dataset, clients=one, client_names=("one",))
+
+
+def write_one(path, place, poison=()):
+    draw = np.random.default_rng((5, place))
+    with path.open("w", newline="") as file:
+        out = csv.writer(file)
+        out.writerow(["age", "dose", "label"])
+        for row in range(60):
+            values = draw.normal(loc=(50 + 5 * place, 2), scale=(9, 0.5))
+            label = "ab"[int(values[1] > 2)]
+            out.writerow([*(values * (1000, -7) if row in poison else values), label])
+    return path

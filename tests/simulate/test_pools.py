@@ -7,7 +7,6 @@ import pytest
 import torch
 
 import worlds
-from idiolect.errors import DataError
 from idiolect.simulate.pools import Library
 
 CPU = torch.device("cpu")
@@ -89,8 +88,28 @@ def test_tokens_are_left_as_they_are():
     assert torch.equal(pool.examples(torch.tensor([1])), torch.tensor([[4, 5, 6, 7]]))
 
 
-def test_datasets_of_two_scales_are_refused():
-    one, two = worlds.federation((3, 2), (1, 1)), worlds.federation((3, 2), (1, 1), seed=1)
-    two = scaled(two, two.dataset.x, 0.0, 2.0)
-    with pytest.raises(DataError, match="tiny 0 and tiny 1 are scaled differently"):
-        Library([one.lessons, two.lessons], CPU)
+@pytest.mark.parametrize("bytes_held", [0, 1 << 30])
+@pytest.mark.parametrize("shape", [(1,), (4,)])
+def test_runs_that_scale_the_same_examples_differently_share_them(monkeypatch, bytes_held, shape):
+    """Three runs, two scalings, one copy; each row is decoded as its run alone would."""
+    monkeypatch.setattr("idiolect.simulate.pools._DECODED_BYTES", bytes_held)
+    world = worlds.federation((3, 2), (1, 1))
+    x = np.random.default_rng(0).integers(0, 256, (len(world.dataset), 4)).astype(np.uint8)
+    base = dataclasses.replace(world.dataset, x=x)
+    runs = []
+    for number in (1, 2, 1):
+        shift = np.full(shape, 10.0 * number, np.float32)
+        own = dataclasses.replace(base, shift=shift, scale=shift + 3)
+        runs.append(dataclasses.replace(world, dataset=own))
+    library = Library([run.lessons for run in runs], CPU)
+    pool = library.pools["train"]
+    assert len(pool.x) == len(x)
+    for number, run in enumerate(runs):
+        alone = Library([run.lessons], CPU)
+        for member, single in zip(
+            library.members(number, 0, run.lessons), alone.members(0, 0, run.lessons), strict=True
+        ):
+            for stream in ("train", "val"):
+                rows, own = (torch.from_numpy(one.rows[stream]) for one in (member, single))
+                assert torch.equal(pool.examples(rows), alone.pools[stream].examples(own))
+                assert torch.equal(pool.labels(rows), alone.pools[stream].labels(own))

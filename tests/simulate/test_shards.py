@@ -1,5 +1,7 @@
 """Who is served where, and what travels there: all of a shard's examples, and no others."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -49,6 +51,24 @@ def test_a_pack_holds_what_its_clients_hold_and_nothing_else(pooled):
                 assert same(pools[name], member.rows[name], library.pools[name], home.rows[name])
                 held += len(member.rows[name])
     assert len(pack.examples.x) == held and "public" not in pools
+
+
+def test_runs_that_scale_examples_differently_send_them_once():
+    base = worlds.federation()
+    other = dataclasses.replace(base.dataset, scale=np.float32([2.0]))
+    runs = [base, dataclasses.replace(base, dataset=other)]
+    library = Library([run.lessons for run in runs], CPU)
+    rolls = [library.members(n, n, run.lessons) for n, run in enumerate(runs)]
+    pack = packed(library, rolls, np.array([0, 3]))
+    pools = pack.pools(CPU)
+    assert len(pack.examples.x) == sum(len(base.train[n]) + len(base.val[n]) for n in (0, 3))
+    for run, members in enumerate(pack.members()):
+        for client, member in members.items():
+            here, home = (torch.from_numpy(m.rows["train"]) for m in (member, rolls[run][client]))
+            expected = library.pools["train"].examples(home)
+            assert torch.equal(pools["train"].examples(here), expected)
+            decoded = runs[run].dataset.decoded(runs[run].train[client])
+            assert np.allclose(expected, decoded)
 
 
 def test_rows_that_all_are_scored_on_travel_once():

@@ -1,6 +1,6 @@
 """Data: pools of examples, and how they are divided among clients."""
 
-from idiolect.data.dataset import Dataset, normalised
+from idiolect.data.dataset import Dataset, fitted, normalised
 from idiolect.data.federate import federate
 from idiolect.data.federation import Exam, Federation, Lessons, same_clients
 from idiolect.data.own import read
@@ -15,6 +15,7 @@ __all__ = [
     "Federation",
     "Lessons",
     "federate",
+    "fitted",
     "load",
     "normalised",
     "read",

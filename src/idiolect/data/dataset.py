@@ -22,7 +22,9 @@ class Dataset:
 
     uint8 and floating x are decoded; any other integers (tokens) are used as they are. Of text,
     `words` says what the tokens stand for; with a `vocabulary` they are still those of the whole
-    corpus, and `federate` codes them anew by what the training rows hold.
+    corpus, and `federate` codes them anew by what the training rows hold. So too `unfitted`
+    names a normalisation whose shift and scale `federate` takes from the training rows; until then
+    nothing can be decoded.
     """
 
     name: str
@@ -38,6 +40,7 @@ class Dataset:
     features: tuple[str, ...] = ()  # names of a table's columns, in order
     words: tuple[str, ...] = ()  # of text: token -> word
     vocabulary: int = 0  # of text not coded yet: how many words a network is to know at most
+    unfitted: str = ""  # a normalisation that waits for training rows: channel, pixel or feature
 
     def __post_init__(self) -> None:
         rows = len(self.x)
@@ -109,6 +112,12 @@ class Dataset:
         examples = np.asarray(self.x[rows])
         if not self.decodes:
             return examples
+        if self.unfitted:
+            raise DataError(
+                f"dataset '{self.name}': normalisation {self.unfitted} is fitted on training rows, "
+                "and nobody has said which they are; divide it with federate, or call "
+                "fitted(dataset, rows)"
+            )
         return (examples.astype(np.float32) - self.shift) / self.scale
 
     def counts(self) -> Rows:
@@ -156,14 +165,23 @@ def default_decoding(x: AnyArray) -> tuple[Floats, Floats]:
 def normalised(dataset: Dataset, how: str) -> Dataset:
     """Decode the same rows otherwise: "unit", "channel", "pixel", "feature" or "none".
 
-    Means and deviations are taken over the rows with origin != 1: never over a source's test file,
-    but over every row where the source has no files of its own. They know no clients, so a
-    validation or test row drawn later from the training file has had a share in them.
+    "unit" and "none" are fixed. The others are statistics, and only noted here: `federate` takes
+    them from the training rows of all clients, once it has decided which rows those are. So no
+    validation or test row has a share in them, and two seeds that divide rows otherwise have
+    statistics of their own.
     """
     if (plain := fixed_decoding(dataset, how)) is not None:
         return plain
-    shift, scale = decoding(moments(dataset, how), how, dataset.x.dtype == np.uint8)
-    return replace(dataset, shift=shift, scale=scale)
+    return replace(dataset, unfitted=how)
+
+
+def fitted(dataset: Dataset, rows: Rows) -> Dataset:
+    """Take the statistics that a dataset's normalisation waits for from these rows."""
+    if not dataset.unfitted:
+        return dataset
+    how = dataset.unfitted
+    shift, scale = decoding(moments(dataset, how, rows), how, dataset.x.dtype == np.uint8)
+    return replace(dataset, shift=shift, scale=scale, unfitted="")
 
 
 def fixed_decoding(dataset: Dataset, how: str) -> Dataset | None:
@@ -178,10 +196,11 @@ def fixed_decoding(dataset: Dataset, how: str) -> Dataset | None:
             f"{dataset.x.shape[1:]}: use feature"
         )
     if how == "none":
-        return replace(dataset, shift=np.zeros(1, np.float32), scale=np.ones(1, np.float32))
+        zero, one = np.zeros(1, np.float32), np.ones(1, np.float32)
+        return replace(dataset, shift=zero, scale=one, unfitted="")
     if how == "unit":
         shift, scale = default_decoding(dataset.x)
-        return replace(dataset, shift=shift, scale=scale)
+        return replace(dataset, shift=shift, scale=scale, unfitted="")
     return None
 
 
@@ -215,20 +234,36 @@ def decoding(found: Moments, how: str, as_bytes: bool) -> tuple[Floats, Floats]:
     return found.mean.astype(np.float32), deviation.astype(np.float32)
 
 
-def moments(dataset: Dataset, how: str) -> Moments:
-    """Take the moments of a dataset's training rows: of each channel, or of each feature."""
+def moments(dataset: Dataset, how: str, rows: Rows) -> Moments:
+    """Take the moments of some rows: of each channel, or of each feature."""
     per_channel = how == "channel"
-    rows = (
-        np.arange(len(dataset)) if dataset.origin is None else np.flatnonzero(dataset.origin != 1)
-    )
     if not len(rows):
         raise DataError(f"dataset '{dataset.name}' has no training row to take statistics from")
     axes = (0, 2, 3) if per_channel else (0,)
     shape = (-1, 1, 1) if per_channel else dataset.x.shape[1:]
+    rows = np.sort(rows)  # a memory map is read in order, and sums do not depend on who holds what
     blocks = [rows[start : start + _BLOCK] for start in range(0, len(rows), _BLOCK)]
+    if dataset.x.dtype == np.uint8:
+        return _byte_moments(dataset.x, blocks, axes, shape)
     # Two passes in float64: one pass over squares loses the small deviations of constant pixels.
     mean = sum(np.asarray(dataset.x[b]).sum(axes, dtype=np.float64) for b in blocks)
     per_row = dataset.x[0].size // np.asarray(mean).size
     centre = (np.asarray(mean) / (len(rows) * per_row)).reshape(shape)
     squares = sum(((dataset.x[b] - centre) ** 2).sum(axes) for b in blocks)
     return Moments(len(rows) * per_row, centre, np.asarray(squares).reshape(shape))
+
+
+def _byte_moments(
+    x: AnyArray, blocks: list[Rows], axes: tuple[int, ...], shape: tuple[int, ...]
+) -> Moments:
+    """Take the moments of bytes in one pass, exactly: sums and squares are whole numbers."""
+    total, squared = np.zeros((), np.uint64), np.zeros((), np.uint64)
+    for block in blocks:
+        held = np.asarray(x[block]).astype(np.uint16)
+        total = total + held.sum(axes, dtype=np.uint64)
+        squared = squared + (held * held).sum(axes, dtype=np.uint64)
+    seen = sum(len(block) for block in blocks) * (x[0].size // total.size)
+    whole, squares = total.astype(object), squared.astype(object)  # of any length
+    about = (squares * seen - whole * whole) / seen
+    mean = (whole / seen).astype(np.float64).reshape(shape)
+    return Moments(seen, mean, about.astype(np.float64).reshape(shape))

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from idiolect.data.arrays import Rows, Seed, extended
-from idiolect.data.dataset import Dataset
+from idiolect.data.dataset import Dataset, fitted
 from idiolect.data.federation import Federation
 from idiolect.data.partition import DEFAULT_POOL, PARTITIONS
 from idiolect.data.split import Parts, check_ratios
@@ -43,7 +44,8 @@ def federate(
     others, for validation. A client below min_size is an error, or is left out if `drop`. `first`
     is the number of the first client, where these are not all. `ordered` splits each client's rows
     in their order, first train, last test, as time would. Text is coded by the vocabulary of the
-    training rows.
+    training rows, and a normalisation that needs statistics has theirs; public examples that wait
+    for statistics are rows of the same source and get the same.
     """
     known = _check(partition, options)
     _check_sequences(dataset, partition, stratify, public)
@@ -81,6 +83,9 @@ def federate(
             ordered=ordered,
             first=first,
         )
+    dataset = fitted(dataset, np.concatenate(parts[0]))
+    if public is not None and public.unfitted:
+        public = replace(public, shift=dataset.shift, scale=dataset.scale, unfitted="")
     if dataset.vocabulary:
         dataset = encoded(dataset, parts[0])
     if public is not None and public.vocabulary:

@@ -88,6 +88,11 @@ class Federation:
             raise DataError(f"a federation needs one entry per client in each field; got {sizes}")
         if not self.names:
             raise DataError("a federation has no client; expected at least one")
+        if self.dataset.unfitted or (self.public is not None and self.public.unfitted):
+            raise DataError(
+                f"dataset '{self.dataset.name}' waits for its normalisation, which is fitted on "
+                "training rows; use federate, or data.fitted(dataset, numpy.concatenate(train))"
+            )
         rows, owner, part = self._flat()
         self._check_rows(rows, owner)
         held = np.bincount(owner, minlength=self.clients)

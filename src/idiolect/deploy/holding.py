@@ -26,7 +26,8 @@ class Holding:
     federations: tuple[Federation, ...]
     source: str  # the named source it has a share of; empty for own data
     clients: int = 0  # of the experiment's partition, where the node has a share of one
-    seen: Moments | None = None  # where all nodes' statistics decide how examples are scaled
+    # Moments of the training rows under each seed, where all nodes' together decide the scaling.
+    seen: tuple[Moments, ...] | None = None
 
     @property
     def dataset(self) -> Dataset:
@@ -34,14 +35,11 @@ class Holding:
         return self.federations[0].dataset
 
     def scaled(self, shift: np.ndarray, scale: np.ndarray) -> "Holding":
-        """Decode examples as all nodes agreed to."""
-        known: dict[int, Dataset] = {}  # seeds that share a dataset go on sharing it
+        """Decode examples as all nodes agreed to; the first axis is of seeds."""
         made = []
-        for held in self.federations:
-            old = held.dataset
-            if id(old) not in known:
-                known[id(old)] = dataclasses.replace(old, shift=shift, scale=scale)
-            made.append(dataclasses.replace(held, dataset=known[id(old)]))
+        for held, own_shift, own_scale in zip(self.federations, shift, scale, strict=True):
+            dataset = dataclasses.replace(held.dataset, shift=own_shift, scale=own_scale)
+            made.append(dataclasses.replace(held, dataset=dataset))
         return dataclasses.replace(self, federations=tuple(made))
 
 
@@ -128,21 +126,23 @@ def _own(site: Site, text: str, place: int) -> Holding:
         dataset = with_classes(dataset, data.classes, "the experiment")
     except DataError as error:
         raise Refused("classes", str(error)) from error
-    seen = None
-    if data.normalise is not None:
-        fixed = fixed_decoding(dataset, data.normalise)
-        seen = moments(dataset, data.normalise) if fixed is None else None
-        dataset = dataset if fixed is None else fixed
-    return _held(site, experiment, dataset, place, seen)
+    how = data.normalise
+    if how is None:
+        return _held(site, experiment, dataset, place)
+    fixed = fixed_decoding(dataset, how)
+    found = _held(site, experiment, dataset if fixed is None else fixed, place)
+    if fixed is not None:
+        return found
+    # Only the training rows are told of: which they are depends on the seed.
+    seen = tuple(moments(own.dataset, how, own.train[0]) for own in found.federations)
+    return dataclasses.replace(found, seen=seen)
 
 
-def _held(
-    site: Site, experiment: Experiment, dataset: Dataset, place: int, seen: Moments | None = None
-) -> Holding:
+def _held(site: Site, experiment: Experiment, dataset: Dataset, place: int) -> Holding:
     """Make one client of all rows, with the public examples beside them."""
     data, public = experiment.data, None
     if data.public is not None:
         public = public_examples(data.public, data, dataset, site.data_dir)
     one = np.zeros(len(dataset), np.int64)
     dataset = dataclasses.replace(dataset, clients=one, client_names=(site.name,))
-    return Holding(experiment, place, divided(experiment, dataset, public, place), "", seen=seen)
+    return Holding(experiment, place, divided(experiment, dataset, public, place), "")

@@ -57,10 +57,10 @@ class Hub:
         cohort: int | None,
         draw: str,
         deploy: Deployment,
-        public: Dataset | None = None,
+        public: Sequence[Dataset] | None = None,
         bystanders: str = "rest",
     ) -> None:
-        """`public`: the server's own examples, where the method's server needs some."""
+        """`public`: the server's own examples under each seed, where its method needs some."""
         refuse_pooled(label, method)
         if deploy.secure:
             masks.require()
@@ -90,8 +90,9 @@ class Hub:
             sizes = [float(size) for size in roster.sizes(0, number)]
             # Nodes know the run's seed. What the server draws to hide them, they must not.
             known: dict[str, Any] = {"sizes": torch.tensor(sizes), "secret": secrets.randbits(62)}
-            if public is not None:
-                known["public"] = len(public)
+            known_public = None if public is None else public[number]
+            if known_public is not None:
+                known["public"] = len(known_public)
             setups = [one._replace(**known) for one in self._rehearsal.setups(number)]
             for name, other in zip(architectures, setups, strict=True):
                 refuse_unequal_states(method, name, setups[0], other)
@@ -100,7 +101,7 @@ class Hub:
                 codecs.refuse_unfit(label, deploy, first.form, first.step(first.form, 0)[0])
             self.states.append(method.init_server(setups[0]))
             if method.grouped:
-                self._servings.append(self._rehearsal.servings(number, public))
+                self._servings.append(self._rehearsal.servings(number, known_public))
         # Training that leaves no trace need not be done.
         personal = tree.leaves(self._rehearsal.stand_ins[0][0].personal)
         self._all_train = bystanders == "train" and bool(personal)

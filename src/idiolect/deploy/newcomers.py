@@ -6,16 +6,17 @@ they compute leaves them but the scores, and the run stays as it was.
 """
 
 import dataclasses
-import shutil
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from idiolect.checkpoint import write_whole
 from idiolect.data.text import SPECIAL
 from idiolect.deploy import prints
 from idiolect.deploy.hub import Hub
 from idiolect.deploy.post import Post
-from idiolect.deploy.roster import Model, Roster, entries_of
+from idiolect.deploy.roster import Model, Roster, entries_of, scalings
 from idiolect.errors import DataError
 from idiolect.experiment.adapt import (
     chosen,
@@ -101,7 +102,11 @@ def welcome(post: Post, found: Offer, visit: str, folder: Path) -> Document:
     experiment, method = visiting(found.text), made(found.table)
     digests = {label: prints.of_method(method)}
     folder.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(found.folder / "scaling.json", folder / "scaling.json")
+    # Newcomers are scaled as the run was under the seed they are given a model of.
+    seeds = found.experiment.seeds
+    shift, scale = scalings(found.folder / "scaling.json", len(seeds))[seeds.index(run.seed)]
+    own = {"seeds": [{"shift": shift.tolist(), "scale": scale.tolist()}]}
+    write_whole(folder / "scaling.json", json.dumps(own).encode())
     path = folder / "roster.json"
     roster = Roster(post, visit, found.text, digests, 1, path, found.model)
     roster.gather(None)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from idiolect import tree
@@ -127,7 +128,6 @@ class Node:
         if not run.isalnum():
             raise Refused("format", "a run is named by letters and digits")
         self._opened = _Opened(run, text, get(head, "clients", int), newcomer, holding)
-        dataset = holding.dataset
         told: dict[str, Any] = {
             "client": holding.client,
             "name": holding.federations[0].names[0],
@@ -143,10 +143,17 @@ class Node:
         }
         log.info("opened run %s as client %d: %s", run, holding.client, told["sizes"])
         if holding.seen is None:
-            scaling = {"shift": dataset.shift, "scale": dataset.scale}
-        else:
-            scaling = {"mean": holding.seen.mean, "squares": holding.seen.squares}
-            told["count"] = holding.seen.seen
+            each = [held.dataset for held in holding.federations]
+            scaling = {
+                "shift": np.stack([own.shift for own in each]),
+                "scale": np.stack([own.scale for own in each]),
+            }
+        else:  # of training rows alone, which differ by seed
+            scaling = {
+                "mean": np.stack([own.mean for own in holding.seen]),
+                "squares": np.stack([own.squares for own in holding.seen]),
+            }
+            told["count"] = [float(own.seen) for own in holding.seen]
         return wire.pack("yes", told, {k: torch.tensor(v) for k, v in scaling.items()})
 
     def _agree(self, message: Message, blob: bytes) -> bytes:
@@ -160,6 +167,8 @@ class Node:
         if classes != list(opened.holding.dataset.classes):
             raise Refused("classes", f"the federation's classes are {classes}")
         shift, scale = (leaves[name].to(torch.float32).numpy() for name in ("shift", "scale"))
+        if len(shift) != len(opened.holding.federations) or shift.shape != scale.shape:
+            raise Refused("structure", f"expected a shift and a scale a seed, got {shift.shape}")
         opened.holding = opened.holding.scaled(shift, scale)
         opened.agreed = True
         opened.desks.clear()

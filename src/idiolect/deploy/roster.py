@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from operator import attrgetter
@@ -183,29 +184,24 @@ class Roster:
     def _scaling(
         self, answers: Mapping[str, Answer], normalise: str | None
     ) -> dict[str, torch.Tensor]:
-        """Find how examples are scaled: as everyone has it, or from everyone's statistics."""
+        """Find how examples are scaled under each seed: as everyone has it, or from statistics."""
         kept = self._path.with_name("scaling.json")
         if kept.exists():  # decided when the run began
-            known = json.loads(kept.read_text())
-            return {key: torch.tensor(known[key], dtype=torch.float32) for key in known}
-        found = [_scale(answer) for _, answer in sorted(answers.items())]
-        if isinstance(found[0], Moments):
-            total = found[0]
-            for seen in found[1:]:
-                if not isinstance(seen, Moments) or seen.mean.shape != total.mean.shape:
-                    raise DeployError("the nodes' statistics do not fit each other")
-                total = total.merged(seen)
-            shift, scale = decoding(total, str(normalise), self.first.form.dtype == "uint8")
+            return _tensors(scalings(kept, self._seeds))
+        told = {site: _scale(answer, self._seeds) for site, answer in sorted(answers.items())}
+        first = next(iter(told.values()))
+        if isinstance(first[0], Moments):
+            found = [_merged([own[seed] for own in told.values()]) for seed in range(self._seeds)]
+            as_bytes = self.first.form.dtype == "uint8"
+            each = [decoding(one, str(normalise), as_bytes) for one in found]
         else:
-            shift, scale = found[0]
-            for site, one in zip(sorted(answers), found, strict=True):
-                if isinstance(one, Moments) or not all(
-                    np.array_equal(a, b) for a, b in zip(one, (shift, scale), strict=True)
-                ):
+            for site, own in told.items():
+                if not all(_equal(one, other) for one, other in zip(own, first, strict=True)):
                     raise DeployError(f"{site} scales its examples otherwise than the first node")
-        plain = {"shift": np.asarray(shift).tolist(), "scale": np.asarray(scale).tolist()}
-        write_whole(kept, json.dumps(plain).encode())
-        return {key: torch.tensor(value, dtype=torch.float32) for key, value in plain.items()}
+            each = [(np.asarray(own[0]), np.asarray(own[1])) for own in first]
+        plain = [{"shift": shift.tolist(), "scale": scale.tolist()} for shift, scale in each]
+        write_whole(kept, json.dumps({"seeds": plain}).encode())
+        return _tensors(scalings(kept, self._seeds))
 
     # What is known.
 
@@ -282,12 +278,56 @@ def _entry(site: str, answer: Answer, seeds: int) -> Entry:
     return Entry(**{**head, "site": site, "form": Form.read(head["form"])})
 
 
-def _scale(answer: Answer) -> Moments | tuple[np.ndarray, np.ndarray]:
+Scaling = tuple[np.ndarray, np.ndarray]  # shift and scale
+
+
+def scalings(path: Path, seeds: int) -> list[Scaling]:
+    """Read what a roster decided: shift and scale under each seed, in the experiment's order."""
+    known = json.loads(path.read_text())
+    # Earlier runs had one scaling for all seeds.
+    each = known["seeds"] if "seeds" in known else [known] * seeds
+    return [
+        (np.array(one["shift"], np.float32), np.array(one["scale"], np.float32)) for one in each
+    ]
+
+
+def _tensors(each: Sequence[Scaling]) -> dict[str, torch.Tensor]:
+    shift, scale = (np.stack([one[part] for one in each]) for part in range(2))
+    return {"shift": torch.from_numpy(shift), "scale": torch.from_numpy(scale)}
+
+
+def _equal(one: Moments | Scaling, other: Moments | Scaling) -> bool:
+    if isinstance(one, Moments) or isinstance(other, Moments):
+        return False
+    return np.array_equal(one[0], other[0]) and np.array_equal(one[1], other[1])
+
+
+def _merged(told: Sequence[Moments | Scaling]) -> Moments:
+    """Merge the nodes' moments under one seed."""
+    total: Moments | None = None
+    for seen in told:
+        if not isinstance(seen, Moments) or (total and seen.mean.shape != total.mean.shape):
+            raise DeployError("the nodes' statistics do not fit each other")
+        total = seen if total is None else total.merged(seen)
+    if total is None:
+        raise DeployError("no node told statistics to scale examples by")
+    return total
+
+
+def _scale(answer: Answer, seeds: int) -> list[Moments | Scaling]:
+    """Read what a node told of its scaling under each seed: statistics, or what it uses."""
     leaves = {name: leaf.numpy() for name, leaf in answer.message.leaves.items()}
     wire.refuse_nonfinite(answer.message.leaves)
+    if any(leaf.ndim == 0 or len(leaf) != seeds for leaf in leaves.values()):
+        raise DeployError(f"a node told the scaling of its data for other than {seeds} seeds")
     if set(leaves) == {"shift", "scale"}:
-        return leaves["shift"], leaves["scale"]
-    count = answer.message.head.get("count")
-    if set(leaves) != {"mean", "squares"} or not isinstance(count, int | float) or count <= 0:
+        return list(zip(leaves["shift"], leaves["scale"], strict=True))
+    counts: Any = answer.message.head.get("count")
+    if set(leaves) != {"mean", "squares"} or not (
+        listed(counts, float, seeds) and all(0 < count < math.inf for count in counts)
+    ):
         raise DeployError("a node told its data's statistics in another form")
-    return Moments(float(count), leaves["mean"], leaves["squares"])
+    return [
+        Moments(count, mean, squares)
+        for count, mean, squares in zip(counts, leaves["mean"], leaves["squares"], strict=True)
+    ]

@@ -1,7 +1,6 @@
 """A whole experiment over nodes: the same rounds, checkpoints and results as a simulation."""
 
 import dataclasses
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +13,7 @@ from idiolect.deploy import masks, prints
 from idiolect.deploy.host import HOST, Host
 from idiolect.deploy.hub import Hub, refuse_pooled
 from idiolect.deploy.post import Ledger, Policy, Post
-from idiolect.deploy.roster import Roster
+from idiolect.deploy.roster import Roster, scalings
 from idiolect.deploy.transport import Transport
 from idiolect.errors import ConfigError
 from idiolect.experiment.build import cohort_size
@@ -57,7 +56,7 @@ class RemoteCourse:
     exams: Sequence[Exam] = ()
     deploy: Deployment = field(default_factory=Deployment)
     bystanders: str = "rest"
-    public: Dataset | None = None  # the server's own, where the method needs some
+    public: Sequence[Dataset] | None = None  # the server's own, by seed
 
     def settled(self) -> "RemoteCourse":
         """Fit the method to who takes part and how often, before anything is trained."""
@@ -183,10 +182,12 @@ def serve(
     roster = Roster(post, run, text, digests, seeds, folder / "roster.json")
     roster.gather(experiment.data.normalise)
     write_whole(folder / EXPERIMENT, text.encode())
-    scaling.save(folder, {experiment.seeds[0]: _described(roster, folder)})
+    blank = _described(roster, folder, seeds)
+    scaling.save(folder, dict(zip(experiment.seeds, blank, strict=True)))
     public = None
     if any(method.public == "server" for method in methods.values()):
-        public = host.public_examples(text, roster.first)
+        found = host.public_examples(text, roster.first)
+        public = None if found is None else [_scaled(found, own) for own in blank]
     courses = _courses(experiment, methods, run, post, roster, public)
     return run_courses(courses, folder, _about(experiment, roster), resume=True, watch=watch)
 
@@ -219,7 +220,7 @@ def _courses(
     run: str,
     post: Post,
     roster: Roster,
-    public: Dataset | None,
+    public: Sequence[Dataset] | None,
 ) -> list[RemoteCourse]:
     form = roster.first.form
     shape, words = tuple(form.shape), tuple(form.words)
@@ -263,7 +264,14 @@ def _about(experiment: Experiment, roster: Roster) -> dict[str, Any]:
     }
 
 
-def _described(roster: Roster, folder: Path) -> Dataset:
-    """Describe how examples are decoded, as a dataset of one blank example."""
-    known = json.loads((folder / "scaling.json").read_text())
-    return roster.first.form.blank(1, known["shift"], known["scale"])
+def _described(roster: Roster, folder: Path, seeds: int) -> list[Dataset]:
+    """Describe how examples are decoded under each seed, as a dataset of one blank example."""
+    known = scalings(folder / "scaling.json", seeds)
+    return [roster.first.form.blank(1, shift, scale) for shift, scale in known]
+
+
+def _scaled(public: Dataset, private: Dataset) -> Dataset:
+    """Scale public examples that are rows of the clients' own source as those are."""
+    if not public.unfitted:
+        return public
+    return dataclasses.replace(public, shift=private.shift, scale=private.scale, unfitted="")

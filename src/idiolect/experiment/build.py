@@ -1,6 +1,7 @@
 """From a complete experiment to the objects that run it."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,6 +13,7 @@ from idiolect.data import (
     Dataset,
     Federation,
     federate,
+    fitted,
     load,
     normalised,
     read,
@@ -21,7 +23,7 @@ from idiolect.data.arrays import Rows
 from idiolect.data.cache import cache_root
 from idiolect.data.dataset import with_classes
 from idiolect.data.public import alike, rows_of, without
-from idiolect.data.text import encoded_as
+from idiolect.data.text import encoded_as, enlarged
 from idiolect.errors import ConfigError, DataError
 from idiolect.experiment.attacks import Wrap, attacked, with_common
 from idiolect.experiment.methods import made as made_method
@@ -108,9 +110,25 @@ def divided(
                 first=first,
                 **partition.options,
             )
+    made = _of_one_size(made)
     if data.common_test:
         made = {seed: with_common(own, data.common_test) for seed, own in made.items()}
     return tuple(made[seed] for seed in data_seeds(experiment))
+
+
+def _of_one_size(made: dict[int, Federation]) -> dict[int, Federation]:
+    """Let vocabularies of all seeds be as large as the largest: networks have one shape."""
+    size = max(len(own.dataset.words) for own in made.values())
+    return {
+        seed: own
+        if len(own.dataset.words) == size
+        else replace(
+            own,
+            dataset=enlarged(own.dataset, size),
+            public=own.public and enlarged(own.public, size),
+        )
+        for seed, own in made.items()
+    }
 
 
 class Shared(NamedTuple):
@@ -234,7 +252,10 @@ def public_examples(public: Public, data: Data, private: Dataset, data_dir: Path
     dataset = loaded(public.source, public.options, data_dir)
     dataset = coded(rows_of(dataset, _drawn(public, data, dataset)), data.text)
     dataset = alike(dataset, tuple(private.x.shape[1:]), private.name)
-    return normalised(dataset, data.normalise) if data.normalise else dataset
+    if data.normalise is None:
+        return dataset
+    # Everyone holds all of them to learn from, so their own statistics are those of training rows.
+    return fitted(normalised(dataset, data.normalise), np.arange(len(dataset)))
 
 
 def _held_out(public: Public, data: Data, dataset: Dataset) -> tuple[Dataset, Dataset]:

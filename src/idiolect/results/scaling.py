@@ -47,10 +47,16 @@ def save(folder: Path, datasets: Mapping[int, Dataset]) -> None:
             text = "".join(f"{word}\n" for word in own.words)
             checkpoint.write_whole(_vocabulary(folder, seed), text.encode())
     dataset = next(iter(datasets.values()))
-    arrays = {"shift": dataset.shift, "scale": dataset.scale}
+    arrays = {
+        f"seed-{seed}": {
+            name: torch.from_numpy(np.array(values))
+            for name, values in (("shift", own.shift), ("scale", own.scale))
+        }
+        for seed, own in datasets.items()
+    }
     checkpoint.save(
         folder / FILE,
-        {name: torch.from_numpy(np.array(values)) for name, values in arrays.items()},
+        arrays,
         {
             # Where words are the classes, they are in the vocabulary of each seed.
             "classes": [] if dataset.sequential else list(dataset.classes),
@@ -69,14 +75,21 @@ def read(folder: Path, seed: int) -> Scaling:
             "`idiolect run EXPERIMENT.toml --resume`"
         )
     named, meta = checkpoint.read(folder / FILE)
+    # Earlier runs had one scaling for all seeds.
+    own = f"seed-{seed}." if any(name.startswith("seed-") for name in named) else ""
+    if f"{own}shift" not in named:
+        raise DataError(
+            f"{folder / FILE} has no scaling of seed {seed}; write it with "
+            "`idiolect run EXPERIMENT.toml --resume`"
+        )
     kind = meta.get("text", "")
     words = _words(_vocabulary(folder, seed)) if kind else ()
     return Scaling(
         words if kind == "next word" else tuple(meta["classes"]),
         tuple(meta["shape"]),
         meta["dtype"],
-        named["shift"].numpy(),
-        named["scale"].numpy(),
+        named[f"{own}shift"].numpy(),
+        named[f"{own}scale"].numpy(),
         kind,
         words,
     )
@@ -125,4 +138,4 @@ def matched(dataset: Dataset, scaling: Scaling) -> Dataset:
     if dataset.sequential:
         return dataset
     known = with_classes(dataset, scaling.classes, "the run")
-    return dataclasses.replace(known, shift=scaling.shift, scale=scaling.scale)
+    return dataclasses.replace(known, shift=scaling.shift, scale=scaling.scale, unfitted="")

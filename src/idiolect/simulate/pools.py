@@ -42,7 +42,9 @@ class Roll(Sequence[Member]):
 class Library:
     """The pools of several runs, and each run's clients as members that point into them.
 
-    Runs on the same dataset share its examples; other datasets are laid behind them.
+    Runs on the same examples share them, also where each run scales them in its own way (statistics
+    of its own training rows); other examples are laid behind them. A row of a member says both: the
+    example, and whose scaling it is decoded with (see `Pool`).
     """
 
     def __init__(self, lessons: Sequence[Lessons], device: torch.device) -> None:
@@ -76,8 +78,13 @@ class Library:
         """Whether there are public examples."""
         return self._public is not None
 
+    @property
+    def stored(self) -> int:
+        """How many private examples are stored; rows count up from there for each scaling."""
+        return self._private.stored
+
     def excerpt(self, rows: np.ndarray) -> "Excerpt":
-        """Return some rows of the private pool, in ascending order, as they are stored."""
+        """Return some examples of the private pool, in ascending order, as they are stored."""
         return self._private.excerpt(rows)
 
     def examples(self, count: int = 2) -> torch.Tensor:
@@ -129,7 +136,7 @@ class Excerpt(NamedTuple):
 
     x: np.ndarray
     y: np.ndarray
-    shift: np.ndarray
+    shift: np.ndarray  # [scaling, ...]
     scale: np.ndarray
 
     def pool(self, device: torch.device) -> Pool:
@@ -138,42 +145,55 @@ class Excerpt(NamedTuple):
         kind = self.x.dtype
         if kind == np.uint8 or np.issubdtype(kind, np.floating):  # other whole numbers are tokens
             real = torch.get_default_dtype()
-            shift = torch.from_numpy(np.array(self.shift)).to(device, real)
-            inverse_scale = 1 / torch.from_numpy(np.array(self.scale)).to(device, real)
-            pool = pool._replace(shift=shift, inverse_scale=inverse_scale)
+            several = len(self.shift) > 1
+            shift, scale = (
+                torch.from_numpy(np.array(values if several else values[0])).to(device, real)
+                for values in (self.shift, self.scale)
+            )
+            pool = pool._replace(shift=shift, inverse_scale=1 / scale, several=several)
             if device.type == "cpu" and self.x.size * 4 <= _DECODED_BYTES:
-                pool = Pool(pool.decode(pool.x), pool.y)
+                if several:  # scaled when taken, but no longer turned from bytes into floats then
+                    pool = pool._replace(x=pool.x.to(real))
+                else:
+                    pool = Pool(pool.decode(pool.x), pool.y)
         return pool
 
 
 class Joint:
-    """Distinct datasets, laid one behind the other; `offsets` are each run's first row."""
+    """Distinct examples, laid one behind the other; `offsets` are each run's first row.
+
+    Where runs scale examples differently, the rows of the second scaling follow those of the first,
+    and so on: row n is example n % stored, decoded by scaling n // stored.
+    """
 
     def __init__(self, datasets: Sequence[Dataset]) -> None:
         self._distinct: list[Dataset] = []
+        self._scalings: list[tuple[np.ndarray, np.ndarray]] = []
+        places = []
         for dataset in datasets:
-            if not any(dataset is known for known in self._distinct):
+            held = [_same_examples(dataset, known) for known in self._distinct]
+            if not any(held):
                 self._distinct.append(dataset)
-        first = self._distinct[0]
-        for other in self._distinct[1:]:
-            if not (_same(first.shift, other.shift) and _same(first.scale, other.scale)):
-                raise DataError(
-                    f"{first.name} and {other.name} are scaled differently, so their runs cannot "
-                    "be trained together; run the seeds one by one"
-                )
+            scaling = (dataset.shift, dataset.scale)
+            if not dataset.decodes:  # tokens are not scaled, whatever is noted beside them
+                scaling = (np.zeros(1, np.float32), np.ones(1, np.float32))
+            alike = [_same(scaling, known) for known in self._scalings]
+            if not any(alike):
+                self._scalings.append(scaling)
+            places.append(([*held, True].index(True), [*alike, True].index(True)))
         self._starts = np.cumsum([0] + [len(dataset.y) for dataset in self._distinct])
-        place = {id(d): int(n) for d, n in zip(self._distinct, self._starts, strict=False)}
-        self.offsets = [place[id(dataset)] for dataset in datasets]
+        self.stored = int(self._starts[-1])
+        self.offsets = [int(self._starts[x]) + scaling * self.stored for x, scaling in places]
 
     def whole(self) -> Excerpt:
         """Return all examples."""
         first = self._distinct[0]
         if len(self._distinct) == 1:
-            return Excerpt(first.x, first.y, first.shift, first.scale)
-        return self.excerpt(np.arange(self._starts[-1]))
+            return Excerpt(first.x, first.y, *self._stacked())
+        return self.excerpt(np.arange(self.stored))
 
     def excerpt(self, rows: np.ndarray) -> Excerpt:
-        """Return some rows, which ascend."""
+        """Return some examples, by numbers that ascend."""
         cuts = np.searchsorted(rows, self._starts)
         parts = [
             (dataset, rows[low:high] - start)
@@ -183,11 +203,31 @@ class Joint:
         ]
         x = np.concatenate([np.asarray(dataset.x[own]) for dataset, own in parts])
         y = np.concatenate([dataset.y[own] for dataset, own in parts])
-        return Excerpt(x, y, self._distinct[0].shift, self._distinct[0].scale)
+        return Excerpt(x, y, *self._stacked())
+
+    def _stacked(self) -> tuple[np.ndarray, np.ndarray]:
+        """Lay shifts and scales one behind the other, in the shape that fits all of them."""
+        if len(self._scalings) == 1:
+            return self._scalings[0][0][None], self._scalings[0][1][None]
+        rank = (1,) * (self._distinct[0].x.ndim - 1)  # an example's, for rows to stand before it
+        shape = np.broadcast_shapes(rank, *(own.shape for one in self._scalings for own in one))
+        shift, scale = (
+            np.stack([np.broadcast_to(one[part], shape) for one in self._scalings])
+            for part in range(2)
+        )
+        return shift, scale
 
 
-def _same(left: np.ndarray, right: np.ndarray) -> bool:
-    return left.shape == right.shape and bool(np.array_equal(left, right))
+def _same_examples(one: Dataset, other: Dataset) -> bool:
+    """Say whether two datasets are the very same arrays, however they are scaled."""
+    return one is other or (one.x is other.x and one.y is other.y)
+
+
+def _same(left: Sequence[np.ndarray], right: Sequence[np.ndarray]) -> bool:
+    return all(
+        one.shape == other.shape and bool(np.array_equal(one, other))
+        for one, other in zip(left, right, strict=True)
+    )
 
 
 def _tensor(array: np.ndarray, device: torch.device) -> torch.Tensor:

@@ -1,7 +1,13 @@
 """Text: words, the corpus as tokens, and the vocabulary that the training rows give."""
 
 from idiolect.data.text.corpus import sentences, streams
-from idiolect.data.text.vocabulary import encoded, encoded_as, frequent_words, hashed_words
+from idiolect.data.text.vocabulary import (
+    encoded,
+    encoded_as,
+    enlarged,
+    frequent_words,
+    hashed_words,
+)
 from idiolect.data.text.words import BOS, EOS, PAD, SPECIAL, UNK, tokenise
 
 __all__ = [
@@ -12,6 +18,7 @@ __all__ = [
     "UNK",
     "encoded",
     "encoded_as",
+    "enlarged",
     "frequent_words",
     "hashed_words",
     "sentences",

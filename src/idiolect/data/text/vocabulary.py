@@ -19,9 +19,10 @@ _BLOCK = 65536  # rows counted at a time
 def encoded(dataset: Dataset, train: Sequence[Rows]) -> Dataset:
     """Code a corpus by the most frequent words of the training rows; all others become <unk>.
 
-    Ties are in the order of the alphabet. The vocabulary has dataset.vocabulary entries, or one for
-    each word of the corpus where these are fewer: so it is of one size under every seed. Entries
-    that the training rows do not fill stay unused.
+    Ties are in the order of the alphabet. The vocabulary has dataset.vocabulary entries, or, where
+    the training rows hold fewer words, as many as those, rounded up: so seeds nearly always have
+    networks of one shape (`enlarged` sees to the rest). Entries without a word stay unused. Words
+    of other rows have no say, not even in the size.
     """
     counts = np.zeros(len(dataset.words), np.int64)
     rows = np.concatenate(train) if len(train) else np.empty(0, np.int64)
@@ -29,11 +30,28 @@ def encoded(dataset: Dataset, train: Sequence[Rows]) -> Dataset:
         held = _tokens(dataset, rows[start : start + _BLOCK])
         counts += np.bincount(held, minlength=len(counts))
     counts[: len(SPECIAL)] = 0
-    size = min(dataset.vocabulary, len(dataset.words))
+    size = min(dataset.vocabulary, _rounded(len(SPECIAL) + int(np.count_nonzero(counts))))
     seen = sorted((-int(counts[code]), dataset.words[code]) for code in np.flatnonzero(counts))
     chosen = [word for _, word in seen[: size - len(SPECIAL)]]
-    spare = size - len(SPECIAL) - len(chosen)
-    return encoded_as(dataset, (*SPECIAL, *chosen, *(f"<unused {n}>" for n in range(spare))))
+    return encoded_as(dataset, _filled((*SPECIAL, *chosen), size))
+
+
+def enlarged(dataset: Dataset, size: int) -> Dataset:
+    """Give a coded corpus a larger vocabulary, of entries that stay unused."""
+    if len(dataset.words) >= size:
+        return dataset
+    words = _filled(tuple(w for w in dataset.words if not w.startswith("<unused ")), size)
+    return replace(dataset, words=words, classes=words if dataset.sequential else dataset.classes)
+
+
+def _filled(words: tuple[str, ...], size: int) -> tuple[str, ...]:
+    return (*words, *(f"<unused {n}>" for n in range(size - len(words))))
+
+
+def _rounded(count: int) -> int:
+    """Round up, by an eighth at most; whole eights."""
+    step = max(8, 1 << max(count.bit_length() - 4, 0))
+    return -(-count // step) * step
 
 
 def encoded_as(dataset: Dataset, words: tuple[str, ...]) -> Dataset:

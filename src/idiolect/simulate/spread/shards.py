@@ -92,11 +92,13 @@ def packed(library: Library, rolls: Sequence[Sequence[Member]], clients: np.ndar
         numbers = np.array([member.client for member in members], np.int64)
         rosters.append(Roster(members[0].seed if members else 0, numbers, streams))
     private = [s.rows for r in rosters for name, s in r.streams.items() if name != _PUBLIC]
-    held = np.unique(np.concatenate([np.empty(0, np.int64), *private]))
+    stored = library.stored
+    held = np.unique(np.concatenate([np.empty(0, np.int64), *private]) % stored)
     for roster in rosters:
         for name, stream in roster.streams.items():
-            if name != _PUBLIC:
-                moved = np.searchsorted(held, stream.rows)
+            if name != _PUBLIC:  # a row says which example it is, and how it is scaled
+                moved = np.searchsorted(held, stream.rows % stored)
+                moved += stream.rows // stored * len(held)
                 roster.streams[name] = stream._replace(rows=moved)
     if not len(held):  # padding is a row of the pool too, of no weight
         blank = library.excerpt(np.arange(1))
