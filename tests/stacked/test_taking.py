@@ -33,7 +33,7 @@ def test_taken_and_decoded(
     expected = pool.decode(x[rows])
 
     def take(rows: torch.Tensor) -> torch.Tensor:
-        return taking.take(x, rows, *pool[2:])
+        return taking.take(x, rows, *pool[2:4])
 
     got = torch.vmap(take)(rows)
     by_step = torch.vmap(torch.vmap(take), (1,))(rows)
