@@ -5,8 +5,10 @@ import numpy as np
 import pytest
 import torch
 
-from idiolect.deploy import masks, wire
+from idiolect.deploy import masks, shamir, wire
+from idiolect.deploy import secure_aggregation as secure
 from idiolect.deploy.codes import Refused
+from idiolect.deploy.node import _report
 from idiolect.deploy.transport import Inside
 from idiolect.errors import ConfigError, DeployError, MethodError
 from idiolect.method import Report
@@ -21,83 +23,19 @@ def report(seed, size=20.0, scale=1.0):
     return Report({name: scale * leaf for name, leaf in draw.items()}, torch.tensor(size))
 
 
-def hidden(reports, context=("run", 0)):
-    keys = [masks.Key(context) for _ in reports]
-    public = [key.public for key in keys]
-    values = [masks.fixed(one, len(reports)) for one in reports]
-    return [key.masked(value, public) for key, value in zip(keys, values, strict=True)]
-
-
-def added(parts):
-    return masks.added({n: torch.from_numpy(p.view(np.int64)) for n, p in enumerate(parts)})
-
-
 def test_the_sum_is_the_weighted_mean_to_the_fixed_point():
     """Each of n values is rounded by at most 2^-33, so the mean errs by n 2^-33 / sum of sizes."""
     sizes = [12.0, 5.0, 130.0, 1.0]
     reports = [report(n, size) for n, size in enumerate(sizes)]
-    found = masks.mean(added(hidden(reports)), reports[0])
+    values = [masks.fixed(one, len(sizes)) for one in reports]
+    found = masks.mean(np.sum(values, axis=0, dtype=np.uint64), reports[0])
     assert float(found.size) == sum(sizes)
     for name, leaf in found.params.items():
         exact = sum(s * r.params[name].double() for s, r in zip(sizes, reports, strict=True))
         assert (leaf - (exact / sum(sizes)).float()).abs().max() <= 1.2e-7 * exact.abs().max()
-    total = added(hidden(reports)).view(np.int64) / masks.SCALE
-    values = [masks.fixed(r, 4).view(np.int64) / masks.SCALE for r in reports]
-    assert np.abs(total - np.sum(values, axis=0)).max() < 1e-9
 
 
-def test_what_one_node_sends_is_uniform_noise_whatever_it_hides():
-    """Chi-squared over the 256 values of every byte, of a report of zeros.
-
-    The 99.9 % point of 255 degrees of freedom is 330.5; unmasked, the figure is in the millions.
-    """
-    zeros = [Report({"w": torch.zeros(20_000)}, torch.tensor(0.0)) for _ in range(3)]
-    (sent, *_), plain = hidden(zeros), masks.fixed(zeros[0], 3)
-    for place in range(8):
-        counts = np.bincount(sent.view(np.uint8).reshape(-1, 8)[:, place], minlength=256)
-        expected = len(sent) / 256
-        # Eight looks at 99.9 % each would fail once in 125 runs; at 420 once in millions.
-        assert ((counts - expected) ** 2 / expected).sum() < 420
-    flat = np.bincount(plain.view(np.uint8), minlength=256)
-    assert ((flat - flat.mean()) ** 2 / flat.mean()).sum() > 1e6
-    ones = [Report({"w": torch.ones(20_000)}, torch.tensor(1.0)) for _ in range(3)]
-    both = [part.view(np.int64) / 2.0**63 for part in (sent, hidden(ones)[0])]
-    assert abs(np.corrcoef(*both)[0, 1]) < 0.05 and abs(both[1].mean()) < 0.03
-
-
-def test_without_one_of_them_the_others_add_up_to_noise():
-    parts = hidden([report(n) for n in range(4)])
-    for left_out in range(4):
-        some = [part for n, part in enumerate(parts) if n != left_out]
-        assert np.abs(added(some).view(np.int64) / 2.0**63).mean() > 0.4  # uniform: 0.5
-    assert np.abs(added(parts).view(np.int64) / 2.0**63).mean() < 1e-6
-
-
-def test_another_round_or_cohort_has_other_masks():
-    keys = [masks.Key(("run", 0)) for _ in range(4)]
-    public, value = [key.public for key in keys], np.zeros(50, np.uint64)
-    once, fewer = keys[0].masked(value, public[:3]), keys[0].masked(value, public)
-    # Were masks those of the pairs alone, the difference would be one pair's, and no secret.
-    pair = keys[0].masked(value, [public[0], public[3], public[1]])
-    assert not (once == fewer).any() and not (once == pair).any()
-    again = masks.Key(("run", 1))
-    again._private = keys[0]._private
-    assert not (again.masked(value, public[:3]) == once).any()
-
-
-def test_keys_and_values_that_do_not_fit_are_refused():
-    key, value = masks.Key(("run", 0)), np.zeros(5, np.uint64)
-    others = [masks.Key(("run", 0)).public for _ in range(2)]
-    for keys in (
-        [key.public, others[0]],
-        [key.public, others[0], others[0]],
-        [*others, masks.Key(("run", 0)).public],
-        [key.public, others[0], "00" * 32],  # a point of small order: the secret would be zero
-        [key.public, others[0], "zz"],
-    ):
-        with pytest.raises(Refused) as caught:
-            key.masked(value, keys)
-        assert caught.value.reason == "keys"
+def test_values_too_large_for_the_sum_are_refused():
     with pytest.raises(Refused) as caught:
         masks.fixed(report(0, scale=1e9), 3)
     assert caught.value.reason == "range"
@@ -118,52 +56,196 @@ def test_a_secure_run_gives_the_plain_runs_result(name, tmp_path):
 
 
 class Listening(Inside):
-    """Nodes whose every answer the server writes down; one may be lost before it sends its sum."""
+    """Nodes whose every message the server writes down; one may answer `mask` too late."""
 
-    lost = ""
+    late = ""
+    rounds = (0,)
 
     def call(self, site, blob, seconds):
-        kind = wire.unpack(blob).kind
-        if site == self.lost and kind == "mask":
-            raise Refused("unreachable")
+        message = wire.unpack(blob)
         answer = super().call(site, blob, seconds)
-        self.heard = [*getattr(self, "heard", []), (site, kind, answer)]
+        told = (message, wire.unpack(answer))
+        self.view = [*getattr(self, "view", []), (site, message.kind, *told)]
+        if (site, message.kind) == (self.late, "mask") and message.head["round"] in self.rounds:
+            raise Refused("timeout")
         return answer
+
+    def answers(self, kind, round=0):
+        """What nodes answered in a round, by site; the last answer of each."""
+        return {
+            site: told
+            for site, own, asked, told in self.view
+            if own == kind and asked.head["round"] == round
+        }
 
 
 def test_the_server_never_hears_a_report_unmasked(tmp_path):
     """No float tensor leaves a node in a round, and the masked ones look nothing alike."""
     transport = Listening(fed.inside(tmp_path / "nodes")._nodes)
     fed.served(fed.experiment("fedavg", sets=SETS), transport, tmp_path / "served")
-    rounds = [wire.unpack(answer) for _, kind, answer in transport.heard if kind == "step"]
+    rounds = [told for _, kind, _, told in transport.view if kind == "step"]
     assert len(rounds) == 8 and all(not message.leaves for message in rounds)
-    sent = [wire.unpack(a).leaves["masked"] for _, kind, a in transport.heard if kind == "mask"]
+    sent = [told.leaves["masked"] for _, kind, _, told in transport.view if kind == "mask"]
     assert len(sent) == 8 and all(leaf.dtype == torch.int64 for leaf in sent)
     assert all(abs((leaf.double() / 2.0**63).mean()) < 0.05 for leaf in sent)
-    # A hub that asks again for the same round gets no second sum out of the old keys.
-    letter = {"run": "r1", "label": "FedAvg", "seed": 3, "round": 1, "attempt": 0, "keys": []}
-    answer = wire.unpack(transport.call("site-0", wire.pack("mask", letter), 1))
-    assert answer.head == {"code": "keys"}
+    types = {
+        leaf.dtype
+        for *_, kind, _, told in transport.view
+        for leaf in told.leaves.values()
+        if kind in ("keys", "shares", "mask", "confirm", "unmask")
+    }
+    assert types == {torch.int64, torch.uint8}
 
 
-def test_a_node_lost_between_keys_and_masks_is_left_out_of_the_sum(tmp_path):
-    """The round ends as if that node had not reported in it."""
+ONE = ("rounds=1", "evaluate.every=1")
+
+
+def values_of(nodes, site):
+    """What a node's kept report is in the ring: what the server must not find out."""
+    ((_, drawer),) = nodes[site]._opened.desks.values()
+    return masks.fixed(_report(drawer.kept.report), 3)
+
+
+def found_by_difference(transport, late, total, round=0):
+    """The passive server's attack: all masked reports with the late one, less the sum without."""
+    sent = [told.leaves["masked"].numpy() for told in transport.answers("mask", round).values()]
+    return np.sum(sent, axis=0).view(np.uint64) - total
+
+
+def test_a_report_that_comes_too_late_is_left_out_and_stays_hidden(tmp_path):
+    """The round ends as if that node had not reported in it; nobody masks a report twice."""
     transport = Listening(fed.inside(tmp_path / "nodes")._nodes)
-    transport.lost = "site-2"
-    wanted = fed.experiment("fedavg", sets=(*SETS, "rounds=1", "evaluate.every=1"))
-    found = fed.served(wanted, transport, tmp_path / "lost")
+    transport.late = late = "site-2"
+    found = fed.served(fed.experiment("fedavg", sets=(*SETS, *ONE)), transport, tmp_path / "late")
     assert found["methods"]["FedAvg"]["seeds"][0]["traffic"]["participations"] == 3
 
     class Mute(Inside):
         def call(self, site, blob, seconds):
-            if site == "site-2" and wire.unpack(blob).kind == "step":
+            if site == late and wire.unpack(blob).kind == "step":
                 return wire.refusal("failed")
             return super().call(site, blob, seconds)
 
-    plain = fed.experiment("fedavg", sets=("rounds=1", "evaluate.every=1"))
+    plain = fed.experiment("fedavg", sets=ONE)
     fed.served(plain, Mute(fed.inside(tmp_path / "others")._nodes), tmp_path / "without")
-    states = [fed.server_state(tmp_path / kind, "FedAvg") for kind in ("lost", "without")]
+    states = [fed.server_state(tmp_path / kind, "FedAvg") for kind in ("late", "without")]
     assert fed.largest_gap(*states) < 1e-6
+
+    nodes = transport._nodes
+    assert sum(kind == "mask" for _, kind, *_ in transport.view) == 4
+    total = sum(values_of(nodes, site) for site in nodes if site != late)
+    attacked = found_by_difference(transport, late, total)
+    assert not (attacked == values_of(nodes, late)).any()
+    # Of the late node its key was revealed, and of the others their seeds; never both.
+    shares = {site: told.leaves["shares"] for site, told in transport.answers("unmask").items()}
+    assert shares.keys() == nodes.keys() - {late}
+    assert all(own.shape == (4, shamir.SHARE) for own in shares.values())
+    key = shamir.recover({n + 1: bytes(shares[f"site-{n}"][2].tolist()) for n in (0, 1, 3)})
+    published = secure.Keys.read(transport.answers("keys")[late].head["keys"])
+    assert secure._public(key) == published.mask
+    assert secure._commitment(key) != published.commitment
+
+
+def test_no_second_sum_of_a_round_with_other_members_is_to_be_had(tmp_path):
+    """Not by the late node, not by the others, not when all were started anew."""
+    transport = Listening(fed.inside(tmp_path / "nodes")._nodes)
+    transport.late = late = "site-2"
+    wanted = fed.experiment("fedavg", sets=(*SETS, *ONE))
+    fed.served(wanted, transport, tmp_path / "late")
+    opening = {
+        site: [b for s, kind, b, _ in transport.view if s == site and kind in ("open", "agree")]
+        for site in transport.sites
+    }
+    about = {"run": "r1", "label": "FedAvg", "seed": 3, "round": 0, "of": "step", "sum": "ab"}
+    for nodes in (transport._nodes, fed.inside(tmp_path / "nodes")._nodes):
+
+        def ask(site, kind, head=about, content=(), nodes=nodes):
+            return wire.unpack(nodes[site].answer(wire.pack(kind, head, content)))
+
+        if nodes is not transport._nodes:
+            for site in nodes:
+                for message in opening[site]:
+                    ask(site, message.kind, message.head, message.leaves)
+        assert ask(late, "keys").head == {"code": "summed"}
+        others = [site for site in nodes if site != late]
+        keys = {site: ask(site, "keys").head["keys"] for site in others}
+        fourth = secure.Participant(("r1", "FedAvg", "step", "ab", 3, 0), "site-9").keys()
+        two = dict(list(keys.items())[:2])
+        for members in ({**keys, "site-9": list(fourth)}, {**two, "site-9": list(fourth)}):
+            for site in others:
+                expected = "summed" if site in members else "keys"
+                found = ask(site, "shares", {**about, "members": members})
+                assert found.head["code"] in ("summed", expected)
+        # The same members once more may have the same sum once more.
+        assert all(ask(s, "shares", {**about, "members": keys}).kind == "yes" for s in others)
+
+
+@pytest.mark.parametrize("gone", ["", "site-1"])
+def test_a_server_that_dies_between_the_sum_and_its_checkpoint_gets_no_other_sum(
+    gone, tmp_path, monkeypatch
+):
+    """With the same nodes the sum is the same; with fewer, the round is given up."""
+    wanted = fed.experiment("fedavg", sets=(*SETS, "rounds=2"))
+    fed.served(wanted, fed.inside(tmp_path / "whole" / "nodes"), tmp_path / "whole")
+
+    def dies(*arguments):
+        raise KeyboardInterrupt
+
+    home = tmp_path / "nodes"
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("idiolect.deploy.hub.stepped_by_sum", dies)
+        fed.served(wanted, fed.inside(home), tmp_path / "died")
+
+    transport = Listening(fed.inside(home)._nodes)
+    if gone:
+        plain = transport.call
+
+        def call(site, blob, seconds):
+            if site == gone:
+                raise Refused("unreachable")
+            return plain(site, blob, seconds)
+
+        transport.call = call
+    found = fed.served(wanted, transport, tmp_path / "died")["methods"]["FedAvg"]
+    heard = [transport.answers(kind, 0) for kind in ("mask", "unmask")]
+    taken = found["seeds"][0]["traffic"]["participations"]
+    if not gone:
+        states = [fed.server_state(tmp_path / kind, "FedAvg") for kind in ("whole", "died")]
+        assert fed.largest_gap(*states) < 1e-6 and taken == 8
+    else:
+        assert heard == [{}, {}] and taken == 3
+        assert any("round 1 was given up" in text for text in found["notices"])
+
+
+def test_the_same_run_again_without_one_node_does_not_give_its_report_away(tmp_path):
+    """Another run of the same experiment: the reports of its first round are the same."""
+    wanted = fed.experiment("fedavg", sets=(*SETS, *ONE))
+    home = tmp_path / "nodes"
+    fed.served(wanted, fed.inside(home), tmp_path / "first", run="r1")
+    again = Listening(fed.inside(home)._nodes)
+    fed.served(wanted, again, tmp_path / "same", run="r2")
+    assert len(again.answers("unmask")) == 4
+    fewer = Listening(fed.inside(home)._nodes)
+    plain = fewer.call
+    fewer.call = lambda site, *more: (
+        wire.refusal("failed")
+        if (site == "site-3" and wire.unpack(more[0]).kind == "step")
+        else plain(site, *more)
+    )
+    found = fed.served(wanted, fewer, tmp_path / "fewer", run="r3")
+    assert not fewer.answers("mask") and not fewer.answers("unmask")
+    assert any("round 1 was given up" in n for n in found["methods"]["FedAvg"]["notices"])
+
+
+def test_rounds_given_up_again_and_again_end_the_run(tmp_path):
+    class Silent(Inside):
+        def call(self, site, blob, seconds):
+            if wire.unpack(blob).kind == "unmask":
+                return wire.refusal("failed")
+            return super().call(site, blob, seconds)
+
+    wanted = fed.experiment("fedavg", sets=(*SETS, "rounds=6", "evaluate.every=6"))
+    with pytest.raises(DeployError, match="4 secure sums in a row could not be had"):
+        fed.served(wanted, Silent(fed.inside(tmp_path / "nodes")._nodes), tmp_path / "served")
 
 
 class Restarting(Inside):

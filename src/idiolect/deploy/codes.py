@@ -18,7 +18,8 @@ CODES = {
     "identity": "the message is not signed by the expected member, or is not for its receiver",
     "replay": "the message was received before",
     "conflict": "another message for the same round was answered before",
-    "keys": "it has no key, or was given unfit ones, for the sum under masks",
+    "keys": "keys, shares or survivors of the secure sum do not fit; its log says which",
+    "summed": "its report was masked for another sum before, and is not given to a second one",
     "range": "its report is too large for the sum under masks; lower lr or set clip",
     "closed": "the node was started anew and must be told the experiment again",
     # About joining.

@@ -1,7 +1,11 @@
 """What a node reads in the head of a message, trusting nothing in it."""
 
 import math
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from idiolect.deploy.codes import Refused
 from idiolect.deploy.wire import Message
@@ -22,10 +26,34 @@ def about(message: Message) -> tuple[str, int, int]:
 
 
 def sum_of(message: Message) -> tuple[Any, ...]:
-    """Name the sum that a key is for."""
+    """Name the secure sum that a message is about."""
     head = message.head
-    words = (get(head, key, str) for key in ("run", "label", "of"))
-    return *words, *(get(head, key, int) for key in ("seed", "round", "attempt"))
+    words = (get(head, key, str) for key in ("run", "label", "of", "sum"))
+    return *words, *(get(head, key, int) for key in ("seed", "round"))
+
+
+def names_in(message: Message, key: str) -> list[str]:
+    """Read a list of different names, in order."""
+    names = get(message.head, key, list)
+    if not all(isinstance(one, str) for one in names) or names != sorted(set(names)):
+        raise Refused("format", f"{key} is no list of different names")
+    return list(names)
+
+
+def rows_in(message: Message, names: Sequence[str], width: int) -> dict[str, bytes]:
+    """Read bytes for every name: the rows of the tensor `shares`, in the order of the names."""
+    found = message.leaves.get("shares")
+    if found is None or len(message.leaves) != 1 or found.dtype != torch.uint8:
+        raise Refused("structure", "expected shares and nothing else")
+    if found.shape != (len(names), width):
+        raise Refused("shape", f"{tuple(found.shape)} shares, expected {(len(names), width)}")
+    return {name: row.numpy().tobytes() for name, row in zip(names, found, strict=True)}
+
+
+def rows_of(names: Sequence[str], content: Mapping[str, bytes], width: int) -> dict[str, Tensor]:
+    """Write bytes for every name as `rows_in` reads them; zeros where there are none."""
+    whole = b"".join(content.get(name, bytes(width)) for name in names)
+    return {"shares": torch.frombuffer(bytearray(whole), dtype=torch.uint8).view(-1, width)}
 
 
 def bound_of(message: Message) -> float:

@@ -4,6 +4,7 @@ It samples, sends, waits, checks every report and aggregates; scores come back a
 sees data or personal state.
 """
 
+import logging
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
@@ -21,8 +22,9 @@ from idiolect.deploy.hearing import Hearing, heard, heard_by_sum, hidden
 from idiolect.deploy.post import Answer, Post
 from idiolect.deploy.rehearsal import Rehearsal
 from idiolect.deploy.roster import Model, Roster
+from idiolect.deploy.secure_aggregation import FEWEST
 from idiolect.deploy.stepping import stepped, stepped_by_kind, stepped_by_sum
-from idiolect.deploy.summing import summed
+from idiolect.deploy.summing import GivenUp, summed
 from idiolect.deploy.wire import Message
 from idiolect.errors import ConfigError, DataError, DeployError, MethodError
 from idiolect.experiment.schema import Deployment
@@ -35,6 +37,9 @@ from idiolect.simulate.serving import Serving
 from idiolect.simulate.traffic import Traffic
 from idiolect.tree import Tree
 
+log = logging.getLogger("idiolect.hub")
+
+_IN_A_ROW = 3  # rounds that may be given up one after the other
 _NONE: Mapping[str, bool] = MappingProxyType({})
 
 
@@ -67,7 +72,7 @@ class Hub:
             masks.refuse_small(roster.clients if cohort is None else cohort, ConfigError)
             if draw != "fixed":
                 raise ConfigError(
-                    f"draw is {draw!r}, which may draw fewer than {masks.FEWEST} nodes, too few "
+                    f"draw is {draw!r}, which may draw fewer than {FEWEST} nodes, too few "
                     'for deploy.secure; use draw = "fixed"'
                 )
         self._secure = deploy.secure
@@ -75,6 +80,7 @@ class Hub:
         self.round = 0
         self.notices: list[str] = []
         self.told: Sequence[Sums] = ()  # for newcomers: what those told who were there before
+        self._given_up = 0  # secure sums in a row that could not be had
         self._untold: list[str] = []  # why nodes heard nothing of each other
         self.widths: Mapping[str, int] = {}
         self._label, self._run = label, run
@@ -180,9 +186,16 @@ class Hub:
             present, rows = sorted(reports), [reports[client] for client in sorted(reports)]
             if self._secure:
                 form = masks.contributed(self._method, self._rehearsal.form(present[0], "step"))
-                present, mean, more = self._summed(run, cohort, present, form)
+                more = [0, 0]
+                try:
+                    present, mean = self._summed(run, cohort, present, form, more)
+                    states.append(stepped_by_sum(self._method, state, present, mean))
+                    self._given_up = 0
+                except GivenUp as error:
+                    present = []
+                    self._note_given_up(error)
+                    states.append(self._method.idle(state))
                 down, up = down + more[0], up + more[1]
-                states.append(stepped_by_sum(self._method, state, present, mean))
             elif self._servings:
                 kinds = [self._rehearsal.kind(client) for client in present]
                 own = self._servings[run]
@@ -199,27 +212,53 @@ class Hub:
         return Round(traffic, examples)
 
     def _summed(
-        self, run: int, cohort: np.ndarray, done: Sequence[int], form: Report, of: str = "step"
-    ) -> tuple[list[int], Report, list[int]]:
-        """Add up, under masks, what those contribute who did something; return its mean."""
-        traffic = [0, 0]
+        self,
+        run: int,
+        cohort: np.ndarray,
+        done: Sequence[int],
+        form: Report,
+        traffic: list[int],
+        of: str = "step",
+    ) -> tuple[list[int], Report]:
+        """Add up securely what those contribute who did something; return who, and the mean."""
+        context = {**self._head(run), "of": of}
+        failed: dict[str, Refused] = {}
 
         def ask(
             kind: str,
             clients: Sequence[int],
             more: Mapping[str, Any],
             read: Callable[[int, Message], Any],
+            content: Mapping[int, Tree] | None = None,
         ) -> dict[int, Any]:
-            head = {**self._head(run), "of": of, **more}
-            letters = {client: wire.pack(kind, head) for client in clients}
-            found, down, up = self._exchange(kind, head, letters, read)
+            head = {**context, **more}
+            same = wire.pack(kind, head) if content is None else b""
+            letters = {
+                client: same if content is None else wire.pack(kind, head, content[client])
+                for client in clients
+            }
+            found, down, up = self._exchange(kind, head, letters, read, failed)
             traffic[0] += down
             traffic[1] += up
             self._refuse_few(cohort, found)
             return found
 
-        present, mean = summed(ask, done, form)
-        return present, mean, traffic
+        try:
+            return summed(ask, context, done, self._roster.sites, form)
+        except DeployError as error:
+            # Nodes never mask a report for a second sum, so starting anew would not help.
+            if any(why.reason == "summed" for why in failed.values()):
+                raise GivenUp(str(error)) from error
+            raise
+
+    def _note_given_up(self, error: GivenUp) -> None:
+        """Tell of a round without a sum; end the run if that happens again and again."""
+        if self._given_up == _IN_A_ROW:
+            raise DeployError(f"{_IN_A_ROW + 1} secure sums in a row could not be had: {error}")
+        self._given_up += 1
+        text = f"round {self.round + 1} was given up, its secure sum could not be had: {error}"
+        log.warning(text)
+        self._untold.append(text)
 
     def meet(self) -> None:
         """Let every node look at the present state without training: newcomers catching up."""
@@ -306,8 +345,12 @@ class Hub:
         head: Mapping[str, Any],
         letters: Mapping[int, bytes],
         read: Callable[[int, Message], Any],
+        failed: dict[str, Refused] | None = None,
     ) -> tuple[dict[int, Any], int, int]:
-        """Ask clients, and read the answers to this very question; return them with the bytes."""
+        """Ask clients, and read the answers to this very question; return them with the bytes.
+
+        Why someone gave none is added to `failed`.
+        """
         sites = self._roster.sites
         number = {sites[client]: client for client in letters}
         found: dict[int, Any] = {}
@@ -323,7 +366,9 @@ class Hub:
             traffic[1] += answer.bytes_up
 
         named = {sites[client]: letter for client, letter in letters.items()}
-        self._post.ask(named, self._post.policy.timeout, take)
+        refused = self._post.ask(named, self._post.policy.timeout, take)
+        if failed is not None:
+            failed.update(refused)
         return found, traffic[0], traffic[1]
 
     # Judging.
@@ -368,8 +413,9 @@ class Hub:
         if not found or not self._secure:
             return heard(found, up)
         form = hidden(self._rehearsal.form(0, "tell"))
+        more = [0, 0]
         try:
-            present, mean, more = self._summed(run, everyone, sorted(found), form, "tell")
+            present, mean = self._summed(run, everyone, sorted(found), form, more, "tell")
         except DeployError as error:
             self._untold.append(f"nodes heard nothing of each other, so each chose alone: {error}")
             return None

@@ -1,15 +1,8 @@
-"""Masks under which the server sees the sum of its nodes' reports and nothing else of them.
+"""Reports as secure aggregation adds them: which methods it can serve, and the fixed point.
 
-Every two nodes of a round agree on a secret (X25519, HKDF) that the server only relays the public
-halves of. One adds the noise that grows from it (ChaCha20), the other subtracts it, in the ring of
-64-bit integers, where a report under masks is uniform noise whatever it holds and where the masks
-of all cancel exactly. After Bonawitz et al., "Practical Secure Aggregation for Privacy-Preserving
-Machine Learning" (CCS 2017), without its recovery from drop-outs: when a node is lost between the
-keys and the masks, the round's sum is asked for anew, of the others, under new keys.
+The protocol itself is in `secure_aggregation`.
 """
 
-import secrets
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,14 +12,13 @@ from torch import Tensor
 from idiolect import tree
 from idiolect.aggregate import Aggregated, Shortened, shorten
 from idiolect.deploy.codes import Refused
+from idiolect.deploy.secure_aggregation import FEWEST
 from idiolect.errors import DeployError, IdiolectError, MethodError
 from idiolect.method import Method, Report, Sent
 from idiolect.wrapper import Wrapper
 
-FEWEST = 3  # of two nodes, each would know the other's report from the sum
 SCALE = 2.0**32  # steps of a unit: what is rounded away is far below float32
 _ROOM = 2.0**62  # what a sum may reach, so that it never wraps
-_BYTES = 32  # of a public key
 
 
 def require() -> Any:
@@ -128,57 +120,3 @@ def _ordered(report: Report) -> list[tuple[str, Tensor]]:
 def length(form: Report) -> int:
     """Return how many integers a report of this form is."""
     return sum(leaf.numel() for leaf in tree.leaves(form.params)) + 1
-
-
-class Key:
-    """A node's secret for one sum; used once."""
-
-    def __init__(self, context: Sequence[Any]) -> None:
-        """`context` says of what sum: run, method, seed, round and attempt."""
-        require()
-        from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
-
-        self.context = tuple(context)
-        self._private = X25519PrivateKey.from_private_bytes(secrets.token_bytes(_BYTES))
-
-    @property
-    def public(self) -> str:
-        """What the others are told."""
-        return self._private.public_key().public_bytes_raw().hex()
-
-    def masked(self, values: np.ndarray, keys: Sequence[str]) -> np.ndarray:
-        """Hide integers under the masks of all pairs this key is of; `keys` is everyone's."""
-        if len(set(keys)) != len(keys) or len(keys) < FEWEST or self.public not in keys:
-            raise Refused("keys", f"{len(keys)} keys of a sum, {FEWEST} different ones needed")
-        hidden = values.copy()
-        for other in keys:
-            if other != self.public:
-                noise = self._noise(other, sorted(keys), len(values))
-                # In the ring this is exact; the other side of the pair does the opposite.
-                hidden = hidden + noise if self.public < other else hidden - noise
-        return hidden
-
-    def _noise(self, other: str, keys: Sequence[str], count: int) -> np.ndarray:
-        from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
-        from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
-        from cryptography.hazmat.primitives.hashes import SHA256
-        from cryptography.hazmat.primitives.kdf.hkdf import HKDF
-
-        try:
-            public = X25519PublicKey.from_public_bytes(bytes.fromhex(other))
-            shared = self._private.exchange(public)
-        except ValueError as error:  # not a key, or one that makes every secret the same
-            raise Refused("keys", "a public key that is none") from error
-        # Bound to the sum and to all of its members: another cohort gets other masks.
-        about = repr((self.context, list(keys), sorted((self.public, other)))).encode()
-        seed = HKDF(SHA256(), 32, salt=None, info=about).derive(shared)
-        stream = Cipher(algorithms.ChaCha20(seed, bytes(16)), mode=None).encryptor()
-        return np.frombuffer(stream.update(bytes(8 * count)), dtype="<u8").astype(np.uint64)
-
-
-def added(parts: Mapping[int, Tensor]) -> np.ndarray:
-    """Add what all nodes of a sum sent; if one is missing, the result is noise."""
-    total = np.zeros_like(next(iter(parts.values())).numpy().view(np.uint64))
-    for part in parts.values():
-        total = total + part.numpy().view(np.uint64)
-    return total

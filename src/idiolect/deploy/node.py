@@ -13,13 +13,15 @@ import numpy as np
 import torch
 
 from idiolect import tree
-from idiolect.deploy import codecs, hearing, masks, models, prints, wire
+from idiolect.deploy import codecs, hearing, masks, models, prints, shamir, wire
+from idiolect.deploy import secure_aggregation as secure
 from idiolect.deploy.codes import Refused
 from idiolect.deploy.drawer import Drawer, Owner
 from idiolect.deploy.form import Form
-from idiolect.deploy.heads import about, bound_of, get, sum_of
+from idiolect.deploy.heads import about, bound_of, get, names_in, rows_in, rows_of, sum_of
 from idiolect.deploy.holding import Holding, hold
 from idiolect.deploy.site import Site
+from idiolect.deploy.sum_log import SumLog, digest_of
 from idiolect.deploy.wire import Message
 from idiolect.errors import (
     CheckpointError,
@@ -53,6 +55,15 @@ class _Spoken(NamedTuple):
     deployed: Tree
 
 
+class _Sum(NamedTuple):
+    """A secure sum, this node's part in it, and the record of what it gave to sums."""
+
+    participant: secure.Participant
+    report: Report
+    digest: str
+    log: SumLog
+
+
 @dataclass(eq=False)
 class _Opened:
     """An experiment a node has joined."""
@@ -64,7 +75,8 @@ class _Opened:
     holding: Holding
     agreed: bool = False
     desks: dict[tuple[str, int], tuple[Alone, Drawer]] = field(default_factory=dict)
-    key: masks.Key | None = None  # of the sum that is being prepared
+    sum: _Sum | None = None  # the secure sum at hand
+    log: SumLog | None = None  # which reports were in sums, of this run and of others
     spoken: "_Spoken | None" = None  # what was told last
 
     @property
@@ -91,7 +103,10 @@ class Node:
                 "step": self._step,
                 "meet": self._meet,
                 "keys": self._keys,
+                "shares": self._shares,
                 "mask": self._mask,
+                "confirm": self._confirm,
+                "unmask": self._unmask,
                 "tell": self._tell,
                 "judge": self._judge,
             }.get(message.kind)
@@ -227,33 +242,79 @@ class Node:
         return _yes(message, told)
 
     def _keys(self, message: Message, blob: bytes) -> bytes:
-        """Make a key for one sum and tell its public half."""
-        opened = self._of(message)
-        opened.key = masks.Key(sum_of(message))
-        return _yes(message, (), key=opened.key.public)
+        """Begin a secure sum of the round's report: publish keys for it."""
+        opened, context = self._of(message), sum_of(message)
+        opened.sum = None
+        report = self._summand(message)
+        # The same numbers, however many nodes there will be.
+        named = digest_of(masks.fixed(report, secure.FEWEST))
+        if opened.log is None:
+            owner = Owner(self._site.federation, opened.holding.client, opened.run, "", 0)
+            opened.log = SumLog(owner.folder(self._site.home).parent / "sums.log")
+        opened.log.check(named)
+        participant = secure.Participant(context, self._site.name)
+        opened.sum = _Sum(participant, report, named, opened.log)
+        return _yes(message, (), keys=list(participant.keys()))
+
+    def _shares(self, message: Message, blob: bytes) -> bytes:
+        """Share the secrets of this node's masks among the members of the sum."""
+        at = self._sum(message)
+        plain = get(message.head, "members", dict)
+        members = {name: secure.Keys.read(keys) for name, keys in plain.items()}
+        at.log.check(at.digest, members)
+        boxes = at.participant.shares(members)
+        return _yes(message, rows_of(sorted(members), boxes, secure.BOX))
 
     def _mask(self, message: Message, blob: bytes) -> bytes:
-        """Send the round's report, hidden so that only the sum over all keys' owners can be read.
+        """Send the report under masks, in one sum only."""
+        at, sharing = self._sum(message), names_in(message, "sharing")
+        at.log.check(at.digest, sharing)
+        boxes = rows_in(message, sharing, secure.BOX)
+        boxes.pop(self._site.name, None)
+        hidden = at.participant.masked(masks.fixed(at.report, len(sharing)), boxes)
+        at.log.masked(at.digest)
+        return _yes(message, {"masked": torch.from_numpy(hidden.view("int64"))})
 
-        The key is gone afterwards: no second sum is made with it.
-        """
+    def _confirm(self, message: Message, blob: bytes) -> bytes:
+        """Sign whose reports the sum is of, so that the others see that all were told the same."""
+        at, survivors = self._sum(message), names_in(message, "survivors")
+        signature = at.participant.confirm(survivors)
+        at.log.survived(at.digest, survivors)
+        return _yes(message, (), signature=signature)
+
+    def _unmask(self, message: Message, blob: bytes) -> bytes:
+        """Reveal what takes the masks off the sum of the survivors, and off no other."""
+        at, survivors = self._sum(message), names_in(message, "survivors")
+        signatures = message.head.get("signatures", {})
+        if not isinstance(signatures, dict):
+            raise Refused("format", "signatures of another form")
+        shares = at.participant.unmask(survivors, signatures)
+        at.log.survived(at.digest, survivors)
+        self._of(message).sum = None
+        return _yes(message, rows_of(sorted(shares), shares, shamir.SHARE))
+
+    def _sum(self, message: Message) -> "_Sum":
+        """Return the sum that a message is about."""
+        at = self._of(message).sum
+        if at is None or at.participant.context != sum_of(message):
+            raise Refused("keys", "a message of a sum that this node has no part in")
+        return at
+
+    def _summand(self, message: Message) -> Report:
+        """Return what this node adds to the sum that a message is about."""
         opened = self._of(message)
         _, drawer = self._desk(message)
-        key, opened.key = opened.key, None
-        if not opened.secure or key is None or key.context != sum_of(message):
-            raise Refused("keys", "masks of a sum that this node has no key for")
-        if get(message.head, "of", str) == "tell":
+        if not opened.secure:
+            raise Refused("keys", "a secure sum in a run without deploy.secure")
+        of = get(message.head, "of", str)
+        if of == "tell":
             spoken = opened.spoken
             if spoken is None or spoken.about != about(message):
                 raise Refused("round", "this node has told nothing after that round")
-            report = hearing.hidden(spoken.told)
-        elif drawer.kept.round == get(message.head, "round", int) + 1:
-            report = _report(drawer.kept.report)
-        else:
+            return hearing.hidden(spoken.told)
+        if of != "step" or drawer.kept.round != get(message.head, "round", int) + 1:
             raise Refused("round", f"this node has done {drawer.kept.round} rounds")
-        keys = [str(one) for one in get(message.head, "keys", list)]
-        hidden = key.masked(masks.fixed(report, len(keys)), keys)
-        return _yes(message, {"masked": torch.from_numpy(hidden.view("int64"))})
+        return _report(drawer.kept.report)
 
     def _tell(self, message: Message, blob: bytes) -> bytes:
         """Tell a few numbers that are added up over nodes; under masks they follow later."""
@@ -379,7 +440,7 @@ def reason_of(error: BaseException) -> str:
     return next((word for kind, word in kinds.items() if isinstance(error, kind)), "failed")
 
 
-def _yes(message: Message, content: Tree, **told: str) -> bytes:
+def _yes(message: Message, content: Tree, **told: Any) -> bytes:
     """Answer, saying to what."""
     echo = {key: message.head[key] for key in ("run", "label", "seed", "round")}
     return wire.pack("yes", {**echo, "to": message.kind, **told}, content)
