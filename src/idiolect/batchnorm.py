@@ -15,6 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from idiolect import tree
 from idiolect.errors import ModelError
 
 STATISTICS = ("running_mean", "running_var")
@@ -175,6 +176,22 @@ def learned(model: nn.Module) -> dict[str, Tensor]:
         if isinstance(layer, BatchNorm):
             found |= {f"{start}{name}": getattr(layer, name) for name in STATISTICS}
     return found
+
+
+def is_statistic(name: str) -> bool:
+    """Say whether a leaf of this name is a running statistic, which no gradient trains."""
+    return name.rpartition(".")[2] in STATISTICS
+
+
+def parameters(params: tree.Tree) -> tree.Params:
+    """Return the leaves that are trained, by name: distances and norms are over these alone.
+
+    Running statistics are in other units than weights; they are averaged or chosen along with them.
+    """
+    named = params if type(params) is dict else tree.named(params)
+    if any(not isinstance(leaf, Tensor) for leaf in named.values()):
+        named = tree.named(params)
+    return {name: leaf for name, leaf in named.items() if not is_statistic(name)}
 
 
 def _along(channels: Tensor, x: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 
 from idiolect import batchnorm, tree
-from idiolect.errors import MethodError
+from idiolect.errors import MethodError, ModelError
 from idiolect.stacked.layers import quicken
 from idiolect.tree import Params
 
@@ -31,6 +31,11 @@ class Network:
         }
         self._shapes = {name: value.shape for name, value in self.params.items()}
         trainable = {name for name, value in model.named_parameters() if value.requires_grad}
+        for name in sorted(filter(batchnorm.is_statistic, trainable)):
+            raise ModelError(
+                f"parameter {name!r} has the name of a running statistic, which is not trained; "
+                "give it another name"
+            )
         # Running means and variances: carried, sent and averaged as parameters are, not trained.
         self.statistics = frozenset(self.params.keys() - trainable)
         self.norms = frozenset(

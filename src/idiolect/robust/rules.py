@@ -1,8 +1,14 @@
 """Robust aggregation: rules that a few arbitrary clients cannot move far.
 
 All weigh clients alike: a number of examples is what a client claims, and a liar claims many.
-Rows of weight 0 are absent. Nothing here waits for the device: how many rows are present is a
-tensor, and choices are masks.
+Rows of weight 0 are absent, and so are rows that hold infinity or NaN anywhere. Finite values may
+be as large as the type allows: lengths are computed so that no square overflows. Where no row is
+left, the result is the reference. Nothing here waits for the device: how many rows are present is
+a tensor, and choices are masks.
+
+Distances and norms are over parameters. A rule that weighs or chooses whole rows by them does the
+same to the running statistics of batch normalisation, each first brought within ten median
+absolute deviations of its median: else an attacker with harmless weights could report any.
 """
 
 from dataclasses import dataclass
@@ -11,8 +17,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from idiolect import tree
-from idiolect.aggregate import Aggregator, beside, row_norms, shortened
+from idiolect import batchnorm, tree
+from idiolect.aggregate import Aggregator, beside, shortened
 from idiolect.errors import ConfigError
 from idiolect.method import setting
 from idiolect.tree import Params, Tree
@@ -28,7 +34,8 @@ class Mean(Aggregator):
         self, memory: Tree, reference: Params, params: Params, weight: Tensor
     ) -> tuple[Params, Tree]:
         """Average the rows."""
-        return tree.mean(params, _present(weight).to(weight.dtype)), memory
+        params, present = _usable(params, weight)
+        return _average(params, present, reference), memory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,16 +58,9 @@ class Median(Aggregator):
         self, memory: Tree, reference: Params, params: Params, weight: Tensor
     ) -> tuple[Params, Tree]:
         """Sort every coordinate and take the middle."""
-        present = _present(weight)
-        count = present.sum()
-        lower, upper = (count - 1).clamp(min=0) // 2, count // 2
-
-        def median(leaf: Tensor) -> Tensor:
-            ordered = _sorted(leaf, present)
-            low = _at(ordered, lower)
-            return low if self.middle == "lower" else (low + _at(ordered, upper)) / 2
-
-        return tree.map(median, params), memory
+        params, present = _usable(params, weight)
+        lower = self.middle == "lower"
+        return _or_reference(_medians(params, present, lower), present, reference), memory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +76,7 @@ class TrimmedMean(Aggregator):
         self, memory: Tree, reference: Params, params: Params, weight: Tensor
     ) -> tuple[Params, Tree]:
         """Sort every coordinate and average the middle."""
-        present = _present(weight)
+        params, present = _usable(params, weight)
         count = present.sum()
         # A share such as 0.2 of 10 clients is 2 of them, whatever rounding makes of the product.
         cut = (self.trim * count + 1e-6).floor()
@@ -88,7 +88,7 @@ class TrimmedMean(Aggregator):
             mean: Tensor = tree.mean(kept, inside)
             return mean
 
-        return tree.map(trimmed, params), memory
+        return _or_reference(tree.map(trimmed, params), present, reference), memory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,13 +104,25 @@ class GeometricMedian(Aggregator):
     def combine(
         self, memory: Tree, reference: Params, params: Params, weight: Tensor
     ) -> tuple[Params, Tree]:
-        """Average with weights that fall with the distance from the last average."""
-        present = _present(weight).to(weight.dtype)
-        centre = tree.mean(params, present)
+        """Average with weights that fall with the distance from the last average.
+
+        It starts at the median of every coordinate. Rows farther from there than a million times
+        the median distance are moved in to that: the direction is what they count by.
+        """
+        params, present = _usable(params, weight)
+        middle = _medians(params, present)
+        offsets = tree.map(lambda leaf, mid: leaf - mid, params, middle)
+        lengths = _lengths(offsets)
+        offsets = shortened(offsets, lengths, _FAR * _median(lengths, present))
+        counts = present.to(weight.dtype)
+        shares, centre = counts, tree.zeros_like(middle)
         for _ in range(self.iterations):
-            gaps = row_norms(tree.map(lambda leaf, mid: leaf - mid, params, centre))
-            centre = tree.mean(params, present / gaps.clamp(min=self.smooth))
-        return centre, memory
+            gaps = _lengths(tree.map(lambda leaf, mid: leaf - mid, offsets, centre))
+            shares = counts / gaps.clamp(min=self.smooth)
+            centre = tree.mean(offsets, shares)
+        rows = _with_statistics(offsets, params, present)
+        found = _swapped(tree.add(middle, centre), tree.mean(rows, shares))
+        return _or_reference(found, present, reference), memory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,18 +145,22 @@ class Krum(Aggregator):
                 f"{self.title} against {f} attackers needs a cohort of {2 * f + 3} or more, and "
                 f"this one has {rows}; raise cohort or lower attackers"
             )
-        present = _present(weight)
+        params, present = _usable(params, weight)
         count = present.sum()
-        gaps = _squared_gaps(params)
+        gaps = _gaps(params)
         absent = ~(present[:, None] & present[None, :])
         gaps = gaps.masked_fill(absent, float("inf")).fill_diagonal_(float("inf"))
         rank = torch.arange(rows, device=weight.device)
-        near = (rank < (count - f - 2).clamp(min=1)).to(gaps.dtype)
+        last = (count - f - 2).clamp(min=1, max=rows - 1)  # the farthest neighbour that counts
         ordered = gaps.sort(1).values
-        scores = torch.where(near > 0, ordered, 0.0).sum(1).masked_fill(~present, float("inf"))
+        # In units of the least distance to that neighbour, in which no square is lost.
+        unit = _at(ordered.T, last - 1).masked_fill(~present, float("inf")).amin()
+        squares = (ordered / torch.where((unit > 0) & unit.isfinite(), unit, 1.0)).square()
+        scores = torch.where(rank < last, squares, 0.0).sum(1).masked_fill(~present, float("inf"))
         kept = count - f if self.keep == 0 else count.clamp(max=self.keep)
         place = scores.argsort(stable=True).argsort()  # 0 for the best
-        return tree.mean(params, ((place < kept) & present).to(weight.dtype)), memory
+        chosen = _with_statistics(params, params, present)
+        return _average(chosen, (place < kept) & present, reference), memory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,18 +185,92 @@ class NormBound(Aggregator):
         self, memory: Tree, reference: Params, params: Params, weight: Tensor
     ) -> tuple[Params, Tree]:
         """Shorten and average."""
-        present = _present(weight)
+        params, present = _usable(params, weight)
         updates = tree.map(lambda leaf, sent: leaf - sent, params, reference)
-        norms = row_norms(updates)
+        norms = _lengths(updates)
         bound: float | Tensor = self.bound
         if not self.bound:
             bound = _at(_sorted(norms, present), (present.sum() - 1).clamp(min=0) // 2)
-        mean = tree.mean(shortened(updates, norms, bound), present.to(weight.dtype))
-        return tree.add(reference, mean), memory
+        rows = _with_statistics(shortened(updates, norms, bound), params, present)
+        mean = tree.mean(rows, present.to(weight.dtype))
+        found = _swapped(tree.add(reference, mean), mean)
+        return _or_reference(found, present, reference), memory
 
 
-def _present(weight: Tensor) -> Tensor:
-    return weight > 0
+_FAR = 1e6  # median distances
+_REACH = 10.0  # median absolute deviations
+
+
+def _usable(params: Params, weight: Tensor) -> tuple[Params, Tensor]:
+    """Say which rows are present and finite throughout; what the others hold becomes zero."""
+    unsound = tree.rows_where(lambda least, most: ~(least.isfinite() & most.isfinite()), params)
+    present = weight > 0
+    if unsound is not None:
+        present = present & ~unsound
+
+    def cleared(leaf: Tensor) -> Tensor:
+        return torch.where(beside(present, leaf), leaf, torch.zeros_like(leaf))
+
+    return tree.map(cleared, params), present
+
+
+def _or_reference(found: Params, present: Tensor, reference: Params) -> Params:
+    """Where nobody is present the result is what was sent."""
+    some = present.any()
+    chosen: Params = tree.map(
+        lambda new, old: torch.where(some, new, old.to(new.dtype)), found, reference
+    )
+    return chosen
+
+
+def _average(params: Params, kept: Tensor, reference: Params) -> Params:
+    """Average some rows, each alike."""
+    counts = kept.to(tree.leaves(params)[0].dtype)
+    return _or_reference(tree.mean(params, counts), kept, reference)
+
+
+def _swapped(rows: Params, others: Params) -> Params:
+    """Take the running statistics of another tree of the same form."""
+    taken = {n: leaf for n, leaf in tree.named(others).items() if batchnorm.is_statistic(n)}
+    return tree.like(rows, {**tree.named(rows), **taken}) if taken else rows
+
+
+def _with_statistics(rows: Params, params: Params, present: Tensor) -> Params:
+    """Put every report's running statistics, kept within reach of their median, into rows."""
+
+    def reached(leaf: Tensor) -> Tensor:
+        middle = _median(leaf, present)
+        reach = _REACH * _median((leaf - middle).abs(), present)
+        return leaf.clamp(middle - reach, middle + reach)
+
+    named = tree.named(params)
+    held = {n: reached(leaf) for n, leaf in named.items() if batchnorm.is_statistic(n)}
+    return _swapped(rows, tree.like(params, {**named, **held})) if held else rows
+
+
+def _median(leaf: Tensor, present: Tensor, lower: bool = False) -> Tensor:
+    """Return the median of every coordinate over the rows that are present."""
+    ordered, count = _sorted(leaf, present), present.sum()
+    low = _at(ordered, (count - 1).clamp(min=0) // 2)
+    return low if lower else low / 2 + _at(ordered, (count // 2).clamp(max=len(leaf) - 1)) / 2
+
+
+def _medians(params: Params, present: Tensor, lower: bool = False) -> Params:
+    found: Params = tree.map(lambda leaf: _median(leaf, present, lower), params)
+    return found
+
+
+def _lengths(params: Params) -> Tensor:
+    """Return the norm of every row over its parameters; squares are of at most one, or infinite."""
+    parts = [leaf.reshape(len(leaf), -1) for leaf in batchnorm.parameters(params).values()]
+    if not (parts := [part for part in parts if part.numel()]):
+        first = tree.leaves(params)[0]
+        return first.new_zeros(len(first))
+    largest = torch.stack([part.abs().amax(1) for part in parts]).amax(0)
+    unit = torch.where((largest > 0) & largest.isfinite(), largest, 1.0)
+    squares = [(part / unit.unsqueeze(1)).square().sum(1) for part in parts]
+    length = unit * torch.stack(squares).sum(0).sqrt()
+    return torch.where(largest.isfinite(), length, float("inf"))
 
 
 def _sorted(leaf: Tensor, present: Tensor) -> Tensor:
@@ -193,13 +283,8 @@ def _at(ordered: Tensor, rank: Tensor) -> Tensor:
     return picked
 
 
-def _squared_gaps(params: Params) -> Tensor:
-    """Return the squared distance of every pair of rows."""
+def _gaps(params: Params) -> Tensor:
+    """Return the distance of every pair of rows."""
     # Pair by pair rather than by the product of rows: that loses the digits that matter here.
-    total: Tensor | None = None
-    for leaf in tree.leaves(params):
-        flat = leaf.reshape(len(leaf), -1)
-        part = torch.stack([(flat - row).square().sum(1) for row in flat])
-        total = part if total is None else total + part
-    assert total is not None
-    return total
+    rows = range(len(tree.leaves(params)[0]))
+    return torch.stack([_lengths(tree.map(lambda leaf, n=n: leaf - leaf[n], params)) for n in rows])
