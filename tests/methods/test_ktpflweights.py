@@ -54,26 +54,58 @@ def test_a_step_by_hand():
     )
     new = method.server_step(state, torch.arange(2), told)
     assert new.affinity.flatten().tolist() == close([0.6, 0.4, 0.4, 0.6])
-    assert new.models["w"].tolist() == close([0.8, 1.2])
+    assert method.send(new, torch.arange(2)).own["w"].tolist() == close([0.8, 1.2])
 
 
 def test_an_overwhelming_pull_is_plain_averaging():
     method, told = KTpFLWeights(pull=1e9), reports()
     c = torch.eye(3).double()
-    state = Mixtures(c, {n: torch.zeros(3, 2).double() for n in "wb"})
+    state = Mixtures(c, {n: torch.zeros(3, 2).double() for n in "wb"}, torch.zeros(3).double())
     new = method.server_step(state, torch.arange(3), told)
-    assert torch.allclose(new.models["w"], told.params["w"].mean(0).expand(3, 2), atol=1e-6)
+    sent = method.send(new, torch.arange(3)).own["w"]
+    assert torch.allclose(sent, told.params["w"].mean(0).expand(3, 2), atol=1e-6)
 
 
-def test_rows_stay_on_the_simplex_and_strangers_keep_what_they_had():
-    """Client 2 learns only from client 0, who is not in the cohort."""
+def test_rows_stay_on_the_simplex_and_who_takes_nothing_keeps_what_it_has():
+    """Client 2 learns only from client 0, who has not been heard."""
     method = KTpFLWeights(matrix_lr=2.0, pull=0.1)
     c = torch.tensor([[0.5, 0.3, 0.2], [0.2, 0.5, 0.3], [1.0, 0.0, 0.0]], dtype=torch.float64)
-    state = Mixtures(c, {n: torch.full((3, 2), 7.0).double() for n in "wb"})
+    state = Mixtures(
+        c, {n: torch.full((3, 2), 7.0).double() for n in "wb"}, torch.zeros(3).double()
+    )
     new = method.server_step(state, torch.tensor([1]), reports(clients=1))
     assert torch.equal(new.affinity.sum(1), torch.ones(3).double())
-    assert new.models["w"][2].tolist() == [7.0, 7.0]
-    assert torch.equal(new.models["w"][0], reports(clients=1).params["w"][0])
+    sent = method.send(new, torch.arange(3)).own["w"]
+    assert sent[2].tolist() == [7.0, 7.0]
+    assert torch.equal(sent[0], reports(clients=1).params["w"][0])
+
+
+def test_the_absent_are_remembered():
+    """u_n = Σ over heard m of c_nm w_m / Σ c_nm: 0 and 1 report in turn, 2 never.
+
+    They say w = 3 and w = 9. Client 0 gives itself 0.5 and client 1 0.3: (1.5 + 2.7) / 0.8 = 5.25.
+    Of the last cohort alone it would start from 9. When 0 comes again with w = 5 that is replaced.
+    """
+    method = KTpFLWeights()
+    c = torch.tensor([[0.5, 0.3, 0.2], [0.2, 0.6, 0.2], [0.3, 0.1, 0.6]], dtype=torch.float64)
+    state = Mixtures(c, {"w": torch.zeros(3).double()}, torch.zeros(3).double())
+    for client_, w in ((0, 3.0), (1, 9.0)):
+        told = Report({"w": torch.tensor([w]).double()}, torch.ones(1).double())
+        state = method.server_step(state, torch.tensor([client_]), told)
+    sent = method.send(state, torch.arange(3)).own["w"].tolist()
+    assert sent == close([(1.5 + 2.7) / 0.8, (0.6 + 5.4) / 0.8, (0.9 + 0.9) / 0.4])
+    told = Report({"w": torch.tensor([5.0]).double()}, torch.ones(1).double())
+    state = method.server_step(state, torch.tensor([0]), told)
+    assert method.send(state, torch.arange(1)).own["w"].tolist() == close([(2.5 + 2.7) / 0.8])
+
+
+def test_statistics_of_batch_normalisation_are_mixed_and_not_measured():
+    """A Gram matrix of parameters 0 and 2 whatever their running means are: see a step by hand."""
+    method = KTpFLWeights(pull=0.0, matrix_lr=0.2, transfer=1.0)
+    parts = {"w": [0.0, 2.0], "bn.running_mean": [100.0, 700.0]}
+    told = Report({n: torch.tensor(v).double() for n, v in parts.items()}, torch.ones(2).double())
+    found = method.slope(torch.full((2, 2), 0.5).double(), told)
+    assert found.flatten().tolist() == close([-0.5, 0.5, 0.5, -0.5])
 
 
 def test_who_has_no_data_counts_for_nothing_at_first():
@@ -86,7 +118,8 @@ def test_who_has_no_data_counts_for_nothing_at_first():
 
 
 def test_a_newcomer_starts_from_the_mean_of_the_mixtures():
-    state = Mixtures(torch.eye(2).double(), {"w": torch.tensor([1.0, 4.0]).double()})
+    heard = torch.ones(2).double()
+    state = Mixtures(torch.eye(2).double(), {"w": torch.tensor([1.0, 4.0]).double()}, heard)
     sent = KTpFLWeights().welcome(state, torch.arange(3))
     assert sent.own["w"].tolist() == close([2.5, 2.5, 2.5])
 
@@ -95,13 +128,14 @@ def test_without_projection_a_cohort_stands_for_all():
     """Of four, two come: each counts double, in the slope of c and in the mixtures."""
     method, told = KTpFLWeights(projection="none", matrix_lr=0.1), reports(clients=2)
     c = torch.rand(4, 4, generator=torch.Generator().manual_seed(1)).double().softmax(1)
-    state = Mixtures(c, {n: torch.zeros(4, 2).double() for n in "wb"})
+    state = Mixtures(c, {n: torch.zeros(4, 2).double() for n in "wb"}, torch.zeros(4).double())
     cohort = torch.tensor([0, 2])
     new = method.server_step(state, cohort, told)
     block = 2 * c[cohort][:, cohort]
     learned = (block - 0.1 * method.slope(block, told)) / 2
     assert torch.allclose(new.affinity[cohort][:, cohort], learned)
-    assert torch.allclose(new.models["w"], 2 * new.affinity[:, cohort] @ told.params["w"])
+    sent = method.send(new, torch.arange(4)).own["w"]
+    assert torch.allclose(sent, 2 * new.affinity[:, cohort] @ told.params["w"])
 
 
 def test_the_preset_is_the_papers():

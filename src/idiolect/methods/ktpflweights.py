@@ -4,6 +4,11 @@ Zhang et al. 2021, section 5.2.1 ("Homogeneous FL"): personalised global model o
 Their appendix on how c is learned there is not public, so this is our reading, the direct analogue
 of Eq. 7: c minimises λ Σ_n D_n/D · ½‖Σ_m c_nm w_m − w_n‖² / s + ρ‖c − 1/N‖². Here s is the mean
 squared distance of the models from their mean: so λ and ρ mean the same for every network.
+Distances are over parameters; running statistics are mixed with the same weights.
+
+The server keeps every client's last report. With cohorts, what a client is sent is mixed from all
+that were ever heard, u_n = Σ c_nm w_m / Σ c_nm, whoever was in the last cohort; c is learned on the
+cohort's block. Who takes nothing from anyone heard goes on from its own last report.
 
 A client's personalised model is its mixture, what it trained from that last, or the mixture tuned
 on its own data as FedAvg + FT tunes the global model (`use`).
@@ -15,18 +20,19 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from idiolect import tree
+from idiolect import batchnorm, tree
 from idiolect.local import Local
-from idiolect.matrix import Matrix
+from idiolect.matrix import Matrix, shares
 from idiolect.method import Report, Sent, Setup, setting
 from idiolect.tree import Params, Tree
 
 
 class Mixtures(NamedTuple):
-    """What the server keeps: c, and the model each client would start from now."""
+    """What the server keeps: c, every client's last report, and who has reported."""
 
     affinity: Tensor  # [receiver, sender]
-    models: Params  # [client, ...]
+    models: Params  # [client, ...]; the initial parameters before the first report
+    heard: Tensor  # [client] 1 or 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +60,8 @@ class KTpFLWeights(Matrix):
         """Everyone with data counts alike, and starts from the initial parameters."""
         filled = (setup.sizes > 0).to(setup.sizes.dtype)
         affinity = (filled / filled.sum().clamp(min=1)).repeat(setup.clients, 1)
-        return Mixtures(affinity, tree.repeat(setup.params, setup.clients))
+        models = tree.repeat(setup.params, setup.clients)
+        return Mixtures(affinity, models, torch.zeros_like(setup.sizes))
 
     def init_personal(self, setup: Setup) -> Params:
         """A client keeps what it trained last."""
@@ -62,12 +69,11 @@ class KTpFLWeights(Matrix):
 
     def send(self, state: Mixtures, cohort: Tensor) -> Sent:
         """Each client gets its own mixture."""
-        return Sent(own=tree.take(state.models, cohort))
+        return Sent(own=tree.mixed(self.mixture(state)[cohort], state.models))
 
     def welcome(self, state: Mixtures, cohort: Tensor) -> Sent:
         """A newcomer starts from the mean of the mixtures."""
-        count = len(state.affinity)
-        equal = state.affinity.new_full((len(cohort), count), 1 / count)
+        equal = self.mixture(state).mean(0, keepdim=True).repeat(len(cohort), 1)
         return Sent(own=tree.mixed(equal, state.models))
 
     def client_step(self, sent: Sent, personal: Params, local: Local) -> tuple[Report, Params]:
@@ -76,21 +82,27 @@ class KTpFLWeights(Matrix):
         return Report(trained, local.size), trained
 
     def server_step(self, state: Mixtures, cohort: Tensor, reports: Report) -> Mixtures:
-        """Descend on the cohort's block of c; mix everyone's next start from its models."""
+        """Descend on the cohort's block of c; keep its reports beside those of the absent."""
         known = state.affinity[cohort][:, cohort]
         learned = self.descend(
             known, len(cohort) / len(state.affinity), lambda block: self.slope(block, reports)
         )
         rows = state.affinity[cohort].index_copy(1, cohort, learned)
-        affinity = state.affinity.index_copy(0, cohort, rows)
-        weights = self.mix(affinity[:, cohort])
-        mixed = tree.mixed(weights, reports.params)
-        given = weights.sum(1) != 0  # whoever takes nothing from this cohort keeps what it had
+        return Mixtures(
+            state.affinity.index_copy(0, cohort, rows),
+            tree.put(state.models, cohort, reports.params),
+            state.heard.index_fill(0, cohort, 1.0),
+        )
 
-        def chosen(new: Tensor, old: Tensor) -> Tensor:
-            return torch.where(given.reshape(-1, *[1] * (new.dim() - 1)), new, old)
-
-        return Mixtures(affinity, tree.map(chosen, mixed, state.models))
+    def mixture(self, state: Mixtures) -> Tensor:
+        """Return what each client takes of everyone's last report: [receiver, sender]."""
+        known = state.affinity * state.heard
+        if self.projection == "none":  # rows need not add up: each heard client counts alike
+            weights = known * (len(known) / state.heard.sum().clamp(min=1))
+        else:
+            weights = shares(known)
+        nothing = (weights == 0).all(1)
+        return torch.where(nothing.unsqueeze(1), torch.eye(len(known)).to(known), weights)
 
     def slope(self, block: Tensor, reports: Report) -> Tensor:
         """Return the gradient of the objective of c at a cohort's block.
@@ -98,7 +110,7 @@ class KTpFLWeights(Matrix):
         With models taken from their mean, (Σ_m c_nm w_m − w_n)·w_m is (c G − G)_nm for their Gram
         matrix G: two products of a matrix as small as the cohort.
         """
-        models = tree.flat(reports.params)
+        models = tree.flat(batchnorm.parameters(reports.params))
         models = models - models.mean(0)
         gram = models @ models.T
         scale = gram.diagonal().mean().clamp(min=1e-30)
@@ -122,4 +134,4 @@ class KTpFLWeights(Matrix):
 
     def trace(self, state: Mixtures) -> dict[str, Tensor]:
         """Record who learns from whom: [receiver, sender]."""
-        return {"weights": self.mix(state.affinity)}
+        return {"weights": self.mixture(state)}

@@ -1,0 +1,52 @@
+"""What a server keeps for each client outlasts rounds in which that client is absent."""
+
+import pytest
+import torch
+
+import worlds
+from test_laws import choose, made
+
+KEPT = {
+    "ktpfl-weights": ("models", "heard"),
+    "fedamp": ("models", "heard"),
+    "heurfedamp": ("models", "heard"),
+    "fedfomo": ("models", "heard", "worth"),
+    "pfedhn": ("embeddings", "embedding_velocity"),
+    "ktpfl": ("affinity",),
+    "sim-pfl": ("affinity",),
+    "topk-pfl": ("affinity",),
+    "fedmd": ("affinity",),
+}
+
+
+def row(state, names, client):
+    values = [getattr(state, name) for name in names]
+    leaves = [leaf for one in values for leaf in (one.values() if isinstance(one, dict) else [one])]
+    return torch.cat([leaf[client].reshape(-1) for leaf in leaves])
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_rounds_of_others_leave_the_rows_of_the_absent(name, float64):
+    world = worlds.with_public((7, 4, 5, 9, 3, 4))
+    cohorts = ((0, 1, 2), (3, 4, 5), (3, 4, 5))
+    simulation = choose(worlds.simulation(made(name), world), *cohorts)
+    simulation.advance()
+    before = row(simulation.states[0], KEPT[name], 0)
+    for _ in range(2):
+        simulation.advance()
+    assert torch.equal(before, row(simulation.states[0], KEPT[name], 0))
+
+
+@pytest.mark.parametrize("name", ["ktpfl-weights", "fedamp", "heurfedamp"])
+def test_mixtures_still_hold_the_absent(name, float64):
+    """Whoever comes last, what client 3 is sent depends on what client 0 said two rounds ago."""
+    world = worlds.federation((7, 4, 5, 9, 3, 4))
+    simulation = choose(worlds.simulation(made(name), world), (0, 1), (2, 3), (2, 3))
+    for _ in range(3):
+        simulation.advance()
+    method, state, first = simulation.method, simulation.states[0], torch.tensor([0])
+    other = {n: leaf.index_fill(0, first, 5.0) for n, leaf in state.models.items()}
+    sent = [
+        method.send(one, torch.tensor([3])).own for one in (state, state._replace(models=other))
+    ]
+    assert worlds.differing(*sent, 1e-9)
