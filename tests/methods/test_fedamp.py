@@ -69,7 +69,30 @@ def test_how_large_parameters_are_does_not_matter_to_the_median():
     small = state._replace(models={n: leaf / 1000 for n, leaf in state.models.items()})
     assert torch.allclose(method.attention(state), method.attention(small))
     alike = state._replace(models={n: torch.ones(3).double() for n in "wb"})
-    assert method.attention(alike)[0].tolist() == close([0.8, 0.1, 0.1])  # a tenth each: `share`
+    assert method.attention(alike)[0].tolist() == close([1 / 3] * 3)  # all alike
+    tenth = FedAMP(share=0.1)
+    assert tenth.attention(alike)[0].tolist() == close([0.8, 0.1, 0.1])
+
+
+@pytest.mark.parametrize("count", [2, 30, 100])
+def test_a_client_keeps_a_weight_of_its_own_however_many_there_are(count):
+    """Of N equal models each weighs 1/N; a share of 0.1 left nothing of its own to anyone."""
+    method = FedAMP()
+    state = method.init_server(setup(Line(), sizes=(1.0,) * count))
+    state = state._replace(heard=torch.ones(count).double())
+    assert method.attention(state).diagonal().tolist() == close([1 / count] * count)
+
+
+def test_statistics_of_batch_normalisation_are_mixed_and_not_measured():
+    """Parameters 0, 1 and 5 in w; running means of 1, 1000 and 50 change no weight."""
+    for method in (FedAMP(sigma=20.0, share=0.4), HeurFedAMP(sharpness=1.0)):
+        plain = told(method)
+        means = torch.tensor([[1.0], [1000.0], [50.0]]).double()
+        state = plain._replace(models={**plain.models, "bn.running_mean": means})
+        rows = method.attention(state)
+        assert torch.equal(rows, method.attention(plain))
+        sent = method.send(state, torch.arange(3)).own["bn.running_mean"]
+        assert torch.allclose(sent, rows @ means)
 
 
 def test_a_newcomer_gets_the_mean_of_those_who_were_heard():
@@ -104,6 +127,22 @@ def test_the_heuristic_by_hand():
     a, b = math.exp(1.92), math.exp(1.2)
     row = method.attention(state)[0].tolist()
     assert row == close([0.25, 0.75 * a / (a + b), 0.75 * b / (a + b)])
+
+
+def test_the_heuristic_is_not_nearly_uniform_for_models_that_began_alike():
+    """Two pairs of alike models, all with cosines above 0.99: whose pair it is weighs e⁴ less.
+
+    Cosines are c within a pair and c − d between: their deviation over pairs is d √2/3, so the
+    factor 2/σ makes the ratio exp(2 · 3/√2) of d.
+    """
+    method = HeurFedAMP(self_share=0.0)
+    apart = torch.tensor([[1.0, 0.05, 0], [1.0, 0.05, 0], [1.0, -0.05, 0], [1.0, -0.05, 0]])
+    state = method.init_server(setup(Line(), sizes=(1.0,) * 4))
+    state = state._replace(models={"w": apart.double()}, heard=torch.ones(4).double())
+    row = method.attention(state)[0].tolist()
+    assert row[1] / row[2] == pytest.approx(math.exp(3 * math.sqrt(2)), rel=1e-6)
+    fixed = HeurFedAMP(self_share=0.0, sharpness=5.0).attention(state)[0].tolist()
+    assert fixed[1] / fixed[2] < 1.03  # as it was
 
 
 def test_settings_out_of_range_are_refused():

@@ -5,7 +5,7 @@ import torch
 
 from idiolect import tree
 from idiolect.method import Report, Sent, mean_report
-from idiolect.methods import FedAvg
+from idiolect.methods import METHODS, FedAvg
 from methods.tiny import (
     HIGH,
     LN9,
@@ -154,3 +154,15 @@ def test_prediction_is_the_networks() -> None:
 )
 def test_settings_out_of_range_are_refused(field: str, value: object, rule: str) -> None:
     refuses(FedAvg, field, value, rule)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("fedavg", 3.0), ("fedper", 3.0), ("ditto", 2.0), ("pfedme", 2.0), ("per-fedavg", 2.0)],
+)
+def test_clients_weigh_as_the_paper_prints_it(name, expected):
+    """0 and 4 with one and three examples: 3 by examples, 2 by clients."""
+    reports = Report({"w": torch.tensor([0.0, 4.0])}, torch.tensor([1.0, 3.0]))
+    new = METHODS[name]().server_step({"w": torch.zeros(())}, torch.arange(2), reports)
+    assert float(new["w"]) == expected
+    assert METHODS["fedrep"]().uniform and not METHODS["fedprox"]().uniform

@@ -42,7 +42,7 @@ def test_the_longer_way_to_the_same_loss_weighs_less(norm, ways):
     """(0.3, 0) and (0.2, 0.2) both say z = 0.6 of x = 2: their weights are as 1/way."""
     total = 1 / ways[0] + 1 / ways[1]
     personal = Own(line((0, 0)), line((0.2, 0.2)))
-    _, weights = FedFomo(norm=norm)._moved(offer((0.3, 0.0)).own, personal, client())
+    _, weights, _ = FedFomo(norm=norm)._moved(offer((0.3, 0.0)).own, personal, client())
     assert weights.tolist() == close([1 / ways[0] / total, 1 / ways[1] / total])
 
 
@@ -50,14 +50,14 @@ def test_the_longer_way_to_the_same_loss_weighs_less(norm, ways):
 def test_a_way_may_be_short(norm):
     """Models a thousandth away: what they save counts by the way all the same."""
     sent, own = offer((0.003, 0.0), (0.3, 0.0)), Own(line((0, 0)), line((0, 0)))
-    _, weights = FedFomo(norm=norm)._moved(sent.own, own, client())
+    _, weights, _ = FedFomo(norm=norm)._moved(sent.own, own, client())
     assert weights[0] > weights[1]  # the loss flattens on the way
 
 
 @pytest.mark.parametrize("stacked", [False, True])
 def test_a_round_moves_trains_and_reports(stacked):
     """Only HIGH is worth anything, so training starts there; then that is the way's start."""
-    method = FedFomo(lr=0.5)
+    method = FedFomo(lr=0.5, credit="clipped")
     personal = Own(line((0, 0)), line((0, 0)))
     sent = offer((-1.0, 0.0), HIGH)
     report, kept = method.client_step(sent, personal, client(stacked=stacked))
@@ -80,9 +80,40 @@ def test_otherwise_a_client_goes_on_with_its_own(case):
 def test_little_that_is_saved_is_shared_out_whole():
     """Both models save a twentieth or less for each step of the way; the weights add up to one."""
     sent, local = offer((0.5, 0.0), (0.5, 0.0)), client(val=[(0.1, 1)])
-    moved, weights = FedFomo()._moved(sent.own, Own(line((0, 0)), line((0, 0))), local)
+    moved, weights, _ = FedFomo()._moved(sent.own, Own(line((0, 0)), line((0, 0))), local)
     assert pair(moved) == close((0.5, 0.0)) and weights.tolist() == close([0.5, 0.5, 0.0])
     assert list(FedFomo().models(sent, moved)) == ["personal"] and not FedFomo().models(sent, ())
+
+
+def test_what_is_worse_counts_against_a_model():
+    """(−1, 0) says z = −2 of (2, 1), a loss of ln(1 + e²) at a way of 1; HIGH saves ln 1.8.
+
+    P gets Eq. 3's weights as they are, or over the size of their sum (the own model is at no way
+    and adds nothing), or those of Eq. 4, in which nothing is below zero.
+    """
+    bad, good = math.log(2) - math.log(1 + math.exp(2)), math.log(1.8) / math.hypot(*HIGH)
+    total = abs(bad + good)
+    for credit, expected in (
+        ("printed", [bad, good]),
+        ("normalised", [bad / total, good / total]),
+        ("clipped", [0.0, 1.0]),
+    ):
+        method = FedFomo(credit=credit)
+        personal = Own(line((0, 0)), line((0, 0)))
+        report, _ = method.client_step(offer((-1.0, 0.0), HIGH), personal, client())
+        assert report.weights.tolist() == close(expected, 1e-9)
+
+
+def test_a_harmful_model_is_not_sent_again_before_one_that_was_never_tried():
+    worth = [[0, -0.5, 0, 2], [0] * 4, [0] * 4, [0] * 4]
+    chosen, real = FedFomo(most=3)._chosen(shelf(worth, [1.0] * 4))
+    assert sorted(chosen[0].tolist()) == [2, 3] and real[0].tolist() == [1, 1]
+
+
+def test_the_way_to_a_model_is_of_parameters_alone():
+    """A running mean that is a thousand away makes no model farther."""
+    way = {"w": torch.tensor(3.0), "b": torch.tensor(4.0), "bn.running_var": torch.tensor(1000.0)}
+    assert float(FedFomo()._length(way)) == 5 and float(FedFomo(norm="l1")._length(way)) == 7
 
 
 def shelf(worth, heard, round=100):
@@ -153,6 +184,7 @@ def test_the_preset_is_what_the_code_does():
     code = FedFomo(**FedFomo.presets["code"])
     assert (code.norm, code.lr, code.schedule, code.decay) == ("l1", 0.1, "exponential", 0.99)
     assert (code.batch, code.epochs, code.weight_decay) == (50, 5, 1e-4)
+    assert code.credit == "normalised"
 
 
 def test_every_model_that_is_downloaded_is_sent():

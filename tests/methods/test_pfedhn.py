@@ -62,7 +62,7 @@ def test_by_hand():
 
 def test_the_product_is_autograds():
     """The step along Jᵀ Δ is the gradient of ⟨θ(φ, v), Δ⟩, its mean over the cohort for φ."""
-    method = hyper(server_lr=1.0)
+    method = hyper(server_lr=1.0, server_steps="cohort")
     state, cohort, reports = started(method), torch.tensor([2, 0]), changes()
     new = method.server_step(state, cohort, reports)
     leaves, form = torch.utils._pytree.tree_flatten((state.network, state.embeddings))
@@ -78,6 +78,25 @@ def test_the_product_is_autograds():
     assert torch.equal(state.embeddings[1], new.embeddings[1])
 
 
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_a_cohort_is_as_many_rounds_of_one_client(order):
+    """Algorithm 1 has a step for a client: two reports are two steps, in the clients' order.
+
+    Momentum, decay and clipping are in it. Along the mean it would be one.
+    """
+    method = hyper(server_lr=0.1, server_momentum=0.9, server_decay=1e-3, server_clip=0.5)
+    state, reports, rows = started(method), changes(), torch.tensor(order)
+    shuffled = Change({n: leaf[rows] for n, leaf in reports.change.items()}, {}, reports.size)
+    new = method.server_step(state, torch.tensor([0, 2])[rows], shuffled)
+    for place, one in enumerate((0, 2)):
+        alone = Change(
+            {n: leaf[place : place + 1] for n, leaf in reports.change.items()}, {}, reports.size[:1]
+        )
+        state = method.server_step(state, torch.tensor([one]), alone)
+    pairs = zip(*map(torch.utils._pytree.tree_leaves, (new, state)), strict=True)
+    assert all(torch.equal(left, right) for left, right in pairs)
+
+
 @pytest.mark.parametrize("stacked", [False, True])
 def test_a_client_reports_how_far_its_model_moved(stacked):
     start = (0.3, -0.2)
@@ -91,7 +110,13 @@ def test_a_client_reports_how_far_its_model_moved(stacked):
 
 def test_momentum_decay_and_clipping():
     """Two steps with the same report at lr = 1 against the formulas, leaf by leaf."""
-    method = hyper(server_lr=0.1, server_momentum=0.5, server_decay=0.2, server_clip=1e-3)
+    method = hyper(
+        server_lr=0.1,
+        server_momentum=0.5,
+        server_decay=0.2,
+        server_clip=1e-3,
+        server_steps="cohort",
+    )
     state, cohort, reports = started(method), torch.tensor([0, 1]), changes()
     product = torch.func.vjp(written, state.network, state.embeddings[cohort])[1]
     raw = product(reports.change)[0]

@@ -1,7 +1,8 @@
 """Ditto: a personal model held near the global one, beside FedAvg.
 
 Li et al., "Ditto: Fair and Robust Federated Learning Through Personalization", ICML 2021,
-Algorithm 1.
+Algorithm 1. The server averages clients alike, as the algorithm prints it; `uniform = false` weighs
+them by their examples.
 """
 
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ class Ditto(FedAvg):
     title: ClassVar[str] = "Ditto"
     paper: ClassVar[str] = "Li et al. 2021, Algorithm 1"
 
+    uniform: bool = setting(True, "weigh clients alike, as printed, instead of by their examples")
     pull: float = setting(1.0, "strength of the pull to the global model (λ)", least=0)
 
     def init_personal(self, setup: Setup) -> Params:

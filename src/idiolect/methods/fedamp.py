@@ -7,9 +7,16 @@ minimises f_i(w) + pull/2 · ‖w − u_i‖², starting from its own model.
 FedAMP: ξ_ij = share · exp(−‖w_i − w_j‖² / σ), and the rest for itself. HeurFedAMP: a fixed share
 for itself, and for the others a softmax of the cosines of their models.
 
-In the paper's letters pull is λ/α and share is α/σ. σ = 0 takes the median squared distance of two
-models, for with a fixed one the exponential of a deep network's distance is zero or one. Models
-that have not been reported yet take no part.
+In the paper's letters pull is λ/α and share is α/σ, to be chosen so that nobody's own weight falls
+below zero. share = 0 takes 1/N of the N clients heard so far, which leaves everyone at least that;
+with a fixed share, such as the 0.1 that was the default before, it is 0 from some thirty clients
+on. σ = 0 takes the median squared distance of two models, for with a fixed one the
+exponential of a deep network's distance is zero or one. Models that have not been reported yet take
+no part. Distances and cosines are over parameters; running statistics are mixed along with them.
+
+HeurFedAMP's factor of the cosines is a hyper-parameter of the paper. Networks that began alike have
+cosines near one, which a fixed factor such as 5 leaves nearly equal; sharpness = 0 divides by their
+standard deviation over all pairs and multiplies by two: two deviations nearer weigh e⁴ as much.
 """
 
 from dataclasses import dataclass
@@ -19,7 +26,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from idiolect import tree
+from idiolect import batchnorm, tree
 from idiolect.local import Batch, Local
 from idiolect.matrix import shares
 from idiolect.method import Method, Report, Sent, Setup, setting
@@ -41,7 +48,9 @@ class FedAMP(Method):
     paper: ClassVar[str] = "Huang et al. 2021, Algorithm 1"
 
     pull: float = setting(1.0, "strength of the pull to the mixture (λ/α)", least=0)
-    share: float = setting(0.1, "most that one other client weighs (α/σ)", least=0)
+    share: float = setting(
+        0.0, "most that one other client weighs (α/σ); 0: one over the clients heard", least=0
+    )
     sigma: float = setting(
         0.0, "squared distance at which weight has fallen to 1/e (σ); 0: the median", least=0
     )
@@ -85,7 +94,8 @@ class FedAMP(Method):
         sigma = distance.new_full((), self.sigma)
         if self.sigma == 0:
             sigma = distance[pairs > 0].median() if bool(pairs.any()) else sigma + 1
-        others = pairs * self.share * (-distance / sigma.clamp(min=1e-30)).exp()
+        share: float | Tensor = self.share or 1 / state.heard.sum().clamp(min=1)
+        others = pairs * share * (-distance / sigma.clamp(min=1e-30)).exp()
         others = others / others.sum(1, keepdim=True).clamp(min=1.0)  # nobody owes itself
         return others + torch.diag(1 - others.sum(1))
 
@@ -111,7 +121,7 @@ class FedAMP(Method):
         return both - torch.diag(both.diagonal())
 
     def _distances(self, state: Cloud) -> Tensor:
-        models = tree.flat(state.models)
+        models = tree.flat(batchnorm.parameters(state.models))
         models = models - models.mean(0)  # distances stay, and rounding is that of the spread
         squares = models.square().sum(1)
         return (squares.unsqueeze(1) + squares - 2 * models @ models.T).clamp(min=0)
@@ -125,12 +135,27 @@ class HeurFedAMP(FedAMP):
     paper: ClassVar[str] = "Huang et al. 2021, section 5"
 
     self_share: float = setting(0.5, "weight of the client's own model (ξ_ii)", least=0, most=1)
-    sharpness: float = setting(5.0, "factor of the cosines in their softmax (σ)", least=0)
+    sharpness: float = setting(
+        0.0,
+        "factor of the cosines in their softmax (σ); 0: two over their standard deviation",
+        least=0,
+    )
 
     def attention(self, state: Cloud) -> Tensor:
         """Return ξ [client, other]: whoever has nobody to look at keeps to itself."""
         pairs = self._pairs(state.heard)
-        flat = normalize(tree.flat(state.models), dim=1)
-        others = shares(pairs * (self.sharpness * (flat @ flat.T)).exp())
+        flat = normalize(tree.flat(batchnorm.parameters(state.models)), dim=1)
+        cosines = flat @ flat.T
+        factor = self.sharpness or 2 / _deviation(cosines, pairs).clamp(min=1e-6)
+        # Taken from the largest of a row, which changes no share, so that nothing overflows.
+        most = torch.where(pairs > 0, cosines, -1.0).amax(1, keepdim=True)
+        others = shares(pairs * (factor * (cosines - most).clamp(max=0)).exp())
         others = (1 - self.self_share) * others
         return others + torch.diag(1 - others.sum(1))
+
+
+def _deviation(values: Tensor, pairs: Tensor) -> Tensor:
+    """Return the standard deviation over some pairs."""
+    count = pairs.sum().clamp(min=1)
+    mean = (values * pairs).sum() / count
+    return (((values - mean).square() * pairs).sum() / count).sqrt()

@@ -6,8 +6,13 @@ trained one, weighs max(0, L(θ) − L(θ_n)) / ‖θ_n − θ‖, with L the lo
 data; weights are brought to sum one and θ moves to θ + Σ w_n (θ_n − θ). A client without validation
 data, or to whom no model is worth anything, goes on with its own.
 
-The server remembers which models were worth something to whom, and sends those; now and then it
-sends others (ε-greedy). The round is turned by one step: mix what was downloaded, train, upload.
+The server remembers in P what models were worth to whom, and sends the best; now and then it sends
+others (ε-greedy). To P is added each weight as Eq. 3 prints it, below zero where a model is worse
+than the client's own, so that such a model is sent no more; the released code divides these by the
+size of their sum first ("normalised"). "clipped" adds the weights of Eq. 4 instead, which are never
+below zero: then what was harmful stands beside what was never tried, and may be sent for ever.
+Lengths are over parameters; running statistics move along. The round is turned by one step: mix
+what was downloaded, train, upload.
 """
 
 from dataclasses import dataclass
@@ -16,7 +21,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from idiolect import tree
+from idiolect import batchnorm, tree
 from idiolect.local import Local
 from idiolect.method import Method, Sent, Setup, setting
 from idiolect.tree import Params, Tree
@@ -40,7 +45,7 @@ class Offer(NamedTuple):
 
 
 class Weighed(NamedTuple):
-    """What a client uploads: its model, and how much it used of those it was offered."""
+    """What a client uploads: its model, and what those it was offered add to its row of P."""
 
     params: Params
     size: Tensor
@@ -63,6 +68,7 @@ class FedFomo(Method):
     presets: ClassVar[dict[str, dict[str, Any]]] = {
         "code": {
             "norm": "l1",
+            "credit": "normalised",
             "lr": 0.1,
             "schedule": "exponential",
             "decay": 0.99,
@@ -76,6 +82,11 @@ class FedFomo(Method):
     explore: float = setting(0.3, "chance that an offer is drawn at random (ε)", least=0, most=1)
     explore_less: float = setting(0.05, "how much that chance falls in a round", least=0, most=1)
     norm: str = setting("l2", "length of the way to a model", choices=("l2", "l1"))
+    credit: str = setting(
+        "printed",
+        "what is added to P: Eq. 3's weights, these over the size of their sum, or Eq. 4's",
+        choices=("printed", "normalised", "clipped"),
+    )
 
     def init_server(self, setup: Setup) -> Shelf:
         """Nobody has reported a model yet."""
@@ -106,9 +117,12 @@ class FedFomo(Method):
 
     def client_step(self, sent: Sent, personal: Own, local: Local) -> tuple[Weighed, Own]:
         """Move towards what is worth something, train from there, report."""
-        before, weights = self._moved(sent.own, personal, local)
+        before, weights, worth = self._moved(sent.own, personal, local)
         after = self.fit(local, before)
-        return Weighed(after, local.size, weights[:-1]), Own(before, after)
+        credit = weights if self.credit == "clipped" else worth
+        if self.credit == "normalised":
+            credit = worth / worth.sum().abs().clamp(min=1e-9)
+        return Weighed(after, local.size, credit[:-1]), Own(before, after)
 
     def server_step(self, state: Shelf, cohort: Tensor, reports: Weighed) -> Shelf:
         """Take the models in, and remember what those offered were worth."""
@@ -140,8 +154,8 @@ class FedFomo(Method):
         """Record what was worth something to whom so far: [client, other]."""
         return {"worth": state.worth}
 
-    def _moved(self, offer: Offer, personal: Own, local: Local) -> tuple[Params, Tensor]:
-        """Return θ + Σ w_n (θ_n − θ), and the weights, the own model's last."""
+    def _moved(self, offer: Offer, personal: Own, local: Local) -> tuple[Params, Tensor, Tensor]:
+        """Return θ + Σ w_n (θ_n − θ), the weights, the own model's last, and these as of Eq. 3."""
         start = personal.before
         slots = range(offer.real.shape[0])
         others = [tree.map(lambda leaf, n=n: leaf[n], offer.models) for n in slots]
@@ -152,21 +166,23 @@ class FedFomo(Method):
             for model, way in zip((*others, personal.after), ways, strict=True)
         ]
         worth = torch.stack(gains) * torch.cat([offer.real, offer.real.new_ones(1)])
-        worth = torch.where(worth.isfinite(), worth, torch.zeros_like(worth)).clamp(min=0)
-        weights = worth / worth.sum().clamp(min=1e-30)
+        worth = torch.where(worth.isfinite(), worth, torch.zeros_like(worth))
+        gained = worth.clamp(min=0)
+        weights = gained / gained.sum().clamp(min=1e-30)
         moved = start
         for weight, way in zip(weights.unbind(), ways, strict=True):
             moved = tree.add(moved, tree.scale(weight, way))
-        return tree.where(worth.sum() > 0, moved, personal.after), weights
+        return tree.where(gained.sum() > 0, moved, personal.after), weights, worth
 
     def _loss(self, params: Params, local: Local) -> Tensor:
         value: Tensor = local.mean(lambda batch: local.loss(params, batch), "val")
         return value
 
     def _length(self, way: Params) -> Tensor:
+        trained = batchnorm.parameters(way)
         if self.norm == "l2":
-            return tree.norm(way).clamp(min=1e-12)
-        total = torch.stack([leaf.abs().sum() for leaf in tree.leaves(way)]).sum()
+            return tree.norm(trained).clamp(min=1e-12)
+        total = torch.stack([leaf.abs().sum() for leaf in trained.values()]).sum()
         return total.clamp(min=1e-12)
 
     def _offered(self, state: Shelf) -> int:
@@ -186,7 +202,10 @@ class FedFomo(Method):
         known = state.worth + 1e-9 * noise
         score = torch.where((dice < chance).unsqueeze(1), noise, known)
         absent = (state.heard == 0).expand(count, count)
-        score = score.masked_fill(absent, -1.0)
-        score = score.masked_fill(torch.eye(count, dtype=torch.bool, device=score.device), -2.0)
-        best = score.topk(self._offered(state), dim=1)
-        return best.indices, (best.values >= 0).to(state.heard.dtype)
+        itself = torch.eye(count, dtype=torch.bool, device=score.device)
+        # Who has not reported, and the client itself, come last: the latter is never offered.
+        score = score.masked_fill(absent, -torch.finfo(score.dtype).max)
+        score = score.masked_fill(itself, -torch.inf)
+        best = score.topk(self._offered(state), dim=1).indices
+        real = (state.heard > 0).expand(count, count) & ~itself
+        return best, real.gather(1, best).to(state.heard.dtype)

@@ -1,7 +1,8 @@
 """FedRep: alternate between the personal head and the shared representation.
 
 Collins et al., "Exploiting Shared Representations for Personalized Federated Learning", ICML 2021,
-Algorithm 1.
+Algorithm 1. The server averages clients alike, as the algorithm prints it; `uniform = false` weighs
+them by their examples, as FedPer does.
 """
 
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ class FedRep(FedPer):
     title: ClassVar[str] = "FedRep"
     paper: ClassVar[str] = "Collins et al. 2021, Algorithm 1"
 
+    uniform: bool = setting(True, "weigh clients alike, as printed, instead of by their examples")
     head_epochs: int = setting(5, "passes over the data for the head in a round", least=1)
 
     def client_step(self, sent: Sent, personal: Params, local: Local) -> tuple[Report, Params]:

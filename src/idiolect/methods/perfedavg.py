@@ -3,7 +3,8 @@
 Fallah, Mokhtari, Ozdaglar, "Personalized Federated Learning with Theoretical Guarantees: A
 Model-Agnostic Meta-Learning Approach", NeurIPS 2020, Algorithm 1. Each step draws one batch and
 deals its examples into as many parts as the variant needs. Adaptation uses training data only; the
-public code that adapts on labelled test batches has no counterpart here.
+public code that adapts on labelled test batches has no counterpart here. The server averages
+clients alike, as Algorithm 1 prints it; `uniform = false` weighs them by their examples.
 """
 
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ class PerFedAvg(FedAvg):
     paper: ClassVar[str] = "Fallah et al. 2020, Algorithm 1"
     unused: ClassVar[tuple[str, ...]] = (*PLAIN_STEPS, "weight_decay")
 
+    uniform: bool = setting(True, "weigh clients alike, as printed, instead of by their examples")
     lr: float = setting(0.01, "rate of the meta step (β)", above=0)
     adapt_lr: float = setting(0.01, "rate of the adapting step (α)", above=0)
     adapt_steps: int = setting(1, "adapting steps of a client before use", least=1, deploy=True)

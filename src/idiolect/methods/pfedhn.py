@@ -2,9 +2,12 @@
 
 Shamsian et al., "Personalized Federated Learning using Hypernetworks", ICML 2021, Algorithm 1: the
 model θ_i = h(v_i; φ) is made of a learned embedding v_i. The client trains θ_i to θ_i' and reports
-Δ = θ_i − θ_i'; the server takes a step along (∂θ_i/∂φ)ᵀ Δ, and v_i along its own. The server
-computes that product when the reports are there, for all of a cohort at once: φ moves by the mean
-over the cohort.
+Δ = θ_i − θ_i'; the server takes a step along (∂θ_i/∂φ)ᵀ Δ, and v_i along its own. Algorithm 1 has
+one client in a round, and the rates below are the authors' for that. Where a round has a cohort,
+the server takes such a step for every report in turn, by the number of the client; what a report
+says is still of the models written before the first of them. One step along the mean of the cohort
+is server_steps = "cohort", the default before: at the same rate it is as many times slower as there
+are clients in a round, and wants a rate that many times as large.
 
 The last layers of h start with the network's initial parameters as their bias, so that the first
 models are sound ones. Running statistics of batch normalisation are averaged, not written.
@@ -70,6 +73,11 @@ class PFedHN(Method):
     server_momentum: float = setting(0.9, "momentum of the same", least=0, most=1)
     server_decay: float = setting(1e-3, "L2 weight decay of the same", least=0)
     server_clip: float = setting(50.0, "largest norm of its gradient; 0: unlimited", least=0)
+    server_steps: str = setting(
+        "report",
+        "steps of the server in a round: one for each report, or one along the cohort's mean",
+        choices=("report", "cohort"),
+    )
     embedding: int = setting(0, "length of an embedding; 0: 1 + clients / 4", least=0)
     hidden: int = setting(100, "width of the hypernetwork's hidden layers", least=1)
     layers: int = setting(3, "number of its hidden layers", least=1)
@@ -120,21 +128,30 @@ class PFedHN(Method):
         return Change(tree.sub(sent.own, rest), statistics, local.size), personal
 
     def server_step(self, state: Writer, cohort: Tensor, reports: Change) -> Writer:
-        """Step along the vector-Jacobian product of what the clients found."""
+        """Step along the vector-Jacobian product of what the clients found, report by report."""
+        places = [cohort.argsort()[n : n + 1] for n in range(len(cohort))]
+        if self.server_steps == "cohort":
+            places = [torch.arange(len(cohort), device=cohort.device)]
+        before = state.statistics
+        for place in places:
+            state = self._moved(state, cohort[place], tree.take(reports.change, place))
+        statistics = tree.mean(reports.statistics, reports.size) if before else {}
+        return state._replace(statistics=statistics)
+
+    def _moved(self, state: Writer, cohort: Tensor, change: Params) -> Writer:
+        """Take one step along the mean over some clients; each embedding takes its own."""
         rows = state.embeddings[cohort]
         product = torch.func.vjp(written, state.network, rows)[1]
-        slope, own = product(reports.change)
+        slope, own = product(change)
         slope = self._clipped(tree.scale(1 / len(cohort), slope))
         own = torch.stack([self._clipped(row) for row in own])
         network, velocity = self._stepped(state.network, slope, state.velocity)
         rows, speed = self._stepped(rows, own, state.embedding_velocity[cohort])
-        statistics = tree.mean(reports.statistics, reports.size) if state.statistics else {}
-        return Writer(
-            network,
-            state.embeddings.index_copy(0, cohort, rows),
-            velocity,
-            state.embedding_velocity.index_copy(0, cohort, speed),
-            statistics,
+        return state._replace(
+            network=network,
+            embeddings=state.embeddings.index_copy(0, cohort, rows),
+            velocity=velocity,
+            embedding_velocity=state.embedding_velocity.index_copy(0, cohort, speed),
         )
 
     def deploy(self, sent: Sent, personal: Tree, local: Local) -> Params:

@@ -2,7 +2,8 @@
 
 Dinh, Tran, Nguyen, "Personalized Federated Learning with Moreau Envelopes", NeurIPS 2020,
 Algorithm 1. The personal model scored is θ. (The authors' code scores w by an aliasing slip, see
-CharlieDinh/pFedMe issues 3 and 5.)
+CharlieDinh/pFedMe issues 3 and 5.) The server averages clients alike, as Algorithm 1 prints it;
+their code weighs them by their examples (`uniform = false`).
 """
 
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ class PFedMe(FedAvg):
     paper: ClassVar[str] = "Dinh et al. 2020, Algorithm 1"
     unused: ClassVar[tuple[str, ...]] = PLAIN_STEPS
 
+    uniform: bool = setting(True, "weigh clients alike, as printed, instead of by their examples")
     lr: float = setting(0.01, "rate at which w follows θ (η)", above=0)
     inner_lr: float = setting(
         0.01, "learning rate of θ; inner_lr · pull must stay below 2", above=0
