@@ -92,6 +92,11 @@ class Aggregated(Stateful):
         return self.by, self.base.training()
 
     @property
+    def hides(self) -> bool:
+        """Whether the rule hides any one client."""
+        return self.by.hides or super().hides
+
+    @property
     def tells(self) -> bool:
         """Whether clients tell each other something: not where the rule would be passed by."""
         return super().tells and not self.by.hides

@@ -268,6 +268,11 @@ class Method:
         return self.aggregates == "mean" and type(self).arrive is Method.arrive
 
     @property
+    def hides(self) -> bool:
+        """Whether the server adds noise that hides any one client, also when nobody came."""
+        return False
+
+    @property
     def tells(self) -> bool:
         """Whether clients tell each other something, in sum, before they settle what to use."""
         return type(self).tell is not Method.tell

@@ -191,6 +191,11 @@ class Wrapper(Method):
         return self.base.sums and not looks
 
     @property
+    def hides(self) -> bool:
+        """Hand on."""
+        return self.base.hides
+
+    @property
     def tells(self) -> bool:
         """Hand on, unless this wrapper deploys something of its own made of what is inside."""
         return self.base.tells and type(self).deploy is Wrapper.deploy

@@ -37,6 +37,24 @@ def test_nodes_do_once_what_comes_before_their_first_round(tmp_path):
     assert fed.scores(plain, "FedMD") != fed.scores(content, "FedMD")
 
 
+@pytest.mark.parametrize("name", ["ktpfl", "feddf"])
+def test_rounds_that_nobody_came_to_are_the_same_on_nodes(name, tmp_path):
+    """By its own coin of one in four: seed 16 draws nobody in rounds 2 and 4."""
+    sets = ("cohort=1", "draw=poisson", "rounds=5", "evaluate.every=5", "seeds=[16]")
+    wanted = fed.experiment(name, sets=sets)
+    label = wanted.methods[0].label
+    content = fed.simulated(wanted, tmp_path / "simulated")
+    found = fed.served(wanted, fed.inside(tmp_path / "nodes"), tmp_path / "served")
+    assert fed.scores(found, label) == fed.scores(content, label)
+    for part in ("server", "groups", "attended"):
+        here, there = (
+            fed.server_state(tmp_path / kind, label, part) for kind in ("simulated", "served")
+        )
+        assert here.keys() == there.keys()
+        assert all(here[leaf].equal(there[leaf]) for leaf in here)
+    assert int(here["state.attended.idle"]) == 2
+
+
 @pytest.mark.parametrize("secure", ["false", "true"])
 def test_bystanders_train_without_being_heard(secure, tmp_path):
     """Who is outside the cohort moves its own state, and no report of it leaves the node."""

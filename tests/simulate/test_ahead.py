@@ -20,8 +20,8 @@ def test_batches_drawn_ahead_change_nothing_and_are_used(settings, steps, monkey
     made = []
     draw = Book.prepare
 
-    def prepared(self, members, round):
-        draw(self, members, round)
+    def prepared(self, members, round, samples=None):
+        draw(self, members, round, samples)
         made.append(self)
 
     taken = []

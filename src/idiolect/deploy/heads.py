@@ -56,6 +56,11 @@ def rows_of(names: Sequence[str], content: Mapping[str, bytes], width: int) -> d
     return {"shares": torch.frombuffer(bytearray(whole), dtype=torch.uint8).view(-1, width)}
 
 
+def sample_of(message: Message) -> int:
+    """Read the number of the public sample: the round's, where nothing else is said."""
+    return int(get(message.head, "sample" if "sample" in message.head else "round", int))
+
+
 def bound_of(message: Message) -> float:
     """Read to which norm updates are to be shortened before they are hidden; 0: none is."""
     bound = message.head.get("bound", 0.0)

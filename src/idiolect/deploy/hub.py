@@ -81,6 +81,7 @@ class Hub:
         self.notices: list[str] = []
         self.told: Sequence[Sums] = ()  # for newcomers: what those told who were there before
         self._given_up = 0  # secure sums in a row that could not be had
+        self._idle = [0 for _ in seeds]  # rounds of each seed in which nobody reported
         self._untold: list[str] = []  # why nodes heard nothing of each other
         self.widths: Mapping[str, int] = {}
         self._label, self._run = label, run
@@ -125,11 +126,12 @@ class Hub:
     @property
     def tree(self) -> Tree:
         """All state the hub has between rounds; personal state is with the nodes."""
-        kept = {"server": tuple(self.states), "personal": ()}
+        kept: dict[str, Tree] = {"server": tuple(self.states), "personal": ()}
         if self._servings:
             # By architecture and then by seed, as a simulation has it.
             kinds = zip(*self._servings, strict=True)
             kept["groups"] = tuple(tuple(one.group for one in own) for own in kinds)
+        kept["attended"] = {"idle": torch.tensor(self._idle)}
         return kept
 
     @tree.setter
@@ -138,6 +140,8 @@ class Hub:
         for place, own in enumerate(kept.get("groups", ())):
             for servings, group in zip(self._servings, own, strict=True):
                 servings[place].group = group
+        if "attended" in kept:
+            self._idle = kept["attended"]["idle"].tolist()
 
     # One round.
 
@@ -171,16 +175,21 @@ class Hub:
         """Do one round of every seed."""
         self._refresh()
         traffic, states, examples = [], [], 0
+        idle = list(self._idle)
         for run, state in enumerate(self.states):
             cohort = self.cohort(run)
-            if not len(cohort):
-                states.append(self._method.idle(state))
-                traffic.append(Traffic(0, 0, 0))
-                continue
             called = self._attendance(run).training(self.round)
-            sent = self._method.send(state, torch.from_numpy(called))
+            found: dict[int, Tree] = {}
+            down = up = 0
             heard = set(cohort.tolist())
-            found, down, up = self._collect(run, called, sent, "step", heard=heard)
+            if len(called):
+                sent = self._method.send(state, torch.from_numpy(called))
+                found, down, up = self._collect(run, called, sent, "step", heard=heard)
+            if not heard:  # bystanders may have trained all the same
+                states.append(self._method.idle(state))
+                traffic.append(Traffic(0, down, up))
+                idle[run] += 1
+                continue
             reports = {client: one for client, one in found.items() if client in heard}
             self._refuse_few(cohort, reports)
             present, rows = sorted(reports), [reports[client] for client in sorted(reports)]
@@ -195,19 +204,29 @@ class Hub:
                     present = []
                     self._note_given_up(error)
                     states.append(self._method.idle(state))
+                    idle[run] += 1
                 down, up = down + more[0], up + more[1]
             elif self._servings:
                 kinds = [self._rehearsal.kind(client) for client in present]
                 own = self._servings[run]
                 states.append(
-                    stepped_by_kind(self._method, state, present, rows, own, kinds, self.round)
+                    stepped_by_kind(
+                        self._method,
+                        state,
+                        present,
+                        rows,
+                        own,
+                        kinds,
+                        self.round,
+                        self.round - idle[run],
+                    )
                 )
             else:
                 states.append(stepped(self._method, state, present, tree.stack(rows)))
             traffic.append(Traffic(len(present), down, up))
             sizes = self._roster.sizes(0, run)
             examples += sum(sizes[client] for client in present)
-        self.states = states
+        self.states, self._idle = states, idle
         self.round += 1
         return Round(traffic, examples)
 
@@ -337,7 +356,10 @@ class Hub:
 
     def _head(self, run: int) -> dict[str, Any]:
         about = {"run": self._run, "label": self._label, "seed": self._seeds[run]}
-        return {**about, "round": self.round}
+        if not (self._method.public and self._idle[run]):
+            return {**about, "round": self.round}
+        # Samples of public examples are numbered by the rounds in which somebody reported.
+        return {**about, "round": self.round, "sample": self.round - self._idle[run]}
 
     def _exchange(
         self,

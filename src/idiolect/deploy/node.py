@@ -18,7 +18,16 @@ from idiolect.deploy import secure_aggregation as secure
 from idiolect.deploy.codes import Refused
 from idiolect.deploy.drawer import Drawer, Owner
 from idiolect.deploy.form import Form
-from idiolect.deploy.heads import about, bound_of, get, names_in, rows_in, rows_of, sum_of
+from idiolect.deploy.heads import (
+    about,
+    bound_of,
+    get,
+    names_in,
+    rows_in,
+    rows_of,
+    sample_of,
+    sum_of,
+)
 from idiolect.deploy.holding import Holding, hold
 from idiolect.deploy.site import Site
 from idiolect.deploy.sum_log import SumLog, digest_of
@@ -196,9 +205,11 @@ class Node:
         begun = drawer.kept.round > 0
 
         secure, bound = self._of(message).secure, bound_of(message)
+        sample = sample_of(message)
 
         def work(alone: Alone, sent: Sent, round: int) -> tuple[Tree, Tree]:
-            done = alone.step(sent, round) if begun else alone.first(sent, round)
+            work = alone.step if begun else alone.first
+            done = work(sent, round, sample)
             if not secure:
                 return done
             return masks.contribution(alone.method, sent, done[0], bound), done[1]
@@ -340,7 +351,13 @@ class Node:
         sent = self._sent(alone, message)
         others, deployed = self._others(message, alone, sent)
         marks, facts, kept = alone.judge(
-            sent, round, tested=tested, flags=flags, others=others, deployed=deployed
+            sent,
+            round,
+            tested=tested,
+            flags=flags,
+            others=others,
+            deployed=deployed,
+            sample=sample_of(message),
         )
         if "keep" in flags:
             reason = alone.method.reason(tree.map(lambda leaf: leaf.cpu().numpy(), facts))

@@ -40,20 +40,23 @@ def stepped_by_kind(
     servings: Sequence[Serving],
     kinds: Sequence[int],
     round: int,
+    sample: int | None = None,
 ) -> Tree:
     """Let the server read reports with its own examples, join each architecture's, and train.
 
     Reports may differ in form from architecture to architecture; what is read in them does not.
+    `sample` is the number of the public sample. Without a report that can be used nothing is joined
+    or trained.
     """
     pairs = zip(kinds, reports, strict=True)
-    read = [servings[kind].read(report, round) for kind, report in pairs]
+    read = [servings[kind].read(report, round, sample) for kind, report in pairs]
     refuse_unequal([tree.stack([one]) for one in read])
     new = stepped(method, state, present, tree.stack(read))
     good = (~guard.broken(tree.stack(read), None, len(read), _CPU)).tolist()
-    for place, serving in enumerate(servings):
+    for place, serving in enumerate(servings if any(good) else ()):
         rows = zip(kinds, reports, good, strict=True)
         own = [one for kind, one, fine in rows if kind == place and fine]
         if own:
             serving.join(tree.stack(own))
-        serving.fuse(new, round)
+        serving.fuse(new, round, sample)
     return new

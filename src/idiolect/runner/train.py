@@ -179,7 +179,10 @@ def _ready(
     path = Path(f"checkpoint of {job.label}")
     if isinstance(simulation, Simulation):
         simulation.stored_as(memory.state)
-    simulation.tree = checkpoint.fitted(simulation.tree, memory.state, path)
+    template = simulation.tree
+    if not any(name.startswith("attended.") for name in memory.state):
+        template = {key: own for key, own in template.items() if key != "attended"}  # an older one
+    simulation.tree = checkpoint.fitted(template, memory.state, path)
     simulation.round = memory.round
     simulation.widths = memory.widths
     if memory.shared:

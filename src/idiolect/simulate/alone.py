@@ -122,24 +122,27 @@ class Alone:
         sent = method.welcome(state, nowhere) if place.newcomer else method.send(state, nowhere)
         return Sent(*tree.map(lambda leaf: torch.zeros_like(leaf, device=self._device), sent))
 
-    def first(self, sent: Sent, round: int) -> tuple[Tree, Tree]:
+    def first(self, sent: Sent, round: int, sample: int | None = None) -> tuple[Tree, Tree]:
         """Do this client's first round: prepare, where the method does, then as in any other."""
         fresh = self.personal
         try:
             if self.method.prepares:
                 (self.personal,) = self._run("prepare", Prepare(self.method), sent, round)
-            return self.step(sent, round)
+            return self.step(sent, round, sample)
         finally:
             self.personal = fresh  # the caller keeps the new state, or asks again
 
-    def step(self, sent: Sent, round: int) -> tuple[Tree, Tree]:
-        """Do one round; return the report and the new personal state, which is not kept yet."""
+    def step(self, sent: Sent, round: int, sample: int | None = None) -> tuple[Tree, Tree]:
+        """Do one round; return the report and the new personal state, which is not kept yet.
+
+        `sample` is the number of the public sample, where that is not the round's.
+        """
         method = self.method
 
         def step(sent: Sent, personal: Tree, local: Local, exam: Local) -> Tree:
             return method.client_step(sent, personal, local)
 
-        report, personal = self._run("step", step, sent, round)
+        report, personal = self._run("step", step, sent, round, sample=sample)
         return report, personal
 
     def meet(self, sent: Sent, round: int) -> Tree:
@@ -162,6 +165,7 @@ class Alone:
         flags: Sequence[str] = (),
         others: Sums | None = None,
         deployed: Tree = (),
+        sample: int | None = None,
     ) -> tuple[Tree, Tree, Tree]:
         """Score on test data (and validation data beside), or on validation data alone.
 
@@ -174,7 +178,7 @@ class Alone:
             rows = tree.map(lambda leaf: leaf.unsqueeze(0), (dict(others), deployed))
             sent = sent._replace(own=Handed(sent.own, *rows))
         exam = self._exams["test" if tested else "val"]
-        marks, facts, kept = self._run(mark.kind, mark, sent, round, exam)
+        marks, facts, kept = self._run(mark.kind, mark, sent, round, exam, sample)
         return marks, facts, kept
 
     def predict(self, model: Tree, x: torch.Tensor) -> torch.Tensor:
@@ -186,7 +190,13 @@ class Alone:
         return self.method.predict(model, x, local)
 
     def _run(
-        self, kind: str, fn: ClientFunction, sent: Sent, round: int, exam: Member | None = None
+        self,
+        kind: str,
+        fn: ClientFunction,
+        sent: Sent,
+        round: int,
+        exam: Member | None = None,
+        sample: int | None = None,
     ) -> Tree:
         client = self._member.client
         call = Call(
@@ -195,6 +205,7 @@ class Alone:
             {client: self._member},
             {} if exam is None else {client: exam},
             afresh=kind not in ("prepare", "step") and self.method.starts_over,
+            sample=sample,
         )
         self._crew.groups = [call.sent.group]
         _, results = self._crew.run(kind, fn, [call], round)

@@ -100,18 +100,20 @@ class Crew(Team):
         members: Sequence[Sequence[Member]],
         even: bool,
         round: int,
+        samples: Sequence[int] | None = None,
     ) -> None:
         """Draw the batches of a coming round: on a GPU this one is still being worked on."""
         desks = self._busy.get("step", [])
         if not self._ahead or not desks:
             return
-        _, _, who, lengths = self.seated(cohorts, members)
+        seats, _, who, lengths = self.seated(cohorts, members)
         if even:
             lengths = [1] * len(lengths)
         span = self._span or self.widths.get("step", len(who))
         cuts = blocks.cut(lengths, span) if who else []
         for desk, (first, last) in zip(desks, cuts, strict=False):
-            desk.prepare(who[first:last], round)
+            own = samples and [samples[seat.run] for seat in seats[first:last]]
+            desk.prepare(who[first:last], round, own)
 
     def seated(self, cohorts: Sequence[np.ndarray], members: Sequence[_Members]) -> _Seated:
         """Seat those who work here; very often they are the same as the last time."""
@@ -168,7 +170,12 @@ class Crew(Team):
                 self.widths[kind] = span
 
     def serve(
-        self, fn: ClientFunction, servers: Sequence[Member], states: Sequence[Tree], round: int
+        self,
+        fn: ClientFunction,
+        servers: Sequence[Member],
+        states: Sequence[Tree],
+        round: int,
+        samples: Sequence[int] | None = None,
     ) -> list[Tree]:
         """Run fn for the servers, on this architecture: all runs at once, or one by one."""
         wide = len(servers) if self._stack else 1
@@ -180,7 +187,10 @@ class Crew(Team):
                 self._desks[key] = self._desk(fn, wide, number)
             pairs = zip(states[block], self.groups[block], strict=True)
             given = tree.stack([Given(state, (), group) for state, group in pairs])
-            found = self._desks[key].run(servers[block], [], round, given, True, (), ())
+            own = samples and samples[block]
+            found = self._desks[key].run(
+                servers[block], [], round, given, True, (), (), samples=own
+            )
             made += [tree.map(lambda leaf, n=n: leaf[n], found) for n in range(len(servers[block]))]
         return made
 
@@ -315,6 +325,8 @@ class Shift:
         self._own = tree.take(sent, numbers.whole(places, device))
         self._store = crew.store
         self._rows = crew.rows(self.seats)
+        own_samples = [round if call.sample is None else call.sample for call in calls]
+        self._samples = [own_samples[seat.run] for seat in self.seats]
 
     def run(self, desk: Desk, first: int, last: int, lend: bool = False) -> Tree:
         """Let a desk do the block of seats from first to last."""
@@ -329,6 +341,7 @@ class Shift:
             tree.map(lambda leaf: leaf[block], self._own),
             self._store.take(self._rows[block]),
             lend,
+            self._samples[block],
         )
 
     def form(self) -> str:

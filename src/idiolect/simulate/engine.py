@@ -73,9 +73,11 @@ class Desk:
         self.examples = 0  # trained on
         self.planned = 0  # the same with padding
 
-    def prepare(self, members: Sequence[Member], round: int) -> None:
+    def prepare(
+        self, members: Sequence[Member], round: int, samples: Sequence[int] | None = None
+    ) -> None:
         """Draw the batches of a coming round, while this one is still being worked on."""
-        self._lessons.prepare(members, round)
+        self._lessons.prepare(members, round, samples)
 
     def run(
         self,
@@ -87,13 +89,14 @@ class Desk:
         own: Tree,
         personal: Tree,
         lend: bool = False,
+        samples: Sequence[int] | None = None,
     ) -> Tree:
         """Do the block's round; inputs and results are stacked by client on axis 0.
 
         What is given is one tree for all, or one row per client where several seeds are stacked.
         Results that are only lent may be written over by the desk's next round.
         """
-        kept = self._lessons.turn(members, round) & self._exams.turn(exams, round)
+        kept = self._lessons.turn(members, round, samples) & self._exams.turn(exams, round)
         self._round.fill_(round)
         sizes = numbers.real([len(m.rows["train"]) for m in members], self._device)
         draws = any(network.draws for network in self._networks.values())

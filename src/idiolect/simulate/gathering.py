@@ -52,7 +52,7 @@ def gathered(
         kept = told if told is None or among is None else told[among]
         if summed and told is not None and kept is not None:
             new, traffic = _from_sums(method, run, call, state, cohort, done)
-            found.append(Gathered(tree.where(kept.all(), state, new), traffic, told))
+            found.append(Gathered(tree.where(kept.all(), method.idle(state), new), traffic, told))
             continue
         rows = [place[Seat(run, int(c))] for c in heard]
         # Where all are in their places nothing has to be moved; a mean keeps none of the rows.

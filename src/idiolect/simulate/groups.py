@@ -36,8 +36,15 @@ def regroup(
     servers: Sequence[Member],
     states: Sequence[Tree],
     round: int,
+    heard: Sequence[bool],
+    samples: Sequence[int] | None = None,
 ) -> None:
-    """Let the server join each architecture's reports, and train what came of it."""
+    """Let the server join each architecture's reports, and train what came of it.
+
+    The groups of a run whose server `heard` nobody stay as they were.
+    """
+    if not any(heard):
+        return
     gone = set(left_out)
     for own in done:
         for run, group in enumerate(own.team.groups):
@@ -46,7 +53,9 @@ def regroup(
                 reports = tree.take(own.reports, torch.tensor(rows, device=own.team.device))
                 own.team.groups[run] = method.group_step(group, reports)
     for team in teams:
-        team.groups = team.serve(Fuse(method), servers, states, round)
+        fused = team.serve(Fuse(method), servers, states, round, samples)
+        trios = zip(heard, fused, team.groups, strict=True)
+        team.groups = [new if someone else old for someone, new, old in trios]
 
 
 def counted_apart(call: Call, run: int, done: Sequence[Harvest]) -> Traffic:

@@ -40,15 +40,16 @@ def _not_finite(least: Tensor, most: Tensor) -> Tensor:
 
 
 def guarded_step(method: Method, state: Tree, cohort: Tensor, reports: Tree, bad: Tensor) -> Tree:
-    """Take the server's step without the broken rows; with none left the state stays."""
+    """Take the server's step without the broken rows; with none left, as if nobody had come."""
     if method.aggregates == "mean" and isinstance(reports, Report):
         new = method.server_step(state, cohort, without(reports, bad))
-        return tree.where(bad.all(), state, new)
+        # Where noise hides who came, it is in the step on no rows at all as well.
+        return new if method.hides else tree.where(bad.all(), method.idle(state), new)
     if not tree.leaves(reports):
         return method.server_step(state, cohort, reports)
     kept = (~bad).nonzero().squeeze(1)
     if not len(kept):
-        return state
+        return method.idle(state)
     if len(kept) == len(bad):
         return method.server_step(state, cohort, reports)
     return method.server_step(state, cohort[kept], tree.take(reports, kept))

@@ -45,9 +45,10 @@ class Book:
         self._limit = limit
         self._members: Sequence[Member] = ()
         self._round = 0
+        self._samples: Sequence[int] = ()
         self._plans: dict[Request, Plan] = {}
         self._ahead: dict[Request, Drawn] = {}  # made before its round has come
-        self._ahead_of: tuple[Sequence[Member], int] = ((), -1)
+        self._ahead_of: tuple[Sequence[Member], int, Sequence[int]] = ((), -1, ())
         self._dealer = Dealer(device) if device.type == "cuda" and limit is None else None
         self.examples = 0  # trained on in this round
         self.planned = 0  # the same with padding
@@ -57,11 +58,18 @@ class Book:
         """How many clients the block has."""
         return len(self._members)
 
-    def turn(self, members: Sequence[Member], round: int) -> bool:
-        """Open the book for a round; True where every plan kept its place and shape."""
+    def turn(
+        self, members: Sequence[Member], round: int, samples: Sequence[int] | None = None
+    ) -> bool:
+        """Open the book for a round; True where every plan kept its place and shape.
+
+        `samples` gives each member's number of the public sample, where that is not the round's.
+        """
         alike = same(members, self._members)
         self._members, self._round = members, round
-        if round != self._ahead_of[1] or not same(members, self._ahead_of[0]):
+        self._samples = _numbers(members, round, samples)
+        known, then, theirs = self._ahead_of
+        if round != then or list(self._samples) != list(theirs) or not same(members, known):
             self._ahead = {}
         self.examples = self.planned = 0
         kept = True
@@ -74,11 +82,14 @@ class Book:
         self._ahead = {}
         return kept
 
-    def prepare(self, members: Sequence[Member], round: int) -> None:
+    def prepare(
+        self, members: Sequence[Member], round: int, samples: Sequence[int] | None = None
+    ) -> None:
         """Draw a coming round's batches now: while a GPU works, the host has time."""
-        self._ahead_of = (members, round)
+        numbered = _numbers(members, round, samples)
+        self._ahead_of = (members, round, numbered)
         self._ahead = {
-            request: self._pinned(_drawn(members, round, request, self._limit))
+            request: self._pinned(_drawn(members, round, request, self._limit, numbered))
             for request, plan in self._plans.items()
             if request.shuffled and not (self._dealer and self._dealer.deals(request, plan))
         }
@@ -95,7 +106,7 @@ class Book:
         return self._plans[request]
 
     def _make(self, request: Request) -> Plan:
-        new = _drawn(self._members, self._round, request, self._limit)
+        new = _drawn(self._members, self._round, request, self._limit, self._samples)
         self._count(request, new.layout)
         plan = Plan(
             self._pools[request.stream],
@@ -122,7 +133,7 @@ class Book:
         """Fill a plan with what was drawn on the host; None where it does not fit."""
         new = self._ahead.get(request)
         if new is None:
-            new = _drawn(self._members, self._round, request, self._limit)
+            new = _drawn(self._members, self._round, request, self._limit, self._samples)
         if not new.layout.fits(request, plan):
             return None
         plan.rows.copy_(new.rows, non_blocking=True)
@@ -144,9 +155,20 @@ class Book:
         return new._replace(rows=rows, real=real, places=places)
 
 
-def _drawn(members: Sequence[Member], round: int, request: Request, limit: int | None) -> Drawn:
+def _numbers(members: Sequence[Member], round: int, samples: Sequence[int] | None) -> Sequence[int]:
+    """Return each member's number of the public sample: the round's, unless told otherwise."""
+    return [round] * len(members) if samples is None else samples
+
+
+def _drawn(
+    members: Sequence[Member],
+    round: int,
+    request: Request,
+    limit: int | None,
+    samples: Sequence[int],
+) -> Drawn:
     """Lay out rows and places as [client, step, example]."""
-    held = [_held(member, round, request) for member in members]
+    held = [_held(own, number, request) for own, number in zip(members, samples, strict=True)]
     layout, own_steps = laid_out([len(own) for own in held], request, limit)
     places = np.full((layout.clients, layout.steps, layout.wide), -1, np.int64)
     rows = np.zeros_like(places)
@@ -164,12 +186,12 @@ def _drawn(members: Sequence[Member], round: int, request: Request, limit: int |
     )
 
 
-def _held(member: Member, round: int, request: Request) -> np.ndarray:
-    """List the pool's rows that a request is about: all of a stream, or a round's sample."""
+def _held(member: Member, number: int, request: Request) -> np.ndarray:
+    """List the pool's rows that a request is about: all of a stream, or a numbered sample."""
     rows = member.rows[request.stream]
     if not request.sample:
         return rows
-    chosen: np.ndarray = rows[sample(member.seed, round - request.ago, len(rows), request.sample)]
+    chosen: np.ndarray = rows[sample(member.seed, number - request.ago, len(rows), request.sample)]
     return chosen
 
 
@@ -195,11 +217,13 @@ def _orders(
 
 
 @lru_cache(maxsize=16)
-def sample(seed: int, round: int, held: int, size: int) -> np.ndarray:
-    """Draw a round's public examples without replacement: no client's number is in the seed.
+def sample(seed: int, number: int, held: int, size: int) -> np.ndarray:
+    """Draw public examples without replacement: no client's number is in the seed.
 
-    Before the first round there is nothing to look back at, so its own sample stands in.
+    Samples are numbered by the rounds before them in which the server received a report, so that a
+    round without any leaves the teachers and the examples they were made on together. Before the
+    first there is nothing to look back at, so that one stands in.
     """
-    draw = np.random.default_rng((seed, _PUBLIC, max(round, 0)))
+    draw = np.random.default_rng((seed, _PUBLIC, max(number, 0)))
     chosen: np.ndarray = draw.permutation(held)[:size]
     return chosen

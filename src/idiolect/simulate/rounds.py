@@ -81,6 +81,8 @@ class Simulation:
         self.round = 0
         self.runs = runs
         self.told: Sequence[Sums] = ()  # for newcomers: what those told who were there before
+        self._draw = draw
+        self._idle = [0 for _ in runs]  # rounds in which no report reached the server
         self._crossed = False  # whether a round has told what crosses the network
         self._next: Begun | None = None  # a round that was begun early
         self._pace, self._ended = float("inf"), float("-inf")  # seconds of the last round
@@ -130,9 +132,11 @@ class Simulation:
             )
         # Training that leaves no trace need not be done.
         self._all_train = bystanders == "train" and self._personal
+        able = [sampling.eligible(own) for own in trained]
+        self._able = [len(own) for own in able]
         self._attendance = [
-            sampling.Attendance(run.seed, sampling.eligible(own), cohort, draw, self._all_train)
-            for run, own in zip(runs, trained, strict=True)
+            sampling.Attendance(run.seed, own, cohort, draw, self._all_train)
+            for run, own in zip(runs, able, strict=True)
         ]
 
     def stored_as(self, named: Mapping[str, torch.Tensor]) -> None:
@@ -169,9 +173,11 @@ class Simulation:
 
         Of personal state on disk it has the table of who has which record, which stays true.
         """
-        kept = {"server": tuple(self.states), "personal": tuple(c.store.rows for c in self._crews)}
+        kept: dict[str, Tree] = {"server": tuple(self.states)}
+        kept["personal"] = tuple(c.store.rows for c in self._crews)
         if self.method.grouped:
             kept["groups"] = tuple(tuple(crew.groups) for crew in self._crews)
+        kept["attended"] = {"idle": torch.tensor(self._idle)}
         return kept
 
     @tree.setter
@@ -182,6 +188,8 @@ class Simulation:
         groups_of = tree.to(kept.get("groups", ()), self._device)
         for crew, own in zip(self._crews, groups_of, strict=False):
             crew.groups = list(own)
+        if "attended" in kept:
+            self._idle = kept["attended"]["idle"].tolist()
 
     # One round.
 
@@ -217,14 +225,28 @@ class Simulation:
             self._next = self._begin(self.round + 1, states)
         left_out = now.left_out()
         for run, (own, broken) in enumerate(zip(self.runs, left_out, strict=True)):
-            refuse_nobody(now, run, broken, own.seed, own.lessons.names, self.method)
+            # A drawn cohort may be small: that all of it is broken is an empty round then.
+            if self._draw == "fixed" or len(now.calls[run].cohort) == self._able[run]:
+                refuse_nobody(now, run, broken, own.seed, own.lessons.names, self.method)
+        heard = [_anybody(*pair) for pair in zip(now.calls, left_out, strict=True)]
         gone = [Seat(run, int(c)) for run, clients in enumerate(left_out) for c in clients]
         if self.method.grouped:
             servers = [groups.server_member(own[0]) for own in self._trained]
-            groups.regroup(self.method, self._crews, now.done, gone, servers, states, self.round)
+            groups.regroup(
+                self.method,
+                self._crews,
+                now.done,
+                gone,
+                servers,
+                states,
+                self.round,
+                heard,
+                self._samples(self.round),
+            )
         for harvest in now.done:
             harvest.team.keep(harvest.seats, harvest.personal, gone)
         self.states = states
+        self._idle = [n + (not one) for n, one in zip(self._idle, heard, strict=True)]
         self.round += 1
         ended = time.perf_counter()
         self._pace, self._ended = ended - self._ended, ended
@@ -250,7 +272,8 @@ class Simulation:
         )
         examples = sum(crew.examples("step") for crew in self._crews)
         for crew in self._crews:  # the host has time until it asks who was broken
-            crew.prepare(coming, self._trained, method.steps > 0, round + 1)
+            samples = self._samples(round + 1)
+            crew.prepare(coming, self._trained, method.steps > 0, round + 1, samples)
         return begun(round, states, calls, done, served, traffic, examples)
 
     @property
@@ -274,7 +297,12 @@ class Simulation:
             self._trained[run],
             even=self.method.steps > 0,
             heard=heard if self._all_train else None,
+            sample=self._samples(round)[run],
         )
+
+    def _samples(self, round: int) -> list[int]:
+        """Return each run's number of the public sample of a round: an idle round draws none."""
+        return [round - idle for idle in self._idle]
 
     def _unready(self, calls: Sequence[Call]) -> list[Call]:
         """Of those who are called, call those who never were before; they are sent nothing."""
@@ -376,9 +404,18 @@ class Simulation:
                     send(state, self._tensor(group)),
                     members,
                     afresh=self.method.starts_over,
+                    sample=number,
                 )
-                for group, state, members in zip(groups, self.states, self._judged, strict=True)
+                for group, state, members, number in zip(
+                    groups, self.states, self._judged, self._samples(self.round), strict=True
+                )
             ]
 
     def _tensor(self, array: np.ndarray) -> torch.Tensor:
         return numbers.whole(array, self._device)
+
+
+def _anybody(call: Call, left_out: np.ndarray) -> bool:
+    """Say whether the server could use anybody's report."""
+    heard = call.cohort if call.heard is None else call.heard
+    return bool(len(np.setdiff1d(heard, left_out)) if len(left_out) else len(heard))

@@ -51,15 +51,15 @@ class Serving:
         )
         self.group = tree.to(method.init_group(made.setups[0]), device)
 
-    def read(self, report: Tree, round: int) -> Tree:
-        """See what a report says of the public examples."""
+    def read(self, report: Tree, round: int, sample: int | None = None) -> Tree:
+        """See what a report says of the public examples, or of a sample of that number."""
         method = self._method
 
         def read(sent: Sent, personal: Tree, local: Local, exam: Local) -> Tree:
             return method.read(sent.shared, local)
 
         client = self._member.client
-        call = Call(np.array([client]), Sent(report), {client: self._member})
+        call = Call(np.array([client]), Sent(report), {client: self._member}, sample=sample)
         _, found = self._crew.run("read", read, [call], round)
         return tree.map(lambda leaf: leaf[0], found)
 
@@ -67,7 +67,9 @@ class Serving:
         """Join the reports of the architecture's clients, stacked on axis 0."""
         self.group = self._method.group_step(self.group, reports)
 
-    def fuse(self, state: Tree, round: int) -> None:
+    def fuse(self, state: Tree, round: int, sample: int | None = None) -> None:
         """Train what is kept on the public examples."""
         self._crew.groups = [self.group]
-        (self.group,) = self._crew.serve(Fuse(self._method), [self._member], [state], round)
+        number = [round if sample is None else sample]
+        fuse = Fuse(self._method)
+        (self.group,) = self._crew.serve(fuse, [self._member], [state], round, number)

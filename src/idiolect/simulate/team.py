@@ -38,6 +38,7 @@ class Call(NamedTuple):
     even: bool = False  # everyone takes as many steps, however many examples it has
     afresh: bool = False  # clients are given the parameters that training started from
     heard: np.ndarray | None = None  # whose reports count; None: all of the cohort
+    sample: int | None = None  # number of the public sample; None: the round's
 
 
 class Harvest(NamedTuple):
@@ -113,9 +114,17 @@ class Team:
         return harvest
 
     def serve(
-        self, work: Work, servers: Sequence[Member], states: Sequence[Tree], round: int
+        self,
+        work: Work,
+        servers: Sequence[Member],
+        states: Sequence[Tree],
+        round: int,
+        samples: Sequence[int] | None = None,
     ) -> list[Tree]:
-        """Do work for the servers of all runs, on this architecture."""
+        """Do work for the servers of all runs, on this architecture.
+
+        `samples` gives each run's number of the public sample, where that is not the round's.
+        """
         raise TypeError(f"{type(self).__name__} does not work")
 
     def look_ahead(self, cohorts: Sequence[np.ndarray]) -> None:
@@ -127,6 +136,7 @@ class Team:
         members: Sequence[Sequence[Member]],
         even: bool,
         round: int,
+        samples: Sequence[int] | None = None,
     ) -> None:
         """Make ready for the coming round of these cohorts, while this one is being worked on."""
 

@@ -94,7 +94,12 @@ class Remote(Team):
         return harvest
 
     def serve(
-        self, work: Work, servers: Sequence[Member], states: Sequence[Tree], round: int
+        self,
+        work: Work,
+        servers: Sequence[Member],
+        states: Sequence[Tree],
+        round: int,
+        samples: Sequence[int] | None = None,
     ) -> list[Tree]:
         """Let one of the workers do it: it has the public examples."""
         spread = self._spread
@@ -102,7 +107,8 @@ class Remote(Team):
 
         def task(hand: Hand) -> list[Any]:
             refs = spread.introduce(hand)
-            return [*refs, spread.call(hand, "serve", self._at, work, servers, *told, round)]
+            call = spread.call(hand, "serve", self._at, work, servers, *told, round, samples)
+            return [*refs, call]
 
         cluster = spread.cluster
         _, made = spread.answer(cluster.ask(task, self._at % cluster.size))
@@ -169,6 +175,7 @@ class Remote(Team):
                 self._widths(shard),
                 self._ahead,
                 sums,
+                [call.sample for call in calls],
             )
             packs = [lessons] if exams is None else [lessons, exams]
             task = self._task(order, packs, shared, groups)

@@ -72,6 +72,7 @@ class Order(NamedTuple):
     widths: Mapping[str, int]  # as they were measured before, here or elsewhere
     ahead: Sequence[np.ndarray]  # who is called in the round after this one
     sums: bool  # reports are wanted in sum
+    samples: Sequence[int | None]  # of each run: number of the public sample
 
 
 class Reply(NamedTuple):
@@ -207,6 +208,7 @@ class Worker:
                 order.even,
                 order.afresh,
                 order.heard[run],
+                order.samples[run],
             )
             for run, (cohort, sent, own) in enumerate(
                 zip(order.cohorts, shared, order.own, strict=True)
@@ -239,12 +241,13 @@ class Worker:
         states: Sequence[Tree],
         groups: Sequence[Tree],
         round: int,
+        samples: Sequence[int] | None = None,
     ) -> list[Tree]:
         """Work for the servers, who have public examples only and no shard."""
         held = self._held(job)
         crew = held.crew(NOBODYS, place, NOBODYS, None)
         crew.groups = list(lifted(tuple(groups), held.device))
-        made = crew.serve(work, servers, lifted(tuple(states), held.device), round)
+        made = crew.serve(work, servers, lifted(tuple(states), held.device), round, samples)
         return list(lowered(tuple(made)))
 
     def _held(self, job: str) -> Holding:
