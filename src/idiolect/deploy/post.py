@@ -22,7 +22,17 @@ from idiolect.deploy.wire import Message
 
 log = logging.getLogger("idiolect.hub")
 
-RUBBISH = ("format", "protocol", "size", "structure", "shape", "dtype", "nonfinite", "round")
+RUBBISH = (
+    "format",
+    "protocol",
+    "size",
+    "structure",
+    "shape",
+    "dtype",
+    "nonfinite",
+    "round",
+    "identity",
+)
 """What no honest node sends."""
 
 SILENT = ("timeout", "unreachable")

@@ -25,6 +25,7 @@ from nvflare.widgets.info_collector import GroupInfoCollector, InfoCollector
 
 from idiolect.checkpoint import write_whole
 from idiolect.deploy import wire
+from idiolect.deploy.channel import NodeChannel, ServerChannel
 from idiolect.deploy.child import Child
 from idiolect.deploy.codes import Refused
 from idiolect.deploy.flare.kits import HOME, HOST_FILE, NODE_FILE, OUTCOME, RESULT, RETURNED
@@ -32,15 +33,18 @@ from idiolect.deploy.flare.tasks import Task
 from idiolect.deploy.flare.tidy import Tidy
 from idiolect.deploy.host import Host
 from idiolect.deploy.hub import Again
+from idiolect.deploy.identity import Authority, Identity
 from idiolect.deploy.newcomers import Wanted, offer, welcome
 from idiolect.deploy.post import Post
 from idiolect.deploy.serve import post, serve
 from idiolect.deploy.site import Site
+from idiolect.deploy.transport import Transport
 from idiolect.errors import ConfigError, DeployError, IdiolectError
 from idiolect.runner.watch import Silent, Tick
 
 log = logging.getLogger("idiolect.flare")
 
+_SERVER = "server"  # what the engine calls the server's end of a job
 _PATIENCE = 10.0  # timeouts of the hub until a call is given up
 
 
@@ -49,20 +53,38 @@ class NodeSide:
 
     def __init__(self) -> None:
         self._child: Child | None = None
+        self._channel: NodeChannel | None = None
         self._lock = threading.Lock()
         self._tidy = Tidy()
 
     @collab.publish  # type: ignore[untyped-decorator]
     def answer(self, blob: bytes) -> bytes:
-        """Answer one message; nothing but a code ever tells of a failure."""
+        """Answer one message of the server; nothing but a code ever tells of a failure.
+
+        The engine lets every member of a job call every other. Who it says is calling is looked at
+        first, but a member can forge that: what counts is the server's signature.
+        """
         try:
-            return self._asked(collab.context.workspace).answer(blob)
+            caller, workspace = collab.caller, collab.context.workspace
+            if caller != _SERVER:
+                raise Refused("identity", f"called by {caller!r}; only the server is answered")
+            return self._signed(workspace).answer(
+                blob, lambda body: self._asked(workspace).answer(body)
+            )
         except Refused as error:
             log.error("refused with %r: %s", error.reason, error)
             return wire.refusal(error.reason)
         except Exception:
             log.exception("a message could not be answered")
             return wire.refusal("failed")
+
+    def _signed(self, workspace: Any) -> NodeChannel:
+        """Return the channel of this process; there is no way to be without a kit's identity."""
+        with self._lock:
+            if self._channel is None:
+                root = Path(workspace.get_root_dir())
+                self._channel = NodeChannel(Identity.from_kit(root), Authority.from_kit(root))
+            return self._channel
 
     def _asked(self, workspace: Any) -> Child:
         with self._lock:
@@ -204,8 +226,10 @@ class HubSide(FLComponent):  # type: ignore[misc]
         workspace = collab.context.workspace
         job = Path(workspace.get_run_dir(collab.fl_ctx.get_job_id()))
         home = Path(workspace.get_root_dir()) / HOME
-        transport = _Cells(self._sites)
+        cells = _Cells(self._sites)
         try:
+            root = Path(workspace.get_root_dir())
+            transport = ServerChannel(cells, Identity.from_kit(root), Authority.from_kit(root))
             folder = _run_folder(home, self._run)
             folder.mkdir(parents=True, exist_ok=True)
             if self._wanted is None:
@@ -224,13 +248,13 @@ class HubSide(FLComponent):  # type: ignore[misc]
             log.exception("the hub failed")
             outcome = {"state": "error", "text": f"the hub failed ({type(error).__name__})"}
         finally:
-            transport.hang_up()
-        if outcome["state"] != "done" and transport.stopped():
+            cells.hang_up()
+        if outcome["state"] != "done" and cells.stopped():
             raise RunAborted("the run was stopped")
         self._progress.tell(**outcome)
         write_whole(job / OUTCOME, json.dumps(outcome).encode())
 
-    def _serve(self, transport: _Cells, home: Path, folder: Path) -> None:
+    def _serve(self, transport: Transport, home: Path, folder: Path) -> None:
         """Run the experiment."""
         calls = self._progress.post = post(transport, self._text, folder)
         serve(
@@ -243,7 +267,7 @@ class HubSide(FLComponent):  # type: ignore[misc]
             host=Host.read(home / HOST_FILE),
         )
 
-    def _welcome(self, transport: _Cells, home: Path, folder: Path, wanted: Wanted) -> None:
+    def _welcome(self, transport: Transport, home: Path, folder: Path, wanted: Wanted) -> None:
         """Give newcomers their models of a run that is over."""
         found = offer(_run_folder(home, wanted.run), wanted)
         calls = self._progress.post = post(transport, found.text, folder)
