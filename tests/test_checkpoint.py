@@ -2,6 +2,7 @@
 
 import errno
 import os
+import stat
 from typing import Any, NamedTuple
 
 import pytest
@@ -101,3 +102,17 @@ def test_a_full_disk_leaves_the_old_file_and_no_litter(tmp_path, monkeypatch):
     assert "\n" not in str(caught.value)
     assert torch.equal(checkpoint.load(path, {"w": torch.ones(3)})[0]["w"], torch.ones(3))
     assert os.listdir(tmp_path) == ["a.safetensors"]
+
+
+def test_the_folder_is_synced_after_the_file_has_its_name(tmp_path, monkeypatch):
+    """A power cut after a save must not undo the renaming."""
+    synced, fsync = [], os.fsync
+
+    def noted(handle: int) -> None:
+        kind = "folder" if stat.S_ISDIR(os.fstat(handle).st_mode) else "file"
+        synced.append((kind, (tmp_path / "a.safetensors").exists()))
+        fsync(handle)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    checkpoint.save(tmp_path / "a.safetensors", {"w": torch.ones(3)}, {})
+    assert synced == [("file", False), ("folder", True)]

@@ -115,3 +115,16 @@ def test_the_gradient_of_distil_keeps_its_size():
     value = losses.distil(student, teacher, torch.ones(1, dtype=torch.float64), 1e4)
     (slope,) = torch.autograd.grad(value, student)
     assert torch.allclose(slope, (student - teacher) / 3, rtol=1e-2)
+
+
+def test_no_gradient_reaches_a_teacher():
+    weight = torch.ones(3, dtype=torch.float64)
+    for loss in (
+        losses.divergence,
+        losses.soft_cross_entropy,
+        lambda student, teacher, w: losses.divergence_from(student, teacher.softmax(-1), w),
+        lambda student, teacher, w: losses.distil(student, teacher, w, 2.0),
+    ):
+        student, teacher = random((3, 4)).requires_grad_(), random((3, 4), 1).requires_grad_()
+        loss(student, teacher, weight).backward()
+        assert teacher.grad is None and student.grad.abs().sum() > 0

@@ -16,6 +16,7 @@ from idiolect.errors import CheckpointError, Diverged
 from idiolect.experiment import jobs, parse_experiment
 from idiolect.results import load_model
 from idiolect.runner import Silent, run, train
+from idiolect.runner import memory as memories
 from idiolect.runner.run import opened
 from idiolect.simulate.rounds import Simulation
 
@@ -275,3 +276,25 @@ def test_other_features_under_the_same_labels_are_another_experiment():
         job, federations=tuple(dataclasses.replace(f, dataset=moved) for f in job.federations)
     )
     assert job.identity != other.identity
+
+
+def test_other_labels_of_the_same_rows_are_another_experiment():
+    (job, *_), _ = made()
+    data = job.federations[0].dataset
+    moved = dataclasses.replace(data, y=(data.y + 1) % len(data.classes))
+    other = dataclasses.replace(
+        job, federations=tuple(dataclasses.replace(f, dataset=moved) for f in job.federations)
+    )
+    assert job.identity != other.identity
+
+
+def test_personal_state_is_on_disk_before_the_checkpoint_that_points_to_it(tmp_path, monkeypatch):
+    (job, *_), _ = made()
+    done = []
+    flush, save = Simulation.flush, memories.save
+    monkeypatch.setattr(Simulation, "flush", lambda self: (done.append("flush"), flush(self))[1])
+    monkeypatch.setattr(
+        memories, "save", lambda *arguments: (done.append("save"), save(*arguments))[1]
+    )
+    train(job, tmp_path)
+    assert done and done == ["flush", "save"] * (len(done) // 2)

@@ -1,3 +1,4 @@
+import dataclasses
 import time
 
 import numpy as np
@@ -90,3 +91,10 @@ def test_clients_are_the_same_who_hold_the_same_rows_however_split(two, toy):
     renamed = Federation(two.dataset, two.train, two.val, two.test, ("a", "b"))
     assert same_clients([two]) and same_clients([two, two]) and same_clients([two, resplit])
     assert not same_clients([two, resplit, swapped]) and not same_clients([two, renamed])
+
+
+def test_without_test_data_none_is_left_in_any_form(two):
+    bare = dataclasses.replace(two, common=np.array([8, 9]), marked=rows([5], [7])).without_test()
+    assert [len(held) for held in bare.test] == [0, 0]
+    assert bare.common is None and bare.marked is None
+    assert [held.tolist() for held in (*bare.train, *bare.val)] == [[0, 1, 2], [3], [4], []]

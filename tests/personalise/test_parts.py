@@ -14,7 +14,7 @@ from idiolect.method import Sent, Setup
 from idiolect.methods import METHODS, FedAvg, FedPer
 from idiolect.personalise import TABLE_2, Combined, Mixture, Tuned, adapting, spoken
 from idiolect.personalise.adapting import Ground, fisher, ground
-from idiolect.personalise.mixture import Alone, Mixed, blend
+from idiolect.personalise.mixture import Alone, Mixed, blend, mixed
 
 BASE = FedAvg(batch=3, lr=0.1)
 FAST = {"tune_epochs": 2, "tune_lr": 0.1}
@@ -380,3 +380,43 @@ def test_settings_of_the_inner_method_are_set_there():
     small = {"fc1.weight": torch.ones(1), "fc2.weight": torch.ones(1)}
     setup = Setup(small, small, torch.ones(2), 3)
     assert method.init_personal(setup) == FedPer().init_personal(setup)
+
+
+@pytest.mark.parametrize("gate", ["inputs", "outputs"])
+def test_a_gate_is_fitted_on_validation_data_alone(gate, float64):
+    """Other labels of training rows leave it as it is; other labels of validation rows do not."""
+    world = worlds.federation((4,), (4,))
+    sent, own = sent_to(), sent_to(9).shared
+
+    def fitted(*changed):
+        labels = world.dataset.y.copy()
+        for rows in changed:
+            labels[rows] = (labels[rows] + 1) % worlds.CLASSES
+        data = dataclasses.replace(world.dataset, y=labels)
+        local = worlds.local(dataclasses.replace(world, dataset=data), 0)
+        settings = Mixture(BASE, gate=gate, gate_epochs=3, gate_lr=0.1)
+        return mixed(BASE, sent.shared, own, settings, local).gate
+
+    assert not worlds.differing(fitted(), fitted(world.train[0]))
+    assert worlds.differing(fitted(), fitted(world.val[0]), 1e-3)
+
+
+class Dropping(worlds.Normed):
+    """Drops what enters its last layer: in training mode half of it is gone."""
+
+    def forward(self, x):
+        return self.fc2(
+            nn.functional.dropout(self.norm(self.fc1(x)).tanh(), training=self.training)
+        )
+
+
+def test_a_frozen_base_runs_in_evaluation_mode(float64):
+    """Frozen layers stay as they are in every respect, so dropout among them drops nothing."""
+    sent, world = sent_to(), worlds.federation()
+    method = Tuned(BASE, trains="head", **FAST)
+    plain, dropping = (
+        method.deploy(sent, (), worlds.local(world, 0, build=build)).model
+        for build in (worlds.Normed, Dropping)
+    )
+    assert not worlds.differing(plain, dropping)
+    assert worlds.differing(plain, sent.shared, 1e-3)

@@ -145,3 +145,9 @@ def test_every_method_has_a_look_of_its_own_that_can_be_seen():
     for look in given.values():
         assert contrast(look.light, "#fdfdfc") >= 3, look
         assert contrast(look.dark, "#15171b") >= 3, look
+
+
+def test_no_cell_heading_or_method_of_a_table_is_markup():
+    nasty = "<i onclick=alert(1)>\"'&"
+    sheet = Sheet("t", "t", "", [Column(nasty, help=nasty), Column("x")], [[nasty, nasty]], [nasty])
+    assert "<i " not in sheet.html() and "onclick=alert(1)&gt;" in sheet.html()

@@ -258,3 +258,11 @@ def test_what_was_tuned_is_told(finished):
     found = sections(material.Material(content))[-1].blocks
     (sheet,) = [block for block in found if isinstance(block, Sheet) and block.id == "tuned"]
     assert sheet.rows == [("FedAvg", 2, "lr = 0.1 (seed 0, 1)")]
+
+
+def test_a_methods_label_is_never_markup(finished):
+    nasty = "<i onclick=alert(1)>"
+    read = material.read(finished)
+    text = json.dumps(read.content).replace('"FedAvg"', json.dumps(nasty))
+    shown = page.content([material.Material(json.loads(text), [], read.held, "", "")], "", "")
+    assert "<i " not in page._switches(shown) and "&lt;i onclick" in page._switches(shown)

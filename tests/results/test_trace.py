@@ -1,5 +1,6 @@
 """What a server learned, recorded round by round, resumable, ordered and drawn."""
 
+import dataclasses
 import json
 from xml.etree import ElementTree
 
@@ -136,3 +137,17 @@ def test_the_command_draws_and_prints(home, tmp_path):
     assert told["rounds"] == [2, 4, 5] and sorted(told["order"]) == [0, 1, 2, 3]
     wrong = invoke(app, ["trace", str(tmp_path)])
     assert wrong.exit_code == 3 and wrong.stderr.count("\n") == 1
+
+
+def test_a_trace_ahead_of_its_checkpoint_is_cut_when_the_run_goes_on(home, tmp_path):
+    """Killed between the two files: rounds after the checkpoint are recorded anew, once."""
+    change = ["evaluate.trace=1", "rounds=3"]
+    idiolect.run(home / "traced.toml", change, out=tmp_path)
+    ahead = trace.read(tmp_path, "KT-pFL")
+    later = {name: np.concatenate([own, 9 + own[-1:]]) for name, own in ahead.values.items()}
+    trace.write(tmp_path, dataclasses.replace(ahead, rounds=(1, 2, 3, 4), values=later))
+    change = ["evaluate.trace=1", "rounds=5"]
+    idiolect.run(home / "traced.toml", change, out=tmp_path, resume=True)
+    found = trace.read(tmp_path, "KT-pFL")
+    assert found.rounds == (1, 2, 3, 4, 5)
+    np.testing.assert_allclose(found.values["weights"].sum(-1), 1, atol=1e-5)

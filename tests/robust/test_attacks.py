@@ -14,7 +14,7 @@ from idiolect.errors import ConfigError, Diverged, MethodError
 from idiolect.experiment import execute, jobs, parse_experiment
 from idiolect.methods import FedAvg
 from idiolect.robust import MODEL_ATTACKS, Attacked, Median
-from idiolect.robust.attacks import Broken, Gaussian, Replace, SignFlip
+from idiolect.robust.attacks import Broken, Gaussian, Lies, Replace, SignFlip, _generator
 from test_laws import choose, made
 
 TIGHT = 1e-9
@@ -63,9 +63,9 @@ def test_noise_is_drawn_from_the_seed_and_the_round(float64):
     noise = torch.cat([(lies[n][[1, 3]] - sent[n]).reshape(-1) for n in sent])
     assert not worlds.differing(lies, again)
     assert 1.5 < noise.std().item() < 2.5 and len(noise) > 100
-    first, second = (arrived(Gaussian(), rounds=n) for n in (1, 2))
-    drawn = [one[2]["fc1.weight"][1] - one[0]["fc1.weight"] for one in (first, second)]
-    assert worlds.differing(*drawn, 0.1)
+    draws = [_generator(Lies(torch.tensor(n), torch.tensor(0))) for n in (0, 0, 1)]
+    same, repeated, later = (torch.randn(5, generator=draw) for draw in draws)
+    assert torch.equal(same, repeated) and not torch.equal(same, later)
 
 
 def test_broken_reports_are_left_out_by_the_guard():
@@ -262,3 +262,15 @@ def test_a_wrong_attack_is_one_line(table, words):
     with pytest.raises(ConfigError, match=words) as told:
         jobs(parse_experiment(text))
     assert "\n" not in str(told.value)
+
+
+def test_the_noise_of_two_rounds_differs_in_a_run(float64):
+    """Without training both rounds' honest reports are what was sent: what moves is noise."""
+    method = Attacked(FedAvg(batch=3, lr=1e-300), Gaussian(), attackers=(0, 1))
+    simulation = choose(worlds.simulation(method, worlds.federation()), (0, 1), (0, 1))
+    moved, before = [], simulation.states[0].inner
+    for _ in range(2):
+        simulation.advance()
+        moved.append(simulation.states[0].inner["fc1.weight"] - before["fc1.weight"])
+        before = simulation.states[0].inner
+    assert moved[0].abs().min() > 0 and worlds.differing(*moved, 0.1)
