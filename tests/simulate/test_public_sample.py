@@ -82,3 +82,11 @@ def test_private_examples_have_no_place():
     pages = book()
     pages.turn(members(), 0)
     assert pages.ask(Request("train", 4, 1, 0, True, 0)).places is None
+
+
+def test_the_very_same_clients_get_the_new_rounds_sample_too():
+    """Plans that only the clients decide are kept for them; a sample is decided by the round."""
+    pages, same = book(), members()
+    for round in (0, 1, 2):
+        assert listed(round, pages=pages, of=same) == listed(round)
+        assert listed(round, pages=pages, of=same, ago=1) == listed(max(round - 1, 0))
