@@ -1,14 +1,18 @@
 """Secure aggregation: the server gets the sum, and of one node's report only noise."""
 
+from dataclasses import replace
+
 import federations as fed
 import numpy as np
 import pytest
 import torch
+from kitmaking import Maker
 
 from idiolect.deploy import masks, shamir, wire
 from idiolect.deploy import secure_aggregation as secure
 from idiolect.deploy.codes import Refused
-from idiolect.deploy.node import _report
+from idiolect.deploy.heads import sum_of
+from idiolect.deploy.node import Node, _report
 from idiolect.deploy.transport import Inside
 from idiolect.errors import ConfigError, DeployError, MethodError
 from idiolect.method import Report
@@ -233,6 +237,74 @@ def test_the_same_run_again_without_one_node_does_not_give_its_report_away(tmp_p
     )
     found = fed.served(wanted, fewer, tmp_path / "fewer", run="r3")
     assert not fewer.answers("mask") and not fewer.answers("unmask")
+    assert any("round 1 was given up" in n for n in found["methods"]["FedAvg"]["notices"])
+
+
+@pytest.fixture(scope="module")
+def kits(tmp_path_factory):
+    maker = Maker(tmp_path_factory.mktemp("kits"))
+    return {f"site-{n}": maker.kit(f"site-{n}") for n in range(4)}
+
+
+class Cheating(Inside):
+    """Nodes with kits, and a server that changes what it relays."""
+
+    def __init__(self, home, kits, change=lambda site, message: None):
+        sites = [replace(site, kit=kits[site.name]) for site in fed.sites(home)]
+        super().__init__({site.name: Node(site) for site in sites})
+        self._change, self.codes, self.kinds = change, {}, set()
+
+    def call(self, site, blob, seconds):
+        message = wire.unpack(blob)
+        if message.kind in ("shares", "mask", "confirm", "unmask"):
+            self._change(site, message)
+            blob = wire.pack(*message)
+        answer = super().call(site, blob, seconds)
+        self.kinds.add(message.kind)
+        if wire.unpack(answer).kind == "no":
+            self.codes[site, message.kind] = wire.unpack(answer).head["code"]
+        return answer
+
+
+def test_nodes_with_kits_sign_their_keys_and_who_survived(kits, tmp_path):
+    honest = Cheating(tmp_path / "nodes", kits)
+    fed.served(fed.experiment("fedavg", sets=(*SETS, *ONE)), honest, tmp_path / "signed")
+    assert not honest.codes and "confirm" in honest.kinds
+    plain = fed.experiment("fedavg", sets=ONE)
+    fed.served(plain, fed.inside(tmp_path / "others"), tmp_path / "plain")
+    states = [fed.server_state(tmp_path / kind, "FedAvg") for kind in ("signed", "plain")]
+    assert fed.largest_gap(*states) < 1e-6
+
+
+def test_a_server_that_relays_keys_of_its_own_gets_nothing(kits, tmp_path):
+    """It takes the place of all others, and would read the one that is left."""
+    own, names = {}, [f"site-{n}" for n in range(4)]
+
+    def swap(site, message):
+        if message.kind == "shares":
+            context = sum_of(message)
+            for name in set(names) - {site}:
+                own[site, name] = secure.Participant(context, name)
+                found = [*own[site, name].keys()[:3], *message.head["members"][name][3:]]
+                message.head["members"][name] = found
+
+    cheat = Cheating(tmp_path / "nodes", kits, swap)
+    with pytest.raises(DeployError, match=r"0 of 4 nodes reported"):
+        fed.served(fed.experiment("fedavg", sets=(*SETS, *ONE)), cheat, tmp_path / "served")
+    assert cheat.codes == dict.fromkeys(((name, "shares") for name in names), "identity")
+    assert "mask" not in cheat.kinds
+
+
+def test_a_server_that_tells_nodes_of_different_survivors_gets_no_sum(kits, tmp_path):
+    def split(site, message):
+        if site in ("site-0", "site-1") and message.kind in ("confirm", "unmask"):
+            message.head["survivors"].remove("site-3")
+
+    cheat = Cheating(tmp_path / "nodes", kits, split)
+    sets = (*SETS, *ONE, "deploy.minimum=1")
+    found = fed.served(fed.experiment("fedavg", sets=sets), cheat, tmp_path / "served")
+    asked = {(name, "unmask"): "identity" for name in kits}
+    assert cheat.codes == asked
     assert any("round 1 was given up" in n for n in found["methods"]["FedAvg"]["notices"])
 
 

@@ -30,7 +30,7 @@ def refused(reason="keys"):
 class Seal:
     """A node's identity; everyone knows everyone's public key."""
 
-    known: dict
+    certificate = "known to all"
 
     def __init__(self, name, known):
         self._key, self.known = Ed25519PrivateKey.generate(), known
@@ -39,9 +39,9 @@ class Seal:
     def sign(self, payload):
         return self._key.sign(payload).hex()
 
-    def verify(self, name, payload, signature):
+    def verify(self, name, payload, certificate, signature):
         try:
-            self.known[name].verify(bytes.fromhex(signature or ""), payload)
+            self.known[name].verify(bytes.fromhex(signature), payload)
         except (InvalidSignature, KeyError):
             return False
         return True
@@ -278,7 +278,7 @@ def test_nothing_is_revealed_unless_enough_members_signed_the_same_survivors():
     signatures = {name: summed.nodes[name].confirm(without) for name in summed.names[1:4]}
     signatures |= {name: summed.nodes[name].confirm(everyone) for name in summed.names[4:]}
     for name, survivors in (("site-1", without), ("site-5", everyone)):
-        with refused():
+        with refused("identity"):
             summed.nodes[name].unmask(survivors, signatures)
 
 
@@ -316,7 +316,7 @@ def test_keys_that_the_server_swapped_are_noticed():
     ).keys()
     another = secure.Participant(CONTEXT, "site-1", summed.nodes["site-2"]._signer).keys()
     for wrong in (own, own._replace(signature=keys["site-1"].signature), elsewhere, another):
-        with refused():
+        with refused("identity"):
             node.shares({**keys, "site-1": wrong})
     node.shares(keys)
 
@@ -350,7 +350,9 @@ def test_members_that_do_not_fit_are_refused(change):
         summed.nodes["site-0"].shares(change(summed.keys))
 
 
-@pytest.mark.parametrize("plain", [None, [], ["a", "b", "c", None], ["00" * 32] * 3, [1, 2, 3, 4]])
+@pytest.mark.parametrize(
+    "plain", [None, [], list("abcde"), ["00" * 32] * 3, [1, 2, 3, 4, 5], [*["00" * 32] * 3, 4, 5]]
+)
 def test_what_are_no_keys_is_refused(plain):
     with refused("format"):
         secure.Keys.read(plain)

@@ -182,6 +182,7 @@ def node(
         limit_mb << 20,
         secure,
         SitePolicy() if file is None else read_site(file),
+        own.folder,
     )
     keep_running(own, site, say)
 

@@ -100,6 +100,8 @@ class Node:
     def __init__(self, site: Site) -> None:
         self._site = site
         self._opened: _Opened | None = None
+        # Without a kit (within a process, or `--on local`) keys of secure sums are not signed.
+        self._signer = None if site.kit is None else secure.KitSigner.of(site.kit)
         self._device = Backend(device=site.device).place
 
     def answer(self, blob: bytes) -> bytes:
@@ -263,7 +265,7 @@ class Node:
             owner = Owner(self._site.federation, opened.holding.client, opened.run, "", 0)
             opened.log = SumLog(owner.folder(self._site.home).parent / "sums.log")
         opened.log.check(named)
-        participant = secure.Participant(context, self._site.name)
+        participant = secure.Participant(context, self._site.name, self._signer)
         opened.sum = _Sum(participant, report, named, opened.log)
         return _yes(message, (), keys=list(participant.keys()))
 
@@ -297,7 +299,9 @@ class Node:
         """Reveal what takes the masks off the sum of the survivors, and off no other."""
         at, survivors = self._sum(message), names_in(message, "survivors")
         signatures = message.head.get("signatures", {})
-        if not isinstance(signatures, dict):
+        if not isinstance(signatures, dict) or not all(
+            isinstance(one, str) for one in signatures.values()
+        ):
             raise Refused("format", "signatures of another form")
         shares = at.participant.unmask(survivors, signatures)
         at.log.survived(at.digest, survivors)

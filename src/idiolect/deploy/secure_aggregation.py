@@ -13,23 +13,27 @@ The stages of a sum, one message to each member and back:
 `keys`, `shares`, `mask`, `confirm` (only where keys are signed) and `unmask`.
 """
 
+import base64
 import hashlib
 import itertools
 import json
 import secrets
 from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from idiolect.deploy import shamir
 from idiolect.deploy.codes import Refused
+from idiolect.deploy.identity import NODE, Authority, Identity, Signed
 from idiolect.errors import DeployError
 
 FEWEST = 3  # of two nodes, each would know the other's report from the sum
 _TAG = 16  # bytes by which a tampered box is noticed
 BOX = 2 * shamir.SHARE + _TAG  # bytes of two shares, encrypted
 _HEX = 64  # letters of a key
+_SIGNED = "secure aggregation"  # begins what is signed here, and nothing else that is signed
 _TRIES = 500  # sets of shares from which a secret is sought where some are wrong
 
 Context = Sequence[Any]
@@ -42,26 +46,57 @@ class Keys(NamedTuple):
     encryption: str  # X25519, for shares on their way
     mask: str  # X25519, for pairwise masks
     commitment: str  # SHA-256 of the self mask's seed, by which a wrong one is noticed
-    signature: Any = None  # of the three, the member's name and the sum; None: unsigned
+    certificate: str = ""  # of the member's kit; empty: unsigned
+    signature: str = ""  # of the three keys, the member's name and the sum
 
     @classmethod
     def read(cls, plain: Any) -> "Keys":
         """Read keys out of a message, trusting nothing."""
         if not isinstance(plain, list) or len(plain) != len(cls._fields):
             raise Refused("format", "keys of another form")
-        if not all(isinstance(one, str) and _is_hex(one) for one in plain[:3]):
+        if not all(isinstance(one, str) for one in plain) or not all(map(_is_hex, plain[:3])):
             raise Refused("format", "a public key that is none")
         return cls(*plain)
 
 
 class Signer(Protocol):
-    """A node's certified identity."""
+    """A node's identity, by which it signs and knows others' signatures."""
 
-    def sign(self, payload: bytes) -> Any:
-        """Return a signature, as JSON can hold it."""
+    certificate: str
 
-    def verify(self, name: str, payload: bytes, signature: Any) -> bool:
-        """Say whether the member of that name signed."""
+    def sign(self, payload: bytes) -> str:
+        """Return a signature."""
+
+    def verify(self, name: str, payload: bytes, certificate: str, signature: str) -> bool:
+        """Say whether the node of that name signed."""
+
+
+class KitSigner:
+    """Signs with a node's kit; others' certificates must be of the same authority."""
+
+    def __init__(self, identity: Identity, authority: Authority) -> None:
+        self._identity, self._authority = identity, authority
+        self.certificate = base64.b64encode(identity.certificate).decode()
+
+    @classmethod
+    def of(cls, kit: Path) -> "KitSigner":
+        """Read a kit's key, certificate and authority."""
+        return cls(Identity.from_kit(kit), Authority.from_kit(kit))
+
+    def sign(self, payload: bytes) -> str:
+        """Sign with the kit's key."""
+        return base64.b64encode(self._identity.sign(payload).signature).decode()
+
+    def verify(self, name: str, payload: bytes, certificate: str, signature: str) -> bool:
+        """Check the certificate, that it is of the node of that name, and the signature."""
+        try:
+            signed = Signed(
+                *(base64.b64decode(one, validate=True) for one in (certificate, signature))
+            )
+            self._authority.verify(signed, payload, name=name, role=NODE)
+        except (ValueError, Refused):
+            return False
+        return True
 
 
 def threshold(members: int) -> int:
@@ -98,7 +133,7 @@ class Participant:
             plain = Keys(_public(self._encryption), _public(self._mask), _commitment(self._seed))
             if self._signer is not None:
                 signature = self._signer.sign(_signed_keys(self.context, self.name, plain))
-                plain = plain._replace(signature=signature)
+                plain = plain._replace(certificate=self._signer.certificate, signature=signature)
             self._keys = plain
         return self._keys
 
@@ -133,8 +168,8 @@ class Participant:
             return
         for name, keys in members.items():
             payload = _signed_keys(self.context, name, keys)
-            if name != self.name and not self._signer.verify(name, payload, keys.signature):
-                raise Refused("keys", f"the keys of {name} are not signed by it")
+            if name != self.name and not self._signer.verify(name, payload, *keys[3:]):
+                raise Refused("identity", f"the keys of {name} are not signed by it")
 
     def _box_key(self, keys: Keys, roster: str, source: str, target: str) -> bytes:
         about = ["shares", roster, source, target]
@@ -166,7 +201,7 @@ class Participant:
             hidden = hidden + mask if self.name < name else hidden - mask
         return hidden
 
-    def confirm(self, survivors: Collection[str]) -> Any:
+    def confirm(self, survivors: Collection[str]) -> str:
         """Settle who survived, once and for all, and sign it for the others."""
         self._settle(survivors)
         if self._signer is None:
@@ -174,7 +209,7 @@ class Participant:
         return self._signer.sign(self._signed_survivors())
 
     def unmask(
-        self, survivors: Collection[str], signatures: Mapping[str, Any] | None = None
+        self, survivors: Collection[str], signatures: Mapping[str, str] | None = None
     ) -> dict[str, bytes]:
         """Reveal one share of every member that shared: of its seed or, if it dropped, its key."""
         if self._revealed:
@@ -197,18 +232,19 @@ class Participant:
             raise Refused("keys", f"{len(chosen)} survivors of {len(self._members)} members")
         self._survivors = chosen
 
-    def _check_signatures(self, signatures: Mapping[str, Any]) -> None:
+    def _check_signatures(self, signatures: Mapping[str, str]) -> None:
         """See that enough members were told of the same survivors."""
         assert self._signer is not None
         payload, good = self._signed_survivors(), 1  # this member itself
         for name in (self._survivors or frozenset()) - {self.name}:
-            good += name in signatures and self._signer.verify(name, payload, signatures[name])
+            certificate, signature = self._members[name].certificate, signatures.get(name, "")
+            good += self._signer.verify(name, payload, certificate, signature)
         if good < threshold(len(self._members)):
-            raise Refused("keys", f"{good} members confirmed the survivors")
+            raise Refused("identity", f"{good} members confirmed the survivors")
 
     def _signed_survivors(self) -> bytes:
         roster = roster_digest(self.context, self._members)
-        return _plain(["survivors", roster, sorted(self._survivors or ())])
+        return _plain([_SIGNED, "survivors", roster, sorted(self._survivors or ())])
 
 
 def unmasked(
@@ -275,7 +311,7 @@ def _self_seed(seed: bytes, roster: str, name: str) -> bytes:
 
 
 def _signed_keys(context: Context, name: str, keys: Keys) -> bytes:
-    return _plain(["keys", list(context), name, *keys[:3]])
+    return _plain([_SIGNED, "keys", list(context), name, *keys[:3]])
 
 
 def _plain(value: Any) -> bytes:

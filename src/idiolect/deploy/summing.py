@@ -74,8 +74,8 @@ def summed(
         _refuse_few(reports, needed, "sent their reports in time")
         survivors = sorted(sites[client] for client in reports)
         end: dict[str, Any] = {**head, "survivors": survivors}
-        if any(keys.signature is not None for keys in members.values()):
-            signed = ask("confirm", sorted(reports), end, lambda _, m: m.head.get("signature"))
+        if any(keys.signature for keys in members.values()):
+            signed = ask("confirm", sorted(reports), end, lambda _, m: str(m.head.get("signature")))
             end["signatures"] = {sites[client]: one for client, one in signed.items()}
         shares = ask("unmask", sorted(reports), end, lambda _, m: rows_in(m, sharing, shamir.SHARE))
         _refuse_few(shares, needed, "were there to take the masks off")
