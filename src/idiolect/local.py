@@ -6,6 +6,7 @@ are padded and masked here and nowhere else: a padded example has weight 0, and 
 padding alone leaves the carry as it was.
 """
 
+import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -31,6 +32,24 @@ def _ordered(like: Params, *parts: Mapping[str, Any]) -> dict[str, Any]:
     """Put parts of a tree of parameters together again, in the order they had."""
     whole = {name: leaf for part in parts for name, leaf in part.items()}
     return {name: whole[name] for name in like}
+
+
+class _Watched:
+    """Plans whose requests someone looks at, and may refuse by raising."""
+
+    def __init__(self, plans: Plans, look: Callable[[Request], None]) -> None:
+        self._plans = plans
+        self._look = look
+
+    def ask(self, request: Request) -> Plan:
+        """Return the plan for a request."""
+        self._look(request)
+        return self._plans.ask(request)
+
+    @property
+    def clients(self) -> int:
+        """How many clients work side by side."""
+        return self._plans.clients
 
 
 class Local:
@@ -65,6 +84,12 @@ class Local:
         self._statistics = frozenset().union(*(own.statistics for own in networks.values()))
         self._moving: list[batchnorm.Moving] = []  # of the gradients being taken, innermost last
         self._shown: tuple[Tensor, Tensor] | None = None  # the last batch's examples and weights
+
+    def watched(self, look: Callable[[Request], None]) -> "Local":
+        """Return the same client's data, where `look` sees each request for batches first."""
+        seen = copy.copy(self)
+        seen._plans = _Watched(self._plans, look)
+        return seen
 
     @property
     def initial(self) -> Params:

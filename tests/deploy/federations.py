@@ -12,6 +12,7 @@ from idiolect import checkpoint
 from idiolect.deploy.node import Node
 from idiolect.deploy.serve import post, serve
 from idiolect.deploy.site import Site
+from idiolect.deploy.site_policy import UNLIMITED
 from idiolect.deploy.transport import Inside
 from idiolect.experiment import execute, parse_experiment
 from idiolect.experiment.visiting import travelling
@@ -67,6 +68,8 @@ def _smaller(name: str) -> str:
 
 
 def sites(home: Path, count: int = 4, **settings) -> list[Site]:
+    """Sites of a few rows each, which set no limits unless told."""
+    settings = {"policy": UNLIMITED, **settings}
     return [
         Site(f"site-{n}", "test", home / f"site-{n}", "embedded", client=n, **settings)
         for n in range(count)

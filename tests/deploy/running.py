@@ -10,6 +10,20 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+SMALL = """
+min_sites = 1
+min_cohort = 1
+min_batch = 1
+min_examples = 1
+min_scored = 0
+max_rounds = 5000
+max_seeds = 100
+max_reports = 100000
+max_runs = 1000
+short_batches = true
+"""
+"""What sites with a few rows of data that are no secret allow."""
+
 ADMIN, MEMBER = "lead@hub.org", "guest@hub.org"
 
 
@@ -22,7 +36,8 @@ def free_port() -> int:
 class Running:
     """The processes of a federation of `idiolect` commands."""
 
-    def __init__(self, folder: Path, nodes: int = 4) -> None:
+    def __init__(self, folder: Path, nodes: int = 4, policy: str | None = SMALL) -> None:
+        self.policy = policy
         self.folder = folder
         self.kits = folder / "kits"
         self.sites = [f"site-{n}" for n in range(nodes)]
@@ -40,7 +55,15 @@ class Running:
             f'admins = [{{ email = "{ADMIN}" }}, {{ email = "{MEMBER}", role = "member" }}]\n'
         )
         words = ("federation", verb, str(project), "--out", str(self.kits), *options)
-        return self.command(*words).stdout
+        told = self.command(*words).stdout
+        for site in self.sites if verb in ("init", "add") else ():
+            self.allow(site, self.policy)
+        return told
+
+    def allow(self, site: str, policy: str | None) -> None:
+        """Write what a site allows; None leaves its kit as it was made."""
+        if policy is not None:
+            (self.kits / site / "policy.toml").write_text(policy)
 
     def start(
         self,

@@ -361,6 +361,6 @@ def test_what_cannot_be_summed_is_refused_before_the_first_round(tmp_path):
 
 def test_a_node_can_insist_on_masks(tmp_path):
     nodes = fed.inside(tmp_path / "nodes", secure=True)
-    with pytest.raises(DeployError, match=r"site-0: it takes part only .* deploy.secure"):
+    with pytest.raises(DeployError, match=r"site-0: its site takes part only .* deploy.secure"):
         fed.served(fed.experiment("fedavg"), nodes, tmp_path / "open")
     fed.served(fed.experiment("fedavg", sets=SETS), nodes, tmp_path / "served")

@@ -10,6 +10,7 @@ from idiolect.deploy.newcomers import Wanted, offer, welcome
 from idiolect.deploy.node import Node
 from idiolect.deploy.serve import post
 from idiolect.deploy.site import Site
+from idiolect.deploy.site_policy import UNLIMITED
 from idiolect.deploy.transport import Inside
 from idiolect.deploy.using import predict
 from idiolect.errors import ConfigError, DataError, DeployError, MethodError
@@ -36,6 +37,7 @@ def digits(tmp_path_factory):
 
 
 def guests(home, digits, **changes):
+    changes = {"policy": UNLIMITED, **changes}
     sites = [Site(n, "test", home / n, str(digits / f"{n}.npz"), **changes) for n in LATE]
     return Inside({site.name: Node(site) for site in sites})
 

@@ -12,6 +12,7 @@ from idiolect.data.dataset import Moments, decoding, moments
 from idiolect.deploy.host import Host
 from idiolect.deploy.node import Node
 from idiolect.deploy.site import Site
+from idiolect.deploy.site_policy import UNLIMITED
 from idiolect.deploy.transport import Inside
 from idiolect.errors import DataError, DeployError
 
@@ -62,7 +63,7 @@ def clinics(tmp_path):
 def nodes(tmp_path, files):
     names = [f"clinic {n}" for n in range(len(files))]
     return {
-        name: Node(Site(name, "test", tmp_path / name, str(file)))
+        name: Node(Site(name, "test", tmp_path / name, str(file), policy=UNLIMITED))
         for name, file in zip(names, files, strict=True)
     }
 

@@ -13,6 +13,7 @@ from idiolect.data.text import SPECIAL, encoded_as, hashed_words
 from idiolect.deploy.models import stored
 from idiolect.deploy.node import Node
 from idiolect.deploy.site import Site
+from idiolect.deploy.site_policy import UNLIMITED
 from idiolect.deploy.transport import Inside
 from idiolect.deploy.using import predict
 from idiolect.errors import ConfigError, DataError, DeployError
@@ -92,7 +93,10 @@ class Overheard(Inside):
 
 
 def nodes(tmp_path, files):
-    sites = [Site(f"writer {n}", "test", tmp_path / str(n), str(f)) for n, f in enumerate(files)]
+    sites = [
+        Site(f"writer {n}", "test", tmp_path / str(n), str(f), policy=UNLIMITED)
+        for n, f in enumerate(files)
+    ]
     return Overheard({site.name: Node(site) for site in sites})
 
 

@@ -5,7 +5,26 @@ Texts of errors, paths and data stay where they arose, in that side's log.
 
 from idiolect.errors import DeployError
 
+LIMITS = {
+    "min_sites": "a run of so few sites",
+    "min_cohort": "rounds with so few sites",
+    "min_batch": "gradient steps on so few rows",
+    "min_steps": "reports of so few gradient steps",
+    "min_examples": "reports with so few training rows behind them",
+    "min_scored": "scores of so few validation or test rows",
+    "require_privacy": 'a method without differential privacy (aggregate = "dp")',
+    "max_epsilon": "a run that spends so much epsilon",
+    "methods": "a method of the experiment",
+    "max_rounds": "so many rounds",
+    "max_seeds": "so many seeds",
+    "max_reports": "so many reports or scorings in a run",
+    "max_runs": "so many runs in a day",
+}
+"""The limits of a site's policy (`site_policy`), and what a run beyond each of them asks for."""
+
 CODES = {
+    # What a site allows.
+    **{name: f"its site's policy does not allow {what} ({name})" for name, what in LIMITS.items()},
     # About messages.
     "format": "the message cannot be read",
     "protocol": "the message is of another protocol; install the same idiolect on both sides",
@@ -30,7 +49,8 @@ CODES = {
     "data": "its data is missing, cannot be read or not be divided as asked; its log says why",
     "classes": "its labels do not fit the classes that the experiment declares",
     "words": "its data is text, and the experiment has no [data.text] that numbers words alike",
-    "open": "it takes part only under masks (it was started with --secure); set deploy.secure",
+    "open": "its site takes part only under masks (require_secure or --secure); set deploy.secure",
+    "newcomer": "it was asked for a report in a run that is over, where only its scores may leave",
     "busy": "another process is working with its personal state",
     # About work.
     "diverged": "its training produced NaN or infinity",

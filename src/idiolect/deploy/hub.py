@@ -17,7 +17,7 @@ from idiolect import tree
 from idiolect.data import Dataset
 from idiolect.data.federation import Exam
 from idiolect.deploy import codecs, masks, wire
-from idiolect.deploy.codes import Refused
+from idiolect.deploy.codes import CODES, LIMITS, Refused
 from idiolect.deploy.hearing import Hearing, heard, heard_by_sum, hidden
 from idiolect.deploy.post import Answer, Post
 from idiolect.deploy.rehearsal import Rehearsal
@@ -82,6 +82,7 @@ class Hub:
         self.told: Sequence[Sums] = ()  # for newcomers: what those told who were there before
         self._given_up = 0  # secure sums in a row that could not be had
         self._idle = [0 for _ in seeds]  # rounds of each seed in which nobody reported
+        self._limited: dict[str, str] = {}  # sites whose policy refused what was asked last
         self._untold: list[str] = []  # why nodes heard nothing of each other
         self.widths: Mapping[str, int] = {}
         self._label, self._run = label, run
@@ -294,14 +295,23 @@ class Hub:
             raise Again(f"{', '.join(back)} can take part again; the run is started anew")
 
     def _refuse_few(self, cohort: np.ndarray, reports: Mapping[int, Tree]) -> None:
-        needed = self._post.policy.needed(len(cohort))
+        strictest, least = self._roster.least_cohort
+        needed = max(self._post.policy.needed(len(cohort)), least)
         if len(reports) >= needed:
             return
+        if self._limited:
+            told = [f"{site}: {CODES[reason]}" for site, reason in sorted(self._limited.items())]
+            raise ConfigError(f"round {self.round + 1} cannot be done: {'; '.join(told)}")
+        if len(cohort) < least:
+            raise ConfigError(
+                f"round {self.round + 1} has {len(cohort)} sites; "
+                f"{strictest}: {CODES['min_cohort']}"
+            )
         sites = self._roster.sites
         missing = [sites[int(client)] for client in cohort if int(client) not in reports]
         raise DeployError(
             f"round {self.round + 1}: {len(reports)} of {len(cohort)} nodes reported, {needed} "
-            f"needed (deploy.minimum); without {', '.join(missing)}"
+            f"needed (deploy.minimum, or min_cohort of a site); without {', '.join(missing)}"
         )
 
     def _collect(
@@ -391,6 +401,7 @@ class Hub:
         refused = self._post.ask(named, self._post.policy.timeout, take)
         if failed is not None:
             failed.update(refused)
+        self._limited = {s: why.reason for s, why in refused.items() if why.reason in LIMITS}
         return found, traffic[0], traffic[1]
 
     # Judging.

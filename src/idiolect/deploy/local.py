@@ -8,6 +8,7 @@ from pathlib import Path
 from idiolect.checkpoint import write_whole
 from idiolect.deploy.serve import post, serve
 from idiolect.deploy.site import Site
+from idiolect.deploy.site_policy import UNLIMITED
 from idiolect.deploy.transport import Processes
 from idiolect.errors import ConfigError
 from idiolect.experiment.build import federations
@@ -45,7 +46,15 @@ def run_local(
     write_whole(path, json.dumps({"run": run, "federation": "local"}).encode())
     source = experiment.data.source
     sites = [
-        Site(f"node-{n}", "local", folder / "nodes" / f"node-{n}", source, client=n)
+        # One machine's own data: no site whose limits would protect it from another.
+        Site(
+            f"node-{n}",
+            "local",
+            folder / "nodes" / f"node-{n}",
+            source,
+            client=n,
+            policy=UNLIMITED,
+        )
         for n in range(clients)
     ]
     transport = Processes(sites)

@@ -13,7 +13,8 @@ import numpy as np
 import torch
 
 from idiolect import tree
-from idiolect.deploy import codecs, hearing, masks, models, prints, shamir, wire
+from idiolect.batches import Request
+from idiolect.deploy import codecs, hearing, limits, masks, models, prints, shamir, wire
 from idiolect.deploy import secure_aggregation as secure
 from idiolect.deploy.codes import Refused
 from idiolect.deploy.drawer import Drawer, Owner
@@ -102,6 +103,7 @@ class Node:
         self._opened: _Opened | None = None
         # Without a kit (within a process, or `--on local`) keys of secure sums are not signed.
         self._signer = None if site.kit is None else secure.KitSigner.of(site.kit)
+        self._released: limits.Releases | None = None
         self._device = Backend(device=site.device).place
 
     def answer(self, blob: bytes) -> bytes:
@@ -147,23 +149,31 @@ class Node:
                 raise Refused("method", f"{label}: the hub's copy is {digest}, this one {own}")
             if holding.experiment.deploy.secure:
                 masks.refuse_unfit(label, _method(holding, label))
+        policy, clients = self._site.policy, get(head, "clients", int)
+        sizes = [
+            [len(part[0]) for part in (held.train, held.val, held.test)]
+            for held in holding.federations
+        ]
         # A newcomer reports nothing but its scores.
-        if self._site.secure and not (holding.experiment.deploy.secure or newcomer):
-            raise Refused("open", "this node was started with --secure, and the run has none")
+        if newcomer:
+            limits.refuse_scores(policy, sizes)
+        elif self._secured and not holding.experiment.deploy.secure:
+            raise Refused("open", "this site requires secure aggregation, and the run has none")
+        else:
+            limits.refuse_run(policy, holding.experiment, clients, sizes)
         run = get(head, "run", str)
         if not run.isalnum():
             raise Refused("format", "a run is named by letters and digits")
-        self._opened = _Opened(run, text, get(head, "clients", int), newcomer, holding)
+        self._releases.begin(run)
+        self._opened = _Opened(run, text, clients, newcomer, holding)
         told: dict[str, Any] = {
             "client": holding.client,
             "name": holding.federations[0].names[0],
             "clients": holding.clients,
             "source": holding.source,
             "descriptions": [h.description if holding.source else "" for h in holding.federations],
-            "sizes": [
-                [len(part[0]) for part in (held.train, held.val, held.test)]
-                for held in holding.federations
-            ],
+            "sizes": sizes,
+            "least": [policy.min_sites, policy.min_cohort],
             "form": Form.of(holding.federations[0]).plain(),
             "features": prints.of_form(holding.federations),
         }
@@ -203,6 +213,7 @@ class Node:
     # Working.
 
     def _step(self, message: Message, blob: bytes) -> bytes:
+        self._refuse_reporting(message)
         _, drawer = self._desk(message)
         begun = drawer.kept.round > 0
 
@@ -244,6 +255,8 @@ class Node:
         sent = self._sent(alone, message)
         report, personal = work(alone, sent, round)
         _refuse_diverged(report, personal)
+        if tree.leaves(report):
+            self._releases.count(self._of(message).run, "reports")
         told, left = tree.named(report), kept.left
         if told:
             codec = codecs.up(self._of(message).holding.experiment.deploy, sent, left)
@@ -333,6 +346,7 @@ class Node:
 
     def _tell(self, message: Message, blob: bytes) -> bytes:
         """Tell a few numbers that are added up over nodes; under masks they follow later."""
+        self._refuse_reporting(message)
         alone, _ = self._desk(message)
         told = self._spoken(message, alone, self._sent(alone, message)).told
         return _yes(message, () if self._of(message).secure else told)
@@ -353,6 +367,7 @@ class Node:
         flags = [flag for flag in _FLAGS if get(head, flag, bool)]
         round, tested = get(head, "round", int), get(head, "tested", bool)
         sent = self._sent(alone, message)
+        self._releases.count(opened.run, "scores")
         others, deployed = self._others(message, alone, sent)
         marks, facts, kept = alone.judge(
             sent,
@@ -393,6 +408,31 @@ class Node:
             sums = hearing.others(sums, spoken.told)
         return sums, spoken.deployed
 
+    # Limits.
+
+    @property
+    def _secured(self) -> bool:
+        return self._site.secure or self._site.policy.require_secure
+
+    @property
+    def _releases(self) -> limits.Releases:
+        """What has left this site so far; read when it is first needed."""
+        if self._released is None:
+            self._released = limits.Releases(self._site.home, self._site.policy)
+        return self._released
+
+    def _refuse_reporting(self, message: Message) -> None:
+        """Refuse to report where nothing but scores may leave, and after too many rounds."""
+        if self._of(message).newcomer:
+            raise Refused("newcomer", "a report was asked for in a run that is over")
+        round, most = get(message.head, "round", int), self._site.policy.max_rounds
+        if round >= most + (message.kind == "tell"):  # which comes after the last round
+            raise Refused("max_rounds", f"round {round + 1}; max_rounds is {most}")
+
+    def _look(self, request: Request, held: int) -> None:
+        """Refuse, as it is asked for, a training that would show too few rows."""
+        limits.refuse_training(self._site.policy, request, held)
+
     # Parts.
 
     def _of(self, message: Message) -> _Opened:
@@ -426,8 +466,17 @@ class Node:
             own for own in bound.values() if own.clients is None or holding.client in own.clients
         )
         place = Place(holding.client, opened.clients, seed, opened.newcomer)
+        method = _method(holding, label)
         alone = Alone(
-            _method(holding, label), place, held.lessons, held.test[0], architecture, self._device
+            method,
+            place,
+            held.lessons,
+            held.test[0],
+            architecture,
+            self._device,
+            look=None if method.aggregates == "nothing" else self._look,
+            # A share of a dataset that anyone can have is trained on as a simulation does.
+            short_batches=self._site.policy.short_batches or self._site.client is not None,
         )
         owner = Owner(self._site.federation, holding.client, opened.run, label, seed)
         drawer = Drawer(self._site.home, owner, alone.personal)

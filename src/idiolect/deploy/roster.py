@@ -15,10 +15,10 @@ import torch
 from idiolect.checkpoint import write_whole
 from idiolect.data.dataset import Moments, decoding
 from idiolect.deploy import wire
-from idiolect.deploy.codes import CODES, Refused
+from idiolect.deploy.codes import CODES, LIMITS, Refused
 from idiolect.deploy.form import Form, listed, word
 from idiolect.deploy.post import SILENT, Answer, Post
-from idiolect.errors import DeployError
+from idiolect.errors import ConfigError, DeployError
 from idiolect.version import VERSION
 
 log = logging.getLogger("idiolect.hub")
@@ -100,6 +100,7 @@ class Roster:
         self._path = path
         self.entries: dict[str, Entry] = self._read()
         self._agreed = b""
+        self._least: dict[str, tuple[int, int]] = {}  # what each site's policy asks for
         self.how: str | None = None
         post.reopen = self._reopen
 
@@ -116,6 +117,7 @@ class Roster:
             known = self.entries.get(site)
             if known is not None and known != entry:
                 raise Refused("data", f"{site} brings other data than when the run began")
+            self._least[site] = _least(answer)
             answers[site] = answer
             self.entries[site] = entry
 
@@ -125,6 +127,7 @@ class Roster:
             if why.reason not in SILENT:
                 post.lose(site)
         self._refuse(refused, first_time)
+        self._refuse_few()
         self._compare(answers)
         agreed = wire.pack("agree", {**self._head}, self._scaling(answers, normalise))
         self._agreed = agreed
@@ -138,12 +141,37 @@ class Roster:
         there = len(self._post.transport.sites) - len(refused)
         needed = self._post.policy.needed(len(self._post.transport.sites))
         if (wrong and first_time) or there < needed:
-            raise DeployError(
+            # What a site does not allow is not mended by another start.
+            limited = any(why.reason in LIMITS for why in refused.values())
+            raise (ConfigError if limited else DeployError)(
                 f"{there} of {len(self._post.transport.sites)} nodes can take part, "
                 f"{needed if not wrong else 'all that are there'} needed; {'; '.join(told)}"
             )
         for text in told:
             log.warning("goes on without %s", text)
+
+    def _refuse_few(self) -> None:
+        """Refuse a run of fewer sites with training rows than one of them allows."""
+        if self.model is not None:
+            return
+        site, least = self._strictest(0)
+        for seed in range(self._seeds):
+            training = sum(self.entries[name].sizes[seed][0] > 0 for name in self._least)
+            if training < least:
+                raise ConfigError(
+                    f"{training} sites joined that have training rows; {site}: {CODES['min_sites']}"
+                )
+
+    def _strictest(self, place: int) -> tuple[str, int]:
+        """Name the site of those that joined which asks for most, and what it asks for."""
+        asked = [(least[place], site) for site, least in self._least.items()]
+        most, site = max(asked, default=(1, ""))
+        return site, most
+
+    @property
+    def least_cohort(self) -> tuple[str, int]:
+        """The least number of sites in a round, and which site asks for it."""
+        return self._strictest(1)
 
     def _letter(self, site: str) -> bytes:
         return wire.pack(
@@ -158,7 +186,9 @@ class Roster:
         """Tell a node that was started anew all it was told before."""
         for blob in (self._letter(site), self._agreed):
             if blob:
-                self._post.once(site, blob, self._post.policy.join)
+                answer = self._post.once(site, blob, self._post.policy.join)
+                if "least" in answer.message.head:
+                    self._least[site] = _least(answer)
 
     # Agreement.
 
@@ -276,6 +306,14 @@ def _entry(site: str, answer: Answer, seeds: int) -> Entry:
     if not good:
         raise Refused("format", f"{site} joined with an answer of another form")
     return Entry(**{**head, "site": site, "form": Form.read(head["form"])})
+
+
+def _least(answer: Answer) -> tuple[int, int]:
+    """Read how many sites a node asks for: in the run, and in a round."""
+    least = answer.message.head.get("least", [1, 1])
+    if not listed(least, int, 2) or min(least) < 1:
+        raise Refused("format", "a node told in another form how many sites it asks for")
+    return least[0], least[1]
 
 
 Scaling = tuple[np.ndarray, np.ndarray]  # shift and scale

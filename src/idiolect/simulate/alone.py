@@ -4,7 +4,7 @@ The client draws the batches it would draw in a simulation of everyone, from the
 that a federation of nodes and a simulation of them give the same result.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from idiolect import tree
+from idiolect.batches import Request
 from idiolect.data.arrays import Rows
 from idiolect.data.federation import Lessons
 from idiolect.errors import DataError
@@ -52,8 +53,15 @@ class Alone:
         test: Rows,
         architecture: Architecture,
         device: torch.device,
+        look: Callable[[Request, int], None] | None = None,
+        short_batches: bool = True,
     ) -> None:
-        """`lessons` and `test` hold one client's rows."""
+        """`lessons` and `test` hold one client's rows.
+
+        `look` is shown every request for batches behind a report, with the number of rows it is
+        about, and may refuse. Without `short_batches` the last batch of an epoch is left out if it
+        has less than half the rows of a batch.
+        """
         if lessons.clients != 1:
             raise DataError(f"a node holds one client's data; got {lessons.clients} clients'")
         self.method = method
@@ -61,7 +69,8 @@ class Alone:
         self._device = device
         library = Library([lessons], device)
         (member,) = library.members(0, place.seed, lessons)
-        self._member = member._replace(client=place.client)
+        self._member = member._replace(client=place.client, short_batches=short_batches)
+        self._look = look
         self._exams = {
             kind: self._examined(library, rows)
             for kind, rows in {"val": lessons.val[0], "test": test}.items()
@@ -208,5 +217,13 @@ class Alone:
             sample=sample,
         )
         self._crew.groups = [call.sent.group]
-        _, results = self._crew.run(kind, fn, [call], round)
+        work = fn
+        if (look := self._look) is not None and kind in ("prepare", "step"):
+            rows = self._member.rows
+
+            def work(sent: Sent, personal: Tree, local: Local, exam: Local) -> Tree:
+                seen = local.watched(lambda one: look(one, len(rows[one.stream])))
+                return fn(sent, personal, seen, exam)
+
+        _, results = self._crew.run(kind, work, [call], round)
         return tree.map(lambda leaf: leaf[0], results)

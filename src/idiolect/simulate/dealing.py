@@ -26,6 +26,7 @@ class Member(NamedTuple):
     seed: int
     client: int
     rows: Mapping[str, np.ndarray]  # stream -> rows of its pool
+    short_batches: bool = True  # False: an epoch's last batch of under half the rows is left out
 
 
 def same(members: Sequence[Member], others: Sequence[Member]) -> bool:

@@ -120,7 +120,8 @@ class Book:
         return plan
 
     def _refill(self, request: Request, plan: Plan) -> bool:
-        if self._dealer is not None and self._dealer.deals(request, plan):
+        whole = all(member.short_batches for member in self._members)
+        if whole and self._dealer is not None and self._dealer.deals(request, plan):
             layout = self._dealer.deal(self._members, self._round, request, plan, self._copied)
         else:
             layout = self._copied(request, plan)
@@ -178,6 +179,8 @@ def _drawn(
         if len(own):
             rows[client] = own[np.maximum(places[client], 0)]
     real = places >= 0
+    if any(left_out(one, request, len(own)) for one, own in zip(members, held, strict=True)):
+        layout = layout._replace(certain=0)  # some step has no row, and must change nothing
     return Drawn(
         torch.from_numpy(rows),
         torch.from_numpy(real),
@@ -208,12 +211,24 @@ def _orders(
     """
     keys = [(own.seed, BATCHES, round, own.client, request.call) for own in members]
     draws: Iterator[Any] = generators(keys) if request.shuffled else iter([None] * len(keys))
-    for draw, count, wanted in zip(draws, counts, steps, strict=True):
+    for own, draw, count, wanted in zip(members, draws, counts, steps, strict=True):
         per_epoch = -(-count // request.batch)
         order = np.full((-(-wanted // max(per_epoch, 1)), per_epoch * request.batch), -1, np.int64)
         for epoch in order:
             epoch[:count] = draw.permutation(count) if draw else np.arange(count)
+            if left_out(own, request, count):
+                epoch[count - count % request.batch :] = -1
         yield order.reshape(-1, request.batch)[:wanted]
+
+
+def left_out(member: Member, request: Request, count: int) -> bool:
+    """Say whether a client leaves out the last batch of an epoch, as too small beside the others.
+
+    Its rows would weigh more in the result than any others, a single one most of all.
+    """
+    rest = count % request.batch
+    private = request.shuffled and request.stream in ("train", "val")
+    return private and not member.short_batches and count > request.batch > 2 * rest > 0
 
 
 @lru_cache(maxsize=16)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from idiolect.checkpoint import write_whole
+from idiolect.deploy import site_policy
 from idiolect.deploy.flare import require
 from idiolect.deploy.flare.authority import (
     Member,
@@ -34,6 +35,8 @@ RETURNED = "idiolect.returned"  # what an admin's command tells the hub: who cou
 
 # A prefix must end in a dot; without the log entry FLARE's own log component fails every job.
 ALLOWED = ("idiolect.deploy.flare.", "nvflare.collab.runtime.", "nvflare.app_common.logging.")
+
+_POLICIES = {"node": site_policy.SITE_TEXT, "server": site_policy.SERVER_TEXT}
 
 _RIGHTS = {
     "project_admin": {
@@ -162,6 +165,8 @@ def _placed(project: Project, one: Member, built: Path, target: Path) -> Path:
     shutil.copytree(built / one.name, target)
     _harden(target, one.role)
     write_whole(target / FILE, dumps(_about(project, one)).encode())
+    if one.role in _POLICIES:
+        write_whole(target / site_policy.FILE, _POLICIES[one.role].encode())
     _close(target / "startup")
     return target
 

@@ -1,0 +1,237 @@
+"""A node's own checks of a run against its site's policy, and its count of what has left."""
+
+import json
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from idiolect.batches import Request
+from idiolect.checkpoint import write_whole
+from idiolect.deploy import masks
+from idiolect.deploy.codes import Refused
+from idiolect.deploy.site_policy import SitePolicy
+from idiolect.errors import IdiolectError
+from idiolect.experiment.build import cohort_size
+from idiolect.experiment.methods import made as made_method
+from idiolect.experiment.schema import Experiment
+from idiolect.method import Method, Plan
+from idiolect.wrapper import Wrapper
+
+_FILE = "releases.json"  # in a node's home
+_DAY = 86400.0  # seconds
+_ALONE = 1e-6  # the chance that a round by coins has too few sites
+
+
+class Behind(NamedTuple):
+    """What is behind one training: gradient steps, and rows by their weight in it."""
+
+    steps: int
+    rows: float
+
+
+def behind(request: Request, held: int) -> Behind:
+    """Compute what is behind a training on `held` rows, without last batches of under a half.
+
+    A row's weight is the sum of 1 / rows over the batches it is in, divided by the steps; the rows
+    behind are 1 / the largest weight that a row can have. So a small batch counts as what it is,
+    however many larger ones there are beside it.
+    """
+    if not held:
+        return Behind(0, 0.0)
+    full, rest = divmod(held, request.batch)
+    epoch = [request.batch] * full + ([rest] if rest else [])
+    steps = request.steps or request.epochs * len(epoch)
+    whole, more = divmod(steps, len(epoch))
+    done, weight = 0, 0.0
+    for sizes, times in ((epoch, whole), (epoch[:more], 1 if more else 0)):
+        kept = [size for size in sizes if not short(size, request.batch, held)]
+        done += times * len(kept)
+        weight += times / min(kept) if kept else 0.0
+    return Behind(done, done / weight if weight else 0.0)
+
+
+def short(size: int, batch: int, held: int) -> bool:
+    """Say whether a batch is left out: it has less than half the rows of the others."""
+    return size < min(batch, held) and 2 * size < batch
+
+
+def refuse_training(policy: SitePolicy, request: Request, held: int) -> None:
+    """Refuse a request for private rows by which a report would show too few of them."""
+    if request.stream not in ("train", "val") or not held:
+        return
+    if not request.shuffled:
+        least = policy.min_scored if request.stream == "val" else policy.min_examples
+        if held < least:
+            limit = "min_scored" if request.stream == "val" else "min_examples"
+            raise Refused(limit, f"a figure of {held} {request.stream} rows; {limit} is {least}")
+        return
+    if min(request.batch, held) < policy.min_batch:
+        raise Refused(
+            "min_batch",
+            f"a gradient step of {min(request.batch, held)} rows; min_batch is {policy.min_batch}",
+        )
+    found = behind(request, held)
+    if found.steps < policy.min_steps:
+        raise Refused(
+            "min_steps", f"{found.steps} gradient steps a report; min_steps is {policy.min_steps}"
+        )
+    if found.rows < policy.min_examples - 1e-6:
+        raise Refused(
+            "min_examples",
+            f"{found.rows:.1f} rows behind a report (batches of {request.batch} from {held} rows, "
+            f"{found.steps} steps); min_examples is {policy.min_examples}",
+        )
+
+
+def refuse_run(
+    policy: SitePolicy, experiment: Experiment, clients: int, sizes: Sequence[Sequence[int]]
+) -> None:
+    """Refuse a run whose settings go beyond a limit; `sizes` are this site's rows by seed."""
+    if clients < policy.min_sites:
+        raise Refused("min_sites", f"a run of {clients} sites; min_sites is {policy.min_sites}")
+    _refuse_lonely(policy, experiment, clients)
+    if len(experiment.seeds) > policy.max_seeds:
+        raise Refused(
+            "max_seeds",
+            f"{len(experiment.seeds)} seeds; max_seeds is {policy.max_seeds}",
+        )
+    rounds = [table.rounds or experiment.rounds for table in experiment.methods]
+    if max(rounds) > policy.max_rounds:
+        raise Refused("max_rounds", f"{max(rounds)} rounds; max_rounds is {policy.max_rounds}")
+    reports = sum(rounds) * len(experiment.seeds)
+    if reports > policy.max_reports:
+        raise Refused("max_reports", f"{reports} reports; max_reports is {policy.max_reports}")
+    for train, _, _ in sizes:
+        if 0 < train < policy.min_examples:
+            raise Refused(
+                "min_examples", f"{train} training rows; min_examples is {policy.min_examples}"
+            )
+    refuse_scores(policy, sizes)
+    for table in experiment.methods:
+        if policy.methods and table.name not in policy.methods:
+            raise Refused("methods", f"{table.name} is none of {', '.join(policy.methods)}")
+        method = _inmost(made_method(table))
+        if method.aggregates == "nothing":
+            continue
+        for train, _, _ in sizes:
+            wanted = Request("train", method.batch, method.epochs, method.steps, True, 0)
+            refuse_training(policy, wanted, train)
+    if policy.require_privacy:
+        _refuse_open(policy, experiment, clients)
+
+
+def refuse_scores(policy: SitePolicy, sizes: Sequence[Sequence[int]]) -> None:
+    """Refuse a run in which scores of too few rows would leave."""
+    for _, *scored in sizes:
+        few = [rows for rows in scored if 0 < rows < policy.min_scored]
+        if few:
+            raise Refused(
+                "min_scored",
+                f"{few[0]} rows of validation or test data; min_scored is {policy.min_scored}",
+            )
+
+
+def _inmost(method: Method) -> Method:
+    while isinstance(method, Wrapper):
+        method = method.base
+    return method
+
+
+def _refuse_lonely(policy: SitePolicy, experiment: Experiment, clients: int) -> None:
+    """Refuse rounds of too few sites; where coins decide, rounds in which it is not unlikely."""
+    cohort = cohort_size(experiment.cohort, clients) or clients
+    if cohort < policy.min_cohort:
+        raise Refused("min_cohort", f"rounds of {cohort} sites; min_cohort is {policy.min_cohort}")
+    if experiment.draw != "poisson" or policy.min_cohort == 1:
+        return
+    share, others = cohort / clients, clients - 1
+    alone = sum(
+        math.comb(others, n) * share**n * (1 - share) ** (others - n)
+        for n in range(policy.min_cohort - 1)
+    )
+    if alone > _ALONE and not all(_private(made_method(t)) for t in experiment.methods):
+        raise Refused(
+            "min_cohort",
+            f"with draw = 'poisson' this site's round has fewer than {policy.min_cohort} sites "
+            f"with probability {alone:.2g}; min_cohort is {policy.min_cohort}",
+        )
+
+
+def _private(method: Method) -> bool:
+    rule = masks.ruled(method)
+    return rule is not None and rule.by.hides
+
+
+def _refuse_open(policy: SitePolicy, experiment: Experiment, clients: int) -> None:
+    """Refuse methods without differential privacy, and more epsilon than is allowed."""
+    spent = 0.0
+    cohort = cohort_size(experiment.cohort, clients)
+    for table in experiment.methods:
+        method = made_method(table)
+        if method.aggregates == "nothing":
+            continue
+        if not _private(method):
+            raise Refused("require_privacy", f"{table.name} has no aggregate = 'dp'")
+        plan = Plan(table.rounds or experiment.rounds, clients, cohort, experiment.draw)
+        try:
+            settled, rounds = method.settled(plan)
+            promised = settled.promise(plan._replace(rounds=rounds)).get("epsilon")
+        except IdiolectError as error:
+            raise Refused("require_privacy", f"{table.name}: {error}") from error
+        spent += (math.inf if promised is None else promised) * len(experiment.seeds)
+    if not spent <= policy.max_epsilon:
+        raise Refused(
+            "max_epsilon",
+            f"epsilon = {spent:.4g} over all methods and seeds; max_epsilon is "
+            f"{policy.max_epsilon:g}",
+        )
+
+
+@dataclass
+class Releases:
+    """How much left this site in which run, over all starts of its node; kept on disk."""
+
+    home: Path
+    policy: SitePolicy
+    runs: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        path = self.home / _FILE
+        if not path.exists():
+            return
+        try:
+            self.runs = dict(json.loads(path.read_text()))
+        except (OSError, ValueError, TypeError) as error:
+            raise Refused(
+                "state", f"{path} cannot be read, so it is not known what has left; mend it"
+            ) from error
+
+    def begin(self, run: str) -> None:
+        """Count a run that is new here."""
+        if run in self.runs:
+            return
+        now = time.time()
+        recent = sum(one["began"] > now - _DAY for one in self.runs.values())
+        if recent >= self.policy.max_runs:
+            raise Refused(
+                "max_runs", f"{recent} runs in 24 hours; max_runs is {self.policy.max_runs}"
+            )
+        self.runs[run] = {"began": now, "reports": 0, "scores": 0}
+        self._write()
+
+    def count(self, run: str, what: str) -> None:
+        """Count one report or one scoring, before it leaves."""
+        if self.runs[run][what] >= self.policy.max_reports:
+            raise Refused(
+                "max_reports",
+                f"{self.runs[run][what]} {what} have left in this run; max_reports is "
+                f"{self.policy.max_reports}",
+            )
+        self.runs[run][what] += 1
+        self._write()
+
+    def _write(self) -> None:
+        write_whole(self.home / _FILE, (json.dumps(self.runs, indent=1) + "\n").encode())
