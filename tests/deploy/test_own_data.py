@@ -187,7 +187,7 @@ def test_nodes_tell_nothing_of_their_test_rows(tmp_path):
             poison = np.intersect1d(*tests).tolist() if name == "foul" else []
             assert poison or name == "clean", "every node has something to poison"
             path = write_one(own / "own.csv", place, poison)
-            site = Site(f"clinic {place}", "test", own / "state", str(path))
+            site = Site(f"clinic {place}", "test", own / "state", str(path), policy=UNLIMITED)
             nodes[site.name] = Node(site)
         transport = Inside(nodes)
         wanted = fed.experiment(toml=RAW.format(source=path.as_posix()))
