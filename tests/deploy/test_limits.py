@@ -320,3 +320,27 @@ def test_a_policy_reaches_the_training_process(tmp_path):
     own = site(tmp_path, policy=policy)
     assert Site.from_json(own.to_json()) == own
     assert fed.sites(tmp_path, 1)[0].policy == UNLIMITED
+
+
+def test_under_masks_a_node_counts_the_members_itself(tmp_path):
+    """The server says that ten sites take part, and makes a sum of three."""
+    policy = dataclasses.replace(UNLIMITED, min_cohort=4)
+    nodes = fed.inside(tmp_path / "nodes", 3, policy=policy)
+    sets = ("deploy.secure=true", "data.partition.clients=3")
+    with pytest.raises(ConfigError, match="min_cohort"):
+        fed.served(fed.experiment("fedavg", sets=sets), nodes, tmp_path / "open")
+
+    class Boasting(Inside):
+        def call(self, site, blob, seconds):
+            message = wire.unpack(blob)
+            if message.kind == "open":
+                blob = wire.pack("open", {**message.head, "clients": 10})
+            answer = super().call(site, blob, seconds)
+            if message.kind == "open":  # nor does it tell the hub what the site asks for
+                told = wire.unpack(answer)
+                answer = wire.pack("yes", {**told.head, "least": [1, 1]}, told.leaves)
+            return answer
+
+    cheated = Boasting(fed.inside(tmp_path / "more", 3, policy=policy)._nodes)
+    with pytest.raises(ConfigError, match="min_cohort"):
+        fed.served(fed.experiment("fedavg", sets=sets), cheated, tmp_path / "run")

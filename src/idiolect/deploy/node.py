@@ -287,6 +287,7 @@ class Node:
         at = self._sum(message)
         plain = get(message.head, "members", dict)
         members = {name: secure.Keys.read(keys) for name, keys in plain.items()}
+        self._refuse_lonely(len(members))
         at.log.check(at.digest, members)
         boxes = at.participant.shares(members)
         return _yes(message, rows_of(sorted(members), boxes, secure.BOX))
@@ -304,6 +305,7 @@ class Node:
     def _confirm(self, message: Message, blob: bytes) -> bytes:
         """Sign whose reports the sum is of, so that the others see that all were told the same."""
         at, survivors = self._sum(message), names_in(message, "survivors")
+        self._refuse_lonely(len(survivors))
         signature = at.participant.confirm(survivors)
         at.log.survived(at.digest, survivors)
         return _yes(message, (), signature=signature)
@@ -316,6 +318,7 @@ class Node:
             isinstance(one, str) for one in signatures.values()
         ):
             raise Refused("format", "signatures of another form")
+        self._refuse_lonely(len(survivors))
         shares = at.participant.unmask(survivors, signatures)
         at.log.survived(at.digest, survivors)
         self._of(message).sum = None
@@ -428,6 +431,12 @@ class Node:
         round, most = get(message.head, "round", int), self._site.policy.max_rounds
         if round >= most + (message.kind == "tell"):  # which comes after the last round
             raise Refused("max_rounds", f"round {round + 1}; max_rounds is {most}")
+
+    def _refuse_lonely(self, members: int) -> None:
+        """Refuse a part in a sum of too few sites: here the members are known by their keys."""
+        if members < self._site.policy.min_cohort:
+            least = self._site.policy.min_cohort
+            raise Refused("min_cohort", f"a sum over {members} sites; min_cohort is {least}")
 
     def _look(self, request: Request, held: int) -> None:
         """Refuse, as it is asked for, a training that would show too few rows."""
