@@ -250,3 +250,26 @@ def test_what_is_saved_is_the_chosen_model(tmp_path, monkeypatch):
     named, _ = checkpoint.read(path)
     assert any(".expert." in name for name in named) and any(".model." in name for name in named)
     assert tree.nbytes(named) > 0
+
+
+@pytest.mark.parametrize("gate", ["inputs", "outputs"])
+def test_what_is_deployed_scores_as_what_was_chosen(gate, float64):
+    """The law: on validation and on test data the chosen model has the loss it was chosen by.
+
+    Among the four only two are mixtures, and clients choose of both kinds.
+    """
+    combinations = (("ft", "moe"), ("ft",), ("fb",), ("fb", "moe"))
+    method = combined(
+        "fedavg", gate=gate, choose="loss", gate_epochs=4, gate_lr=0.3, combinations=combinations
+    )
+    names = [spoken(one) for one in combinations]
+    seen = set()
+    for seed in range(2):
+        world = worlds.federation(val=[4, 3, 4, 5, 3, 2], seed=seed)
+        scores, facts, _ = outcome(method, world, rounds=1)
+        for client, place in enumerate(facts["chosen"].astype(int)):
+            seen.add("MoE" in names[place])
+            for metric, values in scores["personal"].items():
+                chosen = scores[names[place]][metric][client]
+                np.testing.assert_allclose(values[client], chosen, rtol=1e-9, err_msg=metric)
+    assert seen == {True, False}

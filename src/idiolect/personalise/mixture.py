@@ -174,9 +174,9 @@ def predict_all(
 
 
 def _joined(model: Mixed, x: Tensor, first: Tensor, other: Tensor, gate: str) -> Tensor:
-    """Mix the logits of a mixture's two models."""
+    """Mix the logits of a mixture's two models; a weight of 1 is the first, gate or not."""
     if model.gate:
-        return _gated(model.gate, gate, x, first, other)
+        return torch.where(model.weight >= 1, first, _gated(model.gate, gate, x, first, other))
     return _at(model.weight, first, other)
 
 
