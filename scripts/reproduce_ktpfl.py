@@ -28,6 +28,7 @@ OURS_ALONE = (
     "HeurFedAMP",
     "KT-pFL, mixture",
     "KT-pFL, Eq. 7 as printed",
+    "KT-pFL, Eq. 7, sum over D_r",
     "KT-pFL, released code",
 )
 

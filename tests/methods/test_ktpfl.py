@@ -41,15 +41,17 @@ def objective(method, c, reports):
             else:
                 gap = float((taught * (taught / own).log()).sum())
                 weight = float(reports.size[n] / reports.size.sum())
-                total += method.transfer * weight * gap / reports.prediction.shape[1]
+                count_ = 1 if method.reduction == "sum" else reports.prediction.shape[1]
+                total += method.transfer * weight * gap / count_
         pull = float((c[n] - 1 / count).square().sum())
         total += method.pull * (pull / count if method.objective == "mse" else pull)
     return total
 
 
-@pytest.mark.parametrize("kind", ["kl", "mse"])
-def test_the_slope_of_c_is_the_finite_difference_of_its_objective(kind):
-    method, reports, c = KTpFL(objective=kind, transfer=1.7, pull=0.3), soft(), shares()
+@pytest.mark.parametrize(("kind", "over"), [("kl", "mean"), ("kl", "sum"), ("mse", "mean")])
+def test_the_slope_of_c_is_the_finite_difference_of_its_objective(kind, over):
+    method = KTpFL(objective=kind, transfer=1.7, pull=0.3, reduction=over)
+    reports, c = soft(), shares()
     slope, step = method.slope(c, reports), 1e-6
     for n in range(3):
         for m in range(3):
@@ -86,6 +88,17 @@ def test_a_step_of_c_by_hand():
     assert new.teachers[1, 0].tolist() == close([1 - taught, taught])
 
 
+def test_a_step_by_the_sum_is_as_many_as_there_are_examples():
+    """The example above three times over, at a third of the rate."""
+    one = torch.tensor([[[0.75, 0.25]], [[0.25, 0.75]]]).double()
+    reports = Soft(one.repeat(1, 3, 1), torch.tensor([5.0, 5.0]).double())
+    method = KTpFL(pull=0.0, matrix_lr=1 / 3, transfer=1.0, sample=3, reduction="sum")
+    state = method.init_server(setup(Line(), public=3))
+    new = method.server_step(state, torch.arange(2), reports)
+    more = 0.5 + np.log(3) / 8
+    assert new.affinity.flatten().tolist() == close([more, 1 - more, 1 - more, more])
+
+
 def test_the_released_codes_step_brings_a_rows_mean_slope_to_a_hundredth():
     """Rows of mean slope 0.3, 0.02 and 0.001 are scaled by 1/25... as its loop of five does."""
     method = KTpFL(adaptive=True)
@@ -111,6 +124,7 @@ def test_the_presets_are_what_the_paper_says_and_what_its_code_does():
     assert (paper.batch, paper.epochs, paper.lr, paper.pull) == (128, 20, 0.01, 0.7)
     assert (paper.temperature, paper.transfer, paper.matrix_lr) == (10.0, 1.0, 0.01)
     assert (paper.objective, paper.projection, paper.adaptive) == ("kl", "simplex", False)
+    assert paper.reduction == "sum"  # Eq. 2 in Eq. 4
     assert (code.batch, code.epochs, code.lr, code.pull) == (16, 10, 0.02, 0.7)
     assert (code.temperature, code.objective, code.projection) == (10.0, "mse", "softmax")
     assert code.adaptive

@@ -1,10 +1,13 @@
 """KT-pFL: a learned matrix says how much each client learns from each other.
 
 Zhang et al., "Parameterized Knowledge Transfer for Personalized Federated Learning", NeurIPS 2021,
-Eqs. 2-7 and Algorithm 1. Row n of c is the receiver's. What the paper leaves open is a setting:
-how c is kept a mixture (`projection`). The preset `code` is what the released code does: squared
-error instead of KL, no weights by size, steps scaled by powers of five, rows put through a softmax;
-left out are its growing number of local epochs and public examples drawn twice. Eq. 7 takes
+Eqs. 2-7 and Algorithm 1. Row n of c is the receiver's. What the paper leaves open is a setting: how
+c is kept a mixture (`projection`), and whether the transfer in its objective is the sum over the
+round's public examples, which Eq. 2 put into Eq. 4 prints, or their mean (`reduction`). By the sum,
+which the preset `paper` takes, c moves as many times as far as there are examples; by the mean, at
+the same rate, it hardly leaves equal shares. The preset `code` is what the released code does:
+squared error instead of KL, no weights by size, steps scaled by powers of five, rows put through a
+softmax; left out are its growing number of local epochs and public examples drawn twice. Eq. 7 takes
 predictions made after the distillation, which would cost a second exchange; like the code we take
 those that are mixed.
 """
@@ -33,6 +36,7 @@ class KTpFL(Matrix, Distilled):
             "pull": 0.7,
             "matrix_lr": 0.01,
             "transfer": 1.0,
+            "reduction": "sum",
             "batch": 128,
             "epochs": 20,
             "lr": 0.01,
@@ -57,6 +61,12 @@ class KTpFL(Matrix, Distilled):
         choices=("kl", "mse"),
     )
 
+    reduction: str = setting(
+        "mean",
+        "the transfer in the objective of c: mean over the public examples, or sum (Eqs. 2 and 4)",
+        choices=("mean", "sum"),
+    )
+
     def learn(self, known: Tensor, reports: Soft, share: float) -> Tensor:
         """Descend on the cohort's block of c."""
         return self.descend(known, share, lambda block: self.slope(block, reports))
@@ -70,5 +80,6 @@ class KTpFL(Matrix, Distilled):
             gap = torch.einsum("nxk,mxk->nm", taught - soft, soft) / (examples * classes)
             return 2 * gap + 2 * self.pull / len(block) * (block - 1 / len(block))
         ratio = taught.clamp(min=TINY).log() - soft.clamp(min=TINY).log()
-        gap = torch.einsum("nxk,mxk->nm", ratio + 1, soft) / examples
+        gap = torch.einsum("nxk,mxk->nm", ratio + 1, soft)
+        gap = gap / examples if self.reduction == "mean" else gap
         return self.weigh(gap, block, size)
