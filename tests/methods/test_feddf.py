@@ -1,5 +1,7 @@
 """FedDF and pFedDF by hand, and over two architectures."""
 
+import math
+
 import pytest
 import torch
 
@@ -89,6 +91,53 @@ def test_the_preset_is_what_the_code_does():
     code = FedDF(**FedDF.presets["code"])
     assert (code.lr, code.batch, code.epochs, code.public_batch) == (0.1, 64, 40, 128)
     assert (code.fuse_lr, code.fuse_optimiser, code.temperature) == (0.001, "adam", 1.0)
+    assert (code.fuse_steps, code.patience, code.fuse_schedule) == (10_000, 1000, "cosine")
+    assert code.sample == 0  # all public examples
+
+
+def learned(start, target, steps, rate, rows=PUBLIC):
+    """Plain steps on KL to z on all rows; `rate` is told how many went before."""
+    at = start
+    for taken in range(steps):
+        down = (0.0, 0.0)
+        for (x, _), z in zip(rows, target, strict=True):
+            error = sigmoid(at[0] * x + at[1]) - sigmoid(z)
+            down = plus(down, error / len(rows), (x, 1.0))
+        at = plus(at, -rate(taken), down)
+    return at
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+def test_steps_are_counted_and_the_rate_falls_along_a_cosine(stacked):
+    """Seven steps, at 0.5 · ½ (1 + cos(π t / 7)) after t of them."""
+    method = feddf(fuse_steps=7, fuse_schedule="cosine")
+    state = torch.tensor([[0.0, 2.0], [0.0, -1.0]]).double()
+    local = client(train=[], public=PUBLIC, stacked=stacked)
+    fused = method.fuse(line((0, 0)), state, local)
+    falling = learned((0, 0), (2.0, -1.0), 7, lambda t: 0.25 * (1 + math.cos(math.pi * t / 7)))
+    assert pair(fused) == close(falling, 1e-6)
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+def test_the_server_stops_when_what_is_held_out_gains_nothing(stacked):
+    """Looks come every 100 steps; the second of two examples is held out, and says the opposite.
+
+    Learning the first makes it worse from the first look on: with a patience of 200 it is over
+    after 200 of 1,000 steps. Without any it takes all.
+    """
+    rows, state = [(1.0, 0), (1.0, 1)], torch.tensor([[0.0, 3.0], [0.0, -3.0]]).double()
+    local = client(train=[], public=rows, stacked=stacked)
+    method = feddf(fuse_steps=1000, patience=200, fuse_lr=0.01)
+    fused = method.fuse(line((0, 0)), state, local)
+    stopped = learned((0, 0), (3.0,), 200, lambda t: 0.01, rows[:1])
+    assert pair(fused) == close(stopped, 1e-6)
+    on = feddf(fuse_steps=300, fuse_lr=0.01).fuse(line((0, 0)), state, local)
+    assert pair(on) == close(learned((0, 0), (3.0, -3.0), 300, lambda t: 0.01, rows), 1e-6)
+
+
+def test_patience_is_of_a_number_of_steps():
+    with pytest.raises(ConfigError, match="set fuse_steps too"):
+        FedDF(patience=5)
 
 
 @pytest.fixture

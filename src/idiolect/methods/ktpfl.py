@@ -7,9 +7,9 @@ round's public examples, which Eq. 2 put into Eq. 4 prints, or their mean (`redu
 which the preset `paper` takes, c moves as many times as far as there are examples; by the mean, at
 the same rate, it hardly leaves equal shares. The preset `code` is what the released code does:
 squared error instead of KL, no weights by size, steps scaled by powers of five, rows put through a
-softmax; left out are its growing number of local epochs and public examples drawn twice. Eq. 7 takes
-predictions made after the distillation, which would cost a second exchange; like the code we take
-those that are mixed.
+softmax; left out are its growing number of local epochs and public examples drawn twice. Eq. 7
+takes predictions made after the distillation, which would cost a second exchange; like the code we
+take those that are mixed.
 """
 
 from dataclasses import dataclass
