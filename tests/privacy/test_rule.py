@@ -217,7 +217,7 @@ def test_a_budget_ends_the_run(tmp_path, monkeypatch):
     assert 1 <= method["rounds"] < 50 and method["privacy"]["epsilon"] <= 4.0
     assert method["privacy"]["ended_by_budget"]
     rule = Private(noise=1.0, delta=1e-3, budget=4.0, clip=0.5)
-    plan = Plan(method["rounds"] + 1, 40, 4, "poisson")
+    plan = Plan(method["rounds"] + 1, 40, 4, "poisson", releases=2)
     assert rule.settled(plan)[1] == method["rounds"]
     assert rule.promise(plan)["privacy"]["epsilon"] > 4.0
 

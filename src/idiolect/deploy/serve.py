@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from idiolect.checkpoint import write_whole
 from idiolect.data import Dataset
@@ -57,6 +57,13 @@ class RemoteCourse:
     deploy: Deployment = field(default_factory=Deployment)
     bystanders: str = "rest"
     public: Sequence[Dataset] | None = None  # the server's own, by seed
+
+    federated: ClassVar[bool] = True
+
+    @property
+    def releases(self) -> int:
+        """How often the nodes' data are trained on."""
+        return len(self.seeds)
 
     def settled(self) -> "RemoteCourse":
         """Fit the method to who takes part and how often, before anything is trained."""
