@@ -182,6 +182,8 @@ def serve(
     `text` is the experiment as TOML; `run` names the run, and with it the nodes' personal state;
     `host` says what the server's machine has of its own.
     """
+    folder.mkdir(0o700, parents=True, exist_ok=True)
+    folder.chmod(0o700)  # reports and models of many sites: for the server's own account alone
     experiment = visiting(text)
     methods = served_methods(experiment, only)
     digests = {label: prints.of_method(method) for label, method in methods.items()}

@@ -1,6 +1,7 @@
 """What a private run promises, in figures and in words, and when it would promise nothing."""
 
 import math
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from idiolect.errors import ConfigError
@@ -173,6 +174,7 @@ def promise(rule: Settings, plan: Plan) -> dict[str, Any]:
         "rounds": plan.rounds,
         "clients": plan.clients,
         "cohort": drawn(plan),
+        "amplified": given.cohort < plan.clients,
         "draw": plan.draw,
         "neighbours": RELATIONS[plan.draw],
         "accountant": given.accountant,
@@ -180,6 +182,52 @@ def promise(rule: Settings, plan: Plan) -> dict[str, Any]:
         "ended_by_budget": ended,
         "meaningful": meaningful,
         "statement": _statement(rule, given, plan, spent, known, meaningful, ended),
+    }
+
+
+def together(found: Mapping[str, Mapping[str, Any]], others: Sequence[str]) -> dict[str, Any]:
+    """Lay out what methods on the same data promise together, from the promise of each.
+
+    `others` are the methods beside them that promise nothing.
+    """
+    parts = [
+        (
+            Terms(
+                own["noise_multiplier"],
+                own["clients"],
+                own["cohort"] if own["amplified"] else own["clients"],
+                own["draw"],
+                own["delta"],
+                own["accountant"],
+            ),
+            own["rounds"] * own["releases"],
+        )
+        for own in found.values()
+    ]
+    try:
+        spent = accounting.total(parts)
+    except accounting.NoAccountant:
+        spent = math.nan
+    delta = max(terms.delta for terms, _ in parts)
+    each = ", ".join(
+        f"{label} ε = {'unknown' if own['epsilon'] is None else format(own['epsilon'], '.3g')}"
+        for label, own in found.items()
+    )
+    words = f"{each}, each by itself"
+    if math.isfinite(spent):
+        words += f"; published together, ε = {spent:.3g} at δ = {delta:.2g}"
+    words += "."
+    if others:
+        words += (
+            f" Not protected: what {', '.join(others)} made of the same data, without noise; "
+            "publish none of it beside them."
+        )
+    return {
+        "epsilon": _finite(spent),
+        "delta": delta,
+        "methods": list(found),
+        "unprotected": list(others),
+        "statement": words,
     }
 
 
