@@ -20,11 +20,8 @@ Meta = dict[str, Any]
 _KEY = "idiolect"  # where the metadata stands in the safetensors header
 
 
-def save(path: Path, kept: Tree, meta: Mapping[str, Any], *, private: bool = False) -> None:
-    """Write a tree and its metadata; whatever happens, `path` holds the old file or the new one.
-
-    A `private` file, and a folder that is made for it, can be read by its owner alone.
-    """
+def save(path: Path, kept: Tree, meta: Mapping[str, Any]) -> None:
+    """Write a tree and its metadata; whatever happens, `path` holds the old file or the new one."""
     from safetensors.torch import save as encoded
 
     named = tree.named(kept)
@@ -38,8 +35,7 @@ def save(path: Path, kept: Tree, meta: Mapping[str, Any], *, private: bool = Fal
         for name, leaf in named.items()
     }
     # allow_nan stays on: infinity and NaN are honest values of a metric.
-    content = encoded(tensors, metadata={_KEY: json.dumps(dict(meta))})
-    write_whole(path, content, private=private)
+    write_whole(path, encoded(tensors, metadata={_KEY: json.dumps(dict(meta))}))
 
 
 def read(path: Path) -> tuple[dict[str, Tensor], Meta]:
@@ -86,15 +82,13 @@ def fitted(template: Tree, values: Mapping[str, Tensor], path: Path) -> Tree:
         ) from error
 
 
-def write_whole(path: Path, content: bytes, *, private: bool = False) -> None:
+def write_whole(path: Path, content: bytes) -> None:
     """Replace a file's content in one step that a crash cannot halve.
 
     The new content reaches the disk under another name in the same folder before it takes the
     final one, and the folder is synced so that the new name survives a power cut too.
     """
     try:
-        if private and not path.parent.exists():
-            path.parent.mkdir(0o700, parents=True, exist_ok=True)
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, part = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
         try:
@@ -102,8 +96,7 @@ def write_whole(path: Path, content: bytes, *, private: bool = False) -> None:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
-            if not private:  # as it is made, only its owner can read it
-                os.chmod(part, 0o666 & ~_umask())
+            os.chmod(part, 0o666 & ~_umask())
             os.replace(part, path)
         except BaseException:
             Path(part).unlink(missing_ok=True)

@@ -30,7 +30,6 @@ def opening(wanted, **changes):
     methods = {t.label: prints.of_method(made(t)) for t in wanted.methods}
     text = travelling(wanted)
     head = {"run": "r1", "version": VERSION, "experiment": text, "methods": methods}
-    head["submitter"] = "lead@hub.org"
     return {**head, "clients": 4, "place": 0, "newcomer": False, **changes}
 
 
@@ -77,7 +76,9 @@ def test_what_does_not_fit_is_one_word(tmp_path):
     assert code(ask(node, "open", opening(wanted, place=True))) == "format"
     assert code(ask(node, "dance")) == "protocol"
     assert code(wire.unpack(node.answer(b"noise"))) == "format"
-    own = Site("a", "test", tmp_path / "a", str(tmp_path / "absent.csv"))
+    own = Site(
+        "a", "test", tmp_path / "a", str(tmp_path / "absent.csv"), packages=fed.HOST.packages
+    )
     assert code(ask(Node(own), "open", opening(wanted))) == "data"
 
 

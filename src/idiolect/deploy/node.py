@@ -14,17 +14,7 @@ import torch
 
 from idiolect import tree
 from idiolect.batches import Request
-from idiolect.deploy import (
-    codecs,
-    hearing,
-    limits,
-    masks,
-    models,
-    ownership,
-    prints,
-    shamir,
-    wire,
-)
+from idiolect.deploy import codecs, hearing, limits, masks, models, prints, shamir, wire
 from idiolect.deploy import secure_aggregation as secure
 from idiolect.deploy.codes import Refused
 from idiolect.deploy.drawer import Drawer, Owner
@@ -172,7 +162,8 @@ class Node:
         else:
             limits.refuse_run(policy, holding.experiment, clients, sizes)
         run = get(head, "run", str)
-        self._claim(run, get(head, "submitter", str))
+        if not run.isalnum():
+            raise Refused("format", "a run is named by letters and digits")
         self._releases.begin(run)
         self._opened = _Opened(run, text, clients, newcomer, holding)
         told: dict[str, Any] = {
@@ -200,14 +191,6 @@ class Node:
             }
             told["count"] = [float(own.seen) for own in holding.seen]
         return wire.pack("yes", told, {k: torch.tensor(v) for k, v in scaling.items()})
-
-    def _claim(self, run: str, submitter: str) -> None:
-        """Refuse a run of which this node holds state for another submitter."""
-        if not run.isascii() or not run.isalnum():
-            raise Refused("format", "a run is named by letters and digits")
-        home = self._site.home
-        traces = (home / "models" / run, *home.glob(f"state/*/*/{run}"))
-        ownership.claim(home, run, submitter, *traces)
 
     def _agree(self, message: Message, blob: bytes) -> bytes:
         """Scale examples as all nodes do."""
@@ -487,7 +470,8 @@ class Node:
             raise Refused("experiment", f"seed {seed} is none of the experiment's {seeds}")
         held = holding.federations[seeds.index(seed)]
         shape, classes = tuple(held.dataset.x.shape[1:]), len(held.dataset.classes)
-        bound = networks(holding.experiment, shape, classes, opened.clients, held.dataset.words)
+        words, reach = held.dataset.words, self._site.reach
+        bound = networks(holding.experiment, shape, classes, opened.clients, words, reach=reach)
         architecture = next(
             own for own in bound.values() if own.clients is None or holding.client in own.clients
         )
@@ -527,7 +511,6 @@ def reason_of(error: BaseException) -> str:
         return "data" if isinstance(error, DataError) else "disk"
     kinds: dict[type[IdiolectError], str] = {
         DataError: "data",
-        ownership.NotOwner: "owner",
         ModelError: "model",
         Diverged: "diverged",
         CheckpointError: "state",

@@ -91,7 +91,10 @@ def _translated(error: Exception, kit: Kit) -> DeployError:
         return DeployError(f"{kit.name} may not do this in the federation (its role is too low)")
     if isinstance(error, AuthenticationError):
         return DeployError(f"the server at {where} does not accept the kit of {kit.name}")
-    refusals = (InternalError, InvalidJobDefinition, InvalidTarget, JobNotFound, JobNotRunning)
+    if isinstance(error, InvalidJobDefinition):
+        said = "".join(letter for letter in str(error)[:300] if letter.isprintable())
+        return DeployError(f"the server at {where} refuses the job: {said}")
+    refusals = (InternalError, InvalidTarget, JobNotFound, JobNotRunning)
     if isinstance(error, refusals):
         return DeployError(f"the server at {where} refuses it: {type(error).__name__}")
     return Unreachable(f"the server at {where} does not answer ({type(error).__name__})")
@@ -254,8 +257,7 @@ class Run:
         """Submit a job, or watch the one there is, until it ends; say how it did."""
         state = self._look()
         name = f"idiolect-{self._task.run}"
-        named = [job for job in active(state) if job["job_name"] == name]
-        mine = [job for job in named if self._submitter(str(job["job_id"])) == self._kit.name]
+        mine = [job for job in active(state) if job["job_name"] == name]
         job = mine[0]["job_id"] if mine else self._submitted()
         began = state.started
         while True:
@@ -270,16 +272,6 @@ class Run:
             if status.startswith(_ENDED):
                 return self._outcome(job, status)
             self._tell(job)
-
-    def _submitter(self, job: str) -> str:
-        """Say whose job it is: anyone can give theirs any name."""
-        try:
-            meta = self._session.ask(lambda s: s.get_job_meta(job))
-        except Unreachable:
-            raise
-        except DeployError:
-            return ""
-        return str(meta.get("submitter_name", "")) if isinstance(meta, dict) else ""
 
     def _submitted(self) -> str:
         from idiolect.deploy.flare import job as jobs

@@ -24,10 +24,11 @@ from nvflare.collab.api.exceptions import CollabCallError, RunAborted
 from nvflare.widgets.info_collector import GroupInfoCollector, InfoCollector
 
 from idiolect.checkpoint import write_whole
-from idiolect.deploy import ownership, wire
+from idiolect.deploy import wire
 from idiolect.deploy.channel import NodeChannel, ServerChannel
 from idiolect.deploy.child import Child
 from idiolect.deploy.codes import Refused
+from idiolect.deploy.flare import layout
 from idiolect.deploy.flare.kits import HOME, HOST_FILE, NODE_FILE, OUTCOME, RESULT, RETURNED
 from idiolect.deploy.flare.tasks import Task
 from idiolect.deploy.flare.tidy import Tidy
@@ -224,17 +225,29 @@ class HubSide(FLComponent):  # type: ignore[misc]
     def work(self) -> None:
         """Run the experiment, or as much of it as can be done now."""
         workspace = collab.context.workspace
-        number = collab.fl_ctx.get_job_id()
-        job, root = Path(workspace.get_run_dir(number)), Path(workspace.get_root_dir())
+        job = Path(workspace.get_run_dir(collab.fl_ctx.get_job_id()))
+        home = Path(workspace.get_root_dir()) / HOME
         cells = _Cells(self._sites)
         try:
-            # What the server's lasting process wrote when it deployed the job: its own record of
-            # who submitted it, with the name in the certificate of whoever was logged in.
-            submitter = submitter_of(Path(workspace.get_job_meta_path(number)))
+            root = Path(workspace.get_root_dir())
             transport = ServerChannel(cells, Identity.from_kit(root), Authority.from_kit(root))
-            outcome = self.done(transport, root / HOME, job, submitter)
+            folder = _run_folder(home, self._run)
+            folder.mkdir(parents=True, exist_ok=True)
+            if self._wanted is None:
+                self._serve(transport, home, folder)
+            else:
+                self._welcome(transport, home, folder, self._wanted)
+            outcome = {"state": "done"}
+            shutil.copytree(folder, job / RESULT)
+        except Again as error:
+            outcome = {"state": "again", "text": str(error)}
+        except DeployError as error:
+            outcome = {"state": "short", "text": str(error)}
         except IdiolectError as error:
             outcome = {"state": "error", "text": str(error), "code": str(error.code)}
+        except Exception as error:
+            log.exception("the hub failed")
+            outcome = {"state": "error", "text": f"the hub failed ({type(error).__name__})"}
         finally:
             cells.hang_up()
         if outcome["state"] != "done" and cells.stopped():
@@ -242,37 +255,10 @@ class HubSide(FLComponent):  # type: ignore[misc]
         self._progress.tell(**outcome)
         write_whole(job / OUTCOME, json.dumps(outcome).encode())
 
-    def done(self, transport: Transport, home: Path, job: Path, submitter: str) -> dict[str, str]:
-        """Do as much as can be done now, for a submitter; return how it ended, in words.
-
-        The run, and the one that newcomers adapt to, must be the submitter's: before that is known
-        nothing of them is read or written.
-        """
-        try:
-            folder = _run_folder(home, self._run)
-            if self._wanted is not None:
-                ownership.check(home, self._wanted.run, submitter)
-            ownership.claim(home, self._run, submitter, folder)
-            folder.mkdir(parents=True, exist_ok=True)
-            if self._wanted is None:
-                self._serve(transport, home, folder, submitter)
-            else:
-                self._welcome(transport, home, folder, submitter, self._wanted)
-            shutil.copytree(folder, job / RESULT)
-        except Again as error:
-            return {"state": "again", "text": str(error)}
-        except DeployError as error:
-            return {"state": "short", "text": str(error)}
-        except IdiolectError as error:
-            return {"state": "error", "text": str(error), "code": str(error.code)}
-        except Exception as error:
-            log.exception("the hub failed")
-            return {"state": "error", "text": f"the hub failed ({type(error).__name__})"}
-        return {"state": "done"}
-
-    def _serve(self, transport: Transport, home: Path, folder: Path, submitter: str) -> None:
+    def _serve(self, transport: Transport, home: Path, folder: Path) -> None:
         """Run the experiment."""
-        calls = self._progress.post = post(transport, self._text, folder)
+        host = Host.read(home / HOST_FILE)
+        calls = self._progress.post = post(transport, self._text, folder, host)
         serve(
             calls,
             self._text,
@@ -280,84 +266,38 @@ class HubSide(FLComponent):  # type: ignore[misc]
             folder,
             only=self._only,
             watch=self._progress,
-            host=Host.read(home / HOST_FILE),
-            submitter=submitter,
+            host=host,
         )
 
-    def _welcome(
-        self, transport: Transport, home: Path, folder: Path, submitter: str, wanted: Wanted
-    ) -> None:
+    def _welcome(self, transport: Transport, home: Path, folder: Path, wanted: Wanted) -> None:
         """Give newcomers their models of a run that is over."""
-        found = offer(_run_folder(home, wanted.run), wanted)
-        calls = self._progress.post = post(transport, found.text, folder)
+        host = Host.read(home / HOST_FILE)
+        found = offer(_run_folder(home, wanted.run), wanted, host)
+        calls = self._progress.post = post(transport, found.text, folder, host)
         self._progress.tell(state="adapting", label=found.kept.label)
-        welcome(calls, found, self._run, folder, submitter)
-
-
-def submitter_of(meta: Path) -> str:
-    """Return who submitted a job, by the engine's own record of it."""
-    try:
-        name = json.loads(meta.read_text())["submitter_name"]
-    except (OSError, ValueError, TypeError, KeyError):
-        name = None
-    if not isinstance(name, str) or not name:
-        raise ConfigError("the engine does not say who submitted the job; nothing is done for it")
-    return name
+        welcome(calls, found, self._run, folder, host)
 
 
 def _run_folder(home: Path, run: str) -> Path:
     """Say where the server keeps a run; a name that leads elsewhere is refused."""
-    return home / "runs" / ownership.run_name(run)
+    if not run.isalnum():
+        raise ConfigError("a run is named by letters and digits")
+    return home / "runs" / run
 
 
 def write(folder: Path, task: Task) -> Path:
     """Write a job's folder: two configurations and no code."""
-    hub = {
+    hub: layout.Hub = {
         "run": task.run,
         "experiment": base64.b64encode(task.experiment.encode()).decode(),
         "sites": list(task.sites),
         "only": list(task.only),
         "wanted": None if task.wanted is None else list(task.wanted),
     }
-    here = "idiolect.deploy.flare.job"
-    runtime = "nvflare.collab.runtime"
     files = {
-        "meta.json": {
-            "name": f"idiolect-{task.run}",
-            "resource_spec": {},
-            "min_clients": task.least,
-            "deploy_map": {"app": ["server", *task.sites]},
-        },
-        "app/config/config_fed_server.json": {
-            "format_version": 2,
-            # Messages are pushed; asking for tasks is for the start and the end only.
-            "server": {"task_request_interval": 2},
-            "workflows": [
-                {
-                    "id": "controller",
-                    "path": f"{runtime}.controller.CollabController",
-                    "args": {"server_obj_id": "_server"},
-                }
-            ],
-            "components": [{"id": "_server", "path": f"{here}.HubSide", "args": hub}],
-            "task_data_filters": [],
-            "task_result_filters": [],
-        },
-        "app/config/config_fed_client.json": {
-            "format_version": 2,
-            "executors": [
-                {
-                    "tasks": ["*"],
-                    "executor": {
-                        "path": f"{runtime}.executor.CollabExecutor",
-                        "args": {"client_obj_id": "_client"},
-                    },
-                }
-            ],
-            "components": [{"id": "_client", "path": f"{here}.NodeSide", "args": {}}],
-            "task_data_filters": [],
-            "task_result_filters": [],
-        },
+        layout.META: layout.meta(task.run, task.least, list(task.sites)),
+        f"{layout.APP}/{layout.SERVER}": layout.server(hub),
+        f"{layout.APP}/{layout.CLIENT}": layout.client(),
     }
     for name, content in files.items():
         path = folder / name
