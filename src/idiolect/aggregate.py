@@ -32,6 +32,11 @@ class Aggregator:
         for spec in dataclasses.fields(self):
             check_setting(type(self).__name__, spec, getattr(self, spec.name))
 
+    @property
+    def repeatable(self) -> bool:
+        """Whether the rule makes the same of the same reports every time."""
+        return True
+
     def start(self, setup: Setup) -> Tree:
         """Return what the rule remembers before the first round."""
         return ()
@@ -100,6 +105,11 @@ class Aggregated(Stateful):
     def tells(self) -> bool:
         """Whether clients tell each other something: not where the rule would be passed by."""
         return super().tells and not self.by.hides
+
+    @property
+    def repeatable(self) -> bool:
+        """Whether the rule draws nothing afresh."""
+        return self.by.repeatable and super().repeatable
 
     def memory(self, setup: Setup) -> Tree:
         """Let the rule remember."""

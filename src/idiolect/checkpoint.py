@@ -20,8 +20,11 @@ Meta = dict[str, Any]
 _KEY = "idiolect"  # where the metadata stands in the safetensors header
 
 
-def save(path: Path, kept: Tree, meta: Mapping[str, Any]) -> None:
-    """Write a tree and its metadata; whatever happens, `path` holds the old file or the new one."""
+def save(path: Path, kept: Tree, meta: Mapping[str, Any], *, private: bool = False) -> None:
+    """Write a tree and its metadata; whatever happens, `path` holds the old file or the new one.
+
+    A `private` file, and a folder that is made for it, can be read by its owner alone.
+    """
     from safetensors.torch import save as encoded
 
     named = tree.named(kept)
@@ -35,7 +38,8 @@ def save(path: Path, kept: Tree, meta: Mapping[str, Any]) -> None:
         for name, leaf in named.items()
     }
     # allow_nan stays on: infinity and NaN are honest values of a metric.
-    write_whole(path, encoded(tensors, metadata={_KEY: json.dumps(dict(meta))}))
+    content = encoded(tensors, metadata={_KEY: json.dumps(dict(meta))})
+    write_whole(path, content, private=private)
 
 
 def read(path: Path) -> tuple[dict[str, Tensor], Meta]:
@@ -82,13 +86,15 @@ def fitted(template: Tree, values: Mapping[str, Tensor], path: Path) -> Tree:
         ) from error
 
 
-def write_whole(path: Path, content: bytes) -> None:
+def write_whole(path: Path, content: bytes, *, private: bool = False) -> None:
     """Replace a file's content in one step that a crash cannot halve.
 
     The new content reaches the disk under another name in the same folder before it takes the
     final one, and the folder is synced so that the new name survives a power cut too.
     """
     try:
+        if private and not path.parent.exists():
+            path.parent.mkdir(0o700, parents=True, exist_ok=True)
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, part = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
         try:
@@ -96,7 +102,8 @@ def write_whole(path: Path, content: bytes) -> None:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
-            os.chmod(part, 0o666 & ~_umask())
+            if not private:  # as it is made, only its owner can read it
+                os.chmod(part, 0o666 & ~_umask())
             os.replace(part, path)
         except BaseException:
             Path(part).unlink(missing_ok=True)

@@ -38,7 +38,7 @@ class Setup(NamedTuple):
     public: int = 0  # examples that everyone holds
     public_labels: bool = False  # whether their classes are those of the private examples
     seed: int = 0  # of the run; known to all who take part
-    secret: int | None = None  # the server's own, for noise that hides clients; None: the seed
+    federated: bool = False  # a real federation, whose server must not draw secrets from the seed
 
     @property
     def clients(self) -> int:
@@ -53,6 +53,8 @@ class Plan(NamedTuple):
     clients: int  # that have something to train on
     cohort: int | None  # clients a round; None: everyone
     draw: str = "fixed"  # "poisson": each by its own coin, so that `cohort` is expected only
+    releases: int = 1  # how often the same clients' data are trained on: once for each seed
+    federated: bool = False  # nodes elsewhere: cohorts and noise that must be secret can be
 
 
 class Report(NamedTuple):
@@ -261,6 +263,11 @@ class Method:
     def grouped(self) -> bool:
         """Whether the server keeps something for each architecture."""
         return type(self).init_group is not Method.init_group
+
+    @property
+    def repeatable(self) -> bool:
+        """Whether a round that is done again, after a crash, ends with the very same state."""
+        return True
 
     @property
     def sums(self) -> bool:

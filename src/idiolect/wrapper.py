@@ -184,6 +184,11 @@ class Wrapper(Method):
         return self.base.grouped
 
     @property
+    def repeatable(self) -> bool:
+        """Hand on."""
+        return self.base.repeatable
+
+    @property
     def sums(self) -> bool:
         """Hand on, unless this wrapper looks at the reports itself."""
         own = [kind for kind in type(self).__mro__ if kind not in (Stateful, Wrapper, Method)]

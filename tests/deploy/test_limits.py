@@ -66,7 +66,7 @@ def ask(node, kind, head=None, content=()):
 def opening(wanted, **changes):
     methods = {t.label: prints.of_method(made(t)) for t in wanted.methods}
     head = {"run": "r1", "version": VERSION, "experiment": travelling(wanted), "methods": methods}
-    return {**head, "clients": 2, "place": 0, "newcomer": False, **changes}
+    return {**head, "clients": 2, "place": 0, "newcomer": False, "submitter": "", **changes}
 
 
 def joined(node, wanted, **changes):

@@ -45,7 +45,9 @@ def guests(home, digits, **changes):
 def visited(home, digits, transport=None, **wanted):
     found = offer(home / "served", Wanted("r1", **wanted), fed.HOST)
     transport, folder = transport or guests(home, digits), home / "visit"
-    return welcome(post(transport, found.text, folder, fed.HOST), found, "v1", folder, fed.HOST)
+    return welcome(
+        post(transport, found.text, folder, fed.HOST), found, "v1", folder, host=fed.HOST
+    )
 
 
 def trained(home, *methods, **changes):

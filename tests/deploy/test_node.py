@@ -30,6 +30,7 @@ def opening(wanted, **changes):
     methods = {t.label: prints.of_method(made(t)) for t in wanted.methods}
     text = travelling(wanted)
     head = {"run": "r1", "version": VERSION, "experiment": text, "methods": methods}
+    head["submitter"] = "lead@hub.org"
     return {**head, "clients": 4, "place": 0, "newcomer": False, **changes}
 
 

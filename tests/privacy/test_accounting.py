@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 from scipy import special, stats
 
-from idiolect.privacy import accounting
-from idiolect.privacy.accounting import Terms, affordable, epsilon, solved
+from idiolect.errors import ConfigError
+from idiolect.method import Plan
+from idiolect.privacy import Private, accounting
+from idiolect.privacy.accounting import Terms, affordable, epsilon, solved, total
 
 EVERYONE = Terms(1.0, 100, 100, "poisson", 1e-5, "rdp")
 
@@ -147,3 +149,43 @@ def test_more_noise_fewer_rounds_and_more_clients_cost_less():
     assert epsilon(base._replace(clients=400), 50) < spent
     assert epsilon(base._replace(delta=1e-3), 50) < spent
     assert epsilon(base._replace(noise=0.0), 1) == math.inf and epsilon(base, 0) == 0
+
+
+def test_releases_compose_like_rounds_and_several_methods_in_one():
+    one = Terms(2.0, 200, 20, "poisson", 1e-4, "rdp")
+    for terms in (one, one._replace(accountant="pld"), one._replace(draw="fixed", noise=16.0)):
+        assert total([(terms, 30)]) == epsilon(terms, 30)
+        assert total([(terms, 30), (terms, 70)]) == pytest.approx(epsilon(terms, 100), rel=1e-9)
+    other = one._replace(noise=4.0)
+    both = total([(one, 50), (other, 50)])
+    assert max(epsilon(one, 50), epsilon(other, 50)) < both
+    assert both < epsilon(one, 50) + epsilon(other, 50)
+    assert total([(one, 50), (other._replace(noise=0.0), 1)]) == math.inf
+    assert total([(one, 0)]) == 0
+    # By hand at whole orders: Rényi divergences add up.
+    own = min(
+        50 * sampled_gaussian_rdp(0.1, 2.0, a)
+        + 50 * sampled_gaussian_rdp(0.1, 4.0, a)
+        + math.log1p(-1 / a)
+        - math.log(1e-4 * a) / (a - 1)
+        for a in range(2, 256)
+    )
+    assert both == pytest.approx(own, rel=0.02)
+
+
+def test_a_budget_and_a_target_are_of_all_seeds_together():
+    """Five seeds of 20 rounds cost as much as one of 100; what was said of one was too little."""
+    plan = Plan(20, 500, 25, "poisson", releases=5)
+    ready, _ = Private(epsilon=4.0).settled(plan)
+    told = ready.promise(plan)["privacy"]
+    terms = Terms(ready.noise, 500, 25, "poisson", told["delta"], "rdp")
+    assert 3.9 < told["epsilon"] == epsilon(terms, 100) <= 4.0
+    assert told["epsilon_per_release"] == epsilon(terms, 20) < 0.6 * told["epsilon"]
+    assert told["releases"] == 5 and "under all 5 seeds" in told["statement"]
+    capped = Private(noise=ready.noise, budget=4.0)
+    rounds = capped.settled(plan._replace(rounds=1000))[1]
+    assert epsilon(terms, 5 * rounds) <= 4.0 < epsilon(terms, 5 * (rounds + 1))
+    alone = plan._replace(releases=1)
+    assert capped.settled(alone._replace(rounds=1000))[1] > 4 * rounds
+    with pytest.raises(ConfigError, match="under 5 seeds"):
+        Private(noise=0.5).settled(plan._replace(rounds=100))

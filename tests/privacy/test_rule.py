@@ -196,14 +196,19 @@ aggregate = { name = "dp", clip = 0.5, epsilon = 15.0, delta = 1e-3 }
 def test_a_run_says_what_it_promises(tmp_path, monkeypatch):
     monkeypatch.setenv("IDIOLECT_CACHE", str(tmp_path))
     overrides = ["draw=poisson", "rounds=3"]
-    content, _ = execute(parse_experiment(TOML, overrides), tmp_path / "run")
+    beside = '[[methods]]\nname = "fedavg"\nlabel = "open"\n'
+    content, _ = execute(parse_experiment(TOML + beside, overrides), tmp_path / "run")
     method = content["methods"]["DP"]
     told = method["privacy"]
+    whole = content["privacy"]
+    assert whole["epsilon"] == told["epsilon"] and whole["unprotected"] == ["open"]
+    assert "Not protected: what open made of the same data" in whole["statement"]
+    assert told["releases"] == 2 and told["epsilon_per_release"] < 0.8 * told["epsilon"]
     assert 14.9 < told["epsilon"] <= 15.0 and told["delta"] == 1e-3 and told["meaningful"]
     assert told["noise_multiplier"] == method["settings"]["aggregated"]["noise"] > 0
     assert "against the server" in told["statement"] and told["statement"] in method["notices"]
     # Cut and resumed it is the same run; with more rounds the noise is another, so it is refused.
-    execute(parse_experiment(TOML, overrides), tmp_path / "run", resume=True)
+    execute(parse_experiment(TOML + beside, overrides), tmp_path / "run", resume=True)
     with pytest.raises(Exception, match=r"noise was"):
         execute(parse_experiment(TOML, ["draw=poisson", "rounds=4"]), tmp_path / "run", resume=True)
 
@@ -217,7 +222,7 @@ def test_a_budget_ends_the_run(tmp_path, monkeypatch):
     assert 1 <= method["rounds"] < 50 and method["privacy"]["epsilon"] <= 4.0
     assert method["privacy"]["ended_by_budget"]
     rule = Private(noise=1.0, delta=1e-3, budget=4.0, clip=0.5)
-    plan = Plan(method["rounds"] + 1, 40, 4, "poisson")
+    plan = Plan(method["rounds"] + 1, 40, 4, "poisson", releases=2)
     assert rule.settled(plan)[1] == method["rounds"]
     assert rule.promise(plan)["privacy"]["epsilon"] > 4.0
 

@@ -51,6 +51,7 @@ CODES = {
     "words": "its data is text, and the experiment has no [data.text] that numbers words alike",
     "open": "its site takes part only under masks (require_secure or --secure); set deploy.secure",
     "newcomer": "it was asked for a report in a run that is over, where only its scores may leave",
+    "owner": "it holds state of this run for someone else than who submitted it",
     "busy": "another process is working with its personal state",
     # About work.
     "diverged": "its training produced NaN or infinity",

@@ -5,7 +5,6 @@ sees data or personal state.
 """
 
 import logging
-import secrets
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -97,7 +96,7 @@ class Hub:
         for number in range(len(self._seeds) if roster.model is None else 0):
             sizes = [float(size) for size in roster.sizes(0, number)]
             # Nodes know the run's seed. What the server draws to hide them, they must not.
-            known: dict[str, Any] = {"sizes": torch.tensor(sizes), "secret": secrets.randbits(62)}
+            known: dict[str, Any] = {"sizes": torch.tensor(sizes), "federated": True}
             known_public = None if public is None else public[number]
             if known_public is not None:
                 known["public"] = len(known_public)
@@ -113,6 +112,9 @@ class Hub:
         # Training that leaves no trace need not be done.
         personal = tree.leaves(self._rehearsal.stand_ins[0][0].personal)
         self._all_train = bystanders == "train" and bool(personal)
+        # Who is heard in the round at hand, for each seed, where that must stay secret.
+        self._secret: dict[int, sampling.Once] = {}
+        self._post.discreet = method.hides
         if roster.model is not None:
             self._expect_guests(roster.model)
 
@@ -154,12 +156,21 @@ class Hub:
         able = np.flatnonzero(self._roster.sizes(0, run)).astype(np.int64)
         if not len(able):
             raise DataError("no node has a training example; check the split")
-        return sampling.Attendance(
-            self._seeds[run], able, self._cohort, self._draw, self._all_train
-        )
+        own: Any = (self._cohort, self._draw, self._all_train)
+        if not self._method.hides:
+            return sampling.Attendance(self._seeds[run], able, *own)
+        if run not in self._secret:
+            self._secret[run] = sampling.Once(able, *own)
+        return self._secret[run]
 
     def strangers(self, run: int) -> np.ndarray:
-        """Return the clients that took part in no round, where personal state matters."""
+        """Return the clients that took part in no round, where personal state matters.
+
+        Nobody is named where cohorts are secret: a list of who was never drawn, published with
+        the result, would tell much of the draw. Nothing is kept of it either.
+        """
+        if self._method.hides:
+            return np.empty(0, np.int64)
         if not tree.leaves(self._rehearsal.stand_ins[run][0].personal):
             return np.empty(0, np.int64)
         return self._attendance(run).strangers(self._roster.clients, self.round)
@@ -229,6 +240,7 @@ class Hub:
             examples += sum(sizes[client] for client in present)
         self.states, self._idle = states, idle
         self.round += 1
+        self._secret = {}
         return Round(traffic, examples)
 
     def _summed(

@@ -16,6 +16,7 @@ from idiolect.data.text import SPECIAL
 from idiolect.deploy import prints
 from idiolect.deploy.host import HOST, Host
 from idiolect.deploy.hub import Hub
+from idiolect.deploy.ownership import NOBODY
 from idiolect.deploy.post import Post
 from idiolect.deploy.roster import Model, Roster, entries_of, scalings
 from idiolect.errors import DataError
@@ -94,7 +95,14 @@ def offer(folder: Path, wanted: Wanted, host: Host = HOST) -> Offer:
     return Offer(written(told), experiment, table, run, model, place, folder)
 
 
-def welcome(post: Post, found: Offer, visit: str, folder: Path, host: Host = HOST) -> Document:
+def welcome(
+    post: Post,
+    found: Offer,
+    visit: str,
+    folder: Path,
+    submitter: str = NOBODY,
+    host: Host = HOST,
+) -> Document:
     """Give the nodes of a post their models; write what was found, their scores, into a folder.
 
     `visit` names this occasion, and with it the nodes' state.
@@ -109,7 +117,7 @@ def welcome(post: Post, found: Offer, visit: str, folder: Path, host: Host = HOS
     own = {"seeds": [{"shift": shift.tolist(), "scale": scale.tolist()}]}
     write_whole(folder / "scaling.json", json.dumps(own).encode())
     path = folder / "roster.json"
-    roster = Roster(post, visit, found.text, digests, 1, path, found.model)
+    roster = Roster(post, visit, found.text, digests, 1, path, found.model, submitter)
     roster.gather(None)
     form, clients = roster.first.form, found.model.clients
     shape, words = tuple(form.shape), tuple(form.words)

@@ -14,7 +14,17 @@ import torch
 
 from idiolect import tree
 from idiolect.batches import Request
-from idiolect.deploy import codecs, hearing, limits, masks, models, prints, shamir, wire
+from idiolect.deploy import (
+    codecs,
+    hearing,
+    limits,
+    masks,
+    models,
+    ownership,
+    prints,
+    shamir,
+    wire,
+)
 from idiolect.deploy import secure_aggregation as secure
 from idiolect.deploy.codes import Refused
 from idiolect.deploy.drawer import Drawer, Owner
@@ -162,8 +172,7 @@ class Node:
         else:
             limits.refuse_run(policy, holding.experiment, clients, sizes)
         run = get(head, "run", str)
-        if not run.isalnum():
-            raise Refused("format", "a run is named by letters and digits")
+        self._claim(run, get(head, "submitter", str))
         self._releases.begin(run)
         self._opened = _Opened(run, text, clients, newcomer, holding)
         told: dict[str, Any] = {
@@ -191,6 +200,14 @@ class Node:
             }
             told["count"] = [float(own.seen) for own in holding.seen]
         return wire.pack("yes", told, {k: torch.tensor(v) for k, v in scaling.items()})
+
+    def _claim(self, run: str, submitter: str) -> None:
+        """Refuse a run of which this node holds state for another submitter."""
+        if not run.isascii() or not run.isalnum():
+            raise Refused("format", "a run is named by letters and digits")
+        home = self._site.home
+        traces = (home / "models" / run, *home.glob(f"state/*/*/{run}"))
+        ownership.claim(home, run, submitter, *traces)
 
     def _agree(self, message: Message, blob: bytes) -> bytes:
         """Scale examples as all nodes do."""
@@ -511,6 +528,7 @@ def reason_of(error: BaseException) -> str:
         return "data" if isinstance(error, DataError) else "disk"
     kinds: dict[type[IdiolectError], str] = {
         DataError: "data",
+        ownership.NotOwner: "owner",
         ModelError: "model",
         Diverged: "diverged",
         CheckpointError: "state",

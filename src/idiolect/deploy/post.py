@@ -109,6 +109,7 @@ class Post:
         self._away: set[str] = set()  # silent; whoever is heard of is back
         self._out: set[str] = set()  # said no when the run was started
         self._pending: set[str] = set()  # asked, and waited for
+        self.discreet = False  # who is asked in a round is nobody's business but the hub's
         self._threads: dict[str, threading.Thread] = {}
 
     def absent(self) -> list[str]:
@@ -116,8 +117,8 @@ class Post:
         return [site for site in self.transport.sites if not self.there(site)]
 
     def waiting(self) -> list[str]:
-        """Name the sites that were asked and have not answered yet."""
-        return sorted(self._pending)
+        """Name the sites that were asked and have not answered yet, where that may be known."""
+        return [] if self.discreet else sorted(self._pending)
 
     def there(self, site: str) -> bool:
         """Say whether a site is asked at present."""

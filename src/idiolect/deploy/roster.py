@@ -17,6 +17,7 @@ from idiolect.data.dataset import Moments, decoding
 from idiolect.deploy import wire
 from idiolect.deploy.codes import CODES, LIMITS, Refused
 from idiolect.deploy.form import Form, listed, word
+from idiolect.deploy.ownership import NOBODY
 from idiolect.deploy.post import SILENT, Answer, Post
 from idiolect.errors import ConfigError, DeployError
 from idiolect.version import VERSION
@@ -83,6 +84,7 @@ class Roster:
         seeds: int,
         path: Path,
         model: Model | None = None,
+        submitter: str = NOBODY,
     ) -> None:
         """`model`: what the nodes must be like who come when a run is over."""
         self._post = post
@@ -91,6 +93,7 @@ class Roster:
         self._run = run
         self._open = {
             "run": run,
+            "submitter": submitter,
             "version": VERSION,
             "experiment": text,
             "methods": dict(methods),

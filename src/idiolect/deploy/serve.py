@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from idiolect.checkpoint import write_whole
 from idiolect.data import Dataset
@@ -12,6 +12,7 @@ from idiolect.data.federation import Exam
 from idiolect.deploy import masks, prints
 from idiolect.deploy.host import HOST, Host
 from idiolect.deploy.hub import Hub, refuse_pooled
+from idiolect.deploy.ownership import NOBODY
 from idiolect.deploy.post import Ledger, Policy, Post
 from idiolect.deploy.roster import Roster, scalings
 from idiolect.deploy.transport import Transport
@@ -26,6 +27,7 @@ from idiolect.method import Method
 from idiolect.results import scaling
 from idiolect.results.document import Document
 from idiolect.results.outcome import Members
+from idiolect.runner import memory as memories
 from idiolect.runner.job import Evaluate, planned
 from idiolect.runner.run import EXPERIMENT
 from idiolect.runner.run import run as run_courses
@@ -58,6 +60,13 @@ class RemoteCourse:
     deploy: Deployment = field(default_factory=Deployment)
     bystanders: str = "rest"
     public: Sequence[Dataset] | None = None  # the server's own, by seed
+
+    federated: ClassVar[bool] = True
+
+    @property
+    def releases(self) -> int:
+        """How often the nodes' data are trained on."""
+        return len(self.seeds)
 
     def settled(self) -> "RemoteCourse":
         """Fit the method to who takes part and how often, before anything is trained."""
@@ -170,26 +179,32 @@ def serve(
     only: Sequence[str] = (),
     watch: Watch | None = None,
     host: Host = HOST,
+    submitter: str = NOBODY,
 ) -> Document:
     """Run an experiment over the hub's post, going on from what the folder holds of the same run.
 
     `text` is the experiment as TOML; `run` names the run, and with it the nodes' personal state;
-    `host` says what the server's machine has of its own.
+    `host` says what the server's machine has of its own; `submitter` owns the run.
     """
-    experiment = visiting(text, reach=host.reach)
+    experiment = visiting(text, reach=host.reach)  # refused before anything is written
+    folder.mkdir(0o700, parents=True, exist_ok=True)
+    folder.chmod(0o700)  # reports and models of many sites: for the server's own account alone
     methods = served_methods(experiment, only)
     digests = {label: prints.of_method(method) for label, method in methods.items()}
     seeds = len(experiment.seeds)
-    roster = Roster(post, run, text, digests, seeds, folder / "roster.json")
+    roster = Roster(post, run, text, digests, seeds, folder / "roster.json", submitter=submitter)
     roster.gather(experiment.data.normalise)
-    write_whole(folder / EXPERIMENT, text.encode())
     blank = _described(roster, folder, seeds)
-    scaling.save(folder, dict(zip(experiment.seeds, blank, strict=True)))
     public = None
     if any(method.public == "server" for method in methods.values()):
         found = host.public_examples(text, roster.first)
         public = None if found is None else [_scaled(found, own) for own in blank]
     courses = _courses(experiment, methods, run, post, roster, public, host.reach)
+    for course in courses:  # before the experiment that the folder holds is replaced
+        if (path := memories.checkpoint_path(folder, course.label)).exists():
+            memories.load(path, course.identity, course.place)
+    write_whole(folder / EXPERIMENT, text.encode())
+    scaling.save(folder, dict(zip(experiment.seeds, blank, strict=True)))
     return run_courses(courses, folder, _about(experiment, roster), resume=True, watch=watch)
 
 

@@ -197,6 +197,7 @@ def job(experiment: Experiment, table: MethodTable, held: Shared, seeds: tuple[i
             # A checkpoint of an experiment without an attack has no such key.
             **({"attack": experiment.attack.model_dump()} if experiment.attack else {}),
         },
+        releases=len(experiment.seeds),
     ).settled()
 
 

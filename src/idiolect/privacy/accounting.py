@@ -15,7 +15,7 @@ Two ways to draw a cohort, two notions of neighbours:
 import contextlib
 import importlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -57,33 +57,45 @@ def epsilon(terms: Terms, rounds: int) -> float:
 
 def _composed(terms: Terms, rounds: int) -> float:
     """Let the library compose the rounds."""
+    return _composed_all([(terms, rounds)])
+
+
+def _composed_all(parts: Sequence[tuple[Terms, int]]) -> float:
+    """Let the library compose the rounds of several releases."""
     library = _library()
     relation = library.NeighboringRelation
-    if terms.draw == "poisson":
-        event = library.GaussianDpEvent(terms.noise)
-        if terms.cohort < terms.clients:
-            event = library.PoissonSampledDpEvent(terms.cohort / terms.clients, event)
-        neighbours = relation.ADD_OR_REMOVE_ONE
-    else:
-        event = library.GaussianDpEvent(terms.noise / 2)  # replacing one moves the sum by 2S
-        if terms.cohort < terms.clients:
-            if terms.accountant == "pld":
-                raise ConfigError(
-                    "accountant = 'pld' has no bound for cohorts of a fixed size; set draw = "
-                    "'poisson', or accountant = 'rdp'"
-                )
-            event = library.SampledWithoutReplacementDpEvent(
-                source_dataset_size=terms.clients, sample_size=terms.cohort, event=event
-            )
-        neighbours = relation.REPLACE_ONE
-    if terms.accountant == "pld":
+    coins = parts[0][0].draw == "poisson"
+    tight = all(terms.accountant == "pld" for terms, _ in parts)
+    if tight:
         # Without sampling only the ratio of noise to sensitivity counts, whatever the neighbours.
         accountant = library.pld.PLDAccountant(relation.ADD_OR_REMOVE_ONE)
     else:
+        neighbours = relation.ADD_OR_REMOVE_ONE if coins else relation.REPLACE_ONE
         accountant = library.rdp.RdpAccountant(neighboring_relation=neighbours)
     with _quiet():
-        accountant.compose(event, rounds)
-        return float(accountant.get_epsilon(terms.delta))
+        for terms, rounds in parts:
+            accountant.compose(_event(library, terms, tight), rounds)
+        return float(accountant.get_epsilon(max(terms.delta for terms, _ in parts)))
+
+
+def _event(library: Any, terms: Terms, tight: bool) -> Any:
+    """Describe one round to the library."""
+    sampled = terms.cohort < terms.clients
+    if terms.draw == "poisson":
+        event = library.GaussianDpEvent(terms.noise)
+        rate = terms.cohort / terms.clients
+        return library.PoissonSampledDpEvent(rate, event) if sampled else event
+    event = library.GaussianDpEvent(terms.noise / 2)  # replacing one moves the sum by 2S
+    if not sampled:
+        return event
+    if tight:
+        raise ConfigError(
+            "accountant = 'pld' has no bound for cohorts of a fixed size; set draw = "
+            "'poisson', or accountant = 'rdp'"
+        )
+    return library.SampledWithoutReplacementDpEvent(
+        source_dataset_size=terms.clients, sample_size=terms.cohort, event=event
+    )
 
 
 def solved(terms: Terms, rounds: int, target: float) -> float:
@@ -103,15 +115,33 @@ def solved(terms: Terms, rounds: int, target: float) -> float:
     return most
 
 
-def affordable(terms: Terms, rounds: int, budget: float) -> int:
-    """Return how many of the rounds fit into a budget."""
-    if epsilon(terms, rounds) <= budget:
+def affordable(terms: Terms, rounds: int, budget: float, releases: int = 1) -> int:
+    """Return how many of the rounds fit into a budget, each being done for every release."""
+    if epsilon(terms, rounds * releases) <= budget:
         return rounds
     fits, exceeds = 0, rounds
     while exceeds - fits > 1:
         middle = (fits + exceeds) // 2
-        fits, exceeds = (middle, exceeds) if epsilon(terms, middle) <= budget else (fits, middle)
+        enough = epsilon(terms, middle * releases) <= budget
+        fits, exceeds = (middle, exceeds) if enough else (fits, middle)
     return fits
+
+
+def total(parts: Sequence[tuple[Terms, int]]) -> float:
+    """Return ε of several releases of the same clients' data together, at the largest δ.
+
+    All have one way to draw, as methods of one experiment do. Under `fixed` every part counts as if
+    everyone took part where that is less, as in `epsilon`.
+    """
+    if any(terms.noise == 0 for terms, _ in parts):
+        return float("inf")
+    if not sum(rounds for _, rounds in parts):
+        return 0.0
+    least = float("inf")
+    for everyone in (False, True) if parts[0][0].draw == "fixed" else (False,):
+        own = [(t._replace(cohort=t.clients) if everyone else t, rounds) for t, rounds in parts]
+        least = min(least, _composed_all(own))
+    return least
 
 
 def _library() -> Any:

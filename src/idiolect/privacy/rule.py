@@ -3,7 +3,8 @@
 Each client's whole update is shortened to a norm of at most S, the sum of the updates gets Gaussian
 noise of standard deviation z · S, and is divided by the number of clients that were to take part.
 Clients count alike: were they weighed by their examples, one could weigh more than S. What a method
-keeps personal is not reported, so it gets no noise.
+keeps personal is not reported, so it gets no noise. Updates and noise are whole numbers of steps of
+a fine grid (see `noise`), so that rounding cannot tell one from the other.
 
 McMahan et al., "Learning Differentially Private Recurrent Language Models", ICLR 2018, Algorithm 1;
 with an S that adapts, Andrew et al., "Differentially Private Learning with Adaptive Clipping",
@@ -11,10 +12,10 @@ NeurIPS 2021, Algorithm 1.
 """
 
 import dataclasses
+import math
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,17 +24,24 @@ from idiolect.aggregate import Aggregator, Shortened, shorten
 from idiolect.errors import ConfigError, MethodError
 from idiolect.method import Plan, Setup, setting
 from idiolect.privacy import guarantee
+from idiolect.privacy.noise import SPREAD, Stream, from_seed, from_system, require
 from idiolect.tree import Params
 
-_NOISE = 17  # keeps the noise apart from other uses of the same seed
+_SYSTEM = -1  # in place of a seed: noise comes from the operating system
+
+# Norms and factors are computed in double precision, a little too large or small; a millionth more
+# noise covers that. Where others added up, in single precision, each addend may have cost as much.
+_ROUNDED = 2.0**-20
+_ADDED = 2.0**-22
+_MASKED = 2.0**-32  # the step to which nodes round what they add under masks
 
 
 class Noise(NamedTuple):
-    """What the server keeps between rounds."""
+    """What the server keeps between rounds; nothing in it is secret."""
 
     clip: Tensor  # S
     round: Tensor
-    key: Tensor  # the noise is drawn from (key, round), so that a resumed run draws it again
+    seed: Tensor  # of the run, which all know, where noise is drawn from it; else -1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,29 +69,47 @@ class Private(Aggregator):
     accountant: str = setting("rdp", "how ε is computed", choices=("rdp", "pld"))
     force: bool = setting(False, "run although the guarantee would mean nothing")
     cohort: float = setting(0.0, "clients to divide by; 0: as many as are drawn", least=0)
+    noise_source: str = setting(
+        "seed",
+        "where noise comes from: the run's seed (repeatable, so no protection) or the system; "
+        "a federation's hub always takes the system",
+        choices=("seed", "system"),
+    )
+
+    @property
+    def repeatable(self) -> bool:
+        """Whether a round that is done again draws the same noise."""
+        return self.noise == 0 or self.noise_source == "seed"
 
     def start(self, setup: Setup) -> Noise:
-        """Remember S, and the seed that noise comes from."""
+        """Remember S, and the seed where noise is drawn from it."""
         if setup.statistics:
             raise MethodError(
                 "the network keeps running statistics of batches, which noise would ruin and which "
                 "would tell of clients without it; use norm = 'group' with aggregate = 'dp'"
             )
         device = setup.sizes.device
-        secret = setup.seed if setup.secret is None else setup.secret
+        public = self.noise_source == "seed" and not setup.federated
         return Noise(
             setup.sizes.new_full((), self.clip),
             torch.zeros((), dtype=torch.int64, device=device),
-            torch.full((), secret, dtype=torch.int64, device=device),
+            torch.full((), setup.seed if public else _SYSTEM, dtype=torch.int64, device=device),
         )
 
     def combine(
         self, memory: Noise, reference: Params, params: Params, weight: Tensor
     ) -> tuple[Params, Noise]:
         """Shorten, add up, add noise, divide by the planned number of clients."""
-        rows = shorten(reference, params, weight, memory.clip)
-        total: Shortened = tree.map(lambda leaf: leaf.sum(0), rows)
-        return self.combine_sum(memory, reference, total, len(weight))
+        if self.noise == 0:
+            rows = shorten(reference, params, weight, memory.clip)
+            total: Shortened = tree.map(lambda leaf: leaf.sum(0), rows)
+            return self.combine_sum(memory, reference, total, len(weight))
+        clients = self.cohort or len(weight)
+        step = self._step(memory, clients, float(memory.clip) * (1 + _ROUNDED))
+        cut = shorten(_double(reference), _double(params), weight.double(), memory.clip.double())
+        # Towards zero, so that no update gets longer; sums of whole numbers are exact.
+        steps = tree.map(lambda leaf: torch.trunc(leaf / step).sum(0), cut.update)
+        return self._noised(memory, reference, steps, step, cut.below.sum(0), clients)
 
     def longest(self, memory: Noise) -> Tensor:
         """S, which clients may shorten their updates to themselves."""
@@ -93,36 +119,66 @@ class Private(Aggregator):
         self, memory: Noise, reference: Params, total: Shortened, rows: int
     ) -> tuple[Params, Noise]:
         """Add noise to a sum, and divide it by the planned number of clients."""
-        return self._private(memory, reference, total.update, total.below, rows)
+        clients = self.cohort or rows
+        if self.noise == 0:
+            joined: Params = tree.map(
+                lambda sent, leaf: sent + leaf / clients, reference, total.update
+            )
+            return joined, self._after(memory, total.below, clients, None)
+        # The sum was rounded when clients hid it and when it was added up, and is rounded here:
+        # one client may have moved it by that much more than S.
+        width = math.sqrt(sum(leaf.numel() for leaf in tree.leaves(reference)))
+        most = float(memory.clip) * (1 + _ROUNDED + rows * _ADDED) + width * _MASKED
+        rate = self._update_noise(clients) * width / SPREAD
+        step = self._step(memory, clients, most / (1 - min(rate, 0.5)))
+        steps = tree.map(lambda leaf: torch.round(leaf.double() / step), total.update)
+        return self._noised(memory, reference, steps, step, total.below.double(), clients)
 
     def idle(self, memory: Noise, reference: Params) -> tuple[Params, Noise]:
         """Add the noise that hides that nobody came."""
-        nothing = tree.map(torch.zeros_like, reference)
-        return self._private(memory, reference, nothing, memory.clip.new_zeros(()), 1)
+        nothing = tree.map(lambda leaf: torch.zeros_like(leaf), reference)
+        return self.combine_sum(memory, reference, Shortened(nothing, memory.clip.new_zeros(())), 1)
 
-    def _private(
-        self, memory: Noise, reference: Params, total: Params, below: Tensor, rows: int
+    def _step(self, memory: Noise, clients: float, most: float) -> float:
+        """Return the grid's step, given how far one client moves the sum at most."""
+        return self._update_noise(clients) * most / SPREAD
+
+    def _noised(
+        self,
+        memory: Noise,
+        reference: Params,
+        steps: Params,
+        step: float,
+        below: Tensor,
+        clients: float,
     ) -> tuple[Params, Noise]:
-        clients = self.cohort or rows
-        draw = _generator(memory)
-        spread = self._update_noise(clients) * memory.clip
+        """Add noise to whole numbers of steps; what follows sees nothing but the noisy ones."""
+        seed = int(memory.seed)  # the one moment a round waits for the device
+        system = seed == _SYSTEM
+        draw = from_system() if system else from_seed(seed, int(memory.round))
 
         def noised(sent: Tensor, leaf: Tensor) -> Tensor:
-            if self.noise == 0:
-                return sent + leaf / clients
-            drawn = torch.randn(leaf.shape, generator=draw, device=leaf.device, dtype=leaf.dtype)
-            return sent + (leaf + spread * drawn) / clients
+            drawn = torch.from_numpy(draw.gaussians(leaf.numel())).reshape(leaf.shape)
+            update = (leaf + drawn.to(leaf.device)) * (step / clients)
+            return (sent.double() + update).to(sent.dtype)
 
-        joined: Params = tree.map(noised, reference, total)
-        return joined, Noise(self._clip(memory, below, clients, draw), memory.round + 1, memory.key)
+        joined: Params = tree.map(noised, reference, steps)
+        return joined, self._after(memory, below, clients, draw)
 
-    def _clip(self, memory: Noise, below: Tensor, clients: float, draw: torch.Generator) -> Tensor:
-        """Move S towards the quantile by the noisy share of updates that were not shortened."""
+    def _after(self, memory: Noise, below: Tensor, clients: float, draw: Stream | None) -> Noise:
+        """Count the round, and move S towards the quantile by the noisy share of short updates."""
+        after = memory._replace(round=memory.round + 1)
         if not self.adaptive:
-            return memory.clip
-        drawn = torch.randn((), generator=draw, device=below.device, dtype=below.dtype)
-        share = (below + self._count_noise(clients) * (self.noise > 0) * drawn) / clients + 0.5
-        return memory.clip * torch.exp(-self.clip_lr * (share - self.quantile))
+            return after
+        if draw is not None:
+            # A client moves the count by a half, and by a step more where that is rounded.
+            spread = self._count_noise(clients)
+            step = spread * (1 + 4 * spread / SPREAD) / SPREAD
+            drawn = float(draw.gaussians(1)[0])
+            below = (torch.round(below / step) + drawn) * step
+        share = below / clients + 0.5
+        moved = memory.clip * torch.exp(-self.clip_lr * (share - self.quantile))
+        return after._replace(clip=moved.to(memory.clip.dtype))
 
     def _count_noise(self, clients: float) -> float:
         return self.count_noise or max(clients / 20, self.noise)
@@ -148,14 +204,18 @@ class Private(Aggregator):
         """Solve for the noise, stop where the budget ends, and refuse what would mean nothing."""
         clients = float(plan.cohort or plan.clients)
         ready = dataclasses.replace(self, cohort=self.cohort or clients)
+        if plan.federated:  # all who take part know the seed
+            ready = dataclasses.replace(ready, noise_source="system")
         if self.epsilon and not self.noise:
             terms = guarantee.terms(ready, plan)
-            found = guarantee.solved(terms, self.epsilon, plan.rounds)
+            found = guarantee.solved(terms, self.epsilon, plan)
             ready = dataclasses.replace(ready, noise=found, epsilon=0.0)
         elif self.epsilon:
             raise ConfigError("give noise or epsilon, not both: one follows from the other")
         ready._update_noise(ready.cohort)
-        rounds = guarantee.affordable(guarantee.terms(ready, plan), plan.rounds, self.budget)
+        if ready.noise:
+            require()
+        rounds = guarantee.affordable(guarantee.terms(ready, plan), plan, self.budget)
         guarantee.refuse_meaningless(ready, plan._replace(rounds=rounds))
         return ready, rounds
 
@@ -164,10 +224,6 @@ class Private(Aggregator):
         return {"privacy": guarantee.promise(self, plan)}
 
 
-def _generator(memory: Noise) -> torch.Generator:
-    """Make this round's generator; the one moment a round waits for the device."""
-    key = (int(memory.key), _NOISE, int(memory.round))
-    seed = np.random.SeedSequence(key).generate_state(2, np.uint32)
-    made = torch.Generator(memory.clip.device)
-    made.manual_seed(int(seed[0]) << 32 | int(seed[1]))
-    return made
+def _double(params: Params) -> Params:
+    found: Params = tree.map(lambda leaf: leaf.double(), params)
+    return found

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from idiolect.checkpoint import write_whole
 from idiolect.errors import DataError
+from idiolect.privacy.guarantee import together
 from idiolect.results import statistics
 from idiolect.results.fairness import fairness
 from idiolect.results.outcome import Outcome
@@ -40,8 +41,16 @@ def _laid_out(about: Mapping[str, Any], outcomes: Sequence[Outcome], complete: b
         "fairness": fairness(
             {one.label: one.final[f"{one.headline}/accuracy"] for one in outcomes}
         ),
+        **_privacy(outcomes),
         "versions": versions(),
     }
+
+
+def _privacy(outcomes: Sequence[Outcome]) -> Document:
+    """Say what methods that hide clients promise together: they are releases of the same data."""
+    found = {one.label: one.about["privacy"] for one in outcomes if one.about.get("privacy")}
+    others = [one.label for one in outcomes if one.label not in found]
+    return {"privacy": together(found, others)} if found else {}
 
 
 def versions() -> dict[str, str]:

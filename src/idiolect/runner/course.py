@@ -109,6 +109,14 @@ class Course(Protocol):
         """Who takes part under each seed."""
 
     @property
+    def releases(self) -> int:
+        """How often the same clients' data are trained on: once for each seed."""
+
+    @property
+    def federated(self) -> bool:
+        """Whether clients are nodes elsewhere: checkpoints are for the hub's eyes alone."""
+
+    @property
     def exams(self) -> Sequence[Exam]:
         """What the final scores are taken on; empty where the clients keep it to themselves."""
 

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import torch
@@ -68,8 +68,12 @@ class Job:
     checkpoint_every: int = 0  # rounds; 0: every few seconds
     preset: str = ""  # where the settings came from, if they have a name
     described: Mapping[str, Any] = field(default_factory=dict)  # data and model, as JSON
+    releases: int = 0  # seeds of the whole experiment, of which these may be a part; 0: these
+
+    federated: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "releases", self.releases or len(self.seeds))
         sizes = sorted({federation.clients for federation in self.federations})
         if len(sizes) > 1:
             raise DataError(
@@ -202,11 +206,19 @@ class Planned(Protocol):
     def members(self) -> tuple[Members, ...]:
         """Who takes part under each seed."""
 
+    @property
+    def releases(self) -> int:
+        """How often the same clients' data are trained on."""
+
+    @property
+    def federated(self) -> bool:
+        """Whether clients are nodes elsewhere."""
+
 
 def planned(course: Planned, rounds: int) -> Plan:
     """Say who takes part; of several seeds the one with the fewest clients that can."""
     able = min(sum(size > 0 for size in members.train) for members in course.members)
-    return Plan(rounds, able, course.cohort, course.draw)
+    return Plan(rounds, able, course.cohort, course.draw, course.releases, course.federated)
 
 
 def _digest(federation: Federation) -> str:

@@ -74,8 +74,15 @@ def shelf_folder(folder: Path, label: str) -> Path:
     return folder / SHELF / folder_name(label)
 
 
-def save(path: Path, memory: Memory, identity: Mapping[str, Any], place: str) -> None:
-    """Write a checkpoint."""
+def save(
+    path: Path,
+    memory: Memory,
+    identity: Mapping[str, Any],
+    place: str,
+    *,
+    private: bool = False,
+) -> None:
+    """Write a checkpoint; a `private` one is for its owner's eyes alone."""
     keys = sorted({key for point in memory.curve for key in point.scores})
     curves = {key: _tensor(np.stack([p.scores[key] for p in memory.curve])) for key in keys}
     kept = {
@@ -101,7 +108,7 @@ def save(path: Path, memory: Memory, identity: Mapping[str, Any], place: str) ->
         "crossing": dict(memory.crossing),
         "exchanged": [dataclasses.asdict(wire) for wire in memory.exchanged],
     }
-    checkpoint.save(path, kept, meta)
+    checkpoint.save(path, kept, meta, private=private)
 
 
 def load(path: Path, identity: Mapping[str, Any], place: str) -> Memory:
@@ -110,6 +117,12 @@ def load(path: Path, identity: Mapping[str, Any], place: str) -> Memory:
     Widths measured on another device are forgotten: there they would be slow or not fit.
     """
     named, meta = checkpoint.read(path)
+    if any(name.endswith(".memory.key") for name in named):
+        raise CheckpointError(
+            f"{path} holds the key of a private run's noise, as earlier versions of idiolect did: "
+            "whoever has read the file can remove the noise of every round, past and to come; "
+            "delete it and start the run anew"
+        )
     if difference := first_difference(meta.get("identity", {}), identity):
         raise CheckpointError(
             f"{path} belongs to another experiment: {difference}; use another --out, or undo the "

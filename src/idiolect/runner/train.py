@@ -146,6 +146,15 @@ class _Keeper:
         if memory.round > max(self._saved_round, 0):
             self.save(memory)
 
+    def save_before_release(self, memory: Memory) -> None:
+        """Save a round whose outcome could not be had again, before anyone sees any of it.
+
+        Were it lost after it was seen, the round would be done again with other noise, and the
+        two outcomes together would tell more than one may.
+        """
+        if not self._job.method.repeatable:
+            self.save(memory)
+
     def keep_globals(self, memory: Memory) -> None:
         """Keep the servers' states of a round, where the user asked for all of them."""
         if self._folder is not None and self._job.evaluate.keep_globals:
@@ -160,7 +169,8 @@ class _Keeper:
             tracing.write(self._folder, self._job, memory.trace)
             if self._simulation is not None:
                 self._simulation.flush()
-            memories.save(self._path, memory, self._identity, self._place)
+            private = self._job.federated
+            memories.save(self._path, memory, self._identity, self._place, private=private)
             self._saved = memory.state
             self._saved_at, self._saved_round = time.monotonic(), memory.round
 
@@ -203,10 +213,14 @@ def _rounds(
 ) -> Memory:
     began, first = time.perf_counter(), memory.round
     try:
+        if memory.round and _unjudged(job, memory):  # it ended after a round, before its score
+            memory = _judged(job, simulation, memory)
         while memory.round < job.rounds:
-            # One assignment per round: an interrupt leaves the last whole round in `memory`,
+            # One assignment for each whole step: an interrupt leaves the last one in `memory`,
             # however far the simulation itself has got.
-            before, memory = memory, _round(job, simulation, memory)
+            before, memory = memory, _advanced(job, simulation, memory)
+            keeper.save_before_release(memory)
+            memory = _judged(job, simulation, memory)
             for text in telling.newly_left_out(job, before, memory):
                 watch.note(text)
             keeper.keep_globals(memory)
@@ -222,30 +236,48 @@ def _rounds(
     return memory
 
 
-def _round(job: Course, simulation: Rounds, memory: Memory) -> Memory:
-    """Do a round and, where it is due, score it."""
+def _advanced(job: Course, simulation: Rounds, memory: Memory) -> Memory:
+    """Do a round."""
     start = time.perf_counter()
     done = simulation.advance()
-    trained = time.perf_counter()
-    point = _point(job, simulation)
-    judged = time.perf_counter()
-    speed = Speed(
-        memory.speed.examples + done.examples,
-        memory.speed.train_seconds + trained - start,
-        memory.speed.judge_seconds + judged - trained,
-    )
+    speed = memory.speed
     return memory._replace(
         round=simulation.round,
         state=simulation.tree,
         wire=tuple(w + _wire(t) for w, t in zip(memory.wire, done.traffic, strict=True)),
-        curve=(*memory.curve, *point),
-        speed=speed,
+        speed=Speed(
+            speed.examples + done.examples,
+            speed.train_seconds + time.perf_counter() - start,
+            speed.judge_seconds,
+        ),
         widths=simulation.widths,
         padding=simulation.padding(),
         left_out=telling.counted(job, memory, done.left_out),
         trace=(*memory.trace, *tracing.recorded(job, simulation.round, simulation.tree["server"])),
         crossing=done.crossing or memory.crossing,
     )
+
+
+def _judged(job: Course, simulation: Rounds, memory: Memory) -> Memory:
+    """Score a round where that is due."""
+    start = time.perf_counter()
+    point = _point(job, simulation)
+    speed = memory.speed
+    return memory._replace(
+        curve=(*memory.curve, *point),
+        speed=Speed(
+            speed.examples,
+            speed.train_seconds,
+            speed.judge_seconds + time.perf_counter() - start,
+        ),
+        widths=simulation.widths,
+    )
+
+
+def _unjudged(job: Course, memory: Memory) -> bool:
+    """Say whether a round was done and its score, which is due, was not taken."""
+    last = memory.curve[-1].round if memory.curve else 0
+    return bool(job.validated or job.evaluate.test_curve) and last < memory.round
 
 
 def _point(job: Course, simulation: Rounds) -> tuple[Point, ...]:

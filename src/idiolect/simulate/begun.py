@@ -64,9 +64,12 @@ def begun(
 def refuse_nobody(
     now: Begun, run: int, broken: np.ndarray, seed: int, names: Sequence[str], method: Method
 ) -> None:
-    """Refuse to go on with a run in which nobody is left."""
+    """Refuse to go on with a run in which nobody is left.
+
+    Where clients are hidden the run goes on with noise alone: its end would tell on them.
+    """
     cohort = now.calls[run].cohort
-    if len(cohort) and len(broken) == len(cohort):
+    if not method.hides and len(cohort) and len(broken) == len(cohort):
         first = "all clients" if method.pooled else names[cohort[0]]
         raise Diverged(
             f"round {now.round + 1}, seed {seed}: {first} produced NaN or infinity "

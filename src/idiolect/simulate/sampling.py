@@ -3,6 +3,7 @@
 There is no sampler state to save: a resumed run draws the cohort it would have drawn.
 """
 
+import secrets
 from collections.abc import Callable
 
 import numpy as np
@@ -70,6 +71,40 @@ class Attendance:
                 break  # everyone who can, at once
         return np.flatnonzero(~met)
 
+
+class Once(Attendance):
+    """Who takes part in one round, drawn by the operating system: nobody can draw it again.
+
+    Where differential privacy counts on a cohort that nobody knows, a draw from the run's seed,
+    which all who take part know, would be no secret.
+    """
+
+    def __init__(self, eligible: np.ndarray, size: int | None, draw: str, all_train: bool) -> None:
+        super().__init__(0, eligible, size, draw, all_train)
+        self._heard = _SECRET[draw](eligible, self._size)
+
+    def heard(self, round: int) -> np.ndarray:
+        """Return the cohort, whichever round it is: there is one of these for each."""
+        return self._heard
+
+
+def _secret_cohort(clients: np.ndarray, size: int) -> np.ndarray:
+    if size >= len(clients):
+        return clients
+    return np.sort(secrets.SystemRandom().sample(clients.tolist(), size)).astype(clients.dtype)
+
+
+def _secret_poisson(clients: np.ndarray, size: int) -> np.ndarray:
+    if size >= len(clients):
+        return clients
+    coins = np.frombuffer(secrets.token_bytes(8 * len(clients)), np.uint64)
+    return clients[coins < np.uint64((size << 64) // len(clients))]
+
+
+_SECRET: dict[str, Callable[[np.ndarray, int], np.ndarray]] = {
+    "fixed": _secret_cohort,
+    "poisson": _secret_poisson,
+}
 
 DRAWS: dict[str, Callable[[int, int, np.ndarray, int], np.ndarray]] = {
     "fixed": cohort,

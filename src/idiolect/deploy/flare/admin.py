@@ -257,7 +257,8 @@ class Run:
         """Submit a job, or watch the one there is, until it ends; say how it did."""
         state = self._look()
         name = f"idiolect-{self._task.run}"
-        mine = [job for job in active(state) if job["job_name"] == name]
+        named = [job for job in active(state) if job["job_name"] == name]
+        mine = [job for job in named if self._submitter(str(job["job_id"])) == self._kit.name]
         job = mine[0]["job_id"] if mine else self._submitted()
         began = state.started
         while True:
@@ -272,6 +273,16 @@ class Run:
             if status.startswith(_ENDED):
                 return self._outcome(job, status)
             self._tell(job)
+
+    def _submitter(self, job: str) -> str:
+        """Say whose job it is: anyone can give theirs any name."""
+        try:
+            meta = self._session.ask(lambda s: s.get_job_meta(job))
+        except Unreachable:
+            raise
+        except DeployError:
+            return ""
+        return str(meta.get("submitter_name", "")) if isinstance(meta, dict) else ""
 
     def _submitted(self) -> str:
         from idiolect.deploy.flare import job as jobs

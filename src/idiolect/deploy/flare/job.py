@@ -24,7 +24,7 @@ from nvflare.collab.api.exceptions import CollabCallError, RunAborted
 from nvflare.widgets.info_collector import GroupInfoCollector, InfoCollector
 
 from idiolect.checkpoint import write_whole
-from idiolect.deploy import wire
+from idiolect.deploy import ownership, wire
 from idiolect.deploy.channel import NodeChannel, ServerChannel
 from idiolect.deploy.child import Child
 from idiolect.deploy.codes import Refused
@@ -225,29 +225,17 @@ class HubSide(FLComponent):  # type: ignore[misc]
     def work(self) -> None:
         """Run the experiment, or as much of it as can be done now."""
         workspace = collab.context.workspace
-        job = Path(workspace.get_run_dir(collab.fl_ctx.get_job_id()))
-        home = Path(workspace.get_root_dir()) / HOME
+        number = collab.fl_ctx.get_job_id()
+        job, root = Path(workspace.get_run_dir(number)), Path(workspace.get_root_dir())
         cells = _Cells(self._sites)
         try:
-            root = Path(workspace.get_root_dir())
+            # What the server's lasting process wrote when it deployed the job: its own record of
+            # who submitted it, with the name in the certificate of whoever was logged in.
+            submitter = submitter_of(Path(workspace.get_job_meta_path(number)))
             transport = ServerChannel(cells, Identity.from_kit(root), Authority.from_kit(root))
-            folder = _run_folder(home, self._run)
-            folder.mkdir(parents=True, exist_ok=True)
-            if self._wanted is None:
-                self._serve(transport, home, folder)
-            else:
-                self._welcome(transport, home, folder, self._wanted)
-            outcome = {"state": "done"}
-            shutil.copytree(folder, job / RESULT)
-        except Again as error:
-            outcome = {"state": "again", "text": str(error)}
-        except DeployError as error:
-            outcome = {"state": "short", "text": str(error)}
+            outcome = self.done(transport, root / HOME, job, submitter)
         except IdiolectError as error:
             outcome = {"state": "error", "text": str(error), "code": str(error.code)}
-        except Exception as error:
-            log.exception("the hub failed")
-            outcome = {"state": "error", "text": f"the hub failed ({type(error).__name__})"}
         finally:
             cells.hang_up()
         if outcome["state"] != "done" and cells.stopped():
@@ -255,7 +243,35 @@ class HubSide(FLComponent):  # type: ignore[misc]
         self._progress.tell(**outcome)
         write_whole(job / OUTCOME, json.dumps(outcome).encode())
 
-    def _serve(self, transport: Transport, home: Path, folder: Path) -> None:
+    def done(self, transport: Transport, home: Path, job: Path, submitter: str) -> dict[str, str]:
+        """Do as much as can be done now, for a submitter; return how it ended, in words.
+
+        The run, and the one that newcomers adapt to, must be the submitter's: before that is known
+        nothing of them is read or written.
+        """
+        try:
+            folder = _run_folder(home, self._run)
+            if self._wanted is not None:
+                ownership.check(home, self._wanted.run, submitter)
+            ownership.claim(home, self._run, submitter, folder)
+            folder.mkdir(parents=True, exist_ok=True)
+            if self._wanted is None:
+                self._serve(transport, home, folder, submitter)
+            else:
+                self._welcome(transport, home, folder, submitter, self._wanted)
+            shutil.copytree(folder, job / RESULT)
+        except Again as error:
+            return {"state": "again", "text": str(error)}
+        except DeployError as error:
+            return {"state": "short", "text": str(error)}
+        except IdiolectError as error:
+            return {"state": "error", "text": str(error), "code": str(error.code)}
+        except Exception as error:
+            log.exception("the hub failed")
+            return {"state": "error", "text": f"the hub failed ({type(error).__name__})"}
+        return {"state": "done"}
+
+    def _serve(self, transport: Transport, home: Path, folder: Path, submitter: str) -> None:
         """Run the experiment."""
         host = Host.read(home / HOST_FILE)
         calls = self._progress.post = post(transport, self._text, folder, host)
@@ -267,22 +283,34 @@ class HubSide(FLComponent):  # type: ignore[misc]
             only=self._only,
             watch=self._progress,
             host=host,
+            submitter=submitter,
         )
 
-    def _welcome(self, transport: Transport, home: Path, folder: Path, wanted: Wanted) -> None:
+    def _welcome(
+        self, transport: Transport, home: Path, folder: Path, submitter: str, wanted: Wanted
+    ) -> None:
         """Give newcomers their models of a run that is over."""
         host = Host.read(home / HOST_FILE)
         found = offer(_run_folder(home, wanted.run), wanted, host)
         calls = self._progress.post = post(transport, found.text, folder, host)
         self._progress.tell(state="adapting", label=found.kept.label)
-        welcome(calls, found, self._run, folder, host)
+        welcome(calls, found, self._run, folder, submitter, host)
+
+
+def submitter_of(meta: Path) -> str:
+    """Return who submitted a job, by the engine's own record of it."""
+    try:
+        name = json.loads(meta.read_text())["submitter_name"]
+    except (OSError, ValueError, TypeError, KeyError):
+        name = None
+    if not isinstance(name, str) or not name:
+        raise ConfigError("the engine does not say who submitted the job; nothing is done for it")
+    return name
 
 
 def _run_folder(home: Path, run: str) -> Path:
     """Say where the server keeps a run; a name that leads elsewhere is refused."""
-    if not run.isalnum():
-        raise ConfigError("a run is named by letters and digits")
-    return home / "runs" / run
+    return home / "runs" / ownership.run_name(run)
 
 
 def write(folder: Path, task: Task) -> Path:

@@ -21,6 +21,9 @@ _COLUMNS = (
 _GUARANTEE = {
     "epsilon": "ε",
     "delta": "δ",
+    "releases": "seeds",
+    "epsilon_per_release": "ε of one seed",
+    "epsilon_draw_known": "ε, draw known",
     "noise_multiplier": "noise",
     "clip": "clip",
     "rounds": "rounds",
@@ -80,6 +83,9 @@ def _guarantees(material: Material) -> list[Block]:
         for label, own in found.items()
         if own.get("statement")
     ]
+    whole = material.content.get("privacy")
+    if whole and len(material.methods) > 1:
+        statements.append(Words(f"<p><b>Together.</b> {escape(str(whole['statement']))}</p>"))
     keys = [key for key in _GUARANTEE if any(key in own for own in found.values())]
     sheet = Sheet(
         "guarantees",
