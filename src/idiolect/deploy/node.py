@@ -292,8 +292,7 @@ class Node:
         # The same numbers, however many nodes there will be.
         named = digest_of(masks.fixed(report, secure.FEWEST))
         if opened.log is None:
-            owner = Owner(self._site.federation, opened.holding.client, opened.run, "", 0)
-            opened.log = SumLog(owner.folder(self._site.home).parent / "sums.log")
+            opened.log = SumLog(self._site.home / "sums.log")
         opened.log.check(named)
         participant = secure.Participant(context, self._site.name, self._signer)
         opened.sum = _Sum(participant, report, named, opened.log)
