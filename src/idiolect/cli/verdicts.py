@@ -18,6 +18,8 @@ def print_comparison(screen: Console, content: dict[str, Any]) -> None:
             _say(screen, f"\nSplit {split['name']}")
         told = split["comparison"]
         print_methods(screen, told)
+        for text in split.get("participation", ()):
+            _say(screen, text)
         print_pairs(screen, told)
         _say(screen, ranked(told))
         print_tuned(screen, split["tuned"])

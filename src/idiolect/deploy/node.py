@@ -381,9 +381,11 @@ class Node:
 
     def _judge(self, message: Message, blob: bytes) -> bytes:
         """Score this node's models on its own data; the model stays here, the scores leave."""
-        alone, _ = self._desk(message)
+        alone, drawer = self._desk(message)
         opened, head = self._of(message), message.head
         flags = [flag for flag in _FLAGS if get(head, flag, bool)]
+        if alone.method.hides and not drawer.kept.round and "only_global" not in flags:
+            flags = [*dict.fromkeys((*flags, "newcomers"))]  # the hub does not know who came
         round, tested = get(head, "round", int), get(head, "tested", bool)
         sent = self._sent(alone, message)
         self._releases.count(opened.run, "scores")
@@ -512,8 +514,10 @@ class Node:
     def _sent(self, alone: Alone, message: Message) -> Sent:
         """Check what the hub sent against what this method's servers send."""
         codec = codecs.down(self._of(message).holding.experiment.deploy)
-        sent: Sent = wire.fitted(alone.form, message.leaves, codec)
-        wire.refuse_nonfinite(sent, alone.form)
+        guest = message.kind == "judge" and get(message.head, "newcomers", bool)
+        form = alone.guest_form if guest else alone.form
+        sent: Sent = wire.fitted(form, message.leaves, codec)
+        wire.refuse_nonfinite(sent, form)
         return sent
 
 

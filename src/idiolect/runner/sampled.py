@@ -44,16 +44,17 @@ def judged(
     *,
     only_global: bool = False,
     keep: bool = False,
+    adapt: bool = True,
 ) -> list[Verdict]:
-    """Score some clients, or all."""
+    """Score some clients, or all; `adapt` says whether those that never took part adapt for it."""
     if clients is None:
-        return simulation.judge(exams, only_global=only_global, keep=keep)
+        return simulation.judge(exams, only_global=only_global, keep=keep, adapt=adapt)
     if not isinstance(simulation, Simulation):
         raise ConfigError(
             "evaluate.clients and evaluate.final_clients choose among simulated clients; leave "
             "them out where clients are nodes of their own"
         )
-    return simulation.judge(exams, only_global=only_global, keep=keep, clients=clients)
+    return simulation.judge(exams, only_global=only_global, keep=keep, clients=clients, adapt=adapt)
 
 
 def light(job: Course, simulation: Rounds) -> bool:
