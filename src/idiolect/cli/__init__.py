@@ -11,6 +11,7 @@ from idiolect.cli import (
     data,
     federating,
     methods,
+    privacy,
     reporting,
     reproducing,
     running,
@@ -38,6 +39,7 @@ app.command()(reproducing.repro)
 app.command()(benching.bench)
 app.command(name="methods")(methods.list_methods)
 app.add_typer(data.app, name="data")
+app.add_typer(privacy.app, name="privacy")
 app.add_typer(federating.app, name="federation")
 app.command()(federating.server)
 app.command()(federating.node)
