@@ -8,16 +8,18 @@ import pytest
 from idiolect.results.fairness import fairness
 
 
-def test_variance_is_over_clients_of_their_means_over_seeds():
-    """Two seeds of three clients.
+def test_spread_is_over_the_clients_of_a_seed_averaged_over_seeds():
+    """Two seeds of three clients: .1, .4, .7 and .3, .4, .5 deviate by .3 and .1, .2 on average.
 
-    Means over seeds .2, .4, .6: deviation .2, variance .04. Seed by seed .1, .4, .7 and .3, .4, .5:
-    variances .09 and .01, whose mean .05 is another figure.
+    The second seed turned round, as where clients are others under every seed, spreads as much; the
+    means of places over seeds would spread less.
     """
-    found = fairness({"one": np.array([[0.1, 0.4, 0.7], [0.3, 0.4, 0.5]])})["methods"]["one"]
-    assert found["variance"] == pytest.approx(0.04)
-    assert found["std"] == pytest.approx(0.2)
-    assert found["variance_of_seeds"] == pytest.approx([0.09, 0.01])
+    seeds = np.array([[0.1, 0.4, 0.7], [0.3, 0.4, 0.5]])
+    turned = np.array([seeds[0], seeds[1][::-1]])
+    for accuracy in (seeds, turned):
+        found = fairness({"one": accuracy})["methods"]["one"]
+        assert found["std"] == pytest.approx(0.2) and found["variance"] == pytest.approx(0.04)
+        assert found["variance_of_seeds"] == pytest.approx([0.09, 0.01])
 
 
 def test_pairs_are_quoted_as_the_paper_does():

@@ -32,8 +32,8 @@ def fairness(accuracies: Mapping[str, NDArray[np.floating]]) -> dict[str, Any]:
 
 
 def _spread(accuracy: NDArray[np.float64]) -> dict[str, Any]:
-    """Take each client's mean over seeds, then sample variance over clients; and seed by seed."""
-    std = statistics.deviation(np.array([statistics.mean(column) for column in accuracy.T]))
+    """Give the spread over clients, "± clients", and the variance of each seed's clients."""
+    std = statistics.spread_over_clients(accuracy)
     return {
         "variance": std**2,
         "std": std,

@@ -25,18 +25,29 @@ def over_clients(scores: NDArray[np.floating], sizes: Sequence[int]) -> Figures:
 
 
 def over_seeds(scores: NDArray[np.floating]) -> dict[str, Figures]:
-    """Summarise [seed, client] in two conventions, which differ in what the spread is over.
+    """Summarise [seed, client] by two spreads.
 
-    `seeds`: the mean of each seed, then mean and deviation over seeds. `clients`: each client's
-    mean over seeds, then mean and deviation over clients, as PersFL reports.
+    `seeds`: the mean of each seed, then mean and deviation over seeds. `clients`: the mean of each
+    client, and `spread_over_clients`.
     """
     values = np.asarray(scores, np.float64)
     by_seed = np.array([mean(row) for row in values])
     by_client = np.array([mean(column) for column in values.T])
     return {
         "seeds": {"mean": mean(by_seed), "std": deviation(by_seed)},
-        "clients": {"mean": mean(by_client), "std": deviation(by_client)},
+        "clients": {"mean": mean(by_client), "std": spread_over_clients(values)},
     }
+
+
+def spread_over_clients(scores: NDArray[np.floating]) -> float:
+    """Say how uneven clients are, of [seed, client]: "± clients" wherever it stands.
+
+    The sample deviation over the clients of one seed, averaged over seeds. It means the same where
+    a client is the same person under every seed and where it is another one. A deviation of the
+    clients' means over seeds would shrink with every seed that divides the data anew.
+    """
+    values = np.asarray(scores, np.float64)
+    return mean(np.array([deviation(row) for row in values]))
 
 
 def mean(values: NDArray[np.floating]) -> float:

@@ -28,7 +28,7 @@ def section(material: Material) -> Section | None:
     chart = Chart(
         "fairness",
         "Deviation of accuracy over clients",
-        "The standard deviation over clients of their accuracy (each the mean over seeds). By "
+        "± clients: the standard deviation over the clients of a seed, averaged over seeds. By "
         "PersFL's Eq. 6 a method is fairer than another when its clients' accuracies vary less: "
         "the shorter, the fairer. Read it beside the accuracy: all clients alike at a low level "
         "is even but no use.",
@@ -60,12 +60,12 @@ def _table(told: Comparison) -> Sheet:
     return Sheet(
         "fairness-table",
         "Measures of fairness",
-        "Variance over clients of their means over seeds (Eq. 6); Jain's index, 1 where all are "
+        "Variance over clients, the square of ± clients (Eq. 6); Jain's index, 1 where all are "
         "alike; the mean of the worst tenth of the clients; and the clients who would do better "
         "with the model they train alone.",
         [
             Column("method"),
-            Column("variance", "figure", "Over clients of their means over seeds", "low"),
+            Column("variance", "figure", "The square of ± clients", "low"),
             Column("Jain's index", "index", "1 where all clients are alike", "high"),
             Column("worst tenth, %", "percent", best="high"),
             Column("below Local, %", "percent", best="low"),
