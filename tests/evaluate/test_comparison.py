@@ -104,7 +104,7 @@ def test_figures_by_hand():
     assert told["Local"].std_clients == pytest.approx(0.1)  # 0.2 under one seed, 0 under the other
     assert told["Local"].worst_decile == pytest.approx(0.3)
     assert told["Own"].below_local == pytest.approx(2 / 6)
-    assert told["Local"].variance == pytest.approx(0.01)  # of 0.3, 0.4, 0.5
+    assert told["Local"].variance == pytest.approx(0.01)  # the square of 0.1
 
 
 def test_persons_who_stay_are_one_pair_each_and_others_one_a_seed():

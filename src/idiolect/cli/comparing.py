@@ -25,6 +25,12 @@ def compare(
     alpha: Annotated[
         float, typer.Option(help="How often equal methods may be called different.")
     ] = 0.05,
+    unit: Annotated[
+        str | None,
+        typer.Option(
+            help="What a verdict is over: clients (clients like these) or examples (these clients)."
+        ),
+    ] = None,
     device: Annotated[str | None, DEVICE] = None,
     backend: Annotated[str | None, BACKEND] = None,
     data_dir: Annotated[Path | None, DATA] = None,
@@ -41,15 +47,17 @@ def compare(
 
     if not 0 < alpha < 1:
         raise ConfigError(f"--alpha is {alpha}; expected between 0 and 1, such as 0.05")
+    if unit not in (None, "clients", "examples"):
+        raise ConfigError(f"--unit is {unit!r}; expected clients or examples")
     if target is not None and not 0 < target <= 1:
         raise ConfigError(f"--target is {target}; expected an accuracy between 0 and 1")
     if experiment.is_dir():
         from idiolect.experiment.compare import of_folder
 
-        content, folder = of_folder(experiment, alpha, target), experiment
+        content, folder = of_folder(experiment, alpha, target, unit), experiment
     else:
         overrides = [*(set or ()), *machine(device, backend)]
-        content, folder = _run(experiment, overrides, out, data_dir, alpha, target, json)
+        content, folder = _run(experiment, overrides, out, data_dir, alpha, target, unit, json)
     if json:
         print_json(content)
         return
@@ -65,6 +73,7 @@ def _run(
     data_dir: Path | None,
     alpha: float,
     target: float | None,
+    unit: str | None,
     quiet: bool,
 ) -> tuple[dict[str, Any], Path]:
     from idiolect.cli.progress import watching
@@ -75,7 +84,15 @@ def _run(
     loaded = load_experiment(path, overrides)
     try:
         with watching(console(stderr=quiet)) as watch:
-            return execute(loaded, out, data_dir=data_dir, watch=watch, alpha=alpha, target=target)
+            return execute(
+                loaded,
+                out,
+                data_dir=data_dir,
+                watch=watch,
+                alpha=alpha,
+                target=target,
+                unit=unit,
+            )
     except KeyboardInterrupt as error:
         if debugging():
             raise

@@ -18,8 +18,7 @@ def print_comparison(screen: Console, content: dict[str, Any]) -> None:
             _say(screen, f"\nSplit {split['name']}")
         told = split["comparison"]
         print_methods(screen, told)
-        for text in split.get("participation", ()):
-            _say(screen, text)
+        print_costs(screen, told)
         print_pairs(screen, told)
         _say(screen, ranked(told))
         print_tuned(screen, split["tuned"])
@@ -34,7 +33,6 @@ def print_comparison(screen: Console, content: dict[str, Any]) -> None:
 def print_methods(screen: Console, told: dict[str, Any]) -> None:
     """Print a line per method, the best mean first."""
     confidence = f"{100 * (1 - told['alpha']):g}% interval"
-    target = "" if told["target"] is None else f" {percent(told['target'])}%"
     table = Table(
         title=f"Test accuracy of clients' own models, %: {told['clients']} clients, "
         f"{len(told['seeds'])} seeds",
@@ -42,11 +40,10 @@ def print_methods(screen: Console, told: dict[str, Any]) -> None:
     )
     table.add_column("method")
     heads = ["mean", confidence, "± clients", "± seeds", "worst tenth", "below local", "Jain"]
-    heads += ["rank", f"rounds to{target}", "MB", "seconds"]
+    heads += ["rank"]
     for head in heads:
         table.add_column(head, justify="right")
     for label, own in told["methods"].items():
-        reach = told["reach"].get(label) or {}
         table.add_row(
             label,
             percent(own["mean"]),
@@ -57,10 +54,31 @@ def print_methods(screen: Console, told: dict[str, Any]) -> None:
             percent(own["below_local"]),
             _number(own["jain"], ".3f"),
             _number(told["ranks"]["average"][label], ".2f"),
-            _number(reach.get("round"), "d"),
-            _number(None if reach.get("bytes") is None else reach["bytes"] / 1e6, ",.1f"),
-            _number(reach.get("seconds"), ".1f"),
         )
+    screen.print(table)
+
+
+def print_costs(screen: Console, told: dict[str, Any]) -> None:
+    """Print what the whole run took, and what had been sent and computed at the target."""
+    table = Table(
+        title="What it took: MB both ways, mean over seeds; seconds of all seeds together",
+        box=box.SIMPLE_HEAD,
+    )
+    table.add_column("method")
+    heads = ["rounds", "MB in all", "seconds in all"]
+    if told["target"] is not None:
+        target = f"{percent(told['target'])}%"
+        heads += [f"rounds to {target}", f"MB to {target}", f"seconds to {target}"]
+    for head in heads:
+        table.add_column(head, justify="right")
+    for label, cost in told["costs"].items():
+        cells = [str(cost["rounds"]), _mega(cost["bytes"]), _number(cost["seconds"], ".1f")]
+        if told["target"] is not None:
+            reach = told["reach"].get(label) or {}
+            cells.append(_number(reach.get("round"), "d"))
+            cells.append(_mega(reach.get("bytes")))
+            cells.append(_number(reach.get("seconds"), ".1f"))
+        table.add_row(label, *cells)
     screen.print(table)
 
 
@@ -72,14 +90,17 @@ def print_pairs(screen: Console, told: dict[str, Any]) -> None:
     some = pairs if len(pairs) <= _MOST_PAIRS else [p for p in pairs if best == p["better"]]
     table = Table(
         title=f"Differences in points, paired by {told['unit']} ({told['pairs_tested']} pairs); "
-        "p by Holm over all pairs of methods",
+        f"p {told['scope']}, by Holm over all pairs of methods",
         box=box.SIMPLE_HEAD,
     )
     table.add_column("ahead")
     table.add_column("behind")
-    for head in ("points", "interval", "won-lost-level", "Wilcoxon", "over seeds", "p"):
+    fixed = told["replication"] == "examples"
+    over = ("over rows and seeds",) if fixed else ("Wilcoxon", "over seeds")
+    for head in ("points", "interval", "won-lost-level", *over, "p"):
         table.add_column(head, justify="right")
     table.add_column("")
+    keys = ("examples",) if fixed else ("wilcoxon", "seeds")
     for pair in some:
         table.add_row(
             pair["better"],
@@ -87,8 +108,7 @@ def print_pairs(screen: Console, told: dict[str, Any]) -> None:
             percent(pair["difference"]),
             _between(pair["interval"]),
             f"{pair['wins']}-{pair['losses']}-{pair['ties']}",
-            _number(pair["wilcoxon"], ".2g"),
-            _number(pair["seeds"], ".2g"),
+            *(_number(pair[key], ".2g") for key in keys),
             _number(pair["p_holm"], ".2g"),
             "different" if pair["different"] else "no difference found",
         )
@@ -146,6 +166,10 @@ def print_overall(screen: Console, told: dict[str, Any]) -> None:
 
 def _between(ends: list[float | None]) -> str:
     return " to ".join(percent(end) for end in ends)
+
+
+def _mega(value: float | None) -> str:
+    return _number(None if value is None else value / 1e6, ",.1f")
 
 
 def _number(value: Any, form: str) -> str:

@@ -2,7 +2,7 @@
 
 from idiolect.data.dataset import Dataset, fitted, normalised
 from idiolect.data.federate import federate
-from idiolect.data.federation import Exam, Federation, Lessons, same_clients
+from idiolect.data.federation import Exam, Federation, Lessons, same_clients, same_test
 from idiolect.data.own import read
 from idiolect.data.partition import PARTITIONS
 from idiolect.data.sources import SOURCES, load
@@ -20,4 +20,5 @@ __all__ = [
     "normalised",
     "read",
     "same_clients",
+    "same_test",
 ]

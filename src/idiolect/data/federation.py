@@ -227,6 +227,22 @@ def same_clients(federations: Sequence[Federation]) -> bool:
     )
 
 
+def same_test(federations: Sequence[Federation]) -> bool:
+    """Tell whether every client's test rows are the same in all of them."""
+    first = federations[0]
+    return all(
+        other is first
+        or (
+            other.clients == first.clients
+            and all(
+                np.array_equal(np.sort(one), np.sort(two))
+                for one, two in zip(first.test, other.test, strict=True)
+            )
+        )
+        for other in federations[1:]
+    )
+
+
 def _held(federation: Federation, client: int) -> Rows:
     parts = (getattr(federation, part)[client] for part in _PARTS)
     return np.asarray(np.sort(np.concatenate(list(parts))))

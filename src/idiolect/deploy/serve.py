@@ -20,7 +20,6 @@ from idiolect.errors import ConfigError
 from idiolect.experiment.build import cohort_size
 from idiolect.experiment.methods import made as made_method
 from idiolect.experiment.networks import networks
-from idiolect.experiment.outside import Reach
 from idiolect.experiment.schema import Deployment, Experiment
 from idiolect.experiment.visiting import visiting
 from idiolect.method import Method
@@ -161,9 +160,9 @@ class RemoteCourse:
         )
 
 
-def post(transport: Transport, text: str, folder: Path, host: Host = HOST) -> Post:
+def post(transport: Transport, text: str, folder: Path) -> Post:
     """Make the hub's post, with the experiment's patience and the run's memory of failures."""
-    deploy = visiting(text, reach=host.reach).deploy
+    deploy = visiting(text).deploy
     policy = Policy(
         deploy.timeout, deploy.join, deploy.minimum, deploy.patience, deploy.limit_mb << 20
     )
@@ -186,9 +185,9 @@ def serve(
     `text` is the experiment as TOML; `run` names the run, and with it the nodes' personal state;
     `host` says what the server's machine has of its own; `submitter` owns the run.
     """
-    experiment = visiting(text, reach=host.reach)  # refused before anything is written
     folder.mkdir(0o700, parents=True, exist_ok=True)
     folder.chmod(0o700)  # reports and models of many sites: for the server's own account alone
+    experiment = visiting(text)
     methods = served_methods(experiment, only)
     digests = {label: prints.of_method(method) for label, method in methods.items()}
     seeds = len(experiment.seeds)
@@ -199,7 +198,7 @@ def serve(
     if any(method.public == "server" for method in methods.values()):
         found = host.public_examples(text, roster.first)
         public = None if found is None else [_scaled(found, own) for own in blank]
-    courses = _courses(experiment, methods, run, post, roster, public, host.reach)
+    courses = _courses(experiment, methods, run, post, roster, public)
     for course in courses:  # before the experiment that the folder holds is replaced
         if (path := memories.checkpoint_path(folder, course.label)).exists():
             memories.load(path, course.identity, course.place)
@@ -237,12 +236,10 @@ def _courses(
     post: Post,
     roster: Roster,
     public: Sequence[Dataset] | None,
-    reach: Reach,
 ) -> list[RemoteCourse]:
     form = roster.first.form
     shape, words = tuple(form.shape), tuple(form.words)
-    classes = len(form.classes)
-    bound = networks(experiment, shape, classes, roster.clients, words, roster.names, reach)
+    bound = networks(experiment, shape, len(form.classes), roster.clients, words, roster.names)
     return [
         RemoteCourse(
             label=table.label or table.name,

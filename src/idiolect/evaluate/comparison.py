@@ -8,17 +8,19 @@ from typing import Any
 
 import numpy as np
 
-from idiolect.evaluate import bootstrap, tests
+from idiolect.errors import ConfigError, DataError
+from idiolect.evaluate import bootstrap, examples, tests
 from idiolect.evaluate.figures import Figures, figures
 from idiolect.evaluate.ranks import Ranks, ranks
-from idiolect.evaluate.reach import Reach, reach
+from idiolect.evaluate.reach import Cost, Reach, costs, reach
 from idiolect.evaluate.sampling import sampled
 from idiolect.evaluate.scores import Floats, Scores, scores
 from idiolect.evaluate.verdict import Verdict, verdict
 from idiolect.results.document import plain
-from idiolect.results.fairness import fairness
 
 ALPHA = 0.05
+FEW = 10  # clients: fewer are a fixed set, if they are the same under every seed
+UNITS = ("clients", "examples")
 
 
 @dataclass(frozen=True)
@@ -35,9 +37,11 @@ class Pair:
     wilcoxon: float  # p over clients
     wilcoxon_holm: float
     seeds: float | None  # p of the mean difference where seeds are a sample too; None with one
-    p: float  # the larger of the two: a difference has to show both ways
+    examples: float | None  # p for these clients, over test rows and seeds; None: rows not known
+    p: float  # over clients the larger of `wilcoxon` and `seeds`, else `examples`: see `unit`
     p_holm: float  # of all pairs
     different: bool  # p_holm below alpha, and more than one seed to say so
+    models_differ: bool  # with one seed: whether these trained models differ on their test rows
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,8 @@ class Comparison:
     alpha: float
     seeds: tuple[int, ...]
     clients: int
+    replication: str  # what a verdict is over: "clients" of a population, or "examples" of these
+    scope: str  # the same in words
     unit: str  # what is paired: a client, or a client and a seed
     pairs_tested: int  # how many such pairs there are
     methods: dict[str, Figures]  # by label, the best mean first
@@ -54,6 +60,7 @@ class Comparison:
     ranks: Ranks
     target: float | None  # the accuracy on validation that `reach` is about
     reach: dict[str, Reach]
+    costs: dict[str, Cost]  # of the whole run
     verdict: Verdict
 
     def pair(self, one: str, other: str) -> Pair:
@@ -73,71 +80,138 @@ def compare(
     alpha: float = ALPHA,
     target: float | None = None,
     resamples: int = bootstrap.RESAMPLES,
+    unit: str | None = None,
 ) -> Comparison:
-    """Compare the methods of a result (what result.json holds) by every client's test accuracy."""
+    """Compare the methods of a result (what result.json holds) by every client's test accuracy.
+
+    `unit` says what a verdict is over: "clients", which are a sample of those there could be, or
+    "examples" of these very clients; without it `fitting` chooses.
+    """
+    if unit not in (None, *UNITS):
+        raise ConfigError(f"unit is {unit!r}; expected one of {', '.join(UNITS)}")
     held = scores(content, model)
+    over = unit or fitting(held, alpha)
+    if over == "examples" and held.tested is None:
+        raise DataError(
+            "the result does not say how many test rows clients have, which unit examples needs; "
+            "use unit clients"
+        )
     means = bootstrap.resampled(held, resamples)
-    spread = fairness({label: held.method(label) for label in held.labels})["methods"]
     described = {
         label: figures(
-            held,
-            label,
-            _within(
-                bootstrap.interval(row, sampled(held.method(label), held.same_clients), 1 - alpha)
-            ),
-            spread[label]["variance"],
-            _local(content, held),
+            held, label, _within(_interval(held, label, row, alpha, over)), _local(content, held)
         )
         for label, row in zip(held.labels, means, strict=True)
     }
     order = sorted(held.labels, key=lambda label: -described[label].mean)
-    pairs = _pairs(held, means, order, alpha)
+    pairs = _pairs(held, means, order, alpha, over)
     found = reach(content, target)
+    said = scope(held, over)
     return Comparison(
         alpha,
         held.seeds,
         held.accuracy.shape[2],
+        over,
+        said,
         held.unit,
         held.units.shape[1],
         {label: described[label] for label in order},
         pairs,
         ranks(held.labels, held.units, alpha),
         *found,
-        verdict(order, {label: described[label].mean for label in order}, pairs, len(held.seeds)),
+        {label: own for label, own in costs(content).items() if label in described},
+        verdict(
+            order, {label: described[label].mean for label in order}, pairs, len(held.seeds), said
+        ),
     )
 
 
-def _pairs(held: Scores, means: Floats, order: list[str], alpha: float) -> list[Pair]:
+def fitting(held: Scores, alpha: float = ALPHA) -> str:
+    """Choose what a verdict is over.
+
+    Few clients that are the same under every seed are a fixed set: the question is which method is
+    better for them. So they are too where so many methods are compared that no outcome over so few
+    clients could be significant, even with one client against all others.
+    """
+    clients, methods = held.scored, len(held.labels)
+    pairs = max(methods * (methods - 1) // 2, 1)
+    enough = FEW
+    while pairs * 2 * (enough + 1) / 2**enough >= alpha:
+        enough += 1
+    few = held.same_clients and clients < enough and held.tested is not None
+    return "examples" if few else "clients"
+
+
+def scope(held: Scores, over: str) -> str:
+    """Say in words whom a verdict is about, and what it had to stand out against."""
+    clients, seeds = held.scored, len(held.seeds)
+    many = f"{seeds} seeds" if seeds > 1 else "one seed"
+    if over == "clients":
+        return f"of clients like these {clients}, over clients and {many}"
+    whose = f"these {clients} clients" if clients > 1 else "this client"
+    if not held.same_clients:
+        whose = f"these data, divided among {clients} clients"
+    known = "" if held.right is not None else ", counted as if methods erred independently"
+    return f"of {whose}, over their test rows and {many}{known}"
+
+
+def _interval(
+    held: Scores, label: str, means: Floats, alpha: float, over: str
+) -> tuple[float, float]:
+    if over == "examples":
+        return examples.average(held, label).interval(1 - alpha)
+    return bootstrap.interval(means, sampled(held.method(label), held.same_clients), 1 - alpha)
+
+
+def _pairs(held: Scores, means: Floats, order: list[str], alpha: float, over: str) -> list[Pair]:
     units = dict(zip(held.labels, held.units, strict=True))
     rows = dict(zip(held.labels, means, strict=True))
-    raw = []
-    for better, worse in itertools.combinations(order, 2):
-        moved = np.round(units[better] - units[worse], 12)
-        apart = held.method(better) - held.method(worse)
-        over_clients = tests.signed_rank(moved)
-        over_seeds = tests.over_seeds(apart, held.same_clients)
-        raw.append((better, worse, moved, apart, over_clients, over_seeds))
-    joint = [max(clients, seeds if seeds is not None else 0.0) for *_, clients, seeds in raw]
-    adjusted = tests.holm(joint)
-    over_clients_adjusted = tests.holm([clients for *_, clients, _ in raw])
-    return [
-        Pair(
-            better,
-            worse,
-            (mean := sampled(apart, held.same_clients)).mean,
-            bootstrap.interval(rows[better] - rows[worse], mean, 1 - alpha),
-            int((moved > 0).sum()),
-            int((moved < 0).sum()),
-            int((moved == 0).sum()),
-            clients,
-            over_clients_adjusted[place],
-            seeds,
-            joint[place],
-            adjusted[place],
-            seeds is not None and adjusted[place] < alpha,
+    named = list(itertools.combinations(order, 2))
+    moved = [np.round(units[better] - units[worse], 12) for better, worse in named]
+    apart = [held.method(better) - held.method(worse) for better, worse in named]
+    over_clients = [tests.signed_rank(own) for own in moved]
+    over_seeds = [tests.over_seeds(own, held.same_clients) for own in apart]
+    fixed = [None if held.tested is None else examples.difference(held, *pair) for pair in named]
+    if over == "clients":
+        joint = [
+            max(clients, 0.0 if seeds is None else seeds)
+            for clients, seeds in zip(over_clients, over_seeds, strict=True)
+        ]
+    else:
+        joint = [1.0 if own is None else own.p for own in fixed]
+    adjusted, clients_adjusted = tests.holm(joint), tests.holm(over_clients)
+    several = len(held.seeds) > 1
+    found = []
+    for place, (better, worse) in enumerate(named):
+        own = fixed[place]
+        if over == "examples" and own is not None:
+            mean, between = own.mean, own.interval(1 - alpha)
+        else:
+            found_mean = sampled(apart[place], held.same_clients)
+            mean = found_mean.mean
+            between = bootstrap.interval(rows[better] - rows[worse], found_mean, 1 - alpha)
+        significant = adjusted[place] < alpha
+        sure = several and (over == "examples" or over_seeds[place] is not None)
+        found.append(
+            Pair(
+                better,
+                worse,
+                mean,
+                between,
+                int((moved[place] > 0).sum()),
+                int((moved[place] < 0).sum()),
+                int((moved[place] == 0).sum()),
+                over_clients[place],
+                clients_adjusted[place],
+                over_seeds[place],
+                None if own is None else own.p,
+                joint[place],
+                adjusted[place],
+                sure and significant,
+                not several and over == "examples" and significant,
+            )
         )
-        for place, (better, worse, moved, apart, clients, seeds) in enumerate(raw)
-    ]
+    return found
 
 
 def _within(ends: tuple[float, float]) -> tuple[float, float]:

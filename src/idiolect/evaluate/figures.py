@@ -16,29 +16,28 @@ class Figures:
 
     mean: float  # of the clients' accuracies, each client alike
     interval: tuple[float, float]  # of the mean, over seeds and clients
-    std_clients: float  # sample deviation over clients
+    std_clients: float  # sample deviation over a seed's clients: "± clients" everywhere
     std_seeds: float  # sample deviation of the seeds' means
     worst_decile: float  # mean of the worst tenth of the clients, at least one
     below_local: float | None  # share of clients below their own local model
     jain: float  # Jain's index, 1 where all clients are alike
-    variance: float  # over clients of their means over seeds: PersFL's Eq. 6
+    variance: float  # the square of std_clients: PersFL's Eq. 6
 
 
-def figures(
-    held: Scores, label: str, interval: tuple[float, float], variance: Any, local: str | None
-) -> Figures:
+def figures(held: Scores, label: str, interval: tuple[float, float], local: str | None) -> Figures:
     """Describe one method; `local` is the label of the model that clients train alone."""
     own = held.method(label)
     reference = None if local is None else held.method(local)
+    spread = statistics.spread_over_clients(own)
     return Figures(
         mean=_over(own, statistics.mean),
         interval=interval,
-        std_clients=_over(own, statistics.deviation),
+        std_clients=spread,
         std_seeds=statistics.deviation(np.array([statistics.mean(row) for row in own])),
         worst_decile=_over(own, worst_decile),
         below_local=None if reference is None else below(own, reference),
         jain=_over(own, jain),
-        variance=float(variance),
+        variance=spread**2,
     )
 
 

@@ -12,7 +12,33 @@ class Reach:
     model: str  # whose curve: the personal models', or the global one's where only that was scored
     round: int | None
     bytes: float | None  # down and up, of one seed
-    seconds: float | None  # of training, all seeds together
+    seconds: float | None  # of training and scoring, all seeds together
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What the whole run of a method took."""
+
+    rounds: int
+    bytes: float  # down and up, of one seed
+    seconds: float  # training and scoring, all seeds together
+
+
+def costs(content: Mapping[str, Any]) -> dict[str, Cost]:
+    """Say what each method's whole run took, by label."""
+    return {
+        label: Cost(method["rounds"], _sent(method), _seconds(method))
+        for label, method in content["methods"].items()
+    }
+
+
+def _sent(method: Mapping[str, Any]) -> float:
+    sent = [seed["traffic"]["bytes_down"] + seed["traffic"]["bytes_up"] for seed in method["seeds"]]
+    return float(sum(sent) / len(sent))
+
+
+def _seconds(method: Mapping[str, Any]) -> float:
+    return float(method["speed"].get("seconds", method["speed"]["train_seconds"]))
 
 
 def reach(content: Mapping[str, Any], target: float | None = None) -> tuple[float | None, Any]:
@@ -44,9 +70,7 @@ def _cost(method: Mapping[str, Any], model: str, round: int | None) -> Reach:
     if round is None:
         return Reach(model, None, None, None)
     share = round / max(method["rounds"], 1)
-    sent = [seed["traffic"]["bytes_down"] + seed["traffic"]["bytes_up"] for seed in method["seeds"]]
-    seconds = method["speed"]["train_seconds"] * share
-    return Reach(model, round, sum(sent) / len(sent) * share, seconds)
+    return Reach(model, round, _sent(method) * share, _seconds(method) * share)
 
 
 def _curve(method: Mapping[str, Any]) -> tuple[str, list[tuple[int, float]]] | None:

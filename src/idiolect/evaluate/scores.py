@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from idiolect.errors import DataError
+from idiolect.results.outcome import RIGHT
 
 Floats = NDArray[np.float64]
 
@@ -18,6 +19,22 @@ class Scores(NamedTuple):
     accuracy: Floats  # [method, seed, client]
     seeds: tuple[int, ...]
     same_clients: bool  # whether a client's place means the same person under every seed
+    tested: Floats | None = None  # [seed, client] test rows; None: not known
+    train: Floats | None = None  # [seed, client] training rows
+    right: Floats | None = None  # [method, seed, client, group] right answers; see `examples`
+    same_test: bool = True  # whether a client's test rows are the same under every seed
+
+    @property
+    def rows(self) -> Floats:
+        """Rows that a client's test rows are drawn from, as far as known, [seed, client]."""
+        shape = self.accuracy.shape[1:]
+        known = [own for own in (self.tested, self.train) if own is not None]
+        return np.asarray(sum(known, np.zeros(shape)))
+
+    @property
+    def scored(self) -> int:
+        """How many clients have a score."""
+        return int((~np.isnan(self.accuracy)).any(axis=(0, 1)).sum())
 
     @property
     def unit(self) -> str:
@@ -57,7 +74,14 @@ def scores(content: Mapping[str, Any], model: str | None = None) -> Scores:
     if len({len(row) for rows in accuracy for row in rows}) > 1:
         raise DataError("the methods of the result have different clients; nothing can be paired")
     return Scores(
-        tuple(methods), np.array(accuracy, np.float64), seeds, _same_clients(content, seeds)
+        tuple(methods),
+        np.array(accuracy, np.float64),
+        seeds,
+        _same_clients(content, seeds),
+        _counted(methods, seeds, "test"),
+        _counted(methods, seeds, "train"),
+        _right(methods, seeds, model),
+        bool(content.get("data", {}).get("same_test", True)),
     )
 
 
@@ -74,9 +98,42 @@ def _shared_seeds(methods: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 def _row(method: Mapping[str, Any], seed: int, model: str) -> list[float]:
-    found = next(one for one in method["seeds"] if one["seed"] == seed)
-    values = [client[model]["accuracy"] for client in found["clients"]]
+    values = [client[model]["accuracy"] for client in _of(method, seed)["clients"]]
     return [np.nan if value is None else float(value) for value in values]
+
+
+def _counted(methods: Mapping[str, Any], seeds: tuple[int, ...], part: str) -> Floats | None:
+    """Read how many rows of a part clients have, which is the same for all methods."""
+    one = next(iter(methods.values()))
+    rows = [[client.get(part) for client in _of(one, seed)["clients"]] for seed in seeds]
+    if any(count is None for row in rows for count in row):
+        return None
+    return np.array(rows, np.float64)
+
+
+def _right(methods: Mapping[str, Any], seeds: tuple[int, ...], model: str | None) -> Floats | None:
+    """Read right answers by group of test rows; None where some method or client has none."""
+    found = [
+        [
+            [client[model or next(iter(one["headline"]))].get(RIGHT) for client in own["clients"]]
+            for own in (_of(one, seed) for seed in seeds)
+        ]
+        for one in methods.values()
+    ]
+    if any(text is None for rows in found for row in rows for text in row):
+        return None
+    try:
+        return np.array(
+            [[[[int(n) for n in text.split()] for text in row] for row in rows] for rows in found],
+            np.float64,
+        )
+    except ValueError:  # groups of another number: of an older run
+        return None
+
+
+def _of(method: Mapping[str, Any], seed: int) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = next(one for one in method["seeds"] if one["seed"] == seed)
+    return found
 
 
 def _same_clients(content: Mapping[str, Any], seeds: tuple[int, ...]) -> bool:

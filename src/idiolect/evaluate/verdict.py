@@ -23,15 +23,24 @@ class Verdict:
 
 
 def verdict(
-    order: Sequence[str], means: Mapping[str, float], pairs: "Sequence[Pair]", seeds: int
+    order: Sequence[str],
+    means: Mapping[str, float],
+    pairs: "Sequence[Pair]",
+    seeds: int,
+    scope: str = "",
 ) -> Verdict:
-    """Say it; `order` is by mean, best first, and pairs are named in that order."""
+    """Say it; `order` is by mean, best first, and pairs are named in that order.
+
+    `scope` says whom it is about, and is said with it.
+    """
     best = order[0]
     own = {pair.worse: pair for pair in pairs if pair.better == best}
     beats = [label for label in order[1:] if own[label].different]
     level = [label for label in order[1:] if not own[label].different]
     found = any(pair.different for pair in pairs)
     said = _sentence(order, means, pairs, seeds, beats, level, found)
+    if scope and len(order) > 1:
+        said += f" This is {scope}."
     return Verdict(said, best, beats, level, found)
 
 
@@ -50,9 +59,16 @@ def _sentence(
         return f"{best} has a mean accuracy of {figure}; there is no other method to compare."
     own = {pair.worse: pair for pair in pairs if pair.better == best}
     if seeds == 1:
+        beaten = [label for label in order[1:] if own[label].models_differ]
+        models = (
+            f" Of these trained models, that of {best} does better than that of {_listed(beaten)}."
+            if beaten
+            else ""
+        )
         return (
             f"{best} is ahead in this one run ({figure}; {_gap(own[order[1]])} ahead of "
             f"{order[1]}), but one seed cannot tell a method from luck: {NONE} without more."
+            f"{models}"
         )
     if not found:
         few = f"; {seeds} seeds let only large ones show" if seeds < _FEW else ""

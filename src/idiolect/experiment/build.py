@@ -1,6 +1,6 @@
 """From a complete experiment to the objects that run it."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
@@ -18,6 +18,7 @@ from idiolect.data import (
     normalised,
     read,
     same_clients,
+    same_test,
 )
 from idiolect.data.arrays import Rows
 from idiolect.data.cache import cache_root
@@ -28,7 +29,6 @@ from idiolect.errors import ConfigError, DataError
 from idiolect.experiment.attacks import Wrap, attacked, with_common
 from idiolect.experiment.methods import made as made_method
 from idiolect.experiment.networks import architectures
-from idiolect.experiment.outside import Reach
 from idiolect.experiment.schema import Data, Experiment, MethodTable, Named, Public
 from idiolect.experiment.wordings import coded, reading
 from idiolect.experiment.words import meant
@@ -40,29 +40,24 @@ _PUBLIC = 5  # keeps the draw of public examples apart from other uses of the sa
 
 
 def federations(
-    experiment: Experiment,
-    data_dir: Path | None = None,
-    datasets: dict[str, Dataset] | None = None,
-    fetched: Collection[str] = tuple(SOURCES),
+    experiment: Experiment, data_dir: Path | None = None, datasets: dict[str, Dataset] | None = None
 ) -> tuple[Federation, ...]:
     """Load the data once and divide it for every seed; equal divisions are one object.
 
-    `datasets` keeps what was loaded for experiments to come; `fetched` are the sources that may be
-    downloaded where they are not at hand.
+    `datasets` keeps what was loaded for experiments to come.
     """
-    known = {} if datasets is None else datasets
-    dataset, public = _sourced(experiment.data, data_dir, known, fetched)
+    dataset, public = _sourced(experiment.data, data_dir, {} if datasets is None else datasets)
     return divided(experiment, dataset, public)
 
 
 def _sourced(
-    data: Data, data_dir: Path | None, known: dict[str, Dataset], fetched: Collection[str]
+    data: Data, data_dir: Path | None, known: dict[str, Dataset]
 ) -> tuple[Dataset, Dataset | None]:
     """Load private and public examples; `known` keeps what was loaded."""
     options = reading(data)
     key = repr((data.source, sorted(options.items()), data.normalise))
     if key not in known:
-        known[key] = loaded(data.source, options, data_dir, data.normalise, fetched)
+        known[key] = loaded(data.source, options, data_dir, data.normalise)
     dataset = coded(known[key], data.text)
     if data.classes is not None:
         dataset = with_classes(dataset, data.classes, "the experiment")
@@ -70,11 +65,11 @@ def _sourced(
         return dataset, None
     if data.public.source == data.source:
         return _held_out(data.public, data, dataset)
-    return dataset, public_examples(data.public, data, dataset, data_dir, fetched)
+    return dataset, public_examples(data.public, data, dataset, data_dir)
 
 
 def public_alone(
-    data: Data, private: Dataset, divided: bool, data_dir: Path | None, fetched: Collection[str]
+    data: Data, private: Dataset, divided: bool, data_dir: Path | None
 ) -> Dataset | None:
     """Load the public examples where nobody's private ones are: `private` shows their form.
 
@@ -83,9 +78,9 @@ def public_alone(
     if data.public is None:
         return None
     if divided and data.public.source == data.source:
-        _, public = _sourced(data, data_dir, {}, fetched)
+        _, public = _sourced(data, data_dir, {})
     else:
-        public = public_examples(data.public, data, private, data_dir, fetched)
+        public = public_examples(data.public, data, private, data_dir)
     if public is not None and public.vocabulary:
         return encoded_as(public, private.words)
     return public
@@ -155,7 +150,7 @@ def shared(
             "no client has a test row, so nothing could be scored; give the third share of "
             "data.split more"
         )
-    networks = architectures(experiment, held, Reach(Path.cwd()))
+    networks = architectures(experiment, held)
     held, attack = attacked(experiment.attack, held)
     return Shared(dict(zip(experiment.seeds, held, strict=True)), networks, attack)
 
@@ -214,6 +209,7 @@ def about(experiment: Experiment, held: Shared) -> dict[str, Any]:
             "classes": list(own[0].columns),
             "clients": own[0].clients,
             "same_clients": same_clients(own),
+            "same_test": same_test(own),
             "federations": [federation.description for federation in own],
         },
     }
@@ -244,29 +240,19 @@ def refuse_unknown_labels(experiment: Experiment, only: Sequence[str]) -> None:
 
 
 def loaded(
-    source: str,
-    options: Mapping[str, Any],
-    data_dir: Path | None,
-    normalise: str | None = None,
-    fetched: Collection[str] = tuple(SOURCES),
+    source: str, options: Mapping[str, Any], data_dir: Path | None, normalise: str | None = None
 ) -> Dataset:
-    """Load a named dataset, or read a user's own; only what may be `fetched` is downloaded."""
+    """Load a named dataset, or read a user's own."""
     if source in SOURCES:
-        dataset = load(source, data_dir, download=source in fetched, **options)
+        dataset = load(source, data_dir, **options)
     else:
         dataset = read(source, **options)
     return normalised(dataset, normalise) if normalise else dataset
 
 
-def public_examples(
-    public: Public,
-    data: Data,
-    private: Dataset,
-    data_dir: Path | None,
-    fetched: Collection[str] = tuple(SOURCES),
-) -> Dataset:
+def public_examples(public: Public, data: Data, private: Dataset, data_dir: Path | None) -> Dataset:
     """Draw the public examples, the same for all seeds: they stand for a published set."""
-    dataset = loaded(public.source, public.options, data_dir, fetched=fetched)
+    dataset = loaded(public.source, public.options, data_dir)
     dataset = coded(rows_of(dataset, _drawn(public, data, dataset)), data.text)
     dataset = alike(dataset, tuple(private.x.shape[1:]), private.name)
     if data.normalise is None:

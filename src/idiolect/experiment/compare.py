@@ -18,7 +18,7 @@ from idiolect.experiment.resolve import load_experiment
 from idiolect.experiment.schema import Experiment
 from idiolect.experiment.split import Split
 from idiolect.experiment.splits import divided
-from idiolect.results import document, participation
+from idiolect.results import document
 from idiolect.results.document import Document, plain, versions
 from idiolect.results.models import folder_name
 from idiolect.runner.run import EXPERIMENT, opened
@@ -35,24 +35,28 @@ def compare(
     data_dir: str | Path | None = None,
     alpha: float = ALPHA,
     target: float | None = None,
+    unit: str | None = None,
 ) -> Document:
     """Compare an experiment file's methods, as `idiolect compare` does; return comparison.json.
 
     A folder of results, of `run` or `compare`, is compared as it is.
     """
     if Path(path).is_dir():
-        return of_folder(Path(path), alpha, target)
+        return of_folder(Path(path), alpha, target, unit)
     content, _ = execute(
         load_experiment(path, overrides),
         Path(out) if out else None,
         data_dir=Path(data_dir) if data_dir else None,
         alpha=alpha,
         target=target,
+        unit=unit,
     )
     return content
 
 
-def of_folder(folder: Path, alpha: float = ALPHA, target: float | None = None) -> Document:
+def of_folder(
+    folder: Path, alpha: float = ALPHA, target: float | None = None, unit: str | None = None
+) -> Document:
     """Compare what a folder holds: one result, or those of several splits."""
     if (folder / document.FILE).exists() or not (folder / FILE).exists():
         splits = {"": folder}
@@ -63,7 +67,7 @@ def of_folder(folder: Path, alpha: float = ALPHA, target: float | None = None) -
     if not all(content["methods"] for content in held.values()):
         raise DataError(f"{folder} holds no finished method; run its experiment to the end")
     name = next(iter(held.values()))["name"].split(":")[0]
-    return _laid_out(name, held, splits, folder, alpha, target)
+    return _laid_out(name, held, splits, folder, alpha, target, unit)
 
 
 def execute(
@@ -74,6 +78,7 @@ def execute(
     watch: Watch | None = None,
     alpha: float = ALPHA,
     target: float | None = None,
+    unit: str | None = None,
 ) -> tuple[Document, Path]:
     """Train and compare; return the comparison and its folder, runs/NAME unless told otherwise."""
     folder = out or Path("runs") / folder_name(experiment.name)
@@ -93,7 +98,13 @@ def execute(
             held[name] = split.run(told)
         write_whole(folder / EXPERIMENT, written(experiment).encode())
         content = _laid_out(
-            experiment.name, held, {n: s.folder for n, s in splits.items()}, folder, alpha, target
+            experiment.name,
+            held,
+            {n: s.folder for n, s in splits.items()},
+            folder,
+            alpha,
+            target,
+            unit,
         )
         text = json.dumps(content, indent=1, allow_nan=False, ensure_ascii=False)
         write_whole(folder / FILE, (text + "\n").encode())
@@ -111,9 +122,11 @@ def _laid_out(
     folder: Path,
     alpha: float,
     target: float | None,
+    unit: str | None,
 ) -> Document:
     told: dict[str, Comparison] = {
-        split: compared(content, alpha=alpha, target=target) for split, content in held.items()
+        split: compared(content, alpha=alpha, target=target, unit=unit)
+        for split, content in held.items()
     }
     together = overall(told)
     return {
@@ -125,11 +138,11 @@ def _laid_out(
                 "folder": str(folders[split].relative_to(folder)),
                 "data": content["data"],
                 "tuned": _tuned(content),
-                "participation": participation.lines(content["methods"]),
                 "comparison": told[split].as_dict(),
             }
             for split, content in held.items()
         ],
+        "asked": {"alpha": alpha, "target": target, "unit": unit},
         "overall": None if together is None else plain(dataclasses.asdict(together)),
         "versions": versions(),
     }

@@ -1,6 +1,7 @@
 """One division of the data in a comparison: all methods on it, tuned, trained and scored."""
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,13 +12,13 @@ from idiolect.experiment.execute import written
 from idiolect.experiment.schema import Experiment, MethodTable, Tune
 from idiolect.experiment.space import Settings, named, with_settings
 from idiolect.experiment.tuning import home, tuned
-from idiolect.results import document, holdings, metrics, scaling
+from idiolect.results import document, holdings, metrics, scaling, trace
 from idiolect.results.document import Document
 from idiolect.results.joining import joined
 from idiolect.results.models import PARTS, folder_name
 from idiolect.results.outcome import Outcome
 from idiolect.runner.job import Job
-from idiolect.runner.parts import Bench, Seeds, adopted, found, head_start, trained
+from idiolect.runner.parts import Bench, Seeds, adopted, found, head_start, recorded, trained
 from idiolect.runner.run import EXPERIMENT
 from idiolect.runner.watch import Watch
 
@@ -67,7 +68,9 @@ class Split:
     def _method(self, table: MethodTable, bench: Bench) -> Outcome:
         label, seeds = table.label or table.name, self.experiment.seeds
         if self._tune is None:
-            return self._final(table, _Group({}, list(seeds)), bench)
+            whole = self._final(table, _Group({}, list(seeds)), bench)
+            self._record(label, [{}])
+            return whole
         made = tuned(
             self._tune,
             table,
@@ -84,7 +87,15 @@ class Split:
             else:
                 mine.seeds.append(seed)
         whole = joined([self._final(table, one, bench) for one in groups], seeds)
+        self._record(label, [one.settings for one in groups])
         return dataclasses.replace(whole, about={**whole.about, "tuned": made.record})
+
+    def _record(self, label: str, chosen: Sequence[Settings]) -> None:
+        """Put what the parts of a method recorded round by round beside the result, as of a run."""
+        homes = [home(self.folder / PARTS / folder_name(label), own) for own in chosen]
+        told = recorded(homes, label, self.experiment.seeds)
+        if told is not None:
+            trace.write(self.folder, told)
 
     def _final(self, table: MethodTable, group: "_Group", bench: Bench) -> Outcome:
         """Train what some seeds chose, going on from what there is of it."""

@@ -12,7 +12,7 @@ from idiolect.loggers.sink import Sink
 from idiolect.loggers.tensorboard import TensorBoard
 from idiolect.loggers.wandb import WandB
 from idiolect.results import statistics
-from idiolect.results.outcome import Outcome
+from idiolect.results.outcome import RIGHT, Outcome
 from idiolect.runner.watch import Tick
 
 LOGGERS: dict[str, Callable[[str, Path, str], Sink]] = {
@@ -93,7 +93,7 @@ def final_figures(outcome: Outcome) -> dict[str, float]:
     figures: dict[str, float] = {}
     for key, values in sorted(outcome.final.items()):
         model, metric = key.split("/")
-        if metric.startswith("val_"):
+        if metric.startswith("val_") or metric == RIGHT:
             continue
         figures |= _summed(f"test/{key}", values)
         if metric == "accuracy":

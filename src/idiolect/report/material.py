@@ -1,16 +1,19 @@
 """What a report is drawn from: a run's folder, or a run that is still going on."""
 
+import contextlib
 import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
 from idiolect.errors import DataError, MissingExtra
 from idiolect.evaluate import Comparison, compare
+from idiolect.evaluate.comparison import ALPHA
 from idiolect.results import document, holdings, metrics, statistics, trace
 from idiolect.results.document import Document
 from idiolect.results.holdings import Holdings
@@ -93,14 +96,31 @@ def read(folder: str | Path) -> Material:
         written.read_text(encoding="utf-8") if written.is_file() else "",
         str(folder),
         tuple(trace.read(path, label) for label in trace.labels(path)),
-        *compared(content),
+        *compared(content, _asked(path)),
     )
 
 
-def compared(content: Document) -> tuple[Comparison | None, str]:
+def _asked(folder: Path) -> dict[str, Any]:
+    """Find what a comparison was asked for, here or where this folder is one of its splits."""
+    for place in (folder, folder.resolve().parent):
+        if (place / COMPARISON).is_file():
+            with contextlib.suppress(DataError):  # a damaged one is told of where it is needed
+                content = _comparison(place)
+                splits = [(place / one["folder"]).resolve() for one in content["splits"]]
+                asked = content.get("asked")
+                if folder.resolve() in splits and isinstance(asked, dict):
+                    return {key: asked.get(key) for key in ("target", "unit")} | {
+                        "alpha": asked.get("alpha", ALPHA)
+                    }
+    return {}
+
+
+def compared(
+    content: Document, asked: Mapping[str, Any] = MappingProxyType({})
+) -> tuple[Comparison | None, str]:
     """Compare the methods, or say why they cannot be compared."""
     try:
-        return compare(content), ""
+        return compare(content, **asked), ""
     except (MissingExtra, DataError) as error:
         return None, f"The methods are not compared: {error}."
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from idiolect.checkpoint import write_whole
-from idiolect.results.outcome import Outcome
+from idiolect.results.outcome import RIGHT, Outcome
 
 FILE = "metrics.parquet"
 
@@ -97,6 +97,8 @@ def _parts(outcome: Outcome) -> Iterator[_Part]:
         for key in sorted(outcome.final):
             model, metric = key.split("/")
             values = outcome.final[key][place]
+            if metric == RIGHT:
+                continue
             if outcome.scored:
                 values = values[outcome.scored[place]]
             split = "val" if metric.startswith("val_") else "test"

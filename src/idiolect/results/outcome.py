@@ -10,6 +10,10 @@ Scores = dict[str, NDArray[Any]]
 """Arrays by `model/metric`, in curves by `split/model/metric`."""
 
 
+RIGHT = "right_by_group"
+"""The metric that is no single figure: right answers in groups of a client's test rows, [group]."""
+
+
 @dataclass(frozen=True, eq=False)
 class Members:
     """Who took part under one seed, and with how much data."""
@@ -82,7 +86,6 @@ class Outcome:
     watched: tuple[NDArray[Any], ...] = ()  # per seed the clients curves are of; empty: all
     scored: tuple[NDArray[Any], ...] = ()  # per seed those with a final score, others have NaN
     left_out: tuple[Mapping[str, int], ...] = ()  # per seed: client -> rounds it was left out of
-    took_part: tuple[NDArray[Any], ...] = ()  # per seed: [client] in some round; empty: not known
     reasons: tuple[tuple[str, ...], ...] = ()  # per seed: each client's facts in words; or none
 
     @property

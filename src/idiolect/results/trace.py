@@ -4,7 +4,7 @@ A method chooses what is worth recording (`Method.trace`): KT-pFL its matrix of 
 whom, say. The file holds only the rounds asked for by `evaluate.trace`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,6 +50,32 @@ class Trace:
                 f"there is no seed {seed}; the run has {', '.join(map(str, self.seeds))}"
             )
         return found[0], values[:, self.seeds.index(seed)]
+
+
+def joined(traces: Sequence[Trace], seeds: Sequence[int]) -> Trace | None:
+    """Join what a method recorded under different seeds, in their order: rounds that all recorded.
+
+    None where some seed recorded nothing.
+    """
+    places = {seed: (one, n) for one in reversed(traces) for n, seed in enumerate(one.seeds)}
+    if not seeds or not all(seed in places for seed in seeds):
+        return None
+    used = [places[seed] for seed in seeds]
+    rounds = [r for r in used[0][0].rounds if all(r in one.rounds for one, _ in used)]
+    names = [name for name in used[0][0].values if all(name in one.values for one, _ in used)]
+    values = {
+        name: [own.values[name][[own.rounds.index(r) for r in rounds], n] for own, n in used]
+        for name in names
+    }
+    alike = {
+        name: np.stack(own, axis=1)
+        for name, own in values.items()
+        if len({one.shape for one in own}) == 1
+    }
+    if not rounds or not alike:
+        return None
+    first = used[0][0]
+    return Trace(first.label, tuple(rounds), tuple(seeds), first.clients, alike)
 
 
 def path_of(folder: Path, label: str) -> Path:

@@ -26,17 +26,9 @@ class Rounds(Protocol):
         """Do one round of every seed."""
 
     def judge(
-        self,
-        exams: Sequence[Exam] | None = None,
-        *,
-        only_global: bool = False,
-        keep: bool = False,
-        adapt: bool = True,
+        self, exams: Sequence[Exam] | None = None, *, only_global: bool = False, keep: bool = False
     ) -> list[Verdict]:
-        """Score every client on validation data, or on an exam and validation data both.
-
-        Clients that took part in no round adapt as newcomers do, or have no score of their own.
-        """
+        """Score every client on validation data, or on an exam and validation data both."""
 
     def padding(self) -> float:
         """Return the largest share of padding in the last round."""
@@ -45,7 +37,7 @@ class Rounds(Protocol):
         """Tell what went wrong along the way and was put up with."""
 
     def strangers(self, run: int) -> np.ndarray:
-        """Return the clients that took part in no round of a seed."""
+        """Return the clients whose personal state no round of a seed has touched."""
 
 
 class Course(Protocol):

@@ -1,6 +1,7 @@
 """A method's seeds in parts, each in a folder of its own: seeds that come later are a new part."""
 
 import contextlib
+import dataclasses
 import json
 import shutil
 from collections.abc import Callable, Iterator, Sequence
@@ -10,6 +11,7 @@ from typing import NamedTuple
 from idiolect import checkpoint
 from idiolect.checkpoint import write_whole
 from idiolect.errors import Diverged
+from idiolect.results import trace
 from idiolect.results.joining import joined, of_seeds
 from idiolect.results.models import PARTS, folder_name
 from idiolect.results.outcome import Outcome
@@ -134,6 +136,9 @@ def adopted(
     if same and meta["round"] <= job.rounds:
         part = _begun(home, own)
         write_whole(memories.checkpoint_path(part.folder, label), path.read_bytes())
+        recorded = trace.path_of(folder, label)
+        if recorded.is_file():
+            write_whole(trace.path_of(part.folder, label), recorded.read_bytes())
 
 
 def found(home: Path) -> list[Part]:
@@ -157,6 +162,13 @@ def holding(folder: Path, label: str, seed: int | None) -> Path | None:
     return next((part.folder for part in parts if first in part.seeds), None)
 
 
+def recorded(homes: Sequence[Path], label: str, seeds: Sequence[int]) -> trace.Trace | None:
+    """Join what a method's parts recorded round by round; None where they did not."""
+    parts = [part for home in homes for part in found(home)]
+    held = [part.folder for part in parts if trace.path_of(part.folder, label).is_file()]
+    return trace.joined([trace.read(folder, label) for folder in held], seeds)
+
+
 def has_begun(job: Job, folder: Path) -> bool:
     """Say whether a job has a checkpoint."""
     return memories.checkpoint_path(folder, job.label).exists()
@@ -177,6 +189,10 @@ def head_start(trial: Job, kept: Path, job: Job, folder: Path) -> bool:
         notices=(),
         curve=tuple(p for p in memory.curve if at_end or p.round % every == 0),
     )
+    if trace.path_of(kept, trial.label).is_file():
+        recorded = trace.joined([trace.read(kept, trial.label)], job.seeds)
+        if recorded is not None:
+            trace.write(folder, dataclasses.replace(recorded, label=job.label))
     path = memories.checkpoint_path(folder, job.label)
     place = job.backend.whereabouts
     memories.save(path, memory, job.identity, place)

@@ -18,6 +18,9 @@ from idiolect.simulate.traffic import Traffic
 from idiolect.simulate.work import Work
 from idiolect.tree import Tree
 
+GROUPS = 64  # of a client's test rows; results of runs with other numbers cannot be paired
+RIGHT = "right_by_group"  # see `results.outcome`
+
 
 class Verdict(NamedTuple):
     """Scores of the clients of one run."""
@@ -29,8 +32,8 @@ class Verdict(NamedTuple):
     traffic: Traffic = Traffic(0, 0, 0)  # of that, and of hearing it
 
 
-def verdict(run: int, results: Sequence[tuple[Sequence[Seat], Tree]]) -> Verdict | None:
-    """Bring one run's results into the order of its clients; None where nobody was called."""
+def verdict(run: int, results: Sequence[tuple[Sequence[Seat], Tree]]) -> Verdict:
+    """Bring one run's results into the order of its clients."""
     clients, parts, deployed = [], [], []
     for seats, found in results:
         mine = sorted((seat.client, n) for n, seat in enumerate(seats) if seat.run == run)
@@ -43,71 +46,28 @@ def verdict(run: int, results: Sequence[tuple[Sequence[Seat], Tree]]) -> Verdict
         for first in tree.leaves(kept)[:1]:
             places = torch.from_numpy(rows).to(first.device)
             deployed.append((np.array([client for client, _ in mine]), tree.take(kept, places)))
-    if not parts:
-        return None
     order = np.argsort(clients)
     scores, facts = tree.map(lambda *leaves: np.concatenate(leaves)[order], *parts)
     return Verdict(scores, facts, deployed)
 
 
-def joined(parts: Sequence[Verdict | None]) -> Verdict:
+def joined(parts: Sequence[Verdict]) -> Verdict:
     """Lay the verdicts on groups of clients one behind the other."""
-    some = [part for part in parts if part is not None]
-    if not some:
-        return Verdict({}, {}, [])
-    if len(some) == 1:
-        return some[0]
+    if len(parts) == 1:
+        return parts[0]
     scores, facts = tree.map(
-        lambda *leaves: np.concatenate(leaves), *[(part.scores, part.facts) for part in some]
+        lambda *leaves: np.concatenate(leaves), *[(part.scores, part.facts) for part in parts]
     )
-    return Verdict(scores, facts, _kept(some))
-
-
-def _kept(parts: Sequence[Verdict]) -> list[tuple[np.ndarray, Tree]]:
-    """Lay kept models of equal architecture one behind the other."""
     held: dict[tuple[str, ...], list[tuple[np.ndarray, Tree]]] = {}
     for clients, kept in (own for part in parts for own in part.deployed):
         # A group may lack an architecture altogether; one is known again by what it deploys.
         form = tuple(f"{name} {tuple(leaf.shape[1:])}" for name, leaf in tree.named(kept).items())
         held.setdefault(form, []).append((clients, kept))
-    return [
+    deployed = [
         (np.concatenate([clients for clients, _ in own]), tree.concat([kept for _, kept in own]))
         for own in held.values()
     ]
-
-
-def mixed(took_part: tuple[np.ndarray, Verdict], never: tuple[np.ndarray, Verdict]) -> Verdict:
-    """Bring verdicts on clients that took part and on those that never did into one order.
-
-    A model or a fact that only one of them has is NaN for the clients of the other.
-    """
-    if not len(took_part[0]) or not len(never[0]):
-        return (took_part if len(took_part[0]) else never)[1]
-    order = np.argsort(np.concatenate([took_part[0], never[0]]))
-    (_, first), (_, second) = took_part, never
-    models = list(dict.fromkeys([*first.scores, *second.scores]))
-    counts = len(took_part[0]), len(never[0])
-
-    def laid(left: dict[str, np.ndarray], right: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        return {
-            name: np.concatenate(_both(left.get(name), right.get(name), counts))[order]
-            for name in dict.fromkeys([*left, *right])
-        }
-
-    scores = {
-        name: laid(first.scores.get(name, {}), second.scores.get(name, {})) for name in models
-    }
-    kept = _kept([first, second])
-    return first._replace(scores=scores, facts=laid(first.facts, second.facts), deployed=kept)
-
-
-def _both(
-    left: np.ndarray | None, right: np.ndarray | None, counts: tuple[int, int]
-) -> list[np.ndarray]:
-    """Fill in NaN for whichever of the two is missing."""
-    form = (left if left is not None else np.empty(0) if right is None else right).shape[1:]
-    pairs = zip((left, right), counts, strict=True)
-    return [np.full((count, *form), np.nan) if one is None else one for one, count in pairs]
+    return Verdict(scores, facts, deployed)
 
 
 @dataclass(frozen=True)
@@ -126,6 +86,7 @@ class Marking(Work):
     keep: bool = False
     newcomers: bool = False
     hears: bool = False
+    grouped: bool = False  # also count right answers in groups of the test rows
 
     @property
     def kind(self) -> str:
@@ -137,6 +98,7 @@ class Marking(Work):
             "keep": self.keep,
             "newcomers": self.newcomers,
             "hears": self.hears,
+            "grouped": self.grouped,
             **dict.fromkeys(self.measured, True),
         }
         return " ".join(word for word, chosen in words.items() if chosen)
@@ -161,6 +123,11 @@ class Marking(Work):
             return {name: _scores(logits, batch) for name, logits in said.items()}
 
         marks = _completed(exam.mean(score, "exam"))
+        if self.grouped:
+            for name, groups in right_by_group(
+                lambda batch: method.predict_all(models, batch.x, local), exam
+            ).items():
+                marks[name][RIGHT] = groups
         if self.beside:  # what a choice between methods may look at
             for name, seen in _completed(local.mean(score, "val")).items():
                 marks[name] |= {f"val_{metric}": value for metric, value in seen.items()}
@@ -175,6 +142,28 @@ class Marking(Work):
                 marks[name]["common_accuracy"] = accuracy
         facts = {} if self.only_global else method.facts(deployed)
         return marks, facts, models["personal"] if self.keep else ()
+
+
+def right_by_group(
+    predict: Callable[[Batch], dict[str, torch.Tensor]], exam: Local
+) -> dict[str, torch.Tensor]:
+    """Count each model's right answers in GROUPS groups of the test rows: row n is in n % GROUPS.
+
+    With as many rows or fewer it says of each row whether it was right. With more, groups of rows
+    are what two methods can be paired by: all methods meet the same rows in the same order.
+    """
+    names: list[str] = []
+
+    def right(batch: Batch) -> torch.Tensor:
+        said = predict(batch)
+        names[:] = said
+        good = [(out.argmax(-1) == batch.y) & ~out.isnan().any(-1) for out in said.values()]
+        return torch.stack([one.to(batch.weight.dtype) * batch.weight for one in good], -1)
+
+    rows = exam.rows(right, "exam")  # [row, model]
+    filled = torch.nn.functional.pad(rows, (0, 0, 0, -len(rows) % GROUPS))
+    counts = filled.reshape(-1, GROUPS, rows.shape[-1]).sum(0)
+    return {name: counts[:, place] for place, name in enumerate(names)}
 
 
 def weighed_by_class(

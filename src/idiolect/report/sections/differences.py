@@ -12,17 +12,15 @@ _PAIRS = (
     Column("ahead"),
     Column("behind"),
     Column("points", "points", "Difference of the means, in points of accuracy"),
-    Column(
-        "interval", "interval", "Of the difference, by bootstrap over seeds and clients, points"
-    ),
+    Column("interval", "interval", "Of the difference, over what the verdict is over, points"),
     Column("won", "whole", "Pairs in which the first is ahead"),
     Column("lost", "whole"),
     Column("level", "whole"),
     Column(
         "p",
         "p",
-        "By Holm over all pairs of methods; a difference must show over clients "
-        "(Wilcoxon) and over seeds",
+        "By Holm over all pairs of methods; over clients (Wilcoxon) and over seeds both, or, for "
+        "few clients that are always the same, over their test rows and seeds",
     ),
     Column("verdict"),
 )
@@ -120,8 +118,7 @@ def _pairs(told: Comparison) -> Sheet:
         "pairs",
         "Every pair of methods",
         f"Paired by {told.unit}: {told.pairs_tested} pairs, {many}. Different means p below "
-        f"{told.alpha:g} after Holm's correction, over clients and over seeds both; one seed alone "
-        "cannot say so.",
+        f"{told.alpha:g} after Holm's correction, {told.scope}; one seed alone cannot say so.",
         _PAIRS,
         rows,
     )

@@ -28,17 +28,19 @@ def _reach(told: Comparison) -> Sheet:
     rows = [
         (label, own.model, own.round, own.bytes, own.seconds) for label, own in told.reach.items()
     ]
+    target = f"{100 * (told.target or 0):.1f}%"
     return Sheet(
         "reach",
-        f"What it took to reach {100 * (told.target or 0):.1f}% on validation data",
+        f"What it took to reach {target} on validation data",
         "The first evaluated round whose mean validation accuracy is that high, and what had been "
-        "sent and computed by then; – where it never was. The mark is where the lowest curve ends.",
+        "sent and computed by then; – where it never was. The mark is the comparison's `--target`, "
+        "or where the lowest curve ends.",
         [
             Column("method"),
             Column("model watched"),
-            Column("round", "whole", best="low"),
-            Column("MB", "mega", "Both ways, mean over seeds", "low"),
-            Column("seconds of training", "seconds", "All seeds together"),
+            Column(f"rounds to {target}", "whole", best="low"),
+            Column(f"MB to {target}", "mega", "Both ways, mean over seeds", "low"),
+            Column(f"seconds to {target}", "seconds", "All seeds together"),
         ],
         rows,
         list(told.reach),
