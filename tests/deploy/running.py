@@ -36,8 +36,15 @@ def free_port() -> int:
 class Running:
     """The processes of a federation of `idiolect` commands."""
 
-    def __init__(self, folder: Path, nodes: int = 4, policy: str | None = SMALL) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        nodes: int = 4,
+        policy: str | None = SMALL,
+        leads: Sequence[str] = (ADMIN,),
+    ) -> None:
         self.policy = policy
+        self._leads = leads
         self.folder = folder
         self.kits = folder / "kits"
         self.sites = [f"site-{n}" for n in range(nodes)]
@@ -49,10 +56,11 @@ class Running:
         """Make or change kits for the sites there are; returns what was printed."""
         project = self.folder / "project.toml"
         sites = ", ".join(f'{{ name = "{site}" }}' for site in self.sites)
+        leads = ", ".join(f'{{ email = "{lead}" }}' for lead in self._leads)
         project.write_text(
             f'name = "test"\nserver = {{ host = "localhost", port = {self._port} }}\n'
             f"sites = [{sites}]\n"
-            f'admins = [{{ email = "{ADMIN}" }}, {{ email = "{MEMBER}", role = "member" }}]\n'
+            f'admins = [{leads}, {{ email = "{MEMBER}", role = "member" }}]\n'
         )
         words = ("federation", verb, str(project), "--out", str(self.kits), *options)
         told = self.command(*words).stdout
