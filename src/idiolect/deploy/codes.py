@@ -33,6 +33,8 @@ CODES = {
     "shape": "a tensor of the message has another shape than the method's",
     "dtype": "a tensor of the message has another type than the method's",
     "nonfinite": "the message holds NaN or infinity",
+    "sizes": "its report states other numbers of examples than it told when joining",
+    "statistics": "it told statistics of its data that cannot be right",
     "round": "the message is of another round, run or sender than the one at hand",
     "identity": "the message is not signed by the expected member, or is not for its receiver",
     "replay": "the message was received before",

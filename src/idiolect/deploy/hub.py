@@ -181,7 +181,7 @@ class Hub:
 
     def remarks(self) -> list[str]:
         """Tell of nodes that failed along the way."""
-        return [*self._post.ledger.told(), *self._untold]
+        return [*self._roster.remarks, *self._post.ledger.told(), *self._untold]
 
     def advance(self) -> Round:
         """Do one round of every seed."""
@@ -368,9 +368,22 @@ class Hub:
             content = wire.fitted(form, message.leaves, codec)
             if kind == "step":
                 wire.refuse_nonfinite(content)
+                self._refuse_other_size(run, client, content, codec)
             return content
 
         return self._exchange(kind, head, letters, read)
+
+    def _refuse_other_size(self, run: int, client: int, report: Tree, codec: wire.Codec) -> None:
+        """Refuse a report that claims more or fewer examples than its node told when joining."""
+        told = getattr(report, "size", None)
+        if not isinstance(told, torch.Tensor):
+            return
+        rows = self._roster.sizes(0, run)[client]
+        expected = torch.full_like(told, rows)
+        if isinstance(codec, codecs.Half):
+            expected = expected.half().to(told.dtype)
+        if not torch.equal(told, expected):
+            raise Refused("sizes", f"a report of {told.tolist()} examples; {rows} when joining")
 
     def _group(self, run: int, client: int) -> Tree:
         """Return what the server keeps for a client's architecture."""

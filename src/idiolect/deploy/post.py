@@ -23,6 +23,8 @@ from idiolect.deploy.wire import Message
 log = logging.getLogger("idiolect.hub")
 
 RUBBISH = (
+    "sizes",
+    "statistics",
     "format",
     "protocol",
     "size",

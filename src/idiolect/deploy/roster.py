@@ -14,7 +14,7 @@ import torch
 
 from idiolect.checkpoint import write_whole
 from idiolect.data.dataset import Moments, decoding
-from idiolect.deploy import wire
+from idiolect.deploy import statistics, wire
 from idiolect.deploy.codes import CODES, LIMITS, Refused
 from idiolect.deploy.form import Form, listed, word
 from idiolect.deploy.ownership import NOBODY
@@ -104,13 +104,17 @@ class Roster:
         self.entries: dict[str, Entry] = self._read()
         self._agreed = b""
         self._least: dict[str, tuple[int, int]] = {}  # what each site's policy asks for
+        self.remarks: list[str] = []  # what whoever reads the result should know of the sites
         self.how: str | None = None
         post.reopen = self._reopen
 
     # Joining.
 
-    def gather(self, normalise: str | None) -> None:
-        """Let every node join; whoever refuses is named, whoever is not there is passed over."""
+    def gather(self, normalise: str | None, robust: bool = False) -> None:
+        """Let every node join; whoever refuses is named, whoever is not there is passed over.
+
+        `robust`: statistics are joined so that a site that lies moves them within bounds only.
+        """
         post, sites = self._post, list(self._post.transport.sites)
         first_time = not self.entries
         answers: dict[str, Answer] = {}
@@ -120,6 +124,7 @@ class Roster:
             known = self.entries.get(site)
             if known is not None and known != entry:
                 raise Refused("data", f"{site} brings other data than when the run began")
+            _refuse_false_scale(site, answer, entry, self._seeds)
             self._least[site] = _least(answer)
             answers[site] = answer
             self.entries[site] = entry
@@ -132,7 +137,7 @@ class Roster:
         self._refuse(refused, first_time)
         self._refuse_few()
         self._compare(answers)
-        agreed = wire.pack("agree", {**self._head}, self._scaling(answers, normalise))
+        agreed = wire.pack("agree", {**self._head}, self._scaling(answers, normalise, robust))
         self._agreed = agreed
         post.ask(dict.fromkeys(answers, agreed), post.policy.join, lambda site, answer: None)
         self._write()
@@ -140,7 +145,9 @@ class Roster:
     def _refuse(self, refused: Mapping[str, Refused], first_time: bool) -> None:
         """Say who cannot join; on the first start nobody who is there is left behind silently."""
         told = [f"{site}: {CODES[why.reason]}" for site, why in refused.items()]
-        wrong = [site for site, why in refused.items() if why.reason not in SILENT]
+        # Who tells what cannot be is left out; who could take part if something were mended is not.
+        passed = (*SILENT, "statistics")
+        wrong = [site for site, why in refused.items() if why.reason not in passed]
         there = len(self._post.transport.sites) - len(refused)
         needed = self._post.policy.needed(len(self._post.transport.sites))
         if (wrong and first_time) or there < needed:
@@ -215,7 +222,7 @@ class Roster:
             )
 
     def _scaling(
-        self, answers: Mapping[str, Answer], normalise: str | None
+        self, answers: Mapping[str, Answer], normalise: str | None, robust: bool
     ) -> dict[str, torch.Tensor]:
         """Find how examples are scaled under each seed: as everyone has it, or from statistics."""
         kept = self._path.with_name("scaling.json")
@@ -224,7 +231,7 @@ class Roster:
         told = {site: _scale(answer, self._seeds) for site, answer in sorted(answers.items())}
         first = next(iter(told.values()))
         if isinstance(first[0], Moments):
-            found = [_merged([own[seed] for own in told.values()]) for seed in range(self._seeds)]
+            found = [self._joined(told, seed, robust) for seed in range(self._seeds)]
             as_bytes = self.first.form.dtype == "uint8"
             each = [decoding(one, str(normalise), as_bytes) for one in found]
         else:
@@ -235,6 +242,25 @@ class Roster:
         plain = [{"shift": shift.tolist(), "scale": scale.tolist()} for shift, scale in each]
         write_whole(kept, json.dumps({"seeds": plain}).encode())
         return _tensors(scalings(kept, self._seeds))
+
+    def _joined(
+        self, told: Mapping[str, list["Moments | Scaling"]], seed: int, robust: bool
+    ) -> Moments:
+        """Join the nodes' moments under one seed, naming who is far from the others."""
+        own = {site: each[seed] for site, each in told.items()}
+        moments = {site: one for site, one in own.items() if isinstance(one, Moments)}
+        if len(moments) != len(own) or len({one.mean.shape for one in moments.values()}) > 1:
+            raise DeployError("the nodes' statistics do not fit each other")
+        found, far = statistics.joined(moments, robust)
+        for site in far:
+            words = (
+                f"{site} told means or deviations far from the other sites'; the columns in which "
+                "it did are scaled by the median over the sites: check its units and its data"
+            )
+            if words not in self.remarks:
+                log.warning(words)
+                self.remarks.append(words)
+        return found
 
     # What is known.
 
@@ -343,16 +369,15 @@ def _equal(one: Moments | Scaling, other: Moments | Scaling) -> bool:
     return np.array_equal(one[0], other[0]) and np.array_equal(one[1], other[1])
 
 
-def _merged(told: Sequence[Moments | Scaling]) -> Moments:
-    """Merge the nodes' moments under one seed."""
-    total: Moments | None = None
-    for seen in told:
-        if not isinstance(seen, Moments) or (total and seen.mean.shape != total.mean.shape):
-            raise DeployError("the nodes' statistics do not fit each other")
-        total = seen if total is None else total.merged(seen)
-    if total is None:
-        raise DeployError("no node told statistics to scale examples by")
-    return total
+def _refuse_false_scale(site: str, answer: Answer, entry: Entry, seeds: int) -> None:
+    """Refuse a node's statistics where they are impossible for what it told of its data."""
+    try:
+        told = _scale(answer, seeds)
+    except DeployError as error:
+        raise Refused("statistics", f"{site}: {error}") from error
+    for one, sizes in zip(told, entry.sizes, strict=True):
+        if isinstance(one, Moments):
+            statistics.refuse_impossible(site, one, sizes[0], entry.form)
 
 
 def _scale(answer: Answer, seeds: int) -> list[Moments | Scaling]:

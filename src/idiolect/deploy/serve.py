@@ -26,6 +26,7 @@ from idiolect.method import Method
 from idiolect.results import scaling
 from idiolect.results.document import Document
 from idiolect.results.outcome import Members
+from idiolect.robust import RULES
 from idiolect.runner import memory as memories
 from idiolect.runner.job import Evaluate, planned
 from idiolect.runner.run import EXPERIMENT
@@ -192,7 +193,8 @@ def serve(
     digests = {label: prints.of_method(method) for label, method in methods.items()}
     seeds = len(experiment.seeds)
     roster = Roster(post, run, text, digests, seeds, folder / "roster.json", submitter=submitter)
-    roster.gather(experiment.data.normalise)
+    rules = {table.aggregate.name for table in experiment.methods if table.aggregate}
+    roster.gather(experiment.data.normalise, bool(rules & (set(RULES) - {"mean"})))
     blank = _described(roster, folder, seeds)
     public = None
     if any(method.public == "server" for method in methods.values()):
