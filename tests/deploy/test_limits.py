@@ -105,7 +105,6 @@ def test_one_row_and_one_step_show_that_row_and_are_refused_by_default(tmp_path)
     assert ask(guarded, "open", opening(experiment())).kind == "yes"
 
 
-DP = '[[methods]]\nname = "fedavg"\naggregate = {name = "dp", noise = 0.5, force = true}\n'
 TWO = FEDAVG + '[[methods]]\nname = "fedper"\n'
 BEYOND = {
     "min_sites": (opening(experiment(), clients=1), {}),
@@ -115,7 +114,6 @@ BEYOND = {
     "min_examples": (opening(experiment("training.steps=1")), {}),
     "min_scored": (opening(experiment("data.split=[0.96, 0.02, 0.02]")), {}),
     "require_privacy": (opening(experiment()), {"require_privacy": True}),
-    "max_epsilon": (opening(experiment(methods=DP)), {"require_privacy": True}),
     "methods": (opening(experiment()), {"methods": ("fedper", "local")}),
     "max_rounds": (opening(experiment("rounds=501")), {}),
     "max_seeds": (opening(experiment("seeds=[0,1,2,3,4,5,6,7,8,9]")), {}),
@@ -127,8 +125,6 @@ BEYOND = {
 @pytest.mark.parametrize("limit", BEYOND)
 def test_a_run_beyond_a_limit_is_refused_by_its_name(limit, tmp_path, caplog):
     head, changes = BEYOND[limit]
-    if limit == "max_epsilon":
-        pytest.importorskip("dp_accounting")
     node = Node(site(tmp_path, policy=SitePolicy(**changes)))
     assert code(ask(node, "open", head)) == limit
     assert limit in caplog.text  # with the figures, for the site itself
@@ -344,3 +340,19 @@ def test_under_masks_a_node_counts_the_members_itself(tmp_path):
     cheated = Boasting(fed.inside(tmp_path / "more", 3, policy=policy)._nodes)
     with pytest.raises(ConfigError, match="min_cohort"):
         fed.served(fed.experiment("fedavg", sets=sets), cheated, tmp_path / "run")
+
+
+def test_epsilon_of_all_seeds_and_methods_counts(tmp_path):
+    pytest.importorskip("dp_accounting")
+    method = FEDAVG + 'aggregate = {name = "dp", noise = 60.0}\n'
+    forced = FEDAVG + 'aggregate = {name = "dp", noise = 60.0, delta = 0.9, force = true}\n'
+    node = Node(site(tmp_path, name="forced", policy=SitePolicy(require_privacy=True)))
+    told = ask(node, "open", opening(experiment(methods=forced), clients=40))
+    assert code(told) == "require_privacy"
+    for number, (seeds, times, allowed) in enumerate(((1, 1, True), (3, 1, False), (1, 2, False))):
+        policy = SitePolicy(require_privacy=True, max_epsilon=0.4)
+        node = Node(site(tmp_path, name=f"h{number}", policy=policy))
+        labels = "".join(f'{method}label = "m{n}"\n' for n in range(times))
+        sets = (f"seeds={list(range(seeds))}", "rounds=20", "draw=fixed")
+        told = ask(node, "open", opening(experiment(*sets, methods=labels), clients=40))
+        assert told.kind == "yes" if allowed else code(told) == "max_epsilon"

@@ -175,13 +175,16 @@ def _refuse_open(policy: SitePolicy, experiment: Experiment, clients: int) -> No
             continue
         if not _private(method):
             raise Refused("require_privacy", f"{table.name} has no aggregate = 'dp'")
-        plan = Plan(table.rounds or experiment.rounds, clients, cohort, experiment.draw)
+        rounds, seeds = table.rounds or experiment.rounds, len(experiment.seeds)
+        plan = Plan(rounds, clients, cohort, experiment.draw, seeds, federated=True)
         try:
             settled, rounds = method.settled(plan)
-            promised = settled.promise(plan._replace(rounds=rounds)).get("epsilon")
+            promised = settled.promise(plan._replace(rounds=rounds)).get("privacy", {})
         except IdiolectError as error:
             raise Refused("require_privacy", f"{table.name}: {error}") from error
-        spent += (math.inf if promised is None else promised) * len(experiment.seeds)
+        if not promised.get("meaningful"):
+            raise Refused("require_privacy", f"{table.name} promises nothing worth the name")
+        spent += promised.get("epsilon") or math.inf
     if not spent <= policy.max_epsilon:
         raise Refused(
             "max_epsilon",
