@@ -19,6 +19,7 @@ from idiolect.models import MODELS
 from idiolect.results import document, tables
 from idiolect.results.models import Deployed, fill, named_stacks, one_client
 from idiolect.results.outcome import Outcome
+from idiolect.results.participation import of_seed
 from idiolect.results.statistics import mean
 from idiolect.runner.job import Evaluate, Job
 from idiolect.runner.train import train
@@ -67,6 +68,23 @@ class Result:
     def mean(self) -> float:
         """Mean test accuracy of the clients' own models, each client alike."""
         return mean(self.accuracy)
+
+    @property
+    def took_part(self) -> np.ndarray:
+        """Whether each client took part in some round; the others' models are newcomers'."""
+        if not self.outcome.took_part:
+            return np.ones(len(self.accuracy), bool)
+        return np.asarray(self.outcome.took_part[0], bool)
+
+    @property
+    def participation(self) -> dict[str, Any]:
+        """Counts and mean accuracies of all clients, those that took part and those that did not.
+
+        `participation["accuracy"]["personal"]["took_part"]`, and the like.
+        """
+        models = self.outcome.models
+        scores = {model: self.outcome.final[f"{model}/accuracy"][0] for model in models}
+        return of_seed(scores, self.took_part)
 
     @property
     def accuracy(self) -> np.ndarray:

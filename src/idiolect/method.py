@@ -96,6 +96,7 @@ class Method:
     tunes: ClassVar[bool] = False  # deploy trains, so curves of personal models cost a training
     aggregates: ClassVar[str] = "other"  # "mean": server_step heeds only the mean of `Report`s
     starts_over: ClassVar[bool] = False  # deploy trains a model from `local.initial`
+    alone: ClassVar[bool] = False  # needs no server: all clients train in every round
     public: ClassVar[str] = ""  # who needs the public examples: "clients", "server" or nobody
 
     batch: int = setting(32, "examples in a step", least=1)
@@ -298,6 +299,11 @@ class Method:
     def welcomes(self) -> bool:
         """Whether newcomers are sent something else, so that the state may have a row for each."""
         return type(self).welcome is not Method.welcome
+
+    @property
+    def adapts(self) -> bool:
+        """Whether a newcomer comes to its model otherwise than a client that took part."""
+        return self.welcomes or type(self).adapt is not Method.adapt
 
     @property
     def looks(self) -> bool:

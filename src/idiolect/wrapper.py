@@ -38,7 +38,7 @@ class Wrapper(Method):
                     f"{type(self.base).__name__}; set it there"
                 )
             object.__setattr__(self, spec.name, inner)
-        for name in ("paper", "pooled", "aggregates", "public"):
+        for name in ("paper", "pooled", "aggregates", "public", "alone"):
             object.__setattr__(self, name, getattr(self.base, name))
         for name in ("tunes", "starts_over"):
             object.__setattr__(self, name, getattr(type(self), name) or getattr(self.base, name))
@@ -219,6 +219,11 @@ class Wrapper(Method):
     def welcomes(self) -> bool:
         """Hand on."""
         return self.base.welcomes
+
+    @property
+    def adapts(self) -> bool:
+        """Hand on."""
+        return self.base.adapts
 
     @property
     def looks(self) -> bool:

@@ -54,7 +54,15 @@ def test_a_run_tells_its_progress_and_leaves_everything(finished):
     content = json.loads((folder / "out" / "result.json").read_text())
     seed = content["methods"]["FedAvg"]["seeds"][0]
     assert seed["traffic"]["participations"] == 24
-    assert seed["clients"][0].keys() == {"client", "train", "test", "personal", "global", "facts"}
+    assert seed["clients"][0].keys() == {
+        "client",
+        "train",
+        "test",
+        "took_part",
+        "personal",
+        "global",
+        "facts",
+    }
     # 4 clients a round, each 7,850 floats down; up, one more for the number of examples.
     assert seed["traffic"]["bytes_down"] == 6 * 4 * 7850 * 4
     assert seed["traffic"]["bytes_up"] == 6 * 4 * 7851 * 4

@@ -1,3 +1,4 @@
+import inspect
 import io
 import json
 
@@ -7,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from idiolect.data import federate, read
+from idiolect.data import federate, load, read
 from idiolect.errors import DataError
 
 TABLE = {
@@ -173,18 +174,26 @@ def test_image_folders(tmp_path):
 
 def pfllib(folder, part, client, x, y):
     (folder / part).mkdir(parents=True, exist_ok=True)
-    np.savez(folder / part / f"{client}.npz", data=np.array({"x": x, "y": y}, object))
+    np.savez(folder / part / f"{client}.npz", x=x, y=y)
 
 
-def test_pfllib_needs_leave_to_unpickle(tmp_path):
+def test_pfllibs_pickles_are_never_loaded(tmp_path):
+    (tmp_path / "train").mkdir()
+    held = {"x": np.zeros((3, 2), np.float32), "y": np.arange(3)}
+    np.savez(tmp_path / "train" / "0.npz", data=np.array(held, object))
+    with pytest.raises(DataError, match=r"is a pickle, .* numpy\.savez\(file, x=data"):
+        read(tmp_path)
+    for call in (read, load):
+        assert "allow_pickle" not in inspect.signature(call).parameters
+
+
+def test_pfllibs_layout_has_a_file_for_each_client(tmp_path):
     for client in range(11):
         pfllib(tmp_path, "train", client, np.full((3, 2), client, np.float32), np.array([0, 1, 2]))
         pfllib(
             tmp_path, "test", client, np.full((1, 2), -client, np.float32), np.array([client % 3])
         )
-    with pytest.raises(DataError, match="pickles: loading one can run any code"):
-        read(tmp_path)
-    data = read(tmp_path, allow_pickle=True)
+    data = read(tmp_path)
     assert len(data) == 44 and len(data.client_names) == 11
     assert data.client_names[2] == "client 2" and data.client_names[10] == "client 10"
     federation = federate(data, "natural", split="file")
@@ -194,7 +203,7 @@ def test_pfllib_needs_leave_to_unpickle(tmp_path):
         assert (data.x[federation.train[client]] == number).all()
     np.savez(tmp_path / "train" / "3.npz", other=[1])
     with pytest.raises(DataError, match=r"3\.npz cannot be read"):
-        read(tmp_path, allow_pickle=True)
+        read(tmp_path)
 
 
 def leaf(path, data):

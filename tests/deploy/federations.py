@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from idiolect import checkpoint
+from idiolect.deploy.host import Host
 from idiolect.deploy.node import Node
 from idiolect.deploy.serve import post, serve
 from idiolect.deploy.site import Site
@@ -45,7 +46,9 @@ checkpoint_every = 1
 [deploy]
 timeout = 300
 join = 300
+packages = ["federations"]
 """
+HOST = Host(packages=("federations",))  # whoever runs these servers and nodes allows this module
 
 
 def normed(shape: tuple[int, ...], classes: int) -> nn.Module:
@@ -69,7 +72,7 @@ def _smaller(name: str) -> str:
 
 def sites(home: Path, count: int = 4, **settings) -> list[Site]:
     """Sites of a few rows each, which set no limits unless told."""
-    settings = {"policy": UNLIMITED, **settings}
+    settings = {"policy": UNLIMITED, "packages": HOST.packages, **settings}
     return [
         Site(f"site-{n}", "test", home / f"site-{n}", "embedded", client=n, **settings)
         for n in range(count)
@@ -86,8 +89,8 @@ def simulated(wanted, folder: Path):
 
 
 def served(wanted, transport, folder: Path, run: str = "r1", **more):
-    text = travelling(wanted)
-    return serve(post(transport, text, folder), text, run, folder, **more)
+    text, host = travelling(wanted), more.pop("host", HOST)
+    return serve(post(transport, text, folder, host), text, run, folder, host=host, **more)
 
 
 def server_state(folder: Path, label: str, part: str = "server") -> Mapping[str, torch.Tensor]:

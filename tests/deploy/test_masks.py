@@ -149,6 +149,31 @@ def test_a_report_that_comes_too_late_is_left_out_and_stays_hidden(tmp_path):
     assert secure._commitment(key) != published.commitment
 
 
+def test_nodes_lost_at_any_other_stage_cost_at_most_their_own_report(tmp_path):
+    """Before their masked report leaves they are not in the sum; after that they are."""
+
+    class Failing(Inside):
+        def __init__(self, home, *failures):
+            super().__init__(fed.inside(home)._nodes)
+            self._failures = failures
+
+        def call(self, site, blob, seconds):
+            message = wire.unpack(blob)
+            if (site, message.kind, message.head.get("round")) in self._failures:
+                return wire.refusal("failed")
+            return super().call(site, blob, seconds)
+
+    sets = ("rounds=3", "evaluate.every=3")
+    lost = (("site-2", "keys", 0), ("site-1", "shares", 1), ("site-0", "unmask", 2))
+    secure = Failing(tmp_path / "nodes", *lost)
+    found = fed.served(fed.experiment("fedavg", sets=(*SETS, *sets)), secure, tmp_path / "secure")
+    assert found["methods"]["FedAvg"]["seeds"][0]["traffic"]["participations"] == 3 + 3 + 4
+    plain = Failing(tmp_path / "others", ("site-2", "step", 0), ("site-1", "step", 1))
+    fed.served(fed.experiment("fedavg", sets=sets), plain, tmp_path / "plain")
+    states = [fed.server_state(tmp_path / kind, "FedAvg") for kind in ("secure", "plain")]
+    assert fed.largest_gap(*states) < 1e-6
+
+
 def test_no_second_sum_of_a_round_with_other_members_is_to_be_had(tmp_path):
     """Not by the late node, not by the others, not when all were started anew."""
     transport = Listening(fed.inside(tmp_path / "nodes")._nodes)

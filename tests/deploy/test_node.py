@@ -77,7 +77,9 @@ def test_what_does_not_fit_is_one_word(tmp_path):
     assert code(ask(node, "open", opening(wanted, place=True))) == "format"
     assert code(ask(node, "dance")) == "protocol"
     assert code(wire.unpack(node.answer(b"noise"))) == "format"
-    own = Site("a", "test", tmp_path / "a", str(tmp_path / "absent.csv"))
+    own = Site(
+        "a", "test", tmp_path / "a", str(tmp_path / "absent.csv"), packages=fed.HOST.packages
+    )
     assert code(ask(Node(own), "open", opening(wanted))) == "data"
 
 

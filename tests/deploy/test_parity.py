@@ -37,6 +37,19 @@ def test_nodes_do_once_what_comes_before_their_first_round(tmp_path):
     assert fed.scores(plain, "FedMD") != fed.scores(content, "FedMD")
 
 
+@pytest.mark.parametrize("name", ["ditto", "ktpfl", "pfedhn", "portfolio", "local"])
+def test_nodes_that_were_never_asked_get_their_models_as_newcomers_do(name, tmp_path):
+    """One of four nodes a round, for two rounds; `fed.scores` has the figures of both sorts."""
+    wanted = fed.experiment(name, sets=("cohort=1",))
+    label = wanted.methods[0].label
+    content = fed.simulated(wanted, tmp_path / "simulated")
+    found = fed.served(wanted, fed.inside(tmp_path / "nodes"), tmp_path / "served")
+    assert fed.scores(found, label) == fed.scores(content, label)
+    counts = fed.scores(found, label)[0]["participation"]["clients"]
+    assert counts["never"] == (0 if name == "local" else 4 - counts["took_part"])
+    assert counts["never"] >= 2 or name == "local"
+
+
 @pytest.mark.parametrize("name", ["ktpfl", "feddf"])
 def test_rounds_that_nobody_came_to_are_the_same_on_nodes(name, tmp_path):
     """By its own coin of one in four: seed 16 draws nobody in rounds 2 and 4."""

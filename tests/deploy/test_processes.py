@@ -59,7 +59,8 @@ def test_a_child_answers_and_can_be_closed(tmp_path):
 
 def test_a_federation_on_one_machine_from_the_command_line(tmp_path):
     """Run, be refused, go on for another round, and use a node's model; as the simulator scores."""
-    (tmp_path / "e.toml").write_text(fed.TOML.replace("federations:normed", "mlr") + FEDPER)
+    (tmp_path / "e.toml").write_text(fed.TOML.replace("federations:normed", "mine:net") + FEDPER)
+    (tmp_path / "mine.py").write_text("from idiolect.models import MODELS\nnet = MODELS['mlr']\n")
     run = ["run", "e.toml", "--on", "local", "--out", "out"]
     printed = command(tmp_path, *run)
     assert "4 nodes start" in printed.stdout and "round 2 of 2" in printed.stdout
@@ -70,7 +71,9 @@ def test_a_federation_on_one_machine_from_the_command_line(tmp_path):
     content = fed.simulated(wanted, tmp_path / "simulated")
     found = document.read(tmp_path / "out")
     assert fed.scores(found, "FedPer") == fed.scores(content, "FedPer")
-    command(tmp_path, "export", "out/nodes/node-3", "--out", "model.safetensors")
+    export = ("export", "out/nodes/node-3", "--out", "model.pt2")
+    assert "--trust-code" in command(tmp_path, *export, status=2).stderr
+    command(tmp_path, *export, "--trust-code")
 
 
 FEDPER = '[[methods]]\nname = "fedper"\n'

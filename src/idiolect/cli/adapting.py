@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from idiolect.cli.guard import guarded
-from idiolect.cli.options import DATA, DEVICE, JSON, complete_label
+from idiolect.cli.options import DATA, DEVICE, JSON, TRUST, complete_label
 
 
 @guarded
@@ -33,14 +33,12 @@ def adapt(
     client: Annotated[str | None, typer.Option(help="The client column.")] = None,
     split_column: Annotated[str | None, typer.Option(help="The column of train or test.")] = None,
     size: Annotated[str | None, typer.Option(help="Width,height of a folder's images.")] = None,
-    allow_pickle: Annotated[
-        bool, typer.Option("--allow-pickle", help="Trust the pickles in PFLlib's files.")
-    ] = False,
     network: Annotated[
         str | None, typer.Option(help="The newcomers' network, where the run had several.")
     ] = None,
     device: Annotated[str | None, DEVICE] = None,
     data_dir: Annotated[Path | None, DATA] = None,
+    trust_code: Annotated[bool, TRUST] = False,
     json: Annotated[bool, JSON] = False,
 ) -> None:
     """Give clients that were not in training their personal models, without training anew."""
@@ -58,7 +56,6 @@ def adapt(
         raise ConfigError("give the newcomers' --data, or --on KIT --site NAME where it is a node")
     given: dict[str, Any] = {"label": label, "client": client, "split": split_column}
     given["size"] = None if size is None else numbers("--size", size, int, 2)
-    given["allow_pickle"] = allow_pickle or None
     content = adapt_to(
         folder,
         data,
@@ -70,6 +67,7 @@ def adapt(
         device=device,
         data_dir=data_dir,
         options={key: value for key, value in given.items() if value is not None},
+        trust_code=trust_code,
     )
     _print(content, json, f"Models: {content['folder']}")
 

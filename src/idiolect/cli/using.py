@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from idiolect.cli.guard import guarded
+from idiolect.cli.options import TRUST
 
 _NODE = typer.Argument(help="A node's kit, or a node's folder of a local run.")
 _METHOD = typer.Option("--method", help="The method's label, where a run had several.")
@@ -25,6 +26,7 @@ def predict(
     every: Annotated[
         bool, typer.Option("--probabilities", help="A column for each class's probability.")
     ] = False,
+    trust_code: Annotated[bool, TRUST] = False,
 ) -> None:
     """Predict with this node's own model, on this node; nothing is sent anywhere."""
     from idiolect.checkpoint import write_whole
@@ -36,7 +38,7 @@ def predict(
     given["size"] = None if size is None else numbers("--size", size, int, 2)
     options = {key: value for key, value in given.items() if value is not None}
     model = stored(home_of(node), method, seed)
-    found = using.predict(model, data, options)
+    found = using.predict(model, data, options, trust_code)
     text = using.as_csv(found, model.form.classes, every)
     if out is None:
         print(text, end="")
@@ -55,10 +57,11 @@ def export(
     out: Annotated[Path, typer.Option("--out", help="A .safetensors, .pt2 or .onnx file.")],
     method: Annotated[str | None, _METHOD] = None,
     seed: Annotated[int | None, _SEED] = None,
+    trust_code: Annotated[bool, TRUST] = False,
 ) -> None:
     """Write this node's own model for other programs: tensors, a torch.export program, or ONNX."""
     from idiolect.deploy import using
     from idiolect.deploy.models import home_of, stored
 
-    using.export(stored(home_of(node), method, seed), out)
+    using.export(stored(home_of(node), method, seed), out, trust_code)
     print(out)

@@ -19,6 +19,8 @@ def print_comparison(screen: Console, content: dict[str, Any]) -> None:
         told = split["comparison"]
         print_methods(screen, told)
         print_costs(screen, told)
+        for text in split.get("participation", ()):
+            _say(screen, text)
         print_pairs(screen, told)
         _say(screen, ranked(told))
         print_tuned(screen, split["tuned"])

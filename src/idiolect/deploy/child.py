@@ -14,6 +14,7 @@ import threading
 from typing import IO
 
 from idiolect.deploy import wire
+from idiolect.deploy.isolation import isolated
 from idiolect.deploy.site import Site
 
 log = logging.getLogger("idiolect.node")
@@ -68,7 +69,9 @@ class Child:
             self._site.home.mkdir(parents=True, exist_ok=True)
             with (self._site.home / "node.log").open("ab") as words:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-m", "idiolect.deploy.child"],
+                    [sys.executable, "-P", "-m", "idiolect.deploy.child"],
+                    cwd=self._site.home,
+                    env=isolated(os.environ, self._site.home.resolve().parent),
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=words,

@@ -3,6 +3,7 @@
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -13,7 +14,7 @@ from idiolect.deploy.site import Site
 from idiolect.errors import DataError
 from idiolect.experiment.build import divided, federations, loaded, public_examples
 from idiolect.experiment.schema import Experiment
-from idiolect.experiment.visiting import source_of, visiting
+from idiolect.experiment.visiting import admitted, source_of, visiting
 from idiolect.experiment.wordings import coded, reading
 
 
@@ -45,6 +46,7 @@ class Holding:
 
 def hold(site: Site, text: str, place: int, newcomer: bool = False) -> Holding:
     """Read a node's data as an experiment asks; `place` is the node's number among all."""
+    admitted(text, site.reach)  # before anything is looked at
     if newcomer and site.client is not None:
         raise DataError(
             "this node was given a client of the experiment's own partition, all of whom took part "
@@ -61,8 +63,8 @@ def _share(site: Site, text: str) -> Holding:
             f"the experiment divides {wanted!r}, and this node was given a client of {site.data!r};"
             f" start it with --data {wanted}, or without --client for data of its own"
         )
-    experiment = visiting(text, source=site.data, public=site.public)
-    held = federations(experiment, site.data_dir)
+    experiment = visiting(text, source=site.data, public=site.public, reach=site.reach)
+    held = federations(experiment, site.data_dir, fetched=_given(site))
     if client >= held[0].clients:
         raise DataError(
             f"--client is {client}, and the experiment's partition has clients "
@@ -70,6 +72,11 @@ def _share(site: Site, text: str) -> Holding:
         )
     own = tuple(_compact(federation, client) for federation in held)
     return Holding(experiment, client, own, held[0].dataset.name, held[0].clients)
+
+
+def _given(site: Site) -> tuple[str, ...]:
+    """Return the data that the operator named: no other is downloaded because a run names it."""
+    return tuple(name for name in (site.data, site.public) if name is not None)
 
 
 def _compact(federation: Federation, client: int) -> Federation:
@@ -104,7 +111,8 @@ def _own(site: Site, text: str, place: int) -> Holding:
             "share of it, or give the path of this node's own data"
         )
     path = str(Path(site.data).expanduser().resolve())
-    experiment = visiting(text, source=path, options=site.options, public=site.public)
+    own: dict[str, Any] = {"options": site.options, "public": site.public, "reach": site.reach}
+    experiment = visiting(text, source=path, **own)
     data = experiment.data
     dataset = loaded(data.source, reading(data), site.data_dir)
     if dataset.words and data.text is None:
@@ -142,7 +150,7 @@ def _held(site: Site, experiment: Experiment, dataset: Dataset, place: int) -> H
     """Make one client of all rows, with the public examples beside them."""
     data, public = experiment.data, None
     if data.public is not None:
-        public = public_examples(data.public, data, dataset, site.data_dir)
+        public = public_examples(data.public, data, dataset, site.data_dir, _given(site))
     one = np.zeros(len(dataset), np.int64)
     dataset = dataclasses.replace(dataset, clients=one, client_names=(site.name,))
     return Holding(experiment, place, divided(experiment, dataset, public, place), "")

@@ -31,6 +31,7 @@ from idiolect.method import Method, Report, Sent
 from idiolect.simulate import sampling
 from idiolect.simulate.architecture import Architecture, blank, refuse_unequal_states
 from idiolect.simulate.exchange import Sums
+from idiolect.simulate.judging import mixed
 from idiolect.simulate.rounds import Round, Verdict
 from idiolect.simulate.serving import Serving
 from idiolect.simulate.traffic import Traffic
@@ -82,6 +83,9 @@ class Hub:
         self._given_up = 0  # secure sums in a row that could not be had
         self._idle = [0 for _ in seeds]  # rounds of each seed in which nobody reported
         self._limited: dict[str, str] = {}  # sites whose policy refused what was asked last
+        self._took_part = np.zeros((len(seeds), roster.clients), bool)  # in some round
+        if method.alone:
+            cohort, draw = None, "fixed"
         self._untold: list[str] = []  # why nodes heard nothing of each other
         self.widths: Mapping[str, int] = {}
         self._label, self._run = label, run
@@ -134,7 +138,11 @@ class Hub:
             # By architecture and then by seed, as a simulation has it.
             kinds = zip(*self._servings, strict=True)
             kept["groups"] = tuple(tuple(one.group for one in own) for own in kinds)
-        kept["attended"] = {"idle": torch.tensor(self._idle)}
+        if not self._method.hides:  # who came, and whether anybody did, is secret then
+            kept["attended"] = {
+                "idle": torch.tensor(self._idle),
+                "clients": torch.from_numpy(self._took_part),
+            }
         return kept
 
     @tree.setter
@@ -145,6 +153,7 @@ class Hub:
                 servings[place].group = group
         if "attended" in kept:
             self._idle = kept["attended"]["idle"].tolist()
+            self._took_part = kept["attended"]["clients"].numpy()
 
     # One round.
 
@@ -164,16 +173,15 @@ class Hub:
         return self._secret[run]
 
     def strangers(self, run: int) -> np.ndarray:
-        """Return the clients that took part in no round, where personal state matters.
+        """Return the clients that answered in no round so far.
 
         Nobody is named where cohorts are secret: a list of who was never drawn, published with
-        the result, would tell much of the draw. Nothing is kept of it either.
+        the result, would tell much of the draw. Nothing is kept of it either: each node knows by
+        itself whether it took part, and adapts if it did not.
         """
         if self._method.hides:
             return np.empty(0, np.int64)
-        if not tree.leaves(self._rehearsal.stand_ins[run][0].personal):
-            return np.empty(0, np.int64)
-        return self._attendance(run).strangers(self._roster.clients, self.round)
+        return np.flatnonzero(~self._took_part[run])
 
     def padding(self) -> float:
         """Say that nothing is padded: every node has its own batches."""
@@ -187,7 +195,7 @@ class Hub:
         """Do one round of every seed."""
         self._refresh()
         traffic, states, examples = [], [], 0
-        idle = list(self._idle)
+        idle, took_part = list(self._idle), self._took_part.copy()
         for run, state in enumerate(self.states):
             cohort = self.cohort(run)
             called = self._attendance(run).training(self.round)
@@ -197,6 +205,7 @@ class Hub:
             if len(called):
                 sent = self._method.send(state, torch.from_numpy(called))
                 found, down, up = self._collect(run, called, sent, "step", heard=heard)
+                took_part[run, sorted(found)] = True
             if not heard:  # bystanders may have trained all the same
                 states.append(self._method.idle(state))
                 traffic.append(Traffic(0, down, up))
@@ -238,7 +247,7 @@ class Hub:
             traffic.append(Traffic(len(present), down, up))
             sizes = self._roster.sizes(0, run)
             examples += sum(sizes[client] for client in present)
-        self.states, self._idle = states, idle
+        self.states, self._idle, self._took_part = states, idle, took_part
         self.round += 1
         self._secret = {}
         return Round(traffic, examples)
@@ -438,8 +447,13 @@ class Hub:
         only_global: bool = False,
         keep: bool = False,
         newcomers: bool = False,
+        adapt: bool = True,
     ) -> list[Verdict]:
-        """Let every node score its models on its own data; `keep` leaves the model on the node."""
+        """Let every node score its models on its own data; `keep` leaves the model on the node.
+
+        Nodes that took part in no round adapt as newcomers do; without `adapt` their personal
+        models have no score.
+        """
         flags = {
             "tested": exams is not None,
             "only_global": only_global,
@@ -448,25 +462,50 @@ class Hub:
         }
         everyone = np.arange(self._roster.clients)
         verdicts = []
-        for run, state in enumerate(self.states):
-            send = self._method.welcome if newcomers else self._method.send
-            sent = send(state, torch.from_numpy(everyone))
-            hears = self._told(run, everyone, sent, newcomers) if not only_global else None
-            found, _, _ = self._collect(run, everyone, sent, "judge", flags, hears=hears)
-            if not found:
-                raise DeployError(f"after round {self.round}, no node was there to be scored")
-            rows = _filled(found, everyone.tolist())
-            scores = tree.map(lambda leaf: leaf.numpy(), tree.stack(rows))
-            exchanged = (hears.sums, hears.traffic) if hears and hears.counted else ()
-            verdicts.append(Verdict(scores["marks"], scores["facts"], [], *exchanged))
+        for run in range(len(self.states)):
+            never = self.strangers(run)
+            if newcomers or only_global or not (self.round and self._method.adapts):
+                never = never[:0]
+            took = np.setdiff1d(everyone, never)
+            told = self.told[run] if self.told else None
+            first = self._scored(run, took, flags, told)
+            if not len(never):
+                verdicts.append(first)
+                continue
+            if self._method.tells:
+                told = first.told or None
+            guests = {**flags, "only_global": not adapt, "keep": keep and adapt, "newcomers": adapt}
+            verdicts.append(mixed((took, first), (never, self._scored(run, never, guests, told))))
+        if not any(own.scores for own in verdicts):
+            raise DeployError(f"after round {self.round}, no node was there to be scored")
         return verdicts
 
-    def _told(self, run: int, everyone: np.ndarray, sent: Sent, newcomers: bool) -> Hearing | None:
+    def _scored(
+        self, run: int, clients: np.ndarray, flags: Mapping[str, bool], told: Sums | None
+    ) -> Verdict:
+        """Let some nodes score their models; newcomers hear what others told."""
+        newcomers = flags["newcomers"]
+        send = self._method.welcome if newcomers else self._method.send
+        found: dict[int, Tree] = {}
+        hears = None
+        if len(clients):
+            sent = send(self.states[run], torch.from_numpy(clients))
+            if self._method.tells and not flags["only_global"]:
+                hears = self._told(run, clients, sent, newcomers, told)
+            found, _, _ = self._collect(run, clients, sent, "judge", flags, hears=hears)
+        if not found:
+            return Verdict({}, {}, [])
+        rows = _filled(found, clients.tolist())
+        scores = tree.map(lambda leaf: leaf.numpy(), tree.stack(rows))
+        exchanged = (hears.sums, hears.traffic) if hears and hears.counted else ()
+        return Verdict(scores["marks"], scores["facts"], [], *exchanged)
+
+    def _told(
+        self, run: int, everyone: np.ndarray, sent: Sent, newcomers: bool, told: Sums | None
+    ) -> Hearing | None:
         """Let nodes tell, in sum, what their method tells; who is silent is left out of it."""
-        if not self._method.tells:
-            return None
         if newcomers:
-            return Hearing(self.told[run]) if self.told else None
+            return Hearing(told) if told else None
         found, _, up = self._collect(run, everyone, sent, "tell")
         if not found or not self._secure:
             return heard(found, up)

@@ -4,14 +4,18 @@ import json
 import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from idiolect.checkpoint import write_whole
+from idiolect.data import SOURCES
+from idiolect.deploy.host import Host
 from idiolect.deploy.serve import post, serve
 from idiolect.deploy.site import Site
 from idiolect.deploy.site_policy import UNLIMITED
 from idiolect.deploy.transport import Processes
 from idiolect.errors import ConfigError
 from idiolect.experiment.build import federations
+from idiolect.experiment.outside import trusting
 from idiolect.experiment.schema import Experiment
 from idiolect.experiment.visiting import travelling
 from idiolect.runner.watch import Silent, Tick
@@ -45,6 +49,13 @@ def run_local(
     run = json.loads(path.read_text())["run"] if path.exists() else uuid.uuid4().hex[:12]
     write_whole(path, json.dumps({"run": run, "federation": "local"}).encode())
     source = experiment.data.source
+    # Own files and own modules are the user's, who sits at this very machine.
+    given = experiment.data.public
+    public = None if given is None or given.source in SOURCES else given.source
+    own = trusting(experiment.model_dump())
+    told: dict[str, Any] = {"packages": own.packages, "folders": own.folders, "public": public}
+    deploy = experiment.deploy.model_copy(update={"packages": own.packages})
+    experiment = experiment.model_copy(update={"deploy": deploy})
     sites = [
         # One machine's own data: no site whose limits would protect it from another.
         Site(
@@ -54,6 +65,7 @@ def run_local(
             source,
             client=n,
             policy=UNLIMITED,
+            **told,
         )
         for n in range(clients)
     ]
@@ -61,7 +73,8 @@ def run_local(
     say(f"{clients} nodes start, a process each; their state is in {folder / 'nodes'}")
     try:
         text = travelling(experiment)
-        serve(post(transport, text, folder), text, run, folder, only=only, watch=_Told(say))
+        calls, watch = post(transport, text, folder, Host(**told)), _Told(say)
+        serve(calls, text, run, folder, only=only, watch=watch, host=Host(**told))
     finally:
         transport.close()
     return folder

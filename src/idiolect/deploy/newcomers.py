@@ -14,6 +14,7 @@ from typing import NamedTuple
 from idiolect.checkpoint import write_whole
 from idiolect.data.text import SPECIAL
 from idiolect.deploy import prints
+from idiolect.deploy.host import HOST, Host
 from idiolect.deploy.hub import Hub
 from idiolect.deploy.ownership import NOBODY
 from idiolect.deploy.post import Post
@@ -60,11 +61,11 @@ class Offer(NamedTuple):
     folder: Path
 
 
-def offer(folder: Path, wanted: Wanted) -> Offer:
+def offer(folder: Path, wanted: Wanted, host: Host = HOST) -> Offer:
     """Find what a run of this server left for newcomers."""
     if not (folder / EXPERIMENT).is_file():
         raise DataError(f"this server holds no run {wanted.run}; was it done on another one?")
-    experiment = visiting((folder / EXPERIMENT).read_text())
+    experiment = visiting((folder / EXPERIMENT).read_text(), reach=host.reach)
     table = chosen(experiment, wanted.method)
     label = table.label or table.name
     run = kept(folder, label, wanted.seed)
@@ -95,14 +96,19 @@ def offer(folder: Path, wanted: Wanted) -> Offer:
 
 
 def welcome(
-    post: Post, found: Offer, visit: str, folder: Path, submitter: str = NOBODY
+    post: Post,
+    found: Offer,
+    visit: str,
+    folder: Path,
+    submitter: str = NOBODY,
+    host: Host = HOST,
 ) -> Document:
     """Give the nodes of a post their models; write what was found, their scores, into a folder.
 
     `visit` names this occasion, and with it the nodes' state.
     """
     label, run = found.kept.label, found.kept
-    experiment, method = visiting(found.text), made(found.table)
+    experiment, method = visiting(found.text, reach=host.reach), made(found.table)
     digests = {label: prints.of_method(method)}
     folder.mkdir(parents=True, exist_ok=True)
     # Newcomers are scaled as the run was under the seed they are given a model of.
@@ -115,7 +121,8 @@ def welcome(
     roster.gather(None)
     form, clients = roster.first.form, found.model.clients
     shape, words = tuple(form.shape), tuple(form.words)
-    bound = networks(experiment, shape, len(form.classes), roster.clients, words, roster.names)
+    names, classes = roster.names, len(form.classes)
+    bound = networks(experiment, shape, classes, roster.clients, words, names, host.reach)
     refuse_counted(method, bound, len(form.classes), clients)
     hub = Hub(
         label, method, (run.seed,), visit, post, roster, bound, None, "fixed", experiment.deploy

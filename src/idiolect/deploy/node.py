@@ -292,8 +292,7 @@ class Node:
         # The same numbers, however many nodes there will be.
         named = digest_of(masks.fixed(report, secure.FEWEST))
         if opened.log is None:
-            owner = Owner(self._site.federation, opened.holding.client, opened.run, "", 0)
-            opened.log = SumLog(owner.folder(self._site.home).parent / "sums.log")
+            opened.log = SumLog(self._site.home / "sums.log")
         opened.log.check(named)
         participant = secure.Participant(context, self._site.name, self._signer)
         opened.sum = _Sum(participant, report, named, opened.log)
@@ -382,9 +381,11 @@ class Node:
 
     def _judge(self, message: Message, blob: bytes) -> bytes:
         """Score this node's models on its own data; the model stays here, the scores leave."""
-        alone, _ = self._desk(message)
+        alone, drawer = self._desk(message)
         opened, head = self._of(message), message.head
         flags = [flag for flag in _FLAGS if get(head, flag, bool)]
+        if alone.method.hides and not drawer.kept.round and "only_global" not in flags:
+            flags = [*dict.fromkeys((*flags, "newcomers"))]  # the hub does not know who came
         round, tested = get(head, "round", int), get(head, "tested", bool)
         sent = self._sent(alone, message)
         self._releases.count(opened.run, "scores")
@@ -487,7 +488,8 @@ class Node:
             raise Refused("experiment", f"seed {seed} is none of the experiment's {seeds}")
         held = holding.federations[seeds.index(seed)]
         shape, classes = tuple(held.dataset.x.shape[1:]), len(held.dataset.classes)
-        bound = networks(holding.experiment, shape, classes, opened.clients, held.dataset.words)
+        words, reach = held.dataset.words, self._site.reach
+        bound = networks(holding.experiment, shape, classes, opened.clients, words, reach=reach)
         architecture = next(
             own for own in bound.values() if own.clients is None or holding.client in own.clients
         )
@@ -512,8 +514,10 @@ class Node:
     def _sent(self, alone: Alone, message: Message) -> Sent:
         """Check what the hub sent against what this method's servers send."""
         codec = codecs.down(self._of(message).holding.experiment.deploy)
-        sent: Sent = wire.fitted(alone.form, message.leaves, codec)
-        wire.refuse_nonfinite(sent, alone.form)
+        guest = message.kind == "judge" and get(message.head, "newcomers", bool)
+        form = alone.guest_form if guest else alone.form
+        sent: Sent = wire.fitted(form, message.leaves, codec)
+        wire.refuse_nonfinite(sent, form)
         return sent
 
 

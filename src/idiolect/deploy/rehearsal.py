@@ -68,7 +68,8 @@ class Rehearsal:
         if kind == "tell":
             return stand_in.tell(stand_in.form, 0)[0]
         chosen = [flag for flag in ("only_global", "newcomers") if flags[flag]]
-        marks, facts, _ = stand_in.judge(stand_in.form, 0, tested=flags["tested"], flags=chosen)
+        sent = stand_in.guest_form if flags["newcomers"] else stand_in.form
+        marks, facts, _ = stand_in.judge(sent, 0, tested=flags["tested"], flags=chosen)
         return {"marks": marks, "facts": facts}
 
     def servings(self, run: int, public: Dataset | None) -> list[Serving]:

@@ -112,12 +112,9 @@ def threshold(members: int) -> int:
 class Participant:
     """One member's part in one sum. Each stage is answered once."""
 
-    def __init__(
-        self, context: Context, name: str, signer: Signer | None = None, fewest: int = FEWEST
-    ) -> None:
-        """`fewest`: members without whom this one gives nothing."""
+    def __init__(self, context: Context, name: str, signer: Signer | None = None) -> None:
         self.context, self.name = tuple(context), name
-        self._signer, self._fewest = signer, max(FEWEST, fewest)
+        self._signer = signer
         self._encryption, self._mask = secrets.token_bytes(32), secrets.token_bytes(32)
         self._seed = secrets.token_bytes(shamir.SECRET)
         self._keys: Keys | None = None
@@ -156,8 +153,8 @@ class Participant:
         return boxes
 
     def _check(self, members: Mapping[str, Keys]) -> None:
-        if len(members) < self._fewest:
-            raise Refused("keys", f"{len(members)} members of a sum, {self._fewest} needed")
+        if len(members) < FEWEST:
+            raise Refused("keys", f"{len(members)} members of a sum, {FEWEST} needed")
         published = [key for keys in members.values() for key in keys[:2]]
         if len(set(published)) != len(published):
             raise Refused("keys", "two members with the same key")
@@ -186,7 +183,7 @@ class Participant:
         sharing = set(boxes) | {self.name}
         if not sharing <= set(self._members) or self.name in boxes:
             raise Refused("keys", "shares of someone who is no member")
-        if len(sharing) < max(threshold(len(self._members)), self._fewest):
+        if len(sharing) < threshold(len(self._members)):
             raise Refused("keys", f"{len(sharing)} of {len(self._members)} members shared secrets")
         roster = roster_digest(self.context, self._members)
         held = {self.name: self._own}
@@ -228,7 +225,7 @@ class Participant:
             raise Refused("keys", "the survivors of this sum were others before")
         if not chosen <= set(self._held) or self.name not in chosen:
             raise Refused("keys", "survivors that shared nothing, or without this node")
-        if len(chosen) < max(threshold(len(self._members)), self._fewest):
+        if len(chosen) < threshold(len(self._members)):
             raise Refused("keys", f"{len(chosen)} survivors of {len(self._members)} members")
         self._survivors = chosen
 

@@ -20,6 +20,7 @@ from idiolect.errors import ConfigError
 from idiolect.experiment.build import cohort_size
 from idiolect.experiment.methods import made as made_method
 from idiolect.experiment.networks import networks
+from idiolect.experiment.outside import Reach
 from idiolect.experiment.schema import Deployment, Experiment
 from idiolect.experiment.visiting import visiting
 from idiolect.method import Method
@@ -161,9 +162,9 @@ class RemoteCourse:
         )
 
 
-def post(transport: Transport, text: str, folder: Path) -> Post:
+def post(transport: Transport, text: str, folder: Path, host: Host = HOST) -> Post:
     """Make the hub's post, with the experiment's patience and the run's memory of failures."""
-    deploy = visiting(text).deploy
+    deploy = visiting(text, reach=host.reach).deploy
     policy = Policy(
         deploy.timeout, deploy.join, deploy.minimum, deploy.patience, deploy.limit_mb << 20
     )
@@ -186,9 +187,9 @@ def serve(
     `text` is the experiment as TOML; `run` names the run, and with it the nodes' personal state;
     `host` says what the server's machine has of its own; `submitter` owns the run.
     """
+    experiment = visiting(text, reach=host.reach)  # refused before anything is written
     folder.mkdir(0o700, parents=True, exist_ok=True)
     folder.chmod(0o700)  # reports and models of many sites: for the server's own account alone
-    experiment = visiting(text)
     methods = served_methods(experiment, only)
     digests = {label: prints.of_method(method) for label, method in methods.items()}
     seeds = len(experiment.seeds)
@@ -200,7 +201,7 @@ def serve(
     if any(method.public == "server" for method in methods.values()):
         found = host.public_examples(text, roster.first)
         public = None if found is None else [_scaled(found, own) for own in blank]
-    courses = _courses(experiment, methods, run, post, roster, public)
+    courses = _courses(experiment, methods, run, post, roster, public, host.reach)
     for course in courses:  # before the experiment that the folder holds is replaced
         if (path := memories.checkpoint_path(folder, course.label)).exists():
             memories.load(path, course.identity, course.place)
@@ -238,10 +239,12 @@ def _courses(
     post: Post,
     roster: Roster,
     public: Sequence[Dataset] | None,
+    reach: Reach,
 ) -> list[RemoteCourse]:
     form = roster.first.form
     shape, words = tuple(form.shape), tuple(form.words)
-    bound = networks(experiment, shape, len(form.classes), roster.clients, words, roster.names)
+    classes = len(form.classes)
+    bound = networks(experiment, shape, classes, roster.clients, words, roster.names, reach)
     return [
         RemoteCourse(
             label=table.label or table.name,

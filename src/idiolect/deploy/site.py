@@ -10,6 +10,7 @@ from typing import Any
 from idiolect.deploy.site_policy import SitePolicy
 from idiolect.deploy.wire import LIMIT
 from idiolect.errors import DeployError
+from idiolect.experiment.outside import Reach
 
 
 @dataclass(frozen=True)
@@ -29,12 +30,21 @@ class Site:
     secure: bool = False  # take part only where the server sees the sum and no single report
     policy: SitePolicy = field(default_factory=SitePolicy)  # what this site allows
     kit: Path | None = None  # whose key and authority sign and check; None: nobody's (local, tests)
+    packages: tuple[str, ...] = ()  # beside the policy's; for tries on one's own machine
+    folders: tuple[str, ...] = ()  # where these may lie besides; the same
+
+    @property
+    def reach(self) -> Reach:
+        """What an experiment may have imported here; nothing that lies beside this node's files."""
+        packages = (*self.policy.packages, *self.packages)
+        closed = (str(self.home.resolve().parent),)
+        return Reach(packages=packages, folders=self.folders, closed=closed)
 
     def to_json(self) -> str:
         """Write the settings for another process of the same machine."""
         plain = dataclasses.asdict(self)
         for key in ("home", "data_dir", "kit"):
-            plain[key] = None if plain[key] is None else str(plain[key])
+            plain[key] = None if plain[key] is None else str(plain[key].resolve())
         return json.dumps(plain)
 
     @classmethod
@@ -43,11 +53,13 @@ class Site:
         try:
             plain = json.loads(text)
             policy = SitePolicy.of(plain.pop("policy"))
+            lists: Any = {key: tuple(plain.pop(key, ())) for key in ("packages", "folders")}
             for key in ("data_dir", "kit"):
                 plain[key] = None if plain.get(key) is None else Path(plain[key])
             return cls(
                 policy=policy,
                 home=Path(plain.pop("home")),
+                **lists,
                 **{**plain, "options": {k: _tuples(v) for k, v in plain.pop("options").items()}},
             )
         except (ValueError, TypeError, KeyError, AttributeError) as error:

@@ -11,13 +11,15 @@ from pathlib import Path
 
 import numpy as np
 
+from idiolect.checkpoint import write_whole
 from idiolect.deploy.codes import Refused
+from idiolect.errors import IdiolectError
 
 _PENDING = "-"  # masked, and nobody has said yet who survived
 
 
 class SumLog:
-    """One client's record; a line is added before anything leaves the node."""
+    """One node's record; a line is added before anything leaves the node."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -52,13 +54,14 @@ class SumLog:
 
     def _add(self, report: str, survivors: str) -> None:
         try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            handle = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-            with os.fdopen(handle, "ab") as file:
+            if not self._path.exists():
+                write_whole(self._path, b"")  # after this a power cut leaves the name too
+                self._path.chmod(0o600)
+            with self._path.open("ab") as file:
                 file.write(f"\n{report} {survivors}".encode())
                 file.flush()
                 os.fsync(file.fileno())
-        except OSError as error:
+        except (OSError, IdiolectError) as error:
             raise Refused("disk", f"{self._path}: {error}") from error
         self._known[report] = survivors
 

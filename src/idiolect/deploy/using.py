@@ -19,6 +19,8 @@ from idiolect.deploy.models import Stored
 from idiolect.errors import ConfigError, DataError, DeployError
 from idiolect.experiment.methods import made
 from idiolect.experiment.networks import networks
+from idiolect.experiment.outside import CLOSED, refuse_code, trusting
+from idiolect.experiment.reading import parse_toml
 from idiolect.experiment.visiting import visiting
 from idiolect.simulate.alone import Alone, Place
 
@@ -32,9 +34,9 @@ class Personal(nn.Module):
     shift: Tensor
     scale: Tensor
 
-    def __init__(self, stored: Stored) -> None:
+    def __init__(self, stored: Stored, trust: bool = False) -> None:
         super().__init__()
-        self._alone, form = _rehearsed(stored)
+        self._alone, form = _rehearsed(stored, trust)
         self._form = tree.map(lambda leaf: leaf, form)
         self._names = {name: f"leaf_{n}" for n, name in enumerate(tree.named(form))}
         for name, leaf in stored.leaves.items():
@@ -52,15 +54,20 @@ class Personal(nn.Module):
         return self._alone.predict(tree.like(self._form, own), x)
 
 
-def _rehearsed(stored: Stored) -> tuple[Alone, Any]:
+def _rehearsed(stored: Stored, trust: bool) -> tuple[Alone, Any]:
     """Make the client anew, and the form of what it deploys, from blank examples."""
     about, form = stored.about, stored.form
-    experiment = visiting(about.experiment)
+    raw = parse_toml(about.experiment, "the stored model's experiment")
+    if not trust:
+        refuse_code(raw, "the stored model", Path.cwd())
+    reach = trusting(raw) if trust else CLOSED
+    experiment = visiting(about.experiment, reach=reach)
     table = next((t for t in experiment.methods if (t.label or t.name) == about.label), None)
     if table is None:
         raise DeployError(f"the experiment of run {about.run} has no method {about.label!r}")
     shape, words = tuple(form.shape), tuple(form.words)
-    bound = networks(experiment, shape, len(form.classes), stored.clients, words)
+    classes = len(form.classes)
+    bound = networks(experiment, shape, classes, stored.clients, words, reach=reach)
     own = next(a for a in bound.values() if a.clients is None or about.client in a.clients)
     lessons, test = form.lessons()
     place = Place(about.client, stored.clients, about.seed, about.newcomer)
@@ -78,13 +85,15 @@ class Predictions(NamedTuple):
     accuracy: float | None
 
 
-def predict(stored: Stored, data: str | Path, options: Mapping[str, Any]) -> Predictions:
+def predict(
+    stored: Stored, data: str | Path, options: Mapping[str, Any], trust: bool = False
+) -> Predictions:
     """Predict every row of a file; where it has labels, say how often they are met.
 
     A model of the next word predicts the one after the last of each row.
     """
     dataset, labelled = _dataset(stored, data, options)
-    model = Personal(stored).eval()
+    model = Personal(stored, trust).eval()
     shares, right, seen = [], 0, 0
     with torch.no_grad():
         for start in range(0, len(dataset), _ROWS):
@@ -136,7 +145,7 @@ def as_csv(found: Predictions, classes: list[str], every: bool) -> str:
     return out.getvalue()
 
 
-def export(stored: Stored, path: Path) -> None:
+def export(stored: Stored, path: Path, trust: bool = False) -> None:
     """Write the model for others: its tensors, a `torch.export` program, or ONNX."""
     if path.suffix not in KINDS:
         raise ConfigError(f"{path} ends in {path.suffix!r}; expected one of {', '.join(KINDS)}")
@@ -147,7 +156,7 @@ def export(stored: Stored, path: Path) -> None:
         meta = {"about": about, "form": stored.form.plain()}
         checkpoint.save(path, {"model": stored.leaves, "scaling": scaling}, meta)
         return
-    model = Personal(stored).eval()
+    model = Personal(stored, trust).eval()
     rows = torch.zeros((2, *stored.form.shape), dtype=getattr(torch, stored.form.dtype))
     batch = torch.export.Dim("batch", min=1, max=1 << 20)
     program = torch.export.export(model, (rows,), dynamic_shapes=({0: batch},))

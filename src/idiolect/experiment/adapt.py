@@ -14,6 +14,7 @@ from idiolect.errors import ConfigError, DataError
 from idiolect.experiment.build import loaded, machine
 from idiolect.experiment.methods import made
 from idiolect.experiment.networks import architectures, listed
+from idiolect.experiment.outside import CLOSED, Reach, admit, refuse_code
 from idiolect.experiment.reading import read_toml
 from idiolect.experiment.resolve import completed
 from idiolect.experiment.schema import Experiment, MethodTable, Network
@@ -39,19 +40,21 @@ def adapt(
     device: str | None = None,
     data_dir: str | Path | None = None,
     options: Mapping[str, Any] | None = None,
+    trust_code: bool = False,
 ) -> Document:
     """Give every client in `data` a personal model, as `idiolect adapt` does; return the findings.
 
     `data` is a path, a source or a dataset, read with `options`; without a client column it is one
     newcomer's. `network` picks one where the run's clients had several. The training data is not
-    needed.
+    needed. A folder whose networks are somebody's code (`module:factory`) needs `trust_code`: it
+    is imported and run.
     """
     folder = Path(run_dir)
-    experiment = _experiment(folder, device)
+    experiment = _experiment(folder, device, trust_code)
     table = chosen(experiment, method)
     label = table.label or table.name
     if (part := holding(folder, label, seed)) is not None:  # of a comparison
-        experiment = _experiment(part, device)
+        experiment = _experiment(part, device, trust_code)
         table, folder = chosen(experiment, label), part
     run = kept(folder, label, seed)
     fitting = scaling.read(folder, run.seed)
@@ -59,7 +62,8 @@ def adapt(
         own = {**_readable(str(data), fitting), **(options or {})}
         data = loaded(str(data), own, Path(data_dir) if data_dir else None)
     federation = _federation(scaling.matched(data, fitting), run.seed, split)
-    networks = architectures(with_one_network(experiment, network), [federation])
+    reach = Reach(Path.cwd()) if trust_code else CLOSED
+    networks = architectures(with_one_network(experiment, network), [federation], reach)
     settled = made(table)
     place = network_place(experiment, network)
     found = adapted(settled, run, federation, networks, machine(experiment), place)
@@ -73,16 +77,31 @@ def adapt(
     return {**content, "folder": str(target)}
 
 
-def _experiment(folder: Path, device: str | None) -> Experiment:
+_UNUSED = ("data", "splits", "tune", "attack", "logging")  # tables without a meaning for newcomers
+
+
+def _experiment(folder: Path, device: str | None, trust_code: bool) -> Experiment:
     """Read what a run was, without its data: that may be gone, or somebody else's."""
     path = folder / EXPERIMENT
     if not path.is_file():
         raise DataError(f"{folder} holds no {EXPERIMENT}; give the folder of a finished run")
     raw = read_toml(path)
-    raw.pop("data", None)
+    raw = {key: value for key, value in raw.items() if key not in _UNUSED}
+    if isinstance(raw.get("backend"), dict):
+        raw["backend"].pop(
+            "ray", None
+        )  # the cluster of whoever ran it; RAY_ADDRESS names one's own
+    if not trust_code:
+        refuse_code(raw, str(path), folder, Path.cwd())
+        try:
+            admit(raw, str(path))
+        except ConfigError as error:
+            raise ConfigError(
+                f"{error}. If you trust the folder, add --trust-code (from Python: trust_code=True)"
+            ) from None
     if device is not None:
         raw["backend"] = {**raw.get("backend", {}), "device": device}
-    return completed(raw, str(path), folder)
+    return completed(raw, str(path), Reach(folder) if trust_code else CLOSED)
 
 
 def _readable(source: str, fitting: scaling.Scaling) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """From a complete experiment to the objects that run it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
@@ -29,6 +29,7 @@ from idiolect.errors import ConfigError, DataError
 from idiolect.experiment.attacks import Wrap, attacked, with_common
 from idiolect.experiment.methods import made as made_method
 from idiolect.experiment.networks import architectures
+from idiolect.experiment.outside import Reach
 from idiolect.experiment.schema import Data, Experiment, MethodTable, Named, Public
 from idiolect.experiment.wordings import coded, reading
 from idiolect.experiment.words import meant
@@ -40,24 +41,29 @@ _PUBLIC = 5  # keeps the draw of public examples apart from other uses of the sa
 
 
 def federations(
-    experiment: Experiment, data_dir: Path | None = None, datasets: dict[str, Dataset] | None = None
+    experiment: Experiment,
+    data_dir: Path | None = None,
+    datasets: dict[str, Dataset] | None = None,
+    fetched: Collection[str] = tuple(SOURCES),
 ) -> tuple[Federation, ...]:
     """Load the data once and divide it for every seed; equal divisions are one object.
 
-    `datasets` keeps what was loaded for experiments to come.
+    `datasets` keeps what was loaded for experiments to come; `fetched` are the sources that may be
+    downloaded where they are not at hand.
     """
-    dataset, public = _sourced(experiment.data, data_dir, {} if datasets is None else datasets)
+    known = {} if datasets is None else datasets
+    dataset, public = _sourced(experiment.data, data_dir, known, fetched)
     return divided(experiment, dataset, public)
 
 
 def _sourced(
-    data: Data, data_dir: Path | None, known: dict[str, Dataset]
+    data: Data, data_dir: Path | None, known: dict[str, Dataset], fetched: Collection[str]
 ) -> tuple[Dataset, Dataset | None]:
     """Load private and public examples; `known` keeps what was loaded."""
     options = reading(data)
     key = repr((data.source, sorted(options.items()), data.normalise))
     if key not in known:
-        known[key] = loaded(data.source, options, data_dir, data.normalise)
+        known[key] = loaded(data.source, options, data_dir, data.normalise, fetched)
     dataset = coded(known[key], data.text)
     if data.classes is not None:
         dataset = with_classes(dataset, data.classes, "the experiment")
@@ -65,11 +71,11 @@ def _sourced(
         return dataset, None
     if data.public.source == data.source:
         return _held_out(data.public, data, dataset)
-    return dataset, public_examples(data.public, data, dataset, data_dir)
+    return dataset, public_examples(data.public, data, dataset, data_dir, fetched)
 
 
 def public_alone(
-    data: Data, private: Dataset, divided: bool, data_dir: Path | None
+    data: Data, private: Dataset, divided: bool, data_dir: Path | None, fetched: Collection[str]
 ) -> Dataset | None:
     """Load the public examples where nobody's private ones are: `private` shows their form.
 
@@ -78,9 +84,9 @@ def public_alone(
     if data.public is None:
         return None
     if divided and data.public.source == data.source:
-        _, public = _sourced(data, data_dir, {})
+        _, public = _sourced(data, data_dir, {}, fetched)
     else:
-        public = public_examples(data.public, data, private, data_dir)
+        public = public_examples(data.public, data, private, data_dir, fetched)
     if public is not None and public.vocabulary:
         return encoded_as(public, private.words)
     return public
@@ -150,7 +156,7 @@ def shared(
             "no client has a test row, so nothing could be scored; give the third share of "
             "data.split more"
         )
-    networks = architectures(experiment, held)
+    networks = architectures(experiment, held, Reach(Path.cwd()))
     held, attack = attacked(experiment.attack, held)
     return Shared(dict(zip(experiment.seeds, held, strict=True)), networks, attack)
 
@@ -240,19 +246,29 @@ def refuse_unknown_labels(experiment: Experiment, only: Sequence[str]) -> None:
 
 
 def loaded(
-    source: str, options: Mapping[str, Any], data_dir: Path | None, normalise: str | None = None
+    source: str,
+    options: Mapping[str, Any],
+    data_dir: Path | None,
+    normalise: str | None = None,
+    fetched: Collection[str] = tuple(SOURCES),
 ) -> Dataset:
-    """Load a named dataset, or read a user's own."""
+    """Load a named dataset, or read a user's own; only what may be `fetched` is downloaded."""
     if source in SOURCES:
-        dataset = load(source, data_dir, **options)
+        dataset = load(source, data_dir, download=source in fetched, **options)
     else:
         dataset = read(source, **options)
     return normalised(dataset, normalise) if normalise else dataset
 
 
-def public_examples(public: Public, data: Data, private: Dataset, data_dir: Path | None) -> Dataset:
+def public_examples(
+    public: Public,
+    data: Data,
+    private: Dataset,
+    data_dir: Path | None,
+    fetched: Collection[str] = tuple(SOURCES),
+) -> Dataset:
     """Draw the public examples, the same for all seeds: they stand for a published set."""
-    dataset = loaded(public.source, public.options, data_dir)
+    dataset = loaded(public.source, public.options, data_dir, fetched=fetched)
     dataset = coded(rows_of(dataset, _drawn(public, data, dataset)), data.text)
     dataset = alike(dataset, tuple(private.x.shape[1:]), private.name)
     if data.normalise is None:

@@ -18,7 +18,7 @@ from idiolect.experiment.resolve import load_experiment
 from idiolect.experiment.schema import Experiment
 from idiolect.experiment.split import Split
 from idiolect.experiment.splits import divided
-from idiolect.results import document
+from idiolect.results import document, participation
 from idiolect.results.document import Document, plain, versions
 from idiolect.results.models import folder_name
 from idiolect.runner.run import EXPERIMENT, opened
@@ -138,6 +138,7 @@ def _laid_out(
                 "folder": str(folders[split].relative_to(folder)),
                 "data": content["data"],
                 "tuned": _tuned(content),
+                "participation": participation.lines(content["methods"]),
                 "comparison": told[split].as_dict(),
             }
             for split, content in held.items()

@@ -1,9 +1,6 @@
 """Which client runs which network: found by name, completed, and assigned."""
 
-import importlib
-import sys
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -11,6 +8,7 @@ from torch import nn
 from idiolect.data import Federation
 from idiolect.errors import ConfigError
 from idiolect.experiment.checked import checked, everything, signature_model
+from idiolect.experiment.outside import CLOSED, Reach, factory
 from idiolect.experiment.schema import Experiment, Labelled, Named, Network
 from idiolect.experiment.words import dotted, meant
 from idiolect.models import MODELS
@@ -19,11 +17,11 @@ from idiolect.simulate.architecture import Architecture, Build, bound
 _KEYS = ("name", "each", "architectures", "assign", "auxiliary")
 
 
-def completed_network(network: Network, where: str, base: Path) -> Network:
+def completed_network(network: Network, where: str, reach: Reach) -> Network:
     """Check every network and write its options out."""
 
     def whole(one: Named, *path: str | int) -> dict[str, Any]:
-        return _options(one.name, one.options, where, base, ["model", *path])
+        return _options(one.name, one.options, where, reach, ["model", *path])
 
     auxiliary = network.auxiliary
     if auxiliary is not None:
@@ -41,7 +39,7 @@ def completed_network(network: Network, where: str, base: Path) -> Network:
         hint = "takes networks as they are" if way == "each" else "takes options beside each name"
         raise ConfigError(f"{where}: unknown key model.{key}: `{way}` {hint}")
     for name in network.each or {}:
-        _options(name, {}, where, base, ["model", "each"])
+        _options(name, {}, where, reach, ["model", "each"])
     labels = {network.name, *(label_of(one) for one in several or ()), *(network.each or {})}
     assign = None
     if network.assign is not None:
@@ -85,7 +83,9 @@ def listed(network: Network) -> dict[str, Named]:
     return found
 
 
-def architectures(experiment: Experiment, held: Sequence[Federation]) -> dict[str, Architecture]:
+def architectures(
+    experiment: Experiment, held: Sequence[Federation], reach: Reach
+) -> dict[str, Architecture]:
     """Bind the networks to the federations of all seeds."""
     first = held[0]
     for key in experiment.model.assign or {}:
@@ -96,7 +96,7 @@ def architectures(experiment: Experiment, held: Sequence[Federation]) -> dict[st
             )
     shape, classes = tuple(first.dataset.x.shape[1:]), len(first.dataset.classes)
     words = first.dataset.words
-    return networks(experiment, shape, classes, first.clients, words, first.names)
+    return networks(experiment, shape, classes, first.clients, words, first.names, reach)
 
 
 def networks(
@@ -106,6 +106,7 @@ def networks(
     clients: int,
     words: tuple[str, ...] = (),
     names: Sequence[str] = (),
+    reach: Reach = CLOSED,
 ) -> dict[str, Architecture]:
     """Bind the networks to the examples' shape (and words), and every client to its network.
 
@@ -114,8 +115,8 @@ def networks(
     network = experiment.model
 
     def built(one: Named) -> Build:
-        factory = model_factory(one.name, "model", Path.cwd())
-        return bound(factory, shape, classes, words, one.options)
+        maker = model_factory(one.name, "model", reach)
+        return bound(maker, shape, classes, words, one.options)
 
     second = None if network.auxiliary is None else built(network.auxiliary)
     known, labels = listed(network), _labels(network, clients, names)
@@ -173,10 +174,10 @@ def _refuse_equal_labels(several: Sequence[Labelled], where: str) -> None:
 
 
 def _options(
-    name: str, options: Mapping[str, Any], where: str, base: Path, path: list[str | int]
+    name: str, options: Mapping[str, Any], where: str, reach: Reach, path: list[str | int]
 ) -> dict[str, Any]:
-    factory = model_factory(name, where, base)
-    form = signature_model(factory, ("shape", "classes", "words"))
+    maker = model_factory(name, where, reach)
+    form = signature_model(maker, ("shape", "classes", "words"))
     for key in options:
         if key not in form.model_fields:
             names = [*form.model_fields, *(_KEYS if path == ["model"] else ("name", "label"))]
@@ -184,22 +185,12 @@ def _options(
     return everything(checked(form, options, where, path))
 
 
-def model_factory(name: str, where: str, base: Path) -> Callable[..., nn.Module]:
-    """Find a network by name, or a user's own by `package.module:factory`."""
+def model_factory(name: str, where: str, reach: Reach) -> Callable[..., nn.Module]:
+    """Find a network by name, or one by `package.module:factory` where the reach allows it."""
     if name in MODELS:
         return MODELS[name]
-    module, colon, attribute = name.partition(":")
-    if not colon:
+    if ":" not in name:
         raise ConfigError(
             f"{where}: model: unknown model {meant(name, MODELS)} (your own: 'module:factory')"
         )
-    # A user's module stands beside the experiment file, or where the command was given.
-    before = list(sys.path)
-    sys.path[:0] = [str(base), str(Path.cwd())]
-    try:
-        factory: Callable[..., nn.Module] = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"{where}: model {name!r} cannot be imported: {error}") from error
-    finally:
-        sys.path[:] = before
-    return factory
+    return factory(name, where, reach)

@@ -13,6 +13,7 @@ from idiolect.experiment.attacks import complete
 from idiolect.experiment.checked import checked, everything, signature_model
 from idiolect.experiment.methods import aggregate, form, made, values
 from idiolect.experiment.networks import completed_network
+from idiolect.experiment.outside import OWN, Reach
 from idiolect.experiment.reading import Raw, parse_toml, read_toml, with_overrides
 from idiolect.experiment.schema import Data, Experiment, MethodTable, Named
 from idiolect.experiment.space import checked_tune
@@ -31,47 +32,50 @@ def load_experiment(path: str | Path, overrides: Sequence[str] = ()) -> Experime
     """Read, check and complete an experiment file."""
     path = Path(path)
     where = f"{path} with --set" if overrides else str(path)
-    return completed(with_overrides(read_toml(path), overrides), where, path.parent)
+    return completed(with_overrides(read_toml(path), overrides), where, Reach(path.parent))
 
 
 def parse_experiment(text: str, overrides: Sequence[str] = (), where: str = "text") -> Experiment:
     """Do the same for the text of a file."""
-    return completed(with_overrides(parse_toml(text, where), overrides), where, Path.cwd())
+    return completed(with_overrides(parse_toml(text, where), overrides), where, Reach(Path.cwd()))
 
 
-def completed(raw: Raw, where: str, base: Path) -> Experiment:
-    """Check a raw table and write every default out; paths in it are relative to `base`."""
+def completed(raw: Raw, where: str, reach: Reach) -> Experiment:
+    """Check a raw table and write every default out; nothing beyond `reach` is opened."""
     given = checked(Experiment, with_splits(raw), where)
     methods = _methods(given, where)
     return given.model_copy(
         update={
-            "data": _data(given.data, where, base, "data"),
-            "model": completed_network(given.model, where, base),
+            "data": _data(given.data, where, reach, "data"),
+            "model": completed_network(given.model, where, reach),
             "training": {},
             "aggregate": None,
             "attack": given.attack and complete(given.attack, where),
             "tune": given.tune and checked_tune(given.tune, methods, where),
             "methods": methods,
             "splits": tuple(
-                _data(split, where, base, f"splits[{place}]")
+                _data(split, where, reach, f"splits[{place}]")
                 for place, split in enumerate(distinct(given.splits, where))
             ),
         }
     )
 
 
-def _data(data: D, where: str, base: Path, key: str) -> D:
+def _data(data: D, where: str, reach: Reach, key: str) -> D:
     """Complete a table of data, or a split's."""
     partition = data.partition and _partition(data.partition, where, key)
-    source, options = _source(data.source, data.options, where, base, key)
+    source, options = _source(data.source, data.options, where, reach, key)
     public = data.public
     if public is not None:
-        name, public_options = _source(public.source, public.options, where, base, f"{key}.public")
+        name, public_options = _source(public.source, public.options, where, reach, f"{key}.public")
         public = public.model_copy(update={"source": name, "options": public_options})
     found: dict[str, Any] = {"source": source, "options": options, "partition": partition}
     found["public"] = public
     if data.text is not None and isinstance(data.text.words, str):
-        words = wordings.listed(base / Path(data.text.words).expanduser(), f"{where}: {key}.text")
+        if reach.base is None:
+            raise ConfigError(f"{where}: {key}.text.words: no path from outside is opened")
+        path = reach.base / Path(data.text.words).expanduser()
+        words = wordings.listed(path, f"{where}: {key}.text")
         found["text"] = data.text.model_copy(update={"words": words})
     return data.model_copy(update=found)
 
@@ -169,7 +173,7 @@ def _partition(partition: Named, where: str, key: str) -> Named:
 
 
 def _source(
-    source: str, options: Mapping[str, Any], where: str, base: Path, key: str
+    source: str, options: Mapping[str, Any], where: str, reach: Reach, key: str
 ) -> tuple[str, dict[str, Any]]:
     """Tell a named source from a path; a path becomes absolute, since the file will be copied."""
     path = [*key.split("."), "options"]
@@ -181,7 +185,13 @@ def _source(
             return source, {}
         form = signature_model(taker, ("files", "name", "provenance"))
         return source, everything(checked(form, options, where, path))
-    file = (base / Path(source).expanduser()).resolve()
+    if reach.base is None and source not in reach.files:
+        given = "a file of its author" if source == OWN else repr(source)
+        raise DataError(
+            f"{where}: {key}.source is {given}, and no path from outside is opened; whoever runs "
+            "this machine has to give the data, with --data or --public"
+        )
+    file = ((reach.base or Path()) / Path(source).expanduser()).resolve()
     if not file.exists():
         looks_like_path = any(mark in source for mark in "/\\.~")
         if looks_like_path:

@@ -257,6 +257,7 @@ class Deployment(BaseModel):
     secure: bool = False  # the server sees the sum of reports only
     compress: Literal["none", "fp16", "topk"] = "none"  # half precision, or the largest changes
     keep: Annotated[float, Field(gt=0, le=1)] = 0.1  # of topk: the share of numbers that is sent
+    packages: tuple[str, ...] = ()  # of networks, on the lists of all sites' operators
 
     @model_validator(mode="after")
     def _apart(self) -> "Deployment":

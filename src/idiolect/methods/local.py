@@ -1,4 +1,8 @@
-"""Local: every client trains alone, the floor that personalisation must beat."""
+"""Local: every client trains alone, the floor that personalisation must beat.
+
+No server draws a cohort here: every client trains in every round, so that each has the same budget,
+rounds × local epochs, whatever `cohort` says for the other methods.
+"""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -14,6 +18,7 @@ class LocalOnly(Method):
 
     title: ClassVar[str] = "Local"
     aggregates: ClassVar[str] = "nothing"
+    alone: ClassVar[bool] = True
 
     newcomer_epochs: int = setting(20, "passes in which a newcomer trains", least=1, deploy=True)
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from idiolect.checkpoint import write_whole
 from idiolect.errors import DataError
 from idiolect.privacy.guarantee import together
-from idiolect.results import statistics
+from idiolect.results import participation, statistics
 from idiolect.results.fairness import fairness
 from idiolect.results.outcome import RIGHT, Outcome
 from idiolect.results.reach import reached
@@ -120,6 +120,7 @@ def _seed(outcome: Outcome, place: int) -> Document:
             "public_bytes": wire.public_bytes,
         },
         "left_out": dict(outcome.left_out[place]) if outcome.left_out else {},
+        **_participation(outcome, place),
         "models": {
             model: {
                 **statistics.over_clients(outcome.final[f"{model}/accuracy"][place], members.test),
@@ -135,6 +136,15 @@ def _seed(outcome: Outcome, place: int) -> Document:
         },
         "clients": [_client(outcome, place, client) for client in range(len(members.names))],
     }
+
+
+def _participation(outcome: Outcome, place: int) -> Document:
+    """Say how many clients took part, and what they reached; nothing where that is not known."""
+    if not outcome.took_part:
+        return {}
+    scores = {model: outcome.final[f"{model}/accuracy"][place] for model in outcome.models}
+    present = np.asarray(outcome.took_part[place], bool)
+    return {"participation": participation.of_seed(scores, present)}
 
 
 def _tested(outcome: Outcome, place: int) -> NDArray[np.bool_]:
@@ -163,6 +173,7 @@ def _client(outcome: Outcome, place: int, client: int) -> Document:
         **({"network": members.networks[client]} if members.networks else {}),
         "train": members.train[client],
         "test": members.test[client],
+        **({"took_part": bool(outcome.took_part[place][client])} if outcome.took_part else {}),
         **models,
         "facts": {name: values[place, client] for name, values in outcome.facts.items()},
         **({"reason": outcome.reasons[place][client]} if outcome.reasons else {}),

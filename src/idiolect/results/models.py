@@ -20,7 +20,8 @@ PARTS = "parts"  # of a comparison's folder: parts/METHOD/SETTINGS/SEEDS are run
 
 def folder_name(label: str) -> str:
     """Make a label safe as the name of a file, the same on every system."""
-    return "".join(c if c.isalnum() or c in "-_." else "_" for c in label)
+    name = "".join(c if c.isalnum() or c in "-_." else "_" for c in label)
+    return name if name.strip(".") else "_" * len(name)  # no "..", which is another folder
 
 
 def save_models(folder: Path, label: str, seed: int, names: Sequence[str], kept: Deployed) -> None:

@@ -86,6 +86,7 @@ class Outcome:
     watched: tuple[NDArray[Any], ...] = ()  # per seed the clients curves are of; empty: all
     scored: tuple[NDArray[Any], ...] = ()  # per seed those with a final score, others have NaN
     left_out: tuple[Mapping[str, int], ...] = ()  # per seed: client -> rounds it was left out of
+    took_part: tuple[NDArray[Any], ...] = ()  # per seed: [client] in some round; empty: not known
     reasons: tuple[tuple[str, ...], ...] = ()  # per seed: each client's facts in words; or none
 
     @property

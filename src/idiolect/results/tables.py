@@ -23,6 +23,7 @@ def table(result: str | Path | Document) -> list[Row]:
             **client[model],
             "train": client["train"],
             "test": client["test"],
+            **({"took_part": client["took_part"]} if "took_part" in client else {}),
             **client["facts"],
         }
         for label, method in content["methods"].items()

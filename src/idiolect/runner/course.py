@@ -26,9 +26,17 @@ class Rounds(Protocol):
         """Do one round of every seed."""
 
     def judge(
-        self, exams: Sequence[Exam] | None = None, *, only_global: bool = False, keep: bool = False
+        self,
+        exams: Sequence[Exam] | None = None,
+        *,
+        only_global: bool = False,
+        keep: bool = False,
+        adapt: bool = True,
     ) -> list[Verdict]:
-        """Score every client on validation data, or on an exam and validation data both."""
+        """Score every client on validation data, or on an exam and validation data both.
+
+        Clients that took part in no round adapt as newcomers do, or have no score of their own.
+        """
 
     def padding(self) -> float:
         """Return the largest share of padding in the last round."""
@@ -37,7 +45,7 @@ class Rounds(Protocol):
         """Tell what went wrong along the way and was put up with."""
 
     def strangers(self, run: int) -> np.ndarray:
-        """Return the clients whose personal state no round of a seed has touched."""
+        """Return the clients that took part in no round of a seed."""
 
 
 class Course(Protocol):

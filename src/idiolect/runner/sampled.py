@@ -44,21 +44,22 @@ def judged(
     *,
     only_global: bool = False,
     keep: bool = False,
+    adapt: bool = True,
     grouped: bool = False,
 ) -> list[Verdict]:
-    """Score some clients, or all; `grouped` as in `Simulation.judge`, where clients are few."""
+    """Score some clients, or all; `adapt` and `grouped` as in `Simulation.judge`."""
     if isinstance(simulation, Simulation) and grouped:
         return simulation.judge(
-            exams, only_global=only_global, keep=keep, clients=clients, grouped=True
+            exams, only_global=only_global, keep=keep, clients=clients, adapt=adapt, grouped=True
         )
     if clients is None:
-        return simulation.judge(exams, only_global=only_global, keep=keep)
+        return simulation.judge(exams, only_global=only_global, keep=keep, adapt=adapt)
     if not isinstance(simulation, Simulation):
         raise ConfigError(
             "evaluate.clients and evaluate.final_clients choose among simulated clients; leave "
             "them out where clients are nodes of their own"
         )
-    return simulation.judge(exams, only_global=only_global, keep=keep, clients=clients)
+    return simulation.judge(exams, only_global=only_global, keep=keep, clients=clients, adapt=adapt)
 
 
 def light(job: Course, simulation: Rounds) -> bool:

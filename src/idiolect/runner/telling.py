@@ -34,15 +34,15 @@ def newly_left_out(job: Course, before: Memory, after: Memory) -> list[str]:
 
 
 def strangers(job: Course, simulation: Rounds) -> list[str]:
-    """Tell of clients that are scored with the personal state they started with."""
+    """Tell of clients that took part in no round, and how they come to their models."""
     told = []
     for run, members in enumerate(job.members):
         never = simulation.strangers(run)
         if len(never):
             told.append(
                 f"seed {members.seed}: {len(never)} of {len(members.names)} clients took part in "
-                f"no round, first {members.names[never[0]]}; they are scored with the personal "
-                "state they started with"
+                f"no round, first {members.names[never[0]]}; they got their models as newcomers do "
+                "(adapt), and means are given with and without them"
             )
     return told
 

@@ -287,11 +287,12 @@ def _point(job: Course, simulation: Rounds) -> tuple[Point, ...]:
         return ()
     scores: Scores = {}
     some = sampled.watched(job)
+    # To adapt is to train: along the way only where personal models are wanted at any cost.
+    how = {"only_global": job.only_global, "adapt": job.evaluate.personal == "always"}
     if job.validated:
-        verdicts = sampled.judged(simulation, None, some, only_global=job.only_global)
-        scores.update(_scores(verdicts, "val/"))
+        scores.update(_scores(sampled.judged(simulation, None, some, **how), "val/"))
     if job.evaluate.test_curve:
-        verdicts = sampled.judged(simulation, job.exams, some, only_global=job.only_global)
+        verdicts = sampled.judged(simulation, job.exams, some, **how)
         scores.update(_scores(verdicts, "test_curve/"))
     return (Point(simulation.round, scores),) if scores else ()
 
@@ -344,11 +345,29 @@ def _finish(
 
 
 def _scores(verdicts: list[Verdict], prefix: str) -> Scores:
-    return {
-        f"{prefix}{model}/{metric}": np.stack([v.scores[model][metric] for v in verdicts])
-        for model, metrics in verdicts[0].scores.items()
-        for metric in metrics
+    """Stack the seeds' scores; a model that nobody of a seed has a score of is NaN there."""
+    count = max((len(leaf) for own in verdicts for leaf in tree.leaves(own.scores)), default=0)
+    keys = {
+        (model, metric) for own in verdicts for model in own.scores for metric in own.scores[model]
     }
+    nothing = np.full(count, np.nan)
+    return {
+        f"{prefix}{model}/{metric}": np.stack(
+            [own.scores.get(model, {}).get(metric, nothing) for own in verdicts]
+        )
+        for model, metric in sorted(keys)
+    }
+
+
+def _took_part(job: Course, memory: Memory) -> tuple[np.ndarray, ...]:
+    """Say of every seed's clients whether they took part in some round; (): all of them."""
+    state = memory.state
+    present = state.get("attended.clients")
+    if present is None and "attended" in state:
+        present = state["attended"]["clients"]
+    if present is None or job.method.pooled:
+        return ()
+    return tuple(np.asarray(own) for own in present.numpy())
 
 
 def _wire(traffic: Traffic) -> Wire:
@@ -402,4 +421,5 @@ def _outcome(job: Course, memory: Memory) -> Outcome:
         speed=memory.speed,
         notices=memory.notices,
         left_out=memory.left_out,
+        took_part=_took_part(job, memory),
     )

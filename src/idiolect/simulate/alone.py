@@ -116,19 +116,27 @@ class Alone:
         """What a server of this method sends to this client before the first round."""
         method, own = self.method, torch.tensor([self._place.client], device=self._device)
         if self._place.newcomer or method.public == "server":
-            sent = self._shapes()
+            sent = self._shapes(self._place.newcomer)
         else:
             sent = method.send(tree.to(method.init_server(self.setup), self._device), own)
         group: Tree = tree.to(method.init_group(self.setup), self._device)
         return sent._replace(group=group)
 
-    def _shapes(self) -> Sent:
+    @cached_property
+    def guest_form(self) -> Sent:
+        """What a server sends to this client if it is a newcomer, or took part in no round."""
+        group: Tree = tree.to(self.method.init_group(self.setup), self._device)
+        if self._place.newcomer or not self.method.welcomes:
+            return self.form
+        return self._shapes(welcome=True)._replace(group=group)
+
+    def _shapes(self, welcome: bool) -> Sent:
         """What is sent, without its values: this client cannot know what the server holds."""
         method, place = self.method, self._place
         unknown = self.setup._replace(sizes=torch.empty(place.clients))
         state = method.init_server(blank(unknown))
         nowhere = torch.zeros(1, dtype=torch.int64, device="meta")
-        sent = method.welcome(state, nowhere) if place.newcomer else method.send(state, nowhere)
+        sent = method.welcome(state, nowhere) if welcome else method.send(state, nowhere)
         return Sent(*tree.map(lambda leaf: torch.zeros_like(leaf, device=self._device), sent))
 
     def first(self, sent: Sent, round: int, sample: int | None = None) -> tuple[Tree, Tree]:

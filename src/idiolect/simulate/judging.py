@@ -32,8 +32,8 @@ class Verdict(NamedTuple):
     traffic: Traffic = Traffic(0, 0, 0)  # of that, and of hearing it
 
 
-def verdict(run: int, results: Sequence[tuple[Sequence[Seat], Tree]]) -> Verdict:
-    """Bring one run's results into the order of its clients."""
+def verdict(run: int, results: Sequence[tuple[Sequence[Seat], Tree]]) -> Verdict | None:
+    """Bring one run's results into the order of its clients; None where nobody was called."""
     clients, parts, deployed = [], [], []
     for seats, found in results:
         mine = sorted((seat.client, n) for n, seat in enumerate(seats) if seat.run == run)
@@ -46,28 +46,71 @@ def verdict(run: int, results: Sequence[tuple[Sequence[Seat], Tree]]) -> Verdict
         for first in tree.leaves(kept)[:1]:
             places = torch.from_numpy(rows).to(first.device)
             deployed.append((np.array([client for client, _ in mine]), tree.take(kept, places)))
+    if not parts:
+        return None
     order = np.argsort(clients)
     scores, facts = tree.map(lambda *leaves: np.concatenate(leaves)[order], *parts)
     return Verdict(scores, facts, deployed)
 
 
-def joined(parts: Sequence[Verdict]) -> Verdict:
+def joined(parts: Sequence[Verdict | None]) -> Verdict:
     """Lay the verdicts on groups of clients one behind the other."""
-    if len(parts) == 1:
-        return parts[0]
+    some = [part for part in parts if part is not None]
+    if not some:
+        return Verdict({}, {}, [])
+    if len(some) == 1:
+        return some[0]
     scores, facts = tree.map(
-        lambda *leaves: np.concatenate(leaves), *[(part.scores, part.facts) for part in parts]
+        lambda *leaves: np.concatenate(leaves), *[(part.scores, part.facts) for part in some]
     )
+    return Verdict(scores, facts, _kept(some))
+
+
+def _kept(parts: Sequence[Verdict]) -> list[tuple[np.ndarray, Tree]]:
+    """Lay kept models of equal architecture one behind the other."""
     held: dict[tuple[str, ...], list[tuple[np.ndarray, Tree]]] = {}
     for clients, kept in (own for part in parts for own in part.deployed):
         # A group may lack an architecture altogether; one is known again by what it deploys.
         form = tuple(f"{name} {tuple(leaf.shape[1:])}" for name, leaf in tree.named(kept).items())
         held.setdefault(form, []).append((clients, kept))
-    deployed = [
+    return [
         (np.concatenate([clients for clients, _ in own]), tree.concat([kept for _, kept in own]))
         for own in held.values()
     ]
-    return Verdict(scores, facts, deployed)
+
+
+def mixed(took_part: tuple[np.ndarray, Verdict], never: tuple[np.ndarray, Verdict]) -> Verdict:
+    """Bring verdicts on clients that took part and on those that never did into one order.
+
+    A model or a fact that only one of them has is NaN for the clients of the other.
+    """
+    if not len(took_part[0]) or not len(never[0]):
+        return (took_part if len(took_part[0]) else never)[1]
+    order = np.argsort(np.concatenate([took_part[0], never[0]]))
+    (_, first), (_, second) = took_part, never
+    models = list(dict.fromkeys([*first.scores, *second.scores]))
+    counts = len(took_part[0]), len(never[0])
+
+    def laid(left: dict[str, np.ndarray], right: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        return {
+            name: np.concatenate(_both(left.get(name), right.get(name), counts))[order]
+            for name in dict.fromkeys([*left, *right])
+        }
+
+    scores = {
+        name: laid(first.scores.get(name, {}), second.scores.get(name, {})) for name in models
+    }
+    kept = _kept([first, second])
+    return first._replace(scores=scores, facts=laid(first.facts, second.facts), deployed=kept)
+
+
+def _both(
+    left: np.ndarray | None, right: np.ndarray | None, counts: tuple[int, int]
+) -> list[np.ndarray]:
+    """Fill in NaN for whichever of the two is missing."""
+    form = (left if left is not None else np.empty(0) if right is None else right).shape[1:]
+    pairs = zip((left, right), counts, strict=True)
+    return [np.full((count, *form), np.nan) if one is None else one for one, count in pairs]
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from idiolect.simulate.exchange import Exchange, Sums, held, holds, welcomed
 from idiolect.simulate.gathering import gathered, summable
 from idiolect.simulate.here import Here
 from idiolect.simulate.hiring import Room, hired
-from idiolect.simulate.judging import Marking, joined, verdict
+from idiolect.simulate.judging import Marking, joined, mixed, verdict
 from idiolect.simulate.judging import Verdict as Verdict
 from idiolect.simulate.pools import Library
 from idiolect.simulate.shelf import Shelf
@@ -77,6 +77,8 @@ class Simulation:
         Of `newcomers`, who come to a state that is there already, only its form is made. `shelf` is
         the folder for personal state on disk; without one it goes when the simulation does.
         """
+        if method.alone:
+            cohort, draw = None, "fixed"
         self.method = method
         self.round = 0
         self.runs = runs
@@ -134,6 +136,8 @@ class Simulation:
         self._all_train = bystanders == "train" and self._personal
         able = [sampling.eligible(own) for own in trained]
         self._able = [len(own) for own in able]
+        # Whose training was used in some round; None: not known, so all who were called.
+        self._took_part: np.ndarray | None = np.zeros((len(runs), self._clients), bool)
         self._attendance = [
             sampling.Attendance(run.seed, own, cohort, draw, self._all_train)
             for run, own in zip(runs, able, strict=True)
@@ -177,7 +181,11 @@ class Simulation:
         kept["personal"] = tuple(c.store.rows for c in self._crews)
         if self.method.grouped:
             kept["groups"] = tuple(tuple(crew.groups) for crew in self._crews)
-        kept["attended"] = {"idle": torch.tensor(self._idle)}
+        present = np.stack([self._present(run) for run in range(len(self.runs))])
+        kept["attended"] = {
+            "idle": torch.tensor(self._idle),
+            "clients": torch.from_numpy(present),
+        }
         return kept
 
     @tree.setter
@@ -188,8 +196,12 @@ class Simulation:
         groups_of = tree.to(kept.get("groups", ()), self._device)
         for crew, own in zip(self._crews, groups_of, strict=False):
             crew.groups = list(own)
-        if "attended" in kept:
-            self._idle = kept["attended"]["idle"].tolist()
+        attended = kept.get("attended", {})
+        if "idle" in attended:
+            self._idle = attended["idle"].tolist()
+        self._took_part = None
+        if "clients" in attended:
+            self._took_part = attended["clients"].numpy().copy()
 
     # One round.
 
@@ -202,10 +214,19 @@ class Simulation:
         return bool(tree.leaves([crew.store.example for crew in self._crews]))
 
     def strangers(self, run: int) -> np.ndarray:
-        """Return the clients whose personal state no round has touched, where there is any."""
-        if self.method.pooled or not self._personal:
+        """Return the clients that took part in no round so far: never called, or always broken."""
+        if self.method.pooled:
             return np.empty(0, np.int64)
-        return self._attendance[run].strangers(self._clients, self.round)
+        return np.flatnonzero(~self._present(run))
+
+    def _present(self, run: int) -> np.ndarray:
+        """Say of each client whether it took part in some round."""
+        found: np.ndarray = np.ones(self._clients, bool)
+        if self._took_part is not None:
+            found[:] = self._took_part[run]
+            return found
+        found[self._attendance[run].strangers(self._clients, self.round)] = False
+        return found
 
     def remarks(self) -> list[str]:
         """Tell of workers that were lost; clients never are in a simulation."""
@@ -245,6 +266,11 @@ class Simulation:
             )
         for harvest in now.done:
             harvest.team.keep(harvest.seats, harvest.personal, gone)
+        present = [self._present(run) for run in range(len(self.runs))]
+        if not self.method.pooled:
+            for there, call, broken in zip(present, now.calls, left_out, strict=True):
+                there[np.setdiff1d(call.cohort, broken) if len(broken) else call.cohort] = True
+        self._took_part = np.stack(present)
         self.states = states
         self._idle = [n + (not one) for n, one in zip(self._idle, heard, strict=True)]
         self.round += 1
@@ -306,7 +332,10 @@ class Simulation:
 
     def _unready(self, calls: Sequence[Call]) -> list[Call]:
         """Of those who are called, call those who never were before; they are sent nothing."""
-        new = [np.intersect1d(call.cohort, self.strangers(n)) for n, call in enumerate(calls)]
+        before = [own.strangers(self._clients, self.round) for own in self._attendance]
+        if self.method.pooled:
+            before = [np.empty(0, np.int64)] * len(calls)
+        new = [np.intersect1d(call.cohort, own) for call, own in zip(calls, before, strict=True)]
         pairs = zip(new, calls, strict=True)
         return [Call(cohort, Sent(), call.members) for cohort, call in pairs]
 
@@ -324,6 +353,7 @@ class Simulation:
         keep: bool = False,
         newcomers: bool = False,
         clients: Sequence[np.ndarray] | None = None,
+        adapt: bool = True,
         grouped: bool = False,
     ) -> list[Verdict]:
         """Score every client's models on validation data, or on an exam and validation data both.
@@ -332,7 +362,38 @@ class Simulation:
         that are `newcomers` adapt instead of deploying. `clients` of each run are scored, or all;
         some at a time, so that only what is kept of them takes room. `grouped` also counts right
         answers in groups of the test rows, which comparisons of few clients are paired by.
+
+        Clients that took part in no round adapt as newcomers do, since they have no trained state
+        of their own; without `adapt`, which may train, their personal models have no score.
         """
+        wanted = clients or [np.arange(self._clients)] * len(self.runs)
+        never = [np.intersect1d(own, self.strangers(run)) for run, own in enumerate(wanted)]
+        alike = newcomers or only_global or not (self.round and self.method.adapts)
+        if alike or not any(map(len, never)):
+            return self._scored(exams, only_global, keep, newcomers, clients, self.told, grouped)
+        took = [np.setdiff1d(own, rest) for own, rest in zip(wanted, never, strict=True)]
+        first = [Verdict({}, {}, [])] * len(self.runs)
+        sums = self.told
+        if any(map(len, took)):
+            first = self._scored(exams, False, keep, False, took, (), grouped)
+            sums = [own.told for own in first] if self.method.tells else ()
+        second = self._scored(exams, not adapt, keep and adapt, adapt, never, sums, grouped)
+        return [
+            mixed((own, one), (rest, other))
+            for own, one, rest, other in zip(took, first, never, second, strict=True)
+        ]
+
+    def _scored(
+        self,
+        exams: Sequence[Exam] | None,
+        only_global: bool,
+        keep: bool,
+        newcomers: bool,
+        clients: Sequence[np.ndarray] | None,
+        sums: Sequence[Sums],
+        grouped: bool,
+    ) -> list[Verdict]:
+        """Score some clients of each run, or all; newcomers hear what others told, in `sums`."""
         extras = [] if exams is None else [exam.extras for exam in exams]
         rows = [run.lessons.val for run in self.runs] if exams is None else [e.test for e in exams]
         beside = extras or [{} for _ in rows]
@@ -348,15 +409,15 @@ class Simulation:
             only_global=only_global,
             keep=keep,
             newcomers=newcomers,
-            hears=tells and bool(self.told or not newcomers),
+            hears=tells and bool(sums or not newcomers),
             grouped=grouped and exams is not None and not self.runs[0].lessons.dataset.sequential,
         )
         told = self._told(clients) if tells and not newcomers else None
-        parts: list[list[Verdict]] = []
+        parts: list[list[Verdict | None]] = []
         for calls in self._everyone(newcomers, clients):
             seen = [c._replace(exams=own) for c, own in zip(calls, examined, strict=True)]
             if mark.hears and told is None:
-                seen = welcomed(self.told, seen)
+                seen = welcomed(sums, seen)
             begun = [
                 crew.begin(mark.kind, mark, told.handed(n, seen) if told else seen, self.round)
                 for n, crew in enumerate(self._crews)

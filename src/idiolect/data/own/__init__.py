@@ -25,7 +25,6 @@ def read(
     client: str = "client",
     split: str = "split",
     size: tuple[int, int] | None = None,
-    allow_pickle: bool = False,
     text: str = "text",
     length: int = 0,
     vocabulary: int = 50_000,
@@ -35,7 +34,7 @@ def read(
     """Read own data; the layout is recognised by the path.
 
     `label`, `client` and `split` name columns (the last two need not exist); `size` is the (width,
-    height) that a folder's images are brought to; `allow_pickle` is for PFLlib's files only. A
+    height) that a folder's images are brought to. A
     column (or field) of words named `text` makes it text, cut to `length` words, of which a network
     knows the `vocabulary` most frequent; with `next_word` there are no labels but the words. Rows
     to predict need not be `labelled`, in a table or an npz file.
@@ -45,7 +44,7 @@ def read(
     if not where.exists():
         raise DataError(f"{where} does not exist; expected {_EXPECTED}")
     if where.is_dir():
-        return _read_folder(where, size, allow_pickle, reading)
+        return _read_folder(where, size, reading)
     if where.suffix in (".parquet", ".csv"):
         return read_table(where, label, client, split, reading, labelled)
     if where.suffix == ".npz":
@@ -55,11 +54,9 @@ def read(
     raise DataError(f"{where} is a '{where.suffix}' file; expected {_EXPECTED}")
 
 
-def _read_folder(
-    folder: Path, size: tuple[int, int] | None, allow_pickle: bool, reading: Reading
-) -> Dataset:
+def _read_folder(folder: Path, size: tuple[int, int] | None, reading: Reading) -> Dataset:
     if any((folder / "train").glob("*.npz")):
-        return read_pfllib(folder, allow_pickle)
+        return read_pfllib(folder)
     if any((folder / "train").glob("*.json")) or any(folder.glob("*.json")):
         return read_leaf(folder, reading)
     if reading.next_word and user_files(folder):

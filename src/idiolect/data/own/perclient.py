@@ -19,29 +19,29 @@ from idiolect.errors import DataError
 _Piece = tuple[str, int, AnyArray, AnyArray]
 
 
-def read_pfllib(folder: Path, allow_pickle: bool) -> Dataset:
+def read_pfllib(folder: Path) -> Dataset:
     """Read PFLlib's layout: train/0.npz, test/0.npz and so on, one client per number.
 
-    The files hold pickled objects, and loading a pickle runs whatever code it contains.
+    Each holds the arrays x and y. PFLlib itself writes them as one pickled object, `data`; loading
+    a pickle runs whatever code it contains, so such files have to be written anew.
     """
-    if not allow_pickle:
-        raise DataError(
-            f"{folder} is in PFLlib's layout, whose files are pickles: loading one can run any "
-            "code its author put there. If you made or trust the files, set allow_pickle = true "
-            "(data.options.allow_pickle, --allow-pickle)"
-        )
     pieces: list[_Piece] = []
     for origin, part in enumerate(("train", "test")):
         files = sorted((folder / part).glob("*.npz"), key=lambda file: (len(file.stem), file.stem))
         for file in files:
             try:
-                with np.load(file, allow_pickle=True) as arrays:
-                    held = arrays["data"].item()
-                x, y = np.asarray(held["x"]), np.asarray(held["y"])
+                with np.load(file, allow_pickle=False) as arrays:
+                    if "data" in arrays and "x" not in arrays:
+                        raise DataError(
+                            f"{file} is a pickle, and loading one can run any code its author put "
+                            "there, so it is not read. If you trust the files, write each anew: "
+                            "data = numpy.load(file, allow_pickle=True)['data'].item(); "
+                            "numpy.savez(file, x=data['x'], y=data['y'])"
+                        )
+                    x, y = arrays["x"], arrays["y"]
             except (KeyError, ValueError, TypeError, OSError) as error:
                 raise DataError(
-                    f"{file} cannot be read ({error!r}); expected an npz whose 'data' is a "
-                    "dictionary with x and y"
+                    f"{file} cannot be read ({error!r}); expected an npz with plain arrays x and y"
                 ) from error
             pieces.append((f"client {file.stem}", origin, x, y))
     return _joined(folder, pieces, "PFLlib folder")

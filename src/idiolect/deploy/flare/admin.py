@@ -91,7 +91,10 @@ def _translated(error: Exception, kit: Kit) -> DeployError:
         return DeployError(f"{kit.name} may not do this in the federation (its role is too low)")
     if isinstance(error, AuthenticationError):
         return DeployError(f"the server at {where} does not accept the kit of {kit.name}")
-    refusals = (InternalError, InvalidJobDefinition, InvalidTarget, JobNotFound, JobNotRunning)
+    if isinstance(error, InvalidJobDefinition):
+        said = "".join(letter for letter in str(error)[:300] if letter.isprintable())
+        return DeployError(f"the server at {where} refuses the job: {said}")
+    refusals = (InternalError, InvalidTarget, JobNotFound, JobNotRunning)
     if isinstance(error, refusals):
         return DeployError(f"the server at {where} refuses it: {type(error).__name__}")
     return Unreachable(f"the server at {where} does not answer ({type(error).__name__})")

@@ -28,6 +28,7 @@ from idiolect.deploy import ownership, wire
 from idiolect.deploy.channel import NodeChannel, ServerChannel
 from idiolect.deploy.child import Child
 from idiolect.deploy.codes import Refused
+from idiolect.deploy.flare import layout
 from idiolect.deploy.flare.kits import HOME, HOST_FILE, NODE_FILE, OUTCOME, RESULT, RETURNED
 from idiolect.deploy.flare.tasks import Task
 from idiolect.deploy.flare.tidy import Tidy
@@ -272,7 +273,8 @@ class HubSide(FLComponent):  # type: ignore[misc]
 
     def _serve(self, transport: Transport, home: Path, folder: Path, submitter: str) -> None:
         """Run the experiment."""
-        calls = self._progress.post = post(transport, self._text, folder)
+        host = Host.read(home / HOST_FILE)
+        calls = self._progress.post = post(transport, self._text, folder, host)
         serve(
             calls,
             self._text,
@@ -280,7 +282,7 @@ class HubSide(FLComponent):  # type: ignore[misc]
             folder,
             only=self._only,
             watch=self._progress,
-            host=Host.read(home / HOST_FILE),
+            host=host,
             submitter=submitter,
         )
 
@@ -288,10 +290,11 @@ class HubSide(FLComponent):  # type: ignore[misc]
         self, transport: Transport, home: Path, folder: Path, submitter: str, wanted: Wanted
     ) -> None:
         """Give newcomers their models of a run that is over."""
-        found = offer(_run_folder(home, wanted.run), wanted)
-        calls = self._progress.post = post(transport, found.text, folder)
+        host = Host.read(home / HOST_FILE)
+        found = offer(_run_folder(home, wanted.run), wanted, host)
+        calls = self._progress.post = post(transport, found.text, folder, host)
         self._progress.tell(state="adapting", label=found.kept.label)
-        welcome(calls, found, self._run, folder, submitter)
+        welcome(calls, found, self._run, folder, submitter, host)
 
 
 def submitter_of(meta: Path) -> str:
@@ -312,52 +315,17 @@ def _run_folder(home: Path, run: str) -> Path:
 
 def write(folder: Path, task: Task) -> Path:
     """Write a job's folder: two configurations and no code."""
-    hub = {
+    hub: layout.Hub = {
         "run": task.run,
         "experiment": base64.b64encode(task.experiment.encode()).decode(),
         "sites": list(task.sites),
         "only": list(task.only),
         "wanted": None if task.wanted is None else list(task.wanted),
     }
-    here = "idiolect.deploy.flare.job"
-    runtime = "nvflare.collab.runtime"
     files = {
-        "meta.json": {
-            "name": f"idiolect-{task.run}",
-            "resource_spec": {},
-            "min_clients": task.least,
-            "deploy_map": {"app": ["server", *task.sites]},
-        },
-        "app/config/config_fed_server.json": {
-            "format_version": 2,
-            # Messages are pushed; asking for tasks is for the start and the end only.
-            "server": {"task_request_interval": 2},
-            "workflows": [
-                {
-                    "id": "controller",
-                    "path": f"{runtime}.controller.CollabController",
-                    "args": {"server_obj_id": "_server"},
-                }
-            ],
-            "components": [{"id": "_server", "path": f"{here}.HubSide", "args": hub}],
-            "task_data_filters": [],
-            "task_result_filters": [],
-        },
-        "app/config/config_fed_client.json": {
-            "format_version": 2,
-            "executors": [
-                {
-                    "tasks": ["*"],
-                    "executor": {
-                        "path": f"{runtime}.executor.CollabExecutor",
-                        "args": {"client_obj_id": "_client"},
-                    },
-                }
-            ],
-            "components": [{"id": "_client", "path": f"{here}.NodeSide", "args": {}}],
-            "task_data_filters": [],
-            "task_result_filters": [],
-        },
+        layout.META: layout.meta(task.run, task.least, list(task.sites)),
+        f"{layout.APP}/{layout.SERVER}": layout.server(hub),
+        f"{layout.APP}/{layout.CLIENT}": layout.client(),
     }
     for name, content in files.items():
         path = folder / name

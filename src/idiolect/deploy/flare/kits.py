@@ -31,6 +31,7 @@ NODE_FILE = "node.json"  # in it: the operator's settings, written by `idiolect 
 HOST_FILE = "server.json"  # the same of `idiolect server`
 OUTCOME = "outcome.json"  # in a job's folder: how it ended, for whoever submitted it
 RESULT = "result"  # in a job's folder: the run's
+GUARD = "idiolect.deploy.flare.guard.JobGuard"  # asked by FLARE before a job is started
 RETURNED = "idiolect.returned"  # what an admin's command tells the hub: who could take part again
 
 # A prefix must end in a dot; without the log entry FLARE's own log component fails every job.
@@ -225,11 +226,16 @@ def read(folder: str | Path, *roles: str) -> Kit:
 
 
 def settle(kit: Kit) -> None:
-    """Make a kit's settings fit the folder it lies in now: a server stores nothing elsewhere."""
-    if kit.role != "server":
-        return
+    """Make a kit's settings fit this version and the folder it lies in now.
+
+    A server stores nothing elsewhere; jobs that are not made as ours are get refused.
+    """
     path = kit.folder / "local" / "resources.json"
     settings = json.loads(path.read_text())
+    settings["app_validator"] = {"path": GUARD, "args": {}}
+    if kit.role != "server":
+        write_whole(path, json.dumps(settings, indent=1).encode())
+        return
     store = kit.home / "engine"
     settings["snapshot_persistor"]["args"]["storage"]["args"]["root_dir"] = str(store / "snapshots")
     for component in settings["components"]:

@@ -12,8 +12,10 @@ from pathlib import Path
 from idiolect.checkpoint import write_whole
 from idiolect.deploy.flare import require
 from idiolect.deploy.flare.kits import HOST_FILE, NODE_FILE, Kit, settle
+from idiolect.deploy.flare.layout import MODULES
 from idiolect.deploy.flare.tidy import environment
 from idiolect.deploy.host import Host
+from idiolect.deploy.isolation import isolated
 from idiolect.deploy.lock import held
 from idiolect.deploy.site import Site
 from idiolect.errors import DeployError
@@ -65,13 +67,15 @@ def keep_running(kit: Kit, own: Site | Host, say: Say) -> None:
 
 def command(kit: Kit) -> list[str]:
     """Return the command that is a server's or a node's lasting process."""
+    own = ["secure_train=true", f"org={kit.org}", "config_folder=config"]
     if kit.role == "server":
-        module, config = "nvflare.private.fed.app.server.server_train", "fed_server.json"
-        own = ["secure_train=true", f"org={kit.org}", "config_folder=config"]
+        config = "fed_server.json"
     else:
-        module, config = "nvflare.private.fed.app.client.client_train", "fed_client.json"
-        own = ["secure_train=true", f"uid={kit.name}", f"org={kit.org}", "config_folder=config"]
-    return [sys.executable, "-u", "-m", module, "-m", str(kit.folder), "-s", config, "--set", *own]
+        config = "fed_client.json"
+        own.insert(1, f"uid={kit.name}")
+    # -P: nothing is imported from the folder it works in, the kit, where jobs are put too.
+    python = [sys.executable, "-P", "-u", "-m", "idiolect.deploy.flare.engine"]
+    return [*python, MODULES[kit.role], "-m", str(kit.folder), "-s", config, "--set", *own]
 
 
 def _log(kit: Kit) -> Path:
@@ -91,7 +95,7 @@ def _started(kit: Kit) -> Iterator["subprocess.Popen[bytes]"]:
             stdout=words,
             stderr=words,
             cwd=kit.folder,
-            env=environment(),
+            env=isolated(environment(), kit.folder),
             start_new_session=True,
         )
     try:

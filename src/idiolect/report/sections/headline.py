@@ -5,6 +5,7 @@ import dataclasses
 from idiolect.report.material import Material
 from idiolect.report.section import Section
 from idiolect.report.sheet import Column, Sheet
+from idiolect.results.participation import KINDS, over_seeds
 from idiolect.results.tables import summary
 
 _COLUMNS = (
@@ -64,4 +65,33 @@ def section(material: Material) -> Section | None:
         rows,
         methods,
     )
-    return Section("results", "Results", "What each method reached.", [sheet])
+    sheets = [sheet, *_participation(material)]
+    return Section("results", "Results", "What each method reached.", sheets)
+
+
+def _participation(material: Material) -> list[Sheet]:
+    """Lay out how means are made up, where some clients took part in no round."""
+    found = {label: over_seeds(method) for label, method in material.methods.items()}
+    found = {label: own for label, own in found.items() if own and own["clients"]["never"]}
+    if not found:
+        return []
+    rows = []
+    for label, own in found.items():
+        clients, means = own["clients"], next(iter(own["accuracy"].values()))
+        pairs = [(clients[kind], means[kind]) for kind in KINDS]
+        rows.append((label, *(value for pair in pairs for value in pair)))
+    heads = ("all clients", "took part", "never took part")
+    columns = [Column("method")]
+    for head in heads:
+        columns += [Column(head, "whole"), Column(f"{head}: accuracy, %", "percent")]
+    return [
+        Sheet(
+            "participation",
+            "Clients that took part, and clients that never did",
+            "A client that took part in no round has no trained state of its own: it got its model "
+            "as a newcomer does. Mean accuracy of clients' own models, over seeds.",
+            columns,
+            rows,
+            list(found),
+        )
+    ]

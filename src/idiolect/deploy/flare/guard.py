@@ -1,0 +1,150 @@
+"""What FLARE lets in: a job of exactly our two files, under an id that the server drew.
+
+FLARE asks an `AppValidator` before it starts a job, on the server and on each node. What it has no
+such question for is put in place by `watch`: ids that name other folders of the kit, and settings
+in formats that can include files (HOCON) or read variables of the environment.
+"""
+
+import json
+import logging
+import uuid
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from zipfile import ZipFile
+
+from nvflare.apis.app_validation import AppValidator
+
+from idiolect.deploy.flare import layout
+from idiolect.errors import DeployError
+
+log = logging.getLogger("idiolect.guard")
+
+_STRINGS = ("run", "experiment")
+
+
+class JobGuard(AppValidator):  # type: ignore[misc]
+    """Refuses a deployed job that is not made as ours are."""
+
+    def validate(self, app_folder: str) -> tuple[str, dict[str, Any]]:
+        """Return why a job is refused, or nothing."""
+        reason = foreign(Path(app_folder))
+        if reason:
+            log.warning("refused a job that was deployed: %s", reason)
+        return reason, {}
+
+
+def foreign(app: Path) -> str:
+    """Say what in a job's folder is not ours; empty where all is."""
+    wanted = {layout.SERVER, layout.CLIENT}
+    known = {*wanted, *_signed("", "config/")}
+    found = {path.relative_to(app).as_posix(): path for path in app.rglob("*")}
+    strange = sorted(set(found) - {"config", *known})
+    if strange or not wanted <= set(found):
+        return f"a job holds {' and '.join(sorted(wanted))} only, and this one {strange[:1]}"
+    for name in sorted(set(found) - {"config"}):
+        path = found[name]
+        if path.is_symlink() or not path.is_file() or path.stat().st_size > layout.LARGEST:
+            return f"{name} is no file of at most {layout.LARGEST} bytes"
+    try:
+        server, client = (
+            json.loads((app / name).read_text()) for name in (layout.SERVER, layout.CLIENT)
+        )
+        hub = server["components"][0]["args"]
+        same = server == layout.server(hub) and client == layout.client()
+    except (ValueError, TypeError, KeyError, IndexError, RecursionError):
+        return "its configurations are not those of idiolect"
+    if not same or not _well_formed(hub):
+        return "its configurations are not those of idiolect"
+    return ""
+
+
+def _signed(*folders: str) -> set[str]:
+    return {f"{folder}{name}" for folder in folders for name in layout.SIGNED}
+
+
+def _well_formed(hub: Any) -> bool:
+    """Check what the server's side is told; FLARE would read braces as its own variables."""
+    if not isinstance(hub, dict) or set(hub) != set(layout.Hub.__annotations__):
+        return False
+    lists = [hub["sites"], hub["only"], hub["wanted"] or []]
+    if not all(isinstance(hub[key], str) for key in _STRINGS):
+        return False
+    if not all(isinstance(own, list) for own in lists):
+        return False
+    entries = [entry for own in lists for entry in own]
+    plain = all(entry is None or isinstance(entry, str | int) for entry in entries)
+    words = [entry for entry in (*entries, hub["run"]) if isinstance(entry, str)]
+    return plain and not any(mark in word for word in words for mark in "{}$")
+
+
+def watch() -> None:
+    """Put our checks into this process of the engine, before it starts."""
+    from nvflare.apis import workspace
+    from nvflare.fuel.utils.config import ConfigFormat
+    from nvflare.private.fed.server import job_meta_validator
+
+    def formats(cls: Any) -> Any:
+        return OrderedDict({".json": cls.JSON, ".json.default": cls.JSON})
+
+    validator = job_meta_validator.JobMetaValidator
+    try:
+        inner: Callable[[Any, str, ZipFile], Any] = validator._validate_zf
+        _ = workspace.check_job_id, job_meta_validator.check_job_id
+    except AttributeError as error:
+        raise DeployError(
+            f"this version of NVIDIA FLARE is not known ({error}); install the one that idiolect "
+            "names: `pip install 'idiolect[flare]'`"
+        ) from error
+
+    def validated(self: Any, name: str, job: ZipFile) -> Any:
+        try:
+            refuse_strange(name, job)
+            return inner(self, name, job)
+        except ValueError as error:
+            log.warning("refused a job that was submitted: %s", error)
+            raise
+
+    ConfigFormat.config_ext_formats = classmethod(formats)
+    validator._validate_zf = validated
+    job_meta_validator.check_job_id = _refuse_chosen
+    workspace.check_job_id = refuse_id
+
+
+def refuse_id(job: Any) -> None:
+    """Refuse an id that is not of the form the server draws: folders of a kit are called by it."""
+    try:
+        drawn = isinstance(job, str) and str(uuid.UUID(job)) == job
+    except ValueError:
+        drawn = False
+    if not drawn:
+        raise ValueError("a job's id is a UUID, drawn by the server")
+
+
+def _refuse_chosen(job: Any) -> None:
+    raise ValueError("a job's id is drawn by the server; leave job_id out of meta.json")
+
+
+def refuse_strange(name: str, job: ZipFile) -> None:
+    """Refuse a submitted archive with other files than a job of ours has."""
+    app = f"{name}/{layout.APP}"
+    wanted = {f"{name}/{layout.META}", f"{app}/{layout.SERVER}", f"{app}/{layout.CLIENT}"}
+    files = [entry for entry in job.infolist() if not entry.is_dir()]
+    folders = {entry.filename.rstrip("/") for entry in job.infolist() if entry.is_dir()}
+    names = [entry.filename for entry in files]
+    known = {*wanted, *_signed(f"{name}/", f"{app}/", f"{app}/config/")}
+    if not wanted <= set(names) <= known or len(set(names)) < len(names):
+        raise ValueError("a job holds meta.json and two configurations in app/config only")
+    if not folders <= {name, app, f"{app}/config"}:
+        raise ValueError("a job has the folder app/config only")
+    if any(entry.file_size > layout.LARGEST for entry in files):
+        raise ValueError(f"a file of the job has more than {layout.LARGEST} bytes")
+    try:
+        meta = json.loads(job.read(f"{name}/{layout.META}"))
+        keys = set(meta)
+    except (ValueError, TypeError, RecursionError):
+        raise ValueError("meta.json cannot be read") from None
+    known = set(layout.meta("", 0, []))
+    if keys != known or meta["resource_spec"] != {}:
+        raise ValueError(f"meta.json holds {', '.join(sorted(known))} and nothing else")

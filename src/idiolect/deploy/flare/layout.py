@@ -1,0 +1,83 @@
+"""What a job of ours looks like: two configurations, and not a file more.
+
+Light to import: FLARE's lasting processes compare every job that arrives with it.
+"""
+
+from typing import Any, TypedDict
+
+SERVER = "config/config_fed_server.json"
+CLIENT = "config/config_fed_client.json"
+APP = "app"
+META = "meta.json"
+
+# FLARE's own programs, by the role of a kit.
+MODULES = {
+    "server": "nvflare.private.fed.app.server.server_train",
+    "node": "nvflare.private.fed.app.client.client_train",
+}
+
+# What FLARE itself puts into each folder of a job: the submitter's signature and certificate.
+SIGNED = (".__nvfl_sig.json", ".__nvfl_submitter.crt")
+
+LARGEST = 16 << 20  # bytes of a file; an experiment may carry a list of words
+
+_HERE = "idiolect.deploy.flare.job"
+_RUNTIME = "nvflare.collab.runtime"
+
+
+class Hub(TypedDict):
+    """What the server's side of a job is told."""
+
+    run: str
+    experiment: str
+    sites: list[str]
+    only: list[str]
+    wanted: list[Any] | None
+
+
+def server(hub: Hub) -> dict[str, Any]:
+    """Return the server's configuration."""
+    return {
+        "format_version": 2,
+        # Messages are pushed; asking for tasks is for the start and the end only.
+        "server": {"task_request_interval": 2},
+        "workflows": [
+            {
+                "id": "controller",
+                "path": f"{_RUNTIME}.controller.CollabController",
+                "args": {"server_obj_id": "_server"},
+            }
+        ],
+        "components": [{"id": "_server", "path": f"{_HERE}.HubSide", "args": hub}],
+        "task_data_filters": [],
+        "task_result_filters": [],
+    }
+
+
+def client() -> dict[str, Any]:
+    """Return the nodes' configuration."""
+    return {
+        "format_version": 2,
+        "executors": [
+            {
+                "tasks": ["*"],
+                "executor": {
+                    "path": f"{_RUNTIME}.executor.CollabExecutor",
+                    "args": {"client_obj_id": "_client"},
+                },
+            }
+        ],
+        "components": [{"id": "_client", "path": f"{_HERE}.NodeSide", "args": {}}],
+        "task_data_filters": [],
+        "task_result_filters": [],
+    }
+
+
+def meta(run: str, least: int, sites: list[str]) -> dict[str, Any]:
+    """Return what is said of a job: no id, which the server draws."""
+    return {
+        "name": f"idiolect-{run}",
+        "resource_spec": {},
+        "min_clients": least,
+        "deploy_map": {APP: ["server", *sites]},
+    }
