@@ -8,13 +8,18 @@ import torch
 from torch import nn
 
 import worlds
+from idiolect import tree
+from idiolect.aggregate import Aggregated
 from idiolect.errors import ConfigError, MethodError
 from idiolect.local import Batch
 from idiolect.method import Sent, Setup
-from idiolect.methods import METHODS, FedAvg, FedPer
+from idiolect.methods import METHODS, FedAvg, FedPer, LocalOnly
 from idiolect.personalise import TABLE_2, Combined, Mixture, Tuned, adapting, spoken
-from idiolect.personalise.adapting import Ground, fisher, ground
+from idiolect.personalise.adapting import Ground, Terms, adapted, fisher, ground
 from idiolect.personalise.mixture import Alone, Mixed, blend, mixed
+from idiolect.personalise.tuned import course_of
+from idiolect.privacy import Private
+from idiolect.simulate import exchange
 
 BASE = FedAvg(batch=3, lr=0.1)
 FAST = {"tune_epochs": 2, "tune_lr": 0.1}
@@ -156,6 +161,86 @@ def test_the_terms_by_hand(float64):
     sent = Sent({"w": torch.tensor(1.5)})
     tuned = method.deploy(sent, (), line_client([2.0], [1]))
     assert method.models(sent, tuned)["personal"]["w"].item() == pytest.approx(0.5 - rate * slope)
+
+
+def test_elastic_weights_hold_what_matters_to_all(float64):
+    """Two clients at w = G = 1.5: x = 2 and x = 1, both of class 1; λ = 7, three steps of 0.25.
+
+    Their Fisher informations are F₁ = (2(1 − s(3)))² and F₂ = (1 − s(1.5))². Each trains on its own
+    example, and both are held by (F₁ + F₂)/2; by its own, where that is asked for.
+    """
+    hold, rate = 7.0, 0.25
+
+    def s(z):
+        return 1 / (1 + math.exp(-z))
+
+    own = {2.0: (2 * (1 - s(3.0))) ** 2, 1.0: (1 - s(1.5)) ** 2}
+
+    def by_hand(x, information):
+        w = 1.5
+        for _ in range(3):
+            w -= rate * (-x * (1 - s(x * w)) + hold * information * (w - 1.5))
+        return w
+
+    sent = Sent({"w": torch.tensor(1.5)})
+    settings = {"tune_epochs": 3, "tune_lr": rate, "ewc_weight": hold}
+    method = Tuned(FedAvg(batch=1), **settings)
+    assert method.tells and not Tuned(FedAvg(), ewc_fisher="client", **settings).tells
+    locals_ = {x: line_client([x], [1]) for x in own}
+    alone = {x: method.deploy(sent, (), local) for x, local in locals_.items()}
+    told = {x: method.tell(alone[x], locals_[x]) for x in own}
+    for x, other in ((2.0, 1.0), (1.0, 2.0)):
+        assert alone[x].model["w"].item() == pytest.approx(by_hand(x, own[x]))
+        assert told[x].importance["w"].item() == pytest.approx(own[x])
+        heard = method.hear(alone[x], told[other], locals_[x])
+        mean = sum(own.values()) / 2
+        assert method.models(sent, heard)["personal"]["w"].item() == pytest.approx(by_hand(x, mean))
+    nobody = tree.zeros_like(told[1.0])
+    assert method.hear(alone[2.0], nobody, locals_[2.0]).model["w"].item() == pytest.approx(
+        by_hand(2.0, own[2.0])
+    )
+
+
+def test_nothing_is_told_past_a_private_rule_or_without_a_federated_model(float64):
+    settings = {"ewc_weight": 5.0, "tune_epochs": 1}
+    private = Aggregated(FedAvg(), Private(clip=1.0, noise=1.0))
+    assert not Tuned(private, **settings).tells
+    assert not Combined(private, combinations=(("ft", "ewc"),)).tells
+    assert Combined(FedAvg(), combinations=(("ft", "ewc"), ("ft",))).tells
+    assert not Combined(FedAvg(), combinations=(("ft", "kd"), ("ft",))).tells
+    local, method = line_client([2.0], [1]), Tuned(LocalOnly(batch=1), **settings)
+    deployed = method.deploy(Sent(), {"w": torch.tensor(1.5)}, local)
+    assert float(method.tell(deployed, local).voices) == 0
+
+
+@pytest.mark.parametrize("combined", [False, True])
+def test_in_a_simulation_all_are_held_by_the_mean_of_their_informations(
+    combined, monkeypatch, float64
+):
+    """Whether what was deployed is kept between telling and hearing, or made again."""
+    base = FedAvg(batch=3, lr=0.1)
+    settings = {"tune_epochs": 2, "tune_lr": 0.1, "ewc_weight": 50.0}
+    method = Tuned(base, **settings)
+    if combined:
+        method = Combined(base, combinations=(("ft", "ewc"),), **settings)
+    world = worlds.federation()
+    found = []
+    for room in (exchange._ROOM, 0):
+        monkeypatch.setattr(exchange, "_ROOM", room)
+        simulation = worlds.simulation(method, world)
+        simulation.advance()
+        (verdict,) = simulation.judge([world.exam], keep=True)
+        found.append(verdict.deployed[0][1])
+    assert not worlds.differing(*found, 1e-12)
+    sent = Sent(simulation.states[0])
+    at = ground(base, sent, sent.shared)
+    every = sent.shared.__contains__
+    locals_ = [worlds.local(world, client, round=1) for client in range(5)]
+    each = [fisher(base, at, every, local) for local in locals_]
+    mean = tree.map(lambda *leaves: sum(leaf.clamp(max=1) for leaf in leaves) / 5, *each)
+    course = course_of(base, locals_[3], method)
+    expected = adapted(base, at, every, Terms(ewc=50.0), mean, course, locals_[3])
+    assert not worlds.differing(tree.map(lambda leaf: leaf[3], found[0]), expected, 1e-9)
 
 
 def test_the_fisher_information_is_a_loop_over_examples(float64):

@@ -13,6 +13,8 @@ from idiolect.simulate.exchange import Sums, added, fair, without
 from idiolect.simulate.traffic import Traffic
 from idiolect.tree import Tree
 
+MOST_TOLD = 100_000  # numbers; sums cross as text in a message's head, which has a limit
+
 
 class Hearing(NamedTuple):
     """What nodes are to hear: a sum, whose numbers are in it, and what crossed for it."""

@@ -17,7 +17,7 @@ from idiolect.data import Dataset
 from idiolect.data.federation import Exam
 from idiolect.deploy import codecs, masks, wire
 from idiolect.deploy.codes import CODES, LIMITS, Refused
-from idiolect.deploy.hearing import Hearing, heard, heard_by_sum, hidden
+from idiolect.deploy.hearing import MOST_TOLD, Hearing, heard, heard_by_sum, hidden
 from idiolect.deploy.post import Answer, Post
 from idiolect.deploy.rehearsal import Rehearsal
 from idiolect.deploy.roster import Model, Roster
@@ -506,6 +506,13 @@ class Hub:
         """Let nodes tell, in sum, what their method tells; who is silent is left out of it."""
         if newcomers:
             return Hearing(told) if told else None
+        count = sum(leaf.numel() for leaf in tree.leaves(self._rehearsal.form(0, "tell")))
+        if count > MOST_TOLD:
+            self._untold.append(
+                f"what nodes would tell each other is {count:,} numbers, above {MOST_TOLD:,}, so each "
+                'went by its own; with personalise\'s ewc, that is ewc_fisher = "client"'
+            )
+            return None
         found, _, up = self._collect(run, everyone, sent, "tell")
         if not found or not self._secure:
             return heard(found, up)

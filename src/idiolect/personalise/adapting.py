@@ -3,6 +3,12 @@
 The loss at one client is (1 − α) · cross-entropy + α T² · KL(federated ‖ own) + λ/2 · Σ F (A − G)²;
 α = 0 and λ = 0 is fine-tuning. Equation 6 of Pye and Yu (2021) puts αK² on the cross-entropy, which
 the code it builds on does not; F is the diagonal of the Fisher information, example by example.
+
+F is there to say what matters to the federated task, so it is of the federation's data: after the
+rounds every client finds its own at the federated model, tells it, and holds to the mean of all
+(`ewc_fisher = "federation"`). A client cannot see that mean before all have told, so it trains with
+its own F first, which is all there is for `ewc_fisher = "client"`, for a method without a federated
+model, and where a private rule lets nothing pass it by.
 """
 
 from collections.abc import Callable
@@ -19,6 +25,7 @@ from idiolect.local import Batch, Local
 from idiolect.method import Method, Sent
 from idiolect.optim import Optimiser
 from idiolect.tree import Params, Tree
+from idiolect.wrapper import Wrapper
 
 _FISHER_BYTES = 1 << 28  # of single examples' gradients at a time; on CUDA a share of its memory
 _FISHER_SHARE = 24
@@ -41,6 +48,21 @@ class Terms(NamedTuple):
     ewc: float | Tensor | None = None  # λ
 
 
+class Held(NamedTuple):
+    """What a client keeps until the others have told: where it starts from, and its own F."""
+
+    at: Ground
+    importance: Params
+    voice: Tensor  # 1, or 0 without examples or without a federated model
+
+
+class Told(NamedTuple):
+    """What a client tells, each number from 0 to 1; or the sum of what several told."""
+
+    voices: Tensor
+    importance: Params
+
+
 class Course(NamedTuple):
     """How long and how fast."""
 
@@ -55,8 +77,47 @@ def ground(base: Method, sent: Sent, deployed: Tree) -> Ground:
     start = models["personal"]
     federated = models.get("global", start)
     own, common = parameters(base, start), parameters(base, federated)
-    alike = {n: p.shape for n, p in own.items()} == {n: p.shape for n, p in common.items()}
-    return Ground(start, federated, common if alike else own)
+    return Ground(start, federated, common if _alike(own, common) else own)
+
+
+def _alike(left: Params, right: Params) -> bool:
+    return {n: p.shape for n, p in left.items()} == {n: p.shape for n, p in right.items()}
+
+
+def held(base: Method, sent: Sent, deployed: Tree, importance: Params, local: Local) -> Held:
+    """Keep what the mean of all clients' F will be heard with."""
+    models, at = base.models(sent, deployed), ground(base, sent, deployed)
+    own, common = parameters(base, at.start), parameters(base, at.federated)
+    joint = "global" in models and _alike(own, common)
+    return Held(at, importance, (local.size > 0).to(local.size.dtype) * float(joint))
+
+
+def hides(method: Method) -> bool:
+    """Say whether a rule inside hides every client, so that nothing may pass it by."""
+    while isinstance(method, Wrapper):
+        rule = getattr(method, "by", None)
+        if rule is not None and rule.hides:
+            return True
+        method = method.base
+    return False
+
+
+def told(own: Held) -> Told:
+    """Tell the own F; above 1 it counts as 1, for numbers told are at most that."""
+    shares = tree.map(lambda leaf: own.voice * leaf.clamp(0, 1), own.importance)
+    return Told(own.voice, shares)
+
+
+def of_all(own: Held, others: Told) -> Params:
+    """Return the mean of all clients' F, this one's among them; its own where nobody told."""
+    mine = told(own)
+    count = mine.voices + others.voices
+
+    def mean(one: Tensor, rest: Tensor, alone: Tensor) -> Tensor:
+        return torch.where(count > 0.5, (one + rest) / count.clamp(min=1), alone)
+
+    found: Params = tree.map(mean, mine.importance, others.importance, own.importance)
+    return found
 
 
 def parameters(base: Method, model: Tree) -> Params:

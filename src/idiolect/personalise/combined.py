@@ -7,7 +7,7 @@ rows of one stack: they see equal batches and differ in the weights of two terms
 expert is trained once for all of them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar, NamedTuple
@@ -19,7 +19,20 @@ from idiolect import losses, tree
 from idiolect.errors import ConfigError
 from idiolect.local import Batch, Local
 from idiolect.method import Sent, setting
-from idiolect.personalise.adapting import Terms, adapted, chosen, fisher, ground, parameters
+from idiolect.personalise.adapting import (
+    Ground,
+    Held,
+    Terms,
+    adapted,
+    chosen,
+    fisher,
+    ground,
+    held,
+    hides,
+    of_all,
+    parameters,
+    told,
+)
 from idiolect.personalise.mixture import (
     Alone,
     Mixed,
@@ -31,7 +44,7 @@ from idiolect.personalise.mixture import (
 )
 from idiolect.personalise.mixture import predict as predict_mixed
 from idiolect.personalise.tuned import TuneSettings, course_of
-from idiolect.tree import Tree
+from idiolect.tree import Params, Tree
 from idiolect.wrapper import Wrapper
 
 NAMES = {"ft": "FT", "fb": "FB", "kd": "KD", "ewc": "EWC", "moe": "MoE"}
@@ -77,6 +90,7 @@ class Settled(NamedTuple):
     personal: Tree
     chosen: Tensor  # place in the list
     accuracies: Tensor  # [combination] on validation data
+    held: Held | tuple[()] = ()  # what EWC waits with until the others have told
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,17 +156,56 @@ class Combined(TuneSettings, MixSettings, Wrapper):
 
     def facts(self, deployed: Settled) -> dict[str, Tensor]:
         """What was chosen, and the weight of the federated model in every mixture."""
-        told = dict(self.base.facts(deployed.inner))
+        known = dict(self.base.facts(deployed.inner))
         found = [m for m in deployed.candidates.values() if isinstance(m, Mixed) and not m.gate]
         if found:
-            told["moe_weights"] = torch.stack([one.weight for one in found])
+            known["moe_weights"] = torch.stack([one.weight for one in found])
         if len(self.combinations) > 1:
-            told["chosen"] = deployed.chosen
-            told["validation_accuracy_of_combinations"] = deployed.accuracies
-        return told
+            known["chosen"] = deployed.chosen
+            known["validation_accuracy_of_combinations"] = deployed.accuracies
+        return known
+
+    @property
+    def tells(self) -> bool:
+        """Whether clients tell each other what matters to them."""
+        some = any("ewc" in combination for combination in self.combinations)
+        wants = some and bool(self.ewc_weight) and self.ewc_fisher == "federation"
+        return wants and not hides(self.base)
+
+    @property
+    def deploys(self) -> int:
+        """With what is held until the others have told."""
+        return self.base.deploys + (len(self.combinations) + 6) * self.tells
+
+    def tell(self, deployed: Settled, local: Local) -> Tree:
+        """Tell what matters to the federated task, by the own examples."""
+        return told(deployed.held) if isinstance(deployed.held, Held) else ()
+
+    def hear(self, deployed: Settled, others: Tree, local: Local) -> Settled:
+        """Train what elastic weights hold once more, held to what matters to all; choose again."""
+        if not isinstance(deployed.held, Held):
+            return deployed
+        importance = of_all(deployed.held, others)
+        elastic = [one for one in self.combinations if "ewc" in one]
+        models = branches_of(self, elastic, deployed.held.at, importance, local)
+        candidates = dict(deployed.candidates)
+        for combination in elastic:
+            before, branch = candidates[spoken(combination)], branch_of(combination)
+            assert branch is not None
+            model = models[branch]
+            if isinstance(before, Mixed):
+                model = mixed(self.base, model, before.expert, self, local)
+            candidates[spoken(combination)] = model
+        return self._chosen(deployed.inner, candidates, local)
 
     def _settled(self, inner: Tree, sent: Sent, local: Local) -> Settled:
-        candidates = candidates_of(self, self.combinations, inner, sent, local)
+        candidates, importance = candidates_of(self, self.combinations, inner, sent, local)
+        settled = self._chosen(inner, candidates, local)
+        if not self.tells:
+            return settled
+        return settled._replace(held=held(self.base, sent, inner, importance, local))
+
+    def _chosen(self, inner: Tree, candidates: dict[str, Tree], local: Local) -> Settled:
         if len(candidates) == 1:
             (only,) = candidates.values()
             nothing = local.numbers([0.0])
@@ -181,22 +234,20 @@ class Combined(TuneSettings, MixSettings, Wrapper):
 
 def candidates_of(
     method: Combined, combinations: Sequence[Combination], inner: Tree, sent: Sent, local: Local
-) -> dict[str, Tree]:
-    """Train what the combinations need, each thing once, and name the models they amount to."""
+) -> tuple[dict[str, Tree], Params]:
+    """Train what the combinations need, each thing once, and name the models they amount to.
+
+    The client's own Fisher information is returned beside them; {} where nothing needs it.
+    """
     base, start = method.base, method.base.models(sent, inner)["personal"]
-    branches = list(dict.fromkeys(filter(None, map(branch_of, combinations))))
-    groups = {trains: [b for b in branches if b.trains == trains] for trains in ("ft", "fb")}
     mixes = any("moe" in combination for combination in combinations)
-    *stacks, own = local.alike(
-        partial(trained, method, groups["ft"], inner, sent, local),
-        partial(trained, method, groups["fb"], inner, sent, local),
+    trains = any(branch_of(combination) for combination in combinations)
+    at = ground(base, sent, inner) if trains else None
+    importance = importance_of(method, combinations, at, local) if at else {}
+    models, own = local.alike(
+        lambda: branches_of(method, combinations, at, importance, local) if at else {},
         lambda: expert(base, method, local) if mixes else (),
     )
-    models = {
-        branch: tree.map(lambda leaf, n=n: leaf[n], stack)
-        for group, stack in zip(groups.values(), stacks, strict=True)
-        for n, branch in enumerate(group)
-    }
     candidates: dict[str, Tree] = {}
     for combination in combinations:
         branch = branch_of(combination)
@@ -204,25 +255,54 @@ def candidates_of(
         if "moe" in combination:
             model = mixed(base, model, own, method, local)
         candidates[spoken(combination)] = model
-    return candidates
+    return candidates, importance
+
+
+def importance_of(
+    method: Combined, combinations: Sequence[Combination], at: Ground, local: Local
+) -> Params:
+    """Return the client's Fisher information of all that elastic weights are to hold."""
+    elastic = [branch for one in combinations if (branch := branch_of(one)) and branch.ewc]
+    if not elastic:
+        return {}
+    only_head = all(branch.trains == "fb" for branch in elastic)
+    return fisher(method.base, at, _wanted(method, at, only_head), local)
+
+
+def branches_of(
+    method: Combined,
+    combinations: Sequence[Combination],
+    at: Ground,
+    importance: Params,
+    local: Local,
+) -> dict[Branch, Tree]:
+    """Train every branch that some combinations need, those of the same layers as one stack."""
+    branches = list(dict.fromkeys(filter(None, map(branch_of, combinations))))
+    groups = [[b for b in branches if b.trains == trains] for trains in ("ft", "fb")]
+    stacks = local.alike(
+        *(partial(trained, method, group, at, importance, local) for group in groups)
+    )
+    return {
+        branch: tree.map(lambda leaf, n=n: leaf[n], stack)
+        for group, stack in zip(groups, stacks, strict=True)
+        for n, branch in enumerate(group)
+    }
 
 
 def trained(
-    method: Combined, branches: Sequence[Branch], inner: Tree, sent: Sent, local: Local
+    method: Combined, branches: Sequence[Branch], at: Ground, importance: Params, local: Local
 ) -> Tree:
     """Train branches that concern the same layers as rows of one stack."""
     if not branches:
         return ()
-    base, at = method.base, ground(method.base, sent, inner)
-    params, only_head = parameters(base, at.start), branches[0].trains == "fb"
-    wanted = chosen(params, only_head, method.fb_layers, method.fb_names)
-    held = any(branch.ewc for branch in branches)
-    importance = fisher(base, at, wanted, local) if held else {}
+    base, only_head = method.base, branches[0].trains == "fb"
+    wanted = _wanted(method, at, only_head)
+    holds = any(branch.ewc for branch in branches)
     taught = any(branch.kd for branch in branches)
     course = course_of(base, local, method)
 
     def one(kd: Tensor, ewc: Tensor) -> Tree:
-        terms = Terms(kd if taught else None, method.kd_temperature, ewc if held else None)
+        terms = Terms(kd if taught else None, method.kd_temperature, ewc if holds else None)
         return adapted(base, at, wanted, terms, importance, course, local)
 
     return local.each(
@@ -230,6 +310,11 @@ def trained(
         local.numbers([method.kd_weight * branch.kd for branch in branches]),
         local.numbers([method.ewc_weight * branch.ewc for branch in branches]),
     )
+
+
+def _wanted(method: Combined, at: Ground, only_head: bool) -> Callable[[str], bool]:
+    params = parameters(method.base, at.start)
+    return chosen(params, only_head, method.fb_layers, method.fb_names)
 
 
 def branch_of(combination: Combination) -> Branch | None:

@@ -1,5 +1,6 @@
 """Fine-tuning after the federation, of all layers or some, with a hold on what was learnt."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
@@ -9,14 +10,20 @@ from idiolect.local import Local
 from idiolect.method import Method, Sent, setting
 from idiolect.personalise.adapting import (
     Course,
+    Ground,
+    Held,
     Terms,
     adapted,
     chosen,
     fisher,
     ground,
+    held,
+    hides,
+    of_all,
     parameters,
+    told,
 )
-from idiolect.tree import Tree
+from idiolect.tree import Params, Tree
 from idiolect.wrapper import Wrapper
 
 
@@ -30,14 +37,20 @@ class TuneSettings:
     fb_names: tuple[str, ...] = setting(
         (), "what FB trains instead, by patterns of parameters such as 'fc2.*'"
     )
+    ewc_fisher: str = setting(
+        "federation",
+        "whose examples say what matters to EWC: everyone's, told in sum, or the client's own",
+        choices=("federation", "client"),
+    )
     kd_temperature: float = setting(6.0, "temperature of the distillation (T)", above=0)
 
 
 class Tuning(NamedTuple):
-    """What the inner method deploys, and that model trained further."""
+    """What the inner method deploys, that model trained further, and what EWC waits with."""
 
     inner: Tree
     model: Tree
+    held: Held | tuple[()] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,15 +91,44 @@ class Tuned(TuneSettings, Wrapper):
         """Hand on."""
         return self.base.facts(deployed.inner)
 
+    @property
+    def tells(self) -> bool:
+        """Whether clients tell each other what matters to them."""
+        wants = bool(self.ewc_weight) and self.ewc_fisher == "federation"
+        return wants and not hides(self.base)
+
+    @property
+    def deploys(self) -> int:
+        """With what is held until the others have told."""
+        return self.base.deploys + 5 * self.tells
+
+    def tell(self, deployed: Tuning, local: Local) -> Tree:
+        """Tell what matters to the federated task, by the own examples."""
+        return told(deployed.held) if isinstance(deployed.held, Held) else ()
+
+    def hear(self, deployed: Tuning, others: Tree, local: Local) -> Tuning:
+        """Train once more, held to what matters to all."""
+        if not isinstance(deployed.held, Held):
+            return deployed
+        importance = of_all(deployed.held, others)
+        model = self._trained(deployed.held.at, importance, local)
+        return deployed._replace(model=model, held=())
+
     def _tuned(self, inner: Tree, sent: Sent, local: Local) -> Tuning:
         at = ground(self.base, sent, inner)
-        params, only_head = parameters(self.base, at.start), self.trains == "head"
-        trained = chosen(params, only_head, self.fb_layers, self.fb_names)
-        importance = fisher(self.base, at, trained, local) if self.ewc_weight else {}
+        importance = fisher(self.base, at, self._chosen(at), local) if self.ewc_weight else {}
+        model = self._trained(at, importance, local)
+        kept = held(self.base, sent, inner, importance, local) if self.tells else ()
+        return Tuning(inner, model, kept)
+
+    def _chosen(self, at: Ground) -> Callable[[str], bool]:
+        params = parameters(self.base, at.start)
+        return chosen(params, self.trains == "head", self.fb_layers, self.fb_names)
+
+    def _trained(self, at: Ground, importance: Params, local: Local) -> Tree:
         terms = Terms(self.kd_weight or None, self.kd_temperature, self.ewc_weight or None)
         course = course_of(self.base, local, self)
-        model = adapted(self.base, at, trained, terms, importance, course, local)
-        return Tuning(inner, model)
+        return adapted(self.base, at, self._chosen(at), terms, importance, course, local)
 
 
 def course_of(base: Method, local: Local, settings: TuneSettings) -> Course:

@@ -54,6 +54,7 @@ def heard(method: Method, deployed: Tree, others: Sums, local: Local) -> Tree:
     if (given := {name: tuple(leaf.shape) for name, leaf in others.items()}) != form:
         raise MethodError(f"clients tell {form}, and {given} came as the sum of what others told")
     sums = tree.map(lambda leaf, total: total.to(leaf.dtype), own, tree.like(own, others))
+    local.restart()  # what it deployed may have been kept, or made once more just now
     return method.hear(deployed, sums, local)
 
 
