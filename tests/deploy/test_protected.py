@@ -1,6 +1,7 @@
 """Rules, privacy and personalisation on a real federation: the server's step is the simulator's."""
 
 import hashlib
+import json
 from typing import ClassVar
 
 import federations as fed
@@ -33,6 +34,18 @@ def test_rules_and_parts_give_the_simulators_result(extra, tmp_path):
     assert fed.scores(found, "own") == fed.scores(content, "own")
     there, here = (fed.server_state(tmp_path / kind, "own") for kind in ("served", "simulated"))
     assert there.keys() == here.keys() and all(there[n].equal(here[n]) for n in there)
+
+
+def test_informations_too_large_for_a_message_stay_with_the_nodes(tmp_path, monkeypatch):
+    """Then a node goes by its own, as if that had been asked for, and the result says so."""
+    parts = 'personalise = [["fb", "ewc"]]\ntune_epochs = 1\newc_weight = 500.0\n'
+    all_, alone = (wanted(parts + more) for more in ("", 'ewc_fisher = "client"\n'))
+    mean = fed.scores(fed.simulated(all_, tmp_path / "mean"), "own")
+    own = fed.scores(fed.simulated(alone, tmp_path / "own"), "own")
+    monkeypatch.setattr("idiolect.deploy.hub.MOST_TOLD", 10)
+    found = fed.served(all_, fed.inside(tmp_path / "nodes"), tmp_path / "served")
+    assert fed.scores(found, "own") == own != mean
+    assert "numbers, above 10, so each went by its own" in json.dumps(found)
 
 
 def test_the_hubs_noise_is_nobodys_and_its_promise_is_in_the_result(tmp_path):

@@ -509,8 +509,8 @@ class Hub:
         count = sum(leaf.numel() for leaf in tree.leaves(self._rehearsal.form(0, "tell")))
         if count > MOST_TOLD:
             self._untold.append(
-                f"what nodes would tell each other is {count:,} numbers, above {MOST_TOLD:,}, so each "
-                'went by its own; with personalise\'s ewc, that is ewc_fisher = "client"'
+                f"what nodes would tell each other is {count:,} numbers, above {MOST_TOLD:,}, so "
+                'each went by its own; for elastic weights that is ewc_fisher = "client"'
             )
             return None
         found, _, up = self._collect(run, everyone, sent, "tell")

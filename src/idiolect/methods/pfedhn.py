@@ -4,10 +4,11 @@ Shamsian et al., "Personalized Federated Learning using Hypernetworks", ICML 202
 model θ_i = h(v_i; φ) is made of a learned embedding v_i. The client trains θ_i to θ_i' and reports
 Δ = θ_i − θ_i'; the server takes a step along (∂θ_i/∂φ)ᵀ Δ, and v_i along its own. Algorithm 1 has
 one client in a round, and the rates below are the authors' for that. Where a round has a cohort,
-the server takes such a step for every report in turn, by the number of the client; what a report
-says is still of the models written before the first of them. One step along the mean of the cohort
-is server_steps = "cohort", the default before: at the same rate it is as many times slower as there
-are clients in a round, and wants a rate that many times as large.
+the server takes such a step for every report in turn, by the number of the client, with Δ the way
+from what it would write for that client by now to what the client trained: the steps before have
+gone a part of it, and to go the whole of it again for everyone overshoots. One step along the mean
+of the cohort is server_steps = "cohort", the default before: at the same rate it is as many times
+slower as there are clients in a round, and wants a rate that many times as large.
 
 The last layers of h start with the network's initial parameters as their bias, so that the first
 models are sound ones. Running statistics of batch normalisation are averaged, not written.
@@ -129,12 +130,15 @@ class PFedHN(Method):
 
     def server_step(self, state: Writer, cohort: Tensor, reports: Change) -> Writer:
         """Step along the vector-Jacobian product of what the clients found, report by report."""
-        places = [cohort.argsort()[n : n + 1] for n in range(len(cohort))]
-        if self.server_steps == "cohort":
-            places = [torch.arange(len(cohort), device=cohort.device)]
         before = state.statistics
-        for place in places:
-            state = self._moved(state, cohort[place], tree.take(reports.change, place))
+        if self.server_steps == "cohort":
+            state = self._moved(state, cohort, reports.change)
+        else:
+            trained = tree.sub(written(state.network, state.embeddings[cohort]), reports.change)
+            for place in cohort.argsort().reshape(-1, 1).unbind():
+                now = written(state.network, state.embeddings[cohort[place]])
+                left = tree.sub(now, tree.take(trained, place))
+                state = self._moved(state, cohort[place], left)
         statistics = tree.mean(reports.statistics, reports.size) if before else {}
         return state._replace(statistics=statistics)
 
