@@ -294,7 +294,7 @@ def test_personal_state_is_on_disk_before_the_checkpoint_that_points_to_it(tmp_p
     flush, save = Simulation.flush, memories.save
     monkeypatch.setattr(Simulation, "flush", lambda self: (done.append("flush"), flush(self))[1])
     monkeypatch.setattr(
-        memories, "save", lambda *arguments: (done.append("save"), save(*arguments))[1]
+        memories, "save", lambda *own, **named: (done.append("save"), save(*own, **named))[1]
     )
     train(job, tmp_path)
     assert done and done == ["flush", "save"] * (len(done) // 2)

@@ -94,6 +94,7 @@ def accuracies(result, label, model="personal"):
 def untimed(comparison):
     """Leave out of a comparison what depends on the clock."""
     for split in comparison["splits"]:
-        for own in split["comparison"]["reach"].values():
-            del own["seconds"]
+        for costs in ("reach", "costs"):
+            for own in split["comparison"][costs].values():
+                own.pop("seconds", None)
     return comparison
