@@ -63,6 +63,7 @@ class Distilled(Method):
     settle: bool = setting(
         False, "distil once more before use, as Algorithm 1 ends a round", deploy=True
     )
+    newcomer_epochs: int = setting(20, "passes in which a newcomer trains", least=1, deploy=True)
 
     def init_server(self, setup: Setup) -> School:
         """Everyone with data counts alike; there is nothing to teach yet."""
@@ -150,8 +151,12 @@ class Distilled(Method):
         return self.distil(sent.own, personal, local) if self.settle else personal
 
     def adapt(self, sent: Sent, personal: Params, local: Local) -> Params:
-        """Without a teacher, and perhaps without public examples, a newcomer trains alone."""
-        return self.fit(local, personal)
+        """Without a teacher, and perhaps without public examples, a newcomer trains alone.
+
+        It starts from the initial network, so it needs what Local needs, not one round.
+        """
+        rule = self.rule(local, self.lr)
+        return local.fit(local.loss, personal, rule, batch=self.batch, epochs=self.newcomer_epochs)
 
     def models(self, sent: Sent, deployed: Params) -> dict[str, Tree]:
         """There are only the clients' own networks."""

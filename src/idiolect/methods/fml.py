@@ -5,7 +5,7 @@ same batch; KL is summed over classes (the public port divides by their number).
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple
 
 from torch import Tensor
@@ -43,6 +43,8 @@ class FML(FedAvg):
         0.5, "weight of the labels in the shared model's loss (β)", least=0, most=1
     )
 
+    newcomer_epochs: int = setting(20, "passes in which a newcomer trains", least=1, deploy=True)
+
     def init_personal(self, setup: Setup) -> Params:
         """The private model starts with its own architecture."""
         return setup.auxiliary
@@ -71,8 +73,9 @@ class FML(FedAvg):
         return Private(personal)
 
     def adapt(self, sent: Sent, personal: Params, local: Local) -> Private:
-        """A newcomer learns with the shared model for one round."""
-        return Private(self.client_step(sent, personal, local)[1])
+        """A newcomer's private model, which starts afresh, learns with the shared one."""
+        longer = replace(self, epochs=self.newcomer_epochs, steps=0)
+        return Private(longer.client_step(sent, personal, local)[1])
 
     def models(self, sent: Sent, deployed: Private) -> dict[str, Tree]:
         """The private and the shared model."""
