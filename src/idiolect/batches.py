@@ -101,6 +101,9 @@ class Plans(Protocol):
     def ask(self, request: Request) -> Plan:
         """Return the plan for a request; the same one if asked again in the same round."""
 
+    def keys(self) -> Tensor:
+        """Return each client's key for random numbers in this round: [client]."""
+
     @property
     def clients(self) -> int:
         """How many clients of a block work side by side."""

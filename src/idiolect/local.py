@@ -20,6 +20,7 @@ from idiolect.errors import MethodError
 from idiolect.folding import Folder
 from idiolect.network import Network
 from idiolect.optim import Optimiser
+from idiolect.randomness import Random
 from idiolect.tree import Params, Tree
 
 __all__ = ["Batch", "Local", "Loss", "Network", "Plan", "Plans", "Pool", "Request"]
@@ -45,6 +46,10 @@ class _Watched:
         """Return the plan for a request."""
         self._look(request)
         return self._plans.ask(request)
+
+    def keys(self) -> Tensor:
+        """Return each client's key for random numbers."""
+        return self._plans.keys()
 
     @property
     def clients(self) -> int:
@@ -81,6 +86,7 @@ class Local:
         self._channels_last = channels_last
         self._folder = folder
         self._calls = 0
+        self.random = Random(lambda: plans.keys()[slot], size)
         self._statistics = frozenset().union(*(own.statistics for own in networks.values()))
         self._moving: list[batchnorm.Moving] = []  # of the gradients being taken, innermost last
         self._shown: tuple[Tensor, Tensor] | None = None  # the last batch's examples and weights
@@ -209,11 +215,14 @@ class Local:
         folder = None if self._moving else self._folder
         if folder is not None and folder.worth(plan.rows.shape[1], plan.rows.device):
             return self._folded(folder, step, carry, plan)
+        outer = self.random.enter()
         for number, now in enumerate(self._batches(plan, training=True)):
+            self.random.step(number)
             new = step(carry, now)
             # Where every client has examples the mask is known, and its copy is saved.
             certain = number < plan.certain
             carry = new if certain else tree.where(now.weight.sum() > 0, new, carry)
+        self.random.leave(outer)
         return carry
 
     def _folded(
@@ -229,11 +238,14 @@ class Local:
             place = None if places is None else places.index_select(0, number)[0]
             x, y = plan.pool.examples(row), plan.pool.labels(row)
             now = self._batch(x, y, weight, row, True, place)
+            self.random.step(number[0])
             new = step(carry, now)
             certain = steps <= plan.certain
             return new if certain else tree.where(now.weight.sum() > 0, new, carry)
 
+        outer = self.random.enter()
         folded = folder.fold(numbered, carry, steps, plan.rows.device)
+        self.random.leave(outer)
         self._shown = None  # else the memory of the graph would be held on to
         return folded
 
@@ -274,10 +286,13 @@ class Local:
         """Add fn(batch), a mean, up over a stream's labels; return how many they are as well."""
         plan = self._ask(stream, batch, 1, 0, shuffled=False)
         total, seen = None, torch.zeros_like(plan.weight[self._slot][0, 0])
-        for now in self._batches(plan, training=False):
+        outer = self.random.enter()
+        for number, now in enumerate(self._batches(plan, training=False)):
+            self.random.step(number)
             labels = now.weight.sum()
             part = tree.scale(labels, fn(now))
             total, seen = part if total is None else tree.add(total, part), seen + labels
+        self.random.leave(outer)
         return total, seen
 
     def rows(
@@ -294,7 +309,11 @@ class Local:
         `sample` and `ago` choose among public examples as in `scan`.
         """
         plan = self._ask(stream, batch, 1, 0, False, sample, ago)
-        parts = [fn(now) for now in self._batches(plan, training=False)]
+        outer, parts = self.random.enter(), []
+        for number, now in enumerate(self._batches(plan, training=False)):
+            self.random.step(number)
+            parts.append(fn(now))
+        self.random.leave(outer)
         return torch.cat(parts)[: plan.longest]
 
     def each(self, fn: Callable[..., Tree], *rows: Tree) -> Tree:
@@ -302,23 +321,24 @@ class Local:
 
         Vectorised backends do all rows at once, the sequential one does them in turn.
         """
-        calls = self._calls
+        calls, drawn = self._calls, self.random.calls
         if self._stacked:
             return torch.vmap(fn, randomness="different")(*rows)
         results = []
         for place in range(len(tree.leaves(rows)[0])):
-            self._calls = calls
+            self._calls, self.random.calls = calls, drawn
             results.append(fn(*tree.map(lambda leaf, n=place: leaf[n], rows)))
         return tree.stack(results)
 
     def alike(self, *works: Callable[[], Tree]) -> list[Tree]:
         """Do several things, each on the batches that it would see if it came first."""
-        calls, results, most = self._calls, [], self._calls
+        start, results = (self._calls, self.random.calls), []
+        most = start
         for work in works:
-            self._calls = calls
+            self._calls, self.random.calls = start
             results.append(work())
-            most = max(most, self._calls)
-        self._calls = most
+            most = (max(most[0], self._calls), max(most[1], self.random.calls))
+        self._calls, self.random.calls = most
         return results
 
     def restart(self) -> None:

@@ -6,13 +6,14 @@ client, for debugging and for networks that vmap cannot map. Both give it the sa
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from idiolect import tree
+from idiolect import randomness, tree
 from idiolect.errors import MethodError
 from idiolect.folding import Folder
 from idiolect.local import Local, Network, Pool
@@ -66,6 +67,8 @@ class Desk:
         self._captured: Captured | None = None
         self._seen: tuple[Any, ...] | None = None
         self._capturable = True
+        self._draws = any(network.draws for network in networks.values())
+        self._inspected = False  # whether client code was watched for draws of its own
         self.begin()
 
     def begin(self) -> None:
@@ -99,14 +102,46 @@ class Desk:
         kept = self._lessons.turn(members, round, samples) & self._exams.turn(exams, round)
         self._round.fill_(round)
         sizes = numbers.real([len(m.rows["train"]) for m in members], self._device)
-        draws = any(network.draws for network in self._networks.values())
-        with torch.random.fork_rng(devices=[], enabled=draws):
-            if draws:
-                torch.manual_seed(_seed(members[0], round))
-            done = self._work(sizes, shared, shared_per_client, own, personal, kept, lend)
+        seed = _seed(members[0], round) if self._draws else None
+        work = partial(self._work, sizes, shared, shared_per_client, own, personal, kept, lend)
+        done = self._watched(work, seed)
         self.examples += self._lessons.examples
         self.planned += self._lessons.planned
         return done
+
+    def _watched(self, work: Callable[[], Tree], seed: int | None) -> Tree:
+        """Do the work, and refuse numbers that client code drew by torch or NumPy itself.
+
+        The first time every function is looked at; later whether the global generators moved. With
+        vmap that is torch's to say. Other threads may draw meanwhile, so one move is not enough.
+        """
+        if not self._inspected:
+            before = randomness.states()
+            with randomness.Refusing(self._running):
+                done = self._seeded(work, seed)
+            self._inspected = True
+        elif self._stacked:
+            return self._seeded(work, seed)
+        else:
+            before = randomness.states()
+            done = self._seeded(work, seed)
+        if randomness.states() != before:
+            before = randomness.states()
+            done = self._seeded(work, seed)
+            if randomness.states() != before:
+                raise randomness.refusal("a global generator of torch or NumPy")
+        return done
+
+    def _seeded(self, work: Callable[[], Tree], seed: int | None) -> Tree:
+        """Do the work; layers that draw (dropout) do so from a seed of the round."""
+        with torch.random.fork_rng(devices=[], enabled=seed is not None):
+            if seed is not None:
+                torch.manual_seed(seed)
+            return work()
+
+    def _running(self) -> bool:
+        """Say whether a network that may draw is being run at this moment."""
+        return any(network.running for network in self._networks.values())
 
     def _work(
         self,
@@ -123,7 +158,8 @@ class Desk:
         slots = numbers.whole(range(len(sizes)), self._device)
         dims = (0, 0, 0 if per_client else None, 0, 0)
         inputs = (slots, sizes, shared, own, personal)
-        mapped = torch.vmap(self._client, in_dims=dims, randomness="different")
+        draws = "different" if self._draws else "error"
+        mapped = torch.vmap(self._client, in_dims=dims, randomness=draws)
         if self._folder is not None:
             form = _form(inputs, per_client)
             return self._replay(mapped, inputs, form, kept, lend, self._folder)
@@ -214,6 +250,8 @@ def _tried(mapped: Callable[..., Tree], inputs: tuple[Tree, ...]) -> Tree:
 def _explained(error: RuntimeError) -> Exception:
     """Turn torch's words about vmap into ours; other errors stay as they are."""
     text = str(error)
+    if "called random operation while in randomness error mode" in text:
+        return randomness.refusal("torch itself, or a layer of its network other than nn.Dropout")
     if "vmap" in text or "data-dependent control flow" in text or "item()" in text:
         return MethodError(
             f"a client step cannot be vectorised: {text.splitlines()[0]} Choose with tree.where "

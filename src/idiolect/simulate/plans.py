@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from idiolect import randomness
 from idiolect.errors import MethodError
 from idiolect.local import Plan, Pool, Request
 from idiolect.simulate.dealing import BATCHES, Dealer, Layout, Member, laid_out, same
@@ -46,6 +47,7 @@ class Book:
         self._members: Sequence[Member] = ()
         self._round = 0
         self._samples: Sequence[int] = ()
+        self._keys: Tensor | None = None  # for random numbers, once client code draws some
         self._plans: dict[Request, Plan] = {}
         self._ahead: dict[Request, Drawn] = {}  # made before its round has come
         self._ahead_of: tuple[Sequence[Member], int, Sequence[int]] = ((), -1, ())
@@ -80,7 +82,23 @@ class Book:
                 del self._plans[request]
                 kept = False
         self._ahead = {}
+        if self._keys is not None:
+            new = self._new_keys()
+            if new.shape == self._keys.shape:
+                self._keys.copy_(new)
+            else:
+                self._keys, kept = new.to(self._device), False
         return kept
+
+    def keys(self) -> Tensor:
+        """Return each client's key for random numbers, made on first use, then filled anew."""
+        if self._keys is None:
+            self._keys = self._new_keys().to(self._device)
+        return self._keys
+
+    def _new_keys(self) -> Tensor:
+        seeds, clients = zip(*((own.seed, own.client) for own in self._members), strict=True)
+        return torch.from_numpy(randomness.keys(seeds, clients, self._round))
 
     def prepare(
         self, members: Sequence[Member], round: int, samples: Sequence[int] | None = None
