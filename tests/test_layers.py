@@ -15,7 +15,7 @@ ROWS = [
     ["errors", "version", "tape"],
     ["stacked"],
     ["tree"],
-    ["optim", "losses", "batchnorm", "batches", "folding"],
+    ["optim", "losses", "batchnorm", "batches", "folding", "randomness"],
     ["models"],
     ["network"],
     ["local"],

@@ -8,7 +8,7 @@ import torch
 import worlds
 from idiolect.errors import ConfigError
 from idiolect.method import Sent
-from idiolect.methods import KTpFL
+from idiolect.methods import FedAvg, KTpFL, LocalOnly
 from idiolect.network import Network
 from methods.tiny import HIGH, Line, client, close, line, pair, plus, setup, sigmoid, slope
 
@@ -113,3 +113,14 @@ def test_what_the_data_cannot_give_is_refused():
     assert kt(labelled=True).init_server(setup(Line(), public=9, public_labels=True))
     whole = kt(sample=0).init_server(setup(Line(), public=9))
     assert whole.teachers.shape == (2, 9, 2)
+
+
+def test_a_newcomer_trains_as_long_as_it_would_alone():
+    """Not one round: it starts from the initial network, as a newcomer of Local does."""
+    world = worlds.with_public()
+    (start,) = worlds.simulation(FedAvg(), world).states
+    here = {"lr": 0.1, "batch": 3}
+    mine = KTpFL(sample=5, **here).adapt(Sent(), start, worlds.local(world, 0))
+    theirs = LocalOnly(**here).adapt(Sent(), start, worlds.local(world, 0))
+    assert not worlds.differing(mine, theirs)
+    assert worlds.differing(mine, KTpFL(sample=5, **here).fit(worlds.local(world, 0), start))

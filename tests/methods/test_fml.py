@@ -111,9 +111,11 @@ def test_each_model_predicts_with_its_own_network() -> None:
     assert list(method.models(sent, ())) == ["global"]
 
 
-def test_a_newcomer_learns_for_a_round() -> None:
-    method, sent = FML(lr=0.3), Sent(line((0.3, -0.2)))
-    _, private = method.client_step(sent, line(HIGH), client(TWO))
+def test_a_newcomer_learns_for_as_many_epochs_as_are_set() -> None:
+    """Twenty, as Local's, unless told otherwise, whatever a round's are."""
+    assert FML().newcomer_epochs == LocalOnly().newcomer_epochs == 20
+    method, sent = FML(lr=0.3, newcomer_epochs=3, steps=1), Sent(line((0.3, -0.2)))
+    _, private = FML(lr=0.3, epochs=3).client_step(sent, line(HIGH), client(TWO))
     assert alike(method.adapt(sent, line(HIGH), client(TWO)).params, private)
 
 
