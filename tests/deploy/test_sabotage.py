@@ -61,14 +61,17 @@ if any("worker_process" in word for word in sys.orig_argv):
 
 
 def test_a_node_that_lies_is_left_out_of_every_round_it_lies_in(federation, tmp_path):
-    """After an honest round one lie of each kind; the result is that of a node which said no."""
+    """After an honest round one lie of each kind; the result is that of a node which said no.
+
+    What is not even bytes cannot be signed, so that counts as of nobody (`identity`).
+    """
     (tmp_path / "liar").mkdir()
     (tmp_path / "liar" / "sitecustomize.py").write_text(LIAR)
     paths = [str(tmp_path / "liar"), str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
     federation.start(*VICTIM, environment={"PYTHONPATH": os.pathsep.join(paths)})
     sets = ("--set", "deploy.limit_mb=1", "--set", "deploy.patience=100")
     out, _ = disturbing.disturbed(federation, "lies", lambda: None, *FEWER, *sets)
-    lies = Counter(reason for reason, _ in RUBBISH.values()) + Counter(["round", "format"])
+    lies = Counter(reason for reason, _ in RUBBISH.values()) + Counter(["round", "identity"])
     assert disturbing.faults(out) == {"site-2": dict(lies)}
     assert lies.total() == ROUNDS - 1
     assert disturbing.participations(out) == NODES * ROUNDS - lies.total()
