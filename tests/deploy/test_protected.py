@@ -136,7 +136,7 @@ def test_an_admin_is_not_told_who_is_waited_for_in_a_private_run(tmp_path):
         calls, told = Listening(fed.inside(tmp_path / str(seen) / "nodes")), []
         experiment = wanted(rule, sets=("rounds=1", "evaluate.every=1"))
         text = travelling(experiment)
-        own = post(calls, text, tmp_path / str(seen))
+        own = post(calls, text, tmp_path / str(seen), fed.HOST)
         real = calls._inner.call
 
         def call(site, blob, seconds, own=own, told=told, real=real):
@@ -145,7 +145,7 @@ def test_an_admin_is_not_told_who_is_waited_for_in_a_private_run(tmp_path):
             return real(site, blob, seconds)
 
         calls._inner.call = call
-        serve(own, text, "r1", tmp_path / str(seen))
+        serve(own, text, "r1", tmp_path / str(seen), host=fed.HOST)
         assert any(told) is seen
 
 
@@ -206,10 +206,10 @@ def test_a_round_done_again_after_a_crash_shows_nobody_a_second_noisy_model(
     first = Fragile(nodes, policy, Ledger(folder / "faults.json"))
     first.at = None if moment == "checkpoint" else moment
     with pytest.raises(Killed):
-        serve(first, text, "r1", folder)
+        serve(first, text, "r1", folder, host=fed.HOST)
     second = Fragile(nodes, policy, Ledger(folder / "faults.json"))
     second.there = lambda site: site != "site-3"
-    found = serve(second, text, "r1", folder)
+    found = serve(second, text, "r1", folder, host=fed.HOST)
     assert found["methods"]["own"]["rounds"] == 2 and found["complete"]
     assert found["methods"]["own"]["curves"]["rounds"] == [1, 2]
     assert {round: len(seen) for round, seen in Fragile.sent.items()} == {0: 1, 1: 1, 2: 1}

@@ -36,9 +36,9 @@ _WORD = re.compile(r"[A-Za-z0-9_+-]{0,40}")
 # a list of words). Each of them compares the word with a fixed set; none opens anything by it.
 WORDS = frozenset(
     """accountant aux_init candidates choose credit ewc_fisher exchange fb_names fuse_optimiser
-    fuse_schedule gain gate home init kind leave_out middle moe_select norm objective
-    optimiser order projection reduction schedule scheme select server_steps sizes soft_loss
-    start stem teacher use variant""".split()
+    fuse_schedule gain gate home init kind leave_out middle moe_select noise_source norm
+    objective optimiser order projection reduction schedule scheme select server_steps sizes
+    soft_loss start stem teacher use variant""".split()
 )
 
 
