@@ -11,6 +11,7 @@ import time
 
 import pytest
 import submitting
+import unguarding
 from running import ADMIN, MEMBER, CommandFailed, Running
 
 pytestmark = pytest.mark.skipif(
@@ -114,9 +115,10 @@ def submitted(running, kind, kit=ADMIN):
     return done.stdout.strip().splitlines()[-1], mark.exists()
 
 
-def joined(running):
-    running.start("server")
-    running.start("site-0", "--data", "embedded", "--client", "0")
+def joined(running, *unguarded):
+    for name, words in (("server", ()), ("site-0", ("--data", "embedded", "--client", "0"))):
+        before = (sys.executable, unguarding.__file__) if name in unguarded else ()
+        running.start(name, *words, before=before)
     assert waited(lambda: "New client " in server_log(running)), running.told()
 
 
@@ -136,7 +138,12 @@ def test_jobs_with_code_foreign_classes_or_without_the_right_are_refused(federat
         federation.run(toml, tmp_path / "guest", kit=MEMBER)
     assert submitted(federation, "code", MEMBER)[0].startswith("refused: guest@hub.org may not")
     for kind in ("code", "class", "hub"):
-        assert refused_job(federation, kind)
+        assert refused_job(federation, kind), kind
+    assert not submitted(federation, "network")[1]
+    # A module among the settings, under an id of the lead's own choice.
+    ended, let_in = submitted(federation, "config")
+    assert "refuses the job: a job holds meta.json and two configurations" in ended and not let_in
+    assert (federation.kits / "server" / "startup" / "rootCA.pem").is_file()
 
 
 @pytest.mark.faults
@@ -166,10 +173,12 @@ def unguarded(kit):
 @pytest.mark.faults
 def test_a_node_refuses_code_and_foreign_classes_whatever_its_server_allows(federation):
     unguarded(federation.kits / "server")
-    joined(federation)
-    for kind in ("code", "class"):
-        assert refused_job(federation, kind)
-    assert "site-0: NVFLARE_ERROR: BYOC not permitted" in server_log(federation)
+    joined(federation, "server")
+    for kind in ("code", "class", "config"):
+        assert not submitted(federation, kind)[1], kind
+    assert "site-0: NVFLARE_ERROR: a job holds config/config_fed_client.json and" in server_log(
+        federation
+    )
 
 
 @pytest.mark.faults
@@ -177,5 +186,7 @@ def test_the_same_jobs_get_in_where_nobody_guards(federation):
     """The control: it is the guards that the tests above see, not jobs that do not work."""
     unguarded(federation.kits / "server")
     unguarded(federation.kits / "site-0")
-    joined(federation)
+    joined(federation, "server", "site-0")
     assert [submitted(federation, kind)[1] for kind in ("code", "class", "hub")] == [True] * 3
+    # What a network is called opens nothing even there.
+    assert [submitted(federation, kind)[1] for kind in ("config", "network")] == [False] * 2

@@ -22,6 +22,7 @@ from idiolect.experiment.methods import AGGREGATORS
 from idiolect.experiment.words import meant
 from idiolect.methods import METHODS
 from idiolect.models import MODELS
+from idiolect.personalise import Combined
 
 OWN = "own"  # stands for a file that whoever reads the experiment has to give
 
@@ -32,14 +33,28 @@ _DEPTH = 3  # of lists within lists
 
 _WORD = re.compile(r"[A-Za-z0-9_+-]{0,40}")
 
-# Options of built-in networks, sources, partitions, methods and rules that are chosen by a word (or
-# a list of words). Each of them compares the word with a fixed set; none opens anything by it.
-WORDS = frozenset(
-    """accountant aux_init candidates choose credit ewc_fisher exchange fb_names fuse_optimiser
-    fuse_schedule gain gate home init kind leave_out middle moe_select noise_source norm
-    objective optimiser order projection reduction schedule scheme select server_steps sizes
-    soft_loss start stem teacher use variant""".split()
-)
+FILES = frozenset({"vectors"})  # options of built-in things that are a file's path
+
+
+def _chosen_by_word() -> frozenset[str]:
+    """List the options of built-in things that are a word, or a list of words.
+
+    Each of them compares the word with a fixed set; none but `FILES` opens anything by it.
+    """
+    sources = [own.make or own.read for own in SOURCES.values()]
+    known = [*MODELS.values(), *METHODS.values(), *AGGREGATORS.values(), *PARTITIONS.values()]
+    takers: list[Any] = [Combined, *known, *(own for own in sources if own is not None)]
+    options = [own for taker in takers for own in inspect.signature(taker).parameters.values()]
+    return frozenset(own.name for own in options if _is_text(own)) - FILES
+
+
+def _is_text(option: inspect.Parameter) -> bool:
+    kind = str(option.annotation)
+    default = option.default if isinstance(option.default, tuple) else (option.default,)
+    return "str" in kind or "Literal" in kind or any(isinstance(own, str) for own in default)
+
+
+WORDS = _chosen_by_word()
 
 
 class Reach(NamedTuple):

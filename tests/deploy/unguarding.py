@@ -1,0 +1,31 @@
+"""A server or a node whose operator has taken our guards out of the program itself.
+
+Usage: python unguarding.py PYTHON -m idiolect VERB KIT ...: runs `idiolect VERB KIT ...` that way.
+"""
+
+import json
+import sys
+
+from idiolect.cli import main
+from idiolect.deploy.flare import parents
+from idiolect.deploy.flare.layout import MODULES
+
+
+def settle(kit, settle=parents.settle):
+    settle(kit)
+    path = kit.folder / "local" / "resources.json"
+    settings = json.loads(path.read_text())
+    settings.pop("app_validator")
+    path.write_text(json.dumps(settings))
+
+
+def command(kit, command=parents.command):
+    words = command(kit)
+    return [sys.executable, "-u", "-m", *words[words.index(MODULES[kit.role]) :]]
+
+
+if __name__ == "__main__":
+    parents.settle, parents.command = settle, command
+    parents.isolated = lambda environment, folder: dict(environment)
+    sys.argv = ["idiolect", *sys.argv[4:]]
+    main()
