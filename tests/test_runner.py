@@ -298,3 +298,14 @@ def test_personal_state_is_on_disk_before_the_checkpoint_that_points_to_it(tmp_p
     )
     train(job, tmp_path)
     assert done and done == ["flush", "save"] * (len(done) // 2)
+
+
+def test_models_and_personal_state_are_for_their_owners_eyes_alone(tmp_path):
+    """Whatever the umask: they tell of the data they were trained on."""
+    jobs, about = made()
+    run(jobs[:1], tmp_path, about)
+    secret = [p for p in tmp_path.rglob("*") if p.suffix in (".safetensors", ".rows")]
+    assert {p.relative_to(tmp_path).parts[0] for p in secret} >= {"checkpoints", "models"}
+    assert {p.name: oct(p.stat().st_mode & 0o777) for p in secret} == {
+        p.name: "0o600" for p in secret
+    }

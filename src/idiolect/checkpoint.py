@@ -20,10 +20,11 @@ Meta = dict[str, Any]
 _KEY = "idiolect"  # where the metadata stands in the safetensors header
 
 
-def save(path: Path, kept: Tree, meta: Mapping[str, Any], *, private: bool = False) -> None:
+def save(path: Path, kept: Tree, meta: Mapping[str, Any], *, private: bool = True) -> None:
     """Write a tree and its metadata; whatever happens, `path` holds the old file or the new one.
 
-    A `private` file, and a folder that is made for it, can be read by its owner alone.
+    A `private` file, and a folder that is made for it, can be read by its owner alone: models and
+    personal state tell of the data they were trained on.
     """
     from safetensors.torch import save as encoded
 

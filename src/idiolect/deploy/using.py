@@ -154,7 +154,7 @@ def export(stored: Stored, path: Path, trust: bool = False) -> None:
         scaling = {"shift": torch.from_numpy(stored.shift), "scale": torch.from_numpy(stored.scale)}
         about = {key: value for key, value in stored.about._asdict().items()}
         meta = {"about": about, "form": stored.form.plain()}
-        checkpoint.save(path, {"model": stored.leaves, "scaling": scaling}, meta)
+        checkpoint.save(path, {"model": stored.leaves, "scaling": scaling}, meta, private=False)
         return
     model = Personal(stored, trust).eval()
     rows = torch.zeros((2, *stored.form.shape), dtype=getattr(torch, stored.form.dtype))

@@ -13,6 +13,7 @@ import re
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,28 +34,15 @@ _DEPTH = 3  # of lists within lists
 
 _WORD = re.compile(r"[A-Za-z0-9_+-]{0,40}")
 
-FILES = frozenset({"vectors"})  # options of built-in things that are a file's path
-
-
-def _chosen_by_word() -> frozenset[str]:
-    """List the options of built-in things that are a word, or a list of words.
-
-    Each of them compares the word with a fixed set; none but `FILES` opens anything by it.
-    """
-    sources = [own.make or own.read for own in SOURCES.values()]
-    known = [*MODELS.values(), *METHODS.values(), *AGGREGATORS.values(), *PARTITIONS.values()]
-    takers: list[Any] = [Combined, *known, *(own for own in sources if own is not None)]
-    options = [own for taker in takers for own in inspect.signature(taker).parameters.values()]
-    return frozenset(own.name for own in options if _is_text(own)) - FILES
-
-
-def _is_text(option: inspect.Parameter) -> bool:
-    kind = str(option.annotation)
-    default = option.default if isinstance(option.default, tuple) else (option.default,)
-    return "str" in kind or "Literal" in kind or any(isinstance(own, str) for own in default)
-
-
-WORDS = _chosen_by_word()
+# Options of built-in networks, sources, partitions, methods and rules that are chosen by a word (or
+# a list of words). Each of them compares the word with a fixed set; none opens anything by it.
+_WORDS = "candidates fb_names home init kind leave_out middle norm order scheme sizes stem variant"
+WORDS = frozenset(_WORDS.split()) | {
+    spec.name
+    for owner in (*METHODS.values(), *AGGREGATORS.values(), Combined)
+    for spec in fields(owner)
+    if spec.metadata.get("choices")
+}
 
 
 class Reach(NamedTuple):

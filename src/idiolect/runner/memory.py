@@ -79,10 +79,8 @@ def save(
     memory: Memory,
     identity: Mapping[str, Any],
     place: str,
-    *,
-    private: bool = False,
 ) -> None:
-    """Write a checkpoint; a `private` one is for its owner's eyes alone."""
+    """Write a checkpoint."""
     keys = sorted({key for point in memory.curve for key in point.scores})
     curves = {key: _tensor(np.stack([p.scores[key] for p in memory.curve])) for key in keys}
     kept = {
@@ -108,7 +106,7 @@ def save(
         "crossing": dict(memory.crossing),
         "exchanged": [dataclasses.asdict(wire) for wire in memory.exchanged],
     }
-    checkpoint.save(path, kept, meta, private=private)
+    checkpoint.save(path, kept, meta)
 
 
 def load(path: Path, identity: Mapping[str, Any], place: str) -> Memory:

@@ -135,7 +135,7 @@ def adopted(
     same = not memories.first_difference(meta["identity"], job.identity)
     if same and meta["round"] <= job.rounds:
         part = _begun(home, own)
-        write_whole(memories.checkpoint_path(part.folder, label), path.read_bytes())
+        write_whole(memories.checkpoint_path(part.folder, label), path.read_bytes(), private=True)
         recorded = trace.path_of(folder, label)
         if recorded.is_file():
             write_whole(trace.path_of(part.folder, label), recorded.read_bytes())

@@ -170,8 +170,7 @@ class _Keeper:
             tracing.write(self._folder, self._job, memory.trace)
             if self._simulation is not None:
                 self._simulation.flush()
-            private = self._job.federated
-            memories.save(self._path, memory, self._identity, self._place, private=private)
+            memories.save(self._path, memory, self._identity, self._place)
             self._saved = memory.state
             self._saved_at, self._saved_round = time.monotonic(), memory.round
 

@@ -329,7 +329,7 @@ def _opened(path: Path | None, new: bool) -> int:
         os.unlink(name)  # so that it is gone with the process, whatever ends that
         return handle
     path.parent.mkdir(parents=True, exist_ok=True)
-    return os.open(path, os.O_RDWR | (os.O_CREAT | os.O_TRUNC if new else 0), 0o666)
+    return os.open(path, os.O_RDWR | (os.O_CREAT | os.O_TRUNC if new else 0), 0o600)
 
 
 def _key_of(path: Path) -> int:
