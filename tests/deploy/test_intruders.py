@@ -142,7 +142,7 @@ def test_jobs_with_code_foreign_classes_or_without_the_right_are_refused(federat
     assert not submitted(federation, "network")[1]
     # A module among the settings, under an id of the lead's own choice.
     ended, let_in = submitted(federation, "config")
-    assert "refuses the job: a job holds meta.json and two configurations" in ended and not let_in
+    assert "a job holds meta.json and two configurations" in ended and not let_in
     assert (federation.kits / "server" / "startup" / "rootCA.pem").is_file()
 
 
