@@ -97,7 +97,7 @@ def reference(name):
 def choose(simulation, *cohorts):
     """Let these clients take part, round by round; a pooled method has only one client."""
     if not simulation.method.pooled:
-        simulation.cohort = lambda run: np.array(cohorts[simulation.round])
+        simulation.cohort = lambda run: np.array(cohorts[simulation.round], np.int64)
     return simulation
 
 

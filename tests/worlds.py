@@ -146,5 +146,5 @@ def differing(left, right, tolerance: float = 0.0) -> dict[str, float]:
         else:
             same = torch.allclose(one, other, tolerance, tolerance, equal_nan=True)
         if not same:
-            found[name] = float((one - other).nan_to_num().abs().max())
+            found[name] = float((one.double() - other.double()).nan_to_num().abs().max())
     return found

@@ -44,7 +44,7 @@ class Network:
             if isinstance(layer, nn.GroupNorm | nn.LayerNorm | batchnorm.BatchNorm)
             for own in batchnorm.learned(layer)
         )
-        self.running = False  # while a network that draws is being run
+        self.running = False  # while it is being run: its layers may draw
         self.draws = any(_draws(layer) for layer in model.modules())  # dropout and the like
         self.steady = not self.draws and all(_steady(layer) for layer in model.modules())
         # Two copies rather than one switched back and forth: `train()` is hidden state.
@@ -84,7 +84,7 @@ class Network:
     def _run(self, params: Params, x: Tensor, training: bool) -> Tensor:
         """Call the module with these parameters in the place of its own, as torch.func does."""
         spots = self._spots[training]
-        self.running = self.draws
+        self.running = True
         try:
             for name, holder, key, _ in spots:
                 holder[key] = params[name]

@@ -140,7 +140,7 @@ class Desk:
             return work()
 
     def _running(self) -> bool:
-        """Say whether a network that may draw is being run at this moment."""
+        """Say whether a network is being run at this moment."""
         return any(network.running for network in self._networks.values())
 
     def _work(
