@@ -14,11 +14,13 @@ import federations as fed
 import pytest
 
 from idiolect.deploy import wire
+from idiolect.deploy.host import Host
 from idiolect.deploy.transport import Processes
 
 NODES, ROUNDS = 2, 3
 SETS = (f"data.partition.clients={NODES}", f"rounds={ROUNDS}", f"evaluate.every={ROUNDS}")
 VICTIM = "site-1"
+HOST = Host(packages=("crashing",))  # whoever runs server and nodes allows the fragile network
 
 
 @pytest.fixture
@@ -27,7 +29,7 @@ def processes(tmp_path, monkeypatch):
         "PYTHONPATH",
         os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]),
     )
-    made = Processes(fed.sites(tmp_path / "nodes", NODES))
+    made = Processes(fed.sites(tmp_path / "nodes", NODES, packages=HOST.packages))
     yield made
     made.close()
     assert all(child.pid is None for child in made.children.values())
@@ -100,10 +102,11 @@ def test_a_training_that_crashes_is_tried_once_more_and_then_misses_its_round(
     """A segmentation fault within the network's own code, amid the training."""
     marked = tmp_path / "victim"
     monkeypatch.setenv(crashing.VARIABLE, str(marked))
-    wanted = fed.experiment("fedper", sets=("model.name=crashing:fragile", *SETS))
+    network = ("model.name=crashing:fragile", 'deploy.packages=["crashing"]')
+    wanted = fed.experiment("fedper", sets=(*network, *SETS))
     content = fed.simulated(wanted, tmp_path / "simulated")
     fate = Fate(processes, lambda pid: marked.write_text(str(pid)), times=times)
-    found = fed.served(wanted, fate, tmp_path / "served")
+    found = fed.served(wanted, fate, tmp_path / "served", host=HOST)
     assert fate.codes == ["crashed"] * times
     if times == 1:
         assert faults(tmp_path / "served") == {}
