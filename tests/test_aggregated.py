@@ -173,14 +173,21 @@ def test_a_wrong_rule_is_one_line(added, words):
 
 
 def test_who_draws_by_coins_may_draw_nobody(float64):
-    """With one client a round expected of six, rounds without anyone come, and change nothing."""
+    """With one client a round expected of six, rounds without anyone come, and change nothing.
+
+    They are counted all the same, and nobody took part in them.
+    """
     simulation = worlds.simulation(made("fedavg"), worlds.federation(), cohort=1, draw="poisson")
     sizes = []
     for _ in range(12):
         before, sizes = simulation.tree, [*sizes, len(simulation.cohort(0))]
         done = simulation.advance()
         assert done.traffic[0].clients == sizes[-1]
-        assert bool(worlds.differing(before, simulation.tree)) == (sizes[-1] > 0)
+        after = simulation.tree
+        was, now = before.pop("attended"), after.pop("attended")
+        assert bool(worlds.differing(before, after)) == (sizes[-1] > 0)
+        assert now["idle"].tolist() == [sizes.count(0)]
+        assert sizes[-1] > 0 or torch.equal(was["clients"], now["clients"])
     assert 0 in sizes and max(sizes) > 1
     assert len(np.unique(sizes)) > 2
 

@@ -17,6 +17,7 @@ from idiolect.errors import ConfigError
 from idiolect.experiment import jobs, load_experiment, parse_experiment
 from idiolect.experiment.networks import architectures
 from idiolect.experiment.networks import networks as networks_of
+from idiolect.experiment.outside import CLOSED
 from idiolect.models import DNN, MLR, LeNet5, ResNet18
 from idiolect.results.models import fill, load_model
 
@@ -132,7 +133,7 @@ def test_clients_are_not_assigned_by_names_that_change_with_the_seed():
 
     def clients(key, *federations):
         experiment = parse_experiment(TOML, [f'model={{name="mlr", assign={{"{key}"="dnn"}}}}'])
-        return architectures(experiment, federations)["dnn"].clients
+        return architectures(experiment, federations, CLOSED)["dnn"].clients
 
     assert clients("client 0", held, held) == (0,)
     assert clients("1", held, other) == (1,)

@@ -1,5 +1,6 @@
 """A round in which no report reaches the server changes nothing but the round's number."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -92,7 +93,8 @@ def test_a_seed_whose_round_is_empty_does_not_disturb_another(name, float64):
     """Together: seed 1 rests in the second round and seed 4 does not."""
     cohorts = {1: [[0, 2], [], [0, 3]], 4: [[1, 2], [0, 3], [2, 3]]}
     together = begun(name, seeds=(1, 4), cohort=3)
-    together.cohort = lambda run: torch.tensor(list(cohorts.values())[run][together.round]).numpy()
+    drawn = [[np.array(own, np.int64) for own in rounds] for rounds in cohorts.values()]
+    together.cohort = lambda run: drawn[run][together.round]
     alone = {}
     for seed, own in cohorts.items():
         alone[seed] = begun(name, *own, seeds=(seed,), cohort=3)

@@ -9,6 +9,7 @@ import torch
 
 from idiolect.experiment import federations, parse_experiment
 from idiolect.experiment.networks import architectures
+from idiolect.experiment.outside import CLOSED
 
 TEXT = (Path(__file__).parents[2] / "experiments" / "combinations" / "data.md").read_text()
 BLOCKS = re.findall(r"```toml\n(.*?)```", TEXT, re.S)
@@ -28,7 +29,7 @@ def test_a_block_runs(block, shared_data, shared_cache, monkeypatch):
     (held,) = federations(experiment, shared_data)
     assert held.clients == CLIENTS.get(source, held.clients)
     assert all(map(len, held.train)) and all(map(len, held.test)) and any(map(len, held.val))
-    ((_, architecture),) = architectures(experiment, [held]).items()
+    ((_, architecture),) = architectures(experiment, [held], CLOSED).items()
     x = torch.from_numpy(held.dataset.decoded(held.train[0][:2]))
     logits = architecture.main().eval()(x)
     assert logits.shape == (2, *held.dataset.y.shape[1:], len(held.dataset.classes))

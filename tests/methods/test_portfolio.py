@@ -18,6 +18,7 @@ from methods.tiny import LN9, client, line, pair, refuses
 
 ROUNDS = {"batch": 3, "lr": 0.1, "momentum": 0.5}
 TUNING = {"tune_epochs": 2, "tune_lr": 0.1}
+EWC = {"ewc_weight": 5.0, "ewc_fisher": "client"}
 UPWARD = [(2.0, 1), (-1.0, 0), (1.0, 1), (-2.0, 0)]
 DOWNWARD = [(x, 1 - y) for x, y in UPWARD]
 INF, NAN = float("inf"), float("nan")
@@ -43,17 +44,17 @@ def only(verdict):
     return tree.map(lambda leaf: leaf[:, 0], blend.members)
 
 
-# A single candidate is the method it is named after.
+# A single candidate is the method it is named after; elastic weights by the client's own Fisher.
 
 SINGLES = {
     "local": LocalOnly(**ROUNDS),
     "global": FedAvg(**ROUNDS),
     "ft": FedAvgFT(**ROUNDS, **TUNING),
     "ft+kd": Tuned(FedAvg(**ROUNDS), kd_weight=0.5, **TUNING),
-    "ft+ewc": Tuned(FedAvg(**ROUNDS), ewc_weight=5.0, **TUNING),
+    "ft+ewc": Tuned(FedAvg(**ROUNDS), **EWC, **TUNING),
     "fb": Tuned(FedAvg(**ROUNDS), trains="head", **TUNING),
     "fb+kd": Tuned(FedAvg(**ROUNDS), trains="head", kd_weight=0.5, **TUNING),
-    "fb+ewc": Tuned(FedAvg(**ROUNDS), trains="head", ewc_weight=5.0, **TUNING),
+    "fb+ewc": Tuned(FedAvg(**ROUNDS), trains="head", **EWC, **TUNING),
 }
 
 

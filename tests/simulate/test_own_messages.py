@@ -15,7 +15,7 @@ from torch import nn
 
 import worlds
 from idiolect.method import Method, Sent
-from idiolect.methods import FedAvg
+from idiolect.methods import Centralised, FedAvg
 from idiolect.simulate.architecture import Architecture
 
 SIZES = ((7, 4, 5, 9, 3, 6), (4, 9, 3, 5, 7, 8))  # of two runs: no two clients of a run alike
@@ -159,4 +159,10 @@ def test_strangers_are_those_whom_no_round_called(cohort, rounds):
         simulation.advance()
     (state,) = simulation.states
     np.testing.assert_array_equal(simulation.strangers(0), np.flatnonzero(state.heard < 0))
-    assert not len(worlds.simulation(FedAvg(), worlds.federation(sizes)).strangers(0))
+
+
+def test_before_the_first_round_all_are_strangers_and_where_data_is_pooled_nobody():
+    """Whether or not a method keeps anything at its clients."""
+    for method, count in ((Post(), 6), (FedAvg(), 6), (Centralised(), 0)):
+        simulation = worlds.simulation(method, worlds.federation())
+        assert len(simulation.strangers(0)) == count

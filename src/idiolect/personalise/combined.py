@@ -128,11 +128,11 @@ class Combined(TuneSettings, MixSettings, Wrapper):
 
     def deploy(self, sent: Sent, personal: Tree, local: Local) -> Settled:
         """Train every branch and the expert from what the inner method deploys."""
-        return self._settled(self.base.deploy(sent, personal, local), sent, local)
+        return self._settled(lambda: self.base.deploy(sent, personal, local), sent, local)
 
     def adapt(self, sent: Sent, personal: Tree, local: Local) -> Settled:
         """Do the same for a newcomer."""
-        return self._settled(self.base.adapt(sent, personal, local), sent, local)
+        return self._settled(lambda: self.base.adapt(sent, personal, local), sent, local)
 
     def models(self, sent: Sent, deployed: Settled) -> dict[str, Tree]:
         """The chosen one, those of the inner method, and each combination where there are many."""
@@ -198,8 +198,9 @@ class Combined(TuneSettings, MixSettings, Wrapper):
             candidates[spoken(combination)] = model
         return self._chosen(deployed.inner, candidates, local)
 
-    def _settled(self, inner: Tree, sent: Sent, local: Local) -> Settled:
-        candidates, importance = candidates_of(self, self.combinations, inner, sent, local)
+    def _settled(self, make: Callable[[], Tree], sent: Sent, local: Local) -> Settled:
+        found = candidates_of(self, self.combinations, make, sent, local)
+        inner, candidates, importance = found
         settled = self._chosen(inner, candidates, local)
         if not self.tells:
             return settled
@@ -233,21 +234,34 @@ class Combined(TuneSettings, MixSettings, Wrapper):
 
 
 def candidates_of(
-    method: Combined, combinations: Sequence[Combination], inner: Tree, sent: Sent, local: Local
-) -> tuple[dict[str, Tree], Params]:
+    method: Combined,
+    combinations: Sequence[Combination],
+    make: Callable[[], Tree],
+    sent: Sent,
+    local: Local,
+) -> tuple[Tree, dict[str, Tree], Params]:
     """Train what the combinations need, each thing once, and name the models they amount to.
 
-    The client's own Fisher information is returned beside them; {} where nothing needs it.
+    `make` deploys the inner method, which may train: the expert sees the batches that it would see
+    without. What was deployed is returned too, and the client's own Fisher information beside the
+    models; {} where nothing needs it.
     """
-    base, start = method.base, method.base.models(sent, inner)["personal"]
+    base = method.base
     mixes = any("moe" in combination for combination in combinations)
     trains = any(branch_of(combination) for combination in combinations)
-    at = ground(base, sent, inner) if trains else None
-    importance = importance_of(method, combinations, at, local) if at else {}
-    models, own = local.alike(
-        lambda: branches_of(method, combinations, at, importance, local) if at else {},
-        lambda: expert(base, method, local) if mixes else (),
+
+    def branched() -> tuple[Tree, dict[Branch, Tree], Params]:
+        inner = make()
+        if not trains:
+            return inner, {}, {}
+        at = ground(base, sent, inner)
+        importance = importance_of(method, combinations, at, local)
+        return inner, branches_of(method, combinations, at, importance, local), importance
+
+    (inner, models, importance), own = local.alike(
+        branched, lambda: expert(base, method, local) if mixes else ()
     )
+    start = base.models(sent, inner)["personal"]
     candidates: dict[str, Tree] = {}
     for combination in combinations:
         branch = branch_of(combination)
@@ -255,7 +269,7 @@ def candidates_of(
         if "moe" in combination:
             model = mixed(base, model, own, method, local)
         candidates[spoken(combination)] = model
-    return candidates, importance
+    return inner, candidates, importance
 
 
 def importance_of(
