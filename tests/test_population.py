@@ -11,7 +11,7 @@ import pytest
 import tiny
 from idiolect.data import federate, load
 from idiolect.errors import CheckpointError, ConfigError
-from idiolect.experiment import load_experiment, run
+from idiolect.experiment import jobs, load_experiment, run
 from idiolect.runner.job import Evaluate
 
 TOML = """
@@ -150,8 +150,27 @@ def test_a_sample_is_scored(whole, tmp_path):
     assert not [n for m in content["methods"].values() for n in m["notices"] if "no finite" in n]
     table = pq.read_table(tmp_path / "out" / "metrics.parquet").to_pandas()
     rounds = table[(table["split"] == "val") & (table["round"] < 4) & (table["seed"] == 0)]
-    assert rounds["client"].nunique() == 4 and table["value"].notna().all()
+    assert rounds["client"].nunique() == 4
+    assert _unscored(table) == _not_yet_called(tmp_path / "many.toml", table)
     assert table[table["split"] == "test"].groupby("seed")["client"].nunique().tolist() == [6, 6]
+
+
+def _unscored(table):
+    missing = table[table["value"].isna()]
+    return set(zip(missing["seed"], missing["round"], missing["client"], strict=True))
+
+
+def _not_yet_called(path, table):
+    """Of those on the curve, who had taken part in no round yet: only these have no score then."""
+    (job,), _ = jobs(load_experiment(path))
+    simulation, found = job.simulation(), set()
+    for place, members in enumerate(job.members):
+        strangers = set(table[(table["seed"] == members.seed) & (table["round"] == 2)]["client"])
+        for simulation.round in range(4):
+            strangers -= {members.names[client] for client in simulation.cohort(place)}
+            if simulation.round % 2:  # a point of the curve comes after it
+                found |= {(members.seed, simulation.round + 1, client) for client in strangers}
+    return found
 
 
 def test_nonsense_is_refused(tmp_path):
