@@ -12,7 +12,7 @@ from inverting import closeness, inverted, patients
 
 from idiolect.batches import Request
 from idiolect.deploy import limits, prints, wire
-from idiolect.deploy.codes import LIMITS
+from idiolect.deploy.codes import LIMITS, Refused
 from idiolect.deploy.node import Node
 from idiolect.deploy.serve import post, serve
 from idiolect.deploy.site import Site
@@ -356,3 +356,54 @@ def test_epsilon_of_all_seeds_and_methods_counts(tmp_path):
         sets = (f"seeds={list(range(seeds))}", "rounds=20", "draw=fixed")
         told = ask(node, "open", opening(experiment(*sets, methods=labels), clients=40))
         assert told.kind == "yes" if allowed else code(told) == "max_epsilon"
+
+
+def test_all_starts_of_a_run_share_its_limits(tmp_path):
+    """A run that is resumed with other seeds or methods does not start counting anew."""
+    kept = limits.Releases(tmp_path, SitePolicy(max_seeds=3, max_epsilon=8.0))
+    kept.begin("r1", (0, 1, 2), "a", {"dp, seeds 0,1,2": 5.0})
+    kept.begin("r1", (0, 1), "a", {"dp, seeds 0,1,2": 5.0})
+    for start, limit in (
+        (((3,), "a", {}), "max_seeds"),
+        (((0,), "b", {}), "data"),
+        (((0,), "a", {"other": 4.0}), "max_epsilon"),
+    ):
+        with pytest.raises(Refused) as caught:
+            limits.Releases(tmp_path, kept.policy).begin("r1", *start)
+        assert caught.value.reason == limit
+
+
+def test_statistics_of_nearly_the_same_rows_are_not_told_twice(tmp_path):
+    """The difference of two sums over rows that differ in one is that row."""
+    kept = limits.Releases(tmp_path, SitePolicy())
+    rows = np.random.default_rng(0).permutation(1000)
+    kept.divide(rows[:600])
+    kept.divide(rows[:600][::-1])  # the very same rows
+    kept.divide(rows[300:900])
+    for few in (rows[:601], rows[:590], np.append(rows[:600], 5000)):
+        with pytest.raises(Refused, match="differ in"):
+            limits.Releases(tmp_path, kept.policy).divide(few)
+    (own, _) = (tmp_path / "divisions").iterdir()
+    assert own.stat().st_mode & 0o777 == 0o600
+
+
+def test_force_does_not_pass_for_privacy():
+    dp = 'aggregate = { name = "dp", noise = 0.8, clip = 1.0, force = true }\n'
+    wanted = experiment(methods=FEDAVG + dp)
+    with pytest.raises(Refused, match="force = true"):
+        limits.refuse_run(SitePolicy(require_privacy=True), wanted, 1003, [[900, 90, 90]])
+
+
+def test_a_newcomer_tells_no_statistics(tmp_path):
+    """A server that calls a run over must not get means of few rows, seed by seed."""
+    node = Node(site(tmp_path))
+    fitted = experiment("data.normalise=feature", "seeds=[0, 1, 2, 3, 4]")
+    assert code(ask(node, "open", opening(fitted, newcomer=True))) == "newcomer"
+    many = experiment("seeds=[0, 1, 2, 3, 4]")
+    assert code(ask(node, "open", opening(many, newcomer=True))) == "max_seeds"
+
+
+def test_a_method_that_tells_nothing_is_not_asked_at_the_end(tmp_path):
+    node = Node(site(tmp_path))
+    alone = joined(node, experiment())
+    assert code(ask(node, "tell", task(), alone.form)) == "protocol"

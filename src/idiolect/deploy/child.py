@@ -67,7 +67,9 @@ class Child:
             if self._process is not None:
                 self._reaped(self._process)
             self._site.home.mkdir(parents=True, exist_ok=True)
-            with (self._site.home / "node.log").open("ab") as words:
+            path = self._site.home / "node.log"
+            path.touch(0o600)
+            with path.open("ab") as words:
                 self._process = subprocess.Popen(
                     [sys.executable, "-P", "-m", "idiolect.deploy.child"],
                     cwd=self._site.home,

@@ -1,15 +1,19 @@
 """A node's own checks of a run against its site's policy, and its count of what has left."""
 
+import hashlib
 import json
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from idiolect.batches import Request
 from idiolect.checkpoint import write_whole
+from idiolect.data.arrays import AnyArray, Rows
 from idiolect.deploy import masks
 from idiolect.deploy.codes import Refused
 from idiolect.deploy.site_policy import SitePolicy
@@ -86,18 +90,26 @@ def refuse_training(policy: SitePolicy, request: Request, held: int) -> None:
         )
 
 
-def refuse_run(
-    policy: SitePolicy, experiment: Experiment, clients: int, sizes: Sequence[Sequence[int]]
-) -> None:
-    """Refuse a run whose settings go beyond a limit; `sizes` are this site's rows by seed."""
-    if clients < policy.min_sites:
-        raise Refused("min_sites", f"a run of {clients} sites; min_sites is {policy.min_sites}")
-    _refuse_lonely(policy, experiment, clients)
+def refuse_seeds(policy: SitePolicy, experiment: Experiment) -> None:
+    """Refuse more seeds than are allowed; each is a release of its own."""
     if len(experiment.seeds) > policy.max_seeds:
         raise Refused(
             "max_seeds",
             f"{len(experiment.seeds)} seeds; max_seeds is {policy.max_seeds}",
         )
+
+
+def refuse_run(
+    policy: SitePolicy, experiment: Experiment, clients: int, sizes: Sequence[Sequence[int]]
+) -> dict[str, float]:
+    """Refuse a run whose settings go beyond a limit; `sizes` are this site's rows by seed.
+
+    Returns what the run spends of epsilon by method, where the site counts it.
+    """
+    if clients < policy.min_sites:
+        raise Refused("min_sites", f"a run of {clients} sites; min_sites is {policy.min_sites}")
+    _refuse_lonely(policy, experiment, clients)
+    refuse_seeds(policy, experiment)
     rounds = [table.rounds or experiment.rounds for table in experiment.methods]
     if max(rounds) > policy.max_rounds:
         raise Refused("max_rounds", f"{max(rounds)} rounds; max_rounds is {policy.max_rounds}")
@@ -119,8 +131,7 @@ def refuse_run(
         for train, _, _ in sizes:
             wanted = Request("train", method.batch, method.epochs, method.steps, True, 0)
             refuse_training(policy, wanted, train)
-    if policy.require_privacy:
-        _refuse_open(policy, experiment, clients)
+    return _refuse_open(policy, experiment, clients) if policy.require_privacy else {}
 
 
 def refuse_scores(policy: SitePolicy, sizes: Sequence[Sequence[int]]) -> None:
@@ -165,9 +176,9 @@ def _private(method: Method) -> bool:
     return rule is not None and rule.by.hides
 
 
-def _refuse_open(policy: SitePolicy, experiment: Experiment, clients: int) -> None:
+def _refuse_open(policy: SitePolicy, experiment: Experiment, clients: int) -> dict[str, float]:
     """Refuse methods without differential privacy, and more epsilon than is allowed."""
-    spent = 0.0
+    spent: dict[str, float] = {}
     cohort = cohort_size(experiment.cohort, clients)
     for table in experiment.methods:
         method = made_method(table)
@@ -175,6 +186,9 @@ def _refuse_open(policy: SitePolicy, experiment: Experiment, clients: int) -> No
             continue
         if not _private(method):
             raise Refused("require_privacy", f"{table.name} has no aggregate = 'dp'")
+        if getattr(masks.ruled(method).by, "force", False):  # type: ignore[union-attr]
+            # Without it the server itself refuses few clients, and a large epsilon.
+            raise Refused("require_privacy", f"{table.name} has force = true")
         rounds, seeds = table.rounds or experiment.rounds, len(experiment.seeds)
         plan = Plan(rounds, clients, cohort, experiment.draw, seeds, federated=True)
         try:
@@ -184,11 +198,20 @@ def _refuse_open(policy: SitePolicy, experiment: Experiment, clients: int) -> No
             raise Refused("require_privacy", f"{table.name}: {error}") from error
         if not promised.get("meaningful"):
             raise Refused("require_privacy", f"{table.name} promises nothing worth the name")
-        spent += promised.get("epsilon") or math.inf
-    if not spent <= policy.max_epsilon:
+        seeds_named = ",".join(map(str, experiment.seeds))
+        spent[f"{table.label or table.name}, seeds {seeds_named}"] = (
+            promised.get("epsilon") or math.inf
+        )
+    _refuse_spent(policy, spent)
+    return spent
+
+
+def _refuse_spent(policy: SitePolicy, spent: Mapping[str, float]) -> None:
+    total = sum(spent.values())
+    if not total <= policy.max_epsilon:
         raise Refused(
             "max_epsilon",
-            f"epsilon = {spent:.4g} over all methods and seeds; max_epsilon is "
+            f"epsilon = {total:.4g} over all methods and seeds; max_epsilon is "
             f"{policy.max_epsilon:g}",
         )
 
@@ -212,8 +235,53 @@ class Releases:
                 "state", f"{path} cannot be read, so it is not known what has left; mend it"
             ) from error
 
-    def begin(self, run: str) -> None:
-        """Count a run that is new here."""
+    def begin(
+        self,
+        run: str,
+        seeds: Sequence[int] = (),
+        division: str = "",
+        spent: Mapping[str, float] | None = None,
+    ) -> None:
+        """Count a run that is new here; all starts of one share its limits and its data."""
+        self._new(run)
+        known = self.runs[run]
+        met = sorted({*known.get("seeds", []), *seeds})
+        if len(met) > self.policy.max_seeds:
+            raise Refused(
+                "max_seeds", f"{len(met)} seeds in this run; max_seeds is {self.policy.max_seeds}"
+            )
+        if division and known.get("division", division) != division:
+            raise Refused("data", "the run divided its data in another way before")
+        spends = {**known.get("epsilon", {}), **(spent or {})}
+        if spends:
+            _refuse_spent(self.policy, spends)
+        known.update(seeds=met, division=division or known.get("division", ""), epsilon=spends)
+        self._write()
+
+    def divide(self, rows: Rows) -> None:
+        """Refuse to tell statistics of nearly the same rows as before: the difference tells them.
+
+        Only pairs are compared.
+        """
+        bits = np.packbits(np.bincount(rows, minlength=int(rows.max(initial=0)) + 1).astype(bool))
+        folder = self.home / "divisions"
+        own = folder / f"{hashlib.sha256(bits.tobytes()).hexdigest()[:32]}.bits"
+        if own.exists():
+            return
+        for path in folder.glob("*.bits"):
+            other = np.frombuffer(path.read_bytes(), np.uint8)
+            longest = max(len(bits), len(other))
+            apart = _padded(bits, longest) ^ _padded(other, longest)
+            gap = int(np.unpackbits(apart.astype(np.uint8)).sum())
+            if 0 < gap < self.policy.min_examples:
+                raise Refused(
+                    "min_examples",
+                    f"statistics of training rows that differ in {gap} from those told before; "
+                    f"min_examples is {self.policy.min_examples}",
+                )
+        write_whole(own, bits.tobytes(), private=True)
+
+    def _new(self, run: str) -> None:
         if run in self.runs:
             return
         now = time.time()
@@ -226,15 +294,19 @@ class Releases:
         self._write()
 
     def count(self, run: str, what: str) -> None:
-        """Count one report or one scoring, before it leaves."""
-        if self.runs[run][what] >= self.policy.max_reports:
+        """Count one report, scoring or exchange at the end, before it leaves."""
+        so_far = self.runs[run].get(what, 0)
+        if so_far >= self.policy.max_reports:
             raise Refused(
                 "max_reports",
-                f"{self.runs[run][what]} {what} have left in this run; max_reports is "
-                f"{self.policy.max_reports}",
+                f"{so_far} {what} have left in this run; max_reports is {self.policy.max_reports}",
             )
-        self.runs[run][what] += 1
+        self.runs[run][what] = so_far + 1
         self._write()
 
     def _write(self) -> None:
         write_whole(self.home / _FILE, (json.dumps(self.runs, indent=1) + "\n").encode())
+
+
+def _padded(bits: AnyArray, length: int) -> AnyArray:
+    return np.pad(bits, (0, length - len(bits)))

@@ -164,16 +164,24 @@ class Node:
             [len(part[0]) for part in (held.train, held.val, held.test)]
             for held in holding.federations
         ]
-        # A newcomer reports nothing but its scores.
+        spent: dict[str, float] = {}
         if newcomer:
+            # It reports nothing but its scores: no statistics either.
+            if holding.seen is not None:
+                raise Refused("newcomer", "statistics were asked for in a run that is over")
+            limits.refuse_seeds(policy, holding.experiment)
             limits.refuse_scores(policy, sizes)
         elif self._secured and not holding.experiment.deploy.secure:
             raise Refused("open", "this site requires secure aggregation, and the run has none")
         else:
-            limits.refuse_run(policy, holding.experiment, clients, sizes)
+            spent = limits.refuse_run(policy, holding.experiment, clients, sizes)
         run = get(head, "run", str)
         self._claim(run, get(head, "submitter", str))
-        self._releases.begin(run)
+        division = prints.of_bytes(repr(holding.experiment.data).encode())
+        self._releases.begin(run, holding.experiment.seeds, division, spent)
+        if holding.seen is not None:
+            for held in holding.federations:
+                self._releases.divide(held.train[0])
         self._opened = _Opened(run, text, clients, newcomer, holding)
         told: dict[str, Any] = {
             "client": holding.client,
@@ -367,7 +375,11 @@ class Node:
         """Tell a few numbers that are added up over nodes; under masks they follow later."""
         self._refuse_reporting(message)
         alone, _ = self._desk(message)
+        if not alone.method.tells:
+            raise Refused("protocol", "this method tells nothing")
         told = self._spoken(message, alone, self._sent(alone, message)).told
+        if (count := sum(leaf.numel() for leaf in tree.leaves(told))) > hearing.MOST_TOLD:
+            raise Refused("structure", f"{count:,} numbers to tell, above {hearing.MOST_TOLD:,}")
         return _yes(message, () if self._of(message).secure else told)
 
     def _spoken(self, message: Message, alone: Alone, sent: Sent) -> _Spoken:
@@ -375,6 +387,8 @@ class Node:
         opened, now = self._of(message), about(message)
         known = opened.spoken
         if known is None or known.about != now or not tree.equal(known.sent, sent):
+            if message.kind == "tell":
+                self._releases.count(opened.run, "told")
             known = _Spoken(now, sent, *alone.tell(sent, now[-1]))
             opened.spoken = known
         return known

@@ -338,6 +338,8 @@ class Run:
             outcome: dict[str, str] = json.loads(found[0].read_text())
             if outcome["state"] == "done":
                 shutil.copytree(found[0].parent / RESULT, self._folder, dirs_exist_ok=True)
+                for path in self._folder.rglob("*.safetensors"):
+                    path.chmod(0o600)
             return outcome
 
 

@@ -3,6 +3,7 @@
 Usage: python -P -m idiolect.deploy.flare.engine MODULE ARGUMENTS..., where MODULE is FLARE's own.
 """
 
+import os
 import runpy
 import sys
 
@@ -15,6 +16,7 @@ def main() -> None:
     module = sys.argv[1]
     if module not in MODULES.values():
         raise SystemExit(f"{module} is none of {', '.join(MODULES.values())}")
+    os.umask(0o077)  # what the engine stores of a run is for its owner alone
     watch()
     sys.argv[:] = sys.argv[1:]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
