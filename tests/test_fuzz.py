@@ -20,7 +20,7 @@ from idiolect.experiment.resolve import parse_experiment
 from idiolect.results import document
 
 quick = settings(
-    max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 DEEP = "[" * 20_000
 

@@ -17,7 +17,7 @@ from idiolect.data import own
 from idiolect.errors import IdiolectError
 
 quick = settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 
 LEAF = {
