@@ -377,14 +377,15 @@ def test_statistics_of_nearly_the_same_rows_are_not_told_twice(tmp_path):
     """The difference of two sums over rows that differ in one is that row."""
     kept = limits.Releases(tmp_path, SitePolicy())
     rows = np.random.default_rng(0).permutation(1000)
-    kept.divide(rows[:600])
-    kept.divide(rows[:600][::-1])  # the very same rows
-    kept.divide(rows[300:900])
+    kept.divide([rows[:600], rows[300:900]])
+    kept.divide([rows[:600][::-1]])  # the very same rows
     for few in (rows[:601], rows[:590], np.append(rows[:600], 5000)):
         with pytest.raises(Refused, match="differ in"):
-            limits.Releases(tmp_path, kept.policy).divide(few)
-    (own, _) = (tmp_path / "divisions").iterdir()
-    assert own.stat().st_mode & 0o777 == 0o600
+            limits.Releases(tmp_path, kept.policy).divide([few])
+    with pytest.raises(Refused, match="differ in 1 "):  # of two seeds of one run
+        kept.divide([rows[100:700], rows[100:701]])
+    assert len(list((tmp_path / "divisions").iterdir())) == 2  # nothing that was not told
+    assert {p.stat().st_mode & 0o777 for p in (tmp_path / "divisions").iterdir()} == {0o600}
 
 
 def test_force_does_not_pass_for_privacy():

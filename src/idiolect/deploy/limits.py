@@ -1,6 +1,5 @@
 """A node's own checks of a run against its site's policy, and its count of what has left."""
 
-import hashlib
 import json
 import math
 import time
@@ -13,8 +12,8 @@ import numpy as np
 
 from idiolect.batches import Request
 from idiolect.checkpoint import write_whole
-from idiolect.data.arrays import AnyArray, Rows
-from idiolect.deploy import masks
+from idiolect.data.arrays import Rows
+from idiolect.deploy import prints
 from idiolect.deploy.codes import Refused
 from idiolect.deploy.site_policy import SitePolicy
 from idiolect.errors import IdiolectError
@@ -163,17 +162,12 @@ def _refuse_lonely(policy: SitePolicy, experiment: Experiment, clients: int) -> 
         math.comb(others, n) * share**n * (1 - share) ** (others - n)
         for n in range(policy.min_cohort - 1)
     )
-    if alone > _ALONE and not all(_private(made_method(t)) for t in experiment.methods):
+    if alone > _ALONE and not all(made_method(t).hides for t in experiment.methods):
         raise Refused(
             "min_cohort",
             f"with draw = 'poisson' this site's round has fewer than {policy.min_cohort} sites "
             f"with probability {alone:.2g}; min_cohort is {policy.min_cohort}",
         )
-
-
-def _private(method: Method) -> bool:
-    rule = masks.ruled(method)
-    return rule is not None and rule.by.hides
 
 
 def _refuse_open(policy: SitePolicy, experiment: Experiment, clients: int) -> dict[str, float]:
@@ -184,9 +178,9 @@ def _refuse_open(policy: SitePolicy, experiment: Experiment, clients: int) -> di
         method = made_method(table)
         if method.aggregates == "nothing":
             continue
-        if not _private(method):
+        if not method.hides:
             raise Refused("require_privacy", f"{table.name} has no aggregate = 'dp'")
-        if getattr(masks.ruled(method).by, "force", False):  # type: ignore[union-attr]
+        if table.aggregate is not None and table.aggregate.options.get("force"):
             # Without it the server itself refuses few clients, and a large epsilon.
             raise Refused("require_privacy", f"{table.name} has force = true")
         rounds, seeds = table.rounds or experiment.rounds, len(experiment.seeds)
@@ -198,10 +192,8 @@ def _refuse_open(policy: SitePolicy, experiment: Experiment, clients: int) -> di
             raise Refused("require_privacy", f"{table.name}: {error}") from error
         if not promised.get("meaningful"):
             raise Refused("require_privacy", f"{table.name} promises nothing worth the name")
-        seeds_named = ",".join(map(str, experiment.seeds))
-        spent[f"{table.label or table.name}, seeds {seeds_named}"] = (
-            promised.get("epsilon") or math.inf
-        )
+        release = repr((table, rounds, experiment.seeds))  # the same again spends nothing more
+        spent[prints.of_bytes(release.encode())] = promised.get("epsilon") or math.inf
     _refuse_spent(policy, spent)
     return spent
 
@@ -258,28 +250,31 @@ class Releases:
         known.update(seeds=met, division=division or known.get("division", ""), epsilon=spends)
         self._write()
 
-    def divide(self, rows: Rows) -> None:
-        """Refuse to tell statistics of nearly the same rows as before: the difference tells them.
+    def divide(self, rows: Sequence[Rows]) -> None:
+        """Record of which rows statistics are told, those of each seed; refuse near-equal ones.
 
-        Only pairs are compared.
+        The difference of two sums over nearly the same rows tells the rows in which they differ.
+        Pairs are compared, over all runs of the site.
         """
-        bits = np.packbits(np.bincount(rows, minlength=int(rows.max(initial=0)) + 1).astype(bool))
         folder = self.home / "divisions"
-        own = folder / f"{hashlib.sha256(bits.tobytes()).hexdigest()[:32]}.bits"
-        if own.exists():
-            return
-        for path in folder.glob("*.bits"):
-            other = np.frombuffer(path.read_bytes(), np.uint8)
-            longest = max(len(bits), len(other))
-            apart = _padded(bits, longest) ^ _padded(other, longest)
-            gap = int(np.unpackbits(apart.astype(np.uint8)).sum())
-            if 0 < gap < self.policy.min_examples:
-                raise Refused(
-                    "min_examples",
-                    f"statistics of training rows that differ in {gap} from those told before; "
-                    f"min_examples is {self.policy.min_examples}",
-                )
-        write_whole(own, bits.tobytes(), private=True)
+        known = {path.name: path.read_bytes() for path in folder.glob("*.bits")}
+        new: dict[str, bytes] = {}
+        for own in rows:
+            held = np.zeros(int(own.max(initial=-1)) + 1, bool)
+            held[own] = True
+            bits = np.packbits(held).tobytes()
+            name = f"{prints.of_bytes(bits)}.bits"
+            for other in () if name in known else (*known.values(), *new.values()):
+                gap = _apart(bits, other)
+                if 0 < gap < self.policy.min_examples:
+                    raise Refused(
+                        "min_examples",
+                        f"statistics of training rows that differ in {gap} from others that were "
+                        f"told, or of another seed; min_examples is {self.policy.min_examples}",
+                    )
+            new[name] = bits
+        for name in new.keys() - known.keys():
+            write_whole(folder / name, new[name], private=True)
 
     def _new(self, run: str) -> None:
         if run in self.runs:
@@ -308,5 +303,8 @@ class Releases:
         write_whole(self.home / _FILE, (json.dumps(self.runs, indent=1) + "\n").encode())
 
 
-def _padded(bits: AnyArray, length: int) -> AnyArray:
-    return np.pad(bits, (0, length - len(bits)))
+def _apart(left: bytes, right: bytes) -> int:
+    """Count the bits in which two sets of rows differ."""
+    size = max(len(left), len(right))
+    numbers = (int.from_bytes(one.ljust(size, b"\0")) for one in (left, right))
+    return (next(numbers) ^ next(numbers)).bit_count()

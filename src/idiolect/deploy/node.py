@@ -180,8 +180,7 @@ class Node:
         division = prints.of_bytes(repr(holding.experiment.data).encode())
         self._releases.begin(run, holding.experiment.seeds, division, spent)
         if holding.seen is not None:
-            for held in holding.federations:
-                self._releases.divide(held.train[0])
+            self._releases.divide([held.train[0] for held in holding.federations])
         self._opened = _Opened(run, text, clients, newcomer, holding)
         told: dict[str, Any] = {
             "client": holding.client,

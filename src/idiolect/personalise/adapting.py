@@ -25,7 +25,6 @@ from idiolect.local import Batch, Local
 from idiolect.method import Method, Sent
 from idiolect.optim import Optimiser
 from idiolect.tree import Params, Tree
-from idiolect.wrapper import Wrapper
 
 _FISHER_BYTES = 1 << 28  # of single examples' gradients at a time; on CUDA a share of its memory
 _FISHER_SHARE = 24
@@ -90,16 +89,6 @@ def held(base: Method, sent: Sent, deployed: Tree, importance: Params, local: Lo
     own, common = parameters(base, at.start), parameters(base, at.federated)
     joint = "global" in models and _alike(own, common)
     return Held(at, importance, (local.size > 0).to(local.size.dtype) * float(joint))
-
-
-def hides(method: Method) -> bool:
-    """Say whether a rule inside hides every client, so that nothing may pass it by."""
-    while isinstance(method, Wrapper):
-        rule = getattr(method, "by", None)
-        if rule is not None and rule.hides:
-            return True
-        method = method.base
-    return False
 
 
 def told(own: Held) -> Told:

@@ -28,7 +28,6 @@ from idiolect.personalise.adapting import (
     fisher,
     ground,
     held,
-    hides,
     of_all,
     parameters,
     told,
@@ -170,7 +169,7 @@ class Combined(TuneSettings, MixSettings, Wrapper):
         """Whether clients tell each other what matters to them."""
         some = any("ewc" in combination for combination in self.combinations)
         wants = some and bool(self.ewc_weight) and self.ewc_fisher == "federation"
-        return wants and not hides(self.base)
+        return wants and not self.base.hides
 
     @property
     def deploys(self) -> int:

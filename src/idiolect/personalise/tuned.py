@@ -18,7 +18,6 @@ from idiolect.personalise.adapting import (
     fisher,
     ground,
     held,
-    hides,
     of_all,
     parameters,
     told,
@@ -95,7 +94,7 @@ class Tuned(TuneSettings, Wrapper):
     def tells(self) -> bool:
         """Whether clients tell each other what matters to them."""
         wants = bool(self.ewc_weight) and self.ewc_fisher == "federation"
-        return wants and not hides(self.base)
+        return wants and not self.base.hides
 
     @property
     def deploys(self) -> int:
