@@ -14,9 +14,10 @@ on. σ = 0 takes the median squared distance of two models, for with a fixed one
 exponential of a deep network's distance is zero or one. Models that have not been reported yet take
 no part. Distances and cosines are over parameters; running statistics are mixed along with them.
 
-HeurFedAMP's factor of the cosines is a hyper-parameter of the paper, and its default here ours. Networks that began alike have
-cosines near one, which a fixed factor such as 5 leaves nearly equal; sharpness = 0 divides by their
-standard deviation over all pairs and multiplies by two: two deviations nearer weigh e⁴ as much.
+HeurFedAMP's factor of the cosines is a hyper-parameter of the paper; its default is ours. Networks
+that began alike have cosines near one, which a fixed factor such as 5 leaves nearly equal;
+sharpness = 0 divides by their standard deviation over all pairs and multiplies by two: two
+deviations nearer weigh e⁴ as much.
 """
 
 from dataclasses import dataclass
