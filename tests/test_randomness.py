@@ -209,3 +209,11 @@ def _gaps(simulation):
     finally:
         del Still.server_step
     return told
+
+
+def test_what_starts_over_draws_the_same_numbers():
+    """What hears the others at the end runs after the deployment, or by itself: both draw alike."""
+    local = worlds.local(worlds.federation(), 0)
+    first, second = local.random.normal(3), local.random.normal(3)
+    local.restart()
+    assert torch.equal(local.random.normal(3), first) and not torch.equal(first, second)

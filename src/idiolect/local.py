@@ -342,8 +342,8 @@ class Local:
         return results
 
     def restart(self) -> None:
-        """Let what follows see the batches that it would see if nothing had come before."""
-        self._calls = 0
+        """Let what follows see the batches and numbers it would see if nothing had come before."""
+        self._calls = self.random.calls = 0
 
     def numbers(self, values: Sequence[float]) -> Tensor:
         """Make a tensor of constants on the client's device without copying from the host.
