@@ -111,6 +111,7 @@ def welcome(
     experiment, method = visiting(found.text, reach=host.reach), made(found.table)
     digests = {label: prints.of_method(method)}
     folder.mkdir(parents=True, exist_ok=True)
+    folder.chmod(0o700)  # for the server's own account alone
     # Newcomers are scaled as the run was under the seed they are given a model of.
     seeds = found.experiment.seeds
     shift, scale = scalings(found.folder / "scaling.json", len(seeds))[seeds.index(run.seed)]

@@ -255,7 +255,6 @@ class HubSide(FLComponent):  # type: ignore[misc]
                 ownership.check(home, self._wanted.run, submitter)
             ownership.claim(home, self._run, submitter, folder)
             folder.mkdir(parents=True, exist_ok=True)
-            folder.chmod(0o700)
             if self._wanted is None:
                 self._serve(transport, home, folder, submitter)
             else:
