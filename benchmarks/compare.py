@@ -13,7 +13,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from idiolect import checkpoint
+from idiolect.core import checkpoint
 
 EXPERIMENT = Path(__file__).parent.parent / "experiments" / "six-methods.toml"
 

@@ -8,11 +8,11 @@ import tempfile
 from pathlib import Path
 
 from idiolect.deploy.node import Node
-from idiolect.deploy.serve import post, serve
+from idiolect.deploy.serve_experiment import post, serve
 from idiolect.deploy.site import Site
 from idiolect.deploy.transport import Inside
 from idiolect.experiment import parse_experiment
-from idiolect.experiment.visiting import travelling
+from idiolect.experiment.portable import travelling
 
 TOML = """
 name = "compression"

@@ -14,14 +14,14 @@ from unittest import mock
 import torch
 from torch import nn
 
-from idiolect.bench.material import CLASSES, federation
+from idiolect.bench.random_images import CLASSES, federation
+from idiolect.engine.architecture import Architecture
+from idiolect.engine.backend import Backend
+from idiolect.engine.rounds import Run, Simulation
+from idiolect.kernels import autotune, convolution_forms, grouped_convolution
+from idiolect.kernels.convolution_shape import Shape
 from idiolect.methods import METHODS
 from idiolect.models import MODELS
-from idiolect.simulate.architecture import Architecture
-from idiolect.simulate.backend import Backend
-from idiolect.simulate.rounds import Run, Simulation
-from idiolect.stacked import choice, forms, plain
-from idiolect.stacked.shape import Shape
 
 SHAPES = {
     "lenet5 conv1, 50 x 128": Shape(50, 128, 3, 32, 32, 6, 5, 5, 1, 0),
@@ -57,7 +57,7 @@ def layer(shape: Shape) -> dict[str, dict[str, str]]:
         s.groups, s.out_channels, s.inputs, s.kernel_height, s.kernel_width, device="cuda"
     )
     bias = torch.randn(s.groups, s.out_channels, device="cuda")
-    slope = torch.randn_like(plain.convolve(x, w, s))
+    slope = torch.randn_like(grouped_convolution.convolve(x, w, s))
     table: dict[str, dict[str, str]] = {}
     for task, inputs in (
         ("pooled", (x, w, bias)),
@@ -68,13 +68,13 @@ def layer(shape: Shape) -> dict[str, dict[str, str]]:
         if s.depthwise and task == "pooled":
             continue
         few = s._replace(groups=2)
-        exact = values(getattr(plain, task)(*(t[:2].double() for t in inputs), few))
+        exact = values(getattr(grouped_convolution, task)(*(t[:2].double() for t in inputs), few))
         table[task] = {}
-        for name, form in forms.forms(task, s).items():
+        for name, form in convolution_forms.forms(task, s).items():
             try:
                 got = values(form(*(t[:2].contiguous() for t in inputs), few))
                 error = float((got - exact).norm() / exact.norm())
-                took = choice.milliseconds(form, *inputs, s)
+                took = autotune.milliseconds(form, *inputs, s)
                 table[task][name] = (took, f"{took:.3f} ms, error {error:.0e}")
             except Exception as problem:
                 table[task][name] = (9e9, f"{type(problem).__name__}: {str(problem)[:120]}")
@@ -113,15 +113,17 @@ def main() -> None:
     for name, shape in SHAPES.items():
         out[name] = layer(shape)
         print(name, json.dumps(out[name], indent=1), flush=True)
-    colour, tiles = (3, 32, 32), forms.thin.tiles
+    colour, tiles = (3, 32, 32), convolution_forms.thin.tiles
     for name, build, clients, size, batch in (
         ("lenet5 20 x 600, batch 20", lambda: MODELS["lenet5"](colour, CLASSES), 20, 600, 20),
         ("lenet5 50 x 3000, batch 128", lambda: MODELS["lenet5"](colour, CLASSES), 50, 3000, 128),
         ("pfl cnn 50 x 50, batch 10", pfl_cnn, 50, 50, 10),
     ):
         for how in ("plain", "fastest"):
-            choice._chosen.clear()
-            with mock.patch.object(forms.thin, "tiles", none if how == "plain" else tiles):
+            autotune._chosen.clear()
+            with mock.patch.object(
+                convolution_forms.thin, "tiles", none if how == "plain" else tiles
+            ):
                 took = rounds(build, colour, clients, size, batch)
             row = {"ms": 1e3 * took, "samples_per_s": clients * size / took}
             out[f"{name}, {how}"] = row

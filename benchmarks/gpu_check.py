@@ -17,18 +17,18 @@ from typing import Any
 import torch
 from torch import nn
 
-from idiolect import tree
-from idiolect.aggregate import Aggregated
-from idiolect.bench.material import CLASSES, federation
+from idiolect.aggregation import Krum, Median, TrimmedMean
+from idiolect.aggregation.aggregator import Aggregated
+from idiolect.bench.random_images import CLASSES, federation
+from idiolect.core import tree
+from idiolect.core.method import Method
 from idiolect.data import Federation
-from idiolect.method import Method
+from idiolect.engine.architecture import Architecture
+from idiolect.engine.backend import Backend
+from idiolect.engine.rounds import Run, Simulation
 from idiolect.methods import METHODS
+from idiolect.methods.personalise import Combined
 from idiolect.models import MODELS
-from idiolect.personalise import Combined
-from idiolect.robust import Krum, Median, TrimmedMean
-from idiolect.simulate.architecture import Architecture
-from idiolect.simulate.backend import Backend
-from idiolect.simulate.rounds import Run, Simulation
 
 SHAPE = (1, 28, 28)
 

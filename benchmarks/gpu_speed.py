@@ -18,16 +18,16 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from gpu_check import difference, network, simulation
-from idiolect import tree
-from idiolect.bench.material import CLASSES, federation
+from idiolect.bench.random_images import CLASSES, federation
 from idiolect.bench.workloads import PflCNN
+from idiolect.core import tree
+from idiolect.engine.architecture import Architecture
+from idiolect.engine.backend import Backend
+from idiolect.engine.rounds import Run, Simulation
+from idiolect.kernels import autotune, convolution_forms, dense, grouped_convolution
+from idiolect.kernels.convolution_shape import Shape
 from idiolect.methods import METHODS
 from idiolect.models import MODELS
-from idiolect.simulate.architecture import Architecture
-from idiolect.simulate.backend import Backend
-from idiolect.simulate.rounds import Run, Simulation
-from idiolect.stacked import choice, dense, forms, plain
-from idiolect.stacked.shape import Shape
 
 SECONDS = 3.0  # for the forms of one task, compilation included
 GREY, COLOUR = (1, 28, 28), (3, 32, 32)
@@ -148,22 +148,22 @@ def layer(shape, most):
         s.groups, s.out_channels, s.channels, s.kernel_height, s.kernel_width, device="cuda"
     )
     bias = torch.randn(s.groups, s.out_channels, device="cuda")
-    slope = torch.randn_like(plain.convolve(x, w, s))
+    slope = torch.randn_like(grouped_convolution.convolve(x, w, s))
     table = {}
     for task, inputs in (
         ("pooled", (x, w, bias)), ("rectified", (x, w, bias)), ("spread", (slope, w)),
         ("correlate", (slope, x)),
     ):  # fmt: skip
         few = s._replace(groups=2)
-        exact = _values(getattr(plain, task)(*(t[:2].double() for t in inputs), few))
+        exact = _values(getattr(grouped_convolution, task)(*(t[:2].double() for t in inputs), few))
         found, until = {}, until + SECONDS
-        for name, form in forms.forms(task, s, most).items():
+        for name, form in convolution_forms.forms(task, s, most).items():
             if time.perf_counter() > until:
                 break
             try:
                 got = _values(form(*(t[:2].contiguous() for t in inputs), few))
                 error = float((got - exact).norm() / exact.norm())
-                found[name] = (choice.milliseconds(form, *inputs, s), f"{error:.0e}")
+                found[name] = (autotune.milliseconds(form, *inputs, s), f"{error:.0e}")
             except Exception as problem:
                 found[name] = (9e9, f"{type(problem).__name__}: {str(problem)[:300]}")
         table[task] = {
@@ -180,7 +180,7 @@ def dense_layer(groups, batch, inside, outside):
     slope = torch.randn(groups, batch, outside, device="cuda")
     bytes_of_w = w.numel() * 4
     found = {"floor ms, kernels read once": bytes_of_w / 4.3e9}
-    found["step"] = choice.milliseconds(lambda: torch.add(w, w, alpha=-0.1))
+    found["step"] = autotune.milliseconds(lambda: torch.add(w, w, alpha=-0.1))
     sizes, bias = dense.Dense(groups, batch, inside, outside), torch.randn_like(slope[:, 0])
     for task, inputs in {
         "forward": (x, w, bias), "images": (slope, w), "kernels": (slope, x)
@@ -189,7 +189,7 @@ def dense_layer(groups, batch, inside, outside):
         exact = _values(ways["plain"](*(t.double() for t in inputs), sizes))
         for name, form in ways.items():
             error = float((_values(form(*inputs, sizes)) - exact).norm() / exact.norm())
-            took = choice.milliseconds(form, *inputs, sizes)
+            took = autotune.milliseconds(form, *inputs, sizes)
             found[f"{task}, {name}"] = f"{took:.4f} ms, error {error:.0e}"
     return found
 

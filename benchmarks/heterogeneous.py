@@ -21,14 +21,14 @@ from pathlib import Path
 
 import torch
 
-from idiolect import tree
-from idiolect.bench.material import CLASSES, federation
+from idiolect.bench.random_images import CLASSES, federation
+from idiolect.core import tree
 from idiolect.data import Federation
+from idiolect.engine.architecture import Architecture
+from idiolect.engine.backend import Backend
+from idiolect.engine.rounds import Run, Simulation
 from idiolect.methods import METHODS
 from idiolect.models import MODELS
-from idiolect.simulate.architecture import Architecture
-from idiolect.simulate.backend import Backend
-from idiolect.simulate.rounds import Run, Simulation
 
 SHAPE = (3, 32, 32)
 NETWORKS = {

@@ -8,12 +8,12 @@ import argparse
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from idiolect.bench.material import CLASSES, federation
+from idiolect.bench.random_images import CLASSES, federation
+from idiolect.engine.architecture import Architecture
+from idiolect.engine.backend import Backend
+from idiolect.engine.rounds import Run, Simulation
 from idiolect.methods import METHODS
 from idiolect.models import MODELS
-from idiolect.simulate.architecture import Architecture
-from idiolect.simulate.backend import Backend
-from idiolect.simulate.rounds import Run, Simulation
 
 
 def main() -> None:

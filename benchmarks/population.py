@@ -25,13 +25,13 @@ import numpy as np
 import torch
 
 from idiolect.data import federate, load
+from idiolect.engine.architecture import Architecture
+from idiolect.engine.backend import Backend
+from idiolect.engine.rounds import Simulation
+from idiolect.experiment.job import Evaluate, Job
+from idiolect.experiment.train import train
 from idiolect.methods import METHODS
 from idiolect.models import NextWord
-from idiolect.runner.job import Evaluate, Job
-from idiolect.runner.train import train
-from idiolect.simulate.architecture import Architecture
-from idiolect.simulate.backend import Backend
-from idiolect.simulate.rounds import Simulation
 
 COHORT, WORDS, LENGTH, UNITS = 100, 500, 10, 16
 MOST_BYTES, MOST_RATIO = 4 << 30, 1.2  # what is promised of 80,000 clients

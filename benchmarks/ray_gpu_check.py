@@ -21,12 +21,12 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 import worlds
-from idiolect import tree
+from idiolect.core import tree
+from idiolect.engine.architecture import Architecture
+from idiolect.engine.backend import Backend, Ray
+from idiolect.engine.ray_backend import cluster
+from idiolect.engine.rounds import Run, Simulation
 from idiolect.methods import METHODS
-from idiolect.simulate.architecture import Architecture
-from idiolect.simulate.backend import Backend, Ray
-from idiolect.simulate.rounds import Run, Simulation
-from idiolect.simulate.spread import cluster
 from test_laws import ended, made
 
 

@@ -17,15 +17,15 @@ from pathlib import Path
 
 import torch
 
-from idiolect import tree
-from idiolect.bench.material import federation
+from idiolect.bench.random_images import federation
+from idiolect.core import tree
+from idiolect.engine.architecture import Architecture, bound
+from idiolect.engine.backend import Backend, Ray
+from idiolect.engine.ray_backend.cluster import required
+from idiolect.engine.ray_backend.ray_job import Spread
+from idiolect.engine.rounds import Run, Simulation
 from idiolect.methods import METHODS
 from idiolect.models import MODELS
-from idiolect.simulate.architecture import Architecture, bound
-from idiolect.simulate.backend import Backend, Ray
-from idiolect.simulate.rounds import Run, Simulation
-from idiolect.simulate.spread.cluster import required
-from idiolect.simulate.spread.job import Spread
 
 SHAPES = {"mlr": (1, 28, 28), "dnn": (1, 28, 28), "lenet5": (3, 32, 32)}
 

@@ -14,13 +14,13 @@ import torch
 
 from idiolect.deploy.flare.kits import init
 from idiolect.deploy.node import Node
-from idiolect.deploy.serve import post, serve
+from idiolect.deploy.serve_experiment import post, serve
 from idiolect.deploy.site import Site
 from idiolect.deploy.transport import Inside
+from idiolect.engine.callbacks import Silent, Tick
 from idiolect.experiment import parse_experiment
-from idiolect.experiment.project import load_project
-from idiolect.experiment.visiting import travelling
-from idiolect.runner.watch import Silent, Tick
+from idiolect.experiment.federation_file import load_project
+from idiolect.experiment.portable import travelling
 
 ROUNDS = 6
 TOML = """

@@ -5,7 +5,7 @@ import tempfile
 from pathlib import Path
 
 import idiolect
-from idiolect.report import report
+from idiolect.analysis.report import report
 
 folder = Path(tempfile.mkdtemp())
 for name in ("visits.csv", "visits.toml"):

@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from idiolect import tree
 from idiolect.api import federation, fit
-from idiolect.method import Method, Report, Sent, mean_report, setting
-from idiolect.tree import Params
+from idiolect.core import tree
+from idiolect.core.method import Method, Report, Sent, mean_report, setting
+from idiolect.core.tree import Params
 
 
 class State(NamedTuple):

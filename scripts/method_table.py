@@ -7,14 +7,16 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from idiolect.method import Method
+from idiolect.core.method import Method
 from idiolect.methods import METHODS
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "methods.md"
 PAGES = ROOT / "docs" / "methods"
 MATHS: dict[str, str] = tomllib.loads((ROOT / "scripts" / "maths.toml").read_text())
-MEASURED = json.loads((ROOT / "src" / "idiolect" / "repro" / "measured.json").read_text())
+MEASURED = json.loads(
+    (ROOT / "src" / "idiolect" / "experiment" / "repro" / "measured.json").read_text()
+)
 COMMON = {spec.name: spec for spec in dataclasses.fields(Method)}
 
 

@@ -10,13 +10,13 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from idiolect.repro import Item, Measured, Paper, items, papers
-from idiolect.repro.item import RULES
-from idiolect.repro.measured import Figure, figure, kept
+from idiolect.experiment.repro import Item, Measured, Paper, items, papers
+from idiolect.experiment.repro.item import RULES
+from idiolect.experiment.repro.measured import Figure, figure, kept
 
 ROOT = Path(__file__).resolve().parent.parent
 FIGURES = ROOT / "docs" / "reproduction" / "figures"
-KEPT = ROOT / "src" / "idiolect" / "repro" / "measured.json"
+KEPT = ROOT / "src" / "idiolect" / "experiment" / "repro" / "measured.json"
 PAGE = ROOT / "docs" / "reproduction" / "README.md"
 
 

@@ -16,17 +16,17 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from idiolect import tree
+from idiolect.core import tree
+from idiolect.core.client import Local
+from idiolect.core.method import Sent
+from idiolect.core.tree import Params, Tree
 from idiolect.experiment import jobs, load_experiment
-from idiolect.local import Local
-from idiolect.method import Sent
+from idiolect.experiment.train import train
 from idiolect.methods import Portfolio
+from idiolect.methods.personalise import choosing, pooling
+from idiolect.methods.personalise.choosing import Blend
+from idiolect.methods.personalise.pooling import Told
 from idiolect.methods.portfolio import Settled
-from idiolect.personalise import choosing, pooling
-from idiolect.personalise.choosing import Blend
-from idiolect.personalise.pooling import Told
-from idiolect.runner.train import train
-from idiolect.tree import Params, Tree
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,14 +7,14 @@ import pytest
 import torch
 
 import worlds
-from idiolect import tree
-from idiolect.aggregate import Aggregated
+from idiolect.aggregation import Krum, Mean, Median
+from idiolect.aggregation.aggregator import Aggregated
+from idiolect.core import tree
+from idiolect.core.method import Method, Report
+from idiolect.core.wrap import Served, Wrapper
 from idiolect.errors import MethodError
 from idiolect.experiment import jobs, parse_experiment
-from idiolect.method import Method, Report
 from idiolect.methods import METHODS, FedAvg, LocalOnly
-from idiolect.robust import Krum, Mean, Median
-from idiolect.wrapper import Served, Wrapper
 from test_laws import made
 
 TIGHT = 1e-9

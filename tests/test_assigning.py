@@ -12,12 +12,12 @@ from torch import nn
 import idiolect
 import tiny
 import worlds
-from idiolect import checkpoint
+from idiolect.core import checkpoint
 from idiolect.errors import ConfigError
 from idiolect.experiment import jobs, load_experiment, parse_experiment
-from idiolect.experiment.networks import architectures
-from idiolect.experiment.networks import networks as networks_of
-from idiolect.experiment.outside import CLOSED
+from idiolect.experiment.build_networks import architectures
+from idiolect.experiment.build_networks import networks as networks_of
+from idiolect.experiment.untrusted import CLOSED
 from idiolect.models import DNN, MLR, LeNet5, ResNet18
 from idiolect.results.models import fill, load_model
 

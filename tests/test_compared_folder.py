@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from idiolect.analysis.report import material
+from idiolect.analysis.report.sections import coefficients, fairness, headline, traffic
 from idiolect.cli import app
-from idiolect.report import material
-from idiolect.report.sections import coefficients, fairness, headline, traffic
 from idiolect.results import document, tables, trace
 
 TOML = """

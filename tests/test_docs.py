@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from idiolect.experiment.repro.measured import kept
 from idiolect.methods import METHODS
-from idiolect.repro.measured import kept
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])

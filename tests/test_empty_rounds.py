@@ -5,13 +5,13 @@ import pytest
 import torch
 
 import worlds
-from idiolect import losses
-from idiolect.aggregate import Aggregated
+from idiolect.aggregation.aggregator import Aggregated
+from idiolect.aggregation.private_mean import Private
+from idiolect.core import losses
+from idiolect.core.method import Report
+from idiolect.engine import finite_reports
 from idiolect.errors import Diverged
-from idiolect.method import Report
 from idiolect.methods import METHODS, FedAvg, KTpFL
-from idiolect.privacy.rule import Private
-from idiolect.simulate import guard
 from test_laws import choose, every_federated_method, made
 
 PUBLIC = [name for name, kind in METHODS.items() if kind.public]
@@ -144,9 +144,9 @@ def broken_reports(method, state, params):
     rows = torch.arange(2)
     rows_of = {name: torch.stack([leaf, leaf]) for name, leaf in params.items()}
     reports = Report(rows_of, torch.full((2,), torch.nan))
-    bad = guard.broken(reports, None, 2, torch.device("cpu"))
+    bad = finite_reports.broken(reports, None, 2, torch.device("cpu"))
     assert bad.all()
-    return guard.guarded_step(method, state, rows, reports, bad)
+    return finite_reports.guarded_step(method, state, rows, reports, bad)
 
 
 def test_noise_hides_that_all_reports_were_broken():

@@ -1,7 +1,7 @@
 """A run of Portfolio: what its clients told is kept for newcomers and counted as traffic, once."""
 
 import tiny
-from idiolect import checkpoint
+from idiolect.core import checkpoint
 from idiolect.experiment import execute, parse_experiment
 
 METHODS = """

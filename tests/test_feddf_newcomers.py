@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import idiolect
-from idiolect import checkpoint
+from idiolect.core import checkpoint
 from idiolect.errors import ConfigError
 from idiolect.results import load_model
 

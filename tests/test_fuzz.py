@@ -9,13 +9,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save
 
-from idiolect import checkpoint
-from idiolect.deploy import codecs, hearing, wire
-from idiolect.deploy.codes import Refused
+from idiolect.core import checkpoint
+from idiolect.deploy import compression, final_messages, wire
+from idiolect.deploy.example_form import Form
 from idiolect.deploy.flare import kits
-from idiolect.deploy.form import Form
+from idiolect.deploy.refusals import Refused
 from idiolect.errors import IdiolectError
-from idiolect.experiment.project import load_project
+from idiolect.experiment.federation_file import load_project
 from idiolect.experiment.resolve import parse_experiment
 from idiolect.results import document
 
@@ -130,7 +130,7 @@ def test_any_tensors_are_decoded_or_refused(leaves, fill):
     told = {name: torch.full(shape, fill).to(dtype) for name, (shape, dtype) in leaves.items()}
     params = {"w": torch.zeros(2, 3), "b": torch.zeros(2)}
     form = {"params.w": params["w"], "params.b": params["b"], "size": torch.zeros(())}
-    for codec in (codecs.Half(), codecs.TopK(0.3, params), wire.PLAIN):
+    for codec in (compression.Half(), compression.TopK(0.3, params), wire.PLAIN):
         try:
             wire.fitted(form, wire.unpack(save(told, {"m": '[1,"yes",{}]'})).leaves, codec)
         except Refused:
@@ -148,7 +148,7 @@ def test_any_form_and_any_sums_are_read_or_refused(told, key):
             pass
     for one in (told, {"x": told}):
         try:
-            hearing.read(one)
+            final_messages.read(one)
         except Refused:
             pass
 

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 import idiolect
-from idiolect import tree
+from idiolect.core import tree
+from idiolect.core.client import Network
 from idiolect.experiment import load_experiment
-from idiolect.experiment.networks import listed
-from idiolect.local import Network
+from idiolect.experiment.build_networks import listed
 from idiolect.methods import METHODS
 from idiolect.models import MODELS
 from idiolect.results import trace

@@ -14,11 +14,11 @@ import pytest
 import torch
 
 import worlds
-from idiolect import tree
-from idiolect.local import Network
-from idiolect.method import Sent
+from idiolect.core import tree
+from idiolect.core.client import Network
+from idiolect.core.method import Sent
+from idiolect.core.tree import Tree
 from idiolect.methods import METHODS
-from idiolect.tree import Tree
 
 TIGHT = 1e-9
 SITS_OUT = 3  # a client that the chosen cohorts below leave out

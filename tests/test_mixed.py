@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 import worlds
-from idiolect import tree
+from idiolect.core import tree
+from idiolect.engine.architecture import Architecture
 from idiolect.errors import MethodError
 from idiolect.methods import METHODS
-from idiolect.simulate.architecture import Architecture
 from test_laws import TIGHT, choose, made
 
 MIXED = [name for name, kind in METHODS.items() if kind.public or name == "local"]

@@ -11,11 +11,11 @@ from torch.nn import functional
 from typer.testing import CliRunner
 
 import idiolect
-from idiolect import checkpoint
 from idiolect.cli import app
+from idiolect.core import checkpoint
+from idiolect.core.method import Sent
 from idiolect.data import federate, normalised, read
 from idiolect.errors import CheckpointError, ConfigError, DataError, MethodError
-from idiolect.method import Sent
 from idiolect.methods import METHODS, FedAvg
 from idiolect.results import load_model, scaling
 from idiolect.results.models import fill

@@ -10,14 +10,14 @@ from typer.testing import CliRunner
 import worlds
 from idiolect import fit
 from idiolect.cli import app
+from idiolect.engine.architecture import Architecture
+from idiolect.engine.backend import Backend
+from idiolect.engine.rounds import Simulation
+from idiolect.experiment.job import Evaluate, Job
+from idiolect.experiment.train import train
 from idiolect.methods import METHODS, Ditto, LocalOnly
 from idiolect.results import participation
 from idiolect.results.document import document
-from idiolect.runner.job import Evaluate, Job
-from idiolect.runner.train import train
-from idiolect.simulate.architecture import Architecture
-from idiolect.simulate.backend import Backend
-from idiolect.simulate.rounds import Simulation
 from test_laws import choose, made
 
 SERVED = [name for name, kind in METHODS.items() if not (kind.pooled or kind.alone)]

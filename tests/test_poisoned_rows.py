@@ -12,11 +12,10 @@ import pytest
 import torch
 
 import idiolect
-from idiolect import tree
+from idiolect.core import tree
 from idiolect.data import federate, load, normalised, read
-from idiolect.experiment import jobs, parse_experiment
+from idiolect.experiment import jobs, parse_experiment, train
 from idiolect.results import scaling
-from idiolect.runner import train
 
 SEEDS = (0, 1)
 TOML = """

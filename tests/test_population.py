@@ -12,7 +12,7 @@ import tiny
 from idiolect.data import federate, load
 from idiolect.errors import CheckpointError, ConfigError
 from idiolect.experiment import jobs, load_experiment, run
-from idiolect.runner.job import Evaluate
+from idiolect.experiment.job import Evaluate
 
 TOML = """
 name = "many"
@@ -107,7 +107,7 @@ def test_a_run_that_is_killed_goes_on(whole, tmp_path):
     process.send_signal(signal.SIGKILL)
     said = process.communicate()
     assert path.exists(), said
-    from idiolect.checkpoint import read
+    from idiolect.core.checkpoint import read
 
     reached = read(path)[1]["round"]
     rounds = [f"rounds={reached + 3}"]

@@ -5,11 +5,11 @@ import pytest
 from typer.testing import CliRunner
 
 import idiolect
+from idiolect.analysis.report import material
+from idiolect.analysis.report.sections import choices
 from idiolect.cli import app
 from idiolect.errors import MethodError
 from idiolect.methods import Portfolio
-from idiolect.report import material
-from idiolect.report.sections import choices
 from idiolect.results import document
 
 TOML = """

@@ -14,10 +14,10 @@ from typer.testing import CliRunner, Result
 from idiolect.cli import app
 from idiolect.errors import ConfigError
 from idiolect.experiment import load_experiment
-from idiolect.repro import Cell, Claim, Item, find, items, papers
-from idiolect.repro.item import RULES, experiments_folder
-from idiolect.repro.measured import Figure, figure, kept
-from idiolect.repro.run import name_of
+from idiolect.experiment.repro import Cell, Claim, Item, find, items, papers
+from idiolect.experiment.repro.item import RULES, experiments_folder
+from idiolect.experiment.repro.measured import Figure, figure, kept
+from idiolect.experiment.repro.run_item import name_of
 
 ROOT = Path(__file__).resolve().parent.parent
 MEASURED = {"run": {"ours": {"personal": Figure(80.0, 1.0)}, "theirs": {"personal": Figure(79, 1)}}}
@@ -174,7 +174,8 @@ def test_an_installed_package_brings_the_experiments(tmp_path: Path) -> None:
     subprocess.run(build, cwd=ROOT, capture_output=True, check=True)
     with zipfile.ZipFile(next(tmp_path.glob("*.whl"))) as wheel:
         wheel.extractall(tmp_path / "site")
-    code = "from idiolect.repro.item import experiments_folder as f; print(f() / 'demo.toml')"
+    home = "from idiolect.experiment.repro.item import experiments_folder as f"
+    code = f"{home}; print(f() / 'demo.toml')"
     told = subprocess.run(
         [sys.executable, "-c", code],
         cwd=tmp_path,

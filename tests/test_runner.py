@@ -11,14 +11,14 @@ import pytest
 import torch
 
 import tiny
-from idiolect import checkpoint, tree
+from idiolect.core import checkpoint, tree
+from idiolect.engine.callbacks import Silent
+from idiolect.engine.rounds import Simulation
 from idiolect.errors import CheckpointError, Diverged
-from idiolect.experiment import jobs, parse_experiment
+from idiolect.experiment import jobs, parse_experiment, run_methods, train
+from idiolect.experiment import run_state as memories
+from idiolect.experiment.run_methods import opened
 from idiolect.results import load_model
-from idiolect.runner import Silent, run, train
-from idiolect.runner import memory as memories
-from idiolect.runner.run import opened
-from idiolect.simulate.rounds import Simulation
 
 
 @pytest.fixture(autouse=True)
@@ -145,7 +145,7 @@ def test_whatever_ends_a_run_the_last_whole_round_is_kept(tmp_path, monkeypatch,
 def test_a_model_that_breaks_after_the_rounds_is_told_and_right_about_nothing(tmp_path):
     """A broken model's logits are NaN: no class is chosen, and its loss is no number."""
     ((job,), about) = made("methods.fedavg-ft.tune_lr=1e38", only=["FedAvg + FT"])
-    content = run([job], tmp_path, about)
+    content = run_methods([job], tmp_path, about)
     found = content["methods"]["FedAvg + FT"]
     assert any("personal model" in text and "no finite" in text for text in found["notices"])
     assert not any("global model" in text for text in found["notices"])
@@ -157,7 +157,7 @@ def test_a_model_that_breaks_after_the_rounds_is_told_and_right_about_nothing(tm
 
 def test_the_result_holds_the_validation_curves_of_every_seed(tmp_path):
     prepared, about = made("evaluate.every=3", only=["FedAvg"])
-    content = run(prepared, tmp_path, about)
+    content = run_methods(prepared, tmp_path, about)
     held = content["methods"]["FedAvg"]["curves"]
     outcome = train(prepared[0]).outcome
     assert held["rounds"] == [3, 6] and set(held["val"]) == {"global", "personal"}
@@ -205,7 +205,7 @@ def _poisoned(federation):
 
 def test_globals_and_models_are_kept_and_can_be_loaded(tmp_path):
     (job, *_), about = made("evaluate.keep_globals=true", only=["FedAvg"])
-    content = run([job], tmp_path, about)
+    content = run_methods([job], tmp_path, about)
     assert content["complete"]
     kept = sorted((tmp_path / "globals" / "FedAvg").iterdir())
     assert [path.name for path in kept] == [f"round-{n:04d}.safetensors" for n in range(1, 7)]
@@ -229,7 +229,7 @@ def test_a_test_curve_changes_nothing_but_the_metrics(tmp_path):
 def test_clients_that_never_took_part_are_told(tmp_path):
     """One client a round for two rounds: four of six or more; Local trains all without a server."""
     prepared, about = made("cohort=1", "rounds=2", only=["Local", "FedAvg"])
-    found = run(prepared, tmp_path, about)["methods"]
+    found = run_methods(prepared, tmp_path, about)["methods"]
     for label, seeds in (("Local", 0), ("FedAvg", 2)):
         told = [text for text in found[label]["notices"] if "took part in no round" in text]
         assert len(told) == seeds
@@ -303,7 +303,7 @@ def test_personal_state_is_on_disk_before_the_checkpoint_that_points_to_it(tmp_p
 def test_models_and_personal_state_are_for_their_owners_eyes_alone(tmp_path):
     """Whatever the umask: they tell of the data they were trained on."""
     jobs, about = made()
-    run(jobs[:1], tmp_path, about)
+    run_methods(jobs[:1], tmp_path, about)
     secret = [p for p in tmp_path.rglob("*") if p.suffix in (".safetensors", ".rows")]
     assert {p.relative_to(tmp_path).parts[0] for p in secret} >= {"checkpoints", "models"}
     assert {p.name: oct(p.stat().st_mode & 0o777) for p in secret} == {

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import worlds
-from idiolect import losses, tree
+from idiolect.core import losses, tree
 from idiolect.data import Federation
 from idiolect.data.text import SPECIAL, UNK, streams
 from idiolect.data.text.corpus import Stream

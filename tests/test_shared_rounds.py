@@ -9,12 +9,12 @@ import pytest
 import torch
 
 import tiny
-from idiolect import checkpoint
-from idiolect.experiment import jobs, parse_experiment
-from idiolect.method import setting
+from idiolect.core import checkpoint
+from idiolect.core.method import setting
+from idiolect.engine.architecture import Architecture
+from idiolect.engine.callbacks import Silent
+from idiolect.experiment import jobs, parse_experiment, run_methods, train
 from idiolect.methods import FedAvg, FedAvgFT, FedProx
-from idiolect.runner import Silent, run, train
-from idiolect.simulate.architecture import Architecture
 
 TOML = """
 name = "shared"
@@ -89,7 +89,7 @@ class Told(Silent):
 def test_shared_rounds_give_what_separate_runs_give_bit_for_bit(tmp_path):
     together, about = made()
     watch = Told()
-    content = run(together, tmp_path / "together", about, watch=watch)
+    content = run_methods(together, tmp_path / "together", about, watch=watch)
     assert watch.rounds == {"FedAvg": 4, "FedAvg + FT": 0, "PersFL": 4, "PersFL-GD": 0}
     for job in together:
         notices = content["methods"][job.label]["notices"]
@@ -124,12 +124,12 @@ def test_shared_rounds_give_what_separate_runs_give_bit_for_bit(tmp_path):
 @pytest.mark.parametrize("stop", DONORS)
 def test_killed_between_donor_and_taker_then_resumed_is_the_uninterrupted_run(tmp_path, stop):
     prepared, about = made()
-    whole = run(prepared, tmp_path / "whole", about)
+    whole = run_methods(prepared, tmp_path / "whole", about)
     with pytest.raises(SystemExit):
-        run(made()[0], tmp_path / "cut", about, watch=Told(stop))
+        run_methods(made()[0], tmp_path / "cut", about, watch=Told(stop))
     assert not json.loads((tmp_path / "cut" / "result.json").read_text())["complete"]
     watch = Told()
-    resumed = run(made()[0], tmp_path / "cut", about, resume=True, watch=watch)
+    resumed = run_methods(made()[0], tmp_path / "cut", about, resume=True, watch=watch)
     assert watch.rounds[DONORS[stop]] == watch.rounds[stop] == 0
     assert resumed["complete"] and resumed.keys() == whole.keys()
     assert tiny.findings(tmp_path / "cut") == tiny.findings(tmp_path / "whole")
@@ -142,7 +142,7 @@ def test_killed_between_donor_and_taker_then_resumed_is_the_uninterrupted_run(tm
 def test_what_is_not_alike_is_trained_apart(tmp_path, override):
     watch = Told()
     prepared, about = made(override)
-    run(prepared[:2], tmp_path, about, watch=watch)
+    run_methods(prepared[:2], tmp_path, about, watch=watch)
     assert watch.rounds["FedAvg + FT"] == prepared[1].rounds
     assert not any("shares the rounds" in text for text in watch.notes)
 

@@ -7,15 +7,15 @@ import numpy as np
 import torch
 from torch import nn
 
-from idiolect import tree
-from idiolect.batchnorm import BatchNorm
+from idiolect.core import tree
+from idiolect.core.batchnorm import BatchNorm
+from idiolect.core.client import Local, Network
 from idiolect.data import Dataset, Federation
-from idiolect.local import Local, Network
-from idiolect.simulate.architecture import Architecture
-from idiolect.simulate.backend import Backend, Ray
-from idiolect.simulate.plans import Book
-from idiolect.simulate.pools import Library
-from idiolect.simulate.rounds import Run, Simulation
+from idiolect.engine.architecture import Architecture
+from idiolect.engine.backend import Backend, Ray
+from idiolect.engine.batch_plan import BatchPlanner
+from idiolect.engine.data_pools import DataPools
+from idiolect.engine.rounds import Run, Simulation
 
 FEATURES, CLASSES = 4, 3
 PUBLIC = 8  # examples that everyone holds
@@ -112,9 +112,9 @@ def local(
     world: Federation, client: int, *, build=Normed, seed: int = 0, round: int = 0, initial=None
 ) -> Local:
     """Make what one client holds, alone, as a node of its own would."""
-    library = Library([world.lessons], torch.device("cpu"))
+    library = DataPools([world.lessons], torch.device("cpu"))
     member = library.members(0, seed, world.lessons)[client]
-    book = Book(library.pools, torch.device("cpu"))
+    book = BatchPlanner(library.pools, torch.device("cpu"))
     book.turn([member], round)
     networks = dict.fromkeys(("main", "auxiliary"), Network(build()))
     size = torch.tensor(float(len(member.rows["train"])))

@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from idiolect.api import Result as Result
     from idiolect.api import federation as federation
     from idiolect.api import fit as fit
+    from idiolect.core.method import Method as Method
     from idiolect.experiment import load_experiment as load_experiment
     from idiolect.experiment import run as run
     from idiolect.experiment.adapt import adapt as adapt
     from idiolect.experiment.compare import compare as compare
-    from idiolect.method import Method as Method
     from idiolect.methods import METHODS as METHODS
     from idiolect.models import MODELS as MODELS
     from idiolect.results import load_model as load_model
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "METHODS": "idiolect.methods",
     "MODELS": "idiolect.models",
-    "Method": "idiolect.method",
+    "Method": "idiolect.core.method",
     "Result": "idiolect.api",
     "adapt": "idiolect.experiment.adapt",
     "compare": "idiolect.experiment.compare",

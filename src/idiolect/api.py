@@ -10,22 +10,22 @@ from typing import Any
 import numpy as np
 from torch import nn
 
+from idiolect.core.method import Method
 from idiolect.data import SOURCES, Federation, federate, load, normalised, read
 from idiolect.data.cache import cache_root
+from idiolect.engine.architecture import Architecture, Build, bound
+from idiolect.engine.backend import Backend
+from idiolect.engine.callbacks import Watch
+from idiolect.engine.outcome import Outcome
 from idiolect.errors import ConfigError, DataError
-from idiolect.method import Method
+from idiolect.experiment.job import Evaluate, Job
+from idiolect.experiment.train import train
 from idiolect.methods import METHODS
 from idiolect.models import MODELS
 from idiolect.results import document, tables
 from idiolect.results.models import Deployed, fill, named_stacks, one_client
-from idiolect.results.outcome import Outcome
 from idiolect.results.participation import of_seed
 from idiolect.results.statistics import mean
-from idiolect.runner.job import Evaluate, Job
-from idiolect.runner.train import train
-from idiolect.runner.watch import Watch
-from idiolect.simulate.architecture import Architecture, Build, bound
-from idiolect.simulate.backend import Backend
 
 Model = str | nn.Module | Callable[..., nn.Module]
 

@@ -11,19 +11,27 @@ import torch
 from torch import nn
 from typer.testing import CliRunner
 
-from idiolect.bench import agreement, material, padding, peers, run, sides, workloads
-from idiolect.bench.run import Options, bench
+from idiolect.bench import (
+    agreement,
+    padding,
+    peers,
+    random_images,
+    run_benchmark,
+    sides,
+    workloads,
+)
+from idiolect.bench.run_benchmark import Options, bench
 from idiolect.bench.workloads import PflCNN, Workload
 from idiolect.cli import app
+from idiolect.engine.backend import Backend
 from idiolect.errors import ConfigError
 from idiolect.methods import FedAvg
-from idiolect.simulate.backend import Backend
 
 SHAPE = (1, 4, 4)
 
 
 def network():
-    return nn.Sequential(nn.Flatten(), nn.Linear(16, material.CLASSES))
+    return nn.Sequential(nn.Flatten(), nn.Linear(16, random_images.CLASSES))
 
 
 TINY = Workload("tiny", network, SHAPE, (12, 12, 7), FedAvg(batch=4, lr=0.1))
@@ -85,7 +93,7 @@ def test_one_part_that_fails_leaves_the_others_their_turn(tiny, monkeypatch, tmp
 def test_the_loop_trains_as_the_engine_does():
     """With one batch a client, order is nothing: both must average the same models."""
     work = replace(TINY, sizes=(8, 8), method=FedAvg(batch=8, lr=0.1))
-    fed = material.federation(work.sizes, SHAPE)
+    fed = random_images.federation(work.sizes, SHAPE)
     torch.manual_seed(0)
     start = network()
     work = replace(work, build=lambda: _copy(start))
@@ -110,7 +118,7 @@ def _copy(model):
 
 def test_padding_is_what_a_round_of_such_clients_has():
     sizes = [40, 37, 21, 20, 9, 9, 5, 3]
-    fed = material.federation(sizes, SHAPE)
+    fed = random_images.federation(sizes, SHAPE)
     work = replace(TINY, sizes=tuple(sizes))
     sim = sides.simulation(work, fed, Backend("vectorised", "cpu", width=len(sizes)))
     sim.advance()
@@ -135,8 +143,8 @@ def test_the_peers_network_has_its_number_of_parameters():
 
 def test_loops_take_fewer_clients_where_there_are_many():
     many = replace(TINY, sizes=(4,) * 100, cohort=60)
-    assert run._fewer(many, 5).sizes == (4,) * 5
-    assert run._fewer(many, 80).examples == many.examples == 240
+    assert run_benchmark._fewer(many, 5).sizes == (4,) * 5
+    assert run_benchmark._fewer(many, 80).examples == many.examples == 240
 
 
 def test_an_unknown_workload_is_one_line():

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from idiolect.experiment import federations, parse_experiment
-from idiolect.experiment.networks import architectures
-from idiolect.experiment.outside import CLOSED
+from idiolect.experiment.build_networks import architectures
+from idiolect.experiment.untrusted import CLOSED
 
 TEXT = (Path(__file__).parents[2] / "experiments" / "combinations" / "data.md").read_text()
 BLOCKS = re.findall(r"```toml\n(.*?)```", TEXT, re.S)

@@ -4,7 +4,7 @@ import time
 import numpy as np
 import pytest
 
-from idiolect.data import Exam, Federation, Lessons, same_clients
+from idiolect.data import Federation, TestData, TrainData, same_clients
 from idiolect.errors import ConfigError, DataError
 
 
@@ -28,7 +28,7 @@ def test_counts_and_names(two):
 
 def test_lessons_hold_no_test_row(two):
     lessons = two.lessons
-    assert isinstance(lessons, Lessons) and isinstance(two.exam, Exam)
+    assert isinstance(lessons, TrainData) and isinstance(two.exam, TestData)
     assert not hasattr(lessons, "test") and not hasattr(lessons, "exam")
     assert not hasattr(two.exam, "train")
     seen = set(np.concatenate(lessons.train + lessons.val).tolist())

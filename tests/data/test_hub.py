@@ -3,7 +3,7 @@ import hashlib
 import pytest
 from hubserver import serving
 
-from idiolect.data.hub import download, hub_url, recorded_digest
+from idiolect.data.download import download, hub_url, recorded_digest
 from idiolect.errors import DataError
 
 CONTENT = bytes(range(256)) * 4000

@@ -15,7 +15,7 @@ VIEW = "IDIOLECT_TEST_VIEW"  # names the file in which the server notes what it 
 
 def delay(kind, round, seconds):
     """Let this node's answer to one message wait, once it is made."""
-    from idiolect.deploy.child import Child
+    from idiolect.deploy.node_process import Child
 
     plain = Child.answer
 
@@ -30,7 +30,7 @@ def delay(kind, round, seconds):
 
 def note():
     """Let this server write down every message and every answer, however late."""
-    from idiolect.deploy.post import Post
+    from idiolect.deploy.messenger import Post
 
     plain = Post.once
 

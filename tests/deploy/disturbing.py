@@ -13,7 +13,7 @@ from pathlib import Path
 import federations as fed
 from running import ADMIN
 
-from idiolect import checkpoint
+from idiolect.core import checkpoint
 
 ROUNDS, NODES = 12, 3
 TOML = f"""name = "faults"

@@ -11,7 +11,7 @@ from idiolect.deploy import wire
 
 def die(kind, round):
     """Kill this process when nodes have just answered the first letters of a kind and round."""
-    from idiolect.deploy.post import Post
+    from idiolect.deploy.messenger import Post
 
     plain, mark = Post.ask, Path(os.environ[VIEW] + ".killed")
 

@@ -8,15 +8,15 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from idiolect import checkpoint
-from idiolect.deploy.host import Host
+from idiolect.core import checkpoint
 from idiolect.deploy.node import Node
-from idiolect.deploy.serve import post, serve
+from idiolect.deploy.serve_experiment import post, serve
+from idiolect.deploy.server_data import Host
 from idiolect.deploy.site import Site
 from idiolect.deploy.site_policy import UNLIMITED
 from idiolect.deploy.transport import Inside
 from idiolect.experiment import execute, parse_experiment
-from idiolect.experiment.visiting import travelling
+from idiolect.experiment.portable import travelling
 from idiolect.methods import METHODS
 
 TOML = """

@@ -80,7 +80,7 @@ class Replay:
 
 def install():
     """Make this process, a real node's, a liar: after one honest answer, one of each kind."""
-    from idiolect.deploy.child import Child
+    from idiolect.deploy.node_process import Child
 
     honest, replay = Child.answer, Replay()
     lies = itertools.chain(

@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-from idiolect.deploy.flare import job as jobs
+from idiolect.deploy.flare import flare_job as jobs
 from idiolect.deploy.flare.admin import Session
 from idiolect.deploy.flare.kits import read
 from idiolect.deploy.flare.tasks import Task

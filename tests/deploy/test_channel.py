@@ -10,8 +10,8 @@ from kitmaking import HOST, Maker
 from idiolect.deploy import channel as channels
 from idiolect.deploy import wire
 from idiolect.deploy.channel import NodeChannel, ServerChannel
-from idiolect.deploy.codes import Refused
 from idiolect.deploy.identity import Authority, Identity
+from idiolect.deploy.refusals import Refused
 from idiolect.deploy.transport import Inside
 
 SITES = [f"site-{n}" for n in range(4)]

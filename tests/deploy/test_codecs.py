@@ -4,10 +4,10 @@ import federations as fed
 import pytest
 import torch
 
-from idiolect import checkpoint
+from idiolect.core import checkpoint
 from idiolect.deploy import wire
-from idiolect.deploy.codecs import Half, TopK
-from idiolect.deploy.codes import Refused
+from idiolect.deploy.compression import Half, TopK
+from idiolect.deploy.refusals import Refused
 from idiolect.deploy.transport import Inside
 from idiolect.errors import ConfigError, MethodError
 

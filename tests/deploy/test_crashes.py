@@ -14,7 +14,7 @@ import federations as fed
 import pytest
 
 from idiolect.deploy import wire
-from idiolect.deploy.host import Host
+from idiolect.deploy.server_data import Host
 from idiolect.deploy.transport import Processes
 
 NODES, ROUNDS = 2, 3

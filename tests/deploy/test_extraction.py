@@ -11,7 +11,7 @@ from inverting import closeness, inverted, patients
 from running import ADMIN, CommandFailed, Running
 from test_limits import TOML, joined
 
-from idiolect import checkpoint
+from idiolect.core import checkpoint
 from idiolect.deploy.node import Node
 from idiolect.deploy.site import Site
 from idiolect.deploy.site_policy import UNLIMITED

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from running import ADMIN, MEMBER, CommandFailed, Running
 
-from idiolect.deploy.models import stored
+from idiolect.deploy.node_models import stored
 from idiolect.experiment import federations
 from idiolect.experiment.adapt import adapt
 from idiolect.results import load_model

@@ -7,13 +7,13 @@ import torch
 from test_newcomer_nodes import digits, trained, visited  # noqa: F401  (a fixture)
 from test_node import code, opening
 
-from idiolect import checkpoint, tree
-from idiolect.deploy import hearing, wire
-from idiolect.deploy.codes import Refused
+from idiolect.core import checkpoint, tree
+from idiolect.deploy import final_messages, wire
 from idiolect.deploy.node import Node
+from idiolect.deploy.refusals import Refused
 from idiolect.deploy.transport import Inside
-from idiolect.personalise.pooling import Told
-from idiolect.simulate.alone import Alone
+from idiolect.engine.client_runtime import Alone
+from idiolect.methods.personalise.pooling import Told
 
 SMALL = ("methods.Portfolio.tune_epochs=1", "methods.Portfolio.shares=[0.5]", "model.name=mlr")
 
@@ -156,6 +156,6 @@ def test_a_node_trains_its_candidates_once_for_what_it_is_sent(tmp_path, monkeyp
 
 def test_a_node_whose_numbers_are_none_adds_nothing_under_masks():
     good = {"a": torch.tensor([0.5, -1.0]), "b": torch.tensor(0.25)}
-    assert hearing.hidden(good).params["a"].tolist() == [0.5, -1.0]
+    assert final_messages.hidden(good).params["a"].tolist() == [0.5, -1.0]
     bad = {**good, "b": torch.tensor(1.5)}
-    assert all(not leaf.any() for leaf in hearing.hidden(bad).params.values())
+    assert all(not leaf.any() for leaf in final_messages.hidden(bad).params.values())

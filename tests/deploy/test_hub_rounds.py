@@ -10,8 +10,8 @@ from meddling import RUBBISH, Meddler, Replay
 
 from idiolect.cli.federating import run_on
 from idiolect.deploy import wire
-from idiolect.deploy.codes import Refused
-from idiolect.deploy.post import Ledger, Policy, Post
+from idiolect.deploy.messenger import Ledger, Policy, Post
+from idiolect.deploy.refusals import Refused
 from idiolect.deploy.transport import Inside
 from idiolect.errors import DeployError, MethodError
 

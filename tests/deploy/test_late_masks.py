@@ -13,8 +13,8 @@ from test_masks import values_of
 
 from idiolect.deploy import secure_aggregation as secure
 from idiolect.deploy import wire
-from idiolect.deploy.codes import Refused
-from idiolect.deploy.heads import rows_in, sum_of
+from idiolect.deploy.message_fields import rows_in, sum_of
+from idiolect.deploy.refusals import Refused
 from idiolect.deploy.shamir import SHARE
 from idiolect.deploy.transport import Inside
 

@@ -10,18 +10,18 @@ import pytest
 import torch
 from inverting import closeness, inverted, patients
 
-from idiolect.batches import Request
-from idiolect.deploy import limits, prints, wire
-from idiolect.deploy.codes import LIMITS, Refused
+from idiolect.core.batches import Request
+from idiolect.deploy import fingerprints, limits, wire
 from idiolect.deploy.node import Node
-from idiolect.deploy.serve import post, serve
+from idiolect.deploy.refusals import LIMITS, Refused
+from idiolect.deploy.serve_experiment import post, serve
 from idiolect.deploy.site import Site
 from idiolect.deploy.site_policy import SITE_TEXT, UNLIMITED, SitePolicy, read_site
 from idiolect.deploy.transport import Inside
 from idiolect.errors import ConfigError
 from idiolect.experiment import parse_experiment
-from idiolect.experiment.methods import made
-from idiolect.experiment.visiting import travelling
+from idiolect.experiment.build_methods import made
+from idiolect.experiment.portable import travelling
 from idiolect.version import VERSION
 
 TOML = """
@@ -64,7 +64,7 @@ def ask(node, kind, head=None, content=()):
 
 
 def opening(wanted, **changes):
-    methods = {t.label: prints.of_method(made(t)) for t in wanted.methods}
+    methods = {t.label: fingerprints.of_method(made(t)) for t in wanted.methods}
     head = {"run": "r1", "version": VERSION, "experiment": travelling(wanted), "methods": methods}
     return {**head, "clients": 2, "place": 0, "newcomer": False, "submitter": "", **changes}
 

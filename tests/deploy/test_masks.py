@@ -8,14 +8,14 @@ import pytest
 import torch
 from kitmaking import Maker
 
-from idiolect.deploy import masks, shamir, wire
+from idiolect.core.method import Report
+from idiolect.deploy import fixed_point, shamir, wire
 from idiolect.deploy import secure_aggregation as secure
-from idiolect.deploy.codes import Refused
-from idiolect.deploy.heads import sum_of
+from idiolect.deploy.message_fields import sum_of
 from idiolect.deploy.node import Node, _report
+from idiolect.deploy.refusals import Refused
 from idiolect.deploy.transport import Inside
 from idiolect.errors import ConfigError, DeployError, MethodError
-from idiolect.method import Report
 from idiolect.methods import METHODS
 
 MEANS = ["fedavg", "fedbn", "ditto"]
@@ -31,8 +31,8 @@ def test_the_sum_is_the_weighted_mean_to_the_fixed_point():
     """Each of n values is rounded by at most 2^-33, so the mean errs by n 2^-33 / sum of sizes."""
     sizes = [12.0, 5.0, 130.0, 1.0]
     reports = [report(n, size) for n, size in enumerate(sizes)]
-    values = [masks.fixed(one, len(sizes)) for one in reports]
-    found = masks.mean(np.sum(values, axis=0, dtype=np.uint64), reports[0])
+    values = [fixed_point.fixed(one, len(sizes)) for one in reports]
+    found = fixed_point.mean(np.sum(values, axis=0, dtype=np.uint64), reports[0])
     assert float(found.size) == sum(sizes)
     for name, leaf in found.params.items():
         exact = sum(s * r.params[name].double() for s, r in zip(sizes, reports, strict=True))
@@ -41,7 +41,7 @@ def test_the_sum_is_the_weighted_mean_to_the_fixed_point():
 
 def test_values_too_large_for_the_sum_are_refused():
     with pytest.raises(Refused) as caught:
-        masks.fixed(report(0, scale=1e9), 3)
+        fixed_point.fixed(report(0, scale=1e9), 3)
     assert caught.value.reason == "range"
 
 
@@ -107,7 +107,7 @@ ONE = ("rounds=1", "evaluate.every=1")
 def values_of(nodes, site):
     """What a node's kept report is in the ring: what the server must not find out."""
     ((_, drawer),) = nodes[site]._opened.desks.values()
-    return masks.fixed(_report(drawer.kept.report), 3)
+    return fixed_point.fixed(_report(drawer.kept.report), 3)
 
 
 def found_by_difference(transport, late, total, round=0):

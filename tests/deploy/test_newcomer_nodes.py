@@ -5,14 +5,14 @@ import numpy as np
 import pytest
 import torch
 
-from idiolect.deploy.models import stored
-from idiolect.deploy.newcomers import Wanted, offer, welcome
+from idiolect.deploy.model_use import predict
 from idiolect.deploy.node import Node
-from idiolect.deploy.serve import post
+from idiolect.deploy.node_models import stored
+from idiolect.deploy.serve_experiment import post
 from idiolect.deploy.site import Site
 from idiolect.deploy.site_policy import UNLIMITED
 from idiolect.deploy.transport import Inside
-from idiolect.deploy.using import predict
+from idiolect.deploy.welcoming import Wanted, offer, welcome
 from idiolect.errors import ConfigError, DataError, DeployError, MethodError
 from idiolect.experiment import federations
 from idiolect.experiment.adapt import adapt

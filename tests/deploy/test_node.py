@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from idiolect import checkpoint
-from idiolect.deploy import drawer, prints, wire
+from idiolect.core import checkpoint
+from idiolect.deploy import fingerprints, node_state, wire
 from idiolect.deploy.node import Node
 from idiolect.deploy.site import Site
-from idiolect.experiment.methods import made
-from idiolect.experiment.visiting import travelling
+from idiolect.experiment.build_methods import made
+from idiolect.experiment.portable import travelling
 from idiolect.version import VERSION
 
 
@@ -27,7 +27,7 @@ def code(message):
 
 
 def opening(wanted, **changes):
-    methods = {t.label: prints.of_method(made(t)) for t in wanted.methods}
+    methods = {t.label: fingerprints.of_method(made(t)) for t in wanted.methods}
     text = travelling(wanted)
     head = {"run": "r1", "version": VERSION, "experiment": text, "methods": methods}
     head["submitter"] = "lead@hub.org"
@@ -158,12 +158,12 @@ def test_damaged_or_foreign_state_is_refused(joined):
         node._opened.desks.clear()
         assert code(ask(node, "step", task(1), sent)) == "state"
     kept(home).write_bytes(content)
-    foreign = drawer.Owner("test", 1, "r1", "FedPer", 3)
+    foreign = node_state.Owner("test", 1, "r1", "FedPer", 3)
     path = foreign.folder(home) / kept(home).name
     path.parent.mkdir(parents=True)
     path.write_bytes(content)
     with pytest.raises(Exception, match="belongs to"):
-        drawer.Drawer(home, foreign, node._made(node._opened, "FedPer", 3)[0].personal)
+        node_state.Drawer(home, foreign, node._made(node._opened, "FedPer", 3)[0].personal)
 
 
 def test_scores_leave_and_the_model_stays(joined):
@@ -181,10 +181,10 @@ def test_scores_leave_and_the_model_stays(joined):
 
 
 def test_a_single_tensor_and_nothing_are_kept_too(tmp_path):
-    owner = drawer.Owner("f", 0, "r", "m", 0)
+    owner = node_state.Owner("f", 0, "r", "m", 0)
     for personal in (torch.tensor([1.0, 2.0]), ()):
         own = owner._replace(label=type(personal).__name__)
-        drawer.Drawer(tmp_path, own, personal).put(1, "q", personal, {"report": torch.ones(2)})
-        back = drawer.Drawer(tmp_path, own, personal).kept
+        node_state.Drawer(tmp_path, own, personal).put(1, "q", personal, {"report": torch.ones(2)})
+        back = node_state.Drawer(tmp_path, own, personal).kept
         assert back.round == 1 and np.array_equal(back.personal, personal)
         assert back.report["report"].equal(torch.ones(2))

@@ -15,25 +15,25 @@ from typer.testing import CliRunner
 
 from idiolect.cli import app
 from idiolect.data import PARTITIONS, SOURCES
-from idiolect.deploy import prints, wire
-from idiolect.deploy.child import Child
-from idiolect.deploy.host import Host
+from idiolect.deploy import fingerprints, wire
 from idiolect.deploy.isolation import isolated
+from idiolect.deploy.model_use import Personal
 from idiolect.deploy.node import Node
-from idiolect.deploy.serve import post, serve
+from idiolect.deploy.node_process import Child
+from idiolect.deploy.serve_experiment import post, serve
+from idiolect.deploy.server_data import Host
 from idiolect.deploy.site import Site
 from idiolect.deploy.site_policy import UNLIMITED
 from idiolect.deploy.transport import Inside
-from idiolect.deploy.using import Personal
 from idiolect.errors import ConfigError, DataError
 from idiolect.experiment import parse_experiment, run
 from idiolect.experiment.adapt import adapt
-from idiolect.experiment.methods import AGGREGATORS, made
-from idiolect.experiment.outside import WORDS, Reach
-from idiolect.experiment.visiting import travelling, visiting
+from idiolect.experiment.build_methods import AGGREGATORS, made
+from idiolect.experiment.portable import travelling, visiting
+from idiolect.experiment.untrusted import WORDS, Reach
 from idiolect.methods import METHODS
+from idiolect.methods.personalise import Combined
 from idiolect.models import MODELS
-from idiolect.personalise import Combined
 from idiolect.version import VERSION
 
 GOOD = """
@@ -329,9 +329,9 @@ def test_a_stored_models_module_is_imported_only_if_the_user_says_so(tmp_path, m
     wanted = parse_experiment(GOOD)
     text = travelling(wanted)
     site = Site("a", "test", tmp_path / "a", "embedded", client=0, policy=UNLIMITED)
-    digests = {"FedAvg": prints.of_method(made(wanted.methods[0]))}
+    digests = {"FedAvg": fingerprints.of_method(made(wanted.methods[0]))}
     fed.served(wanted, Inside({"a": Node(site), "b": Node(site_of(tmp_path))}), tmp_path / "hub")
-    from idiolect.deploy.models import stored
+    from idiolect.deploy.node_models import stored
 
     kept = stored(site.home)
     assert kept.about.experiment == text and digests
@@ -353,7 +353,7 @@ guard = pytest.importorskip("idiolect.deploy.flare.guard", reason="nvflare is no
 
 @pytest.fixture
 def job(tmp_path):
-    from idiolect.deploy.flare import job as jobs
+    from idiolect.deploy.flare import flare_job as jobs
     from idiolect.deploy.flare.tasks import Task
 
     folder = jobs.write(tmp_path / "job", Task("abc", ("site-0",), 1, 60, GOOD))
@@ -383,7 +383,9 @@ MORE = {
 }
 CHANGES = {
     "another class": lambda c: c["components"].append({"id": "e", "path": "subprocess.Popen"}),
-    "another path": lambda c: c["components"][0].update(path="idiolect.deploy.flare.job.Other"),
+    "another path": lambda c: c["components"][0].update(
+        path="idiolect.deploy.flare.flare_job.Other"
+    ),
     "a filter": lambda c: c["task_data_filters"].append({"tasks": ["*"]}),
     "another argument": argument(more=1),
     "FLARE's variables": argument(only=["{workspace}"]),

@@ -9,8 +9,8 @@ import pytest
 
 from idiolect.data import federate, fitted, normalised, read
 from idiolect.data.dataset import Moments, decoding, moments
-from idiolect.deploy.host import Host
 from idiolect.deploy.node import Node
+from idiolect.deploy.server_data import Host
 from idiolect.deploy.site import Site
 from idiolect.deploy.site_policy import UNLIMITED
 from idiolect.deploy.transport import Inside

@@ -10,12 +10,12 @@ from typer.testing import CliRunner
 from idiolect.cli import app
 from idiolect.data import read
 from idiolect.data.text import SPECIAL, encoded_as, hashed_words
-from idiolect.deploy.models import stored
+from idiolect.deploy.model_use import predict
 from idiolect.deploy.node import Node
+from idiolect.deploy.node_models import stored
 from idiolect.deploy.site import Site
 from idiolect.deploy.site_policy import UNLIMITED
 from idiolect.deploy.transport import Inside
-from idiolect.deploy.using import predict
 from idiolect.errors import ConfigError, DataError, DeployError
 from idiolect.experiment.adapt import adapt
 

@@ -7,9 +7,9 @@ import federations as fed
 import pytest
 
 from idiolect.deploy import ownership, wire
-from idiolect.deploy.newcomers import Wanted
+from idiolect.deploy.welcoming import Wanted
 from idiolect.errors import CheckpointError, ConfigError, DeployError
-from idiolect.experiment.visiting import travelling
+from idiolect.experiment.portable import travelling
 
 FIRST, SECOND = "first@hub.org", "second@hub.org"
 SETS = ("model.name=mlr", "rounds=1", "evaluate.every=1")
@@ -60,7 +60,7 @@ class Server:
 
     def job(self, submitter, *methods, run="r1", wanted=None, sets=SETS):
         """Do a job; return how it ended and what its submitter can fetch."""
-        from idiolect.deploy.flare.job import HubSide, base64
+        from idiolect.deploy.flare.flare_job import HubSide, base64
 
         text = travelling(fed.experiment(*methods, sets=sets)) if methods else ""
         coded = base64.b64encode(text.encode()).decode()
@@ -140,7 +140,7 @@ def test_an_experiment_that_does_not_fit_the_run_replaces_nothing(tmp_path):
 
 @needs_flare
 def test_the_submitter_is_read_from_the_engines_record(tmp_path):
-    from idiolect.deploy.flare.job import submitter_of
+    from idiolect.deploy.flare.flare_job import submitter_of
 
     meta = tmp_path / "meta.json"
     meta.write_text(json.dumps({"submitter_name": FIRST}))

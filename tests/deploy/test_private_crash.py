@@ -9,7 +9,7 @@ import pytest
 from running import Running
 from test_late_masks import patched
 
-from idiolect import checkpoint
+from idiolect.core import checkpoint
 
 pytestmark = [
     pytest.mark.faults,

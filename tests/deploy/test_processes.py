@@ -8,8 +8,8 @@ from pathlib import Path
 import federations as fed
 
 from idiolect.deploy import wire
-from idiolect.deploy.child import Child
 from idiolect.deploy.lock import held
+from idiolect.deploy.node_process import Child
 from idiolect.results import document
 
 
@@ -20,7 +20,7 @@ import sys, time
 sys.path[:0] = [{str(Path(__file__).parent)!r}]
 from pathlib import Path
 import federations as fed
-from idiolect.deploy.child import Child
+from idiolect.deploy.node_process import Child
 from idiolect.deploy import wire
 child = Child(fed.sites(Path({str(tmp_path)!r}), 1)[0])
 child.answer(wire.pack("dance"))

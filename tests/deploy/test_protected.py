@@ -8,13 +8,13 @@ import federations as fed
 import numpy as np
 import pytest
 
-from idiolect import checkpoint, tree
+from idiolect.core import checkpoint, tree
 from idiolect.deploy import wire
-from idiolect.deploy.post import Ledger, Policy, Post
-from idiolect.deploy.serve import post, serve, served_methods
+from idiolect.deploy.messenger import Ledger, Policy, Post
+from idiolect.deploy.serve_experiment import post, serve, served_methods
+from idiolect.engine import sampling
 from idiolect.errors import ConfigError, MethodError
-from idiolect.experiment.visiting import travelling
-from idiolect.simulate import sampling
+from idiolect.experiment.portable import travelling
 
 PARTS = 'personalise = [["ft"], ["fb", "ewc", "moe"]]\ntune_epochs = 1\nexpert_epochs = 1\n'
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from idiolect.deploy import secure_aggregation as secure
 from idiolect.deploy import shamir
-from idiolect.deploy.codes import Refused
+from idiolect.deploy.refusals import Refused
 from idiolect.deploy.sum_log import SumLog
 from idiolect.errors import DeployError
 

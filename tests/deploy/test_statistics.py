@@ -8,15 +8,15 @@ import torch
 from test_limits import FEDAVG, TOML, site
 
 from idiolect.data.dataset import Moments, decoding
-from idiolect.deploy import roster, statistics, wire
-from idiolect.deploy.codes import Refused
-from idiolect.deploy.form import Form
+from idiolect.deploy import handshake, joint_statistics, wire
+from idiolect.deploy.example_form import Form
+from idiolect.deploy.messenger import Answer
 from idiolect.deploy.node import Node
-from idiolect.deploy.post import Answer
-from idiolect.deploy.serve import post, serve
+from idiolect.deploy.refusals import Refused
+from idiolect.deploy.serve_experiment import post, serve
 from idiolect.deploy.transport import Inside
 from idiolect.experiment import parse_experiment
-from idiolect.experiment.visiting import travelling
+from idiolect.experiment.portable import travelling
 
 SETS = ('data.normalise="feature"', "rounds=6", "evaluate.every=6", "training.epochs=2")
 
@@ -92,16 +92,16 @@ def test_impossible_statistics_leave_their_site_out_and_the_run_goes_on(lie, tmp
 @pytest.mark.parametrize("lie", IMPOSSIBLE)
 def test_impossible_statistics_are_seen(lie):
     form = Form([12], "float32", ["a", "b"], False, [], None, False)
-    entry = roster.Entry("x", 0, "x", [[66, 22, 22]], form, "", "", 0, [""])
+    entry = handshake.Entry("x", 0, "x", [[66, 22, 22]], form, "", "", 0, [""])
     leaves = {"mean": torch.zeros(1, 12), "squares": torch.ones(1, 12) * 66}
 
     def answer(head, leaves):
         return Answer(wire.Message("yes", head, leaves), 0, 0)
 
     head = {"count": [66.0]}
-    roster._refuse_false_scale("x", answer(head, leaves), entry, 1)
+    handshake._refuse_false_scale("x", answer(head, leaves), entry, 1)
     with pytest.raises(Refused) as caught:
-        roster._refuse_false_scale("x", answer(*IMPOSSIBLE[lie](head, leaves)), entry, 1)
+        handshake._refuse_false_scale("x", answer(*IMPOSSIBLE[lie](head, leaves)), entry, 1)
     assert caught.value.reason == "statistics"
 
 
@@ -134,7 +134,7 @@ def test_sites_that_differ_honestly_are_joined_as_if_their_rows_lay_in_one_place
         "b": told([3.0, 9.0, 0.0], [2.0, 1.0, 0.0], 50),
         "c": told([-4.0, 0.0, 0.1], [1.0, 3.0, 0.3], 20),  # only here the last column varies
     }
-    found, far = statistics.joined(sites, robust=False)
+    found, far = joint_statistics.joined(sites, robust=False)
     plain = sites["a"].merged(sites["b"]).merged(sites["c"])
     assert far == []
     assert np.array_equal(found.mean, plain.mean) and np.array_equal(found.squares, plain.squares)
@@ -145,7 +145,7 @@ def test_fewer_than_half_move_a_robust_scaling_within_what_the_others_have(liars
     draw = np.random.default_rng(0)
     honest = {f"h{n}": told(draw.normal(size=4), 1 + draw.random(4)) for n in range(liars + 1)}
     lies = {f"l{n}": told(np.full(4, 1e9), np.full(4, 1e9)) for n in range(liars)}
-    found, _ = statistics.joined({**honest, **lies}, robust=True)
+    found, _ = joint_statistics.joined({**honest, **lies}, robust=True)
     shift, scale = decoding(found, "feature", as_bytes=False)
     means = np.stack([one.mean for one in honest.values()])
     assert np.all(shift <= means.max(0) + 1e-6) and np.all(shift >= means.min(0) - 1e-6)
@@ -155,8 +155,10 @@ def test_fewer_than_half_move_a_robust_scaling_within_what_the_others_have(liars
 def test_bytes_have_bounds():
     form = Form([1, 2, 2], "uint8", ["a", "b"], False, [], None, False)
     flat = np.full((1, 2, 2), 100.0)
-    statistics.refuse_impossible("x", Moments(10.0, flat, flat * 10), 10, form)
-    statistics.refuse_impossible("x", Moments(40.0, flat[:, :1, :1], flat[:, :1, :1]), 10, form)
+    joint_statistics.refuse_impossible("x", Moments(10.0, flat, flat * 10), 10, form)
+    joint_statistics.refuse_impossible(
+        "x", Moments(40.0, flat[:, :1, :1], flat[:, :1, :1]), 10, form
+    )
     for mean, squares in ((flat * 3, flat), (flat, flat * 1e7), (-flat, flat)):
         with pytest.raises(Refused):
-            statistics.refuse_impossible("x", Moments(10.0, mean, squares), 10, form)
+            joint_statistics.refuse_impossible("x", Moments(10.0, mean, squares), 10, form)

@@ -9,10 +9,10 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from idiolect import checkpoint
 from idiolect.cli import app
-from idiolect.deploy.models import stored
-from idiolect.deploy.using import Personal
+from idiolect.core import checkpoint
+from idiolect.deploy.model_use import Personal
+from idiolect.deploy.node_models import stored
 from idiolect.experiment import federations
 
 

@@ -8,9 +8,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from idiolect import tree
+from idiolect.core import tree
 from idiolect.deploy import wire
-from idiolect.deploy.codes import CODES, Refused
+from idiolect.deploy.refusals import CODES, Refused
 
 
 class Pair(NamedTuple):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from idiolect.local import Local
+from idiolect.core.client import Local
 
 
 @pytest.fixture(params=[False, True], ids=["a pass for each", "one pass for both"])

@@ -2,8 +2,8 @@
 
 import pytest
 
+from idiolect.engine.architecture import Architecture
 from idiolect.methods import Centralised, FedAvg
-from idiolect.simulate.architecture import Architecture
 from methods.tiny import LN9, Line, alike, close, pair, refuses, simulation
 
 CLIENTS = [[(2.0, 1), (1.0, 1)], [(-1.0, 0), (0.5, 0), (3.0, 1)], [(-2.0, 1)]]

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 import worlds
+from idiolect.core.method import Sent
+from idiolect.core.network import Network
 from idiolect.errors import ConfigError
-from idiolect.method import Sent
 from idiolect.methods import FedAvg, KTpFL, LocalOnly
-from idiolect.network import Network
 from methods.tiny import HIGH, Line, client, close, line, pair, plus, setup, sigmoid, slope
 
 PUBLIC = [(2.0, 0), (-1.0, 1)]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from idiolect.method import Sent
+from idiolect.core.method import Sent
 from idiolect.methods import Ditto, FedAvg, LocalOnly
 from methods.tiny import (
     HIGH,

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from idiolect.method import Report, Sent
+from idiolect.core.method import Report, Sent
 from idiolect.methods import FedAMP, HeurFedAMP, LocalOnly
 from methods.tiny import Line, client, close, line, pair, plus, refuses, setup, slope
 

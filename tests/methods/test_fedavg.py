@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from idiolect import tree
-from idiolect.method import Report, Sent, mean_report
+from idiolect.core import tree
+from idiolect.core.method import Report, Sent, mean_report
 from idiolect.methods import METHODS, FedAvg
 from methods.tiny import (
     HIGH,

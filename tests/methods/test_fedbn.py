@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from idiolect.core.method import Sent
+from idiolect.core.tree import Params
 from idiolect.errors import MethodError
-from idiolect.method import Sent
 from idiolect.methods import FedBN
-from idiolect.tree import Params
 from methods.tiny import Chain, Factor, Line, client, close, refuses, setup, sigmoid
 
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 import worlds
-from idiolect import tree
+from idiolect.core import tree
+from idiolect.core.method import Report, Sent
 from idiolect.errors import ConfigError
-from idiolect.method import Report, Sent
 from idiolect.methods import FedAvg, FedDF, PFedDF
 from methods.tiny import Line, client, close, line, pair, plus, setup, sigmoid, slope
 from test_mixed import TWO, Plain

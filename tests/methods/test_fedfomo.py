@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from idiolect.method import Sent
+from idiolect.core.method import Sent
 from idiolect.methods import FedFomo
 from idiolect.methods.fedfomo import Offer, Own, Shelf, Weighed
 from methods.tiny import HIGH, Line, client, close, line, pair, plus, refuses, setup, slope

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from idiolect.core.method import Sent
 from idiolect.errors import ConfigError
-from idiolect.method import Sent
 from idiolect.methods import FedMD, KTpFL
 from idiolect.methods.distilled import School, Soft
 from methods.tiny import Line, client, close, line, pair, setup, sigmoid

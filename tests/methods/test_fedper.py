@@ -5,9 +5,9 @@ import math
 import pytest
 import torch
 
-from idiolect import tree
+from idiolect.core import tree
+from idiolect.core.method import Sent
 from idiolect.errors import ConfigError
-from idiolect.method import Sent
 from idiolect.methods import FedAvg, FedPer
 from methods.tiny import Chain, Ordered, alike, client, close, refuses, setup
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from idiolect.method import Sent
+from idiolect.core.method import Sent
 from idiolect.methods import FedAvg, FedProx
 from methods.tiny import HIGH, LN9, alike, client, close, line, pair, plus, refuses
 

@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from idiolect import tree
-from idiolect.method import Sent
+from idiolect.core import tree
+from idiolect.core.method import Sent
 from idiolect.methods import FedAvg, FedRep
 from methods.tiny import Chain, alike, client, close, refuses, setup, sigmoid
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from idiolect.method import Sent
+from idiolect.core.method import Sent
 from idiolect.methods import FedAvg, FedAvgFT
 from methods.tiny import (
     HIGH,

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from idiolect.method import Sent
+from idiolect.core.method import Sent
 from idiolect.methods import FML, FedAvg, LocalOnly
 from methods.tiny import (
     HIGH,

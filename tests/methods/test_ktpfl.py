@@ -7,12 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import worlds
+from idiolect.aggregation.mixing_matrix import onto_simplex
 from idiolect.data import Federation, load
-from idiolect.matrix import onto_simplex
+from idiolect.engine.architecture import Architecture
 from idiolect.methods import KTpFL
 from idiolect.methods.distilled import School, Soft
 from idiolect.models import MODELS
-from idiolect.simulate.architecture import Architecture
 from methods.tiny import Line, close, refuses, setup
 
 SIZES = (3.0, 1.0, 2.0)

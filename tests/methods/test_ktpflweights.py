@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from idiolect.method import Report, Sent
+from idiolect.core.method import Report, Sent
 from idiolect.methods import KTpFLWeights
 from idiolect.methods.ktpflweights import Mixtures
 from methods.tiny import Line, client, close, line, pair, plus, setup, slope

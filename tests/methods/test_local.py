@@ -2,10 +2,10 @@
 
 import torch
 
-from idiolect.method import Sent
+from idiolect.core.method import Sent
+from idiolect.engine.architecture import Architecture
+from idiolect.engine.rounds import Traffic
 from idiolect.methods import LocalOnly
-from idiolect.simulate.architecture import Architecture
-from idiolect.simulate.rounds import Traffic
 from methods.tiny import (
     HIGH,
     LN9,

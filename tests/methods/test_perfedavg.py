@@ -2,8 +2,8 @@
 
 import pytest
 
+from idiolect.core.method import Sent
 from idiolect.errors import ConfigError
-from idiolect.method import Sent
 from idiolect.methods import FedAvg, PerFedAvg
 from methods.tiny import (
     LN9,

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from idiolect import losses, tree
-from idiolect.local import Pool
-from idiolect.method import Sent
+from idiolect.core import losses, tree
+from idiolect.core.client import Pool
+from idiolect.core.method import Sent
+from idiolect.engine.batch_layout import Member
+from idiolect.engine.batch_plan import BatchPlanner
 from idiolect.methods import FedAvg, FedAvgFT, PersFL
 from idiolect.methods.persfl import Student, Teacher
-from idiolect.simulate.dealing import Member
-from idiolect.simulate.plans import Book
 from methods.tiny import (
     HIGH,
     LN9,
@@ -326,7 +326,7 @@ def test_all_cells_see_the_same_batches() -> None:
     pool = Pool(
         torch.tensor([x for x, _ in examples]).double(), torch.tensor([y for _, y in examples])
     )
-    book = Book({"train": pool, "val": pool}, torch.device("cpu"))
+    book = BatchPlanner({"train": pool, "val": pool}, torch.device("cpu"))
     rows = np.arange(len(examples))
     book.turn([Member(0, 0, {"train": rows, "val": rows})], 0)
     method = PersFL(shares=(0.5, 0.5), temperatures=(2.0,), keep_grid=True, batch=2, distil_lr=0.5)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from idiolect.method import Sent
+from idiolect.core.method import Sent
 from idiolect.methods import PFedHN
 from idiolect.methods.pfedhn import Change, Hyper, Writer, written
 from methods.tiny import Line, client, close, line, pair, plus, refuses, setup, slope

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from idiolect import tree
+from idiolect.core import tree
+from idiolect.core.method import Report, Sent, mean_report
 from idiolect.errors import ConfigError
-from idiolect.method import Report, Sent, mean_report
 from idiolect.methods import PFedMe
 from methods.tiny import (
     HIGH,

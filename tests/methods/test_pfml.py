@@ -5,12 +5,12 @@ from itertools import pairwise
 import pytest
 import torch
 
-from idiolect import tree
+from idiolect.core import tree
+from idiolect.core.method import Report, Sent, mean_report
+from idiolect.engine.architecture import Architecture
 from idiolect.errors import MethodError
-from idiolect.method import Report, Sent, mean_report
 from idiolect.methods import PFML, FedAvg
 from idiolect.methods.pfml import Own
-from idiolect.simulate.architecture import Architecture
 from methods.tiny import (
     HIGH,
     LN9,

@@ -7,13 +7,13 @@ import pytest
 import torch
 
 import worlds
-from idiolect import tree
+from idiolect.core import tree
+from idiolect.core.method import Sent
 from idiolect.errors import ConfigError
-from idiolect.method import Sent
 from idiolect.methods import FedAvg, FedAvgFT, LocalOnly, PersFL, Portfolio
 from idiolect.methods.persfl import Teacher
+from idiolect.methods.personalise import Tuned
 from idiolect.methods.portfolio import KINDS, Kept
-from idiolect.personalise import Tuned
 from methods.tiny import LN9, client, line, pair, refuses
 
 ROUNDS = {"batch": 3, "lr": 0.1, "momentum": 0.5}

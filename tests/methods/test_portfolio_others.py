@@ -5,11 +5,11 @@ import pytest
 import torch
 
 import worlds
-from idiolect import tree
-from idiolect.method import Sent
+from idiolect.core import tree
+from idiolect.core.method import Sent
 from idiolect.methods import Portfolio
+from idiolect.methods.personalise.pooling import Told
 from idiolect.methods.portfolio import Kept
-from idiolect.personalise.pooling import Told
 from methods.tiny import LN9, client, line
 from test_laws import TIGHT
 

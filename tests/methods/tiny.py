@@ -21,16 +21,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from idiolect import tree
+from idiolect.core import tree
+from idiolect.core.client import Local, Network, Plan, Plans, Pool, Request
+from idiolect.core.method import Method, Setup
+from idiolect.core.tree import Params
 from idiolect.data.dataset import Dataset
-from idiolect.data.federation import Lessons
+from idiolect.data.federation import TrainData
+from idiolect.engine.architecture import Architecture
+from idiolect.engine.backend import Backend
+from idiolect.engine.rounds import Run, Simulation
 from idiolect.errors import ConfigError
-from idiolect.local import Local, Network, Plan, Plans, Pool, Request
-from idiolect.method import Method, Setup
-from idiolect.simulate.architecture import Architecture
-from idiolect.simulate.backend import Backend
-from idiolect.simulate.rounds import Run, Simulation
-from idiolect.tree import Params
 
 Examples = Sequence[tuple[float, int]]
 Pair = tuple[float, float]
@@ -241,7 +241,7 @@ def simulation(
         np.zeros(1, np.float32),
         np.ones(1, np.float32),
     )
-    lessons = Lessons(dataset, rows, rows, tuple(f"client {n}" for n in range(len(rows))))
+    lessons = TrainData(dataset, rows, rows, tuple(f"client {n}" for n in range(len(rows))))
     return Simulation(
         method,
         [Run(0, lessons.pooled() if pooled else lessons)],

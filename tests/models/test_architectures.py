@@ -6,9 +6,9 @@ from torch import nn
 from torch.nn import functional as F
 
 import worlds
-from idiolect.batchnorm import BatchNorm
+from idiolect.core.batchnorm import BatchNorm
+from idiolect.core.client import Network
 from idiolect.errors import ModelError
-from idiolect.local import Network
 from idiolect.methods import FedAvg
 from idiolect.models import MODELS, AlexNet, LeNet5, McMahanCNN, ResNet18, ShuffleNetV2, check
 from idiolect.models.layers import Pointwise, dividing

@@ -8,8 +8,8 @@ from torch import nn
 from torch.nn import functional as F
 
 import worlds
+from idiolect.core.client import Network
 from idiolect.errors import MethodError, ModelError
-from idiolect.local import Network
 from idiolect.methods import METHODS, FedAvg
 from idiolect.models import DNN, MLR, MODELS, LeNet5, McMahanCNN, check, group_norm_instead
 from idiolect.models.check import mappable

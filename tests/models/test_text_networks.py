@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.func import functional_call, grad, vmap
 
-from idiolect import losses
+from idiolect.core import losses
 from idiolect.errors import DataError
 from idiolect.models import LSTM, KimCNN, NextWord
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from pyarrow import parquet
 
+from idiolect.engine.outcome import Members, Outcome, Speed, Wire
 from idiolect.results import document, metrics
-from idiolect.results.outcome import Members, Outcome, Speed, Wire
 
 
 @pytest.fixture

@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 
 import tiny
-from idiolect.experiment import jobs, parse_experiment
-from idiolect.results.outcome import Members, Outcome, Speed, Wire
+from idiolect.engine.outcome import Members, Outcome, Speed, Wire
+from idiolect.experiment import jobs, parse_experiment, train
 from idiolect.results.reach import reached
-from idiolect.runner import train
 
 
 def outcome(curves, every=2):

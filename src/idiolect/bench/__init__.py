@@ -4,7 +4,7 @@ Needs torch and numpy alone, so that it runs wherever there is a device to measu
 `python -m idiolect.bench` is the same command.
 """
 
-from idiolect.bench.run import Options, bench
+from idiolect.bench.run_benchmark import Options, bench
 from idiolect.bench.workloads import WORKLOADS, Workload
 
 __all__ = ["WORKLOADS", "Options", "Workload", "bench"]

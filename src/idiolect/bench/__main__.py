@@ -5,7 +5,7 @@ import dataclasses
 import sys
 from pathlib import Path
 
-from idiolect.bench.run import Options, bench
+from idiolect.bench.run_benchmark import Options, bench
 from idiolect.errors import IdiolectError
 
 

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import torch
 
-from idiolect import tree
-from idiolect.bench.material import federation
+from idiolect.bench.random_images import federation
 from idiolect.bench.sides import simulation
 from idiolect.bench.workloads import Workload
-from idiolect.simulate.backend import Backend
+from idiolect.core import tree
+from idiolect.engine.backend import Backend
 
 ROUNDS = 4  # on CUDA: one eager, one captured, two replayed
 LARGEST = 1e-9  # difference in float64 that rounding explains

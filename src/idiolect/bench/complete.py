@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from idiolect.bench.material import CIFAR, CLASSES, like_cifar10
+from idiolect.bench.random_images import CIFAR, CLASSES, like_cifar10
 from idiolect.data import Dataset, federate, load
+from idiolect.engine.architecture import Architecture
+from idiolect.engine.backend import Backend
+from idiolect.engine.rounds import Run, Simulation
 from idiolect.errors import IdiolectError
 from idiolect.methods import PersFL
 from idiolect.models import LeNet5
-from idiolect.simulate.architecture import Architecture
-from idiolect.simulate.backend import Backend
-from idiolect.simulate.rounds import Run, Simulation
 
 SEEDS, ROUNDS, EVERY = 5, 50, 5
 ABOUT = "PersFL, LeNet-5, CIFAR-10 DS-1: 10 clients, 50 rounds, grid of 15 cells, 5 seeds"

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from idiolect.bench.clock import Measured, interleaved, on_cuda
-from idiolect.bench.material import CLASSES, MNIST, federation
+from idiolect.bench.random_images import CLASSES, MNIST, federation
 from idiolect.bench.sides import backends, simulation
 from idiolect.bench.workloads import WORKLOADS, Workload
 from idiolect.models import DNN, MLR

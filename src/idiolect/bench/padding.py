@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from idiolect.bench.material import like_cifar10
+from idiolect.bench.random_images import like_cifar10
 from idiolect.data import federate
-from idiolect.simulate.blocks import cut
-from idiolect.simulate.dealing import narrowed
+from idiolect.engine.batch_layout import narrowed
+from idiolect.engine.blocks import cut
 
 SEEDS, BATCH = 5, 128  # as in experiments/persfl
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from idiolect.bench.material import federation
+from idiolect.bench.random_images import federation
 from idiolect.bench.workloads import Workload
 
 

@@ -7,15 +7,15 @@ from typing import Any
 import numpy as np
 
 from idiolect.bench.clock import interleaved, on_cuda
-from idiolect.bench.material import CLASSES, MNIST, federation
+from idiolect.bench.random_images import CLASSES, MNIST, federation
 from idiolect.bench.sides import backends, simulation
 from idiolect.bench.workloads import WORKLOADS, Workload
 from idiolect.data import Federation, federate, load
+from idiolect.engine.architecture import Architecture
+from idiolect.engine.backend import Backend
+from idiolect.engine.rounds import Run, Simulation
 from idiolect.methods import FedPer
 from idiolect.models import LeNet5
-from idiolect.simulate.architecture import Architecture
-from idiolect.simulate.backend import Backend
-from idiolect.simulate.rounds import Run, Simulation
 
 _ROUNDS = {"cpu": 15, "cuda": 40}
 _SEEDS = {"cpu": 2, "cuda": 5}

@@ -10,9 +10,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from idiolect.bench.workloads import Workload
 from idiolect.data import Federation
-from idiolect.simulate.architecture import Architecture
-from idiolect.simulate.backend import Backend
-from idiolect.simulate.rounds import Run, Simulation
+from idiolect.engine.architecture import Architecture
+from idiolect.engine.backend import Backend
+from idiolect.engine.rounds import Run, Simulation
 
 Turn = Callable[[], None]
 

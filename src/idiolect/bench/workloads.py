@@ -6,11 +6,11 @@ from functools import partial
 
 from torch import Tensor, nn
 
-from idiolect.bench.material import CIFAR, CLASSES, MNIST
-from idiolect.method import Method
+from idiolect.bench.random_images import CIFAR, CLASSES, MNIST
+from idiolect.core.method import Method
+from idiolect.kernels.conv_relu_pool import conv_relu, conv_relu_pool
 from idiolect.methods import FedAvg, PFedMe
 from idiolect.models import DNN, MLR, LeNet5
-from idiolect.stacked.rectified import conv_relu, conv_relu_pool
 
 SIDES = ("plain loop", "sequential", "vectorised", "graph")
 

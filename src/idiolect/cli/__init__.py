@@ -8,10 +8,10 @@ from idiolect.cli import (
     adapting,
     benching,
     comparing,
-    data,
+    data_commands,
     federating,
-    methods,
-    privacy,
+    method_commands,
+    privacy_commands,
     reporting,
     reproducing,
     running,
@@ -37,9 +37,9 @@ app.command()(adapting.adapt)
 app.command()(reporting.report)
 app.command()(reproducing.repro)
 app.command()(benching.bench)
-app.command(name="methods")(methods.list_methods)
-app.add_typer(data.app, name="data")
-app.add_typer(privacy.app, name="privacy")
+app.command(name="methods")(method_commands.list_methods)
+app.add_typer(data_commands.app, name="data")
+app.add_typer(privacy_commands.app, name="privacy")
 app.add_typer(federating.app, name="federation")
 app.command()(federating.server)
 app.command()(federating.node)

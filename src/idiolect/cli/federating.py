@@ -46,7 +46,7 @@ def init(
 ) -> None:
     """Make a signed kit for the server, for every site and for every admin."""
     from idiolect.deploy.flare.kits import init as make
-    from idiolect.experiment.project import load_project
+    from idiolect.experiment.federation_file import load_project
 
     wanted = load_project(project)
     made = make(wanted, out or Path(f"{wanted.name}-kits"))
@@ -61,7 +61,7 @@ def init(
 def add(project: Annotated[Path, _PROJECT], out: Annotated[Path | None, _KITS] = None) -> None:
     """Make kits for members that were added to the file since; the others keep theirs."""
     from idiolect.deploy.flare.kits import add as make
-    from idiolect.experiment.project import load_project
+    from idiolect.experiment.federation_file import load_project
 
     wanted = load_project(project)
     made, told = make(wanted, out or Path(f"{wanted.name}-kits"))
@@ -83,7 +83,7 @@ def renew(
 ) -> None:
     """Make new certificates for some members; the others keep theirs."""
     from idiolect.deploy.flare.kits import renew as make
-    from idiolect.experiment.project import load_project
+    from idiolect.experiment.federation_file import load_project
 
     wanted = load_project(project)
     for folder in make(wanted, out or Path(f"{wanted.name}-kits"), member):
@@ -106,7 +106,7 @@ def server(
     from idiolect.data import SOURCES
     from idiolect.deploy.flare.kits import read
     from idiolect.deploy.flare.parents import keep_running
-    from idiolect.deploy.host import Host
+    from idiolect.deploy.server_data import Host
     from idiolect.deploy.site_policy import ServerPolicy, in_kit, read_server
 
     own = read(kit, "server")
@@ -229,17 +229,17 @@ def run_on(
     tell: Callable[[str], None] = say,
 ) -> Path:
     """Run an experiment on a federation: that of a kit, or one of processes on this machine."""
-    from idiolect.deploy.serve import served_methods
+    from idiolect.deploy.serve_experiment import served_methods
     from idiolect.experiment.build import refuse_unknown_labels
+    from idiolect.experiment.run_methods import opened
     from idiolect.results.models import folder_name
-    from idiolect.runner.run import opened
 
     refuse_unknown_labels(experiment, only)
     served_methods(experiment, only)  # what no federation can run is told before anyone is asked
     folder = out or Path("runs") / folder_name(experiment.name)
     with opened(folder, resume=resume):
         if place == "local":
-            from idiolect.deploy.local import run_local
+            from idiolect.deploy.single_machine import run_local
 
             return run_local(experiment, folder, only, tell)
         from idiolect.deploy.flare.admin import Run

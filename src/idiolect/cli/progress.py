@@ -8,9 +8,9 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
+from idiolect.engine.callbacks import Tick
+from idiolect.engine.outcome import Outcome
 from idiolect.errors import printable
-from idiolect.results.outcome import Outcome
-from idiolect.runner.watch import Tick
 
 _LINES = 10  # plain lines for each method
 

@@ -24,8 +24,8 @@ def report(
     json: Annotated[bool, typer.Option("--json", help="Print what was written as JSON.")] = False,
 ) -> None:
     """Write a report: one page that opens offline; with --files also SVG, CSV, Markdown, LaTeX."""
+    from idiolect.analysis.report import report as write
     from idiolect.cli.screen import print_json
-    from idiolect.report import report as write
 
     command = shlex.join(["idiolect", *sys.argv[1:]])
     written = write(list(runs), out, files=files, title=title, command=command)

@@ -11,12 +11,12 @@ from idiolect.cli.options import BACKEND, DATA, DEVICE, JSON, SET, machine
 
 if TYPE_CHECKING:
     from idiolect.experiment import Experiment
-    from idiolect.repro import Item, Measured, Paper
+    from idiolect.experiment.repro import Item, Measured, Paper
     from idiolect.results.document import Document
 
 
 def _complete(incomplete: str) -> Iterable[tuple[str, str]]:
-    from idiolect.repro import items
+    from idiolect.experiment.repro import items
 
     return [(n, item.title) for n, (_, item) in items().items() if n.startswith(incomplete)]
 
@@ -46,8 +46,8 @@ def repro(
     """List every table and figure of the papers with its status, or run one of them."""
     from idiolect.cli.screen import console, print_json
     from idiolect.errors import ConfigError
-    from idiolect.repro import find, items
-    from idiolect.repro.measured import kept
+    from idiolect.experiment.repro import find, items
+    from idiolect.experiment.repro.measured import kept
 
     measured, screen = kept(), console()
     if name is None:
@@ -94,7 +94,7 @@ def _run(
     from idiolect.cli.progress import watching
     from idiolect.cli.screen import console
     from idiolect.experiment import execute
-    from idiolect.repro.run import run
+    from idiolect.experiment.repro.run_item import run
 
     def one(experiment: "Experiment", folder: Path) -> "Document":
         # A run of several files goes on with whatever of them was begun.
@@ -118,7 +118,7 @@ def _overview(measured: "Measured") -> Any:
     from rich import box
     from rich.table import Table
 
-    from idiolect.repro import items
+    from idiolect.experiment.repro import items
 
     table = Table(box=box.SIMPLE_HEAD)
     for head in ("name", "what", "status"):
@@ -158,7 +158,7 @@ def _figures(item: "Item", measured: "Measured", fresh: "Measured | None") -> An
 def _described(
     paper: "Paper", item: "Item", measured: "Measured", fresh: "Measured | None" = None
 ) -> dict[str, Any]:
-    from idiolect.repro.item import RULES
+    from idiolect.experiment.repro.item import RULES
 
     cells = []
     for cell in item.cells:

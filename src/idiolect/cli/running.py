@@ -12,8 +12,8 @@ from idiolect.cli.guard import complain, debugging, guarded, interrupted
 from idiolect.cli.options import BACKEND, DATA, DEVICE, JSON, SET, machine
 
 if TYPE_CHECKING:
+    from idiolect.analysis.live import Address
     from idiolect.experiment import Experiment
-    from idiolect.live import Address
 
 # Heavy imports stand inside the commands, so that --help and completion answer at once.
 
@@ -52,8 +52,8 @@ def run(
     json: Annotated[bool, JSON] = False,
 ) -> None:
     """Run an experiment: train its methods, score every client, write the results."""
+    from idiolect.analysis.live import address
     from idiolect.experiment import load_experiment
-    from idiolect.live import address
 
     wanted = serve or serve_at is not None
     served = address(serve_at or "", anyone=serve_anyone) if wanted else None

@@ -30,8 +30,8 @@ def draw(
     json: Annotated[bool, JSON] = False,
 ) -> None:
     """Show who learns from whom, clients in the order of similarity; --svg draws it over time."""
-    from idiolect.checkpoint import write_whole
     from idiolect.cli.screen import console, print_json
+    from idiolect.core.checkpoint import write_whole
     from idiolect.results import drawing, trace
 
     found = trace.read(folder, method or _only(folder))

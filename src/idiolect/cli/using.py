@@ -29,17 +29,17 @@ def predict(
     trust_code: Annotated[bool, TRUST] = False,
 ) -> None:
     """Predict with this node's own model, on this node; nothing is sent anywhere."""
-    from idiolect.checkpoint import write_whole
     from idiolect.cli.adapting import numbers
-    from idiolect.deploy import using
-    from idiolect.deploy.models import home_of, stored
+    from idiolect.core.checkpoint import write_whole
+    from idiolect.deploy import model_use
+    from idiolect.deploy.node_models import home_of, stored
 
     given: dict[str, Any] = {"label": label, "text": text}
     given["size"] = None if size is None else numbers("--size", size, int, 2)
     options = {key: value for key, value in given.items() if value is not None}
     model = stored(home_of(node), method, seed)
-    found = using.predict(model, data, options, trust_code)
-    text = using.as_csv(found, model.form.classes, every)
+    found = model_use.predict(model, data, options, trust_code)
+    text = model_use.as_csv(found, model.form.classes, every)
     if out is None:
         print(text, end="")
     else:
@@ -60,8 +60,8 @@ def export(
     trust_code: Annotated[bool, TRUST] = False,
 ) -> None:
     """Write this node's own model for other programs: tensors, a torch.export program, or ONNX."""
-    from idiolect.deploy import using
-    from idiolect.deploy.models import home_of, stored
+    from idiolect.deploy import model_use
+    from idiolect.deploy.node_models import home_of, stored
 
-    using.export(stored(home_of(node), method, seed), out, trust_code)
+    model_use.export(stored(home_of(node), method, seed), out, trust_code)
     print(out)

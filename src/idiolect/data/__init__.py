@@ -2,7 +2,7 @@
 
 from idiolect.data.dataset import Dataset, fitted, normalised
 from idiolect.data.federate import federate
-from idiolect.data.federation import Exam, Federation, Lessons, same_clients, same_test
+from idiolect.data.federation import Federation, TestData, TrainData, same_clients, same_test
 from idiolect.data.own import read
 from idiolect.data.partition import PARTITIONS
 from idiolect.data.sources import SOURCES, load
@@ -11,9 +11,9 @@ __all__ = [
     "PARTITIONS",
     "SOURCES",
     "Dataset",
-    "Exam",
     "Federation",
-    "Lessons",
+    "TestData",
+    "TrainData",
     "federate",
     "fitted",
     "load",

@@ -15,7 +15,7 @@ _PARTS = ("train", "val", "test")
 
 
 @dataclass(frozen=True, eq=False)
-class Lessons:
+class TrainData:
     """What training code is handed: it cannot touch a test row, for it has none."""
 
     dataset: Dataset
@@ -29,7 +29,7 @@ class Lessons:
         """How many clients there are."""
         return len(self.names)
 
-    def pooled(self) -> Lessons:
+    def pooled(self) -> TrainData:
         """All clients as one: what a central server would train on."""
         return replace(
             self,
@@ -40,7 +40,7 @@ class Lessons:
 
 
 @dataclass(frozen=True, eq=False)
-class Exam:
+class TestData:
     """What the final metric is handed: the test rows of each client and nothing else."""
 
     dataset: Dataset
@@ -137,14 +137,14 @@ class Federation:
         return len(self.names)
 
     @property
-    def lessons(self) -> Lessons:
+    def lessons(self) -> TrainData:
         """The part that training may see."""
-        return Lessons(self.dataset, self.train, self.val, self.names, self.public)
+        return TrainData(self.dataset, self.train, self.val, self.names, self.public)
 
     @property
-    def exam(self) -> Exam:
+    def exam(self) -> TestData:
         """The part that only the final metric may see."""
-        return Exam(self.dataset, self.test, self.names, self.common, self.marked)
+        return TestData(self.dataset, self.test, self.names, self.common, self.marked)
 
     @property
     def columns(self) -> tuple[str, ...]:

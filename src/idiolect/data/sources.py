@@ -15,9 +15,9 @@ import numpy as np
 from idiolect.data.arrays import Rows
 from idiolect.data.cache import cache_key, cache_root, cached, file_digest
 from idiolect.data.dataset import Dataset, default_decoding, normalised
+from idiolect.data.download import download as fetch
+from idiolect.data.download import hub_url, recorded_digest
 from idiolect.data.embedded import load_embedded
-from idiolect.data.hub import download as fetch
-from idiolect.data.hub import hub_url, recorded_digest
 from idiolect.data.parquet import (
     class_names,
     decode_images,

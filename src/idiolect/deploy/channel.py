@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from idiolect.deploy import wire
-from idiolect.deploy.codes import Refused
 from idiolect.deploy.identity import NODE, SERVER, Authority, Identity, Signed
+from idiolect.deploy.refusals import Refused
 from idiolect.deploy.transport import Transport
 
 log = logging.getLogger("idiolect.channel")

@@ -12,30 +12,30 @@ from typing import Any
 import numpy as np
 import torch
 
-from idiolect import tree
+from idiolect.core import tree
+from idiolect.core.method import Method, Report, Sent
+from idiolect.core.tree import Tree
 from idiolect.data import Dataset
-from idiolect.data.federation import Exam
-from idiolect.deploy import codecs, masks, wire
-from idiolect.deploy.codes import CODES, LIMITS, Refused
-from idiolect.deploy.hearing import MOST_TOLD, Hearing, heard, heard_by_sum, hidden
-from idiolect.deploy.post import Answer, Post
-from idiolect.deploy.rehearsal import Rehearsal
-from idiolect.deploy.roster import Model, Roster
+from idiolect.data.federation import TestData
+from idiolect.deploy import compression, fixed_point, wire
+from idiolect.deploy.final_messages import MOST_TOLD, Hearing, heard, heard_by_sum, hidden
+from idiolect.deploy.handshake import Model, Roster
+from idiolect.deploy.message_templates import Rehearsal
+from idiolect.deploy.messenger import Answer, Post
+from idiolect.deploy.refusals import CODES, LIMITS, Refused
+from idiolect.deploy.report_update import stepped, stepped_by_kind, stepped_by_sum
 from idiolect.deploy.secure_aggregation import FEWEST
-from idiolect.deploy.stepping import stepped, stepped_by_kind, stepped_by_sum
-from idiolect.deploy.summing import GivenUp, summed
+from idiolect.deploy.secure_sum import GivenUp, summed
 from idiolect.deploy.wire import Message
+from idiolect.engine import sampling
+from idiolect.engine.architecture import Architecture, blank, refuse_unequal_states
+from idiolect.engine.evaluation import mixed
+from idiolect.engine.final_exchange import Sums
+from idiolect.engine.rounds import Round, Verdict
+from idiolect.engine.server_runtime import Serving
+from idiolect.engine.traffic import Traffic
 from idiolect.errors import ConfigError, DataError, DeployError, MethodError
 from idiolect.experiment.schema import Deployment
-from idiolect.method import Method, Report, Sent
-from idiolect.simulate import sampling
-from idiolect.simulate.architecture import Architecture, blank, refuse_unequal_states
-from idiolect.simulate.exchange import Sums
-from idiolect.simulate.judging import mixed
-from idiolect.simulate.rounds import Round, Verdict
-from idiolect.simulate.serving import Serving
-from idiolect.simulate.traffic import Traffic
-from idiolect.tree import Tree
 
 log = logging.getLogger("idiolect.hub")
 
@@ -68,8 +68,8 @@ class Hub:
         """`public`: the server's own examples under each seed, where its method needs some."""
         refuse_pooled(label, method)
         if deploy.secure:
-            masks.require()
-            masks.refuse_small(roster.clients if cohort is None else cohort, ConfigError)
+            fixed_point.require()
+            fixed_point.refuse_small(roster.clients if cohort is None else cohort, ConfigError)
             if draw != "fixed":
                 raise ConfigError(
                     f"draw is {draw!r}, which may draw fewer than {FEWEST} nodes, too few "
@@ -109,7 +109,7 @@ class Hub:
                 refuse_unequal_states(method, name, setups[0], other)
             if deploy.compress == "topk":
                 first = self._rehearsal.stand_ins[number][0]
-                codecs.refuse_unfit(label, deploy, first.form, first.step(first.form, 0)[0])
+                compression.refuse_unfit(label, deploy, first.form, first.step(first.form, 0)[0])
             self.states.append(method.init_server(setups[0]))
             if method.grouped:
                 self._servings.append(self._rehearsal.servings(number, known_public))
@@ -215,7 +215,9 @@ class Hub:
             self._refuse_few(cohort, reports)
             present, rows = sorted(reports), [reports[client] for client in sorted(reports)]
             if self._secure:
-                form = masks.contributed(self._method, self._rehearsal.form(present[0], "step"))
+                form = fixed_point.contributed(
+                    self._method, self._rehearsal.form(present[0], "step")
+                )
                 more = [0, 0]
                 try:
                     present, mean = self._summed(run, cohort, present, form, more)
@@ -351,7 +353,7 @@ class Hub:
         the others told.
         """
         head = {**self._head(run), **flags, **(hears.plain if hears else {})}
-        rule = masks.ruled(self._method) if self._secure and kind == "step" else None
+        rule = fixed_point.ruled(self._method) if self._secure and kind == "step" else None
         if rule is not None:
             head["bound"] = float(rule.by.longest(self.states[run].memory))
         letters, made = {}, {}
@@ -365,7 +367,7 @@ class Hub:
             if key not in made:
                 own = tree.map(lambda leaf, row=place: leaf[row : row + 1], sent.own)
                 whole = Sent(sent.shared, own, self._group(run, client))
-                made[key] = wire.pack(kind, {**head, **told}, whole, codecs.down(self._deploy))
+                made[key] = wire.pack(kind, {**head, **told}, whole, compression.down(self._deploy))
             letters[client] = made[key]
 
         def read(client: int, message: Message) -> Tree:
@@ -373,7 +375,9 @@ class Hub:
             hidden = kind == "step" and (self._secure or client not in (heard or ()))
             hidden |= kind == "tell" and self._secure
             form = () if hidden else self._rehearsal.form(client, kind, **flags)
-            codec = codecs.up(self._deploy, sent) if kind == "step" and not hidden else wire.PLAIN
+            codec = (
+                compression.up(self._deploy, sent) if kind == "step" and not hidden else wire.PLAIN
+            )
             content = wire.fitted(form, message.leaves, codec)
             if kind == "step":
                 wire.refuse_nonfinite(content)
@@ -389,7 +393,7 @@ class Hub:
             return
         rows = self._roster.sizes(0, run)[client]
         expected = torch.full_like(told, rows)
-        if isinstance(codec, codecs.Half):
+        if isinstance(codec, compression.Half):
             expected = expected.half().to(told.dtype)
         if not torch.equal(told, expected):
             raise Refused("sizes", f"a report of {told.tolist()} examples; {rows} when joining")
@@ -442,7 +446,7 @@ class Hub:
 
     def judge(
         self,
-        exams: Sequence[Exam] | None = None,
+        exams: Sequence[TestData] | None = None,
         *,
         only_global: bool = False,
         keep: bool = False,

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from idiolect.deploy.codes import Refused
+from idiolect.deploy.refusals import Refused
 from idiolect.errors import DeployError
 
 if TYPE_CHECKING:

@@ -10,18 +10,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from idiolect.batches import Request
-from idiolect.checkpoint import write_whole
+from idiolect.core.batches import Request
+from idiolect.core.checkpoint import write_whole
+from idiolect.core.method import Method, Plan
+from idiolect.core.wrap import Wrapper
 from idiolect.data.arrays import Rows
-from idiolect.deploy import prints
-from idiolect.deploy.codes import Refused
+from idiolect.deploy import fingerprints
+from idiolect.deploy.refusals import Refused
 from idiolect.deploy.site_policy import SitePolicy
 from idiolect.errors import IdiolectError
 from idiolect.experiment.build import cohort_size
-from idiolect.experiment.methods import made as made_method
+from idiolect.experiment.build_methods import made as made_method
 from idiolect.experiment.schema import Experiment
-from idiolect.method import Method, Plan
-from idiolect.wrapper import Wrapper
 
 _FILE = "releases.json"  # in a node's home
 _DAY = 86400.0  # seconds
@@ -193,7 +193,7 @@ def _refuse_open(policy: SitePolicy, experiment: Experiment, clients: int) -> di
         if not promised.get("meaningful"):
             raise Refused("require_privacy", f"{table.name} promises nothing worth the name")
         release = repr((table, rounds, experiment.seeds))  # the same again spends nothing more
-        spent[prints.of_bytes(release.encode())] = promised.get("epsilon") or math.inf
+        spent[fingerprints.of_bytes(release.encode())] = promised.get("epsilon") or math.inf
     _refuse_spent(policy, spent)
     return spent
 
@@ -263,7 +263,7 @@ class Releases:
             held = np.zeros(int(own.max(initial=-1)) + 1, bool)
             held[own] = True
             bits = np.packbits(held).tobytes()
-            name = f"{prints.of_bytes(bits)}.bits"
+            name = f"{fingerprints.of_bytes(bits)}.bits"
             for other in () if name in known else (*known.values(), *new.values()):
                 gap = _apart(bits, other)
                 if 0 < gap < self.policy.min_examples:

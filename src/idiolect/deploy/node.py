@@ -12,24 +12,24 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from idiolect import tree
-from idiolect.batches import Request
+from idiolect.core import tree
+from idiolect.core.batches import Request
+from idiolect.core.method import Report, Sent
+from idiolect.core.tree import Tree
 from idiolect.deploy import (
-    codecs,
-    hearing,
+    compression,
+    final_messages,
+    fingerprints,
+    fixed_point,
     limits,
-    masks,
-    models,
+    node_models,
     ownership,
-    prints,
     shamir,
     wire,
 )
 from idiolect.deploy import secure_aggregation as secure
-from idiolect.deploy.codes import Refused
-from idiolect.deploy.drawer import Drawer, Owner
-from idiolect.deploy.form import Form
-from idiolect.deploy.heads import (
+from idiolect.deploy.example_form import Form
+from idiolect.deploy.message_fields import (
     about,
     bound_of,
     get,
@@ -39,10 +39,15 @@ from idiolect.deploy.heads import (
     sample_of,
     sum_of,
 )
-from idiolect.deploy.holding import Holding, hold
+from idiolect.deploy.node_data import Holding, hold
+from idiolect.deploy.node_state import Drawer, Owner
+from idiolect.deploy.refusals import Refused
 from idiolect.deploy.site import Site
 from idiolect.deploy.sum_log import SumLog, digest_of
 from idiolect.deploy.wire import Message
+from idiolect.engine.backend import Backend
+from idiolect.engine.client_runtime import Alone, Place
+from idiolect.engine.final_exchange import Sums
 from idiolect.errors import (
     CheckpointError,
     ConfigError,
@@ -51,13 +56,8 @@ from idiolect.errors import (
     IdiolectError,
     ModelError,
 )
-from idiolect.experiment.methods import made as made_method
-from idiolect.experiment.networks import networks
-from idiolect.method import Report, Sent
-from idiolect.simulate.alone import Alone, Place
-from idiolect.simulate.backend import Backend
-from idiolect.simulate.exchange import Sums
-from idiolect.tree import Tree
+from idiolect.experiment.build_methods import made as made_method
+from idiolect.experiment.build_networks import networks
 from idiolect.version import VERSION
 
 log = logging.getLogger("idiolect.node")
@@ -154,11 +154,11 @@ class Node:
         newcomer = get(head, "newcomer", bool)
         holding = hold(self._site, text, place, newcomer)
         for label, digest in get(head, "methods", dict).items():
-            own = prints.of_method(_method(holding, label))
+            own = fingerprints.of_method(_method(holding, label))
             if own != digest:
                 raise Refused("method", f"{label}: the hub's copy is {digest}, this one {own}")
             if holding.experiment.deploy.secure:
-                masks.refuse_unfit(label, _method(holding, label))
+                fixed_point.refuse_unfit(label, _method(holding, label))
         policy, clients = self._site.policy, get(head, "clients", int)
         sizes = [
             [len(part[0]) for part in (held.train, held.val, held.test)]
@@ -177,7 +177,7 @@ class Node:
             spent = limits.refuse_run(policy, holding.experiment, clients, sizes)
         run = get(head, "run", str)
         self._claim(run, get(head, "submitter", str))
-        division = prints.of_bytes(repr(holding.experiment.data).encode())
+        division = fingerprints.of_bytes(repr(holding.experiment.data).encode())
         self._releases.begin(run, holding.experiment.seeds, division, spent)
         if holding.seen is not None:
             self._releases.divide([held.train[0] for held in holding.federations])
@@ -191,7 +191,7 @@ class Node:
             "sizes": sizes,
             "least": [policy.min_sites, policy.min_cohort],
             "form": Form.of(holding.federations[0]).plain(),
-            "features": prints.of_form(holding.federations),
+            "features": fingerprints.of_form(holding.federations),
         }
         log.info("opened run %s as client %d: %s", run, holding.client, told["sizes"])
         if holding.seen is None:
@@ -249,7 +249,7 @@ class Node:
             done = work(sent, round, sample)
             if not secure:
                 return done
-            return masks.contribution(alone.method, sent, done[0], bound), done[1]
+            return fixed_point.contribution(alone.method, sent, done[0], bound), done[1]
 
         answer = self._once(message, blob, work)
         # A bystander's report stays here; one under masks leaves when all keys are known.
@@ -267,7 +267,7 @@ class Node:
     ) -> bytes:
         """Do what changes personal state, once; the same message again gets the same answer."""
         alone, drawer = self._desk(message)
-        round, request = get(message.head, "round", int), prints.of_bytes(blob)
+        round, request = get(message.head, "round", int), fingerprints.of_bytes(blob)
         kept = drawer.kept
         if kept.round == round + 1 and kept.request == request:
             log.info("round %d was answered before; the answer is repeated", round + 1)
@@ -283,9 +283,9 @@ class Node:
             self._releases.count(self._of(message).run, "reports")
         told, left = tree.named(report), kept.left
         if told:
-            codec = codecs.up(self._of(message).holding.experiment.deploy, sent, left)
+            codec = compression.up(self._of(message).holding.experiment.deploy, sent, left)
             told = codec.encode({name: leaf.cpu() for name, leaf in told.items()})
-            left = dict(codec.left) if isinstance(codec, codecs.TopK) else left
+            left = dict(codec.left) if isinstance(codec, compression.TopK) else left
         drawer.put(round + 1, request, personal, told, left)
         alone.personal = personal
         log.info("round %d of %s is done", round + 1, message.head["label"])
@@ -297,7 +297,7 @@ class Node:
         opened.sum = None
         report = self._summand(message)
         # The same numbers, however many nodes there will be.
-        named = digest_of(masks.fixed(report, secure.FEWEST))
+        named = digest_of(fixed_point.fixed(report, secure.FEWEST))
         if opened.log is None:
             opened.log = SumLog(self._site.home / "sums.log")
         opened.log.check(named)
@@ -321,7 +321,7 @@ class Node:
         at.log.check(at.digest, sharing)
         boxes = rows_in(message, sharing, secure.BOX)
         boxes.pop(self._site.name, None)
-        hidden = at.participant.masked(masks.fixed(at.report, len(sharing)), boxes)
+        hidden = at.participant.masked(fixed_point.fixed(at.report, len(sharing)), boxes)
         at.log.masked(at.digest)
         return _yes(message, {"masked": torch.from_numpy(hidden.view("int64"))})
 
@@ -365,7 +365,7 @@ class Node:
             spoken = opened.spoken
             if spoken is None or spoken.about != about(message):
                 raise Refused("round", "this node has told nothing after that round")
-            return hearing.hidden(spoken.told)
+            return final_messages.hidden(spoken.told)
         if of != "step" or drawer.kept.round != get(message.head, "round", int) + 1:
             raise Refused("round", f"this node has done {drawer.kept.round} rounds")
         return _report(drawer.kept.report)
@@ -377,8 +377,10 @@ class Node:
         if not alone.method.tells:
             raise Refused("protocol", "this method tells nothing")
         told = self._spoken(message, alone, self._sent(alone, message)).told
-        if (count := sum(leaf.numel() for leaf in tree.leaves(told))) > hearing.MOST_TOLD:
-            raise Refused("structure", f"{count:,} numbers to tell, above {hearing.MOST_TOLD:,}")
+        if (count := sum(leaf.numel() for leaf in tree.leaves(told))) > final_messages.MOST_TOLD:
+            raise Refused(
+                "structure", f"{count:,} numbers to tell, above {final_messages.MOST_TOLD:,}"
+            )
         return _yes(message, () if self._of(message).secure else told)
 
     def _spoken(self, message: Message, alone: Alone, sent: Sent) -> _Spoken:
@@ -416,7 +418,7 @@ class Node:
             reason = alone.method.reason(tree.map(lambda leaf: leaf.cpu().numpy(), facts))
             if reason:
                 log.info("%s, seed %d, chose: %s", head["label"], head["seed"], reason)
-            about = models.About(
+            about = node_models.About(
                 opened.run,
                 head["label"],
                 head["seed"],
@@ -427,19 +429,19 @@ class Node:
                 reason,
             )
             held = opened.holding.federations[opened.holding.experiment.seeds.index(head["seed"])]
-            models.keep(self._site.home, about, held, opened.clients, kept)
+            node_models.keep(self._site.home, about, held, opened.clients, kept)
         return _yes(message, {"marks": marks, "facts": facts})
 
     def _others(self, message: Message, alone: Alone, sent: Sent) -> tuple[Sums | None, Tree]:
         """Return what the others told, if the hub says, and what this node would use without."""
         if "sums" not in message.head:
             return None, ()
-        sums = hearing.read(message.head["sums"])
+        sums = final_messages.read(message.head["sums"])
         if get(message.head, "newcomers", bool):  # it told nothing, so nothing of it is in there
             return sums, ()
         spoken = self._spoken(message, alone, sent)
         if get(message.head, "counted", bool):
-            sums = hearing.others(sums, spoken.told)
+            sums = final_messages.others(sums, spoken.told)
         return sums, spoken.deployed
 
     # Limits.
@@ -526,7 +528,7 @@ class Node:
 
     def _sent(self, alone: Alone, message: Message) -> Sent:
         """Check what the hub sent against what this method's servers send."""
-        codec = codecs.down(self._of(message).holding.experiment.deploy)
+        codec = compression.down(self._of(message).holding.experiment.deploy)
         guest = message.kind == "judge" and get(message.head, "newcomers", bool)
         form = alone.guest_form if guest else alone.form
         sent: Sent = wire.fitted(form, message.leaves, codec)

@@ -25,8 +25,8 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from idiolect.deploy import shamir
-from idiolect.deploy.codes import Refused
 from idiolect.deploy.identity import NODE, Authority, Identity, Signed
+from idiolect.deploy.refusals import Refused
 from idiolect.errors import DeployError
 
 FEWEST = 3  # of two nodes, each would know the other's report from the sum

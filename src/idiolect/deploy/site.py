@@ -10,7 +10,7 @@ from typing import Any
 from idiolect.deploy.site_policy import SitePolicy
 from idiolect.deploy.wire import LIMIT
 from idiolect.errors import DeployError
-from idiolect.experiment.outside import Reach
+from idiolect.experiment.untrusted import Reach
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from idiolect.errors import ConfigError
-from idiolect.experiment.checked import checked, signature_model
-from idiolect.experiment.reading import read_toml
-from idiolect.experiment.words import meant
+from idiolect.experiment.load import read_toml
+from idiolect.experiment.suggestions import meant
+from idiolect.experiment.validation import checked, signature_model
 from idiolect.methods import METHODS
 
 FILE = "policy.toml"  # in a kit

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from idiolect.checkpoint import write_whole
-from idiolect.deploy.codes import Refused
+from idiolect.core.checkpoint import write_whole
+from idiolect.deploy.refusals import Refused
 from idiolect.errors import IdiolectError
 
 _PENDING = "-"  # masked, and nobody has said yet who survived

@@ -4,9 +4,9 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from idiolect.deploy.child import Child
-from idiolect.deploy.codes import Refused
 from idiolect.deploy.node import Node
+from idiolect.deploy.node_process import Child
+from idiolect.deploy.refusals import Refused
 from idiolect.deploy.site import Site
 
 

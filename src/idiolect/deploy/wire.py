@@ -11,9 +11,9 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from idiolect import tree
-from idiolect.deploy.codes import CODES, Refused
-from idiolect.tree import Tree
+from idiolect.core import tree
+from idiolect.core.tree import Tree
+from idiolect.deploy.refusals import CODES, Refused
 
 PROTOCOL = 1
 LIMIT = 256 << 20  # bytes of a message, unless told otherwise

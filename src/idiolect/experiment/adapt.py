@@ -8,24 +8,24 @@ from typing import Any
 
 import numpy as np
 
-from idiolect.checkpoint import write_whole
+from idiolect.core.checkpoint import write_whole
+from idiolect.core.method import Method
 from idiolect.data import SOURCES, Dataset, Federation, federate
 from idiolect.errors import ConfigError, DataError
 from idiolect.experiment.build import loaded, machine
-from idiolect.experiment.methods import made
-from idiolect.experiment.networks import architectures, listed
-from idiolect.experiment.outside import CLOSED, Reach, admit, refuse_code
-from idiolect.experiment.reading import read_toml
+from idiolect.experiment.build_methods import made
+from idiolect.experiment.build_networks import architectures, listed
+from idiolect.experiment.load import read_toml
+from idiolect.experiment.newcomers import Adapted, Kept, adapted, kept
 from idiolect.experiment.resolve import completed
+from idiolect.experiment.run_methods import EXPERIMENT
 from idiolect.experiment.schema import Experiment, MethodTable, Network
-from idiolect.experiment.words import meant
-from idiolect.method import Method
+from idiolect.experiment.seed_parts import holding
+from idiolect.experiment.suggestions import meant
+from idiolect.experiment.untrusted import CLOSED, Reach, admit, refuse_code
 from idiolect.results import scaling
 from idiolect.results.document import Document, plain, versions
 from idiolect.results.models import folder_name, save_models
-from idiolect.runner.newcomers import Adapted, Kept, adapted, kept
-from idiolect.runner.parts import holding
-from idiolect.runner.run import EXPERIMENT
 
 
 def adapt(

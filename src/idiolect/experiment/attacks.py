@@ -7,15 +7,15 @@ from functools import partial
 import numpy as np
 from pydantic import create_model
 
+from idiolect.aggregation import MODEL_ATTACKS, Attack, Attacked
+from idiolect.aggregation.attacks import Replace
+from idiolect.core.method import Method
 from idiolect.data import Federation
 from idiolect.data.poison import attackers, backdoor, label_flip, unscored
 from idiolect.errors import ConfigError
-from idiolect.experiment.checked import checked, signature_model
 from idiolect.experiment.schema import AttackTable
-from idiolect.experiment.words import meant
-from idiolect.method import Method
-from idiolect.robust import MODEL_ATTACKS, Attack, Attacked
-from idiolect.robust.attacks import Replace
+from idiolect.experiment.suggestions import meant
+from idiolect.experiment.validation import checked, signature_model
 
 # Attacks on data may enlarge the updates as well; 0 enlarges until the mean is the attackers'.
 DATA_ATTACKS: dict[str, tuple[Callable[..., Federation], float]] = {

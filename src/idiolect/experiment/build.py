@@ -25,17 +25,17 @@ from idiolect.data.cache import cache_root
 from idiolect.data.dataset import with_classes
 from idiolect.data.public import alike, rows_of, without
 from idiolect.data.text import encoded_as, enlarged
+from idiolect.engine.architecture import Architecture
+from idiolect.engine.backend import Backend, Ray
 from idiolect.errors import ConfigError, DataError
 from idiolect.experiment.attacks import Wrap, attacked, with_common
-from idiolect.experiment.methods import made as made_method
-from idiolect.experiment.networks import architectures
-from idiolect.experiment.outside import Reach
+from idiolect.experiment.build_methods import made as made_method
+from idiolect.experiment.build_networks import architectures
+from idiolect.experiment.job import Evaluate, Job
 from idiolect.experiment.schema import Data, Experiment, MethodTable, Named, Public
-from idiolect.experiment.wordings import coded, reading
-from idiolect.experiment.words import meant
-from idiolect.runner.job import Evaluate, Job
-from idiolect.simulate.architecture import Architecture
-from idiolect.simulate.backend import Backend, Ray
+from idiolect.experiment.suggestions import meant
+from idiolect.experiment.text_options import coded, reading
+from idiolect.experiment.untrusted import Reach
 
 _PUBLIC = 5  # keeps the draw of public examples apart from other uses of the same seed
 

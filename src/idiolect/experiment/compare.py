@@ -6,23 +6,23 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from idiolect.checkpoint import write_whole
+from idiolect.analysis.comparison import ALPHA, Comparison
+from idiolect.analysis.comparison import compare as compared
+from idiolect.analysis.overall import overall
+from idiolect.analysis.paired_tests import stats
+from idiolect.core.checkpoint import write_whole
 from idiolect.data import Dataset
+from idiolect.engine.callbacks import Prefixed, Silent, Watch
 from idiolect.errors import DataError
-from idiolect.evaluate.comparison import ALPHA, Comparison
-from idiolect.evaluate.comparison import compare as compared
-from idiolect.evaluate.overall import overall
-from idiolect.evaluate.tests import stats
+from idiolect.experiment.compare_split import Split
 from idiolect.experiment.execute import written
 from idiolect.experiment.resolve import load_experiment
+from idiolect.experiment.run_methods import EXPERIMENT, opened
 from idiolect.experiment.schema import Experiment
-from idiolect.experiment.split import Split
 from idiolect.experiment.splits import divided
 from idiolect.results import document, participation
 from idiolect.results.document import Document, plain, versions
 from idiolect.results.models import folder_name
-from idiolect.runner.run import EXPERIMENT, opened
-from idiolect.runner.watch import Prefixed, Silent, Watch
 
 FILE = "comparison.json"
 

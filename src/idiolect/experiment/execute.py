@@ -5,22 +5,22 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from idiolect.checkpoint import write_whole
+from idiolect.analysis.live import Address, address
+from idiolect.analysis.report import report
+from idiolect.core.checkpoint import write_whole
+from idiolect.engine.callbacks import Silent, Watch
 from idiolect.errors import CheckpointError, ConfigError
 from idiolect.experiment.build import jobs, refuse_unknown_labels
 from idiolect.experiment.resolve import load_experiment
+from idiolect.experiment.run_methods import EXPERIMENT, opened
+from idiolect.experiment.run_methods import run as run_jobs
+from idiolect.experiment.run_state import first_difference
 from idiolect.experiment.schema import Experiment
 from idiolect.experiment.toml import dumps
-from idiolect.experiment.watched import watched
-from idiolect.live import Address, address
-from idiolect.report import report
+from idiolect.experiment.watchers import watched
 from idiolect.results import holdings, scaling
 from idiolect.results.document import Document
 from idiolect.results.models import folder_name
-from idiolect.runner.memory import first_difference
-from idiolect.runner.run import EXPERIMENT, opened
-from idiolect.runner.run import run as run_jobs
-from idiolect.runner.watch import Silent, Watch
 
 
 def run(

@@ -8,17 +8,17 @@ from pydantic import BaseModel
 
 from idiolect.data import PARTITIONS, SOURCES, read
 from idiolect.errors import ConfigError, DataError, IdiolectError
-from idiolect.experiment import wordings
+from idiolect.experiment import text_options
 from idiolect.experiment.attacks import complete
-from idiolect.experiment.checked import checked, everything, signature_model
-from idiolect.experiment.methods import aggregate, form, made, values
-from idiolect.experiment.networks import completed_network
-from idiolect.experiment.outside import OWN, Reach
-from idiolect.experiment.reading import Raw, parse_toml, read_toml, with_overrides
+from idiolect.experiment.build_methods import aggregate, form, made, values
+from idiolect.experiment.build_networks import completed_network
+from idiolect.experiment.load import Raw, parse_toml, read_toml, with_overrides
 from idiolect.experiment.schema import Data, Experiment, MethodTable, Named
-from idiolect.experiment.space import checked_tune
+from idiolect.experiment.search_space import checked_tune
 from idiolect.experiment.splits import distinct, with_splits
-from idiolect.experiment.words import meant
+from idiolect.experiment.suggestions import meant
+from idiolect.experiment.untrusted import OWN, Reach
+from idiolect.experiment.validation import checked, everything, signature_model
 from idiolect.methods import METHODS
 from idiolect.results.models import folder_name
 
@@ -75,7 +75,7 @@ def _data(data: D, where: str, reach: Reach, key: str) -> D:
         if reach.base is None:
             raise ConfigError(f"{where}: {key}.text.words: no path from outside is opened")
         path = reach.base / Path(data.text.words).expanduser()
-        words = wordings.listed(path, f"{where}: {key}.text")
+        words = text_options.listed(path, f"{where}: {key}.text")
         found["text"] = data.text.model_copy(update={"words": words})
     return data.model_copy(update=found)
 

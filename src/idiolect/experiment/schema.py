@@ -4,13 +4,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from idiolect.experiment.checked import STRICT
+from idiolect.experiment.validation import STRICT
 
 _OPEN = ConfigDict(extra="allow", frozen=True, strict=True)  # options are checked where they belong
 
 Count = Annotated[int, Field(ge=1)]
 Whole = Annotated[int, Field(ge=0)]
-Parts = tuple[str, ...]  # of `idiolect.personalise`, such as ("ft", "kd")
+Parts = tuple[str, ...]  # of `idiolect.methods.personalise`, such as ("ft", "kd")
 Share = Annotated[float, Field(gt=0, lt=1)]
 
 

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from idiolect.errors import MissingExtra
 from idiolect.experiment.schema import Range, Tune
-from idiolect.experiment.space import Settings, Space, listed, rounded
+from idiolect.experiment.search_space import Settings, Space, listed, rounded
 
 
 class Search(Protocol):

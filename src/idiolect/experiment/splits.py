@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from idiolect.errors import ConfigError
-from idiolect.experiment.reading import Raw
+from idiolect.experiment.load import Raw
 from idiolect.experiment.schema import Data, Experiment, Split
 from idiolect.results.models import folder_name
 

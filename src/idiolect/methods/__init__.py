@@ -1,6 +1,6 @@
 """Every method by name. A method joins the laws, the command line and the docs by being listed."""
 
-from idiolect.method import Method
+from idiolect.core.method import Method
 from idiolect.methods.apfl import APFL
 from idiolect.methods.centralised import Centralised
 from idiolect.methods.ditto import Ditto

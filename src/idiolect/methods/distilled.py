@@ -19,12 +19,12 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from idiolect import losses, tree
+from idiolect.aggregation.mixing_matrix import shares
+from idiolect.core import losses, tree
+from idiolect.core.client import Batch, Local
+from idiolect.core.method import Method, Sent, Setup, setting
+from idiolect.core.tree import Params, Tree
 from idiolect.errors import ConfigError
-from idiolect.local import Batch, Local
-from idiolect.matrix import shares
-from idiolect.method import Method, Sent, Setup, setting
-from idiolect.tree import Params, Tree
 
 
 class Soft(NamedTuple):

@@ -10,11 +10,11 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from idiolect import tree
-from idiolect.local import Batch, Local
-from idiolect.method import Report, Sent, Setup, setting
+from idiolect.core import tree
+from idiolect.core.client import Batch, Local
+from idiolect.core.method import Report, Sent, Setup, setting
+from idiolect.core.tree import Params, Tree
 from idiolect.methods.fedavg import FedAvg
-from idiolect.tree import Params, Tree
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,11 +27,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from idiolect import batchnorm, tree
-from idiolect.local import Batch, Local
-from idiolect.matrix import shares
-from idiolect.method import Method, Report, Sent, Setup, setting
-from idiolect.tree import Params, Tree
+from idiolect.aggregation.mixing_matrix import shares
+from idiolect.core import batchnorm, tree
+from idiolect.core.client import Batch, Local
+from idiolect.core.method import Method, Report, Sent, Setup, setting
+from idiolect.core.tree import Params, Tree
 
 
 class Cloud(NamedTuple):

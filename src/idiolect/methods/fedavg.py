@@ -9,10 +9,10 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from idiolect import tree
-from idiolect.local import Local
-from idiolect.method import Method, Report, Sent, alike, setting
-from idiolect.tree import Params, Tree
+from idiolect.core import tree
+from idiolect.core.client import Local
+from idiolect.core.method import Method, Report, Sent, alike, setting
+from idiolect.core.tree import Params, Tree
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,11 +20,11 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from idiolect import losses, optim, tree
+from idiolect.core import losses, optim, tree
+from idiolect.core.client import Batch, Local
+from idiolect.core.method import Method, Report, Sent, Setup, mean_report, setting
+from idiolect.core.tree import Params, Tree
 from idiolect.errors import ConfigError
-from idiolect.local import Batch, Local
-from idiolect.method import Method, Report, Sent, Setup, mean_report, setting
-from idiolect.tree import Params, Tree
 
 _CHECKED = 100  # steps from one look at what is held out to the next
 

@@ -22,10 +22,10 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from idiolect import batchnorm, tree
-from idiolect.local import Local
-from idiolect.method import Method, Sent, Setup, setting
-from idiolect.tree import Params, Tree
+from idiolect.core import batchnorm, tree
+from idiolect.core.client import Local
+from idiolect.core.method import Method, Sent, Setup, setting
+from idiolect.core.tree import Params, Tree
 
 
 class Shelf(NamedTuple):

@@ -13,11 +13,11 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from idiolect import losses
-from idiolect.local import Batch, Local
-from idiolect.method import setting
+from idiolect.core import losses
+from idiolect.core.client import Batch, Local
+from idiolect.core.method import setting
+from idiolect.core.tree import Params
 from idiolect.methods.distilled import Distilled
-from idiolect.tree import Params
 
 
 @dataclass(frozen=True, kw_only=True)

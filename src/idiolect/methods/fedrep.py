@@ -10,10 +10,10 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from idiolect.local import Batch, Local
-from idiolect.method import Report, Sent, setting
+from idiolect.core.client import Batch, Local
+from idiolect.core.method import Report, Sent, setting
+from idiolect.core.tree import Params
 from idiolect.methods.fedper import FedPer
-from idiolect.tree import Params
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,10 +7,10 @@ The greedy local adaptation that the personalisation papers compare with, for ex
 from dataclasses import dataclass
 from typing import ClassVar
 
-from idiolect.local import Local
-from idiolect.method import Method, Sent, setting
+from idiolect.core.client import Local
+from idiolect.core.method import Method, Sent, setting
+from idiolect.core.tree import Params, Tree
 from idiolect.methods.fedavg import FedAvg
-from idiolect.tree import Params, Tree
 
 
 @dataclass(frozen=True, kw_only=True)

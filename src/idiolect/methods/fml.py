@@ -10,14 +10,14 @@ from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 
-from idiolect import losses
-from idiolect.local import Batch, Local
-from idiolect.method import Report, Sent, Setup, setting
+from idiolect.core import losses
+from idiolect.core.client import Batch, Local
+from idiolect.core.method import Report, Sent, Setup, setting
+from idiolect.core.tree import Params, Tree
 from idiolect.methods.fedavg import FedAvg
+from idiolect.methods.personalise import mutual
+from idiolect.methods.personalise.mutual import Side
 from idiolect.methods.pfml import Global, Private, logits_of
-from idiolect.personalise import mutual
-from idiolect.personalise.mutual import Side
-from idiolect.tree import Params, Tree
 
 
 class Pair(NamedTuple):

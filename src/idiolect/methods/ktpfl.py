@@ -18,8 +18,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from idiolect.matrix import TINY, Matrix
-from idiolect.method import setting
+from idiolect.aggregation.mixing_matrix import TINY, Matrix
+from idiolect.core.method import setting
 from idiolect.methods.distilled import Distilled, Soft
 
 

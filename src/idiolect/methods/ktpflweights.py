@@ -20,11 +20,11 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from idiolect import batchnorm, tree
-from idiolect.local import Local
-from idiolect.matrix import Matrix, shares
-from idiolect.method import Report, Sent, Setup, setting
-from idiolect.tree import Params, Tree
+from idiolect.aggregation.mixing_matrix import Matrix, shares
+from idiolect.core import batchnorm, tree
+from idiolect.core.client import Local
+from idiolect.core.method import Report, Sent, Setup, setting
+from idiolect.core.tree import Params, Tree
 
 
 class Mixtures(NamedTuple):

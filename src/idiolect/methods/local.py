@@ -7,9 +7,9 @@ rounds × local epochs, whatever `cohort` says for the other methods.
 from dataclasses import dataclass
 from typing import ClassVar
 
-from idiolect.local import Local
-from idiolect.method import Method, Sent, Setup, setting
-from idiolect.tree import Params, Tree
+from idiolect.core.client import Local
+from idiolect.core.method import Method, Sent, Setup, setting
+from idiolect.core.tree import Params, Tree
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,12 +13,12 @@ from typing import ClassVar
 from torch import Tensor
 from torch.func import grad
 
-from idiolect import optim, tree
+from idiolect.core import optim, tree
+from idiolect.core.client import Batch, Local
+from idiolect.core.method import PLAIN_STEPS, Report, Sent, setting
+from idiolect.core.tree import Params, Tree
 from idiolect.errors import ConfigError
-from idiolect.local import Batch, Local
-from idiolect.method import PLAIN_STEPS, Report, Sent, setting
 from idiolect.methods.fedavg import FedAvg
-from idiolect.tree import Params, Tree
 
 
 @dataclass(frozen=True, kw_only=True)

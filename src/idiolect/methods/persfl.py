@@ -19,11 +19,11 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from idiolect import losses, tree
-from idiolect.local import Batch, Local
-from idiolect.method import Report, Sent, Setup, setting
+from idiolect.core import losses, tree
+from idiolect.core.client import Batch, Local
+from idiolect.core.method import Report, Sent, Setup, setting
+from idiolect.core.tree import Params, Tree
 from idiolect.methods.fedavg import FedAvg
-from idiolect.tree import Params, Tree
 
 
 class Teacher(NamedTuple):

@@ -19,14 +19,14 @@ from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 
-from idiolect import losses, tree
+from idiolect.core import losses, tree
+from idiolect.core.client import Batch, Local
+from idiolect.core.method import PLAIN_STEPS, Report, Sent, Setup, setting
+from idiolect.core.tree import Params, Tree
 from idiolect.errors import MethodError
-from idiolect.local import Batch, Local
-from idiolect.method import PLAIN_STEPS, Report, Sent, Setup, setting
 from idiolect.methods.fedavg import FedAvg
-from idiolect.personalise import mutual
-from idiolect.personalise.mutual import Side
-from idiolect.tree import Params, Tree
+from idiolect.methods.personalise import mutual
+from idiolect.methods.personalise.mutual import Side
 
 
 class Own(NamedTuple):

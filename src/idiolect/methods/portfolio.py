@@ -17,17 +17,24 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from idiolect import tree
+from idiolect.core import tree
+from idiolect.core.client import Local
+from idiolect.core.method import Report, Sent, Setup, setting
+from idiolect.core.tree import Params, Tree
 from idiolect.errors import ConfigError
-from idiolect.local import Local
-from idiolect.method import Report, Sent, Setup, setting
 from idiolect.methods.fedavg import FedAvg
 from idiolect.methods.persfl import Teacher, better, grid, no_teacher
-from idiolect.personalise import choosing, pooling
-from idiolect.personalise.adapting import Course, Ground, Terms, adapted, chosen, fisher
-from idiolect.personalise.choosing import Blend, Scores
-from idiolect.personalise.pooling import Told
-from idiolect.tree import Params, Tree
+from idiolect.methods.personalise import choosing, pooling
+from idiolect.methods.personalise.choosing import Blend, Scores
+from idiolect.methods.personalise.local_training import (
+    Course,
+    Ground,
+    Terms,
+    adapted,
+    chosen,
+    fisher,
+)
+from idiolect.methods.personalise.pooling import Told
 
 WORDS = {
     "local": "local model",

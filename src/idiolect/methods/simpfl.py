@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from idiolect.method import Setup, setting
+from idiolect.core.method import Setup, setting
 from idiolect.methods.distilled import Distilled, School, Soft
 
 

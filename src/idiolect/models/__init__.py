@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from torch import nn
 
-from idiolect.batchnorm import BatchNorm
+from idiolect.core.batchnorm import BatchNorm
 from idiolect.models.alexnet import AlexNet
 from idiolect.models.check import check, group_norm_instead, masked_batch_norm_instead
 from idiolect.models.images import LeNet5, McMahanCNN

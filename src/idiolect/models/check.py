@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
-from idiolect.batchnorm import BatchNorm
+from idiolect.core.batchnorm import BatchNorm
 from idiolect.errors import ModelError
 from idiolect.models.layers import dividing
 

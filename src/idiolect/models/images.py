@@ -2,9 +2,9 @@
 
 from torch import Tensor, nn
 
+from idiolect.kernels.conv_relu_pool import conv_relu_pool
+from idiolect.kernels.linear import linear_relu
 from idiolect.models.layers import Init, initialise
-from idiolect.stacked.linear import linear_relu
-from idiolect.stacked.rectified import conv_relu_pool
 
 
 class LeNet5(nn.Module):

@@ -5,7 +5,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from idiolect.batchnorm import BatchNorm
+from idiolect.core.batchnorm import BatchNorm
 from idiolect.errors import ModelError
 
 Norm = Literal["group", "batch"]

@@ -4,7 +4,7 @@ import math
 
 from torch import Tensor, nn
 
-from idiolect.stacked.linear import linear_relu
+from idiolect.kernels.linear import linear_relu
 
 
 class MLR(nn.Module):

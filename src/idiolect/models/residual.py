@@ -6,8 +6,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from idiolect.errors import ModelError
+from idiolect.kernels.group_norm import norm_relu
 from idiolect.models.layers import Norm, Pointwise, convolution, normalisation
-from idiolect.stacked.normalised import norm_relu
 
 Stem = Literal["small", "photograph"]
 

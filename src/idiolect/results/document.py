@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from idiolect.checkpoint import write_whole
+from idiolect.aggregation.guarantee import together
+from idiolect.core.checkpoint import write_whole
+from idiolect.engine.outcome import RIGHT, Outcome
 from idiolect.errors import DataError
-from idiolect.privacy.guarantee import together
 from idiolect.results import participation, statistics
 from idiolect.results.fairness import fairness
-from idiolect.results.outcome import RIGHT, Outcome
 from idiolect.results.reach import reached
 from idiolect.version import VERSION
 

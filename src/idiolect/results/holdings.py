@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import torch
 
-from idiolect import checkpoint
+from idiolect.core import checkpoint
 from idiolect.data.arrays import Rows
 from idiolect.data.federation import Federation
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from idiolect.results.outcome import Outcome, Scores, Speed
+from idiolect.engine.outcome import Outcome, Scores, Speed
 
 
 def of_seeds(outcome: Outcome, seeds: Sequence[int]) -> Outcome:

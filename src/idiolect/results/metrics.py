@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from idiolect.checkpoint import write_whole
-from idiolect.results.outcome import RIGHT, Outcome
+from idiolect.core.checkpoint import write_whole
+from idiolect.engine.outcome import RIGHT, Outcome
 
 FILE = "metrics.parquet"
 

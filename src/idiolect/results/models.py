@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor, nn
 
-from idiolect import checkpoint, tree
-from idiolect.batchnorm import learned
+from idiolect.core import checkpoint, tree
+from idiolect.core.batchnorm import learned
+from idiolect.core.tree import Tree
 from idiolect.errors import DataError, MethodError
-from idiolect.tree import Tree
 
 Deployed = Sequence[tuple[np.ndarray, Tree]]
 """Per architecture: its clients, and what they deploy, stacked on axis 0."""

@@ -4,8 +4,8 @@ from typing import Any
 
 import numpy as np
 
+from idiolect.engine.outcome import Outcome
 from idiolect.results import statistics
-from idiolect.results.outcome import Outcome
 
 TOLERANCE = 0.01  # one point of accuracy
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from idiolect import checkpoint
+from idiolect.core import checkpoint
 from idiolect.data.arrays import Floats
 from idiolect.data.dataset import Dataset, with_classes
 from idiolect.data.text import encoded_as

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from idiolect import checkpoint
+from idiolect.core import checkpoint
 from idiolect.errors import DataError
 from idiolect.results.models import folder_name
 

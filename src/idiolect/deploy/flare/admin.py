@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from idiolect.checkpoint import write_whole
+from idiolect.core.checkpoint import write_whole
 from idiolect.deploy.flare import require
 from idiolect.deploy.flare.kits import OUTCOME, RESULT, RETURNED, Kit
 from idiolect.deploy.flare.tasks import RUN_FILE, Task
@@ -285,7 +285,7 @@ class Run:
         return str(meta.get("submitter_name", "")) if isinstance(meta, dict) else ""
 
     def _submitted(self) -> str:
-        from idiolect.deploy.flare import job as jobs
+        from idiolect.deploy.flare import flare_job as jobs
 
         with tempfile.TemporaryDirectory() as scratch:
             folder = jobs.write(Path(scratch) / "job", self._task)

@@ -7,9 +7,9 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from idiolect.checkpoint import write_whole
+from idiolect.core.checkpoint import write_whole
 from idiolect.errors import ConfigError, DeployError
-from idiolect.experiment.project import Project
+from idiolect.experiment.federation_file import Project
 
 _STATE = "cert.json"  # what FLARE remembers of certificates
 _FILE = "root.json"  # what we keep of that: the authority's, and no member's

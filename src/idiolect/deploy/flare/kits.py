@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from idiolect.checkpoint import write_whole
+from idiolect.core.checkpoint import write_whole
 from idiolect.deploy import site_policy
 from idiolect.deploy.flare import require
 from idiolect.deploy.flare.authority import (
@@ -20,7 +20,7 @@ from idiolect.deploy.flare.authority import (
     read_root,
 )
 from idiolect.errors import ConfigError
-from idiolect.experiment.project import Project
+from idiolect.experiment.federation_file import Project
 from idiolect.experiment.toml import dumps
 
 FILE = "idiolect.toml"  # what a kit says about itself

@@ -21,7 +21,7 @@ SIGNED = (".__nvfl_sig.json", ".__nvfl_submitter.crt")
 
 LARGEST = 16 << 20  # bytes of a file; an experiment may carry a list of words
 
-_HERE = "idiolect.deploy.flare.job"
+_HERE = "idiolect.deploy.flare.flare_job"
 _RUNTIME = "nvflare.collab.runtime"
 
 

@@ -9,14 +9,14 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from idiolect.checkpoint import write_whole
+from idiolect.core.checkpoint import write_whole
 from idiolect.deploy.flare import require
 from idiolect.deploy.flare.kits import HOST_FILE, NODE_FILE, Kit, settle
 from idiolect.deploy.flare.layout import MODULES
 from idiolect.deploy.flare.tidy import environment
-from idiolect.deploy.host import Host
 from idiolect.deploy.isolation import isolated
 from idiolect.deploy.lock import held
+from idiolect.deploy.server_data import Host
 from idiolect.deploy.site import Site
 from idiolect.errors import DeployError
 

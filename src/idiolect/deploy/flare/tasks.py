@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from idiolect.deploy.flare.kits import Kit
-from idiolect.deploy.newcomers import Wanted
-from idiolect.deploy.post import Policy
+from idiolect.deploy.messenger import Policy
+from idiolect.deploy.welcoming import Wanted
 from idiolect.errors import ConfigError, DeployError
+from idiolect.experiment.portable import travelling
 from idiolect.experiment.schema import Experiment
-from idiolect.experiment.visiting import travelling
 
 RUN_FILE = "federation.json"  # in a run's folder: which run of which federation it is
 

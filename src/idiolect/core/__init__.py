@@ -1,0 +1,1 @@
+"""What everything stands on: trees, optimisers, losses, networks, one client, the contract."""

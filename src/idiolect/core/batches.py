@@ -1,0 +1,109 @@
+"""What a client's batches are, and how they are asked for: the words between data and methods."""
+
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from idiolect.kernels import gather
+
+
+class Batch(NamedTuple):
+    """Examples of one step; `weight` is 0 for padding, `row` is the place in the pool.
+
+    Where an example is a sequence with a label for each of its places, `y` and `weight` are
+    [example, place]: losses and means are then over labels, whichever example they belong to.
+
+    `place` is the place in the round's public examples, in the order in which `rows` gives them:
+    what a teacher's row is looked up by. Private examples have none.
+    """
+
+    x: Tensor
+    y: Tensor
+    weight: Tensor  # of the shape of y
+    row: Tensor
+    training: bool = False
+    place: Tensor | None = None
+
+
+class Pool(NamedTuple):
+    """Examples on the device; where they are stored as bytes, a batch is decoded when taken.
+
+    Runs may share examples and scale them differently (`several`): then `shift` and `inverse_scale`
+    have a row for each scaling, and row n is example n % len(x) decoded by scaling n // len(x).
+    """
+
+    x: Tensor
+    y: Tensor  # [example], or [example, place] with -1 where a place has no label
+    shift: Tensor | None = None  # None: stored as the network takes them
+    inverse_scale: Tensor | None = None
+    several: bool = False
+
+    def examples(self, rows: Tensor) -> Tensor:
+        """Return decoded examples."""
+        shift, factor = self.shift, self.inverse_scale
+        if self.several and shift is not None and factor is not None:
+            which, own = rows // len(self.x), rows % len(self.x)
+            return (self._taken(own).to(shift.dtype) - shift[which]) * factor[which]
+        if rows.is_cuda and shift is not None and factor is not None:
+            if gather.suits(self.x, shift, factor):
+                return gather.take(self.x, rows, shift, factor)
+        return self.decode(self._taken(rows))
+
+    def _taken(self, rows: Tensor) -> Tensor:
+        """Return examples as they are stored."""
+        if rows.is_cuda:
+            return self.x[rows]
+        # On a CPU an index copies number by number, and a lookup whole rows, mapped or not.
+        taken = nn.functional.embedding(rows, self.x.reshape(len(self.x), -1))
+        return taken.reshape(*rows.shape, *self.x.shape[1:])
+
+    def labels(self, rows: Tensor) -> Tensor:
+        """Return the labels of examples."""
+        return self.y[rows % len(self.y) if self.several else rows].to(torch.int64)
+
+    def decode(self, x: Tensor) -> Tensor:
+        """Turn stored examples of the first scaling into what the network takes."""
+        if self.shift is None or self.inverse_scale is None:
+            return x
+        if self.several:
+            return (x.to(self.shift.dtype) - self.shift[0]) * self.inverse_scale[0]
+        return (x.to(self.shift.dtype) - self.shift) * self.inverse_scale
+
+
+class Request(NamedTuple):
+    """Which batches client code asks for; equal requests of a round get equal batches."""
+
+    stream: str
+    batch: int
+    epochs: int
+    steps: int  # 0: as many as the epochs take
+    shuffled: bool
+    call: int
+    sample: int = 0  # of the public examples, drawn anew each round and alike for all; 0: all
+    ago: int = 0  # the sample of so many rounds before
+
+
+class Plan(NamedTuple):
+    """The batches of a block of clients; client code sees the row of its own slot."""
+
+    pool: Pool
+    rows: Tensor  # [client, step, example] of the pool
+    weight: Tensor  # [client, step, example] 1 for an example, 0 for padding
+    certain: int  # this many first steps hold examples for every client of the block
+    longest: int  # examples of the client that has most
+    places: Tensor | None = None  # like `rows`: places in the round's public examples
+
+
+class Plans(Protocol):
+    """Where plans come from: an engine that simulates a block, or a node with its own data."""
+
+    def ask(self, request: Request) -> Plan:
+        """Return the plan for a request; the same one if asked again in the same round."""
+
+    def keys(self) -> Tensor:
+        """Return each client's key for random numbers in this round: [client]."""
+
+    @property
+    def clients(self) -> int:
+        """How many clients of a block work side by side."""

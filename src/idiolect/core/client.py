@@ -1,0 +1,417 @@
+"""One client's data and the verbs that may touch it.
+
+A method never sees rows, order, padding or devices: it asks a `Local` to fold a step over batches
+(`scan`), to average over examples (`mean`) or to give one row per example (`rows`). Ragged clients
+are padded and masked here and nowhere else: a padded example has weight 0, and a step made of
+padding alone leaves the carry as it was.
+"""
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import grad
+
+from idiolect.core import batchnorm, losses, tree
+from idiolect.core.batches import Batch, Plan, Plans, Pool, Request
+from idiolect.core.graph_scan import Folder
+from idiolect.core.network import Network
+from idiolect.core.optim import Optimiser
+from idiolect.core.randomness import Random
+from idiolect.core.tree import Params, Tree
+from idiolect.errors import MethodError
+
+__all__ = ["Batch", "Local", "Loss", "Network", "Plan", "Plans", "Pool", "Request"]
+
+Loss = Callable[[Any, Batch], Tensor]
+_READY = 1 << 28  # bytes of decoded examples that a block holds ready on a GPU
+
+
+def _ordered(like: Params, *parts: Mapping[str, Any]) -> dict[str, Any]:
+    """Put parts of a tree of parameters together again, in the order they had."""
+    whole = {name: leaf for part in parts for name, leaf in part.items()}
+    return {name: whole[name] for name in like}
+
+
+class _Watched:
+    """Plans whose requests someone looks at, and may refuse by raising."""
+
+    def __init__(self, plans: Plans, look: Callable[[Request], None]) -> None:
+        self._plans = plans
+        self._look = look
+
+    def ask(self, request: Request) -> Plan:
+        """Return the plan for a request."""
+        self._look(request)
+        return self._plans.ask(request)
+
+    def keys(self) -> Tensor:
+        """Return each client's key for random numbers."""
+        return self._plans.keys()
+
+    @property
+    def clients(self) -> int:
+        """How many clients work side by side."""
+        return self._plans.clients
+
+
+class Local:
+    """All that one client may touch during a round."""
+
+    def __init__(
+        self,
+        networks: Mapping[str, Network],
+        plans: Plans,
+        slot: Tensor,
+        size: Tensor,
+        round: Tensor,
+        stacked: bool,
+        initial: Params | None = None,
+        channels_last: bool = False,
+        folder: Folder | None = None,
+    ) -> None:
+        """`channels_last` lays out images so; some networks are faster then on a CPU.
+
+        With a `folder`, folds may be captured in pieces on CUDA.
+        """
+        self.size = size  # number of training examples
+        self.round = round  # rounds completed before this one
+        self._networks = networks
+        self._plans = plans
+        self._slot = slot
+        self._stacked = stacked
+        self._initial = initial
+        self._channels_last = channels_last
+        self._folder = folder
+        self._calls = 0
+        self.random = Random(lambda: plans.keys()[slot], size)
+        self._statistics = frozenset().union(*(own.statistics for own in networks.values()))
+        self._moving: list[batchnorm.Moving] = []  # of the gradients being taken, innermost last
+        self._shown: tuple[Tensor, Tensor] | None = None  # the last batch's examples and weights
+
+    def watched(self, look: Callable[[Request], None]) -> "Local":
+        """Return the same client's data, where `look` sees each request for batches first."""
+        seen = copy.copy(self)
+        seen._plans = _Watched(self._plans, look)
+        return seen
+
+    @property
+    def initial(self) -> Params:
+        """The parameters that training started from, where the method says it `starts_over`."""
+        if self._initial is None:
+            raise MethodError(
+                "the initial parameters are at hand only in `deploy` and `adapt` of a method that "
+                "says so; set `starts_over = True` in its class"
+            )
+        return self._initial
+
+    @property
+    def beside(self) -> int:
+        """How many clients hold at the same time what this one holds: what memory is shared by."""
+        return max(1, self._plans.clients) if self._stacked else 1
+
+    @property
+    def steady(self) -> bool:
+        """Whether the client's networks surely do the same in training and in evaluation."""
+        return all(network.steady for network in self._networks.values())
+
+    def logits(
+        self,
+        params: Params,
+        x: Tensor,
+        training: bool = False,
+        network: str = "main",
+        weight: Tensor | None = None,
+    ) -> Tensor:
+        """Run the client's own architecture (or its auxiliary one) with these parameters.
+
+        Batch normalisation in training has to know padding: `weight` is needed for examples that
+        are not just those of the last batch.
+        """
+        chosen = self._networks[network]
+        if not training or not chosen.statistics:
+            return chosen(params, x, training)
+        if weight is None and self._shown is not None and x is self._shown[0]:
+            weight = self._shown[1]
+        if weight is None:
+            raise MethodError(
+                "the network has batch normalisation, which cannot tell padding among examples "
+                "that are not a batch's own; pass logits(..., weight=batch.weight)"
+            )
+        if not self._moving:
+            raise MethodError(
+                "the network has batch normalisation and was run in training mode outside of "
+                "local.gradient and local.fit, so its running statistics would stand still; take "
+                "gradients there, pass training=False, or use norm = 'group'"
+            )
+        if weight.dim() > 1:  # of labels; an example with any is one
+            weight = weight.flatten(1).amax(1)
+        return chosen.watched(params, x, weight, self._moving[-1])
+
+    def loss(self, params: Params, batch: Batch, network: str = "main") -> Tensor:
+        """Cross-entropy on a batch, padding ignored; in nats a label."""
+        logits = self.logits(params, batch.x, batch.training, network, batch.weight)
+        return losses.cross_entropy(logits, batch.y, batch.weight)
+
+    def accuracy(self, params: Params, batch: Batch, network: str = "main") -> Tensor:
+        """Share of the batch that is classified rightly, padding ignored."""
+        logits = self.logits(params, batch.x, network=network)
+        return losses.accuracy(logits, batch.y, batch.weight)
+
+    def gradient(self, loss: Loss, params: Params, batch: Batch) -> Params:
+        """Return the gradient of a batch loss at some parameters.
+
+        Running statistics are no variables of the loss: in their place stands how far the batch
+        moves them (`tree.Drift`), for the optimiser or `tree.axpy` to apply.
+        """
+        held, trained = tree.split(params, self._statistics.__contains__)
+
+        def objective(trained: Params) -> tuple[Tensor, Params]:
+            # Closed over rather than passed, so that torch does not wrap batch and statistics:
+            # they are known again by identity.
+            self._moving.append(batchnorm.Moving(held))
+            try:
+                value = loss(_ordered(params, trained, held), batch)
+                return value, self._moving[-1].drifts()
+            finally:
+                self._moving.pop()
+
+        if not trained:  # a normalisation without scale and shift, trained by itself
+            slope, (_, moved) = {}, objective({})
+        elif self._stacked:
+            slope, moved = grad(objective, has_aux=True)(trained)
+        else:
+            # Plain autograd is the same gradient with less overhead than the functional transform.
+            at = {name: value.detach().requires_grad_() for name, value in trained.items()}
+            value, moved = objective(at)
+            slopes = torch.autograd.grad(
+                value, list(at.values()), allow_unused=True, materialize_grads=True
+            )
+            slope = dict(zip(at, slopes, strict=True))
+        drifts = {name: tree.Drift(by) for name, by in moved.items()}
+        return _ordered(params, slope, drifts)
+
+    def scan(
+        self,
+        step: Callable[[Any, Batch], Any],
+        carry: Any,
+        stream: str = "train",
+        *,
+        batch: int,
+        epochs: int = 1,
+        steps: int = 0,
+        sample: int = 0,
+        ago: int = 0,
+    ) -> Any:
+        """Fold `step` over shuffled batches: whole epochs, or a number of steps.
+
+        Of the public stream, `sample` takes the examples drawn for this round, the same for
+        everyone, or those of some rounds `ago`: server and clients know them by the seed alone.
+        """
+        plan = self._ask(stream, batch, epochs, steps, True, sample, ago)
+        # Replays leave nothing to go back through, where a gradient of the whole fold is wanted.
+        folder = None if self._moving else self._folder
+        if folder is not None and folder.worth(plan.rows.shape[1], plan.rows.device):
+            return self._folded(folder, step, carry, plan)
+        outer = self.random.enter()
+        for number, now in enumerate(self._batches(plan, training=True)):
+            self.random.step(number)
+            new = step(carry, now)
+            # Where every client has examples the mask is known, and its copy is saved.
+            certain = number < plan.certain
+            carry = new if certain else tree.where(now.weight.sum() > 0, new, carry)
+        self.random.leave(outer)
+        return carry
+
+    def _folded(
+        self, folder: Folder, step: Callable[[Any, Batch], Any], carry: Any, plan: Plan
+    ) -> Any:
+        """Do as `scan` does, with batches that are looked up by the number of the step."""
+        rows, weights = plan.rows[self._slot], plan.weight[self._slot]
+        places = None if plan.places is None else plan.places[self._slot]
+        steps = plan.rows.shape[1]
+
+        def numbered(number: Tensor, carry: Any) -> Any:
+            row, weight = rows.index_select(0, number)[0], weights.index_select(0, number)[0]
+            place = None if places is None else places.index_select(0, number)[0]
+            x, y = plan.pool.examples(row), plan.pool.labels(row)
+            now = self._batch(x, y, weight, row, True, place)
+            self.random.step(number[0])
+            new = step(carry, now)
+            certain = steps <= plan.certain
+            return new if certain else tree.where(now.weight.sum() > 0, new, carry)
+
+        outer = self.random.enter()
+        folded = folder.fold(numbered, carry, steps, plan.rows.device)
+        self.random.leave(outer)
+        self._shown = None  # else the memory of the graph would be held on to
+        return folded
+
+    def fit(
+        self,
+        loss: Loss,
+        params: Params,
+        optimiser: Optimiser,
+        stream: str = "train",
+        *,
+        batch: int,
+        epochs: int = 1,
+        steps: int = 0,
+        sample: int = 0,
+        ago: int = 0,
+    ) -> Params:
+        """Minimise a batch loss from `params` with a fresh optimiser; see `scan` for the rest."""
+
+        def step(carry: Any, now: Batch) -> Any:
+            params, memory = carry
+            return optimiser.step(params, self.gradient(loss, params, now), memory)
+
+        start = (params, optimiser.init(params))
+        fitted: Params
+        fitted, _ = self.scan(
+            step, start, stream, batch=batch, epochs=epochs, steps=steps, sample=sample, ago=ago
+        )
+        return fitted
+
+    def mean(self, fn: Callable[[Batch], Tree], stream: str = "val", *, batch: int = 500) -> Tree:
+        """Average fn(batch), itself a mean, over a stream's labels; NaN where it has none."""
+        total, seen = self.total(fn, stream, batch=batch)
+        return tree.map(lambda leaf: leaf / seen, total)
+
+    def total(
+        self, fn: Callable[[Batch], Tree], stream: str = "val", *, batch: int = 500
+    ) -> tuple[Tree, Tensor]:
+        """Add fn(batch), a mean, up over a stream's labels; return how many they are as well."""
+        plan = self._ask(stream, batch, 1, 0, shuffled=False)
+        total, seen = None, torch.zeros_like(plan.weight[self._slot][0, 0])
+        outer = self.random.enter()
+        for number, now in enumerate(self._batches(plan, training=False)):
+            self.random.step(number)
+            labels = now.weight.sum()
+            part = tree.scale(labels, fn(now))
+            total, seen = part if total is None else tree.add(total, part), seen + labels
+        self.random.leave(outer)
+        return total, seen
+
+    def rows(
+        self,
+        fn: Callable[[Batch], Tensor],
+        stream: str = "public",
+        *,
+        batch: int = 500,
+        sample: int = 0,
+        ago: int = 0,
+    ) -> Tensor:
+        """Give fn's output for every example of a stream that all clients hold, in its order.
+
+        `sample` and `ago` choose among public examples as in `scan`.
+        """
+        plan = self._ask(stream, batch, 1, 0, False, sample, ago)
+        outer, parts = self.random.enter(), []
+        for number, now in enumerate(self._batches(plan, training=False)):
+            self.random.step(number)
+            parts.append(fn(now))
+        self.random.leave(outer)
+        return torch.cat(parts)[: plan.longest]
+
+    def each(self, fn: Callable[..., Tree], *rows: Tree) -> Tree:
+        """Apply fn to each row of the given stacks and stack the results; all see equal batches.
+
+        Vectorised backends do all rows at once, the sequential one does them in turn.
+        """
+        calls, drawn = self._calls, self.random.calls
+        if self._stacked:
+            return torch.vmap(fn, randomness="different")(*rows)
+        results = []
+        for place in range(len(tree.leaves(rows)[0])):
+            self._calls, self.random.calls = calls, drawn
+            results.append(fn(*tree.map(lambda leaf, n=place: leaf[n], rows)))
+        return tree.stack(results)
+
+    def alike(self, *works: Callable[[], Tree]) -> list[Tree]:
+        """Do several things, each on the batches that it would see if it came first."""
+        start, results = (self._calls, self.random.calls), []
+        most = start
+        for work in works:
+            self._calls, self.random.calls = start
+            results.append(work())
+            most = (max(most[0], self._calls), max(most[1], self.random.calls))
+        self._calls, self.random.calls = most
+        return results
+
+    def restart(self) -> None:
+        """Let what follows see the batches and numbers it would see if nothing had come before."""
+        self._calls = self.random.calls = 0
+
+    def numbers(self, values: Sequence[float]) -> Tensor:
+        """Make a tensor of constants on the client's device without copying from the host.
+
+        A copy cannot be captured in a CUDA graph; filling can.
+        """
+        return torch.stack([self.size.new_full((), value) for value in values])
+
+    def _ask(
+        self,
+        stream: str,
+        batch: int,
+        epochs: int,
+        steps: int,
+        shuffled: bool,
+        sample: int = 0,
+        ago: int = 0,
+    ) -> Plan:
+        call = self._calls if shuffled else 0
+        self._calls += shuffled
+        return self._plans.ask(Request(stream, batch, epochs, steps, shuffled, call, sample, ago))
+
+    def _batches(self, plan: Plan, training: bool) -> Iterator[Batch]:
+        rows, weight = plan.rows[self._slot], plan.weight[self._slot]
+        places = None if plan.places is None else plan.places[self._slot]
+        # Cut once a round rather than once a step: each piece costs as much as a small product.
+        order, weights = rows.unbind(0), weight.unbind(0)
+        for step, (x, y) in enumerate(_taken(plan, rows)):
+            place = None if places is None else places[step]
+            yield self._batch(x, y, weights[step], order[step], training, place)
+
+    def _batch(
+        self,
+        x: Tensor,
+        y: Tensor,
+        weight: Tensor,
+        row: Tensor,
+        training: bool,
+        place: Tensor | None,
+    ) -> Batch:
+        if self._channels_last and x.dim() == 4:
+            x = x.contiguous(memory_format=torch.channels_last)
+        self._shown = (x, weight)
+        if inner := y.dim() - weight.dim():  # a label for each place of a sequence
+            weight = weight.reshape(*weight.shape, *[1] * inner) * (y >= 0).to(weight.dtype)
+            y = y.clamp(min=0)  # any class will do where nothing is counted
+        return Batch(x, y, weight, row, training, place)
+
+
+def _taken(plan: Plan, rows: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Take the examples and labels of each step."""
+    span = _span(plan)
+    labels = plan.pool.labels(rows).unbind(0)
+    if span == 1:
+        for step, own in enumerate(rows.unbind(0)):
+            yield plan.pool.examples(own), labels[step]
+        return
+    for first in range(0, rows.shape[0], span):
+        for place, x in enumerate(plan.pool.examples(rows[first : first + span]).unbind(0)):
+            yield x, labels[first + place]
+
+
+def _span(plan: Plan) -> int:
+    """Return of how many steps the examples are taken at once: one, or what a GPU may hold ready.
+
+    Taking and decoding a batch is work of a moment for a GPU, but each piece has to be started.
+    """
+    x, rows = plan.pool.x, plan.rows
+    numbers = rows[:, 0].numel() * max(1, x[:1].numel())
+    ready = _READY if rows.is_cuda else 0
+    return max(1, ready // (numbers * torch.get_default_dtype().itemsize))

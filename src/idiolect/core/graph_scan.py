@@ -1,0 +1,106 @@
+"""Folds over many batches on CUDA: some steps are captured as a graph, and replayed for the others.
+
+The kernels of a small step take longer to launch than to run. A round that comes again is captured
+whole (`simulate.graph`); what is done but once, as adapting after the last round is, gains by being
+captured in pieces: some steps on end, from and to buffers that hold the carry. Where the host needs
+long for a single step, as for deep networks, a piece is one step, in captured rounds as well: else
+recording them would take longer than all that is saved.
+"""
+
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from idiolect.core import tree
+from idiolect.core.tree import Tree
+from idiolect.kernels.cuda_graph import Tape, make_room
+
+PIECE = 8  # steps of a graph
+_EAGER = 2  # first steps: here handles, plans and choices are made, and the carry gets its form
+_WORTH = 4  # pieces that there should be
+_SLOW = 0.03  # seconds of the host for a step, from which on it is a piece by itself
+
+Step = Callable[[Tensor, Tree], Tree]
+"""step(number, carry): the number of the step as a tensor [1], which a graph can count up."""
+
+
+class Folder:
+    """Does the folds of a block's rounds, and remembers whether its steps are slow to launch."""
+
+    def __init__(self) -> None:
+        self._slow: bool | None = None  # unknown as yet
+        self._tape: Tape | None = None  # on which a whole round is being recorded
+
+    def worth(self, steps: int, device: torch.device) -> bool:
+        """Say whether a fold of so many steps had better be captured, and can be here and now."""
+        if device.type != "cuda":
+            return False
+        if torch.cuda.is_current_stream_capturing():
+            return bool(self._slow) and self._tape is not None and steps > _EAGER
+        return steps >= _EAGER + _WORTH * PIECE or (self._slow is not False and steps > _EAGER)
+
+    def record(self, tape: Tape, work: Callable[[], Tree]) -> Tree:
+        """Record a whole round; of folds with slow steps, a single one of them."""
+        make_room()
+        self._tape = tape
+        try:
+            return tape.record(work)
+        finally:
+            self._tape = None
+
+    def fold(self, step: Step, carry: Tree, steps: int, device: torch.device) -> Tree:
+        """Do all steps; the first ones, and those that fill no piece, one by one."""
+        number = torch.zeros(1, dtype=torch.int64, device=device)
+        tape, took = self._tape if self._tape and self._tape.recording else None, []
+        for _ in range(_EAGER + (self._slow is None)):
+            began = time.perf_counter()
+            carry, number = step(number, carry), number + 1
+            took.append(time.perf_counter() - began)
+        if self._slow is None:  # the first step compiles and chooses, another may have had to wait
+            self._slow = min(took[1:]) > _SLOW
+        left, long = steps - len(took), 1 if self._slow else PIECE
+        few = left % long if self._slow or left >= _WORTH * PIECE else left
+        for _ in range(few):
+            carry, number = step(number, carry), number + 1
+        if left == few:
+            return carry
+        held = tree.map(torch.clone, carry)
+
+        def piece() -> None:
+            now: Any = held
+            for ahead in range(long):
+                now = step(number + ahead, now)
+            # Copied twice: what is new may be what was held in another place.
+            fresh = [leaf.clone() for leaf in tree.leaves(now)]
+            for old, new in zip(tree.leaves(held), fresh, strict=True):
+                old.copy_(new)
+            number.add_(long)
+
+        outer, self._tape = self._tape, None  # a fold within a step is done as it comes
+        try:
+            (tape.repeat if tape else repeat)(piece, (left - few) // long)
+        finally:
+            self._tape = outer
+        return held
+
+
+def repeat(piece: Callable[[], None], times: int) -> None:
+    """Do something that changes its buffers again and again: recorded, then replayed.
+
+    What cannot be captured is done as it comes, and says so.
+    """
+    tape, again = Tape(), piece
+    make_room()
+    try:
+        tape.record(piece)
+        again = tape.replay
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:  # an operation that waits for the host, say
+        warnings.warn(f"not captured, so slower: {str(error).splitlines()[0]}", stacklevel=2)
+    for _ in range(times - tape.warmed):
+        again()

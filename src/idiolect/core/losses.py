@@ -1,0 +1,76 @@
+"""Batch losses that ignore padding: each is a mean over labels weighted by `weight`.
+
+Labels and weights are [example], or [example, place] where every place of a sequence has a label;
+logits have one axis more, the classes.
+"""
+
+from torch import Tensor
+
+from idiolect.kernels import cross_entropy as entropy
+
+_FEW = 16  # classes, below which torch's log_softmax is slow over the last axis of a CPU's tensor
+
+
+def weighted_mean(values: Tensor, weight: Tensor) -> Tensor:
+    """Average one value per label; a batch of padding alone counts as zero."""
+    return (values * weight).sum() / weight.sum().clamp(min=1e-12)
+
+
+def log_shares(logits: Tensor) -> Tensor:
+    """Log of softmax over the classes."""
+    if logits.is_cuda or logits.shape[-1] >= _FEW:
+        return logits.log_softmax(-1)
+    return logits.transpose(-1, -2).log_softmax(-2).transpose(-1, -2)
+
+
+def cross_entropy(logits: Tensor, labels: Tensor, weight: Tensor) -> Tensor:
+    """Cross-entropy with integer labels."""
+    if entropy.suits(logits, labels, weight):
+        return entropy.cross_entropy(logits, labels, weight)
+    # Equal to F.cross_entropy, which vmap would take apart into many more kernels.
+    label = labels.unsqueeze(-1)
+    if not logits.is_cuda and logits.shape[-1] < _FEW:
+        return weighted_mean(-log_shares(logits).gather(-1, label).squeeze(-1), weight)
+    true = logits.gather(-1, label).squeeze(-1)
+    return weighted_mean(logits.logsumexp(-1) - true, weight)
+
+
+def right(logits: Tensor, labels: Tensor) -> Tensor:
+    """Say of which labels the logit is the highest; a NaN among them is no answer."""
+    # argmax calls NaN the highest, so a broken model would be right about the first class.
+    return (logits.argmax(-1) == labels) & ~logits.isnan().any(-1)
+
+
+def accuracy(logits: Tensor, labels: Tensor, weight: Tensor) -> Tensor:
+    """Share of labels whose logit is the highest."""
+    return weighted_mean(right(logits, labels).to(weight.dtype), weight)
+
+
+def divergence(student: Tensor, teacher: Tensor, weight: Tensor) -> Tensor:
+    """KL(softmax(teacher) ‖ softmax(student)), summed over classes (torch's `batchmean`).
+
+    The teacher is a constant: no gradient flows into it.
+    """
+    target = log_shares(teacher.detach())
+    gap = target.exp() * (target - log_shares(student))
+    return weighted_mean(gap.sum(-1), weight)
+
+
+def divergence_from(student: Tensor, target: Tensor, weight: Tensor) -> Tensor:
+    """KL(target ‖ softmax(student)) for a target given as probabilities [example, class]."""
+    target = target.detach()
+    gap = target * (target.clamp(min=1e-30).log() - log_shares(student))
+    return weighted_mean(gap.sum(-1), weight)
+
+
+def soft_cross_entropy(student: Tensor, teacher: Tensor, weight: Tensor) -> Tensor:
+    """H(softmax(teacher), softmax(student)): the divergence plus a constant, so equal gradients."""
+    target = teacher.detach().softmax(-1)
+    return weighted_mean(-(target * log_shares(student)).sum(-1), weight)
+
+
+def distil(
+    student: Tensor, teacher: Tensor, weight: Tensor, temperature: float | Tensor = 1.0
+) -> Tensor:
+    """Hinton's soft loss T²·KL at temperature T; T² keeps its gradient's size independent of T."""
+    return temperature**2 * divergence(student / temperature, teacher / temperature, weight)

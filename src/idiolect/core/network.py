@@ -1,0 +1,160 @@
+"""A module as a pure function: the form in which methods call networks."""
+
+import copy
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.dropout import _DropoutNd
+
+from idiolect.core import batchnorm, tree
+from idiolect.core.tree import Params
+from idiolect.errors import MethodError, ModelError
+from idiolect.kernels.replace_layers import quicken
+
+Spot = tuple[str, dict[str, Any], str, Tensor]
+"""A parameter's name, the dict of a layer that holds it, its key there, and the layer's own."""
+
+
+class Network:
+    """A module as a pure function of its parameters, in training and in evaluation mode."""
+
+    def __init__(self, model: nn.Module, precision: str = "fp32", stacked: bool = True) -> None:
+        """`bf16` multiplies in bfloat16 where torch's autocast deems it safe.
+
+        A network that runs many clients at once has layers made for that (`stacked`).
+        """
+        self.params: Params = {
+            name: value.detach().clone() for name, value in batchnorm.learned(model).items()
+        }
+        self._shapes = {name: value.shape for name, value in self.params.items()}
+        trainable = {name for name, value in model.named_parameters() if value.requires_grad}
+        for name in sorted(filter(batchnorm.is_statistic, trainable)):
+            raise ModelError(
+                f"parameter {name!r} has the name of a running statistic, which is not trained; "
+                "give it another name"
+            )
+        # Running means and variances: carried, sent and averaged as parameters are, not trained.
+        self.statistics = frozenset(self.params.keys() - trainable)
+        self.norms = frozenset(
+            f"{name}.{own}" if name else own
+            for name, layer in model.named_modules()
+            if isinstance(layer, nn.GroupNorm | nn.LayerNorm | batchnorm.BatchNorm)
+            for own in batchnorm.learned(layer)
+        )
+        self.running = False  # while it is being run: its layers may draw
+        self.draws = any(_draws(layer) for layer in model.modules())  # dropout and the like
+        self.steady = not self.draws and all(_steady(layer) for layer in model.modules())
+        # Two copies rather than one switched back and forth: `train()` is hidden state.
+        self._modes = {mode: copy.deepcopy(model).train(mode) for mode in (False, True)}
+        self._halved = precision == "bf16"
+        if stacked and not self._halved:  # our own kernels are for single precision
+            self._modes = {mode: quicken(own) for mode, own in self._modes.items()}
+        self._layers = batchnorm.layers(self._modes[True])
+        self._locate()
+
+    def to(self, device: torch.device) -> "Network":
+        """Move constants (buffers) to a device, where the parameters will come from outside."""
+        for model in self._modes.values():
+            model.to(device)
+        self.params = tree.to(self.params, device)
+        self._locate()
+        return self
+
+    def _locate(self) -> None:
+        """Note where each mode's module holds the tensors that parameters take the place of.
+
+        `functional_call` finds them anew in every call, which takes as long as a small network.
+        """
+        self._spots = {mode: _spots(model, self._shapes) for mode, model in self._modes.items()}
+
+    def __call__(self, params: Params, x: Tensor, training: bool) -> Tensor:
+        """Return logits [example, class]."""
+        if {name: value.shape for name, value in params.items()} != self._shapes:
+            raise MethodError(self._misfit(params))
+        if not self._halved:
+            return self._run(params, x, training)
+        # Casts are not cached: under vmap a cached one would outlive the tensors it wraps.
+        with torch.autocast(x.device.type, torch.bfloat16, cache_enabled=False):
+            logits = self._run(params, x, training)
+        return logits.to(next(iter(params.values())).dtype)
+
+    def _run(self, params: Params, x: Tensor, training: bool) -> Tensor:
+        """Call the module with these parameters in the place of its own, as torch.func does."""
+        spots = self._spots[training]
+        self.running = True
+        try:
+            for name, holder, key, _ in spots:
+                holder[key] = params[name]
+            logits: Tensor = self._modes[training](x)
+            return logits
+        finally:
+            self.running = False
+            for _, holder, key, own in spots:
+                holder[key] = own
+
+    def watched(
+        self, params: Params, x: Tensor, weight: Tensor, moving: batchnorm.Moving
+    ) -> Tensor:
+        """Return logits in training, and take down what batch normalisation saw of the batch."""
+        with batchnorm.masked(weight) as ran:
+            logits = self(params, x, training=True)
+        moving.note(params, self._layers, ran)
+        return logits
+
+    @property
+    def constants(self) -> dict[str, Tensor]:
+        """Buffers and frozen parameters: what no one trains, averages or sends."""
+        model = self._modes[False]
+        frozen = {n: p.detach() for n, p in model.named_parameters() if not p.requires_grad}
+        held = {**dict(model.named_buffers()), **frozen}
+        return {name: value for name, value in held.items() if name not in self.statistics}
+
+    def _misfit(self, params: Params) -> str:
+        """Name the first parameter that torch would have left as it was, or dropped."""
+        for name in sorted(params.keys() | self._shapes):
+            got, expected = (
+                str(tuple(shapes[name])) if name in shapes else "absent"
+                for shapes in ({n: p.shape for n, p in params.items()}, self._shapes)
+            )
+            if got != expected:
+                break
+        return (
+            f"parameter {name!r} is {got}, but the client's network expects {expected}; give "
+            "`logits` all trainable parameters of that network and nothing else"
+        )
+
+
+def _spots(model: nn.Module, names: Iterable[str]) -> list[Spot]:
+    """Find every place of the named parameters and statistics; tied ones have several."""
+    held = [
+        (f"{prefix}.{key}" if prefix else key, holder, key, own)
+        for prefix, layer in model.named_modules(remove_duplicate=False)
+        for holder in (layer._parameters, layer._buffers)
+        for key, own in holder.items()
+        if own is not None
+    ]
+    own_of = {name: own for name, _, _, own in held}
+    found = {}
+    for name in names:
+        for _, holder, key, own in held:
+            if own is own_of[name]:
+                found[id(holder), key] = (name, holder, key, own)
+    return list(found.values())
+
+
+def _draws(layer: nn.Module) -> bool:
+    """Say whether a layer draws random numbers in training: dropout, alone or inside another."""
+    rate = layer.p if isinstance(layer, _DropoutNd) else getattr(layer, "dropout", 0.0)
+    return isinstance(rate, float) and rate > 0
+
+
+def _steady(layer: nn.Module) -> bool:
+    """Say whether a layer surely does the same in training and in evaluation.
+
+    Torch's layers and ours do, with few exceptions; others may ask which it is.
+    """
+    known = type(layer).__module__.partition(".")[0] in ("torch", "idiolect")
+    return known and not isinstance(layer, nn.RReLU | batchnorm.BatchNorm | _NormBase)

@@ -1,0 +1,343 @@
+"""Trees of tensors: dicts, tuples and NamedTuples whose leaves are tensors.
+
+Everything a method handles is a tree: parameters, optimiser memory, reports, personal state. This
+is the only file that imports torch's pytree. Every function returns a new tree.
+"""
+
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from idiolect.errors import CheckpointError, ConfigError, MethodError
+from idiolect.kernels import fused_tree_ops as at_once
+
+Tree = Any
+"""A tensor, or a dict, tuple or NamedTuple of trees. `()` is the tree of nothing."""
+
+Params = dict[str, Tensor]
+"""A network's parameters by the names that `nn.Module.named_parameters` gives them."""
+
+
+class Drift(NamedTuple):
+    """A place of a gradient where parameters have a running statistic: how far it moves.
+
+    It is no slope. Applied to parameters it moves them by just that, whatever the factor or the
+    sign of the step; products and norms pass over it.
+    """
+
+    by: Tensor
+
+
+def map(fn: Callable[..., Any], *trees: Tree) -> Tree:
+    """Apply `fn` to the leaves that stand in the same place of each tree."""
+    if _plain(*trees):
+        return {name: fn(*[tree[name] for tree in trees]) for name in trees[0]}
+    return pytree.tree_map(fn, *trees)
+
+
+def _plain(*trees: Tree) -> bool:
+    """Say whether trees are dicts of tensors with the same names, as parameters are.
+
+    They are what every step handles, and torch's way through any tree takes longer than small
+    arithmetic.
+    """
+    first = trees[0]
+    return all(
+        type(tree) is dict
+        and tree.keys() == first.keys()
+        and all(type(leaf) is Tensor for leaf in tree.values())
+        for tree in trees
+    )
+
+
+def leaves(tree: Tree) -> list[Tensor]:
+    """List the tensors of a tree, in a fixed order."""
+    found: list[Tensor] = []
+    _gather(tree, found)
+    return found
+
+
+def _gather(tree: Tree, found: list[Tensor]) -> None:
+    """Do as torch does with dicts and tuples, in a fraction of its time."""
+    if type(tree) is dict:
+        for part in tree.values():
+            _gather(part, found)
+    elif type(tree) is tuple or (isinstance(tree, tuple) and hasattr(tree, "_fields")):
+        for part in tree:
+            _gather(part, found)
+    elif isinstance(tree, Tensor):
+        found.append(tree)
+    else:
+        found += pytree.tree_leaves(tree)
+
+
+def named(tree: Tree) -> dict[str, Tensor]:
+    """Give every leaf a name from its path, `params.fc.weight`; the inverse is `like`."""
+    pairs, _ = pytree.tree_flatten_with_path(tree)
+    return {".".join(_step(key) for key in path) or "value": leaf for path, leaf in pairs}
+
+
+def like(template: Tree, values: Mapping[str, Tensor]) -> Tree:
+    """Rebuild a tree of the template's form from named leaves; tell missing and foreign names."""
+    names = list(named(template))
+    if missing := sorted(set(names) - set(values)):
+        raise CheckpointError(
+            f"no value for {missing[0]!r} ({len(missing)} of {len(names)} missing)"
+        )
+    if foreign := sorted(set(values) - set(names)):
+        raise CheckpointError(f"unknown value {foreign[0]!r} ({len(foreign)} unknown)")
+    _, form = pytree.tree_flatten(template)
+    return pytree.tree_unflatten([values[name] for name in names], form)
+
+
+def _step(key: Any) -> str:
+    for attribute in ("key", "name", "idx"):
+        if hasattr(key, attribute):
+            return str(getattr(key, attribute))
+    return str(key)
+
+
+# Arithmetic, leaf by leaf.
+
+
+def add(left: Tree, right: Tree) -> Tree:
+    """Return left + right."""
+    return _stepped(1.0, left, right) or _changed(torch.add, left, right)
+
+
+def sub(left: Tree, right: Tree) -> Tree:
+    """Return left - right."""
+    return _stepped(-1.0, left, right) or _changed(torch.sub, left, right)
+
+
+def scale(factor: float | Tensor, tree: Tree) -> Tree:
+    """Return factor · tree."""
+    return pytree.tree_map(
+        lambda leaf: leaf if isinstance(leaf, Drift) else factor * leaf, tree, is_leaf=_drifts
+    )
+
+
+def axpy(factor: float | Tensor, x: Tree, y: Tree) -> Tree:
+    """Return factor · x + y, the step of most optimisers."""
+    if isinstance(factor, Tensor):
+        return _changed(lambda b, a: factor * a + b, y, x)
+    return _stepped(factor, y, x) or _changed(lambda b, a: torch.add(b, a, alpha=factor), y, x)
+
+
+def slopes(grads: Tree) -> Tree:
+    """Return a gradient with zeros where it holds drifts."""
+    return pytree.tree_map(
+        lambda leaf: torch.zeros_like(leaf.by) if isinstance(leaf, Drift) else leaf,
+        grads,
+        is_leaf=_drifts,
+    )
+
+
+def drifted(grads: Tree, params: Tree, stepped: Tree) -> Tree:
+    """Return the stepped parameters, but where the gradient holds drifts the old ones so moved."""
+    return pytree.tree_map(
+        lambda slope, old, new: old + slope.by if isinstance(slope, Drift) else new,
+        grads,
+        params,
+        stepped,
+        is_leaf=_drifts,
+    )
+
+
+def drifting(grads: Tree) -> bool:
+    """Say whether a gradient holds any drift."""
+    if _plain(grads):
+        return False
+    return any(isinstance(leaf, Drift) for leaf in pytree.tree_leaves(grads, is_leaf=_drifts))
+
+
+def zeros_like(tree: Tree) -> Tree:
+    """Return zeros of the same shapes."""
+    return map(torch.zeros_like, tree)
+
+
+def dot(left: Tree, right: Tree) -> Tensor:
+    """Return the inner product over all leaves."""
+    return _total((a * b).sum() for a, b in _slope_pairs(left, right))
+
+
+def sqdist(left: Tree, right: Tree) -> Tensor:
+    """Return the squared Euclidean distance over all leaves."""
+    pairs = _slope_pairs(left, right)
+    xs, ys = [a for a, _ in pairs], [b for _, b in pairs]
+    if at_once.suit(xs, ys):
+        return at_once.distance(xs, ys)
+    return _total((a - b).square().sum() for a, b in pairs)
+
+
+def norm(tree: Tree) -> Tensor:
+    """Return the Euclidean norm over all leaves."""
+    return _total(leaf.square().sum() for leaf, _ in _slope_pairs(tree, tree)).sqrt()
+
+
+def _total(terms: Iterable[Tensor]) -> Tensor:
+    first, *rest = terms
+    for term in rest:
+        first = first + term
+    return first
+
+
+def _drifts(node: Any) -> bool:
+    return isinstance(node, Drift)
+
+
+def _changed(fn: Callable[[Tensor, Tensor], Tensor], base: Tree, by: Tree) -> Tree:
+    """Return fn(base, by); a drift moves parameters it is applied to, and stays one in a slope."""
+
+    def change(old: Any, new: Any) -> Any:
+        if isinstance(old, Drift):
+            return Drift(fn(old.by, new.by)) if isinstance(new, Drift) else old
+        return old + new.by if isinstance(new, Drift) else fn(old, new)
+
+    if _plain(base, by):
+        return {name: fn(old, by[name]) for name, old in base.items()}
+    return pytree.tree_map(change, base, by, is_leaf=_drifts)
+
+
+def _stepped(factor: float, base: Tree, by: Tree) -> Tree | None:
+    """Return base + factor · by made in one launch, where that pays; drifts want more care."""
+    ys, form = pytree.tree_flatten(base)
+    xs = pytree.tree_leaves(by)
+    if not at_once.suit(xs, ys) or drifting(base) or drifting(by):
+        return None
+    return pytree.tree_unflatten(at_once.step(factor, xs, ys), form)
+
+
+def _slope_pairs(left: Tree, right: Tree) -> list[tuple[Tensor, Tensor]]:
+    """Pair the leaves of two trees, without those where either holds a drift."""
+    pairs = zip(*(pytree.tree_leaves(tree, is_leaf=_drifts) for tree in (left, right)), strict=True)
+    return [(a, b) for a, b in pairs if not isinstance(a, Drift) and not isinstance(b, Drift)]
+
+
+# Choice. Branches under vmap are these, since torch refuses `if tensor` there.
+
+
+def where(condition: Tensor, yes: Tree, no: Tree) -> Tree:
+    """Choose one of two trees by a scalar condition, without a branch."""
+    xs, form = pytree.tree_flatten(yes)
+    ys = pytree.tree_leaves(no)
+    if condition.dim() == 0 and at_once.suit(xs, ys):
+        return pytree.tree_unflatten(at_once.choose(condition, xs, ys), form)
+    return map(lambda a, b: torch.where(condition, a, b), yes, no)
+
+
+def pick(tree: Tree, row: Tensor) -> Tree:
+    """Take one row of stacked trees; the row number may be a tensor under vmap."""
+    return map(lambda leaf: leaf.index_select(0, row.reshape(1)).squeeze(0), tree)
+
+
+# Stacks: trees of several clients along axis 0.
+
+
+def stack(trees: Sequence[Tree]) -> Tree:
+    """Stack equal trees along a new axis 0."""
+    return map(lambda *rows: torch.stack(rows), *trees)
+
+
+def concat(trees: Sequence[Tree]) -> Tree:
+    """Join stacks along axis 0."""
+    return trees[0] if len(trees) == 1 else map(lambda *parts: torch.cat(parts), *trees)
+
+
+def repeat(tree: Tree, times: int) -> Tree:
+    """Stack `times` independent copies of a tree."""
+    return map(lambda leaf: leaf.unsqueeze(0).repeat(times, *[1] * leaf.dim()), tree)
+
+
+def take(tree: Tree, rows: Tensor) -> Tree:
+    """Gather rows of a stack."""
+    return map(lambda leaf: leaf[rows], tree)
+
+
+def put(tree: Tree, rows: Tensor, values: Tree) -> Tree:
+    """Return the stack with some rows replaced."""
+    return map(lambda leaf, new: leaf.index_copy(0, rows, new), tree, values)
+
+
+def mixed(weights: Tensor, tree: Tree) -> Tree:
+    """Mix the rows of a stack: weights [result, row] give a stack of as many rows as results."""
+    return map(lambda leaf: torch.tensordot(weights.to(leaf.dtype), leaf, dims=1), tree)
+
+
+def flat(tree: Tree) -> Tensor:
+    """Lay every row of a stack out as one long vector: [row, number]."""
+    return torch.cat([leaf.reshape(len(leaf), -1) for leaf in leaves(tree)], 1)
+
+
+def mean(tree: Tree, weight: Tensor) -> Tree:
+    """Average the rows of a stack of real numbers with the given weights [row]."""
+    share = weight / weight.sum()
+
+    def average(leaf: Tensor) -> Tensor:
+        if not leaf.is_floating_point():
+            raise MethodError(
+                f"a leaf of {leaf.dtype} cannot be averaged; report it as real numbers, or keep it"
+            )
+        averaged: Tensor = torch.tensordot(share.to(leaf.dtype), leaf, dims=1)
+        return averaged
+
+    return map(average, tree)
+
+
+def split(params: Params, chosen: Callable[[str], bool]) -> tuple[Params, Params]:
+    """Part parameters by name into (chosen, rest); `{**chosen, **rest}` is the inverse."""
+    inside = {name: value for name, value in params.items() if chosen(name)}
+    outside = {name: value for name, value in params.items() if not chosen(name)}
+    return inside, outside
+
+
+def split_layers(params: Params, last: int) -> tuple[Params, Params]:
+    """Part parameters into (base, head): the head is the last so many layers that have any."""
+    layers = list(dict.fromkeys(name.rpartition(".")[0] for name in params))
+    if last > len(layers):
+        raise ConfigError(f"{last} last layers asked for, but the network has {len(layers)}")
+    head = set(layers[len(layers) - last :])
+    top, base = split(params, lambda name: name.rpartition(".")[0] in head)
+    return base, top
+
+
+# Facts and places.
+
+
+def nbytes(tree: Tree) -> int:
+    """Return what the leaves would weigh on a wire."""
+    return sum(leaf.numel() * leaf.element_size() for leaf in leaves(tree))
+
+
+def rows_where(test: Callable[[Tensor, Tensor], Tensor], tree: Tree) -> Tensor | None:
+    """Test the least and the largest value of each row of a stack; NaN is both where there is one.
+
+    Only real numbers are looked at; None for the tree of nothing. It is one pass over the numbers,
+    and makes nothing as large as they are.
+    """
+    every = leaves(tree)
+    real = [leaf for leaf in every if leaf.is_floating_point() and leaf.numel()]
+    if not real:
+        return (
+            torch.zeros(len(every[0]), dtype=torch.bool, device=every[0].device) if every else None
+        )
+    kind = functools.reduce(torch.promote_types, [leaf.dtype for leaf in real])
+    extremes = [leaf.reshape(len(leaf), -1).aminmax(dim=1) for leaf in real]
+    least = torch.stack([one.min.to(kind) for one in extremes])
+    most = torch.stack([one.max.to(kind) for one in extremes])
+    return test(least, most).any(0)
+
+
+def equal(left: Tree, right: Tree) -> bool:
+    """Say whether two trees have the same leaves, bit for bit."""
+    one, other = named(left), named(right)
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def to(tree: Tree, device: torch.device) -> Tree:
+    """Move every leaf to a device."""
+    return map(lambda leaf: leaf.to(device), tree)

@@ -1,0 +1,173 @@
+"""A node's personal model in use: predictions, scores, and files that other programs read."""
+
+import csv
+import io
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from idiolect.core import checkpoint, tree
+from idiolect.data import Dataset, read
+from idiolect.data.dataset import with_classes
+from idiolect.data.own.codes import UNLABELLED
+from idiolect.data.text import PAD, encoded_as
+from idiolect.deploy.node_models import Stored
+from idiolect.engine.client_runtime import Alone, Place
+from idiolect.errors import ConfigError, DataError, DeployError
+from idiolect.experiment.build_methods import made
+from idiolect.experiment.build_networks import networks
+from idiolect.experiment.load import parse_toml
+from idiolect.experiment.portable import visiting
+from idiolect.experiment.untrusted import CLOSED, refuse_code, trusting
+
+_ROWS = 512  # examples that are predicted at once
+KINDS = (".safetensors", ".pt2", ".onnx")
+
+
+class Personal(nn.Module):
+    """One client's model: examples as they were read in, logits out."""
+
+    shift: Tensor
+    scale: Tensor
+
+    def __init__(self, stored: Stored, trust: bool = False) -> None:
+        super().__init__()
+        self._alone, form = _rehearsed(stored, trust)
+        self._form = tree.map(lambda leaf: leaf, form)
+        self._names = {name: f"leaf_{n}" for n, name in enumerate(tree.named(form))}
+        for name, leaf in stored.leaves.items():
+            self.register_buffer(self._names[name], leaf.clone())
+        floats = np.dtype(stored.form.dtype).kind == "f" or stored.form.dtype == "uint8"
+        self._decodes = floats  # other whole numbers are tokens
+        self.register_buffer("shift", torch.from_numpy(stored.shift.copy()))
+        self.register_buffer("scale", torch.from_numpy(stored.scale.copy()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return logits [example, class]."""
+        if self._decodes:
+            x = (x.to(self.shift.dtype) - self.shift) * (1 / self.scale)
+        own = {name: getattr(self, place) for name, place in self._names.items()}
+        return self._alone.predict(tree.like(self._form, own), x)
+
+
+def _rehearsed(stored: Stored, trust: bool) -> tuple[Alone, Any]:
+    """Make the client anew, and the form of what it deploys, from blank examples."""
+    about, form = stored.about, stored.form
+    raw = parse_toml(about.experiment, "the stored model's experiment")
+    if not trust:
+        refuse_code(raw, "the stored model", Path.cwd())
+    reach = trusting(raw) if trust else CLOSED
+    experiment = visiting(about.experiment, reach=reach)
+    table = next((t for t in experiment.methods if (t.label or t.name) == about.label), None)
+    if table is None:
+        raise DeployError(f"the experiment of run {about.run} has no method {about.label!r}")
+    shape, words = tuple(form.shape), tuple(form.words)
+    classes = len(form.classes)
+    bound = networks(experiment, shape, classes, stored.clients, words, reach=reach)
+    own = next(a for a in bound.values() if a.clients is None or about.client in a.clients)
+    lessons, test = form.lessons()
+    place = Place(about.client, stored.clients, about.seed, about.newcomer)
+    alone = Alone(made(table), place, lessons, test, own, torch.device("cpu"))
+    flags = ["keep", "newcomers"] if about.newcomer else ["keep"]
+    _, _, deployed = alone.judge(alone.form, about.round, tested=True, flags=flags)
+    return alone, checkpoint.fitted(deployed, stored.leaves, Path("the stored model"))
+
+
+class Predictions(NamedTuple):
+    """A class for every row, its probability, and the share that is right where that is known."""
+
+    classes: list[str]
+    probabilities: np.ndarray  # [row, class]
+    accuracy: float | None
+
+
+def predict(
+    stored: Stored, data: str | Path, options: Mapping[str, Any], trust: bool = False
+) -> Predictions:
+    """Predict every row of a file; where it has labels, say how often they are met.
+
+    A model of the next word predicts the one after the last of each row.
+    """
+    dataset, labelled = _dataset(stored, data, options)
+    model = Personal(stored, trust).eval()
+    shares, right, seen = [], 0, 0
+    with torch.no_grad():
+        for start in range(0, len(dataset), _ROWS):
+            rows = slice(start, start + _ROWS)
+            x, y = (np.array(part[rows]) for part in (dataset.x, dataset.y))
+            logits = model(torch.from_numpy(x)).numpy()
+            right += int((logits.argmax(-1) == y).sum())
+            seen += int((y >= 0).sum())
+            if stored.form.sequential:
+                last = np.maximum((x != PAD).sum(1) - 1, 0)
+                logits = logits[np.arange(len(x)), last]
+            shares.append(torch.from_numpy(logits).softmax(1).numpy())
+    joined = np.concatenate(shares)
+    chosen = [stored.form.classes[n] for n in joined.argmax(1)]
+    return Predictions(chosen, joined, right / seen if labelled and seen else None)
+
+
+def _dataset(stored: Stored, data: str | Path, options: Mapping[str, Any]) -> tuple[Dataset, bool]:
+    """Read rows, with their labels if they have any that the model knows."""
+    form = stored.form
+    if form.words:
+        own = {"length": form.shape[0], "next_word": form.sequential}
+        dataset = read(data, labelled=False, **{**options, **own})
+        if not dataset.words:
+            raise DataError(f"{dataset.name} holds no text, and the model reads text")
+        dataset = encoded_as(dataset, tuple(form.words))
+    else:
+        dataset = read(data, labelled=False, **options)
+    if list(dataset.x.shape[1:]) != form.shape or str(dataset.x.dtype) != form.dtype:
+        raise DataError(
+            f"examples of {dataset.name} are {dataset.x.dtype} {dataset.x.shape[1:]} and the "
+            f"model's {form.dtype} {tuple(form.shape)}; bring them to that form"
+        )
+    if dataset.sequential:
+        return dataset, True
+    if dataset.classes == (UNLABELLED,):
+        return dataset, False
+    return with_classes(dataset, tuple(form.classes), "the model"), True
+
+
+def as_csv(found: Predictions, classes: list[str], every: bool) -> str:
+    """Write predictions as a table; with `every`, a column for each class's probability."""
+    out = io.StringIO()
+    table = csv.writer(out, lineterminator="\n")
+    table.writerow(["row", "predicted", "probability", *(classes if every else ())])
+    for row, (name, shares) in enumerate(zip(found.classes, found.probabilities, strict=True)):
+        rest = [f"{share:.6f}" for share in shares] if every else []
+        table.writerow([row, name, f"{shares.max():.6f}", *rest])
+    return out.getvalue()
+
+
+def export(stored: Stored, path: Path, trust: bool = False) -> None:
+    """Write the model for others: its tensors, a `torch.export` program, or ONNX."""
+    if path.suffix not in KINDS:
+        raise ConfigError(f"{path} ends in {path.suffix!r}; expected one of {', '.join(KINDS)}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix == ".safetensors":
+        scaling = {"shift": torch.from_numpy(stored.shift), "scale": torch.from_numpy(stored.scale)}
+        about = {key: value for key, value in stored.about._asdict().items()}
+        meta = {"about": about, "form": stored.form.plain()}
+        checkpoint.save(path, {"model": stored.leaves, "scaling": scaling}, meta, private=False)
+        return
+    model = Personal(stored, trust).eval()
+    rows = torch.zeros((2, *stored.form.shape), dtype=getattr(torch, stored.form.dtype))
+    batch = torch.export.Dim("batch", min=1, max=1 << 20)
+    program = torch.export.export(model, (rows,), dynamic_shapes=({0: batch},))
+    if path.suffix == ".pt2":
+        torch.export.save(program, path)
+        return
+    try:
+        import onnxscript  # noqa: F401
+    except ImportError:
+        raise DeployError(
+            "ONNX needs onnxscript, which is not installed; install it with `pip install "
+            "'idiolect[onnx]'`, or export to .pt2"
+        ) from None
+    torch.onnx.export(program, (rows,), str(path), dynamo=True, verbose=False)

@@ -1,0 +1,1 @@
+"""The engine: rounds over clients in this process, in blocks, or on a Ray cluster."""

@@ -1,0 +1,227 @@
+"""From a builder of modules to networks, one for each run, that are sure to fit the data."""
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from idiolect.core import tree
+from idiolect.core.client import Network
+from idiolect.core.method import Method, Setup
+from idiolect.data.dataset import Dataset
+from idiolect.data.federation import TrainData
+from idiolect.errors import IdiolectError, MethodError, ModelError
+from idiolect.models.check import check, mappable
+
+Build = Callable[[], nn.Module]
+
+
+@dataclass(frozen=True)
+class Worded:
+    """A builder of networks that read words; each run has a vocabulary of its own."""
+
+    factory: Callable[..., nn.Module]
+    words: tuple[str, ...]
+
+    def __call__(self) -> nn.Module:
+        """Build the network for these words."""
+        return self.factory(words=self.words)
+
+
+def bound(
+    factory: Callable[..., nn.Module],
+    shape: tuple[int, ...],
+    classes: int,
+    words: tuple[str, ...],
+    options: Mapping[str, Any],
+) -> Build:
+    """Bind a factory of networks to the shape, the classes and, where it asks, words of data."""
+    build = functools.partial(factory, shape, classes, **options)
+    if "words" not in inspect.signature(factory).parameters:
+        return build
+    if not words:
+        raise ModelError(
+            f"network {factory.__name__} reads words, and the data holds none; choose text, or "
+            "another network"
+        )
+    return Worded(build, words)
+
+
+class Architecture(NamedTuple):
+    """A network and who runs it; `auxiliary` is the private second network of mutual learning."""
+
+    main: Build
+    auxiliary: Build | None = None
+    clients: tuple[int, ...] | None = None  # None: everyone
+
+
+def labels(architectures: Mapping[str, Architecture], clients: int) -> tuple[str, ...]:
+    """Name each client's network; nothing where all run the same."""
+    if len(architectures) == 1:
+        return ()
+    named = {n: label for label, own in architectures.items() for n in own.clients or ()}
+    return tuple(named.get(n, "") for n in range(clients))
+
+
+class Made(NamedTuple):
+    """An architecture's networks; all runs share the first one's modules, not its parameters."""
+
+    networks: Mapping[str, Network]
+    setups: list[Setup]  # of each run
+    unmappable: str  # why vmap cannot map it, or nothing
+    stacked: bool  # whether they run many clients at once
+
+
+def make(
+    name: str,
+    architecture: Architecture,
+    seeds: Sequence[int],
+    lessons: Sequence[TrainData],
+    examples: Tensor,
+    device: torch.device,
+    precision: str = "fp32",
+    stacked: bool = True,
+) -> Made:
+    """Build an architecture under each run's seed, and try it on a few examples.
+
+    Where clients run one by one the layers are torch's: quicker there, and a second opinion.
+    """
+    models = [
+        _models(name, architecture, seed, held.dataset)
+        for seed, held in zip(seeds, lessons, strict=True)
+    ]
+    unmappable = next(filter(None, map(mappable, models[0].values())), "")
+    stacked = stacked and not unmappable
+    networks = [_networks(own, device, precision, stacked) for own in models]
+    for network in networks[0].values():
+        _try(name, network, examples, lessons[0].dataset)
+    _refuse_unequal_constants(name, networks)
+    setups = [
+        _setup(own, held, seed, device)
+        for own, held, seed in zip(networks, lessons, seeds, strict=True)
+    ]
+    return Made(networks[0], setups, unmappable, stacked)
+
+
+def refuse_unequal_states(method: Method, name: str, first: Setup, other: Setup) -> None:
+    """A server state made of one architecture's parameters cannot serve another."""
+    states = [
+        {leaf: tuple(value.shape) for leaf, value in tree.named(state).items()}
+        for state in (method.init_server(first), method.init_server(other))
+    ]
+    if states[0] != states[1]:
+        leaf = sorted(set(states[0].items()) ^ set(states[1].items()))[0][0]
+        raise MethodError(
+            f"{method.title} shares parameters, but architecture {name!r} differs from the first "
+            f"in {leaf!r}; give every client the same network, or use a method that exchanges "
+            "predictions"
+        )
+
+
+def blank(setup: Setup) -> Setup:
+    """Leave the values out of a setup: a state made of it shows its form, whatever it weighs.
+
+    Newcomers may hold no public examples, so there seem to be enough for any method.
+    """
+    nowhere = torch.device("meta")
+    params, auxiliary, sizes = tree.to((setup.params, setup.auxiliary, setup.sizes), nowhere)
+    return setup._replace(
+        params=params, auxiliary=auxiliary, sizes=sizes, public=1 << 20, public_labels=True
+    )
+
+
+def _models(
+    name: str, architecture: Architecture, seed: int, dataset: Dataset
+) -> dict[str, nn.Module]:
+    """Build the modules under a seed, leaving torch's own random state alone."""
+    builders = {"main": architecture.main}
+    if architecture.auxiliary is not None:
+        builders["auxiliary"] = architecture.auxiliary
+    for role, build in builders.items():
+        if isinstance(build, Worded):
+            builders[role] = replace(build, words=dataset.words)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        try:
+            models = {role: build() for role, build in builders.items()}
+        except IdiolectError:
+            raise
+        except Exception as error:
+            raise ModelError(
+                f"network {name!r} cannot be built: {_words(error)}; check its options and whether "
+                "it is meant for examples of this shape"
+            ) from error
+    for model in models.values():
+        check(model)
+    return models
+
+
+def _networks(
+    models: Mapping[str, nn.Module], device: torch.device, precision: str, stacked: bool
+) -> dict[str, Network]:
+    networks = {
+        role: Network(model, precision, stacked).to(device) for role, model in models.items()
+    }
+    return {"auxiliary": networks["main"], **networks}
+
+
+def _try(name: str, network: Network, examples: Tensor, dataset: Dataset) -> None:
+    """Run a network on a few examples: what does not fit is told now, not amid a round."""
+    shape = tuple(examples.shape[1:])
+    try:
+        with torch.no_grad():
+            logits = network(network.params, examples, training=False)
+    except Exception as error:
+        raise ModelError(
+            f"network {name!r} fails on examples of shape {shape}: {_words(error)}; change the "
+            "network, or the data"
+        ) from error
+    classes = len(dataset.classes)
+    expected = (len(examples), *dataset.y.shape[1:], classes)
+    if not isinstance(logits, Tensor) or tuple(logits.shape) != expected:
+        got = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+        raise ModelError(
+            f"network {name!r} returns {got} for {expected[0]} examples of {classes} classes, "
+            f"expected logits of shape {expected}"
+        )
+
+
+def _words(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+def _refuse_unequal_constants(name: str, made: Sequence[Mapping[str, Network]]) -> None:
+    """Runs share one module, so what is not trained must not depend on the seed."""
+    first = [network.constants for network in made[0].values()]
+    for networks in made[1:]:
+        for one, other in zip(first, networks.values(), strict=True):
+            for leaf, value in other.constants.items():
+                if not torch.equal(one[leaf], value):
+                    raise ModelError(
+                        f"architecture {name!r}: {leaf!r} is not trained, yet differs between the "
+                        "seeds, which are trained together; make it the same for every seed, or "
+                        "run the seeds one by one"
+                    )
+
+
+def _setup(
+    networks: Mapping[str, Network], lessons: TrainData, seed: int, device: torch.device
+) -> Setup:
+    public = lessons.public
+    sizes = torch.tensor([float(len(rows)) for rows in lessons.train], device=device)
+    return Setup(
+        networks["main"].params,
+        networks["auxiliary"].params,
+        sizes,
+        len(lessons.dataset.classes),
+        networks["main"].norms,
+        networks["main"].statistics,
+        0 if public is None else len(public),
+        public is not None and public.classes == lessons.dataset.classes,
+        seed,
+    )

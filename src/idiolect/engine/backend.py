@@ -1,0 +1,93 @@
+"""Where and how clients are run."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from idiolect.engine.precision import PRECISIONS
+from idiolect.errors import ConfigError
+
+KINDS = ("vectorised", "sequential", "ray")
+STORES = ("auto", "memory", "disk")
+DEVICES = ("auto", "cpu", "cuda")
+
+
+@dataclass(frozen=True)
+class Ray:
+    """Which Ray cluster, and how many workers of it, of what size."""
+
+    address: str = ""  # of the cluster's head; empty: RAY_ADDRESS, or a cluster on this machine
+    workers: int = 0  # 0: as many as fit
+    cpus: float = 1  # of each; whole ones are its threads
+    gpus: float = 0  # of each; 0.5: two workers share one
+
+    def __post_init__(self) -> None:
+        for name in ("workers", "cpus", "gpus"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"ray.{name} is {getattr(self, name)}, expected 0 or more")
+        if not self.cpus and not self.gpus:
+            raise ConfigError("ray.cpus and ray.gpus are both 0; a worker needs some of either")
+
+
+@dataclass(frozen=True)
+class Backend:
+    """The kind of backend, the device, and how many clients make a block."""
+
+    kind: str = "vectorised"
+    device: str = "auto"
+    width: int | None = None  # clients in a block; None: measured
+    cache: Path | None = None  # where measured widths are kept between runs
+    personal: str = "auto"  # where personal state is: in memory, on disk, or by its weight
+    personal_mb: int = 256  # of personal state on disk, so much is kept in memory
+    precision: str = "fp32"  # of products; tf32 (CUDA only) and bf16 are faster and coarser
+    graph: bool = True  # on CUDA: capture a block's round once and replay it every round
+    ray: Ray = Ray()  # for the kind of that name
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ConfigError(f"backend is {self.kind!r}, expected one of {', '.join(KINDS)}")
+        if self.device not in DEVICES:
+            raise ConfigError(f"device is {self.device!r}, expected one of {', '.join(DEVICES)}")
+        if self.kind == "ray":
+            if self.device == "cuda" and not self.ray.gpus:
+                raise ConfigError("device is 'cuda', but Ray's workers get no GPU; set ray.gpus")
+        elif self.device == "cuda" and not torch.cuda.is_available():
+            raise ConfigError("device is 'cuda', but torch sees no CUDA device; use device='cpu'")
+        if self.personal not in STORES:
+            raise ConfigError(f"personal is {self.personal!r}, expected one of {', '.join(STORES)}")
+        if self.personal_mb < 0:
+            raise ConfigError(f"personal_mb is {self.personal_mb}, expected 0 or more")
+        if self.precision not in PRECISIONS:
+            raise ConfigError(
+                f"precision is {self.precision!r}, expected one of {', '.join(PRECISIONS)}"
+            )
+        if self.precision == "tf32" and self.workplace != "cuda":
+            raise ConfigError("precision is 'tf32', which only CUDA devices have; use fp32 or bf16")
+        if self.width is not None and self.width < 1:
+            raise ConfigError(f"width is {self.width}, expected at least 1")
+
+    @property
+    def place(self) -> torch.device:
+        """The torch device meant; `auto` is CUDA where there is one.
+
+        With Ray it is where the servers are; workers have devices of their own.
+        """
+        if self.kind == "ray":
+            return torch.device("cpu")
+        if self.device == "auto":
+            return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        return torch.device(self.device)
+
+    @property
+    def workplace(self) -> str:
+        """The type of device that clients work on: with Ray the workers', which may lack here."""
+        if self.kind != "ray":
+            return self.place.type
+        return "cuda" if self.ray.gpus and self.device != "cpu" else "cpu"
+
+    @property
+    def whereabouts(self) -> str:
+        """Tell apart machines on which other widths of blocks may be right."""
+        crowd = [str(self.ray.workers)] if self.kind == "ray" else []
+        return " ".join([self.kind, *crowd, self.workplace])

@@ -1,0 +1,262 @@
+"""Batch plans for a block of clients, made in NumPy from (seed, round, client, call).
+
+A client's batches depend on nothing else: not on the backend, the width of the block, or who else
+takes part. Padding is added here and masked in `Local`.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from idiolect.core import randomness
+from idiolect.core.client import Plan, Pool, Request
+from idiolect.engine.batch_layout import BATCHES, Dealer, Layout, Member, laid_out, same
+from idiolect.engine.rng import generators
+from idiolect.errors import MethodError
+
+_PUBLIC = 17  # keeps these draws apart from other uses of the same seed
+
+
+class Drawn(NamedTuple):
+    """What a plan is filled with, made on the host; see `Plan`."""
+
+    rows: Tensor
+    real: Tensor  # [client, step, example] whether it is one
+    places: Tensor  # those of padding are 0
+    layout: Layout
+
+
+class BatchPlanner:
+    """The plans a block asks for, round after round.
+
+    A plan keeps its tensors from round to round and is refilled in place, so that a captured graph
+    sees the new batches; where a block's clients need another shape, the plan is made anew and
+    `turn` says so. `limit` cuts every plan to a few steps, for trials.
+    """
+
+    def __init__(
+        self, pools: Mapping[str, Pool], device: torch.device, limit: int | None = None
+    ) -> None:
+        self._pools = pools
+        self._device = device
+        self._limit = limit
+        self._members: Sequence[Member] = ()
+        self._round = 0
+        self._samples: Sequence[int] = ()
+        self._keys: Tensor | None = None  # for random numbers, once client code draws some
+        self._plans: dict[Request, Plan] = {}
+        self._ahead: dict[Request, Drawn] = {}  # made before its round has come
+        self._ahead_of: tuple[Sequence[Member], int, Sequence[int]] = ((), -1, ())
+        self._dealer = Dealer(device) if device.type == "cuda" and limit is None else None
+        self.examples = 0  # trained on in this round
+        self.planned = 0  # the same with padding
+
+    @property
+    def clients(self) -> int:
+        """How many clients the block has."""
+        return len(self._members)
+
+    def turn(
+        self, members: Sequence[Member], round: int, samples: Sequence[int] | None = None
+    ) -> bool:
+        """Open the book for a round; True where every plan kept its place and shape.
+
+        `samples` gives each member's number of the public sample, where that is not the round's.
+        """
+        alike = same(members, self._members)
+        self._members, self._round = members, round
+        self._samples = _numbers(members, round, samples)
+        known, then, theirs = self._ahead_of
+        if round != then or list(self._samples) != list(theirs) or not same(members, known):
+            self._ahead = {}
+        self.examples = self.planned = 0
+        kept = True
+        for request, plan in list(self._plans.items()):
+            if alike and not request.shuffled and not request.sample:
+                continue
+            if not self._refill(request, plan):
+                del self._plans[request]
+                kept = False
+        self._ahead = {}
+        if self._keys is not None:
+            new = self._new_keys()
+            if new.shape == self._keys.shape:
+                self._keys.copy_(new)
+            else:
+                self._keys, kept = new.to(self._device), False
+        return kept
+
+    def keys(self) -> Tensor:
+        """Return each client's key for random numbers, made on first use, then filled anew."""
+        if self._keys is None:
+            self._keys = self._new_keys().to(self._device)
+        return self._keys
+
+    def _new_keys(self) -> Tensor:
+        seeds, clients = zip(*((own.seed, own.client) for own in self._members), strict=True)
+        return torch.from_numpy(randomness.keys(seeds, clients, self._round))
+
+    def prepare(
+        self, members: Sequence[Member], round: int, samples: Sequence[int] | None = None
+    ) -> None:
+        """Draw a coming round's batches now: while a GPU works, the host has time."""
+        numbered = _numbers(members, round, samples)
+        self._ahead_of = (members, round, numbered)
+        self._ahead = {
+            request: self._pinned(_drawn(members, round, request, self._limit, numbered))
+            for request, plan in self._plans.items()
+            if request.shuffled and not (self._dealer and self._dealer.deals(request, plan))
+        }
+
+    def ask(self, request: Request) -> Plan:
+        """Return the plan for a request, making it on first use."""
+        if request not in self._plans:
+            if request.stream not in self._pools:
+                raise MethodError(
+                    f"client code asked for {request.stream!r} data; a client holds "
+                    f"{', '.join(sorted(self._pools)) or 'none'} here"
+                )
+            self._plans[request] = self._make(request)
+        return self._plans[request]
+
+    def _make(self, request: Request) -> Plan:
+        new = _drawn(self._members, self._round, request, self._limit, self._samples)
+        self._count(request, new.layout)
+        plan = Plan(
+            self._pools[request.stream],
+            new.rows.to(self._device),
+            new.real.to(self._device, torch.get_default_dtype()),
+            new.layout.certain,
+            new.layout.longest,
+        )
+        if request.stream == "public":
+            plan = plan._replace(places=new.places.to(self._device))
+        return plan
+
+    def _refill(self, request: Request, plan: Plan) -> bool:
+        whole = all(member.short_batches for member in self._members)
+        if whole and self._dealer is not None and self._dealer.deals(request, plan):
+            layout = self._dealer.deal(self._members, self._round, request, plan, self._copied)
+        else:
+            layout = self._copied(request, plan)
+        if layout is None:
+            return False
+        self._count(request, layout)
+        return True
+
+    def _copied(self, request: Request, plan: Plan) -> Layout | None:
+        """Fill a plan with what was drawn on the host; None where it does not fit."""
+        new = self._ahead.get(request)
+        if new is None:
+            new = _drawn(self._members, self._round, request, self._limit, self._samples)
+        if not new.layout.fits(request, plan):
+            return None
+        plan.rows.copy_(new.rows, non_blocking=True)
+        plan.weight.copy_(new.real, non_blocking=True)
+        if plan.places is not None:
+            plan.places.copy_(new.places, non_blocking=True)
+        return new.layout
+
+    def _count(self, request: Request, layout: Layout) -> None:
+        if request.shuffled:
+            self.examples += layout.examples
+            self.planned += layout.clients * layout.steps * layout.wide
+
+    def _pinned(self, new: Drawn) -> Drawn:
+        """Put it where a GPU fetches it from by itself."""
+        if self._device.type != "cuda":
+            return new
+        rows, real, places = (t.pin_memory() for t in (new.rows, new.real, new.places))
+        return new._replace(rows=rows, real=real, places=places)
+
+
+def _numbers(members: Sequence[Member], round: int, samples: Sequence[int] | None) -> Sequence[int]:
+    """Return each member's number of the public sample: the round's, unless told otherwise."""
+    return [round] * len(members) if samples is None else samples
+
+
+def _drawn(
+    members: Sequence[Member],
+    round: int,
+    request: Request,
+    limit: int | None,
+    samples: Sequence[int],
+) -> Drawn:
+    """Lay out rows and places as [client, step, example]."""
+    held = [_held(own, number, request) for own, number in zip(members, samples, strict=True)]
+    layout, own_steps = laid_out([len(own) for own in held], request, limit)
+    places = np.full((layout.clients, layout.steps, layout.wide), -1, np.int64)
+    rows = np.zeros_like(places)
+    orders = _orders(members, round, request, [len(own) for own in held], own_steps)
+    for client, (order, own) in enumerate(zip(orders, held, strict=True)):
+        places[client, : len(order)] = order[: layout.steps, : layout.wide]
+        if len(own):
+            rows[client] = own[np.maximum(places[client], 0)]
+    real = places >= 0
+    if any(left_out(one, request, len(own)) for one, own in zip(members, held, strict=True)):
+        layout = layout._replace(certain=0)  # some step has no row, and must change nothing
+    return Drawn(
+        torch.from_numpy(rows),
+        torch.from_numpy(real),
+        torch.from_numpy(np.maximum(places, 0, out=places)),
+        layout,
+    )
+
+
+def _held(member: Member, number: int, request: Request) -> np.ndarray:
+    """List the pool's rows that a request is about: all of a stream, or a numbered sample."""
+    rows = member.rows[request.stream]
+    if not request.sample:
+        return rows
+    chosen: np.ndarray = rows[sample(member.seed, number - request.ago, len(rows), request.sample)]
+    return chosen
+
+
+def _orders(
+    members: Sequence[Member],
+    round: int,
+    request: Request,
+    counts: Sequence[int],
+    steps: Sequence[int],
+) -> Iterator[np.ndarray]:
+    """Lay out each client's batches [step, example]: epochs of a fresh shuffle each.
+
+    The last batch of an epoch may be short; a client without data has no step.
+    """
+    keys = [(own.seed, BATCHES, round, own.client, request.call) for own in members]
+    draws: Iterator[Any] = generators(keys) if request.shuffled else iter([None] * len(keys))
+    for own, draw, count, wanted in zip(members, draws, counts, steps, strict=True):
+        per_epoch = -(-count // request.batch)
+        order = np.full((-(-wanted // max(per_epoch, 1)), per_epoch * request.batch), -1, np.int64)
+        for epoch in order:
+            epoch[:count] = draw.permutation(count) if draw else np.arange(count)
+            if left_out(own, request, count):
+                epoch[count - count % request.batch :] = -1
+        yield order.reshape(-1, request.batch)[:wanted]
+
+
+def left_out(member: Member, request: Request, count: int) -> bool:
+    """Say whether a client leaves out the last batch of an epoch, as too small beside the others.
+
+    Its rows would weigh more in the result than any others, a single one most of all.
+    """
+    rest = count % request.batch
+    private = request.shuffled and request.stream in ("train", "val")
+    return private and not member.short_batches and count > request.batch > 2 * rest > 0
+
+
+@lru_cache(maxsize=16)
+def sample(seed: int, number: int, held: int, size: int) -> np.ndarray:
+    """Draw public examples without replacement: no client's number is in the seed.
+
+    Samples are numbered by the rounds before them in which the server received a report, so that a
+    round without any leaves the teachers and the examples they were made on together. Before the
+    first there is nothing to look back at, so that one stands in.
+    """
+    draw = np.random.default_rng((seed, _PUBLIC, max(number, 0)))
+    chosen: np.ndarray = draw.permutation(held)[:size]
+    return chosen

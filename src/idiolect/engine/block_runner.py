@@ -1,0 +1,260 @@
+"""The engine: one client's function, run for a block of clients.
+
+`vectorised` maps the whole function over the block with one vmap; `sequential` calls it client by
+client, for debugging and for networks that vmap cannot map. Both give it the same batches.
+"""
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from idiolect.core import randomness, tree
+from idiolect.core.client import Local, Network, Pool
+from idiolect.core.graph_scan import Folder
+from idiolect.core.method import Sent
+from idiolect.core.tree import Params, Tree
+from idiolect.engine import device_lists
+from idiolect.engine.batch_layout import Member
+from idiolect.engine.batch_plan import BatchPlanner
+from idiolect.engine.captured import Captured
+from idiolect.errors import MethodError
+
+_LAYERS = 13  # keeps the layers' own draws apart from other uses of the same seed
+
+ClientFunction = Callable[[Sent, Tree, Local, Local], Tree]
+"""fn(sent, personal, local, exam): `exam` holds what is scored and is never given to a method's
+training code."""
+
+
+class Given(NamedTuple):
+    """What all clients of a run are given alike."""
+
+    shared: Tree
+    initial: Params | tuple[()] = ()  # the parameters training started from, where they are needed
+    group: Tree = ()  # what the server keeps for their architecture
+
+
+class BlockRunner:
+    """Where one block works: its networks, its plans and, on CUDA, its captured graph."""
+
+    def __init__(
+        self,
+        fn: ClientFunction,
+        networks: Mapping[str, Network],
+        pools: Mapping[str, Pool],
+        exam_pools: Mapping[str, Pool],
+        device: torch.device,
+        *,
+        stacked: bool,
+        graph: bool = True,
+        channels_last: bool = False,
+        limit: int | None = None,
+    ) -> None:
+        self._fn = fn
+        self._networks = networks
+        self._device = device
+        self._stacked = stacked
+        self._channels_last = channels_last
+        self._lessons = BatchPlanner(pools, device, limit)
+        self._exams = BatchPlanner(exam_pools, device, limit)
+        self._round = torch.zeros((), device=device)
+        self._folder = Folder() if graph and stacked and device.type == "cuda" else None
+        self._captured: Captured | None = None
+        self._seen: tuple[Any, ...] | None = None
+        self._capturable = True
+        self._draws = any(network.draws for network in networks.values())
+        self._inspected = False  # whether client code was watched for draws of its own
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin to count what is done here in a round, which may be several blocks."""
+        self.examples = 0  # trained on
+        self.planned = 0  # the same with padding
+
+    def prepare(
+        self, members: Sequence[Member], round: int, samples: Sequence[int] | None = None
+    ) -> None:
+        """Draw the batches of a coming round, while this one is still being worked on."""
+        self._lessons.prepare(members, round, samples)
+
+    def run(
+        self,
+        members: Sequence[Member],
+        exams: Sequence[Member],
+        round: int,
+        shared: "Given",
+        shared_per_client: bool,
+        own: Tree,
+        personal: Tree,
+        lend: bool = False,
+        samples: Sequence[int] | None = None,
+    ) -> Tree:
+        """Do the block's round; inputs and results are stacked by client on axis 0.
+
+        What is given is one tree for all, or one row per client where several seeds are stacked.
+        Results that are only lent may be written over by the desk's next round.
+        """
+        kept = self._lessons.turn(members, round, samples) & self._exams.turn(exams, round)
+        self._round.fill_(round)
+        sizes = device_lists.real([len(m.rows["train"]) for m in members], self._device)
+        seed = _seed(members[0], round) if self._draws else None
+        work = partial(self._work, sizes, shared, shared_per_client, own, personal, kept, lend)
+        done = self._watched(work, seed)
+        self.examples += self._lessons.examples
+        self.planned += self._lessons.planned
+        return done
+
+    def _watched(self, work: Callable[[], Tree], seed: int | None) -> Tree:
+        """Do the work, and refuse numbers that client code drew by torch or NumPy itself.
+
+        The first time every function is looked at; later whether the global generators moved. With
+        vmap that is torch's to say. Other threads may draw meanwhile, so one move is not enough.
+        """
+        if not self._inspected:
+            before = randomness.states()
+            with randomness.Refusing(self._running):
+                done = self._seeded(work, seed)
+            self._inspected = True
+        elif self._stacked:
+            return self._seeded(work, seed)
+        else:
+            before = randomness.states()
+            done = self._seeded(work, seed)
+        if randomness.states() != before:
+            before = randomness.states()
+            done = self._seeded(work, seed)
+            if randomness.states() != before:
+                raise randomness.refusal("a global generator of torch or NumPy")
+        return done
+
+    def _seeded(self, work: Callable[[], Tree], seed: int | None) -> Tree:
+        """Do the work; layers that draw (dropout) do so from a seed of the round."""
+        with torch.random.fork_rng(devices=[], enabled=seed is not None):
+            if seed is not None:
+                torch.manual_seed(seed)
+            return work()
+
+    def _running(self) -> bool:
+        """Say whether a network is being run at this moment."""
+        return any(network.running for network in self._networks.values())
+
+    def _work(
+        self,
+        sizes: Tensor,
+        shared: Given,
+        per_client: bool,
+        own: Tree,
+        personal: Tree,
+        kept: bool,
+        lend: bool,
+    ) -> Tree:
+        if not self._stacked:
+            return self._one(sizes, shared, per_client, own, personal)
+        slots = device_lists.whole(range(len(sizes)), self._device)
+        dims = (0, 0, 0 if per_client else None, 0, 0)
+        inputs = (slots, sizes, shared, own, personal)
+        draws = "different" if self._draws else "error"
+        mapped = torch.vmap(self._client, in_dims=dims, randomness=draws)
+        if self._folder is not None:
+            form = _form(inputs, per_client)
+            return self._replay(mapped, inputs, form, kept, lend, self._folder)
+        return _tried(mapped, inputs)
+
+    def _client(
+        self, slot: Tensor, size: Tensor, given: "Given", own: Tree, personal: Tree
+    ) -> Tree:
+        local, exam = (
+            Local(
+                self._networks,
+                book,
+                slot,
+                size,
+                self._round,
+                self._stacked,
+                initial,
+                self._channels_last,
+                self._folder,
+            )
+            for book, initial in ((self._lessons, given.initial or None), (self._exams, None))
+        )
+        return self._fn(Sent(given.shared, own, given.group), personal, local, exam)
+
+    def _one(
+        self, sizes: Tensor, shared: Given, per_client: bool, own: Tree, personal: Tree
+    ) -> Tree:
+        """Run a block of one client as plain code, without vmap."""
+        first = tree.map(lambda leaf: leaf[0], (own, personal))
+        if per_client:
+            shared = tree.map(lambda leaf: leaf[0], shared)
+        slot = torch.zeros((), dtype=torch.int64, device=self._device)
+        result = self._client(slot, sizes[0], shared, *first)
+        return tree.map(lambda leaf: leaf.unsqueeze(0), result)
+
+    def _replay(
+        self,
+        mapped: Callable[..., Tree],
+        inputs: tuple[Tree, ...],
+        form: tuple[Any, ...],
+        kept: bool,
+        lend: bool,
+        folder: Folder,
+    ) -> Tree:
+        """Run eagerly until the plans stand still, then capture once and replay every round.
+
+        The first, eager round is where client code makes its plans; only when they are refilled in
+        place (`kept`) does a captured graph see the batches of later rounds.
+        """
+        if self._captured is not None and kept and self._seen == form:
+            return self._captured.replay(inputs, lend)
+        self._captured = None
+        if kept and self._seen == form and self._capturable:
+            try:
+                self._captured = Captured(mapped, inputs, folder)
+                return self._captured.replay(inputs, lend)
+            except torch.OutOfMemoryError:
+                raise
+            except RuntimeError as error:  # an operation that waits for the host, say
+                self._captured, self._capturable = None, False
+                warnings.warn(
+                    f"not captured, so slower: {str(error).splitlines()[0]}", stacklevel=2
+                )
+        self._seen = form
+        return _tried(mapped, inputs)
+
+
+def _form(inputs: Tree, per_client: bool) -> tuple[Any, ...]:
+    """Tell what a graph was captured for: copying into its buffers would stretch another shape."""
+    return per_client, [(leaf.shape, leaf.dtype) for leaf in tree.leaves(inputs)]
+
+
+def _seed(member: Member, round: int) -> int:
+    """Return a seed for what layers draw themselves (dropout), so that a run can be repeated."""
+    entropy = np.random.SeedSequence((member.seed, _LAYERS, round, member.client))
+    return int(entropy.generate_state(1)[0])
+
+
+def _tried(mapped: Callable[..., Tree], inputs: tuple[Tree, ...]) -> Tree:
+    try:
+        return mapped(*inputs)
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        raise _explained(error) from error
+
+
+def _explained(error: RuntimeError) -> Exception:
+    """Turn torch's words about vmap into ours; other errors stay as they are."""
+    text = str(error)
+    if "called random operation while in randomness error mode" in text:
+        return randomness.refusal("torch itself, or a layer of its network other than nn.Dropout")
+    if "vmap" in text or "data-dependent control flow" in text or "item()" in text:
+        return MethodError(
+            f"a client step cannot be vectorised: {text.splitlines()[0]} Choose with tree.where "
+            "instead of `if`, or run with backend='sequential' to inspect one client at a time."
+        )
+    return error

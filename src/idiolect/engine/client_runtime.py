@@ -1,0 +1,237 @@
+"""One client by itself, on the simulator's own desk: what a node of a real federation runs.
+
+The client draws the batches it would draw in a simulation of everyone, from the same seeds, so
+that a federation of nodes and a simulation of them give the same result.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+
+from idiolect.core import tree
+from idiolect.core.batches import Request
+from idiolect.core.client import Local
+from idiolect.core.method import Method, Sent, Setup
+from idiolect.core.tree import Tree
+from idiolect.data.arrays import Rows
+from idiolect.data.federation import TrainData
+from idiolect.engine.architecture import Architecture, blank, make
+from idiolect.engine.batch_layout import Member
+from idiolect.engine.batch_plan import BatchPlanner
+from idiolect.engine.block_runner import ClientFunction
+from idiolect.engine.client_tasks import Look, Prepare
+from idiolect.engine.data_pools import DataPools
+from idiolect.engine.evaluation import Marking
+from idiolect.engine.final_exchange import Handed, Sums, Tell
+from idiolect.engine.local_group import CohortRequest, LocalGroup
+from idiolect.engine.state_store import Store
+from idiolect.errors import DataError
+
+
+@dataclass(frozen=True)
+class Place:
+    """Which client of how many, under which seed; what it cannot know of the others stays NaN."""
+
+    client: int
+    clients: int
+    seed: int
+    newcomer: bool = False  # came when all was over: its number is none of those clients'
+
+
+class Alone:
+    """A method's client side: its networks, personal state and data, and nobody else's."""
+
+    def __init__(
+        self,
+        method: Method,
+        place: Place,
+        lessons: TrainData,
+        test: Rows,
+        architecture: Architecture,
+        device: torch.device,
+        look: Callable[[Request, int], None] | None = None,
+        short_batches: bool = True,
+    ) -> None:
+        """`lessons` and `test` hold one client's rows.
+
+        `look` is shown every request for batches behind a report, with the number of rows it is
+        about, and may refuse. Without `short_batches` the last batch of an epoch is left out if it
+        has less than half the rows of a batch.
+        """
+        if lessons.clients != 1:
+            raise DataError(f"a node holds one client's data; got {lessons.clients} clients'")
+        self.method = method
+        self._place = place
+        self._device = device
+        library = DataPools([lessons], device)
+        (member,) = library.members(0, place.seed, lessons)
+        self._member = member._replace(client=place.client, short_batches=short_batches)
+        self._look = look
+        self._exams = {
+            kind: self._examined(library, rows)
+            for kind, rows in {"val": lessons.val[0], "test": test}.items()
+        }
+        made = make("main", architecture, [place.seed], [lessons], library.examples(), device)
+        self.setup: Setup = made.setups[0]  # of a newcomer, who is alone in it
+        if not place.newcomer:
+            sizes = torch.full((place.clients,), float("nan"), device=device)
+            sizes[place.client] = float(len(lessons.train[0]))
+            self.setup = self.setup._replace(sizes=sizes)
+        self.networks = made.networks
+        self._crew = LocalGroup(
+            np.array([place.client]),
+            made.networks,
+            Store([(method.init_personal(self.setup), 1)], device),
+            [self.setup.params],
+            library.pools,
+            library.exam_pools,
+            device,
+            1,
+            1,
+            made.stacked,
+            None,
+        )
+
+    def _examined(self, library: DataPools, rows: Rows) -> Member:
+        (member,) = library.examined(0, self._place.seed, [rows])
+        return member._replace(client=self._place.client)
+
+    @property
+    def personal(self) -> Tree:
+        """What this client keeps between rounds."""
+        return tree.map(lambda leaf: leaf[0], self._crew.store.rows)
+
+    @personal.setter
+    def personal(self, kept: Tree) -> None:
+        self._crew.store.rows = tree.map(
+            lambda leaf: leaf.unsqueeze(0), tree.to(kept, self._device)
+        )
+
+    @cached_property
+    def form(self) -> Sent:
+        """What a server of this method sends to this client before the first round."""
+        method, own = self.method, torch.tensor([self._place.client], device=self._device)
+        if self._place.newcomer or method.public == "server":
+            sent = self._shapes(self._place.newcomer)
+        else:
+            sent = method.send(tree.to(method.init_server(self.setup), self._device), own)
+        group: Tree = tree.to(method.init_group(self.setup), self._device)
+        return sent._replace(group=group)
+
+    @cached_property
+    def guest_form(self) -> Sent:
+        """What a server sends to this client if it is a newcomer, or took part in no round."""
+        group: Tree = tree.to(self.method.init_group(self.setup), self._device)
+        if self._place.newcomer or not self.method.welcomes:
+            return self.form
+        return self._shapes(welcome=True)._replace(group=group)
+
+    def _shapes(self, welcome: bool) -> Sent:
+        """What is sent, without its values: this client cannot know what the server holds."""
+        method, place = self.method, self._place
+        unknown = self.setup._replace(sizes=torch.empty(place.clients))
+        state = method.init_server(blank(unknown))
+        nowhere = torch.zeros(1, dtype=torch.int64, device="meta")
+        sent = method.welcome(state, nowhere) if welcome else method.send(state, nowhere)
+        return Sent(*tree.map(lambda leaf: torch.zeros_like(leaf, device=self._device), sent))
+
+    def first(self, sent: Sent, round: int, sample: int | None = None) -> tuple[Tree, Tree]:
+        """Do this client's first round: prepare, where the method does, then as in any other."""
+        fresh = self.personal
+        try:
+            if self.method.prepares:
+                (self.personal,) = self._run("prepare", Prepare(self.method), sent, round)
+            return self.step(sent, round, sample)
+        finally:
+            self.personal = fresh  # the caller keeps the new state, or asks again
+
+    def step(self, sent: Sent, round: int, sample: int | None = None) -> tuple[Tree, Tree]:
+        """Do one round; return the report and the new personal state, which is not kept yet.
+
+        `sample` is the number of the public sample, where that is not the round's.
+        """
+        method = self.method
+
+        def step(sent: Sent, personal: Tree, local: Local, exam: Local) -> Tree:
+            return method.client_step(sent, personal, local)
+
+        report, personal = self._run("step", step, sent, round, sample=sample)
+        return report, personal
+
+    def meet(self, sent: Sent, round: int) -> Tree:
+        """Look at a state without training; return the new personal state, not kept yet."""
+        (personal,) = self._run("meet", Look(self.method), sent, round)
+        return personal
+
+    def tell(self, sent: Sent, round: int) -> tuple[Tree, Tree]:
+        """Settle what to use without the others; return what they may know of it, and itself."""
+        work = Tell(self.method, keep=True)
+        told, deployed = self._run("tell", work, sent, round)
+        return told, deployed
+
+    def judge(
+        self,
+        sent: Sent,
+        round: int,
+        *,
+        tested: bool,
+        flags: Sequence[str] = (),
+        others: Sums | None = None,
+        deployed: Tree = (),
+        sample: int | None = None,
+    ) -> tuple[Tree, Tree, Tree]:
+        """Score on test data (and validation data beside), or on validation data alone.
+
+        Flags are those of `Marking`. Who hears `others` goes by what it `deployed` when it told, if
+        that is still there. Returns marks, facts and the personal model, if kept.
+        """
+        chosen: dict[str, Any] = dict.fromkeys(flags, True)
+        mark = Marking(self.method, beside=tested, hears=others is not None, **chosen)
+        if others is not None:
+            rows = tree.map(lambda leaf: leaf.unsqueeze(0), (dict(others), deployed))
+            sent = sent._replace(own=Handed(sent.own, *rows))
+        exam = self._exams["test" if tested else "val"]
+        marks, facts, kept = self._run(mark.kind, mark, sent, round, exam, sample)
+        return marks, facts, kept
+
+    def predict(self, model: Tree, x: torch.Tensor) -> torch.Tensor:
+        """Return logits of a deployed model on decoded examples."""
+        nothing = torch.zeros((), dtype=torch.int64, device=self._device)
+        size = self.setup.sizes[0 if self._place.newcomer else self._place.client]
+        plans = BatchPlanner({}, self._device)  # a prediction asks for no batches
+        local = Local(self.networks, plans, nothing, size, size.new_zeros(()), stacked=False)
+        return self.method.predict(model, x, local)
+
+    def _run(
+        self,
+        kind: str,
+        fn: ClientFunction,
+        sent: Sent,
+        round: int,
+        exam: Member | None = None,
+        sample: int | None = None,
+    ) -> Tree:
+        client = self._member.client
+        call = CohortRequest(
+            np.array([client]),
+            Sent(*tree.to(tuple(sent), self._device)),
+            {client: self._member},
+            {} if exam is None else {client: exam},
+            afresh=kind not in ("prepare", "step") and self.method.starts_over,
+            sample=sample,
+        )
+        self._crew.groups = [call.sent.group]
+        work = fn
+        if (look := self._look) is not None and kind in ("prepare", "step"):
+            rows = self._member.rows
+
+            def work(sent: Sent, personal: Tree, local: Local, exam: Local) -> Tree:
+                seen = local.watched(lambda one: look(one, len(rows[one.stream])))
+                return fn(sent, personal, seen, exam)
+
+        _, results = self._crew.run(kind, work, [call], round)
+        return tree.map(lambda leaf: leaf[0], results)

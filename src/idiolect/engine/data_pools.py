@@ -1,0 +1,235 @@
+"""Put the examples of all runs on the device once; clients are rows of these pools."""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from idiolect.core.client import Pool
+from idiolect.data.dataset import Dataset
+from idiolect.data.federation import TrainData
+from idiolect.engine.batch_layout import Member
+from idiolect.errors import DataError
+
+_MEMBERS = 8192  # whose rows are kept at hand
+_DECODED_BYTES = 1 << 30  # on a CPU decoding every batch costs more than holding floats
+
+
+class Roll(Sequence[Member]):
+    """Members made when they are called; the last ones stay the same, for books know them again."""
+
+    def __init__(self, make: Callable[[int], Member], count: int) -> None:
+        self._make = make
+        self._count = count
+        self._made: dict[int, Member] = {}
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, client: Any) -> Any:
+        """Return a member by its number."""
+        if not 0 <= client < self._count:
+            raise IndexError(client)
+        if client not in self._made:
+            if len(self._made) >= _MEMBERS:
+                self._made.clear()
+            self._made[client] = self._make(client)
+        return self._made[client]
+
+
+class DataPools:
+    """The pools of several runs, and each run's clients as members that point into them.
+
+    Runs on the same examples share them, also where each run scales them in its own way (statistics
+    of its own training rows); other examples are laid behind them. A row of a member says both: the
+    example, and whose scaling it is decoded with (see `Pool`).
+    """
+
+    def __init__(self, lessons: Sequence[TrainData], device: torch.device) -> None:
+        self._device = device
+        self._private = Joint([one.dataset for one in lessons])
+        self._public: Joint | None = None
+        self._examined: dict[tuple[int, int], tuple[Sequence[np.ndarray], Sequence[Member]]] = {}
+        if all(one.public is not None for one in lessons):
+            self._public = Joint([one.public for one in lessons if one.public])
+
+    @cached_property
+    def pools(self) -> dict[str, Pool]:
+        """What clients learn from, by stream; on the device from when it is first asked for."""
+        private = self._private.whole().pool(self._device)
+        public = {} if self._public is None else {"public": self.public().pool(self._device)}
+        return {"train": private, "val": private, **public}
+
+    @property
+    def exam_pools(self) -> dict[str, Pool]:
+        """What clients are scored on, by stream."""
+        return dict.fromkeys(("exam", "common", "marked"), self.pools["train"])
+
+    def public(self) -> "Excerpt":
+        """Return the public examples of all runs, as they are stored."""
+        if self._public is None:
+            raise DataError("there are no public examples; set data.public")
+        return self._public.whole()
+
+    @property
+    def has_public(self) -> bool:
+        """Whether there are public examples."""
+        return self._public is not None
+
+    @property
+    def stored(self) -> int:
+        """How many private examples are stored; rows count up from there for each scaling."""
+        return self._private.stored
+
+    def excerpt(self, rows: np.ndarray) -> "Excerpt":
+        """Return some examples of the private pool, in ascending order, as they are stored."""
+        return self._private.excerpt(rows)
+
+    def examples(self, count: int = 2) -> torch.Tensor:
+        """Return a few decoded examples, to try a network on."""
+        pool = self.excerpt(np.arange(count)).pool(self._device)
+        return pool.decode(pool.x)
+
+    def members(self, run: int, seed: int, lessons: TrainData) -> Sequence[Member]:
+        """Return a run's clients with what they may learn from."""
+        offset = self._private.offsets[run]
+        shared: dict[str, np.ndarray] = {}
+        if self._public is not None and lessons.public is not None:
+            shared["public"] = np.arange(len(lessons.public.y)) + self._public.offsets[run]
+
+        def member(client: int) -> Member:
+            train, val = lessons.train[client] + offset, lessons.val[client] + offset
+            return Member(seed, client, {"train": train, "val": val, **shared})
+
+        return Roll(member, len(lessons.train))
+
+    def examined(
+        self,
+        run: int,
+        seed: int,
+        rows: Sequence[np.ndarray],
+        extras: Mapping[str, Sequence[np.ndarray]] | None = None,
+    ) -> Sequence[Member]:
+        """Return a run's clients with what they are scored on; the same members for the same rows.
+
+        Books know members again by identity, and then keep their plans.
+        """
+        key = (run, id(rows))  # the rows are kept beside it, so that no others can take their id
+        if key not in self._examined:
+            offset, more = self._private.offsets[run], extras or {}
+            # What is the same for all clients stays one array.
+            moved = {id(own): own + offset for held in more.values() for own in held}
+
+            def member(client: int) -> Member:
+                beside = {stream: moved[id(held[client])] for stream, held in more.items()}
+                return Member(seed, client, {"exam": rows[client] + offset, **beside})
+
+            members = Roll(member, len(rows))
+            self._examined[key] = (rows, members)
+        return self._examined[key][1]
+
+
+class Excerpt(NamedTuple):
+    """Examples as they are stored, and how to decode them."""
+
+    x: np.ndarray
+    y: np.ndarray
+    shift: np.ndarray  # [scaling, ...]
+    scale: np.ndarray
+
+    def pool(self, device: torch.device) -> Pool:
+        """Put them on a device."""
+        pool = Pool(_tensor(self.x, device), _tensor(self.y, device))
+        kind = self.x.dtype
+        if kind == np.uint8 or np.issubdtype(kind, np.floating):  # other whole numbers are tokens
+            real = torch.get_default_dtype()
+            several = len(self.shift) > 1
+            shift, scale = (
+                torch.from_numpy(np.array(values if several else values[0])).to(device, real)
+                for values in (self.shift, self.scale)
+            )
+            pool = pool._replace(shift=shift, inverse_scale=1 / scale, several=several)
+            if device.type == "cpu" and self.x.size * 4 <= _DECODED_BYTES:
+                if several:  # scaled when taken, but no longer turned from bytes into floats then
+                    pool = pool._replace(x=pool.x.to(real))
+                else:
+                    pool = Pool(pool.decode(pool.x), pool.y)
+        return pool
+
+
+class Joint:
+    """Distinct examples, laid one behind the other; `offsets` are each run's first row.
+
+    Where runs scale examples differently, the rows of the second scaling follow those of the first,
+    and so on: row n is example n % stored, decoded by scaling n // stored.
+    """
+
+    def __init__(self, datasets: Sequence[Dataset]) -> None:
+        self._distinct: list[Dataset] = []
+        self._scalings: list[tuple[np.ndarray, np.ndarray]] = []
+        places = []
+        for dataset in datasets:
+            held = [_same_examples(dataset, known) for known in self._distinct]
+            if not any(held):
+                self._distinct.append(dataset)
+            scaling = (dataset.shift, dataset.scale)
+            if not dataset.decodes:  # tokens are not scaled, whatever is noted beside them
+                scaling = (np.zeros(1, np.float32), np.ones(1, np.float32))
+            alike = [_same(scaling, known) for known in self._scalings]
+            if not any(alike):
+                self._scalings.append(scaling)
+            places.append(([*held, True].index(True), [*alike, True].index(True)))
+        self._starts = np.cumsum([0] + [len(dataset.y) for dataset in self._distinct])
+        self.stored = int(self._starts[-1])
+        self.offsets = [int(self._starts[x]) + scaling * self.stored for x, scaling in places]
+
+    def whole(self) -> Excerpt:
+        """Return all examples."""
+        first = self._distinct[0]
+        if len(self._distinct) == 1:
+            return Excerpt(first.x, first.y, *self._stacked())
+        return self.excerpt(np.arange(self.stored))
+
+    def excerpt(self, rows: np.ndarray) -> Excerpt:
+        """Return some examples, by numbers that ascend."""
+        cuts = np.searchsorted(rows, self._starts)
+        parts = [
+            (dataset, rows[low:high] - start)
+            for dataset, start, low, high in zip(
+                self._distinct, self._starts, cuts, cuts[1:], strict=False
+            )
+        ]
+        x = np.concatenate([np.asarray(dataset.x[own]) for dataset, own in parts])
+        y = np.concatenate([dataset.y[own] for dataset, own in parts])
+        return Excerpt(x, y, *self._stacked())
+
+    def _stacked(self) -> tuple[np.ndarray, np.ndarray]:
+        """Lay shifts and scales one behind the other, in the shape that fits all of them."""
+        if len(self._scalings) == 1:
+            return self._scalings[0][0][None], self._scalings[0][1][None]
+        rank = (1,) * (self._distinct[0].x.ndim - 1)  # an example's, for rows to stand before it
+        shape = np.broadcast_shapes(rank, *(own.shape for one in self._scalings for own in one))
+        shift, scale = (
+            np.stack([np.broadcast_to(one[part], shape) for one in self._scalings])
+            for part in range(2)
+        )
+        return shift, scale
+
+
+def _same_examples(one: Dataset, other: Dataset) -> bool:
+    """Say whether two datasets are the very same arrays, however they are scaled."""
+    return one is other or (one.x is other.x and one.y is other.y)
+
+
+def _same(left: Sequence[np.ndarray], right: Sequence[np.ndarray]) -> bool:
+    return all(
+        one.shape == other.shape and bool(np.array_equal(one, other))
+        for one, other in zip(left, right, strict=True)
+    )
+
+
+def _tensor(array: np.ndarray, device: torch.device) -> torch.Tensor:
+    """Copy an array (a read-only memory map too) to the device."""
+    return torch.from_numpy(np.array(array)).to(device)

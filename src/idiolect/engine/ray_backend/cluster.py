@@ -1,0 +1,299 @@
+"""The workers of a Ray cluster: hired once for a process, found lost, and replaced.
+
+Every shard has a slot, and a slot a worker. When a worker is lost, another is asked for at once;
+until it is there, those that are left serve its slots too.
+"""
+
+import contextlib
+import os
+import re
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any, NamedTuple
+
+import torch
+
+from idiolect.engine.backend import Ray
+from idiolect.engine.ray_backend.worker import Worker
+from idiolect.errors import ClusterError, ConfigError, IdiolectError, MissingExtra
+from idiolect.version import VERSION
+
+_SECONDS = 300.0  # a worker has to start: its process, its imports, a device to come free
+_KNOCK = 10.0  # seconds for the head of a cluster to answer at all
+_ATTEMPTS = 3  # at one order, each of which cost a worker its life
+
+_OPEN: dict[Ray, "Cluster"] = {}  # Ray itself is one to a process
+
+_numbers = count()
+
+
+@dataclass(eq=False)
+class Hand:
+    """A worker, and its first answer: who it is, once it has started."""
+
+    actor: Any
+    ready: Any
+    slots: set[int] = field(default_factory=set)
+    number: int = field(default_factory=lambda: next(_numbers))
+
+
+def required() -> Any:
+    """Return the library, or say what to install."""
+    # Ray would print it where results are printed, and we tell of it ourselves.
+    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", "A worker died or was killed")
+    try:
+        import ray
+    except ImportError:
+        raise MissingExtra("backend 'ray' needs the library ray, which is missing", "ray") from None
+    return ray
+
+
+def hired(wanted: Ray) -> "Cluster":
+    """Return the cluster that is wanted; the next job finds the same workers."""
+    ray = required()
+    for key, known in list(_OPEN.items()):
+        if not known.open:
+            del _OPEN[key]
+        elif key != wanted and not known.jobs:  # others may need its place
+            known.dismiss()
+            del _OPEN[key]
+    if wanted not in _OPEN:
+        _OPEN[wanted] = Cluster(ray, wanted)
+    return _OPEN[wanted]
+
+
+def _session(ray: Any) -> str:
+    return str(ray.get_runtime_context().get_job_id())
+
+
+class Cluster:
+    """As many workers as were asked for, or as many of them as are left."""
+
+    def __init__(self, ray: Any, wanted: Ray) -> None:
+        self._ray, self._wanted = ray, wanted
+        self.jobs: set[str] = set()  # that are going on
+        if not ray.is_initialized():
+            _connect(ray, wanted)
+        self._session = _session(ray)
+        self.size = wanted.workers or _fitting(ray, wanted)
+        _refuse_too_many(ray, wanted, self.size)
+        self._coming = [self._start() for _ in range(self.size)]
+        self._slots: list[Hand] = []
+        self._gone: set[int] = set()
+        first = self._admitted(self.size)
+        if len(first) < self.size:
+            raise ClusterError(
+                f"{len(first)} of {self.size} workers started within {_SECONDS:.0f} s; see "
+                "`ray status` for what keeps the others waiting, or ask for fewer (backend.ray)"
+            )
+        self._slots = first
+        for slot, hand in enumerate(first):
+            hand.slots.add(slot)
+
+    @property
+    def open(self) -> bool:
+        """Whether the session with Ray that the workers belong to is still on."""
+        return bool(self._ray.is_initialized()) and self._session == _session(self._ray)
+
+    # Who is there.
+
+    def at(self, slot: int) -> Hand:
+        """Return who serves a slot; a replacement that has started takes a slot over."""
+        for hand in self._admitted(0) if self._coming else ():
+            busiest = max(self._hands(), key=lambda other: len(other.slots), default=None)
+            if busiest is not None and len(busiest.slots) > 1:
+                self._move(max(busiest.slots), hand)
+        return self._slots[slot]
+
+    def _hands(self) -> list[Hand]:
+        return list(dict.fromkeys(self._slots))
+
+    def _move(self, slot: int, hand: Hand) -> None:
+        self._slots[slot].slots.discard(slot)
+        self._slots[slot] = hand
+        hand.slots.add(slot)
+
+    def lost(self, hand: Hand) -> None:
+        """Take note that a worker is gone: ask for another, and let others serve meanwhile."""
+        if hand.number in self._gone:
+            return
+        self._gone.add(hand.number)
+        self._coming.append(self._start())
+        left = [other for other in self._hands() if other.number not in self._gone]
+        if not left:
+            left = self._admitted(1)
+            if not left:
+                raise ClusterError(
+                    f"all workers were lost, and none started again within {_SECONDS:.0f} s; see "
+                    "`ray status`, and go on with --resume when the cluster is well"
+                )
+        for slot in sorted(hand.slots):
+            self._move(slot, min(left, key=lambda other: (len(other.slots), other.number)))
+
+    def _start(self) -> Hand:
+        options = {"num_cpus": self._wanted.cpus, "num_gpus": self._wanted.gpus}
+        actor = self._ray.remote(**options, max_restarts=0)(Worker)
+        path = [os.path.abspath(place) for place in sys.path]
+        made = actor.remote(max(1, int(self._wanted.cpus)), path)
+        return Hand(made, made.about.remote())
+
+    def _admitted(self, wanted: int) -> list[Hand]:
+        """Return who has started since; wait for as many as are wanted, but not for ever."""
+        refs = {hand.ready: hand for hand in self._coming}
+        patience = _SECONDS if wanted else 0.0
+        found, _ = self._ray.wait(
+            list(refs), num_returns=max(1, min(wanted, len(refs))), timeout=patience
+        )
+        ready = []
+        for ref in found:
+            self._coming.remove(refs[ref])
+            with contextlib.suppress(self._ray.exceptions.RayActorError):  # lost in its turn
+                _refuse_other_versions(self._ray.get(ref))
+                ready.append(refs[ref])
+        return sorted(ready, key=lambda hand: hand.number)
+
+    # What they do.
+
+    def put(self, value: Any) -> Any:
+        """Lay something into the object store, for every worker to find."""
+        return self._ray.put(value)
+
+    def ask(self, task: Callable[[Hand], list[Any]], slot: int) -> "Asked":
+        """Ask whoever serves a slot; `task` makes the calls, and the last one is the answer."""
+        hand = self.at(slot)
+        return Asked(task, slot, hand, task(hand))
+
+    def answer(self, asked: "Asked") -> "Answered":
+        """Wait for an answer. A worker that is lost is replaced, and the work done again."""
+        errors = self._ray.exceptions
+        for attempt in range(_ATTEMPTS):
+            try:
+                # In order: where a preparation failed, its error says more than what followed.
+                last = [self._ray.get(ref) for ref in asked.refs][-1]
+                return Answered(asked.hand, last, attempt)
+            except errors.RayTaskError as error:
+                raise _own(error) from error
+            except _lost(errors):
+                self.lost(asked.hand)
+                asked = self.ask(asked.task, asked.slot)
+        raise ClusterError(
+            f"the same work cost {_ATTEMPTS} workers their lives; perhaps the memory does not "
+            "suffice: ask for fewer workers, or set backend.width"
+        )
+
+    def tell(self, hand: Hand, call: str, *arguments: Any) -> None:
+        """Tell a worker something that needs no answer, if it is still there."""
+        if hand.number not in self._gone and self.open:
+            getattr(hand.actor, call).remote(*arguments)
+
+    def about(self) -> list[dict[str, Any]]:
+        """Ask all workers who they are, and how long they worked."""
+        refs = [hand.actor.about.remote() for hand in self._hands()]
+        return [self._ray.get(ref) for ref in refs]
+
+    def dismiss(self) -> None:
+        """Let all workers go."""
+        for hand in [*self._hands(), *self._coming]:
+            self._ray.kill(hand.actor)
+
+    def everyone(self) -> Iterator[Hand]:
+        """Give all workers that are there."""
+        yield from self._hands()
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A question to a worker, which can be put to another."""
+
+    task: Callable[[Hand], list[Any]]
+    slot: int
+    hand: Hand
+    refs: list[Any]
+
+
+class Answered(NamedTuple):
+    """What a worker said, and how often the question had to be put to another one."""
+
+    hand: Hand
+    value: Any
+    again: int
+
+
+def _lost(errors: Any) -> tuple[type[Exception], ...]:
+    """List the errors that mean: the worker, or what it had made, is gone."""
+    return (
+        errors.RayActorError,
+        errors.WorkerCrashedError,
+        errors.ObjectLostError,
+        errors.OutOfMemoryError,
+    )
+
+
+def _own(error: Any) -> Exception:
+    """Give a worker's error as it was raised there, without Ray's pages around it."""
+    cause = error.cause
+    missing = re.search(r"No module named '[^']+'", str(cause))
+    if missing and not isinstance(cause, IdiolectError):
+        return ClusterError(
+            f"a worker says: {missing.group()}; install it, or put it on PYTHONPATH, on every "
+            "machine of the cluster"
+        )
+    return cause if isinstance(cause, Exception) else ClusterError(f"a worker failed: {error}")
+
+
+def _connect(ray: Any, wanted: Ray) -> None:
+    """Join the cluster that is named, or the one in RAY_ADDRESS, or start one here."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    address = wanted.address or os.environ.get("RAY_ADDRESS", "")
+    try:
+        if address and address != "local":
+            _refuse_silence(address)
+            ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+            return
+        quiet = {"log_to_driver": False, "logging_level": "ERROR", "include_dashboard": False}
+        ray.init(address="local", **quiet)  # it counts cores and GPUs itself
+    except (OSError, RuntimeError, ValueError) as error:
+        where = f"at {address!r}" if address else "on this machine"
+        reason = str(error).splitlines()[0].split(". ")[0]
+        raise ClusterError(
+            f"no Ray cluster could be reached {where}: {reason}; start one with `ray start "
+            "--head`, correct backend.ray.address, or leave it out to start one here"
+        ) from None
+
+
+def _refuse_silence(address: str) -> None:
+    """Knock first: Ray itself would wait for minutes where nobody answers."""
+    host, _, port = address.rpartition("://")[2].rpartition(":")
+    if host and port.isdigit():
+        socket.create_connection((host, int(port)), _KNOCK).close()
+
+
+def _fitting(ray: Any, wanted: Ray) -> int:
+    """Return how many workers the cluster has room for: by GPUs where they need some."""
+    there = ray.cluster_resources()
+    if wanted.gpus:
+        return max(1, int(there.get("GPU", 0) / wanted.gpus))
+    return max(1, int(there.get("CPU", 0) / wanted.cpus)) if wanted.cpus else 1
+
+
+def _refuse_too_many(ray: Any, wanted: Ray, workers: int) -> None:
+    there = ray.cluster_resources()
+    for what, each in (("CPU", wanted.cpus), ("GPU", wanted.gpus)):
+        if workers * each > there.get(what, 0) + 1e-6:
+            raise ConfigError(
+                f"backend.ray asks for {workers} workers with {each:g} {what}s each, and the "
+                f"cluster has {there.get(what, 0):g}; ask for fewer, or add machines to it"
+            )
+
+
+def _refuse_other_versions(about: dict[str, Any]) -> None:
+    own = {"idiolect": VERSION, "torch": torch.__version__}
+    for name, version in own.items():
+        if about[name] != version:
+            raise ClusterError(
+                f"a worker has {name} {about[name]} and this process {version}; install the same "
+                "on every machine of the cluster"
+            )

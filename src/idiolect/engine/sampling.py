@@ -1,0 +1,112 @@
+"""Who takes part in a round, as a pure function of the seed and the round.
+
+There is no sampler state to save: a resumed run draws the cohort it would have drawn.
+"""
+
+import secrets
+from collections.abc import Callable
+
+import numpy as np
+
+from idiolect.data.federation import TrainData
+from idiolect.errors import DataError
+
+_COHORT, _WATCHED = 7, 19  # keep these draws apart from other uses of the same seed
+
+
+def eligible(lessons: TrainData) -> np.ndarray:
+    """Return the clients that have something to train on: the others cannot change anything."""
+    able = np.array([n for n, rows in enumerate(lessons.train) if len(rows)])
+    if not len(able):
+        raise DataError("no client has a training example; check the partition and the split")
+    return able
+
+
+def cohort(seed: int, round: int, clients: np.ndarray, size: int) -> np.ndarray:
+    """Draw `size` of the given clients without replacement, in ascending order."""
+    if size >= len(clients):
+        return clients
+    chosen = np.random.default_rng((seed, _COHORT, round)).choice(clients, size, replace=False)
+    return np.sort(chosen)
+
+
+def poisson(seed: int, round: int, clients: np.ndarray, size: int) -> np.ndarray:
+    """Let every client take part by itself with probability size / clients; maybe nobody does."""
+    if size >= len(clients):
+        return clients
+    coins = np.random.default_rng((seed, _COHORT, round)).random(len(clients))
+    return clients[coins < size / len(clients)]
+
+
+def watched(seed: int, clients: int, size: int) -> np.ndarray:
+    """Draw the clients that stand for all when models are scored, in ascending order."""
+    chosen = np.random.default_rng((seed, _WATCHED)).choice(clients, size, replace=False)
+    return np.sort(chosen)
+
+
+class Attendance:
+    """Who takes part in the rounds of one run: who trains, and who of those is heard."""
+
+    def __init__(
+        self, seed: int, eligible: np.ndarray, size: int | None, draw: str, all_train: bool
+    ) -> None:
+        self._seed, self._eligible, self._draw = seed, eligible, DRAWS[draw]
+        self._size = len(eligible) if size is None else size
+        self._all_train = all_train
+
+    def heard(self, round: int) -> np.ndarray:
+        """Return whose reports reach the server: the cohort."""
+        return self._draw(self._seed, round, self._eligible, self._size)
+
+    def training(self, round: int) -> np.ndarray:
+        """Return the cohort, and the bystanders where they train too."""
+        return self._eligible if self._all_train else self.heard(round)
+
+    def strangers(self, clients: int, rounds: int) -> np.ndarray:
+        """Return which of the clients trained in none of the first rounds."""
+        met = np.zeros(clients, bool)
+        for round in range(rounds):
+            met[self.training(round)] = True
+            if self._all_train or self._size >= len(self._eligible):
+                break  # everyone who can, at once
+        return np.flatnonzero(~met)
+
+
+class Once(Attendance):
+    """Who takes part in one round, drawn by the operating system: nobody can draw it again.
+
+    Where differential privacy counts on a cohort that nobody knows, a draw from the run's seed,
+    which all who take part know, would be no secret.
+    """
+
+    def __init__(self, eligible: np.ndarray, size: int | None, draw: str, all_train: bool) -> None:
+        super().__init__(0, eligible, size, draw, all_train)
+        self._heard = _SECRET[draw](eligible, self._size)
+
+    def heard(self, round: int) -> np.ndarray:
+        """Return the cohort, whichever round it is: there is one of these for each."""
+        return self._heard
+
+
+def _secret_cohort(clients: np.ndarray, size: int) -> np.ndarray:
+    if size >= len(clients):
+        return clients
+    return np.sort(secrets.SystemRandom().sample(clients.tolist(), size)).astype(clients.dtype)
+
+
+def _secret_poisson(clients: np.ndarray, size: int) -> np.ndarray:
+    if size >= len(clients):
+        return clients
+    coins = np.frombuffer(secrets.token_bytes(8 * len(clients)), np.uint64)
+    return clients[coins < np.uint64((size << 64) // len(clients))]
+
+
+_SECRET: dict[str, Callable[[np.ndarray, int], np.ndarray]] = {
+    "fixed": _secret_cohort,
+    "poisson": _secret_poisson,
+}
+
+DRAWS: dict[str, Callable[[int, int, np.ndarray, int], np.ndarray]] = {
+    "fixed": cohort,
+    "poisson": poisson,
+}

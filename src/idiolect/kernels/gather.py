@@ -1,0 +1,72 @@
+"""Examples stored as bytes, taken and decoded in one pass, for every step of every client."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from idiolect.kernels.compiled import attempt, kernel
+from idiolect.kernels.vmap_rules import call
+
+_THREADS = 256
+
+
+def suits(x: Tensor, shift: Tensor, factor: Tensor) -> bool:
+    """Say whether there is a kernel for it: bytes on a GPU, one shift for all or each channel."""
+    channels = x.shape[1] if x.dim() > 2 else 1
+    return (
+        x.is_cuda
+        and x.dtype == torch.uint8
+        and shift.shape == factor.shape
+        and shift.dtype == torch.float32
+        and x.dim() > 1
+        and shift.numel() in (1, channels)
+        and shift.numel() == shift.shape[0]
+        and all(size == 1 for size in shift.shape[1:])
+        and (shift.numel() == 1 or shift.dim() == x.dim() - 1)
+    )
+
+
+def take(x: Tensor, rows: Tensor, shift: Tensor, factor: Tensor) -> Tensor:
+    """Return (x[rows] - shift) · factor."""
+    made: Tensor = call(_Take, x, rows, shift, factor)
+    return made
+
+
+class _Take(Function):
+    """Nothing here is learned, so there is no way back."""
+
+    @staticmethod
+    def forward(x: Tensor, rows: Tensor, shift: Tensor, factor: Tensor) -> Tensor:
+        def plain() -> Tensor:
+            return (x[rows].to(shift.dtype) - shift) * factor
+
+        return attempt("examples", lambda: _launched(x, rows, shift, factor), plain)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.mark_non_differentiable(output)
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor) -> Any:
+        return None, None, None, None
+
+    @staticmethod
+    def vmap(info: Any, dims: Any, x: Tensor, rows: Tensor, *rest: Tensor) -> Any:
+        if dims[0] is not None or dims[2] is not None or dims[3] is not None:
+            raise RuntimeError("vmap over the pool of examples, of which there is one")
+        return call(_Take, x, rows.movedim(dims[1], 0), *rest), 0
+
+
+def _launched(x: Tensor, rows: Tensor, shift: Tensor, factor: Tensor) -> Tensor:
+    numbers, rows = x[0].numel(), rows.contiguous()
+    out = shift.new_empty(*rows.shape, *x.shape[1:])
+    constants = {"NUMBERS": numbers, "PLANE": numbers // shift.numel(), "THREADS": _THREADS}
+    if rows.numel():
+        kernel("taking.cu", "take", constants)(
+            (rows.numel(), 1, 1),
+            (_THREADS, 1, 1),
+            [x.contiguous(), rows, shift.contiguous(), factor.contiguous(), out],
+        )
+    return out

@@ -1,0 +1,56 @@
+"""Layers of a network replaced by those that are fast for many clients at once."""
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from idiolect.kernels.conv_relu_pool import conv_relu, conv_relu_pool
+from idiolect.kernels.convolution import StackedConv2d
+from idiolect.kernels.group_norm import StackedGroupNorm, norm_relu
+from idiolect.kernels.linear import StackedLinear, linear_relu
+
+
+class StackedSequential(nn.Sequential):
+    """Layers in a row: a convolution, dense layer or normalisation and what follows run as one."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Run the layers: one with ReLU, or with ReLU and 2×2 max-pooling, at once."""
+        layers = list(self)
+        while layers:
+            first, rectifies = layers[0], [type(layer) for layer in layers[1:2]] == [nn.ReLU]
+            if isinstance(first, StackedLinear) and rectifies:
+                x, layers = linear_relu(first, x), layers[2:]
+            elif isinstance(first, StackedGroupNorm) and rectifies:
+                x, layers = norm_relu(first, x), layers[2:]
+            elif not isinstance(first, StackedConv2d) or not rectifies:
+                x, layers = first(x), layers[1:]
+            elif len(layers) > 2 and _halves(layers[2]):
+                x, layers = conv_relu_pool(first, x), layers[3:]
+            else:
+                x, layers = conv_relu(first, x), layers[2:]
+        return x
+
+
+def _halves(layer: nn.Module) -> bool:
+    """Say whether a layer is plain max-pooling of 2×2 windows."""
+    if type(layer) is not nn.MaxPool2d:
+        return False
+    pool: Any = layer
+    sizes = (pool.kernel_size, pool.stride, pool.padding, pool.dilation)
+    usual = ((2, (2, 2)), (2, (2, 2)), (0, (0, 0)), (1, (1, 1)))
+    fits = all(size in known for size, known in zip(sizes, usual, strict=True))
+    return fits and not pool.ceil_mode and not pool.return_indices
+
+
+def quicken(model: nn.Module) -> nn.Module:
+    """Replace plain layers and rows of them in place; parameters and names stay."""
+    for layer in model.modules():
+        if StackedConv2d.suits(layer):
+            layer.__class__ = StackedConv2d
+        if StackedLinear.suits(layer):
+            layer.__class__ = StackedLinear
+        if StackedGroupNorm.suits(layer):
+            layer.__class__ = StackedGroupNorm
+        if type(layer) is nn.Sequential:
+            layer.__class__ = StackedSequential
+    return model

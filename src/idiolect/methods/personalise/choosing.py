@@ -1,0 +1,166 @@
+"""One model out of many candidates, by a rule that few validation examples cannot fool.
+
+A client's model is p(y | x) = Σ w_m p_m(y | x) over its candidates m. The weights are those of
+
+    max over w of  Σ_i log Σ_m w_m p_m(y_i | x_i)  +  c Σ_m q_m log w_m,    Σ w_m = 1,
+
+over validation examples i: the mixture's log-likelihood, and a prior q that counts as c examples.
+The sum is concave in w. With few examples w stays near q, an average of all or what the others
+chose (`pooling`); with many it goes where the likelihood is. One candidate gets all only if no
+mixture explains the data better.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from idiolect.core import losses, tree
+from idiolect.core.client import Batch, Local
+from idiolect.core.tree import Params
+
+_TURNS = 50  # of the fixed-point iteration
+_TINY = 1e-30
+_AT_ONCE = 100  # examples about which all candidates are asked together: they take room
+
+
+class Blend(NamedTuple):
+    """Some networks of one form and their weights, the heaviest first."""
+
+    members: Params  # [member, ...]
+    weights: Tensor  # [member]
+
+
+class Scores(NamedTuple):
+    """What candidates say of a client's validation data."""
+
+    chances: Tensor  # [label, candidate] of the true class
+    counts: Tensor  # [label] 1, or 0 for padding
+    accuracies: Tensor  # [candidate]
+
+
+def scored(candidates: Params, local: Local) -> Scores:
+    """Ask every candidate about every validation example."""
+
+    def ask(batch: Batch) -> Tensor:
+        def one(params: Params) -> Tensor:
+            logits = local.logits(params, batch.x)
+            chance = logits.log_softmax(-1).gather(-1, batch.y.unsqueeze(-1)).squeeze(-1).exp()
+            right = losses.right(logits, batch.y).to(chance.dtype)
+            return torch.stack([chance, right], -1)
+
+        said = local.each(one, candidates).movedim(0, -1)  # [..., 2, candidate]
+        counts = batch.weight.unsqueeze(-1).unsqueeze(-1).expand(*batch.weight.shape, 1, 1)
+        counts = counts.expand(*batch.weight.shape, 1, said.shape[-1])
+        return torch.cat([said, counts.to(said.dtype)], -2)
+
+    rows = local.rows(ask, "val", batch=_AT_ONCE)
+    rows = rows.reshape(-1, *rows.shape[-2:])  # a sequence's labels stand one behind the other
+    chances, right, counts = rows.unbind(-2)
+    counts = counts[:, 0]
+    accuracies = (right * counts.unsqueeze(-1)).sum(0) / counts.sum()
+    return Scores(chances, counts, accuracies)
+
+
+def sound(candidates: Params, scores: Scores) -> Tensor:
+    """Say which candidates are numbers throughout: one that diverged is none."""
+    checks = [leaf.isfinite().reshape(len(leaf), -1).all(1) for leaf in candidates.values()]
+    said = (scores.chances.isfinite() | (scores.counts == 0).unsqueeze(-1)).all(0)
+    return torch.stack([*checks, said]).all(0)
+
+
+def even(sound: Tensor) -> Tensor:
+    """Return a prior that is the same for every sound candidate."""
+    prior = sound.double()
+    return prior / prior.sum().clamp(min=1)
+
+
+def fitted(scores: Scores, prior: Tensor, caution: float | Tensor) -> Tensor:
+    """Return the weights [candidate] of the rule above; the prior where there are no examples.
+
+    What is no candidate has no prior. Each turn gives every example to the candidates that explain
+    it, by share, and counts.
+    """
+    prior = prior.to(scores.chances.dtype)
+    chances = torch.where(prior > 0, scores.chances.clamp(min=_TINY), 0.0)
+    weights = prior
+    for _ in range(_TURNS):
+        shares = chances * weights
+        shares = shares / shares.sum(1, keepdim=True).clamp(min=_TINY)
+        held = (shares * scores.counts.unsqueeze(1)).sum(0)
+        weights = (held + caution * prior) / (scores.counts.sum() + caution)
+    return weights
+
+
+def alone(place: Tensor, scores: Scores) -> Tensor:
+    """Return weights that are all on one candidate."""
+    order = torch.arange(scores.chances.shape[1], device=place.device)
+    return (order == place).to(scores.chances.dtype)
+
+
+def blended(candidates: Params, weights: Tensor, most: int) -> tuple[Blend, Tensor]:
+    """Keep the largest weights, the first of equal ones; return the mixture and what is left.
+
+    What is left adds up to 1 and has a place for every candidate.
+    """
+    ordered, places = weights.sort(descending=True, stable=True)
+    ordered, places = ordered[:most], places[:most]
+    ordered = ordered / ordered.sum()
+    members = tree.map(lambda leaf: leaf.index_select(0, places), candidates)
+    return Blend(members, ordered), torch.zeros_like(weights).scatter(0, places, ordered)
+
+
+def surely_better(scores: Scores, weights: Tensor, margin: float) -> Tensor:
+    """Say whether a mixture is more likely than the first candidate, beyond chance.
+
+    The gain of log-likelihood, example by example, has a mean above `margin` standard errors. One
+    example has no standard error, and proves nothing.
+    """
+    chances = scores.chances.nan_to_num().clamp(min=_TINY)
+    gains = (chances * weights).sum(1).clamp(min=_TINY).log() - chances[:, 0].log()
+    count = scores.counts.sum()
+    mean = (gains * scores.counts).sum() / count
+    spread = ((gains - mean).square() * scores.counts).sum() / (count - 1).clamp(min=1)
+    return (mean > margin * (spread / count).sqrt()) & (count > 1)
+
+
+def predict(model: Blend, x: Tensor, local: Local) -> Tensor:
+    """Return log Σ w_m softmax(logits_m): logits again."""
+    said = local.each(lambda params: local.logits(params, x).log_softmax(-1), model.members)
+    weights = model.weights.reshape(-1, *[1] * (said.dim() - 1))
+    # A member of no weight may be anything, even no number.
+    return (torch.where(weights > 0, said, 0.0) + weights.log()).logsumexp(0)
+
+
+class Compared(NamedTuple):
+    """A mixture beside the first candidate, on validation data; NaN where there are none."""
+
+    accuracy: Tensor
+    gain: Tensor  # of accuracy over the first candidate
+    error: Tensor  # the gain's standard error, squared; 0 for one example
+
+
+def compared(model: Blend, first: Params, local: Local) -> Compared:
+    """Compare a mixture with another model, label by label."""
+
+    def score(batch: Batch) -> Tensor:
+        said = (predict(model, batch.x, local), local.logits(first, batch.x))
+        ours, theirs = (losses.right(one, batch.y).to(batch.weight.dtype) for one in said)
+        gains = ours - theirs
+        values = (ours, gains, gains.square())
+        return torch.stack([losses.weighted_mean(value, batch.weight) for value in values])
+
+    total, count = local.total(score, "val")
+    accuracy, gain, square = (total / count).unbind()
+    error = (square - gain.square()).clamp(min=0) / (count - 1).clamp(min=1)
+    return Compared(accuracy, gain, error)
+
+
+def best_of(scores: Scores, sound: Tensor) -> Tensor:
+    """Return the place of the best accuracy; of equal ones by likelihood, then by order."""
+    counts = scores.counts.unsqueeze(1)
+    likelihood = (scores.chances.nan_to_num().clamp(min=_TINY).log() * counts).sum(0)
+    right = torch.where(sound, scores.accuracies.nan_to_num(), -1.0)
+    mark = torch.where(right >= right.max() - 1e-6, likelihood, float("-inf"))
+    order = torch.arange(len(mark), device=mark.device)
+    return torch.where(mark >= mark.max() - 1e-6, order, len(mark)).min()

@@ -1,0 +1,135 @@
+"""Fine-tuning after the federation, of all layers or some, with a hold on what was learnt."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+from torch import Tensor
+
+from idiolect.core.client import Local
+from idiolect.core.method import Method, Sent, setting
+from idiolect.core.tree import Params, Tree
+from idiolect.core.wrap import Wrapper
+from idiolect.methods.personalise.local_training import (
+    Course,
+    Ground,
+    Held,
+    Terms,
+    adapted,
+    chosen,
+    fisher,
+    ground,
+    held,
+    of_all,
+    parameters,
+    told,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuneSettings:
+    """How a client trains what it received."""
+
+    tune_epochs: int = setting(10, "passes over the client's data after the rounds", least=1)
+    tune_lr: float = setting(0.01, "learning rate of that training", above=0)
+    fb_layers: int = setting(1, "how many last layers freeze-base (FB) trains", least=1)
+    fb_names: tuple[str, ...] = setting(
+        (), "what FB trains instead, by patterns of parameters such as 'fc2.*'"
+    )
+    ewc_fisher: str = setting(
+        "federation",
+        "whose examples say what matters to EWC: everyone's, told in sum, or the client's own",
+        choices=("federation", "client"),
+    )
+    kd_temperature: float = setting(6.0, "temperature of the distillation (T)", above=0)
+
+
+class Tuning(NamedTuple):
+    """What the inner method deploys, that model trained further, and what EWC waits with."""
+
+    inner: Tree
+    model: Tree
+    held: Held | tuple[()] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tuned(TuneSettings, Wrapper):
+    """Any method, then local training of what it deploys."""
+
+    tunes: ClassVar[bool] = True
+
+    trains: str = setting("all", "all layers (FT), or the last (FB)", choices=("all", "head"))
+    kd_weight: float = setting(
+        0.0, "share of the distillation from the federated model (α)", least=0, most=1
+    )
+    ewc_weight: float = setting(
+        0.0, "strength of the hold on weights that matter to the federation (λ)", least=0
+    )
+
+    def titled(self, title: str) -> str:
+        """Name the parts."""
+        parts = ["FT" if self.trains == "all" else "FB"]
+        parts += ["KD"] * bool(self.kd_weight) + ["EWC"] * bool(self.ewc_weight)
+        return " + ".join([title, *parts])
+
+    def deploy(self, sent: Sent, personal: Tree, local: Local) -> Tuning:
+        """Train what the inner method deploys."""
+        return self._tuned(self.base.deploy(sent, personal, local), sent, local)
+
+    def adapt(self, sent: Sent, personal: Tree, local: Local) -> Tuning:
+        """Do the same for a newcomer."""
+        return self._tuned(self.base.adapt(sent, personal, local), sent, local)
+
+    def models(self, sent: Sent, deployed: Tuning) -> dict[str, Tree]:
+        """The trained model in place of the inner one's personal model."""
+        if not deployed:
+            return self.base.models(sent, ())
+        return {**self.base.models(sent, deployed.inner), "personal": deployed.model}
+
+    def facts(self, deployed: Tuning) -> dict[str, Tensor]:
+        """Hand on."""
+        return self.base.facts(deployed.inner)
+
+    @property
+    def tells(self) -> bool:
+        """Whether clients tell each other what matters to them."""
+        wants = bool(self.ewc_weight) and self.ewc_fisher == "federation"
+        return wants and not self.base.hides
+
+    @property
+    def deploys(self) -> int:
+        """With what is held until the others have told."""
+        return self.base.deploys + 5 * self.tells
+
+    def tell(self, deployed: Tuning, local: Local) -> Tree:
+        """Tell what matters to the federated task, by the own examples."""
+        return told(deployed.held) if isinstance(deployed.held, Held) else ()
+
+    def hear(self, deployed: Tuning, others: Tree, local: Local) -> Tuning:
+        """Train once more, held to what matters to all."""
+        if not isinstance(deployed.held, Held):
+            return deployed
+        importance = of_all(deployed.held, others)
+        model = self._trained(deployed.held.at, importance, local)
+        return deployed._replace(model=model, held=())
+
+    def _tuned(self, inner: Tree, sent: Sent, local: Local) -> Tuning:
+        at = ground(self.base, sent, inner)
+        importance = fisher(self.base, at, self._chosen(at), local) if self.ewc_weight else {}
+        model = self._trained(at, importance, local)
+        kept = held(self.base, sent, inner, importance, local) if self.tells else ()
+        return Tuning(inner, model, kept)
+
+    def _chosen(self, at: Ground) -> Callable[[str], bool]:
+        params = parameters(self.base, at.start)
+        return chosen(params, self.trains == "head", self.fb_layers, self.fb_names)
+
+    def _trained(self, at: Ground, importance: Params, local: Local) -> Tree:
+        terms = Terms(self.kd_weight or None, self.kd_temperature, self.ewc_weight or None)
+        course = course_of(self.base, local, self)
+        return adapted(self.base, at, self._chosen(at), terms, importance, course, local)
+
+
+def course_of(base: Method, local: Local, settings: TuneSettings) -> Course:
+    """Train as the inner method does, at a rate and for a time of its own."""
+    return Course(base.rule(local, settings.tune_lr), base.batch, settings.tune_epochs)

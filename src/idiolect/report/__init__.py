@@ -1,6 +1,0 @@
-"""Reports: a run's findings as one page that opens offline, and as files for a paper."""
-
-from idiolect.report.material import Material, read
-from idiolect.report.write import report
-
-__all__ = ["Material", "read", "report"]

@@ -1,0 +1,211 @@
+"""The three verbs that touch data, on worlds small enough to do in the head."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from idiolect.core import losses, optim
+from idiolect.core.client import Local, Network, Pool, Request
+from idiolect.engine.batch_layout import Member
+from idiolect.engine.batch_plan import BatchPlanner
+
+CPU = torch.device("cpu")
+
+
+class Scale(nn.Module):
+    """Logits (0, w·x): one weight, no more."""
+
+    def __init__(self, weight=0.0):
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor(float(weight)))
+
+    def forward(self, x):
+        return torch.stack([torch.zeros_like(x), self.weight * x], -1)
+
+
+def world(sizes, labels=None):
+    """Client n holds examples x = 10n + 1, 10n + 2, ...; all of class 1 unless told."""
+    x = torch.tensor([10.0 * n + i + 1 for n, size in enumerate(sizes) for i in range(size)])
+    y = torch.ones(len(x), dtype=torch.int64) if labels is None else torch.tensor(labels)
+    pool = Pool(x, y)
+    ends = np.cumsum([0, *sizes])
+    members = []
+    for n in range(len(sizes)):
+        rows = np.arange(ends[n], ends[n + 1])
+        members.append(Member(0, n, {"train": rows, "val": rows, "public": np.arange(len(x))}))
+    book = BatchPlanner({"train": pool, "val": pool, "public": pool}, CPU)
+    book.turn(members, 0)
+    return book
+
+
+def each_client(book, count, fn, stacked):
+    """Run fn(local) for every client, mapped or one by one, and stack the results."""
+    networks = {"main": Network(Scale())}
+
+    def client(slot):
+        size, round = torch.tensor(1.0), torch.tensor(0.0)
+        return fn(Local(networks, book, slot, size, round, stacked))
+
+    slots = torch.arange(count)
+    if stacked:
+        return torch.vmap(client)(slots)
+    return torch.stack([client(slot) for slot in slots])
+
+
+both_ways = pytest.mark.parametrize("stacked", [False, True])
+
+
+@both_ways
+@pytest.mark.parametrize("batch", [1, 2, 5])
+def test_scan_folds_over_real_examples_only(stacked, batch):
+    """Sums: 1 + 2 + 3 = 6, 11, and nothing: the carry of a client without data is untouched.
+
+    The step adds 100 a time as well, so a step of padding alone would show.
+    """
+
+    def fn(local):
+        def step(carry, now):
+            return carry + (now.x * now.weight).sum() + 100
+
+        return local.scan(step, torch.tensor(0.5), batch=batch, epochs=2)
+
+    steps = [2 * -(-3 // batch), 2, 0]
+    expected = [0.5 + 2 * total + 100 * n for total, n in zip((6, 11, 0), steps, strict=True)]
+    assert each_client(world([3, 1, 0]), 3, fn, stacked).tolist() == expected
+
+
+@both_ways
+def test_scan_takes_so_many_steps(stacked):
+    """Four steps for whoever has data, however many examples that takes."""
+    count = lambda local: local.scan(lambda n, _: n + 1, torch.tensor(0), batch=2, steps=4)  # noqa: E731
+    assert each_client(world([5, 1, 0]), 3, count, stacked).tolist() == [4, 4, 0]
+
+
+@both_ways
+@pytest.mark.parametrize("batch", [1, 2, 500])
+def test_mean_weighs_examples_not_batches(stacked, batch):
+    """Means 2 of (1, 2, 3), 11.5 of (11, 12); no example has no mean."""
+
+    def fn(local):
+        return local.mean(lambda now: losses.weighted_mean(now.x, now.weight), batch=batch)
+
+    got = each_client(world([3, 2, 0]), 3, fn, stacked)
+    assert got[:2].tolist() == pytest.approx([2, 11.5])
+    assert got[2].isnan()
+
+
+@both_ways
+@pytest.mark.parametrize("batch", [2, 3, 500])
+def test_rows_gives_one_row_for_every_public_example_in_order(stacked, batch):
+    fn = lambda local: local.rows(lambda now: now.x, batch=batch)  # noqa: E731
+    got = each_client(world([3, 2]), 2, fn, stacked)
+    assert got.tolist() == [[1, 2, 3, 11, 12]] * 2
+
+
+@both_ways
+def test_fit_takes_gradient_steps(stacked):
+    """One example x = 1 of class 1 at w = 0: p = ½, so w becomes lr · ½; then p = σ(lr/2)."""
+
+    def fn(local):
+        rule = optim.sgd(0.2)
+        start = {"weight": torch.tensor(0.0)}
+        return local.fit(local.loss, start, rule, batch=1, epochs=2)["weight"]
+
+    got = each_client(world([1]), 1, fn, stacked)
+    expected = 0.1 + 0.2 * (1 - torch.sigmoid(torch.tensor(0.1)))
+    assert torch.allclose(got[0], expected)
+
+
+@both_ways
+def test_the_gradient_ignores_padding_and_what_is_unused(stacked):
+    """At w = 0 with labels 1, 0: ½ (−½ · 1 + ½ · 2) = ¼, in a batch of seven places."""
+
+    def fn(local):
+        def step(carry, batch):
+            loss = lambda params, batch: local.loss({"weight": params["weight"]}, batch)  # noqa: E731
+            at = {"weight": torch.tensor(0.0), "unused": torch.ones(2)}
+            slope = local.gradient(loss, at, batch)
+            return carry + torch.cat([slope["weight"].reshape(1), slope["unused"]])
+
+        return local.scan(step, torch.zeros(3), batch=7)
+
+    got = each_client(world([2], labels=[1, 0]), 1, fn, stacked)
+    assert got.tolist() == [[0.25, 0, 0]]
+
+
+@both_ways
+def test_each_shows_all_rows_the_same_batches(stacked):
+    """Two factors on one fold: results are exactly proportional, and the next call draws anew."""
+
+    def fold(local, factor):
+        # The order matters: each x is weighed by the steps before it.
+        def step(carry, batch):
+            total, count = carry
+            return total + factor * count * (batch.x * batch.weight).sum(), count + 1
+
+        return local.scan(step, (torch.tensor(0.0), torch.tensor(1.0)), batch=1)[0]
+
+    def fn(local):
+        factors = local.numbers([1.0, 3.0])
+        rows = local.each(lambda factor: fold(local, factor), factors)
+        return torch.cat([rows, fold(local, 1.0).reshape(1)])
+
+    (got,) = each_client(world([9]), 1, fn, stacked)
+    assert got[1] == 3 * got[0] and got[2] != got[0]
+
+
+@both_ways
+def test_accuracy_and_networks(stacked):
+    """At w = 1 positive x is class 1; three of four labels agree."""
+
+    def fn(local):
+        return local.mean(lambda batch: local.accuracy({"weight": torch.tensor(1.0)}, batch))
+
+    assert each_client(world([4], labels=[1, 1, 0, 1]), 1, fn, stacked).tolist() == [0.75]
+
+
+def test_batches_say_whether_they_are_for_training_and_where_they_lie():
+    local = Local({"main": Network(Scale())}, world([2]), torch.tensor(0), None, None, False)
+    seen = []
+    local.scan(lambda carry, batch: seen.append(batch), (), batch=2)
+    local.mean(lambda batch: seen.append(batch) or torch.zeros(()))
+    assert [batch.training for batch in seen] == [True, False]
+    assert sorted(seen[0].row.tolist()) == [0, 1]
+
+
+def test_shuffled_calls_are_numbered_and_constant_ones_are_not():
+    asked = []
+
+    class Recording:
+        def ask(self, request):
+            asked.append(request)
+            return pages.ask(request)
+
+    pages = world([2])
+    local = Local({}, Recording(), torch.tensor(0), None, None, False)
+    for _ in range(2):
+        local.scan(lambda carry, batch: carry, (), batch=2)
+        local.mean(lambda batch: torch.zeros(()))
+    assert asked == [
+        Request("train", 2, 1, 0, True, 0),
+        Request("val", 500, 1, 0, False, 0),
+        Request("train", 2, 1, 0, True, 1),
+        Request("val", 500, 1, 0, False, 0),
+    ]
+
+
+@pytest.mark.parametrize("span", [2, 3, 100])
+def test_batches_taken_several_at_a_time_are_those_taken_one_by_one(span, monkeypatch):
+    """On a GPU examples are decoded for many steps at once; here 7 steps in pieces of `span`."""
+
+    def seen(local):
+        return local.scan(
+            lambda carry, batch: 0.5 * carry + (batch.x * batch.weight * batch.row).sum(),
+            torch.zeros(()),
+            batch=2,
+        )
+
+    one_by_one = each_client(world([13, 6, 1]), 3, seen, True)
+    monkeypatch.setattr("idiolect.core.client._span", lambda plan: span)
+    assert torch.equal(each_client(world([13, 6, 1]), 3, seen, True), one_by_one)

@@ -1,0 +1,197 @@
+"""Folds that are captured in pieces do what folds step by step do, for every method.
+
+Here a piece is run in place of a graph's replay: it reads and writes the same buffers. That graphs
+do the same on CUDA is for `benchmarks/gpu_check.py` to say.
+"""
+
+import time
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+import worlds
+from idiolect.core import graph_scan, tree
+from idiolect.core.client import Local
+from idiolect.core.method import Report
+from idiolect.engine import block_runner
+from idiolect.methods import FedAvg
+from idiolect.methods.personalise import Combined
+from test_laws import ended, every_method, made
+
+LONGER = {"epochs": 4, "tune_epochs": 3, "distil_epochs": 3, "head_epochs": 3, "expert_epochs": 3}
+
+
+def repeated(piece, times):
+    for _ in range(times):
+        piece()
+
+
+class Emulated:
+    """A tape that does at once what it would record."""
+
+    recording = True
+    repeat = staticmethod(repeated)
+
+
+MODES = {"in pieces": (False, None), "slow steps": (True, None), "recorded": (True, Emulated())}
+
+
+def folder(mode):
+    """Make a folder that knows whether steps are slow, perhaps while a round is recorded."""
+    made = graph_scan.Folder()
+    made._slow, made._tape = MODES[mode]
+    return made
+
+
+@pytest.fixture
+def folded(monkeypatch):
+    """Let every fold of four steps or more be done in pieces; count them."""
+    done = []
+
+    def counted(self, step, carry, steps, device):
+        done.append(steps)
+        return fold(self, step, carry, steps, device)
+
+    fold = graph_scan.Folder.fold
+    monkeypatch.setattr(graph_scan, "PIECE", 2)
+    monkeypatch.setattr(graph_scan, "_WORTH", 1)
+    monkeypatch.setattr(graph_scan, "_SLOW", 1000)
+    monkeypatch.setattr(graph_scan, "repeat", repeated)
+    monkeypatch.setattr(graph_scan.Folder, "fold", counted)
+    monkeypatch.setattr(graph_scan.Folder, "worth", lambda self, steps, device: steps >= 4)
+
+    def switch(mode):
+        def graphed(networks, book, slot, size, round, stacked, *rest):
+            made = folder(mode) if stacked else None
+            return Local(networks, book, slot, size, round, stacked, *rest[:-1], folder=made)
+
+        monkeypatch.setattr(block_runner, "Local", graphed if mode else Local)
+        return done
+
+    return switch
+
+
+def both(method, folded, mode="in pieces", **options):
+    """Play a world step by step and in pieces."""
+    world, ends = worlds.with_public(), []
+    for how in ("", mode):
+        done = folded(how)
+        sim = worlds.simulation(method, world, cohort=3, **options)
+        ends.append(ended(sim, [world.exam], rounds=2))
+    return ends, done
+
+
+@every_method
+@pytest.mark.parametrize("mode", ["in pieces", "recorded"])
+def test_a_fold_in_pieces_is_the_fold(name, mode, folded, float64):
+    """Also of clients that are done while others go on, and of one without data."""
+    ends, done = both(made(name, **LONGER), folded, mode)
+    assert max(done, default=0) >= 5
+    assert not worlds.differing(*ends, 1e-12)
+
+
+@pytest.mark.parametrize("build", [worlds.Normed, worlds.Batched])
+def test_it_is_so_after_the_rounds_and_with_any_optimiser(build, folded, float64):
+    base = made("fedavg", optimiser="adam", lr=0.02, weight_decay=0.1, clip=0.5)
+    ends, done = both(Combined(base, tune_epochs=3, expert_epochs=3), folded, build=build)
+    assert len(done) > 8  # the rounds' folds are short
+    assert not worlds.differing(*ends, 1e-12)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Through(FedAvg):
+    """Takes the gradient through a whole training, as meta-learning does."""
+
+    def client_step(self, sent, personal, local):
+        def trained(params, batch):
+            inner = local.fit(local.loss, params, self.rule(local), batch=2, steps=6)
+            return local.loss(inner, batch)
+
+        def step(params, batch):
+            return tree.axpy(-0.1, local.gradient(trained, params, batch), params)
+
+        return Report(local.scan(step, sent.shared, batch=8, epochs=1), local.size), personal
+
+
+def test_no_gradient_is_taken_through_a_fold_in_pieces(folded, float64):
+    ends, done = both(Through(lr=0.1), folded)
+    assert not done
+    assert not worlds.differing(*ends, 1e-12)
+
+
+def in_turn(number, carry):
+    last, _ = carry
+    return 10 * last + number[0] + 1, last  # what was held moves to the other place
+
+
+START = (torch.tensor(0, dtype=torch.int64), torch.tensor(0, dtype=torch.int64))
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("steps", range(3, 12))
+def test_every_step_is_done_once_and_in_turn(steps, mode, monkeypatch):
+    monkeypatch.setattr(graph_scan, "PIECE", 3)
+    monkeypatch.setattr(graph_scan, "_WORTH", 1)
+    monkeypatch.setattr(graph_scan, "repeat", repeated)
+    last, before = folder(mode).fold(in_turn, START, steps, CPU)
+    wanted = 0
+    for number in range(steps):
+        earlier, wanted = wanted, 10 * wanted + number + 1
+    assert (last, before) == (wanted, earlier)
+
+
+@pytest.mark.parametrize(
+    ("slow", "pieces"), [((), []), (range(60), [17, 18]), ((0, 1), []), ((0, 2), [])]
+)
+def test_steps_that_take_the_host_long_are_pieces_by_themselves(slow, pieces, monkeypatch):
+    """Twenty quick steps are not worth a graph; of slow ones all but the first few are replayed.
+
+    Three tell which they are: the first has much to do, and of the others one may have to wait.
+    """
+    done, begun = [], iter(range(60))
+    monkeypatch.setattr(graph_scan, "repeat", lambda piece, times: done.append(times))
+
+    def step(number, carry):
+        time.sleep(0.05 * (next(begun) in slow))
+        return carry + 1
+
+    folder = graph_scan.Folder()
+    for _ in range(2):
+        folder.fold(step, torch.zeros(()), 20, CPU)
+    assert done == pieces
+
+
+@pytest.mark.parametrize(
+    ("slow", "recording", "capturing", "steps", "worth"),
+    [
+        (None, False, False, 3, True),  # it is seen after two steps whether more is to be gained
+        (None, False, False, 2, False),
+        (False, False, False, 33, False),
+        (False, False, False, 34, True),
+        (True, False, False, 3, True),
+        (True, True, True, 3, True),
+        (True, False, True, 100, False),  # within a piece
+        (False, True, True, 100, False),  # a round of quick steps is recorded whole
+    ],
+)
+def test_which_folds_are_captured(slow, recording, capturing, steps, worth, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing)
+    made = graph_scan.Folder()
+    made._slow, made._tape = slow, Emulated() if recording else None
+    assert made.worth(steps, torch.device("cuda")) is worth
+    assert not made.worth(10_000, CPU)
+
+
+def test_a_fold_within_a_step_of_a_recorded_one_is_not_recorded_by_itself():
+    """The steps are six: two as they come, and four times a piece, of which one is looked at."""
+    made, seen = folder("recorded"), []
+
+    def step(number, carry):
+        seen.append(made._tape is not None)
+        return carry
+
+    made.fold(step, torch.zeros(()), 6, CPU)
+    assert seen == [True, True, False, False, False, False]
+    assert made._tape is not None

@@ -1,0 +1,130 @@
+"""Batch losses against torch's own on the rows that are real."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.nn import functional as F
+
+from idiolect.core import losses
+
+EXACT = 1e-12
+
+
+def random(shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+@given(
+    real=st.integers(1, 6),
+    padding=st.integers(0, 5),
+    classes=st.sampled_from([2, 4, 15, 16, 20]),  # few and many are computed differently
+    seed=st.integers(0, 99),
+)
+def test_losses_equal_torchs_on_the_real_rows(real, padding, classes, seed):
+    """Padding holds absurd logits; neither the value nor the gradient may know of it."""
+    draw = torch.Generator().manual_seed(seed)
+    rows = torch.randperm(real + padding, generator=draw)[:real]  # padding anywhere
+    weight = torch.zeros(real + padding, dtype=torch.float64)
+    weight[rows] = 1
+    logits = random((real + padding, classes), seed) + 1e3 * (1 - weight).unsqueeze(1)
+    teacher = random((real + padding, classes), seed + 1)
+    labels = torch.randint(classes, (real + padding,), generator=draw)
+    logits.requires_grad_()
+    for ours, theirs in (
+        (losses.cross_entropy(logits, labels, weight), F.cross_entropy(logits[rows], labels[rows])),
+        (
+            losses.divergence(logits, teacher, weight),
+            F.kl_div(
+                logits[rows].log_softmax(-1), teacher[rows].softmax(-1), reduction="batchmean"
+            ),
+        ),
+        (
+            losses.soft_cross_entropy(logits, teacher, weight),
+            F.cross_entropy(logits[rows], teacher[rows].softmax(-1)),
+        ),
+    ):
+        assert torch.allclose(ours, theirs, EXACT, EXACT)
+        slopes = [torch.autograd.grad(loss, logits)[0] for loss in (ours, theirs)]
+        assert torch.allclose(*slopes, EXACT, EXACT)
+    right = (logits[rows].argmax(-1) == labels[rows]).double().mean()
+    assert torch.allclose(losses.accuracy(logits, labels, weight), right)
+
+
+def test_a_batch_of_padding_costs_nothing():
+    """Zero with a zero gradient, not 0/0."""
+    logits = random((3, 4)).requires_grad_()
+    weight = torch.zeros(3, dtype=torch.float64)
+    labels = torch.zeros(3, dtype=torch.int64)
+    for loss in (
+        losses.cross_entropy(logits, labels, weight),
+        losses.divergence(logits, random((3, 4), 1), weight),
+        losses.soft_cross_entropy(logits, random((3, 4), 1), weight),
+        losses.distil(logits, random((3, 4), 1), weight, 3.0),
+    ):
+        assert loss.item() == 0
+        (slope,) = torch.autograd.grad(loss, logits)
+        assert torch.equal(slope, torch.zeros_like(slope))
+    assert losses.accuracy(logits, labels, weight).item() == 0
+
+
+def test_the_divergence_by_hand():
+    """Teacher (1/2, 1/2), student (1/4, 3/4): KL = ½ ln(½ / ¼) + ½ ln(½ / ¾) = ½ ln(4/3)."""
+    teacher = torch.tensor([[0.5, 0.5]], dtype=torch.float64).log()
+    student = torch.tensor([[0.25, 0.75]], dtype=torch.float64).log()
+    expected = 0.5 * torch.tensor(4 / 3, dtype=torch.float64).log()
+    one = torch.ones(1, dtype=torch.float64)
+    assert torch.allclose(losses.divergence(student, teacher, one), expected, EXACT, EXACT)
+    assert losses.divergence(teacher, teacher, one).abs() < EXACT
+
+
+@pytest.mark.parametrize("loss", [losses.divergence, losses.soft_cross_entropy, losses.distil])
+def test_no_gradient_flows_into_the_teacher(loss):
+    student, teacher = random((2, 3)).requires_grad_(), random((2, 3), 1).requires_grad_()
+    value = loss(student, teacher, torch.ones(2, dtype=torch.float64))
+    slopes = torch.autograd.grad(value, (student, teacher), allow_unused=True)
+    assert slopes[0].abs().max() > 0 and slopes[1] is None
+
+
+def test_both_soft_losses_have_one_gradient():
+    """They differ by the teacher's entropy: PersFL's Eq. 3 and Eq. 7 train alike."""
+    student, teacher, one = random((5, 3)).requires_grad_(), random((5, 3), 1), random(5, 2).abs()
+    soft = (losses.divergence, losses.soft_cross_entropy)
+    values = [loss(student, teacher, one) for loss in soft]
+    slopes = [torch.autograd.grad(value, student)[0] for value in values]
+    assert torch.allclose(*slopes, EXACT, EXACT)
+    share = one / one.sum()
+    entropy = -(share * (teacher.softmax(-1) * teacher.log_softmax(-1)).sum(-1)).sum()
+    assert torch.allclose(values[1] - values[0], entropy, EXACT, EXACT)
+
+
+def test_distil_is_t_squared_times_the_softened_divergence():
+    student, teacher = random((4, 3)), random((4, 3), 1)
+    expected = 25 * F.kl_div(
+        (student / 5).log_softmax(-1), (teacher / 5).softmax(-1), reduction="batchmean"
+    )
+    got = losses.distil(student, teacher, torch.ones(4, dtype=torch.float64), 5.0)
+    assert torch.allclose(got, expected, EXACT, EXACT)
+
+
+def test_the_gradient_of_distil_keeps_its_size():
+    """As T grows T²·KL tends to |z_s - z_t|² / 2C for centred logits: its gradient is Δz / C."""
+    student, teacher = random((1, 3)), random((1, 3), 1)
+    student, teacher = student - student.mean(), teacher - teacher.mean()
+    student.requires_grad_()
+    value = losses.distil(student, teacher, torch.ones(1, dtype=torch.float64), 1e4)
+    (slope,) = torch.autograd.grad(value, student)
+    assert torch.allclose(slope, (student - teacher) / 3, rtol=1e-2)
+
+
+def test_no_gradient_reaches_a_teacher():
+    weight = torch.ones(3, dtype=torch.float64)
+    for loss in (
+        losses.divergence,
+        losses.soft_cross_entropy,
+        lambda student, teacher, w: losses.divergence_from(student, teacher.softmax(-1), w),
+        lambda student, teacher, w: losses.distil(student, teacher, w, 2.0),
+    ):
+        student, teacher = random((3, 4)).requires_grad_(), random((3, 4), 1).requires_grad_()
+        loss(student, teacher, weight).backward()
+        assert teacher.grad is None and student.grad.abs().sum() > 0

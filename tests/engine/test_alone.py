@@ -1,0 +1,115 @@
+"""One client alone does what it does among others."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+import worlds
+from idiolect.core import tree
+from idiolect.deploy import final_messages
+from idiolect.engine.architecture import Architecture
+from idiolect.engine.client_runtime import Alone, Place
+from idiolect.errors import DataError
+from idiolect.methods import METHODS
+from test_laws import made
+
+METHOD_NAMES = [
+    name for name, kind in METHODS.items() if not kind.pooled and kind.public != "server"
+]
+
+
+def lone(world, client, method, *, seed=0):
+    own = world.subset([client])
+    architecture = Architecture(worlds.Normed, lambda: worlds.Normed(4))
+    place = Place(client, world.clients, seed)
+    device = torch.device("cpu")
+    return Alone(method, place, own.lessons, own.test[0], architecture, device)
+
+
+@pytest.mark.parametrize("name", METHOD_NAMES)
+def test_clients_alone_are_the_sequential_simulation_bit_for_bit(name):
+    """Two rounds of a hub of five nodes, by hand: same reports, personal states and scores.
+
+    And between the two, where a method says so, what they tell each other. The last has nothing to
+    train on, so no round calls it: where a method adapts to newcomers, it is one in the end.
+    """
+    world = worlds.with_public()
+    method = made(name)
+    simulation = worlds.simulation(
+        method,
+        world,
+        seeds=[5],
+        architectures={"main": Architecture(worlds.Normed, lambda: worlds.Normed(4))},
+        kind="sequential",
+        width=1,
+    )
+    nodes = [lone(world, client, method, seed=5) for client in range(world.clients)]
+    sizes = torch.tensor([float(len(rows)) for rows in world.train])
+    state = method.init_server(nodes[0].setup._replace(sizes=sizes))
+    cohort = torch.arange(world.clients - 1)  # the last has nothing to train on
+    for round in range(2):
+        simulation.advance()
+        sent = method.send(state, cohort)
+        reports = []
+        for place, client in enumerate(cohort.tolist()):
+            own = tree.map(lambda leaf, row=place: leaf[row : row + 1], sent.own)
+            node = nodes[client]
+            work = node.first if round == 0 else node.step
+            report, node.personal = work(sent._replace(own=own), round)
+            reports.append(report)
+        state = method.server_step(state, cohort, tree.stack(reports))
+    assert not worlds.differing(state, simulation.states[0])
+    personal = tree.stack([node.personal for node in nodes])
+    assert not worlds.differing(personal, simulation.tree["personal"][0])
+    (verdict,) = simulation.judge([world.exam], keep=True)
+    never = [n for n in range(world.clients) if n not in cohort] if method.adapts else []
+    took = [n for n in range(world.clients) if n not in never]
+    addressed = {}
+    for clients, send in ((took, method.send), (never, method.welcome)):
+        sent = send(state, torch.tensor(clients, dtype=torch.int64))
+        for place, client in enumerate(clients):
+            own = tree.map(lambda leaf, row=place: leaf[row : row + 1], sent.own)
+            addressed[client] = sent._replace(own=own)
+    heard = [{} for _ in nodes]
+    if method.tells:
+        spoken = {client: nodes[client].tell(addressed[client], 2) for client in took}
+        everything = final_messages.heard({n: told for n, (told, _) in spoken.items()}, 0)
+        heard = [{"others": everything.sums} for _ in nodes]  # a newcomer told none of it
+        for client, (told, deployed) in spoken.items():
+            heard[client] = {
+                "others": final_messages.others(everything.sums, told),
+                "deployed": deployed,
+            }
+    for client, node in enumerate(nodes):
+        flags = ["newcomers"] if client in never else []
+        marks, facts, _ = node.judge(
+            addressed[client], 2, tested=True, flags=flags, **heard[client]
+        )
+        for model, metrics in verdict.scores.items():
+            for metric, values in metrics.items():
+                assert np.array_equal(marks[model][metric], values[client], equal_nan=True)
+        for fact, values in verdict.facts.items():
+            assert np.array_equal(facts[fact].numpy(), values[client], equal_nan=True)
+
+
+def test_a_node_does_not_know_how_much_the_others_hold():
+    node = lone(worlds.with_public(), 1, METHODS["fedavg"]())
+    assert node.setup.clients == 6
+    assert node.setup.sizes[1] == 4
+    assert node.setup.sizes[[0, 2, 3, 4, 5]].isnan().all()
+
+
+def test_a_node_holds_one_clients_data():
+    world = worlds.with_public()
+    place = Place(0, world.clients, 0)
+    with pytest.raises(DataError, match="one client's data; got 6 clients'"):
+        Alone(
+            METHODS["fedavg"](),
+            place,
+            dataclasses.replace(world.lessons),
+            world.test[0],
+            Architecture(worlds.Normed),
+            torch.device("cpu"),
+        )

@@ -1,0 +1,117 @@
+"""Reports that come in parts, each added up where it was made, serve as well as their rows."""
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from test_guard import poisoner
+
+import worlds
+from idiolect.aggregation import RULES
+from idiolect.aggregation.aggregator import Aggregated
+from idiolect.aggregation.attacks import Attacked, SignFlip
+from idiolect.core import tree
+from idiolect.core.method import Method, mean_report
+from idiolect.engine.client_group import GroupResult
+from idiolect.engine.server_update import summable, summed
+from idiolect.methods import METHODS, FedAvg, FedPer
+from test_laws import made
+
+SUMMING = [name for name, kind in METHODS.items() if kind().sums]
+
+
+def in_parts(simulation):
+    """Let every team hand in two sums, of its odd and its even seats, instead of its reports."""
+
+    def parted(harvest, calls):
+        def half(first):
+            rows = list(range(first, len(harvest.seats), 2))
+            own = tree.take((harvest.reports, harvest.personal), torch.tensor(rows))
+            seats = [harvest.seats[row] for row in rows]
+            return summed(
+                simulation.method, GroupResult(harvest.team, seats, own[0], (), own[1]), calls
+            )
+
+        left, right = half(0), half(1)
+        return GroupResult(
+            harvest.team,
+            [*left.seats, *right.seats],
+            (),
+            (),
+            tree.concat([left.personal, right.personal]),
+            tree.map(lambda *parts: torch.cat(parts), left.sums, right.sums),
+            torch.cat([left.broken, right.broken]),
+        )
+
+    for team in simulation._crews:
+        train = team.train
+        team.train = lambda *order, train=train: lambda: parted(train(*order)(), order[1])
+    return simulation
+
+
+def test_most_methods_that_average_come_in_parts():
+    assert {"fedavg", "fedprox", "fedper", "ditto", "pfedme", "pfml", "apfl"} <= set(SUMMING)
+    assert not {"local", "fedfomo", "fedamp", "ktpfl", "pfedhn", "feddf"} & set(SUMMING)
+
+
+@pytest.mark.parametrize("name", SUMMING)
+@pytest.mark.parametrize("uniform", [False, True])
+def test_sums_of_parts_serve_as_well_as_rows(name, uniform, float64):
+    """Two seeds of clients unlike in size, so that a wrong weight would show."""
+    both = [worlds.with_public(), worlds.with_public((2, 8, 4, 1, 6, 3), seed=5)]
+    ends = []
+    for change in (lambda whole: whole, in_parts):
+        method = made(name, uniform=uniform)
+        simulation = change(worlds.simulation(method, both, seeds=(0, 7), cohort=3))
+        rounds = [simulation.advance() for _ in range(2)]
+        ends.append((simulation.tree, [done._replace(left_out=()) for done in rounds]))
+    assert not worlds.differing(ends[0][0], ends[1][0], 1e-9)
+    assert ends[0][1] == ends[1][1]  # traffic, examples, what crossed
+
+
+def test_what_holds_nan_is_in_no_sum(float64):
+    """Client 2 trains on a NaN: the others' mean is as if it had stayed away."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class Spoilt(FedPer):
+        def client_step(self, sent, personal, local):
+            report, kept = super().client_step(sent, personal, local)
+            ruin = torch.where(local.size == 5, float("nan"), 0.0)
+            return report._replace(params=tree.map(lambda p: p + ruin, report.params)), kept
+
+    ends = []
+    for change in (lambda whole: whole, in_parts):
+        simulation = change(worlds.simulation(Spoilt(batch=3, lr=0.1), worlds.federation()))
+        assert [own.tolist() for own in simulation.advance().left_out] == [[2]]
+        ends.append(simulation.tree)
+    assert not worlds.differing(*ends, 1e-9)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Secretly(FedAvg):
+    """Says that it averages, but weighs clients alike without saying so."""
+
+    aggregates = "mean"
+
+    def server_step(self, state, cohort, reports):
+        return mean_report(reports, uniform=True)
+
+
+@pytest.mark.parametrize("name", SUMMING)
+def test_a_method_that_says_so_is_tried_and_believed(name):
+    method = made(name)
+    assert summable(method, worlds.simulation(method, worlds.with_public()).states[0])
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        Secretly(),
+        Aggregated(FedAvg(), RULES["median"]()),
+        Attacked(FedAvg(), SignFlip(), attackers=(1,)),
+        poisoner("fedavg", [2], float("nan")),
+    ],
+    ids=["weighs otherwise", "a rule", "attackers", "its own arrival"],
+)
+def test_who_needs_the_rows_gets_them(method: Method):
+    assert not summable(method, worlds.simulation(method, worlds.federation()).states[0])

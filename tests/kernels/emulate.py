@@ -1,0 +1,157 @@
+"""Run CUDA kernels on a CPU, thread by thread: slow, exact, and enough to see what they compute.
+
+Every thread of a block is a coroutine; a barrier hands over to the next. Asynchronous copies are
+made at once, so what this cannot see is a wait that is missing.
+"""
+
+import ctypes
+import hashlib
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from idiolect.kernels.compiled import source
+
+COMPILER = shutil.which("g++")
+
+_SHIM = """
+#include <cmath>
+#include <cstring>
+#include <cstdlib>
+#include <algorithm>
+#include <vector>
+#include <ucontext.h>
+using std::min; using std::max; using std::isnan; using std::isinf;
+#define __global__
+#define __device__
+#define __forceinline__ inline
+#define __launch_bounds__(...)
+struct Three { int x, y, z; };
+struct alignas(16) float4 { float x, y, z, w; };
+struct alignas(8) float2 { float x, y; };
+static Three threadIdx, blockIdx, blockDim, gridDim;
+static float4* shared_memory;
+static ucontext_t home;
+static std::vector<ucontext_t> fibres;
+static std::vector<char> ended;
+static int now;
+static void pass_on() {
+  const int mine = now;
+  swapcontext(&fibres[mine], &home);
+  threadIdx.x = now;
+}
+#define __syncthreads pass_on
+static unsigned long long __umul64hi(unsigned long long x, unsigned long long y) {
+  return (unsigned __int128)x * y >> 64;
+}
+static int __clz(int value) { return __builtin_clz(value); }
+static double lanes[1024];
+template <class Real> static Real __shfl_xor_sync(unsigned, Real value, int mask) {
+  lanes[threadIdx.x] = value;
+  pass_on();
+  const Real other = lanes[threadIdx.x ^ mask];
+  pass_on();
+  return other;
+}
+static float __uint_as_float(unsigned bits) { float f; memcpy(&f, &bits, 4); return f; }
+static unsigned __float_as_uint(float f) { unsigned bits; memcpy(&bits, &f, 4); return bits; }
+static unsigned lefts[1024][4], rights[1024][2];
+static float short_of(unsigned bits) { return __uint_as_float(bits & 0xffffe000u); }
+static void matrix_product(float* sums, const unsigned* a, const unsigned* b) {
+  const int warp = threadIdx.x / 32 * 32, lane = threadIdx.x % 32;
+  memcpy(lefts[threadIdx.x], a, 16);
+  memcpy(rights[threadIdx.x], b, 8);
+  pass_on();
+  for (int i = 0; i < 4; i++) {
+    const int row = lane / 4 + i / 2 * 8, col = lane % 4 * 2 + i % 2;
+    for (int k = 0; k < 8; k++)
+      sums[i] += short_of(lefts[warp + row % 8 * 4 + k % 4][row / 8 + k / 4 * 2]) *
+                 short_of(rights[warp + col * 4 + k % 4][k / 4]);
+  }
+  pass_on();
+}
+"""
+
+_RUN = """
+static void** given;
+static void fibre() { KERNEL(ARGUMENTS); ended[now] = 1; swapcontext(&fibres[now], &home); }
+extern "C" void launch(const int* grid, int threads, int shared, void** arguments) {
+  given = arguments;
+  gridDim = {grid[0], grid[1], grid[2]}; blockDim = {threads, 1, 1};
+  void* room = nullptr;
+  if (posix_memalign(&room, 16, shared + 16)) abort();
+  shared_memory = (float4*)room;
+  const size_t depth = 1 << 16;
+  std::vector<char> stacks(depth * threads);
+  for (int block = 0; block < grid[0] * grid[1] * grid[2]; block++) {
+    blockIdx = {block % grid[0], block / grid[0] % grid[1], block / grid[0] / grid[1]};
+    for (int i = 0; i < shared / 4; i++) ((float*)room)[i] = NAN;
+    fibres.assign(threads, ucontext_t{}); ended.assign(threads, 0);
+    for (int t = 0; t < threads; t++) {
+      getcontext(&fibres[t]);
+      fibres[t].uc_stack.ss_sp = stacks.data() + depth * t;
+      fibres[t].uc_stack.ss_size = depth;
+      makecontext(&fibres[t], fibre, 0);
+    }
+    for (int left = threads; left;) {
+      left = 0;
+      for (int t = 0; t < threads; t++) if (!ended[t]) {
+        now = t; threadIdx = {t, 0, 0};
+        swapcontext(&home, &fibres[t]);
+        left += !ended[t];
+      }
+    }
+  }
+  free(room);
+}
+"""
+
+
+class Kernel:
+    """A kernel that is called as torch's compiled ones are, on tensors of a CPU."""
+
+    def __init__(self, folder: Path, file: str, name: str, constants: Mapping[str, Any]) -> None:
+        text = source(file, constants)
+        text = text.replace("extern __shared__ float4 memory[];", "float4* memory = shared_memory;")
+        text = re.sub(r"const unsigned place = .*?;\n", "", text)
+        text = re.sub(r'asm volatile\("cp.async.cg.*?;\n', "memcpy(to, from, 16);\n", text)
+        text = re.sub(r'asm volatile\("cp.async.ca.*?;\n', "*to = bytes ? *from : 0.f;\n", text)
+        text = re.sub(r'asm volatile\("mma.*?;\n', "matrix_product(sums, a, b);\n", text)
+        text = re.sub(r"asm volatile\(.*?\);", "", text)
+        for constant, value in constants.items():  # parameters may be named by a constant
+            text = text.replace(f", {constant})", f", {value})")
+        found = re.search(rf"__global__[^{{]*?\b{name}\(([^)]*)\)", text)
+        if found is None:
+            raise ValueError(f"{file} has no kernel {name}")
+        kinds = [part.replace("__restrict__", "").strip().rpartition(" ")[0]
+                 for part in found.group(1).split(",")]  # fmt: skip
+        asked = [f"*({kind}*)given[{n}]" for n, kind in enumerate(kinds)]
+        run = _RUN.replace("KERNEL", name).replace("ARGUMENTS", ", ".join(asked))
+        whole = "\n".join([_SHIM, text, run])
+        stem = folder / hashlib.sha256(whole.encode()).hexdigest()[:16]
+        stem.with_suffix(".cpp").write_text(whole)
+        subprocess.run(
+            [COMPILER or "g++", "-O1", "-w", "-std=c++17", "-shared", "-fPIC", "-o",
+             stem.with_suffix(".so"), stem.with_suffix(".cpp")], check=True,
+        )  # fmt: skip
+        self._launch = ctypes.CDLL(str(stem.with_suffix(".so"))).launch
+
+    def __call__(
+        self, grid: Sequence[int], block: Sequence[int], args: Sequence[Any], shared_mem: int = 0
+    ) -> None:
+        """Run all blocks, one after the other."""
+        held = [
+            ctypes.c_void_p(arg.data_ptr())
+            if isinstance(arg, torch.Tensor)
+            else ctypes.c_int(arg)
+            if isinstance(arg, int)
+            else ctypes.c_double(arg)
+            for arg in args
+        ]
+        places = (ctypes.c_void_p * len(held))(*(ctypes.addressof(one) for one in held))
+        self._launch((ctypes.c_int * 3)(*grid), block[0], shared_mem, places)

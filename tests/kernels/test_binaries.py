@@ -1,0 +1,89 @@
+"""Compiled kernels kept between runs; the compiler and the loader are counted, not torch's."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from idiolect.kernels import binary_cache
+
+Load = Callable[[str, str], Any]
+
+
+class Tools:
+    """A compiler that turns text into capitals, and a loader that refuses anything else."""
+
+    def __init__(self) -> None:
+        self.compiled: list[str] = []
+
+    def compile(self, text: str, name: str) -> tuple[bytes, str]:
+        self.compiled.append(text)
+        return f"{text.upper()} {name.upper()}".encode(), name
+
+    def load(self, binary: bytes, names: Sequence[str]) -> dict[str, str]:
+        if not binary.isupper():
+            raise RuntimeError("device kernel image is invalid")
+        return {names[0]: binary.decode()}
+
+
+@pytest.fixture
+def tools(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Tools:
+    found = Tools()
+    monkeypatch.setattr(binary_cache, "_tools", lambda: (found.compile, found.load))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    monkeypatch.setattr(binary_cache, "_folder", tmp_path / "kernels")
+    return found
+
+
+def test_a_kernel_is_compiled_once(tools: Tools, tmp_path: Path) -> None:
+    assert [binary_cache.loaded("add", "f") for _ in range(2)] == ["ADD F"] * 2
+    assert tools.compiled == ["add"]
+    assert [file.suffix for file in (tmp_path / "kernels").iterdir()] == [".cubin"]
+
+
+def test_another_text_name_or_chip_is_another_kernel(
+    tools: Tools, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for text, name in (("add", "f"), ("add", "g"), ("sub", "f")):
+        binary_cache.loaded(text, name)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 0))
+    binary_cache.loaded("add", "f")
+    assert tools.compiled == ["add", "add", "sub", "add"]
+
+
+def test_a_damaged_file_is_compiled_anew(tools: Tools, tmp_path: Path) -> None:
+    binary_cache.loaded("add", "f")
+    (file,) = (tmp_path / "kernels").iterdir()
+    file.write_bytes(b"half of i")
+    assert binary_cache.loaded("add", "f") == "ADD F"
+    assert binary_cache.loaded("add", "f") == "ADD F"
+    assert tools.compiled == ["add", "add"]
+
+
+def test_a_folder_that_cannot_be_written_costs_nothing_but_time(
+    tools: Tools, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "taken").write_text("a file")
+    monkeypatch.setattr(binary_cache, "_folder", tmp_path / "taken")
+    assert [binary_cache.loaded("add", "f") for _ in range(2)] == ["ADD F"] * 2
+    assert len(tools.compiled) == 2
+
+
+@pytest.mark.parametrize("folder", [True, False])
+def test_torch_does_it_alone_where_nothing_is_kept_or_known(
+    folder: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def none() -> Any:
+        raise ImportError
+
+    monkeypatch.setattr(binary_cache, "_tools", none)
+    monkeypatch.setattr(binary_cache, "_folder", tmp_path if folder else None)
+    monkeypatch.setattr(torch.cuda, "_compile_kernel", lambda text, name: (text, name))
+    assert binary_cache.loaded("add", "f") == ("add", "f")
+
+
+def test_torch_still_has_these_tools() -> None:
+    compiler, loader = binary_cache._tools()
+    assert callable(compiler) and callable(loader)

@@ -1,0 +1,119 @@
+"""Choices among forms: measured once, kept, and measured again only where they do not hold."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from idiolect.kernels import autotune, timing_cache
+from idiolect.kernels.dense import Dense
+
+
+class Form:
+    """Takes so many milliseconds, or fails; counts how often it was called."""
+
+    def __init__(self, takes: float, fails: bool = False, wrong: float = 0.0) -> None:
+        self.takes, self.fails, self.wrong, self.calls = takes, fails, wrong, 0
+
+    def __call__(self, x: Tensor, *sizes: object) -> Tensor:
+        self.calls += 1
+        if self.fails:
+            raise RuntimeError("too little memory on the chip")
+        return x * (1 + self.wrong)
+
+
+ZEROS = (torch.zeros(4, 5), Dense(4, 1, 5, 5))
+
+
+@pytest.fixture(autouse=True)
+def timed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    monkeypatch.setattr(
+        autotune,
+        "milliseconds",
+        lambda form, *inputs: form.takes if form(*inputs) is not None else 0,
+    )
+    monkeypatch.setattr(autotune, "_file", tmp_path / "kernels.json")
+    return tmp_path / "kernels.json"
+
+
+def test_the_fastest_that_runs_is_chosen_and_kept(timed: Path) -> None:
+    known = {"plain": Form(3), "quick": Form(2), "broken": Form(1, fails=True)}
+    assert autotune.choose("key", known, ZEROS) is known["quick"]
+    again = {"plain": Form(1), "quick": Form(2)}
+    assert autotune.choose("key", again, ZEROS) is again["quick"]  # as kept, not measured
+    assert again["plain"].calls == 0
+    assert autotune.choose("another key", again, ZEROS) is again["plain"]
+    assert sorted(timing_cache.read(timed).values()) == ["plain", "quick"]
+
+
+def test_a_lack_of_memory_says_nothing_about_a_form(timed: Path) -> None:
+    """Whoever asked makes smaller blocks; that a form found no room is not kept."""
+
+    def full(x: Tensor, *sizes: object) -> Tensor:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with pytest.raises(torch.OutOfMemoryError):
+        autotune.choose("key", {"plain": Form(3), "full": full}, ZEROS)
+    assert not timing_cache.read(timed)
+
+
+def test_a_form_with_other_results_is_never_chosen() -> None:
+    """On random numbers, whatever it is called with; and none of torch's own are used up."""
+    known = {
+        "plain": Form(3), "wrong": Form(1, wrong=1e-3), "broken": Form(1, wrong=float("nan")),
+        "rounded": Form(2, wrong=1e-6),
+    }  # fmt: skip
+    before = torch.get_rng_state()
+    assert autotune.choose("key", known, ZEROS) is known["rounded"]
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_the_plain_form_need_not_be_exact() -> None:
+    """The library may round in single precision; what it gives in double precision counts."""
+
+    class Rounded(Form):
+        def __call__(self, x: Tensor, *sizes: object) -> Tensor:
+            return super().__call__(x) * (1 if x.dtype == torch.float64 else 1 + 1e-3)
+
+    known = {"plain": Rounded(3), "exact": Form(2), "alike": Form(1, wrong=1e-3)}
+    assert autotune.choose("key", known, ZEROS) is known["exact"]
+
+
+def test_clients_that_are_compared() -> None:
+    given = (torch.randn(4, 5), torch.randn(4, 2, 3), Dense(4, 1, 5, 5))
+    x, w, sizes = autotune.few(given)
+    assert torch.equal(x, given[0][:2].double()) and torch.equal(w, given[1][:2].double())
+    assert sizes == Dense(2, 1, 5, 5)
+    assert autotune.few((given[0][:1], Dense(1, 1, 5, 5)))[1].groups == 1
+
+
+def test_where_no_kernel_runs_it_is_said_why() -> None:
+    known = {"plain": Form(3), "broken": Form(1, fails=True), "other": Form(1, fails=True)}
+    with pytest.warns(UserWarning, match="no kernel for Dense.*broken: too little memory"):
+        assert autotune.choose("key", known, ZEROS) is known["plain"]
+
+
+@pytest.mark.parametrize("why", ["gone", "fails"])
+def test_a_choice_that_does_not_hold_is_made_again(timed: Path, why: str) -> None:
+    autotune.choose("key", {"plain": Form(3), "quick": Form(2)}, ZEROS)
+    known = {"plain": Form(3), "slow": Form(4)}
+    if why == "fails":
+        known["quick"] = Form(2, fails=True)
+        known["slow"] = Form(4)
+    assert autotune.choose("key", known, ZEROS) is known["plain"]
+    assert list(timing_cache.read(timed).values()) == ["plain"]
+
+
+def test_where_the_plain_form_fails_its_error_is_told() -> None:
+    with pytest.raises(RuntimeError, match="too little memory"):
+        autotune.choose("key", {"plain": Form(1, fails=True), "other": Form(2)}, ZEROS)
+
+
+def test_a_damaged_file_costs_a_measurement_not_the_run(timed: Path) -> None:
+    for text in ("{", "[1, 2]"):
+        timed.write_text(text)
+        known = {"plain": Form(3), "quick": Form(2)}
+        assert autotune.choose("key", known, ZEROS) is known["quick"]
+    autotune.keep(None)
+    assert autotune.choose("key", {"plain": Form(3)}, ZEROS).takes == 3

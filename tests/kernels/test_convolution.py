@@ -1,0 +1,245 @@
+"""Stacked convolutions against torch's own, through every transformation that methods use.
+
+The functions run here in their plain form; the CUDA kernels are compared with it on a GPU, by the
+last test and by `benchmarks/convolutions.py`.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.func import grad, vmap
+from torch.nn import functional as F
+
+from idiolect.kernels import (
+    conv_relu_pool,
+    convolution,
+    convolution_forms,
+    grouped_convolution,
+    replace_layers,
+    thin,
+)
+from idiolect.kernels.convolution_shape import Shape
+from idiolect.kernels.vmap_rules import call
+
+CLIENTS, IMAGES, CHANNELS, OUT = 3, 2, 2, 4
+
+
+Pool = bool | str  # what follows: pooling, or nothing; "relu", or nothing of a "depthwise" one
+
+
+def draw(side: int, pool: Pool = False) -> tuple[Tensor, Tensor, Tensor]:
+    torch.manual_seed(0)
+    channels, reads = (OUT, 1) if pool == "depthwise" else (CHANNELS, CHANNELS)
+    x = torch.randn(CLIENTS, IMAGES, channels, side, side, dtype=torch.float64)
+    w = torch.randn(CLIENTS, OUT, reads, 3, 3, dtype=torch.float64)
+    return x, w, torch.randn(CLIENTS, OUT, dtype=torch.float64)
+
+
+def pair(stride: int, padding: int, pool: Pool) -> list[Callable[..., Tensor]]:
+    """Give a curved function of kernels, bias and images: ours, and torch's."""
+    relu, depthwise = pool == "relu", pool == "depthwise"
+
+    def ours(w: Tensor, b: Tensor, x: Tensor) -> Tensor:
+        if pool is True:
+            y = call(conv_relu_pool._Pooled, x[None], w[None], b[None], padding)[0][0]
+        elif relu:
+            y = call(conv_relu_pool._Rectified, x[None], w[None], b[None], padding)[0]
+        else:
+            y = call(convolution._Convolve, x[None], w[None], stride, padding, depthwise)[0]
+            y = y + b[:, None, None]
+        total: Tensor = y.tanh().pow(2).sum()
+        return total
+
+    def theirs(w: Tensor, b: Tensor, x: Tensor) -> Tensor:
+        y = F.conv2d(x, w, b, stride, padding, groups=OUT if depthwise else 1)
+        if pool is True:
+            y = F.max_pool2d(y.relu(), 2)
+        return (y.relu() if relu else y).tanh().pow(2).sum()
+
+    return [ours, theirs]
+
+
+def close(results: list[Tensor]) -> None:
+    ours, theirs = results
+    assert theirs.abs().max() > 0.01
+    torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-11)
+
+
+FORMS = pytest.mark.parametrize(
+    "stride, padding, side, pool",
+    [
+        (1, 0, 6, False),
+        (1, 1, 7, False),
+        (2, 1, 7, False),
+        (1, 0, 6, True),
+        (1, 2, 9, True),
+        (1, 1, 6, "relu"),
+        (1, 1, 6, "depthwise"),
+        (2, 1, 7, "depthwise"),
+    ],
+)
+
+
+@FORMS
+@pytest.mark.parametrize("argument", [0, 1, 2])
+def test_gradients_of_own_kernels(
+    stride: int, padding: int, side: int, pool: Pool, argument: int
+) -> None:
+    x, w, b = draw(side, pool)
+    close([vmap(grad(f, argument))(w, b, x) for f in pair(stride, padding, pool)])
+
+
+@FORMS
+def test_gradients_of_kernels_that_all_share(
+    stride: int, padding: int, side: int, pool: Pool
+) -> None:
+    """What was sent is the same for everyone in the first step: dims are None for the kernels."""
+    x, w, b = draw(side, pool)
+    shared = (None, None, 0)
+    close([vmap(grad(f), shared)(w[0], b[0], x) for f in pair(stride, padding, pool)])
+
+
+@FORMS
+def test_gradients_of_images_that_all_share(
+    stride: int, padding: int, side: int, pool: Pool
+) -> None:
+    x, w, b = draw(side, pool)
+    close([vmap(grad(f), (0, 0, None))(w, b, x[0]) for f in pair(stride, padding, pool)])
+
+
+@FORMS
+def test_second_derivatives(stride: int, padding: int, side: int, pool: Pool) -> None:
+    """Exact Per-FedAvg differentiates a gradient: through kernels, bias and images alike."""
+    x, w, b = draw(side, pool)
+
+    def curved(f: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def bend(w: Tensor, b: Tensor, x: Tensor) -> Tensor:
+            slopes = grad(f, (0, 1, 2))(w, b, x)
+            return sum((slope.pow(3).sum() for slope in slopes), torch.zeros(()))
+
+        return grad(bend)
+
+    close([vmap(curved(f))(w, b, x) for f in pair(stride, padding, pool)])
+
+
+@FORMS
+def test_a_grid_inside_the_stack(stride: int, padding: int, side: int, pool: Pool) -> None:
+    x, _, b = draw(side, pool)
+    reads = 1 if pool == "depthwise" else CHANNELS
+    cells = torch.randn(CLIENTS, 5, OUT, reads, 3, 3, dtype=torch.float64)
+
+    def grid(f: Callable[..., Tensor]) -> Tensor:
+        return vmap(lambda w, b, x: vmap(grad(f), (0, None, None))(w, b, x))(cells, b, x)
+
+    close([grid(f) for f in pair(stride, padding, pool)])
+
+
+def test_pooling_keeps_nan_in_sight_and_cuts_at_zero() -> None:
+    """A broken client must be seen: NaN wins its window, as in torch."""
+    x = torch.tensor([[[[[1.0, float("nan"), -1, -2], [3, 2, -3, -4]]]]], dtype=torch.float64)
+    w, b = torch.ones(1, 1, 1, 1, 1, dtype=torch.float64), torch.zeros(1, 1, dtype=torch.float64)
+    value, chosen = grouped_convolution.pooled(x, w, b, Shape(1, 1, 1, 2, 4, 1, 1, 1, 1, 0))
+    assert value[0, 0, 0, 0, 0].isnan() and value[0, 0, 0, 0, 1] == 0
+    assert chosen.flatten().tolist() == [1, 4]
+
+
+def test_quicken_replaces_plain_layers_alone() -> None:
+    class Own(nn.Conv2d):
+        pass
+
+    every: list[Any] = [
+        nn.Conv2d(4, 4, 3),
+        nn.Conv2d(4, 4, 3, groups=4),
+        nn.Conv2d(4, 4, 3, groups=2),
+        nn.Conv2d(4, 8, 3, groups=4),
+        nn.Conv2d(4, 4, 3, dilation=2),
+        nn.Conv2d(4, 4, 3, padding="same"),
+        nn.Conv2d(4, 4, 3, padding=1, padding_mode="circular"),
+        Own(4, 4, 3),
+    ]
+    model = nn.Sequential(*every)
+    names = list(model.state_dict())
+    quick = [type(layer) is convolution.StackedConv2d for layer in replace_layers.quicken(model)]
+    assert quick == [True, True, False, False, False, False, False, False]
+    assert list(model.state_dict()) == names
+
+
+def test_layers_in_a_row_are_run_as_one_where_they_are_plain() -> None:
+    """Spies stand for the fused forms; what they are given and what is left over is told apart."""
+    every = [
+        nn.Conv2d(1, 2, 3), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(2, 2, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2, stride=1),
+        nn.Conv2d(2, 2, 3), nn.MaxPool2d(2), nn.Flatten(),
+    ]  # fmt: skip
+    model, x = nn.Sequential(*every), torch.randn(2, 1, 18, 18)
+    expected, names = model(x), list(model.state_dict())
+    seen: list[tuple[str, nn.Module]] = []
+
+    def pooled(layer: nn.Conv2d, x: Tensor) -> Tensor:
+        seen.append(("pooled", layer))
+        return F.max_pool2d(layer(x).relu(), 2)
+
+    def cut(layer: nn.Conv2d, x: Tensor) -> Tensor:
+        seen.append(("cut", layer))
+        return layer(x).relu()  # type: ignore[no-any-return]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(replace_layers, "conv_relu_pool", pooled)
+        patch.setattr(replace_layers, "conv_relu", cut)
+        torch.testing.assert_close(replace_layers.quicken(model)(x), expected)
+    assert seen == [("pooled", every[0]), ("cut", every[3])]
+    assert list(model.state_dict()) == names
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        Shape(50, 128, 3, 32, 32, 6, 5, 5, 1, 0),
+        Shape(50, 10, 32, 30, 30, 64, 3, 3, 1, 0),
+        Shape(20, 64, 512, 4, 4, 512, 3, 3, 1, 1),
+    ],
+)
+@pytest.mark.parametrize("task", ["convolve", "spread", "correlate", "pooled"])
+def test_proposed_tiles_can_be_launched(task: str, shape: Shape) -> None:
+    """A tile fits the chip's shared memory and covers whole windows and channel groups."""
+    for tile in thin.tiles(task, shape):
+        assert tile.channels_of_block % tile.channels == 0
+        if task == "correlate":
+            assert thin._slices(tile, shape) >= 1
+            assert thin._shared_by_correlate(tile, shape) <= 227 * 1024
+        else:
+            assert tile.pixels % 2 == 0
+            assert thin._shared_by_convolve(task, tile, shape) <= 227 * 1024
+
+
+def test_no_tile_where_the_kernels_cannot_do_it() -> None:
+    assert not list(thin.tiles("convolve", Shape(2, 2, 3, 8, 8, 4, 3, 3, 2, 1)))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("task", ["convolve", "spread", "correlate", "pooled"])
+@pytest.mark.parametrize(
+    "shape",
+    [Shape(4, 5, 3, 13, 12, 6, 5, 5, 1, 0), Shape(3, 2, 6, 9, 9, 20, 3, 3, 1, 1)],
+)
+def test_cuda_kernels_equal_the_plain_form(
+    task: str, shape: Shape, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    s = shape
+    x = torch.randn(s.groups, s.images, s.channels, s.height, s.width, device="cuda")
+    w = torch.randn(s.groups, s.out_channels, s.channels, s.kernel_height, s.kernel_width)
+    w = w.to("cuda")
+    bias = torch.randn(s.groups, s.out_channels, device="cuda")
+    slope = torch.randn_like(grouped_convolution.convolve(x, w, s))
+    inputs = {
+        "convolve": (x, w), "spread": (slope, w), "correlate": (slope, x), "pooled": (x, w, bias)
+    }[task]  # fmt: skip
+    exact = getattr(grouped_convolution, task)(*(t.double() for t in inputs), s)
+    for name, form in convolution_forms.forms(task, s).items():
+        result = form(*inputs, s)
+        ours, theirs = (r[0] if isinstance(r, tuple) else r for r in (result, exact))
+        assert (ours - theirs).norm() / theirs.norm() < 1e-6, name

@@ -1,0 +1,125 @@
+"""Batches that a GPU draws by itself are those that NumPy draws; run through an emulator here."""
+
+import functools
+from pathlib import Path
+
+import emulate
+import numpy as np
+import pytest
+import torch
+
+from idiolect.core.batches import Pool, Request
+from idiolect.engine.batch_layout import Dealer, Member, laid_out
+from idiolect.engine.batch_plan import BatchPlanner
+from idiolect.kernels import compiled, permutations
+
+pytestmark = pytest.mark.skipif(emulate.COMPILER is None, reason="needs g++ to run CUDA sources")
+
+
+@pytest.fixture(autouse=True)
+def emulated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    compiled_once = functools.cache(
+        lambda file, name, constants: emulate.Kernel(tmp_path, file, name, dict(constants))
+    )
+    monkeypatch.setattr(
+        permutations,
+        "kernel",
+        lambda file, name, constants, _: compiled_once(file, name, tuple(constants.items())),
+    )
+    monkeypatch.setattr(compiled, "_given_up", set())
+
+
+def members(counts: list[int], seed: int = 3) -> list[Member]:
+    starts = np.cumsum([0, *counts])
+    return [
+        Member(seed, 7 * n, {"train": np.arange(starts[n], starts[n + 1])[::-1]})
+        for n in range(len(counts))
+    ]
+
+
+def book(dealt: bool) -> BatchPlanner:
+    made = BatchPlanner({"train": Pool(torch.zeros(400, 2), torch.zeros(400))}, torch.device("cpu"))
+    made._dealer = Dealer(torch.device("cpu")) if dealt else None
+    return made
+
+
+@pytest.mark.parametrize(
+    "request_, counts",
+    [
+        (Request("train", 8, 1, 0, True, 0), [70, 33, 8, 1, 0]),
+        (Request("train", 8, 3, 0, True, 2), [9, 16, 24]),  # epochs go on with the same draws
+        (Request("train", 5, 1, 7, True, 1), [40, 4, 11]),  # steps, of part of an epoch or of many
+        (Request("train", 64, 1, 0, True, 0), [9, 3]),  # fewer examples than a batch: narrowed
+    ],
+)
+@pytest.mark.parametrize("kind", [torch.float32, torch.float64])
+def test_dealt_batches_are_numpys(request_: Request, counts: list[int], kind: torch.dtype) -> None:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(kind)
+    try:
+        plans = {}
+        for dealt in (False, True):
+            own, who = book(dealt), members(counts)
+            own.turn(who, 0)
+            plan = own.ask(request_)
+            for round in (1, 2, 3):
+                assert own.turn(who, round)
+            assert own.ask(request_) is plan
+            plans[dealt] = (plan.rows.clone(), plan.weight.clone(), own.examples, own.planned)
+    finally:
+        torch.set_default_dtype(before)
+    host, device = plans[False], plans[True]
+    assert torch.equal(host[0], device[0]) and torch.equal(host[1], device[1])
+    assert host[2:] == device[2:] and host[2] == int(host[1].sum())
+
+
+def test_only_what_numpy_would_draw_is_dealt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where they differ the host goes on drawing, and says so."""
+    asked = Request("train", 4, 1, 0, True, 0)
+    plain, wrong = book(False), book(True)
+    real = permutations.shuffle
+    monkeypatch.setattr(
+        permutations,
+        "shuffle",
+        lambda *own: real(*own[:5], (own[5][0], own[5][1] + 1, 0), *own[6:]),
+    )
+    for own in (plain, wrong):
+        own.turn(members([9, 6]), 0)
+        own.ask(asked)
+    plain.turn(members([9, 6]), 1)
+    with pytest.warns(UserWarning, match="no kernel for batches"):
+        assert wrong.turn(members([9, 6]), 1)
+    assert torch.equal(plain.ask(asked).rows, wrong.ask(asked).rows)
+
+
+def test_other_clients_and_other_shapes() -> None:
+    asked = Request("train", 4, 1, 0, True, 0)
+    dealt, plain = book(True), book(False)
+    for own in (dealt, plain):
+        own.turn(members([9, 6]), 0)
+        own.ask(asked)
+        assert own.turn(members([5, 10], seed=5), 1)  # as many steps: filled in place
+    assert torch.equal(dealt.ask(asked).rows, plain.ask(asked).rows)
+    assert not dealt.turn(members([9, 6, 2]), 2)  # another client is another shape
+
+
+def test_what_the_host_must_draw() -> None:
+    dealer, own = Dealer(torch.device("cpu")), book(False)
+    own.turn(members([9, 6]), 0)
+    asked = Request("train", 4, 1, 0, True, 0)
+    plan = own.ask(asked)
+    assert dealer.deals(asked, plan)
+    assert not dealer.deals(asked._replace(shuffled=False), plan)
+    assert not dealer.deals(asked._replace(sample=3), plan)
+    assert not dealer.deals(asked._replace(epochs=2000), plan)
+    assert not dealer.deals(asked._replace(steps=5000), plan)
+    assert not dealer.deals(asked, plan._replace(places=plan.rows))
+    steps = Request("train", 4, 1, 3, True, 0)
+    own.ask(steps)
+    layout, _ = laid_out([9000], steps)  # of the same shape, but more than a thread would shuffle
+    one = own.ask(steps)._replace(rows=torch.zeros(1, 3, 4, dtype=torch.int64))
+    many = [Member(0, 0, {"train": np.arange(9000)})]
+    assert dealer.deal(many, 0, steps, one, lambda *_: layout) is layout
+    far = [Member(1 << 40, n, {"train": np.arange(9)}) for n in (0, 1)]  # a seed of two words
+    layout, _ = laid_out([9, 9], asked)
+    assert dealer.deal(far, 0, asked, plan, lambda *_: layout) is layout

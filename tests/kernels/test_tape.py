@@ -1,0 +1,179 @@
+"""What is recorded on a tape is replayed in turn, pieces of it as often as they ask.
+
+A stand-in for CUDA notes what is launched while a graph is captured, and launches it on replay;
+that CUDA itself does so, `benchmarks/gpu_check.py` says.
+"""
+
+import contextlib
+import warnings
+
+import pytest
+import torch
+
+from idiolect.core import graph_scan
+from idiolect.kernels import autotune
+from idiolect.kernels.cuda_graph import Tape
+
+
+class Chip:
+    """Launches, or notes in the graph that is being captured."""
+
+    def __init__(self):
+        self.done, self.capturing = [], None
+
+    def launch(self, name):
+        (self.done if self.capturing is None else self.capturing).append(name)
+
+
+@pytest.fixture
+def chip(monkeypatch):
+    """Put a stand-in in place of CUDA's graphs and streams."""
+    chip = Chip()
+
+    class Graph:
+        def capture_begin(self, pool, capture_error_mode):
+            assert chip.capturing is None
+            assert pool == "a pool"
+            self.noted = chip.capturing = []
+
+        def capture_end(self):
+            if chip.capturing is not self.noted:
+                raise RuntimeError("nothing is being captured here")
+            if not self.noted:
+                warnings.warn("The CUDA Graph is empty.", stacklevel=1)
+            chip.capturing = None
+
+        def replay(self):
+            chip.done += self.noted
+
+    class Stream:
+        def wait_stream(self, other):
+            pass
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: "a pool")
+    monkeypatch.setattr(torch.cuda, "current_stream", Stream)
+    monkeypatch.setattr(torch.cuda, "stream", contextlib.nullcontext)
+    for name in ("synchronize", "empty_cache"):
+        monkeypatch.setattr(torch.cuda, name, lambda: None)
+    return chip
+
+
+@pytest.mark.filterwarnings("error")
+def test_parts_are_replayed_in_turn_and_as_often_as_asked(chip):
+    tape = Tape()
+
+    def work():
+        chip.launch("before")
+        tape.repeat(lambda: chip.launch("step"), 3)
+        tape.repeat(lambda: chip.launch("other step"), 2)  # nothing in between: an empty graph
+        chip.launch("after")
+        return "made"
+
+    assert tape.record(work) == "made"
+    assert chip.done == []
+    wanted = ["before", *3 * ["step"], *2 * ["other step"], "after"]
+    tape.replay()
+    assert chip.done == wanted
+    tape.replay()
+    assert chip.done == 2 * wanted
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("no room"), ValueError("oh")])
+def test_an_error_within_a_piece_comes_out_as_it_is(chip, error):
+    tape = Tape()
+
+    def fails():
+        raise error
+
+    with pytest.raises(type(error), match=str(error)):
+        tape.record(lambda: tape.repeat(fails, 3))
+    assert chip.capturing is None
+
+
+@pytest.mark.parametrize("times", [1, 5])
+def test_what_is_repeated_is_done_so_often(chip, times):
+    graph_scan.repeat(lambda: chip.launch("step"), times)
+    assert chip.done == times * ["step"]
+
+
+def test_what_needs_a_warm_up_gets_it_and_it_counts(chip):
+    def piece():
+        if chip.capturing is not None and not chip.done:
+            raise RuntimeError("no workspace yet")
+        chip.launch("step")
+
+    graph_scan.repeat(piece, 5)
+    assert chip.done == 5 * ["step"]
+
+
+def test_what_cannot_be_captured_is_done_as_it_comes(chip):
+    def piece():
+        if chip.capturing is not None:
+            raise RuntimeError("the host has to wait\nand so on")
+        chip.launch("step")
+
+    with pytest.warns(UserWarning, match="not captured, so slower: the host has to wait$"):
+        graph_scan.repeat(piece, 4)
+    assert chip.done == 4 * ["step"]
+
+
+def test_a_lack_of_memory_is_no_reason_to_go_on(chip):
+    def piece():
+        raise torch.OutOfMemoryError("no room")
+
+    with pytest.raises(torch.OutOfMemoryError):
+        graph_scan.repeat(piece, 4)
+
+
+def test_a_form_without_room_says_so_and_nothing_else(chip):
+    """It may be tried again for fewer clients; nobody minds that its graph was empty."""
+
+    def form():
+        if chip.capturing is not None:
+            raise torch.OutOfMemoryError("no room")
+
+    with warnings.catch_warnings(), pytest.raises(torch.OutOfMemoryError):
+        warnings.simplefilter("error")
+        autotune.milliseconds(form)
+
+
+def five_steps(folder, chip):
+    def step(number, carry):
+        chip.launch("step")
+        return carry
+
+    folder.fold(step, torch.zeros(()), 5, torch.device("cpu"))
+
+
+def test_a_round_is_recorded_by_the_folder_that_folds_in_it(chip):
+    """Of a fold with slow steps two are recorded as they come, then one, to be replayed."""
+    folder, tape = graph_scan.Folder(), Tape()
+    folder._slow = True
+
+    def work():
+        chip.launch("before")
+        five_steps(folder, chip)
+        return "made"
+
+    assert folder.record(tape, work) == "made"
+    tape.replay()
+    assert chip.done == ["before", *5 * ["step"]]
+    assert [times for _, times in tape._parts] == [1, 3, 1]
+
+
+def test_a_round_that_needs_a_warm_up_folds_in_it_as_it_comes(chip):
+    """It is done once, five steps; then it is recorded, and replayed like any other."""
+    folder, tape = graph_scan.Folder(), Tape()
+    folder._slow = True
+
+    def work():
+        if chip.capturing is not None and not chip.done:
+            raise RuntimeError("no workspace yet")
+        five_steps(folder, chip)
+
+    folder.record(tape, work)
+    assert tape.warmed and chip.done == 5 * ["step"]
+    tape.replay()
+    assert chip.done == 10 * ["step"]
+    assert [times for _, times in tape._parts] == [1, 3, 1]
