@@ -5,10 +5,12 @@ import pytest
 import torch
 from torch import nn
 
-from idiolect.core import losses, optim
+from idiolect.core import losses, optim, tree
+from idiolect.core.batchnorm import BatchNorm
 from idiolect.core.client import Local, Network, Pool, Request
 from idiolect.engine.batch_layout import Member
 from idiolect.engine.batch_plan import BatchPlanner
+from idiolect.errors import MethodError
 
 CPU = torch.device("cpu")
 
@@ -209,3 +211,98 @@ def test_batches_taken_several_at_a_time_are_those_taken_one_by_one(span, monkey
     one_by_one = each_client(world([13, 6, 1]), 3, seen, True)
     monkeypatch.setattr("idiolect.core.client._span", lambda plan: span)
     assert torch.equal(each_client(world([13, 6, 1]), 3, seen, True), one_by_one)
+
+
+@both_ways
+def test_a_share_is_a_fixed_subset_of_a_clients_own_examples(stacked):
+    """Of 10, 5, 1 and 0 examples 80 % are 8, 4, 1 (never none) and none; twice over, the same.
+
+    The step notes the examples' bits: a subset seen in two epochs sums to twice its own bits.
+    """
+
+    def fn(local):
+        def step(carry, now):
+            seen, steps = carry
+            bits = 2.0 ** ((now.x.to(torch.int64) - 1) % 10).to(torch.float32)
+            return seen + (bits * now.weight).sum(), steps + 1
+
+        start = (torch.tensor(0.0), torch.tensor(0.0))
+        first = local.scan(step, start, batch=4, epochs=2, share=0.8)
+        again = local.scan(step, start, batch=4, epochs=2, share=0.8)
+        return torch.stack([*first, *again])
+
+    planner = world([10, 5, 1, 0])
+    found = each_client(planner, 4, fn, stacked)
+    for column in (0, 2):
+        bits = (found[:, column] / 2).tolist()
+        assert [bin(int(own)).count("1") for own in bits] == [8, 4, 1, 0]
+        assert all(own == int(own) for own in bits)
+    assert found[:, 1].tolist() == found[:, 3].tolist() == [4, 2, 2, 0]
+    assert found[0, 0] != found[0, 2]  # each call draws a subset of its own
+    assert torch.equal(found, each_client(planner, 4, fn, not stacked))
+    planner.turn(planner._members, 1)
+    assert each_client(planner, 4, fn, stacked)[0, 0] != found[0, 0]  # and so does each round
+
+
+def test_fit_on_a_share_takes_the_steps_of_that_share():
+    """One step a batch of 1, at slope −x/2 and rate 1: w = Σ x / 2 over 2 of the 3 examples."""
+
+    def fn(local):
+        def loss(params, batch):
+            return -(params["weight"] * batch.x * batch.weight).sum() / 2
+
+        start = {"weight": torch.tensor(0.0)}
+        return local.fit(loss, start, optim.sgd(1.0), batch=1, share=0.7)["weight"]
+
+    found = each_client(world([3]), 1, fn, stacked=True)
+    assert found.item() in (1.5, 2.0, 2.5)  # (1 + 2) / 2, (1 + 3) / 2, (2 + 3) / 2
+
+
+@pytest.mark.parametrize(("share", "stream"), [(0.0, "train"), (1.5, "train"), (0.5, "public")])
+def test_a_share_that_makes_no_sense_is_refused(share, stream):
+    def fn(local):
+        return local.scan(lambda carry, now: carry, torch.zeros(()), stream, batch=1, share=share)
+
+    with pytest.raises(MethodError, match=r"above 0 and at most 1; of public .* take a sample"):
+        each_client(world([3]), 1, fn, stacked=False)
+
+
+class Normed(nn.Module):
+    """Batch normalisation before the head."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.out = BatchNorm(1), nn.Linear(1, 2)
+
+    def forward(self, x):
+        return self.out(self.norm(x.unsqueeze(-1)))
+
+
+@both_ways
+def test_a_loss_by_features_and_head_has_the_gradient_of_the_loss_by_logits(stacked):
+    """Padding and batch normalisation included: parameters and running statistics move alike."""
+    torch.manual_seed(0)
+    networks = {"main": Network(Normed())}
+
+    def client(slot):
+        local = Local(networks, planner, slot, torch.tensor(1.0), torch.tensor(0.0), stacked)
+
+        def parted(params, batch):
+            given = (batch.training, "main", batch.weight)
+            features = local.features(params, batch.x, *given)
+            return losses.cross_entropy(local.head(params, features, *given), batch.y, batch.weight)
+
+        def fitted(loss):
+            local.restart()
+            return local.fit(loss, networks["main"].params, optim.sgd(0.1), batch=3, epochs=2)
+
+        return fitted(parted), fitted(local.loss)
+
+    planner = world([4, 2], [0, 1, 0, 1, 1, 0])
+    slots = torch.arange(2)
+    if stacked:
+        found = torch.vmap(client)(slots)
+    else:
+        found = tree.stack([client(slot) for slot in slots])
+    assert tree.norm(tree.sub(*found)) < 1e-5
+    assert tree.norm(tree.sub(found[0], tree.repeat(networks["main"].params, 2))) > 0.1

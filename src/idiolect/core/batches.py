@@ -82,6 +82,11 @@ class Request(NamedTuple):
     call: int
     sample: int = 0  # of the public examples, drawn anew each round and alike for all; 0: all
     ago: int = 0  # the sample of so many rounds before
+    share: float = 1.0  # of a client's own examples: a random subset, fixed for the request
+
+    def subset(self, held: int) -> int:
+        """Return how many of a client's examples are used: the share, rounded down, at least 1."""
+        return held if self.share == 1 else min(held, max(1, int(self.share * held + 1e-9)))
 
 
 class Plan(NamedTuple):

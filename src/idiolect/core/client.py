@@ -17,7 +17,7 @@ from torch.func import grad
 from idiolect.core import batchnorm, losses, tree
 from idiolect.core.batches import Batch, Plan, Plans, Pool, Request
 from idiolect.core.graph_scan import Folder
-from idiolect.core.network import Network
+from idiolect.core.network import Network, Part
 from idiolect.core.optim import Optimiser
 from idiolect.core.randomness import Random
 from idiolect.core.tree import Params, Tree
@@ -130,15 +130,51 @@ class Local:
         Batch normalisation in training has to know padding: `weight` is needed for examples that
         are not just those of the last batch.
         """
+        return self._run("logits", params, x, training, network, weight)
+
+    def features(
+        self,
+        params: Params,
+        x: Tensor,
+        training: bool = False,
+        network: str = "main",
+        weight: Tensor | None = None,
+    ) -> Tensor:
+        """Return what enters the network's head: [example, feature], or one row per place.
+
+        `head` is the way on: `head(params, features(params, x))` are the logits.
+        """
+        return self._run("features", params, x, training, network, weight)
+
+    def head(
+        self,
+        params: Params,
+        features: Tensor,
+        training: bool = False,
+        network: str = "main",
+        weight: Tensor | None = None,
+    ) -> Tensor:
+        """Return the logits of given features."""
+        return self._run("head", params, features, training, network, weight)
+
+    def _run(
+        self,
+        part: Part,
+        params: Params,
+        x: Tensor,
+        training: bool,
+        network: str,
+        weight: Tensor | None,
+    ) -> Tensor:
         chosen = self._networks[network]
         if not training or not chosen.statistics:
-            return chosen(params, x, training)
+            return chosen(params, x, training, part)
         if weight is None and self._shown is not None and x is self._shown[0]:
             weight = self._shown[1]
         if weight is None:
             raise MethodError(
                 "the network has batch normalisation, which cannot tell padding among examples "
-                "that are not a batch's own; pass logits(..., weight=batch.weight)"
+                f"that are not a batch's own; pass {part}(..., weight=batch.weight)"
             )
         if not self._moving:
             raise MethodError(
@@ -148,7 +184,7 @@ class Local:
             )
         if weight.dim() > 1:  # of labels; an example with any is one
             weight = weight.flatten(1).amax(1)
-        return chosen.watched(params, x, weight, self._moving[-1])
+        return chosen.watched(params, x, weight, self._moving[-1], part)
 
     def loss(self, params: Params, batch: Batch, network: str = "main") -> Tensor:
         """Cross-entropy on a batch, padding ignored; in nats a label."""
@@ -204,13 +240,16 @@ class Local:
         steps: int = 0,
         sample: int = 0,
         ago: int = 0,
+        share: float = 1.0,
     ) -> Any:
         """Fold `step` over shuffled batches: whole epochs, or a number of steps.
 
         Of the public stream, `sample` takes the examples drawn for this round, the same for
         everyone, or those of some rounds `ago`: server and clients know them by the seed alone.
+        Of a client's own examples, `share` takes a random subset, the same in all epochs of the
+        call and another in the next; at least one example.
         """
-        plan = self._ask(stream, batch, epochs, steps, True, sample, ago)
+        plan = self._ask(stream, batch, epochs, steps, True, sample, ago, share)
         # Replays leave nothing to go back through, where a gradient of the whole fold is wanted.
         folder = None if self._moving else self._folder
         if folder is not None and folder.worth(plan.rows.shape[1], plan.rows.device):
@@ -261,6 +300,7 @@ class Local:
         steps: int = 0,
         sample: int = 0,
         ago: int = 0,
+        share: float = 1.0,
     ) -> Params:
         """Minimise a batch loss from `params` with a fresh optimiser; see `scan` for the rest."""
 
@@ -271,7 +311,15 @@ class Local:
         start = (params, optimiser.init(params))
         fitted: Params
         fitted, _ = self.scan(
-            step, start, stream, batch=batch, epochs=epochs, steps=steps, sample=sample, ago=ago
+            step,
+            start,
+            stream,
+            batch=batch,
+            epochs=epochs,
+            steps=steps,
+            sample=sample,
+            ago=ago,
+            share=share,
         )
         return fitted
 
@@ -361,10 +409,17 @@ class Local:
         shuffled: bool,
         sample: int = 0,
         ago: int = 0,
+        share: float = 1.0,
     ) -> Plan:
+        if not 0 < share <= 1 or (share < 1 and stream == "public"):
+            raise MethodError(
+                f"share is {share} of the {stream} examples, expected above 0 and at most 1; of "
+                "public examples, which all clients draw alike, take a sample instead"
+            )
         call = self._calls if shuffled else 0
         self._calls += shuffled
-        return self._plans.ask(Request(stream, batch, epochs, steps, shuffled, call, sample, ago))
+        request = Request(stream, batch, epochs, steps, shuffled, call, sample, ago, share)
+        return self._plans.ask(request)
 
     def _batches(self, plan: Plan, training: bool) -> Iterator[Batch]:
         rows, weight = plan.rows[self._slot], plan.weight[self._slot]

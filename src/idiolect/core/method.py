@@ -39,6 +39,7 @@ class Setup(NamedTuple):
     public_labels: bool = False  # whether their classes are those of the private examples
     seed: int = 0  # of the run; known to all who take part
     federated: bool = False  # a real federation, whose server must not draw secrets from the seed
+    features: tuple[int, ...] = ()  # shape of what enters the network's head, for one example
 
     @property
     def clients(self) -> int:

@@ -1,8 +1,9 @@
 """A module as a pure function: the form in which methods call networks."""
 
 import copy
+import math
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +17,12 @@ from idiolect.kernels.replace_layers import quicken
 
 Spot = tuple[str, dict[str, Any], str, Tensor]
 """A parameter's name, the dict of a layer that holds it, its key there, and the layer's own."""
+
+
+Part = Literal["logits", "features", "head"]
+"""What is run: the whole network, all before its head, or the head on features."""
+
+_THROUGH = nn.Identity()
 
 
 class Network:
@@ -53,6 +60,10 @@ class Network:
         if stacked and not self._halved:  # our own kernels are for single precision
             self._modes = {mode: quicken(own) for mode, own in self._modes.items()}
         self._layers = batchnorm.layers(self._modes[True])
+        # The layer of the last parameter, which the head is unless the module declares another.
+        self._last = list(self._shapes)[-1].rpartition(".")[0]
+        self._declared: bool | None = None  # whether it does; unknown before `find_head`
+        self.features: tuple[int, ...] = ()  # shape of an example's features, once known
         self._locate()
 
     def to(self, device: torch.device) -> "Network":
@@ -70,39 +81,86 @@ class Network:
         """
         self._spots = {mode: _spots(model, self._shapes) for mode, model in self._modes.items()}
 
-    def __call__(self, params: Params, x: Tensor, training: bool) -> Tensor:
-        """Return logits [example, class]."""
+    def find_head(self, examples: Tensor) -> bool:
+        """Find where the head begins, by trial on examples; return whether it was found.
+
+        A module declares it by two methods, `features(x)` and `head(features)`; otherwise the head
+        is the last layer with parameters, if the module ends with it.
+        """
+        with torch.no_grad():
+            expected = self(self.params, examples, training=False)
+            for self._declared in (True, False):
+                try:
+                    features = self(self.params, examples, False, "features")
+                    logits = self(self.params, features, False, "head")
+                except Exception:  # whatever a foreign module does when it is taken apart
+                    continue
+                if logits.shape == expected.shape and torch.allclose(logits, expected, 1e-4, 1e-5):
+                    self.features = tuple(features.shape[1:])
+                    return True
+        self._declared = None
+        return False
+
+    def _part(self, model: nn.Module, part: Part, x: Tensor) -> Tensor:
+        """Run the module before its head, or its head."""
+        output: Tensor
+        if self._declared:
+            output = getattr(model, part)(x)
+            return output
+        layer = model.get_submodule(self._last)
+        if part == "head":
+            output = layer(x)
+            return output
+        if layer is model:
+            return x
+        above, _, name = self._last.rpartition(".")
+        layers = model.get_submodule(above)._modules
+        layers[name] = _THROUGH
+        try:
+            output = model(x)
+            return output
+        finally:
+            layers[name] = layer
+
+    def __call__(self, params: Params, x: Tensor, training: bool, part: Part = "logits") -> Tensor:
+        """Return logits [example, class], or run a part of the network."""
         if {name: value.shape for name, value in params.items()} != self._shapes:
             raise MethodError(self._misfit(params))
+        if part != "logits" and self._declared is None and not self.find_head(_ramp(x)):
+            raise ModelError(
+                f"{type(self._modes[False]).__name__} does not end with its last layer that has "
+                f"parameters ({self._last!r}), so its features are unknown; give it two methods, "
+                "features(x) and head(features), such that forward(x) is head(features(x))"
+            )
         if not self._halved:
-            return self._run(params, x, training)
+            return self._run(params, x, training, part)
         # Casts are not cached: under vmap a cached one would outlive the tensors it wraps.
         with torch.autocast(x.device.type, torch.bfloat16, cache_enabled=False):
-            logits = self._run(params, x, training)
+            logits = self._run(params, x, training, part)
         return logits.to(next(iter(params.values())).dtype)
 
-    def _run(self, params: Params, x: Tensor, training: bool) -> Tensor:
+    def _run(self, params: Params, x: Tensor, training: bool, part: Part) -> Tensor:
         """Call the module with these parameters in the place of its own, as torch.func does."""
         spots = self._spots[training]
         self.running = True
         try:
             for name, holder, key, _ in spots:
                 holder[key] = params[name]
-            logits: Tensor = self._modes[training](x)
-            return logits
+            model = self._modes[training]
+            return model(x) if part == "logits" else self._part(model, part, x)
         finally:
             self.running = False
             for _, holder, key, own in spots:
                 holder[key] = own
 
     def watched(
-        self, params: Params, x: Tensor, weight: Tensor, moving: batchnorm.Moving
+        self, params: Params, x: Tensor, weight: Tensor, moving: batchnorm.Moving, part: Part
     ) -> Tensor:
-        """Return logits in training, and take down what batch normalisation saw of the batch."""
+        """Run a part in training mode, and note what batch normalisation saw of the batch."""
         with batchnorm.masked(weight) as ran:
-            logits = self(params, x, training=True)
+            output = self(params, x, True, part)
         moving.note(params, self._layers, ran)
-        return logits
+        return output
 
     @property
     def constants(self) -> dict[str, Tensor]:
@@ -125,6 +183,15 @@ class Network:
             f"parameter {name!r} is {got}, but the client's network expects {expected}; give "
             "`logits` all trainable parameters of that network and nothing else"
         )
+
+
+def _ramp(x: Tensor) -> Tensor:
+    """Make two examples like those of a batch, which may be mapped, to try a network on."""
+    shape = (2, *x.shape[1:])
+    if not x.is_floating_point():
+        return torch.zeros(shape, dtype=x.dtype, device=x.device)
+    ramp = torch.linspace(-1, 1, math.prod(shape), dtype=x.dtype, device=x.device)
+    return ramp.reshape(shape)
 
 
 def _spots(model: nn.Module, names: Iterable[str]) -> list[Spot]:

@@ -65,6 +65,7 @@ def refuse_training(policy: SitePolicy, request: Request, held: int) -> None:
     """Refuse a request for private rows by which a report would show too few of them."""
     if request.stream not in ("train", "val") or not held:
         return
+    held = request.subset(held)
     if not request.shuffled:
         least = policy.min_scored if request.stream == "val" else policy.min_examples
         if held < least:

@@ -99,9 +99,10 @@ def make(
     networks = [_networks(own, device, precision, stacked) for own in models]
     for network in networks[0].values():
         _try(name, network, examples, lessons[0].dataset)
+        network.find_head(examples)
     _refuse_unequal_constants(name, networks)
     setups = [
-        _setup(own, held, seed, device)
+        _setup(own, held, seed, device)._replace(features=networks[0]["main"].features)
         for own, held, seed in zip(networks, lessons, seeds, strict=True)
     ]
     return Made(networks[0], setups, unmappable, stacked)

@@ -113,8 +113,10 @@ class Dealer:
         epochs = request.epochs
         if request.steps:
             epochs = -(-request.steps * request.batch // max(longest, 1))
-        shuffled = request.shuffled and not request.sample and plan.places is None
-        return shuffled and permutations.suits(longest, max(epochs, 1), plan.weight)
+        whole = not request.sample and plan.places is None and request.share == 1
+        return (
+            request.shuffled and whole and permutations.suits(longest, max(epochs, 1), plan.weight)
+        )
 
     def deal(
         self,

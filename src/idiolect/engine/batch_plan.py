@@ -19,6 +19,7 @@ from idiolect.engine.rng import generators
 from idiolect.errors import MethodError
 
 _PUBLIC = 17  # keeps these draws apart from other uses of the same seed
+_SUBSET = 29
 
 
 class Drawn(NamedTuple):
@@ -187,7 +188,9 @@ def _drawn(
     samples: Sequence[int],
 ) -> Drawn:
     """Lay out rows and places as [client, step, example]."""
-    held = [_held(own, number, request) for own, number in zip(members, samples, strict=True)]
+    held = [
+        _held(own, number, request, round) for own, number in zip(members, samples, strict=True)
+    ]
     layout, own_steps = laid_out([len(own) for own in held], request, limit)
     places = np.full((layout.clients, layout.steps, layout.wide), -1, np.int64)
     rows = np.zeros_like(places)
@@ -207,9 +210,12 @@ def _drawn(
     )
 
 
-def _held(member: Member, number: int, request: Request) -> np.ndarray:
-    """List the pool's rows that a request is about: all of a stream, or a numbered sample."""
+def _held(member: Member, number: int, request: Request, round: int) -> np.ndarray:
+    """List the pool's rows of a request: all of a stream, a random share, or a public sample."""
     rows = member.rows[request.stream]
+    if (count := request.subset(len(rows))) < len(rows):
+        key = (member.seed, _SUBSET, round, member.client, request.call)
+        rows = rows[np.random.default_rng(key).permutation(len(rows))[:count]]
     if not request.sample:
         return rows
     chosen: np.ndarray = rows[sample(member.seed, number - request.ago, len(rows), request.sample)]

@@ -79,8 +79,16 @@ class NextWord(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return logits [example, place, word] of tokens [example, place]."""
-        read = self.lstm(self.dropout(self.embedding(x)))
-        return F.linear(self.dropout(read), self.embedding.weight, self.decoder.bias)
+        return self.head(self.features(x))
+
+    def features(self, x: Tensor) -> Tensor:
+        """Return what enters the output layer: [example, place, unit]."""
+        read: Tensor = self.dropout(self.lstm(self.dropout(self.embedding(x))))
+        return read
+
+    def head(self, features: Tensor) -> Tensor:
+        """Return logits of features; the weights are those of the embedding."""
+        return F.linear(features, self.embedding.weight, self.decoder.bias)
 
 
 class _Bias(nn.Module):
