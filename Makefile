@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-faults browser lint format bench bench-population docs clean
+.PHONY: demo test test-faults browser lint format bench bench-population walk docs clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -37,6 +37,9 @@ bench-population: $(READY)  ## does a round cost more where there are more clien
 
 bench: $(READY)  ## plain loops, backends and installed peers, in one run
 	$(BIN)/idiolect bench --out benchmarks/results/cpu.json
+
+walk: $(READY)  ## the modules that a FedAvg run and a deployed round enter, in order
+	$(BIN)/python scripts/walk.py
 
 site: $(READY)  ## the docs as a site, in site/index.html; a broken link is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
