@@ -11,7 +11,7 @@ from idiolect.deploy.node import Node
 from idiolect.deploy.serve_experiment import post, serve
 from idiolect.deploy.site import Site
 from idiolect.deploy.transport import Inside
-from idiolect.experiment import parse_experiment
+from idiolect.experiment.resolve import parse_experiment
 from idiolect.experiment.portable import travelling
 
 TOML = """

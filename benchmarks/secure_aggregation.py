@@ -18,7 +18,7 @@ from idiolect.deploy.serve_experiment import post, serve
 from idiolect.deploy.site import Site
 from idiolect.deploy.transport import Inside
 from idiolect.engine.callbacks import Silent, Tick
-from idiolect.experiment import parse_experiment
+from idiolect.experiment.resolve import parse_experiment
 from idiolect.experiment.federation_file import load_project
 from idiolect.experiment.portable import travelling
 

@@ -10,7 +10,9 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from idiolect.experiment.repro import Item, Measured, Paper, items, papers
+from idiolect.experiment.repro.item import Item, Paper
+from idiolect.experiment.repro.measured import Measured
+from idiolect.experiment.repro.index import items, papers
 from idiolect.experiment.repro.item import RULES
 from idiolect.experiment.repro.measured import Figure, figure, kept
 

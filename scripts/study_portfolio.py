@@ -20,7 +20,8 @@ from idiolect.core import tree
 from idiolect.core.client import Local
 from idiolect.core.method import Sent
 from idiolect.core.tree import Params, Tree
-from idiolect.experiment import jobs, load_experiment
+from idiolect.experiment.build import jobs
+from idiolect.experiment.resolve import load_experiment
 from idiolect.experiment.train import train
 from idiolect.methods import Portfolio
 from idiolect.methods.personalise import choosing, pooling

@@ -13,7 +13,8 @@ from idiolect.core import tree
 from idiolect.core.method import Method, Report
 from idiolect.core.wrap import Served, Wrapper
 from idiolect.errors import MethodError
-from idiolect.experiment import jobs, parse_experiment
+from idiolect.experiment.build import jobs
+from idiolect.experiment.resolve import parse_experiment
 from idiolect.methods import METHODS, FedAvg, LocalOnly
 from test_laws import made
 

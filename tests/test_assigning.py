@@ -14,7 +14,8 @@ import tiny
 import worlds
 from idiolect.core import checkpoint
 from idiolect.errors import ConfigError
-from idiolect.experiment import jobs, load_experiment, parse_experiment
+from idiolect.experiment.build import jobs
+from idiolect.experiment.resolve import load_experiment, parse_experiment
 from idiolect.experiment.build_networks import architectures
 from idiolect.experiment.build_networks import networks as networks_of
 from idiolect.experiment.untrusted import CLOSED

@@ -2,7 +2,8 @@
 
 import tiny
 from idiolect.core import checkpoint
-from idiolect.experiment import execute, parse_experiment
+from idiolect.experiment import execute
+from idiolect.experiment.resolve import parse_experiment
 
 METHODS = """
 [[methods]]

@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 import idiolect
 import tiny
 from idiolect.errors import ConfigError, DataError, IdiolectError
-from idiolect.experiment import jobs, load_experiment, parse_experiment, written
+from idiolect.experiment.build import jobs
+from idiolect.experiment.resolve import load_experiment, parse_experiment
+from idiolect.experiment.execute import written
 from idiolect.experiment.toml import dumps
 
 values = st.recursive(

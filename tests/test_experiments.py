@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 import idiolect
-from idiolect.experiment import jobs, load_experiment
+from idiolect.experiment.build import jobs
+from idiolect.experiment.resolve import load_experiment
 from idiolect.experiment.build import refuse_unknown_labels
 
 ROOT = Path(__file__).resolve().parent.parent

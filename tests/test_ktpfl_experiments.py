@@ -7,7 +7,7 @@ import pytest
 import idiolect
 from idiolect.core import tree
 from idiolect.core.client import Network
-from idiolect.experiment import load_experiment
+from idiolect.experiment.resolve import load_experiment
 from idiolect.experiment.build_networks import listed
 from idiolect.methods import METHODS
 from idiolect.models import MODELS

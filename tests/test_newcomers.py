@@ -17,7 +17,8 @@ from idiolect.core.method import Sent
 from idiolect.data import federate, normalised, read
 from idiolect.errors import CheckpointError, ConfigError, DataError, MethodError
 from idiolect.methods import METHODS, FedAvg
-from idiolect.results import load_model, scaling
+from idiolect.results.models import load_model
+from idiolect.results import scaling
 from idiolect.results.models import fill
 
 invoke = CliRunner().invoke

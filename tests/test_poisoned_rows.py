@@ -14,7 +14,9 @@ import torch
 import idiolect
 from idiolect.core import tree
 from idiolect.data import federate, load, normalised, read
-from idiolect.experiment import jobs, parse_experiment, train
+from idiolect.experiment.build import jobs
+from idiolect.experiment.resolve import parse_experiment
+from idiolect.experiment import train
 from idiolect.results import scaling
 
 SEEDS = (0, 1)

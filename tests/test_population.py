@@ -11,7 +11,9 @@ import pytest
 import tiny
 from idiolect.data import federate, load
 from idiolect.errors import CheckpointError, ConfigError
-from idiolect.experiment import jobs, load_experiment, run
+from idiolect.experiment.build import jobs
+from idiolect.experiment.resolve import load_experiment
+from idiolect.experiment.execute import run
 from idiolect.experiment.job import Evaluate
 
 TOML = """

@@ -13,8 +13,9 @@ from typer.testing import CliRunner, Result
 
 from idiolect.cli import app
 from idiolect.errors import ConfigError
-from idiolect.experiment import load_experiment
-from idiolect.experiment.repro import Cell, Claim, Item, find, items, papers
+from idiolect.experiment.resolve import load_experiment
+from idiolect.experiment.repro.item import Cell, Claim, Item
+from idiolect.experiment.repro.index import find, items, papers
 from idiolect.experiment.repro.item import RULES, experiments_folder
 from idiolect.experiment.repro.measured import Figure, figure, kept
 from idiolect.experiment.repro.run_item import name_of

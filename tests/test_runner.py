@@ -15,10 +15,12 @@ from idiolect.core import checkpoint, tree
 from idiolect.engine.callbacks import Silent
 from idiolect.engine.rounds import Simulation
 from idiolect.errors import CheckpointError, Diverged
-from idiolect.experiment import jobs, parse_experiment, run_methods, train
+from idiolect.experiment.build import jobs
+from idiolect.experiment.resolve import parse_experiment
+from idiolect.experiment import run_methods, train
 from idiolect.experiment import run_state as memories
 from idiolect.experiment.run_methods import opened
-from idiolect.results import load_model
+from idiolect.results.models import load_model
 
 
 @pytest.fixture(autouse=True)

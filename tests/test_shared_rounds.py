@@ -13,7 +13,9 @@ from idiolect.core import checkpoint
 from idiolect.core.method import setting
 from idiolect.engine.architecture import Architecture
 from idiolect.engine.callbacks import Silent
-from idiolect.experiment import jobs, parse_experiment, run_methods, train
+from idiolect.experiment.build import jobs
+from idiolect.experiment.resolve import parse_experiment
+from idiolect.experiment import run_methods, train
 from idiolect.methods import FedAvg, FedAvgFT, FedProx
 
 TOML = """

@@ -8,7 +8,7 @@ import pytest
 
 import idiolect
 from idiolect.errors import DataError, ModelError
-from idiolect.experiment import run
+from idiolect.experiment.execute import run
 from idiolect.experiment.adapt import adapt
 
 HEAD = """

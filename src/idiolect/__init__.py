@@ -13,14 +13,14 @@ if TYPE_CHECKING:
     from idiolect.api import federation as federation
     from idiolect.api import fit as fit
     from idiolect.core.method import Method as Method
-    from idiolect.experiment import load_experiment as load_experiment
-    from idiolect.experiment import run as run
+    from idiolect.experiment.resolve import load_experiment as load_experiment
+    from idiolect.experiment.execute import run as run
     from idiolect.experiment.adapt import adapt as adapt
     from idiolect.experiment.compare import compare as compare
     from idiolect.methods import METHODS as METHODS
     from idiolect.models import MODELS as MODELS
-    from idiolect.results import load_model as load_model
-    from idiolect.results import table as table
+    from idiolect.results.models import load_model as load_model
+    from idiolect.results.tables import table as table
 
 _HOMES = {
     "METHODS": "idiolect.methods",
@@ -31,10 +31,10 @@ _HOMES = {
     "compare": "idiolect.experiment.compare",
     "federation": "idiolect.api",
     "fit": "idiolect.api",
-    "load_experiment": "idiolect.experiment",
-    "load_model": "idiolect.results",
-    "run": "idiolect.experiment",
-    "table": "idiolect.results",
+    "load_experiment": "idiolect.experiment.load",
+    "load_model": "idiolect.results.models",
+    "run": "idiolect.experiment.run",
+    "table": "idiolect.results.tables",
 }
 
 __all__ = [  # noqa: RUF022 - the order in which one meets them

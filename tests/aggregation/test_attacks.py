@@ -13,7 +13,9 @@ from idiolect.aggregation.aggregator import Aggregated
 from idiolect.aggregation.attacks import Broken, Gaussian, Lies, Replace, SignFlip, _generator
 from idiolect.data.poison import attackers, backdoor, label_flip
 from idiolect.errors import ConfigError, Diverged, MethodError
-from idiolect.experiment import execute, jobs, parse_experiment
+from idiolect.experiment import execute
+from idiolect.experiment.build import jobs
+from idiolect.experiment.resolve import parse_experiment
 from idiolect.methods import FedAvg
 from test_laws import choose, made
 

@@ -14,7 +14,8 @@ from idiolect.aggregation.aggregator import Aggregated
 from idiolect.core import tree
 from idiolect.core.method import Plan, Setup
 from idiolect.errors import ConfigError, MethodError
-from idiolect.experiment import execute, parse_experiment
+from idiolect.experiment import execute
+from idiolect.experiment.resolve import parse_experiment
 from idiolect.methods import METHODS
 from test_laws import made
 

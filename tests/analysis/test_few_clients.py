@@ -9,7 +9,9 @@ from idiolect.analysis.comparison import fitting
 from idiolect.analysis.paired_tests import holm
 from idiolect.engine.outcome import RIGHT
 from idiolect.errors import ConfigError
-from idiolect.experiment import jobs, parse_experiment, train
+from idiolect.experiment.build import jobs
+from idiolect.experiment.resolve import parse_experiment
+from idiolect.experiment import train
 from idiolect.results import document
 
 FEW = 1000  # resamples

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from idiolect.experiment import federations, parse_experiment
+from idiolect.experiment.build import federations
+from idiolect.experiment.resolve import parse_experiment
 from idiolect.experiment.build_networks import architectures
 from idiolect.experiment.untrusted import CLOSED
 

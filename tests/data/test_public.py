@@ -6,7 +6,8 @@ import pytest
 from idiolect.data import Dataset
 from idiolect.data.public import alike, rows_of, without
 from idiolect.errors import DataError
-from idiolect.experiment import jobs, parse_experiment
+from idiolect.experiment.build import jobs
+from idiolect.experiment.resolve import parse_experiment
 
 TOML = """
 name = "open"

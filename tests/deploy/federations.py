@@ -15,7 +15,8 @@ from idiolect.deploy.server_data import Host
 from idiolect.deploy.site import Site
 from idiolect.deploy.site_policy import UNLIMITED
 from idiolect.deploy.transport import Inside
-from idiolect.experiment import execute, parse_experiment
+from idiolect.experiment import execute
+from idiolect.experiment.resolve import parse_experiment
 from idiolect.experiment.portable import travelling
 from idiolect.methods import METHODS
 

@@ -11,9 +11,9 @@ import pytest
 from running import ADMIN, MEMBER, CommandFailed, Running
 
 from idiolect.deploy.node_models import stored
-from idiolect.experiment import federations
+from idiolect.experiment.build import federations
 from idiolect.experiment.adapt import adapt
-from idiolect.results import load_model
+from idiolect.results.models import load_model
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("nvflare") is None, reason="nvflare is not installed (extra flare)"

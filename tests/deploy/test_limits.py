@@ -19,7 +19,7 @@ from idiolect.deploy.site import Site
 from idiolect.deploy.site_policy import SITE_TEXT, UNLIMITED, SitePolicy, read_site
 from idiolect.deploy.transport import Inside
 from idiolect.errors import ConfigError
-from idiolect.experiment import parse_experiment
+from idiolect.experiment.resolve import parse_experiment
 from idiolect.experiment.build_methods import made
 from idiolect.experiment.portable import travelling
 from idiolect.version import VERSION

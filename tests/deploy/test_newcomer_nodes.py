@@ -14,10 +14,10 @@ from idiolect.deploy.site_policy import UNLIMITED
 from idiolect.deploy.transport import Inside
 from idiolect.deploy.welcoming import Wanted, offer, welcome
 from idiolect.errors import ConfigError, DataError, DeployError, MethodError
-from idiolect.experiment import federations
+from idiolect.experiment.build import federations
 from idiolect.experiment.adapt import adapt
 from idiolect.methods import METHODS
-from idiolect.results import load_model
+from idiolect.results.models import load_model
 
 LATE = ("late-0", "late-1")
 

@@ -26,7 +26,8 @@ from idiolect.deploy.site import Site
 from idiolect.deploy.site_policy import UNLIMITED
 from idiolect.deploy.transport import Inside
 from idiolect.errors import ConfigError, DataError
-from idiolect.experiment import parse_experiment, run
+from idiolect.experiment.resolve import parse_experiment
+from idiolect.experiment.execute import run
 from idiolect.experiment.adapt import adapt
 from idiolect.experiment.build_methods import AGGREGATORS, made
 from idiolect.experiment.portable import travelling, visiting

@@ -15,7 +15,7 @@ from idiolect.deploy.node import Node
 from idiolect.deploy.refusals import Refused
 from idiolect.deploy.serve_experiment import post, serve
 from idiolect.deploy.transport import Inside
-from idiolect.experiment import parse_experiment
+from idiolect.experiment.resolve import parse_experiment
 from idiolect.experiment.portable import travelling
 
 SETS = ('data.normalise="feature"', "rounds=6", "evaluate.every=6", "training.epochs=2")

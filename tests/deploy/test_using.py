@@ -13,7 +13,7 @@ from idiolect.cli import app
 from idiolect.core import checkpoint
 from idiolect.deploy.model_use import Personal
 from idiolect.deploy.node_models import stored
-from idiolect.experiment import federations
+from idiolect.experiment.build import federations
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,8 @@ import torch
 
 import worlds
 from idiolect.errors import ConfigError
-from idiolect.experiment import jobs, parse_experiment
+from idiolect.experiment.build import jobs
+from idiolect.experiment.resolve import parse_experiment
 from idiolect.methods import Ditto
 from test_laws import made
 

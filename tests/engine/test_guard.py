@@ -15,7 +15,8 @@ from idiolect.core import tree
 from idiolect.core.method import Method, Report
 from idiolect.engine import finite_reports
 from idiolect.errors import Diverged
-from idiolect.experiment import execute, parse_experiment
+from idiolect.experiment import execute
+from idiolect.experiment.resolve import parse_experiment
 from idiolect.methods import METHODS, Ditto, FedAvg
 from test_laws import choose, made
 

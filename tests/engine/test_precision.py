@@ -11,7 +11,7 @@ from idiolect.engine.architecture import Architecture
 from idiolect.engine.backend import Backend
 from idiolect.engine.rounds import Run, Simulation
 from idiolect.errors import ConfigError
-from idiolect.experiment import parse_experiment
+from idiolect.experiment.resolve import parse_experiment
 from idiolect.experiment.build import machine
 from idiolect.methods import METHODS, FedAvg
 

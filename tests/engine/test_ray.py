@@ -22,7 +22,8 @@ from idiolect.engine.backend import Backend, Ray
 from idiolect.engine.ray_backend import cluster as clusters
 from idiolect.engine.rounds import Run, Simulation
 from idiolect.errors import ClusterError, ConfigError, MethodError, MissingExtra
-from idiolect.experiment import execute, parse_experiment
+from idiolect.experiment import execute
+from idiolect.experiment.resolve import parse_experiment
 from idiolect.methods import METHODS, Ditto
 from test_laws import TIGHT, ended, made
 

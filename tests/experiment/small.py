@@ -3,7 +3,7 @@
 import json
 
 from idiolect.engine.callbacks import Silent
-from idiolect.experiment import parse_experiment
+from idiolect.experiment.resolve import parse_experiment
 from idiolect.experiment.compare import execute
 
 TOML = """

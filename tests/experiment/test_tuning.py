@@ -11,7 +11,8 @@ import small
 from small import accuracies, compared
 
 from idiolect.errors import CheckpointError, ConfigError, Diverged
-from idiolect.experiment import build, parse_experiment
+from idiolect.experiment import build
+from idiolect.experiment.resolve import parse_experiment
 from idiolect.experiment.schema import Range, Tune
 from idiolect.experiment.search import Optuna
 from idiolect.experiment.search_space import listed
@@ -244,7 +245,7 @@ def test_a_wrong_key_is_one_clear_line(change, words):
 
 
 def test_a_tuned_experiment_is_written_and_read_as_itself():
-    from idiolect.experiment import written
+    from idiolect.experiment.execute import written
 
     experiment = parse_experiment(TEXT)
     assert parse_experiment(written(experiment)) == experiment

@@ -7,7 +7,9 @@ import pytest
 
 import tiny
 from idiolect.engine.outcome import Members, Outcome, Speed, Wire
-from idiolect.experiment import jobs, parse_experiment, train
+from idiolect.experiment.build import jobs
+from idiolect.experiment.resolve import parse_experiment
+from idiolect.experiment import train
 from idiolect.results.reach import reached
 
 

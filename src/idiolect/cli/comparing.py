@@ -78,7 +78,7 @@ def _run(
 ) -> tuple[dict[str, Any], Path]:
     from idiolect.cli.progress import watching
     from idiolect.cli.screen import console
-    from idiolect.experiment import load_experiment
+    from idiolect.experiment.resolve import load_experiment
     from idiolect.experiment.compare import execute
 
     loaded = load_experiment(path, overrides)

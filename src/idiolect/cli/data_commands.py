@@ -87,7 +87,8 @@ def inspect(
     from idiolect.cli.picture import as_svg, print_picture
     from idiolect.cli.screen import console, print_json
     from idiolect.core.checkpoint import write_whole
-    from idiolect.experiment import federations, load_experiment, parse_experiment
+    from idiolect.experiment.build import federations
+    from idiolect.experiment.resolve import load_experiment, parse_experiment
     from idiolect.experiment.toml import dumps
 
     overrides = list(set or ())

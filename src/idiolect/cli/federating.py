@@ -12,7 +12,7 @@ from idiolect.cli.options import JSON
 from idiolect.errors import printable
 
 if TYPE_CHECKING:
-    from idiolect.experiment import Experiment
+    from idiolect.experiment.schema import Experiment
 
 app = typer.Typer(help="Make the kits of a federation.", no_args_is_help=True)
 

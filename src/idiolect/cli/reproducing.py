@@ -10,13 +10,14 @@ from idiolect.cli.guard import complain, debugging, guarded, interrupted
 from idiolect.cli.options import BACKEND, DATA, DEVICE, JSON, SET, machine
 
 if TYPE_CHECKING:
-    from idiolect.experiment import Experiment
-    from idiolect.experiment.repro import Item, Measured, Paper
+    from idiolect.experiment.schema import Experiment
+    from idiolect.experiment.repro.item import Item, Paper
+    from idiolect.experiment.repro.measured import Measured
     from idiolect.results.document import Document
 
 
 def _complete(incomplete: str) -> Iterable[tuple[str, str]]:
-    from idiolect.experiment.repro import items
+    from idiolect.experiment.repro.index import items
 
     return [(n, item.title) for n, (_, item) in items().items() if n.startswith(incomplete)]
 
@@ -46,7 +47,7 @@ def repro(
     """List every table and figure of the papers with its status, or run one of them."""
     from idiolect.cli.screen import console, print_json
     from idiolect.errors import ConfigError
-    from idiolect.experiment.repro import find, items
+    from idiolect.experiment.repro.index import find, items
     from idiolect.experiment.repro.measured import kept
 
     measured, screen = kept(), console()
@@ -118,7 +119,7 @@ def _overview(measured: "Measured") -> Any:
     from rich import box
     from rich.table import Table
 
-    from idiolect.experiment.repro import items
+    from idiolect.experiment.repro.index import items
 
     table = Table(box=box.SIMPLE_HEAD)
     for head in ("name", "what", "status"):

@@ -13,7 +13,7 @@ from idiolect.cli.options import BACKEND, DATA, DEVICE, JSON, SET, machine
 
 if TYPE_CHECKING:
     from idiolect.analysis.live import Address
-    from idiolect.experiment import Experiment
+    from idiolect.experiment.schema import Experiment
 
 # Heavy imports stand inside the commands, so that --help and completion answer at once.
 
@@ -53,7 +53,7 @@ def run(
 ) -> None:
     """Run an experiment: train its methods, score every client, write the results."""
     from idiolect.analysis.live import address
-    from idiolect.experiment import load_experiment
+    from idiolect.experiment.resolve import load_experiment
 
     wanted = serve or serve_at is not None
     served = address(serve_at or "", anyone=serve_anyone) if wanted else None
@@ -87,7 +87,7 @@ def demo(
 ) -> None:
     """Train Local, FedAvg, FedAvg + FT, FedPer and PersFL on real digits, beside the paper."""
     from idiolect.cli.demo import EXPERIMENT, PAPER, REMARK
-    from idiolect.experiment import parse_experiment
+    from idiolect.experiment.resolve import parse_experiment
 
     loaded = parse_experiment(EXPERIMENT, [*(set or ()), *machine(device, None)], "the demo")
     _execute(loaded, out, overwrite=True, beside=PAPER, remark=REMARK, json=json)

@@ -88,7 +88,7 @@ def test_the_grid_has_a_panel_for_each_client_and_a_line_for_each_temperature(fi
 
 def test_holdings_are_the_federations(finished):
     experiment = idiolect.load_experiment(finished / "experiment.toml")
-    from idiolect.experiment import federations
+    from idiolect.experiment.build import federations
 
     for kept, federation in zip(holdings.read(finished), federations(experiment), strict=True):
         assert kept.names == federation.names and kept.classes == federation.dataset.classes

@@ -11,7 +11,9 @@ from idiolect.aggregation import Median
 from idiolect.aggregation.aggregator import Aggregated
 from idiolect.core import checkpoint, tree
 from idiolect.errors import MethodError
-from idiolect.experiment import execute, jobs, parse_experiment, run_methods, train
+from idiolect.experiment import execute, run_methods, train
+from idiolect.experiment.build import jobs
+from idiolect.experiment.resolve import parse_experiment
 from idiolect.methods import METHODS
 from idiolect.methods.personalise import TABLE_2, Combined, Mixture, Tuned, spoken
 from test_laws import made

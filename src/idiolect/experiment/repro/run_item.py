@@ -5,7 +5,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from idiolect.errors import ConfigError
-from idiolect.experiment import Experiment, load_experiment
+from idiolect.experiment.schema import Experiment
+from idiolect.experiment.resolve import load_experiment
 from idiolect.experiment.repro.item import Item, Runnable, experiments_folder
 from idiolect.experiment.repro.measured import Figure, of_result
 from idiolect.results.document import Document
