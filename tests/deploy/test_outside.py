@@ -29,7 +29,8 @@ from idiolect.errors import ConfigError, DataError
 from idiolect.experiment.resolve import parse_experiment
 from idiolect.experiment.execute import run
 from idiolect.experiment.adapt import adapt
-from idiolect.experiment.build_methods import AGGREGATORS, made
+from idiolect.experiment.build_methods import made
+from idiolect.experiment.untrusted import AGGREGATORS
 from idiolect.experiment.portable import travelling, visiting
 from idiolect.experiment.untrusted import WORDS, Reach
 from idiolect.methods import METHODS

@@ -10,7 +10,8 @@ import numpy as np
 
 from idiolect.core.checkpoint import write_whole
 from idiolect.core.method import Method
-from idiolect.data import SOURCES, Dataset, Federation, federate
+from idiolect.data import SOURCES, Dataset, federate
+from idiolect.data.federation import Federation
 from idiolect.errors import ConfigError, DataError
 from idiolect.experiment.build import loaded, machine
 from idiolect.experiment.build_methods import made

@@ -6,18 +6,16 @@ from typing import Any
 
 from pydantic import BaseModel, create_model
 
-from idiolect.aggregation import RULES, Private
 from idiolect.aggregation.aggregator import Aggregated, Aggregator
 from idiolect.core.method import Method
 from idiolect.core.wrap import Wrapper
 from idiolect.errors import ConfigError
 from idiolect.experiment.schema import Experiment, MethodTable, Named
 from idiolect.experiment.suggestions import meant
+from idiolect.experiment.untrusted import AGGREGATORS
 from idiolect.experiment.validation import checked, signature_model
 from idiolect.methods import METHODS
 from idiolect.methods.personalise import Combined
-
-AGGREGATORS: dict[str, type[Aggregator]] = {**RULES, "dp": Private}
 
 _COMMON = {spec.name for spec in dataclasses.fields(Wrapper)}
 _PARTS = {spec.name for spec in dataclasses.fields(Combined)} - _COMMON - {"combinations"}

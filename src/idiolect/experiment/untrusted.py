@@ -17,13 +17,16 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from idiolect.aggregation import RULES, Private
+from idiolect.aggregation.aggregator import Aggregator
 from idiolect.data import PARTITIONS, SOURCES
 from idiolect.errors import ConfigError
-from idiolect.experiment.build_methods import AGGREGATORS
 from idiolect.experiment.suggestions import meant
 from idiolect.methods import METHODS
 from idiolect.methods.personalise import Combined
 from idiolect.models import MODELS
+
+AGGREGATORS: dict[str, type[Aggregator]] = {**RULES, "dp": Private}
 
 OWN = "own"  # stands for a file that whoever reads the experiment has to give
 
