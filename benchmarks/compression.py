@@ -11,8 +11,8 @@ from idiolect.deploy.node import Node
 from idiolect.deploy.serve_experiment import post, serve
 from idiolect.deploy.site import Site
 from idiolect.deploy.transport import Inside
-from idiolect.experiment.resolve import parse_experiment
-from idiolect.experiment.portable import travelling
+from idiolect.experiment.load import parse_experiment
+from idiolect.experiment.portable import export_experiment
 
 TOML = """
 name = "compression"
@@ -55,7 +55,7 @@ def main() -> None:
                 Site(f"n{n}", "bench", home / f"n{n}", "embedded", client=n) for n in range(10)
             ]
             transport = Inside({site.name: Node(site) for site in sites})
-            text = travelling(experiment)
+            text = export_experiment(experiment)
             found = serve(post(transport, text, home / "hub"), text, "r", home / "hub")
         for label, method in found["methods"].items():
             seeds = method["seeds"]

@@ -18,9 +18,9 @@ from idiolect.deploy.serve_experiment import post, serve
 from idiolect.deploy.site import Site
 from idiolect.deploy.transport import Inside
 from idiolect.engine.callbacks import Silent, Tick
-from idiolect.experiment.resolve import parse_experiment
 from idiolect.experiment.federation_file import load_project
-from idiolect.experiment.portable import travelling
+from idiolect.experiment.load import parse_experiment
+from idiolect.experiment.portable import export_experiment
 
 ROUNDS = 6
 TOML = """
@@ -84,7 +84,7 @@ def main() -> None:
                 ("secure", True, True),
             ):
                 sets = (f"deploy.secure={secure}".lower(),)
-                text = travelling(
+                text = export_experiment(
                     parse_experiment(TOML.format(rounds=ROUNDS, clients=clients), sets)
                 )
                 home, clock = Path(scratch) / name, Clock()

@@ -10,11 +10,17 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from idiolect.experiment.repro.item import Item, Paper
-from idiolect.experiment.repro.measured import Measured
-from idiolect.experiment.repro.index import items, papers
-from idiolect.experiment.repro.item import RULES
-from idiolect.experiment.repro.measured import Figure, figure, kept
+from idiolect.experiment.repro.index import (
+    RULES,
+    Figure,
+    Item,
+    Measured,
+    Paper,
+    figure_of,
+    items,
+    papers,
+    shipped_figures,
+)
 
 ROOT = Path(__file__).resolve().parent.parent
 FIGURES = ROOT / "docs" / "reproduction" / "figures"
@@ -47,12 +53,12 @@ def measured() -> str:
 def _models(own: dict[str, Any], name: str) -> dict[str, Figure]:
     """Read a method's figures: of every client of each seed, each seed's means, or per cents."""
     if "models" in own:
-        return {model: figure(means[name]) for model, means in own["models"].items()}
+        return {model: figure_of(means[name]) for model, means in own["models"].items()}
     scores = own["accuracy"]
     if isinstance(scores, list):  # KT-pFL's page: the personal models alone
-        return {"personal": figure([score / 100 for score in scores])}
+        return {"personal": figure_of([score / 100 for score in scores])}
     known = {m: [[c for c in seed if c is not None] for seed in scores[m]] for m in scores}
-    return {m: figure([mean(seed) for seed in seeds]) for m, seeds in known.items()}
+    return {m: figure_of([mean(seed) for seed in seeds]) for m, seeds in known.items()}
 
 
 def _method_names() -> dict[str, dict[str, str]]:
@@ -71,7 +77,7 @@ def _method_names() -> dict[str, dict[str, str]]:
 
 def page() -> str:
     """Return the page: what a status means, then a table a paper."""
-    measures = kept()
+    measures = shipped_figures()
     lines = [
         "# Reproduction index",
         "",

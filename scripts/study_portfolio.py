@@ -20,8 +20,8 @@ from idiolect.core import tree
 from idiolect.core.client import Local
 from idiolect.core.method import Sent
 from idiolect.core.tree import Params, Tree
-from idiolect.experiment.build import jobs
-from idiolect.experiment.resolve import load_experiment
+from idiolect.experiment.build import build_jobs
+from idiolect.experiment.load import load_experiment
 from idiolect.experiment.train import train
 from idiolect.methods import Portfolio
 from idiolect.methods.personalise import choosing, pooling
@@ -112,7 +112,7 @@ class Study(Portfolio):
 def main() -> None:
     """Train and print."""
     data = Path(sys.argv[2]) if len(sys.argv) > 2 else None
-    (job, *_), _ = jobs(load_experiment(sys.argv[1]), data)
+    (job, *_), _ = build_jobs(load_experiment(sys.argv[1]), data)
     method = Study(**{**job.method.settings(), "keep_candidates": True})
     final = train(dataclasses.replace(job, method=method)).outcome.final
     tested = {key[: -len("/accuracy")]: v for key, v in final.items() if key.endswith("/accuracy")}

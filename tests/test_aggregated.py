@@ -13,8 +13,8 @@ from idiolect.core import tree
 from idiolect.core.method import Method, Report
 from idiolect.core.wrap import Served, Wrapper
 from idiolect.errors import MethodError
-from idiolect.experiment.build import jobs
-from idiolect.experiment.resolve import parse_experiment
+from idiolect.experiment.build import build_jobs
+from idiolect.experiment.load import parse_experiment
 from idiolect.methods import METHODS, FedAvg, LocalOnly
 from test_laws import made
 
@@ -142,16 +142,16 @@ def test_an_experiment_names_the_rule_for_all_or_for_one(tmp_path, monkeypatch):
     text += '[[methods]]\nname = "local"\n[[methods]]\nname = "fedavg"\n'
     text += '[[methods]]\nname = "fedper"\naggregate = "median"\n'
     experiment = parse_experiment(text)
-    methods = [job.method for job in jobs(experiment)[0]]
+    methods = [job.method for job in build_jobs(experiment)[0]]
     assert [method.title for method in methods] == [
         "Local",
         "FedAvg, trimmed mean",
         "FedPer, median",
     ]
     assert methods[1].by.trim == 0.3
-    from idiolect.experiment.execute import written
+    from idiolect.experiment.run import experiment_toml
 
-    again = parse_experiment(written(experiment))
+    again = parse_experiment(experiment_toml(experiment))
     assert again.methods == experiment.methods
 
 

@@ -14,10 +14,10 @@ import tiny
 import worlds
 from idiolect.core import checkpoint
 from idiolect.errors import ConfigError
-from idiolect.experiment.build import jobs
-from idiolect.experiment.resolve import load_experiment, parse_experiment
-from idiolect.experiment.build_networks import architectures
-from idiolect.experiment.build_networks import networks as networks_of
+from idiolect.experiment.build import build_jobs
+from idiolect.experiment.components import assign_networks as networks_of
+from idiolect.experiment.components import build_architectures
+from idiolect.experiment.load import load_experiment, parse_experiment
 from idiolect.experiment.untrusted import CLOSED
 from idiolect.models import DNN, MLR, LeNet5, ResNet18
 from idiolect.results.models import fill, load_model
@@ -58,7 +58,7 @@ def _here(tmp_path, monkeypatch):
 
 def networks(*overrides, toml=TOML):
     """Return the label of each client's network."""
-    (job, *_), _ = jobs(parse_experiment(toml, overrides))
+    (job, *_), _ = build_jobs(parse_experiment(toml, overrides))
     return list(job.members[0].networks)
 
 
@@ -88,7 +88,7 @@ def test_one_client_can_be_given_its_own_by_name_or_number():
     assert dealt[2:6] == ["resnet18", "mlr", "small", "mlr"]
     only = networks('model={name="mlr", assign={0={name="dnn", hidden=3}}}')
     assert only == ["dnn"] + ["mlr"] * 19
-    (job,), _ = jobs(parse_experiment(TOML, [f"model.assign={given}"]))
+    (job,), _ = build_jobs(parse_experiment(TOML, [f"model.assign={given}"]))
     assert job.architectures["small"].main().fc1.out_features == 7
     assert job.architectures["dnn"].main().fc1.out_features == 100
     assert job.architectures["resnet18"].main().fc.in_features == 16
@@ -96,10 +96,14 @@ def test_one_client_can_be_given_its_own_by_name_or_number():
 
 def test_an_architecture_that_everyone_was_taken_from_is_gone():
     given = ", ".join(f'{n}="mlr"' for n in range(0, 20, 2))
-    (job,), _ = jobs(parse_experiment(TOML, [f"model={{each={{dnn=20}}, assign={{{given}}}}}"]))
+    (job,), _ = build_jobs(
+        parse_experiment(TOML, [f"model={{each={{dnn=20}}, assign={{{given}}}}}"])
+    )
     assert list(job.architectures) == ["dnn", "mlr"]
     every = ", ".join(f'{n}="mlr"' for n in range(20))
-    (job,), _ = jobs(parse_experiment(TOML, [f"model={{each={{dnn=20}}, assign={{{every}}}}}"]))
+    (job,), _ = build_jobs(
+        parse_experiment(TOML, [f"model={{each={{dnn=20}}, assign={{{every}}}}}"])
+    )
     assert list(job.architectures) == ["mlr"]
 
 
@@ -124,7 +128,7 @@ def test_an_architecture_that_everyone_was_taken_from_is_gone():
 )
 def test_what_makes_no_sense_is_one_line(change, words):
     with pytest.raises(ConfigError) as error:
-        jobs(parse_experiment(TOML, [change]))
+        build_jobs(parse_experiment(TOML, [change]))
     assert words in str(error.value) and "\n" not in str(error.value)
 
 
@@ -134,7 +138,7 @@ def test_clients_are_not_assigned_by_names_that_change_with_the_seed():
 
     def clients(key, *federations):
         experiment = parse_experiment(TOML, [f'model={{name="mlr", assign={{"{key}"="dnn"}}}}'])
-        return architectures(experiment, federations, CLOSED)["dnn"].clients
+        return build_architectures(experiment, federations, CLOSED)["dnn"].clients
 
     assert clients("client 0", held, held) == (0,)
     assert clients("1", held, other) == (1,)
@@ -169,7 +173,7 @@ def finished(tmp_path_factory):
 
 def test_some_round_leaves_an_architecture_without_anyone():
     """Three of twenty clients a round and four architectures: the fixture's run is such a case."""
-    (job,), _ = jobs(parse_experiment(DRAWN))
+    (job,), _ = build_jobs(parse_experiment(DRAWN))
     simulation = job.simulation()
     for simulation.round in range(3):
         present = {int(c) % 4 for run in range(2) for c in simulation.cohort(run)}

@@ -57,12 +57,14 @@ def folder(tmp_path_factory):
 
 
 def test_the_matrix_is_there_after_a_comparison(folder):
-    (label,) = trace.labels(folder)
-    found = trace.read(folder, label)
+    (label,) = trace.traced_labels(folder)
+    found = trace.read_trace(folder, label)
     assert found.seeds == (0, 1, 2) and found.rounds == (1, 2, 3)
     _, course = found.matrix()
     assert course.shape == (3, 4, 4)
-    parts = [trace.read(part.parent.parent, label) for part in folder.rglob("parts/**/traces/*")]
+    parts = [
+        trace.read_trace(part.parent.parent, label) for part in folder.rglob("parts/**/traces/*")
+    ]
     assert sorted(len(one.seeds) for one in parts) == [1, 2]
     for one in parts:
         for seed in one.seeds:
@@ -73,7 +75,7 @@ def test_the_matrix_is_there_after_a_comparison(folder):
 
 def test_the_spread_over_clients_is_one_figure_everywhere(folder):
     """Deviation over a seed's clients, averaged over seeds; by hand, then wherever it is shown."""
-    content = document.read(folder)
+    content = document.read_document(folder)
     told = json.loads((folder / "comparison.json").read_text())["splits"][0]["comparison"]
     rows = {row["method"]: row for row in tables.summary(content) if row["model"] == "personal"}
     held = material.read(folder)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from idiolect.experiment.repro.measured import kept
+from idiolect.experiment.repro.index import shipped_figures
 from idiolect.methods import METHODS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -58,7 +58,7 @@ def test_the_readme_and_the_start_page_show_the_example_as_it_is() -> None:
 
 def test_figures_of_the_readme_are_the_measured_ones() -> None:
     """The rows of PersFL and PFML, read from the README and compared with the kept figures."""
-    measured, text = kept(), (ROOT / "README.md").read_text()
+    measured, text = shipped_figures(), (ROOT / "README.md").read_text()
     rows = {
         "PersFL, CIFAR-10 DS-1 / DS-2 / DS-3": [f"persfl-cifar10-ds{n}" for n in (1, 2, 3)],
         "PersFL, MNIST DS-1 / DS-2 / DS-3": [f"persfl-mnist-ds{n}" for n in (1, 2, 3)],

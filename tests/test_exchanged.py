@@ -2,8 +2,8 @@
 
 import tiny
 from idiolect.core import checkpoint
-from idiolect.experiment import execute
-from idiolect.experiment.resolve import parse_experiment
+from idiolect.experiment.load import parse_experiment
+from idiolect.experiment.run import run_experiment
 
 METHODS = """
 [[methods]]
@@ -38,7 +38,7 @@ def test_an_exchange_is_counted_once_whoever_shares_the_rounds(tmp_path):
     rounds are added, there is another exchange in place of the first.
     """
     toml = tiny.TOML.split("[[methods]]")[0] + METHODS
-    content, _ = execute(parse_experiment(toml, ("rounds=2",)), tmp_path)
+    content, _ = run_experiment(parse_experiment(toml, ("rounds=2",)), tmp_path)
     assert "shares the rounds of one" in " ".join(content["methods"]["two"]["notices"])
     for label in ("one", "two"):
         told = took_part(content, label)
@@ -50,7 +50,7 @@ def test_an_exchange_is_counted_once_whoever_shares_the_rounds(tmp_path):
         assert traffic(content, label, "participations") == [8, 8]
         named, _ = checkpoint.read(tmp_path / "checkpoints" / f"{label}.safetensors")
         assert [float(named[f"told.{n}.voices"]) for n in (0, 1)] == told
-    longer, _ = execute(parse_experiment(toml, ("rounds=4",)), tmp_path, resume=True)
+    longer, _ = run_experiment(parse_experiment(toml, ("rounds=4",)), tmp_path, resume=True)
     plain = traffic(longer, "FedAvg", "bytes_up")
     assert took_part(longer, "two") == [6, 6]
     assert traffic(longer, "two", "bytes_up") == [own + 6 * 19 * 4 for own in plain]

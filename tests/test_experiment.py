@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 import idiolect
 import tiny
 from idiolect.errors import ConfigError, DataError, IdiolectError
-from idiolect.experiment.build import jobs
-from idiolect.experiment.resolve import load_experiment, parse_experiment
-from idiolect.experiment.execute import written
-from idiolect.experiment.toml import dumps
+from idiolect.experiment.build import build_jobs
+from idiolect.experiment.load import dump_toml, load_experiment, parse_experiment
+from idiolect.experiment.run import experiment_toml
 
 values = st.recursive(
     st.booleans() | st.integers(-(2**40), 2**40) | st.floats(allow_nan=False) | st.text(),
@@ -26,12 +25,12 @@ tables = st.dictionaries(st.text(max_size=6), values, max_size=4)
 
 @given(st.dictionaries(st.text(max_size=6), values | tables | st.lists(tables, min_size=1)))
 def test_what_is_written_is_read_again(content):
-    assert tomllib.loads(dumps(content)) == content
+    assert tomllib.loads(dump_toml(content)) == content
 
 
 def test_a_completed_experiment_is_written_and_read_as_itself():
     experiment = parse_experiment(tiny.TOML)
-    assert parse_experiment(written(experiment)) == experiment
+    assert parse_experiment(experiment_toml(experiment)) == experiment
     assert [table.label for table in experiment.methods] == ["Local", "FedAvg", "FedAvg + FT"]
     assert experiment.methods[1].settings["momentum"] == 0.9
     assert experiment.methods[2].settings["lr"] == 0.05
@@ -82,7 +81,7 @@ def test_the_packaged_demo_is_the_one_among_the_experiments():
 )
 def test_a_wrong_key_is_one_clear_line(overrides, words):
     with pytest.raises(ConfigError, match=words) as caught:
-        jobs(parse_experiment(tiny.TOML, overrides))
+        build_jobs(parse_experiment(tiny.TOML, overrides))
     assert "\n" not in str(caught.value)
 
 
@@ -94,7 +93,7 @@ def test_methods_are_set_by_the_label_that_tables_show():
 
 def test_a_split_that_leaves_nothing_to_score_is_refused():
     with pytest.raises(DataError, match="no client has a test row"):
-        jobs(parse_experiment(tiny.TOML, ["data.split=[0.8, 0.2, 0.0]"]))
+        build_jobs(parse_experiment(tiny.TOML, ["data.split=[0.8, 0.2, 0.0]"]))
 
 
 PRESET = """
@@ -114,14 +113,14 @@ preset = "gd"
 
 def test_a_preset_reaches_the_method_and_is_named_in_the_result(tmp_path, monkeypatch):
     monkeypatch.setenv("IDIOLECT_CACHE", str(tmp_path / "cache"))
-    (job,), _ = jobs(parse_experiment(PRESET))
+    (job,), _ = build_jobs(parse_experiment(PRESET))
     assert (job.method.soft_loss, job.method.shares, job.preset) == ("cross-entropy", (0.5,), "gd")
-    (bare,), _ = jobs(parse_experiment(PRESET.replace('preset = "gd"', "")))
+    (bare,), _ = build_jobs(parse_experiment(PRESET.replace('preset = "gd"', "")))
     assert (bare.method.soft_loss, bare.preset) == ("kl", "")
     # What the file says itself goes before the preset, which goes before [training].
-    (own,), _ = jobs(parse_experiment(PRESET, ["methods.persfl.soft_loss=kl"]))
+    (own,), _ = build_jobs(parse_experiment(PRESET, ["methods.persfl.soft_loss=kl"]))
     assert own.method.soft_loss == "kl"
-    (under,), _ = jobs(parse_experiment(PRESET, ["training.soft_loss=kl"]))
+    (under,), _ = build_jobs(parse_experiment(PRESET, ["training.soft_loss=kl"]))
     assert under.method.soft_loss == "cross-entropy"
     content = idiolect.run(tiny.write(tmp_path, PRESET), out=tmp_path / "out")
     assert content["methods"]["PersFL"]["preset"] == "gd"
@@ -165,7 +164,7 @@ def test_missing_data_is_told(tmp_path):
 
 
 def test_a_class_that_nobody_has_is_noted(tmp_path):
-    (job, *_), _ = jobs(
+    (job, *_), _ = build_jobs(
         parse_experiment(
             tiny.TOML,
             [
@@ -200,7 +199,7 @@ def test_own_data_and_own_network_beside_the_file(tmp_path):
 def test_different_networks_for_different_clients_must_add_up():
     overrides = ["model={each={mlr=2, dnn=3}}"]
     with pytest.raises(ConfigError, match="5 clients a network and there are 6"):
-        jobs(parse_experiment(tiny.TOML, overrides))
+        build_jobs(parse_experiment(tiny.TOML, overrides))
 
 
 def test_python_is_as_short_as_the_command_line():

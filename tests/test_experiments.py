@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 import idiolect
-from idiolect.experiment.build import jobs
-from idiolect.experiment.resolve import load_experiment
-from idiolect.experiment.build import refuse_unknown_labels
+from idiolect.experiment.build import build_jobs, refuse_unknown_labels
+from idiolect.experiment.load import load_experiment
 
 ROOT = Path(__file__).resolve().parent.parent
 FILES = sorted((ROOT / "experiments").rglob("*.toml"))
@@ -91,7 +90,7 @@ class TestOnRealData:
         path = ROOT / "experiments" / "persfl" / f"{file}.toml"
         overrides = [*small, "training.steps=1", "methods.FedAvg.rounds=1"]
         experiment = load_experiment(path, overrides)
-        made, _ = jobs(experiment, SHARED, ["FedAvg"])
+        made, _ = build_jobs(experiment, SHARED, ["FedAvg"])
         assert made[0].federations[0].clients == 10
         simulation = made[0].simulation()
         assert simulation.advance().traffic[0].clients == 10

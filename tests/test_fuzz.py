@@ -16,7 +16,7 @@ from idiolect.deploy.flare import kits
 from idiolect.deploy.refusals import Refused
 from idiolect.errors import IdiolectError
 from idiolect.experiment.federation_file import load_project
-from idiolect.experiment.resolve import parse_experiment
+from idiolect.experiment.load import parse_experiment
 from idiolect.results import document
 
 quick = settings(
@@ -96,7 +96,7 @@ def test_any_project_is_read_or_refused(data, tmp_path):
 def test_any_kit_result_or_checkpoint_is_read_or_refused(content, tmp_path):
     for name, read in (
         (kits.FILE, kits.read),
-        (document.FILE, document.read),
+        (document.FILE, document.read_document),
         ("one.safetensors", lambda folder: checkpoint.read(folder / "one.safetensors")),
     ):
         (tmp_path / name).write_bytes(content)
@@ -109,7 +109,7 @@ def test_deep_files_of_a_run_are_refused(tmp_path):
     (tmp_path / "project.toml").write_text(f"name = {DEEP}")
     for read, path in (
         (kits.read, tmp_path),
-        (document.read, tmp_path),
+        (document.read_document, tmp_path),
         (load_project, tmp_path / "project.toml"),
     ):
         with pytest.raises(IdiolectError):

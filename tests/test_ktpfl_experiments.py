@@ -7,8 +7,8 @@ import pytest
 import idiolect
 from idiolect.core import tree
 from idiolect.core.client import Network
-from idiolect.experiment.resolve import load_experiment
-from idiolect.experiment.build_networks import listed
+from idiolect.experiment.components import networks_by_label
+from idiolect.experiment.load import load_experiment
 from idiolect.methods import METHODS
 from idiolect.models import MODELS
 from idiolect.results import trace
@@ -31,8 +31,8 @@ def test_the_small_experiment_runs_all_methods_and_leaves_a_trace(tmp_path):
     # 4 × 7,850 and 4 × 25,450 parameters, down and up; the server keeps the public examples.
     assert traffic["FedDF"]["bytes_down"] == 2 * 4 * (7_850 + 25_450) * 4
     assert traffic["FedDF"]["public_bytes"] == 0
-    assert trace.labels(tmp_path) == ["FedMD", "KT-pFL", "Sim-pFL", "TopK-pFL"]
-    mean = trace.read(tmp_path, "FedMD").matrix()[1]
+    assert trace.traced_labels(tmp_path) == ["FedMD", "KT-pFL", "Sim-pFL", "TopK-pFL"]
+    mean = trace.read_trace(tmp_path, "FedMD").matrix()[1]
     assert mean.min() == pytest.approx(1 / 8) and mean.max() == pytest.approx(1 / 8)
 
 
@@ -44,7 +44,7 @@ def test_soft_predictions_weigh_less_than_a_tenth_of_the_parameters(data):
     classes = 47 if data == "emnist" else 10
     weights = [
         tree.nbytes(Network(MODELS[one.name](shape, classes, **one.options)).params)
-        for one in listed(experiment.model).values()
+        for one in networks_by_label(experiment.model).values()
     ]
     assert len(weights) == 4
     parameters = sum(5 * weight for weight in weights)

@@ -16,8 +16,8 @@ from idiolect.engine.rounds import Simulation
 from idiolect.experiment.job import Evaluate, Job
 from idiolect.experiment.train import train
 from idiolect.methods import METHODS, Ditto, LocalOnly
-from idiolect.results import participation
-from idiolect.results.document import document
+from idiolect.results import statistics
+from idiolect.results.document import build_document
 from test_laws import choose, made
 
 SERVED = [name for name, kind in METHODS.items() if not (kind.pooled or kind.alone)]
@@ -142,7 +142,7 @@ def test_a_resumed_run_knows_who_took_part(tmp_path):
 
 def test_the_result_has_both_figures_with_their_counts():
     outcome = train(job(Ditto(batch=3))).outcome
-    content = document({}, [outcome], complete=True)
+    content = build_document({}, [outcome], complete=True)
     for place, seed in enumerate(content["methods"]["m"]["seeds"]):
         present = outcome.took_part[place]
         scores = outcome.final["personal/accuracy"][place]
@@ -154,7 +154,7 @@ def test_the_result_has_both_figures_with_their_counts():
         assert means["took_part"] == pytest.approx(scores[present].mean())
         assert means["never"] == pytest.approx(scores[~present].mean())
         assert [client["took_part"] for client in seed["clients"]] == present.tolist()
-    (line,) = participation.lines(content["methods"])
+    (line,) = statistics.participation_lines(content["methods"])
     assert line.startswith("m: ") and "that took part" in line and "that never did" in line
     assert any("took part in no round" in text for text in outcome.notices)
 

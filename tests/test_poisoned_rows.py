@@ -14,10 +14,10 @@ import torch
 import idiolect
 from idiolect.core import tree
 from idiolect.data import federate, load, normalised, read
-from idiolect.experiment.build import jobs
-from idiolect.experiment.resolve import parse_experiment
-from idiolect.experiment import train
-from idiolect.results import scaling
+from idiolect.experiment.build import build_jobs
+from idiolect.experiment.load import parse_experiment
+from idiolect.experiment.train import train
+from idiolect.results import data_record
 
 SEEDS = (0, 1)
 TOML = """
@@ -101,7 +101,7 @@ def trained(path, kind, how, seeds):
     text = TOML.format(
         source=path.as_posix(), data=data.format(how=how), model=model, seeds=list(seeds)
     )
-    made, _ = jobs(parse_experiment(text))
+    made, _ = build_jobs(parse_experiment(text))
     done = [train(job) for job in made]
     return (
         [tree.named(one.deployed) for one in done],
@@ -205,7 +205,7 @@ name = "mlr"
 [[methods]]
 name = "fedmd"
 """
-    made, _ = jobs(parse_experiment(text.format(public="embedded")))
+    made, _ = build_jobs(parse_experiment(text.format(public="embedded")))
     for held in made[0].federations:
         train = np.asarray(held.dataset.x[np.concatenate(held.train)], np.float64)
         assert np.allclose(held.dataset.shift.ravel(), train.mean((0, 2, 3)))
@@ -222,9 +222,9 @@ def test_newcomers_are_scaled_as_the_run_was_under_their_seed(tmp_path, monkeypa
     )
     (tmp_path / "e.toml").write_text(text)
     idiolect.run("e.toml", out="out")
-    made, _ = jobs(parse_experiment(text))
+    made, _ = build_jobs(parse_experiment(text))
     for seed, held in zip(SEEDS, made[0].federations, strict=True):
-        found = scaling.read(tmp_path / "out", seed)
+        found = data_record.read_scaling(tmp_path / "out", seed)
         assert np.array_equal(found.shift, held.dataset.shift)
-        late = scaling.matched(normalised(read(tmp_path / "own.csv"), "feature"), found)
+        late = data_record.match_scaling(normalised(read(tmp_path / "own.csv"), "feature"), found)
         assert np.array_equal(late.scale, held.dataset.scale) and not late.unfitted

@@ -11,10 +11,10 @@ import pytest
 import tiny
 from idiolect.data import federate, load
 from idiolect.errors import CheckpointError, ConfigError
-from idiolect.experiment.build import jobs
-from idiolect.experiment.resolve import load_experiment
-from idiolect.experiment.execute import run
+from idiolect.experiment.build import build_jobs
 from idiolect.experiment.job import Evaluate
+from idiolect.experiment.load import load_experiment
+from idiolect.experiment.run import run
 
 TOML = """
 name = "many"
@@ -164,7 +164,7 @@ def _unscored(table):
 
 def _not_yet_called(path, table):
     """Of those on the curve, who had taken part in no round yet: only these have no score then."""
-    (job,), _ = jobs(load_experiment(path))
+    (job,), _ = build_jobs(load_experiment(path))
     simulation, found = job.simulation(), set()
     for place, members in enumerate(job.members):
         strangers = set(table[(table["seed"] == members.seed) & (table["round"] == 2)]["client"])

@@ -55,7 +55,7 @@ def finished(tmp_path_factory):
 
 def test_every_client_has_a_reason_made_of_its_facts(finished):
     folder, printed = finished
-    methods = document.read(folder)["methods"]
+    methods = document.read_document(folder)["methods"]
     assert not any("reason" in one for one in methods["FedAvg"]["seeds"][0]["clients"])
     first, second = methods["Portfolio"]["seeds"]
     for one in (*first["clients"], *second["clients"]):

@@ -13,12 +13,21 @@ from typer.testing import CliRunner, Result
 
 from idiolect.cli import app
 from idiolect.errors import ConfigError
-from idiolect.experiment.resolve import load_experiment
-from idiolect.experiment.repro.item import Cell, Claim, Item
-from idiolect.experiment.repro.index import find, items, papers
-from idiolect.experiment.repro.item import RULES, experiments_folder
-from idiolect.experiment.repro.measured import Figure, figure, kept
-from idiolect.experiment.repro.run_item import name_of
+from idiolect.experiment.load import load_experiment
+from idiolect.experiment.repro.index import (
+    RULES,
+    Cell,
+    Claim,
+    Figure,
+    Item,
+    experiments_folder,
+    figure_of,
+    find_item,
+    items,
+    name_of,
+    papers,
+    shipped_figures,
+)
 
 ROOT = Path(__file__).resolve().parent.parent
 MEASURED = {"run": {"ours": {"personal": Figure(80.0, 1.0)}, "theirs": {"personal": Figure(79, 1)}}}
@@ -71,8 +80,8 @@ def test_the_headline_is_the_cell_that_falls_shortest() -> None:
 
 def test_a_figure_is_the_mean_and_sample_deviation_in_percent() -> None:
     """Shares 0.5 and 0.7: mean 60 %, deviation sqrt(((-10)² + 10²) / 1) = 14.142."""
-    assert figure([0.5, 0.7]) == pytest.approx((60.0, 14.1421356))
-    assert figure([0.5]) == (50.0, 0.0)
+    assert figure_of([0.5, 0.7]) == pytest.approx((60.0, 14.1421356))
+    assert figure_of([0.5]) == (50.0, 0.0)
 
 
 def test_every_table_and_figure_of_the_papers_is_listed() -> None:
@@ -86,14 +95,14 @@ def test_every_table_and_figure_of_the_papers_is_listed() -> None:
 
 def test_statuses_are_known_and_those_set_by_hand_are_explained() -> None:
     for name, (_, one) in items().items():
-        assert one.status(kept()) in RULES, name
+        assert one.status(shipped_figures()) in RULES, name
         assert not one.given or one.note or one.given == "not measured yet", name
         assert one.given or one.cells, name
 
 
 def test_measured_rows_have_files_that_load_under_the_names_their_cells_use() -> None:
     for name, (_, one) in items().items():
-        if one.status(kept()) == "not measured yet":
+        if one.status(shipped_figures()) == "not measured yet":
             continue
         runs = set()
         for runnable in one.experiments:
@@ -114,7 +123,7 @@ def test_files_that_are_named_exist_once_their_folder_does() -> None:
 
 def test_a_misspelt_name_is_told_its_neighbour() -> None:
     with pytest.raises(ConfigError, match="did you mean persfl-table3"):
-        find("persfl-tabel3")
+        find_item("persfl-tabel3")
 
 
 def test_the_index_is_up_to_date(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,11 +15,11 @@ from idiolect.core import checkpoint, tree
 from idiolect.engine.callbacks import Silent
 from idiolect.engine.rounds import Simulation
 from idiolect.errors import CheckpointError, Diverged
-from idiolect.experiment.build import jobs
-from idiolect.experiment.resolve import parse_experiment
-from idiolect.experiment import run_methods, train
-from idiolect.experiment import run_state as memories
-from idiolect.experiment.run_methods import opened
+from idiolect.experiment import run_state
+from idiolect.experiment.build import build_jobs
+from idiolect.experiment.load import parse_experiment
+from idiolect.experiment.run import open_run_folder, run_jobs
+from idiolect.experiment.train import train
 from idiolect.results.models import load_model
 
 
@@ -29,7 +29,7 @@ def _own_cache(tmp_path, monkeypatch):
 
 
 def made(*overrides, only=()):
-    return jobs(parse_experiment(tiny.TOML, overrides), only=only)
+    return build_jobs(parse_experiment(tiny.TOML, overrides), only=only)
 
 
 class Stopping(Silent):
@@ -147,7 +147,7 @@ def test_whatever_ends_a_run_the_last_whole_round_is_kept(tmp_path, monkeypatch,
 def test_a_model_that_breaks_after_the_rounds_is_told_and_right_about_nothing(tmp_path):
     """A broken model's logits are NaN: no class is chosen, and its loss is no number."""
     ((job,), about) = made("methods.fedavg-ft.tune_lr=1e38", only=["FedAvg + FT"])
-    content = run_methods([job], tmp_path, about)
+    content = run_jobs([job], tmp_path, about)
     found = content["methods"]["FedAvg + FT"]
     assert any("personal model" in text and "no finite" in text for text in found["notices"])
     assert not any("global model" in text for text in found["notices"])
@@ -159,7 +159,7 @@ def test_a_model_that_breaks_after_the_rounds_is_told_and_right_about_nothing(tm
 
 def test_the_result_holds_the_validation_curves_of_every_seed(tmp_path):
     prepared, about = made("evaluate.every=3", only=["FedAvg"])
-    content = run_methods(prepared, tmp_path, about)
+    content = run_jobs(prepared, tmp_path, about)
     held = content["methods"]["FedAvg"]["curves"]
     outcome = train(prepared[0]).outcome
     assert held["rounds"] == [3, 6] and set(held["val"]) == {"global", "personal"}
@@ -207,7 +207,7 @@ def _poisoned(federation):
 
 def test_globals_and_models_are_kept_and_can_be_loaded(tmp_path):
     (job, *_), about = made("evaluate.keep_globals=true", only=["FedAvg"])
-    content = run_methods([job], tmp_path, about)
+    content = run_jobs([job], tmp_path, about)
     assert content["complete"]
     kept = sorted((tmp_path / "globals" / "FedAvg").iterdir())
     assert [path.name for path in kept] == [f"round-{n:04d}.safetensors" for n in range(1, 7)]
@@ -231,7 +231,7 @@ def test_a_test_curve_changes_nothing_but_the_metrics(tmp_path):
 def test_clients_that_never_took_part_are_told(tmp_path):
     """One client a round for two rounds: four of six or more; Local trains all without a server."""
     prepared, about = made("cohort=1", "rounds=2", only=["Local", "FedAvg"])
-    found = run_methods(prepared, tmp_path, about)["methods"]
+    found = run_jobs(prepared, tmp_path, about)["methods"]
     for label, seeds in (("Local", 0), ("FedAvg", 2)):
         told = [text for text in found[label]["notices"] if "took part in no round" in text]
         assert len(told) == seeds
@@ -262,7 +262,7 @@ def test_a_refused_resume_leaves_the_folder_as_it_was(tmp_path):
 
 
 def test_two_processes_cannot_run_in_one_folder(tmp_path):
-    with opened(tmp_path / "run", resume=False):
+    with open_run_folder(tmp_path / "run", resume=False):
         tiny.write(tmp_path)
         second = tiny.idiolect("run", "tiny.toml", "--out", "run", cwd=tmp_path)
     assert second.returncode == 1
@@ -293,10 +293,10 @@ def test_other_labels_of_the_same_rows_are_another_experiment():
 def test_personal_state_is_on_disk_before_the_checkpoint_that_points_to_it(tmp_path, monkeypatch):
     (job, *_), _ = made()
     done = []
-    flush, save = Simulation.flush, memories.save
+    flush, save = Simulation.flush, run_state.save
     monkeypatch.setattr(Simulation, "flush", lambda self: (done.append("flush"), flush(self))[1])
     monkeypatch.setattr(
-        memories, "save", lambda *own, **named: (done.append("save"), save(*own, **named))[1]
+        run_state, "save", lambda *own, **named: (done.append("save"), save(*own, **named))[1]
     )
     train(job, tmp_path)
     assert done and done == ["flush", "save"] * (len(done) // 2)
@@ -305,7 +305,7 @@ def test_personal_state_is_on_disk_before_the_checkpoint_that_points_to_it(tmp_p
 def test_models_and_personal_state_are_for_their_owners_eyes_alone(tmp_path):
     """Whatever the umask: they tell of the data they were trained on."""
     jobs, about = made()
-    run_methods(jobs[:1], tmp_path, about)
+    run_jobs(jobs[:1], tmp_path, about)
     secret = [p for p in tmp_path.rglob("*") if p.suffix in (".safetensors", ".rows")]
     assert {p.relative_to(tmp_path).parts[0] for p in secret} >= {"checkpoints", "models"}
     assert {p.name: oct(p.stat().st_mode & 0o777) for p in secret} == {

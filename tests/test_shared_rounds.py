@@ -13,9 +13,10 @@ from idiolect.core import checkpoint
 from idiolect.core.method import setting
 from idiolect.engine.architecture import Architecture
 from idiolect.engine.callbacks import Silent
-from idiolect.experiment.build import jobs
-from idiolect.experiment.resolve import parse_experiment
-from idiolect.experiment import run_methods, train
+from idiolect.experiment.build import build_jobs
+from idiolect.experiment.load import parse_experiment
+from idiolect.experiment.run import run_jobs
+from idiolect.experiment.train import train
 from idiolect.methods import FedAvg, FedAvgFT, FedProx
 
 TOML = """
@@ -67,7 +68,7 @@ def _own_cache(tmp_path, monkeypatch):
 
 
 def made(*overrides):
-    return jobs(parse_experiment(TOML, overrides))
+    return build_jobs(parse_experiment(TOML, overrides))
 
 
 class Told(Silent):
@@ -91,7 +92,7 @@ class Told(Silent):
 def test_shared_rounds_give_what_separate_runs_give_bit_for_bit(tmp_path):
     together, about = made()
     watch = Told()
-    content = run_methods(together, tmp_path / "together", about, watch=watch)
+    content = run_jobs(together, tmp_path / "together", about, watch=watch)
     assert watch.rounds == {"FedAvg": 4, "FedAvg + FT": 0, "PersFL": 4, "PersFL-GD": 0}
     for job in together:
         notices = content["methods"][job.label]["notices"]
@@ -126,12 +127,12 @@ def test_shared_rounds_give_what_separate_runs_give_bit_for_bit(tmp_path):
 @pytest.mark.parametrize("stop", DONORS)
 def test_killed_between_donor_and_taker_then_resumed_is_the_uninterrupted_run(tmp_path, stop):
     prepared, about = made()
-    whole = run_methods(prepared, tmp_path / "whole", about)
+    whole = run_jobs(prepared, tmp_path / "whole", about)
     with pytest.raises(SystemExit):
-        run_methods(made()[0], tmp_path / "cut", about, watch=Told(stop))
+        run_jobs(made()[0], tmp_path / "cut", about, watch=Told(stop))
     assert not json.loads((tmp_path / "cut" / "result.json").read_text())["complete"]
     watch = Told()
-    resumed = run_methods(made()[0], tmp_path / "cut", about, resume=True, watch=watch)
+    resumed = run_jobs(made()[0], tmp_path / "cut", about, resume=True, watch=watch)
     assert watch.rounds[DONORS[stop]] == watch.rounds[stop] == 0
     assert resumed["complete"] and resumed.keys() == whole.keys()
     assert tiny.findings(tmp_path / "cut") == tiny.findings(tmp_path / "whole")
@@ -144,7 +145,7 @@ def test_killed_between_donor_and_taker_then_resumed_is_the_uninterrupted_run(tm
 def test_what_is_not_alike_is_trained_apart(tmp_path, override):
     watch = Told()
     prepared, about = made(override)
-    run_methods(prepared[:2], tmp_path, about, watch=watch)
+    run_jobs(prepared[:2], tmp_path, about, watch=watch)
     assert watch.rounds["FedAvg + FT"] == prepared[1].rounds
     assert not any("shares the rounds" in text for text in watch.notes)
 

@@ -8,8 +8,8 @@ import pytest
 
 import idiolect
 from idiolect.errors import DataError, ModelError
-from idiolect.experiment.execute import run
 from idiolect.experiment.adapt import adapt
+from idiolect.experiment.run import run
 
 HEAD = """
 name = "text"

@@ -13,10 +13,10 @@ if TYPE_CHECKING:
     from idiolect.api import federation as federation
     from idiolect.api import fit as fit
     from idiolect.core.method import Method as Method
-    from idiolect.experiment.resolve import load_experiment as load_experiment
-    from idiolect.experiment.execute import run as run
-    from idiolect.experiment.adapt import adapt as adapt
-    from idiolect.experiment.compare import compare as compare
+    from idiolect.experiment.adapt import adapt
+    from idiolect.experiment.compare import compare
+    from idiolect.experiment.load import load_experiment
+    from idiolect.experiment.run import run
     from idiolect.methods import METHODS as METHODS
     from idiolect.models import MODELS as MODELS
     from idiolect.results.models import load_model as load_model

@@ -24,8 +24,7 @@ from idiolect.methods import METHODS
 from idiolect.models import MODELS
 from idiolect.results import document, tables
 from idiolect.results.models import Deployed, fill, named_stacks, one_client
-from idiolect.results.participation import of_seed
-from idiolect.results.statistics import mean
+from idiolect.results.statistics import mean, participation_of_seed
 
 Model = str | nn.Module | Callable[..., nn.Module]
 
@@ -84,7 +83,7 @@ class Result:
         """
         models = self.outcome.models
         scores = {model: self.outcome.final[f"{model}/accuracy"][0] for model in models}
-        return of_seed(scores, self.took_part)
+        return participation_of_seed(scores, self.took_part)
 
     @property
     def accuracy(self) -> np.ndarray:
@@ -94,7 +93,7 @@ class Result:
 
     def table(self) -> list[dict[str, Any]]:
         """Give a row per client and model; `pandas.DataFrame(result.table())` works."""
-        return tables.table(document.document({}, [self.outcome], complete=True))
+        return tables.table(document.build_document({}, [self.outcome], complete=True))
 
     def curve(self, model: str = "global", metric: str = "accuracy") -> dict[int, float]:
         """Give the validation curve: round -> mean over clients."""

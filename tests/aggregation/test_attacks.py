@@ -13,9 +13,9 @@ from idiolect.aggregation.aggregator import Aggregated
 from idiolect.aggregation.attacks import Broken, Gaussian, Lies, Replace, SignFlip, _generator
 from idiolect.data.poison import attackers, backdoor, label_flip
 from idiolect.errors import ConfigError, Diverged, MethodError
-from idiolect.experiment import execute
-from idiolect.experiment.build import jobs
-from idiolect.experiment.resolve import parse_experiment
+from idiolect.experiment.build import build_jobs
+from idiolect.experiment.load import parse_experiment
+from idiolect.experiment.run import run_experiment
 from idiolect.methods import FedAvg
 from test_laws import choose, made
 
@@ -194,7 +194,7 @@ def under(attack, tmp_path, rules):
     text = TOML + (f"[attack]\n{attack}\nfraction = 0.3\n" if attack else "")
     for label, rule in rules.items():
         text += f'[[methods]]\nname = "fedavg"\nlabel = "{label}"\naggregate = {rule}\n'
-    content, _ = execute(parse_experiment(text), tmp_path)
+    content, _ = run_experiment(parse_experiment(text), tmp_path)
     return {k: m["seeds"][0]["models"]["global"] for k, m in content["methods"].items()}
 
 
@@ -240,7 +240,7 @@ def test_a_method_that_sends_nothing_is_not_attacked_and_local_scores_are_the_ho
     text = TOML + '[attack]\nname = "sign-flip"\nclients = ["client 2", 5]\n'
     text += '[[methods]]\nname = "local"\n[[methods]]\nname = "fedavg"\naggregate = "median"\n'
     experiment = parse_experiment(text)
-    local, fedavg = jobs(experiment)[0]
+    local, fedavg = build_jobs(experiment)[0]
     assert local.method.title == "Local" and fedavg.method.attackers == (2, 5)
     assert [len(rows) == 0 for rows in local.federations[0].test] == [
         n in (2, 5) for n in range(10)
@@ -262,7 +262,7 @@ def test_a_method_that_sends_nothing_is_not_attacked_and_local_scores_are_the_ho
 def test_a_wrong_attack_is_one_line(table, words):
     text = TOML + f'[attack]\n{table}\n[[methods]]\nname = "fedavg"\n'
     with pytest.raises(ConfigError, match=words) as told:
-        jobs(parse_experiment(text))
+        build_jobs(parse_experiment(text))
     assert "\n" not in str(told.value)
 
 

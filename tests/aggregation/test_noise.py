@@ -20,7 +20,7 @@ from idiolect.core.checkpoint import save
 from idiolect.core.method import Plan, Report, Setup
 from idiolect.deploy.report_update import stepped
 from idiolect.errors import CheckpointError, ConfigError
-from idiolect.experiment import run_state as memories
+from idiolect.experiment import run_state
 from idiolect.methods.fedavg import FedAvg
 from test_laws import made
 
@@ -200,7 +200,7 @@ def test_an_old_checkpoint_with_a_key_is_refused(tmp_path):
     kept = {"state": {"server": ({"inner": torch.ones(1), "memory": {"key": torch.tensor(7)}},)}}
     save(tmp_path / "DP.safetensors", kept, {"identity": {}})
     with pytest.raises(CheckpointError, match=r"holds the key of a private run's noise.*start"):
-        memories.load(tmp_path / "DP.safetensors", {}, "cpu")
+        run_state.load(tmp_path / "DP.safetensors", {}, "cpu")
 
 
 def test_without_the_cipher_it_is_said_before_anything_is_trained(monkeypatch):

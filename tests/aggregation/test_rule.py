@@ -14,8 +14,8 @@ from idiolect.aggregation.aggregator import Aggregated
 from idiolect.core import tree
 from idiolect.core.method import Plan, Setup
 from idiolect.errors import ConfigError, MethodError
-from idiolect.experiment import execute
-from idiolect.experiment.resolve import parse_experiment
+from idiolect.experiment.load import parse_experiment
+from idiolect.experiment.run import run_experiment
 from idiolect.methods import METHODS
 from test_laws import made
 
@@ -197,7 +197,7 @@ def test_a_run_says_what_it_promises(tmp_path, monkeypatch):
     monkeypatch.setenv("IDIOLECT_CACHE", str(tmp_path))
     overrides = ["draw=poisson", "rounds=3"]
     beside = '[[methods]]\nname = "fedavg"\nlabel = "open"\n'
-    content, _ = execute(parse_experiment(TOML + beside, overrides), tmp_path / "run")
+    content, _ = run_experiment(parse_experiment(TOML + beside, overrides), tmp_path / "run")
     method = content["methods"]["DP"]
     told = method["privacy"]
     whole = content["privacy"]
@@ -208,16 +208,18 @@ def test_a_run_says_what_it_promises(tmp_path, monkeypatch):
     assert told["noise_multiplier"] == method["settings"]["aggregated"]["noise"] > 0
     assert "against the server" in told["statement"] and told["statement"] in method["notices"]
     # Cut and resumed it is the same run; with more rounds the noise is another, so it is refused.
-    execute(parse_experiment(TOML + beside, overrides), tmp_path / "run", resume=True)
+    run_experiment(parse_experiment(TOML + beside, overrides), tmp_path / "run", resume=True)
     with pytest.raises(Exception, match=r"noise was"):
-        execute(parse_experiment(TOML, ["draw=poisson", "rounds=4"]), tmp_path / "run", resume=True)
+        run_experiment(
+            parse_experiment(TOML, ["draw=poisson", "rounds=4"]), tmp_path / "run", resume=True
+        )
 
 
 def test_a_budget_ends_the_run(tmp_path, monkeypatch):
     monkeypatch.setenv("IDIOLECT_CACHE", str(tmp_path))
     text = TOML.replace("epsilon = 15.0", "noise = 1.0, budget = 4.0")
     experiment = parse_experiment(text, ["draw=poisson", "rounds=50"])
-    content, _ = execute(experiment, tmp_path / "run")
+    content, _ = run_experiment(experiment, tmp_path / "run")
     method = content["methods"]["DP"]
     assert 1 <= method["rounds"] < 50 and method["privacy"]["epsilon"] <= 4.0
     assert method["privacy"]["ended_by_budget"]
@@ -247,7 +249,7 @@ def test_what_would_mean_nothing_is_refused_in_one_line(change, overrides, words
     if change:
         text = TOML.replace("clip = 0.5, epsilon = 15.0, delta = 1e-3", change)
     with pytest.raises((ConfigError, MethodError), match=words) as told:
-        execute(parse_experiment(text, overrides), tmp_path)
+        run_experiment(parse_experiment(text, overrides), tmp_path)
     assert "\n" not in str(told.value) and not (tmp_path / "result.json").exists()
 
 
@@ -284,6 +286,6 @@ def test_a_forced_run_needs_no_accountant_and_says_that_it_had_none(monkeypatch)
 def test_force_runs_and_says_that_it_means_nothing(tmp_path, monkeypatch):
     monkeypatch.setenv("IDIOLECT_CACHE", str(tmp_path))
     text = TOML.replace("epsilon = 15.0, delta = 1e-3", "noise = 0.01, force = true")
-    content, _ = execute(parse_experiment(text, ["rounds=2"]), tmp_path / "run")
+    content, _ = run_experiment(parse_experiment(text, ["rounds=2"]), tmp_path / "run")
     told = content["methods"]["DP"]["privacy"]
     assert not told["meaningful"] and "no guarantee worth the name" in told["statement"]

@@ -9,9 +9,9 @@ from idiolect.analysis.comparison import fitting
 from idiolect.analysis.paired_tests import holm
 from idiolect.engine.outcome import RIGHT
 from idiolect.errors import ConfigError
-from idiolect.experiment.build import jobs
-from idiolect.experiment.resolve import parse_experiment
-from idiolect.experiment import train
+from idiolect.experiment.build import build_jobs
+from idiolect.experiment.load import parse_experiment
+from idiolect.experiment.train import train
 from idiolect.results import document
 
 FEW = 1000  # resamples
@@ -154,8 +154,8 @@ name = "local"
 def test_a_run_keeps_right_answers_by_group_of_test_rows(tmp_path, monkeypatch):
     """80 test rows of each client: 16 groups of two and 48 of one; they sum to the accuracy."""
     monkeypatch.setenv("IDIOLECT_CACHE", str(tmp_path / "cache"))
-    made, about = jobs(parse_experiment(TOML))
-    content = document.document(about, [train(job).outcome for job in made], complete=True)
+    made, about = build_jobs(parse_experiment(TOML))
+    content = document.build_document(about, [train(job).outcome for job in made], complete=True)
     for method in content["methods"].values():
         for seed in method["seeds"]:
             for client in seed["clients"]:

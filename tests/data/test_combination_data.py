@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from idiolect.experiment.build import federations
-from idiolect.experiment.resolve import parse_experiment
-from idiolect.experiment.build_networks import architectures
+from idiolect.experiment.build import build_federations
+from idiolect.experiment.components import build_architectures
+from idiolect.experiment.load import parse_experiment
 from idiolect.experiment.untrusted import CLOSED
 
 TEXT = (Path(__file__).parents[2] / "experiments" / "combinations" / "data.md").read_text()
@@ -27,10 +27,10 @@ def test_a_block_runs(block, shared_data, shared_cache, monkeypatch):
     if "cohort" in block:
         overrides = [*overrides, "cohort=10"]
     experiment = parse_experiment(text, overrides)
-    (held,) = federations(experiment, shared_data)
+    (held,) = build_federations(experiment, shared_data)
     assert held.clients == CLIENTS.get(source, held.clients)
     assert all(map(len, held.train)) and all(map(len, held.test)) and any(map(len, held.val))
-    ((_, architecture),) = architectures(experiment, [held], CLOSED).items()
+    ((_, architecture),) = build_architectures(experiment, [held], CLOSED).items()
     x = torch.from_numpy(held.dataset.decoded(held.train[0][:2]))
     logits = architecture.main().eval()(x)
     assert logits.shape == (2, *held.dataset.y.shape[1:], len(held.dataset.classes))

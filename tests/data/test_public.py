@@ -6,8 +6,8 @@ import pytest
 from idiolect.data import Dataset
 from idiolect.data.public import alike, rows_of, without
 from idiolect.errors import DataError
-from idiolect.experiment.build import jobs
-from idiolect.experiment.resolve import parse_experiment
+from idiolect.experiment.build import build_jobs
+from idiolect.experiment.load import parse_experiment
 
 TOML = """
 name = "open"
@@ -69,7 +69,9 @@ def test_rows_are_public_or_private_and_never_both():
 
 
 def test_a_source_of_both_is_parted_and_the_result_says_so():
-    made, about = jobs(parse_experiment(TOML + "data.public = { source = 'embedded', size = 50 }"))
+    made, about = build_jobs(
+        parse_experiment(TOML + "data.public = { source = 'embedded', size = 50 }")
+    )
     (federation,) = made[0].federations
     assert len(federation.public) == 50 and len(federation.dataset) == 6000 - 50
     mine = {image.tobytes() for image in federation.dataset.x}
@@ -80,4 +82,4 @@ def test_a_source_of_both_is_parted_and_the_result_says_so():
 
 def test_how_many_are_held_out_must_be_said():
     with pytest.raises(DataError, match=r"say how many: data.public.size"):
-        jobs(parse_experiment(TOML + "data.public = { source = 'embedded' }"))
+        build_jobs(parse_experiment(TOML + "data.public = { source = 'embedded' }"))

@@ -15,9 +15,9 @@ from idiolect.deploy.server_data import Host
 from idiolect.deploy.site import Site
 from idiolect.deploy.site_policy import UNLIMITED
 from idiolect.deploy.transport import Inside
-from idiolect.experiment import execute
-from idiolect.experiment.resolve import parse_experiment
-from idiolect.experiment.portable import travelling
+from idiolect.experiment.load import parse_experiment
+from idiolect.experiment.portable import export_experiment
+from idiolect.experiment.run import run_experiment
 from idiolect.methods import METHODS
 
 TOML = """
@@ -85,12 +85,12 @@ def inside(home: Path, count: int = 4, **settings) -> Inside:
 
 
 def simulated(wanted, folder: Path):
-    content, _ = execute(wanted, folder)
+    content, _ = run_experiment(wanted, folder)
     return content
 
 
 def served(wanted, transport, folder: Path, run: str = "r1", **more):
-    text, host = travelling(wanted), more.pop("host", HOST)
+    text, host = export_experiment(wanted), more.pop("host", HOST)
     return serve(post(transport, text, folder, host), text, run, folder, host=host, **more)
 
 

@@ -15,7 +15,7 @@ from idiolect.core import checkpoint
 from idiolect.deploy.node import Node
 from idiolect.deploy.site import Site
 from idiolect.deploy.site_policy import UNLIMITED
-from idiolect.experiment.resolve import parse_experiment
+from idiolect.experiment.load import parse_experiment
 
 pytestmark = [
     pytest.mark.skipif(

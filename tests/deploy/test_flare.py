@@ -11,8 +11,8 @@ import pytest
 from running import ADMIN, MEMBER, CommandFailed, Running
 
 from idiolect.deploy.node_models import stored
-from idiolect.experiment.build import federations
 from idiolect.experiment.adapt import adapt
+from idiolect.experiment.build import build_federations
 from idiolect.results.models import load_model
 
 pytestmark = pytest.mark.skipif(
@@ -118,7 +118,7 @@ def _check_newcomer(federation, tmp_path):
     PersFL's newcomer looks at every round's global model before it adapts to the last. It joins
     with a certificate that was renewed, of which the server was told nothing.
     """
-    digits = federations(fed.experiment(toml=PREDICTIONS))[0].dataset
+    digits = build_federations(fed.experiment(toml=PREDICTIONS))[0].dataset
     np.savez(tmp_path / "late.npz", x=digits.x[600:640, 0], y=digits.y[600:640])
     federation.sites.append("late")
     told = federation.provision("add")

@@ -19,9 +19,9 @@ from idiolect.deploy.site import Site
 from idiolect.deploy.site_policy import SITE_TEXT, UNLIMITED, SitePolicy, read_site
 from idiolect.deploy.transport import Inside
 from idiolect.errors import ConfigError
-from idiolect.experiment.resolve import parse_experiment
-from idiolect.experiment.build_methods import made
-from idiolect.experiment.portable import travelling
+from idiolect.experiment.components import build_method
+from idiolect.experiment.load import parse_experiment
+from idiolect.experiment.portable import export_experiment
 from idiolect.version import VERSION
 
 TOML = """
@@ -64,8 +64,13 @@ def ask(node, kind, head=None, content=()):
 
 
 def opening(wanted, **changes):
-    methods = {t.label: fingerprints.of_method(made(t)) for t in wanted.methods}
-    head = {"run": "r1", "version": VERSION, "experiment": travelling(wanted), "methods": methods}
+    methods = {t.label: fingerprints.of_method(build_method(t)) for t in wanted.methods}
+    head = {
+        "run": "r1",
+        "version": VERSION,
+        "experiment": export_experiment(wanted),
+        "methods": methods,
+    }
     return {**head, "clients": 2, "place": 0, "newcomer": False, "submitter": "", **changes}
 
 
@@ -228,7 +233,7 @@ def test_a_last_batch_of_under_half_the_rows_is_left_out(tmp_path):
 
 
 def served(folder, nodes, *sets, methods=FEDAVG):
-    text = travelling(experiment(*sets, methods=methods))
+    text = export_experiment(experiment(*sets, methods=methods))
     inside = Inside({node._site.name: node for node in nodes})
     return serve(post(inside, text, folder), text, "r1", folder)
 
@@ -261,7 +266,7 @@ class Silent(Inside):
 def test_a_round_with_fewer_sites_than_one_allows_does_not_count(tmp_path):
     """Whatever deploy.minimum says."""
     nodes = {f"clinic-{n}": Node(site(tmp_path, 90, f"clinic-{n}", n)) for n in range(2)}
-    text = travelling(experiment("deploy.minimum=1"))
+    text = export_experiment(experiment("deploy.minimum=1"))
     with pytest.raises(Exception, match="1 of 2 nodes reported, 2 needed"):
         serve(post(Silent(nodes), text, tmp_path / "run"), text, "r1", tmp_path / "run")
 

@@ -14,8 +14,8 @@ from idiolect.deploy.site_policy import UNLIMITED
 from idiolect.deploy.transport import Inside
 from idiolect.deploy.welcoming import Wanted, offer, welcome
 from idiolect.errors import ConfigError, DataError, DeployError, MethodError
-from idiolect.experiment.build import federations
 from idiolect.experiment.adapt import adapt
+from idiolect.experiment.build import build_federations
 from idiolect.methods import METHODS
 from idiolect.results.models import load_model
 
@@ -26,7 +26,9 @@ LATE = ("late-0", "late-1")
 def digits(tmp_path_factory):
     """Two newcomers' files, and both in one with a column of clients for the simulator."""
     home = tmp_path_factory.mktemp("late")
-    held = federations(fed.experiment("fedavg", sets=("data.partition.clients=6",)))[0].dataset
+    held = build_federations(fed.experiment("fedavg", sets=("data.partition.clients=6",)))[
+        0
+    ].dataset
     rows = np.split(np.arange(500, 570), [40])
     for name, own in zip(LATE, rows, strict=True):
         np.savez(home / f"{name}.npz", x=held.x[own, 0], y=held.y[own])

@@ -12,8 +12,8 @@ from idiolect.core import checkpoint
 from idiolect.deploy import fingerprints, node_state, wire
 from idiolect.deploy.node import Node
 from idiolect.deploy.site import Site
-from idiolect.experiment.build_methods import made
-from idiolect.experiment.portable import travelling
+from idiolect.experiment.components import build_method
+from idiolect.experiment.portable import export_experiment
 from idiolect.version import VERSION
 
 
@@ -27,8 +27,8 @@ def code(message):
 
 
 def opening(wanted, **changes):
-    methods = {t.label: fingerprints.of_method(made(t)) for t in wanted.methods}
-    text = travelling(wanted)
+    methods = {t.label: fingerprints.of_method(build_method(t)) for t in wanted.methods}
+    text = export_experiment(wanted)
     head = {"run": "r1", "version": VERSION, "experiment": text, "methods": methods}
     head["submitter"] = "lead@hub.org"
     return {**head, "clients": 4, "place": 0, "newcomer": False, **changes}

@@ -26,13 +26,12 @@ from idiolect.deploy.site import Site
 from idiolect.deploy.site_policy import UNLIMITED
 from idiolect.deploy.transport import Inside
 from idiolect.errors import ConfigError, DataError
-from idiolect.experiment.resolve import parse_experiment
-from idiolect.experiment.execute import run
 from idiolect.experiment.adapt import adapt
-from idiolect.experiment.build_methods import made
-from idiolect.experiment.untrusted import AGGREGATORS
-from idiolect.experiment.portable import travelling, visiting
-from idiolect.experiment.untrusted import WORDS, Reach
+from idiolect.experiment.components import build_method
+from idiolect.experiment.load import parse_experiment
+from idiolect.experiment.portable import export_experiment, import_experiment
+from idiolect.experiment.run import run
+from idiolect.experiment.untrusted import AGGREGATORS, WORDS, Permissions
 from idiolect.methods import METHODS
 from idiolect.methods.personalise import Combined
 from idiolect.models import MODELS
@@ -138,7 +137,7 @@ def opened(site, text, methods=()):
 def test_an_experiment_from_outside_names_built_in_things_only(evil, tmp_path):
     """On a node with a share, on one with data of its own, and on the server."""
     for name in MODELS:  # with every option written out
-        assert travelling(parse_experiment(with_model(f'name = "{name}"')))
+        assert export_experiment(parse_experiment(with_model(f'name = "{name}"')))
     share = Site("a", "test", tmp_path / "a", "embedded", client=0, policy=UNLIMITED)
     own = Site("b", "test", tmp_path / "b", str(tmp_path / "evil.npz"), policy=UNLIMITED)
     assert opened(share, GOOD).kind == "yes"
@@ -161,7 +160,7 @@ def test_a_mark_for_a_file_opens_none(evil, tmp_path):
     for text in (public, with_line('source = "own"')):
         assert opened(share, text).head == {"code": "data"}
     with pytest.raises(DataError, match="no path from outside is opened"):
-        visiting(with_line('source = "own"'), source="own")
+        import_experiment(with_line('source = "own"'), source="own")
 
 
 def texty(option):
@@ -250,9 +249,9 @@ def test_a_package_counts_that_the_operator_installed_and_named(tmp_path, monkey
     for name in ("lab_nets:ready", "lab_nets:subprocess", "lab_nets:_hidden", "lab_nets.x:net"):
         assert opened(sites["a"], with_model(f'name = "{name}"')).kind == "no"
     host = Host(packages=("lab_nets",))
-    assert visiting(text, reach=host.reach).model.name == "lab_nets:net"
+    assert import_experiment(text, reach=host.reach).model.name == "lab_nets:net"
     with pytest.raises(ConfigError, match="of a package that is allowed here; this list has other"):
-        visiting(text, reach=Reach(packages=("other",)))
+        import_experiment(text, reach=Permissions(packages=("other",)))
     assert Site.from_json(sites["a"].to_json()).reach == sites["a"].reach
 
 
@@ -260,10 +259,12 @@ def test_the_lead_is_told_before_anyone_is_asked(evil, tmp_path):
     (tmp_path / "mine.py").write_text(NETS)
     wanted = parse_experiment(with_model('name = "mine:net"'))
     with pytest.raises(ConfigError, match=r"sites and server would refuse .* deploy\.packages"):
-        travelling(wanted)
+        export_experiment(wanted)
     known = wanted.deploy.model_copy(update={"packages": ("mine",)})
-    assert "mine:net" in travelling(wanted.model_copy(update={"deploy": known}))
-    text = travelling(parse_experiment(with_line('source = "evil.npz"\nclasses = ["0", "1"]')))
+    assert "mine:net" in export_experiment(wanted.model_copy(update={"deploy": known}))
+    text = export_experiment(
+        parse_experiment(with_line('source = "evil.npz"\nclasses = ["0", "1"]'))
+    )
     assert "evil" not in text and 'source = "own"' in text
     sys.modules.pop("mine", None)
 
@@ -329,9 +330,9 @@ def test_a_run_folders_module_is_imported_only_if_the_user_says_so(tmp_path, mon
 def test_a_stored_models_module_is_imported_only_if_the_user_says_so(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     wanted = parse_experiment(GOOD)
-    text = travelling(wanted)
+    text = export_experiment(wanted)
     site = Site("a", "test", tmp_path / "a", "embedded", client=0, policy=UNLIMITED)
-    digests = {"FedAvg": fingerprints.of_method(made(wanted.methods[0]))}
+    digests = {"FedAvg": fingerprints.of_method(build_method(wanted.methods[0]))}
     fed.served(wanted, Inside({"a": Node(site), "b": Node(site_of(tmp_path))}), tmp_path / "hub")
     from idiolect.deploy.node_models import stored
 

@@ -9,7 +9,7 @@ import pytest
 from idiolect.deploy import ownership, wire
 from idiolect.deploy.welcoming import Wanted
 from idiolect.errors import CheckpointError, ConfigError, DeployError
-from idiolect.experiment.portable import travelling
+from idiolect.experiment.portable import export_experiment
 
 FIRST, SECOND = "first@hub.org", "second@hub.org"
 SETS = ("model.name=mlr", "rounds=1", "evaluate.every=1")
@@ -62,7 +62,7 @@ class Server:
         """Do a job; return how it ended and what its submitter can fetch."""
         from idiolect.deploy.flare.flare_job import HubSide, base64
 
-        text = travelling(fed.experiment(*methods, sets=sets)) if methods else ""
+        text = export_experiment(fed.experiment(*methods, sets=sets)) if methods else ""
         coded = base64.b64encode(text.encode()).decode()
         told = None if wanted is None else list(wanted)
         hub = HubSide(run, coded, list(self.nodes.sites), [], told)

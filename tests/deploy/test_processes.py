@@ -69,7 +69,7 @@ def test_a_federation_on_one_machine_from_the_command_line(tmp_path):
     command(tmp_path, *run, "--resume", "--set", "rounds=3")
     wanted = fed.experiment("fedper", sets=("model.name=mlr", "rounds=3"))
     content = fed.simulated(wanted, tmp_path / "simulated")
-    found = document.read(tmp_path / "out")
+    found = document.read_document(tmp_path / "out")
     assert fed.scores(found, "FedPer") == fed.scores(content, "FedPer")
     export = ("export", "out/nodes/node-3", "--out", "model.pt2")
     assert "--trust-code" in command(tmp_path, *export, status=2).stderr

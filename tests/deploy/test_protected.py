@@ -14,7 +14,7 @@ from idiolect.deploy.messenger import Ledger, Policy, Post
 from idiolect.deploy.serve_experiment import post, serve, served_methods
 from idiolect.engine import sampling
 from idiolect.errors import ConfigError, MethodError
-from idiolect.experiment.portable import travelling
+from idiolect.experiment.portable import export_experiment
 
 PARTS = 'personalise = [["ft"], ["fb", "ewc", "moe"]]\ntune_epochs = 1\nexpert_epochs = 1\n'
 
@@ -135,7 +135,7 @@ def test_an_admin_is_not_told_who_is_waited_for_in_a_private_run(tmp_path):
     ):
         calls, told = Listening(fed.inside(tmp_path / str(seen) / "nodes")), []
         experiment = wanted(rule, sets=("rounds=1", "evaluate.every=1"))
-        text = travelling(experiment)
+        text = export_experiment(experiment)
         own = post(calls, text, tmp_path / str(seen), fed.HOST)
         real = calls._inner.call
 
@@ -190,7 +190,7 @@ def test_a_round_done_again_after_a_crash_shows_nobody_a_second_noisy_model(
         'aggregate = { name = "dp", noise = 1.0, force = true }',
         sets=("rounds=2", "evaluate.every=1", "deploy.minimum=2"),
     )
-    text, folder = travelling(experiment), tmp_path / "served"
+    text, folder = export_experiment(experiment), tmp_path / "served"
     lost, real = [], checkpoint.save
 
     def crash(path, kept, meta, **more):

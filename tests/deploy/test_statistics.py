@@ -15,8 +15,8 @@ from idiolect.deploy.node import Node
 from idiolect.deploy.refusals import Refused
 from idiolect.deploy.serve_experiment import post, serve
 from idiolect.deploy.transport import Inside
-from idiolect.experiment.resolve import parse_experiment
-from idiolect.experiment.portable import travelling
+from idiolect.experiment.load import parse_experiment
+from idiolect.experiment.portable import export_experiment
 
 SETS = ('data.normalise="feature"', "rounds=6", "evaluate.every=6", "training.epochs=2")
 
@@ -41,7 +41,7 @@ def run(folder, kind="open", change=lambda head, leaves: (head, leaves), sets=()
     """Run five clinics, the first of which lies; return the result, and who failed in what."""
     folder.mkdir(exist_ok=True)
     nodes = [Node(site(folder, 110, f"clinic-{n}", n)) for n in range(5)]
-    text = travelling(parse_experiment(TOML + methods, (*SETS, *sets)))
+    text = export_experiment(parse_experiment(TOML + methods, (*SETS, *sets)))
     content = serve(post(Liar(nodes, kind, change), text, folder), text, "r1", folder)
     faults = folder / "faults.json"
     return content, json.loads(faults.read_text()) if faults.exists() else {}

@@ -13,7 +13,7 @@ from idiolect.cli import app
 from idiolect.core import checkpoint
 from idiolect.deploy.model_use import Personal
 from idiolect.deploy.node_models import stored
-from idiolect.experiment.build import federations
+from idiolect.experiment.build import build_federations
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +22,7 @@ def trained(tmp_path_factory):
     home = tmp_path_factory.mktemp("using")
     wanted = fed.experiment("apfl", sets=("model.name=dnn",))
     content = fed.served(wanted, fed.inside(home), home / "hub")
-    held = federations(wanted)[0]
+    held = build_federations(wanted)[0]
     x, y = (column[held.test[2]] for column in (held.dataset.x, held.dataset.y))
     np.savez(home / "test.npz", x=x, y=y)
     np.savez(home / "blind.npz", x=x)
@@ -99,7 +99,7 @@ def test_a_node_knows_what_it_chose_and_why(tmp_path):
     content = fed.served(wanted, fed.inside(tmp_path), tmp_path / "hub")
     one = content["methods"]["Portfolio"]["seeds"][0]["clients"][2]
     assert stored(tmp_path / "site-2").about.reason == one["reason"] != ""
-    held = federations(wanted)[0]
+    held = build_federations(wanted)[0]
     x, y = (column[held.test[2]] for column in (held.dataset.x, held.dataset.y))
     np.savez(tmp_path / "test.npz", x=x, y=y)
     words = ("predict", tmp_path / "site-2", "--data", tmp_path / "test.npz")

@@ -10,8 +10,8 @@ import torch
 
 import worlds
 from idiolect.errors import ConfigError
-from idiolect.experiment.build import jobs
-from idiolect.experiment.resolve import parse_experiment
+from idiolect.experiment.build import build_jobs
+from idiolect.experiment.load import parse_experiment
 from idiolect.methods import Ditto
 from test_laws import made
 
@@ -71,19 +71,21 @@ def test_without_one_nothing_is_measured():
 @pytest.mark.shared
 @pytest.mark.skipif(not SHARED.is_dir(), reason=f"no real data in {SHARED}")
 def test_an_experiment_scores_on_the_sources_test_file():
-    (job,), _ = jobs(parse_experiment(TOML, ["data.source=mnist"]), SHARED)
+    (job,), _ = build_jobs(parse_experiment(TOML, ["data.source=mnist"]), SHARED)
     (held,) = job.federations
     assert len(held.common) == 10_000 and (held.dataset.origin[held.common] == 1).all()
-    (job,), _ = jobs(parse_experiment(TOML, ["data.source=mnist", "data.common_test=700"]), SHARED)
+    (job,), _ = build_jobs(
+        parse_experiment(TOML, ["data.source=mnist", "data.common_test=700"]), SHARED
+    )
     (some,) = job.federations
     assert len(np.unique(some.common)) == 700 and np.isin(some.common, held.common).all()
     assert len(np.unique(held.dataset.y[some.common])) == 10  # from all over the file
     with pytest.raises(ConfigError, match=r"common_test is 10001, but .* has 10000 rows"):
-        jobs(parse_experiment(TOML, ["data.source=mnist", "data.common_test=10001"]), SHARED)
+        build_jobs(parse_experiment(TOML, ["data.source=mnist", "data.common_test=10001"]), SHARED)
     with pytest.raises(ConfigError, match="clients hold rows of the test file"):
-        jobs(parse_experiment(TOML, ["data.source=mnist", "data.pool=all"]), SHARED)
+        build_jobs(parse_experiment(TOML, ["data.source=mnist", "data.pool=all"]), SHARED)
 
 
 def test_a_source_without_a_test_file_has_no_common_test_set():
     with pytest.raises(ConfigError, match=r"needs a test file .* and embedded has none"):
-        jobs(parse_experiment(TOML))
+        build_jobs(parse_experiment(TOML))

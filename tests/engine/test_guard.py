@@ -15,8 +15,8 @@ from idiolect.core import tree
 from idiolect.core.method import Method, Report
 from idiolect.engine import finite_reports
 from idiolect.errors import Diverged
-from idiolect.experiment import execute
-from idiolect.experiment.resolve import parse_experiment
+from idiolect.experiment.load import parse_experiment
+from idiolect.experiment.run import run_experiment
 from idiolect.methods import METHODS, Ditto, FedAvg
 from test_laws import choose, made
 
@@ -174,7 +174,7 @@ def test_a_run_tells_who_was_left_out_and_how_often(tmp_path, monkeypatch):
     monkeypatch.setattr(build, "federate", spoilt)
     text = tiny.TOML.replace("cohort = 4\n", "").replace('name = "fedavg-ft"', 'name = "fedper"')
     text = text.replace("tune_epochs = 2", "")
-    content, _ = execute(parse_experiment(text, ["rounds=3"]), tmp_path / "run")
+    content, _ = run_experiment(parse_experiment(text, ["rounds=3"]), tmp_path / "run")
     for label in ("FedAvg", "FedPer"):
         for seed in content["methods"][label]["seeds"]:
             assert seed["left_out"] == {"client 3": 3}

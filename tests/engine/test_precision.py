@@ -11,8 +11,8 @@ from idiolect.engine.architecture import Architecture
 from idiolect.engine.backend import Backend
 from idiolect.engine.rounds import Run, Simulation
 from idiolect.errors import ConfigError
-from idiolect.experiment.resolve import parse_experiment
-from idiolect.experiment.build import machine
+from idiolect.experiment.build import build_backend
+from idiolect.experiment.load import parse_experiment
 from idiolect.methods import METHODS, FedAvg
 
 SHAPE = (1, 6, 6)
@@ -77,9 +77,9 @@ def test_a_second_simulation_leaves_the_first_its_precision():
 
 def test_the_file_says_so():
     text = 'name = "a"\n[data]\nsource = "embedded"\n[[methods]]\nname = "fedavg"\n'
-    assert machine(parse_experiment(text, [], "here")).precision == "fp32"
+    assert build_backend(parse_experiment(text, [], "here")).precision == "fp32"
     given = ["backend.precision=bf16", "backend.graph=false", "backend.device=cpu"]
-    chosen = machine(parse_experiment(text, given, "here"))
+    chosen = build_backend(parse_experiment(text, given, "here"))
     assert (chosen.precision, chosen.graph) == ("bf16", False)
     with pytest.raises(ConfigError, match="precision"):
         parse_experiment(text, ["backend.precision=fp8"], "here")

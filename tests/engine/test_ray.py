@@ -22,8 +22,8 @@ from idiolect.engine.backend import Backend, Ray
 from idiolect.engine.ray_backend import cluster as clusters
 from idiolect.engine.rounds import Run, Simulation
 from idiolect.errors import ClusterError, ConfigError, MethodError, MissingExtra
-from idiolect.experiment import execute
-from idiolect.experiment.resolve import parse_experiment
+from idiolect.experiment.load import parse_experiment
+from idiolect.experiment.run import run_experiment
 from idiolect.methods import METHODS, Ditto
 from test_laws import TIGHT, ended, made
 
@@ -180,7 +180,7 @@ def test_an_experiment_on_the_cluster_has_the_result_of_one_process(tmp_path, mo
         )
         for rounds in (2, 3):
             experiment = parse_experiment(tiny.TOML, (*changes, f"rounds={rounds}"))
-            execute(experiment, tmp_path / kind, resume=rounds == 3)
+            run_experiment(experiment, tmp_path / kind, resume=rounds == 3)
         found.append(tiny.findings(tmp_path / kind)["methods"])
     assert found[0].keys() == found[1].keys()
     for label, one in found[0].items():

@@ -3,8 +3,8 @@
 import json
 
 from idiolect.engine.callbacks import Silent
-from idiolect.experiment.resolve import parse_experiment
-from idiolect.experiment.compare import execute
+from idiolect.experiment.compare import compare_experiment
+from idiolect.experiment.load import parse_experiment
 
 TOML = """
 name = "small"
@@ -70,7 +70,7 @@ class Told(Silent):
 def compared(folder, *overrides, text=TOML, stop=""):
     """Compare; return the comparison, the results by split, and the rounds that were done."""
     watch = Told(stop)
-    content, _ = execute(parse_experiment(text, overrides), folder, watch=watch)
+    content, _ = compare_experiment(parse_experiment(text, overrides), folder, watch=watch)
     results = {one["name"]: findings(folder / one["folder"]) for one in content["splits"]}
     return content, results, watch.rounds
 

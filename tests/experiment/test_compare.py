@@ -13,7 +13,7 @@ from small import accuracies, compared
 import idiolect
 import tiny
 from idiolect.errors import CheckpointError, ConfigError, Diverged
-from idiolect.experiment.resolve import parse_experiment
+from idiolect.experiment.load import parse_experiment
 
 
 @pytest.fixture(autouse=True)

@@ -12,10 +12,9 @@ from small import accuracies, compared
 
 from idiolect.errors import CheckpointError, ConfigError, Diverged
 from idiolect.experiment import build
-from idiolect.experiment.resolve import parse_experiment
+from idiolect.experiment.load import parse_experiment
 from idiolect.experiment.schema import Range, Tune
-from idiolect.experiment.search import Optuna
-from idiolect.experiment.search_space import listed
+from idiolect.experiment.tune import OptunaSearch, proposals
 
 TEXT = small.TOML + small.TUNE
 
@@ -89,12 +88,12 @@ def test_one_choice_for_all_seeds_is_by_the_mean(tmp_path):
 def test_trials_know_nothing_of_test_rows(tmp_path, monkeypatch):
     """Poison every test label: what is tried, scored and chosen must not notice."""
     clean, results, _ = compared(tmp_path / "clean", text=TEXT)
-    federations = build.federations
+    federations = build.build_federations
 
     def poisoned(*arguments, **options):
         return tuple(_poisoned(one) for one in federations(*arguments, **options))
 
-    monkeypatch.setattr(build, "federations", poisoned)
+    monkeypatch.setattr(build, "build_federations", poisoned)
     foul, spoilt, _ = compared(tmp_path / "foul", text=TEXT)
     assert foul["splits"][0]["tuned"] == clean["splits"][0]["tuned"]
     right, wrong = (np.mean(list(accuracies(r[""], "FedAvg").values())) for r in (results, spoilt))
@@ -172,12 +171,12 @@ def test_random_draws_stay_in_their_space_and_are_the_same_again():
         "batch": Range(low=4, high=6),
         "optimiser": ("sgd", "adam"),
     }
-    drawn = list(listed(tune, "FedAvg", space))
-    assert drawn == list(listed(tune, "FedAvg", space)) != list(listed(tune, "Local", space))
+    drawn = list(proposals(tune, "FedAvg", space))
+    assert drawn == list(proposals(tune, "FedAvg", space)) != list(proposals(tune, "Local", space))
     assert len(drawn) == 8 and all(1e-4 <= one["lr"] <= 1 for one in drawn)
     assert {one["batch"] for one in drawn} <= {4, 5, 6}
     assert sum(one["lr"] < 0.01 for one in drawn) >= 2  # half of them, were there many
-    few = list(listed(tune, "FedAvg", {"optimiser": ("sgd", "adam")}))
+    few = list(proposals(tune, "FedAvg", {"optimiser": ("sgd", "adam")}))
     assert sorted(one["optimiser"] for one in few) == ["adam", "sgd"]  # and no third
 
 
@@ -194,7 +193,7 @@ def test_optuna_searches_each_seed_and_proposes_the_same_again(tmp_path):
 
 
 def test_optuna_finds_the_top_of_a_hill():
-    search = Optuna(Tune(budget=25), "x", {"lr": Range(low=0.0, high=1.0), "batch": (4, 8)})
+    search = OptunaSearch(Tune(budget=25), "x", {"lr": Range(low=0.0, high=1.0), "batch": (4, 8)})
     best = max(_climbed(search), key=lambda pair: pair[1])
     assert abs(best[0]["lr"] - 0.3) < 0.1 and best[0]["batch"] == 8
 
@@ -211,10 +210,10 @@ def test_without_optuna_the_remedy_is_told():
 import sys
 sys.modules["optuna"] = None
 from idiolect.experiment.schema import Tune
-from idiolect.experiment.search import searching
+from idiolect.experiment.tune import make_search
 from idiolect.errors import MissingExtra
 try:
-    searching(Tune(search="optuna", budget=1), "x", {"lr": (0.1,)})
+    make_search(Tune(search="optuna", budget=1), "x", {"lr": (0.1,)})
 except MissingExtra as error:
     print(error)
 """
@@ -245,7 +244,7 @@ def test_a_wrong_key_is_one_clear_line(change, words):
 
 
 def test_a_tuned_experiment_is_written_and_read_as_itself():
-    from idiolect.experiment.execute import written
+    from idiolect.experiment.run import experiment_toml
 
     experiment = parse_experiment(TEXT)
-    assert parse_experiment(written(experiment)) == experiment
+    assert parse_experiment(experiment_toml(experiment)) == experiment

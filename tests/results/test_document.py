@@ -5,7 +5,7 @@ import pytest
 from pyarrow import parquet
 
 from idiolect.engine.outcome import Members, Outcome, Speed, Wire
-from idiolect.results import document, metrics
+from idiolect.results import document
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def outcome():
 
 
 def test_the_best_validation_round_has_the_highest_accuracy(outcome):
-    found = document.document({}, [outcome], complete=True)["methods"]["One"]
+    found = document.build_document({}, [outcome], complete=True)["methods"]["One"]
     assert found["best_validation_round"]["personal"] == {
         "round": 20,
         "val_accuracy": pytest.approx(0.7),
@@ -41,8 +41,8 @@ def test_the_best_validation_round_has_the_highest_accuracy(outcome):
 
 
 def test_final_scores_on_validation_data_are_not_written_as_test_scores(outcome, tmp_path):
-    metrics.write(tmp_path, [outcome])
-    rows = parquet.read_table(tmp_path / metrics.FILE).to_pylist()
+    document.write_metrics(tmp_path, [outcome])
+    rows = parquet.read_table(tmp_path / document.METRICS_FILE).to_pylist()
     last = {(r["split"], r["metric"], r["value"]) for r in rows if r["round"] == 30}
     assert {one for one in last if one[0] == "test"} == {
         ("test", "accuracy", 0.9),

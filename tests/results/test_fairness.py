@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from idiolect.results.fairness import fairness
+from idiolect.results.statistics import fairness
 
 
 def test_spread_is_over_the_clients_of_a_seed_averaged_over_seeds():

@@ -7,10 +7,10 @@ import pytest
 
 import tiny
 from idiolect.engine.outcome import Members, Outcome, Speed, Wire
-from idiolect.experiment.build import jobs
-from idiolect.experiment.resolve import parse_experiment
-from idiolect.experiment import train
-from idiolect.results.reach import reached
+from idiolect.experiment.build import build_jobs
+from idiolect.experiment.load import parse_experiment
+from idiolect.experiment.train import train
+from idiolect.results.statistics import reached
 
 
 def outcome(curves, every=2):
@@ -72,11 +72,11 @@ def test_personal_curves_come_first_and_no_test_figure_is_looked_at():
 def test_bytes_are_those_of_a_run_that_ended_there(tmp_path, monkeypatch):
     monkeypatch.setenv("IDIOLECT_CACHE", str(tmp_path))
     overrides = ["methods.fedavg.lr=0.01", "evaluate.every=2"]
-    (job,), _ = jobs(parse_experiment(tiny.TOML, [*overrides, "rounds=8"]), only=["FedAvg"])
+    (job,), _ = build_jobs(parse_experiment(tiny.TOML, [*overrides, "rounds=8"]), only=["FedAvg"])
     found = reached(train(job).outcome, tolerance=0.1)
     assert 0 < found["round"] < 8, "this test says nothing unless it is reached on the way"
     overrides.append(f"rounds={found['round']}")
-    (short,), _ = jobs(parse_experiment(tiny.TOML, overrides), only=["FedAvg"])
+    (short,), _ = build_jobs(parse_experiment(tiny.TOML, overrides), only=["FedAvg"])
     wire = train(short).outcome.wire
     assert found["bytes_down"] == pytest.approx(np.mean([one.bytes_down for one in wire]))
     assert found["bytes_up"] == pytest.approx(np.mean([one.bytes_up for one in wire]))

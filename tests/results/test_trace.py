@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 import idiolect
 from idiolect.cli import app
 from idiolect.errors import DataError
-from idiolect.results import drawing, trace
+from idiolect.results import trace
 from idiolect.results.trace import Trace, similar_order
 
 invoke = CliRunner().invoke
@@ -49,13 +49,13 @@ def home(tmp_path_factory):
 
 def test_the_matrix_is_recorded_at_the_evaluated_rounds_and_the_last(home):
     """Every second round of five, and the fifth; only methods with something to say have a file."""
-    found = trace.read(home / "run", "KT-pFL")
+    found = trace.read_trace(home / "run", "KT-pFL")
     assert (found.rounds, found.seeds) == ((2, 4, 5), (0, 1))
     assert found.clients == tuple(f"client {n}" for n in range(4))
     assert found.values["weights"].shape == (3, 2, 4, 4)
     np.testing.assert_allclose(found.values["weights"].sum(-1), 1, atol=1e-5)
     assert not np.array_equal(found.values["weights"][0], found.values["weights"][1])
-    assert trace.labels(home / "run") == ["KT-pFL"]
+    assert trace.traced_labels(home / "run") == ["KT-pFL"]
     name, course = found.matrix(1)
     assert name == "weights" and np.array_equal(course, found.values["weights"][:, 1])
     assert np.array_equal(found.matrix()[1], found.values["weights"].mean(1))
@@ -67,8 +67,8 @@ def test_a_resumed_run_has_the_trace_of_an_uninterrupted_one(home):
         change = [f"rounds={rounds}"]
         idiolect.run(home / "traced.toml", change, out=home / "again", resume=rounds == 5)
         if rounds == 3:
-            assert trace.read(home / "again", "KT-pFL").rounds == (2, 3)
-    once, twice = (trace.read(home / run, "KT-pFL") for run in ("run", "again"))
+            assert trace.read_trace(home / "again", "KT-pFL").rounds == (2, 3)
+    once, twice = (trace.read_trace(home / run, "KT-pFL") for run in ("run", "again"))
     assert once.rounds == twice.rounds
     assert np.array_equal(once.values["weights"], twice.values["weights"])
 
@@ -76,13 +76,13 @@ def test_a_resumed_run_has_the_trace_of_an_uninterrupted_one(home):
 def test_records_can_be_asked_for_more_often(home):
     change = ["evaluate.trace=1", "methods.FedAvg.rounds=1"]
     idiolect.run(home / "traced.toml", change, out=home / "often")
-    assert trace.read(home / "often", "KT-pFL").rounds == (1, 2, 3, 4, 5)
+    assert trace.read_trace(home / "often", "KT-pFL").rounds == (1, 2, 3, 4, 5)
 
 
 def test_what_is_not_there_is_one_line(home):
     with pytest.raises(DataError, match=r"no trace of 'FedAvg'; it holds those of KT-pFL"):
-        trace.read(home / "run", "FedAvg")
-    found = trace.read(home / "run", "KT-pFL")
+        trace.read_trace(home / "run", "FedAvg")
+    found = trace.read_trace(home / "run", "KT-pFL")
     with pytest.raises(DataError, match="there is no seed 9; the run has 0, 1"):
         found.matrix(9)
     scalar = Trace("other", (1,), (0,), ("a", "b"), {"drift": np.zeros((1, 1))})
@@ -109,7 +109,7 @@ def test_few_clients_can_be_ordered(count):
 def test_the_picture_shows_every_pair_once_and_in_order(home, tmp_path):
     """Read the SVG back: a titled cell for each pair that is not zero, darker for more."""
     course = np.array([[[0.5, 0.5], [0.5, 0.5]], [[0.8, 0.2], [0.0, 1.0]]])
-    text = drawing.as_svg("KT-pFL <c>", ["a", "b & c"], [1, 9], course)
+    text = trace.matrix_svg("KT-pFL <c>", ["a", "b & c"], [1, 9], course)
     svg = ElementTree.fromstring(text)
     space = "{http://www.w3.org/2000/svg}"
     cells = {
@@ -143,11 +143,11 @@ def test_a_trace_ahead_of_its_checkpoint_is_cut_when_the_run_goes_on(home, tmp_p
     """Killed between the two files: rounds after the checkpoint are recorded anew, once."""
     change = ["evaluate.trace=1", "rounds=3"]
     idiolect.run(home / "traced.toml", change, out=tmp_path)
-    ahead = trace.read(tmp_path, "KT-pFL")
+    ahead = trace.read_trace(tmp_path, "KT-pFL")
     later = {name: np.concatenate([own, 9 + own[-1:]]) for name, own in ahead.values.items()}
-    trace.write(tmp_path, dataclasses.replace(ahead, rounds=(1, 2, 3, 4), values=later))
+    trace.write_trace(tmp_path, dataclasses.replace(ahead, rounds=(1, 2, 3, 4), values=later))
     change = ["evaluate.trace=1", "rounds=5"]
     idiolect.run(home / "traced.toml", change, out=tmp_path, resume=True)
-    found = trace.read(tmp_path, "KT-pFL")
+    found = trace.read_trace(tmp_path, "KT-pFL")
     assert found.rounds == (1, 2, 3, 4, 5)
     np.testing.assert_allclose(found.values["weights"].sum(-1), 1, atol=1e-5)

@@ -52,9 +52,9 @@ def compare(
     if target is not None and not 0 < target <= 1:
         raise ConfigError(f"--target is {target}; expected an accuracy between 0 and 1")
     if experiment.is_dir():
-        from idiolect.experiment.compare import of_folder
+        from idiolect.experiment.compare import compare_folder
 
-        content, folder = of_folder(experiment, alpha, target, unit), experiment
+        content, folder = compare_folder(experiment, alpha, target, unit), experiment
     else:
         overrides = [*(set or ()), *machine(device, backend)]
         content, folder = _run(experiment, overrides, out, data_dir, alpha, target, unit, json)
@@ -78,13 +78,13 @@ def _run(
 ) -> tuple[dict[str, Any], Path]:
     from idiolect.cli.progress import watching
     from idiolect.cli.screen import console
-    from idiolect.experiment.resolve import load_experiment
-    from idiolect.experiment.compare import execute
+    from idiolect.experiment.compare import compare_experiment
+    from idiolect.experiment.load import load_experiment
 
     loaded = load_experiment(path, overrides)
     try:
         with watching(console(stderr=quiet)) as watch:
-            return execute(
+            return compare_experiment(
                 loaded,
                 out,
                 data_dir=data_dir,

@@ -87,9 +87,8 @@ def inspect(
     from idiolect.cli.picture import as_svg, print_picture
     from idiolect.cli.screen import console, print_json
     from idiolect.core.checkpoint import write_whole
-    from idiolect.experiment.build import federations
-    from idiolect.experiment.resolve import load_experiment, parse_experiment
-    from idiolect.experiment.toml import dumps
+    from idiolect.experiment.build import build_federations
+    from idiolect.experiment.load import dump_toml, load_experiment, parse_experiment
 
     overrides = list(set or ())
     if partition is not None:
@@ -100,8 +99,8 @@ def inspect(
         experiment = load_experiment(target, overrides)
     else:
         raw = {"name": "inspect", "data": {"source": target}, "methods": [{"name": "local"}]}
-        experiment = parse_experiment(dumps(raw), overrides, "inspect")
-    federation = federations(experiment, data_dir)[0]
+        experiment = parse_experiment(dump_toml(raw), overrides, "inspect")
+    federation = build_federations(experiment, data_dir)[0]
     counts = federation.counts(part)
     if svg is not None:
         write_whole(svg, as_svg(federation, counts).encode())

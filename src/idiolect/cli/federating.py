@@ -231,13 +231,13 @@ def run_on(
     """Run an experiment on a federation: that of a kit, or one of processes on this machine."""
     from idiolect.deploy.serve_experiment import served_methods
     from idiolect.experiment.build import refuse_unknown_labels
-    from idiolect.experiment.run_methods import opened
+    from idiolect.experiment.run import open_run_folder
     from idiolect.results.models import folder_name
 
     refuse_unknown_labels(experiment, only)
     served_methods(experiment, only)  # what no federation can run is told before anyone is asked
     folder = out or Path("runs") / folder_name(experiment.name)
-    with opened(folder, resume=resume):
+    with open_run_folder(folder, resume=resume):
         if place == "local":
             from idiolect.deploy.single_machine import run_local
 

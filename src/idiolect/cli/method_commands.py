@@ -23,11 +23,11 @@ def list_methods(
     """List the methods, or tell all about one: paper, settings, defaults, ranges."""
     from idiolect.cli.screen import console, print_json
     from idiolect.errors import ConfigError
-    from idiolect.experiment.suggestions import meant
+    from idiolect.experiment.validation import suggest
     from idiolect.methods import METHODS
 
     if name is not None and name not in METHODS:
-        raise ConfigError(f"unknown method {meant(name, METHODS)}")
+        raise ConfigError(f"unknown method {suggest(name, METHODS)}")
     chosen = {key: METHODS[key] for key in METHODS if name in (None, key)}
     if json:
         found = {key: described(method) for key, method in chosen.items()}

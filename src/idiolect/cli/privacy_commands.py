@@ -38,7 +38,7 @@ def audit(
 ) -> None:
     """Attack the private rule with canaries: a lower bound on epsilon beside the promised one."""
     from idiolect.cli.screen import print_json
-    from idiolect.experiment.resolve import load_experiment
+    from idiolect.experiment.load import load_experiment
     from idiolect.experiment.privacy_audit import audit_experiment
 
     loaded = load_experiment(experiment, set or ())

@@ -10,9 +10,8 @@ from idiolect.cli.guard import complain, debugging, guarded, interrupted
 from idiolect.cli.options import BACKEND, DATA, DEVICE, JSON, SET, machine
 
 if TYPE_CHECKING:
+    from idiolect.experiment.repro.index import Item, Measured, Paper
     from idiolect.experiment.schema import Experiment
-    from idiolect.experiment.repro.item import Item, Paper
-    from idiolect.experiment.repro.measured import Measured
     from idiolect.results.document import Document
 
 
@@ -47,10 +46,9 @@ def repro(
     """List every table and figure of the papers with its status, or run one of them."""
     from idiolect.cli.screen import console, print_json
     from idiolect.errors import ConfigError
-    from idiolect.experiment.repro.index import find, items
-    from idiolect.experiment.repro.measured import kept
+    from idiolect.experiment.repro.index import find_item, items, shipped_figures
 
-    measured, screen = kept(), console()
+    measured, screen = shipped_figures(), console()
     if name is None:
         if show:
             raise ConfigError("--show tells of one table or figure; give its name")
@@ -64,7 +62,7 @@ def repro(
             markup=False,
         )
         return
-    paper, item = find(name)
+    paper, item = find_item(name)
     fresh = None
     if not show:
         overrides = [*(set or ()), *machine(device, backend)]
@@ -94,20 +92,20 @@ def _run(
 ) -> "Measured":
     from idiolect.cli.progress import watching
     from idiolect.cli.screen import console
-    from idiolect.experiment import execute
-    from idiolect.experiment.repro.run_item import run
+    from idiolect.experiment.repro.index import run_item
+    from idiolect.experiment.run import run_experiment
 
     def one(experiment: "Experiment", folder: Path) -> "Document":
         # A run of several files goes on with whatever of them was begun.
         again = resume and (folder / "experiment.toml").exists()
         with watching(console(stderr=True)) as watch:
-            content, _ = execute(
+            content, _ = run_experiment(
                 experiment, folder, resume=again, data_dir=data_dir, only=only, watch=watch
             )
         return content
 
     try:
-        return run(item, paper.figure, one, out, overrides)
+        return run_item(item, paper.figure, one, out, overrides)
     except KeyboardInterrupt as error:
         if debugging():
             raise
@@ -159,7 +157,7 @@ def _figures(item: "Item", measured: "Measured", fresh: "Measured | None") -> An
 def _described(
     paper: "Paper", item: "Item", measured: "Measured", fresh: "Measured | None" = None
 ) -> dict[str, Any]:
-    from idiolect.experiment.repro.item import RULES
+    from idiolect.experiment.repro.index import RULES
 
     cells = []
     for cell in item.cells:

@@ -53,7 +53,7 @@ def run(
 ) -> None:
     """Run an experiment: train its methods, score every client, write the results."""
     from idiolect.analysis.live import address
-    from idiolect.experiment.resolve import load_experiment
+    from idiolect.experiment.load import load_experiment
 
     wanted = serve or serve_at is not None
     served = address(serve_at or "", anyone=serve_anyone) if wanted else None
@@ -87,7 +87,7 @@ def demo(
 ) -> None:
     """Train Local, FedAvg, FedAvg + FT, FedPer and PersFL on real digits, beside the paper."""
     from idiolect.cli.demo import EXPERIMENT, PAPER, REMARK
-    from idiolect.experiment.resolve import parse_experiment
+    from idiolect.experiment.load import parse_experiment
 
     loaded = parse_experiment(EXPERIMENT, [*(set or ()), *machine(device, None)], "the demo")
     _execute(loaded, out, overwrite=True, beside=PAPER, remark=REMARK, json=json)
@@ -113,7 +113,7 @@ def show(
     from idiolect.errors import DataError
     from idiolect.results import document
 
-    content = document.read(folder)
+    content = document.read_document(folder)
     if fairness and "fairness" not in content:
         raise DataError(
             f"{folder} was written by an older idiolect, which did not compare fairness; run its "
@@ -139,10 +139,10 @@ def _print(folder: Path, json: bool) -> None:
     from idiolect.results import document
 
     if json:
-        print_json(document.read(folder))
+        print_json(document.read_document(folder))
         return
     screen = console()
-    print_result(screen, document.read(folder), {})
+    print_result(screen, document.read_document(folder), {})
     screen.print(f"Results: {folder}", markup=False, soft_wrap=True)
 
 
@@ -162,12 +162,12 @@ def _execute(
 ) -> None:
     from idiolect.cli.progress import watching
     from idiolect.cli.screen import console, print_json, print_result
-    from idiolect.experiment import execute
+    from idiolect.experiment.run import run_experiment
 
     screen = console(stderr=json)
     try:
         with watching(screen) as watch:
-            content, folder = execute(
+            content, folder = run_experiment(
                 loaded,
                 out,
                 resume=resume,

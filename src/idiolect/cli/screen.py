@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from idiolect.errors import printable
-from idiolect.results import participation
+from idiolect.results import statistics
 from idiolect.results.document import Document
 from idiolect.results.tables import per_client, summary
 from idiolect.version import VERSION
@@ -47,7 +47,7 @@ def print_result(screen: Console, content: Document, beside: Mapping[str, Sequen
         print_clients(screen, names, columns, beside)
         print_reasons(screen, content)
     print_summary(screen, content)
-    for text in participation.lines(content["methods"]):
+    for text in statistics.participation_lines(content["methods"]):
         screen.print(printable(text), markup=False, soft_wrap=True)
 
 

@@ -32,9 +32,9 @@ def draw(
     """Show who learns from whom, clients in the order of similarity; --svg draws it over time."""
     from idiolect.cli.screen import console, print_json
     from idiolect.core.checkpoint import write_whole
-    from idiolect.results import drawing, trace
+    from idiolect.results import trace
 
-    found = trace.read(folder, method or _only(folder))
+    found = trace.read_trace(folder, method or _only(folder))
     name, course = found.matrix(seed)
     order = trace.similar_order(course[-1])
     if json:
@@ -54,7 +54,7 @@ def draw(
     seeds = f"mean of {len(found.seeds)} seeds" if one is None else f"seed {one}"
     title = f"{found.label}: {name}, {seeds}"
     if svg is not None:
-        write_whole(svg, drawing.as_svg(title, found.clients, found.rounds, course).encode())
+        write_whole(svg, trace.matrix_svg(title, found.clients, found.rounds, course).encode())
         screen.print(f"Drawn: {svg}", markup=False, soft_wrap=True)
         return
     _print(screen, title, found, course[-1], order)
@@ -64,7 +64,7 @@ def _only(folder: Path) -> str:
     from idiolect.errors import ConfigError, DataError
     from idiolect.results import trace
 
-    labels = trace.labels(folder)
+    labels = trace.traced_labels(folder)
     if not labels:
         raise DataError(
             f"{folder} holds no trace; give the folder of a run of a method that records one, such "

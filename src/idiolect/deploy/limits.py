@@ -20,7 +20,7 @@ from idiolect.deploy.refusals import Refused
 from idiolect.deploy.site_policy import SitePolicy
 from idiolect.errors import IdiolectError
 from idiolect.experiment.build import cohort_size
-from idiolect.experiment.build_methods import made as made_method
+from idiolect.experiment.components import build_method as made_method
 from idiolect.experiment.schema import Experiment
 
 _FILE = "releases.json"  # in a node's home

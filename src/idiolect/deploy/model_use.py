@@ -18,11 +18,10 @@ from idiolect.data.text import PAD, encoded_as
 from idiolect.deploy.node_models import Stored
 from idiolect.engine.client_runtime import Alone, Place
 from idiolect.errors import ConfigError, DataError, DeployError
-from idiolect.experiment.build_methods import made
-from idiolect.experiment.build_networks import networks
+from idiolect.experiment.components import assign_networks, build_method
 from idiolect.experiment.load import parse_toml
-from idiolect.experiment.portable import visiting
-from idiolect.experiment.untrusted import CLOSED, refuse_code, trusting
+from idiolect.experiment.portable import import_experiment
+from idiolect.experiment.untrusted import CLOSED, refuse_code, trust_named_code
 
 _ROWS = 512  # examples that are predicted at once
 KINDS = (".safetensors", ".pt2", ".onnx")
@@ -60,18 +59,18 @@ def _rehearsed(stored: Stored, trust: bool) -> tuple[Alone, Any]:
     raw = parse_toml(about.experiment, "the stored model's experiment")
     if not trust:
         refuse_code(raw, "the stored model", Path.cwd())
-    reach = trusting(raw) if trust else CLOSED
-    experiment = visiting(about.experiment, reach=reach)
+    reach = trust_named_code(raw) if trust else CLOSED
+    experiment = import_experiment(about.experiment, reach=reach)
     table = next((t for t in experiment.methods if (t.label or t.name) == about.label), None)
     if table is None:
         raise DeployError(f"the experiment of run {about.run} has no method {about.label!r}")
     shape, words = tuple(form.shape), tuple(form.words)
     classes = len(form.classes)
-    bound = networks(experiment, shape, classes, stored.clients, words, reach=reach)
+    bound = assign_networks(experiment, shape, classes, stored.clients, words, reach=reach)
     own = next(a for a in bound.values() if a.clients is None or about.client in a.clients)
     lessons, test = form.lessons()
     place = Place(about.client, stored.clients, about.seed, about.newcomer)
-    alone = Alone(made(table), place, lessons, test, own, torch.device("cpu"))
+    alone = Alone(build_method(table), place, lessons, test, own, torch.device("cpu"))
     flags = ["keep", "newcomers"] if about.newcomer else ["keep"]
     _, _, deployed = alone.judge(alone.form, about.round, tested=True, flags=flags)
     return alone, checkpoint.fitted(deployed, stored.leaves, Path("the stored model"))

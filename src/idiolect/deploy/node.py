@@ -56,8 +56,8 @@ from idiolect.errors import (
     IdiolectError,
     ModelError,
 )
-from idiolect.experiment.build_methods import made as made_method
-from idiolect.experiment.build_networks import networks
+from idiolect.experiment.components import assign_networks
+from idiolect.experiment.components import build_method as made_method
 from idiolect.version import VERSION
 
 log = logging.getLogger("idiolect.node")
@@ -504,7 +504,9 @@ class Node:
         held = holding.federations[seeds.index(seed)]
         shape, classes = tuple(held.dataset.x.shape[1:]), len(held.dataset.classes)
         words, reach = held.dataset.words, self._site.reach
-        bound = networks(holding.experiment, shape, classes, opened.clients, words, reach=reach)
+        bound = assign_networks(
+            holding.experiment, shape, classes, opened.clients, words, reach=reach
+        )
         architecture = next(
             own for own in bound.values() if own.clients is None or holding.client in own.clients
         )

@@ -12,10 +12,16 @@ from idiolect.data.dataset import Moments, fixed_decoding, moments, with_classes
 from idiolect.deploy.refusals import Refused
 from idiolect.deploy.site import Site
 from idiolect.errors import DataError
-from idiolect.experiment.build import divided, federations, loaded, public_examples
-from idiolect.experiment.portable import admitted, source_of, visiting
+from idiolect.experiment.build import (
+    build_federations,
+    divide,
+    encode_text,
+    load_source,
+    public_examples,
+    source_options,
+)
+from idiolect.experiment.portable import import_experiment, parse_untrusted, source_of
 from idiolect.experiment.schema import Experiment
-from idiolect.experiment.text_options import coded, reading
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,7 +52,7 @@ class Holding:
 
 def hold(site: Site, text: str, place: int, newcomer: bool = False) -> Holding:
     """Read a node's data as an experiment asks; `place` is the node's number among all."""
-    admitted(text, site.reach)  # before anything is looked at
+    parse_untrusted(text, site.reach)  # before anything is looked at
     if newcomer and site.client is not None:
         raise DataError(
             "this node was given a client of the experiment's own partition, all of whom took part "
@@ -63,8 +69,8 @@ def _share(site: Site, text: str) -> Holding:
             f"the experiment divides {wanted!r}, and this node was given a client of {site.data!r};"
             f" start it with --data {wanted}, or without --client for data of its own"
         )
-    experiment = visiting(text, source=site.data, public=site.public, reach=site.reach)
-    held = federations(experiment, site.data_dir, fetched=_given(site))
+    experiment = import_experiment(text, source=site.data, public=site.public, reach=site.reach)
+    held = build_federations(experiment, site.data_dir, fetched=_given(site))
     if client >= held[0].clients:
         raise DataError(
             f"--client is {client}, and the experiment's partition has clients "
@@ -112,16 +118,16 @@ def _own(site: Site, text: str, place: int) -> Holding:
         )
     path = str(Path(site.data).expanduser().resolve())
     own: dict[str, Any] = {"options": site.options, "public": site.public, "reach": site.reach}
-    experiment = visiting(text, source=path, **own)
+    experiment = import_experiment(text, source=path, **own)
     data = experiment.data
-    dataset = loaded(data.source, reading(data), site.data_dir)
+    dataset = load_source(data.source, source_options(data), site.data_dir)
     if dataset.words and data.text is None:
         raise Refused(
             "words",
             "the experiment does not say how words are numbered, so every node would number its "
             "own; add [data.text] with words to the experiment",
         )
-    dataset = coded(dataset, data.text)
+    dataset = encode_text(dataset, data.text)
     if dataset.sequential:
         return _held(site, experiment, dataset, place)
     if data.classes is None:
@@ -153,4 +159,4 @@ def _held(site: Site, experiment: Experiment, dataset: Dataset, place: int) -> H
         public = public_examples(data.public, data, dataset, site.data_dir, _given(site))
     one = np.zeros(len(dataset), np.int64)
     dataset = dataclasses.replace(dataset, clients=one, client_names=(site.name,))
-    return Holding(experiment, place, divided(experiment, dataset, public, place), "")
+    return Holding(experiment, place, divide(experiment, dataset, public, place), "")

@@ -23,17 +23,17 @@ from idiolect.engine.backend import Backend
 from idiolect.engine.callbacks import Watch
 from idiolect.engine.outcome import Members
 from idiolect.errors import ConfigError
-from idiolect.experiment import run_state as memories
+from idiolect.experiment import run_state
 from idiolect.experiment.build import cohort_size
-from idiolect.experiment.build_methods import made as made_method
-from idiolect.experiment.build_networks import networks
-from idiolect.experiment.job import Evaluate, planned
-from idiolect.experiment.portable import visiting
-from idiolect.experiment.run_methods import EXPERIMENT
-from idiolect.experiment.run_methods import run as run_courses
+from idiolect.experiment.components import assign_networks
+from idiolect.experiment.components import build_method as made_method
+from idiolect.experiment.job import Evaluate, plan_of
+from idiolect.experiment.portable import import_experiment
+from idiolect.experiment.run import EXPERIMENT
+from idiolect.experiment.run import run_jobs as run_courses
 from idiolect.experiment.schema import Deployment, Experiment
-from idiolect.experiment.untrusted import Reach
-from idiolect.results import scaling
+from idiolect.experiment.untrusted import Permissions
+from idiolect.results import data_record
 from idiolect.results.document import Document
 
 
@@ -71,7 +71,7 @@ class RemoteCourse:
 
     def settled(self) -> "RemoteCourse":
         """Fit the method to who takes part and how often, before anything is trained."""
-        method, rounds = self.method.settled(planned(self, self.rounds))
+        method, rounds = self.method.settled(plan_of(self, self.rounds))
         return dataclasses.replace(self, method=method, rounds=rounds)
 
     @property
@@ -164,7 +164,7 @@ class RemoteCourse:
 
 def post(transport: Transport, text: str, folder: Path, host: Host = HOST) -> Post:
     """Make the hub's post, with the experiment's patience and the run's memory of failures."""
-    deploy = visiting(text, reach=host.reach).deploy
+    deploy = import_experiment(text, reach=host.reach).deploy
     policy = Policy(
         deploy.timeout, deploy.join, deploy.minimum, deploy.patience, deploy.limit_mb << 20
     )
@@ -187,7 +187,7 @@ def serve(
     `text` is the experiment as TOML; `run` names the run, and with it the nodes' personal state;
     `host` says what the server's machine has of its own; `submitter` owns the run.
     """
-    experiment = visiting(text, reach=host.reach)  # refused before anything is written
+    experiment = import_experiment(text, reach=host.reach)  # refused before anything is written
     folder.mkdir(0o700, parents=True, exist_ok=True)
     folder.chmod(0o700)  # reports and models of many sites: for the server's own account alone
     methods = served_methods(experiment, only)
@@ -203,10 +203,10 @@ def serve(
         public = None if found is None else [_scaled(found, own) for own in blank]
     courses = _courses(experiment, methods, run, post, roster, public, host.reach)
     for course in courses:  # before the experiment that the folder holds is replaced
-        if (path := memories.checkpoint_path(folder, course.label)).exists():
-            memories.load(path, course.identity, course.place)
+        if (path := run_state.checkpoint_path(folder, course.label)).exists():
+            run_state.load(path, course.identity, course.place)
     write_whole(folder / EXPERIMENT, text.encode())
-    scaling.save(folder, dict(zip(experiment.seeds, blank, strict=True)))
+    data_record.save_scaling(folder, dict(zip(experiment.seeds, blank, strict=True)))
     return run_courses(courses, folder, _about(experiment, roster), resume=True, watch=watch)
 
 
@@ -239,12 +239,12 @@ def _courses(
     post: Post,
     roster: Roster,
     public: Sequence[Dataset] | None,
-    reach: Reach,
+    reach: Permissions,
 ) -> list[RemoteCourse]:
     form = roster.first.form
     shape, words = tuple(form.shape), tuple(form.words)
     classes = len(form.classes)
-    bound = networks(experiment, shape, classes, roster.clients, words, roster.names, reach)
+    bound = assign_networks(experiment, shape, classes, roster.clients, words, roster.names, reach)
     return [
         RemoteCourse(
             label=table.label or table.name,

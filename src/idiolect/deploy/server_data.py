@@ -8,9 +8,9 @@ from typing import Any
 from idiolect.data import Dataset
 from idiolect.deploy.handshake import Entry
 from idiolect.errors import DataError
-from idiolect.experiment.build import public_alone
-from idiolect.experiment.portable import NOWHERE, source_of, visiting
-from idiolect.experiment.untrusted import Reach
+from idiolect.experiment.build import load_public
+from idiolect.experiment.portable import NOWHERE, import_experiment, source_of
+from idiolect.experiment.untrusted import Permissions
 
 
 @dataclass(frozen=True)
@@ -24,9 +24,9 @@ class Host:
     folders: tuple[str, ...] = ()  # where packages may lie besides; for tries on one's own machine
 
     @property
-    def reach(self) -> Reach:
+    def reach(self) -> Permissions:
         """What an experiment may have imported here."""
-        return Reach(packages=self.packages, closed=self.closed, folders=self.folders)
+        return Permissions(packages=self.packages, closed=self.closed, folders=self.folders)
 
     def to_json(self) -> str:
         """Write the settings for another process of the same machine."""
@@ -50,10 +50,10 @@ class Host:
         source = source_of(text) if entry.source else NOWHERE
         try:
             own: dict[str, Any] = {"public": self.public, "side": "server", "reach": self.reach}
-            data = visiting(text, source=source, **own).data
+            data = import_experiment(text, source=source, **own).data
             fetched = () if self.public is None else (self.public,)
             blank = entry.form.blank(1)
-            return public_alone(data, blank, bool(entry.source), self.data_dir, fetched)
+            return load_public(data, blank, bool(entry.source), self.data_dir, fetched)
         except DataError as error:
             raise DataError(
                 f"the server lacks the public examples that it would train on ({error}); start it "

@@ -15,10 +15,10 @@ from idiolect.deploy.site_policy import UNLIMITED
 from idiolect.deploy.transport import Processes
 from idiolect.engine.callbacks import Silent, Tick
 from idiolect.errors import ConfigError
-from idiolect.experiment.build import federations
-from idiolect.experiment.portable import travelling
+from idiolect.experiment.build import build_federations
+from idiolect.experiment.portable import export_experiment
 from idiolect.experiment.schema import Experiment
-from idiolect.experiment.untrusted import trusting
+from idiolect.experiment.untrusted import trust_named_code
 
 _MOST = 32  # processes, each with a torch of its own
 _FILE = "federation.json"
@@ -39,7 +39,7 @@ def run_local(
     experiment: Experiment, folder: Path, only: Sequence[str], say: Callable[[str], None]
 ) -> Path:
     """Run an experiment with a process for every client of its partition."""
-    clients = federations(experiment)[0].clients
+    clients = build_federations(experiment)[0].clients
     if clients > _MOST:
         raise ConfigError(
             f"--on local would start {clients} processes, one a client; {_MOST} at most: use the "
@@ -52,7 +52,7 @@ def run_local(
     # Own files and own modules are the user's, who sits at this very machine.
     given = experiment.data.public
     public = None if given is None or given.source in SOURCES else given.source
-    own = trusting(experiment.model_dump())
+    own = trust_named_code(experiment.model_dump())
     told: dict[str, Any] = {"packages": own.packages, "folders": own.folders, "public": public}
     deploy = experiment.deploy.model_copy(update={"packages": own.packages})
     experiment = experiment.model_copy(update={"deploy": deploy})
@@ -72,7 +72,7 @@ def run_local(
     transport = Processes(sites)
     say(f"{clients} nodes start, a process each; their state is in {folder / 'nodes'}")
     try:
-        text = travelling(experiment)
+        text = export_experiment(experiment)
         calls, watch = post(transport, text, folder, Host(**told)), _Told(say)
         serve(calls, text, run, folder, only=only, watch=watch, host=Host(**told))
     finally:

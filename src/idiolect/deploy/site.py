@@ -10,7 +10,7 @@ from typing import Any
 from idiolect.deploy.site_policy import SitePolicy
 from idiolect.deploy.wire import LIMIT
 from idiolect.errors import DeployError
-from idiolect.experiment.untrusted import Reach
+from idiolect.experiment.untrusted import Permissions
 
 
 @dataclass(frozen=True)
@@ -34,11 +34,11 @@ class Site:
     folders: tuple[str, ...] = ()  # where these may lie besides; the same
 
     @property
-    def reach(self) -> Reach:
+    def reach(self) -> Permissions:
         """What an experiment may have imported here; nothing that lies beside this node's files."""
         packages = (*self.policy.packages, *self.packages)
         closed = (str(self.home.resolve().parent),)
-        return Reach(packages=packages, folders=self.folders, closed=closed)
+        return Permissions(packages=packages, folders=self.folders, closed=closed)
 
     def to_json(self) -> str:
         """Write the settings for another process of the same machine."""

@@ -11,8 +11,7 @@ from typing import Any
 
 from idiolect.errors import ConfigError
 from idiolect.experiment.load import read_toml
-from idiolect.experiment.suggestions import meant
-from idiolect.experiment.validation import checked, signature_model
+from idiolect.experiment.validation import signature_model, suggest, validate
 from idiolect.methods import METHODS
 
 FILE = "policy.toml"  # in a kit
@@ -53,7 +52,7 @@ class SitePolicy:
                 raise ConfigError(f"{spec.name} is {value!r}, expected a number of 1 or more")
         for name in self.methods:
             if name not in METHODS:
-                raise ConfigError(f"methods: unknown method {meant(name, METHODS)}")
+                raise ConfigError(f"methods: unknown method {suggest(name, METHODS)}")
         for name in self.packages:
             if not all(part.isidentifier() for part in name.split(".")):
                 raise ConfigError(f"packages: {name!r} is no name of a Python package")
@@ -114,7 +113,7 @@ def in_kit(folder: Path, given: Path | None) -> Path | None:
 
 def _values(kind: type[SitePolicy] | type[ServerPolicy], path: Path) -> dict[str, Any]:
     raw = read_toml(path, "a policy")
-    values = checked(signature_model(kind, ()), raw, str(path))
+    values = validate(signature_model(kind, ()), raw, str(path))
     found = {spec.name: getattr(values, spec.name) for spec in fields(kind)}
     try:
         kind(**found)

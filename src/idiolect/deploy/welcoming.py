@@ -21,18 +21,19 @@ from idiolect.deploy.ownership import NOBODY
 from idiolect.deploy.server_data import HOST, Host
 from idiolect.errors import DataError
 from idiolect.experiment.adapt import (
-    chosen,
-    laid_out,
-    network_place,
+    FinishedRun,
+    adaptation_document,
+    catch_up,
+    choose_method,
+    load_finished,
+    network_index,
+    refuse_per_client_state,
     with_one_network,
-    write_findings,
+    write_adaptation,
 )
-from idiolect.experiment.build_methods import made
-from idiolect.experiment.build_networks import networks
-from idiolect.experiment.execute import written
-from idiolect.experiment.newcomers import Kept, caught_up, kept, refuse_counted
-from idiolect.experiment.portable import visiting
-from idiolect.experiment.run_methods import EXPERIMENT
+from idiolect.experiment.components import assign_networks, build_method
+from idiolect.experiment.portable import import_experiment
+from idiolect.experiment.run import EXPERIMENT, experiment_toml
 from idiolect.experiment.schema import Deployment, Experiment, MethodTable, Text
 from idiolect.results import document
 from idiolect.results.document import Document
@@ -55,7 +56,7 @@ class Offer(NamedTuple):
     text: str  # the experiment as they are told it
     experiment: Experiment  # the run's own
     table: MethodTable
-    kept: Kept
+    kept: FinishedRun
     model: Model
     place: int  # of their network among the run's
     folder: Path
@@ -65,14 +66,14 @@ def offer(folder: Path, wanted: Wanted, host: Host = HOST) -> Offer:
     """Find what a run of this server left for newcomers."""
     if not (folder / EXPERIMENT).is_file():
         raise DataError(f"this server holds no run {wanted.run}; was it done on another one?")
-    experiment = visiting((folder / EXPERIMENT).read_text(), reach=host.reach)
-    table = chosen(experiment, wanted.method)
+    experiment = import_experiment((folder / EXPERIMENT).read_text(), reach=host.reach)
+    table = choose_method(experiment, wanted.method)
     label = table.label or table.name
-    run = kept(folder, label, wanted.seed)
+    run = load_finished(folder, label, wanted.seed)
     first = next(iter(entries_of(folder / "roster.json").values()))
     # A digest of columns and words for each of the run's seeds.
     digest = first.features.split()[experiment.seeds.index(run.seed)]
-    clients = int(document.read(folder)["data"]["clients"])
+    clients = int(document.read_document(folder)["data"]["clients"])
     model = Model(clients, dataclasses.replace(first, features=digest))
     one = with_one_network(experiment, wanted.network)
     classes = None if first.form.sequential else tuple(first.form.classes)
@@ -91,8 +92,8 @@ def offer(folder: Path, wanted: Wanted, host: Host = HOST) -> Offer:
             "deploy": Deployment(**patience, minimum=1),
         }
     )
-    place = network_place(experiment, wanted.network)
-    return Offer(written(told), experiment, table, run, model, place, folder)
+    place = network_index(experiment, wanted.network)
+    return Offer(experiment_toml(told), experiment, table, run, model, place, folder)
 
 
 def welcome(
@@ -108,7 +109,7 @@ def welcome(
     `visit` names this occasion, and with it the nodes' state.
     """
     label, run = found.kept.label, found.kept
-    experiment, method = visiting(found.text, reach=host.reach), made(found.table)
+    experiment, method = import_experiment(found.text, reach=host.reach), build_method(found.table)
     digests = {label: fingerprints.of_method(method)}
     folder.mkdir(parents=True, exist_ok=True)
     folder.chmod(0o700)  # for the server's own account alone
@@ -123,16 +124,18 @@ def welcome(
     form, clients = roster.first.form, found.model.clients
     shape, words = tuple(form.shape), tuple(form.words)
     names, classes = roster.names, len(form.classes)
-    bound = networks(experiment, shape, classes, roster.clients, words, names, host.reach)
-    refuse_counted(method, bound, len(form.classes), clients)
+    bound = assign_networks(experiment, shape, classes, roster.clients, words, names, host.reach)
+    refuse_per_client_state(method, bound, len(form.classes), clients)
     hub = Hub(
         label, method, (run.seed,), visit, post, roster, bound, None, "fixed", experiment.deploy
     )
     exams = () if any(roster.sizes(2, 0)) else None  # they are the nodes' own
-    done = caught_up(hub, method, run, exams, found.place)
+    done = catch_up(hub, method, run, exams, found.place)
     sizes = [[roster.sizes(part, 0)[n] for part in range(3)] for n in range(roster.clients)]
     about: Mapping[str, str] = {"source": "the nodes' own data", "federation": ""}
     done = done._replace(notices=(*done.notices, *hub.remarks()))
-    content = laid_out(found.experiment, found.table, run, about, roster.names, sizes, done)
-    write_findings(folder, content)
+    content = adaptation_document(
+        found.experiment, found.table, run, about, roster.names, sizes, done
+    )
+    write_adaptation(folder, content)
     return content

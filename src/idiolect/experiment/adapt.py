@@ -1,32 +1,247 @@
-"""Give clients that were not in training their personal models, from the folder of a run."""
+"""Clients that were not in training: their personal models, from what a finished run kept."""
 
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+import torch
+from torch import Tensor
 
+from idiolect.core import checkpoint, tree
 from idiolect.core.checkpoint import write_whole
-from idiolect.core.method import Method
+from idiolect.core.client import Network
+from idiolect.core.method import Method, Setup
+from idiolect.core.tree import Tree
 from idiolect.data import SOURCES, Dataset, federate
-from idiolect.data.federation import Federation
-from idiolect.errors import ConfigError, DataError
-from idiolect.experiment.build import loaded, machine
-from idiolect.experiment.build_methods import made
-from idiolect.experiment.build_networks import architectures, listed
-from idiolect.experiment.load import read_toml
-from idiolect.experiment.newcomers import Adapted, Kept, adapted, kept
-from idiolect.experiment.resolve import completed
-from idiolect.experiment.run_methods import EXPERIMENT
-from idiolect.experiment.schema import Experiment, MethodTable, Network
-from idiolect.experiment.seed_parts import holding
-from idiolect.experiment.suggestions import meant
-from idiolect.experiment.untrusted import CLOSED, Reach, admit, refuse_code
-from idiolect.results import scaling
+from idiolect.data.federation import Federation, TestData
+from idiolect.engine.architecture import Architecture, blank
+from idiolect.engine.backend import Backend
+from idiolect.engine.final_exchange import Sums
+from idiolect.engine.rounds import Run, Simulation, Verdict
+from idiolect.errors import ConfigError, DataError, MethodError
+from idiolect.experiment.build import build_backend, load_source
+from idiolect.experiment.components import build_architectures, build_method, networks_by_label
+from idiolect.experiment.load import read_toml, resolve
+from idiolect.experiment.run import EXPERIMENT
+from idiolect.experiment.run_state import checkpoint_path, globals_folder, seed_leaves
+from idiolect.experiment.schema import Experiment, MethodTable, ModelTable
+from idiolect.experiment.seed_parts import part_with_seed
+from idiolect.experiment.untrusted import CLOSED, Permissions, refuse_code, refuse_untrusted
+from idiolect.experiment.validation import suggest
+from idiolect.results import data_record
 from idiolect.results.document import Document, plain, versions
 from idiolect.results.models import folder_name, save_models
+
+_CPU = torch.device("cpu")
+
+
+class FinishedRun(NamedTuple):
+    """What a finished method left for newcomers, of one seed."""
+
+    label: str
+    seed: int
+    round: int
+    last: dict[str, Tensor]  # the server's state after the last round, by name
+    path: Path  # where it was read
+    earlier: tuple[tuple[int, Path], ...]  # rounds before, in order, where the run kept them
+    groups: tuple[dict[str, Tensor], ...] = ()  # what the server kept for each architecture
+    told: Sums = MappingProxyType({})  # what its clients told, added up
+
+
+class Adapted(NamedTuple):
+    """Newcomers' scores and models, and the rounds whose global model they met."""
+
+    verdict: Verdict
+    met: tuple[int, ...]
+    notices: tuple[str, ...]
+
+
+def load_finished(folder: Path, label: str, seed: int | None = None) -> FinishedRun:
+    """Find what a finished method left; the run's first seed unless told otherwise."""
+    path = checkpoint_path(folder, label)
+    again = "finish it with `idiolect run EXPERIMENT.toml --resume`"
+    if not path.is_file():
+        raise DataError(f"{folder} holds no checkpoint of {label}; {again}")
+    named, meta = checkpoint.read(path)
+    if not meta["finished"]:
+        raise DataError(
+            f"{label} in {folder} is not finished, but at round {meta['round']}; {again}"
+        )
+    seeds = meta["identity"]["seeds"]
+    seed = seeds[0] if seed is None else seed
+    if seed not in seeds:
+        raise ConfigError(
+            f"--seed is {seed}, and the run has seeds {', '.join(map(str, seeds))}; choose one"
+        )
+    last = _server(named, "state.server.", seeds.index(seed))
+    earlier = tuple(
+        (round, path) for round, path in _globals(folder, label, meta) if round < meta["round"]
+    )
+    kinds = sorted({int(n.split(".")[2]) for n in named if n.startswith("state.groups.")})
+    groups = tuple(_server(named, f"state.groups.{n}.", seeds.index(seed)) for n in kinds)
+    told = {n.removeprefix("told."): leaf for n, leaf in named.items() if n.startswith("told.")}
+    sums = seed_leaves(told, seeds.index(seed))
+    return FinishedRun(label, seed, meta["round"], last, path, earlier, groups, sums)
+
+
+def adapt_newcomers(
+    method: Method,
+    run: FinishedRun,
+    federation: Federation,
+    architectures: Mapping[str, Architecture],
+    backend: Backend,
+    place: int = 0,
+) -> Adapted:
+    """Let newcomers meet the kept global models, then adapt, and score what they adapted to.
+
+    Their architecture was the run's, in this place.
+    """
+    refuse_per_client_state(
+        method, architectures, len(federation.dataset.classes), federation.clients
+    )
+    runs = [Run(run.seed, federation.lessons)]
+    simulation = Simulation(method, runs, architectures, backend=backend, newcomers=True)
+    exams = [federation.exam] if any(len(rows) for rows in federation.test) else None
+    return catch_up(simulation, method, run, exams, place, backend.place)
+
+
+class NewcomerRounds(Protocol):
+    """Newcomers, wherever they are: a simulation of them, or the hub of a real federation."""
+
+    round: int
+    states: list[Tree]
+    tree: Tree
+    told: Sequence[Sums]  # by those who were there before them
+
+    @property
+    def notices(self) -> Sequence[str]:
+        """What is worth knowing of them."""
+
+    def meet(self) -> None:
+        """Let everyone look at the present state without training."""
+
+    def judge(
+        self,
+        exams: Sequence[TestData] | None = None,
+        *,
+        keep: bool = False,
+        newcomers: bool = False,
+    ) -> list[Verdict]:
+        """Let everyone adapt to the present state, and score what came of it."""
+
+
+def catch_up(
+    guests: NewcomerRounds,
+    method: Method,
+    run: FinishedRun,
+    exams: Sequence[TestData] | None,
+    place: int = 0,
+    device: torch.device = _CPU,
+) -> Adapted:
+    """Lead newcomers through what a run kept: earlier states to look at, the last to adapt to."""
+    template = tuple(guests.states)
+    notices = list(guests.notices)
+    met: list[int] = []
+    if method.looks:
+        for round, path in run.earlier:
+            named, meta = checkpoint.read(path)
+            own = _server(named, "", meta["seeds"].index(run.seed))
+            _put(guests, method, own, template, path, round, device)
+            guests.meet()
+            met.append(round)
+        if len(met) < run.round - 1:
+            notices.append(
+                f"of {run.round - 1} rounds before the last the run kept {len(met)} global models "
+                "to choose from; evaluate.keep_globals = true keeps them all"
+            )
+    _put(guests, method, run.last, template, run.path, run.round, device)
+    if run.groups:
+        kept = guests.tree
+        there = checkpoint.fitted(kept["groups"][0], run.groups[place], run.path)
+        guests.tree = {**kept, "groups": (there,)}
+    if run.told:
+        guests.told = [{name: leaf.to(device) for name, leaf in run.told.items()}]
+    (verdict,) = guests.judge(exams, keep=True, newcomers=True)
+    if exams is None:  # then the scores are those on validation data
+        scores = {
+            model: {f"val_{metric}": values for metric, values in metrics.items()}
+            for model, metrics in verdict.scores.items()
+        }
+        verdict = verdict._replace(scores=scores)
+    return Adapted(verdict, (*met, run.round), tuple(notices))
+
+
+def _put(
+    guests: NewcomerRounds,
+    method: Method,
+    named: Mapping[str, Tensor],
+    template: Tree,
+    path: Path,
+    round: int,
+    device: torch.device,
+) -> None:
+    """Make a kept server state the present one."""
+    if method.welcomes:
+        # It has rows for those who were there, and the newcomers may be more or fewer.
+        template = tree.like(template, named)
+    guests.states = list(tree.to(checkpoint.fitted(template, named, path), device))
+    guests.round = round
+
+
+def _server(named: Mapping[str, Tensor], prefix: str, place: int) -> dict[str, Tensor]:
+    """Pick one seed's server state out of a file, as the first and only one."""
+    start = f"{prefix}{place}"
+    return {
+        "0" + name.removeprefix(start): leaf
+        for name, leaf in named.items()
+        if name == start or name.startswith(f"{start}.")
+    }
+
+
+def _globals(folder: Path, label: str, meta: checkpoint.Meta) -> Iterator[tuple[int, Path]]:
+    """List kept global models; a method that shared another's rounds finds them with that one."""
+    while not globals_folder(folder, label).is_dir() and meta["shared"]:
+        label = meta["shared"]
+        path = checkpoint_path(folder, label)
+        if not path.is_file():
+            return
+        _, meta = checkpoint.read(path)
+    found = globals_folder(folder, label).glob("round-*.safetensors")
+    yield from sorted((int(path.stem.removeprefix("round-")), path) for path in found)
+
+
+def refuse_per_client_state(
+    method: Method, architectures: Mapping[str, Architecture], classes: int, clients: int
+) -> None:
+    """A server state with a place for each client has none for a newcomer, unless one is made."""
+    for architecture in () if method.welcomes else architectures.values():
+        _refuse_architecture(method, architecture, classes, clients)
+
+
+def _refuse_architecture(
+    method: Method, architecture: Architecture, classes: int, clients: int
+) -> None:
+    with torch.random.fork_rng(devices=[]):
+        main = Network(architecture.main())
+        second = Network(architecture.auxiliary()) if architecture.auxiliary else main
+    told = Setup(main.params, second.params, torch.ones(1), classes, main.norms, main.statistics)
+    one, two = (
+        tree.named(method.init_server(blank(told._replace(sizes=torch.ones(n)))))
+        for n in (clients, clients + 1)
+    )
+    for name in sorted(set(one) | set(two)):
+        if name not in one or name not in two or one[name].shape != two[name].shape:
+            raise MethodError(
+                f"{method.title or type(method).__name__} keeps {name!r} for each client on the "
+                "server, which has nothing for newcomers; train again with them in the federation"
+            )
+
+
+# Give clients that were not in training their personal models, from the folder of a run.
 
 
 def adapt(
@@ -52,29 +267,29 @@ def adapt(
     """
     folder = Path(run_dir)
     experiment = _experiment(folder, device, trust_code)
-    table = chosen(experiment, method)
+    table = choose_method(experiment, method)
     label = table.label or table.name
-    if (part := holding(folder, label, seed)) is not None:  # of a comparison
+    if (part := part_with_seed(folder, label, seed)) is not None:  # of a comparison
         experiment = _experiment(part, device, trust_code)
-        table, folder = chosen(experiment, label), part
-    run = kept(folder, label, seed)
-    fitting = scaling.read(folder, run.seed)
+        table, folder = choose_method(experiment, label), part
+    run = load_finished(folder, label, seed)
+    fitting = data_record.read_scaling(folder, run.seed)
     if not isinstance(data, Dataset):
         own = {**_readable(str(data), fitting), **(options or {})}
-        data = loaded(str(data), own, Path(data_dir) if data_dir else None)
-    federation = _federation(scaling.matched(data, fitting), run.seed, split)
-    reach = Reach(Path.cwd()) if trust_code else CLOSED
-    networks = architectures(with_one_network(experiment, network), [federation], reach)
-    settled = made(table)
-    place = network_place(experiment, network)
-    found = adapted(settled, run, federation, networks, machine(experiment), place)
+        data = load_source(str(data), own, Path(data_dir) if data_dir else None)
+    federation = _federation(data_record.match_scaling(data, fitting), run.seed, split)
+    reach = Permissions(Path.cwd()) if trust_code else CLOSED
+    networks = build_architectures(with_one_network(experiment, network), [federation], reach)
+    settled = build_method(table)
+    place = network_index(experiment, network)
+    found = adapt_newcomers(settled, run, federation, networks, build_backend(experiment), place)
     target = Path(out) if out else Path(run_dir) / "newcomers" / folder_name(data.name)
     about = {"source": federation.dataset.name, "federation": federation.description}
     parts = (federation.train, federation.val, federation.test)
     sizes = [[len(part[place]) for part in parts] for place in range(federation.clients)]
-    content = laid_out(experiment, table, run, about, federation.names, sizes, found)
+    content = adaptation_document(experiment, table, run, about, federation.names, sizes, found)
     save_models(target, label, run.seed, federation.names, found.verdict.deployed)
-    write_findings(target, content)
+    write_adaptation(target, content)
     return {**content, "folder": str(target)}
 
 
@@ -95,23 +310,23 @@ def _experiment(folder: Path, device: str | None, trust_code: bool) -> Experimen
     if not trust_code:
         refuse_code(raw, str(path), folder, Path.cwd())
         try:
-            admit(raw, str(path))
+            refuse_untrusted(raw, str(path))
         except ConfigError as error:
             raise ConfigError(
                 f"{error}. If you trust the folder, add --trust-code (from Python: trust_code=True)"
             ) from None
     if device is not None:
         raw["backend"] = {**raw.get("backend", {}), "device": device}
-    return completed(raw, str(path), Reach(folder) if trust_code else CLOSED)
+    return resolve(raw, str(path), Permissions(folder) if trust_code else CLOSED)
 
 
-def _readable(source: str, fitting: scaling.Scaling) -> dict[str, Any]:
+def _readable(source: str, fitting: data_record.Scaling) -> dict[str, Any]:
     """Return the options that make a source, or own data, fit the run's text."""
     known = SOURCES[source].options() if source in SOURCES else fitting.reading
     return {name: value for name, value in fitting.reading.items() if name in known}
 
 
-def chosen(experiment: Experiment, label: str | None) -> MethodTable:
+def choose_method(experiment: Experiment, label: str | None) -> MethodTable:
     """Find the method newcomers are to have a model of."""
     tables = {table.label or table.name: table for table in experiment.methods}
     if label is None:
@@ -122,7 +337,7 @@ def chosen(experiment: Experiment, label: str | None) -> MethodTable:
     if label not in tables and len(named) == 1:  # as in --set, its name will do
         return named[0]
     if label not in tables:
-        raise ConfigError(f"--method: unknown label {meant(label, tables)}")
+        raise ConfigError(f"--method: unknown label {suggest(label, tables)}")
     return tables[label]
 
 
@@ -136,34 +351,34 @@ def _federation(dataset: Dataset, seed: int, split: Sequence[float] | str) -> Fe
 
 def with_one_network(experiment: Experiment, label: str | None) -> Experiment:
     """Bind newcomers to one network: which one, only the user can say where there were several."""
-    networks = listed(experiment.model)
+    networks = networks_by_label(experiment.model)
     if label is None and len(networks) > 1:
         raise ConfigError(
             f"the run's clients had several networks; add --network {' | '.join(networks)}"
         )
     if label is not None and label not in networks:
-        raise ConfigError(f"--network: unknown network {meant(label, networks)}")
+        raise ConfigError(f"--network: unknown network {suggest(label, networks)}")
     one = networks[label or next(iter(networks))]
-    model = Network(name=one.name, auxiliary=experiment.model.auxiliary, **one.options)
+    model = ModelTable(name=one.name, auxiliary=experiment.model.auxiliary, **one.options)
     return experiment.model_copy(update={"model": model})
 
 
-def network_place(experiment: Experiment, label: str | None) -> int:
+def network_index(experiment: Experiment, label: str | None) -> int:
     """Return a network's place among the run's."""
-    return 0 if label is None else list(listed(experiment.model)).index(label)
+    return 0 if label is None else list(networks_by_label(experiment.model)).index(label)
 
 
-def laid_out(
+def adaptation_document(
     experiment: Experiment,
     table: MethodTable,
-    run: Kept,
+    run: FinishedRun,
     about: Mapping[str, str],
     names: Sequence[str],
     sizes: Sequence[Sequence[int]],
     found: Adapted,
 ) -> Document:
     """Lay out what was found; `sizes` are each newcomer's training, validation and test rows."""
-    method = made(table)
+    method = build_method(table)
     content: Document = {
         "run": experiment.name,
         "method": table.name,
@@ -184,7 +399,7 @@ def laid_out(
     return laid
 
 
-def write_findings(folder: Path, content: Document) -> None:
+def write_adaptation(folder: Path, content: Document) -> None:
     """Write what was found into a folder."""
     text = json.dumps(content, indent=1, allow_nan=False, ensure_ascii=False) + "\n"
     name = f"{folder_name(content['label'])}-seed-{content['seed']}.json"

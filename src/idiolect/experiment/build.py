@@ -1,5 +1,6 @@
 """From a complete experiment to the objects that run it."""
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from hashlib import sha256
@@ -24,23 +25,21 @@ from idiolect.data.arrays import Rows
 from idiolect.data.cache import cache_root
 from idiolect.data.dataset import with_classes
 from idiolect.data.public import alike, rows_of, without
-from idiolect.data.text import encoded_as, enlarged
+from idiolect.data.text import SPECIAL, encoded_as, enlarged, hashed_words
 from idiolect.engine.architecture import Architecture
 from idiolect.engine.backend import Backend, Ray
 from idiolect.errors import ConfigError, DataError
-from idiolect.experiment.attacks import Wrap, attacked, with_common
-from idiolect.experiment.build_methods import made as made_method
-from idiolect.experiment.build_networks import architectures
+from idiolect.experiment.components import Wrap, apply_attack, build_architectures, with_common_test
+from idiolect.experiment.components import build_method as made_method
 from idiolect.experiment.job import Evaluate, Job
-from idiolect.experiment.schema import Data, Experiment, MethodTable, Named, Public
-from idiolect.experiment.suggestions import meant
-from idiolect.experiment.text_options import coded, reading
-from idiolect.experiment.untrusted import Reach
+from idiolect.experiment.schema import Data, Experiment, MethodTable, Named, Public, Text
+from idiolect.experiment.untrusted import Permissions
+from idiolect.experiment.validation import suggest
 
 _PUBLIC = 5  # keeps the draw of public examples apart from other uses of the same seed
 
 
-def federations(
+def build_federations(
     experiment: Experiment,
     data_dir: Path | None = None,
     datasets: dict[str, Dataset] | None = None,
@@ -53,18 +52,18 @@ def federations(
     """
     known = {} if datasets is None else datasets
     dataset, public = _sourced(experiment.data, data_dir, known, fetched)
-    return divided(experiment, dataset, public)
+    return divide(experiment, dataset, public)
 
 
 def _sourced(
     data: Data, data_dir: Path | None, known: dict[str, Dataset], fetched: Collection[str]
 ) -> tuple[Dataset, Dataset | None]:
     """Load private and public examples; `known` keeps what was loaded."""
-    options = reading(data)
+    options = source_options(data)
     key = repr((data.source, sorted(options.items()), data.normalise))
     if key not in known:
-        known[key] = loaded(data.source, options, data_dir, data.normalise, fetched)
-    dataset = coded(known[key], data.text)
+        known[key] = load_source(data.source, options, data_dir, data.normalise, fetched)
+    dataset = encode_text(known[key], data.text)
     if data.classes is not None:
         dataset = with_classes(dataset, data.classes, "the experiment")
     if data.public is None:
@@ -74,7 +73,7 @@ def _sourced(
     return dataset, public_examples(data.public, data, dataset, data_dir, fetched)
 
 
-def public_alone(
+def load_public(
     data: Data, private: Dataset, divided: bool, data_dir: Path | None, fetched: Collection[str]
 ) -> Dataset | None:
     """Load the public examples where nobody's private ones are: `private` shows their form.
@@ -92,7 +91,7 @@ def public_alone(
     return public
 
 
-def divided(
+def divide(
     experiment: Experiment, dataset: Dataset, public: Dataset | None, first: int = 0
 ) -> tuple[Federation, ...]:
     """Divide a dataset for every seed; `first` is the first client's number where not all are."""
@@ -119,7 +118,7 @@ def divided(
             )
     made = _of_one_size(made)
     if data.common_test:
-        made = {seed: with_common(own, data.common_test) for seed, own in made.items()}
+        made = {seed: with_common_test(own, data.common_test) for seed, own in made.items()}
     return tuple(made[seed] for seed in data_seeds(experiment))
 
 
@@ -138,7 +137,7 @@ def _of_one_size(made: dict[int, Federation]) -> dict[int, Federation]:
     }
 
 
-class Shared(NamedTuple):
+class SharedParts(NamedTuple):
     """What all jobs of an experiment share: data divided for every seed, and networks."""
 
     federations: Mapping[int, Federation]  # by seed
@@ -146,35 +145,37 @@ class Shared(NamedTuple):
     attack: Wrap  # makes a method an attacked one, where an attack is simulated
 
 
-def shared(
+def build_shared(
     experiment: Experiment, data_dir: Path | None = None, datasets: dict[str, Dataset] | None = None
-) -> Shared:
+) -> SharedParts:
     """Load and divide an experiment's data, and bind its networks to it."""
-    held = federations(experiment, data_dir, datasets)
+    held = build_federations(experiment, data_dir, datasets)
     if not any(len(rows) for federation in held for rows in federation.test):
         raise DataError(
             "no client has a test row, so nothing could be scored; give the third share of "
             "data.split more"
         )
-    networks = architectures(experiment, held, Reach(Path.cwd()))
-    held, attack = attacked(experiment.attack, held)
-    return Shared(dict(zip(experiment.seeds, held, strict=True)), networks, attack)
+    networks = build_architectures(experiment, held, Permissions(Path.cwd()))
+    held, attack = apply_attack(experiment.attack, held)
+    return SharedParts(dict(zip(experiment.seeds, held, strict=True)), networks, attack)
 
 
-def jobs(
+def build_jobs(
     experiment: Experiment,
     data_dir: Path | None = None,
     only: Sequence[str] = (),
 ) -> tuple[list[Job], dict[str, Any]]:
     """Make a job of every method (or of the labels in `only`), and describe the data."""
     refuse_unknown_labels(experiment, only)
-    held = shared(experiment, data_dir)
+    held = build_shared(experiment, data_dir)
     tables = [table for table in experiment.methods if not only or table.label in only]
-    made = [job(experiment, table, held, experiment.seeds) for table in tables]
-    return made, about(experiment, held)
+    made = [build_job(experiment, table, held, experiment.seeds) for table in tables]
+    return made, describe(experiment, held)
 
 
-def job(experiment: Experiment, table: MethodTable, held: Shared, seeds: tuple[int, ...]) -> Job:
+def build_job(
+    experiment: Experiment, table: MethodTable, held: SharedParts, seeds: tuple[int, ...]
+) -> Job:
     """Make the job of one method under some of the seeds that data was divided for."""
     own = tuple(held.federations[seed] for seed in seeds)
     return Job(
@@ -188,12 +189,12 @@ def job(experiment: Experiment, table: MethodTable, held: Shared, seeds: tuple[i
         cohort=cohort_size(experiment.cohort, own[0].clients),
         draw=experiment.draw,
         bystanders=experiment.bystanders,
-        backend=machine(experiment),
+        backend=build_backend(experiment),
         evaluate=Evaluate(**experiment.evaluate.model_dump()),
         checkpoint_every=experiment.backend.checkpoint_every,
         preset=table.preset or "",
         described={
-            "data": _described(experiment.data),
+            "data": _data_identity(experiment.data),
             "model": experiment.model.model_dump(exclude_none=True),
             # A checkpoint of an experiment without an attack has no such key.
             **({"attack": experiment.attack.model_dump()} if experiment.attack else {}),
@@ -202,7 +203,7 @@ def job(experiment: Experiment, table: MethodTable, held: Shared, seeds: tuple[i
     ).settled()
 
 
-def about(experiment: Experiment, held: Shared) -> dict[str, Any]:
+def describe(experiment: Experiment, held: SharedParts) -> dict[str, Any]:
     """Describe the data of a result."""
     own = [held.federations[seed] for seed in experiment.seeds]
     dataset = own[0].dataset
@@ -221,7 +222,7 @@ def about(experiment: Experiment, held: Shared) -> dict[str, Any]:
     }
 
 
-def machine(experiment: Experiment) -> Backend:
+def build_backend(experiment: Experiment) -> Backend:
     """Say where and how clients are run."""
     return Backend(
         experiment.backend.kind,
@@ -242,10 +243,10 @@ def refuse_unknown_labels(experiment: Experiment, only: Sequence[str]) -> None:
     labels = [table.label or table.name for table in experiment.methods]
     for label in only:
         if label not in labels:
-            raise ConfigError(f"--method: unknown label {meant(label, labels)}")
+            raise ConfigError(f"--method: unknown label {suggest(label, labels)}")
 
 
-def loaded(
+def load_source(
     source: str,
     options: Mapping[str, Any],
     data_dir: Path | None,
@@ -268,8 +269,8 @@ def public_examples(
     fetched: Collection[str] = tuple(SOURCES),
 ) -> Dataset:
     """Draw the public examples, the same for all seeds: they stand for a published set."""
-    dataset = loaded(public.source, public.options, data_dir, fetched=fetched)
-    dataset = coded(rows_of(dataset, _drawn(public, data, dataset)), data.text)
+    dataset = load_source(public.source, public.options, data_dir, fetched=fetched)
+    dataset = encode_text(rows_of(dataset, _draw_public(public, data, dataset)), data.text)
     dataset = alike(dataset, tuple(private.x.shape[1:]), private.name)
     if data.normalise is None:
         return dataset
@@ -284,11 +285,11 @@ def _held_out(public: Public, data: Data, dataset: Dataset) -> tuple[Dataset, Da
             f"data.public takes its examples from {dataset.name}, as the private ones do; say how "
             "many: data.public.size"
         )
-    rows = _drawn(public, data, dataset)
+    rows = _draw_public(public, data, dataset)
     return without(dataset, rows), rows_of(dataset, rows)
 
 
-def _drawn(public: Public, data: Data, dataset: Dataset) -> Rows:
+def _draw_public(public: Public, data: Data, dataset: Dataset) -> Rows:
     rows = dataset.pool("train")
     if public.size is None:
         return rows
@@ -322,7 +323,7 @@ def _told_public(public: Dataset | None) -> dict[str, Any]:
     return {"public": told}
 
 
-def _described(data: Data) -> dict[str, Any]:
+def _data_identity(data: Data) -> dict[str, Any]:
     """Describe the data for a checkpoint; of an own file only the name, for it may be moved."""
     described = data.model_dump(exclude_none=True)
     described["source"] = Path(data.source).name
@@ -331,3 +332,55 @@ def _described(data: Data) -> dict[str, Any]:
         told = sha256("\n".join(data.text.words).encode()).hexdigest()
         described["text"] = {**described["text"], "words": told}
     return described
+
+
+# `[data.text]`: words that are numbered alike wherever text is, without anyone showing theirs.
+
+
+def read_words(path: Path, where: str) -> tuple[str, ...]:
+    """Read a list of words, one a line; those that stand for none (<pad>, ...) are left out."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(
+            f"{where}.words: {path} cannot be read ({type(error).__name__}); give a file with a "
+            "word a line, or a number to hash words to"
+        ) from error
+    words = [line.strip() for line in lines if line.strip() and line.strip() not in SPECIAL]
+    if not words:
+        raise DataError(f"{where}.words: {path} holds no word")
+    word, count = Counter(words).most_common(1)[0]
+    if count > 1:
+        raise DataError(f"{where}.words: {path} has {word!r} twice; each word needs one number")
+    return tuple(words)
+
+
+def vocabulary(text: Text) -> tuple[str, ...]:
+    """Return what the numbers stand for."""
+    if isinstance(text.words, int):
+        return hashed_words(text.words)
+    return (*SPECIAL, *text.words)
+
+
+def source_options(data: Data) -> dict[str, Any]:
+    """Return the options that a source is read with: what [data.text] says goes first."""
+    if data.text is None:
+        return dict(data.options)
+    own = {"length": data.text.length, "next_word": data.text.next_word}
+    if data.source not in SOURCES:
+        return {**data.options, **own}
+    if any(own.values()):
+        raise ConfigError(
+            f"data.text has a length or next_word, which are for own text, and data.source is "
+            f"{data.source!r}; give them in data.options, as far as the source has them"
+        )
+    return dict(data.options)
+
+
+def encode_text(dataset: Dataset, text: Text | None) -> Dataset:
+    """Number a corpus's words as was agreed; without an agreement they are numbered later."""
+    if text is None:
+        return dataset
+    if not dataset.words:
+        raise DataError(f"{dataset.name} holds no text, and data.text says how words are numbered")
+    return encoded_as(dataset, vocabulary(text))

@@ -4,7 +4,7 @@ import dataclasses
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from idiolect.analysis.comparison import ALPHA, Comparison
 from idiolect.analysis.comparison import compare as compared
@@ -13,16 +13,33 @@ from idiolect.analysis.paired_tests import stats
 from idiolect.core.checkpoint import write_whole
 from idiolect.data import Dataset
 from idiolect.engine.callbacks import Prefixed, Silent, Watch
+from idiolect.engine.outcome import Outcome
 from idiolect.errors import DataError
-from idiolect.experiment.compare_split import Split
-from idiolect.experiment.execute import written
-from idiolect.experiment.resolve import load_experiment
-from idiolect.experiment.run_methods import EXPERIMENT, opened
-from idiolect.experiment.schema import Experiment
-from idiolect.experiment.splits import divided
-from idiolect.results import document, participation
+from idiolect.experiment.build import build_job, build_shared, describe
+from idiolect.experiment.job import Job
+from idiolect.experiment.load import load_experiment, split_experiments
+from idiolect.experiment.run import EXPERIMENT, experiment_toml, open_run_folder
+from idiolect.experiment.schema import Experiment, MethodTable, Tune
+from idiolect.experiment.seed_parts import (
+    PartTrainer,
+    Seeds,
+    adopt_run,
+    head_start,
+    joined_outcome,
+    joined_trace,
+    list_parts,
+    train_parts,
+)
+from idiolect.experiment.tune import (
+    Settings,
+    settings_folder,
+    settings_text,
+    tune_method,
+    with_settings,
+)
+from idiolect.results import data_record, document, statistics, trace
 from idiolect.results.document import Document, plain, versions
-from idiolect.results.models import folder_name
+from idiolect.results.models import PARTS, folder_name
 
 FILE = "comparison.json"
 
@@ -42,8 +59,8 @@ def compare(
     A folder of results, of `run` or `compare`, is compared as it is.
     """
     if Path(path).is_dir():
-        return of_folder(Path(path), alpha, target, unit)
-    content, _ = execute(
+        return compare_folder(Path(path), alpha, target, unit)
+    content, _ = compare_experiment(
         load_experiment(path, overrides),
         Path(out) if out else None,
         data_dir=Path(data_dir) if data_dir else None,
@@ -54,7 +71,7 @@ def compare(
     return content
 
 
-def of_folder(
+def compare_folder(
     folder: Path, alpha: float = ALPHA, target: float | None = None, unit: str | None = None
 ) -> Document:
     """Compare what a folder holds: one result, or those of several splits."""
@@ -63,14 +80,14 @@ def of_folder(
     else:
         listed = json.loads((folder / FILE).read_text(encoding="utf-8"))["splits"]
         splits = {one["name"]: folder / one["folder"] for one in listed}
-    held = {name: document.read(own) for name, own in splits.items()}
+    held = {name: document.read_document(own) for name, own in splits.items()}
     if not all(content["methods"] for content in held.values()):
         raise DataError(f"{folder} holds no finished method; run its experiment to the end")
     name = next(iter(held.values()))["name"].split(":")[0]
     return _laid_out(name, held, splits, folder, alpha, target, unit)
 
 
-def execute(
+def compare_experiment(
     experiment: Experiment,
     out: Path | None = None,
     *,
@@ -86,17 +103,17 @@ def execute(
     datasets: dict[str, Dataset] = {}
     # Data is divided, and refused, before anything is written.
     splits = {
-        name: Split(own, experiment.tune, _at(folder, name), data_dir, datasets)
-        for name, own in divided(experiment).items()
+        name: SplitComparison(own, experiment.tune, _at(folder, name), data_dir, datasets)
+        for name, own in split_experiments(experiment).items()
     }
     if watch is not None and any(experiment.logging.model_dump().values()):
         watch.note("[logging] is for `idiolect run`; a comparison logs nothing")
     held: dict[str, Document] = {}
-    with opened(folder, resume=True):
+    with open_run_folder(folder, resume=True):
         for name, split in splits.items():
             told = Prefixed(watch or Silent(), f"{name}: " if name else "")
             held[name] = split.run(told)
-        write_whole(folder / EXPERIMENT, written(experiment).encode())
+        write_whole(folder / EXPERIMENT, experiment_toml(experiment).encode())
         content = _laid_out(
             experiment.name,
             held,
@@ -138,7 +155,7 @@ def _laid_out(
                 "folder": str(folders[split].relative_to(folder)),
                 "data": content["data"],
                 "tuned": _tuned(content),
-                "participation": participation.lines(content["methods"]),
+                "participation": statistics.participation_lines(content["methods"]),
                 "comparison": told[split].as_dict(),
             }
             for split, content in held.items()
@@ -153,3 +170,129 @@ def _tuned(content: Document) -> dict[str, Any]:
     return {
         label: method["tuned"] for label, method in content["methods"].items() if "tuned" in method
     }
+
+
+# One division of the data in a comparison: all methods on it, tuned, trained and scored.
+
+
+TRIALS = "tune"
+_LONGEST = 60  # letters of settings in a label
+
+
+class SplitComparison:
+    """Everything a comparison does on one division of the data."""
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        tune: Tune | None,
+        folder: Path,
+        data_dir: Path | None,
+        datasets: dict[str, Dataset],
+    ) -> None:
+        """Load and divide the data; nothing is written yet."""
+        self.experiment, self.folder, self._tune = experiment, folder, tune
+        # Seeds that were trained together with some of ours go on together.
+        parts = [part for home in folder.glob("*/*/*") for part in list_parts(home)]
+        extra = tuple(sorted({s for part in parts for s in part.seeds} - set(experiment.seeds)))
+        wider = experiment.model_copy(update={"seeds": experiment.seeds + extra})
+        self._held = build_shared(wider, data_dir, datasets)
+        bare = {seed: own.without_test() for seed, own in self._held.federations.items()}
+        self._bare = self._held._replace(federations=bare)
+
+    def run(self, watch: Watch) -> Document:
+        """Train every method; the result is written after each."""
+        bench = PartTrainer(watch)
+        described = describe(self.experiment, self._held)
+        self._label(self.folder, self.experiment)
+        seeds = self.experiment.seeds
+        divided = [self._held.federations[seed] for seed in seeds]
+        data_record.save_holdings(self.folder, data_record.count_holdings(seeds, divided))
+        outcomes: list[Outcome] = []
+        content: Document = {}
+        for table in self.experiment.methods:
+            outcomes.append(self._method(table, bench))
+            complete = len(outcomes) == len(self.experiment.methods)
+            content = document.build_document(described, outcomes, complete)
+            document.write_metrics(self.folder, outcomes)
+            document.write_document(self.folder, content)
+        return content
+
+    def _method(self, table: MethodTable, bench: PartTrainer) -> Outcome:
+        label, seeds = table.label or table.name, self.experiment.seeds
+        if self._tune is None:
+            whole = self._final(table, _Group({}, list(seeds)), bench)
+            self._record(label, [{}])
+            return whole
+        made = tune_method(
+            self._tune,
+            table,
+            seeds,
+            bench,
+            self.folder / TRIALS / folder_name(label),
+            lambda settings, own: self._trial(table, settings, own),
+        )
+        groups: list[_Group] = []
+        for seed, settings in made.chosen.items():
+            mine = next((one for one in groups if one.settings == settings), None)
+            if mine is None:
+                groups.append(_Group(settings, [seed]))
+            else:
+                mine.seeds.append(seed)
+        whole = joined_outcome([self._final(table, one, bench) for one in groups], seeds)
+        self._record(label, [one.settings for one in groups])
+        return dataclasses.replace(whole, about={**whole.about, "tuned": made.record})
+
+    def _record(self, label: str, chosen: Sequence[Settings]) -> None:
+        """Put what the parts of a method recorded round by round beside the result, as of a run."""
+        homes = [settings_folder(self.folder / PARTS / folder_name(label), own) for own in chosen]
+        told = joined_trace(homes, label, self.experiment.seeds)
+        if told is not None:
+            trace.write_trace(self.folder, told)
+
+    def _final(self, table: MethodTable, group: "_Group", bench: PartTrainer) -> Outcome:
+        """Train what some seeds chose, going on from what there is of it."""
+        label = folder_name(table.label or table.name)
+        place = settings_folder(self.folder / PARTS / label, group.settings)
+        chosen = with_settings(table, group.settings)
+
+        def make(own: Seeds) -> Job:
+            return build_job(self.experiment, chosen, self._held, own)
+
+        def start(own: Job, folder: Path) -> None:
+            alone = {"seeds": own.seeds, "methods": (chosen,)}
+            self._label(folder, self.experiment.model_copy(update=alone))
+            if own.evaluate.test_curve:
+                return  # which trials have not taken
+            for part in list_parts(settings_folder(self.folder / TRIALS / label, group.settings)):
+                trial = self._trial(table, group.settings, part.seeds)
+                if head_start(trial, part.folder, own, folder):
+                    return
+
+        if not group.settings:
+            adopt_run(self.folder, place, table.label or table.name, tuple(group.seeds), make)
+        return train_parts(bench, place, group.seeds, make, start)
+
+    def _trial(self, table: MethodTable, settings: Settings, seeds: Seeds) -> Job:
+        """Make a job that holds no test row, of as many rounds as trials have."""
+        made = build_job(self.experiment, with_settings(table, settings), self._bare, seeds)
+        evaluate = dataclasses.replace(
+            made.evaluate, test_curve=False, save_models=False, keep_globals=False
+        )
+        rounds = (self._tune and self._tune.rounds) or made.rounds
+        label = f"{made.label} with {settings_text(settings)[:_LONGEST]}"
+        return dataclasses.replace(made, label=label, evaluate=evaluate, rounds=rounds)
+
+    def _label(self, folder: Path, experiment: Experiment) -> None:
+        """Say in a folder what it is of, so that newcomers can be adapted from it."""
+        folder.mkdir(parents=True, exist_ok=True)
+        write_whole(folder / EXPERIMENT, experiment_toml(experiment).encode())
+        held = self._held.federations
+        data_record.save_scaling(folder, {seed: held[seed].dataset for seed in experiment.seeds})
+
+
+class _Group(NamedTuple):
+    """Seeds that chose alike."""
+
+    settings: Settings
+    seeds: list[int]

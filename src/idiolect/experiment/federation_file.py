@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, Field, field_validator, model_validator
 
 from idiolect.experiment.load import read_toml
-from idiolect.experiment.validation import STRICT, checked
+from idiolect.experiment.validation import STRICT, validate
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,62}")
 _ORG = re.compile(r"[A-Za-z0-9_]{1,63}")
@@ -24,7 +24,7 @@ def _checked(pattern: re.Pattern[str], value: str, expected: str) -> str:
     return value
 
 
-class Server(BaseModel):
+class FederationServer(BaseModel):
     """Where nodes and admins connect to; the only address that must be reachable."""
 
     model_config = STRICT
@@ -44,7 +44,7 @@ class Server(BaseModel):
         return _checked(_ORG, value, "letters, digits and _")
 
 
-class Member(BaseModel):
+class Site(BaseModel):
     """A site that holds data."""
 
     model_config = STRICT
@@ -84,8 +84,8 @@ class Project(BaseModel):
     model_config = STRICT
 
     name: str
-    server: Server
-    sites: Annotated[tuple[Member, ...], Field(min_length=1)]
+    server: FederationServer
+    sites: Annotated[tuple[Site, ...], Field(min_length=1)]
     admins: Annotated[tuple[Admin, ...], Field(min_length=1)]
     valid_days: Annotated[int, Field(ge=1, le=7300)] = 1825  # of the federation's own authority
 
@@ -109,4 +109,4 @@ class Project(BaseModel):
 
 def load_project(path: str | Path) -> Project:
     """Read and check a project file."""
-    return checked(Project, read_toml(Path(path), "a project file"), str(path))
+    return validate(Project, read_toml(Path(path), "a project file"), str(path))

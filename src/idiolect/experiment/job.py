@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
@@ -12,11 +12,12 @@ import numpy as np
 import torch
 
 from idiolect.core.method import Method, Plan
+from idiolect.core.tree import Tree
 from idiolect.data.federation import Federation, TestData
 from idiolect.engine.architecture import Architecture, labels
 from idiolect.engine.backend import Backend
 from idiolect.engine.outcome import Members
-from idiolect.engine.rounds import Run, Simulation
+from idiolect.engine.rounds import Round, Run, Simulation, Verdict
 from idiolect.errors import ConfigError, DataError
 
 _SAMPLED = 256  # examples that stand for all: enough to tell another file, cheap to read
@@ -83,7 +84,7 @@ class Job:
 
     def settled(self) -> "Job":
         """Fit the method to who takes part and how often, before anything is trained."""
-        method, rounds = self.method.settled(planned(self, self.rounds))
+        method, rounds = self.method.settled(plan_of(self, self.rounds))
         return dataclasses.replace(self, method=method, rounds=rounds)
 
     @functools.cached_property
@@ -215,7 +216,7 @@ class Planned(Protocol):
         """Whether clients are nodes elsewhere."""
 
 
-def planned(course: Planned, rounds: int) -> Plan:
+def plan_of(course: Planned, rounds: int) -> Plan:
     """Say who takes part; of several seeds the one with the fewest clients that can."""
     able = min(sum(size > 0 for size in members.train) for members in course.members)
     return Plan(rounds, able, course.cohort, course.draw, course.releases, course.federated)
@@ -234,3 +235,138 @@ def _digest(federation: Federation) -> str:
             digest.update(rows.astype(np.int64).tobytes())
             digest.update(federation.dataset.y[rows].astype(np.int64).tobytes())
     return digest.hexdigest()[:16]
+
+
+# What a run needs of those who do its rounds: a simulation, or the hub of a real federation.
+
+
+class Rounds(Protocol):
+    """Someone who advances all seeds of a method round by round, and scores them when asked."""
+
+    round: int
+    notices: list[str]
+    tree: Tree
+    widths: Mapping[str, int]
+
+    def advance(self) -> Round:
+        """Do one round of every seed."""
+
+    def judge(
+        self,
+        exams: Sequence[TestData] | None = None,
+        *,
+        only_global: bool = False,
+        keep: bool = False,
+        adapt: bool = True,
+    ) -> list[Verdict]:
+        """Score every client on validation data, or on an exam and validation data both.
+
+        Clients that took part in no round adapt as newcomers do, or have no score of their own.
+        """
+
+    def padding(self) -> float:
+        """Return the largest share of padding in the last round."""
+
+    def remarks(self) -> list[str]:
+        """Tell what went wrong along the way and was put up with."""
+
+    def strangers(self, run: int) -> np.ndarray:
+        """Return the clients that took part in no round of a seed."""
+
+
+class Course(Protocol):
+    """One method on all seeds, wherever its clients are."""
+
+    # Read-only, so that a frozen job will do.
+    @property
+    def label(self) -> str:
+        """What the user calls it."""
+
+    @property
+    def name(self) -> str:
+        """The method's registered name."""
+
+    @property
+    def method(self) -> Method:
+        """The method."""
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """One run each."""
+
+    @property
+    def rounds(self) -> int:
+        """How many rounds there shall be."""
+
+    @property
+    def cohort(self) -> int | None:
+        """Clients a round; None: everyone."""
+
+    @property
+    def draw(self) -> str:
+        """How a cohort is drawn."""
+
+    @property
+    def backend(self) -> Backend:
+        """Where clients are run."""
+
+    @property
+    def evaluate(self) -> Evaluate:
+        """When models are scored."""
+
+    @property
+    def checkpoint_every(self) -> int:
+        """Rounds between checkpoints; 0: every few seconds."""
+
+    @property
+    def preset(self) -> str:
+        """Where the settings came from, if they have a name."""
+
+    @property
+    def described(self) -> Mapping[str, Any]:
+        """Data and model, as JSON."""
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """All that decides the course of training and its record."""
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The method's hyper-parameters."""
+
+    @property
+    def only_global(self) -> bool:
+        """Whether curves leave the personal models out."""
+
+    @property
+    def members(self) -> tuple[Members, ...]:
+        """Who takes part under each seed."""
+
+    @property
+    def releases(self) -> int:
+        """How often the same clients' data are trained on: once for each seed."""
+
+    @property
+    def federated(self) -> bool:
+        """Whether clients are nodes elsewhere: checkpoints are for the hub's eyes alone."""
+
+    @property
+    def exams(self) -> Sequence[TestData]:
+        """What the final scores are taken on; empty where the clients keep it to themselves."""
+
+    @property
+    def validated(self) -> bool:
+        """Whether some client has validation data under every seed."""
+
+    @property
+    def place(self) -> str:
+        """The machine clients are run on, in words."""
+
+    def warnings(self) -> list[str]:
+        """List what is legal but worth knowing of the data."""
+
+    def trains_as(self, other: Any) -> bool:
+        """Say whether another course's rounds are the very ones this one needs."""
+
+    def simulation(self) -> Rounds:
+        """Make those who do the rounds."""

@@ -1,14 +1,31 @@
 """From a TOML file and --set options to a raw table, with errors that name the place."""
 
+import json
 import re
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from idiolect.errors import ConfigError
-from idiolect.experiment.suggestions import meant
+from pydantic import BaseModel
+
+from idiolect.data import PARTITIONS, SOURCES, read
+from idiolect.errors import ConfigError, DataError, IdiolectError
+from idiolect.experiment import build
+from idiolect.experiment.components import (
+    build_method,
+    resolve_aggregate,
+    resolve_attack,
+    resolve_network,
+    settings_model,
+    settings_of,
+)
+from idiolect.experiment.schema import Data, Experiment, MethodTable, Named, SplitTable
+from idiolect.experiment.tune import checked_tune
+from idiolect.experiment.untrusted import OWN, Permissions
+from idiolect.experiment.validation import signature_model, suggest, validate, with_defaults
 from idiolect.methods import METHODS
+from idiolect.results.models import folder_name
 
 Raw = dict[str, Any]
 
@@ -88,7 +105,9 @@ def _steps(raw: Raw, key: str, override: str) -> list[str | int]:
             names += [name] if name else []
             if name and rest.startswith(f"{name}."):
                 return ["methods", place, rest.removeprefix(f"{name}.")]
-    raise ConfigError(f"--set {override!r}: unknown method {meant(rest.rpartition('.')[0], names)}")
+    raise ConfigError(
+        f"--set {override!r}: unknown method {suggest(rest.rpartition('.')[0], names)}"
+    )
 
 
 def _put(table: Any, steps: Sequence[str | int], value: Any, override: str) -> Any:
@@ -106,3 +125,293 @@ def _put(table: Any, steps: Sequence[str | int], value: Any, override: str) -> A
     if not isinstance(table, dict):
         raise ConfigError(f"--set {override!r}: {first!r} lies in {table!r}, which is no table")
     return {**table, first: _put(table.get(first, {}), rest, value, override)}
+
+
+# Complete an experiment: every option named, checked and written out with its default.
+
+
+D = TypeVar("D", bound=Data)
+
+# Keys of a method's table that are no settings.
+_TAKEN = ("name", "label", "rounds", "preset", "personalise", "aggregate")
+
+
+def load_experiment(path: str | Path, overrides: Sequence[str] = ()) -> Experiment:
+    """Read, check and complete an experiment file."""
+    path = Path(path)
+    where = f"{path} with --set" if overrides else str(path)
+    return resolve(with_overrides(read_toml(path), overrides), where, Permissions(path.parent))
+
+
+def parse_experiment(text: str, overrides: Sequence[str] = (), where: str = "text") -> Experiment:
+    """Do the same for the text of a file."""
+    return resolve(
+        with_overrides(parse_toml(text, where), overrides), where, Permissions(Path.cwd())
+    )
+
+
+def resolve(raw: Raw, where: str, reach: Permissions) -> Experiment:
+    """Check a raw table and write every default out; nothing beyond `reach` is opened."""
+    given = validate(Experiment, with_splits(raw), where)
+    methods = _methods(given, where)
+    return given.model_copy(
+        update={
+            "data": _data(given.data, where, reach, "data"),
+            "model": resolve_network(given.model, where, reach),
+            "training": {},
+            "aggregate": None,
+            "attack": given.attack and resolve_attack(given.attack, where),
+            "tune": given.tune and checked_tune(given.tune, methods, where),
+            "methods": methods,
+            "splits": tuple(
+                _data(split, where, reach, f"splits[{place}]")
+                for place, split in enumerate(refuse_equal_splits(given.splits, where))
+            ),
+        }
+    )
+
+
+def _data(data: D, where: str, reach: Permissions, key: str) -> D:
+    """Complete a table of data, or a split's."""
+    partition = data.partition and _partition(data.partition, where, key)
+    source, options = _source(data.source, data.options, where, reach, key)
+    public = data.public
+    if public is not None:
+        name, public_options = _source(public.source, public.options, where, reach, f"{key}.public")
+        public = public.model_copy(update={"source": name, "options": public_options})
+    found: dict[str, Any] = {"source": source, "options": options, "partition": partition}
+    found["public"] = public
+    if data.text is not None and isinstance(data.text.words, str):
+        if reach.base is None:
+            raise ConfigError(f"{where}: {key}.text.words: no path from outside is opened")
+        path = reach.base / Path(data.text.words).expanduser()
+        words = build.read_words(path, f"{where}: {key}.text")
+        found["text"] = data.text.model_copy(update={"words": words})
+    return data.model_copy(update=found)
+
+
+# Methods.
+
+
+def _methods(given: Experiment, where: str) -> tuple[MethodTable, ...]:
+    for place, table in enumerate(given.methods):
+        if table.name not in METHODS:
+            raise ConfigError(
+                f"{where}: methods[{place}].name: unknown method {suggest(table.name, METHODS)}"
+            )
+    forms = [settings_model(table, where, place) for place, table in enumerate(given.methods)]
+    known = {name for own in forms for name in own.model_fields}
+    for key in given.training:
+        if key not in known:
+            raise ConfigError(f"{where}: unknown key training.{key}: {suggest(key, known)}")
+    done = []
+    for place, (table, own) in enumerate(zip(given.methods, forms, strict=True)):
+        # Each table is checked apart, so that the error names the one the value stands in.
+        shared = {key: given.training[key] for key in given.training if key in own.model_fields}
+        settings = {
+            **_given(validate(own, shared, where, ["training"])),
+            **_preset(table, where, place),
+            **_given(_own_settings(own, table, where, place)),
+        }
+        named: dict[str, Any] = {
+            "name": table.name,
+            "personalise": table.personalise,
+            "aggregate": resolve_aggregate(given, table, where, place),
+        }
+        try:
+            method = build_method(MethodTable(**named, **settings))
+        except IdiolectError as error:
+            raise ConfigError(f"{where}: methods[{place}]: {error}") from None
+        done.append(
+            MethodTable(
+                **named,
+                label=table.label or method.title or table.name,
+                rounds=table.rounds or given.rounds,
+                preset=table.preset,
+                **settings_of(method, own),
+            )
+        )
+    _refuse_equal_labels(done, where)
+    return tuple(done)
+
+
+def _preset(table: MethodTable, where: str, place: int) -> dict[str, Any]:
+    """Return the settings a preset stands for."""
+    presets = METHODS[table.name].presets
+    if table.preset is not None and table.preset not in presets:
+        none = f"{table.preset!r}; {table.name} has none: leave it out"
+        known = suggest(table.preset, presets) if presets else none
+        raise ConfigError(f"{where}: methods[{place}].preset: unknown preset {known}")
+    return presets[table.preset] if table.preset is not None else {}
+
+
+def _own_settings(form: type[BaseModel], table: MethodTable, where: str, place: int) -> BaseModel:
+    for key in table.settings:
+        if key not in form.model_fields:
+            names = [*form.model_fields, *_TAKEN]
+            raise ConfigError(f"{where}: unknown key methods[{place}].{key}: {suggest(key, names)}")
+    return validate(form, table.settings, where, ["methods", place])
+
+
+def _refuse_equal_labels(tables: Sequence[MethodTable], where: str) -> None:
+    seen: dict[str, str] = {}
+    for place, table in enumerate(tables):
+        label = table.label or table.name
+        key = folder_name(label).casefold()
+        if key in seen:
+            raise ConfigError(
+                f"{where}: methods[{place}].label: {label!r} is too like {seen[key]!r}; give each "
+                "method a label of its own"
+            )
+        seen[key] = label
+
+
+# Data and models.
+
+
+def _partition(partition: Named, where: str, key: str) -> Named:
+    if partition.name not in PARTITIONS:
+        raise ConfigError(
+            f"{where}: {key}.partition: unknown partition {suggest(partition.name, PARTITIONS)}"
+        )
+    # `min_size` is the federation's: data.min_size.
+    form = signature_model(
+        PARTITIONS[partition.name], ("labels", "codes", "seed", "rows", "min_size")
+    )
+    options = validate(form, partition.options, where, [key, "partition"])
+    return Named(name=partition.name, **with_defaults(options))
+
+
+def _source(
+    source: str, options: Mapping[str, Any], where: str, reach: Permissions, key: str
+) -> tuple[str, dict[str, Any]]:
+    """Tell a named source from a path; a path becomes absolute, since the file will be copied."""
+    path = [*key.split("."), "options"]
+    if source in SOURCES:
+        taker = SOURCES[source].make or SOURCES[source].read
+        if taker is None:
+            if options:
+                raise ConfigError(f"{where}: {key}.options: {source!r} has no options")
+            return source, {}
+        form = signature_model(taker, ("files", "name", "provenance"))
+        return source, with_defaults(validate(form, options, where, path))
+    if reach.base is None and source not in reach.files:
+        given = "a file of its author" if source == OWN else repr(source)
+        raise DataError(
+            f"{where}: {key}.source is {given}, and no path from outside is opened; whoever runs "
+            "this machine has to give the data, with --data or --public"
+        )
+    file = ((reach.base or Path()) / Path(source).expanduser()).resolve()
+    if not file.exists():
+        looks_like_path = any(mark in source for mark in "/\\.~")
+        if looks_like_path:
+            raise DataError(f"{where}: {key}.source: {file} does not exist; correct the path")
+        raise ConfigError(f"{where}: {key}.source: unknown source {suggest(source, SOURCES)}")
+    return str(file), _given(
+        validate(signature_model(read, ("path", "labelled")), options, where, path)
+    )
+
+
+def _given(values: BaseModel) -> dict[str, Any]:
+    """Return what was set, without defaults."""
+    return {name: getattr(values, name) for name in values.model_fields_set}
+
+
+# Several divisions of data in one experiment: what each changes in [data].
+
+
+def with_splits(raw: Raw) -> Raw:
+    """Give every split the keys of [data] that it does not change itself."""
+    data, splits = raw.get("data", {}), raw.get("splits", ())
+    if not isinstance(data, Mapping) or not isinstance(splits, (list, tuple)) or not splits:
+        return raw
+    whole = [{**data, **own} if isinstance(own, Mapping) else own for own in splits]
+    return {**raw, "splits": whole}
+
+
+def refuse_equal_splits(splits: Sequence[SplitTable], where: str) -> Sequence[SplitTable]:
+    """Refuse splits whose results would stand in one folder."""
+    seen: dict[str, str] = {}
+    for place, split in enumerate(splits):
+        key = folder_name(split.name).casefold()
+        if key in seen or not split.name:
+            raise ConfigError(
+                f"{where}: splits[{place}].name: {split.name!r} is too like "
+                f"{seen.get(key, '')!r}; give each split a name of its own"
+            )
+        seen[key] = split.name
+    return splits
+
+
+def split_experiments(experiment: Experiment) -> dict[str, Experiment]:
+    """Give an experiment for each split, by its name; without splits one, without a name."""
+    plain = {"splits": (), "tune": None}
+    if not experiment.splits:
+        return {"": experiment.model_copy(update=plain)}
+    return {
+        split.name: experiment.model_copy(
+            update={
+                **plain,
+                "name": f"{experiment.name}: {split.name}",
+                "data": Data(**{name: getattr(split, name) for name in Data.model_fields}),
+            }
+        )
+        for split in experiment.splits
+    }
+
+
+# Write the small part of TOML that experiments use; the standard library only reads it.
+
+
+_BARE = re.compile(r"[A-Za-z0-9_-]+")
+
+
+def dump_toml(content: Mapping[str, Any]) -> str:
+    """Write values, then tables, then lists of tables; None is left out, for TOML has none."""
+    lines = [f"{_key(key)} = {_value(value)}" for key, value in _kept(content) if not _table(value)]
+    for key, value in _kept(content):
+        if isinstance(value, Mapping):
+            lines += ["", f"[{_key(key)}]", *_entries(value)]
+    for key, value in _kept(content):
+        if _table(value) and not isinstance(value, Mapping):
+            for entry in value:
+                lines += ["", f"[[{_key(key)}]]", *_entries(entry)]
+    return "\n".join(lines).strip() + "\n"
+
+
+def _entries(content: Mapping[str, Any]) -> list[str]:
+    return [f"{_key(key)} = {_value(value)}" for key, value in _kept(content)]
+
+
+def _kept(content: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    return [(key, value) for key, value in content.items() if value is not None]
+
+
+def _table(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return bool(value) and all(isinstance(entry, Mapping) for entry in value)
+    return isinstance(value, Mapping)
+
+
+def _key(key: str) -> str:
+    return key if _BARE.fullmatch(key) else _quoted(key)
+
+
+def _quoted(text: str) -> str:
+    """Quote as JSON does: its escapes are TOML's, save that TOML wants DEL escaped too."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, (int, float)):
+        return repr(value)  # of inf and nan too, it is what TOML calls them
+    if isinstance(value, str):
+        return _quoted(value)
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(_value(inner) for inner in value) + "]"
+    if isinstance(value, Mapping):
+        inner = ", ".join(_entries(value))
+        return "{ " + inner + " }" if inner else "{}"
+    raise TypeError(f"TOML has no {type(value).__name__}")

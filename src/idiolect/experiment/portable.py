@@ -5,18 +5,17 @@ from typing import Any
 
 from idiolect.data import SOURCES
 from idiolect.errors import ConfigError
-from idiolect.experiment.execute import written
-from idiolect.experiment.load import Raw, parse_toml
-from idiolect.experiment.resolve import completed
+from idiolect.experiment.load import Raw, parse_toml, resolve
+from idiolect.experiment.run import experiment_toml
 from idiolect.experiment.schema import Data, Experiment, Logging, Workers
-from idiolect.experiment.untrusted import CLOSED, MOST, OWN, Reach, admit
+from idiolect.experiment.untrusted import CLOSED, MOST, OWN, Permissions, refuse_untrusted
 from idiolect.methods import METHODS
 
 NOWHERE = "embedded"  # stands where nothing is read
 _WHERE = "the hub's experiment"
 
 
-def travelling(experiment: Experiment) -> str:
+def export_experiment(experiment: Experiment) -> str:
     """Write an experiment for other machines; what they would refuse is refused here already.
 
     No path leaves this machine: who reads the experiment brings own data.
@@ -25,10 +24,10 @@ def travelling(experiment: Experiment) -> str:
     told = experiment.model_copy(
         update={"data": _pathless(experiment.data), "backend": backend, "logging": Logging()}
     )
-    text = written(told)
+    text = experiment_toml(told)
     packages = experiment.deploy.packages
     try:
-        admitted(text, Reach(packages=packages))
+        parse_untrusted(text, Permissions(packages=packages))
     except ConfigError as error:
         said = str(error).removeprefix(f"{_WHERE}: ")
         code = ": neither built in" if "neither built in" in said else ""
@@ -58,14 +57,14 @@ def source_of(text: str) -> str:
     return str(data.get("source", NOWHERE)) if isinstance(data, Mapping) else NOWHERE
 
 
-def visiting(
+def import_experiment(
     text: str,
     *,
     source: str | None = None,
     options: Mapping[str, Any] | None = None,
     public: str | None = None,
     side: str = "clients",
-    reach: Reach = CLOSED,
+    reach: Permissions = CLOSED,
 ) -> Experiment:
     """Read an experiment with this machine's data instead of its author's.
 
@@ -73,7 +72,7 @@ def visiting(
     where the experiment names a file of its author's; a side without use for them is spared them.
     Nothing else that the experiment names is opened, and no package but those in `reach` imported.
     """
-    raw = admitted(text, reach)
+    raw = parse_untrusted(text, reach)
     data: dict[str, Any] = {**raw.get("data", {})}
     if source is None:
         data.update(source=NOWHERE, options={}, partition={"name": "iid"})
@@ -88,13 +87,13 @@ def visiting(
     if public is not None and "public" in data:
         data["public"] = {**data["public"], "source": public, "options": {}}
     given = tuple(own for own in (source, public) if own is not None and own != OWN)
-    return completed({**raw, "data": data}, _WHERE, reach._replace(base=None, files=given))
+    return resolve({**raw, "data": data}, _WHERE, reach._replace(base=None, files=given))
 
 
-def admitted(text: str, reach: Reach = CLOSED) -> Raw:
+def parse_untrusted(text: str, reach: Permissions = CLOSED) -> Raw:
     """Parse an experiment from outside, and refuse it unless all it holds is allowed."""
     if len(text) > MOST:
         raise ConfigError(f"{_WHERE} has {len(text)} characters, expected {MOST} at most")
     raw = parse_toml(text, _WHERE)
-    admit(raw, _WHERE, reach.packages)
+    refuse_untrusted(raw, _WHERE, reach.packages)
     return raw

@@ -31,8 +31,8 @@ from idiolect.core.method import Method, Plan, Report, Setup
 from idiolect.core.wrap import Wrapper
 from idiolect.engine import finite_reports, sampling
 from idiolect.errors import ConfigError
-from idiolect.experiment.build import jobs
-from idiolect.experiment.job import planned
+from idiolect.experiment.build import build_jobs
+from idiolect.experiment.job import plan_of
 from idiolect.experiment.schema import Experiment
 from idiolect.methods.fedavg import FedAvg
 
@@ -109,7 +109,7 @@ def audit_experiment(
     seed: int = 0,
 ) -> dict[str, Audit]:
     """Audit the private methods of an experiment (or the labels in `only`), as they are settled."""
-    made, _ = jobs(experiment, data_dir, only)
+    made, _ = build_jobs(experiment, data_dir, only)
     private = [job for job in made if job.method.hides]
     if not private or (only and len(private) < len(made)):
         raise ConfigError(
@@ -118,7 +118,7 @@ def audit_experiment(
             "with --method"
         )
     return {
-        job.label: audited(private_rule(job.method), planned(job, job.rounds), trials, seed)
+        job.label: audited(private_rule(job.method), plan_of(job, job.rounds), trials, seed)
         for job in private
     }
 

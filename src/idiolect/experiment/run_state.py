@@ -1,4 +1,4 @@
-"""Everything a run is between two rounds, and its form on disk."""
+"""Record what a method's servers say of themselves, round by round, beside the checkpoint."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -14,26 +14,77 @@ from idiolect.core import checkpoint
 from idiolect.core.tree import Tree
 from idiolect.engine.outcome import Scores, Speed, Wire
 from idiolect.errors import CheckpointError
-from idiolect.experiment.tracing import Record
+from idiolect.experiment.job import Course
+from idiolect.results import trace
 from idiolect.results.models import folder_name
+from idiolect.results.trace import Trace
 
-SHELF = "personal"  # the folder of personal state on disk
+
+class TraceRecord(NamedTuple):
+    """What all servers said after a round; each array is [seed, ...]."""
+
+    round: int
+    values: Mapping[str, NDArray[Any]]
 
 
-class Point(NamedTuple):
+def trace_records(job: Course, round: int, servers: Tree) -> tuple[TraceRecord, ...]:
+    """Record a round, where it is due and the method has something to say."""
+    if round % _trace_every(job) and round != job.rounds:
+        return ()
+    said = [job.method.trace(state) for state in servers]
+    if not said[0]:
+        return ()
+    values = {
+        name: np.stack([own[name].detach().cpu().numpy() for own in said]) for name in said[0]
+    }
+    return (TraceRecord(round, values),)
+
+
+def write_trace(folder: Path, job: Course, records: tuple[TraceRecord, ...]) -> None:
+    """Write all records so far; nothing where there are none."""
+    if records:
+        values = {name: np.stack([r.values[name] for r in records]) for name in records[0].values}
+        rounds = tuple(record.round for record in records)
+        trace.write_trace(folder, Trace(job.label, rounds, job.seeds, job.members[0].names, values))
+
+
+def read_trace(folder: Path, job: Course, round: int) -> tuple[TraceRecord, ...]:
+    """Read the records up to a round: the file may be ahead of a checkpoint, never behind."""
+    if not trace.trace_path(folder, job.label).is_file():
+        return ()
+    kept = trace.read_trace(folder, job.label)
+    return tuple(
+        TraceRecord(number, {name: own[place] for name, own in kept.values.items()})
+        for place, number in enumerate(kept.rounds)
+        # A last round that is not due any more, since the run goes on, is one like any other.
+        if number <= round and (number % _trace_every(job) == 0 or number == job.rounds)
+    )
+
+
+def _trace_every(job: Course) -> int:
+    return job.evaluate.trace or job.evaluate.every
+
+
+# Everything a run is between two rounds, and its form on disk.
+
+
+PERSONAL = "personal"  # the folder of personal state on disk
+
+
+class CurvePoint(NamedTuple):
     """Scores after a round, each [seed, client]."""
 
     round: int
     scores: Scores
 
 
-class Memory(NamedTuple):
+class RunState(NamedTuple):
     """A run after some rounds. Never changed, only replaced: any one of them can be saved."""
 
     round: int
     state: Tree  # servers' and personal; or, read from a file, leaves by name
     wire: tuple[Wire, ...]
-    curve: tuple[Point, ...] = ()
+    curve: tuple[CurvePoint, ...] = ()
     speed: Speed = Speed()
     widths: Mapping[str, int] = MappingProxyType({})
     padding: float = 0.0
@@ -41,7 +92,7 @@ class Memory(NamedTuple):
     facts: Mapping[str, NDArray[Any]] = MappingProxyType({})
     notices: tuple[str, ...] = ()
     shared: str = ""  # the method whose rounds were taken over
-    trace: tuple[Record, ...] = ()  # in a file of its own
+    trace: tuple[TraceRecord, ...] = ()  # in a file of its own
     left_out: tuple[Mapping[str, int], ...] = ()  # per seed: client -> rounds it was left out of
     crossing: Mapping[str, Mapping[str, list[int]]] = MappingProxyType({})  # what went where
     told: tuple[Mapping[str, torch.Tensor], ...] = ()  # per seed: what clients told, added up
@@ -54,7 +105,7 @@ class Memory(NamedTuple):
             return self.wire
         return tuple(one + more for one, more in zip(self.wire, self.exchanged, strict=True))
 
-    def unscored(self) -> "Memory":
+    def unscored(self) -> "RunState":
         """Return this as it was before it was scored on test data."""
         return self._replace(final=None, facts={}, told=(), exchanged=())
 
@@ -69,14 +120,14 @@ def globals_folder(folder: Path, label: str) -> Path:
     return folder / "globals" / folder_name(label)
 
 
-def shelf_folder(folder: Path, label: str) -> Path:
+def personal_folder(folder: Path, label: str) -> Path:
     """Say where a method's personal state stands, if it is kept on disk."""
-    return folder / SHELF / folder_name(label)
+    return folder / PERSONAL / folder_name(label)
 
 
 def save(
     path: Path,
-    memory: Memory,
+    memory: RunState,
     identity: Mapping[str, Any],
     place: str,
 ) -> None:
@@ -109,7 +160,7 @@ def save(
     checkpoint.save(path, kept, meta)
 
 
-def load(path: Path, identity: Mapping[str, Any], place: str) -> Memory:
+def load(path: Path, identity: Mapping[str, Any], place: str) -> RunState:
     """Read a checkpoint of the same experiment; `state` stays leaves by name until it is needed.
 
     Widths measured on another device are forgotten: there they would be slow or not fit.
@@ -135,12 +186,12 @@ def load(path: Path, identity: Mapping[str, Any], place: str) -> Memory:
         {name: leaf.numpy() for name, leaf in parts[part].items()}
         for part in ("curve", "final", "facts")
     )
-    return Memory(
+    return RunState(
         round=meta["round"],
         state=parts["state"],
         wire=tuple(Wire(**wire) for wire in meta["wire"]),
         curve=tuple(
-            Point(round, {key: curve[place] for key, curve in curves.items()})
+            CurvePoint(round, {key: curve[place] for key, curve in curves.items()})
             for place, round in enumerate(meta["evaluated"])
         ),
         speed=Speed(**meta["speed"]),
@@ -153,13 +204,13 @@ def load(path: Path, identity: Mapping[str, Any], place: str) -> Memory:
         left_out=tuple(meta.get("left_out", ())),
         crossing=meta.get("crossing", {}),
         told=tuple(
-            of_place(parts["told"], place) for place in range(len(meta.get("exchanged", ())))
+            seed_leaves(parts["told"], place) for place in range(len(meta.get("exchanged", ())))
         ),
         exchanged=tuple(Wire(**wire) for wire in meta.get("exchanged", ())),
     )
 
 
-def of_place(named: Mapping[str, torch.Tensor], place: int) -> dict[str, torch.Tensor]:
+def seed_leaves(named: Mapping[str, torch.Tensor], place: int) -> dict[str, torch.Tensor]:
     """Pick the leaves of one seed out of those that are named by seeds."""
     start = f"{place}."
     return {
@@ -167,7 +218,7 @@ def of_place(named: Mapping[str, torch.Tensor], place: int) -> dict[str, torch.T
     }
 
 
-def of_seeds(memory: Memory, places: Sequence[int], count: int) -> Memory:
+def select_seeds(memory: RunState, places: Sequence[int], count: int) -> RunState:
     """Keep some of the `count` seeds that a memory read from a file is of.
 
     The servers' states stand one after the other, and so do the seeds' blocks of personal rows.
@@ -186,7 +237,7 @@ def of_seeds(memory: Memory, places: Sequence[int], count: int) -> Memory:
         state=state,
         wire=tuple(memory.wire[place] for place in places),
         curve=tuple(
-            Point(p.round, {key: values[list(places)] for key, values in p.scores.items()})
+            CurvePoint(p.round, {key: values[list(places)] for key, values in p.scores.items()})
             for p in memory.curve
         ),
         left_out=tuple(memory.left_out[place] for place in places) if memory.left_out else (),

@@ -95,13 +95,13 @@ class Labelled(Named):
     label: str | None = None
 
 
-class Split(Data):
+class SplitTable(Data):
     """One division of data among those an experiment compares on: [data] with what differs."""
 
     name: str
 
 
-class Network(BaseModel):
+class ModelTable(BaseModel):
     """Which network the clients run: one for all, counted out, dealt in turn, or assigned."""
 
     model_config = _OPEN
@@ -118,7 +118,7 @@ class Network(BaseModel):
         return dict(self.model_extra or {})
 
     @model_validator(mode="after")
-    def _one_of_three(self) -> "Network":
+    def _one_of_three(self) -> "ModelTable":
         ways = (self.name, self.each, self.architectures)
         if sum(way is not None for way in ways) != 1:
             raise ValueError("give one of name, each and architectures, such as name = 'dnn'")
@@ -228,7 +228,7 @@ class Workers(BaseModel):
     gpus: Annotated[float, Field(ge=0)] = 0.0  # of each; 0.5: two workers share one
 
 
-class Machine(BaseModel):
+class BackendTable(BaseModel):
     """Where and how clients are run."""
 
     model_config = STRICT
@@ -298,17 +298,17 @@ class Experiment(BaseModel):
     draw: Literal["fixed", "poisson"] = "fixed"  # as many every round, or each by its own coin
     bystanders: Literal["rest", "train"] = "rest"  # outside the cohort; who trains is not heard
     data: Data = Data()
-    model: Network = Network(name="dnn")
+    model: ModelTable = ModelTable(name="dnn")
     training: dict[str, Any] = {}
     aggregate: Named | None = None  # for every method that averages
     attack: AttackTable | None = None  # simulated, to see what a rule of aggregation withstands
     evaluate: Evaluation = Evaluation()
-    backend: Machine = Machine()
+    backend: BackendTable = BackendTable()
     logging: Logging = Logging()
     deploy: Deployment = Deployment()
     tune: Tune | None = None  # for `compare`
     methods: Annotated[tuple[MethodTable, ...], Field(min_length=1)]
-    splits: tuple[Split, ...] = ()  # for `compare`; absent: [data] alone
+    splits: tuple[SplitTable, ...] = ()  # for `compare`; absent: [data] alone
 
     @field_validator("cohort")
     @classmethod

@@ -21,7 +21,7 @@ from idiolect.aggregation import RULES, Private
 from idiolect.aggregation.aggregator import Aggregator
 from idiolect.data import PARTITIONS, SOURCES
 from idiolect.errors import ConfigError
-from idiolect.experiment.suggestions import meant
+from idiolect.experiment.validation import suggest
 from idiolect.methods import METHODS
 from idiolect.methods.personalise import Combined
 from idiolect.models import MODELS
@@ -48,7 +48,7 @@ WORDS = frozenset(_WORDS.split()) | {
 }
 
 
-class Reach(NamedTuple):
+class Permissions(NamedTuple):
     """What may be opened and imported for an experiment beyond what is built in.
 
     Of a user's own experiment everything may be, with paths relative to `base`. Without a base the
@@ -62,16 +62,16 @@ class Reach(NamedTuple):
     closed: tuple[str, ...] = ()  # folders that nothing is imported from
 
 
-CLOSED = Reach()
+CLOSED = Permissions()
 
 
 # Importing a network's module.
 
 
-def factory(name: str, where: str, reach: Reach) -> Callable[..., Any]:
+def import_factory(name: str, where: str, reach: Permissions) -> Callable[..., Any]:
     """Import `package.module:factory`, if the reach allows the package; the only place to do so."""
     module, _, attribute = name.partition(":")
-    if reach.base is None and not allowed(module, reach.packages):
+    if reach.base is None and not is_allowed(module, reach.packages):
         raise ConfigError(f"{where}: {refusal(name, reach.packages)}")
     with _path(reach):
         try:
@@ -88,7 +88,7 @@ def factory(name: str, where: str, reach: Reach) -> Callable[..., Any]:
     return made
 
 
-def allowed(module: str, packages: Collection[str]) -> bool:
+def is_allowed(module: str, packages: Collection[str]) -> bool:
     """Say whether a module is one of some packages, or lies in one."""
     parts = module.split(".")
     if not all(part.isidentifier() for part in parts):
@@ -105,7 +105,7 @@ def refusal(name: str, packages: Collection[str]) -> str:
     )
 
 
-def code_in(raw: Mapping[str, Any]) -> list[str]:
+def custom_networks(raw: Mapping[str, Any]) -> list[str]:
     """List the networks of a raw experiment that are not built in: `module:factory` each."""
     model = raw.get("model", {})
     if not isinstance(model, Mapping):
@@ -123,10 +123,10 @@ def code_in(raw: Mapping[str, Any]) -> list[str]:
     return list(dict.fromkeys(n for n in names if isinstance(n, str) and ":" in n))
 
 
-def trusting(raw: Mapping[str, Any]) -> Reach:
+def trust_named_code(raw: Mapping[str, Any]) -> Permissions:
     """Allow the modules that an experiment names, installed or where the command was given."""
-    packages = tuple(name.partition(":")[0] for name in code_in(raw))
-    return Reach(packages=packages, folders=(str(Path.cwd()),))
+    packages = tuple(name.partition(":")[0] for name in custom_networks(raw))
+    return Permissions(packages=packages, folders=(str(Path.cwd()),))
 
 
 def refuse_code(raw: Mapping[str, Any], where: str, *folders: Path) -> None:
@@ -134,7 +134,7 @@ def refuse_code(raw: Mapping[str, Any], where: str, *folders: Path) -> None:
 
     For files that may be somebody else's: only their user can say that they are trusted.
     """
-    for name in code_in(raw):
+    for name in custom_networks(raw):
         raise ConfigError(
             f"{where} names the network {name!r}, which is code: it would be imported from "
             f"{_origin(name, folders)}. If you trust it, add --trust-code (from Python: "
@@ -157,11 +157,11 @@ def _defined(found: Any, attribute: str, packages: Collection[str]) -> bool:
     """Say whether a thing was written in one of the packages, and not merely imported there."""
     written = inspect.isfunction(found) or inspect.isclass(found)
     public = attribute.isidentifier() and not attribute.startswith("_")
-    return written and public and allowed(str(getattr(found, "__module__", "")), packages)
+    return written and public and is_allowed(str(getattr(found, "__module__", "")), packages)
 
 
 @contextmanager
-def _path(reach: Reach) -> Iterator[None]:
+def _path(reach: Permissions) -> Iterator[None]:
     """Let modules be found where the reach says."""
     before = list(sys.path)
     if reach.base is not None:
@@ -186,7 +186,7 @@ def _inside(path: str, folders: Collection[Path]) -> bool:
 Rule = Callable[[Any, str], None]
 
 
-def admit(raw: Mapping[str, Any], where: str, packages: Collection[str] = ()) -> None:
+def refuse_untrusted(raw: Mapping[str, Any], where: str, packages: Collection[str] = ()) -> None:
     """Refuse an experiment from outside that holds anything but what is listed here."""
     try:
         _experiment(packages)(raw, "")
@@ -264,8 +264,8 @@ def _network(packages: Collection[str]) -> Rule:
             return
         module, colon, attribute = value.partition(":")
         if not colon:
-            raise _Forbidden(f"{at}: unknown model {meant(value[:_LONGEST], MODELS)}")
-        if not allowed(module, packages) or not attribute.isidentifier():
+            raise _Forbidden(f"{at}: unknown model {suggest(value[:_LONGEST], MODELS)}")
+        if not is_allowed(module, packages) or not attribute.isidentifier():
             raise _Forbidden(f"{at}: {refusal(value[:_LONGEST], packages)}")
 
     return rule
@@ -314,8 +314,8 @@ def _one_of(known: Collection[str], what: str) -> Rule:
         if not isinstance(value, str) or value not in known:
             given = repr(value) if not isinstance(value, str) else value
             raise _Forbidden(
-                f"{at}: unknown {what} {meant(given[:_LONGEST], known)} (no path in an experiment "
-                "from outside is opened)"
+                f"{at}: unknown {what} {suggest(given[:_LONGEST], known)} (no path in an "
+                "experiment from outside is opened)"
             )
 
     return rule
@@ -356,7 +356,7 @@ def _table(**rules: Rule) -> Rule:
     def rule(value: Any, at: str) -> None:
         for name, own in _dict(value, at).items():
             if name not in rules:
-                raise _Forbidden(f"unknown key {_at(at, meant(name[:_LONGEST], rules))}")
+                raise _Forbidden(f"unknown key {_at(at, suggest(name[:_LONGEST], rules))}")
             rules[name](own, _at(at, name))
 
     return rule

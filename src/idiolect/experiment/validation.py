@@ -1,15 +1,15 @@
 """Check raw TOML values against a pydantic model, or against what a function's signature says."""
 
+import difflib
 import inspect
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar, Union
 
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
 from idiolect.errors import ConfigError
-from idiolect.experiment.suggestions import dotted, meant
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -17,11 +17,11 @@ STRICT = ConfigDict(extra="forbid", frozen=True, strict=True)
 """Nothing unknown, nothing changed later, no "5" for 5."""
 
 
-def checked(model: type[Model], raw: Any, where: str, path: Sequence[str | int] = ()) -> Model:
+def validate(model: type[Model], raw: Any, where: str, path: Sequence[str | int] = ()) -> Model:
     """Validate, or raise one line about the first key that is wrong."""
     if not isinstance(raw, Mapping):
         raise ConfigError(
-            f"{where}: {dotted(path)} is {_shown(raw)}, expected a table of "
+            f"{where}: {key_path(path)} is {_shown(raw)}, expected a table of "
             f"{', '.join(model.model_fields)}"
         )
     try:
@@ -41,7 +41,7 @@ def signature_model(function: Callable[..., Any], without: Sequence[str]) -> typ
     return create_model("Options", __config__=STRICT, **fields)
 
 
-def everything(values: BaseModel) -> dict[str, Any]:
+def with_defaults(values: BaseModel) -> dict[str, Any]:
     """Return every option that has a value, defaults too."""
     named = {name: getattr(values, name) for name in type(values).model_fields}
     return {name: value for name, value in named.items() if value is not None}
@@ -61,11 +61,11 @@ def _line(
     problems = sorted(error.errors(), key=lambda e: e["type"] != "extra_forbidden")
     problem = problems[0]
     steps = [step for step in problem["loc"] if not _is_branch(step)]
-    key = dotted([*path, *steps])
+    key = key_path([*path, *steps])
     kind = problem["type"]
     if kind == "extra_forbidden":
         known = _fields_at(model, steps[:-1])
-        return f"{where}: unknown key {key}: {meant(str(steps[-1]), known)}"
+        return f"{where}: unknown key {key}: {suggest(str(steps[-1]), known)}"
     if kind == "missing":
         return f"{where}: {key} is missing; add it"
     said = problem["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
@@ -107,3 +107,56 @@ def _is_model(value: Any) -> bool:
 def _shown(value: Any) -> str:
     shown = repr(list(value) if isinstance(value, tuple) else value)
     return shown if len(shown) <= 60 else shown[:57] + "..."
+
+
+# Errors about keys, in one line: the file, the key, what was found, what was meant.
+
+
+# Names that other libraries use for the same thing, too far from ours to be found by spelling.
+_ELSEWHERE = {
+    "learning_rate": "lr",
+    "eta": "lr",
+    "batch_size": "batch",
+    "minibatch": "batch",
+    "local_epochs": "epochs",
+    "num_clients": "clients",
+    "num_users": "clients",
+    "n_clients": "clients",
+    "num_rounds": "rounds",
+    "global_rounds": "rounds",
+    "communication_rounds": "rounds",
+    "fraction": "cohort",
+    "participation": "cohort",
+    "clients_per_round": "cohort",
+    "optimizer": "optimiser",
+    "wd": "weight_decay",
+    "dataset": "source",
+    "normalize": "normalise",
+    "algorithm": "methods",
+    "mu": "pull",
+    "seed": "seeds",
+}
+
+
+def unknown(where: str, key: str, known: Iterable[str], what: str = "key") -> ConfigError:
+    """Say that a name does not exist here, and which one was probably meant."""
+    return ConfigError(f"{where}: unknown {what} {suggest(key, known)}")
+
+
+def suggest(key: str, known: Iterable[str]) -> str:
+    """Quote a wrong name with the nearest right one, or else with all of them."""
+    names = sorted(known)
+    close = difflib.get_close_matches(key, names, 1, 0.6)
+    if _ELSEWHERE.get(key) in names:
+        close = [_ELSEWHERE[key]]
+    if close:
+        return f"{key!r}; did you mean {close[0]!r}?"
+    return f"{key!r}; expected one of {', '.join(names) or 'nothing'}"
+
+
+def key_path(path: Iterable[Any]) -> str:
+    """Write a path of keys and places as one types it: methods[1].lr."""
+    text = ""
+    for step in path:
+        text += f"[{step}]" if isinstance(step, int) else f".{step}"
+    return text.removeprefix(".")

@@ -1,12 +1,13 @@
 """`result.json`: all that was found, in plain words and figures."""
 
+import io
 import json
 import math
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,9 +16,8 @@ from idiolect.aggregation.guarantee import together
 from idiolect.core.checkpoint import write_whole
 from idiolect.engine.outcome import RIGHT, Outcome
 from idiolect.errors import DataError
-from idiolect.results import participation, statistics
-from idiolect.results.fairness import fairness
-from idiolect.results.reach import reached
+from idiolect.results import statistics
+from idiolect.results.statistics import fairness, reached
 from idiolect.version import VERSION
 
 Document = dict[str, Any]
@@ -25,7 +25,9 @@ Document = dict[str, Any]
 FILE = "result.json"
 
 
-def document(about: Mapping[str, Any], outcomes: Sequence[Outcome], complete: bool) -> Document:
+def build_document(
+    about: Mapping[str, Any], outcomes: Sequence[Outcome], complete: bool
+) -> Document:
     """Lay out a run's findings as plain values; all but `speed` is the same in equal runs."""
     content: Document = plain(_laid_out(about, outcomes, complete))
     return content
@@ -62,13 +64,13 @@ def versions() -> dict[str, str]:
     }
 
 
-def write(folder: Path, content: Document) -> None:
+def write_document(folder: Path, content: Document) -> None:
     """Write result.json, whole."""
     text = json.dumps(content, indent=1, allow_nan=False, ensure_ascii=False)
     write_whole(folder / FILE, (text + "\n").encode())
 
 
-def read(folder: str | Path) -> Document:
+def read_document(folder: str | Path) -> Document:
     """Read the result of a run folder."""
     path = Path(folder) / FILE
     try:
@@ -144,7 +146,7 @@ def _participation(outcome: Outcome, place: int) -> Document:
         return {}
     scores = {model: outcome.final[f"{model}/accuracy"][place] for model in outcome.models}
     present = np.asarray(outcome.took_part[place], bool)
-    return {"participation": participation.of_seed(scores, present)}
+    return {"participation": statistics.participation_of_seed(scores, present)}
 
 
 def _tested(outcome: Outcome, place: int) -> NDArray[np.bool_]:
@@ -224,3 +226,103 @@ def plain(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value
+
+
+# `metrics.parquet`: every score of every client, one row each.
+
+
+METRICS_FILE = "metrics.parquet"
+
+
+class _Part(NamedTuple):
+    """One score of many clients."""
+
+    seed: int
+    method: str
+    round: int
+    clients: Sequence[str]
+    model: str
+    metric: str
+    values: NDArray[Any]  # [client]
+    split: str
+
+
+def write_metrics(folder: Path, outcomes: Sequence[Outcome]) -> None:
+    """Write all curves and final scores, one row for each client that was scored."""
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    word = pa.dictionary(pa.int32(), pa.string())
+    kinds: tuple[Any, ...] = (
+        pa.int64(),
+        word,
+        pa.int32(),
+        pa.string(),
+        word,
+        word,
+        pa.float64(),
+        word,
+    )
+    names = ("seed", "method", "round", "client", "model", "metric", "value", "split")
+    tables = [
+        pa.table(dict(zip(names, _columns(part, kinds), strict=True)))
+        for outcome in outcomes
+        for part in _parts(outcome)
+    ]
+    schema = pa.schema(list(zip(names, kinds, strict=True)))
+    # Words are the same few in all tables, but each table has numbered them for itself.
+    table = pa.concat_tables(tables or [schema.empty_table()]).unify_dictionaries()
+    buffer = io.BytesIO()
+    parquet.write_table(table, buffer, compression="zstd")
+    write_whole(folder / METRICS_FILE, buffer.getvalue())
+
+
+def _columns(part: _Part, kinds: Sequence[Any]) -> list[Any]:
+    """Lay out a part without a Python object for each of its rows."""
+    import pyarrow as pa
+
+    rows = len(part.clients)
+
+    def repeated(value: str) -> Any:
+        return pa.DictionaryArray.from_arrays(np.zeros(rows, np.int32), pa.array([value]))
+
+    return [
+        pa.array(np.full(rows, part.seed), kinds[0]),
+        repeated(part.method),
+        pa.array(np.full(rows, part.round, np.int32), kinds[2]),
+        pa.array(part.clients, kinds[3]),
+        repeated(part.model),
+        repeated(part.metric),
+        pa.array(np.asarray(part.values, np.float64), kinds[6]),
+        repeated(part.split),
+    ]
+
+
+def _parts(outcome: Outcome) -> Iterator[_Part]:
+    """Give one seed, round and score at a time, in a fixed order."""
+    for place, members in enumerate(outcome.members):
+        watched: Sequence[str] = members.names
+        if outcome.watched:
+            watched = [members.names[client] for client in outcome.watched[place]]
+        for point, round in enumerate(outcome.evaluated):
+            for key in sorted(outcome.curves):
+                split, model, metric = key.split("/")
+                values = outcome.curves[key][point, place]
+                yield _Part(
+                    members.seed, outcome.label, round, watched, model, metric, values, split
+                )
+        scored: Sequence[str] = members.names
+        if outcome.scored:
+            scored = [members.names[client] for client in outcome.scored[place]]
+        for key in sorted(outcome.final):
+            model, metric = key.split("/")
+            values = outcome.final[key][place]
+            if metric == RIGHT:
+                continue
+            if outcome.scored:
+                values = values[outcome.scored[place]]
+            split = "val" if metric.startswith("val_") else "test"
+            metric = metric.removeprefix("val_")
+            yield _Part(
+                members.seed, outcome.label, outcome.rounds, scored, model, metric, values, split
+            )

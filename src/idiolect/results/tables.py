@@ -12,7 +12,7 @@ Row = dict[str, Any]
 
 def table(result: str | Path | Document) -> list[Row]:
     """Give one row per method, seed, client and model; `pandas.DataFrame(table(...))` works."""
-    content = result if isinstance(result, dict) else document.read(result)
+    content = result if isinstance(result, dict) else document.read_document(result)
     return [
         {
             "method": label,

@@ -177,13 +177,13 @@ def test_the_slider_walks_through_the_rounds(browser, page_file, finished):
         def cells():
             return page.evaluate("document.getElementById('plot-coefficients-0').data[0].z")
 
-        _, course = trace.read(finished, "KT-pFL").matrix(0)
+        _, course = trace.read_trace(finished, "KT-pFL").matrix(0)
         order = trace.similar_order(course[-1])
         assert np.allclose(cells(), course[-1][np.ix_(order, order)], atol=1e-5)
         box.locator("input").fill("0")
         assert (
             box.locator("output").inner_text()
-            == f"round {trace.read(finished, 'KT-pFL').rounds[0]}"
+            == f"round {trace.read_trace(finished, 'KT-pFL').rounds[0]}"
         )
         assert np.allclose(cells(), course[0][np.ix_(order, order)], atol=1e-5)
         told = page.evaluate("document.getElementById('plot-coefficients-0').data[0].text[0][1]")

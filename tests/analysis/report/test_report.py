@@ -18,7 +18,7 @@ from idiolect.analysis.report.sections import sections
 from idiolect.analysis.report.sheet import Sheet
 from idiolect.cli import app
 from idiolect.errors import DataError, MissingExtra
-from idiolect.results import document, holdings
+from idiolect.results import data_record, document
 
 
 def charts(folder):
@@ -30,10 +30,10 @@ def test_the_curves_of_the_file_are_those_of_the_outcomes(tmp_path):
     """What a finished run and a run going on are drawn from agrees, point by point."""
     held = idiolect.federation("embedded", "iid", seed=0, clients=4, per_client=20)
     result = idiolect.fit("fedavg", held, model="mlr", rounds=3)
-    from idiolect.results import metrics
+    from idiolect.results import document
 
-    document.write(tmp_path, document.document({}, [result.outcome], complete=True))
-    metrics.write(tmp_path, [result.outcome])
+    document.write_document(tmp_path, document.build_document({}, [result.outcome], complete=True))
+    document.write_metrics(tmp_path, [result.outcome])
     read = material.read(tmp_path).curves
     live = material.curves(result.outcome)
     assert [(c.model, c.split, c.rounds) for c in read] == [
@@ -45,7 +45,7 @@ def test_the_curves_of_the_file_are_those_of_the_outcomes(tmp_path):
 
 
 def test_figures_show_what_the_result_says(finished):
-    content = document.read(finished)
+    content = document.read_document(finished)
     drawn = charts(finished)
     dots = {mark.method: mark.x for mark in drawn["by-client"].marks if mark.kind == "dots"}
     for label, method in content["methods"].items():
@@ -80,7 +80,7 @@ def test_the_grid_has_a_panel_for_each_client_and_a_line_for_each_temperature(fi
     grid = charts(finished)["grid-0"]
     assert len(grid.panels) == 6 and len(grid.marks) == 12
     assert all(list(mark.x) == [0, 0.25, 0.5, 0.75, 1] for mark in grid.marks)
-    method = document.read(finished)["methods"]["PersFL <b>"]
+    method = document.read_document(finished)["methods"]["PersFL <b>"]
     scores = [s["clients"][2]["λ=0.5 T=5"]["accuracy"] for s in method["seeds"]]
     line = next(m for m in grid.marks if m.panel == 2 and m.name == "T = 5")
     assert line.y[2] == pytest.approx(np.mean(scores))
@@ -88,17 +88,19 @@ def test_the_grid_has_a_panel_for_each_client_and_a_line_for_each_temperature(fi
 
 def test_holdings_are_the_federations(finished):
     experiment = idiolect.load_experiment(finished / "experiment.toml")
-    from idiolect.experiment.build import federations
+    from idiolect.experiment.build import build_federations
 
-    for kept, federation in zip(holdings.read(finished), federations(experiment), strict=True):
+    for kept, federation in zip(
+        data_record.read_holdings(finished), build_federations(experiment), strict=True
+    ):
         assert kept.names == federation.names and kept.classes == federation.dataset.classes
-        for place, part in enumerate(holdings.PARTS):
+        for place, part in enumerate(data_record.DATA_PARTS):
             assert (kept.counts[place] == federation.counts(part)).all()
 
 
 def test_what_crosses_the_network_is_what_was_counted(finished):
     """The leaves named in the result weigh exactly the bytes that were counted, 4 a number."""
-    for method in document.read(finished)["methods"].values():
+    for method in document.read_document(finished)["methods"].values():
         crossing = method["crossing"]
         for seed in method["seeds"]:
             turns = seed["traffic"]["participations"]
@@ -108,7 +110,7 @@ def test_what_crosses_the_network_is_what_was_counted(finished):
                     method["title"],
                     way,
                 )
-    methods = document.read(finished)["methods"]
+    methods = document.read_document(finished)["methods"]
     assert set(methods["FedPer"]["crossing"]["stays"]).isdisjoint(
         name.removeprefix("params.") for name in methods["FedPer"]["crossing"]["up"]
     )
@@ -168,8 +170,8 @@ def test_a_folder_without_a_result_is_one_line(tmp_path, monkeypatch, given, wor
 
 
 def test_a_run_without_a_finished_method_is_told(finished, tmp_path):
-    content = document.read(finished) | {"methods": {}}
-    document.write(tmp_path, content)
+    content = document.read_document(finished) | {"methods": {}}
+    document.write_document(tmp_path, content)
     with pytest.raises(DataError, match="no finished method"):
         report(tmp_path)
 
@@ -180,7 +182,7 @@ def sheets(folder):
 
 
 def test_the_statistics_are_those_of_compare(finished):
-    told = compare(document.read(finished))
+    told = compare(document.read_document(finished))
     shown = sheets(finished)
     assert [row[:2] for row in shown["pairs"].rows] == [(p.better, p.worse) for p in told.pairs]
     assert [row[7] for row in shown["pairs"].rows] == [p.p_holm for p in told.pairs]
@@ -203,7 +205,7 @@ def test_the_statistics_are_those_of_compare(finished):
 
 
 def test_what_it_took_to_reach_an_accuracy(finished):
-    told = compare(document.read(finished))
+    told = compare(document.read_document(finished))
     shown = {row[0]: row[1:] for row in sheets(finished)["reach"].rows}
     assert shown == {k: (r.model, r.round, r.bytes, r.seconds) for k, r in told.reach.items()}
 
@@ -219,7 +221,7 @@ def test_without_scipy_the_page_says_what_is_missing(finished, monkeypatch):
 
 
 def test_a_promise_of_privacy_is_shown_in_words_and_figures(finished):
-    content = document.read(finished)
+    content = document.read_document(finished)
     without = page.html(page.content([material.Material(content)], ""))
     assert "No method of this run was trained with differential privacy." in without
     promise = {"epsilon": 3.14159, "delta": 1e-5, "draw": "poisson", "statement": "Odds & ends."}
@@ -244,7 +246,7 @@ def test_the_splits_of_a_comparison_are_runs_on_one_page(finished, tmp_path):
 
 
 def test_what_was_tuned_is_told(finished):
-    content = document.read(finished)
+    content = document.read_document(finished)
     content["methods"]["FedAvg"]["tuned"] = {
         "search": "grid",
         "budget": 4,

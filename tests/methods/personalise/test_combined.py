@@ -11,9 +11,10 @@ from idiolect.aggregation import Median
 from idiolect.aggregation.aggregator import Aggregated
 from idiolect.core import checkpoint, tree
 from idiolect.errors import MethodError
-from idiolect.experiment import execute, run_methods, train
-from idiolect.experiment.build import jobs
-from idiolect.experiment.resolve import parse_experiment
+from idiolect.experiment.build import build_jobs
+from idiolect.experiment.load import parse_experiment
+from idiolect.experiment.run import run_experiment, run_jobs
+from idiolect.experiment.train import train
 from idiolect.methods import METHODS
 from idiolect.methods.personalise import TABLE_2, Combined, Mixture, Tuned, spoken
 from test_laws import made
@@ -187,11 +188,11 @@ expert_epochs = 1
 def test_thirteen_in_one_list_share_the_rounds_and_have_a_row_each(tmp_path, monkeypatch):
     monkeypatch.setenv("IDIOLECT_CACHE", str(tmp_path))
     experiment = parse_experiment(TOML)
-    made_jobs, about = jobs(experiment)
+    made_jobs, about = build_jobs(experiment)
     assert isinstance(made_jobs[2].method.base, Aggregated)
     assert made_jobs[2].method.base.by == Median()
     watch = Told()
-    content = run_methods(made_jobs, tmp_path / "run", about, watch=watch)
+    content = run_jobs(made_jobs, tmp_path / "run", about, watch=watch)
     assert watch.rounds == {"FedAvg": 2, "thirteen": 0, "robust": 2, "FedPer + FB + MoE": 2}
     for label in ("thirteen", "robust"):
         (first, _) = content["methods"][label]["seeds"]
@@ -207,18 +208,18 @@ def test_thirteen_in_one_list_share_the_rounds_and_have_a_row_each(tmp_path, mon
 
 
 def execute_written(experiment):
-    from idiolect.experiment.execute import written
+    from idiolect.experiment.run import experiment_toml
 
-    return written(experiment)
+    return experiment_toml(experiment)
 
 
 def test_a_run_goes_on_where_it_was_cut(tmp_path, monkeypatch):
     monkeypatch.setenv("IDIOLECT_CACHE", str(tmp_path))
     text = TOML.replace('name = "fedavg"\n\n', 'name = "fedavg"\nlabel = "x"\n\n', 1)
     short, long = (parse_experiment(text, [f"rounds={n}"]) for n in (1, 3))
-    execute(short, tmp_path / "cut", only=["robust"])
-    execute(long, tmp_path / "cut", resume=True, only=["robust"])
-    execute(long, tmp_path / "whole", only=["robust"])
+    run_experiment(short, tmp_path / "cut", only=["robust"])
+    run_experiment(long, tmp_path / "cut", resume=True, only=["robust"])
+    run_experiment(long, tmp_path / "whole", only=["robust"])
     assert tiny.findings(tmp_path / "cut") == tiny.findings(tmp_path / "whole")
 
 
@@ -247,7 +248,7 @@ def test_what_a_method_and_a_part_both_call_the_same_is_refused():
 
 def test_what_is_saved_is_the_chosen_model(tmp_path, monkeypatch):
     monkeypatch.setenv("IDIOLECT_CACHE", str(tmp_path))
-    (_, job, *_), _ = jobs(parse_experiment(TOML))
+    (_, job, *_), _ = build_jobs(parse_experiment(TOML))
     train(job, tmp_path)
     (path, *_) = sorted((tmp_path / "models").rglob("*.safetensors"))
     named, _ = checkpoint.read(path)

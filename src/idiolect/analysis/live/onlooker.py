@@ -9,7 +9,7 @@ from typing import Any
 from idiolect.analysis.report.material import EXPERIMENT, Material, curves
 from idiolect.engine.callbacks import Tick
 from idiolect.engine.outcome import Outcome
-from idiolect.results import document, holdings
+from idiolect.results import data_record, document
 
 
 class Onlooker:
@@ -61,13 +61,13 @@ class Onlooker:
         outcomes = [make() for make in made.values()]
         scored = [outcome for outcome in outcomes if outcome.final]
         about = _about(self._folder)
-        content = document.document(about, scored, complete=False)
+        content = document.build_document(about, scored, complete=False)
         if not scored and outcomes:
             content["seeds"] = [members.seed for members in outcomes[0].members]
         return number, Material(
             content,
             tuple(curve for outcome in outcomes for curve in curves(outcome)),
-            tuple(holdings.read(self._folder)),
+            tuple(data_record.read_holdings(self._folder)),
             _text(self._folder),
             str(self._folder),
             standing=standing,
@@ -82,7 +82,7 @@ def _text(folder: Path) -> str:
 def _about(folder: Path) -> dict[str, Any]:
     """Tell what the folder says of the experiment before any result stands in it."""
     told = tomllib.loads(_text(folder))
-    held = holdings.read(folder)
+    held = data_record.read_holdings(folder)
     data: dict[str, Any] = {"source": Path(str(told.get("data", {}).get("source", ""))).name}
     if held:
         data |= {"clients": len(held[0].names), "classes": list(held[0].classes)}

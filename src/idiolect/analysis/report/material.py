@@ -15,9 +15,9 @@ from idiolect.analysis import Comparison, compare
 from idiolect.analysis.comparison import ALPHA
 from idiolect.engine.outcome import Outcome
 from idiolect.errors import DataError, MissingExtra
-from idiolect.results import document, holdings, metrics, statistics, trace
+from idiolect.results import data_record, document, statistics, trace
+from idiolect.results.data_record import Holdings
 from idiolect.results.document import Document
-from idiolect.results.holdings import Holdings
 from idiolect.results.trace import Trace
 
 EXPERIMENT = "experiment.toml"
@@ -81,7 +81,7 @@ class Material:
 def read(folder: str | Path) -> Material:
     """Read a run's folder."""
     path = Path(folder)
-    content = document.read(path)
+    content = document.read_document(path)
     if not content.get("methods"):
         raise DataError(
             f"{folder} holds no finished method yet; let the run go on with --resume, or watch it "
@@ -92,10 +92,10 @@ def read(folder: str | Path) -> Material:
     return Material(
         content,
         tuple(sorted(_curves_of_file(path), key=lambda c: order.get(c.method, len(order)))),
-        tuple(holdings.read(path)),
+        tuple(data_record.read_holdings(path)),
         written.read_text(encoding="utf-8") if written.is_file() else "",
         str(folder),
-        tuple(trace.read(path, label) for label in trace.labels(path)),
+        tuple(trace.read_trace(path, label) for label in trace.traced_labels(path)),
         *compared(content, _asked(path)),
     )
 
@@ -171,13 +171,13 @@ def _curves_of_file(folder: Path) -> list[Curve]:
     import pyarrow.compute as pc
     from pyarrow import parquet
 
-    if not (folder / metrics.FILE).is_file():
+    if not (folder / document.METRICS_FILE).is_file():
         return []
     try:
-        table = parquet.read_table(folder / metrics.FILE)
+        table = parquet.read_table(folder / document.METRICS_FILE)
     except (OSError, ValueError) as error:
         raise DataError(
-            f"{folder / metrics.FILE} is damaged ({error}); write it again with --resume"
+            f"{folder / document.METRICS_FILE} is damaged ({error}); write it again with --resume"
         ) from error
     for name in ("method", "model", "split", "metric"):
         place = table.schema.get_field_index(name)

@@ -21,7 +21,7 @@ from idiolect.deploy.flare.authority import (
 )
 from idiolect.errors import ConfigError
 from idiolect.experiment.federation_file import Project
-from idiolect.experiment.toml import dumps
+from idiolect.experiment.load import dump_toml
 
 FILE = "idiolect.toml"  # what a kit says about itself
 AUTHORITY = "authority"  # beside the kits: the key that signs them
@@ -134,7 +134,7 @@ def add(project: Project, out: Path) -> tuple[list[Path], list[Path]]:
             told.append(out / RENEWED / one.folder / FILE)
             own = [out / one.folder / FILE] if (out / one.folder).exists() else []
             for path in (told[-1], *own):
-                write_whole(path, dumps(_about(project, one)).encode())
+                write_whole(path, dump_toml(_about(project, one)).encode())
     return made, told
 
 
@@ -165,7 +165,7 @@ def _placed(project: Project, one: Member, built: Path, target: Path) -> Path:
     """Put a member's kit where it belongs, with our defaults and a word about itself."""
     shutil.copytree(built / one.name, target)
     _harden(target, one.role)
-    write_whole(target / FILE, dumps(_about(project, one)).encode())
+    write_whole(target / FILE, dump_toml(_about(project, one)).encode())
     if one.role in _POLICIES:
         write_whole(target / site_policy.FILE, _POLICIES[one.role].encode())
     _close(target / "startup")

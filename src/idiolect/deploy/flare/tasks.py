@@ -10,7 +10,7 @@ from idiolect.deploy.flare.kits import Kit
 from idiolect.deploy.messenger import Policy
 from idiolect.deploy.welcoming import Wanted
 from idiolect.errors import ConfigError, DeployError
-from idiolect.experiment.portable import travelling
+from idiolect.experiment.portable import export_experiment
 from idiolect.experiment.schema import Experiment
 
 RUN_FILE = "federation.json"  # in a run's folder: which run of which federation it is
@@ -37,7 +37,7 @@ def running(kit: Kit, experiment: Experiment, folder: Path, only: Sequence[str])
     policy = Policy(deploy.timeout, deploy.join, deploy.minimum)
     run = known_run(kit, folder) or uuid.uuid4().hex[:12]
     least = policy.needed(len(kit.sites))
-    return Task(run, kit.sites, least, deploy.join, travelling(experiment), tuple(only))
+    return Task(run, kit.sites, least, deploy.join, export_experiment(experiment), tuple(only))
 
 
 def welcoming(

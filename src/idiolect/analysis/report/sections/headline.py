@@ -5,7 +5,7 @@ import dataclasses
 from idiolect.analysis.report.material import Material
 from idiolect.analysis.report.section import Section
 from idiolect.analysis.report.sheet import Column, Sheet
-from idiolect.results.participation import KINDS, over_seeds
+from idiolect.results.statistics import PARTICIPATION, participation_over_seeds
 from idiolect.results.tables import summary
 
 _COLUMNS = (
@@ -71,14 +71,14 @@ def section(material: Material) -> Section | None:
 
 def _participation(material: Material) -> list[Sheet]:
     """Lay out how means are made up, where some clients took part in no round."""
-    found = {label: over_seeds(method) for label, method in material.methods.items()}
+    found = {label: participation_over_seeds(method) for label, method in material.methods.items()}
     found = {label: own for label, own in found.items() if own and own["clients"]["never"]}
     if not found:
         return []
     rows = []
     for label, own in found.items():
         clients, means = own["clients"], next(iter(own["accuracy"].values()))
-        pairs = [(clients[kind], means[kind]) for kind in KINDS]
+        pairs = [(clients[kind], means[kind]) for kind in PARTICIPATION]
         rows.append((label, *(value for pair in pairs for value in pair)))
     heads = ("all clients", "took part", "never took part")
     columns = [Column("method")]

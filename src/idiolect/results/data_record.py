@@ -4,7 +4,7 @@ Of text, `vocabulary/seed-N.txt` beside it has a word a line, in the order of th
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,12 +12,13 @@ import numpy as np
 import torch
 
 from idiolect.core import checkpoint
-from idiolect.data.arrays import Floats
+from idiolect.data.arrays import Floats, Rows
 from idiolect.data.dataset import Dataset, with_classes
+from idiolect.data.federation import Federation
 from idiolect.data.text import encoded_as
 from idiolect.errors import DataError
 
-FILE = "scaling.safetensors"
+SCALING_FILE = "scaling.safetensors"
 VOCABULARY = "vocabulary"
 
 
@@ -40,7 +41,7 @@ class Scaling(NamedTuple):
         return {"length": self.shape[0], "next_word": self.text == "next word"}
 
 
-def save(folder: Path, datasets: Mapping[int, Dataset]) -> None:
+def save_scaling(folder: Path, datasets: Mapping[int, Dataset]) -> None:
     """Write how a run decodes examples, by seed: all that is needed of its data once it is over."""
     for seed, own in datasets.items():
         if own.words:
@@ -55,7 +56,7 @@ def save(folder: Path, datasets: Mapping[int, Dataset]) -> None:
         for seed, own in datasets.items()
     }
     checkpoint.save(
-        folder / FILE,
+        folder / SCALING_FILE,
         arrays,
         {
             # Where words are the classes, they are in the vocabulary of each seed.
@@ -67,19 +68,19 @@ def save(folder: Path, datasets: Mapping[int, Dataset]) -> None:
     )
 
 
-def read(folder: Path, seed: int) -> Scaling:
+def read_scaling(folder: Path, seed: int) -> Scaling:
     """Read what `save` wrote for a seed."""
-    if not (folder / FILE).is_file():
+    if not (folder / SCALING_FILE).is_file():
         raise DataError(
-            f"{folder} holds no {FILE}, which says how its examples are decoded; write it with "
-            "`idiolect run EXPERIMENT.toml --resume`"
+            f"{folder} holds no {SCALING_FILE}, which says how its examples are decoded; write it "
+            "with `idiolect run EXPERIMENT.toml --resume`"
         )
-    named, meta = checkpoint.read(folder / FILE)
+    named, meta = checkpoint.read(folder / SCALING_FILE)
     # Earlier runs had one scaling for all seeds.
     own = f"seed-{seed}." if any(name.startswith("seed-") for name in named) else ""
     if f"{own}shift" not in named:
         raise DataError(
-            f"{folder / FILE} has no scaling of seed {seed}; write it with "
+            f"{folder / SCALING_FILE} has no scaling of seed {seed}; write it with "
             "`idiolect run EXPERIMENT.toml --resume`"
         )
     kind = meta.get("text", "")
@@ -115,7 +116,7 @@ def _words(path: Path) -> tuple[str, ...]:
         ) from error
 
 
-def matched(dataset: Dataset, scaling: Scaling) -> Dataset:
+def match_scaling(dataset: Dataset, scaling: Scaling) -> Dataset:
     """Give other data a run's classes, matched by name, and its decoding; misfits are told."""
     if _kind(dataset) != scaling.text:
         raise DataError(
@@ -139,3 +140,51 @@ def matched(dataset: Dataset, scaling: Scaling) -> Dataset:
         return dataset
     known = with_classes(dataset, scaling.classes, "the run")
     return dataclasses.replace(known, shift=scaling.shift, scale=scaling.scale, unfitted="")
+
+
+# `holdings.safetensors`: how many examples of each class every client holds, for pictures.
+
+
+HOLDINGS_FILE = "holdings.safetensors"
+DATA_PARTS = ("train", "val", "test")
+
+
+class Holdings(NamedTuple):
+    """Who holds what under one seed."""
+
+    seed: int
+    classes: tuple[str, ...]
+    names: tuple[str, ...]
+    counts: Rows  # [part, client, class]
+
+
+def count_holdings(seeds: Sequence[int], federations: Sequence[Federation]) -> list[Holdings]:
+    """Count what clients hold under each seed."""
+    return [
+        Holdings(
+            seed,
+            federation.columns,
+            tuple(federation.names),
+            torch.stack([torch.from_numpy(federation.counts(part)) for part in DATA_PARTS]).numpy(),
+        )
+        for seed, federation in zip(seeds, federations, strict=True)
+    ]
+
+
+def save_holdings(folder: Path, held: Sequence[Holdings]) -> None:
+    """Write the counts of every seed."""
+    counts = {str(one.seed): torch.from_numpy(one.counts).to(torch.int32) for one in held}
+    names = {str(one.seed): list(one.names) for one in held}
+    meta = {"classes": list(held[0].classes), "names": names}
+    checkpoint.save(folder / HOLDINGS_FILE, counts, meta)
+
+
+def read_holdings(folder: Path) -> list[Holdings]:
+    """Read what `save` wrote; nothing where an older idiolect wrote the run."""
+    if not (folder / HOLDINGS_FILE).is_file():
+        return []
+    named, meta = checkpoint.read(folder / HOLDINGS_FILE)
+    return [
+        Holdings(int(seed), tuple(meta["classes"]), tuple(meta["names"][seed]), counts.numpy())
+        for seed, counts in sorted(named.items(), key=lambda item: int(item[0]))
+    ]
