@@ -12,6 +12,7 @@ from pathlib import Path
 from unittest import mock
 
 import torch
+from idiolect.kernels.convolution_shape import Shape
 from torch import nn
 
 from idiolect.bench.random_images import CLASSES, federation
@@ -19,7 +20,6 @@ from idiolect.engine.architecture import Architecture
 from idiolect.engine.backend import Backend
 from idiolect.engine.rounds import Run, Simulation
 from idiolect.kernels import autotune, convolution_forms, grouped_convolution
-from idiolect.kernels.convolution_shape import Shape
 from idiolect.methods import METHODS
 from idiolect.models import MODELS
 

@@ -15,6 +15,7 @@ import traceback
 from pathlib import Path
 
 import torch
+from idiolect.kernels.convolution_shape import Shape
 from torch.profiler import ProfilerActivity, profile
 
 from gpu_check import difference, network, simulation
@@ -25,7 +26,6 @@ from idiolect.engine.architecture import Architecture
 from idiolect.engine.backend import Backend
 from idiolect.engine.rounds import Run, Simulation
 from idiolect.kernels import autotune, convolution_forms, dense, grouped_convolution
-from idiolect.kernels.convolution_shape import Shape
 from idiolect.methods import METHODS
 from idiolect.models import MODELS
 

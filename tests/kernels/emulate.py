@@ -5,6 +5,7 @@ made at once, so what this cannot see is a wait that is missing.
 """
 
 import ctypes
+import functools
 import hashlib
 import re
 import shutil
@@ -13,9 +14,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
-from idiolect.kernels.compiled import source
+from idiolect.kernels import compiled
 
 COMPILER = shutil.which("g++")
 
@@ -116,7 +118,7 @@ class Kernel:
     """A kernel that is called as torch's compiled ones are, on tensors of a CPU."""
 
     def __init__(self, folder: Path, file: str, name: str, constants: Mapping[str, Any]) -> None:
-        text = source(file, constants)
+        text = compiled.source(file, constants)
         text = text.replace("extern __shared__ float4 memory[];", "float4* memory = shared_memory;")
         text = re.sub(r"const unsigned place = .*?;\n", "", text)
         text = re.sub(r'asm volatile\("cp.async.cg.*?;\n', "memcpy(to, from, 16);\n", text)
@@ -155,3 +157,15 @@ class Kernel:
         ]
         places = (ctypes.c_void_p * len(held))(*(ctypes.addressof(one) for one in held))
         self._launch((ctypes.c_int * 3)(*grid), block[0], shared_mem, places)
+
+
+def use(patch: pytest.MonkeyPatch, folder: Path) -> None:
+    """Run on this CPU whatever is launched, and take any tensor to be one on a GPU."""
+
+    @functools.cache
+    def kernel(file: str, name: str, constants: tuple[tuple[str, Any], ...], shared: int) -> Kernel:
+        return Kernel(folder, file, name, dict(constants))
+
+    patch.setattr(compiled, "kernel", kernel)
+    patch.setattr(compiled, "make_current", lambda: None)
+    patch.setattr(compiled, "has_kernels", lambda tensor: True)

@@ -50,20 +50,19 @@ def test_a_driver_that_refuses_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
         compiled.make_current(Driver(None, fails="cuDevicePrimaryCtxRetain"))
 
 
-def test_the_context_is_made_current_before_compiling_and_before_each_launch(
+def test_the_context_is_made_current_before_each_launch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     told: list[Any] = []
     monkeypatch.setattr(compiled, "make_current", lambda: told.append("current"))
-    monkeypatch.setattr(compiled, "_kernel", lambda *key: (told.append("compiled"), told.append)[1])
-    launch = compiled.kernel("thin.cu", "convolve", {})
-    launch("launched")
-    launch("again")
-    assert told == ["current", "compiled", "current", "launched", "current", "again"]
+    monkeypatch.setattr(compiled, "kernel", lambda *key: lambda *given: told.append((key, given)))
+    compiled.launch("thin.cu", "convolve", {"C": 3}, (1, 2, 3), 64, ["x"], 128)
+    given = ((1, 2, 3), (64, 1, 1), ["x"], 128)
+    assert told == ["current", (("thin.cu", "convolve", (("C", 3),), 128), given)]
 
 
 def test_what_fails_once_is_done_plainly_from_then_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiled, "_given_up", set())
+    monkeypatch.setattr(compiled, "_failed", set())
     tried: list[str] = []
 
     def own() -> str:
@@ -78,11 +77,18 @@ def test_what_fails_once_is_done_plainly_from_then_on(monkeypatch: pytest.Monkey
 
 def test_too_little_memory_is_no_reason_to_give_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """The engine halves its blocks then, and the plain form would need more."""
-    monkeypatch.setattr(compiled, "_given_up", set())
+    monkeypatch.setattr(compiled, "_failed", set())
 
     def own() -> str:
         raise torch.OutOfMemoryError("full")
 
     with pytest.raises(torch.OutOfMemoryError):
         compiled.attempt("sums", own, lambda: "plain")
-    assert not compiled._given_up
+    assert not compiled._failed
+
+
+def test_a_tensor_without_kernels_is_left_to_torch() -> None:
+    def own() -> str:
+        raise AssertionError
+
+    assert compiled.attempt("sums", own, lambda: "plain", on=torch.zeros(1)) == "plain"

@@ -13,15 +13,9 @@ from torch import Tensor, nn
 from torch.func import grad, vmap
 from torch.nn import functional as F
 
-from idiolect.kernels import (
-    conv_relu_pool,
-    convolution,
-    convolution_forms,
-    grouped_convolution,
-    replace_layers,
-    thin,
-)
-from idiolect.kernels.convolution_shape import Shape
+from idiolect.kernels import conv_relu_pool, convolution, convolution_cuda, replace_layers
+from idiolect.kernels.convolution import PLAIN
+from idiolect.kernels.convolution_cuda import ConvShape
 from idiolect.kernels.vmap_rules import call
 
 CLIENTS, IMAGES, CHANNELS, OUT = 3, 2, 2, 4
@@ -44,9 +38,9 @@ def pair(stride: int, padding: int, pool: Pool) -> list[Callable[..., Tensor]]:
 
     def ours(w: Tensor, b: Tensor, x: Tensor) -> Tensor:
         if pool is True:
-            y = call(conv_relu_pool._Pooled, x[None], w[None], b[None], padding)[0][0]
+            y = call(conv_relu_pool._ConvReLUPool, x[None], w[None], b[None], padding)[0][0]
         elif relu:
-            y = call(conv_relu_pool._Rectified, x[None], w[None], b[None], padding)[0]
+            y = call(conv_relu_pool._ConvReLU, x[None], w[None], b[None], padding)[0]
         else:
             y = call(convolution._Convolve, x[None], w[None], stride, padding, depthwise)[0]
             y = y + b[:, None, None]
@@ -117,8 +111,8 @@ def test_second_derivatives(stride: int, padding: int, side: int, pool: Pool) ->
 
     def curved(f: Callable[..., Tensor]) -> Callable[..., Tensor]:
         def bend(w: Tensor, b: Tensor, x: Tensor) -> Tensor:
-            slopes = grad(f, (0, 1, 2))(w, b, x)
-            return sum((slope.pow(3).sum() for slope in slopes), torch.zeros(()))
+            gradients = grad(f, (0, 1, 2))(w, b, x)
+            return sum((one.pow(3).sum() for one in gradients), torch.zeros(()))
 
         return grad(bend)
 
@@ -141,7 +135,7 @@ def test_pooling_keeps_nan_in_sight_and_cuts_at_zero() -> None:
     """A broken client must be seen: NaN wins its window, as in torch."""
     x = torch.tensor([[[[[1.0, float("nan"), -1, -2], [3, 2, -3, -4]]]]], dtype=torch.float64)
     w, b = torch.ones(1, 1, 1, 1, 1, dtype=torch.float64), torch.zeros(1, 1, dtype=torch.float64)
-    value, chosen = grouped_convolution.pooled(x, w, b, Shape(1, 1, 1, 2, 4, 1, 1, 1, 1, 0))
+    value, chosen = PLAIN["conv_relu_pool"](x, w, b, ConvShape(1, 1, 1, 2, 4, 1, 1, 1, 1, 0))
     assert value[0, 0, 0, 0, 0].isnan() and value[0, 0, 0, 0, 1] == 0
     assert chosen.flatten().tolist() == [1, 4]
 
@@ -162,7 +156,9 @@ def test_quicken_replaces_plain_layers_alone() -> None:
     ]
     model = nn.Sequential(*every)
     names = list(model.state_dict())
-    quick = [type(layer) is convolution.StackedConv2d for layer in replace_layers.quicken(model)]
+    quick = [
+        type(layer) is convolution.StackedConv2d for layer in replace_layers.replace_layers(model)
+    ]
     assert quick == [True, True, False, False, False, False, False, False]
     assert list(model.state_dict()) == names
 
@@ -189,7 +185,7 @@ def test_layers_in_a_row_are_run_as_one_where_they_are_plain() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(replace_layers, "conv_relu_pool", pooled)
         patch.setattr(replace_layers, "conv_relu", cut)
-        torch.testing.assert_close(replace_layers.quicken(model)(x), expected)
+        torch.testing.assert_close(replace_layers.replace_layers(model)(x), expected)
     assert seen == [("pooled", every[0]), ("cut", every[3])]
     assert list(model.state_dict()) == names
 
@@ -197,36 +193,39 @@ def test_layers_in_a_row_are_run_as_one_where_they_are_plain() -> None:
 @pytest.mark.parametrize(
     "shape",
     [
-        Shape(50, 128, 3, 32, 32, 6, 5, 5, 1, 0),
-        Shape(50, 10, 32, 30, 30, 64, 3, 3, 1, 0),
-        Shape(20, 64, 512, 4, 4, 512, 3, 3, 1, 1),
+        ConvShape(50, 128, 3, 32, 32, 6, 5, 5, 1, 0),
+        ConvShape(50, 10, 32, 30, 30, 64, 3, 3, 1, 0),
+        ConvShape(20, 64, 512, 4, 4, 512, 3, 3, 1, 1),
     ],
 )
-@pytest.mark.parametrize("task", ["convolve", "spread", "correlate", "pooled"])
-def test_proposed_tiles_can_be_launched(task: str, shape: Shape) -> None:
+@pytest.mark.parametrize("task", PLAIN)
+def test_proposed_tiles_can_be_launched(task: str, shape: ConvShape) -> None:
     """A tile fits the chip's shared memory and covers whole windows and channel groups."""
-    for tile in thin.tiles(task, shape):
-        assert tile.channels_of_block % tile.channels == 0
-        if task == "correlate":
-            assert thin._slices(tile, shape) >= 1
-            assert thin._shared_by_correlate(tile, shape) <= 227 * 1024
-        else:
-            assert tile.pixels % 2 == 0
-            assert thin._shared_by_convolve(task, tile, shape) <= 227 * 1024
+    names = list(convolution_cuda.forms(task, shape))
+    assert len(names) == len(convolution_cuda.tiles(task, shape)), "every tile has its own name"
+    for tile in convolution_cuda.tiles(task, shape):
+        assert 0 < tile.shared <= 227 * 1024
+        if tile.file == "thin.cu":
+            assert tile.own["OCB"] % tile.own["OCT"] == 0 < tile.own["SLICES"]
+            assert task == "weight_gradient" or tile.own["PX"] % 2 == 0
 
 
 def test_no_tile_where_the_kernels_cannot_do_it() -> None:
-    assert not list(thin.tiles("convolve", Shape(2, 2, 3, 8, 8, 4, 3, 3, 2, 1)))
+    assert not convolution_cuda.tiles("convolve", ConvShape(2, 2, 3, 8, 8, 4, 3, 3, 2, 1))
+    oblong = ConvShape(2, 2, 3, 8, 8, 4, 3, 5, 1, 1)
+    assert convolution_cuda.tiles("convolve", oblong)
+    assert not convolution_cuda.tiles("input_gradient", oblong)
+    assert not convolution_cuda.tiles("conv_relu_pool", ConvShape(2, 2, 16, 3, 3, 16, 3, 3, 1, 0))
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("task", ["convolve", "spread", "correlate", "pooled"])
+@pytest.mark.parametrize("task", PLAIN)
 @pytest.mark.parametrize(
     "shape",
-    [Shape(4, 5, 3, 13, 12, 6, 5, 5, 1, 0), Shape(3, 2, 6, 9, 9, 20, 3, 3, 1, 1)],
+    [ConvShape(4, 5, 3, 13, 12, 6, 5, 5, 1, 0), ConvShape(3, 2, 6, 9, 9, 20, 3, 3, 1, 1)],
 )
 def test_cuda_kernels_equal_the_plain_form(
-    task: str, shape: Shape, monkeypatch: pytest.MonkeyPatch
+    task: str, shape: ConvShape, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     s = shape
@@ -234,12 +233,13 @@ def test_cuda_kernels_equal_the_plain_form(
     w = torch.randn(s.groups, s.out_channels, s.channels, s.kernel_height, s.kernel_width)
     w = w.to("cuda")
     bias = torch.randn(s.groups, s.out_channels, device="cuda")
-    slope = torch.randn_like(grouped_convolution.convolve(x, w, s))
+    gradient = torch.randn_like(PLAIN["convolve"](x, w, s))
     inputs = {
-        "convolve": (x, w), "spread": (slope, w), "correlate": (slope, x), "pooled": (x, w, bias)
+        "convolve": (x, w), "conv_relu": (x, w, bias), "input_gradient": (gradient, w),
+        "weight_gradient": (gradient, x), "conv_relu_pool": (x, w, bias),
     }[task]  # fmt: skip
-    exact = getattr(grouped_convolution, task)(*(t.double() for t in inputs), s)
-    for name, form in convolution_forms.forms(task, s).items():
+    exact = PLAIN[task](*(t.double() for t in inputs), s)
+    for name, form in convolution.forms(task, s).items():
         result = form(*inputs, s)
         ours, theirs = (r[0] if isinstance(r, tuple) else r for r in (result, exact))
         assert (ours - theirs).norm() / theirs.norm() < 1e-6, name

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.func import grad, vmap
 from torch.nn import functional as F
 
-from idiolect.kernels import dense, linear, replace_layers
-from idiolect.kernels.dense import Dense
+from idiolect.kernels import linear, replace_layers
+from idiolect.kernels.linear import LinearSizes
 from idiolect.kernels.vmap_rules import call
 
 CLIENTS, EXAMPLES, INSIDE, OUTSIDE = 3, 4, 6, 5
@@ -27,16 +27,16 @@ def theirs(w: Tensor, b: Tensor, x: Tensor) -> Tensor:
     return F.linear(x, w, b).tanh().pow(2).sum()
 
 
-def ours_rectified(w: Tensor, b: Tensor, x: Tensor) -> Tensor:
-    y = call(linear._Rectified, x[None], w[None], b[None])[0]
+def ours_relu(w: Tensor, b: Tensor, x: Tensor) -> Tensor:
+    y = call(linear._LinearReLU, x[None], w[None], b[None])[0]
     return y.tanh().pow(2).sum()  # type: ignore[no-any-return]
 
 
-def theirs_rectified(w: Tensor, b: Tensor, x: Tensor) -> Tensor:
+def theirs_relu(w: Tensor, b: Tensor, x: Tensor) -> Tensor:
     return F.linear(x, w, b).relu().tanh().pow(2).sum()
 
 
-PAIRS = [(ours, theirs), (ours_rectified, theirs_rectified)]
+PAIRS = [(ours, theirs), (ours_relu, theirs_relu)]
 
 
 def draw() -> tuple[Tensor, Tensor, Tensor]:
@@ -54,7 +54,7 @@ def close(left: Tensor, right: Tensor) -> None:
 @pytest.mark.parametrize("argument", [0, 1, 2])
 @pytest.mark.parametrize("shared", [(), (0, 1), (2,), (1,)])
 @pytest.mark.parametrize("pair", PAIRS)
-def test_slopes(pair: tuple[Fn, Fn], argument: int, shared: tuple[int, ...]) -> None:
+def test_gradients(pair: tuple[Fn, Fn], argument: int, shared: tuple[int, ...]) -> None:
     """Weights, biases and examples may each be everyone's own or the same for all."""
     given = [t[0] if n in shared else t for n, t in enumerate(draw())]
     dims = tuple(None if n in shared else 0 for n in range(3))
@@ -63,7 +63,7 @@ def test_slopes(pair: tuple[Fn, Fn], argument: int, shared: tuple[int, ...]) -> 
 
 @pytest.mark.parametrize("argument", [0, 1, 2])
 @pytest.mark.parametrize("pair", PAIRS)
-def test_second_slopes(pair: tuple[Fn, Fn], argument: int) -> None:
+def test_second_derivatives(pair: tuple[Fn, Fn], argument: int) -> None:
     def bend(fn: Fn) -> Fn:
         def curved(*given: Tensor) -> Tensor:
             return sum((s.pow(3).sum() for s in grad(fn, (0, 1, 2))(*given)), torch.zeros(()))
@@ -89,7 +89,7 @@ def test_a_layer_and_relu_at_once() -> None:
     model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
     x = torch.randn(5, 3)
     expected, deep = model(x), model(x[None])
-    replace_layers.quicken(model)
+    replace_layers.replace_layers(model)
     assert torch.equal(model(x), expected) and torch.equal(model(x[None]), deep)
     first = model[0]
     together = vmap(lambda x: linear.linear_relu(first, x))(x[None].expand(2, 5, 3))  # type: ignore[arg-type]
@@ -104,38 +104,38 @@ def test_plain_layers_alone_are_replaced() -> None:
     model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2, bias=False), Own(2, 2))
     x = torch.randn(4, 5, 3)
     expected = model(x)
-    quick = [type(layer) is linear.StackedLinear for layer in replace_layers.quicken(model)]
+    quick = [type(layer) is linear.StackedLinear for layer in replace_layers.replace_layers(model)]
     assert quick == [True, False, False]
     assert torch.equal(model(x), expected)
 
 
 @pytest.mark.skipif(emulate.COMPILER is None, reason="needs g++ to run CUDA sources")
-@pytest.mark.parametrize("task", ["forward", "rectified", "images", "kernels"])
-@pytest.mark.parametrize("sizes", [Dense(2, 5, 136, 9), Dense(2, 23, 37, 10), Dense(1, 3, 516, 1)])
+@pytest.mark.parametrize("task", ["forward", "relu", "input_gradient", "weight_gradient"])
+@pytest.mark.parametrize(
+    "sizes", [LinearSizes(2, 5, 136, 9), LinearSizes(2, 23, 37, 10), LinearSizes(1, 3, 516, 1)]
+)
 def test_kernels_equal_the_plain_form(
-    sizes: Dense, task: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    sizes: LinearSizes, task: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(
-        dense, "kernel", lambda *which: emulate.Kernel(tmp_path, which[0], which[1], which[2])
-    )
+    emulate.use(monkeypatch, tmp_path)
     torch.manual_seed(0)
     groups, examples, inside, outside = sizes
     many = torch.randn(groups, 2, examples, inside)
     x = many[:, 1]  # a step of several that were taken at once: groups lie apart
     w, b = torch.randn(groups, outside, inside), torch.randn(groups, outside)
-    slope = torch.randn(groups, examples, outside)
+    gradient = torch.randn(groups, examples, outside)
     inputs = {
         "forward": (x, w, b),
-        "rectified": (x, w, b),
-        "images": (slope, w),
-        "kernels": (slope, x),
+        "relu": (x, w, b),
+        "input_gradient": (gradient, w),
+        "weight_gradient": (gradient, x),
     }[task]
-    forms = dense.forms(task, sizes)
+    forms = linear.forms(task, sizes)
     exact = forms.pop("plain")(*(t.double() for t in inputs), sizes)
     assert forms
     for name, form in forms.items():
         got = form(*inputs, sizes)
-        pairs = zip(got, exact, strict=True) if task == "kernels" else [(got, exact)]
+        pairs = zip(got, exact, strict=True) if task == "weight_gradient" else [(got, exact)]
         for left, right in pairs:
             assert (left - right).norm() / right.norm() < 1e-6, name
 
@@ -143,12 +143,10 @@ def test_kernels_equal_the_plain_form(
 @pytest.mark.skipif(emulate.COMPILER is None, reason="needs g++ to run CUDA sources")
 def test_what_is_no_number_stays_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """As torch's ReLU does: a broken client must be found out."""
-    monkeypatch.setattr(
-        dense, "kernel", lambda *which: emulate.Kernel(tmp_path, which[0], which[1], which[2])
-    )
-    sizes = Dense(1, 2, 8, 3)
+    emulate.use(monkeypatch, tmp_path)
+    sizes = LinearSizes(1, 2, 8, 3)
     x, w, b = torch.randn(1, 2, 8), torch.randn(1, 3, 8), torch.randn(1, 3)
     x[0, 1, 4] = float("nan")
-    for name, form in dense.forms("rectified", sizes).items():
+    for name, form in linear.forms("relu", sizes).items():
         broken = form(x, w, b, sizes).isnan()
         assert not broken[0, 0].any() and broken[0, 1].all(), name

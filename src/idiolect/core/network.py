@@ -13,7 +13,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from idiolect.core import batchnorm, tree
 from idiolect.core.tree import Params
 from idiolect.errors import MethodError, ModelError
-from idiolect.kernels.replace_layers import quicken
+from idiolect.kernels.replace_layers import replace_layers
 
 Spot = tuple[str, dict[str, Any], str, Tensor]
 """A parameter's name, the dict of a layer that holds it, its key there, and the layer's own."""
@@ -58,7 +58,7 @@ class Network:
         self._modes = {mode: copy.deepcopy(model).train(mode) for mode in (False, True)}
         self._halved = precision == "bf16"
         if stacked and not self._halved:  # our own kernels are for single precision
-            self._modes = {mode: quicken(own) for mode, own in self._modes.items()}
+            self._modes = {mode: replace_layers(own) for mode, own in self._modes.items()}
         self._layers = batchnorm.layers(self._modes[True])
         # The layer of the last parameter, which the head is unless the module declares another.
         self._last = list(self._shapes)[-1].rpartition(".")[0]

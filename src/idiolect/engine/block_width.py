@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from idiolect.kernels import timing_cache
+from idiolect.kernels.autotune import add_to_cache, read_cache
 
 TRIAL_STEPS = 6
 _WIDTHS = (1, 4, 16, 64, 256)
@@ -22,7 +22,7 @@ _HOPELESS = 3.0  # times slower than the best so far: not tried again
 
 def choose(trial: Callable[[int], int], most: int, key: str, cache: Path | None) -> int:
     """Return the width with the least time per client; `trial(width)` says how many it ran."""
-    known = timing_cache.read(cache)
+    known = read_cache(cache)
     digest = hashlib.sha256(key.encode()).hexdigest()[:24]
     if isinstance(known.get(digest), int) and known[digest] > 0:
         return int(min(known[digest], most))
@@ -37,7 +37,7 @@ def choose(trial: Callable[[int], int], most: int, key: str, cache: Path | None)
             if seconds[width] > _HOPELESS * min(seconds.values()):
                 del seconds[width]
     best = min(seconds, key=lambda width: seconds[width])
-    timing_cache.add(cache, {digest: best})
+    add_to_cache(cache, {digest: best})
     return best
 
 

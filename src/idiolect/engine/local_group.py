@@ -25,7 +25,7 @@ from idiolect.engine.client_tasks import Step, Work
 from idiolect.engine.disk_state import Shelf
 from idiolect.engine.precision import multiplying
 from idiolect.engine.state_store import Store
-from idiolect.kernels import autotune, binary_cache
+from idiolect.kernels import autotune, compiled
 
 _MOST_DESKS = 32  # for each thread
 # What torch says where the host has no room, and what oneDNN does.
@@ -79,8 +79,8 @@ class LocalGroup(ClientGroup):
         self._device = device
         self._span = span
         if device.type == "cuda":
-            autotune.keep(cache and cache.with_name("kernels.json"))
-            binary_cache.keep(cache and cache.with_name("kernels"))
+            autotune.set_cache(cache and cache.with_name("kernels.json"))
+            compiled.set_cache(cache and cache.with_name("kernels"))
         self._ahead = device.type == "cuda"  # works by itself, so that the host has time
         self._cache = cache
         self._precision, self._graph = precision, graph

@@ -1,11 +1,13 @@
-"""Which form of a stacked layer is fastest here: measured once a shape, then remembered.
+"""The fastest form of a stacked layer on this GPU: measured once a shape, then remembered.
 
-Where a file is named, choices are kept there between runs, so that a run that is repeated or
-resumed need not measure, nor compile what it does not use.
+With a cache file, choices are kept between runs, so that a run that is repeated or resumed need
+neither measure nor compile what it does not use. A file that is damaged, or cannot be written,
+costs a measurement, never a run.
 """
 
 import functools
 import hashlib
+import json
 import warnings
 from collections.abc import Callable, Mapping
 from importlib import resources
@@ -15,23 +17,38 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from idiolect.kernels import timing_cache
-from idiolect.kernels.compiled import attempt
+from idiolect.kernels.compiled import FAILURES, attempt, summary, write_cache
 from idiolect.kernels.cuda_graph import Tape
 
 Form = Callable[..., Any]
 _TRIALS = 3
-_APART = 2e-5  # relative distance that rounding explains in single precision
-_RULE = 2  # of choosing; what others chose is out of date
-_FEW = 2  # clients whose results are compared
+_TOLERANCE = 2e-5  # relative difference that rounding explains in single precision
+_RULE = 2  # version of how a form is chosen; choices of other versions are stale
+_COMPARED = 2  # clients whose results are compared
 _chosen: dict[tuple[str, Any, bool], Form] = {}
 _file: Path | None = None
 
 
-def keep(file: Path | None) -> None:
+def set_cache(file: Path | None) -> None:
     """Keep choices in a file from now on."""
     global _file
     _file = file
+
+
+def read_cache(file: Path | None) -> dict[str, Any]:
+    """Return what a cache file holds; nothing where there is none."""
+    try:
+        known = json.loads(file.read_text()) if file else {}
+    except (OSError, ValueError):
+        return {}
+    return known if isinstance(known, dict) else {}
+
+
+def add_to_cache(file: Path | None, new: Mapping[str, Any]) -> None:
+    """Add entries to a cache file, beside those that others may have added since."""
+    if file is not None:
+        text = json.dumps({**read_cache(file), **new}, indent=1, sort_keys=True)
+        write_cache(file, text.encode())
 
 
 def fastest(task: str, sizes: Any, forms: Callable[[], Mapping[str, Form]], *inputs: Tensor) -> Any:
@@ -55,40 +72,40 @@ def fastest(task: str, sizes: Any, forms: Callable[[], Mapping[str, Form]], *inp
 def choose(key: str, known: Mapping[str, Form], inputs: tuple[Any, ...]) -> Form:
     """Return the form that was chosen for a key, or else measure."""
     digest = hashlib.sha256(key.encode()).hexdigest()[:24]
-    name = str(timing_cache.read(_file).get(digest))
+    name = str(read_cache(_file).get(digest))
     if name in known:
         try:
             known[name](*inputs)
             return known[name]
         except torch.OutOfMemoryError:
             raise
-        except (RuntimeError, AttributeError, OSError):  # no compiler any more
+        except FAILURES:  # no compiler any more
             pass
     name = _measured(known, inputs)
-    timing_cache.add(_file, {digest: name})
+    add_to_cache(_file, {digest: name})
     return known[name]
 
 
 def _measured(known: Mapping[str, Form], inputs: tuple[Any, ...]) -> str:
-    """Time every form; one that does not run here, or gives other results, is out.
+    """Time every form, leaving out any that does not run here or gives other results.
 
     The results of a few clients are compared with the plain form in double precision: in single
-    precision the library may round factors, or take a way that is far from exact.
+    precision the library may round factors, or use an algorithm that is far from exact.
     """
-    inputs = drawn(inputs)
-    some = few(inputs)
-    exact, took, failed = first(known["plain"](*some)), {}, list[str]()
+    inputs = random_like(inputs)
+    exact = first(known["plain"](*few(inputs)))
+    took, failed = dict[str, float](), list[str]()
     for name, form in known.items():
         try:
-            if name == "plain" or apart(first(form(*inputs))[: len(exact)], exact) < _APART:
+            if name == "plain" or apart(first(form(*inputs))[: len(exact)], exact) < _TOLERANCE:
                 took[name] = milliseconds(form, *inputs)
         except torch.OutOfMemoryError:  # says nothing about the form; fewer clients may fit
             raise
-        except (RuntimeError, AttributeError, OSError) as error:  # too little of the chip, say
+        except FAILURES as error:  # too few registers, for example
             if name == "plain":
                 raise
-            words = (str(error) or type(error).__name__).splitlines()[0]
-            failed.append(f"no kernel for {inputs[-1]!r} here, so slower: {name}: {words}")
+            reason = f"{name}: {summary(error)}"
+            failed.append(f"no kernel for {inputs[-1]!r} here, so slower: {reason}")
     if failed and list(took) == ["plain"]:
         warnings.warn(failed[0], stacklevel=2)
     return min(took, key=took.__getitem__)
@@ -97,21 +114,19 @@ def _measured(known: Mapping[str, Form], inputs: tuple[Any, ...]) -> str:
 def few(inputs: tuple[Any, ...]) -> tuple[Any, ...]:
     """Return the inputs of the first clients alone, in double precision."""
     *tensors, sizes = inputs
-    cut = sizes._replace(groups=min(sizes.groups, _FEW))
+    cut = sizes._replace(groups=min(sizes.groups, _COMPARED))
     return (*(one[: cut.groups].double() for one in tensors), cut)
 
 
-def drawn(inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return random numbers in place of real ones, which might be zeros, or broken."""
-    tensors = [one for one in inputs if isinstance(one, Tensor)]
-    draw = torch.Generator(tensors[0].device).manual_seed(0)  # nobody else's numbers are used up
-
-    def normal(one: Any) -> Any:
-        if not isinstance(one, Tensor):
-            return one
-        return torch.randn(one.shape, generator=draw, device=one.device, dtype=one.dtype)
-
-    return tuple(map(normal, inputs))
+def random_like(inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return random numbers in place of real ones, which might be zeros or NaN."""
+    *tensors, sizes = inputs
+    draw = torch.Generator(tensors[0].device).manual_seed(0)  # torch's own stream stays as it is
+    normal = (
+        torch.randn(one.shape, generator=draw, device=one.device, dtype=one.dtype)
+        for one in tensors
+    )
+    return (*normal, sizes)
 
 
 def first(result: Any) -> Tensor:
@@ -121,39 +136,22 @@ def first(result: Any) -> Tensor:
 
 
 def apart(result: Tensor, exact: Tensor) -> float:
-    """Return how far a result is from another, relative to it; NaN is far."""
+    """Return the relative difference of two results; infinity where it is NaN."""
     far = float((result - exact).norm() / exact.norm())
     return far if far == far else float("inf")
 
 
 @functools.cache
 def _sources() -> str:
-    """Return a digest of all kernels: a choice among others is out of date."""
+    """Return a digest of all CUDA sources: a choice among other kernels is stale."""
     files = sorted(resources.files("idiolect.kernels").iterdir(), key=lambda file: file.name)
     texts = [file.read_bytes() for file in files if file.name.endswith(".cu")]
     return hashlib.sha256(b"".join(texts)).hexdigest()[:12]
 
 
 def milliseconds(form: Form, *inputs: Any) -> float:
-    """Return the least of a few times on the device; what the host needs to start it left out."""
+    """Return the least of a few times on the device, without the host's time for launching."""
     form(*inputs)  # compiles, and makes handles
-    tape = _repeated(form, inputs)
-    least = float("inf")
-    for _ in range(_TRIALS):
-        start, end = (
-            torch.Event("cuda", enable_timing=True),
-            torch.Event("cuda", enable_timing=True),
-        )
-        start.record()
-        tape.replay()
-        end.record()
-        end.synchronize()
-        least = min(least, start.elapsed_time(end) / _TRIALS)
-    return least
-
-
-def _repeated(form: Form, inputs: tuple[Any, ...]) -> Tape:
-    """Record a few runs of a form."""
     tape = Tape()
 
     def runs() -> None:
@@ -161,4 +159,12 @@ def _repeated(form: Form, inputs: tuple[Any, ...]) -> Tape:
             form(*inputs)
 
     tape.record(runs)
-    return tape
+    least = float("inf")
+    for _ in range(_TRIALS):
+        start, end = (torch.Event("cuda", enable_timing=True) for _ in range(2))
+        start.record()
+        tape.replay()
+        end.record()
+        end.synchronize()
+        least = min(least, start.elapsed_time(end) / _TRIALS)
+    return least

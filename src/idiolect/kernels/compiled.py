@@ -1,98 +1,118 @@
-"""CUDA source of this folder, compiled when a shape is met, with its sizes as constants."""
+"""CUDA sources of this folder: compiled with the sizes of a shape as constants, and launched.
 
+Compiled kernels are kept between runs, since those of a deep network take longer to compile than
+its first rounds. A file that is damaged, or cannot be written, costs a compilation, never a run.
+"""
+
+import contextlib
 import ctypes
 import functools
+import hashlib
+import os
 import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib import resources
-from typing import Any, NamedTuple, TypeVar
+from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
-
-from idiolect.kernels.binary_cache import loaded
-from idiolect.kernels.convolution_shape import Shape
+from torch import Tensor
 
 Result = TypeVar("Result")
-_given_up: set[str] = set()  # what failed once
-Constants = Mapping[str, int] | Mapping[str, int | str]
-SHARED = 200 * 1024  # bytes of shared memory a block may ask for; data-centre GPUs have more
+FAILURES = (RuntimeError, AttributeError, OSError)  # of compiling, loading or launching a kernel
+REALS = {torch.float32: "float", torch.float64: "double"}  # dtypes with kernels: their C names
+_failed: set[str] = set()  # operations whose kernel failed once
+_folder: Path | None = None
 
 
-class Side(NamedTuple):
-    """What is read and what is made, seen from one direction of the convolution."""
-
-    channels: int
-    height: int
-    width: int
-    out_channels: int
-    out_height: int
-    out_width: int
-    padding: int
-
-    @property
-    def constants(self) -> dict[str, int]:
-        """Name the sizes as the sources do."""
-        return {
-            "C": self.channels, "H": self.height, "W": self.width, "PAD": self.padding,
-            "OC": self.out_channels, "OH": self.out_height, "OW": self.out_width,
-        }  # fmt: skip
+def set_cache(folder: Path | None) -> None:
+    """Keep compiled kernels in a folder from now on."""
+    global _folder
+    _folder = folder
 
 
-def side(task: str, s: Shape) -> Side:
-    """Return the sizes as a task sees them: the images' gradient runs the other way."""
-    reads, makes = (s.channels, s.height, s.width), (s.out_channels, s.out_height, s.out_width)
-    if task == "spread":
-        return Side(*makes, *reads, padding=s.kernel_height - 1 - s.padding)
-    return Side(*reads, *makes, padding=s.padding)
-
-
-def up(number: int, multiple: int) -> int:
-    """Round up to a multiple."""
-    return -(-number // multiple) * multiple
-
-
-def source(file: str, constants: Constants) -> str:
+def source(file: str, constants: Mapping[str, int | str]) -> str:
     """Return the text of a CUDA file with its constants before it."""
     defined = [f"#define {constant} {value}" for constant, value in constants.items()]
     text = resources.files("idiolect.kernels").joinpath(file).read_text()
     return "\n".join([*defined, text])
 
 
-def kernel(file: str, name: str, constants: Constants, shared: int = 0) -> Any:
-    """Return a function of a CUDA file, compiled for these constants."""
+def launch(
+    file: str,
+    name: str,
+    constants: Mapping[str, int | str],
+    grid: tuple[int, int, int],
+    threads: int,
+    arguments: Sequence[Any],
+    shared: int = 0,
+) -> None:
+    """Launch a function of a CUDA file; `shared` is the bytes of shared memory of a block."""
     make_current()
-    compiled = _kernel(file, name, tuple(constants.items()), shared)
-
-    def launch(*arguments: Any) -> None:
-        make_current()
-        compiled(*arguments)
-
-    return launch
+    compiled = kernel(file, name, tuple(constants.items()), shared)
+    compiled(grid, (threads, 1, 1), arguments, shared)
 
 
 @functools.cache
-def _kernel(file: str, name: str, constants: tuple[tuple[str, int | str], ...], shared: int) -> Any:
-    compiled = loaded(source(file, dict(constants)), name)
+def kernel(file: str, name: str, constants: tuple[tuple[str, int | str], ...], shared: int) -> Any:
+    """Return a function of a CUDA file, compiled for these constants."""
+    compiled = load(source(file, dict(constants)), name)
     compiled.set_shared_memory_config(shared)
     return compiled
 
 
-def make_current(driver: Any = None) -> None:
-    """See to it that the calling thread has a context, without which nothing can be launched.
+def load(text: str, name: str) -> Any:
+    """Return a function of a CUDA source, compiled now or by an earlier run."""
+    if _folder is None:
+        return torch.cuda._compile_kernel(text, name)
+    try:
+        compiler, loader = _tools()
+    except ImportError:  # they are private to torch, and may be renamed
+        return torch.cuda._compile_kernel(text, name)
+    about = f"{torch.__version__} {torch.version.cuda} {torch.cuda.get_device_capability()} {name}"
+    digest = hashlib.sha256(f"{about}\n{text}".encode()).hexdigest()[:32]
+    file = _folder / f"{digest}.cubin"
+    try:
+        return loader(file.read_bytes(), [name])[name]
+    except (OSError, RuntimeError):  # not there, or damaged
+        binary, mangled = compiler(text, name)
+        if mangled == name:
+            write_cache(file, binary)
+        return loader(binary, [mangled])[mangled]
 
-    torch goes back through a network on threads of its own. What it launches makes a context
-    current by itself; what we launch, perhaps as the first there, does not.
+
+def _tools() -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """Return what `torch.cuda._compile_kernel` is made of: a compiler, and a loader."""
+    from torch.cuda._utils import _cuda_load_module, _nvrtc_compile
+
+    return _nvrtc_compile, _cuda_load_module
+
+
+def write_cache(file: Path, content: bytes) -> None:
+    """Replace a cache file at once; do nothing where it cannot be written."""
+    with contextlib.suppress(OSError):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        part = file.with_suffix(f".{os.getpid()}.part")
+        part.write_bytes(content)
+        part.replace(file)
+
+
+def make_current(driver: Any = None) -> None:
+    """Make sure that the calling thread has a CUDA context, without which no launch works.
+
+    torch runs backward passes on threads of its own. Its own launches make a context current; ours,
+    which may be the first on such a thread, do not.
     """
     driver = driver or _driver()
     context = ctypes.c_void_p()
-    _checked(driver.cuCtxGetCurrent(ctypes.byref(context)))
+    _check(driver.cuCtxGetCurrent(ctypes.byref(context)))
     if context.value:
         return
     device = ctypes.c_int()
-    _checked(driver.cuDeviceGet(ctypes.byref(device), torch.cuda.current_device()))
-    _checked(driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device))
-    _checked(driver.cuCtxSetCurrent(context))
+    _check(driver.cuDeviceGet(ctypes.byref(device), torch.cuda.current_device()))
+    _check(driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device))
+    _check(driver.cuCtxSetCurrent(context))
 
 
 @functools.cache
@@ -100,20 +120,42 @@ def _driver() -> Any:
     return ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
 
 
-def _checked(code: int) -> None:
+def _check(code: int) -> None:
     if code:
         raise RuntimeError(f"the CUDA driver gave error {code} making a context current")
 
 
-def attempt(what: str, own: Callable[[], Result], plain: Callable[[], Result]) -> Result:
-    """Do something by a kernel of ours, or plainly once that has failed: slower, but it goes on."""
-    if what not in _given_up:
+def has_kernels(tensor: Tensor) -> bool:
+    """Return whether our kernels can take a tensor: real numbers on a GPU."""
+    return tensor.is_cuda and tensor.dtype in REALS
+
+
+def attempt(
+    what: str,
+    own: Callable[[], Result],
+    plain: Callable[[], Result],
+    on: Tensor | None = None,
+) -> Result:
+    """Run an operation by our kernel, or by torch once that has failed: slower, but it goes on.
+
+    Where `on` is a tensor that our kernels cannot take, torch runs it.
+    """
+    if what not in _failed and (on is None or has_kernels(on)):
         try:
             return own()
         except torch.OutOfMemoryError:
             raise
-        except (RuntimeError, AttributeError, OSError) as error:
-            _given_up.add(what)
-            words = (str(error) or type(error).__name__).splitlines()[0]
-            warnings.warn(f"no kernel for {what} here, so slower: {words}", stacklevel=2)
+        except FAILURES as error:
+            _failed.add(what)
+            warnings.warn(f"no kernel for {what} here, so slower: {summary(error)}", stacklevel=2)
     return plain()
+
+
+def summary(error: Exception) -> str:
+    """Return the first line of an error."""
+    return (str(error) or type(error).__name__).splitlines()[0]
+
+
+def round_up(number: int, multiple: int) -> int:
+    """Round up to a multiple."""
+    return -(-number // multiple) * multiple

@@ -1,20 +1,21 @@
-"""A convolution in which every client of a stack has its own kernels.
+"""A convolution in which every client of a stack has its own weights.
 
 vmap turns it into one grouped convolution, which uses a small part of a GPU when the groups are
-thin. Here the same sums may also be taken by kernels of our own; which is faster depends on shape
-and device, so it is measured once and remembered. All functions are differentiable any number of
-times, since the derivatives of each are among the others.
+thin. Here our own kernels may compute the same sums; which is faster depends on shape and device,
+so it is measured once and remembered. All functions are differentiable any number of times, since
+the derivatives of each are among the others.
 """
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
-from torch.autograd import Function
+from torch.nn import functional as F
 
-from idiolect.kernels.autotune import fastest
-from idiolect.kernels.convolution_forms import forms
-from idiolect.kernels.convolution_shape import Shape
-from idiolect.kernels.vmap_rules import call, into_groups, mapped, single
+from idiolect.kernels import convolution_cuda
+from idiolect.kernels.autotune import Form, fastest
+from idiolect.kernels.convolution_cuda import ConvShape
+from idiolect.kernels.vmap_rules import GroupedFunction, call, float32_on_cuda
 
 Pair = tuple[int, int]
 
@@ -24,7 +25,7 @@ class StackedConv2d(nn.Conv2d):
 
     @staticmethod
     def suits(layer: nn.Module) -> bool:
-        """Say whether a layer is of the plain kind that can be replaced."""
+        """Return whether a layer is of the plain kind that can be replaced."""
         return (
             type(layer) is nn.Conv2d
             and (layer.groups == 1 or layer.groups == layer.in_channels == layer.out_channels)
@@ -36,108 +37,160 @@ class StackedConv2d(nn.Conv2d):
         )
 
     def _conv_forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        if not single(x):
+        if not float32_on_cuda(x):
             own: Tensor = super()._conv_forward(x, weight, bias)
             return own
         step = (self.stride[0], self.padding[0], self.groups > 1)
         y: Tensor = call(_Convolve, x[None], weight[None], *step)
-        y = y.squeeze(0)  # not y[0], which would be filled up with zeros going back
+        y = y.squeeze(0)  # the backward pass of y[0] would allocate zeros
         return y if bias is None else y + bias[:, None, None]
 
 
-class _Convolve(Function):
+class _Convolve(GroupedFunction):
     """x [group, image, channel, ...], w [group, out, channel, ...] -> y.
 
-    The three functions end in (stride, padding, depthwise), which is called `step`.
+    The options of the three functions end in (stride, padding, depthwise), called `step`.
     """
+
+    joins_examples = True
 
     @staticmethod
     def forward(x: Tensor, w: Tensor, *step: Any) -> Any:
-        return done("convolve", shaped(x.shape, w, *step), x, w)
+        return fastest_form("convolve", conv_shape(x.shape, w, *step), x, w)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        x, w, *ctx.step = inputs
-        ctx.save_for_backward(x, w)
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        return *gradients(ctx, gradient, *ctx.saved_tensors, *ctx.options), None, None, None
+
+
+class _ConvInputGradient(GroupedFunction):
+    """The gradient by y, w -> the gradient by x [..., *size]: the transposed convolution."""
+
+    joins_examples = True
 
     @staticmethod
-    def backward(ctx: Any, slope: Tensor) -> Any:
-        x, w = ctx.saved_tensors
-        return *slopes(ctx, slope, x, w, *ctx.step), None, None, None
-
-    @staticmethod
-    def vmap(info: Any, dims: Any, x: Tensor, w: Tensor, *step: Any) -> Any:
-        return mapped(_Convolve, info.batch_size, dims[:2], (x, w), step)
-
-
-class _Spread(Function):
-    """The transpose of a convolution: its derivative with respect to the images."""
-
-    @staticmethod
-    def forward(slope: Tensor, w: Tensor, size: Pair, *step: Any) -> Any:
+    def forward(gradient: Tensor, w: Tensor, size: Pair, *step: Any) -> Any:
         depthwise = step[-1]
-        sizes = (*slope.shape[:2], w.shape[1 if depthwise else 2], *size)
-        return done("spread", shaped(sizes, w, *step), slope, w)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        slope, w, _, *ctx.step = inputs
-        ctx.save_for_backward(slope, w)
+        sizes = (*gradient.shape[:2], w.shape[1 if depthwise else 2], *size)
+        return fastest_form("input_gradient", conv_shape(sizes, w, *step), gradient, w)
 
     @staticmethod
     def backward(ctx: Any, dx: Tensor) -> Any:
-        slope, w = ctx.saved_tensors
-        dslope = call(_Convolve, dx, w, *ctx.step) if ctx.needs_input_grad[0] else None
-        dw = call(_Correlate, slope, dx, _size(w), *ctx.step) if ctx.needs_input_grad[1] else None
-        return dslope, dw, None, None, None, None
+        gradient, w = ctx.saved_tensors
+        wanted, step = ctx.needs_input_grad, ctx.options[1:]
+        by_gradient = call(_Convolve, dx, w, *step) if wanted[0] else None
+        dw = call(_ConvWeightGradient, gradient, dx, _size(w), *step) if wanted[1] else None
+        return by_gradient, dw, None, None, None, None
+
+
+class _ConvWeightGradient(GroupedFunction):
+    """The gradient by y, x -> the gradient by w [..., *size]."""
 
     @staticmethod
-    def vmap(info: Any, dims: Any, slope: Tensor, w: Tensor, *step: Any) -> Any:
-        return mapped(_Spread, info.batch_size, dims[:2], (slope, w), step)
-
-
-class _Correlate(Function):
-    """The derivative of a convolution with respect to its kernels."""
-
-    @staticmethod
-    def forward(slope: Tensor, x: Tensor, size: Pair, *step: Any) -> Any:
-        shape = Shape(*x.shape, slope.shape[2], *size, *step)  # type: ignore[call-arg]
-        return done("correlate", shape, slope, x)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        slope, x, _, *ctx.step = inputs
-        ctx.save_for_backward(slope, x)
+    def forward(gradient: Tensor, x: Tensor, size: Pair, *step: Any) -> Any:
+        shape = ConvShape(*x.shape, gradient.shape[2], *size, *step)  # type: ignore[call-arg]
+        return fastest_form("weight_gradient", shape, gradient, x)
 
     @staticmethod
     def backward(ctx: Any, dw: Tensor) -> Any:
-        slope, x = ctx.saved_tensors
-        dslope = call(_Convolve, x, dw, *ctx.step) if ctx.needs_input_grad[0] else None
-        dx = call(_Spread, slope, dw, _size(x), *ctx.step) if ctx.needs_input_grad[1] else None
-        return dslope, dx, None, None, None, None
-
-    @staticmethod
-    def vmap(info: Any, dims: Any, slope: Tensor, x: Tensor, *step: Any) -> Any:
-        inputs = into_groups(info.batch_size, dims[:2], (slope, x))
-        return call(_Correlate, *inputs, *step).unflatten(0, (info.batch_size, -1)), 0
+        gradient, x = ctx.saved_tensors
+        wanted, step = ctx.needs_input_grad, ctx.options[1:]
+        by_gradient = call(_Convolve, x, dw, *step) if wanted[0] else None
+        dx = call(_ConvInputGradient, gradient, dw, _size(x), *step) if wanted[1] else None
+        return by_gradient, dx, None, None, None, None
 
 
-def slopes(ctx: Any, slope: Tensor, x: Tensor, w: Tensor, *step: Any) -> tuple[Any, Any]:
-    """Return the gradients with respect to images and kernels, where they are wanted."""
-    dx = call(_Spread, slope, w, _size(x), *step) if ctx.needs_input_grad[0] else None
-    dw = call(_Correlate, slope, x, _size(w), *step) if ctx.needs_input_grad[1] else None
+def gradients(ctx: Any, gradient: Tensor, x: Tensor, w: Tensor, *step: Any) -> tuple[Any, Any]:
+    """Return the gradients by images and weights, where they are wanted."""
+    wanted = ctx.needs_input_grad
+    dx = call(_ConvInputGradient, gradient, w, _size(x), *step) if wanted[0] else None
+    dw = call(_ConvWeightGradient, gradient, x, _size(w), *step) if wanted[1] else None
     return dx, dw
 
 
-def shaped(sizes: Any, w: Tensor, *step: Any) -> Shape:
-    """Name the sizes of images and kernels; `step` is (stride, padding, depthwise)."""
-    return Shape(*sizes, w.shape[1], *_size(w), *step)  # type: ignore[call-arg]
+def conv_shape(sizes: Any, w: Tensor, *step: Any) -> ConvShape:
+    """Return the shape of images of some sizes and weights; `step` is as above."""
+    return ConvShape(*sizes, w.shape[1], *_size(w), *step)  # type: ignore[call-arg]
 
 
 def _size(images: Tensor) -> Pair:
     return images.shape[-2], images.shape[-1]
 
 
-def done(task: str, shape: Shape, *inputs: Tensor) -> Any:
+def fastest_form(task: str, shape: ConvShape, *inputs: Tensor) -> Any:
     """Do a task in the form that is fastest here."""
     return fastest(task, shape, lambda: forms(task, shape), *inputs)
+
+
+def forms(task: str, shape: ConvShape, most: int = 4) -> dict[str, Form]:
+    """Return all ways to do a task on a GPU, by name; see `convolution_cuda` for the tasks."""
+    return {"plain": PLAIN[task], **convolution_cuda.forms(task, shape, most)}
+
+
+# The plain forms: one grouped convolution for all clients, as torch has it.
+
+
+def _convolve(x: Tensor, w: Tensor, shape: ConvShape) -> Tensor:
+    weight = w.flatten(0, 1)
+    y = F.conv2d(_join(x), weight, None, shape.stride, shape.padding, 1, shape.convolutions)
+    return _separate(y, shape.groups)
+
+
+def _input_gradient(gradient: Tensor, w: Tensor, shape: ConvShape) -> Tensor:
+    sizes = (shape.images, shape.groups * shape.channels, shape.height, shape.width)
+    x = gradient.new_empty(()).expand(sizes)
+    return _separate(_backward(gradient, x, w.flatten(0, 1), shape, 0), shape.groups)
+
+
+def _weight_gradient(gradient: Tensor, x: Tensor, shape: ConvShape) -> Tensor:
+    kernel = (shape.inputs, shape.kernel_height, shape.kernel_width)
+    w = x.new_empty(()).expand(shape.groups * shape.out_channels, *kernel)
+    dw = _backward(gradient, _join(x), w, shape, 1)
+    return dw.view(shape.groups, shape.out_channels, *kernel)
+
+
+def _backward(gradient: Tensor, x: Tensor, w: Tensor, shape: ConvShape, which: int) -> Tensor:
+    found = torch.ops.aten.convolution_backward(
+        _join(gradient), x, w, None, [shape.stride] * 2, [shape.padding] * 2, [1, 1], False,
+        [0, 0], shape.convolutions, [which == 0, which == 1, False],
+    )  # fmt: skip
+    result: Tensor = found[which]
+    return result
+
+
+def _conv_relu(x: Tensor, w: Tensor, bias: Tensor, shape: ConvShape) -> Tensor:
+    return (_convolve(x, w, shape) + bias[:, None, :, None, None]).relu()
+
+
+def _conv_relu_pool(x: Tensor, w: Tensor, bias: Tensor, shape: ConvShape) -> tuple[Tensor, Tensor]:
+    """Return also which of a window's four pixels was largest; 4 where none was above 0."""
+    y = _convolve(x, w, shape) + bias[:, None, :, None, None]
+    most, which = windows(y).max(-1)
+    off = most <= 0
+    return torch.where(off, 0.0, most), torch.where(off, 4, which).to(torch.uint8)
+
+
+def windows(images: Tensor) -> Tensor:
+    """Make the pixels of each 2×2 window the last axis, without an odd last row or column."""
+    height, width = images.shape[-2] // 2, images.shape[-1] // 2
+    even = images[..., : 2 * height, : 2 * width]
+    return even.reshape(*images.shape[:-2], height, 2, width, 2).transpose(-2, -3).flatten(-2)
+
+
+def _join(t: Tensor) -> Tensor:
+    """Make the groups part of the channels, as torch's grouped convolution takes them."""
+    return t.transpose(0, 1).flatten(1, 2)
+
+
+def _separate(t: Tensor, groups: int) -> Tensor:
+    """Undo `_join`."""
+    return t.reshape(t.shape[0], groups, -1, *t.shape[2:]).transpose(0, 1)
+
+
+PLAIN: dict[str, Form] = {
+    "convolve": _convolve,
+    "input_gradient": _input_gradient,
+    "weight_gradient": _weight_gradient,
+    "conv_relu": _conv_relu,
+    "conv_relu_pool": _conv_relu_pool,
+}

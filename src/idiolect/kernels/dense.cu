@@ -18,8 +18,8 @@ __device__ __forceinline__ void unpack(float* to, const float* from) { *(Pack*)t
 // y[g, n, o] = bias[g, o] + sum over i of x[g, n, i] * w[g, o, i]: a block makes LINES outputs of ROWS
 // examples, and its warps share the sum. With RELU it is cut off below 0, but for NaN.
 extern "C" __global__ void __launch_bounds__(THREADS)
-dense(const float* __restrict__ x, const float* __restrict__ w, const float* __restrict__ bias,
-      float* __restrict__ y, int stride) {
+forward(const float* __restrict__ x, const float* __restrict__ w, const float* __restrict__ bias,
+        float* __restrict__ y, int stride) {
   extern __shared__ float4 memory[];
   float* shared = (float*)memory;               // [warp][ROWS][LINES]
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -73,18 +73,18 @@ dense(const float* __restrict__ x, const float* __restrict__ w, const float* __r
 
 #endif
 
-#ifdef IMAGES
+#ifdef INPUT_GRADIENT
 
-// out[g, n, i] = sum over o of slope[g, n, o] * w[g, o, i]: a thread makes VEC numbers of ROWS examples.
+// out[g, n, i] = sum over o of gradient[g, n, o] * w[g, o, i]: a thread makes VEC numbers of ROWS examples.
 extern "C" __global__ void __launch_bounds__(THREADS)
-images(const float* __restrict__ slope, const float* __restrict__ w, float* __restrict__ out) {
+input_gradient(const float* __restrict__ gradient, const float* __restrict__ w, float* __restrict__ out) {
   extern __shared__ float4 memory[];
-  float* slopes = (float*)memory;               // [OUT][ROWS]
+  float* gradients = (float*)memory;            // [OUT][ROWS]
   const int g = blockIdx.y, first = blockIdx.z * ROWS, i = (blockIdx.x * THREADS + threadIdx.x) * VEC;
-  slope += ((size_t)g * N + first) * OUT;
+  gradient += ((size_t)g * N + first) * OUT;
   for (int k = threadIdx.x; k < OUT * ROWS; k += THREADS) {
     const int n = k / OUT, o = k % OUT;
-    slopes[o * ROWS + n] = first + n < N ? slope[n * OUT + o] : 0.f;
+    gradients[o * ROWS + n] = first + n < N ? gradient[n * OUT + o] : 0.f;
   }
   __syncthreads();
   if (i >= IN) return;
@@ -101,7 +101,7 @@ images(const float* __restrict__ slope, const float* __restrict__ w, float* __re
 #pragma unroll
     for (int n = 0; n < ROWS; n++)
 #pragma unroll
-      for (int v = 0; v < VEC; v++) sums[n][v] += slopes[o * ROWS + n] * weights[v];
+      for (int v = 0; v < VEC; v++) sums[n][v] += gradients[o * ROWS + n] * weights[v];
   }
 #pragma unroll
   for (int n = 0; n < ROWS; n++)
@@ -110,25 +110,25 @@ images(const float* __restrict__ slope, const float* __restrict__ w, float* __re
 
 #endif
 
-#ifdef KERNELS
+#ifdef WEIGHT_GRADIENT
 
-// dw[g, o, i] = sum over n of slope[g, n, o] * x[g, n, i], and db[g, o] that of the slopes alone: a thread
+// dw[g, o, i] = sum over n of gradient[g, n, o] * x[g, n, i], and db[g, o] that of the gradients alone: a thread
 // makes VEC numbers of LINES outputs.
 extern "C" __global__ void __launch_bounds__(THREADS)
-kernels(const float* __restrict__ slope, const float* __restrict__ x, float* __restrict__ dw,
-        float* __restrict__ db, int stride) {
+weight_gradient(const float* __restrict__ gradient, const float* __restrict__ x, float* __restrict__ dw,
+                float* __restrict__ db, int stride) {
   extern __shared__ float4 memory[];
-  float* slopes = (float*)memory;               // [N][LINES]
+  float* gradients = (float*)memory;            // [N][LINES]
   const int g = blockIdx.y, low = blockIdx.z * LINES, i = (blockIdx.x * THREADS + threadIdx.x) * VEC;
-  slope += (size_t)g * N * OUT;
+  gradient += (size_t)g * N * OUT;
   for (int k = threadIdx.x; k < N * LINES; k += THREADS) {
     const int n = k / LINES, o = low + k % LINES;
-    slopes[k] = o < OUT ? slope[n * OUT + o] : 0.f;
+    gradients[k] = o < OUT ? gradient[n * OUT + o] : 0.f;
   }
   __syncthreads();
   if (blockIdx.x == 0 && threadIdx.x < LINES && low + threadIdx.x < OUT) {
     float sum = 0.f;
-    for (int n = 0; n < N; n++) sum += slopes[n * LINES + threadIdx.x];
+    for (int n = 0; n < N; n++) sum += gradients[n * LINES + threadIdx.x];
     db[g * OUT + low + threadIdx.x] = sum;
   }
   if (i >= IN) return;
@@ -145,7 +145,7 @@ kernels(const float* __restrict__ slope, const float* __restrict__ x, float* __r
 #pragma unroll
     for (int o = 0; o < LINES; o++)
 #pragma unroll
-      for (int v = 0; v < VEC; v++) sums[o][v] += slopes[n * LINES + o] * seen[v];
+      for (int v = 0; v < VEC; v++) sums[o][v] += gradients[n * LINES + o] * seen[v];
   }
 #pragma unroll
   for (int o = 0; o < LINES; o++)

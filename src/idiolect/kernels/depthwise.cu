@@ -31,14 +31,14 @@ convolve(const float* __restrict__ x, const float* __restrict__ w, float* __rest
   y[at] = sum;
 }
 
-// The transpose: a pixel of x gathers the slopes of all pixels of y that it had a part in.
+// The transpose: a pixel of x gathers the gradients of all pixels of y that it had a part in.
 extern "C" __global__ void __launch_bounds__(THREADS)
-spread(const float* __restrict__ slope, const float* __restrict__ w, float* __restrict__ dx, int images, int groups) {
+input_gradient(const float* __restrict__ gradient, const float* __restrict__ w, float* __restrict__ dx, int images, int groups) {
   const size_t at = (size_t)blockIdx.x * THREADS + threadIdx.x;
   if (at >= (size_t)groups * images * C * H * W) return;
   const int col = at % W + PAD, row = at / W % H + PAD;
   const size_t plane = at / (H * W);
-  const float* from = slope + plane * (OH * OW);
+  const float* from = gradient + plane * (OH * OW);
   const float* own = kernel_of(w, plane, images);
   float sum = 0.f;
 #pragma unroll
@@ -53,9 +53,9 @@ spread(const float* __restrict__ slope, const float* __restrict__ w, float* __re
   dx[at] = sum;
 }
 
-// The slopes of one kernel, over `each` images: a block for each, its sums taken in a fixed order.
+// The gradients of one kernel, over `each` images: a block for each, its sums taken in a fixed order.
 extern "C" __global__ void __launch_bounds__(THREADS)
-correlate(const float* __restrict__ slope, const float* __restrict__ x, float* __restrict__ dw, int images, int each) {
+weight_gradient(const float* __restrict__ gradient, const float* __restrict__ x, float* __restrict__ dw, int images, int each) {
   extern __shared__ float4 memory[];
   float* room = (float*)memory;
   const int channel = blockIdx.x, g = blockIdx.y, first = blockIdx.z * each;
@@ -68,13 +68,13 @@ correlate(const float* __restrict__ slope, const float* __restrict__ x, float* _
     const int spot = at % (OH * OW);
     const int col = spot % OW * STRIDE - PAD, row = spot / OW * STRIDE - PAD;
     const float* from = x + plane * (H * W);
-    const float pull = slope[plane * (OH * OW) + spot];
+    const float incoming = gradient[plane * (OH * OW) + spot];
 #pragma unroll
     for (int kh = 0; kh < KH; kh++)
 #pragma unroll
       for (int kw = 0; kw < KW; kw++) {
         const int h = row + kh, v = col + kw;
-        if (h >= 0 && h < H && v >= 0 && v < W) sums[kh * KW + kw] += pull * from[h * W + v];
+        if (h >= 0 && h < H && v >= 0 && v < W) sums[kh * KW + kw] += incoming * from[h * W + v];
       }
   }
 #pragma unroll

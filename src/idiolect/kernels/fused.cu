@@ -13,7 +13,7 @@ struct alignas(16) Pack { REAL value[PACK]; };
 
 #ifdef STEP      // y + factor * x
 #define MADE(x, y) ((y) + (REAL)factor * (x))
-#elif defined(GAP)  // factor * pull[client] * (x - y)
+#elif defined(GAP)  // factor * scales[client] * (x - y)
 #define MADE(x, y) (scale * ((x) - (y)))
 #else            // x where keep[client], else y
 #define MADE(x, y) (kept ? (x) : (y))
@@ -22,11 +22,11 @@ struct alignas(16) Pack { REAL value[PACK]; };
 // Leaf i is x##i, y##i -> o##i with n##i numbers a client; a leaf that all clients share has only one
 // row, and its step from client to client (a##i, b##i) is 0.
 extern "C" __global__ void __launch_bounds__(THREADS)
-mix(double factor, const REAL* __restrict__ pull, const unsigned char* __restrict__ keep, LEAVES) {
+mix(double factor, const REAL* __restrict__ scales, const unsigned char* __restrict__ keep, LEAVES) {
   const int client = blockIdx.y;
   int block = blockIdx.x;
 #ifdef GAP
-  const REAL scale = (REAL)factor * pull[client];
+  const REAL scale = (REAL)factor * scales[client];
 #endif
 #ifdef CHOICE
   const bool kept = keep[client];
@@ -153,9 +153,9 @@ loss(const REAL* __restrict__ logits, const long long* __restrict__ labels, int 
   if (threadIdx.x == 0) out[client] = sum / (count > (REAL)1e-12 ? count : (REAL)1e-12);
 }
 
-// out[client, row] = pull[client] * weight / all weights * (softmax - what is right).
+// out[client, row] = scales[client] * weight / all weights * (softmax - what is right).
 extern "C" __global__ void __launch_bounds__(THREADS)
-loss_slope(const REAL* __restrict__ pull, const REAL* __restrict__ logits,
+loss_gradient(const REAL* __restrict__ scales, const REAL* __restrict__ logits,
            const long long* __restrict__ labels, int next_labels, const REAL* __restrict__ weight,
            int next_weight, REAL* __restrict__ out, int rows, int classes) {
   const int client = blockIdx.x, lane = threadIdx.x % 32;
@@ -166,7 +166,7 @@ loss_slope(const REAL* __restrict__ pull, const REAL* __restrict__ logits,
   REAL count = 0;
   for (int row = lane; row < rows; row += 32) count += weight[row];
   count = over_warp(count);
-  const REAL scale = pull[client] / (count > (REAL)1e-12 ? count : (REAL)1e-12);
+  const REAL scale = scales[client] / (count > (REAL)1e-12 ? count : (REAL)1e-12);
   const int warps = THREADS / 32 * gridDim.y;
   for (int row = blockIdx.y * (THREADS / 32) + threadIdx.x / 32; row < rows; row += warps) {
     const REAL* own = logits + (size_t)row * classes;

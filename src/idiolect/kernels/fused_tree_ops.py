@@ -1,27 +1,29 @@
-"""Arithmetic on all leaves of two trees at once: one launch for all leaves of all clients.
+"""Arithmetic on all leaves of two trees in one launch, for all clients.
 
-A stack of small networks is bound by how many kernels are started, and the usual arithmetic starts
-one for each leaf. Every leaf here has an axis of rows before its own axes, one for each client, or
-a single row that all share. All functions are differentiable any number of times.
+A stack of small networks is bound by the number of kernels launched, and ordinary arithmetic
+launches one for each leaf. Every leaf here has an axis of rows before its own axes: a row for each
+client, or a single row that all share. All functions are differentiable any number of times.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from idiolect.kernels.compiled import attempt, kernel
+from idiolect.kernels.compiled import REALS, attempt, launch
+from idiolect.kernels.vmap_rules import call
 
-_MOST = 16  # leaves of a launch
+_LEAVES = 16  # of a launch, at most
 _THREADS = 256
-_WIDE = 1024  # threads of a block that sums up
-REALS = {torch.float32: "float", torch.float64: "double"}
+_SUM_THREADS = 1024  # of a block that sums up
+
+Leaves = Sequence[Tensor]
 
 
-def suit(xs: Sequence[Tensor], ys: Sequence[Tensor]) -> bool:
-    """Say whether pairs are better taken all at once: several, on a GPU, of one real type."""
+def suit(xs: Leaves, ys: Leaves) -> bool:
+    """Return whether pairs are better taken in one launch: several, on a GPU, of one real type."""
     return (
         len(xs) == len(ys) > 1
         and xs[0].is_cuda
@@ -31,36 +33,72 @@ def suit(xs: Sequence[Tensor], ys: Sequence[Tensor]) -> bool:
     )
 
 
-def step(factor: float, xs: Sequence[Tensor], ys: Sequence[Tensor]) -> Sequence[Tensor]:
+def step(factor: float, xs: Leaves, ys: Leaves) -> Leaves:
     """Return y + factor · x for each pair."""
-    return _one_row(_Step, factor, *_rows(xs), *_rows(ys))
+    return _without_row(call(_Step, factor, *_with_row(xs), *_with_row(ys)))
 
 
-def choose(keep: Tensor, xs: Sequence[Tensor], ys: Sequence[Tensor]) -> Sequence[Tensor]:
-    """Return all of one or all of the other, as a truth value says."""
-    return _one_row(_Choice, keep[None], *_rows(xs), *_rows(ys))
+def choose(keep: Tensor, xs: Leaves, ys: Leaves) -> Leaves:
+    """Return all of x where `keep` is true, else all of y."""
+    return _without_row(call(_Choice, keep[None], *_with_row(xs), *_with_row(ys)))
 
 
-def distance(xs: Sequence[Tensor], ys: Sequence[Tensor]) -> Tensor:
+def distance(xs: Leaves, ys: Leaves) -> Tensor:
     """Return the sum of (x - y)² over everything."""
-    total: Tensor = _Distance.apply(*_rows(xs), *_rows(ys))  # type: ignore[no-untyped-call]
+    total: Tensor = call(_Distance, *_with_row(xs), *_with_row(ys))
     return total.squeeze(0)
 
 
-def _rows(leaves: Sequence[Tensor]) -> list[Tensor]:
+def _with_row(leaves: Leaves) -> list[Tensor]:
     return [leaf[None] for leaf in leaves]
 
 
-def _one_row(function: type[Function], *inputs: Any) -> list[Tensor]:
-    # An index would be filled up with zeros going back.
-    return [leaf.squeeze(0) for leaf in function.apply(*inputs)]  # type: ignore[no-untyped-call]
+def _without_row(leaves: Leaves) -> list[Tensor]:
+    return [leaf.squeeze(0) for leaf in leaves]  # the backward pass of an index allocates zeros
 
 
-def _halves(both: Sequence[Tensor]) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+def _halves(both: Leaves) -> tuple[Leaves, Leaves]:
     return both[: len(both) // 2], both[len(both) // 2 :]
 
 
-class _Step(Function):
+class _TreeFunction(Function):
+    """A function of two trees' leaves [row, ...], perhaps after a number or a tensor [row]."""
+
+    per_row: ClassVar[bool] = False  # whether a tensor [row] comes first
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @classmethod
+    def vmap(cls, info: Any, dims: Any, *inputs: Any) -> Any:
+        """Make the mapped axis part of the rows; what all clients share stays a single row."""
+        numbers = [one for one in inputs if not isinstance(one, Tensor)]
+        tensors = _grouped(info.batch_size, dims[len(numbers) :], inputs[len(numbers) :])
+        if cls.per_row:
+            rows = max(map(len, tensors))
+            tensors = [tensors[0].expand(rows), *tensors[1:]]
+        made = call(cls, *numbers, *tensors)
+        if isinstance(made, Tensor):
+            return made.reshape(info.batch_size, -1), 0
+        split = tuple(leaf.reshape(info.batch_size, -1, *leaf.shape[1:]) for leaf in made)
+        return split, (0,) * len(split)
+
+
+def _grouped(size: int, dims: Any, inputs: Leaves) -> list[Tensor]:
+    pairs = list(zip(inputs, dims, strict=True))
+    moved = [t if dim is None else t.movedim(dim, 0) for t, dim in pairs]
+    inner = max(t.shape[dim is not None] for t, (_, dim) in zip(moved, pairs, strict=True))
+
+    def grouped(t: Tensor, dim: int | None) -> Tensor:
+        if dim is None:
+            return t if len(t) == 1 else t.expand(size, *t.shape).flatten(0, 1)
+        return t.expand(size, inner, *t.shape[2:]).flatten(0, 1)
+
+    return [grouped(t, dim) for t, (_, dim) in zip(moved, pairs, strict=True)]
+
+
+class _Step(_TreeFunction):
     """y + factor · x."""
 
     @staticmethod
@@ -70,39 +108,32 @@ class _Step(Function):
         def plain() -> tuple[Tensor, ...]:
             return tuple(torch.add(y, x, alpha=factor) for x, y in zip(xs, ys, strict=True))
 
-        if not own(both[0]):
-            return plain()
-        return attempt("steps", lambda: _mix("STEP", factor, None, None, xs, ys), plain)
+        return attempt("steps", lambda: _mix("STEP", factor, None, xs, ys), plain, on=both[0])
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         ctx.factor, ctx.rows = inputs[0], [len(leaf) for leaf in inputs[1:]]
 
     @staticmethod
-    def backward(ctx: Any, *slopes: Tensor) -> Any:
-        pairs = [*(ctx.factor * slope for slope in slopes), *slopes]
-        wanted = ctx.needs_input_grad[1:]
-        return None, *map(_gathered, pairs, ctx.rows, wanted)
-
-    @staticmethod
-    def vmap(info: Any, dims: Any, factor: float, *both: Tensor) -> Any:
-        both = _grouped(info.batch_size, dims[1:], both)
-        return _apart(info.batch_size, _Step.apply(factor, *both))  # type: ignore[no-untyped-call]
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        pairs = [*(ctx.factor * gradient for gradient in gradients), *gradients]
+        return None, *map(_summed_to, ctx.rows, pairs, ctx.needs_input_grad[1:])
 
 
-class _Choice(Function):
+class _Choice(_TreeFunction):
     """x where `keep`, else y."""
+
+    per_row = True
 
     @staticmethod
     def forward(keep: Tensor, *both: Tensor) -> Any:
         xs, ys = _halves(both)
 
         def plain() -> tuple[Tensor, ...]:
-            return tuple(torch.where(_against(keep, x), x, y) for x, y in zip(xs, ys, strict=True))
+            pairs = zip(xs, ys, strict=True)
+            return tuple(torch.where(_broadcast(keep, x), x, y) for x, y in pairs)
 
-        if not own(both[0]):
-            return plain()
-        return attempt("choices", lambda: _mix("CHOICE", 0.0, None, keep, xs, ys), plain)
+        return attempt("choices", lambda: _mix("CHOICE", 0.0, keep, xs, ys), plain, on=both[0])
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -110,21 +141,14 @@ class _Choice(Function):
         ctx.rows = [len(leaf) for leaf in inputs[1:]]
 
     @staticmethod
-    def backward(ctx: Any, *slopes: Tensor) -> Any:
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
         (keep,) = ctx.saved_tensors
-        kept = [torch.where(_against(keep, slope), slope, 0.0) for slope in slopes]
-        left = [torch.where(_against(keep, slope), 0.0, slope) for slope in slopes]
-        return None, *map(_gathered, [*kept, *left], ctx.rows, ctx.needs_input_grad[1:])
-
-    @staticmethod
-    def vmap(info: Any, dims: Any, *inputs: Tensor) -> Any:
-        keep, *both = _grouped(info.batch_size, dims, inputs)
-        rows = max(map(len, (keep, *both)))
-        made = _Choice.apply(keep.expand(rows), *both)  # type: ignore[no-untyped-call]
-        return _apart(info.batch_size, made)
+        kept = [torch.where(_broadcast(keep, one), one, 0.0) for one in gradients]
+        left = [torch.where(_broadcast(keep, one), 0.0, one) for one in gradients]
+        return None, *map(_summed_to, ctx.rows, [*kept, *left], ctx.needs_input_grad[1:])
 
 
-class _Distance(Function):
+class _Distance(_TreeFunction):
     """The sum of (x - y)², for each row."""
 
     @staticmethod
@@ -132,173 +156,111 @@ class _Distance(Function):
         xs, ys = _halves(both)
 
         def plain() -> Tensor:
-            gaps = [_sums((x - y).square()) for x, y in zip(xs, ys, strict=True)]
-            return torch.stack(gaps).sum(0)
+            pairs = zip(xs, ys, strict=True)
+            return torch.stack([_sum_rows((x - y).square()) for x, y in pairs]).sum(0)
 
-        return attempt("distances", lambda: _summed(xs, ys), plain) if own(both[0]) else plain()
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        ctx.save_for_backward(*inputs)
+        return attempt("distances", lambda: _launched_distance(xs, ys), plain, on=both[0])
 
     @staticmethod
-    def backward(ctx: Any, pull: Tensor) -> Any:
-        both = ctx.saved_tensors
-        wanted, half = ctx.needs_input_grad, len(both) // 2
+    def backward(ctx: Any, factor: Tensor) -> Any:
+        both, wanted = ctx.saved_tensors, ctx.needs_input_grad
         if not any(wanted):
             return (None,) * len(both)
-        gaps = _Gap.apply(pull, *both)  # type: ignore[no-untyped-call]
-        signed = [
-            *gaps,
-            *(-gap if want else gap for gap, want in zip(gaps, wanted[half:], strict=True)),
-        ]
-        return tuple(map(_gathered, signed, map(len, both), wanted))
+        by_x = call(_DistanceGradient, factor, *both)
+        second = zip(by_x, _halves(wanted)[1], strict=True)
+        by_y = [-one if want else one for one, want in second]
+        return tuple(map(_summed_to, map(len, both), [*by_x, *by_y], wanted))
+
+
+class _DistanceGradient(_TreeFunction):
+    """2 · factor · (x - y), for each row's factor."""
+
+    per_row = True
 
     @staticmethod
-    def vmap(info: Any, dims: Any, *both: Tensor) -> Any:
-        both = _grouped(info.batch_size, dims, both)
-        made = _Distance.apply(*both)  # type: ignore[no-untyped-call]
-        return made.unflatten(0, (info.batch_size, -1)), 0
-
-
-class _Gap(Function):
-    """2 · pull · (x - y): the derivative of the distance."""
-
-    @staticmethod
-    def forward(pull: Tensor, *both: Tensor) -> Any:
+    def forward(factor: Tensor, *both: Tensor) -> Any:
         xs, ys = _halves(both)
 
         def plain() -> tuple[Tensor, ...]:
-            return tuple(2 * _against(pull, x) * (x - y) for x, y in zip(xs, ys, strict=True))
+            pairs = zip(xs, ys, strict=True)
+            return tuple(2 * _broadcast(factor, x) * (x - y) for x, y in pairs)
 
-        if not own(both[0]):
-            return plain()
-        return attempt("gaps", lambda: _mix("GAP", 2.0, pull, None, xs, ys), plain)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        ctx.save_for_backward(*inputs)
+        return attempt("gaps", lambda: _mix("GAP", 2.0, factor, xs, ys), plain, on=both[0])
 
     @staticmethod
-    def backward(ctx: Any, *slopes: Tensor) -> Any:
-        pull, *both = ctx.saved_tensors
-        xs, ys = _halves(both)
-        along = [_sums(2 * (x - y) * slope) for x, y, slope in zip(xs, ys, slopes, strict=True)]
-        by_pull = _gathered(torch.stack(along).sum(0), len(pull), ctx.needs_input_grad[0])
-        moved = [2 * _against(pull, slope) * slope for slope in slopes]
-        signed = [*moved, *(-move for move in moved)]
-        return by_pull, *map(_gathered, signed, map(len, both), ctx.needs_input_grad[1:])
-
-    @staticmethod
-    def vmap(info: Any, dims: Any, *inputs: Tensor) -> Any:
-        pull, *both = _grouped(info.batch_size, dims, inputs)
-        rows = max(map(len, (pull, *both)))
-        made = _Gap.apply(pull.expand(rows), *both)  # type: ignore[no-untyped-call]
-        return _apart(info.batch_size, made)
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        factor, *both = ctx.saved_tensors
+        triples = zip(*_halves(both), gradients, strict=True)
+        along = [_sum_rows(2 * (x - y) * one) for x, y, one in triples]
+        by_factor = _summed_to(len(factor), torch.stack(along).sum(0), ctx.needs_input_grad[0])
+        by_x = [2 * _broadcast(factor, one) * one for one in gradients]
+        signed = [*by_x, *(-one for one in by_x)]
+        return by_factor, *map(_summed_to, map(len, both), signed, ctx.needs_input_grad[1:])
 
 
-# Rows of clients.
-
-
-def _grouped(size: int, dims: Any, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """Make the mapped axis part of the rows; what all share stays a single row."""
-    pairs = list(zip(inputs, dims, strict=True))
-    moved = [t if dim is None else t.movedim(dim, 0) for t, dim in pairs]
-    inner = max(t.shape[dim is not None] for t, (_, dim) in zip(moved, pairs, strict=True))
-
-    def laid(t: Tensor, dim: int | None) -> Tensor:
-        if dim is None:
-            return t if len(t) == 1 else t.expand(size, *t.shape).flatten(0, 1)
-        return t.expand(size, inner, *t.shape[2:]).flatten(0, 1)
-
-    return tuple(laid(t, dim) for t, (_, dim) in zip(moved, pairs, strict=True))
-
-
-def _apart(size: int, made: Sequence[Tensor]) -> Any:
-    return tuple(leaf.reshape(size, -1, *leaf.shape[1:]) for leaf in made), (0,) * len(made)
-
-
-def _gathered(slope: Tensor, rows: int, wanted: bool) -> Tensor | None:
-    """Sum the slopes of a row that many shared."""
+def _summed_to(rows: int, gradient: Tensor, wanted: bool) -> Tensor | None:
+    """Sum the gradients of a row that many shared."""
     if not wanted:
         return None
-    return slope.sum(0, keepdim=True) if rows == 1 and len(slope) > 1 else slope
+    return gradient.sum(0, keepdim=True) if rows == 1 and len(gradient) > 1 else gradient
 
 
-def _sums(leaf: Tensor) -> Tensor:
+def _sum_rows(leaf: Tensor) -> Tensor:
     return leaf.reshape(len(leaf), -1).sum(1)
 
 
-def _against(rows: Tensor, leaf: Tensor) -> Tensor:
-    """Line a number for each row up with a leaf."""
+def _broadcast(rows: Tensor, leaf: Tensor) -> Tensor:
+    """Give a number for each row the axes of a leaf."""
     return rows.reshape(-1, *[1] * (leaf.dim() - 1))
 
 
 # Launches.
 
 
-def own(leaf: Tensor) -> bool:
-    """Say whether our kernels can take a tensor."""
-    return leaf.is_cuda and leaf.dtype in REALS
-
-
 def _mix(
-    task: str,
-    factor: float,
-    pull: Tensor | None,
-    keep: Tensor | None,
-    xs: Sequence[Tensor],
-    ys: Sequence[Tensor],
+    task: str, factor: float, per_row: Tensor | None, xs: Leaves, ys: Leaves
 ) -> tuple[Tensor, ...]:
-    told = [rows for rows in (pull, keep) if rows is not None]
-    rows, made = max(map(len, [*told, *xs, *ys])), []
-    # A row for each client, also where it is told for all at once or not asked for.
-    pull = xs[0] if pull is None else pull.expand(rows).contiguous()
-    keep = xs[0] if keep is None else keep.expand(rows).contiguous()
-    for some in range(0, len(xs), _MOST):
-        left, right = xs[some : some + _MOST], ys[some : some + _MOST]
+    """Launch `mix`; `per_row` is a number or a truth value for each row, as the task has it."""
+    rows = max(map(len, [*([] if per_row is None else [per_row]), *xs, *ys]))
+    # The kernel reads one entry for each row, also where all rows share it; unused without a task.
+    given = xs[0] if per_row is None else per_row.expand(rows).contiguous()
+    made: list[Tensor] = []
+    for some in range(0, len(xs), _LEAVES):
+        left, right = xs[some : some + _LEAVES], ys[some : some + _LEAVES]
         outs = [x.new_empty(rows, *x.shape[1:]) for x in left]
-        names, args = _parameters(left, right, outs)
-        span = 4 * _THREADS
-        blocks = sum(-(-out[0].numel() // span) for out in outs)
-        constants = {task: 1, "THREADS": _THREADS, **_kinds(xs[0], names, len(outs))}
+        constants, arguments = _parameters(left, right, outs)
+        constants |= {task: 1, "THREADS": _THREADS}
+        blocks = sum(-(-out[0].numel() // (4 * _THREADS)) for out in outs)
         if blocks:
-            kernel("fused.cu", "mix", constants)(
-                (blocks, rows, 1), (_THREADS, 1, 1), [float(factor), pull, keep, *args]
-            )
+            given_all = [float(factor), given, given, *arguments]
+            launch("fused.cu", "mix", constants, (blocks, rows, 1), _THREADS, given_all)
         made += outs
     return tuple(made)
 
 
-def _summed(xs: Sequence[Tensor], ys: Sequence[Tensor]) -> Tensor:
+def _launched_distance(xs: Leaves, ys: Leaves) -> Tensor:
     parts = []
-    for some in range(0, len(xs), _MOST):
+    for some in range(0, len(xs), _LEAVES):
         part = xs[0].new_empty(max(map(len, [*xs, *ys])))
-        names, args = _parameters(xs[some : some + _MOST], ys[some : some + _MOST])
-        constants = {"DISTANCE": 1, "THREADS": _WIDE, **_kinds(part, names, len(args) // 6)}
-        kernel("fused.cu", "distance", constants, 8 * _WIDE // 32)(
-            (len(part), 1, 1), (_WIDE, 1, 1), [part, *args], 8 * _WIDE // 32
-        )
+        left, right = xs[some : some + _LEAVES], ys[some : some + _LEAVES]
+        constants, arguments = _parameters(left, right, left)
+        constants |= {"DISTANCE": 1, "THREADS": _SUM_THREADS}
+        grid, shared = (len(part), 1, 1), 8 * _SUM_THREADS // 32
+        launch("fused.cu", "distance", constants, grid, _SUM_THREADS, [part, *arguments], shared)
         parts.append(part)
     return parts[0] if len(parts) == 1 else torch.stack(parts).sum(0)
 
 
-def _kinds(like: Tensor, names: str, count: int) -> dict[str, int | str]:
-    each = " ".join(f"TRY({n})" for n in range(count))
-    return {"REAL": REALS[like.dtype], "LEAVES": names, "EACH": each}
-
-
-def _parameters(
-    xs: Sequence[Tensor], ys: Sequence[Tensor], outs: Sequence[Tensor] | None = None
-) -> tuple[str, list[Any]]:
-    """Return the parameters of some leaves as the source names them, and what is passed."""
-    names: list[str] = []
-    args: list[Any] = []
-    for n, (x, y) in enumerate(zip(xs, ys, strict=True)):
-        size = x[0].numel()
-        names.append(
+def _parameters(xs: Leaves, ys: Leaves, outs: Leaves) -> tuple[dict[str, int | str], list[Any]]:
+    """Return the constants that declare some leaves as parameters, and the arguments for them."""
+    declared: list[str] = []
+    arguments: list[Any] = []
+    for n, (x, y, out) in enumerate(zip(xs, ys, outs, strict=True)):
+        declared.append(
             f"const REAL* x{n}, const REAL* y{n}, REAL* o{n}, int n{n}, int a{n}, int b{n}"
         )
-        args += [x.contiguous(), y.contiguous(), outs[n] if outs else x.contiguous()]
-        args += [size, size * (len(x) > 1), size * (len(y) > 1)]
-    return ", ".join(names), args
+        size = x[0].numel()
+        arguments += [x.contiguous(), y.contiguous(), out.contiguous()]
+        arguments += [size, size * (len(x) > 1), size * (len(y) > 1)]
+    each = " ".join(f"TRY({n})" for n in range(len(xs)))
+    return {"REAL": REALS[xs[0].dtype], "LEAVES": ", ".join(declared), "EACH": each}, arguments

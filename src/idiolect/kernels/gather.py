@@ -1,4 +1,4 @@
-"""Examples stored as bytes, taken and decoded in one pass, for every step of every client."""
+"""Gathers and decodes examples stored as bytes in one launch, for every step of every client."""
 
 from typing import Any
 
@@ -6,14 +6,14 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from idiolect.kernels.compiled import attempt, kernel
+from idiolect.kernels.compiled import attempt, launch
 from idiolect.kernels.vmap_rules import call
 
 _THREADS = 256
 
 
 def suits(x: Tensor, shift: Tensor, factor: Tensor) -> bool:
-    """Say whether there is a kernel for it: bytes on a GPU, one shift for all or each channel."""
+    """Return whether there is a kernel: bytes on a GPU, one shift for all or for each channel."""
     channels = x.shape[1] if x.dim() > 2 else 1
     return (
         x.is_cuda
@@ -35,7 +35,7 @@ def take(x: Tensor, rows: Tensor, shift: Tensor, factor: Tensor) -> Tensor:
 
 
 class _Take(Function):
-    """Nothing here is learned, so there is no way back."""
+    """Nothing here is learned, so there is no gradient."""
 
     @staticmethod
     def forward(x: Tensor, rows: Tensor, shift: Tensor, factor: Tensor) -> Tensor:
@@ -49,7 +49,7 @@ class _Take(Function):
         ctx.mark_non_differentiable(output)
 
     @staticmethod
-    def backward(ctx: Any, slope: Tensor) -> Any:
+    def backward(ctx: Any, gradient: Tensor) -> Any:
         return None, None, None, None
 
     @staticmethod
@@ -64,9 +64,6 @@ def _launched(x: Tensor, rows: Tensor, shift: Tensor, factor: Tensor) -> Tensor:
     out = shift.new_empty(*rows.shape, *x.shape[1:])
     constants = {"NUMBERS": numbers, "PLANE": numbers // shift.numel(), "THREADS": _THREADS}
     if rows.numel():
-        kernel("taking.cu", "take", constants)(
-            (rows.numel(), 1, 1),
-            (_THREADS, 1, 1),
-            [x.contiguous(), rows, shift.contiguous(), factor.contiguous(), out],
-        )
+        given = [x.contiguous(), rows, shift.contiguous(), factor.contiguous(), out]
+        launch("gather.cu", "take", constants, (rows.numel(), 1, 1), _THREADS, given)
     return out

@@ -1,19 +1,20 @@
 """Group normalisation in which every client of a stack has its own factors.
 
-vmap takes torch's apart, going back into some fifty operations a layer; here it is one launch each
-way, and the ReLU that often follows is in it. Differentiable any number of times.
+vmap splits torch's into some fifty operations a layer going backward; here it is one launch of
+`norm.cu` each way, including the ReLU that often follows. Differentiable any number of times.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import Function
 
-from idiolect.kernels import group_norm_cuda
-from idiolect.kernels.autotune import fastest
-from idiolect.kernels.group_norm_cuda import Norm
-from idiolect.kernels.vmap_rules import call, into_groups, mapped, single
+from idiolect.kernels.autotune import Form, fastest
+from idiolect.kernels.compiled import launch
+from idiolect.kernels.vmap_rules import GroupedFunction, call, float32_on_cuda
+
+_WARP = 32
+_WARPS = 8  # of a block, at most
 
 
 class StackedGroupNorm(nn.GroupNorm):
@@ -21,99 +22,176 @@ class StackedGroupNorm(nn.GroupNorm):
 
     @staticmethod
     def suits(layer: nn.Module) -> bool:
-        """Say whether a layer is of the plain kind that can be replaced."""
+        """Return whether a layer is of the plain kind that can be replaced."""
         return type(layer) is nn.GroupNorm and layer.affine
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise groups of channels, then scale and shift each channel."""
-        if not _ours(x):
+        if not _suits_kernel(x):
             own: Tensor = super().forward(x)
             return own
         return _normalised(self, x, relu=False)
 
 
 def norm_relu(layer: nn.Module, x: Tensor) -> Tensor:
-    """Normalise and cut off below 0: at once under vmap on CUDA."""
-    if not isinstance(layer, StackedGroupNorm) or not _ours(x):
+    """Normalise and apply ReLU: in one launch under vmap on CUDA."""
+    if not isinstance(layer, StackedGroupNorm) or not _suits_kernel(x):
         return layer(x).relu()  # type: ignore[no-any-return]
     return _normalised(layer, x, relu=True)
 
 
-def _ours(x: Tensor) -> bool:
-    return single(x) and x.dim() > 2
+def _suits_kernel(x: Tensor) -> bool:
+    return float32_on_cuda(x) and x.dim() > 2
 
 
 def _normalised(layer: nn.GroupNorm, x: Tensor, relu: bool) -> Tensor:
     pixels = x.flatten(2)[None]
-    how = (layer.num_groups, layer.eps, relu)
-    y: Tensor = call(_Normalise, pixels, layer.weight[None], layer.bias[None], *how)[0]
+    options = (layer.num_groups, layer.eps, relu)
+    y: Tensor = call(_Normalise, pixels, layer.weight[None], layer.bias[None], *options)[0]
     return y.squeeze(0).reshape(x.shape)
 
 
-class _Normalise(Function):
+class GroupNormSizes(NamedTuple):
+    """The sizes of a stack of images [group, image, channel, pixel], and the layer's options."""
+
+    groups: int
+    images: int
+    channels: int
+    pixels: int
+    parts: int  # groups of channels that are normalised together
+    eps: float
+    relu: bool  # whether ReLU follows
+
+
+class _Normalise(GroupedFunction):
     """x [group, image, channel, pixel], w and b [group, channel] -> y, means, scales.
 
-    Both functions end in (parts, eps, relu), which is called `how`.
+    The options of both functions are (parts, eps, relu).
     """
 
+    joins_examples = True
+
     @staticmethod
-    def forward(x: Tensor, w: Tensor, b: Tensor, *how: Any) -> Any:
-        return _done("normalise", x, how, x, w, b)
+    def forward(x: Tensor, w: Tensor, b: Tensor, *options: Any) -> Any:
+        return _fastest("normalise", GroupNormSizes(*x.shape, *options), x, w, b)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        x, w, _, *ctx.how = inputs
+        x, w, _, *ctx.options = inputs
         y, mean, scale = output
         ctx.mark_non_differentiable(mean, scale)
         ctx.set_materialize_grads(False)  # theirs would be zeros, made for nothing
         ctx.save_for_backward(x, w, mean, scale, y)
 
     @staticmethod
-    def backward(ctx: Any, slope: Tensor, *_: Any) -> Any:
-        return *call(_Slopes, slope, *ctx.saved_tensors, *ctx.how), None, None, None
+    def backward(ctx: Any, gradient: Tensor, *_: Any) -> Any:
+        gradients = call(_NormaliseGradient, gradient, *ctx.saved_tensors, *ctx.options)
+        return *gradients, None, None, None
+
+
+class _NormaliseGradient(GroupedFunction):
+    """The gradient by y, x, w, means, scales, y -> the gradients by x, w and b."""
 
     @staticmethod
-    def vmap(info: Any, dims: Any, x: Tensor, w: Tensor, b: Tensor, *how: Any) -> Any:
-        return mapped(_Normalise, info.batch_size, dims[:3], (x, w, b), how)
-
-
-class _Slopes(Function):
-    """slope, x, w, means, scales, y -> the gradients with respect to x, w and b."""
-
-    @staticmethod
-    def forward(slope: Tensor, x: Tensor, *rest: Any) -> Any:
+    def forward(gradient: Tensor, x: Tensor, *rest: Any) -> Any:
         *given, parts, eps, relu = rest
-        return _done("slopes", x, (parts, eps, relu), slope, x, *given)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        slope, x, w, _, _, y, *ctx.how = inputs
-        ctx.save_for_backward(slope, x, w, y)
+        sizes = GroupNormSizes(*x.shape, parts, eps, relu)  # type: ignore[call-arg]
+        return _fastest("gradient", sizes, gradient, x, *given)
 
     @staticmethod
     def backward(ctx: Any, *further: Tensor) -> Any:
-        slope, x, w, y = ctx.saved_tensors
-        sizes = _sizes(x, ctx.how)
+        gradient, x, w, _, _, y = ctx.saved_tensors
+        sizes = GroupNormSizes(*x.shape, *ctx.options)
 
-        def again(slope: Tensor, x: Tensor, w: Tensor) -> Any:
+        def recomputed(gradient: Tensor, x: Tensor, w: Tensor) -> Any:
             # Means and scales once more, since they depend on x.
-            _, mean, scale = group_norm_cuda.plain_normalise(x, w, torch.zeros_like(w), sizes)
-            return group_norm_cuda.plain_slopes(slope, x, w, mean, scale, y, sizes)
+            _, mean, scale = plain_normalise(x, w, torch.zeros_like(w), sizes)
+            return plain_gradient(gradient, x, w, mean, scale, y, sizes)
 
-        pull: Any = torch.func.vjp(again, slope, x, w)[1]
+        pull: Any = torch.func.vjp(recomputed, gradient, x, w)[1]
         return *pull(further), None, None, None, None, None, None
 
-    @staticmethod
-    def vmap(info: Any, dims: Any, *inputs: Any) -> Any:
-        tensors, how = inputs[:6], inputs[6:]
-        out = call(_Slopes, *into_groups(info.batch_size, dims[:6], tensors), *how)
-        return tuple(part.unflatten(0, (info.batch_size, -1)) for part in out), (0, 0, 0)
+
+def _fastest(task: str, sizes: GroupNormSizes, *inputs: Tensor) -> Any:
+    return fastest(task, sizes, lambda: _FORMS[task], *inputs)
 
 
-def _sizes(x: Tensor, how: Any) -> Norm:
-    groups, images, channels, pixels = x.shape
-    return Norm(groups, images, channels, pixels, *how)
+# The forms of both tasks: in torch's operations, and by `norm.cu`.
 
 
-def _done(task: str, x: Tensor, how: Any, *inputs: Tensor) -> Any:
-    return fastest(task, _sizes(x, how), lambda: group_norm_cuda.forms(task), *inputs)
+def plain_normalise(
+    x: Tensor, w: Tensor, b: Tensor, sizes: GroupNormSizes
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return y = (x − mean) · scale · w + b, perhaps after ReLU, with means and scales."""
+    pieces = _pieces(x, sizes)
+    variance, mean = torch.var_mean(pieces, -1, correction=0)
+    scale = (variance + sizes.eps).rsqrt()
+    y = _standardised(x, mean, scale, sizes) * w[:, None, :, None] + b[:, None, :, None]
+    return y.relu() if sizes.relu else y, mean, scale
+
+
+def plain_gradient(
+    gradient: Tensor, x: Tensor, w: Tensor, mean: Tensor, scale: Tensor, y: Tensor,
+    sizes: GroupNormSizes,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Return the gradients by x, w and b."""
+    if sizes.relu:
+        gradient = torch.ops.aten.threshold_backward(gradient, y, 0)
+    standard = _standardised(x, mean, scale, sizes)
+    scaled = _pieces(gradient * w[:, None, :, None], sizes)
+    level = scaled.mean(-1, keepdim=True)
+    pieces = _pieces(standard, sizes)
+    tilt = (scaled * pieces).mean(-1, keepdim=True)
+    dx = (scale[..., None] * (scaled - level - pieces * tilt)).reshape(x.shape)
+    return dx, (gradient * standard).sum((1, 3)), gradient.sum((1, 3))
+
+
+def _pieces(x: Tensor, sizes: GroupNormSizes) -> Tensor:
+    """View what is normalised together as the last axis."""
+    return x.reshape(*x.shape[:2], sizes.parts, -1)
+
+
+def _standardised(x: Tensor, mean: Tensor, scale: Tensor, sizes: GroupNormSizes) -> Tensor:
+    standard = (_pieces(x, sizes) - mean[..., None]) * scale[..., None]
+    return standard.reshape(x.shape)
+
+
+def cuda_normalise(
+    x: Tensor, w: Tensor, b: Tensor, sizes: GroupNormSizes
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Do the same in one launch."""
+    x, y = x.contiguous(), torch.empty_like(x, memory_format=torch.contiguous_format)
+    mean, scale = (x.new_empty(*x.shape[:2], sizes.parts) for _ in range(2))
+    _launch("normalise", sizes, [x, w.contiguous(), b.contiguous(), y, mean, scale])
+    return y, mean, scale
+
+
+def cuda_gradient(*inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """Do the same in one launch, and one that adds up over images."""
+    *tensors, sizes = inputs
+    given = [part.contiguous() for part in tensors]
+    dx = torch.empty_like(given[1])
+    parts = dx.new_empty(2, *dx.shape[:3])
+    _launch("gradients", sizes, [*given, dx, parts[0], parts[1]])
+    dw, db = parts.sum(2)
+    return dx, dw, db
+
+
+def _launch(name: str, sizes: GroupNormSizes, tensors: list[Tensor]) -> None:
+    each = sizes.channels // sizes.parts
+    # The gradients take a warp for each channel; without them, threads enough for the numbers.
+    warps = each if name == "gradients" else each * sizes.pixels // (_WARP * 4)
+    threads = _WARP * max(1, min(_WARPS, warps))
+    constants: dict[str, int | str] = {
+        "C": sizes.channels, "PARTS": sizes.parts, "PIXELS": sizes.pixels, "THREADS": threads,
+        "EPS": f"{sizes.eps!r}f", **({"RELU": 1} if sizes.relu else {}),
+    }  # fmt: skip
+    blocks = (sizes.groups * sizes.images * sizes.parts, 1, 1)
+    shared = 4 * threads // _WARP
+    launch("norm.cu", name, constants, blocks, threads, [*tensors, sizes.images], shared)
+
+
+_FORMS: dict[str, dict[str, Form]] = {
+    "normalise": {"plain": plain_normalise, "norm": cuda_normalise},
+    "gradient": {"plain": plain_gradient, "norm": cuda_gradient},
+}

@@ -1,20 +1,25 @@
 """A dense layer in which every client of a stack has its own weights.
 
 vmap makes it batched products with a bias added, and its gradients products, sums and scalings;
-here each is one launch where that is faster, as measured once a shape. All functions are
-differentiable any number of times.
+here each is one launch of `dense.cu` where that is faster, as measured once a shape. All functions
+are differentiable any number of times.
 """
 
-from typing import Any
+import functools
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import Function
 
-from idiolect.kernels import dense
-from idiolect.kernels.autotune import fastest
-from idiolect.kernels.dense import Dense
-from idiolect.kernels.vmap_rules import call, into_groups, mapped, single
+from idiolect.kernels.autotune import Form, fastest
+from idiolect.kernels.compiled import launch
+from idiolect.kernels.vmap_rules import GroupedFunction, call, float32_on_cuda
+
+_BATCH = 64  # with more examples the library's tiles are full
+_SUMS = (80, 40, 20)  # of a thread
+_WARP = 32
+_THREADS = 128
 
 
 class StackedLinear(nn.Linear):
@@ -22,12 +27,12 @@ class StackedLinear(nn.Linear):
 
     @staticmethod
     def suits(layer: nn.Module) -> bool:
-        """Say whether a layer is of the plain kind that can be replaced."""
+        """Return whether a layer is of the plain kind that can be replaced."""
         return type(layer) is nn.Linear and layer.bias is not None
 
     def forward(self, x: Tensor) -> Tensor:
         """Return x Aᵀ + b."""
-        if not single(x) or x.dim() < 2:
+        if not float32_on_cuda(x) or x.dim() < 2:
             own: Tensor = super().forward(x)
             return own
         rows = x.reshape(1, -1, x.shape[-1])
@@ -36,108 +41,216 @@ class StackedLinear(nn.Linear):
 
 
 def linear_relu(layer: nn.Linear, x: Tensor) -> Tensor:
-    """Return ReLU(x Aᵀ + b): at once under vmap on CUDA."""
-    if not isinstance(layer, StackedLinear) or not single(x) or x.dim() != 2:
+    """Return ReLU(x Aᵀ + b): in one launch under vmap on CUDA."""
+    if not isinstance(layer, StackedLinear) or not float32_on_cuda(x) or x.dim() != 2:
         return layer(x).relu()  # type: ignore[no-any-return]
-    y: Tensor = call(_Rectified, x[None], layer.weight[None], layer.bias[None])
+    y: Tensor = call(_LinearReLU, x[None], layer.weight[None], layer.bias[None])
     return y.squeeze(0)
 
 
-class _Linear(Function):
+class LinearSizes(NamedTuple):
+    """The sizes of a stack of dense layers."""
+
+    groups: int
+    examples: int
+    inputs: int
+    outputs: int
+
+
+class _Linear(GroupedFunction):
     """x [group, example, in], w [group, out, in], b [group, out] -> y [group, example, out]."""
 
-    @staticmethod
-    def forward(x: Tensor, w: Tensor, b: Tensor) -> Any:
-        return _done("forward", _sizes(x, w.shape[1]), x, w, b)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs[:2])
-
-    @staticmethod
-    def backward(ctx: Any, slope: Tensor) -> Any:
-        return _back(ctx.needs_input_grad, slope, *ctx.saved_tensors)
-
-    @staticmethod
-    def vmap(info: Any, dims: Any, *inputs: Tensor) -> Any:
-        return mapped(_Linear, info.batch_size, dims, inputs, ())
-
-
-class _Rectified(Function):
-    """The same, cut off below 0."""
+    joins_examples = True
 
     @staticmethod
     def forward(x: Tensor, w: Tensor, b: Tensor) -> Any:
-        return _done("rectified", _sizes(x, w.shape[1]), x, w, b)
+        return _fastest("forward", x, w, b)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        return _gradients(ctx.needs_input_grad, gradient, *ctx.saved_tensors[:2])
+
+
+class _LinearReLU(GroupedFunction):
+    """The same, with ReLU after it."""
+
+    joins_examples = True
+
+    @staticmethod
+    def forward(x: Tensor, w: Tensor, b: Tensor) -> Any:
+        return _fastest("relu", x, w, b)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         ctx.save_for_backward(*inputs[:2], output)
 
     @staticmethod
-    def backward(ctx: Any, slope: Tensor) -> Any:
+    def backward(ctx: Any, gradient: Tensor) -> Any:
         x, w, y = ctx.saved_tensors
-        slope = torch.ops.aten.threshold_backward(slope, y, 0)  # as ReLU's own, in one launch
-        return _back(ctx.needs_input_grad, slope, x, w)
-
-    @staticmethod
-    def vmap(info: Any, dims: Any, *inputs: Tensor) -> Any:
-        return mapped(_Rectified, info.batch_size, dims, inputs, ())
+        gradient = torch.ops.aten.threshold_backward(gradient, y, 0)  # ReLU's own, in one launch
+        return _gradients(ctx.needs_input_grad, gradient, x, w)
 
 
-def _back(wanted: tuple[bool, ...], slope: Tensor, x: Tensor, w: Tensor) -> Any:
-    dx = call(_Images, slope, w) if wanted[0] else None
-    dw, db = call(_Kernels, slope, x) if any(wanted[1:]) else (None, None)
+def _gradients(wanted: tuple[bool, ...], gradient: Tensor, x: Tensor, w: Tensor) -> Any:
+    dx = call(_LinearInputGradient, gradient, w) if wanted[0] else None
+    dw, db = call(_LinearWeightGradient, gradient, x) if any(wanted[1:]) else (None, None)
     return dx, dw, db
 
 
-class _Images(Function):
-    """slope, w -> the gradient with respect to x."""
+class _LinearInputGradient(GroupedFunction):
+    """The gradient by y, w -> the gradient by x."""
+
+    joins_examples = True
 
     @staticmethod
-    def forward(slope: Tensor, w: Tensor) -> Any:
-        return _done("images", _sizes(slope, w.shape[1], w.shape[2]), slope, w)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs)
+    def forward(gradient: Tensor, w: Tensor) -> Any:
+        return _fastest("input_gradient", gradient, w)
 
     @staticmethod
     def backward(ctx: Any, dx: Tensor) -> Any:
-        slope, w = ctx.saved_tensors
-        return torch.bmm(dx, w.mT), torch.bmm(slope.mT, dx)
+        gradient, w = ctx.saved_tensors
+        return torch.bmm(dx, w.mT), torch.bmm(gradient.mT, dx)
+
+
+class _LinearWeightGradient(GroupedFunction):
+    """The gradient by y, x -> the gradients by w and b."""
 
     @staticmethod
-    def vmap(info: Any, dims: Any, *inputs: Tensor) -> Any:
-        return mapped(_Images, info.batch_size, dims, inputs, ())
-
-
-class _Kernels(Function):
-    """slope, x -> the gradients with respect to w and b."""
-
-    @staticmethod
-    def forward(slope: Tensor, x: Tensor) -> Any:
-        return _done("kernels", _sizes(x, slope.shape[2]), slope, x)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        ctx.save_for_backward(*inputs)
+    def forward(gradient: Tensor, x: Tensor) -> Any:
+        return _fastest("weight_gradient", gradient, x)
 
     @staticmethod
     def backward(ctx: Any, dw: Tensor, db: Tensor) -> Any:
-        slope, x = ctx.saved_tensors
-        return torch.bmm(x, dw.mT) + db[:, None], torch.bmm(slope, dw)
-
-    @staticmethod
-    def vmap(info: Any, dims: Any, *inputs: Tensor) -> Any:
-        out = call(_Kernels, *into_groups(info.batch_size, dims, inputs))
-        return tuple(part.unflatten(0, (info.batch_size, -1)) for part in out), (0, 0)
+        gradient, x = ctx.saved_tensors
+        return torch.bmm(x, dw.mT) + db[:, None], torch.bmm(gradient, dw)
 
 
-def _sizes(examples: Tensor, outside: int, inside: int | None = None) -> Dense:
-    groups, count, own = examples.shape
-    return Dense(groups, count, inside or own, outside)
+def _fastest(task: str, first: Tensor, second: Tensor, *rest: Tensor) -> Any:
+    groups, examples, _ = first.shape
+    if task == "weight_gradient":
+        sizes = LinearSizes(groups, examples, second.shape[2], first.shape[2])
+    else:
+        sizes = LinearSizes(groups, examples, second.shape[2], second.shape[1])
+    return fastest(task, sizes, lambda: forms(task, sizes), first, second, *rest)
 
 
-def _done(task: str, sizes: Dense, *inputs: Tensor) -> Any:
-    return fastest(task, sizes, lambda: dense.forms(task, sizes), *inputs)
+# The forms of each task: y = x wᵀ + b, the gradient by x, and those by w and b.
+
+
+class LinearTile(NamedTuple):
+    """How `dense.cu` cuts the work: examples and outputs of a thread, and threads of a block."""
+
+    rows: int
+    lines: int
+    threads: int = _THREADS
+
+
+def forms(task: str, sizes: LinearSizes) -> dict[str, Form]:
+    """Return all ways to do a task on a GPU, by name."""
+    plain, own = _FORMS[task]
+    known: dict[str, Form] = {"plain": plain}
+    for tile in _tiles(task, sizes):
+        known["dense " + "x".join(map(str, tile))] = functools.partial(own, tile=tile)
+    return known
+
+
+def _tiles(task: str, sizes: LinearSizes) -> Iterator[LinearTile]:
+    if sizes.examples > _BATCH:
+        return
+    if task == "weight_gradient":
+        yield from (LinearTile(1, lines) for lines in (4, 8, 16))
+        return
+    rows = -(-sizes.examples // -(-sizes.examples // 20))
+    if task == "input_gradient":
+        yield LinearTile(rows, 1)
+        if rows > 8:
+            yield LinearTile(-(-rows // 2), 1)
+        return
+    warps = min(8, max(1, sizes.inputs // (_WARP * _vector(sizes))))
+    for sums in _SUMS:
+        yield LinearTile(rows, min(sizes.outputs, max(1, sums // rows)), _WARP * warps)
+
+
+def _plain_forward(x: Tensor, w: Tensor, b: Tensor, sizes: LinearSizes) -> Tensor:
+    return torch.bmm(x, w.mT) + b[:, None]
+
+
+def _plain_relu(x: Tensor, w: Tensor, b: Tensor, sizes: LinearSizes) -> Tensor:
+    return _plain_forward(x, w, b, sizes).relu()
+
+
+def _plain_input_gradient(gradient: Tensor, w: Tensor, sizes: LinearSizes) -> Tensor:
+    return torch.bmm(gradient, w)
+
+
+def _plain_weight_gradient(
+    gradient: Tensor, x: Tensor, sizes: LinearSizes
+) -> tuple[Tensor, Tensor]:
+    return torch.bmm(gradient.mT, x), gradient.sum(1)
+
+
+def _forward(
+    x: Tensor, w: Tensor, b: Tensor, sizes: LinearSizes, tile: LinearTile, relu: bool = False
+) -> Tensor:
+    """Launch a block for a few outputs."""
+    s, y = sizes, x.new_empty(sizes.groups, sizes.examples, sizes.outputs)
+    x, stride = _dense_groups(x)
+    blocks = (-(-s.outputs // tile.lines), s.groups, -(-s.examples // tile.rows))
+    constants = _constants(s, tile) | {"FORWARD": 1, **({"RELU": 1} if relu else {})}
+    shared = 4 * tile.rows * tile.lines * tile.threads // _WARP
+    given = [x, w.contiguous(), b.contiguous(), y, stride]
+    launch("dense.cu", "forward", constants, blocks, tile.threads, given, shared)
+    return y
+
+
+def _input_gradient(gradient: Tensor, w: Tensor, sizes: LinearSizes, tile: LinearTile) -> Tensor:
+    """Launch a thread for a few numbers of each example."""
+    s, out = sizes, gradient.new_empty(sizes.groups, sizes.examples, sizes.inputs)
+    blocks = (_blocks_of_inputs(s), s.groups, -(-s.examples // tile.rows))
+    constants, shared = _constants(s, tile) | {"INPUT_GRADIENT": 1}, 4 * s.outputs * tile.rows
+    given = [gradient.contiguous(), w.contiguous(), out]
+    launch("dense.cu", "input_gradient", constants, blocks, tile.threads, given, shared)
+    return out
+
+
+def _weight_gradient(
+    gradient: Tensor, x: Tensor, sizes: LinearSizes, tile: LinearTile
+) -> tuple[Tensor, Tensor]:
+    """Return the gradients by weights and biases in one pass."""
+    s, dw = sizes, x.new_empty(sizes.groups, sizes.outputs, sizes.inputs)
+    db, (x, stride) = x.new_empty(s.groups, s.outputs), _dense_groups(x)
+    blocks = (_blocks_of_inputs(s), s.groups, -(-s.outputs // tile.lines))
+    constants, shared = _constants(s, tile) | {"WEIGHT_GRADIENT": 1}, 4 * s.examples * tile.lines
+    given = [gradient.contiguous(), x, dw, db, stride]
+    launch("dense.cu", "weight_gradient", constants, blocks, tile.threads, given, shared)
+    return dw, db
+
+
+_FORMS: dict[str, tuple[Form, Form]] = {  # plain, and by kernel
+    "forward": (_plain_forward, _forward),
+    "relu": (_plain_relu, functools.partial(_forward, relu=True)),
+    "input_gradient": (_plain_input_gradient, _input_gradient),
+    "weight_gradient": (_plain_weight_gradient, _weight_gradient),
+}
+
+
+def _dense_groups(x: Tensor) -> tuple[Tensor, int]:
+    """Return examples without gaps within a group, and the stride from group to group."""
+    close = x.stride()[1:] == (x.shape[2], 1) and x.stride(0) % 4 == 0 and x.data_ptr() % 16 == 0
+    x = x if close else x.contiguous()
+    return x, x.stride(0)
+
+
+def _vector(sizes: LinearSizes) -> int:
+    return 4 if sizes.inputs % 4 == 0 else 1
+
+
+def _blocks_of_inputs(sizes: LinearSizes) -> int:
+    return -(-sizes.inputs // (_THREADS * _vector(sizes)))
+
+
+def _constants(sizes: LinearSizes, tile: LinearTile) -> dict[str, int]:
+    return {
+        "N": sizes.examples, "IN": sizes.inputs, "OUT": sizes.outputs, "VEC": _vector(sizes),
+        "THREADS": tile.threads, "ROWS": tile.rows, "LINES": tile.lines,
+    }  # fmt: skip

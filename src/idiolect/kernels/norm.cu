@@ -58,35 +58,35 @@ normalise(const float* __restrict__ x, const float* __restrict__ w, const float*
   }
 }
 
-// The slope of a number of the result, which ReLU may have cut off.
-__device__ __forceinline__ float slope_at(const float* slope, const float* y, size_t at) {
+// The gradient of a number of the result, which ReLU may have cut off.
+__device__ __forceinline__ float gradient_at(const float* gradient, const float* y, size_t at) {
 #ifdef RELU
-  return y[at] <= 0.f ? 0.f : slope[at];
+  return y[at] <= 0.f ? 0.f : gradient[at];
 #else
-  return slope[at];
+  return gradient[at];
 #endif
 }
 
 // dx, and each image's part of dw and db: a warp for each channel of the piece, then for the next.
 extern "C" __global__ void __launch_bounds__(THREADS)
-slopes(const float* __restrict__ slope, const float* __restrict__ x, const float* __restrict__ w,
-       const float* __restrict__ means, const float* __restrict__ scales, const float* __restrict__ y,
-       float* __restrict__ dx, float* __restrict__ dw, float* __restrict__ db, int images) {
+gradients(const float* __restrict__ gradient, const float* __restrict__ x, const float* __restrict__ w,
+          const float* __restrict__ means, const float* __restrict__ scales, const float* __restrict__ y,
+          float* __restrict__ dx, float* __restrict__ dw, float* __restrict__ db, int images) {
   extern __shared__ float4 memory[];
   float* room = (float*)memory;
   const size_t start = (size_t)blockIdx.x * EACH, factor = own(images);
   const float mean = means[blockIdx.x], scale = scales[blockIdx.x];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  float level = 0.f, tilt = 0.f;  // sums over the piece of the slopes, and of them times what was normalised
+  float level = 0.f, tilt = 0.f;  // sums over the piece of the gradients, and of them times what was normalised
   for (int first = 0; first < CHANNELS; first += WARPS) {
     const int channel = first + warp;
     float plain = 0.f, times = 0.f;
     if (channel < CHANNELS)
       for (int pixel = lane; pixel < PIXELS; pixel += 32) {
         const size_t at = start + channel * PIXELS + pixel;
-        const float pull = slope_at(slope, y, at);
-        plain += pull;
-        times += pull * (x[at] - mean);
+        const float given = gradient_at(gradient, y, at);
+        plain += given;
+        times += given * (x[at] - mean);
       }
     plain = over_warp(plain);
     times = over_warp(times) * scale;
@@ -101,7 +101,7 @@ slopes(const float* __restrict__ slope, const float* __restrict__ x, const float
   level = over_block(level, room) / EACH;
   tilt = over_block(tilt, room) / EACH;
   for (int at = threadIdx.x; at < EACH; at += THREADS) {
-    const float pull = slope_at(slope, y, start + at) * w[factor + at / PIXELS];
-    dx[start + at] = scale * (pull - level - (x[start + at] - mean) * scale * tilt);
+    const float given = gradient_at(gradient, y, start + at) * w[factor + at / PIXELS];
+    dx[start + at] = scale * (given - level - (x[start + at] - mean) * scale * tilt);
   }
 }

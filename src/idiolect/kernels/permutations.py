@@ -2,8 +2,7 @@
 
 from torch import Tensor
 
-from idiolect.kernels.compiled import kernel, up
-from idiolect.kernels.fused_tree_ops import REALS
+from idiolect.kernels.compiled import REALS, launch, round_up
 
 _THREADS = 64
 _BYTES = 4  # of a place in shared memory
@@ -11,7 +10,7 @@ _MOST = 1 << 13  # places that a client's one thread shuffles; beyond that the h
 
 
 def suits(longest: int, epochs: int, weight: Tensor) -> bool:
-    """Say whether there is a kernel for it that is worth its while."""
+    """Return whether there is a kernel that is faster than the host."""
     return longest * epochs <= _MOST and weight.dtype in REALS
 
 
@@ -32,11 +31,7 @@ def shuffle(
     `held`; `key` is what else the draws depend on: tag, round and call. Without `steps` they are as
     many as the epochs take.
     """
-    room = up(_BYTES * max(longest, 1), 4096)
+    shared = round_up(_BYTES * max(longest, 1), 4096)
     constants: dict[str, int | str] = {"REAL": REALS[weight.dtype], "THREADS": _THREADS}
-    kernel("shuffling.cu", "shuffle", constants, room)(
-        (len(who), 1, 1),
-        (_THREADS, 1, 1),
-        [who, held, rows, weight, *key, batch, steps, epochs, *rows.shape[1:]],
-        room,
-    )
+    given = [who, held, rows, weight, *key, batch, steps, epochs, *rows.shape[1:]]
+    launch("permutations.cu", "shuffle", constants, (len(who), 1, 1), _THREADS, given, shared)

@@ -1,4 +1,4 @@
-"""Layers of a network replaced by those that are fast for many clients at once."""
+"""Replaces layers of a network by those that are fast for many clients at once."""
 
 from typing import Any
 
@@ -11,18 +11,18 @@ from idiolect.kernels.linear import StackedLinear, linear_relu
 
 
 class StackedSequential(nn.Sequential):
-    """Layers in a row: a convolution, dense layer or normalisation and what follows run as one."""
+    """A sequence whose convolutions, dense layers and normalisations run with what follows."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Run the layers: one with ReLU, or with ReLU and 2×2 max-pooling, at once."""
+        """Run the layers, each with the ReLU, or ReLU and 2×2 max-pooling, after it."""
         layers = list(self)
         while layers:
-            first, rectifies = layers[0], [type(layer) for layer in layers[1:2]] == [nn.ReLU]
-            if isinstance(first, StackedLinear) and rectifies:
+            first, relu = layers[0], [type(layer) for layer in layers[1:2]] == [nn.ReLU]
+            if isinstance(first, StackedLinear) and relu:
                 x, layers = linear_relu(first, x), layers[2:]
-            elif isinstance(first, StackedGroupNorm) and rectifies:
+            elif isinstance(first, StackedGroupNorm) and relu:
                 x, layers = norm_relu(first, x), layers[2:]
-            elif not isinstance(first, StackedConv2d) or not rectifies:
+            elif not isinstance(first, StackedConv2d) or not relu:
                 x, layers = first(x), layers[1:]
             elif len(layers) > 2 and _halves(layers[2]):
                 x, layers = conv_relu_pool(first, x), layers[3:]
@@ -32,7 +32,7 @@ class StackedSequential(nn.Sequential):
 
 
 def _halves(layer: nn.Module) -> bool:
-    """Say whether a layer is plain max-pooling of 2×2 windows."""
+    """Return whether a layer is plain max-pooling of 2×2 windows."""
     if type(layer) is not nn.MaxPool2d:
         return False
     pool: Any = layer
@@ -42,8 +42,8 @@ def _halves(layer: nn.Module) -> bool:
     return fits and not pool.ceil_mode and not pool.return_indices
 
 
-def quicken(model: nn.Module) -> nn.Module:
-    """Replace plain layers and rows of them in place; parameters and names stay."""
+def replace_layers(model: nn.Module) -> nn.Module:
+    """Replace plain layers and sequences of them in place; parameters and names stay."""
     for layer in model.modules():
         if StackedConv2d.suits(layer):
             layer.__class__ = StackedConv2d

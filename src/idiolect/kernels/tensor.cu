@@ -4,9 +4,9 @@
 // apart into a large and a small piece of 11 bits, and three of the four products of pieces are added up;
 // what is left out is below single precision. Shared memory and stages are as in `wide.cu`.
 //
-// Constants: C, H, W (what is read), OC, OH, OW (what is made), KH, KW, PAD, SPREAD, RELU (1: bias and ReLU
+// Constants: C, H, W (what is read), OC, OH, OW (what is made), KH, KW, PAD, TRANSPOSED, RELU (1: bias and ReLU
 // follow at once), POOL (2: 2x2 max-pooling too), THREADS, OCB (channels of a block), MT and NT (tiles of 16 channels and
-// of 8 pixels of a warp), ROWS (rows of images that a block may need), BAND (rows of a step of correlate).
+// of 8 pixels of a warp), ROWS (rows of images that a block may need), BAND (rows of a step of weight_gradient).
 
 #define TAPS (KH * KW)
 
@@ -39,7 +39,7 @@ __device__ __forceinline__ void multiply(float* sums, const unsigned* a, const u
   asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};" : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
-#if !CORRELATE
+#if !WEIGHT_GRADIENT
 
 #define MADE_H (OH / POOL)
 #define MADE_W (OW / POOL)
@@ -130,7 +130,7 @@ convolve(const float* __restrict__ x, const float* __restrict__ w, const float* 
     for (int kh = 0; kh < KH; kh++) {
 #pragma unroll
       for (int kw = 0; kw < KW; kw++) {
-        const int tap = SPREAD ? TAPS - 1 - (kh * KW + kw) : kh * KW + kw;
+        const int tap = TRANSPOSED ? TAPS - 1 - (kh * KW + kw) : kh * KW + kw;
         unsigned large[MT][4], small[MT][4];
 #pragma unroll
         for (int m = 0; m < MT; m++)
@@ -204,9 +204,9 @@ convolve(const float* __restrict__ x, const float* __restrict__ w, const float* 
 #define STRIPES ((OH + BAND - 1) / BAND)
 #define WARPS (THREADS / 32)
 
-// out[part, g, o, c, taps] = sum over the part's pixels of slope[g, image, o] * x[g, image, c].
+// out[part, g, o, c, taps] = sum over the part's pixels of gradient[g, image, o] * x[g, image, c].
 extern "C" __global__ void __launch_bounds__(THREADS, 512 / THREADS)
-correlate(const float* __restrict__ slope, const float* __restrict__ x, float* __restrict__ out,
+weight_gradient(const float* __restrict__ gradient, const float* __restrict__ x, float* __restrict__ out,
           int images, int each) {
   extern __shared__ float4 memory[];
   const int stage = OCB * SP + CB * PLANE;
@@ -215,16 +215,16 @@ correlate(const float* __restrict__ slope, const float* __restrict__ x, float* _
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, across = lane / 4, along = lane % 4;
   const int low = warp % (OCB / (16 * MT)) * 16 * MT, c8 = warp / (OCB / (16 * MT)) * 8;
   x += (size_t)g * images * (C * H * W) + lowest * H * W;
-  slope += (size_t)g * images * (OC * OH * OW) + base * OH * OW;
+  gradient += (size_t)g * images * (OC * OH * OW) + base * OH * OW;
   auto load = [&](int number) {
-    float* slopes = (float*)memory + (number & 1) * stage;    // [OCB][SP]
-    float* held = slopes + OCB * SP;                          // [CB][PLANE]
+    float* gradients = (float*)memory + (number & 1) * stage; // [OCB][SP]
+    float* held = gradients + OCB * SP;                       // [CB][PLANE]
     const int image = number / STRIPES, top = number % STRIPES * BAND;
-    const float* steep = slope + (size_t)image * (OC * OH * OW) + top * OW;
+    const float* source = gradient + (size_t)image * (OC * OH * OW) + top * OW;
     for (int o = warp; o < OCB; o += WARPS)
       for (int k = lane; k < PIXELS; k += 32) {
         const bool inside = k < BAND * OW && top * OW + k < OH * OW;
-        bring(slopes + o * SP + k, inside ? steep + o * OH * OW + k : slope, inside);
+        bring(gradients + o * SP + k, inside ? source + o * OH * OW + k : gradient, inside);
       }
     const float* picture = x + (size_t)image * (C * H * W);
     for (int line = warp; line < CB * DEEP; line += WARPS) {
@@ -255,7 +255,7 @@ correlate(const float* __restrict__ slope, const float* __restrict__ x, float* _
       await_stage<0>();
     }
     __syncthreads();
-    const float* slopes = (const float*)memory + (number & 1) * stage + (low + across) * SP + along;
+    const float* gradients = (const float*)memory + (number & 1) * stage + (low + across) * SP + along;
     const float* held = (const float*)memory + (number & 1) * stage + OCB * SP + (c8 + across) * PLANE;
 #pragma unroll 1
     for (int k = 0; k < PIXELS; k += 8) {
@@ -264,7 +264,7 @@ correlate(const float* __restrict__ slope, const float* __restrict__ x, float* _
       for (int m = 0; m < MT; m++)
 #pragma unroll
         for (int i = 0; i < 4; i++)
-          part(slopes[(m * 16 + i % 2 * 8) * SP + k + i / 2 * 4], &large[m][i], &small[m][i]);
+          part(gradients[(m * 16 + i % 2 * 8) * SP + k + i / 2 * 4], &large[m][i], &small[m][i]);
       const int near = min(k + along, BAND * OW - 1), far = min(k + along + 4, BAND * OW - 1);
       const float* left = held + near + near / OW * (KW - 1);
       const float* right = held + far + far / OW * (KW - 1);

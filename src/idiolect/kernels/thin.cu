@@ -4,7 +4,7 @@
 // one client into shared memory with that client's kernels, and every thread keeps a small tile of
 // sums in registers. Sizes are constants of the compilation. Sums are taken in a fixed order.
 //
-// Constants: C, H, W (what is read), OC, OH, OW (what is made), KH, KW, PAD, SPREAD, THREADS,
+// Constants: C, H, W (what is read), OC, OH, OW (what is made), KH, KW, PAD, TRANSPOSED, THREADS,
 // RELU (1: bias and ReLU follow at once), POOL (2: 2x2 max-pooling too; 1: it does not), PX (pixels of a thread,
 // in each of its POOL rows), OCT (channels of a thread), OCB (channels of a block),
 // IMGS (images held at once), SLICES (threads that share the rows of one sum).
@@ -31,7 +31,7 @@ __device__ __forceinline__ void fetch(float* into, const float* from) {
 #endif
 }
 
-// y[g, image, o] = sum over c and taps of w[g, o, c] * x[g, image, c]; where SPREAD, the transpose:
+// y[g, image, o] = sum over c and taps of w[g, o, c] * x[g, image, c]; where TRANSPOSED, the transpose:
 // w is [g, c, o] as stored for the forward direction, with its taps turned round. Where POOL, `chosen`
 // says which of the four pixels of a window was largest, and 4 where none was above 0.
 extern "C" __global__ void __launch_bounds__(THREADS)
@@ -47,7 +47,7 @@ convolve(const float* __restrict__ x, const float* __restrict__ w, const float* 
   y += ((size_t)g * images + first) * (OC * MADE_H * MADE_W);
   for (int i = threadIdx.x; i < K * OCB; i += THREADS) {
     const int o = base + i % OCB, k = i / OCB;
-#if SPREAD
+#if TRANSPOSED
     const int tap = k % (KH * KW);
     const int place = ((k / (KH * KW)) * OC + o) * (KH * KW) + (KH * KW - 1 - tap);
 #else
@@ -131,22 +131,22 @@ convolve(const float* __restrict__ x, const float* __restrict__ w, const float* 
   }
 }
 
-// out[part, g, o, c, taps] = sum over the part's images and pixels of slope[g, image, o] * x[g, image, c].
+// out[part, g, o, c, taps] = sum over the part's images and pixels of gradient[g, image, o] * x[g, image, c].
 extern "C" __global__ void __launch_bounds__(THREADS)
-correlate(const float* __restrict__ slope, const float* __restrict__ x, float* __restrict__ out,
+weight_gradient(const float* __restrict__ gradient, const float* __restrict__ x, float* __restrict__ out,
           int images, int each) {
   extern __shared__ float4 memory[];
   const int across = PW | 1;                    // an odd row length spreads rows over the banks
-  float* slopes = (float*)memory;               // [OH][OW][OCB]
-  float* held = slopes + OH * OW * OCB;         // [C][PH][across]
+  float* gradients = (float*)memory;            // [OH][OW][OCB]
+  float* held = gradients + OH * OW * OCB;      // [C][PH][across]
   const int g = blockIdx.y, base = blockIdx.z * OCB;
   const int first = blockIdx.x * each, last = min(images, first + each);
-  const int unit = threadIdx.x;                 // lanes of a warp share a slice, so slopes broadcast
+  const int unit = threadIdx.x;                 // lanes of a warp share a slice, so gradients broadcast
   const int slice = unit / (C * KH * GROUPS), rest = unit % (C * KH * GROUPS);
   const int group = rest / (C * KH), c = (rest / KH) % C, kh = rest % KH;
   const bool works = slice < SLICES;
   x += (size_t)g * images * (C * H * W);
-  slope += (size_t)g * images * (OC * OH * OW);
+  gradient += (size_t)g * images * (OC * OH * OW);
   float sums[KW][OCT];
 #pragma unroll
   for (int kw = 0; kw < KW; kw++)
@@ -162,16 +162,16 @@ correlate(const float* __restrict__ slope, const float* __restrict__ x, float* _
       const int col = i % W, row = (i / W) % H, plane = i / (W * H);
       held[(plane * PH + row + PAD) * across + col + PAD] = from[i];
     }
-    const float* steep = slope + (size_t)image * (OC * OH * OW) + base * OH * OW;
+    const float* source = gradient + (size_t)image * (OC * OH * OW) + base * OH * OW;
     for (int i = threadIdx.x; i < OCB * OH * OW; i += THREADS) {
       const int o = i / (OH * OW);
-      slopes[(i % (OH * OW)) * OCB + o] = base + o < OC ? steep[i] : 0.f;
+      gradients[(i % (OH * OW)) * OCB + o] = base + o < OC ? source[i] : 0.f;
     }
     __syncthreads();
     if (works)
       for (int row = slice; row < OH; row += SLICES) {
         const float* line = held + (c * PH + row + kh) * across;
-        const float* down = slopes + row * OW * OCB + group * OCT;
+        const float* down = gradients + row * OW * OCB + group * OCT;
         float seen[KW];
 #pragma unroll
         for (int kw = 0; kw < KW - 1; kw++) seen[kw + 1] = line[kw];
@@ -180,12 +180,12 @@ correlate(const float* __restrict__ slope, const float* __restrict__ x, float* _
 #pragma unroll
           for (int kw = 0; kw < KW - 1; kw++) seen[kw] = seen[kw + 1];
           seen[KW - 1] = line[col + KW - 1];
-          float steepness[OCT];
-          fetch(steepness, down + col * OCB);
+          float pulls[OCT];
+          fetch(pulls, down + col * OCB);
 #pragma unroll
           for (int kw = 0; kw < KW; kw++)
 #pragma unroll
-            for (int o = 0; o < OCT; o++) sums[kw][o] += steepness[o] * seen[kw];
+            for (int o = 0; o < OCT; o++) sums[kw][o] += pulls[o] * seen[kw];
         }
       }
   }

@@ -1,40 +1,60 @@
-"""How functions with an axis of groups before all others are mapped over clients."""
+"""Autograd functions with an axis of groups before all others, and how vmap maps them."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from torch.autograd import Function
 
 
-def single(x: Tensor) -> bool:
-    """Say whether a layer is to work in single precision on CUDA, which is what ours are for."""
+def float32_on_cuda(x: Tensor) -> bool:
+    """Return whether a layer works in single precision on CUDA, which our kernels are for."""
     return x.is_cuda and x.dtype == torch.float32 and not torch.is_autocast_enabled("cuda")
 
 
 def call(function: type[Function], *inputs: Any) -> Any:
-    """Apply a function; torch does not say of what types."""
+    """Apply a function, which torch leaves untyped."""
     return function.apply(*inputs)  # type: ignore[no-untyped-call]
 
 
-def mapped(
-    function: type[Function], size: int, dims: Any, inputs: tuple[Tensor, ...], rest: Any
-) -> Any:
-    """Map over clients: as more examples where all share the kernels, else as more groups."""
-    shared = all(dim is None for dim in dims[1:])
-    axis = 1 if shared else 0
-    if shared:
-        inputs = (inputs[0].movedim(dims[0], 1).flatten(1, 2), *inputs[1:])
-    else:
-        inputs = into_groups(size, dims, inputs)
-    out = call(function, *inputs, *rest)
-    if isinstance(out, tuple):
-        return tuple(part.unflatten(axis, (size, -1)) for part in out), (axis,) * len(out)
-    return out.unflatten(axis, (size, -1)), axis
+class GroupedFunction(Function):
+    """A function of tensors [group, ...] and of options after them; all are kept for backward.
+
+    Mapped over clients, their axis becomes part of the groups. Where `joins_examples`, and clients
+    differ in the first tensor alone, it becomes part of the examples instead.
+    """
+
+    joins_examples: ClassVar[bool] = False
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        """Keep tensors and options."""
+        tensors, ctx.options = _split(inputs)
+        ctx.save_for_backward(*tensors)
+
+    @classmethod
+    def vmap(cls, info: Any, dims: Any, *inputs: Any) -> Any:
+        """Map over clients."""
+        tensors, options = _split(inputs)
+        size, dims, axis = info.batch_size, dims[: len(tensors)], 0
+        if cls.joins_examples and all(dim is None for dim in dims[1:]):
+            axis = 1
+            tensors = (tensors[0].movedim(dims[0], 1).flatten(1, 2), *tensors[1:])
+        else:
+            tensors = _into_groups(size, dims, tensors)
+        out = call(cls, *tensors, *options)
+        if isinstance(out, tuple):
+            return tuple(part.unflatten(axis, (size, -1)) for part in out), (axis,) * len(out)
+        return out.unflatten(axis, (size, -1)), axis
 
 
-def into_groups(size: int, dims: Any, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Make the mapped axis part of the groups: each of its entries has its own kernels."""
+def _split(inputs: tuple[Any, ...]) -> tuple[tuple[Tensor, ...], tuple[Any, ...]]:
+    count = sum(isinstance(one, Tensor) for one in inputs)
+    return inputs[:count], inputs[count:]
+
+
+def _into_groups(size: int, dims: Any, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Make the mapped axis part of the groups: each of its entries has its own weights."""
     moved = (
         t.expand(size, *t.shape) if dim is None else t.movedim(dim, 0)
         for t, dim in zip(inputs, dims, strict=True)

@@ -5,10 +5,10 @@
 // into shared memory. Every thread keeps a small tile of sums in registers. Sizes are constants of
 // the compilation. Sums are taken in a fixed order.
 //
-// Constants: C, H, W (what is read), OC, OH, OW (what is made), KH, KW, PAD, SPREAD, THREADS,
+// Constants: C, H, W (what is read), OC, OH, OW (what is made), KH, KW, PAD, TRANSPOSED, THREADS,
 // RELU (1: bias and ReLU follow at once), POOL (2: 2x2 max-pooling too; 1: it does not), TALL and PX (rows and
 // columns of a thread's tile), OCT (channels of a thread), OCB (channels of a block), CHUNK (channels
-// read at a time), ROWS (rows of images that a block may need), BAND (rows of a step of correlate).
+// read at a time), ROWS (rows of images that a block may need), BAND (rows of a step of weight_gradient).
 
 #define MADE_H (OH / POOL)  // a last odd row or column is left out, as torch's max_pool2d does
 #define MADE_W (OW / POOL)
@@ -40,9 +40,9 @@ __device__ __forceinline__ void await_stage() {
   asm volatile("cp.async.wait_group %0;" ::"n"(LATER));
 }
 
-#if !CORRELATE
+#if !WEIGHT_GRADIENT
 
-// y[g, image, o] = sum over c and taps of w[g, c, tap, o] * x[g, image, c]; where SPREAD, taps are
+// y[g, image, o] = sum over c and taps of w[g, c, tap, o] * x[g, image, c]; where TRANSPOSED, taps are
 // turned round. Where POOL, `chosen` says which of the four pixels of a window was largest, and 4
 // where none was above 0.
 extern "C" __global__ void __launch_bounds__(THREADS)
@@ -135,7 +135,7 @@ convolve(const float* __restrict__ x, const float* __restrict__ w, const float* 
           if (kh < 0 || kh >= KH) continue;
 #pragma unroll
           for (int kw = 0; kw < KW; kw++) {
-            const int tap = SPREAD ? TAPS - 1 - (kh * KW + kw) : kh * KW + kw;
+            const int tap = TRANSPOSED ? TAPS - 1 - (kh * KW + kw) : kh * KW + kw;
             float weights[OCT];
 #pragma unroll
             for (int o = 0; o < OCT; o += 4)
@@ -197,9 +197,9 @@ convolve(const float* __restrict__ x, const float* __restrict__ w, const float* 
 #define STRIPES ((OH + BAND - 1) / BAND)        // steps of an image
 #define WARPS (THREADS / 32)
 
-// out[part, g, o, c, taps] = sum over the part's pixels of slope[g, image, o] * x[g, image, c].
+// out[part, g, o, c, taps] = sum over the part's pixels of gradient[g, image, o] * x[g, image, c].
 extern "C" __global__ void __launch_bounds__(THREADS)
-correlate(const float* __restrict__ slope, const float* __restrict__ x, float* __restrict__ out,
+weight_gradient(const float* __restrict__ gradient, const float* __restrict__ x, float* __restrict__ out,
           int images, int each) {
   extern __shared__ float4 memory[];
   const int stage = (OCB * BAND * WIDE + CB * PLANE + 3) / 4 * 4;
@@ -207,18 +207,18 @@ correlate(const float* __restrict__ slope, const float* __restrict__ x, float* _
   const int first = blockIdx.x * each, last = min(images * STRIPES, first + each);
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   x += (size_t)g * images * (C * H * W) + low * H * W;
-  slope += (size_t)g * images * (OC * OH * OW) + base * OH * OW;
+  gradient += (size_t)g * images * (OC * OH * OW) + base * OH * OW;
   auto load = [&](int number) {
-    float* slopes = (float*)memory + (number & 1) * stage;    // [OCB][BAND][WIDE]
-    float* held = slopes + OCB * BAND * WIDE;                 // [CB][DEEP][ACROSS]
+    float* gradients = (float*)memory + (number & 1) * stage; // [OCB][BAND][WIDE]
+    float* held = gradients + OCB * BAND * WIDE;              // [CB][DEEP][ACROSS]
     const int image = number / STRIPES, top = number % STRIPES * BAND;
-    const float* steep = slope + (size_t)image * (OC * OH * OW);
+    const float* source = gradient + (size_t)image * (OC * OH * OW);
     for (int line = warp; line < OCB * BAND; line += WARPS) {
       const int row = top + line % BAND;
-      const float* from = steep + (line / BAND * OH + row) * OW;
+      const float* from = source + (line / BAND * OH + row) * OW;
       for (int col = lane; col < WIDE; col += 32) {
         const bool inside = row < OH && col < OW;
-        bring(slopes + line * WIDE + col, inside ? from + col : slope, inside);
+        bring(gradients + line * WIDE + col, inside ? from + col : gradient, inside);
       }
     }
     const float* picture = x + (size_t)image * (C * H * W);
@@ -250,7 +250,7 @@ correlate(const float* __restrict__ slope, const float* __restrict__ x, float* _
       await_stage<0>();
     }
     __syncthreads();
-    const float* slopes = (const float*)memory + (number & 1) * stage + warp * OCT * BAND * WIDE;
+    const float* gradients = (const float*)memory + (number & 1) * stage + warp * OCT * BAND * WIDE;
     const float* held = (const float*)memory + (number & 1) * stage + OCB * BAND * WIDE + lane * PLANE;
 #pragma unroll 1
     for (int row = 0; row < BAND; row++) {
@@ -271,12 +271,12 @@ correlate(const float* __restrict__ slope, const float* __restrict__ x, float* _
         }
 #pragma unroll
         for (int o = 0; o < OCT; o++) {
-          const float2 steep = *(const float2*)(slopes + (o * BAND + row) * WIDE + col);
+          const float2 pair = *(const float2*)(gradients + (o * BAND + row) * WIDE + col);
 #pragma unroll
           for (int kh = 0; kh < KH; kh++)
 #pragma unroll
             for (int kw = 0; kw < KW; kw++)
-              sums[kh][kw][o] += steep.x * seen[kh][kw] + steep.y * seen[kh][kw + 1];
+              sums[kh][kw][o] += pair.x * seen[kh][kw] + pair.y * seen[kh][kw + 1];
         }
       }
     }

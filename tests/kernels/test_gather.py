@@ -22,9 +22,7 @@ def test_taken_and_decoded(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
-    monkeypatch.setattr(
-        gather, "kernel", lambda *which: emulate.Kernel(tmp_path, which[0], which[1], which[2])
-    )
+    emulate.use(monkeypatch, tmp_path)
     torch.manual_seed(0)
     x = torch.randint(256, (9, *shape), dtype=torch.uint8)
     y = torch.arange(9)

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from idiolect.kernels import autotune, timing_cache
-from idiolect.kernels.dense import Dense
+from idiolect.kernels import autotune
+from idiolect.kernels.linear import LinearSizes
 
 
 class Form:
@@ -23,7 +23,7 @@ class Form:
         return x * (1 + self.wrong)
 
 
-ZEROS = (torch.zeros(4, 5), Dense(4, 1, 5, 5))
+ZEROS = (torch.zeros(4, 5), LinearSizes(4, 1, 5, 5))
 
 
 @pytest.fixture(autouse=True)
@@ -44,7 +44,7 @@ def test_the_fastest_that_runs_is_chosen_and_kept(timed: Path) -> None:
     assert autotune.choose("key", again, ZEROS) is again["quick"]  # as kept, not measured
     assert again["plain"].calls == 0
     assert autotune.choose("another key", again, ZEROS) is again["plain"]
-    assert sorted(timing_cache.read(timed).values()) == ["plain", "quick"]
+    assert sorted(autotune.read_cache(timed).values()) == ["plain", "quick"]
 
 
 def test_a_lack_of_memory_says_nothing_about_a_form(timed: Path) -> None:
@@ -55,7 +55,7 @@ def test_a_lack_of_memory_says_nothing_about_a_form(timed: Path) -> None:
 
     with pytest.raises(torch.OutOfMemoryError):
         autotune.choose("key", {"plain": Form(3), "full": full}, ZEROS)
-    assert not timing_cache.read(timed)
+    assert not autotune.read_cache(timed)
 
 
 def test_a_form_with_other_results_is_never_chosen() -> None:
@@ -81,16 +81,16 @@ def test_the_plain_form_need_not_be_exact() -> None:
 
 
 def test_clients_that_are_compared() -> None:
-    given = (torch.randn(4, 5), torch.randn(4, 2, 3), Dense(4, 1, 5, 5))
+    given = (torch.randn(4, 5), torch.randn(4, 2, 3), LinearSizes(4, 1, 5, 5))
     x, w, sizes = autotune.few(given)
     assert torch.equal(x, given[0][:2].double()) and torch.equal(w, given[1][:2].double())
-    assert sizes == Dense(2, 1, 5, 5)
-    assert autotune.few((given[0][:1], Dense(1, 1, 5, 5)))[1].groups == 1
+    assert sizes == LinearSizes(2, 1, 5, 5)
+    assert autotune.few((given[0][:1], LinearSizes(1, 1, 5, 5)))[1].groups == 1
 
 
 def test_where_no_kernel_runs_it_is_said_why() -> None:
     known = {"plain": Form(3), "broken": Form(1, fails=True), "other": Form(1, fails=True)}
-    with pytest.warns(UserWarning, match="no kernel for Dense.*broken: too little memory"):
+    with pytest.warns(UserWarning, match="no kernel for LinearSizes.*broken: too little memory"):
         assert autotune.choose("key", known, ZEROS) is known["plain"]
 
 
@@ -102,7 +102,7 @@ def test_a_choice_that_does_not_hold_is_made_again(timed: Path, why: str) -> Non
         known["quick"] = Form(2, fails=True)
         known["slow"] = Form(4)
     assert autotune.choose("key", known, ZEROS) is known["plain"]
-    assert list(timing_cache.read(timed).values()) == ["plain"]
+    assert list(autotune.read_cache(timed).values()) == ["plain"]
 
 
 def test_where_the_plain_form_fails_its_error_is_told() -> None:
@@ -115,5 +115,5 @@ def test_a_damaged_file_costs_a_measurement_not_the_run(timed: Path) -> None:
         timed.write_text(text)
         known = {"plain": Form(3), "quick": Form(2)}
         assert autotune.choose("key", known, ZEROS) is known["quick"]
-    autotune.keep(None)
+    autotune.set_cache(None)
     assert autotune.choose("key", {"plain": Form(3)}, ZEROS).takes == 3

@@ -27,17 +27,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_pat
         return
     if emulate.COMPILER is None:
         pytest.skip("needs g++ to run CUDA sources")
-    made: dict[object, emulate.Kernel] = {}
-
-    def kernel(file: str, name: str, constants: dict[str, int | str], shared: int = 0) -> object:
-        key = (name, *constants.items())
-        if key not in made:
-            made[key] = emulate.Kernel(tmp_path, file, name, constants)
-        return made[key]
-
-    for part in (cross_entropy, fused_tree_ops):
-        monkeypatch.setattr(part, "kernel", kernel)
-        monkeypatch.setattr(part, "own", lambda leaf: True)
+    emulate.use(monkeypatch, tmp_path)
 
 
 def draw(*shape: int) -> Tensor:
@@ -52,7 +42,7 @@ def alike(ours: object, theirs: object) -> None:
 
 
 def taken(logits: Tensor, labels: Tensor, weight: Tensor) -> Tensor:
-    """Bend the loss, so that its slope is not pulled by 1 alone."""
+    """Bend the loss, so that the incoming gradient is not 1."""
     return cross_entropy.cross_entropy(logits, labels, weight).square()
 
 
@@ -69,14 +59,14 @@ def batch(*shape: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("shape", [(ROWS,), (2, 3)])
-def test_the_loss_and_its_slopes(way: None, shape: tuple[int, ...]) -> None:
+def test_the_loss_and_its_gradients(way: None, shape: tuple[int, ...]) -> None:
     given = batch(*shape)
     alike(vmap(taken)(*given), vmap(written)(*given))
     alike(vmap(grad(taken))(*given), vmap(grad(written))(*given))
     assert vmap(grad(taken))(*given)[0].abs().max() > 0.01
 
 
-def test_the_slope_by_the_weights() -> None:
+def test_the_gradient_by_the_weights() -> None:
     logits, labels, weight = batch(ROWS)
     given = (logits, labels, weight + 0.5)
     alike(vmap(grad(taken, 2))(*given), vmap(grad(written, 2))(*given))
@@ -155,15 +145,15 @@ TASKS = pytest.mark.parametrize("task", ["step", "choose", "distance"])
 
 @TASKS
 @pytest.mark.parametrize("dims", [(0, 0), (0, None), (None, 0)])
-def test_leaves_and_their_slopes(way: None, task: str, dims: tuple[int | None, ...]) -> None:
+def test_leaves_and_their_gradients(way: None, task: str, dims: tuple[int | None, ...]) -> None:
     """Where one tree is shared by all, it is not copied for each, and the result is the same."""
     xs, ys, shared = trees()
     given = (xs if dims[0] == 0 else shared, ys if dims[1] == 0 else shared)
     ours, theirs = both(task)
     alike(vmap(ours, dims)(*given), vmap(theirs, dims)(*given))
     for argument in (0, 1):
-        slopes = [vmap(grad(fn, argument), dims)(*given) for fn in (ours, theirs)]
-        alike(*slopes)
+        gradients = [vmap(grad(fn, argument), dims)(*given) for fn in (ours, theirs)]
+        alike(*gradients)
 
 
 @pytest.mark.parametrize("task", ["choose", "distance"])
@@ -199,19 +189,19 @@ def test_trees_that_all_share_and_a_number_of_everyones_own(way: None, task: str
 
 
 @TASKS
-def test_slopes_of_a_whole_stack(task: str) -> None:
-    """Differentiated from outside the map, what all shared gathers the slopes of all."""
+def test_gradients_of_a_whole_stack(task: str) -> None:
+    """Differentiated from outside the map, what all shared gathers the gradients of all."""
     xs, _, shared = trees()
     ours, theirs = both(task)
-    slopes = [
+    gradients = [
         grad(lambda xs, ys, fn=fn: vmap(fn, (0, None))(xs, ys).sum(), (0, 1))(xs, shared)
         for fn in (ours, theirs)
     ]
-    alike(*slopes)
+    alike(*gradients)
 
 
 @TASKS
-def test_second_slopes_and_grids(way: None, task: str) -> None:
+def test_second_gradients_and_grids(way: None, task: str) -> None:
     xs, ys, shared = trees()
 
     def bend(fn: Fn) -> Fn:

@@ -1,6 +1,6 @@
-// Backward through ReLU, and through ReLU and 2x2 max-pooling: slopes of what was rectified, and their
-// sums, which are the slopes of the biases. A block takes one channel of one client. Sums are taken in a
-// fixed order. Constants: CHANNELS, OH, OW (of what was rectified), THREADS.
+// Backward through ReLU, and through ReLU and 2x2 max-pooling: gradients of the input of ReLU, and their
+// sums, which are the gradients of the biases. A block takes one channel of one client. Sums are taken in a
+// fixed order. Constants: CHANNELS, OH, OW (of the input of ReLU), THREADS.
 
 #define WARPS (THREADS / 32)
 
@@ -16,15 +16,15 @@ __device__ __forceinline__ float over_block(float value, float* room) {
   return total;
 }
 
-#ifdef UNPOOL
+#ifdef POOL_GRADIENT
 
 #define HIGH ((OH + 1) / 2)  // an odd last row or column gets zeros
 #define WIDE ((OW + 1) / 2)
 
-// Each slope goes to the pixel of its window that was chosen, and nothing elsewhere.
+// Each gradient goes to the pixel of its window that was chosen, and 0 elsewhere.
 extern "C" __global__ void __launch_bounds__(THREADS)
-unpool(const float* __restrict__ slope, const unsigned char* __restrict__ chosen,
-       float* __restrict__ out, float* __restrict__ bias, int images) {
+pool_gradient(const float* __restrict__ gradient, const unsigned char* __restrict__ chosen,
+              float* __restrict__ out, float* __restrict__ bias, int images) {
   extern __shared__ float4 memory[];
   const int channel = blockIdx.x, g = blockIdx.y;
   float sum = 0.f;
@@ -34,7 +34,7 @@ unpool(const float* __restrict__ slope, const unsigned char* __restrict__ chosen
     const bool pooled = row < OH / 2 && col < OW / 2;
     const size_t from = (plane * (OH / 2) + row) * (OW / 2) + col;
     const int which = pooled ? chosen[from] : 4;
-    const float value = which < 4 ? slope[from] : 0.f;
+    const float value = which < 4 ? gradient[from] : 0.f;
     sum += value;
     float* to = out + (plane * OH + 2 * row) * OW + 2 * col;
 #pragma unroll
@@ -47,10 +47,10 @@ unpool(const float* __restrict__ slope, const unsigned char* __restrict__ chosen
 
 #else
 
-// Slopes where y is above 0 (or NaN, which must be seen), and nothing elsewhere.
+// The gradient where y is above 0 (or NaN, which must be seen), and 0 elsewhere.
 extern "C" __global__ void __launch_bounds__(THREADS)
-mask(const float* __restrict__ slope, const float* __restrict__ y, float* __restrict__ out,
-     float* __restrict__ bias, int images) {
+relu_gradient(const float* __restrict__ gradient, const float* __restrict__ y, float* __restrict__ out,
+              float* __restrict__ bias, int images) {
   extern __shared__ float4 memory[];
   const int channel = blockIdx.x, g = blockIdx.y;
   float sum = 0.f;
@@ -58,7 +58,7 @@ mask(const float* __restrict__ slope, const float* __restrict__ y, float* __rest
   for (int at = threadIdx.x; at < images * OH * OW; at += THREADS) {
     const size_t plane = ((size_t)g * images + at / (OH * OW)) * CHANNELS + channel;
     const size_t place = plane * (OH * OW) + at % (OH * OW);
-    const float value = y[place] <= 0.f ? 0.f : slope[place];
+    const float value = y[place] <= 0.f ? 0.f : gradient[place];
     out[place] = value;
     sum += value;
   }

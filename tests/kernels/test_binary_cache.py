@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from idiolect.kernels import binary_cache
+from idiolect.kernels import compiled
 
 Load = Callable[[str, str], Any]
 
@@ -31,14 +31,14 @@ class Tools:
 @pytest.fixture
 def tools(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Tools:
     found = Tools()
-    monkeypatch.setattr(binary_cache, "_tools", lambda: (found.compile, found.load))
+    monkeypatch.setattr(compiled, "_tools", lambda: (found.compile, found.load))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
-    monkeypatch.setattr(binary_cache, "_folder", tmp_path / "kernels")
+    monkeypatch.setattr(compiled, "_folder", tmp_path / "kernels")
     return found
 
 
 def test_a_kernel_is_compiled_once(tools: Tools, tmp_path: Path) -> None:
-    assert [binary_cache.loaded("add", "f") for _ in range(2)] == ["ADD F"] * 2
+    assert [compiled.load("add", "f") for _ in range(2)] == ["ADD F"] * 2
     assert tools.compiled == ["add"]
     assert [file.suffix for file in (tmp_path / "kernels").iterdir()] == [".cubin"]
 
@@ -47,18 +47,18 @@ def test_another_text_name_or_chip_is_another_kernel(
     tools: Tools, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for text, name in (("add", "f"), ("add", "g"), ("sub", "f")):
-        binary_cache.loaded(text, name)
+        compiled.load(text, name)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 0))
-    binary_cache.loaded("add", "f")
+    compiled.load("add", "f")
     assert tools.compiled == ["add", "add", "sub", "add"]
 
 
 def test_a_damaged_file_is_compiled_anew(tools: Tools, tmp_path: Path) -> None:
-    binary_cache.loaded("add", "f")
+    compiled.load("add", "f")
     (file,) = (tmp_path / "kernels").iterdir()
     file.write_bytes(b"half of i")
-    assert binary_cache.loaded("add", "f") == "ADD F"
-    assert binary_cache.loaded("add", "f") == "ADD F"
+    assert compiled.load("add", "f") == "ADD F"
+    assert compiled.load("add", "f") == "ADD F"
     assert tools.compiled == ["add", "add"]
 
 
@@ -66,8 +66,8 @@ def test_a_folder_that_cannot_be_written_costs_nothing_but_time(
     tools: Tools, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "taken").write_text("a file")
-    monkeypatch.setattr(binary_cache, "_folder", tmp_path / "taken")
-    assert [binary_cache.loaded("add", "f") for _ in range(2)] == ["ADD F"] * 2
+    monkeypatch.setattr(compiled, "_folder", tmp_path / "taken")
+    assert [compiled.load("add", "f") for _ in range(2)] == ["ADD F"] * 2
     assert len(tools.compiled) == 2
 
 
@@ -78,12 +78,12 @@ def test_torch_does_it_alone_where_nothing_is_kept_or_known(
     def none() -> Any:
         raise ImportError
 
-    monkeypatch.setattr(binary_cache, "_tools", none)
-    monkeypatch.setattr(binary_cache, "_folder", tmp_path if folder else None)
+    monkeypatch.setattr(compiled, "_tools", none)
+    monkeypatch.setattr(compiled, "_folder", tmp_path if folder else None)
     monkeypatch.setattr(torch.cuda, "_compile_kernel", lambda text, name: (text, name))
-    assert binary_cache.loaded("add", "f") == ("add", "f")
+    assert compiled.load("add", "f") == ("add", "f")
 
 
 def test_torch_still_has_these_tools() -> None:
-    compiler, loader = binary_cache._tools()
+    compiler, loader = compiled._tools()
     assert callable(compiler) and callable(loader)

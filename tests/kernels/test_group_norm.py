@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.func import grad, vmap
 from torch.nn import functional as F
 
-from idiolect.kernels import group_norm, group_norm_cuda, replace_layers
-from idiolect.kernels.group_norm_cuda import Norm
+from idiolect.kernels import group_norm, replace_layers
+from idiolect.kernels.group_norm import GroupNormSizes
 from idiolect.kernels.vmap_rules import call
 from idiolect.models import MODELS
 
@@ -20,7 +20,7 @@ Fn = Callable[..., Tensor]
 
 
 def pair(relu: bool) -> tuple[Fn, Fn]:
-    """The layer by our function and by torch's, bent so that all slopes differ."""
+    """The layer by our function and by torch's, bent so that all gradients differ."""
 
     def ours(w: Tensor, b: Tensor, x: Tensor) -> Tensor:
         y = call(group_norm._Normalise, x[None], w[None], b[None], PARTS, 1e-3, relu)[0][0]
@@ -48,7 +48,7 @@ def close(left: Tensor, right: Tensor) -> None:
 @pytest.mark.parametrize("argument", [0, 1, 2])
 @pytest.mark.parametrize("shared", [(), (0, 1), (2,), (1,)])
 @pytest.mark.parametrize("relu", [False, True])
-def test_slopes(relu: bool, argument: int, shared: tuple[int, ...]) -> None:
+def test_gradients(relu: bool, argument: int, shared: tuple[int, ...]) -> None:
     """Factors and images may each be everyone's own or the same for all."""
     given = [t[0] if n in shared else t for n, t in enumerate(draw())]
     dims = tuple(None if n in shared else 0 for n in range(3))
@@ -58,7 +58,7 @@ def test_slopes(relu: bool, argument: int, shared: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("argument", [0, 1, 2])
 @pytest.mark.parametrize("relu", [False, True])
-def test_second_slopes(relu: bool, argument: int) -> None:
+def test_second_derivatives(relu: bool, argument: int) -> None:
     def bend(fn: Fn) -> Fn:
         def curved(*given: Tensor) -> Tensor:
             return sum((s.pow(3).sum() for s in grad(fn, (0, 1, 2))(*given)), torch.zeros(()))
@@ -71,13 +71,13 @@ def test_second_slopes(relu: bool, argument: int) -> None:
 @pytest.fixture
 def everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the layers do on a CPU what they do in single precision on CUDA, in the plain form."""
-    monkeypatch.setattr(group_norm, "single", lambda x: True)
+    monkeypatch.setattr(group_norm, "float32_on_cuda", lambda x: True)
 
 
 @pytest.mark.usefixtures("everywhere")
 @pytest.mark.parametrize("name", ["resnet18", "shufflenet"])
 def test_networks_are_the_same(name: str) -> None:
-    """Alone and followed by ReLU, in a row and not; the logits and slopes are torch's."""
+    """Alone and followed by ReLU, in a row and not; the logits and gradients are torch's."""
     torch.manual_seed(0)
     options = {"width": 8} if name == "resnet18" else {"width": 0.5}
     model = MODELS[name]((1, 8, 8), 3, **options).double()
@@ -88,11 +88,11 @@ def test_networks_are_the_same(name: str) -> None:
     x = torch.randn(2, 1, 8, 8, dtype=torch.float64)
 
     def seen() -> list[Tensor]:
-        slopes = torch.autograd.grad(model(x).pow(2).sum(), list(model.parameters()))
-        return [model(x), *slopes]
+        gradients = torch.autograd.grad(model(x).pow(2).sum(), list(model.parameters()))
+        return [model(x), *gradients]
 
     expected = seen()
-    replace_layers.quicken(model)
+    replace_layers.replace_layers(model)
     assert any(isinstance(layer, group_norm.StackedGroupNorm) for layer in model.modules())
     for left, right in zip(seen(), expected, strict=True):
         torch.testing.assert_close(left, right, rtol=1e-7, atol=1e-9)
@@ -104,7 +104,7 @@ def test_relu_is_part_of_it() -> None:
     x = torch.randn(3, 4, 5, 5)
     expected = model(x)
     met: list[bool] = []
-    replace_layers.quicken(model)
+    replace_layers.replace_layers(model)
 
     def note(
         layer: nn.GroupNorm, x: Tensor, relu: bool, own: Fn = group_norm._normalised
@@ -123,38 +123,36 @@ def test_plain_layers_alone_are_replaced() -> None:
         pass
 
     model = nn.Sequential(nn.GroupNorm(2, 4), nn.GroupNorm(2, 4, affine=False), Own(2, 4))
-    quick = [type(layer) is group_norm.StackedGroupNorm for layer in replace_layers.quicken(model)]
+    quick = [
+        type(layer) is group_norm.StackedGroupNorm for layer in replace_layers.replace_layers(model)
+    ]
     assert quick == [True, False, False]
 
 
 SHAPES = [
-    Norm(2, 3, 8, 49, 8, 1e-5, False),  # a channel by itself
-    Norm(2, 2, 6, 64, 2, 1e-5, True),
-    Norm(1, 2, 20, 3, 1, 1e-2, True),  # more channels than warps, few pixels
-    Norm(3, 1, 4, 700, 2, 1e-5, False),
+    GroupNormSizes(2, 3, 8, 49, 8, 1e-5, False),  # a channel by itself
+    GroupNormSizes(2, 2, 6, 64, 2, 1e-5, True),
+    GroupNormSizes(1, 2, 20, 3, 1, 1e-2, True),  # more channels than warps, few pixels
+    GroupNormSizes(3, 1, 4, 700, 2, 1e-5, False),
 ]
 
 
 @pytest.mark.skipif(emulate.COMPILER is None, reason="needs g++ to run CUDA sources")
 @pytest.mark.parametrize("sizes", SHAPES)
 def test_kernels_equal_the_plain_form(
-    sizes: Norm, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    sizes: GroupNormSizes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(
-        group_norm_cuda,
-        "kernel",
-        lambda *which: emulate.Kernel(tmp_path, which[0], which[1], which[2]),
-    )
+    emulate.use(monkeypatch, tmp_path)
     torch.manual_seed(0)
     images = (sizes.groups, sizes.images, sizes.channels, sizes.pixels)
-    x, slope = torch.randn(images) + 3, torch.randn(images)
+    x, gradient = torch.randn(images) + 3, torch.randn(images)
     w, b = torch.randn(2, sizes.groups, sizes.channels)
-    got = group_norm_cuda.normalise(x, w, b, sizes)
-    exact = group_norm_cuda.plain_normalise(x.double(), w.double(), b.double(), sizes)
-    further = group_norm_cuda.slopes(slope, x, w, got[1], got[2], got[0], sizes)
-    doubles = (t.double() for t in (slope, x, w, got[1], got[2], got[0]))
+    got = group_norm.cuda_normalise(x, w, b, sizes)
+    exact = group_norm.plain_normalise(x.double(), w.double(), b.double(), sizes)
+    further = group_norm.cuda_gradient(gradient, x, w, got[1], got[2], got[0], sizes)
+    doubles = (t.double() for t in (gradient, x, w, got[1], got[2], got[0]))
     for left, right in zip(
-        (*got, *further), (*exact, *group_norm_cuda.plain_slopes(*doubles, sizes)), strict=True
+        (*got, *further), (*exact, *group_norm.plain_gradient(*doubles, sizes)), strict=True
     ):
         assert (left - right).norm() / right.norm() < 2e-6
     assert not sizes.relu or 0 < float((got[0] == 0).float().mean()) < 1
@@ -163,13 +161,9 @@ def test_kernels_equal_the_plain_form(
 @pytest.mark.skipif(emulate.COMPILER is None, reason="needs g++ to run CUDA sources")
 def test_what_is_no_number_stays_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A broken client must be found out, and leave the others alone."""
-    monkeypatch.setattr(
-        group_norm_cuda,
-        "kernel",
-        lambda *which: emulate.Kernel(tmp_path, which[0], which[1], which[2]),
-    )
-    sizes = Norm(2, 1, 2, 4, 1, 1e-5, True)
+    emulate.use(monkeypatch, tmp_path)
+    sizes = GroupNormSizes(2, 1, 2, 4, 1, 1e-5, True)
     x = torch.randn(2, 1, 2, 4)
     x[0, 0, 0, 0] = torch.nan
-    y, _, _ = group_norm_cuda.normalise(x, torch.ones(2, 2), torch.zeros(2, 2), sizes)
+    y, _, _ = group_norm.cuda_normalise(x, torch.ones(2, 2), torch.zeros(2, 2), sizes)
     assert y[0].isnan().all() and y[1].isfinite().all()

@@ -1,6 +1,5 @@
 """Batches that a GPU draws by itself are those that NumPy draws; run through an emulator here."""
 
-import functools
 from pathlib import Path
 
 import emulate
@@ -18,15 +17,8 @@ pytestmark = pytest.mark.skipif(emulate.COMPILER is None, reason="needs g++ to r
 
 @pytest.fixture(autouse=True)
 def emulated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    compiled_once = functools.cache(
-        lambda file, name, constants: emulate.Kernel(tmp_path, file, name, dict(constants))
-    )
-    monkeypatch.setattr(
-        permutations,
-        "kernel",
-        lambda file, name, constants, _: compiled_once(file, name, tuple(constants.items())),
-    )
-    monkeypatch.setattr(compiled, "_given_up", set())
+    emulate.use(monkeypatch, tmp_path)
+    monkeypatch.setattr(compiled, "_failed", set())
 
 
 def members(counts: list[int], seed: int = 3) -> list[Member]:

@@ -1,0 +1,349 @@
+"""Stacked convolutions by our own CUDA kernels, compiled for each shape.
+
+`thin.cu` is for few channels, `wide.cu` for many, `tensor.cu` for many on matrix units, and
+`depthwise.cu` for depthwise convolutions, of which torch is slow at the gradient by the weights.
+The tasks are "convolve", "conv_relu" (bias and ReLU follow), "conv_relu_pool" (2×2 max-pooling
+too), "input_gradient" and "weight_gradient".
+"""
+
+import functools
+from collections.abc import Iterable, Iterator
+from itertools import islice, product
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from idiolect.kernels.autotune import Form
+from idiolect.kernels.compiled import launch, round_up
+
+_SHARED = 200 * 1024  # bytes of shared memory of a block; data-centre GPUs have more
+_HALF = 112 * 1024  # bytes of shared memory with which two blocks fit on a multiprocessor
+_SUMS = (32, 100)  # sums of a thread: enough to be worth its loads, and held in registers
+_BEST_SUMS = 64
+_CHANNELS = 16  # with fewer inputs or outputs, `thin.cu` is faster than `wide.cu`
+_LANES = 32  # threads of a warp
+_THREADS = 256
+_WARPS = _THREADS // _LANES
+_CHUNK = 8  # channels of a product on matrix units
+
+
+class ConvShape(NamedTuple):
+    """A stack of clients, each with its own weights: [group, image, channel, height, width]."""
+
+    groups: int
+    images: int
+    channels: int
+    height: int
+    width: int
+    out_channels: int
+    kernel_height: int
+    kernel_width: int
+    stride: int
+    padding: int
+    depthwise: bool = False  # each channel has its own weights, [group, channel, 1, ...]
+
+    @property
+    def inputs(self) -> int:
+        """Channels that an output channel reads."""
+        return 1 if self.depthwise else self.channels
+
+    @property
+    def convolutions(self) -> int:
+        """Groups of the one grouped convolution that does the same for all."""
+        return self.groups * self.channels if self.depthwise else self.groups
+
+    @property
+    def out_height(self) -> int:
+        """Rows of the result."""
+        return (self.height + 2 * self.padding - self.kernel_height) // self.stride + 1
+
+    @property
+    def out_width(self) -> int:
+        """Columns of the result."""
+        return (self.width + 2 * self.padding - self.kernel_width) // self.stride + 1
+
+    @property
+    def taps(self) -> int:
+        """Weights of one input channel for one output channel."""
+        return self.kernel_height * self.kernel_width
+
+    def seen_by(self, task: str) -> "ConvShape":
+        """Return the shape of the convolution that a task is: the input gradient's is reversed."""
+        if task != "input_gradient":
+            return self
+        return self._replace(
+            channels=self.out_channels,
+            height=self.out_height,
+            width=self.out_width,
+            out_channels=self.channels,
+            padding=self.kernel_height - 1 - self.padding,
+        )
+
+
+class Tile(NamedTuple):
+    """How a kernel cuts its work over blocks and threads."""
+
+    file: str
+    own: dict[str, int]  # constants that differ between tiles, as the source names them
+    constants: dict[str, int]  # of the shape and the task
+    blocks: tuple[int, int]  # along x and z; y is the group. Of a weight gradient: steps to share
+    shared: int  # bytes of shared memory of a block
+    waves: int = 1  # blocks of a weight gradient for each multiprocessor
+
+    @property
+    def name(self) -> str:
+        """Name the kernel and what differs between its tiles."""
+        return f"{self.file[:-3]} " + "x".join(map(str, (*self.own.values(), self.waves)))
+
+
+def forms(task: str, shape: ConvShape, most: int = 4) -> dict[str, Form]:
+    """Return all ways to do a task by our kernels, by name; `most` bounds the tiles of wide.cu."""
+    if shape.depthwise:
+        return {"depthwise": functools.partial(_depthwise, task)}
+    run = _weight_gradient if task == "weight_gradient" else functools.partial(_convolve, task)
+    return {tile.name: functools.partial(run, tile=tile) for tile in tiles(task, shape, most)}
+
+
+@functools.cache
+def tiles(task: str, shape: ConvShape, most: int = 4) -> tuple[Tile, ...]:
+    """Return the tiles that waste least; none where the kernels cannot do it."""
+    s, pool = shape.seen_by(task), _pool(task)
+    if shape.stride != 1 or shape.padding >= min(shape.kernel_height, shape.kernel_width):
+        return ()
+    if task == "input_gradient" and shape.kernel_height != shape.kernel_width:
+        return ()  # rows and columns would be padded differently
+    if min(s.out_height, s.out_width) < pool:
+        return ()
+    constants = {
+        "C": s.channels, "H": s.height, "W": s.width, "PAD": s.padding, "OC": s.out_channels,
+        "OH": s.out_height, "OW": s.out_width, "KH": s.kernel_height, "KW": s.kernel_width,
+        "POOL": pool, "TRANSPOSED": int(task == "input_gradient"),
+        "RELU": int(task == "conv_relu"), "WEIGHT_GRADIENT": int(task == "weight_gradient"),
+    }  # fmt: skip
+    kinds: tuple[Iterable[Tile], ...]
+    if task == "weight_gradient":
+        kinds = (_thin_weights(s), islice(_wide_weights(s), most), islice(_tensor_weights(s), 4))
+    else:
+        kinds = (_thin(s), _wide(s, pool)[:most], islice(_tensor(s, pool), 4))
+    return tuple(tile._replace(constants=constants) for kind in kinds for tile in kind)
+
+
+def has_fused_form(task: str, shape: ConvShape) -> bool:
+    """Return whether a task is worth doing in one launch, as thin.cu and wide.cu can."""
+    return any(tile.file != "tensor.cu" for tile in tiles(task, shape))
+
+
+def _pool(task: str) -> int:
+    """Return the side of the windows of pixels that are pooled."""
+    return 2 if task == "conv_relu_pool" else 1
+
+
+# Launches.
+
+
+def _convolve(task: str, x: Tensor, w: Tensor, *rest: Any, tile: Tile) -> Any:
+    """Do a task that makes images; with pooling return also which pixel of each window it was."""
+    *bias, shape = rest
+    s, pool = shape.seen_by(task), _pool(task)
+    made = (s.out_channels, s.out_height // pool, s.out_width // pool)
+    out = x.new_empty(s.groups, s.images, *made)
+    chosen = torch.empty_like(out, dtype=torch.uint8) if pool == 2 else out
+    if tile.file != "thin.cu":  # [group, input, tap, output]: a block's weights in one piece
+        w = w.permute((0, 1, 3, 4, 2) if task == "input_gradient" else (0, 2, 3, 4, 1))
+    w = w.contiguous()
+    given = [x.contiguous(), w, bias[0].contiguous() if bias else w, out, chosen, s.images]
+    _launch("convolve", tile, (tile.blocks[0], s.groups, tile.blocks[1]), given)
+    return (out, chosen) if pool == 2 else out
+
+
+def _weight_gradient(gradient: Tensor, x: Tensor, shape: ConvShape, tile: Tile) -> Tensor:
+    """Return the gradient by the weights, summed in a fixed order."""
+    steps, blocks = tile.blocks
+    parts, each = _parts(steps, tile.waves, x, shape.groups * blocks)
+    out = _partial_sums(parts, x, shape)
+    given = [gradient.contiguous(), x.contiguous(), out, shape.images, each]
+    _launch("weight_gradient", tile, (parts, shape.groups, blocks), given)
+    return _summed(out)
+
+
+def _launch(name: str, tile: Tile, grid: tuple[int, int, int], given: list[Any]) -> None:
+    constants = tile.constants | tile.own
+    launch(tile.file, name, constants, grid, tile.own["THREADS"], given, tile.shared)
+
+
+def _depthwise(task: str, first: Tensor, second: Tensor, shape: ConvShape) -> Tensor:
+    """Do a task of a depthwise convolution."""
+    s = shape
+    constants = {
+        "C": s.channels, "H": s.height, "W": s.width, "OH": s.out_height, "OW": s.out_width,
+        "KH": s.kernel_height, "KW": s.kernel_width, "PAD": s.padding, "STRIDE": s.stride,
+        "THREADS": _THREADS,
+    }  # fmt: skip
+    run = functools.partial(launch, "depthwise.cu", task, constants)
+    first, second = first.contiguous(), second.contiguous()
+    if task == "weight_gradient":
+        parts, each = _parts(s.images, 8, second, s.groups * s.channels)
+        out, shared = _partial_sums(parts, second, s), 4 * _WARPS * s.taps
+        given = [first, second, out, s.images, each]
+        run((s.channels, s.groups, parts), _THREADS, given, shared)
+        return _summed(out)
+    size = (s.out_height, s.out_width) if task == "convolve" else (s.height, s.width)
+    out = first.new_empty(s.groups, s.images, s.channels, *size)
+    blocks = -(-out.numel() // _THREADS)
+    run((blocks, 1, 1), _THREADS, [first, second, out, s.images, s.groups])
+    return out
+
+
+def _parts(steps: int, waves: int, x: Tensor, blocks: int) -> tuple[int, int]:
+    """Return into how many parts steps are cut to fill the GPU, and the steps of each."""
+    processors = torch.cuda.get_device_properties(x.device).multi_processor_count
+    each = -(-steps // max(1, min(steps, waves * processors // blocks)))
+    return -(-steps // each), each
+
+
+def _partial_sums(parts: int, x: Tensor, s: ConvShape) -> Tensor:
+    kernel = (s.kernel_height, s.kernel_width)
+    return x.new_empty(parts, s.groups, s.out_channels, s.inputs, *kernel)
+
+
+def _summed(parts: Tensor) -> Tensor:
+    return parts[0] if len(parts) == 1 else parts.sum(0)
+
+
+# Tiles. OCT and OCB are the output channels of a thread and of a block; see each source.
+
+
+def _thin(s: ConvShape) -> Iterator[Tile]:
+    """Propose the few tiles that were best on some shape."""
+    channels = _snug(s)
+    block = round_up(s.out_channels, channels)
+    for pixels, images in product((2, 4), (1, 2)):
+        columns = round_up(s.out_width, pixels) + s.kernel_width - 1
+        line = max(columns, s.width + 2 * s.padding)
+        image = s.channels * (s.height + 2 * s.padding) * line
+        shared = 4 * (s.channels * s.taps * block + images * image)
+        if shared <= _SHARED and pixels <= s.out_width:
+            own = {"PX": pixels, "OCT": channels, "OCB": block, "IMGS": images}
+            own |= {"THREADS": _THREADS, "SLICES": 1}
+            yield Tile("thin.cu", own, {}, (-(-s.images // images), 1), shared)
+
+
+def _thin_weights(s: ConvShape) -> Iterator[Tile]:
+    for channels, threads in product({4, _snug(s)}, (_THREADS, 2 * _THREADS)):
+        groups = round_up(s.out_channels, channels) // channels
+        for several in {min(2, groups), min(4, groups)}:
+            block = several * channels
+            slices = min(s.out_height, threads // (s.channels * s.kernel_height * several))
+            columns = (s.width + 2 * s.padding) | 1
+            image = s.channels * (s.height + 2 * s.padding) * columns
+            gradients = s.out_height * s.out_width * block
+            shared = 4 * max(image + gradients, slices * block * s.channels * s.taps)
+            if slices and shared <= _SHARED:
+                own = {"PX": 1, "OCT": channels, "OCB": block, "IMGS": 1}
+                own |= {"THREADS": threads, "SLICES": slices}
+                blocks = (s.images, -(-s.out_channels // block))
+                yield Tile("thin.cu", own, {}, blocks, shared, waves=4)
+
+
+def _snug(s: ConvShape) -> int:
+    """Return the output channels of a thread that leave the fewest idle."""
+    return min((8, 6, 4), key=lambda channels: round_up(s.out_channels, channels))
+
+
+def _wide(s: ConvShape, pool: int) -> list[Tile]:
+    """Propose tiles, those that waste least first."""
+    if not _is_wide(s):
+        return []
+    block = next(b for b in (64, 32, 16, 8, 4) if s.out_channels % b == 0)
+    chunk = next(c for c in (4, 2, 1) if s.channels % c == 0)
+    found: list[tuple[tuple[float, int], Tile]] = []
+    talls = (2,) if pool == 2 else (1, 2)
+    for tall, pixels, channels, threads in product(talls, range(2, 11), (8, 16), (128, 256)):
+        sums = tall * pixels * channels
+        if pixels % pool or block % channels or not _SUMS[0] <= sums <= _SUMS[1]:
+            continue
+        bands = -(-(s.out_height // pool * pool) // tall)
+        columns = -(-(s.out_width // pool * pool) // pixels)
+        units = threads // (block // channels)
+        rows = _rows(s, columns, bands, units, tall)
+        line = round_up(columns * pixels + s.kernel_width - 1, 4)
+        shared = 2 * 4 * chunk * (s.taps * block + rows * line)
+        if units % _LANES or shared > _HALF:
+            continue
+        own = {"TALL": tall, "PX": pixels, "OCT": channels, "OCB": block, "CHUNK": chunk}
+        own |= {"THREADS": threads, "ROWS": rows}
+        blocks = (-(-s.images * bands * columns // units), s.out_channels // block)
+        waste = (round_up(s.out_width, pixels) / s.out_width, abs(sums - _BEST_SUMS))
+        found.append((waste, Tile("wide.cu", own, {}, blocks, shared)))
+    return [tile for _, tile in sorted(found, key=lambda pair: pair[0])]
+
+
+def _wide_weights(s: ConvShape) -> Iterator[Tile]:
+    if not _is_wide(s):
+        return
+    for channels, band, waves in product((8, 4, 2), (4, 2), (1, 2)):
+        if s.out_channels % channels or not _SUMS[0] <= s.taps * channels <= _SUMS[1]:
+            continue
+        block = next(b for b in (8, 4, 2, 1) if s.out_channels % (b * channels) == 0) * channels
+        band, wide = min(band, s.out_height), round_up(s.out_width, 2)
+        plane = (band + s.kernel_height - 1) * (wide + s.kernel_width - 1) | 1
+        shared = 2 * 4 * round_up(block * band * wide + _LANES * plane, 4)
+        if shared <= _HALF:
+            own = {"OCT": channels, "OCB": block, "BAND": band}
+            own |= {"THREADS": _LANES * (block // channels)}
+            outer = s.out_channels // block * -(-s.channels // _LANES)
+            blocks = (s.images * -(-s.out_height // band), outer)
+            yield Tile("wide.cu", own, {}, blocks, shared, waves=2 * waves)
+
+
+def _is_wide(s: ConvShape) -> bool:
+    return min(s.channels, s.out_channels) >= _CHANNELS and s.out_channels % 4 == 0
+
+
+def _tensor(s: ConvShape, pool: int) -> Iterator[Tile]:
+    for block, sixteens, eights in product((64, 32, 16), (2, 4, 1), (8, 4, 2)):
+        along = _warps_along(s, block, sixteens)
+        if not along or 4 * sixteens * eights not in (32, 64):
+            continue
+        cells = along * eights * 8 // pool**2  # pixels, or windows of them, of a block
+        height, width = s.out_height // pool, s.out_width // pool
+        rows = _rows(s, width, height, cells, pool)
+        plane = (rows * (width * pool + s.kernel_width - 1) + 7) // 16 * 16 + 8
+        shared = 2 * 4 * _CHUNK * (s.taps * (block + 8) + plane)
+        if shared <= _HALF:
+            own = {"MT": sixteens, "NT": eights, "OCB": block, "THREADS": _THREADS, "ROWS": rows}
+            blocks = (-(-s.images * height * width // cells), s.out_channels // block)
+            yield Tile("tensor.cu", own, {}, blocks, shared)
+
+
+def _tensor_weights(s: ConvShape) -> Iterator[Tile]:
+    for block, sixteens, band, waves in product((64, 32, 16), (2, 1), (4, 2), (1, 2)):
+        along = _warps_along(s, block, sixteens)
+        if not along or 4 * s.taps * sixteens > _SUMS[1]:
+            continue
+        band, inputs = min(band, s.out_height), _CHUNK * along
+        pixels = round_up(band * s.out_width, 8) + 4
+        deep = (band + s.kernel_height - 1) * (s.out_width + s.kernel_width - 1)
+        shared = 2 * 4 * (block * pixels + inputs * ((deep + 3) // 8 * 8 + 4))
+        if shared <= _HALF:
+            own = {"MT": sixteens, "OCB": block, "BAND": band, "THREADS": _THREADS}
+            outer = s.out_channels // block * -(-s.channels // inputs)
+            blocks = (s.images * -(-s.out_height // band), outer)
+            yield Tile("tensor.cu", own, {}, blocks, shared, waves=2 * waves)
+
+
+def _warps_along(s: ConvShape, block: int, sixteens: int) -> int:
+    """Return how many warps of a block share its output channels; 0 where that cannot be."""
+    if s.channels % _CHUNK or s.out_channels % 16 or s.taps % 2 == 0:
+        return 0
+    if s.out_channels % block or block % (16 * sixteens) or _WARPS % (block // 16 // sixteens):
+        return 0
+    return _WARPS // (block // 16 // sixteens)
+
+
+def _rows(s: ConvShape, columns: int, bands: int, units: int, tall: int) -> int:
+    """Return the image rows that a block may need: its bands may begin within one, and cross."""
+    most = (columns + units - 2) // columns + 1
+    crossings = (most - 2) // bands + 1 if most > 1 else 0
+    return most * tall + (s.kernel_height - 1) * (1 + crossings)
