@@ -12,29 +12,30 @@ from pathlib import Path
 from unittest import mock
 
 import torch
-from idiolect.kernels.convolution_shape import Shape
 from torch import nn
 
 from idiolect.bench.random_images import CLASSES, federation
 from idiolect.engine.architecture import Architecture
 from idiolect.engine.backend import Backend
 from idiolect.engine.rounds import Run, Simulation
-from idiolect.kernels import autotune, convolution_forms, grouped_convolution
+from idiolect.kernels import autotune, convolution_cuda
+from idiolect.kernels.convolution import PLAIN, forms
+from idiolect.kernels.convolution_cuda import ConvShape
 from idiolect.methods import METHODS
 from idiolect.models import MODELS
 
 SHAPES = {
-    "lenet5 conv1, 50 x 128": Shape(50, 128, 3, 32, 32, 6, 5, 5, 1, 0),
-    "lenet5 conv2, 50 x 128": Shape(50, 128, 6, 14, 14, 16, 5, 5, 1, 0),
-    "lenet5 conv1, 20 x 20": Shape(20, 20, 3, 32, 32, 6, 5, 5, 1, 0),
-    "lenet5 conv2, 20 x 20": Shape(20, 20, 6, 14, 14, 16, 5, 5, 1, 0),
-    "pfl conv1, 50 x 10": Shape(50, 10, 3, 32, 32, 32, 3, 3, 1, 0),
-    "pfl conv2, 50 x 10": Shape(50, 10, 32, 30, 30, 64, 3, 3, 1, 0),
-    "mcmahan conv2, 20 x 100": Shape(20, 100, 32, 12, 12, 64, 5, 5, 1, 0),
-    "resnet 64, 20 x 64": Shape(20, 64, 64, 32, 32, 64, 3, 3, 1, 1),
-    "resnet 512, 20 x 64": Shape(20, 64, 512, 4, 4, 512, 3, 3, 1, 1),
-    "shuffle 58, 5 x 64": Shape(5, 64, 58, 16, 16, 58, 3, 3, 1, 1, depthwise=True),
-    "shuffle 58, 5 x 64, stride 2": Shape(5, 64, 58, 16, 16, 58, 3, 3, 2, 1, depthwise=True),
+    "lenet5 conv1, 50 x 128": ConvShape(50, 128, 3, 32, 32, 6, 5, 5, 1, 0),
+    "lenet5 conv2, 50 x 128": ConvShape(50, 128, 6, 14, 14, 16, 5, 5, 1, 0),
+    "lenet5 conv1, 20 x 20": ConvShape(20, 20, 3, 32, 32, 6, 5, 5, 1, 0),
+    "lenet5 conv2, 20 x 20": ConvShape(20, 20, 6, 14, 14, 16, 5, 5, 1, 0),
+    "pfl conv1, 50 x 10": ConvShape(50, 10, 3, 32, 32, 32, 3, 3, 1, 0),
+    "pfl conv2, 50 x 10": ConvShape(50, 10, 32, 30, 30, 64, 3, 3, 1, 0),
+    "mcmahan conv2, 20 x 100": ConvShape(20, 100, 32, 12, 12, 64, 5, 5, 1, 0),
+    "resnet 64, 20 x 64": ConvShape(20, 64, 64, 32, 32, 64, 3, 3, 1, 1),
+    "resnet 512, 20 x 64": ConvShape(20, 64, 512, 4, 4, 512, 3, 3, 1, 1),
+    "shuffle 58, 5 x 64": ConvShape(5, 64, 58, 16, 16, 58, 3, 3, 1, 1, depthwise=True),
+    "shuffle 58, 5 x 64, stride 2": ConvShape(5, 64, 58, 16, 16, 58, 3, 3, 2, 1, depthwise=True),
 }
 
 
@@ -50,27 +51,27 @@ def values(result):
     return result[0] if isinstance(result, tuple) else result
 
 
-def layer(shape: Shape) -> dict[str, dict[str, str]]:
+def layer(shape: ConvShape) -> dict[str, dict[str, str]]:
     s = shape
     x = torch.randn(s.groups, s.images, s.channels, s.height, s.width, device="cuda")
     w = torch.randn(
         s.groups, s.out_channels, s.inputs, s.kernel_height, s.kernel_width, device="cuda"
     )
     bias = torch.randn(s.groups, s.out_channels, device="cuda")
-    slope = torch.randn_like(grouped_convolution.convolve(x, w, s))
+    gradient = torch.randn_like(PLAIN["convolve"](x, w, s))
     table: dict[str, dict[str, str]] = {}
     for task, inputs in (
-        ("pooled", (x, w, bias)),
+        ("conv_relu_pool", (x, w, bias)),
         ("convolve", (x, w)),
-        ("spread", (slope, w)),
-        ("correlate", (slope, x)),
+        ("input_gradient", (gradient, w)),
+        ("weight_gradient", (gradient, x)),
     ):  # fmt: skip
-        if s.depthwise and task == "pooled":
+        if s.depthwise and task == "conv_relu_pool":
             continue
         few = s._replace(groups=2)
-        exact = values(getattr(grouped_convolution, task)(*(t[:2].double() for t in inputs), few))
+        exact = values(PLAIN[task](*(t[:2].double() for t in inputs), few))
         table[task] = {}
-        for name, form in convolution_forms.forms(task, s).items():
+        for name, form in forms(task, s).items():
             try:
                 got = values(form(*(t[:2].contiguous() for t in inputs), few))
                 error = float((got - exact).norm() / exact.norm())
@@ -84,8 +85,8 @@ def layer(shape: Shape) -> dict[str, dict[str, str]]:
     return table
 
 
-def none(task: str, shape: Shape) -> list[object]:
-    return []
+def none(task: str, shape: ConvShape, most: int = 4) -> tuple[()]:
+    return ()
 
 
 def rounds(build, shape, clients, size, batch) -> float:
@@ -113,7 +114,7 @@ def main() -> None:
     for name, shape in SHAPES.items():
         out[name] = layer(shape)
         print(name, json.dumps(out[name], indent=1), flush=True)
-    colour, tiles = (3, 32, 32), convolution_forms.thin.tiles
+    colour, tiles = (3, 32, 32), convolution_cuda.tiles
     for name, build, clients, size, batch in (
         ("lenet5 20 x 600, batch 20", lambda: MODELS["lenet5"](colour, CLASSES), 20, 600, 20),
         ("lenet5 50 x 3000, batch 128", lambda: MODELS["lenet5"](colour, CLASSES), 50, 3000, 128),
@@ -121,9 +122,7 @@ def main() -> None:
     ):
         for how in ("plain", "fastest"):
             autotune._chosen.clear()
-            with mock.patch.object(
-                convolution_forms.thin, "tiles", none if how == "plain" else tiles
-            ):
+            with mock.patch.object(convolution_cuda, "tiles", none if how == "plain" else tiles):
                 took = rounds(build, colour, clients, size, batch)
             row = {"ms": 1e3 * took, "samples_per_s": clients * size / took}
             out[f"{name}, {how}"] = row

@@ -15,7 +15,6 @@ import traceback
 from pathlib import Path
 
 import torch
-from idiolect.kernels.convolution_shape import Shape
 from torch.profiler import ProfilerActivity, profile
 
 from gpu_check import difference, network, simulation
@@ -25,7 +24,8 @@ from idiolect.core import tree
 from idiolect.engine.architecture import Architecture
 from idiolect.engine.backend import Backend
 from idiolect.engine.rounds import Run, Simulation
-from idiolect.kernels import autotune, convolution_forms, dense, grouped_convolution
+from idiolect.kernels import autotune, convolution, linear
+from idiolect.kernels.convolution_cuda import ConvShape
 from idiolect.methods import METHODS
 from idiolect.models import MODELS
 
@@ -67,8 +67,8 @@ SINGLE = {
     "fedavg, pfl": ("fedavg", steady, COLOUR),
 }
 SHAPES = {
-    "pfl conv2": (Shape(50, 10, 32, 30, 30, 64, 3, 3, 1, 0), 2),
-    "pfl conv1": (Shape(50, 10, 3, 32, 32, 32, 3, 3, 1, 0), 2),
+    "pfl conv2": (ConvShape(50, 10, 32, 30, 30, 64, 3, 3, 1, 0), 2),
+    "pfl conv1": (ConvShape(50, 10, 3, 32, 32, 32, 3, 3, 1, 0), 2),
 }
 DENSE = {
     "pfl fc1": (50, 10, 12544, 128),
@@ -148,16 +148,16 @@ def layer(shape, most):
         s.groups, s.out_channels, s.channels, s.kernel_height, s.kernel_width, device="cuda"
     )
     bias = torch.randn(s.groups, s.out_channels, device="cuda")
-    slope = torch.randn_like(grouped_convolution.convolve(x, w, s))
+    gradient = torch.randn_like(convolution.PLAIN["convolve"](x, w, s))
     table = {}
     for task, inputs in (
-        ("pooled", (x, w, bias)), ("rectified", (x, w, bias)), ("spread", (slope, w)),
-        ("correlate", (slope, x)),
+        ("conv_relu_pool", (x, w, bias)), ("conv_relu", (x, w, bias)),
+        ("input_gradient", (gradient, w)), ("weight_gradient", (gradient, x)),
     ):  # fmt: skip
         few = s._replace(groups=2)
-        exact = _values(getattr(grouped_convolution, task)(*(t[:2].double() for t in inputs), few))
+        exact = _values(convolution.PLAIN[task](*(t[:2].double() for t in inputs), few))
         found, until = {}, until + SECONDS
-        for name, form in convolution_forms.forms(task, s, most).items():
+        for name, form in convolution.forms(task, s, most).items():
             if time.perf_counter() > until:
                 break
             try:
@@ -177,15 +177,16 @@ def dense_layer(groups, batch, inside, outside):
     """Time the products of a stacked dense layer: forward, and both gradients."""
     x = torch.randn(groups, batch, inside, device="cuda")
     w = torch.randn(groups, outside, inside, device="cuda")
-    slope = torch.randn(groups, batch, outside, device="cuda")
+    gradient = torch.randn(groups, batch, outside, device="cuda")
     bytes_of_w = w.numel() * 4
     found = {"floor ms, kernels read once": bytes_of_w / 4.3e9}
     found["step"] = autotune.milliseconds(lambda: torch.add(w, w, alpha=-0.1))
-    sizes, bias = dense.Dense(groups, batch, inside, outside), torch.randn_like(slope[:, 0])
+    sizes = linear.LinearSizes(groups, batch, inside, outside)
+    bias = torch.randn_like(gradient[:, 0])
     for task, inputs in {
-        "forward": (x, w, bias), "images": (slope, w), "kernels": (slope, x)
+        "forward": (x, w, bias), "input_gradient": (gradient, w), "weight_gradient": (gradient, x)
     }.items():  # fmt: skip
-        ways = dense.forms(task, sizes)
+        ways = linear.forms(task, sizes)
         exact = _values(ways["plain"](*(t.double() for t in inputs), sizes))
         for name, form in ways.items():
             error = float((_values(form(*inputs, sizes)) - exact).norm() / exact.norm())
