@@ -17,7 +17,7 @@ from torch import nn
 from idiolect.bench.random_images import CLASSES, federation
 from idiolect.engine.architecture import Architecture
 from idiolect.engine.backend import Backend
-from idiolect.engine.rounds import Run, Simulation
+from idiolect.engine.rounds import SeededRun, Simulation
 from idiolect.kernels import autotune, convolution_cuda
 from idiolect.kernels.convolution import PLAIN, forms
 from idiolect.kernels.convolution_cuda import ConvShape
@@ -93,7 +93,10 @@ def rounds(build, shape, clients, size, batch) -> float:
     fed = federation([size] * clients, shape, held_out=10)
     method = METHODS["fedavg"](batch=batch, lr=0.01)
     sim = Simulation(
-        method, [Run(0, fed.lessons)], {"a": Architecture(build)}, backend=Backend(device="cuda")
+        method,
+        [SeededRun(0, fed.lessons)],
+        {"a": Architecture(build)},
+        backend=Backend(device="cuda"),
     )
     for _ in range(3):
         sim.advance()

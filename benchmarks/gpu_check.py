@@ -25,7 +25,7 @@ from idiolect.core.method import Method
 from idiolect.data import Federation
 from idiolect.engine.architecture import Architecture
 from idiolect.engine.backend import Backend
-from idiolect.engine.rounds import Run, Simulation
+from idiolect.engine.rounds import SeededRun, Simulation
 from idiolect.methods import METHODS
 from idiolect.methods.personalise import Combined
 from idiolect.models import MODELS
@@ -68,7 +68,9 @@ def methods(**settings: Any) -> dict[str, Callable[[], Method]]:
 
 
 def simulation(method: Method, fed: Federation, build: object, backend: Backend):
-    return Simulation(method, [Run(0, fed.lessons)], {"a": Architecture(build)}, backend=backend)
+    return Simulation(
+        method, [SeededRun(0, fed.lessons)], {"a": Architecture(build)}, backend=backend
+    )
 
 
 def difference(method: Method, shape: tuple[int, ...] = SHAPE, build: object = network) -> float:

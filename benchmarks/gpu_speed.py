@@ -23,7 +23,7 @@ from idiolect.bench.workloads import PflCNN
 from idiolect.core import tree
 from idiolect.engine.architecture import Architecture
 from idiolect.engine.backend import Backend
-from idiolect.engine.rounds import Run, Simulation
+from idiolect.engine.rounds import SeededRun, Simulation
 from idiolect.kernels import autotune, convolution, linear
 from idiolect.kernels.convolution_cuda import ConvShape
 from idiolect.methods import METHODS
@@ -95,7 +95,7 @@ def workload(method, build, shape, clients, size, batch, rounds=10):
     fed = federation([size] * clients, shape, held_out=10)
     sim = Simulation(
         METHODS[method](batch=batch, lr=0.01),
-        [Run(0, fed.lessons)],
+        [SeededRun(0, fed.lessons)],
         {"a": Architecture(build)},
         backend=Backend(device="cuda"),
     )

@@ -26,7 +26,7 @@ from idiolect.core import tree
 from idiolect.data import Federation
 from idiolect.engine.architecture import Architecture
 from idiolect.engine.backend import Backend
-from idiolect.engine.rounds import Run, Simulation
+from idiolect.engine.rounds import SeededRun, Simulation
 from idiolect.methods import METHODS
 from idiolect.models import MODELS
 
@@ -59,7 +59,7 @@ def simulation(
         for place, label in enumerate(chosen)
     }
     method = METHODS["ktpfl"](momentum=0.9, **settings)
-    return Simulation(method, [Run(0, fed.lessons)], architectures, backend=backend)
+    return Simulation(method, [SeededRun(0, fed.lessons)], architectures, backend=backend)
 
 
 def difference(device: str) -> float:

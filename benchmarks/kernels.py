@@ -11,7 +11,7 @@ from torch.profiler import ProfilerActivity, profile
 from idiolect.bench.random_images import CLASSES, federation
 from idiolect.engine.architecture import Architecture
 from idiolect.engine.backend import Backend
-from idiolect.engine.rounds import Run, Simulation
+from idiolect.engine.rounds import SeededRun, Simulation
 from idiolect.methods import METHODS
 from idiolect.models import MODELS
 
@@ -28,7 +28,7 @@ def main() -> None:
     fed = federation([options.examples] * options.clients, shape, held_out=10)
     sim = Simulation(
         METHODS[options.method](batch=options.batch, momentum=0.9),
-        [Run(0, fed.lessons)],
+        [SeededRun(0, fed.lessons)],
         {"a": Architecture(lambda: MODELS[options.model](shape, CLASSES))},
         backend=Backend(device="cuda"),
     )

@@ -25,7 +25,7 @@ from idiolect.core import tree
 from idiolect.engine.architecture import Architecture
 from idiolect.engine.backend import Backend, Ray
 from idiolect.engine.ray_backend import cluster
-from idiolect.engine.rounds import Run, Simulation
+from idiolect.engine.rounds import SeededRun, Simulation
 from idiolect.methods import METHODS
 from test_laws import ended, made
 
@@ -118,7 +118,7 @@ def main() -> None:
         for backend in backends:
             simulation = Simulation(
                 made(name),
-                [Run(0, world.lessons)],
+                [SeededRun(0, world.lessons)],
                 {"main": Architecture(worlds.Normed)},
                 backend=backend,
             )

@@ -22,8 +22,8 @@ from idiolect.core import tree
 from idiolect.engine.architecture import Architecture, bound
 from idiolect.engine.backend import Backend, Ray
 from idiolect.engine.ray_backend.cluster import required
-from idiolect.engine.ray_backend.ray_job import Spread
-from idiolect.engine.rounds import Run, Simulation
+from idiolect.engine.ray_backend.ray_group import RayJob
+from idiolect.engine.rounds import SeededRun, Simulation
 from idiolect.methods import METHODS
 from idiolect.models import MODELS
 
@@ -43,7 +43,7 @@ def simulations(options: argparse.Namespace) -> dict[str, Simulation]:
         backends[f"ray, {workers}"] = Backend("ray", device, width, ray=ray)
     return {
         name: Simulation(
-            method, [Run(0, world.lessons)], {"main": Architecture(build)}, backend=backend
+            method, [SeededRun(0, world.lessons)], {"main": Architecture(build)}, backend=backend
         )
         for name, backend in backends.items()
     }
@@ -52,7 +52,7 @@ def simulations(options: argparse.Namespace) -> dict[str, Simulation]:
 def worked(simulation: Simulation) -> list[float]:
     """Processor seconds so far: of this process, and of each worker."""
     office = simulation._office
-    others = office.cluster.about() if isinstance(office, Spread) else []
+    others = office.cluster.about() if isinstance(office, RayJob) else []
     return [time.process_time(), *(about["cpu_seconds"] for about in others)]
 
 

@@ -9,7 +9,7 @@ from idiolect.aggregation.aggregator import Aggregated
 from idiolect.aggregation.private_mean import Private
 from idiolect.core import losses
 from idiolect.core.method import Report
-from idiolect.engine import finite_reports
+from idiolect.engine import server_update
 from idiolect.errors import Diverged
 from idiolect.methods import METHODS, FedAvg, KTpFL
 from test_laws import choose, every_federated_method, made
@@ -144,9 +144,9 @@ def broken_reports(method, state, params):
     rows = torch.arange(2)
     rows_of = {name: torch.stack([leaf, leaf]) for name, leaf in params.items()}
     reports = Report(rows_of, torch.full((2,), torch.nan))
-    bad = finite_reports.broken(reports, None, 2, torch.device("cpu"))
+    bad = server_update.rows_to_leave_out(reports, None, 2, torch.device("cpu"))
     assert bad.all()
-    return finite_reports.guarded_step(method, state, rows, reports, bad)
+    return server_update.guarded_server_step(method, state, rows, reports, bad)
 
 
 def test_noise_hides_that_all_reports_were_broken():

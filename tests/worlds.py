@@ -15,7 +15,7 @@ from idiolect.engine.architecture import Architecture
 from idiolect.engine.backend import Backend, Ray
 from idiolect.engine.batch_plan import BatchPlanner
 from idiolect.engine.data_pools import DataPools
-from idiolect.engine.rounds import Run, Simulation
+from idiolect.engine.rounds import SeededRun, Simulation
 
 FEATURES, CLASSES = 4, 3
 PUBLIC = 8  # examples that everyone holds
@@ -94,7 +94,7 @@ def simulation(
     width: int | None = 64,
 ) -> Simulation:
     worlds = [worlds] if isinstance(worlds, Federation) else worlds
-    runs = [Run(seed, world.lessons) for seed, world in zip(seeds, worlds, strict=True)]
+    runs = [SeededRun(seed, world.lessons) for seed, world in zip(seeds, worlds, strict=True)]
     architectures = architectures or {"main": Architecture(build, auxiliary)}
     backend = Backend(kind, "cpu", width, ray=Ray(workers=2, cpus=0.5))
     return Simulation(

@@ -11,8 +11,7 @@ import worlds
 from idiolect.core import optim, tree
 from idiolect.core.batchnorm import BatchNorm, learned, masked
 from idiolect.core.client import Local, Network, Pool
-from idiolect.engine.batch_layout import Member
-from idiolect.engine.batch_plan import BatchPlanner
+from idiolect.engine.batch_plan import BatchPlanner, ClientRows
 from idiolect.errors import MethodError, ModelError
 from idiolect.models import check, group_norm_instead, masked_batch_norm_instead
 
@@ -25,7 +24,7 @@ def images(stacked=False, sizes=(12,)):
     pool = Pool(2 + 3 * torch.randn(sum(sizes), 2, 5, 5), torch.randint(0, 3, (sum(sizes),)))
     rows = torch.arange(sum(sizes)).split(sizes)
     book = BatchPlanner({"train": pool}, torch.device("cpu"))
-    book.turn([Member(0, n, {"train": own.numpy()}) for n, own in enumerate(rows)], 0)
+    book.turn([ClientRows(0, n, {"train": own.numpy()}) for n, own in enumerate(rows)], 0)
     networks = {"main": Network(convolutional())}
     zero = torch.zeros(())
     return pool, lambda slot: Local(networks, book, slot, zero, zero, stacked)
@@ -116,7 +115,7 @@ def test_a_batch_too_small_for_a_variance_moves_nothing(stacked, real, float64):
     weight[:real] = 1
     x, y = torch.randn(3, worlds.FEATURES), torch.tensor([0, 1, 2])
     pool = Pool(x, y)
-    member = Member(0, 0, {"train": torch.arange(max(real, 1)).numpy()})
+    member = ClientRows(0, 0, {"train": torch.arange(max(real, 1)).numpy()})
     book = BatchPlanner({"train": pool}, torch.device("cpu"))
     book.turn([member], 0)
     zero = torch.zeros(())

@@ -8,8 +8,7 @@ from torch import nn
 from idiolect.core import losses, optim, tree
 from idiolect.core.batchnorm import BatchNorm
 from idiolect.core.client import Local, Network, Pool, Request
-from idiolect.engine.batch_layout import Member
-from idiolect.engine.batch_plan import BatchPlanner
+from idiolect.engine.batch_plan import BatchPlanner, ClientRows
 from idiolect.errors import MethodError
 
 CPU = torch.device("cpu")
@@ -35,7 +34,7 @@ def world(sizes, labels=None):
     members = []
     for n in range(len(sizes)):
         rows = np.arange(ends[n], ends[n + 1])
-        members.append(Member(0, n, {"train": rows, "val": rows, "public": np.arange(len(x))}))
+        members.append(ClientRows(0, n, {"train": rows, "val": rows, "public": np.arange(len(x))}))
     book = BatchPlanner({"train": pool, "val": pool, "public": pool}, CPU)
     book.turn(members, 0)
     return book

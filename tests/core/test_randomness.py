@@ -13,7 +13,7 @@ from idiolect.core import tree
 from idiolect.core.method import Report
 from idiolect.core.randomness import Random, _quantile
 from idiolect.engine.architecture import Architecture
-from idiolect.engine.client_runtime import Alone, Place
+from idiolect.engine.deployment_runtime import ClientIdentity, ClientRuntime
 from idiolect.errors import MethodError
 from idiolect.methods import Ditto, FedAvg
 
@@ -77,7 +77,9 @@ def test_a_node_draws_what_its_client_of_a_simulation_draws():
     simulation.advance()
     one = world.lessons
     own = dataclasses.replace(one, names=one.names[2:3], train=one.train[2:3], val=one.val[2:3])
-    alone = Alone(method, Place(2, 6, 0), own, world.test[2], Architecture(worlds.Normed), CPU)
+    alone = ClientRuntime(
+        method, ClientIdentity(2, 6, 0), own, world.test[2], Architecture(worlds.Normed), CPU
+    )
     _, personal = alone.step(method.send(state, torch.tensor([2])), 0)
     for name, leaf in tree.named(simulation.tree["personal"][0]).items():
         assert torch.equal(leaf[2], tree.named(personal)[name]), name

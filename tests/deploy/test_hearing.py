@@ -12,7 +12,7 @@ from idiolect.deploy import final_messages, wire
 from idiolect.deploy.node import Node
 from idiolect.deploy.refusals import Refused
 from idiolect.deploy.transport import Inside
-from idiolect.engine.client_runtime import Alone
+from idiolect.engine.deployment_runtime import ClientRuntime
 from idiolect.methods.personalise.pooling import Told
 
 SMALL = ("methods.Portfolio.tune_epochs=1", "methods.Portfolio.shares=[0.5]", "model.name=mlr")
@@ -138,13 +138,13 @@ def test_sums_that_are_none_are_refused(sums, reason, tmp_path):
 def test_a_node_trains_its_candidates_once_for_what_it_is_sent(tmp_path, monkeypatch):
     """Asked again it remembers; for another model, or after another round, it does not."""
     ask, told = Asked(tmp_path), []
-    plain = Alone.tell
+    plain = ClientRuntime.tell
 
     def counted(*arguments):
         told.append(1)
         return plain(*arguments)
 
-    monkeypatch.setattr(Alone, "tell", counted)
+    monkeypatch.setattr(ClientRuntime, "tell", counted)
     first, second = (ask("tell", ask.head, ask.sent).leaves for _ in range(2))
     assert len(told) == 1 and all(first[name].equal(second[name]) for name in Told._fields)
     other = tree.map(lambda leaf: leaf + 0.5, ask.sent)

@@ -10,7 +10,7 @@ import worlds
 from idiolect.core import tree
 from idiolect.deploy import final_messages
 from idiolect.engine.architecture import Architecture
-from idiolect.engine.client_runtime import Alone, Place
+from idiolect.engine.deployment_runtime import ClientIdentity, ClientRuntime
 from idiolect.errors import DataError
 from idiolect.methods import METHODS
 from test_laws import made
@@ -23,9 +23,9 @@ METHOD_NAMES = [
 def lone(world, client, method, *, seed=0):
     own = world.subset([client])
     architecture = Architecture(worlds.Normed, lambda: worlds.Normed(4))
-    place = Place(client, world.clients, seed)
+    place = ClientIdentity(client, world.clients, seed)
     device = torch.device("cpu")
-    return Alone(method, place, own.lessons, own.test[0], architecture, device)
+    return ClientRuntime(method, place, own.lessons, own.test[0], architecture, device)
 
 
 @pytest.mark.parametrize("name", METHOD_NAMES)
@@ -103,9 +103,9 @@ def test_a_node_does_not_know_how_much_the_others_hold():
 
 def test_a_node_holds_one_clients_data():
     world = worlds.with_public()
-    place = Place(0, world.clients, 0)
+    place = ClientIdentity(0, world.clients, 0)
     with pytest.raises(DataError, match="one client's data; got 6 clients'"):
-        Alone(
+        ClientRuntime(
             METHODS["fedavg"](),
             place,
             dataclasses.replace(world.lessons),

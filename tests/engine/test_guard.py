@@ -13,7 +13,7 @@ from idiolect.aggregation import RULES
 from idiolect.aggregation.aggregator import Aggregated
 from idiolect.core import tree
 from idiolect.core.method import Method, Report
-from idiolect.engine import finite_reports
+from idiolect.engine import server_update
 from idiolect.errors import Diverged
 from idiolect.experiment.load import parse_experiment
 from idiolect.experiment.run import run_experiment
@@ -149,8 +149,8 @@ def test_weights_of_zero_are_exact():
     params = {"w": torch.randn(4, 3)}
     params["w"][2] = float("inf")
     reports = Report(params, torch.tensor([3.0, 4, 5, 6]))
-    clean = finite_reports.without(
-        reports, finite_reports.broken(reports, None, 4, torch.device("cpu"))
+    clean = server_update.without_rows(
+        reports, server_update.rows_to_leave_out(reports, None, 4, torch.device("cpu"))
     )
     rest = torch.tensor([0, 1, 3])
     left = FedAvg().server_step({}, torch.arange(4), clean)

@@ -7,7 +7,7 @@ from idiolect.bench.random_images import CLASSES, federation
 from idiolect.engine import local_group
 from idiolect.engine.architecture import Architecture
 from idiolect.engine.backend import Backend
-from idiolect.engine.rounds import Run, Simulation
+from idiolect.engine.rounds import SeededRun, Simulation
 from idiolect.methods import FedAvg
 
 SEEN = []
@@ -28,7 +28,7 @@ def simulation():
     fed = federation([12, 9, 7], (3, 8, 8))
     return Simulation(
         FedAvg(batch=4, lr=0.1),
-        [Run(0, fed.lessons)],
+        [SeededRun(0, fed.lessons)],
         {"a": Architecture(Watched)},
         backend=Backend("vectorised", "cpu"),
     )
@@ -57,7 +57,7 @@ def test_the_layout_is_measured_where_clients_work_one_by_one(monkeypatch):
         assert trial(1) == trial(most) if key.startswith("layout") else trial(1)
         return 2 if key.startswith("layout") else 1
 
-    monkeypatch.setattr(local_group.width, "choose", choose)
+    monkeypatch.setattr(local_group.blocks, "choose_width", choose)
     sim = simulation()
     SEEN.clear()
     sim.advance()

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from idiolect.core.client import Pool, Request
-from idiolect.engine.batch_layout import Member
-from idiolect.engine.batch_plan import BatchPlanner
+from idiolect.engine.batch_plan import BatchPlanner, ClientRows
 
 CPU = torch.device("cpu")
 POOL = Pool(torch.zeros(1), torch.zeros(1))
@@ -21,7 +20,7 @@ def book(limit=None):
 def members(sizes, seed=0, first=0):
     """Give each client a hundred numbers of its own: client 2 holds rows 200, 201, ..."""
     return [
-        Member(seed, n, {"train": 100 * n + np.arange(size), "val": 100 * n + np.arange(size)})
+        ClientRows(seed, n, {"train": 100 * n + np.arange(size), "val": 100 * n + np.arange(size)})
         for n, size in enumerate(sizes, first)
     ]
 
@@ -73,7 +72,7 @@ def test_seed_round_client_and_call_each_draw_anew():
     """Nine rows have 362,880 orders; the clients here hold the same rows."""
     rows = {"train": np.arange(9)}
     orders = {
-        tuple(drawn([Member(seed, client, rows)], request(9, call=call), round)[0][0])
+        tuple(drawn([ClientRows(seed, client, rows)], request(9, call=call), round)[0][0])
         for seed in range(2)
         for client in range(2)
         for round in range(2)
@@ -170,9 +169,9 @@ def test_the_same_clients_with_other_rows_get_other_plans():
     """What a client is examined on may change while the client stays."""
     pages = book()
     wanted = request(2, shuffled=False)
-    pages.turn([Member(0, 0, {"train": np.array([1, 2])})], 0)
+    pages.turn([ClientRows(0, 0, {"train": np.array([1, 2])})], 0)
     assert pages.ask(wanted).rows.tolist() == [[[1, 2]]]
-    pages.turn([Member(0, 0, {"train": np.array([3, 4])})], 0)
+    pages.turn([ClientRows(0, 0, {"train": np.array([3, 4])})], 0)
     assert pages.ask(wanted).rows.tolist() == [[[3, 4]]]
 
 
@@ -195,7 +194,7 @@ def test_places_that_nobody_needs_are_left_out(batch, sizes, wide):
     rows = [np.arange(ends[n], ends[n + 1]) for n in range(len(sizes))]
     pool = Pool(torch.zeros(sum(sizes), 1), torch.zeros(sum(sizes), dtype=torch.int64))
     book = BatchPlanner({"train": pool}, torch.device("cpu"))
-    book.turn([Member(0, n, {"train": own}) for n, own in enumerate(rows)], 0)
+    book.turn([ClientRows(0, n, {"train": own}) for n, own in enumerate(rows)], 0)
     plan = book.ask(Request("train", batch, 1, 0, True, 0))
     assert plan.rows.shape == (len(sizes), max(1, -(-max(sizes) // batch)), wide)
     for n, own in enumerate(rows):

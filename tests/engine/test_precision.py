@@ -9,7 +9,7 @@ from idiolect.core import tree
 from idiolect.core.client import Network
 from idiolect.engine.architecture import Architecture
 from idiolect.engine.backend import Backend
-from idiolect.engine.rounds import Run, Simulation
+from idiolect.engine.rounds import SeededRun, Simulation
 from idiolect.errors import ConfigError
 from idiolect.experiment.build import build_backend
 from idiolect.experiment.load import parse_experiment
@@ -27,7 +27,9 @@ def network():
 def trained(method, kind="vectorised", precision="fp32", rounds=2):
     fed = federation([24, 17, 9], SHAPE, held_out=4)
     backend = Backend(kind, "cpu", width=3 if kind == "vectorised" else None, precision=precision)
-    sim = Simulation(method, [Run(0, fed.lessons)], {"a": Architecture(network)}, backend=backend)
+    sim = Simulation(
+        method, [SeededRun(0, fed.lessons)], {"a": Architecture(network)}, backend=backend
+    )
     for _ in range(rounds):
         sim.advance()
     return sim, fed

@@ -11,7 +11,7 @@ import worlds
 from idiolect.core import tree
 from idiolect.core.method import Method, Report, Sent
 from idiolect.engine.architecture import Architecture
-from idiolect.engine.client_runtime import Alone, Place
+from idiolect.engine.deployment_runtime import ClientIdentity, ClientRuntime
 
 COHORT, ROUNDS = 2, 4
 
@@ -74,9 +74,9 @@ def test_a_resumed_run_prepares_nobody_twice():
 def test_a_node_prepares_with_its_first_round_and_keeps_nothing_by_itself():
     """A first round that failed is asked for again: it must find the state as it was."""
     world = worlds.federation().subset([1])
-    alone = Alone(
+    alone = ClientRuntime(
         Noted(),
-        Place(1, 6, 0),
+        ClientIdentity(1, 6, 0),
         world.lessons,
         world.test[0],
         Architecture(worlds.Normed),

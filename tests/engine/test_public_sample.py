@@ -5,8 +5,7 @@ import pytest
 import torch
 
 from idiolect.core.client import Pool, Request
-from idiolect.engine.batch_layout import Member
-from idiolect.engine.batch_plan import BatchPlanner
+from idiolect.engine.batch_plan import BatchPlanner, ClientRows
 
 CPU = torch.device("cpu")
 PUBLIC = 40 + np.arange(20)  # rows of the pool; a second run's examples would stand elsewhere
@@ -23,7 +22,7 @@ def book():
 
 
 def members(seed=0, clients=(0, 1, 5)):
-    return [Member(seed, n, {"train": np.arange(n), "public": PUBLIC}) for n in clients]
+    return [ClientRows(seed, n, {"train": np.arange(n), "public": PUBLIC}) for n in clients]
 
 
 def listed(round, *, sample=6, ago=0, of=None, pages=None):

@@ -20,7 +20,7 @@ from idiolect.core.method import setting
 from idiolect.engine.architecture import Architecture
 from idiolect.engine.backend import Backend, Ray
 from idiolect.engine.ray_backend import cluster as clusters
-from idiolect.engine.rounds import Run, Simulation
+from idiolect.engine.rounds import SeededRun, Simulation
 from idiolect.errors import ClusterError, ConfigError, MethodError, MissingExtra
 from idiolect.experiment.load import parse_experiment
 from idiolect.experiment.run import run_experiment
@@ -198,7 +198,7 @@ def test_what_cannot_be_is_said_before_anything_starts(monkeypatch):
 
     def asked(**options):
         backend = Backend("ray", "cpu", ray=Ray(**options))
-        runs = [Run(0, world.lessons)]
+        runs = [SeededRun(0, world.lessons)]
         Simulation(made("fedavg"), runs, {"main": Architecture(worlds.Normed)}, backend=backend)
 
     with pytest.raises(ConfigError, match="device is 'cuda', but Ray's workers get no GPU"):
@@ -242,7 +242,7 @@ def test_a_machine_that_is_gone_costs_its_part_of_a_round(float64):
     second = nodes.add_node(num_cpus=1)
     try:
         backend = Backend("ray", "cpu", 64, ray=Ray(nodes.address, workers=2))
-        runs = [Run(seed, world.lessons) for seed, world in zip((0, 7), BOTH, strict=True)]
+        runs = [SeededRun(seed, world.lessons) for seed, world in zip((0, 7), BOTH, strict=True)]
         networks = {"main": Architecture(worlds.Normed)}
         there = Simulation(made("ditto"), runs, networks, cohort=3, backend=backend)
         there.advance()

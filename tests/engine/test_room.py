@@ -12,7 +12,7 @@ from idiolect.bench.random_images import federation
 from idiolect.methods import FedAvg
 from idiolect.engine.architecture import Architecture
 from idiolect.engine.backend import Backend
-from idiolect.engine.rounds import Run, Simulation
+from idiolect.engine.rounds import SeededRun, Simulation
 
 torch.set_num_threads(1)
 fed = federation([16] * 32, (1, 16, 16))
@@ -25,7 +25,7 @@ class Outer(nn.Module):
         h = self.into(x.flatten(1))
         return self.out((h.unsqueeze(2) * h.unsqueeze(1)).relu().mean(1))
 
-sim = Simulation(FedAvg(batch=16, lr=0.1), [Run(0, fed.lessons)], {"a": Architecture(Outer)},
+sim = Simulation(FedAvg(batch=16, lr=0.1), [SeededRun(0, fed.lessons)], {"a": Architecture(Outer)},
                  backend=Backend("vectorised", "cpu", width=int(sys.argv[1])))
 # The outer products of a batch are 134 MB for 32 clients, and a step holds that several times over;
 # parameters and reports are small.

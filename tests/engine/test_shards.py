@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import worlds
 from idiolect.core import tree
 from idiolect.engine.data_pools import DataPools
-from idiolect.engine.ray_backend.shards import dealt, lifted, lowered, packed
+from idiolect.engine.ray_backend.worker import dealt, lifted, lowered, packed
 
 CPU = torch.device("cpu")
 

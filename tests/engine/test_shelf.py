@@ -11,12 +11,11 @@ from hypothesis import strategies as st
 
 import worlds
 from idiolect.core import tree
-from idiolect.engine import disk_state, state_placement
+from idiolect.engine import state_store
 from idiolect.engine.architecture import Architecture
 from idiolect.engine.backend import Backend
-from idiolect.engine.disk_state import Shelf
-from idiolect.engine.rounds import Run, Simulation
-from idiolect.engine.state_store import Store
+from idiolect.engine.rounds import SeededRun, Simulation
+from idiolect.engine.state_store import DiskStore, MemoryStore
 from idiolect.errors import CheckpointError, ConfigError
 from idiolect.methods import METHODS
 
@@ -38,7 +37,7 @@ def own(value, n=()):
 
 
 def all_of(store):
-    return tree.concat(list(store.everyone())) if isinstance(store, Shelf) else store.rows
+    return tree.concat(list(store.everyone())) if isinstance(store, DiskStore) else store.rows
 
 
 moves = st.lists(
@@ -52,7 +51,7 @@ moves = st.lists(
 def test_it_is_a_store(moves, cache):
     """Any row of puts, with any room for records in memory, from none to all."""
     starts = [(own(0), 4), (own(1), 5)]
-    store, disk = Store(starts, CPU), Shelf(starts, CPU, cache=cache)
+    store, disk = MemoryStore(starts, CPU), DiskStore(starts, CPU, cache=cache)
     for rows, value in moves:
         rows = torch.tensor(rows)
         for place in (store, disk):
@@ -65,7 +64,7 @@ def test_it_is_a_store(moves, cache):
 
 def test_a_table_that_is_held_stays_true():
     """Fifty puts of everyone: the records of a table in use are spared, all others used again."""
-    disk = Shelf([(own(0), 6)], CPU)
+    disk = DiskStore([(own(0), 6)], CPU)
     everyone = torch.arange(6)
     disk.put(everyone, own(5, (6,)))
     held = disk.rows
@@ -81,24 +80,24 @@ def test_a_table_that_is_held_stays_true():
 
 def test_a_file_is_found_again_by_its_key(tmp_path):
     path = tmp_path / "a" / "x.rows"
-    first = Shelf([(own(0), 3)], CPU, path)
+    first = DiskStore([(own(0), 3)], CPU, path)
     first.put(torch.tensor([1]), own(7, (1,)))
     kept = tree.map(torch.clone, first.rows)  # as a checkpoint would
     first.flush()
     first.put(torch.tensor([1]), own(8, (1,)))  # after the checkpoint, and lost with the process
-    again = Shelf([(own(0), 3)], CPU, path)
+    again = DiskStore([(own(0), 3)], CPU, path)
     again.rows = kept
     assert all_of(again).count.tolist() == [0, 7, 0]
-    other = Shelf([(own(0), 3)], CPU, tmp_path / "b" / "x.rows")  # another method that goes on
+    other = DiskStore([(own(0), 3)], CPU, tmp_path / "b" / "x.rows")  # another method that goes on
     other.rows = kept
     other.put(torch.tensor([1]), own(9, (1,)))
-    again = Shelf([(own(0), 3)], CPU, path)
+    again = DiskStore([(own(0), 3)], CPU, path)
     again.rows = kept
     assert all_of(again).count.tolist() == [0, 7, 0]
     path.unlink()
     (tmp_path / "b" / "x.rows").unlink()
     with pytest.raises(CheckpointError, match=r"is not in .*x\.rows any more; put the file back"):
-        Shelf([(own(0), 3)], CPU, path).rows = kept
+        DiskStore([(own(0), 3)], CPU, path).rows = kept
 
 
 def test_where_it_is_kept_goes_by_weight_and_by_who_takes_part():
@@ -106,7 +105,7 @@ def test_where_it_is_kept_goes_by_weight_and_by_who_takes_part():
 
     def on_disk(starts, cohort, clients, personal="auto"):
         backend = Backend("vectorised", "cpu", personal=personal)
-        return state_placement.on_disk(starts, backend, cohort, clients)
+        return state_store.belongs_on_disk(starts, backend, cohort, clients)
 
     assert not on_disk(light, 10, 100)
     assert on_disk(heavy, 100, 80_000)
@@ -118,7 +117,7 @@ def test_where_it_is_kept_goes_by_weight_and_by_who_takes_part():
 
 
 def simulation(method, personal, worlds_, seeds, cohort=3, folder=None):
-    runs = [Run(seed, world.lessons) for seed, world in zip(seeds, worlds_, strict=True)]
+    runs = [SeededRun(seed, world.lessons) for seed, world in zip(seeds, worlds_, strict=True)]
     backend = Backend("vectorised", "cpu", 64, personal=personal, personal_mb=0)
     architectures = {"main": Architecture(worlds.Normed)}
     return Simulation(method, runs, architectures, cohort=cohort, backend=backend, shelf=folder)
@@ -137,7 +136,7 @@ def test_methods_cannot_tell(name, tmp_path):
         for _ in range(4):
             there.advance()
         states = [all_of(crew.store) for crew in there._crews]
-        assert isinstance(there._crews[0].store, Shelf) == (personal == "disk")
+        assert isinstance(there._crews[0].store, DiskStore) == (personal == "disk")
         verdicts = there.judge([world.exam for world in held], keep=True)
         scores = [verdict.scores["personal"]["loss"].tolist() for verdict in verdicts]
         ends.append((there.states, states, scores))
@@ -199,7 +198,7 @@ def test_many_blocks_share_a_few_desks(monkeypatch):
 
 def test_records_are_read_with_any_leaf_between(tmp_path):
     """A leaf that does not fill its place leaves a gap; the next begins at a multiple of 64."""
-    layout = disk_state.Layout(own(1))
+    layout = state_store.RecordLayout(own(1))
     assert [leaf.start for leaf in layout.leaves] == [0, 64, 128] and layout.record == 192
     again = layout.unpack(layout.pack(own(3, (2,))))
     assert not worlds.differing(again, own(3, (2,)))

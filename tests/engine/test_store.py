@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import torch
 
-from idiolect.engine.state_store import Store
+from idiolect.engine.state_store import MemoryStore
 
 
 class Own(NamedTuple):
@@ -20,13 +20,13 @@ def own(value):
 
 
 def test_rows_start_from_each_state_in_turn():
-    store = Store([(own(1), 2), (own(5), 3)], CPU)
+    store = MemoryStore([(own(1), 2), (own(5), 3)], CPU)
     assert store.rows.round.tolist() == [1, 1, 5, 5, 5]
     assert store.rows.model.shape == (5, 2)
 
 
 def test_what_is_put_is_taken_and_nobody_else_moves():
-    store = Store([(own(1), 4)], CPU)
+    store = MemoryStore([(own(1), 4)], CPU)
     before = store.rows
     rows = torch.tensor([3, 0])
     store.put(rows, Own(torch.tensor([[30.0, 30.0], [0.0, 0.0]]), torch.tensor([30.0, 0.0])))
@@ -36,6 +36,6 @@ def test_what_is_put_is_taken_and_nobody_else_moves():
 
 
 def test_nothing_can_be_kept():
-    store = Store([((), 3)], CPU)
+    store = MemoryStore([((), 3)], CPU)
     store.put(torch.tensor([1]), ())
     assert store.take(torch.tensor([1])) == ()

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from idiolect.core.batches import Pool, Request
-from idiolect.engine.batch_layout import Dealer, Member, laid_out
-from idiolect.engine.batch_plan import BatchPlanner
+from idiolect.engine.batch_plan import BatchPlanner, ClientRows, DeviceShuffler, laid_out
 from idiolect.kernels import compiled, permutations
 
 pytestmark = pytest.mark.skipif(emulate.COMPILER is None, reason="needs g++ to run CUDA sources")
@@ -21,17 +20,17 @@ def emulated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(compiled, "_failed", set())
 
 
-def members(counts: list[int], seed: int = 3) -> list[Member]:
+def members(counts: list[int], seed: int = 3) -> list[ClientRows]:
     starts = np.cumsum([0, *counts])
     return [
-        Member(seed, 7 * n, {"train": np.arange(starts[n], starts[n + 1])[::-1]})
+        ClientRows(seed, 7 * n, {"train": np.arange(starts[n], starts[n + 1])[::-1]})
         for n in range(len(counts))
     ]
 
 
 def book(dealt: bool) -> BatchPlanner:
     made = BatchPlanner({"train": Pool(torch.zeros(400, 2), torch.zeros(400))}, torch.device("cpu"))
-    made._dealer = Dealer(torch.device("cpu")) if dealt else None
+    made._dealer = DeviceShuffler(torch.device("cpu")) if dealt else None
     return made
 
 
@@ -96,7 +95,7 @@ def test_other_clients_and_other_shapes() -> None:
 
 
 def test_what_the_host_must_draw() -> None:
-    dealer, own = Dealer(torch.device("cpu")), book(False)
+    dealer, own = DeviceShuffler(torch.device("cpu")), book(False)
     own.turn(members([9, 6]), 0)
     asked = Request("train", 4, 1, 0, True, 0)
     plan = own.ask(asked)
@@ -110,8 +109,8 @@ def test_what_the_host_must_draw() -> None:
     own.ask(steps)
     layout, _ = laid_out([9000], steps)  # of the same shape, but more than a thread would shuffle
     one = own.ask(steps)._replace(rows=torch.zeros(1, 3, 4, dtype=torch.int64))
-    many = [Member(0, 0, {"train": np.arange(9000)})]
+    many = [ClientRows(0, 0, {"train": np.arange(9000)})]
     assert dealer.deal(many, 0, steps, one, lambda *_: layout) is layout
-    far = [Member(1 << 40, n, {"train": np.arange(9)}) for n in (0, 1)]  # a seed of two words
+    far = [ClientRows(1 << 40, n, {"train": np.arange(9)}) for n in (0, 1)]  # a seed of two words
     layout, _ = laid_out([9, 9], asked)
     assert dealer.deal(far, 0, asked, plan, lambda *_: layout) is layout

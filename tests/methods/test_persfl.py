@@ -9,8 +9,7 @@ import torch
 from idiolect.core import losses, tree
 from idiolect.core.client import Pool
 from idiolect.core.method import Sent
-from idiolect.engine.batch_layout import Member
-from idiolect.engine.batch_plan import BatchPlanner
+from idiolect.engine.batch_plan import BatchPlanner, ClientRows
 from idiolect.methods import FedAvg, FedAvgFT, PersFL
 from idiolect.methods.persfl import Student, Teacher
 from methods.tiny import (
@@ -328,7 +327,7 @@ def test_all_cells_see_the_same_batches() -> None:
     )
     book = BatchPlanner({"train": pool, "val": pool}, torch.device("cpu"))
     rows = np.arange(len(examples))
-    book.turn([Member(0, 0, {"train": rows, "val": rows})], 0)
+    book.turn([ClientRows(0, 0, {"train": rows, "val": rows})], 0)
     method = PersFL(shares=(0.5, 0.5), temperatures=(2.0,), keep_grid=True, batch=2, distil_lr=0.5)
     student = method.deploy(Sent(line((1.0, 0.0))), taught((7.0, 0.0)), client(plans=book))
     first, second = ({n: leaf[k] for n, leaf in student.cells.items()} for k in (0, 1))

@@ -29,7 +29,7 @@ from idiolect.data.dataset import Dataset
 from idiolect.data.federation import TrainData
 from idiolect.engine.architecture import Architecture
 from idiolect.engine.backend import Backend
-from idiolect.engine.rounds import Run, Simulation
+from idiolect.engine.rounds import SeededRun, Simulation
 from idiolect.errors import ConfigError
 
 Examples = Sequence[tuple[float, int]]
@@ -244,7 +244,7 @@ def simulation(
     lessons = TrainData(dataset, rows, rows, tuple(f"client {n}" for n in range(len(rows))))
     return Simulation(
         method,
-        [Run(0, lessons.pooled() if pooled else lessons)],
+        [SeededRun(0, lessons.pooled() if pooled else lessons)],
         {"all": architecture},
         cohort=cohort,
         backend=Backend("sequential", "cpu"),

@@ -12,7 +12,7 @@ from idiolect.bench.random_images import CIFAR, CLASSES, like_cifar10
 from idiolect.data import Dataset, federate, load
 from idiolect.engine.architecture import Architecture
 from idiolect.engine.backend import Backend
-from idiolect.engine.rounds import Run, Simulation
+from idiolect.engine.rounds import SeededRun, Simulation
 from idiolect.errors import IdiolectError
 from idiolect.methods import PersFL
 from idiolect.models import LeNet5
@@ -36,7 +36,7 @@ def persfl(device: str, precision: str = "fp32", data_dir: Path | None = None) -
     start = time.perf_counter()
     sim = Simulation(
         method,
-        [Run(seed, federation.lessons) for seed, federation in enumerate(federations)],
+        [SeededRun(seed, federation.lessons) for seed, federation in enumerate(federations)],
         {"all": Architecture(partial(LeNet5, CIFAR, CLASSES))},
         backend=Backend("vectorised", device, precision=precision),
     )

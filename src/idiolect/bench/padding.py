@@ -4,7 +4,7 @@ from typing import Any
 
 from idiolect.bench.random_images import like_cifar10
 from idiolect.data import federate
-from idiolect.engine.batch_layout import narrowed
+from idiolect.engine.batch_plan import narrowed
 from idiolect.engine.blocks import cut
 
 SEEDS, BATCH = 5, 128  # as in experiments/persfl

@@ -13,7 +13,7 @@ from idiolect.bench.workloads import WORKLOADS, Workload
 from idiolect.data import Federation, federate, load
 from idiolect.engine.architecture import Architecture
 from idiolect.engine.backend import Backend
-from idiolect.engine.rounds import Run, Simulation
+from idiolect.engine.rounds import SeededRun, Simulation
 from idiolect.methods import FedPer
 from idiolect.models import LeNet5
 
@@ -46,7 +46,7 @@ def _accuracy(
     """Return each seed's mean test accuracy of the personal models, in percent."""
     sim = Simulation(
         FedPer(batch=20, lr=0.05, epochs=1),
-        [Run(seed, federation.lessons) for seed, federation in enumerate(federations)],
+        [SeededRun(seed, federation.lessons) for seed, federation in enumerate(federations)],
         {"all": Architecture(partial(LeNet5, MNIST, CLASSES))},
         backend=Backend("vectorised", device, precision=precision),
     )

@@ -12,7 +12,7 @@ from idiolect.bench.workloads import Workload
 from idiolect.data import Federation
 from idiolect.engine.architecture import Architecture
 from idiolect.engine.backend import Backend
-from idiolect.engine.rounds import Run, Simulation
+from idiolect.engine.rounds import SeededRun, Simulation
 
 Turn = Callable[[], None]
 
@@ -23,7 +23,7 @@ def simulation(
     """Seat a workload's clients."""
     return Simulation(
         work.method,
-        [Run(0, fed.lessons)],
+        [SeededRun(0, fed.lessons)],
         {"all": Architecture(build or work.build)},
         cohort=work.cohort,
         backend=backend,

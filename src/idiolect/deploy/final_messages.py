@@ -11,7 +11,7 @@ from idiolect.core.tree import Tree
 from idiolect.deploy import wire
 from idiolect.deploy.refusals import Refused
 from idiolect.engine.final_exchange import Sums, added, fair, without
-from idiolect.engine.traffic import Traffic
+from idiolect.engine.server_update import Traffic
 
 MOST_TOLD = 100_000  # numbers; sums cross as text in a message's head, which has a limit
 

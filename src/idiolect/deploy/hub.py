@@ -29,11 +29,11 @@ from idiolect.deploy.secure_sum import GivenUp, summed
 from idiolect.deploy.wire import Message
 from idiolect.engine import sampling
 from idiolect.engine.architecture import Architecture, blank, refuse_unequal_states
-from idiolect.engine.evaluation import mixed
+from idiolect.engine.deployment_runtime import ServerRuntime
+from idiolect.engine.evaluation import ClientScores, mixed
 from idiolect.engine.final_exchange import Sums
-from idiolect.engine.rounds import Round, Verdict
-from idiolect.engine.server_runtime import Serving
-from idiolect.engine.traffic import Traffic
+from idiolect.engine.rounds import Round
+from idiolect.engine.server_update import Traffic
 from idiolect.errors import ConfigError, DataError, DeployError, MethodError
 from idiolect.experiment.schema import Deployment
 
@@ -96,7 +96,7 @@ class Hub:
         self._cohort, self._draw = cohort, draw
         self._rehearsal = Rehearsal(method, roster, architectures, self._seeds)
         self.states = []
-        self._servings: list[list[Serving]] = []  # for each seed and architecture
+        self._servings: list[list[ServerRuntime]] = []  # for each seed and architecture
         for number in range(len(self._seeds) if roster.model is None else 0):
             sizes = [float(size) for size in roster.sizes(0, number)]
             # Nodes know the run's seed. What the server draws to hide them, they must not.
@@ -117,7 +117,7 @@ class Hub:
         personal = tree.leaves(self._rehearsal.stand_ins[0][0].personal)
         self._all_train = bystanders == "train" and bool(personal)
         # Who is heard in the round at hand, for each seed, where that must stay secret.
-        self._secret: dict[int, sampling.Once] = {}
+        self._secret: dict[int, sampling.SecretCohort] = {}
         self._post.discreet = method.hides
         if roster.model is not None:
             self._expect_guests(roster.model)
@@ -169,7 +169,7 @@ class Hub:
         if not self._method.hides:
             return sampling.Attendance(self._seeds[run], able, *own)
         if run not in self._secret:
-            self._secret[run] = sampling.Once(able, *own)
+            self._secret[run] = sampling.SecretCohort(able, *own)
         return self._secret[run]
 
     def strangers(self, run: int) -> np.ndarray:
@@ -452,7 +452,7 @@ class Hub:
         keep: bool = False,
         newcomers: bool = False,
         adapt: bool = True,
-    ) -> list[Verdict]:
+    ) -> list[ClientScores]:
         """Let every node score its models on its own data; `keep` leaves the model on the node.
 
         Nodes that took part in no round adapt as newcomers do; without `adapt` their personal
@@ -486,7 +486,7 @@ class Hub:
 
     def _scored(
         self, run: int, clients: np.ndarray, flags: Mapping[str, bool], told: Sums | None
-    ) -> Verdict:
+    ) -> ClientScores:
         """Let some nodes score their models; newcomers hear what others told."""
         newcomers = flags["newcomers"]
         send = self._method.welcome if newcomers else self._method.send
@@ -498,11 +498,11 @@ class Hub:
                 hears = self._told(run, clients, sent, newcomers, told)
             found, _, _ = self._collect(run, clients, sent, "judge", flags, hears=hears)
         if not found:
-            return Verdict({}, {}, [])
+            return ClientScores({}, {}, [])
         rows = _filled(found, clients.tolist())
         scores = tree.map(lambda leaf: leaf.numpy(), tree.stack(rows))
         exchanged = (hears.sums, hears.traffic) if hears and hears.counted else ()
-        return Verdict(scores["marks"], scores["facts"], [], *exchanged)
+        return ClientScores(scores["marks"], scores["facts"], [], *exchanged)
 
     def _told(
         self, run: int, everyone: np.ndarray, sent: Sent, newcomers: bool, told: Sums | None

@@ -11,8 +11,7 @@ from idiolect.core.tree import Tree
 from idiolect.data import Dataset
 from idiolect.deploy.handshake import Roster
 from idiolect.engine.architecture import Architecture
-from idiolect.engine.client_runtime import Alone, Place
-from idiolect.engine.server_runtime import Serving
+from idiolect.engine.deployment_runtime import ClientIdentity, ClientRuntime, ServerRuntime
 
 _CPU = torch.device("cpu")
 
@@ -38,10 +37,10 @@ class Rehearsal:
         ]
         self._forms: dict[tuple[Any, ...], Tree] = {}
 
-    def _made(self, own: Architecture, seed: int) -> Alone:
+    def _made(self, own: Architecture, seed: int) -> ClientRuntime:
         lessons, test = self._form.lessons()
-        place = Place((own.clients or (0,))[0], self._clients, seed, self._newcomers)
-        return Alone(self._method, place, lessons, test, own, _CPU)
+        place = ClientIdentity((own.clients or (0,))[0], self._clients, seed, self._newcomers)
+        return ClientRuntime(self._method, place, lessons, test, own, _CPU)
 
     def kind(self, client: int) -> int:
         """Say which architecture a client runs, by its place."""
@@ -60,7 +59,7 @@ class Rehearsal:
             self._forms[key] = self._answer(self.stand_ins[0][place], kind, flags)
         return self._forms[key]
 
-    def _answer(self, stand_in: Alone, kind: str, flags: Mapping[str, bool]) -> Tree:
+    def _answer(self, stand_in: ClientRuntime, kind: str, flags: Mapping[str, bool]) -> Tree:
         if kind == "meet":
             return ()
         if kind == "step":
@@ -72,11 +71,11 @@ class Rehearsal:
         marks, facts, _ = stand_in.judge(sent, 0, tested=flags["tested"], flags=chosen)
         return {"marks": marks, "facts": facts}
 
-    def servings(self, run: int, public: Dataset | None) -> list[Serving]:
+    def servings(self, run: int, public: Dataset | None) -> list[ServerRuntime]:
         """Seat the server itself beside the nodes of each architecture, with public examples."""
         lessons, _ = self._form.lessons()
         known = dataclasses.replace(lessons, public=public)
         return [
-            Serving(self._method, self._seeds[run], known, own, _CPU)
+            ServerRuntime(self._method, self._seeds[run], known, own, _CPU)
             for own in self.architectures.values()
         ]

@@ -16,7 +16,7 @@ from idiolect.data.dataset import with_classes
 from idiolect.data.own.codes import UNLABELLED
 from idiolect.data.text import PAD, encoded_as
 from idiolect.deploy.node_models import Stored
-from idiolect.engine.client_runtime import Alone, Place
+from idiolect.engine.deployment_runtime import ClientIdentity, ClientRuntime
 from idiolect.errors import ConfigError, DataError, DeployError
 from idiolect.experiment.components import assign_networks, build_method
 from idiolect.experiment.load import parse_toml
@@ -53,7 +53,7 @@ class Personal(nn.Module):
         return self._alone.predict(tree.like(self._form, own), x)
 
 
-def _rehearsed(stored: Stored, trust: bool) -> tuple[Alone, Any]:
+def _rehearsed(stored: Stored, trust: bool) -> tuple[ClientRuntime, Any]:
     """Make the client anew, and the form of what it deploys, from blank examples."""
     about, form = stored.about, stored.form
     raw = parse_toml(about.experiment, "the stored model's experiment")
@@ -69,8 +69,8 @@ def _rehearsed(stored: Stored, trust: bool) -> tuple[Alone, Any]:
     bound = assign_networks(experiment, shape, classes, stored.clients, words, reach=reach)
     own = next(a for a in bound.values() if a.clients is None or about.client in a.clients)
     lessons, test = form.lessons()
-    place = Place(about.client, stored.clients, about.seed, about.newcomer)
-    alone = Alone(build_method(table), place, lessons, test, own, torch.device("cpu"))
+    place = ClientIdentity(about.client, stored.clients, about.seed, about.newcomer)
+    alone = ClientRuntime(build_method(table), place, lessons, test, own, torch.device("cpu"))
     flags = ["keep", "newcomers"] if about.newcomer else ["keep"]
     _, _, deployed = alone.judge(alone.form, about.round, tested=True, flags=flags)
     return alone, checkpoint.fitted(deployed, stored.leaves, Path("the stored model"))

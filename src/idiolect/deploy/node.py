@@ -46,7 +46,7 @@ from idiolect.deploy.site import Site
 from idiolect.deploy.sum_log import SumLog, digest_of
 from idiolect.deploy.wire import Message
 from idiolect.engine.backend import Backend
-from idiolect.engine.client_runtime import Alone, Place
+from idiolect.engine.deployment_runtime import ClientIdentity, ClientRuntime
 from idiolect.engine.final_exchange import Sums
 from idiolect.errors import (
     CheckpointError,
@@ -94,7 +94,7 @@ class _Opened:
     newcomer: bool  # the run is over: adapt to what is there
     holding: Holding
     agreed: bool = False
-    desks: dict[tuple[str, int], tuple[Alone, Drawer]] = field(default_factory=dict)
+    desks: dict[tuple[str, int], tuple[ClientRuntime, Drawer]] = field(default_factory=dict)
     sum: _Sum | None = None  # the secure sum at hand
     log: SumLog | None = None  # which reports were in sums, of this run and of others
     spoken: "_Spoken | None" = None  # what was told last
@@ -244,7 +244,7 @@ class Node:
         secure, bound = self._of(message).secure, bound_of(message)
         sample = sample_of(message)
 
-        def work(alone: Alone, sent: Sent, round: int) -> tuple[Tree, Tree]:
+        def work(alone: ClientRuntime, sent: Sent, round: int) -> tuple[Tree, Tree]:
             work = alone.step if begun else alone.first
             done = work(sent, round, sample)
             if not secure:
@@ -263,7 +263,7 @@ class Node:
         self,
         message: Message,
         blob: bytes,
-        work: Callable[[Alone, Sent, int], tuple[Tree, Tree]],
+        work: Callable[[ClientRuntime, Sent, int], tuple[Tree, Tree]],
     ) -> bytes:
         """Do what changes personal state, once; the same message again gets the same answer."""
         alone, drawer = self._desk(message)
@@ -383,7 +383,7 @@ class Node:
             )
         return _yes(message, () if self._of(message).secure else told)
 
-    def _spoken(self, message: Message, alone: Alone, sent: Sent) -> _Spoken:
+    def _spoken(self, message: Message, alone: ClientRuntime, sent: Sent) -> _Spoken:
         """Settle what to use by itself, or remember that."""
         opened, now = self._of(message), about(message)
         known = opened.spoken
@@ -432,7 +432,9 @@ class Node:
             node_models.keep(self._site.home, about, held, opened.clients, kept)
         return _yes(message, {"marks": marks, "facts": facts})
 
-    def _others(self, message: Message, alone: Alone, sent: Sent) -> tuple[Sums | None, Tree]:
+    def _others(
+        self, message: Message, alone: ClientRuntime, sent: Sent
+    ) -> tuple[Sums | None, Tree]:
         """Return what the others told, if the hub says, and what this node would use without."""
         if "sums" not in message.head:
             return None, ()
@@ -483,7 +485,7 @@ class Node:
             raise Refused("closed", "a message of an experiment this process has not joined")
         return self._opened
 
-    def _desk(self, message: Message) -> tuple[Alone, Drawer]:
+    def _desk(self, message: Message) -> tuple[ClientRuntime, Drawer]:
         """Return where a method's work of one seed is done, with its state from disk."""
         opened, head = self._of(message), message.head
         if not opened.agreed:
@@ -496,7 +498,7 @@ class Node:
             opened.desks[key] = self._made(opened, label, seed)
         return opened.desks[key]
 
-    def _made(self, opened: _Opened, label: str, seed: int) -> tuple[Alone, Drawer]:
+    def _made(self, opened: _Opened, label: str, seed: int) -> tuple[ClientRuntime, Drawer]:
         holding = opened.holding
         seeds = holding.experiment.seeds
         if seed not in seeds:
@@ -510,9 +512,9 @@ class Node:
         architecture = next(
             own for own in bound.values() if own.clients is None or holding.client in own.clients
         )
-        place = Place(holding.client, opened.clients, seed, opened.newcomer)
+        place = ClientIdentity(holding.client, opened.clients, seed, opened.newcomer)
         method = _method(holding, label)
-        alone = Alone(
+        alone = ClientRuntime(
             method,
             place,
             held.lessons,
@@ -528,7 +530,7 @@ class Node:
         alone.personal = drawer.kept.personal
         return alone, drawer
 
-    def _sent(self, alone: Alone, message: Message) -> Sent:
+    def _sent(self, alone: ClientRuntime, message: Message) -> Sent:
         """Check what the hub sent against what this method's servers send."""
         codec = compression.down(self._of(message).holding.experiment.deploy)
         guest = message.kind == "judge" and get(message.head, "newcomers", bool)

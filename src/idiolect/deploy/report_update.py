@@ -8,9 +8,9 @@ from idiolect.core import tree
 from idiolect.core.method import Method, Report
 from idiolect.core.tree import Tree
 from idiolect.deploy import fixed_point
-from idiolect.engine import finite_reports
-from idiolect.engine.server_runtime import Serving
-from idiolect.engine.traffic import refuse_unequal
+from idiolect.engine import server_update
+from idiolect.engine.deployment_runtime import ServerRuntime
+from idiolect.engine.server_update import refuse_unequal
 
 _CPU = torch.device("cpu")
 
@@ -19,8 +19,8 @@ def stepped(method: Method, state: Tree, present: Sequence[int], reports: Tree) 
     """Take the server's step with reports of those present, guarded as the simulation's is."""
     cohort = torch.tensor(present)
     arrived = method.arrive(state, cohort, reports)
-    bad = finite_reports.broken(arrived, None, len(cohort), _CPU)
-    return finite_reports.guarded_step(method, state, cohort, arrived, bad)
+    bad = server_update.rows_to_leave_out(arrived, None, len(cohort), _CPU)
+    return server_update.guarded_server_step(method, state, cohort, arrived, bad)
 
 
 def stepped_by_sum(method: Method, state: Tree, present: Sequence[int], mean: Report) -> Tree:
@@ -37,7 +37,7 @@ def stepped_by_kind(
     state: Tree,
     present: Sequence[int],
     reports: Sequence[Tree],
-    servings: Sequence[Serving],
+    servings: Sequence[ServerRuntime],
     kinds: Sequence[int],
     round: int,
     sample: int | None = None,
@@ -52,7 +52,7 @@ def stepped_by_kind(
     read = [servings[kind].read(report, round, sample) for kind, report in pairs]
     refuse_unequal([tree.stack([one]) for one in read])
     new = stepped(method, state, present, tree.stack(read))
-    good = (~finite_reports.broken(tree.stack(read), None, len(read), _CPU)).tolist()
+    good = (~server_update.rows_to_leave_out(tree.stack(read), None, len(read), _CPU)).tolist()
     for place, serving in enumerate(servings if any(good) else ()):
         rows = zip(kinds, reports, good, strict=True)
         own = [one for kind, one, fine in rows if kind == place and fine]

@@ -21,7 +21,7 @@ Build = Callable[[], nn.Module]
 
 
 @dataclass(frozen=True)
-class Worded:
+class WordNetwork:
     """A builder of networks that read words; each run has a vocabulary of its own."""
 
     factory: Callable[..., nn.Module]
@@ -48,7 +48,7 @@ def bound(
             f"network {factory.__name__} reads words, and the data holds none; choose text, or "
             "another network"
         )
-    return Worded(build, words)
+    return WordNetwork(build, words)
 
 
 class Architecture(NamedTuple):
@@ -67,7 +67,7 @@ def labels(architectures: Mapping[str, Architecture], clients: int) -> tuple[str
     return tuple(named.get(n, "") for n in range(clients))
 
 
-class Made(NamedTuple):
+class BuiltNetworks(NamedTuple):
     """An architecture's networks; all runs share the first one's modules, not its parameters."""
 
     networks: Mapping[str, Network]
@@ -85,7 +85,7 @@ def make(
     device: torch.device,
     precision: str = "fp32",
     stacked: bool = True,
-) -> Made:
+) -> BuiltNetworks:
     """Build an architecture under each run's seed, and try it on a few examples.
 
     Where clients run one by one the layers are torch's: quicker there, and a second opinion.
@@ -105,7 +105,7 @@ def make(
         _setup(own, held, seed, device)._replace(features=networks[0]["main"].features)
         for own, held, seed in zip(networks, lessons, seeds, strict=True)
     ]
-    return Made(networks[0], setups, unmappable, stacked)
+    return BuiltNetworks(networks[0], setups, unmappable, stacked)
 
 
 def refuse_unequal_states(method: Method, name: str, first: Setup, other: Setup) -> None:
@@ -143,7 +143,7 @@ def _models(
     if architecture.auxiliary is not None:
         builders["auxiliary"] = architecture.auxiliary
     for role, build in builders.items():
-        if isinstance(build, Worded):
+        if isinstance(build, WordNetwork):
             builders[role] = replace(build, words=dataset.words)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

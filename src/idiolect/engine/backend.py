@@ -1,11 +1,15 @@
 """Where and how clients are run."""
 
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
+import numpy as np
 import torch
+from torch import Tensor
 
-from idiolect.engine.precision import PRECISIONS
 from idiolect.errors import ConfigError
 
 KINDS = ("vectorised", "sequential", "ray")
@@ -91,3 +95,67 @@ class Backend:
         """Tell apart machines on which other widths of blocks may be right."""
         crowd = [str(self.ray.workers)] if self.kind == "ray" else []
         return " ".join([self.kind, *crowd, self.workplace])
+
+
+PRECISIONS = ("fp32", "tf32", "bf16")
+
+
+@contextmanager
+def multiplying(precision: str, device: torch.device) -> Iterator[None]:
+    """Set torch's switches for the time of some work; it may follow work of another precision."""
+    if device.type != "cuda":
+        yield
+        return
+    products, convolutions = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = products.allow_tf32, convolutions.allow_tf32
+    rounded = precision == "tf32"
+    products.allow_tf32, convolutions.allow_tf32 = rounded, rounded
+    try:
+        yield
+    finally:
+        products.allow_tf32, convolutions.allow_tf32 = before
+
+
+_KEPT = 256
+
+
+def device_ints(values: Sequence[int] | np.ndarray, device: torch.device) -> Tensor:
+    """Return whole numbers on a device; nobody may write to them."""
+    return _sent(np.asarray(values, np.int64), device)
+
+
+def device_floats(values: Sequence[float], device: torch.device) -> Tensor:
+    """Return real numbers of the default type on a device; nobody may write to them."""
+    kind = torch.empty(0, dtype=torch.get_default_dtype()).numpy().dtype
+    return _sent(np.asarray(values, kind), device)
+
+
+def fetch_async(parts: Sequence[Tensor]) -> Callable[[], np.ndarray]:
+    """Ask for numbers of the device; who calls what is returned waits for them, and no longer."""
+    whole = torch.cat(list(parts))
+    if whole.device.type != "cuda":
+        return whole.cpu().numpy
+    here = torch.empty(whole.shape, dtype=whole.dtype, pin_memory=True)
+    here.copy_(whole, non_blocking=True)
+    there = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    there.record()
+
+    def read() -> np.ndarray:
+        there.synchronize()
+        return here.numpy()
+
+    return read
+
+
+def _sent(array: np.ndarray, device: torch.device) -> Tensor:
+    if device.type == "cpu":
+        return torch.from_numpy(array.copy())
+    return _kept(array.tobytes(), array.dtype.str, device)
+
+
+@lru_cache(maxsize=_KEPT)
+def _kept(content: bytes, kind: str, device: torch.device) -> Tensor:
+    here = torch.from_numpy(np.frombuffer(content, kind).copy())
+    if device.type == "cuda":
+        here = here.pin_memory()
+    return here.to(device, non_blocking=True)

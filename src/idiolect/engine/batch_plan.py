@@ -4,7 +4,7 @@ A client's batches depend on nothing else: not on the backend, the width of the 
 takes part. Padding is added here and masked in `Local`.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -14,21 +14,193 @@ from torch import Tensor
 
 from idiolect.core import randomness
 from idiolect.core.client import Plan, Pool, Request
-from idiolect.engine.batch_layout import BATCHES, Dealer, Layout, Member, laid_out, same
 from idiolect.engine.rng import generators
 from idiolect.errors import MethodError
+from idiolect.kernels import permutations
+from idiolect.kernels.compiled import attempt
+
+BATCHES = 11  # keeps these draws apart from other uses of the same seed
+_NARROW = 8  # places of a step that are not worth halving
+_WORD = 1 << 32
+
+
+class ClientRows(NamedTuple):
+    """A client in a block, with the seed of the run it belongs to."""
+
+    seed: int
+    client: int
+    rows: Mapping[str, np.ndarray]  # stream -> rows of its pool
+    short_batches: bool = True  # False: an epoch's last batch of under half the rows is left out
+
+
+def same(members: Sequence[ClientRows], others: Sequence[ClientRows]) -> bool:
+    """Say whether these are the same clients with the same rows."""
+    # By identity: one client may be examined on other rows, and comparing rows would be slow.
+    return members is others or (
+        len(members) == len(others)
+        and all(
+            (new.seed, new.client) == (old.seed, old.client) and new.rows is old.rows
+            for new, old in zip(members, others, strict=True)
+        )
+    )
+
+
+class BatchLayout(NamedTuple):
+    """The sizes of a block's batches; see `Plan`."""
+
+    clients: int
+    steps: int
+    wide: int  # places of a step
+    certain: int
+    longest: int
+    examples: int  # of all clients, without padding
+
+    def fits(self, request: Request, plan: Plan) -> bool:
+        """Say whether a plan can be filled anew without changing its shape."""
+        if plan.rows.shape != (self.clients, self.steps, self.wide) or self.certain < plan.certain:
+            return False
+        return request.shuffled or self.longest == plan.longest  # `rows` cuts its output there
+
+
+def laid_out(
+    counts: Sequence[int], request: Request, limit: int | None = None
+) -> tuple[BatchLayout, list[int]]:
+    """Return the layout for clients of so many examples, and how many steps each of them takes."""
+    held = np.asarray(counts)
+    per_epoch = -(-held // request.batch)
+    own = np.where(held > 0, request.steps or request.epochs * per_epoch, 0)
+    most = max(1, int(own.max()))
+    most = most if limit is None else min(limit, most)
+    whole, rest = np.divmod(np.minimum(own, most), np.maximum(per_epoch, 1))
+    examples = whole * held + np.minimum(rest * request.batch, held)
+    longest = int(held.max())
+    layout = BatchLayout(
+        len(held),
+        most,
+        narrowed(request.batch, longest),
+        min(int(own.min()), most),
+        longest,
+        int(examples.sum()),
+    )
+    return layout, own.tolist()
+
+
+def narrowed(batch: int, longest: int) -> int:
+    """Return how many places a step needs: a batch, halved as long as everyone's rows fit.
+
+    Half by half, and not to the exact number, so that a captured graph suits most cohorts.
+    """
+    while batch > _NARROW and -(-batch // 2) >= longest:
+        batch = -(-batch // 2)
+    return batch
+
+
+class _Table(NamedTuple):
+    members: Sequence[ClientRows]
+    counts: list[int]
+    who: Tensor  # see `shuffling.shuffle`
+    held: Tensor
+    words: bool  # whether every seed and number is one word, as the kernel's hash takes them
+
+
+class DeviceShuffler:
+    """Fills plans on a GPU, without the host knowing what is in them."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._tables: dict[str, _Table] = {}  # of each stream
+        self._trusted = False
+
+    def deals(self, request: Request, plan: Plan, longest: int | None = None) -> bool:
+        """Say whether it can: shuffled batches of clients' own examples, a few thousand each."""
+        longest = plan.longest if longest is None else longest
+        epochs = request.epochs
+        if request.steps:
+            epochs = -(-request.steps * request.batch // max(longest, 1))
+        whole = not request.sample and plan.places is None and request.share == 1
+        return (
+            request.shuffled and whole and permutations.suits(longest, max(epochs, 1), plan.weight)
+        )
+
+    def deal(
+        self,
+        members: Sequence[ClientRows],
+        round: int,
+        request: Request,
+        plan: Plan,
+        copied: Callable[[Request, Plan], BatchLayout | None],
+    ) -> BatchLayout | None:
+        """Fill a plan for a round; None where it does not fit. `copied` does it from the host."""
+        table = self._table(members, request.stream)
+        layout, _ = laid_out(table.counts, request)
+        if not layout.fits(request, plan):
+            return None
+        # With steps, whoever comes may have more examples than those before.
+        if not table.words or not self.deals(request, plan, layout.longest):
+            return copied(request, plan)
+
+        def drawn() -> BatchLayout:
+            permutations.shuffle(
+                table.who,
+                table.held,
+                plan.rows,
+                plan.weight,
+                layout.longest,
+                (BATCHES, round, request.call),
+                request.batch,
+                request.steps,
+                request.epochs,
+            )
+            if not self._trusted:
+                self._compare(request, plan, copied)
+            return layout
+
+        return attempt("batches", drawn, lambda: copied(request, plan))
+
+    def _compare(
+        self, request: Request, plan: Plan, copied: Callable[[Request, Plan], BatchLayout | None]
+    ) -> None:
+        """Look once whether NumPy draws the same; another release of it might not."""
+        rows, weight = plan.rows.clone(), plan.weight.clone()
+        copied(request, plan)
+        if not (torch.equal(rows, plan.rows) and torch.equal(weight, plan.weight)):
+            raise RuntimeError(f"NumPy {np.__version__} shuffles in another way")
+        self._trusted = True
+
+    def _table(self, members: Sequence[ClientRows], stream: str) -> _Table:
+        known = self._tables.get(stream)
+        if known is not None and same(members, known.members):
+            return known
+        rows = [own.rows[stream] for own in members]
+        counts = [len(own) for own in rows]
+        starts = np.cumsum([0, *counts[:-1]])
+        who = np.array(
+            [(own.seed, own.client, count, start)
+             for own, count, start in zip(members, counts, starts, strict=True)], np.int64
+        )  # fmt: skip
+        held = np.concatenate([*rows, np.zeros(1, np.int64)]).astype(np.int64, copy=False)
+        words = bool(((who[:, :2] >= 0) & (who[:, :2] < _WORD)).all())
+        self._tables[stream] = _Table(members, counts, self._sent(who), self._sent(held), words)
+        return self._tables[stream]
+
+    def _sent(self, array: np.ndarray) -> Tensor:
+        here = torch.from_numpy(array)
+        if self._device.type == "cuda":
+            here = here.pin_memory()
+        return here.to(self._device, non_blocking=True)
+
 
 _PUBLIC = 17  # keeps these draws apart from other uses of the same seed
 _SUBSET = 29
 
 
-class Drawn(NamedTuple):
+class HostBatches(NamedTuple):
     """What a plan is filled with, made on the host; see `Plan`."""
 
     rows: Tensor
     real: Tensor  # [client, step, example] whether it is one
     places: Tensor  # those of padding are 0
-    layout: Layout
+    layout: BatchLayout
 
 
 class BatchPlanner:
@@ -45,14 +217,14 @@ class BatchPlanner:
         self._pools = pools
         self._device = device
         self._limit = limit
-        self._members: Sequence[Member] = ()
+        self._members: Sequence[ClientRows] = ()
         self._round = 0
         self._samples: Sequence[int] = ()
         self._keys: Tensor | None = None  # for random numbers, once client code draws some
         self._plans: dict[Request, Plan] = {}
-        self._ahead: dict[Request, Drawn] = {}  # made before its round has come
-        self._ahead_of: tuple[Sequence[Member], int, Sequence[int]] = ((), -1, ())
-        self._dealer = Dealer(device) if device.type == "cuda" and limit is None else None
+        self._ahead: dict[Request, HostBatches] = {}  # made before its round has come
+        self._ahead_of: tuple[Sequence[ClientRows], int, Sequence[int]] = ((), -1, ())
+        self._dealer = DeviceShuffler(device) if device.type == "cuda" and limit is None else None
         self.examples = 0  # trained on in this round
         self.planned = 0  # the same with padding
 
@@ -62,7 +234,7 @@ class BatchPlanner:
         return len(self._members)
 
     def turn(
-        self, members: Sequence[Member], round: int, samples: Sequence[int] | None = None
+        self, members: Sequence[ClientRows], round: int, samples: Sequence[int] | None = None
     ) -> bool:
         """Open the book for a round; True where every plan kept its place and shape.
 
@@ -102,7 +274,7 @@ class BatchPlanner:
         return torch.from_numpy(randomness.keys(seeds, clients, self._round))
 
     def prepare(
-        self, members: Sequence[Member], round: int, samples: Sequence[int] | None = None
+        self, members: Sequence[ClientRows], round: int, samples: Sequence[int] | None = None
     ) -> None:
         """Draw a coming round's batches now: while a GPU works, the host has time."""
         numbered = _numbers(members, round, samples)
@@ -149,7 +321,7 @@ class BatchPlanner:
         self._count(request, layout)
         return True
 
-    def _copied(self, request: Request, plan: Plan) -> Layout | None:
+    def _copied(self, request: Request, plan: Plan) -> BatchLayout | None:
         """Fill a plan with what was drawn on the host; None where it does not fit."""
         new = self._ahead.get(request)
         if new is None:
@@ -162,12 +334,12 @@ class BatchPlanner:
             plan.places.copy_(new.places, non_blocking=True)
         return new.layout
 
-    def _count(self, request: Request, layout: Layout) -> None:
+    def _count(self, request: Request, layout: BatchLayout) -> None:
         if request.shuffled:
             self.examples += layout.examples
             self.planned += layout.clients * layout.steps * layout.wide
 
-    def _pinned(self, new: Drawn) -> Drawn:
+    def _pinned(self, new: HostBatches) -> HostBatches:
         """Put it where a GPU fetches it from by itself."""
         if self._device.type != "cuda":
             return new
@@ -175,18 +347,20 @@ class BatchPlanner:
         return new._replace(rows=rows, real=real, places=places)
 
 
-def _numbers(members: Sequence[Member], round: int, samples: Sequence[int] | None) -> Sequence[int]:
+def _numbers(
+    members: Sequence[ClientRows], round: int, samples: Sequence[int] | None
+) -> Sequence[int]:
     """Return each member's number of the public sample: the round's, unless told otherwise."""
     return [round] * len(members) if samples is None else samples
 
 
 def _drawn(
-    members: Sequence[Member],
+    members: Sequence[ClientRows],
     round: int,
     request: Request,
     limit: int | None,
     samples: Sequence[int],
-) -> Drawn:
+) -> HostBatches:
     """Lay out rows and places as [client, step, example]."""
     held = [
         _held(own, number, request, round) for own, number in zip(members, samples, strict=True)
@@ -202,7 +376,7 @@ def _drawn(
     real = places >= 0
     if any(left_out(one, request, len(own)) for one, own in zip(members, held, strict=True)):
         layout = layout._replace(certain=0)  # some step has no row, and must change nothing
-    return Drawn(
+    return HostBatches(
         torch.from_numpy(rows),
         torch.from_numpy(real),
         torch.from_numpy(np.maximum(places, 0, out=places)),
@@ -210,7 +384,7 @@ def _drawn(
     )
 
 
-def _held(member: Member, number: int, request: Request, round: int) -> np.ndarray:
+def _held(member: ClientRows, number: int, request: Request, round: int) -> np.ndarray:
     """List the pool's rows of a request: all of a stream, a random share, or a public sample."""
     rows = member.rows[request.stream]
     if (count := request.subset(len(rows))) < len(rows):
@@ -223,7 +397,7 @@ def _held(member: Member, number: int, request: Request, round: int) -> np.ndarr
 
 
 def _orders(
-    members: Sequence[Member],
+    members: Sequence[ClientRows],
     round: int,
     request: Request,
     counts: Sequence[int],
@@ -245,7 +419,7 @@ def _orders(
         yield order.reshape(-1, request.batch)[:wanted]
 
 
-def left_out(member: Member, request: Request, count: int) -> bool:
+def left_out(member: ClientRows, request: Request, count: int) -> bool:
     """Say whether a client leaves out the last batch of an epoch, as too small beside the others.
 
     Its rows would weigh more in the result than any others, a single one most of all.

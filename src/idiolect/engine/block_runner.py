@@ -18,11 +18,10 @@ from idiolect.core.client import Local, Network, Pool
 from idiolect.core.graph_scan import Folder
 from idiolect.core.method import Sent
 from idiolect.core.tree import Params, Tree
-from idiolect.engine import device_lists
-from idiolect.engine.batch_layout import Member
-from idiolect.engine.batch_plan import BatchPlanner
-from idiolect.engine.captured import Captured
+from idiolect.engine import backend
+from idiolect.engine.batch_plan import BatchPlanner, ClientRows
 from idiolect.errors import MethodError
+from idiolect.kernels.cuda_graph import Tape
 
 _LAYERS = 13  # keeps the layers' own draws apart from other uses of the same seed
 
@@ -31,7 +30,7 @@ ClientFunction = Callable[[Sent, Tree, Local, Local], Tree]
 training code."""
 
 
-class Given(NamedTuple):
+class BlockInput(NamedTuple):
     """What all clients of a run are given alike."""
 
     shared: Tree
@@ -77,17 +76,17 @@ class BlockRunner:
         self.planned = 0  # the same with padding
 
     def prepare(
-        self, members: Sequence[Member], round: int, samples: Sequence[int] | None = None
+        self, members: Sequence[ClientRows], round: int, samples: Sequence[int] | None = None
     ) -> None:
         """Draw the batches of a coming round, while this one is still being worked on."""
         self._lessons.prepare(members, round, samples)
 
     def run(
         self,
-        members: Sequence[Member],
-        exams: Sequence[Member],
+        members: Sequence[ClientRows],
+        exams: Sequence[ClientRows],
         round: int,
-        shared: "Given",
+        shared: "BlockInput",
         shared_per_client: bool,
         own: Tree,
         personal: Tree,
@@ -101,7 +100,7 @@ class BlockRunner:
         """
         kept = self._lessons.turn(members, round, samples) & self._exams.turn(exams, round)
         self._round.fill_(round)
-        sizes = device_lists.real([len(m.rows["train"]) for m in members], self._device)
+        sizes = backend.device_floats([len(m.rows["train"]) for m in members], self._device)
         seed = _seed(members[0], round) if self._draws else None
         work = partial(self._work, sizes, shared, shared_per_client, own, personal, kept, lend)
         done = self._watched(work, seed)
@@ -146,7 +145,7 @@ class BlockRunner:
     def _work(
         self,
         sizes: Tensor,
-        shared: Given,
+        shared: BlockInput,
         per_client: bool,
         own: Tree,
         personal: Tree,
@@ -155,7 +154,7 @@ class BlockRunner:
     ) -> Tree:
         if not self._stacked:
             return self._one(sizes, shared, per_client, own, personal)
-        slots = device_lists.whole(range(len(sizes)), self._device)
+        slots = backend.device_ints(range(len(sizes)), self._device)
         dims = (0, 0, 0 if per_client else None, 0, 0)
         inputs = (slots, sizes, shared, own, personal)
         draws = "different" if self._draws else "error"
@@ -166,7 +165,7 @@ class BlockRunner:
         return _tried(mapped, inputs)
 
     def _client(
-        self, slot: Tensor, size: Tensor, given: "Given", own: Tree, personal: Tree
+        self, slot: Tensor, size: Tensor, given: "BlockInput", own: Tree, personal: Tree
     ) -> Tree:
         local, exam = (
             Local(
@@ -185,7 +184,7 @@ class BlockRunner:
         return self._fn(Sent(given.shared, own, given.group), personal, local, exam)
 
     def _one(
-        self, sizes: Tensor, shared: Given, per_client: bool, own: Tree, personal: Tree
+        self, sizes: Tensor, shared: BlockInput, per_client: bool, own: Tree, personal: Tree
     ) -> Tree:
         """Run a block of one client as plain code, without vmap."""
         first = tree.map(lambda leaf: leaf[0], (own, personal))
@@ -232,7 +231,7 @@ def _form(inputs: Tree, per_client: bool) -> tuple[Any, ...]:
     return per_client, [(leaf.shape, leaf.dtype) for leaf in tree.leaves(inputs)]
 
 
-def _seed(member: Member, round: int) -> int:
+def _seed(member: ClientRows, round: int) -> int:
     """Return a seed for what layers draw themselves (dropout), so that a run can be repeated."""
     entropy = np.random.SeedSequence((member.seed, _LAYERS, round, member.client))
     return int(entropy.generate_state(1)[0])
@@ -258,3 +257,29 @@ def _explained(error: RuntimeError) -> Exception:
             "instead of `if`, or run with backend='sequential' to inspect one client at a time."
         )
     return error
+
+
+class Captured:
+    """CUDA graphs of a round, with static buffers for its inputs and results."""
+
+    def __init__(self, fn: Callable[..., Tree], inputs: tuple[Tree, ...], folder: Folder) -> None:
+        self._inputs = tree.map(torch.clone, inputs)
+        self._given: list[tuple[Tensor, int]] = []  # what the buffers hold, to be known again
+        self._tape = Tape()
+        # The eager round before has made handles and workspaces.
+        self._outputs = folder.record(self._tape, lambda: fn(*self._inputs))
+
+    def replay(self, inputs: tuple[Tree, ...], lend: bool = False) -> Tree:
+        """Run on new inputs; the result is a copy, or `lend`: the next replay writes over it."""
+        given = [(leaf, leaf._version) for leaf in tree.leaves(inputs)]
+        for place, (static, now) in enumerate(zip(tree.leaves(self._inputs), given, strict=True)):
+            if not self._given or not _same(self._given[place], now):
+                static.copy_(now[0])
+        self._given = given
+        self._tape.replay()
+        return self._outputs if lend else tree.map(torch.clone, self._outputs)
+
+
+def _same(was: tuple[Tensor, int], now: tuple[Tensor, int]) -> bool:
+    """Say whether a tensor is the very one of last time, and nobody wrote to it since."""
+    return was[0] is now[0] and was[1] == now[1]

@@ -1,9 +1,14 @@
 """Cut a line of clients into blocks: wide enough to be fast, alike enough to waste little."""
 
-from collections.abc import Sequence
+import hashlib
+import time
+from collections.abc import Callable, Sequence
 from functools import lru_cache
+from pathlib import Path
 
 import numpy as np
+
+from idiolect.kernels.autotune import add_to_cache, read_cache
 
 PADDING = 0.05  # share of padded work that is not worth another block; last batches add to it
 _MOST_STARTS = 512  # of more distinct lengths some are taken together
@@ -43,3 +48,37 @@ def _pieces(lengths: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
         pieces.append((int(starts[low]), int(ends[high])))
         high = low - 1
     return tuple(reversed(pieces))
+
+
+TRIAL_STEPS = 6
+_WIDTHS = (1, 4, 16, 64, 256)
+_REPEATS = 5
+_SECONDS = 1.0  # enough of measuring, once every width was tried
+_HOPELESS = 3.0  # times slower than the best so far: not tried again
+
+
+def choose_width(trial: Callable[[int], int], most: int, key: str, cache: Path | None) -> int:
+    """Return the width with the least time per client; `trial(width)` says how many it ran."""
+    known = read_cache(cache)
+    digest = hashlib.sha256(key.encode()).hexdigest()[:24]
+    if isinstance(known.get(digest), int) and known[digest] > 0:
+        return int(min(known[digest], most))
+    # Interleaved and repeated, each width's best counts: other work on the machine disturbs all.
+    seconds = {min(width, most): float("inf") for width in (*_WIDTHS, most)}
+    began = time.perf_counter()
+    for repeat in range(_REPEATS):
+        if repeat and time.perf_counter() - began > _SECONDS:
+            break
+        for width in list(seconds):
+            seconds[width] = min(seconds[width], _seconds_per_client(trial, width))
+            if seconds[width] > _HOPELESS * min(seconds.values()):
+                del seconds[width]
+    best = min(seconds, key=lambda width: seconds[width])
+    add_to_cache(cache, {digest: best})
+    return best
+
+
+def _seconds_per_client(trial: Callable[[int], int], width: int) -> float:
+    start = time.perf_counter()
+    clients = trial(width)
+    return (time.perf_counter() - start) / clients

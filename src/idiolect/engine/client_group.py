@@ -5,20 +5,77 @@ a cluster work elsewhere.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from idiolect.core import tree
-from idiolect.core.method import Report, Sent
+from idiolect.core.client import Local
+from idiolect.core.method import Method, Report, Sent
 from idiolect.core.tree import Tree
-from idiolect.engine import device_lists
-from idiolect.engine.batch_layout import Member
-from idiolect.engine.client_tasks import Step, Work
-from idiolect.engine.disk_state import Shelf
-from idiolect.engine.state_store import Store
+from idiolect.engine import backend
+from idiolect.engine.batch_plan import ClientRows
+from idiolect.engine.state_store import DiskStore, MemoryStore
+
+
+@dataclass(frozen=True)
+class ClientTask:
+    """A method's part in something: the engine calls it for one client at a time, or for many."""
+
+    keeps: ClassVar[bool] = False  # the last of what it returns is the client's to keep
+
+    method: Method
+
+    def __call__(self, sent: Sent, personal: Tree, local: Local, exam: Local) -> Tree:
+        """Do it. `exam` holds what is scored and is never given to a method's training code."""
+        raise TypeError(f"{type(self).__name__} does nothing")
+
+
+@dataclass(frozen=True)
+class Train(ClientTask):
+    """A client's round: what it reports, what the server reads in that, what it keeps."""
+
+    keeps: ClassVar[bool] = True
+
+    def __call__(self, sent: Sent, personal: Tree, local: Local, exam: Local) -> Tree:
+        """Train and report."""
+        report, personal = self.method.client_step(sent, personal, local)
+        read = self.method.read(report, local) if self.method.grouped else ()
+        return report, read, personal
+
+
+@dataclass(frozen=True)
+class Prepare(ClientTask):
+    """A client does what it does once, before its first round."""
+
+    keeps: ClassVar[bool] = True
+
+    def __call__(self, sent: Sent, personal: Tree, local: Local, exam: Local) -> Tree:
+        """Return what it keeps, and nothing else."""
+        return (self.method.prepare(personal, local),)
+
+
+@dataclass(frozen=True)
+class Meet(ClientTask):
+    """A newcomer looks at a state of the server without training."""
+
+    keeps: ClassVar[bool] = True
+
+    def __call__(self, sent: Sent, personal: Tree, local: Local, exam: Local) -> Tree:
+        """Return what it keeps, and nothing else."""
+        return (self.method.meet(sent, personal, local),)
+
+
+@dataclass(frozen=True)
+class Fuse(ClientTask):
+    """The server trains what it keeps for an architecture on its public examples."""
+
+    def __call__(self, sent: Sent, personal: Tree, local: Local, exam: Local) -> Tree:
+        """Return what it keeps from now on."""
+        return self.method.fuse(sent.group, sent.shared, local)
 
 
 class ClientKey(NamedTuple):
@@ -33,8 +90,8 @@ class CohortRequest(NamedTuple):
 
     cohort: np.ndarray
     sent: Sent
-    members: Sequence[Member] | Mapping[int, Member]  # of all clients, or of those called
-    exams: Sequence[Member] | Mapping[int, Member] = ()  # likewise, when they are scored
+    members: Sequence[ClientRows] | Mapping[int, ClientRows]  # of all clients, or of those called
+    exams: Sequence[ClientRows] | Mapping[int, ClientRows] = ()  # likewise, when they are scored
     even: bool = False  # everyone takes as many steps, however many examples it has
     afresh: bool = False  # clients are given the parameters that training started from
     heard: np.ndarray | None = None  # whose reports count; None: all of the cohort
@@ -61,7 +118,7 @@ class ClientGroup:
     """Clients, their personal state, and what the servers keep for their architecture."""
 
     def __init__(
-        self, clients: np.ndarray, store: Store | Shelf, runs: int, device: torch.device
+        self, clients: np.ndarray, store: MemoryStore | DiskStore, runs: int, device: torch.device
     ) -> None:
         self.clients = clients
         self.store = store
@@ -73,7 +130,7 @@ class ClientGroup:
     def rows(self, seats: Sequence[ClientKey]) -> Tensor:
         """Return the store's rows of some seats."""
         places = [seat.run * len(self.clients) + self._place[seat.client] for seat in seats]
-        return device_lists.whole(places, self.device)
+        return backend.device_ints(places, self.device)
 
     def called(self, cohorts: Sequence[np.ndarray]) -> list[ClientKey]:
         """List the seats of this architecture in a cohort of each run."""
@@ -97,16 +154,18 @@ class ClientGroup:
 
     def restore(self, rows: Tree) -> None:
         """Put back what all clients had kept when a checkpoint was made."""
-        self.store.rows = rows if isinstance(self.store, Shelf) else tree.to(rows, self.device)
+        self.store.rows = rows if isinstance(self.store, DiskStore) else tree.to(rows, self.device)
 
     # What depends on where they work.
 
-    def begin(self, kind: str, work: Work, calls: Sequence[CohortRequest], round: int) -> Answer:
+    def begin(
+        self, kind: str, work: ClientTask, calls: Sequence[CohortRequest], round: int
+    ) -> Answer:
         """Have work done for every called client; works of equal `kind` are planned alike."""
         raise TypeError(f"{type(self).__name__} does not work")
 
     def train(
-        self, step: Step, calls: Sequence[CohortRequest], round: int
+        self, step: Train, calls: Sequence[CohortRequest], round: int
     ) -> Callable[[], GroupResult]:
         """Have a round done; whoever calls waits for it."""
         answer = self.begin("step", step, calls, round)
@@ -119,8 +178,8 @@ class ClientGroup:
 
     def serve(
         self,
-        work: Work,
-        servers: Sequence[Member],
+        work: ClientTask,
+        servers: Sequence[ClientRows],
         states: Sequence[Tree],
         round: int,
         samples: Sequence[int] | None = None,
@@ -137,7 +196,7 @@ class ClientGroup:
     def prepare(
         self,
         cohorts: Sequence[np.ndarray],
-        members: Sequence[Sequence[Member]],
+        members: Sequence[Sequence[ClientRows]],
         even: bool,
         round: int,
         samples: Sequence[int] | None = None,

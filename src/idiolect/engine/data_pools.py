@@ -10,20 +10,20 @@ import torch
 from idiolect.core.client import Pool
 from idiolect.data.dataset import Dataset
 from idiolect.data.federation import TrainData
-from idiolect.engine.batch_layout import Member
+from idiolect.engine.batch_plan import ClientRows
 from idiolect.errors import DataError
 
 _MEMBERS = 8192  # whose rows are kept at hand
 _DECODED_BYTES = 1 << 30  # on a CPU decoding every batch costs more than holding floats
 
 
-class Roll(Sequence[Member]):
+class LazyClients(Sequence[ClientRows]):
     """Members made when they are called; the last ones stay the same, for books know them again."""
 
-    def __init__(self, make: Callable[[int], Member], count: int) -> None:
+    def __init__(self, make: Callable[[int], ClientRows], count: int) -> None:
         self._make = make
         self._count = count
-        self._made: dict[int, Member] = {}
+        self._made: dict[int, ClientRows] = {}
 
     def __len__(self) -> int:
         return self._count
@@ -49,11 +49,13 @@ class DataPools:
 
     def __init__(self, lessons: Sequence[TrainData], device: torch.device) -> None:
         self._device = device
-        self._private = Joint([one.dataset for one in lessons])
-        self._public: Joint | None = None
-        self._examined: dict[tuple[int, int], tuple[Sequence[np.ndarray], Sequence[Member]]] = {}
+        self._private = JoinedDatasets([one.dataset for one in lessons])
+        self._public: JoinedDatasets | None = None
+        self._examined: dict[
+            tuple[int, int], tuple[Sequence[np.ndarray], Sequence[ClientRows]]
+        ] = {}
         if all(one.public is not None for one in lessons):
-            self._public = Joint([one.public for one in lessons if one.public])
+            self._public = JoinedDatasets([one.public for one in lessons if one.public])
 
     @cached_property
     def pools(self) -> dict[str, Pool]:
@@ -67,7 +69,7 @@ class DataPools:
         """What clients are scored on, by stream."""
         return dict.fromkeys(("exam", "common", "marked"), self.pools["train"])
 
-    def public(self) -> "Excerpt":
+    def public(self) -> "StoredExamples":
         """Return the public examples of all runs, as they are stored."""
         if self._public is None:
             raise DataError("there are no public examples; set data.public")
@@ -83,7 +85,7 @@ class DataPools:
         """How many private examples are stored; rows count up from there for each scaling."""
         return self._private.stored
 
-    def excerpt(self, rows: np.ndarray) -> "Excerpt":
+    def excerpt(self, rows: np.ndarray) -> "StoredExamples":
         """Return some examples of the private pool, in ascending order, as they are stored."""
         return self._private.excerpt(rows)
 
@@ -92,18 +94,18 @@ class DataPools:
         pool = self.excerpt(np.arange(count)).pool(self._device)
         return pool.decode(pool.x)
 
-    def members(self, run: int, seed: int, lessons: TrainData) -> Sequence[Member]:
+    def members(self, run: int, seed: int, lessons: TrainData) -> Sequence[ClientRows]:
         """Return a run's clients with what they may learn from."""
         offset = self._private.offsets[run]
         shared: dict[str, np.ndarray] = {}
         if self._public is not None and lessons.public is not None:
             shared["public"] = np.arange(len(lessons.public.y)) + self._public.offsets[run]
 
-        def member(client: int) -> Member:
+        def member(client: int) -> ClientRows:
             train, val = lessons.train[client] + offset, lessons.val[client] + offset
-            return Member(seed, client, {"train": train, "val": val, **shared})
+            return ClientRows(seed, client, {"train": train, "val": val, **shared})
 
-        return Roll(member, len(lessons.train))
+        return LazyClients(member, len(lessons.train))
 
     def examined(
         self,
@@ -111,7 +113,7 @@ class DataPools:
         seed: int,
         rows: Sequence[np.ndarray],
         extras: Mapping[str, Sequence[np.ndarray]] | None = None,
-    ) -> Sequence[Member]:
+    ) -> Sequence[ClientRows]:
         """Return a run's clients with what they are scored on; the same members for the same rows.
 
         Books know members again by identity, and then keep their plans.
@@ -122,16 +124,16 @@ class DataPools:
             # What is the same for all clients stays one array.
             moved = {id(own): own + offset for held in more.values() for own in held}
 
-            def member(client: int) -> Member:
+            def member(client: int) -> ClientRows:
                 beside = {stream: moved[id(held[client])] for stream, held in more.items()}
-                return Member(seed, client, {"exam": rows[client] + offset, **beside})
+                return ClientRows(seed, client, {"exam": rows[client] + offset, **beside})
 
-            members = Roll(member, len(rows))
+            members = LazyClients(member, len(rows))
             self._examined[key] = (rows, members)
         return self._examined[key][1]
 
 
-class Excerpt(NamedTuple):
+class StoredExamples(NamedTuple):
     """Examples as they are stored, and how to decode them."""
 
     x: np.ndarray
@@ -159,7 +161,7 @@ class Excerpt(NamedTuple):
         return pool
 
 
-class Joint:
+class JoinedDatasets:
     """Distinct examples, laid one behind the other; `offsets` are each run's first row.
 
     Where runs scale examples differently, the rows of the second scaling follow those of the first,
@@ -185,14 +187,14 @@ class Joint:
         self.stored = int(self._starts[-1])
         self.offsets = [int(self._starts[x]) + scaling * self.stored for x, scaling in places]
 
-    def whole(self) -> Excerpt:
+    def whole(self) -> StoredExamples:
         """Return all examples."""
         first = self._distinct[0]
         if len(self._distinct) == 1:
-            return Excerpt(first.x, first.y, *self._stacked())
+            return StoredExamples(first.x, first.y, *self._stacked())
         return self.excerpt(np.arange(self.stored))
 
-    def excerpt(self, rows: np.ndarray) -> Excerpt:
+    def excerpt(self, rows: np.ndarray) -> StoredExamples:
         """Return some examples, by numbers that ascend."""
         cuts = np.searchsorted(rows, self._starts)
         parts = [
@@ -203,7 +205,7 @@ class Joint:
         ]
         x = np.concatenate([np.asarray(dataset.x[own]) for dataset, own in parts])
         y = np.concatenate([dataset.y[own] for dataset, own in parts])
-        return Excerpt(x, y, *self._stacked())
+        return StoredExamples(x, y, *self._stacked())
 
     def _stacked(self) -> tuple[np.ndarray, np.ndarray]:
         """Lay shifts and scales one behind the other, in the shape that fits all of them."""

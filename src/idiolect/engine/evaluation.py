@@ -13,16 +13,15 @@ from idiolect.core.client import Batch, Local
 from idiolect.core.method import Sent
 from idiolect.core.tree import Tree
 from idiolect.data.text import UNK
-from idiolect.engine.client_group import ClientKey
-from idiolect.engine.client_tasks import Work
-from idiolect.engine.final_exchange import Handed, Sums, heard
-from idiolect.engine.traffic import Traffic
+from idiolect.engine.client_group import ClientKey, ClientTask
+from idiolect.engine.final_exchange import ExchangeInput, Sums, heard
+from idiolect.engine.server_update import Traffic
 
 GROUPS = 64  # of a client's test rows; results of runs with other numbers cannot be paired
 RIGHT = "right_by_group"  # see `results.outcome`
 
 
-class Verdict(NamedTuple):
+class ClientScores(NamedTuple):
     """Scores of the clients of one run."""
 
     scores: dict[str, dict[str, np.ndarray]]  # model -> metric -> [client]
@@ -32,7 +31,9 @@ class Verdict(NamedTuple):
     traffic: Traffic = Traffic(0, 0, 0)  # of that, and of hearing it
 
 
-def verdict(run: int, results: Sequence[tuple[Sequence[ClientKey], Tree]]) -> Verdict | None:
+def run_scores(
+    run: int, results: Sequence[tuple[Sequence[ClientKey], Tree]]
+) -> ClientScores | None:
     """Bring one run's results into the order of its clients; None where nobody was called."""
     clients, parts, deployed = [], [], []
     for seats, found in results:
@@ -50,23 +51,23 @@ def verdict(run: int, results: Sequence[tuple[Sequence[ClientKey], Tree]]) -> Ve
         return None
     order = np.argsort(clients)
     scores, facts = tree.map(lambda *leaves: np.concatenate(leaves)[order], *parts)
-    return Verdict(scores, facts, deployed)
+    return ClientScores(scores, facts, deployed)
 
 
-def joined(parts: Sequence[Verdict | None]) -> Verdict:
+def joined(parts: Sequence[ClientScores | None]) -> ClientScores:
     """Lay the verdicts on groups of clients one behind the other."""
     some = [part for part in parts if part is not None]
     if not some:
-        return Verdict({}, {}, [])
+        return ClientScores({}, {}, [])
     if len(some) == 1:
         return some[0]
     scores, facts = tree.map(
         lambda *leaves: np.concatenate(leaves), *[(part.scores, part.facts) for part in some]
     )
-    return Verdict(scores, facts, _kept(some))
+    return ClientScores(scores, facts, _kept(some))
 
 
-def _kept(parts: Sequence[Verdict]) -> list[tuple[np.ndarray, Tree]]:
+def _kept(parts: Sequence[ClientScores]) -> list[tuple[np.ndarray, Tree]]:
     """Lay kept models of equal architecture one behind the other."""
     held: dict[tuple[str, ...], list[tuple[np.ndarray, Tree]]] = {}
     for clients, kept in (own for part in parts for own in part.deployed):
@@ -79,7 +80,9 @@ def _kept(parts: Sequence[Verdict]) -> list[tuple[np.ndarray, Tree]]:
     ]
 
 
-def mixed(took_part: tuple[np.ndarray, Verdict], never: tuple[np.ndarray, Verdict]) -> Verdict:
+def mixed(
+    took_part: tuple[np.ndarray, ClientScores], never: tuple[np.ndarray, ClientScores]
+) -> ClientScores:
     """Bring verdicts on clients that took part and on those that never did into one order.
 
     A model or a fact that only one of them has is NaN for the clients of the other.
@@ -114,7 +117,7 @@ def _both(
 
 
 @dataclass(frozen=True)
-class Marking(Work):
+class ScoreTask(ClientTask):
     """Scores a client's models on its exam; returns marks, facts and the personal model.
 
     `beside` adds scores on validation data; `measured` names what else the exam holds: a test set
@@ -149,7 +152,7 @@ class Marking(Work):
     def __call__(self, sent: Sent, personal: Tree, local: Local, exam: Local) -> Tree:
         """Settle what the client would use, and score it."""
         method = self.method
-        handed: Handed = sent.own if self.hears else Handed(sent.own, {}, ())
+        handed: ExchangeInput = sent.own if self.hears else ExchangeInput(sent.own, {}, ())
         sent = sent._replace(own=handed.own)
         deployed = handed.deployed
         if not (self.only_global or tree.leaves(deployed)):

@@ -15,10 +15,9 @@ from idiolect.core import tree
 from idiolect.core.client import Local
 from idiolect.core.method import Method, Sent
 from idiolect.core.tree import Tree
-from idiolect.engine import device_lists
-from idiolect.engine.client_group import ClientGroup, ClientKey, CohortRequest
-from idiolect.engine.client_tasks import Work
-from idiolect.engine.traffic import Traffic, refuse_unequal
+from idiolect.engine import backend
+from idiolect.engine.client_group import ClientGroup, ClientKey, ClientTask, CohortRequest
+from idiolect.engine.server_update import Traffic, refuse_unequal
 from idiolect.errors import MethodError
 
 Sums = Mapping[str, Tensor]
@@ -27,7 +26,7 @@ Sums = Mapping[str, Tensor]
 _ROOM = 1 << 31  # bytes of models that a host holds between telling and hearing
 
 
-class Handed(NamedTuple):
+class ExchangeInput(NamedTuple):
     """What a client that hears is sent in place of what the server addressed to it alone."""
 
     own: Tree  # the latter
@@ -36,7 +35,7 @@ class Handed(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Tell(Work):
+class Tell(ClientTask):
     """A client settles what it would use by itself, and tells the others of it."""
 
     keep: bool = False
@@ -94,7 +93,7 @@ def holds(method: Method, sent: Sent, clients: int, device: torch.device) -> boo
     return clients * method.deploys * tree.nbytes(sent.shared) <= room
 
 
-class _Spoken(NamedTuple):
+class _Contributions(NamedTuple):
     """What the clients of one team told, a row for each seat."""
 
     rows: Mapping[ClientKey, int]
@@ -105,7 +104,7 @@ class _Spoken(NamedTuple):
 class Exchange:
     """What everyone told, and what each hears of it."""
 
-    def __init__(self, teams: Sequence[_Spoken], runs: int) -> None:
+    def __init__(self, teams: Sequence[_Contributions], runs: int) -> None:
         self._teams = list(teams)
         self._left = [len(team.rows) for team in teams]  # who has not been called yet
         present = [team for team in teams if team.rows]
@@ -117,7 +116,7 @@ class Exchange:
         self.traffic: list[Traffic] = []
         for run in range(runs):
             mine = sorted((seat.client, n) for n, seat in enumerate(seats) if seat.run == run)
-            told = tree.take(rows, device_lists.whole([n for _, n in mine], device))
+            told = tree.take(rows, backend.device_ints([n for _, n in mine], device))
             total = added(told)
             self.sums.append(total)
             down = len(mine) * tree.nbytes(dict(total))
@@ -134,7 +133,7 @@ class Exchange:
             deployed: Tree = ()
             if team.rows:  # if not of this run, then rows of the same form, but none
                 device = tree.leaves(team.told)[0].device
-                rows = device_lists.whole([team.rows[seats[n]] for n in known], device)
+                rows = backend.device_ints([team.rows[seats[n]] for n in known], device)
                 others = without(self.sums[run], tree.take(team.told, rows))
                 deployed = tree.take(team.deployed, rows)
             made.append(_handing(call, known, others, deployed))
@@ -149,8 +148,8 @@ def _handing(
 ) -> CohortRequest:
     own = call.sent.own
     for leaf in tree.leaves(own)[:1]:
-        own = tree.take(own, device_lists.whole(known, leaf.device))
-    handed = Handed(own, others, deployed)
+        own = tree.take(own, backend.device_ints(known, leaf.device))
+    handed = ExchangeInput(own, others, deployed)
     return call._replace(cohort=call.cohort[list(known)], sent=call.sent._replace(own=handed))
 
 
@@ -173,13 +172,13 @@ def held(
     return Exchange([_joined(own) for own in parts], runs)
 
 
-def _joined(parts: Sequence[tuple[Sequence[ClientKey], Tree]]) -> _Spoken:
+def _joined(parts: Sequence[tuple[Sequence[ClientKey], Tree]]) -> _Contributions:
     present = [(seats, found) for seats, found in parts if seats]
     if not present:
-        return _Spoken({}, (), ())
+        return _Contributions({}, (), ())
     told, deployed = tree.concat([found for _, found in present])
     seats = [seat for own, _ in present for seat in own]
-    return _Spoken({seat: row for row, seat in enumerate(seats)}, told, deployed)
+    return _Contributions({seat: row for row, seat in enumerate(seats)}, told, deployed)
 
 
 def welcomed(sums: Sequence[Sums], calls: Sequence[CohortRequest]) -> list[CohortRequest]:

@@ -15,16 +15,14 @@ import torch
 from idiolect.core import tree
 from idiolect.core.client import Network, Pool
 from idiolect.core.tree import Params, Tree
-from idiolect.engine import block_width, blocks, device_lists
-from idiolect.engine.batch_layout import Member
-from idiolect.engine.block_runner import BlockRunner, ClientFunction, Given
-from idiolect.engine.client_group import Answer, ClientGroup
+from idiolect.engine import backend, blocks
+from idiolect.engine.backend import multiplying
+from idiolect.engine.batch_plan import ClientRows
+from idiolect.engine.block_runner import BlockInput, BlockRunner, ClientFunction
+from idiolect.engine.client_group import Answer, ClientGroup, ClientTask, Train
 from idiolect.engine.client_group import ClientKey as ClientKey
 from idiolect.engine.client_group import CohortRequest as CohortRequest
-from idiolect.engine.client_tasks import Step, Work
-from idiolect.engine.disk_state import Shelf
-from idiolect.engine.precision import multiplying
-from idiolect.engine.state_store import Store
+from idiolect.engine.state_store import DiskStore, MemoryStore
 from idiolect.kernels import autotune, compiled
 
 _MOST_DESKS = 32  # for each thread
@@ -40,8 +38,8 @@ _LAYOUT, _CHANNELS_LAST = (
 )  # of single clients' images, measured like a width; 1: torch's
 
 
-_Members = Sequence[Member] | Mapping[int, Member]
-_Seated = tuple[list[ClientKey], list[int], list[Member], list[int]]
+_Members = Sequence[ClientRows] | Mapping[int, ClientRows]
+_Seated = tuple[list[ClientKey], list[int], list[ClientRows], list[int]]
 _Asked = tuple[object, ...]
 
 
@@ -52,7 +50,7 @@ class LocalGroup(ClientGroup):
         self,
         clients: np.ndarray,
         networks: Mapping[str, Network],
-        store: Store | Shelf,
+        store: MemoryStore | DiskStore,
         starts: Sequence[Params],
         pools: Mapping[str, Pool],
         exam_pools: Mapping[str, Pool],
@@ -91,13 +89,13 @@ class LocalGroup(ClientGroup):
 
     def look_ahead(self, cohorts: Sequence[np.ndarray]) -> None:
         """Have the personal state of the next cohorts read, where that takes its time."""
-        if isinstance(self.store, Shelf):
+        if isinstance(self.store, DiskStore):
             self.store.fetch(self.rows(self.called(cohorts)))
 
     def prepare(
         self,
         cohorts: Sequence[np.ndarray],
-        members: Sequence[Sequence[Member]],
+        members: Sequence[Sequence[ClientRows]],
         even: bool,
         round: int,
         samples: Sequence[int] | None = None,
@@ -139,7 +137,9 @@ class LocalGroup(ClientGroup):
         planned = self.planned(kind)
         return 1 - self.examples(kind) / planned if planned else 0.0
 
-    def begin(self, kind: str, work: Work, calls: Sequence[CohortRequest], round: int) -> Answer:
+    def begin(
+        self, kind: str, work: ClientTask, calls: Sequence[CohortRequest], round: int
+    ) -> Answer:
         """Have work done when it is asked for: in one process nothing is gained by earlier."""
         return partial(self.run, kind, work, calls, round)
 
@@ -172,7 +172,7 @@ class LocalGroup(ClientGroup):
     def serve(
         self,
         fn: ClientFunction,
-        servers: Sequence[Member],
+        servers: Sequence[ClientRows],
         states: Sequence[Tree],
         round: int,
         samples: Sequence[int] | None = None,
@@ -186,7 +186,7 @@ class LocalGroup(ClientGroup):
             if key not in self._desks:
                 self._desks[key] = self._desk(fn, wide, number)
             pairs = zip(states[block], self.groups[block], strict=True)
-            given = tree.stack([Given(state, (), group) for state, group in pairs])
+            given = tree.stack([BlockInput(state, (), group) for state, group in pairs])
             own = samples and samples[block]
             found = self._desks[key].run(
                 servers[block], [], round, given, True, (), (), samples=own
@@ -208,7 +208,7 @@ class LocalGroup(ClientGroup):
         if span == 1:
             return self._spread(desks, shift, len(cuts))
         # A mean uses a round's reports up; others may keep them, as verdicts are kept.
-        used_up = isinstance(fn, Step) and fn.method.sums and not fn.method.grouped
+        used_up = isinstance(fn, Train) and fn.method.sums and not fn.method.grouped
         lend = used_up and len(cuts) == len(desks)
         return tree.concat(
             [shift.run(desks[n % len(desks)], *cut, lend) for n, cut in enumerate(cuts)]
@@ -273,10 +273,10 @@ class LocalGroup(ClientGroup):
             about = f"{torch.get_num_threads()} {torch.__version__} {platform.machine()}"
             key = f"{kind} {most} {shift.form()} {about}"
             trial = partial(self._trial, fn, shift, {})
-            self.widths[kind] = block_width.choose(trial, most, key, self._cache)
+            self.widths[kind] = blocks.choose_width(trial, most, key, self._cache)
             if self.widths[kind] == 1 and kind == "step" and self._pools["train"].x.dim() == 4:
                 trial = partial(self._trial, fn, shift, {}, 1)
-                chosen = block_width.choose(trial, _CHANNELS_LAST, f"layout {key}", self._cache)
+                chosen = blocks.choose_width(trial, _CHANNELS_LAST, f"layout {key}", self._cache)
                 self.widths[_LAYOUT] = chosen
         return self.widths[kind]
 
@@ -296,7 +296,7 @@ class LocalGroup(ClientGroup):
         count = 1 if span > 1 else min(4 * len(self._networks), len(shift.seats))
         key = span, layout
         if key not in desks:
-            steps = block_width.TRIAL_STEPS
+            steps = blocks.TRIAL_STEPS
             desks[key] = [self._desk(fn, span, n, steps, layout) for n in range(count)]
         if span > 1:
             shift.run(desks[key][0], 0, span)
@@ -318,13 +318,13 @@ class CohortSlice:
         self._exams = [calls[s.run].exams[s.client] for s in self.seats if calls[s.run].exams]
         self._stacked = len(calls) > 1
         given = [
-            Given(call.sent.shared, start if call.afresh else (), group)
+            BlockInput(call.sent.shared, start if call.afresh else (), group)
             for call, start, group in zip(calls, crew.starts, crew.groups, strict=True)
         ]
-        self._shared: Given = tree.stack(given) if self._stacked else given[0]
-        self._run = device_lists.whole([seat.run for seat in self.seats], device)
+        self._shared: BlockInput = tree.stack(given) if self._stacked else given[0]
+        self._run = backend.device_ints([seat.run for seat in self.seats], device)
         sent = tree.concat([call.sent.own for call in calls])
-        self._own = tree.take(sent, device_lists.whole(places, device))
+        self._own = tree.take(sent, backend.device_ints(places, device))
         self._store = crew.store
         self._rows = crew.rows(self.seats)
         own_samples = [round if call.sample is None else call.sample for call in calls]

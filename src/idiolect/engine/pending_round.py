@@ -7,21 +7,20 @@ import numpy as np
 
 from idiolect.core.method import Method
 from idiolect.core.tree import Tree
-from idiolect.engine import device_lists
+from idiolect.engine import backend
 from idiolect.engine.client_group import CohortRequest, GroupResult
-from idiolect.engine.server_update import Gathered
-from idiolect.engine.traffic import Crossing, Traffic, crossed
+from idiolect.engine.server_update import Crossing, ServerUpdate, Traffic, crossed
 from idiolect.errors import Diverged
 
 
-class Begun(NamedTuple):
+class PendingRound(NamedTuple):
     """What is known of a round before its end."""
 
     round: int
     before: Sequence[Tree]  # the servers' states that it began with
     calls: Sequence[CohortRequest]
     done: Sequence[GroupResult]
-    served: Sequence[Gathered]
+    served: Sequence[ServerUpdate]
     traffic: list[Traffic]
     examples: int
     broken: Callable[[], np.ndarray]  # waits for the end: a flag for each client of all cohorts
@@ -52,17 +51,17 @@ def begun(
     before: Sequence[Tree],
     calls: Sequence[CohortRequest],
     done: Sequence[GroupResult],
-    served: Sequence[Gathered],
+    served: Sequence[ServerUpdate],
     traffic: list[Traffic],
     examples: int,
-) -> Begun:
+) -> PendingRound:
     """Ask now for what will be read at the end: later requests would wait for later rounds."""
-    flags = device_lists.fetched([own.bad for own in served])
-    return Begun(round, before, calls, done, served, traffic, examples, flags)
+    flags = backend.fetch_async([own.bad for own in served])
+    return PendingRound(round, before, calls, done, served, traffic, examples, flags)
 
 
 def refuse_nobody(
-    now: Begun, run: int, broken: np.ndarray, seed: int, names: Sequence[str], method: Method
+    now: PendingRound, run: int, broken: np.ndarray, seed: int, names: Sequence[str], method: Method
 ) -> None:
     """Refuse to go on with a run in which nobody is left.
 

@@ -17,30 +17,26 @@ from idiolect.core import tree
 from idiolect.core.method import Method, Sent
 from idiolect.core.tree import Tree
 from idiolect.data.federation import TestData, TrainData
-from idiolect.engine import architecture_state as groups
-from idiolect.engine import device_lists, sampling
+from idiolect.engine import backend, sampling
+from idiolect.engine import server_update as groups
 from idiolect.engine.architecture import Architecture, blank
 from idiolect.engine.backend import Backend
-from idiolect.engine.client_group import ClientKey, CohortRequest
-from idiolect.engine.client_tasks import Look, Prepare, Step, Work
+from idiolect.engine.client_group import ClientKey, ClientTask, CohortRequest, Meet, Prepare, Train
 from idiolect.engine.data_pools import DataPools
-from idiolect.engine.disk_state import Shelf
-from idiolect.engine.evaluation import Marking, joined, mixed, verdict
-from idiolect.engine.evaluation import Verdict as Verdict
+from idiolect.engine.evaluation import ClientScores, ScoreTask, joined, mixed, run_scores
 from idiolect.engine.final_exchange import Exchange, Sums, held, holds, welcomed
-from idiolect.engine.local_backend import Here
-from idiolect.engine.pending_round import Begun, begun, refuse_nobody
-from idiolect.engine.ray_backend.ray_job import Spread
-from idiolect.engine.server_update import gathered, summable
-from idiolect.engine.traffic import Crossing, Handout, Traffic
-from idiolect.engine.worker_groups import Room, hired
+from idiolect.engine.pending_round import PendingRound, begun, refuse_nobody
+from idiolect.engine.ray_backend.ray_group import RayJob
+from idiolect.engine.server_update import Crossing, PublicTraffic, Traffic, gathered, summable
+from idiolect.engine.state_store import DiskStore
+from idiolect.engine.worker_groups import LocalBackend, StatePlacement, hired
 from idiolect.errors import ConfigError
 
 _GROUP = 2048  # clients scored at a time
 _SHORT = 0.05  # seconds of a round that is worth beginning before it is known to be wanted
 
 
-class Run(NamedTuple):
+class SeededRun(NamedTuple):
     """One run: a seed and what the clients may learn from."""
 
     seed: int
@@ -62,7 +58,7 @@ class Simulation:
     def __init__(
         self,
         method: Method,
-        runs: Sequence[Run],
+        runs: Sequence[SeededRun],
         architectures: Mapping[str, Architecture],
         *,
         cohort: int | None = None,
@@ -87,7 +83,7 @@ class Simulation:
         self._draw = draw
         self._idle = [0 for _ in runs]  # rounds in which no report reached the server
         self._crossed = False  # whether a round has told what crosses the network
-        self._next: Begun | None = None  # a round that was begun early
+        self._next: PendingRound | None = None  # a round that was begun early
         self._pace, self._ended = float("inf"), float("-inf")  # seconds of the last round
         backend = backend or Backend()
         self._device = backend.place
@@ -106,12 +102,12 @@ class Simulation:
         self._judged = self._trained
         if method.pooled:
             self._judged = [self._library.members(n, r.seed, r.lessons) for n, r in enumerate(runs)]
-        self._handout = Handout(method, trained)
+        self._handout = PublicTraffic(method, trained)
         touched = None if bystanders == "train" else cohort
-        self._office: Here | Spread = Here(backend, self._library)
+        self._office: LocalBackend | RayJob = LocalBackend(backend, self._library)
         if backend.kind == "ray":
-            self._office = Spread(backend, self._library, trained, self._clients, touched)
-        self._room = Room(backend, shelf, touched, self._clients)
+            self._office = RayJob(backend, self._library, trained, self._clients, touched)
+        self._room = StatePlacement(backend, shelf, touched, self._clients)
         seeds = [run.seed for run in runs]
         self._crews, setups, self.notices = hired(
             method,
@@ -148,7 +144,7 @@ class Simulation:
         """Keep personal state where a checkpoint, of which the leaves are given, had it."""
         for place, crew in enumerate(self._crews):
             disk = f"personal.{place}.slots" in named
-            if disk != isinstance(crew.store, Shelf) and tree.leaves(crew.store.example):
+            if disk != isinstance(crew.store, DiskStore) and tree.leaves(crew.store.example):
                 starts = [(start, len(crew.clients)) for start in crew.store.starts]
                 crew.store = self._room.store(starts, place, disk)
 
@@ -281,7 +277,7 @@ class Simulation:
         self._crossed |= crossing is not None
         return Round(now.traffic, now.examples, left_out, crossing)
 
-    def _begin(self, round: int, states: list[Tree]) -> Begun:
+    def _begin(self, round: int, states: list[Tree]) -> PendingRound:
         """Start a round: on a GPU nothing is waited for, unless the server's step does."""
         method = self.method
         calls = [self._called(run, state, round) for run, state in enumerate(states)]
@@ -290,7 +286,7 @@ class Simulation:
         coming = [own.training(round + 1) for own in self._attendance]
         for crew in self._crews:
             crew.look_ahead(coming)
-        training = [crew.train(Step(method), calls, round) for crew in self._crews]
+        training = [crew.train(Train(method), calls, round) for crew in self._crews]
         done = [harvest for harvest in [wait() for wait in training] if harvest.seats]
         served = gathered(method, calls, states, done, self._device)
         cohorts = [call.cohort for call in calls]
@@ -356,7 +352,7 @@ class Simulation:
         clients: Sequence[np.ndarray] | None = None,
         adapt: bool = True,
         grouped: bool = False,
-    ) -> list[Verdict]:
+    ) -> list[ClientScores]:
         """Score every client's models on validation data, or on an exam and validation data both.
 
         `only_global` skips `deploy`, which may train; `keep` returns the personal models; clients
@@ -373,7 +369,7 @@ class Simulation:
         if alike or not any(map(len, never)):
             return self._scored(exams, only_global, keep, newcomers, clients, self.told, grouped)
         took = [np.setdiff1d(own, rest) for own, rest in zip(wanted, never, strict=True)]
-        first = [Verdict({}, {}, [])] * len(self.runs)
+        first = [ClientScores({}, {}, [])] * len(self.runs)
         sums = self.told
         if any(map(len, took)):
             first = self._scored(exams, False, keep, False, took, (), grouped)
@@ -393,7 +389,7 @@ class Simulation:
         clients: Sequence[np.ndarray] | None,
         sums: Sequence[Sums],
         grouped: bool,
-    ) -> list[Verdict]:
+    ) -> list[ClientScores]:
         """Score some clients of each run, or all; newcomers hear what others told, in `sums`."""
         extras = [] if exams is None else [exam.extras for exam in exams]
         rows = [run.lessons.val for run in self.runs] if exams is None else [e.test for e in exams]
@@ -403,7 +399,7 @@ class Simulation:
             for n, (own, more) in enumerate(zip(rows, beside, strict=True))
         ]
         tells = self.method.tells and not only_global
-        mark = Marking(
+        mark = ScoreTask(
             self.method,
             beside=exams is not None,
             measured=tuple(sorted(set(extras[0]).intersection(*extras))) if extras else (),
@@ -414,7 +410,7 @@ class Simulation:
             grouped=grouped and exams is not None and not self.runs[0].lessons.dataset.sequential,
         )
         told = self._told(clients) if tells and not newcomers else None
-        parts: list[list[Verdict | None]] = []
+        parts: list[list[ClientScores | None]] = []
         for calls in self._everyone(newcomers, clients):
             seen = [c._replace(exams=own) for c, own in zip(calls, examined, strict=True)]
             if mark.hears and told is None:
@@ -424,7 +420,7 @@ class Simulation:
                 for n, crew in enumerate(self._crews)
             ]
             results = [wait() for wait in begun]
-            parts.append([verdict(run, results) for run in range(len(self.runs))])
+            parts.append([run_scores(run, results) for run in range(len(self.runs))])
         found = [joined([part[run] for part in parts]) for run in range(len(self.runs))]
         if told is None:
             return found
@@ -445,9 +441,9 @@ class Simulation:
     def meet(self) -> None:
         """Let every client look at the present state without training: newcomers catching up."""
         for calls in self._everyone(newcomers=True):
-            self._between("meet", Look(self.method), calls)
+            self._between("meet", Meet(self.method), calls)
 
-    def _between(self, kind: str, work: Work, calls: Sequence[CohortRequest]) -> None:
+    def _between(self, kind: str, work: ClientTask, calls: Sequence[CohortRequest]) -> None:
         """Have something done apart from rounds; clients keep what comes of it."""
         begun = [crew.begin(kind, work, calls, self.round) for crew in self._crews]
         for crew, wait in zip(self._crews, begun, strict=True):
@@ -477,7 +473,7 @@ class Simulation:
             ]
 
     def _tensor(self, array: np.ndarray) -> torch.Tensor:
-        return device_lists.whole(array, self._device)
+        return backend.device_ints(array, self._device)
 
 
 def _anybody(call: CohortRequest, left_out: np.ndarray) -> bool:

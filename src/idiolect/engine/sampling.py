@@ -72,7 +72,7 @@ class Attendance:
         return np.flatnonzero(~met)
 
 
-class Once(Attendance):
+class SecretCohort(Attendance):
     """Who takes part in one round, drawn by the operating system: nobody can draw it again.
 
     Where differential privacy counts on a cohort that nobody knows, a draw from the run's seed,

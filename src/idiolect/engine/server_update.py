@@ -3,18 +3,216 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from idiolect.core import tree
 from idiolect.core.method import Method, Report
 from idiolect.core.tree import Tree
-from idiolect.engine import architecture_state, device_lists, finite_reports
-from idiolect.engine.client_group import ClientKey, CohortRequest, GroupResult
-from idiolect.engine.traffic import Traffic, counted, refuse_unequal
+from idiolect.data.federation import TrainData
+from idiolect.engine import backend
+from idiolect.engine.batch_plan import ClientRows
+from idiolect.engine.client_group import ClientGroup, ClientKey, CohortRequest, Fuse, GroupResult
+from idiolect.engine.sampling import Attendance
+from idiolect.errors import MethodError
+
+Crossing = dict[str, dict[str, list[int]]]
+"""What goes `up`, comes `down` and `stays`, for one client in one round: leaves and shapes."""
 
 
-class Gathered(NamedTuple):
+class Traffic(NamedTuple):
+    """What crossed the network in one round of one run."""
+
+    clients: int
+    bytes_down: int
+    bytes_up: int
+    public_bytes: int = 0  # public examples that clients got at their first round, counted apart
+
+
+class PublicTraffic:
+    """What it costs to hand every client the public examples once, in the first round it is in."""
+
+    def __init__(self, method: Method, lessons: Sequence[TrainData]) -> None:
+        self._each = [
+            len(own.public) * int(np.asarray(own.public.x[:1]).nbytes)
+            if own.public is not None and method.public == "clients"
+            else 0
+            for own in lessons
+        ]
+        self._had: list[set[int]] = [set() for _ in lessons]
+        self._rounds = 0  # those that are counted in `_had`
+
+    def added(
+        self,
+        traffic: Sequence[Traffic],
+        cohorts: Sequence[np.ndarray],
+        round: int,
+        attendance: Sequence[Attendance],
+    ) -> list[Traffic]:
+        """Add a round's share to its traffic; who came before tells a resumed run's past."""
+        if any(self._each):
+            for before in range(self._rounds, round):
+                for own, had in zip(attendance, self._had, strict=True):
+                    had |= set(own.training(before).tolist())
+        self._rounds = round + 1
+        told = []
+        for run, (one, cohort) in enumerate(zip(traffic, cohorts, strict=True)):
+            new = set(cohort.tolist()) - self._had[run]
+            self._had[run] |= new
+            told.append(one._replace(public_bytes=len(new) * self._each[run]))
+        return told
+
+
+def counted(call: CohortRequest, reports: Tree) -> Traffic:
+    """Count exactly what would cross the network: trees down and up, leaf by leaf."""
+    clients = len(call.cohort)
+    down = clients * tree.nbytes(call.sent.shared) + tree.nbytes(call.sent.own)
+    return Traffic(clients, down, tree.nbytes(reports))
+
+
+def crossed(call: CohortRequest, reports: Tree, personal: Tree, group: Tree = ()) -> Crossing:
+    """Name what would cross the network and what would not; of one client, so no client axis."""
+
+    def shapes(held: Tree, stacked: bool) -> dict[str, list[int]]:
+        return {name: list(leaf.shape)[stacked:] for name, leaf in tree.named(held).items()}
+
+    return {
+        "up": shapes(reports, True),
+        "down": {
+            **shapes(call.sent.shared, False),
+            **shapes(call.sent.own, True),
+            **shapes(group, False),
+        },
+        "stays": shapes(personal, True),
+    }
+
+
+def refuse_unequal(parts: list[Tree]) -> None:
+    """Across architectures only equal shapes can be aggregated; name the leaf that differs."""
+    if len(parts) < 2:
+        return
+    named = [tree.named(part) for part in parts]
+    for other in named[1:]:
+        for name in sorted(set(named[0]) | set(other)):
+            shapes = [
+                tuple(leaves[name].shape[1:]) if name in leaves else "absent"
+                for leaves in (named[0], other)
+            ]
+            if shapes[0] != shapes[1]:
+                raise MethodError(
+                    f"report leaf {name!r} is {shapes[0]} for one architecture and {shapes[1]} for "
+                    "another; across architectures report only tensors of equal shape, such as "
+                    "soft predictions"
+                )
+
+
+def rows_with_nan(parts: Sequence[Tree]) -> Tensor | None:
+    """Say of each seat whether its personal state holds NaN; infinity may stand for "not yet"."""
+    found = [tree.rows_where(_nan, part) for part in parts]
+    told = [rows for rows in found if rows is not None]
+    return torch.cat(told) if told else None
+
+
+def rows_to_leave_out(
+    reports: Tree, stale: Tensor | None, rows: int, device: torch.device
+) -> Tensor:
+    """Say of each row of a cohort whether it must be left out."""
+    bad = tree.rows_where(_not_finite, reports)
+    told = [flags for flags in (bad, stale) if flags is not None]
+    if not told:
+        return torch.zeros(rows, dtype=torch.bool, device=device)
+    return torch.stack(told).any(0)
+
+
+def _nan(least: Tensor, most: Tensor) -> Tensor:
+    return least.isnan() | most.isnan()
+
+
+def _not_finite(least: Tensor, most: Tensor) -> Tensor:
+    return ~(least.isfinite() & most.isfinite())
+
+
+def guarded_server_step(
+    method: Method, state: Tree, cohort: Tensor, reports: Tree, bad: Tensor
+) -> Tree:
+    """Take the server's step without the broken rows; with none left, as if nobody had come."""
+    if method.aggregates == "mean" and isinstance(reports, Report):
+        new = method.server_step(state, cohort, without_rows(reports, bad))
+        # Where noise hides who came, it is in the step on no rows at all as well.
+        return new if method.hides else tree.where(bad.all(), method.idle(state), new)
+    if not tree.leaves(reports):
+        return method.server_step(state, cohort, reports)
+    kept = (~bad).nonzero().squeeze(1)
+    if not len(kept):
+        return method.idle(state)
+    if len(kept) == len(bad):
+        return method.server_step(state, cohort, reports)
+    return method.server_step(state, cohort[kept], tree.take(reports, kept))
+
+
+def without_rows(reports: Report, bad: Tensor) -> Report:
+    """Give broken rows no weight, and numbers that a weight of zero makes nothing of."""
+
+    def cleared(leaf: Tensor) -> Tensor:
+        return torch.where(bad.reshape(-1, *[1] * (leaf.dim() - 1)), 0.0, leaf)
+
+    cleaned: Report = tree.map(cleared, reports)
+    return cleaned
+
+
+_SERVER = 1 << 40  # its number among the clients, where batches are drawn: nobody else's
+
+
+def server_member(member: ClientRows) -> ClientRows:
+    """Seat the server beside a run's clients, with public examples only."""
+    nothing = dict.fromkeys(member.rows, np.empty(0, np.int64))
+    public = member.rows.get("public", np.empty(0, np.int64))
+    return ClientRows(member.seed, _SERVER, {**nothing, "public": public})
+
+
+def regroup(
+    method: Method,
+    teams: Sequence[ClientGroup],
+    done: Sequence[GroupResult],
+    left_out: Sequence[ClientKey],
+    servers: Sequence[ClientRows],
+    states: Sequence[Tree],
+    round: int,
+    heard: Sequence[bool],
+    samples: Sequence[int] | None = None,
+) -> None:
+    """Let the server join each architecture's reports, and train what came of it.
+
+    The groups of a run whose server `heard` nobody stay as they were.
+    """
+    if not any(heard):
+        return
+    gone = set(left_out)
+    for own in done:
+        for run, group in enumerate(own.team.groups):
+            rows = [n for n, s in enumerate(own.seats) if s.run == run and s not in gone]
+            if rows:
+                reports = tree.take(own.reports, torch.tensor(rows, device=own.team.device))
+                own.team.groups[run] = method.group_step(group, reports)
+    for team in teams:
+        fused = team.serve(Fuse(method), servers, states, round, samples)
+        trios = zip(heard, fused, team.groups, strict=True)
+        team.groups = [new if someone else old for someone, new, old in trios]
+
+
+def counted_apart(call: CohortRequest, run: int, done: Sequence[GroupResult]) -> Traffic:
+    """Count what crosses where reports differ in form: seat by seat."""
+    sent = counted(call, ())
+    down, up = sent.bytes_down, 0
+    for own in done:
+        mine = sum(seat.run == run for seat in own.seats)
+        down += mine * tree.nbytes(own.team.groups[run])
+        up += mine * tree.nbytes(own.reports) // len(own.seats)
+    return Traffic(len(call.cohort), down, up)
+
+
+class ServerUpdate(NamedTuple):
     """One run's server after a round."""
 
     state: Tree
@@ -28,12 +226,12 @@ def gathered(
     states: Sequence[Tree],
     done: Sequence[GroupResult],
     device: torch.device,
-) -> list[Gathered]:
+) -> list[ServerUpdate]:
     """Let every run's server take its step."""
     place = {seat: n for n, seat in enumerate(seat for own in done for seat in own.seats)}
     summed = any(own.sums for own in done)
     reports: Tree = () if summed else _laid_out(method, done)
-    stale = finite_reports.broken_personal([own.personal for own in done])
+    stale = rows_with_nan([own.personal for own in done])
     if summed:
         stale = torch.cat([own.broken for own in done if own.broken is not None])
     found = []
@@ -42,35 +240,39 @@ def gathered(
         told = None
         if stale is not None:
             told = stale[
-                device_lists.whole([place[ClientKey(run, int(c))] for c in call.cohort], device)
+                backend.device_ints([place[ClientKey(run, int(c))] for c in call.cohort], device)
             ]
         if not len(heard):
             nobody = torch.zeros(len(call.cohort), dtype=torch.bool, device=device)
             traffic = counted(call, ())
-            found.append(Gathered(method.idle(state), traffic, nobody if told is None else told))
+            found.append(
+                ServerUpdate(method.idle(state), traffic, nobody if told is None else told)
+            )
             continue
-        cohort = device_lists.whole(heard, device)
+        cohort = backend.device_ints(heard, device)
         among = _among(call, device)
         kept = told if told is None or among is None else told[among]
         if summed and told is not None and kept is not None:
             new, traffic = _from_sums(method, run, call, state, cohort, done)
-            found.append(Gathered(tree.where(kept.all(), method.idle(state), new), traffic, told))
+            found.append(
+                ServerUpdate(tree.where(kept.all(), method.idle(state), new), traffic, told)
+            )
             continue
         rows = [place[ClientKey(run, int(c))] for c in heard]
         # Where all are in their places nothing has to be moved; a mean keeps none of the rows.
         settled = method.sums and rows == list(range(len(place)))
-        own = reports if settled else tree.take(reports, device_lists.whole(rows, device))
+        own = reports if settled else tree.take(reports, backend.device_ints(rows, device))
         if method.grouped:
-            traffic = architecture_state.counted_apart(call, run, done)
+            traffic = counted_apart(call, run, done)
         else:
             traffic = Traffic(1, 0, 0) if method.pooled else counted(call, own)
         own = method.arrive(state, cohort, own)
-        bad = finite_reports.broken(own, kept, len(rows), device)
-        new = finite_reports.guarded_step(method, state, cohort, own, bad)
+        bad = rows_to_leave_out(own, kept, len(rows), device)
+        new = guarded_server_step(method, state, cohort, own, bad)
         if among is not None:  # bystanders may be broken too
             everyone = torch.zeros(len(call.cohort), dtype=torch.bool, device=device)
             bad = (everyone if told is None else told).index_copy(0, among, bad)
-        found.append(Gathered(new, traffic, bad))
+        found.append(ServerUpdate(new, traffic, bad))
     return found
 
 
@@ -79,7 +281,7 @@ def _among(call: CohortRequest, device: torch.device) -> Tensor | None:
     if call.heard is None:
         return None
     places = {int(client): n for n, client in enumerate(call.cohort)}
-    return device_lists.whole([places[int(client)] for client in call.heard], device)
+    return backend.device_ints([places[int(client)] for client in call.heard], device)
 
 
 def _laid_out(method: Method, done: Sequence[GroupResult]) -> Tree:
@@ -130,10 +332,10 @@ def summed(method: Method, harvest: GroupResult, calls: Sequence[CohortRequest])
     """
     reports: Report = harvest.reports
     device = reports.size.device
-    stale = finite_reports.broken_personal([harvest.personal])
+    stale = rows_with_nan([harvest.personal])
     heard = torch.tensor([_heard(calls[seat.run], seat) for seat in harvest.seats], device=device)
-    bad = finite_reports.broken(reports, stale, len(harvest.seats), device)
-    clean = finite_reports.without(reports, bad)
+    bad = rows_to_leave_out(reports, stale, len(harvest.seats), device)
+    clean = without_rows(reports, bad)
     weight = torch.where(heard, method.weights(clean.size), 0.0)
     sums = []
     for run in range(len(calls)):

@@ -8,20 +8,58 @@ import numpy as np
 
 from idiolect.core import tree
 from idiolect.core.method import Method, Setup
+from idiolect.core.tree import Tree
 from idiolect.data.federation import TrainData
-from idiolect.engine import state_placement
-from idiolect.engine.architecture import Architecture, make, refuse_unequal_states
+from idiolect.engine import state_store
+from idiolect.engine.architecture import Architecture, BuiltNetworks, make, refuse_unequal_states
 from idiolect.engine.backend import Backend
 from idiolect.engine.client_group import ClientGroup
 from idiolect.engine.data_pools import DataPools
-from idiolect.engine.disk_state import Shelf
-from idiolect.engine.local_backend import Here
-from idiolect.engine.ray_backend.ray_job import Spread
-from idiolect.engine.state_store import Store
+from idiolect.engine.local_group import LocalGroup, hands
+from idiolect.engine.ray_backend.ray_group import RayJob
+from idiolect.engine.state_store import DiskStore, MemoryStore
 from idiolect.errors import ConfigError
 
 
-class Room(NamedTuple):
+class LocalBackend:
+    """Hires crews, on the device that the backend names."""
+
+    sums = False  # reports are at hand, so nothing is saved by adding them up
+
+    def __init__(self, backend: Backend, library: DataPools) -> None:
+        self._backend, self._library = backend, library
+
+    def hire(
+        self,
+        clients: np.ndarray,
+        made: BuiltNetworks,
+        store: MemoryStore | DiskStore,
+        personal: Sequence[Tree],
+    ) -> LocalGroup:
+        """Make a crew of the clients of one architecture, whose state is in the store."""
+        backend, device = self._backend, self._backend.place
+        return LocalGroup(
+            clients,
+            made.networks,
+            store,
+            [setup.params for setup in made.setups],
+            self._library.pools,
+            self._library.exam_pools,
+            device,
+            backend.width if made.stacked else 1,
+            1 if backend.kind == "sequential" else hands(device, made.networks),
+            made.stacked,
+            backend.cache,
+            backend.precision,
+            backend.graph,
+        )
+
+    def remarks(self) -> list[str]:
+        """Say nothing: nobody gets lost here."""
+        return []
+
+
+class StatePlacement(NamedTuple):
     """Where personal state may be kept, and of how many clients."""
 
     backend: Backend
@@ -30,13 +68,13 @@ class Room(NamedTuple):
     clients: int
 
     def store(
-        self, starts: state_placement.Starts, place: int, disk: bool | None = None
-    ) -> Store | Shelf:
+        self, starts: state_store.Starts, place: int, disk: bool | None = None
+    ) -> MemoryStore | DiskStore:
         """Make the place where the state of one architecture's clients is kept."""
         if disk is None:
-            disk = state_placement.on_disk(starts, self.backend, self.cohort, self.clients)
+            disk = state_store.belongs_on_disk(starts, self.backend, self.cohort, self.clients)
         path = self.folder and self.folder / f"architecture-{place}.rows"
-        return state_placement.store(starts, self.backend, disk, path)
+        return state_store.make_store(starts, self.backend, disk, path)
 
 
 class Hired(NamedTuple):
@@ -53,8 +91,8 @@ def hired(
     seeds: Sequence[int],
     trained: Sequence[TrainData],
     library: DataPools,
-    office: Here | Spread,
-    room: Room,
+    office: LocalBackend | RayJob,
+    room: StatePlacement,
     newcomers: bool,
 ) -> Hired:
     """Make networks and personal state from each run's seed."""

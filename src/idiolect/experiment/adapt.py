@@ -20,8 +20,9 @@ from idiolect.data import SOURCES, Dataset, federate
 from idiolect.data.federation import Federation, TestData
 from idiolect.engine.architecture import Architecture, blank
 from idiolect.engine.backend import Backend
+from idiolect.engine.evaluation import ClientScores
 from idiolect.engine.final_exchange import Sums
-from idiolect.engine.rounds import Run, Simulation, Verdict
+from idiolect.engine.rounds import SeededRun, Simulation
 from idiolect.errors import ConfigError, DataError, MethodError
 from idiolect.experiment.build import build_backend, load_source
 from idiolect.experiment.components import build_architectures, build_method, networks_by_label
@@ -55,7 +56,7 @@ class FinishedRun(NamedTuple):
 class Adapted(NamedTuple):
     """Newcomers' scores and models, and the rounds whose global model they met."""
 
-    verdict: Verdict
+    verdict: ClientScores
     met: tuple[int, ...]
     notices: tuple[str, ...]
 
@@ -103,7 +104,7 @@ def adapt_newcomers(
     refuse_per_client_state(
         method, architectures, len(federation.dataset.classes), federation.clients
     )
-    runs = [Run(run.seed, federation.lessons)]
+    runs = [SeededRun(run.seed, federation.lessons)]
     simulation = Simulation(method, runs, architectures, backend=backend, newcomers=True)
     exams = [federation.exam] if any(len(rows) for rows in federation.test) else None
     return catch_up(simulation, method, run, exams, place, backend.place)
@@ -130,7 +131,7 @@ class NewcomerRounds(Protocol):
         *,
         keep: bool = False,
         newcomers: bool = False,
-    ) -> list[Verdict]:
+    ) -> list[ClientScores]:
         """Let everyone adapt to the present state, and score what came of it."""
 
 

@@ -16,8 +16,9 @@ from idiolect.core.tree import Tree
 from idiolect.data.federation import Federation, TestData
 from idiolect.engine.architecture import Architecture, labels
 from idiolect.engine.backend import Backend
+from idiolect.engine.evaluation import ClientScores
 from idiolect.engine.outcome import Members
-from idiolect.engine.rounds import Round, Run, Simulation, Verdict
+from idiolect.engine.rounds import Round, SeededRun, Simulation
 from idiolect.errors import ConfigError, DataError
 
 _SAMPLED = 256  # examples that stand for all: enough to tell another file, cheap to read
@@ -179,7 +180,7 @@ class Job:
 
         `shelf` is the folder for personal state that is kept on disk.
         """
-        runs = [Run(s, f.lessons) for s, f in zip(self.seeds, self.federations, strict=True)]
+        runs = [SeededRun(s, f.lessons) for s, f in zip(self.seeds, self.federations, strict=True)]
         return Simulation(
             self.method,
             runs,
@@ -258,7 +259,7 @@ class Rounds(Protocol):
         only_global: bool = False,
         keep: bool = False,
         adapt: bool = True,
-    ) -> list[Verdict]:
+    ) -> list[ClientScores]:
         """Score every client on validation data, or on an exam and validation data both.
 
         Clients that took part in no round adapt as newcomers do, or have no score of their own.

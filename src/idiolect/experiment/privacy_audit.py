@@ -29,7 +29,7 @@ from idiolect.aggregation.accounting import Terms
 from idiolect.aggregation.aggregator import Aggregated
 from idiolect.core.method import Method, Plan, Report, Setup
 from idiolect.core.wrap import Wrapper
-from idiolect.engine import finite_reports, sampling
+from idiolect.engine import sampling, server_update
 from idiolect.errors import ConfigError
 from idiolect.experiment.build import build_jobs
 from idiolect.experiment.job import plan_of
@@ -224,8 +224,8 @@ class _Bench:
             if len(rows):
                 cohort_of = torch.from_numpy(rows)
                 reports = Report(params, torch.ones(len(rows)))
-                bad = finite_reports.broken(reports, None, len(rows), torch.device("cpu"))
-                state = finite_reports.guarded_step(method, state, cohort_of, reports, bad)
+                bad = server_update.rows_to_leave_out(reports, None, len(rows), torch.device("cpu"))
+                state = server_update.guarded_server_step(method, state, cohort_of, reports, bad)
             else:
                 state = method.idle(state)
             moved = [

@@ -16,9 +16,10 @@ from idiolect.core.tree import Tree
 from idiolect.data.federation import TestData
 from idiolect.engine import sampling
 from idiolect.engine.callbacks import Silent, Tick, Watch
+from idiolect.engine.evaluation import ClientScores
 from idiolect.engine.outcome import Members, Outcome, Scores, Speed, Wire
-from idiolect.engine.rounds import Simulation, Verdict
-from idiolect.engine.traffic import Traffic
+from idiolect.engine.rounds import Simulation
+from idiolect.engine.server_update import Traffic
 from idiolect.errors import CheckpointError, ConfigError
 from idiolect.experiment import run_state
 from idiolect.experiment.job import Course, Job, Rounds, plan_of
@@ -351,7 +352,7 @@ def _finish(
     return memory, [verdict.deployed for verdict in verdicts]
 
 
-def _scores(verdicts: list[Verdict], prefix: str) -> Scores:
+def _scores(verdicts: list[ClientScores], prefix: str) -> Scores:
     """Stack the seeds' scores; a model that nobody of a seed has a score of is NaN there."""
     count = max((len(leaf) for own in verdicts for leaf in tree.leaves(own.scores)), default=0)
     keys = {
@@ -467,7 +468,7 @@ def evaluate(
     keep: bool = False,
     adapt: bool = True,
     grouped: bool = False,
-) -> list[Verdict]:
+) -> list[ClientScores]:
     """Score some clients, or all; `adapt` and `grouped` as in `Simulation.judge`."""
     if isinstance(simulation, Simulation) and grouped:
         return simulation.judge(

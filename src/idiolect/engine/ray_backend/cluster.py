@@ -31,7 +31,7 @@ _numbers = count()
 
 
 @dataclass(eq=False)
-class Hand:
+class WorkerHandle:
     """A worker, and its first answer: who it is, once it has started."""
 
     actor: Any
@@ -81,7 +81,7 @@ class Cluster:
         self.size = wanted.workers or _fitting(ray, wanted)
         _refuse_too_many(ray, wanted, self.size)
         self._coming = [self._start() for _ in range(self.size)]
-        self._slots: list[Hand] = []
+        self._slots: list[WorkerHandle] = []
         self._gone: set[int] = set()
         first = self._admitted(self.size)
         if len(first) < self.size:
@@ -100,7 +100,7 @@ class Cluster:
 
     # Who is there.
 
-    def at(self, slot: int) -> Hand:
+    def at(self, slot: int) -> WorkerHandle:
         """Return who serves a slot; a replacement that has started takes a slot over."""
         for hand in self._admitted(0) if self._coming else ():
             busiest = max(self._hands(), key=lambda other: len(other.slots), default=None)
@@ -108,15 +108,15 @@ class Cluster:
                 self._move(max(busiest.slots), hand)
         return self._slots[slot]
 
-    def _hands(self) -> list[Hand]:
+    def _hands(self) -> list[WorkerHandle]:
         return list(dict.fromkeys(self._slots))
 
-    def _move(self, slot: int, hand: Hand) -> None:
+    def _move(self, slot: int, hand: WorkerHandle) -> None:
         self._slots[slot].slots.discard(slot)
         self._slots[slot] = hand
         hand.slots.add(slot)
 
-    def lost(self, hand: Hand) -> None:
+    def lost(self, hand: WorkerHandle) -> None:
         """Take note that a worker is gone: ask for another, and let others serve meanwhile."""
         if hand.number in self._gone:
             return
@@ -133,14 +133,14 @@ class Cluster:
         for slot in sorted(hand.slots):
             self._move(slot, min(left, key=lambda other: (len(other.slots), other.number)))
 
-    def _start(self) -> Hand:
+    def _start(self) -> WorkerHandle:
         options = {"num_cpus": self._wanted.cpus, "num_gpus": self._wanted.gpus}
         actor = self._ray.remote(**options, max_restarts=0)(Worker)
         path = [os.path.abspath(place) for place in sys.path]
         made = actor.remote(max(1, int(self._wanted.cpus)), path)
-        return Hand(made, made.about.remote())
+        return WorkerHandle(made, made.about.remote())
 
-    def _admitted(self, wanted: int) -> list[Hand]:
+    def _admitted(self, wanted: int) -> list[WorkerHandle]:
         """Return who has started since; wait for as many as are wanted, but not for ever."""
         refs = {hand.ready: hand for hand in self._coming}
         patience = _SECONDS if wanted else 0.0
@@ -161,19 +161,19 @@ class Cluster:
         """Lay something into the object store, for every worker to find."""
         return self._ray.put(value)
 
-    def ask(self, task: Callable[[Hand], list[Any]], slot: int) -> "Asked":
+    def ask(self, task: Callable[[WorkerHandle], list[Any]], slot: int) -> "PendingCall":
         """Ask whoever serves a slot; `task` makes the calls, and the last one is the answer."""
         hand = self.at(slot)
-        return Asked(task, slot, hand, task(hand))
+        return PendingCall(task, slot, hand, task(hand))
 
-    def answer(self, asked: "Asked") -> "Answered":
+    def answer(self, asked: "PendingCall") -> "CallResult":
         """Wait for an answer. A worker that is lost is replaced, and the work done again."""
         errors = self._ray.exceptions
         for attempt in range(_ATTEMPTS):
             try:
                 # In order: where a preparation failed, its error says more than what followed.
                 last = [self._ray.get(ref) for ref in asked.refs][-1]
-                return Answered(asked.hand, last, attempt)
+                return CallResult(asked.hand, last, attempt)
             except errors.RayTaskError as error:
                 raise _own(error) from error
             except _lost(errors):
@@ -184,7 +184,7 @@ class Cluster:
             "suffice: ask for fewer workers, or set backend.width"
         )
 
-    def tell(self, hand: Hand, call: str, *arguments: Any) -> None:
+    def tell(self, hand: WorkerHandle, call: str, *arguments: Any) -> None:
         """Tell a worker something that needs no answer, if it is still there."""
         if hand.number not in self._gone and self.open:
             getattr(hand.actor, call).remote(*arguments)
@@ -199,25 +199,25 @@ class Cluster:
         for hand in [*self._hands(), *self._coming]:
             self._ray.kill(hand.actor)
 
-    def everyone(self) -> Iterator[Hand]:
+    def everyone(self) -> Iterator[WorkerHandle]:
         """Give all workers that are there."""
         yield from self._hands()
 
 
 @dataclass(frozen=True)
-class Asked:
+class PendingCall:
     """A question to a worker, which can be put to another."""
 
-    task: Callable[[Hand], list[Any]]
+    task: Callable[[WorkerHandle], list[Any]]
     slot: int
-    hand: Hand
+    hand: WorkerHandle
     refs: list[Any]
 
 
-class Answered(NamedTuple):
+class CallResult(NamedTuple):
     """What a worker said, and how often the question had to be put to another one."""
 
-    hand: Hand
+    hand: WorkerHandle
     value: Any
     again: int
 

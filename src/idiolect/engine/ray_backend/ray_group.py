@@ -5,8 +5,10 @@ with the round's results and is kept here too, in memory or on disk as in a sing
 what checkpoints are made of, and what a worker is told that takes over from one that was lost.
 """
 
+import weakref
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+from uuid import uuid4
 
 import numpy as np
 import torch
@@ -14,37 +16,53 @@ import torch
 from idiolect.core import tree
 from idiolect.core.method import Report
 from idiolect.core.tree import Tree
-from idiolect.engine.batch_layout import Member
-from idiolect.engine.client_group import Answer, ClientGroup, ClientKey, CohortRequest, GroupResult
-from idiolect.engine.client_tasks import Step, Work
-from idiolect.engine.disk_state import Shelf
-from idiolect.engine.ray_backend.cluster import Asked, Hand
-from idiolect.engine.ray_backend.shards import lifted, lowered
-from idiolect.engine.ray_backend.worker import Order, Reply, seats_of
-from idiolect.engine.state_store import Store
-
-if TYPE_CHECKING:  # a job makes its teams, and they know it
-    from idiolect.engine.ray_backend.ray_job import Spread
+from idiolect.data.federation import TrainData
+from idiolect.engine.architecture import BuiltNetworks
+from idiolect.engine.backend import Backend
+from idiolect.engine.batch_plan import ClientRows
+from idiolect.engine.client_group import (
+    Answer,
+    ClientGroup,
+    ClientKey,
+    ClientTask,
+    CohortRequest,
+    GroupResult,
+    Train,
+)
+from idiolect.engine.data_pools import DataPools
+from idiolect.engine.ray_backend.cluster import Cluster, PendingCall, WorkerHandle, hired
+from idiolect.engine.ray_backend.worker import (
+    ArchitectureSpec,
+    JobSpec,
+    ShardResult,
+    ShardTask,
+    dealt,
+    lifted,
+    lowered,
+    packed,
+    seats_of,
+)
+from idiolect.engine.state_store import DiskStore, MemoryStore
 
 _PIECE = 1024  # clients whose state is sent at a time
 
 
-class _Part(NamedTuple):
+class _PendingShard(NamedTuple):
     """What was asked of one shard."""
 
     shard: int
-    asked: Asked
+    asked: PendingCall
 
 
-class Remote(ClientGroup):
+class RayGroup(ClientGroup):
     """Clients who work on a cluster."""
 
     def __init__(
         self,
-        spread: "Spread",
+        spread: "RayJob",
         place: int,
         clients: np.ndarray,
-        store: Store | Shelf,
+        store: MemoryStore | DiskStore,
         runs: int,
         device: torch.device,
     ) -> None:
@@ -52,11 +70,15 @@ class Remote(ClientGroup):
         self._spread, self._at = spread, place
         self._touched: set[int] = set()  # shards whose state may differ from what all start with
         self._current: dict[int, int] = {}  # shard -> the worker whose copy of its state is true
-        self._ahead_of: dict[int, Hand] = {}  # shard -> a worker that has what is not kept yet
+        self._ahead_of: dict[
+            int, WorkerHandle
+        ] = {}  # shard -> a worker that has what is not kept yet
         self._ahead: Sequence[np.ndarray] = ()
         self._counts: dict[str, tuple[int, int]] = {}  # of a kind: examples, and with padding
 
-    def begin(self, kind: str, work: Work, calls: Sequence[CohortRequest], round: int) -> Answer:
+    def begin(
+        self, kind: str, work: ClientTask, calls: Sequence[CohortRequest], round: int
+    ) -> Answer:
         """Send the work out now; whoever asks for the answer waits for it."""
         parts = self._begun(kind, work, calls, round, sums=False)
 
@@ -69,7 +91,7 @@ class Remote(ClientGroup):
         return answer
 
     def train(
-        self, step: Step, calls: Sequence[CohortRequest], round: int
+        self, step: Train, calls: Sequence[CohortRequest], round: int
     ) -> Callable[[], GroupResult]:
         """Send a round out; reports come back in sums where the method's server needs no more."""
         if not self._spread.sums:
@@ -97,8 +119,8 @@ class Remote(ClientGroup):
 
     def serve(
         self,
-        work: Work,
-        servers: Sequence[Member],
+        work: ClientTask,
+        servers: Sequence[ClientRows],
         states: Sequence[Tree],
         round: int,
         samples: Sequence[int] | None = None,
@@ -107,7 +129,7 @@ class Remote(ClientGroup):
         spread = self._spread
         told = lowered((tuple(states), tuple(self.groups)))
 
-        def task(hand: Hand) -> list[Any]:
+        def task(hand: WorkerHandle) -> list[Any]:
             refs = spread.introduce(hand)
             call = spread.call(hand, "serve", self._at, work, servers, *told, round, samples)
             return [*refs, call]
@@ -151,8 +173,8 @@ class Remote(ClientGroup):
     # How.
 
     def _begun(
-        self, kind: str, work: Work, calls: Sequence[CohortRequest], round: int, *, sums: bool
-    ) -> list[_Part]:
+        self, kind: str, work: ClientTask, calls: Sequence[CohortRequest], round: int, *, sums: bool
+    ) -> list[_PendingShard]:
         spread = self._spread
         shared = spread.broadcast(calls)
         groups = lowered(tuple(self.groups))
@@ -163,7 +185,7 @@ class Remote(ClientGroup):
             rows = [np.flatnonzero(np.isin(call.cohort, clients)) for call in calls]
             if not any(map(len, rows)):
                 continue
-            order = Order(
+            order = ShardTask(
                 shard,
                 self._at,
                 kind,
@@ -183,16 +205,16 @@ class Remote(ClientGroup):
             )
             packs = [lessons] if exams is None else [lessons, exams]
             task = self._task(order, packs, shared, groups)
-            parts.append(_Part(shard, spread.cluster.ask(task, shard)))
+            parts.append(_PendingShard(shard, spread.cluster.ask(task, shard)))
         self._ahead = ()
         return parts
 
     def _task(
-        self, order: Order, packs: Sequence[int], shared: Any, groups: Tree
-    ) -> Callable[[Hand], list[Any]]:
+        self, order: ShardTask, packs: Sequence[int], shared: Any, groups: Tree
+    ) -> Callable[[WorkerHandle], list[Any]]:
         spread, shard = self._spread, order.shard
 
-        def task(hand: Hand) -> list[Any]:
+        def task(hand: WorkerHandle) -> list[Any]:
             refs = spread.prepare(hand, shard, packs)
             stale = shard in self._touched and self._current.get(shard) != hand.number
             if stale and tree.leaves(self.store.example):
@@ -205,7 +227,7 @@ class Remote(ClientGroup):
 
         return task
 
-    def _told(self, hand: Hand, shard: int) -> list[Any]:
+    def _told(self, hand: WorkerHandle, shard: int) -> list[Any]:
         """Tell a worker the personal state of a shard's clients."""
         clients = self._spread.shards[shard][self._at]
         seats = [ClientKey(run, int(c)) for run in range(len(self.groups)) for c in clients]
@@ -220,9 +242,11 @@ class Remote(ClientGroup):
         values = lowered(self.store.take(self.rows(seats)))
         return self._spread.job, shard, self._at, rows, values
 
-    def _replies(self, kind: str, parts: Sequence[_Part], work: Work) -> list[Reply]:
+    def _replies(
+        self, kind: str, parts: Sequence[_PendingShard], work: ClientTask
+    ) -> list[ShardResult]:
         """Wait for all shards, in their order."""
-        replies: list[Reply] = []
+        replies: list[ShardResult] = []
         for part in parts:
             hand, reply = self._spread.answer(part.asked)
             replies.append(reply)
@@ -242,3 +266,147 @@ class Remote(ClientGroup):
 
 def _taken(own: Tree, rows: np.ndarray) -> Tree:
     return lowered(tree.map(lambda leaf: leaf[torch.from_numpy(rows)], own))
+
+
+class RayJob:
+    """What all teams of a simulation share: the cluster, the shards, what was sent where."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        library: DataPools,
+        lessons: Sequence[TrainData],
+        clients: int,
+        cohort: int | None,
+    ) -> None:
+        """`lessons` of each run say how much work every client is."""
+        self.cluster: Cluster = hired(backend.ray)
+        self._again = 0  # how often work was done again
+        self.sums = False  # whether reports are wanted in sum
+        self._backend, self._library = backend, library
+        self._cohort, self._loads = cohort, np.ones(clients)
+        for own in lessons:
+            self._loads[: own.clients] += [len(rows) for rows in own.train]
+        self.job = uuid4().hex
+        self.cluster.jobs.add(self.job)
+        self._teams: list[RayGroup] = []
+        self._outfits: list[ArchitectureSpec] = []
+        self._shards: list[list[np.ndarray]] = []
+        self._kit: Any = None
+        self._rolls: list[tuple[Sequence[ClientRows], ...]] = []
+        self._packs: dict[tuple[int, int], Any] = {}
+        self._sent: tuple[Any, Any] = ((), None)  # the last calls, and where their broadcast is
+        self._there: dict[int, tuple[int, set[int]]] = {}  # shard -> its worker, packs it has
+        self._opened: set[int] = set()  # workers that know of the job
+        weakref.finalize(self, _closed, self.cluster, self.job)
+
+    def hire(
+        self,
+        clients: np.ndarray,
+        made: BuiltNetworks,
+        store: MemoryStore | DiskStore,
+        personal: Sequence[Tree],
+    ) -> RayGroup:
+        """Add the clients of one architecture."""
+        starts = [lowered(setup.params) for setup in made.setups]
+        self._outfits.append(
+            ArchitectureSpec(
+                made.networks, starts, [lowered(own) for own in personal], made.stacked
+            )
+        )
+        place = self._backend.place
+        self._teams.append(RayGroup(self, len(self._teams), clients, store, len(starts), place))
+        return self._teams[-1]
+
+    def remarks(self) -> list[str]:
+        """Tell whether work was lost on the way."""
+        if not self._again:
+            return []
+        return [f"work was lost with a worker of the cluster and done again ({self._again} times)"]
+
+    def answer(self, asked: PendingCall) -> tuple[WorkerHandle, Any]:
+        """Wait for an answer; say who gave it."""
+        found = self.cluster.answer(asked)
+        self._again += found.again
+        return found.hand, found.value
+
+    @property
+    def shards(self) -> list[list[np.ndarray]]:
+        """Who is in which shard, by architecture; dealt once all architectures are known."""
+        if not self._shards:
+            kinds = [team.clients for team in self._teams]
+            self._shards = dealt(self._loads, kinds, self.cluster.size)
+        return self._shards
+
+    def broadcast(self, calls: Sequence[CohortRequest]) -> Any:
+        """Lay what everyone is sent alike into the object store, once for all teams and workers."""
+        if self._sent[0] is not calls:
+            shared = tuple(lowered(call.sent.shared) for call in calls)
+            self._sent = (calls, self.cluster.put(shared))
+        return self._sent[1]
+
+    def number(self, rolls: tuple[Any, ...]) -> int:
+        """Return the number under which workers know what these members hold."""
+        for number, known in enumerate(self._rolls):
+            if len(known) == len(rolls) and all(a is b for a, b in zip(known, rolls, strict=True)):
+                return number
+        self._rolls.append(rolls)
+        return len(self._rolls) - 1
+
+    def prepare(self, hand: WorkerHandle, shard: int, packs: Sequence[int]) -> list[Any]:
+        """See to it that a worker has all of a shard but its personal state."""
+        refs = self.introduce(hand)
+        where, there = self._there.get(shard, (-1, set()))
+        if where != hand.number:
+            self._forget(shard, where)
+            there = set()
+            self._there[shard] = (hand.number, there)
+        for number in packs:
+            if number not in there:
+                pack = self._pack(shard, number)
+                refs.append(hand.actor.learn.remote(self.job, shard, number, pack))
+                there.add(number)
+        return refs
+
+    def introduce(self, hand: WorkerHandle) -> list[Any]:
+        """Tell a worker of the job, if it has not heard of it."""
+        if hand.number in self._opened:
+            return []
+        self._opened.add(hand.number)
+        if self._kit is None:
+            public = self._library.public() if self._library.has_public else None
+            kit = JobSpec(
+                self._backend,
+                torch.get_default_dtype(),
+                self._outfits,
+                self.shards,
+                self._cohort,
+                len(self._loads),
+                public,
+            )
+            self._kit = self.cluster.put(kit)
+        return [hand.actor.open.remote(self.job, self._kit)]
+
+    def call(self, hand: WorkerHandle, name: str, *arguments: Any) -> Any:
+        """Call a worker about this job."""
+        return getattr(hand.actor, name).remote(self.job, *arguments)
+
+    def _forget(self, shard: int, number: int) -> None:
+        """Let a worker that stood in for another forget the shard again."""
+        for hand in self.cluster.everyone():
+            if hand.number == number:
+                self.cluster.tell(hand, "leave", self.job, shard)
+
+    def _pack(self, shard: int, number: int) -> Any:
+        if (shard, number) not in self._packs:
+            clients = np.sort(np.concatenate(self.shards[shard]))
+            pack = packed(self._library, self._rolls[number], clients)
+            self._packs[shard, number] = self.cluster.put(pack)
+        return self._packs[shard, number]
+
+
+def _closed(cluster: Cluster, job: str) -> None:
+    """Free what workers hold of a job that is over."""
+    cluster.jobs.discard(job)
+    for hand in cluster.everyone():
+        cluster.tell(hand, "close", job)

@@ -20,20 +20,20 @@ from idiolect.core.tree import Tree
 from idiolect.data.arrays import Rows
 from idiolect.data.federation import TrainData
 from idiolect.engine.architecture import Architecture, blank, make
-from idiolect.engine.batch_layout import Member
-from idiolect.engine.batch_plan import BatchPlanner
+from idiolect.engine.batch_plan import BatchPlanner, ClientRows
 from idiolect.engine.block_runner import ClientFunction
-from idiolect.engine.client_tasks import Look, Prepare
+from idiolect.engine.client_group import Fuse, Meet, Prepare
 from idiolect.engine.data_pools import DataPools
-from idiolect.engine.evaluation import Marking
-from idiolect.engine.final_exchange import Handed, Sums, Tell
+from idiolect.engine.evaluation import ScoreTask
+from idiolect.engine.final_exchange import ExchangeInput, Sums, Tell
 from idiolect.engine.local_group import CohortRequest, LocalGroup
-from idiolect.engine.state_store import Store
+from idiolect.engine.server_update import server_member
+from idiolect.engine.state_store import MemoryStore
 from idiolect.errors import DataError
 
 
 @dataclass(frozen=True)
-class Place:
+class ClientIdentity:
     """Which client of how many, under which seed; what it cannot know of the others stays NaN."""
 
     client: int
@@ -42,13 +42,13 @@ class Place:
     newcomer: bool = False  # came when all was over: its number is none of those clients'
 
 
-class Alone:
+class ClientRuntime:
     """A method's client side: its networks, personal state and data, and nobody else's."""
 
     def __init__(
         self,
         method: Method,
-        place: Place,
+        place: ClientIdentity,
         lessons: TrainData,
         test: Rows,
         architecture: Architecture,
@@ -85,7 +85,7 @@ class Alone:
         self._crew = LocalGroup(
             np.array([place.client]),
             made.networks,
-            Store([(method.init_personal(self.setup), 1)], device),
+            MemoryStore([(method.init_personal(self.setup), 1)], device),
             [self.setup.params],
             library.pools,
             library.exam_pools,
@@ -96,7 +96,7 @@ class Alone:
             None,
         )
 
-    def _examined(self, library: DataPools, rows: Rows) -> Member:
+    def _examined(self, library: DataPools, rows: Rows) -> ClientRows:
         (member,) = library.examined(0, self._place.seed, [rows])
         return member._replace(client=self._place.client)
 
@@ -164,7 +164,7 @@ class Alone:
 
     def meet(self, sent: Sent, round: int) -> Tree:
         """Look at a state without training; return the new personal state, not kept yet."""
-        (personal,) = self._run("meet", Look(self.method), sent, round)
+        (personal,) = self._run("meet", Meet(self.method), sent, round)
         return personal
 
     def tell(self, sent: Sent, round: int) -> tuple[Tree, Tree]:
@@ -190,10 +190,10 @@ class Alone:
         that is still there. Returns marks, facts and the personal model, if kept.
         """
         chosen: dict[str, Any] = dict.fromkeys(flags, True)
-        mark = Marking(self.method, beside=tested, hears=others is not None, **chosen)
+        mark = ScoreTask(self.method, beside=tested, hears=others is not None, **chosen)
         if others is not None:
             rows = tree.map(lambda leaf: leaf.unsqueeze(0), (dict(others), deployed))
-            sent = sent._replace(own=Handed(sent.own, *rows))
+            sent = sent._replace(own=ExchangeInput(sent.own, *rows))
         exam = self._exams["test" if tested else "val"]
         marks, facts, kept = self._run(mark.kind, mark, sent, round, exam, sample)
         return marks, facts, kept
@@ -212,7 +212,7 @@ class Alone:
         fn: ClientFunction,
         sent: Sent,
         round: int,
-        exam: Member | None = None,
+        exam: ClientRows | None = None,
         sample: int | None = None,
     ) -> Tree:
         client = self._member.client
@@ -235,3 +235,60 @@ class Alone:
 
         _, results = self._crew.run(kind, work, [call], round)
         return tree.map(lambda leaf: leaf[0], results)
+
+
+class ServerRuntime:
+    """What a server keeps for one architecture, under one seed."""
+
+    def __init__(
+        self,
+        method: Method,
+        seed: int,
+        lessons: TrainData,
+        architecture: Architecture,
+        device: torch.device,
+    ) -> None:
+        """`lessons` hold the server's public examples; of their private ones the form is used."""
+        self._method = method
+        library = DataPools([lessons], device)
+        self._member = server_member(library.members(0, seed, lessons)[0])
+        made = make("main", architecture, [seed], [lessons], library.examples(), device)
+        self._crew = LocalGroup(
+            np.array([self._member.client]),
+            made.networks,
+            MemoryStore([((), 1)], device),
+            [made.setups[0].params],
+            library.pools,
+            library.exam_pools,
+            device,
+            1,
+            1,
+            made.stacked,
+            None,
+        )
+        self.group = tree.to(method.init_group(made.setups[0]), device)
+
+    def read(self, report: Tree, round: int, sample: int | None = None) -> Tree:
+        """See what a report says of the public examples, or of a sample of that number."""
+        method = self._method
+
+        def read(sent: Sent, personal: Tree, local: Local, exam: Local) -> Tree:
+            return method.read(sent.shared, local)
+
+        client = self._member.client
+        call = CohortRequest(
+            np.array([client]), Sent(report), {client: self._member}, sample=sample
+        )
+        _, found = self._crew.run("read", read, [call], round)
+        return tree.map(lambda leaf: leaf[0], found)
+
+    def join(self, reports: Tree) -> None:
+        """Join the reports of the architecture's clients, stacked on axis 0."""
+        self.group = self._method.group_step(self.group, reports)
+
+    def fuse(self, state: Tree, round: int, sample: int | None = None) -> None:
+        """Train what is kept on the public examples."""
+        self._crew.groups = [self.group]
+        number = [round if sample is None else sample]
+        fuse = Fuse(self._method)
+        (self.group,) = self._crew.serve(fuse, [self._member], [state], round, number)
