@@ -7,7 +7,7 @@ import planted
 import pytest
 
 from idiolect.analysis import compare
-from idiolect.analysis.figures import jain, worst_decile
+from idiolect.analysis.scores import jain, worst_decile
 from idiolect.errors import DataError
 
 TRIES = 100

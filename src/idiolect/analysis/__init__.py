@@ -1,6 +1,5 @@
-"""What a result says: figures of each method, tests between methods, and a verdict in one line."""
+"""What a result says: statistics and a verdict, reports, the live page and loggers."""
 
-from idiolect.analysis.comparison import Comparison, Pair, compare
-from idiolect.analysis.scores import Scores, scores
+from idiolect.analysis.comparison import Comparison, compare
 
-__all__ = ["Comparison", "Pair", "Scores", "compare", "scores"]
+__all__ = ["Comparison", "compare"]

@@ -8,13 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from idiolect.analysis import bootstrap, paired_tests
-from idiolect.analysis import fixed_clients as examples
-from idiolect.analysis.cost_to_reach import Cost, Reach, costs, reach
-from idiolect.analysis.figures import Figures, figures
-from idiolect.analysis.ranks import Ranks, ranks
-from idiolect.analysis.sampled_clients import sampled
-from idiolect.analysis.scores import Floats, Scores, scores
+from idiolect.analysis import fixed_clients, significance
+from idiolect.analysis.scores import ClientScores, Floats, MethodFigures, figures, scores
+from idiolect.analysis.significance import Ranks, ranks, sampled
 from idiolect.analysis.verdict import Verdict, verdict
 from idiolect.errors import ConfigError, DataError
 from idiolect.results.document import plain
@@ -25,8 +21,8 @@ UNITS = ("clients", "examples")
 
 
 @dataclass(frozen=True)
-class Pair:
-    """How one method stands to another, over the same clients and seeds."""
+class MethodPair:
+    """The difference between two methods, over the same clients and seeds."""
 
     better: str  # the one with the higher mean
     worse: str
@@ -41,13 +37,32 @@ class Pair:
     examples: float | None  # p for these clients, over test rows and seeds; None: rows not known
     p: float  # over clients the larger of `wilcoxon` and `seeds`, else `examples`: see `unit`
     p_holm: float  # of all pairs
-    different: bool  # p_holm below alpha, and more than one seed to say so
+    different: bool  # p_holm below alpha, and more than one seed
     models_differ: bool  # with one seed: whether these trained models differ on their test rows
 
 
 @dataclass(frozen=True)
+class RunCost:
+    """Cost of a method's whole run."""
+
+    rounds: int
+    bytes: float  # down and up, of one seed
+    seconds: float  # training and scoring, all seeds together
+
+
+@dataclass(frozen=True)
+class CostToReach:
+    """Cost until a method's validation curve first reached the target; None if it never did."""
+
+    model: str  # whose curve: the personal models', or the global one's if only that was scored
+    round: int | None
+    bytes: float | None
+    seconds: float | None
+
+
+@dataclass(frozen=True)
 class Comparison:
-    """All that a result says about its methods; `as_dict` is ready for JSON."""
+    """All statistics of a result; `as_dict` is ready for JSON."""
 
     alpha: float
     seeds: tuple[int, ...]
@@ -56,20 +71,20 @@ class Comparison:
     scope: str  # the same in words
     unit: str  # what is paired: a client, or a client and a seed
     pairs_tested: int  # how many such pairs there are
-    methods: dict[str, Figures]  # by label, the best mean first
-    pairs: list[Pair]
+    methods: dict[str, MethodFigures]  # by label, the best mean first
+    pairs: list[MethodPair]
     ranks: Ranks
     target: float | None  # the accuracy on validation that `reach` is about
-    reach: dict[str, Reach]
-    costs: dict[str, Cost]  # of the whole run
+    reach: dict[str, CostToReach]
+    costs: dict[str, RunCost]
     verdict: Verdict
 
-    def pair(self, one: str, other: str) -> Pair:
-        """Find the pair of two labels, in either order."""
+    def pair(self, one: str, other: str) -> MethodPair:
+        """Return the pair of two labels, in either order."""
         return next(pair for pair in self.pairs if {pair.better, pair.worse} == {one, other})
 
     def as_dict(self) -> dict[str, Any]:
-        """Give plain values; NaN becomes None."""
+        """Return plain values; NaN becomes None."""
         content: dict[str, Any] = plain(dataclasses.asdict(self))
         return content
 
@@ -80,7 +95,7 @@ def compare(
     model: str | None = None,
     alpha: float = ALPHA,
     target: float | None = None,
-    resamples: int = bootstrap.RESAMPLES,
+    resamples: int = significance.RESAMPLES,
     unit: str | None = None,
 ) -> Comparison:
     """Compare the methods of a result (what result.json holds) by every client's test accuracy.
@@ -97,54 +112,56 @@ def compare(
             "the result does not say how many test rows clients have, which unit examples needs; "
             "use unit clients"
         )
-    means = bootstrap.resampled(held, resamples)
-    described = {
-        label: figures(
-            held, label, _within(_interval(held, label, row, alpha, over)), _local(content, held)
-        )
-        for label, row in zip(held.labels, means, strict=True)
-    }
-    order = sorted(held.labels, key=lambda label: -described[label].mean)
-    pairs = _pairs(held, means, order, alpha, over)
-    found = reach(content, target)
-    said = scope(held, over)
+    means = dict(zip(held.labels, significance.resampled(held, resamples), strict=True))
+    methods = content["methods"]
+    local = next((one for one in held.labels if methods[one].get("method") == "local"), None)
+    described = {}
+    for label, row in means.items():
+        if over == "examples":
+            low, high = fixed_clients.average(held, label).interval(1 - alpha)
+        else:
+            own = sampled(held.method(label), held.same_clients)
+            low, high = significance.interval(row, own, 1 - alpha)
+        described[label] = figures(held, label, (max(low, 0.0), min(high, 1.0)), local)
+    described = dict(sorted(described.items(), key=lambda item: -item[1].mean))
+    pairs = _pairs(held, means, list(described), alpha, over)
+    words = scope(held, over)
+    by_mean = {label: own.mean for label, own in described.items()}
     return Comparison(
         alpha,
         held.seeds,
         held.accuracy.shape[2],
         over,
-        said,
+        words,
         held.unit,
         held.units.shape[1],
-        {label: described[label] for label in order},
+        described,
         pairs,
         ranks(held.labels, held.units, alpha),
-        *found,
-        {label: own for label, own in costs(content).items() if label in described},
-        verdict(
-            order, {label: described[label].mean for label in order}, pairs, len(held.seeds), said
-        ),
+        *costs_to_reach(methods, target),
+        {label: _cost(own) for label, own in methods.items() if label in described},
+        verdict(by_mean, pairs, len(held.seeds), words),
     )
 
 
-def fitting(held: Scores, alpha: float = ALPHA) -> str:
+def fitting(held: ClientScores, alpha: float = ALPHA) -> str:
     """Choose what a verdict is over.
 
     Few clients that are the same under every seed are a fixed set: the question is which method is
     better for them. So they are too where so many methods are compared that no outcome over so few
     clients could be significant, even with one client against all others.
     """
-    clients, methods = held.scored, len(held.labels)
+    methods = len(held.labels)
     pairs = max(methods * (methods - 1) // 2, 1)
     enough = FEW
     while pairs * 2 * (enough + 1) / 2**enough >= alpha:
         enough += 1
-    few = held.same_clients and clients < enough and held.tested is not None
+    few = held.same_clients and held.scored < enough and held.tested is not None
     return "examples" if few else "clients"
 
 
-def scope(held: Scores, over: str) -> str:
-    """Say in words whom a verdict is about, and what it had to stand out against."""
+def scope(held: ClientScores, over: str) -> str:
+    """Say in words which clients a verdict is about, and over what it was tested."""
     clients, seeds = held.scored, len(held.seeds)
     many = f"{seeds} seeds" if seeds > 1 else "one seed"
     if over == "clients":
@@ -156,71 +173,104 @@ def scope(held: Scores, over: str) -> str:
     return f"of {whose}, over their test rows and {many}{known}"
 
 
-def _interval(
-    held: Scores, label: str, means: Floats, alpha: float, over: str
-) -> tuple[float, float]:
-    if over == "examples":
-        return examples.average(held, label).interval(1 - alpha)
-    return bootstrap.interval(means, sampled(held.method(label), held.same_clients), 1 - alpha)
-
-
-def _pairs(held: Scores, means: Floats, order: list[str], alpha: float, over: str) -> list[Pair]:
+def _pairs(
+    held: ClientScores, means: Mapping[str, Floats], order: list[str], alpha: float, over: str
+) -> list[MethodPair]:
+    """Test every pair; `means` are resampled by label, `order` is by mean, best first."""
     units = dict(zip(held.labels, held.units, strict=True))
-    rows = dict(zip(held.labels, means, strict=True))
-    named = list(itertools.combinations(order, 2))
-    moved = [np.round(units[better] - units[worse], 12) for better, worse in named]
-    apart = [held.method(better) - held.method(worse) for better, worse in named]
-    over_clients = [paired_tests.signed_rank(own) for own in moved]
-    over_seeds = [paired_tests.over_seeds(own, held.same_clients) for own in apart]
-    fixed = [None if held.tested is None else examples.difference(held, *pair) for pair in named]
-    if over == "clients":
-        joint = [
-            max(clients, 0.0 if seeds is None else seeds)
-            for clients, seeds in zip(over_clients, over_seeds, strict=True)
-        ]
-    else:
-        joint = [1.0 if own is None else own.p for own in fixed]
-    adjusted, clients_adjusted = paired_tests.holm(joint), paired_tests.holm(over_clients)
-    several = len(held.seeds) > 1
     found = []
-    for place, (better, worse) in enumerate(named):
-        own = fixed[place]
-        if over == "examples" and own is not None:
-            mean, between = own.mean, own.interval(1 - alpha)
+    for better, worse in itertools.combinations(order, 2):
+        moved = np.round(units[better] - units[worse], 12)
+        apart = held.method(better) - held.method(worse)
+        wilcoxon = significance.signed_rank(moved)
+        seeds = significance.over_seeds(apart, held.same_clients)
+        fixed = None if held.tested is None else fixed_clients.difference(held, better, worse)
+        if over == "examples" and fixed is not None:
+            p, mean, between = fixed.p, fixed.mean, fixed.interval(1 - alpha)
         else:
-            found_mean = sampled(apart[place], held.same_clients)
-            mean = found_mean.mean
-            between = bootstrap.interval(rows[better] - rows[worse], found_mean, 1 - alpha)
-        significant = adjusted[place] < alpha
-        sure = several and (over == "examples" or over_seeds[place] is not None)
+            own = sampled(apart, held.same_clients)
+            p, mean = max(wilcoxon, seeds or 0.0), own.mean
+            between = significance.interval(means[better] - means[worse], own, 1 - alpha)
         found.append(
-            Pair(
+            MethodPair(
                 better,
                 worse,
                 mean,
                 between,
-                int((moved[place] > 0).sum()),
-                int((moved[place] < 0).sum()),
-                int((moved[place] == 0).sum()),
-                over_clients[place],
-                clients_adjusted[place],
-                over_seeds[place],
-                None if own is None else own.p,
-                joint[place],
-                adjusted[place],
-                sure and significant,
-                not several and over == "examples" and significant,
+                wins=int((moved > 0).sum()),
+                losses=int((moved < 0).sum()),
+                ties=int((moved == 0).sum()),
+                wilcoxon=wilcoxon,
+                wilcoxon_holm=1.0,
+                seeds=seeds,
+                examples=None if fixed is None else fixed.p,
+                p=p,
+                p_holm=1.0,
+                different=len(held.seeds) > 1 and (over == "examples" or seeds is not None),
+                models_differ=len(held.seeds) == 1 and over == "examples",
             )
         )
-    return found
+    return _adjusted(found, alpha)
 
 
-def _within(ends: tuple[float, float]) -> tuple[float, float]:
-    """Cut an interval of accuracies where there are none: below 0 and above 1."""
-    return max(ends[0], 0.0), min(ends[1], 1.0)
+def _adjusted(pairs: list[MethodPair], alpha: float) -> list[MethodPair]:
+    """Adjust p by Holm over all pairs, and drop the differences that are not significant."""
+    joint = significance.holm([pair.p for pair in pairs])
+    clients = significance.holm([pair.wilcoxon for pair in pairs])
+    return [
+        dataclasses.replace(
+            pair,
+            wilcoxon_holm=of_clients,
+            p_holm=p,
+            different=pair.different and p < alpha,
+            models_differ=pair.models_differ and p < alpha,
+        )
+        for pair, p, of_clients in zip(pairs, joint, clients, strict=True)
+    ]
 
 
-def _local(content: Mapping[str, Any], held: Scores) -> str | None:
-    """Find the method that every client trains alone."""
-    named = (label for label in held.labels if content["methods"][label].get("method") == "local")
-    return next(named, None)
+def _cost(method: Mapping[str, Any]) -> RunCost:
+    sent = [seed["traffic"]["bytes_down"] + seed["traffic"]["bytes_up"] for seed in method["seeds"]]
+    seconds = method["speed"].get("seconds", method["speed"]["train_seconds"])
+    return RunCost(method["rounds"], float(sum(sent) / len(sent)), float(seconds))
+
+
+def costs_to_reach(
+    methods: Mapping[str, Any], target: float | None = None
+) -> tuple[float | None, dict[str, CostToReach]]:
+    """Return the target and, by label, what each method needed to reach it.
+
+    Curves are means over clients and seeds of validation accuracy. Without a target it is where
+    the lowest curve ends, so that every method gets there. Bytes and seconds grow evenly with
+    rounds: a round sends the same trees to as many clients as any other.
+    """
+    curves = {label: curve for label, own in methods.items() if (curve := _curve(own)) is not None}
+    if target is None:
+        target = min((points[-1][1] for _, points in curves.values()), default=None)
+    if target is None:
+        return None, {}
+    found = {}
+    for label, (model, points) in curves.items():
+        # 0.8 summed in another order is not 0.8 in binary.
+        round = next((r for r, accuracy in points if accuracy >= target - 1e-9), None)
+        found[label] = CostToReach(model, None, None, None)
+        if round is not None:
+            cost = _cost(methods[label])
+            share = round / max(cost.rounds, 1)
+            found[label] = CostToReach(model, round, cost.bytes * share, cost.seconds * share)
+    return target, found
+
+
+def _curve(method: Mapping[str, Any]) -> tuple[str, list[tuple[int, float]]] | None:
+    """Return the mean validation curve of the first model that was scored in the rounds."""
+    held = method.get("curves") or {"val": {}, "rounds": ()}
+    for model in method["headline"]:
+        rows = held["val"].get(model, {}).get("accuracy", [])
+        points = [
+            (round, sum(seen) / len(seen))
+            for round, row in zip(held["rounds"], rows, strict=False)
+            if (seen := [value for value in row if value is not None])
+        ]
+        if points:
+            return model, points
+    return None

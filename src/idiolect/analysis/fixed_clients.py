@@ -19,12 +19,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from idiolect.analysis.scores import Floats, Scores
+from idiolect.analysis.scores import ClientScores, Floats
 
 _TINY = 1e-12  # a difference that is rounding
 
 
-class Fixed(NamedTuple):
+class FixedMean(NamedTuple):
     """A mean for these clients, and how sure it is; of one seed, of its trained models alone."""
 
     mean: float
@@ -73,20 +73,20 @@ class Fixed(NamedTuple):
         return self.mean - wide, self.mean + wide
 
 
-def difference(held: Scores, one: str, other: str) -> Fixed:
+def difference(held: ClientScores, one: str, other: str) -> FixedMean:
     """Compare two methods on these clients, by pairs of the same test rows."""
     apart = held.method(one) - held.method(other)
     return _combined(apart, *_paired(held, one, other), held)
 
 
-def average(held: Scores, label: str) -> Fixed:
-    """Say how sure one method's mean over these clients is."""
+def average(held: ClientScores, label: str) -> FixedMean:
+    """Estimate one method's mean over these clients."""
     own = held.method(label)
     rows = _tested(held)
     return _combined(own, _smoothed(own * (1 - own), rows), np.maximum(rows - 1, 1), held)
 
 
-def _combined(values: Floats, spread: Floats, freedom: Floats, held: Scores) -> Fixed:
+def _combined(values: Floats, spread: Floats, freedom: Floats, held: ClientScores) -> FixedMean:
     """Join what seeds show and what they cannot; arrays are [seed, client], `spread` of a row."""
     rows = _tested(held)
     if not held.same_test and len(values) > 1:  # one seed shows nothing of other rows
@@ -96,14 +96,14 @@ def _combined(values: Floats, spread: Floats, freedom: Floats, held: Scores) -> 
         scored &= scored.all(axis=0)
     seen = scored.any(axis=1)
     if not seen.any():
-        return Fixed(math.nan, math.nan, math.nan, math.nan, math.nan)
+        return FixedMean(math.nan, math.nan, math.nan, math.nan, math.nan)
     count = np.maximum(scored.sum(axis=1), 1)
     means = (np.where(scored, values, 0).sum(axis=1) / count)[seen]
     # Each client's part of the variance of the mean, the same under every seed but for chance.
     parts = np.where(scored, spread / np.maximum(rows, 1), 0) / count[:, None] ** 2
     parts, free = parts[seen].mean(axis=0), np.maximum(freedom[seen].mean(axis=0), 1)
     of_rows, seeds = float(parts.sum()), len(means)
-    return Fixed(
+    return FixedMean(
         float(means.mean()),
         float(means.var(ddof=1)) / seeds if seeds > 1 else 0.0,
         max(seeds - 1.0, 1.0),
@@ -112,7 +112,7 @@ def _combined(values: Floats, spread: Floats, freedom: Floats, held: Scores) -> 
     )
 
 
-def _paired(held: Scores, one: str, other: str) -> tuple[Floats, Floats]:
+def _paired(held: ClientScores, one: str, other: str) -> tuple[Floats, Floats]:
     """Estimate the variance over examples of a paired difference, and degrees of freedom.
 
     From counts of right answers in groups of rows, where they are known: then methods that err on
@@ -146,11 +146,11 @@ def _smoothed(variance: Floats, rows: Floats) -> Floats:
     return np.asarray((np.nan_to_num(variance) * rows + 1) / (rows + 2))
 
 
-def _tested(held: Scores) -> Floats:
+def _tested(held: ClientScores) -> Floats:
     return np.zeros(held.accuracy.shape[1:]) if held.tested is None else held.tested
 
 
 def _sizes(rows: Floats, groups: int) -> NDArray[np.float64]:
-    """Say how many rows each group has: row n is in group n % groups."""
+    """Return how many rows each group has: row n is in group n % groups."""
     places = np.arange(groups)
     return np.asarray(rows[..., None] // groups + (places < rows[..., None] % groups), np.float64)

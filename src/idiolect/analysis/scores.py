@@ -1,6 +1,8 @@
-"""The accuracies to compare, and what they are paired by."""
+"""The test accuracies of a result, what they are paired by, and the figures of one method."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -8,32 +10,32 @@ from numpy.typing import NDArray
 
 from idiolect.engine.outcome import RIGHT
 from idiolect.errors import DataError
+from idiolect.results import statistics
 
 Floats = NDArray[np.float64]
 
 
-class Scores(NamedTuple):
+class ClientScores(NamedTuple):
     """Test accuracy of every method, seed and client; NaN where a client has no test data."""
 
     labels: tuple[str, ...]
     accuracy: Floats  # [method, seed, client]
     seeds: tuple[int, ...]
-    same_clients: bool  # whether a client's place means the same person under every seed
+    same_clients: bool  # whether client i is the same under every seed
     tested: Floats | None = None  # [seed, client] test rows; None: not known
     train: Floats | None = None  # [seed, client] training rows
-    right: Floats | None = None  # [method, seed, client, group] right answers; see `examples`
+    right: Floats | None = None  # [method, seed, client, group] right answers by group of rows
     same_test: bool = True  # whether a client's test rows are the same under every seed
 
     @property
     def rows(self) -> Floats:
         """Rows that a client's test rows are drawn from, as far as known, [seed, client]."""
-        shape = self.accuracy.shape[1:]
         known = [own for own in (self.tested, self.train) if own is not None]
-        return np.asarray(sum(known, np.zeros(shape)))
+        return np.asarray(sum(known, np.zeros(self.accuracy.shape[1:])))
 
     @property
     def scored(self) -> int:
-        """How many clients have a score."""
+        """Number of clients that have a score."""
         return int((~np.isnan(self.accuracy)).any(axis=(0, 1)).sum())
 
     @property
@@ -43,101 +45,79 @@ class Scores(NamedTuple):
 
     @property
     def units(self) -> Floats:
-        """Scores by unit, [method, unit]; a client met under several seeds counts once.
+        """Scores by unit, [method, unit].
 
-        Persons who stay the same over seeds are averaged over seeds: their accuracies are repeated
-        measures, and counting each as a person of its own would invent evidence.
+        Clients that are the same under all seeds are averaged over seeds: their accuracies are
+        repeated measures, and counting each as another client would invent evidence.
         """
         held = self.accuracy
         by_unit = held.mean(axis=1) if self.same_clients else held.reshape(len(held), -1)
-        whole = ~np.isnan(by_unit).any(axis=0)
-        return np.asarray(by_unit[:, whole])
+        return np.asarray(by_unit[:, ~np.isnan(by_unit).any(axis=0)])
 
     def method(self, label: str) -> Floats:
-        """Give one method's scores, [seed, client]."""
+        """Return one method's scores, [seed, client]."""
         return np.asarray(self.accuracy[self.labels.index(label)])
 
 
-def scores(content: Mapping[str, Any], model: str | None = None) -> Scores:
-    """Take the scores of a result's methods, of their headline models or of `model`.
+def scores(content: Mapping[str, Any], model: str | None = None) -> ClientScores:
+    """Read the scores of a result's methods, of their headline models or of `model`.
 
     Where methods were run with different seeds, those that all share are compared.
     """
-    methods = {label: one for label, one in content["methods"].items() if _has(one, model)}
-    if not methods:
+    models = {
+        label: model or next(iter(one["headline"]))
+        for label, one in content["methods"].items()
+        if one["headline"] and (model is None or model in one["headline"])
+    }
+    if not models:
         raise DataError(f"the result has no method with a {model or 'scored'} model to compare")
-    seeds = _shared_seeds(methods)
-    accuracy = [
-        [_row(one, seed, model or next(iter(one["headline"]))) for seed in seeds]
-        for one in methods.values()
+    by_seed = [
+        {one["seed"]: one["clients"] for one in content["methods"][label]["seeds"]}
+        for label in models
     ]
-    if len({len(row) for rows in accuracy for row in rows}) > 1:
+    seeds = tuple(seed for seed in by_seed[0] if all(seed in own for own in by_seed))
+    if not seeds:
+        raise DataError("the methods of the result share no seed; run them with the same seeds")
+    clients = [[own[seed] for seed in seeds] for own in by_seed]  # [method][seed]
+    if len({len(row) for rows in clients for row in rows}) > 1:
         raise DataError("the methods of the result have different clients; nothing can be paired")
-    return Scores(
-        tuple(methods),
-        np.array(accuracy, np.float64),
+    found = [
+        [[client[name] for client in row] for row in rows]
+        for name, rows in zip(models.values(), clients, strict=True)
+    ]
+    accuracy = [[[own["accuracy"] for own in row] for row in rows] for rows in found]
+    return ClientScores(
+        tuple(models),
+        np.array(accuracy, np.float64),  # None becomes NaN
         seeds,
         _same_clients(content, seeds),
-        _counted(methods, seeds, "test"),
-        _counted(methods, seeds, "train"),
-        _right(methods, seeds, model),
+        _row_counts(clients[0], "test"),
+        _row_counts(clients[0], "train"),
+        _right_answers(found),
         bool(content.get("data", {}).get("same_test", True)),
     )
 
 
-def _has(method: Mapping[str, Any], model: str | None) -> bool:
-    return bool(method["headline"]) and (model is None or model in method["headline"])
+def _row_counts(clients: Sequence[Sequence[Mapping[str, Any]]], part: str) -> Floats | None:
+    """Return how many rows of a part clients have, [seed, client]; None where not known."""
+    rows = np.array([[client.get(part) for client in row] for row in clients], np.float64)
+    return None if np.isnan(rows).any() else rows
 
 
-def _shared_seeds(methods: Mapping[str, Any]) -> tuple[int, ...]:
-    held = [[seed["seed"] for seed in one["seeds"]] for one in methods.values()]
-    shared = tuple(seed for seed in held[0] if all(seed in own for own in held))
-    if not shared:
-        raise DataError("the methods of the result share no seed; run them with the same seeds")
-    return shared
-
-
-def _row(method: Mapping[str, Any], seed: int, model: str) -> list[float]:
-    values = [client[model]["accuracy"] for client in _of(method, seed)["clients"]]
-    return [np.nan if value is None else float(value) for value in values]
-
-
-def _counted(methods: Mapping[str, Any], seeds: tuple[int, ...], part: str) -> Floats | None:
-    """Read how many rows of a part clients have, which is the same for all methods."""
-    one = next(iter(methods.values()))
-    rows = [[client.get(part) for client in _of(one, seed)["clients"]] for seed in seeds]
-    if any(count is None for row in rows for count in row):
-        return None
-    return np.array(rows, np.float64)
-
-
-def _right(methods: Mapping[str, Any], seeds: tuple[int, ...], model: str | None) -> Floats | None:
-    """Read right answers by group of test rows; None where some method or client has none."""
-    found = [
-        [
-            [client[model or next(iter(one["headline"]))].get(RIGHT) for client in own["clients"]]
-            for own in (_of(one, seed) for seed in seeds)
-        ]
-        for one in methods.values()
-    ]
-    if any(text is None for rows in found for row in rows for text in row):
+def _right_answers(found: Sequence[Sequence[Sequence[Mapping[str, Any]]]]) -> Floats | None:
+    """Return right answers by group of test rows; None where some method or client has none."""
+    if any(own.get(RIGHT) is None for rows in found for row in rows for own in row):
         return None
     try:
         return np.array(
-            [[[[int(n) for n in text.split()] for text in row] for row in rows] for rows in found],
-            np.float64,
+            [[[own[RIGHT].split() for own in row] for row in rows] for rows in found], np.float64
         )
     except ValueError:  # groups of another number: of an older run
         return None
 
 
-def _of(method: Mapping[str, Any], seed: int) -> Mapping[str, Any]:
-    found: Mapping[str, Any] = next(one for one in method["seeds"] if one["seed"] == seed)
-    return found
-
-
 def _same_clients(content: Mapping[str, Any], seeds: tuple[int, ...]) -> bool:
-    """Tell from what the run noted, or, in older results, from how the data was divided."""
+    """Return what the run noted, or, in older results, what the partition implies."""
     data = content.get("data", {})
     if len(seeds) == 1:
         return True
@@ -145,3 +125,59 @@ def _same_clients(content: Mapping[str, Any], seeds: tuple[int, ...]) -> bool:
         return bool(data["same_clients"])
     held = data.get("federations", ())
     return bool(held) and (len(set(held)) == 1 or all(", natural," in one for one in held))
+
+
+@dataclass(frozen=True)
+class MethodFigures:
+    """One method's test accuracy. Each is computed seed by seed, then averaged over seeds."""
+
+    mean: float  # of the clients' accuracies, each client alike
+    interval: tuple[float, float]  # of the mean, over seeds and clients
+    std_clients: float  # sample deviation over a seed's clients: "± clients" everywhere
+    std_seeds: float  # sample deviation of the seeds' means
+    worst_decile: float  # mean of the worst tenth of the clients, at least one
+    below_local: float | None  # share of clients below their own local model
+    jain: float  # Jain's index, 1 where all clients are alike
+    variance: float  # the square of std_clients: PersFL's Eq. 6
+
+
+def figures(
+    held: ClientScores, label: str, interval: tuple[float, float], local: str | None
+) -> MethodFigures:
+    """Describe one method; `local` is the label of the method that trains each client alone."""
+    own = held.method(label)
+    spread = statistics.spread_over_clients(own)
+    return MethodFigures(
+        mean=_over_seeds(own, statistics.mean),
+        interval=interval,
+        std_clients=spread,
+        std_seeds=statistics.deviation(np.array([statistics.mean(row) for row in own])),
+        worst_decile=_over_seeds(own, worst_decile),
+        below_local=None if local is None else below(own, held.method(local)),
+        jain=_over_seeds(own, jain),
+        variance=spread**2,
+    )
+
+
+def worst_decile(values: Floats) -> float:
+    """Return the mean of the worst tenth of the clients, rounded up to whole clients."""
+    seen = np.sort(values[~np.isnan(values)])
+    return statistics.mean(seen[: math.ceil(len(seen) / 10)])
+
+
+def jain(values: Floats) -> float:
+    """Return Jain's index (Σx)² / (n Σx²): 1 where all are alike, 1/n where one has it all."""
+    seen = values[~np.isnan(values)]
+    squares = float((seen**2).sum())
+    return float(seen.sum()) ** 2 / (len(seen) * squares) if squares else math.nan
+
+
+def below(own: Floats, local: Floats) -> float:
+    """Return the share of clients, of all seeds together, whose model is worse than the local."""
+    seen = ~np.isnan(own) & ~np.isnan(local)
+    return statistics.mean((np.round(own, 12) < np.round(local, 12))[seen].astype(np.float64))
+
+
+def _over_seeds(values: Floats, figure: Callable[[Floats], float]) -> float:
+    """Average a figure of each seed over the seeds that have it."""
+    return statistics.mean(np.array([figure(row) for row in values]))

@@ -1,11 +1,15 @@
-"""The outcome of a comparison in one plain sentence."""
+"""The outcome of a comparison, or of several, in one plain sentence."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from idiolect.analysis.significance import Ranks, ranks
+
 if TYPE_CHECKING:
-    from idiolect.analysis.comparison import Pair
+    from idiolect.analysis.comparison import Comparison, MethodPair
 
 NONE = "no difference found"
 _FEW = 4  # seeds: Student's t of two or three is wide
@@ -13,104 +17,140 @@ _FEW = 4  # seeds: Student's t of two or three is wide
 
 @dataclass(frozen=True)
 class Verdict:
-    """Who is best, whom it beats, and who cannot be told from it."""
+    """The best method, those it is better than, and those it does not differ from."""
 
     sentence: str
-    best: str  # the highest mean, whether or not it can be told from the next
+    best: str  # the highest mean, whether or not it differs from the next
     beats: list[str]
-    level: list[str]  # not told apart from the best
+    level: list[str]  # no difference found to the best
     found: bool  # whether any pair of methods differs
 
 
 def verdict(
-    order: Sequence[str],
-    means: Mapping[str, float],
-    pairs: "Sequence[Pair]",
-    seeds: int,
-    scope: str = "",
+    means: Mapping[str, float], pairs: "Sequence[MethodPair]", seeds: int, scope: str
 ) -> Verdict:
-    """Say it; `order` is by mean, best first, and pairs are named in that order.
+    """Return the verdict; `means` by label, best first, and pairs are named in that order.
 
-    `scope` says whom it is about, and is said with it.
+    `scope` says which clients it is about, and ends the sentence.
     """
-    best = order[0]
+    best, *others = means
     own = {pair.worse: pair for pair in pairs if pair.better == best}
-    beats = [label for label in order[1:] if own[label].different]
-    level = [label for label in order[1:] if not own[label].different]
+    beats = [label for label in others if own[label].different]
+    level = [label for label in others if not own[label].different]
     found = any(pair.different for pair in pairs)
-    said = _sentence(order, means, pairs, seeds, beats, level, found)
-    if scope and len(order) > 1:
-        said += f" This is {scope}."
-    return Verdict(said, best, beats, level, found)
+    if not others:
+        sentence = (
+            f"{best} has a mean accuracy of {100 * means[best]:.1f}%; there is no other method to "
+            "compare."
+        )
+    elif seeds == 1:
+        sentence = _one_seed(means, own)
+    elif not found:
+        sentence = _nothing_found(means, own, seeds)
+    else:
+        sentence = _something_found(means, own, beats, level)
+    return Verdict(
+        f"{sentence} This is {scope}." if others else sentence, best, beats, level, found
+    )
 
 
-def _sentence(
-    order: Sequence[str],
+def _one_seed(means: Mapping[str, float], own: "Mapping[str, MethodPair]") -> str:
+    best, second = list(means)[:2]
+    beaten = [label for label, pair in own.items() if pair.models_differ]
+    models = f" Of these trained models, that of {best} does better than that of "
+    return (
+        f"{best} is ahead in this one run ({100 * means[best]:.1f}%; {_gap(own[second])} ahead of "
+        f"{second}), but one seed cannot tell a method from luck: {NONE} without more."
+        f"{f'{models}{_listed(beaten)}.' if beaten else ''}"
+    )
+
+
+def _nothing_found(means: Mapping[str, float], own: "Mapping[str, MethodPair]", seeds: int) -> str:
+    best, second = list(means)[:2]
+    gap = _gap(own[second])
+    few = f"; {seeds} seeds let only large ones show" if seeds < _FEW else ""
+    if len(means) == 2:
+        return (
+            f"{NONE.capitalize()} between {best} ({100 * means[best]:.1f}%) and {second} "
+            f"({100 * means[second]:.1f}%): {gap} apart, {_p(own[second].p_holm)}{few}."
+        )
+    return (
+        f"{NONE.capitalize()} between the {len(means)} methods; {best} has the highest mean "
+        f"({100 * means[best]:.1f}%), {gap} ahead of {second}{few}."
+    )
+
+
+def _something_found(
     means: Mapping[str, float],
-    pairs: "Sequence[Pair]",
-    seeds: int,
-    beats: list[str],
-    level: list[str],
-    found: bool,
+    own: "Mapping[str, MethodPair]",
+    beats: Sequence[str],
+    level: Sequence[str],
 ) -> str:
-    best = order[0]
+    best, second = list(means)[:2]
     figure = f"{100 * means[best]:.1f}%"
-    if len(order) == 1:
-        return f"{best} has a mean accuracy of {figure}; there is no other method to compare."
-    own = {pair.worse: pair for pair in pairs if pair.better == best}
-    if seeds == 1:
-        beaten = [label for label in order[1:] if own[label].models_differ]
-        models = (
-            f" Of these trained models, that of {best} does better than that of {_listed(beaten)}."
-            if beaten
-            else ""
-        )
-        return (
-            f"{best} is ahead in this one run ({figure}; {_gap(own[order[1]])} ahead of "
-            f"{order[1]}), but one seed cannot tell a method from luck: {NONE} without more."
-            f"{models}"
-        )
-    if not found:
-        few = f"; {seeds} seeds let only large ones show" if seeds < _FEW else ""
-        if len(order) == 2:
-            return (
-                f"{NONE.capitalize()} between {best} ({figure}) and {order[1]} "
-                f"({100 * means[order[1]]:.1f}%): {_gap(own[order[1]])} apart, "
-                f"{_p(own[order[1]])}{few}."
-            )
-        return (
-            f"{NONE.capitalize()} between the {len(order)} methods; {best} has the highest mean "
-            f"({figure}), {_gap(own[order[1]])} ahead of {order[1]}{few}."
-        )
     if not level:
-        nearest = own[order[1]]
-        rest = "" if len(order) == 2 else f", and better than the other {len(order) - 2}"
-        return (
-            f"{best} is best ({figure}): {_gap(nearest)} ahead of {order[1]} "
-            f"({_p(max(own.values(), key=lambda pair: pair.p_holm))}){rest}."
-        )
-    told = f"better than {_listed(beats)}" if beats else "not told apart from any"
+        rest = "" if len(means) == 2 else f", and better than the other {len(means) - 2}"
+        p = _p(max(pair.p_holm for pair in own.values()))
+        return f"{best} is best ({figure}): {_gap(own[second])} ahead of {second} ({p}){rest}."
     if not beats:
         return (
             f"{best} has the highest mean ({figure}), but {NONE} between it and any other method; "
             f"differences lie between the others."
         )
     return (
-        f"{best} has the highest mean ({figure}) and is {told}; {NONE} between it and "
-        f"{_listed(level)} ({_p(min((own[one] for one in level), key=lambda pair: pair.p_holm))})."
+        f"{best} has the highest mean ({figure}) and is better than {_listed(beats)}; {NONE} "
+        f"between it and {_listed(level)} ({_p(min(own[one].p_holm for one in level))})."
     )
 
 
-def _gap(pair: "Pair") -> str:
+def _gap(pair: "MethodPair") -> str:
     low, high = (100 * end for end in pair.interval)
     return f"{100 * pair.difference:.1f} points (interval {low:.1f} to {high:.1f})"
 
 
-def _p(pair: "Pair") -> str:
-    return "p < 0.001" if pair.p_holm < 0.001 else f"p = {pair.p_holm:.2g}"
+def _p(value: float) -> str:
+    return "p < 0.001" if value < 0.001 else f"p = {value:.2g}"
 
 
 def _listed(labels: Sequence[str]) -> str:
-    if len(labels) == 1:
-        return labels[0]
-    return f"{', '.join(labels[:-1])} and {labels[-1]}"
+    return " and ".join(filter(None, (", ".join(labels[:-1]), labels[-1])))
+
+
+@dataclass(frozen=True)
+class Overall:
+    """Every method's mean on every split, ranks with splits as the blocks, and a sentence."""
+
+    means: dict[str, dict[str, float]]  # by label, then split
+    ranks: Ranks
+    best: dict[str, list[str]]  # by label: the splits where it differs from all others
+    sentence: str
+
+
+def overall(comparisons: "Mapping[str, Comparison]") -> Overall | None:
+    """Compare methods over splits; None where there are not two, or no methods in common."""
+    shared = [list(own.methods) for own in comparisons.values()]
+    labels = tuple(one for one in (shared or [[]])[0] if all(one in own for own in shared))
+    if len(comparisons) < 2 or not labels:
+        return None
+    means = {
+        label: {split: own.methods[label].mean for split, own in comparisons.items()}
+        for label in labels
+    }
+    best: dict[str, list[str]] = {}
+    for split, own in comparisons.items():
+        if own.verdict.beats and not own.verdict.level:
+            best.setdefault(own.verdict.best, []).append(split)
+    units = np.array([list(own.values()) for own in means.values()])
+    return Overall(means, ranks(labels, units), best, _splits_sentence(best, len(comparisons)))
+
+
+def _splits_sentence(best: Mapping[str, list[str]], splits: int) -> str:
+    if not best:
+        return f"On none of the {splits} splits is one method better than all others."
+    parts = [
+        f"{label} is best on {len(own)} of {splits} splits"
+        for label, own in sorted(best.items(), key=lambda item: -len(item[1]))
+    ]
+    if rest := splits - sum(len(own) for own in best.values()):
+        parts.append(f"on {rest} {NONE} between the best and some other")
+    return "; ".join(parts) + "."

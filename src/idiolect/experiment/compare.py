@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 from idiolect.analysis.comparison import ALPHA, Comparison
 from idiolect.analysis.comparison import compare as compared
-from idiolect.analysis.overall import overall
-from idiolect.analysis.paired_tests import stats
+from idiolect.analysis.significance import stats
+from idiolect.analysis.verdict import overall
 from idiolect.core.checkpoint import write_whole
 from idiolect.data import Dataset
 from idiolect.engine.callbacks import Prefixed, Silent, Watch

@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from idiolect.analysis import Comparison, compare
-from idiolect.analysis.comparison import ALPHA
+from idiolect.analysis.comparison import ALPHA, Comparison, compare
 from idiolect.engine.outcome import Outcome
 from idiolect.errors import DataError, MissingExtra
 from idiolect.results import data_record, document, statistics, trace

@@ -6,7 +6,7 @@ from planted_rows import GROUPS, planted, result
 
 from idiolect.analysis import compare, fixed_clients
 from idiolect.analysis.comparison import fitting
-from idiolect.analysis.paired_tests import holm
+from idiolect.analysis.significance import holm
 from idiolect.engine.outcome import RIGHT
 from idiolect.errors import ConfigError
 from idiolect.experiment.build import build_jobs
