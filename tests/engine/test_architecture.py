@@ -73,7 +73,7 @@ class Seen(nn.Linear):
 def test_clients_one_by_one_have_torchs_own_layers(kind, layer):
     Seen.met.clear()
     worlds.simulation(FedAvg(), worlds.federation(), kind=kind, build=Seen).advance()
-    assert set(Seen.met) == {layer}
+    assert set(Seen.met) - {"Identity"} == {layer}  # that stands for the head where it is sought
 
 
 def test_a_network_that_vmap_cannot_map_has_torchs_own_layers():
