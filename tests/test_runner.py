@@ -212,7 +212,7 @@ def test_globals_and_models_are_kept_and_can_be_loaded(tmp_path):
     kept = sorted((tmp_path / "globals" / "FedAvg").iterdir())
     assert [path.name for path in kept] == [f"round-{n:04d}.safetensors" for n in range(1, 7)]
     simulation = job.simulation()
-    last, _ = checkpoint.load(kept[-1], tuple(simulation.states))
+    last = checkpoint.fitted(tuple(simulation.states), checkpoint.read(kept[-1])[0], kept[-1])
     model = load_model(tmp_path, "FedAvg", 1, "client 3")
     for name, leaf in tree.named(last[1]).items():
         assert torch.equal(model[name], leaf)

@@ -135,7 +135,6 @@ def scheduled(make):
 @pytest.mark.parametrize(
     ("ours", "theirs"),
     [
-        (optim.constant(), lambda rule: torch.optim.lr_scheduler.ConstantLR(rule, 1.0)),
         (optim.exponential(0.7), lambda rule: torch.optim.lr_scheduler.ExponentialLR(rule, 0.7)),
         (optim.step_decay(3, 0.5), lambda rule: torch.optim.lr_scheduler.StepLR(rule, 3, 0.5)),
         (optim.cosine(15), lambda rule: torch.optim.lr_scheduler.CosineAnnealingLR(rule, 15)),

@@ -138,25 +138,25 @@ def test_a_form_without_room_says_so_and_nothing_else(chip):
         autotune.milliseconds(form)
 
 
-def five_steps(folder, chip):
+def five_steps(graphs, chip):
     def step(number, carry):
         chip.launch("step")
         return carry
 
-    folder.fold(step, torch.zeros(()), 5, torch.device("cpu"))
+    graphs.scan(step, torch.zeros(()), 5, torch.device("cpu"))
 
 
 def test_a_round_is_recorded_by_the_folder_that_folds_in_it(chip):
     """Of a fold with slow steps two are recorded as they come, then one, to be replayed."""
-    folder, tape = graph_scan.Folder(), Tape()
-    folder._slow = True
+    graphs, tape = graph_scan.GraphScan(), Tape()
+    graphs._slow = True
 
     def work():
         chip.launch("before")
-        five_steps(folder, chip)
+        five_steps(graphs, chip)
         return "made"
 
-    assert folder.record(tape, work) == "made"
+    assert graphs.record(tape, work) == "made"
     tape.replay()
     assert chip.done == ["before", *5 * ["step"]]
     assert [times for _, times in tape._parts] == [1, 3, 1]
@@ -164,15 +164,15 @@ def test_a_round_is_recorded_by_the_folder_that_folds_in_it(chip):
 
 def test_a_round_that_needs_a_warm_up_folds_in_it_as_it_comes(chip):
     """It is done once, five steps; then it is recorded, and replayed like any other."""
-    folder, tape = graph_scan.Folder(), Tape()
-    folder._slow = True
+    graphs, tape = graph_scan.GraphScan(), Tape()
+    graphs._slow = True
 
     def work():
         if chip.capturing is not None and not chip.done:
             raise RuntimeError("no workspace yet")
-        five_steps(folder, chip)
+        five_steps(graphs, chip)
 
-    folder.record(tape, work)
+    graphs.record(tape, work)
     assert tape.warmed and chip.done == 5 * ["step"]
     tape.replay()
     assert chip.done == 10 * ["step"]

@@ -1,6 +1,6 @@
 """What a client's batches are, and how they are asked for: the words between data and methods."""
 
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, Required, TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -76,10 +76,10 @@ class Request(NamedTuple):
 
     stream: str
     batch: int
-    epochs: int
-    steps: int  # 0: as many as the epochs take
-    shuffled: bool
-    call: int
+    epochs: int = 1
+    steps: int = 0  # 0: as many as the epochs take
+    shuffled: bool = True
+    call: int = 0  # number of the request in the client's round
     sample: int = 0  # of the public examples, drawn anew each round and alike for all; 0: all
     ago: int = 0  # the sample of so many rounds before
     share: float = 1.0  # of a client's own examples: a random subset, fixed for the request
@@ -87,6 +87,17 @@ class Request(NamedTuple):
     def subset(self, held: int) -> int:
         """Return how many of a client's examples are used: the share, rounded down, at least 1."""
         return held if self.share == 1 else min(held, max(1, int(self.share * held + 1e-9)))
+
+
+class Batching(TypedDict, total=False):
+    """The options of `Local.scan` and `Local.fit`: fields of `Request`."""
+
+    batch: Required[int]
+    epochs: int
+    steps: int
+    sample: int
+    ago: int
+    share: float
 
 
 class Plan(NamedTuple):

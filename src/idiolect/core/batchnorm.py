@@ -2,8 +2,8 @@
 
 `torch.nn.BatchNorm2d` would normalise by padded examples too, and write its running statistics in
 place, past the mask and out of sight of checkpoint and server. Here padding has no weight, and the
-running statistics are leaves of the parameters' tree that no gradient reaches: a gradient tells how
-far they drift instead (`tree.Drift`), and the step that applies it moves them.
+running statistics are leaves of the parameters' tree that no gradient reaches: a gradient
+holds how far they drift instead (`tree.Drift`), and the step that applies it moves them.
 """
 
 import math
@@ -29,7 +29,7 @@ class Seen(NamedTuple):
     layer: "BatchNorm"
     mean: Tensor
     variance: Tensor  # unbiased
-    known: Tensor  # whether there were two values to tell a variance from
+    known: Tensor  # whether there were two values, which a variance needs
 
 
 class Pass:
@@ -42,7 +42,7 @@ class Pass:
 
 @contextmanager
 def masked(weight: Tensor) -> Iterator[Pass]:
-    """Tell the layers of the network that runs inside which examples are real."""
+    """Give the layers of the network that runs inside the weight of each example."""
     before = getattr(_HERE, "now", None)
     _HERE.now = Pass(weight)
     try:
@@ -73,7 +73,7 @@ class BatchNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Normalise by the batch in training, by the running statistics otherwise."""
         if not self.training:
-            # Averages of variances are none below zero; noise added to them may be.
+            # A variance that noise was added to may be below zero.
             return self._scaled(x, self.running_mean, self.running_var.clamp(min=0))
         now: Pass | None = getattr(_HERE, "now", None)
         alone = now is None
@@ -129,7 +129,7 @@ class Moving:
         self._passes: list[tuple[bool, dict[str, tuple[Tensor, Tensor, float]]]] = []
 
     def note(self, params: Mapping[str, Tensor], names: Mapping[nn.Module, str], ran: Pass) -> None:
-        """Take down a pass that a network made with some parameters."""
+        """Note a pass that a network made with some parameters."""
         own = all(params.get(name) is leaf for name, leaf in self._start.items())
         for seen in ran.seen:
             moves = {

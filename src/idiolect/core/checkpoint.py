@@ -24,7 +24,7 @@ def save(path: Path, kept: Tree, meta: Mapping[str, Any], *, private: bool = Tru
     """Write a tree and its metadata; whatever happens, `path` holds the old file or the new one.
 
     A `private` file, and a folder that is made for it, can be read by its owner alone: models and
-    personal state tell of the data they were trained on.
+    personal state reveal something of the data they were trained on.
     """
     from safetensors.torch import save as encoded
 
@@ -62,17 +62,11 @@ def read(path: Path) -> tuple[dict[str, Tensor], Meta]:
     return named, meta
 
 
-def load(path: Path, template: Tree) -> tuple[Tree, Meta]:
-    """Return the tree, in the template's form, and the metadata; other names or shapes are told."""
-    named, meta = read(path)
-    return fitted(template, named, path), meta
-
-
 def fitted(template: Tree, values: Mapping[str, Tensor], path: Path) -> Tree:
-    """Give named leaves the template's form, refusing what a changed method or network wrote."""
+    """Give named leaves the template's form; raise where another method or network wrote them."""
     for name, leaf in tree.named(template).items():
         if name not in values:
-            continue  # told below, with the count
+            continue  # raised below, with the count
         found, wanted = values[name], leaf
         if found.shape != wanted.shape or found.dtype != wanted.dtype:
             raise CheckpointError(
@@ -125,9 +119,7 @@ def _umask() -> int:
 
 
 def _sync_folder(folder: Path) -> None:
-    if (
-        os.name != "posix"
-    ):  # elsewhere a folder cannot be opened, and the rename is the best there is
+    if os.name != "posix":  # elsewhere a folder cannot be opened
         return
     handle = os.open(folder, os.O_RDONLY)
     try:

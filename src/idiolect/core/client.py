@@ -8,15 +8,15 @@ padding alone leaves the carry as it was.
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
 from torch.func import grad
 
 from idiolect.core import batchnorm, losses, tree
-from idiolect.core.batches import Batch, Plan, Plans, Pool, Request
-from idiolect.core.graph_scan import Folder
+from idiolect.core.batches import Batch, Batching, Plan, Plans, Pool, Request
+from idiolect.core.graph_scan import GraphScan
 from idiolect.core.network import Network, Part
 from idiolect.core.optim import Optimiser
 from idiolect.core.randomness import Random
@@ -26,35 +26,13 @@ from idiolect.errors import MethodError
 __all__ = ["Batch", "Local", "Loss", "Network", "Plan", "Plans", "Pool", "Request"]
 
 Loss = Callable[[Any, Batch], Tensor]
-_READY = 1 << 28  # bytes of decoded examples that a block holds ready on a GPU
+_READY = 1 << 28  # bytes of decoded examples that a block may hold on a GPU
 
 
 def _ordered(like: Params, *parts: Mapping[str, Any]) -> dict[str, Any]:
     """Put parts of a tree of parameters together again, in the order they had."""
     whole = {name: leaf for part in parts for name, leaf in part.items()}
     return {name: whole[name] for name in like}
-
-
-class _Watched:
-    """Plans whose requests someone looks at, and may refuse by raising."""
-
-    def __init__(self, plans: Plans, look: Callable[[Request], None]) -> None:
-        self._plans = plans
-        self._look = look
-
-    def ask(self, request: Request) -> Plan:
-        """Return the plan for a request."""
-        self._look(request)
-        return self._plans.ask(request)
-
-    def keys(self) -> Tensor:
-        """Return each client's key for random numbers."""
-        return self._plans.keys()
-
-    @property
-    def clients(self) -> int:
-        """How many clients work side by side."""
-        return self._plans.clients
 
 
 class Local:
@@ -70,11 +48,11 @@ class Local:
         stacked: bool,
         initial: Params | None = None,
         channels_last: bool = False,
-        folder: Folder | None = None,
+        graphs: GraphScan | None = None,
     ) -> None:
         """`channels_last` lays out images so; some networks are faster then on a CPU.
 
-        With a `folder`, folds may be captured in pieces on CUDA.
+        With `graphs`, scans may be captured in pieces on CUDA.
         """
         self.size = size  # number of training examples
         self.round = round  # rounds completed before this one
@@ -84,18 +62,19 @@ class Local:
         self._stacked = stacked
         self._initial = initial
         self._channels_last = channels_last
-        self._folder = folder
+        self._graphs = graphs
         self._calls = 0
+        self._look: Callable[[Request], None] | None = None
         self.random = Random(lambda: plans.keys()[slot], size)
         self._statistics = frozenset().union(*(own.statistics for own in networks.values()))
         self._moving: list[batchnorm.Moving] = []  # of the gradients being taken, innermost last
-        self._shown: tuple[Tensor, Tensor] | None = None  # the last batch's examples and weights
+        self._last_batch: tuple[Tensor, Tensor] | None = None  # its examples and weights
 
     def watched(self, look: Callable[[Request], None]) -> "Local":
-        """Return the same client's data, where `look` sees each request for batches first."""
-        seen = copy.copy(self)
-        seen._plans = _Watched(self._plans, look)
-        return seen
+        """Return the same client's data; `look` sees each request first, and may raise."""
+        watched = copy.copy(self)
+        watched._look = look
+        return watched
 
     @property
     def initial(self) -> Params:
@@ -169,8 +148,8 @@ class Local:
         chosen = self._networks[network]
         if not training or not chosen.statistics:
             return chosen(params, x, training, part)
-        if weight is None and self._shown is not None and x is self._shown[0]:
-            weight = self._shown[1]
+        if weight is None and self._last_batch is not None and x is self._last_batch[0]:
+            weight = self._last_batch[1]
         if weight is None:
             raise MethodError(
                 "the network has batch normalisation, which cannot tell padding among examples "
@@ -215,57 +194,46 @@ class Local:
                 self._moving.pop()
 
         if not trained:  # a normalisation without scale and shift, trained by itself
-            slope, (_, moved) = {}, objective({})
+            gradient, (_, moved) = {}, objective({})
         elif self._stacked:
-            slope, moved = grad(objective, has_aux=True)(trained)
+            gradient, moved = grad(objective, has_aux=True)(trained)
         else:
             # Plain autograd is the same gradient with less overhead than the functional transform.
             at = {name: value.detach().requires_grad_() for name, value in trained.items()}
             value, moved = objective(at)
-            slopes = torch.autograd.grad(
+            leaves = torch.autograd.grad(
                 value, list(at.values()), allow_unused=True, materialize_grads=True
             )
-            slope = dict(zip(at, slopes, strict=True))
+            gradient = dict(zip(at, leaves, strict=True))
         drifts = {name: tree.Drift(by) for name, by in moved.items()}
-        return _ordered(params, slope, drifts)
+        return _ordered(params, gradient, drifts)
 
     def scan(
         self,
         step: Callable[[Any, Batch], Any],
         carry: Any,
         stream: str = "train",
-        *,
-        batch: int,
-        epochs: int = 1,
-        steps: int = 0,
-        sample: int = 0,
-        ago: int = 0,
-        share: float = 1.0,
+        **batching: Unpack[Batching],
     ) -> Any:
-        """Fold `step` over shuffled batches: whole epochs, or a number of steps.
+        """Fold `step` over shuffled batches of size `batch`: whole `epochs` (1), or some `steps`.
 
         Of the public stream, `sample` takes the examples drawn for this round, the same for
         everyone, or those of some rounds `ago`: server and clients know them by the seed alone.
         Of a client's own examples, `share` takes a random subset, the same in all epochs of the
         call and another in the next; at least one example.
         """
-        plan = self._ask(stream, batch, epochs, steps, True, sample, ago, share)
-        # Replays leave nothing to go back through, where a gradient of the whole fold is wanted.
-        folder = None if self._moving else self._folder
-        if folder is not None and folder.worth(plan.rows.shape[1], plan.rows.device):
-            return self._folded(folder, step, carry, plan)
-        outer = self.random.enter()
-        for number, now in enumerate(self._batches(plan, training=True)):
-            self.random.step(number)
-            new = step(carry, now)
-            # Where every client has examples the mask is known, and its copy is saved.
-            certain = number < plan.certain
-            carry = new if certain else tree.where(now.weight.sum() > 0, new, carry)
-        self.random.leave(outer)
+        plan = self._plan(stream, True, **batching)
+        # A replayed graph has no backward pass, where a gradient of the whole scan is wanted.
+        graphs = None if self._moving else self._graphs
+        if graphs is not None and graphs.worth(plan.rows.shape[1], plan.rows.device):
+            return self._captured_scan(graphs, step, carry, plan)
+        for number, batch in enumerate(self._batches(plan, training=True)):
+            # Where every client has examples no mask is needed, which saves a copy.
+            carry = _stepped(step, carry, batch, certain=number < plan.certain)
         return carry
 
-    def _folded(
-        self, folder: Folder, step: Callable[[Any, Batch], Any], carry: Any, plan: Plan
+    def _captured_scan(
+        self, graphs: GraphScan, step: Callable[[Any, Batch], Any], carry: Any, plan: Plan
     ) -> Any:
         """Do as `scan` does, with batches that are looked up by the number of the step."""
         rows, weights = plan.rows[self._slot], plan.weight[self._slot]
@@ -276,17 +244,15 @@ class Local:
             row, weight = rows.index_select(0, number)[0], weights.index_select(0, number)[0]
             place = None if places is None else places.index_select(0, number)[0]
             x, y = plan.pool.examples(row), plan.pool.labels(row)
-            now = self._batch(x, y, weight, row, True, place)
+            batch = self._batch(x, y, weight, row, True, place)
             self.random.step(number[0])
-            new = step(carry, now)
-            certain = steps <= plan.certain
-            return new if certain else tree.where(now.weight.sum() > 0, new, carry)
+            return _stepped(step, carry, batch, certain=steps <= plan.certain)
 
         outer = self.random.enter()
-        folded = folder.fold(numbered, carry, steps, plan.rows.device)
+        result = graphs.scan(numbered, carry, steps, plan.rows.device)
         self.random.leave(outer)
-        self._shown = None  # else the memory of the graph would be held on to
-        return folded
+        self._last_batch = None  # else the memory of the graph would be held on to
+        return result
 
     def fit(
         self,
@@ -294,33 +260,16 @@ class Local:
         params: Params,
         optimiser: Optimiser,
         stream: str = "train",
-        *,
-        batch: int,
-        epochs: int = 1,
-        steps: int = 0,
-        sample: int = 0,
-        ago: int = 0,
-        share: float = 1.0,
+        **batching: Unpack[Batching],
     ) -> Params:
-        """Minimise a batch loss from `params` with a fresh optimiser; see `scan` for the rest."""
+        """Minimise a batch loss from `params` with a fresh optimiser; batches are as in `scan`."""
 
-        def step(carry: Any, now: Batch) -> Any:
+        def step(carry: Any, batch: Batch) -> Any:
             params, memory = carry
-            return optimiser.step(params, self.gradient(loss, params, now), memory)
+            return optimiser.step(params, self.gradient(loss, params, batch), memory)
 
-        start = (params, optimiser.init(params))
         fitted: Params
-        fitted, _ = self.scan(
-            step,
-            start,
-            stream,
-            batch=batch,
-            epochs=epochs,
-            steps=steps,
-            sample=sample,
-            ago=ago,
-            share=share,
-        )
+        fitted, _ = self.scan(step, (params, optimiser.init(params)), stream, **batching)
         return fitted
 
     def mean(self, fn: Callable[[Batch], Tree], stream: str = "val", *, batch: int = 500) -> Tree:
@@ -331,17 +280,14 @@ class Local:
     def total(
         self, fn: Callable[[Batch], Tree], stream: str = "val", *, batch: int = 500
     ) -> tuple[Tree, Tensor]:
-        """Add fn(batch), a mean, up over a stream's labels; return how many they are as well."""
-        plan = self._ask(stream, batch, 1, 0, shuffled=False)
-        total, seen = None, torch.zeros_like(plan.weight[self._slot][0, 0])
-        outer = self.random.enter()
-        for number, now in enumerate(self._batches(plan, training=False)):
-            self.random.step(number)
+        """Add fn(batch), a mean, up over a stream's labels; return the number of labels as well."""
+        plan = self._plan(stream, False, batch=batch)
+        total, count = None, torch.zeros_like(plan.weight[self._slot][0, 0])
+        for now in self._batches(plan, training=False):
             labels = now.weight.sum()
             part = tree.scale(labels, fn(now))
-            total, seen = part if total is None else tree.add(total, part), seen + labels
-        self.random.leave(outer)
-        return total, seen
+            total, count = part if total is None else tree.add(total, part), count + labels
+        return total, count
 
     def rows(
         self,
@@ -352,17 +298,13 @@ class Local:
         sample: int = 0,
         ago: int = 0,
     ) -> Tensor:
-        """Give fn's output for every example of a stream that all clients hold, in its order.
+        """Return fn's output for every example of a stream that all clients hold, in its order.
 
         `sample` and `ago` choose among public examples as in `scan`.
         """
-        plan = self._ask(stream, batch, 1, 0, False, sample, ago)
-        outer, parts = self.random.enter(), []
-        for number, now in enumerate(self._batches(plan, training=False)):
-            self.random.step(number)
-            parts.append(fn(now))
-        self.random.leave(outer)
-        return torch.cat(parts)[: plan.longest]
+        plan = self._plan(stream, False, batch=batch, sample=sample, ago=ago)
+        outputs = [fn(now) for now in self._batches(plan, training=False)]
+        return torch.cat(outputs)[: plan.longest]
 
     def each(self, fn: Callable[..., Tree], *rows: Tree) -> Tree:
         """Apply fn to each row of the given stacks and stack the results; all see equal batches.
@@ -400,17 +342,9 @@ class Local:
         """
         return torch.stack([self.size.new_full((), value) for value in values])
 
-    def _ask(
-        self,
-        stream: str,
-        batch: int,
-        epochs: int,
-        steps: int,
-        shuffled: bool,
-        sample: int = 0,
-        ago: int = 0,
-        share: float = 1.0,
-    ) -> Plan:
+    def _plan(self, stream: str, shuffled: bool, **batching: Unpack[Batching]) -> Plan:
+        """Return the client's batches; each shuffled request of a round has its own order."""
+        share = batching.get("share", 1.0)
         if not 0 < share <= 1 or (share < 1 and stream == "public"):
             raise MethodError(
                 f"share is {share} of the {stream} examples, expected above 0 and at most 1; of "
@@ -418,17 +352,23 @@ class Local:
             )
         call = self._calls if shuffled else 0
         self._calls += shuffled
-        request = Request(stream, batch, epochs, steps, shuffled, call, sample, ago, share)
+        request = Request(stream, shuffled=shuffled, call=call, **batching)
+        if self._look is not None:
+            self._look(request)
         return self._plans.ask(request)
 
     def _batches(self, plan: Plan, training: bool) -> Iterator[Batch]:
+        """Yield the batches of a plan; in each step random numbers begin anew."""
         rows, weight = plan.rows[self._slot], plan.weight[self._slot]
         places = None if plan.places is None else plan.places[self._slot]
         # Cut once a round rather than once a step: each piece costs as much as a small product.
         order, weights = rows.unbind(0), weight.unbind(0)
-        for step, (x, y) in enumerate(_taken(plan, rows)):
+        outer = self.random.enter()
+        for step, (x, y) in enumerate(_examples(plan, rows)):
             place = None if places is None else places[step]
+            self.random.step(step)
             yield self._batch(x, y, weights[step], order[step], training, place)
+        self.random.leave(outer)
 
     def _batch(
         self,
@@ -441,15 +381,21 @@ class Local:
     ) -> Batch:
         if self._channels_last and x.dim() == 4:
             x = x.contiguous(memory_format=torch.channels_last)
-        self._shown = (x, weight)
+        self._last_batch = (x, weight)
         if inner := y.dim() - weight.dim():  # a label for each place of a sequence
             weight = weight.reshape(*weight.shape, *[1] * inner) * (y >= 0).to(weight.dtype)
             y = y.clamp(min=0)  # any class will do where nothing is counted
         return Batch(x, y, weight, row, training, place)
 
 
-def _taken(plan: Plan, rows: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Take the examples and labels of each step."""
+def _stepped(step: Callable[[Any, Batch], Any], carry: Any, batch: Batch, certain: bool) -> Any:
+    """Do a step of a scan; a batch of padding alone leaves the carry as it was."""
+    new = step(carry, batch)
+    return new if certain else tree.where(batch.weight.sum() > 0, new, carry)
+
+
+def _examples(plan: Plan, rows: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield the examples and labels of each step."""
     span = _span(plan)
     labels = plan.pool.labels(rows).unbind(0)
     if span == 1:
@@ -462,9 +408,9 @@ def _taken(plan: Plan, rows: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def _span(plan: Plan) -> int:
-    """Return of how many steps the examples are taken at once: one, or what a GPU may hold ready.
+    """Return of how many steps the examples are taken at once: 1, or more on a GPU.
 
-    Taking and decoding a batch is work of a moment for a GPU, but each piece has to be started.
+    Taking and decoding a batch is quick on a GPU, but each kernel has to be launched.
     """
     x, rows = plan.pool.x, plan.rows
     numbers = rows[:, 0].numel() * max(1, x[:1].numel())

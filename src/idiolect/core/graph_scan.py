@@ -1,10 +1,10 @@
-"""Folds over many batches on CUDA: some steps are captured as a graph, and replayed for the others.
+"""Scans over many batches on CUDA: some steps are captured as a graph, and replayed for the others.
 
-The kernels of a small step take longer to launch than to run. A round that comes again is captured
-whole (`simulate.graph`); what is done but once, as adapting after the last round is, gains by being
-captured in pieces: some steps on end, from and to buffers that hold the carry. Where the host needs
-long for a single step, as for deep networks, a piece is one step, in captured rounds as well: else
-recording them would take longer than all that is saved.
+The kernels of a small step take longer to launch than to run. A round that is repeated is captured
+whole (`engine.captured`); a scan that is done once, such as adapting after the last round, is
+captured in pieces: some steps in a row, from and to buffers that hold the carry. Where the host
+needs long for a single step, as for deep networks, a piece is one step, in captured rounds as well:
+else recording them would take longer than is saved.
 """
 
 import time
@@ -20,23 +20,23 @@ from idiolect.core.tree import Tree
 from idiolect.kernels.cuda_graph import Tape, make_room
 
 PIECE = 8  # steps of a graph
-_EAGER = 2  # first steps: here handles, plans and choices are made, and the carry gets its form
-_WORTH = 4  # pieces that there should be
-_SLOW = 0.03  # seconds of the host for a step, from which on it is a piece by itself
+_EAGER = 2  # first steps: they create handles, plans and tuning choices, and the form of the carry
+_WORTH = 4  # pieces from which on capturing pays
+_SLOW = 0.03  # seconds of the host for a step from which on it is a piece by itself
 
 Step = Callable[[Tensor, Tree], Tree]
 """step(number, carry): the number of the step as a tensor [1], which a graph can count up."""
 
 
-class Folder:
-    """Does the folds of a block's rounds, and remembers whether its steps are slow to launch."""
+class GraphScan:
+    """Does the scans of a block's rounds, and remembers whether its steps are slow to launch."""
 
     def __init__(self) -> None:
         self._slow: bool | None = None  # unknown as yet
-        self._tape: Tape | None = None  # on which a whole round is being recorded
+        self._tape: Tape | None = None  # that records a whole round
 
     def worth(self, steps: int, device: torch.device) -> bool:
-        """Say whether a fold of so many steps had better be captured, and can be here and now."""
+        """Say whether a scan of so many steps is worth capturing, and can be captured now."""
         if device.type != "cuda":
             return False
         if torch.cuda.is_current_stream_capturing():
@@ -44,7 +44,7 @@ class Folder:
         return steps >= _EAGER + _WORTH * PIECE or (self._slow is not False and steps > _EAGER)
 
     def record(self, tape: Tape, work: Callable[[], Tree]) -> Tree:
-        """Record a whole round; of folds with slow steps, a single one of them."""
+        """Record a whole round; of scans with slow steps, a single step."""
         make_room()
         self._tape = tape
         try:
@@ -52,7 +52,7 @@ class Folder:
         finally:
             self._tape = None
 
-    def fold(self, step: Step, carry: Tree, steps: int, device: torch.device) -> Tree:
+    def scan(self, step: Step, carry: Tree, steps: int, device: torch.device) -> Tree:
         """Do all steps; the first ones, and those that fill no piece, one by one."""
         number = torch.zeros(1, dtype=torch.int64, device=device)
         tape, took = self._tape if self._tape and self._tape.recording else None, []
@@ -80,7 +80,7 @@ class Folder:
                 old.copy_(new)
             number.add_(long)
 
-        outer, self._tape = self._tape, None  # a fold within a step is done as it comes
+        outer, self._tape = self._tape, None  # a scan within a step is not captured
         try:
             (tape.repeat if tape else repeat)(piece, (left - few) // long)
         finally:
@@ -89,9 +89,9 @@ class Folder:
 
 
 def repeat(piece: Callable[[], None], times: int) -> None:
-    """Do something that changes its buffers again and again: recorded, then replayed.
+    """Repeat something that changes its buffers: recorded, then replayed.
 
-    What cannot be captured is done as it comes, and says so.
+    What cannot be captured is run step by step, with a warning.
     """
     tape, again = Tape(), piece
     make_room()

@@ -36,7 +36,7 @@ def cross_entropy(logits: Tensor, labels: Tensor, weight: Tensor) -> Tensor:
 
 
 def right(logits: Tensor, labels: Tensor) -> Tensor:
-    """Say of which labels the logit is the highest; a NaN among them is no answer."""
+    """Return for each label whether its logit is the highest; a NaN among them is no answer."""
     # argmax calls NaN the highest, so a broken model would be right about the first class.
     return (logits.argmax(-1) == labels) & ~logits.isnan().any(-1)
 

@@ -46,12 +46,12 @@ def sgd(
 
 
 def _moving_statistics(step: Step) -> Step:
-    """Let running statistics drift as the gradient says: no rate, momentum or decay is theirs."""
+    """Move running statistics by the gradient's drifts: no rate, momentum or decay applies."""
 
     def both(params: Tree, grads: Tree, memory: Tree) -> tuple[Tree, Tree]:
         if not tree.drifting(grads):
             return step(params, grads, memory)
-        stepped, memory = step(params, tree.slopes(grads), memory)
+        stepped, memory = step(params, tree.without_drifts(grads), memory)
         return tree.drifted(grads, params, stepped), memory
 
     return both
@@ -95,7 +95,7 @@ def adam(
 
 
 def _less_power(keep: float, taken: Tensor) -> Tensor:
-    """Return 1 - keep^taken; written so, 1 - 0.999 would keep four digits in single precision."""
+    """Return 1 - keep^taken; `1 - 0.999` would keep four digits in single precision."""
     return -torch.expm1(taken * math.log(keep)) if keep else torch.ones_like(taken)
 
 
@@ -111,11 +111,6 @@ def clipped(inner: Optimiser, max_norm: float) -> Optimiser:
 
 Schedule = Callable[[Tensor], Tensor]
 """The factor on the base learning rate after a number of rounds, as `torch.optim.lr_scheduler`."""
-
-
-def constant() -> Schedule:
-    """Keep the base rate."""
-    return lambda t: torch.ones_like(t, dtype=torch.float32)
 
 
 def exponential(gamma: float) -> Schedule:

@@ -31,8 +31,8 @@ class Random:
     def __init__(self, key: Callable[[], Tensor], like: Tensor) -> None:
         """`key` is the client's, a whole number; `like` has the type of the numbers wanted."""
         self._key, self._like = key, like
-        self._at: list[int | Tensor] = []  # folds that are being done: their number and step
-        self._calls = 0
+        self._at: list[int | Tensor] = []  # the scans under way: number and step of each
+        self.calls = 0  # draws and scans so far at this place
 
     def uniform(self, shape: int | Sequence[int] = ()) -> Tensor:
         """Draw numbers from 0 to 1, 1 excluded."""
@@ -52,37 +52,28 @@ class Random:
     def _whole(self, shape: int | Sequence[int]) -> Tensor:
         size = (shape,) if isinstance(shape, int) else tuple(shape)
         key = self._key()
-        for number in (*self._at, self._calls):
+        for number in (*self._at, self.calls):
             key = _mixed(key * _FIRST + _GOLDEN + number)
-        self._calls += 1
+        self.calls += 1
         count = torch.arange(math.prod(size), device=key.device)
         return _mixed(key + (count + 1) * _GOLDEN).reshape(size)
 
     # Where a call stands, so that padding and the width of a block move nobody's numbers.
 
     def enter(self) -> tuple[int, list[int | Tensor]]:
-        """Begin a fold: its steps have numbers of their own."""
-        outer = (self._calls + 1, self._at)
-        self._at = [*self._at, self._calls, 0]
+        """Begin a scan: its steps have numbers of their own."""
+        outer = (self.calls + 1, self._at)
+        self._at = [*self._at, self.calls, 0]
         return outer
 
     def step(self, number: int | Tensor) -> None:
-        """Begin a step of the fold."""
+        """Begin a step of the scan."""
         self._at = [*self._at[:-1], number]
-        self._calls = 0
+        self.calls = 0
 
     def leave(self, outer: tuple[int, list[int | Tensor]]) -> None:
-        """End the fold."""
-        self._calls, self._at = outer
-
-    @property
-    def calls(self) -> int:
-        """How often something was drawn or folded at this place."""
-        return self._calls
-
-    @calls.setter
-    def calls(self, number: int) -> None:
-        self._calls = number
+        """End the scan."""
+        self.calls, self._at = outer
 
 
 def keys(seeds: Sequence[int], clients: Sequence[int], round: int) -> np.ndarray:
@@ -101,80 +92,46 @@ def _mixed(value: Tensor) -> Tensor:
     return value ^ ((value >> 31) & ((1 << 33) - 1))
 
 
-_A = (
-    3.3871328727963666080,
-    133.14166789178437745,
-    1971.5909503065514427,
-    13731.693765509461125,
-    45921.953931549871457,
-    67265.770927008700853,
-    33430.575583588128105,
-    2509.0809287301226727,
+# fmt: off
+# AS 241: numerator and denominator of a ratio near the centre, in the tails, and far out.
+_CENTRE = (
+    (3.3871328727963666080, 133.14166789178437745, 1971.5909503065514427, 13731.693765509461125,
+     45921.953931549871457, 67265.770927008700853, 33430.575583588128105, 2509.0809287301226727),
+    (1.0, 42.313330701600911252, 687.18700749205790830, 5394.1960214247511077,
+     21213.794301586595867, 39307.895800092710610, 28729.085735721942674, 5226.4952788528545610),
 )
-_B = (
-    1.0,
-    42.313330701600911252,
-    687.18700749205790830,
-    5394.1960214247511077,
-    21213.794301586595867,
-    39307.895800092710610,
-    28729.085735721942674,
-    5226.4952788528545610,
+_TAIL = (
+    (1.42343711074968357734, 4.63033784615654529590, 5.76949722146069140550, 3.64784832476320460504,
+     1.27045825245236838258, 0.241780725177450611770, 0.0227238449892691845833,
+     7.74545014278341407640e-4),
+    (1.0, 2.05319162663775882187, 1.67638483018380384940, 0.689767334985100004550,
+     0.148103976427480074590, 0.0151986665636164571966, 5.47593808499534494600e-4,
+     1.05075007164441684324e-9),
 )
-_C = (
-    1.42343711074968357734,
-    4.63033784615654529590,
-    5.76949722146069140550,
-    3.64784832476320460504,
-    1.27045825245236838258,
-    0.241780725177450611770,
-    0.0227238449892691845833,
-    7.74545014278341407640e-4,
+_FAR = (
+    (6.65790464350110377720, 5.46378491116411436990, 1.78482653991729133580,
+     0.296560571828504891230, 0.0265321895265761230930, 0.00124266094738807843860,
+     2.71155556874348757815e-5, 2.01033439929228813265e-7),
+    (1.0, 0.599832206555887937690, 0.136929880922735805310, 0.0148753612908506148525,
+     7.86869131145613259100e-4, 1.84631831751005468180e-5, 1.42151175831644588870e-7,
+     2.04426310338993978564e-15),
 )
-_D = (
-    1.0,
-    2.05319162663775882187,
-    1.67638483018380384940,
-    0.689767334985100004550,
-    0.148103976427480074590,
-    0.0151986665636164571966,
-    5.47593808499534494600e-4,
-    1.05075007164441684324e-9,
-)
-_E = (
-    6.65790464350110377720,
-    5.46378491116411436990,
-    1.78482653991729133580,
-    0.296560571828504891230,
-    0.0265321895265761230930,
-    0.00124266094738807843860,
-    2.71155556874348757815e-5,
-    2.01033439929228813265e-7,
-)
-_F = (
-    1.0,
-    0.599832206555887937690,
-    0.136929880922735805310,
-    0.0148753612908506148525,
-    7.86869131145613259100e-4,
-    1.84631831751005468180e-5,
-    1.42151175831644588870e-7,
-    2.04426310338993978564e-15,
-)
+# fmt: on
 
 
 def _quantile(p: Tensor) -> Tensor:
     """Return where the normal distribution has so much on its left."""
     q = p - 0.5
     r = 0.180625 - q * q
-    centre = q * _ratio(_A, _B, r)
+    centre = q * _ratio(_CENTRE, r)
     tail = torch.where(q < 0, p, 1 - p)
     root = (-_log(tail)).clamp(min=0).sqrt()
-    outer = torch.where(root <= 5, _ratio(_C, _D, root - 1.6), _ratio(_E, _F, root - 5))
+    outer = torch.where(root <= 5, _ratio(_TAIL, root - 1.6), _ratio(_FAR, root - 5))
     return torch.where(q.abs() <= 0.425, centre, torch.where(q < 0, -outer, outer))
 
 
-def _ratio(upper: Sequence[float], lower: Sequence[float], x: Tensor) -> Tensor:
+def _ratio(factors: Sequence[Sequence[float]], x: Tensor) -> Tensor:
+    upper, lower = factors
     return _polynomial(upper, x) / _polynomial(lower, x)
 
 

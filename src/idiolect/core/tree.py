@@ -23,10 +23,10 @@ Params = dict[str, Tensor]
 
 
 class Drift(NamedTuple):
-    """A place of a gradient where parameters have a running statistic: how far it moves.
+    """A leaf of a gradient where parameters have a running statistic: how far the statistic moves.
 
-    It is no slope. Applied to parameters it moves them by just that, whatever the factor or the
-    sign of the step; products and norms pass over it.
+    It is no derivative. Applied to parameters it moves them by just that, whatever the factor or
+    the sign of the step; products and norms leave it out.
     """
 
     by: Tensor
@@ -42,8 +42,7 @@ def map(fn: Callable[..., Any], *trees: Tree) -> Tree:
 def _plain(*trees: Tree) -> bool:
     """Say whether trees are dicts of tensors with the same names, as parameters are.
 
-    They are what every step handles, and torch's way through any tree takes longer than small
-    arithmetic.
+    Every step handles these, and torch's general traversal takes longer than small arithmetic.
     """
     first = trees[0]
     return all(
@@ -62,7 +61,7 @@ def leaves(tree: Tree) -> list[Tensor]:
 
 
 def _gather(tree: Tree, found: list[Tensor]) -> None:
-    """Do as torch does with dicts and tuples, in a fraction of its time."""
+    """Collect leaves in torch's order, in a fraction of its time."""
     if type(tree) is dict:
         for part in tree.values():
             _gather(part, found)
@@ -82,14 +81,14 @@ def named(tree: Tree) -> dict[str, Tensor]:
 
 
 def like(template: Tree, values: Mapping[str, Tensor]) -> Tree:
-    """Rebuild a tree of the template's form from named leaves; tell missing and foreign names."""
+    """Rebuild a tree of the template's form from named leaves; raise if names differ."""
     names = list(named(template))
     if missing := sorted(set(names) - set(values)):
         raise CheckpointError(
             f"no value for {missing[0]!r} ({len(missing)} of {len(names)} missing)"
         )
-    if foreign := sorted(set(values) - set(names)):
-        raise CheckpointError(f"unknown value {foreign[0]!r} ({len(foreign)} unknown)")
+    if unknown := sorted(set(values) - set(names)):
+        raise CheckpointError(f"unknown value {unknown[0]!r} ({len(unknown)} unknown)")
     _, form = pytree.tree_flatten(template)
     return pytree.tree_unflatten([values[name] for name in names], form)
 
@@ -128,7 +127,7 @@ def axpy(factor: float | Tensor, x: Tree, y: Tree) -> Tree:
     return _stepped(factor, y, x) or _changed(lambda b, a: torch.add(b, a, alpha=factor), y, x)
 
 
-def slopes(grads: Tree) -> Tree:
+def without_drifts(grads: Tree) -> Tree:
     """Return a gradient with zeros where it holds drifts."""
     return pytree.tree_map(
         lambda leaf: torch.zeros_like(leaf.by) if isinstance(leaf, Drift) else leaf,
@@ -138,9 +137,9 @@ def slopes(grads: Tree) -> Tree:
 
 
 def drifted(grads: Tree, params: Tree, stepped: Tree) -> Tree:
-    """Return the stepped parameters, but where the gradient holds drifts the old ones so moved."""
+    """Return the stepped parameters, but the old ones moved where the gradient holds drifts."""
     return pytree.tree_map(
-        lambda slope, old, new: old + slope.by if isinstance(slope, Drift) else new,
+        lambda grad, old, new: old + grad.by if isinstance(grad, Drift) else new,
         grads,
         params,
         stepped,
@@ -162,12 +161,12 @@ def zeros_like(tree: Tree) -> Tree:
 
 def dot(left: Tree, right: Tree) -> Tensor:
     """Return the inner product over all leaves."""
-    return _total((a * b).sum() for a, b in _slope_pairs(left, right))
+    return _total((a * b).sum() for a, b in _gradient_pairs(left, right))
 
 
 def sqdist(left: Tree, right: Tree) -> Tensor:
     """Return the squared Euclidean distance over all leaves."""
-    pairs = _slope_pairs(left, right)
+    pairs = _gradient_pairs(left, right)
     xs, ys = [a for a, _ in pairs], [b for _, b in pairs]
     if at_once.suit(xs, ys):
         return at_once.distance(xs, ys)
@@ -176,7 +175,7 @@ def sqdist(left: Tree, right: Tree) -> Tensor:
 
 def norm(tree: Tree) -> Tensor:
     """Return the Euclidean norm over all leaves."""
-    return _total(leaf.square().sum() for leaf, _ in _slope_pairs(tree, tree)).sqrt()
+    return _total(leaf.square().sum() for leaf, _ in _gradient_pairs(tree, tree)).sqrt()
 
 
 def _total(terms: Iterable[Tensor]) -> Tensor:
@@ -191,7 +190,7 @@ def _drifts(node: Any) -> bool:
 
 
 def _changed(fn: Callable[[Tensor, Tensor], Tensor], base: Tree, by: Tree) -> Tree:
-    """Return fn(base, by); a drift moves parameters it is applied to, and stays one in a slope."""
+    """Return fn(base, by); a drift moves parameters, and stays a drift in a gradient."""
 
     def change(old: Any, new: Any) -> Any:
         if isinstance(old, Drift):
@@ -204,7 +203,7 @@ def _changed(fn: Callable[[Tensor, Tensor], Tensor], base: Tree, by: Tree) -> Tr
 
 
 def _stepped(factor: float, base: Tree, by: Tree) -> Tree | None:
-    """Return base + factor · by made in one launch, where that pays; drifts want more care."""
+    """Return base + factor · by, done in one kernel; None where that does not pay."""
     ys, form = pytree.tree_flatten(base)
     xs = pytree.tree_leaves(by)
     if not at_once.suit(xs, ys) or drifting(base) or drifting(by):
@@ -212,7 +211,7 @@ def _stepped(factor: float, base: Tree, by: Tree) -> Tree | None:
     return pytree.tree_unflatten(at_once.step(factor, xs, ys), form)
 
 
-def _slope_pairs(left: Tree, right: Tree) -> list[tuple[Tensor, Tensor]]:
+def _gradient_pairs(left: Tree, right: Tree) -> list[tuple[Tensor, Tensor]]:
     """Pair the leaves of two trees, without those where either holds a drift."""
     pairs = zip(*(pytree.tree_leaves(tree, is_leaf=_drifts) for tree in (left, right)), strict=True)
     return [(a, b) for a, b in pairs if not isinstance(a, Drift) and not isinstance(b, Drift)]
@@ -289,14 +288,14 @@ def mean(tree: Tree, weight: Tensor) -> Tree:
 
 
 def split(params: Params, chosen: Callable[[str], bool]) -> tuple[Params, Params]:
-    """Part parameters by name into (chosen, rest); `{**chosen, **rest}` is the inverse."""
+    """Split parameters by name into (chosen, rest); `{**chosen, **rest}` is the inverse."""
     inside = {name: value for name, value in params.items() if chosen(name)}
     outside = {name: value for name, value in params.items() if not chosen(name)}
     return inside, outside
 
 
 def split_layers(params: Params, last: int) -> tuple[Params, Params]:
-    """Part parameters into (base, head): the head is the last so many layers that have any."""
+    """Split parameters into (base, head): the head is the last so many layers that have any."""
     layers = list(dict.fromkeys(name.rpartition(".")[0] for name in params))
     if last > len(layers):
         raise ConfigError(f"{last} last layers asked for, but the network has {len(layers)}")
@@ -305,19 +304,19 @@ def split_layers(params: Params, last: int) -> tuple[Params, Params]:
     return base, top
 
 
-# Facts and places.
+# Sizes, tests and devices.
 
 
 def nbytes(tree: Tree) -> int:
-    """Return what the leaves would weigh on a wire."""
+    """Return the size of all leaves in bytes."""
     return sum(leaf.numel() * leaf.element_size() for leaf in leaves(tree))
 
 
 def rows_where(test: Callable[[Tensor, Tensor], Tensor], tree: Tree) -> Tensor | None:
-    """Test the least and the largest value of each row of a stack; NaN is both where there is one.
+    """Test the least and the largest value of each row of a stack; a NaN in it is both.
 
-    Only real numbers are looked at; None for the tree of nothing. It is one pass over the numbers,
-    and makes nothing as large as they are.
+    Only real numbers are tested; None for the tree of nothing. One pass, and no temporary of the
+    size of the tree.
     """
     every = leaves(tree)
     real = [leaf for leaf in every if leaf.is_floating_point() and leaf.numel()]

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from idiolect.core import randomness, tree
 from idiolect.core.client import Local, Network, Pool
-from idiolect.core.graph_scan import Folder
+from idiolect.core.graph_scan import GraphScan
 from idiolect.core.method import Sent
 from idiolect.core.tree import Params, Tree
 from idiolect.engine import backend
@@ -62,7 +62,7 @@ class BlockRunner:
         self._lessons = BatchPlanner(pools, device, limit)
         self._exams = BatchPlanner(exam_pools, device, limit)
         self._round = torch.zeros((), device=device)
-        self._folder = Folder() if graph and stacked and device.type == "cuda" else None
+        self._graphs = GraphScan() if graph and stacked and device.type == "cuda" else None
         self._captured: Captured | None = None
         self._seen: tuple[Any, ...] | None = None
         self._capturable = True
@@ -159,9 +159,9 @@ class BlockRunner:
         inputs = (slots, sizes, shared, own, personal)
         draws = "different" if self._draws else "error"
         mapped = torch.vmap(self._client, in_dims=dims, randomness=draws)
-        if self._folder is not None:
+        if self._graphs is not None:
             form = _form(inputs, per_client)
-            return self._replay(mapped, inputs, form, kept, lend, self._folder)
+            return self._replay(mapped, inputs, form, kept, lend, self._graphs)
         return _tried(mapped, inputs)
 
     def _client(
@@ -177,7 +177,7 @@ class BlockRunner:
                 self._stacked,
                 initial,
                 self._channels_last,
-                self._folder,
+                self._graphs,
             )
             for book, initial in ((self._lessons, given.initial or None), (self._exams, None))
         )
@@ -201,7 +201,7 @@ class BlockRunner:
         form: tuple[Any, ...],
         kept: bool,
         lend: bool,
-        folder: Folder,
+        graphs: GraphScan,
     ) -> Tree:
         """Run eagerly until the plans stand still, then capture once and replay every round.
 
@@ -213,7 +213,7 @@ class BlockRunner:
         self._captured = None
         if kept and self._seen == form and self._capturable:
             try:
-                self._captured = Captured(mapped, inputs, folder)
+                self._captured = Captured(mapped, inputs, graphs)
                 return self._captured.replay(inputs, lend)
             except torch.OutOfMemoryError:
                 raise
@@ -262,12 +262,14 @@ def _explained(error: RuntimeError) -> Exception:
 class Captured:
     """CUDA graphs of a round, with static buffers for its inputs and results."""
 
-    def __init__(self, fn: Callable[..., Tree], inputs: tuple[Tree, ...], folder: Folder) -> None:
+    def __init__(
+        self, fn: Callable[..., Tree], inputs: tuple[Tree, ...], graphs: GraphScan
+    ) -> None:
         self._inputs = tree.map(torch.clone, inputs)
         self._given: list[tuple[Tensor, int]] = []  # what the buffers hold, to be known again
         self._tape = Tape()
         # The eager round before has made handles and workspaces.
-        self._outputs = folder.record(self._tape, lambda: fn(*self._inputs))
+        self._outputs = graphs.record(self._tape, lambda: fn(*self._inputs))
 
     def replay(self, inputs: tuple[Tree, ...], lend: bool = False) -> Tree:
         """Run on new inputs; the result is a copy, or `lend`: the next replay writes over it."""

@@ -37,9 +37,9 @@ class Emulated:
 MODES = {"in pieces": (False, None), "slow steps": (True, None), "recorded": (True, Emulated())}
 
 
-def folder(mode):
-    """Make a folder that knows whether steps are slow, perhaps while a round is recorded."""
-    made = graph_scan.Folder()
+def graphs(mode):
+    """Make a scan that knows whether steps are slow, perhaps while a round is recorded."""
+    made = graph_scan.GraphScan()
     made._slow, made._tape = MODES[mode]
     return made
 
@@ -53,18 +53,18 @@ def folded(monkeypatch):
         done.append(steps)
         return fold(self, step, carry, steps, device)
 
-    fold = graph_scan.Folder.fold
+    fold = graph_scan.GraphScan.scan
     monkeypatch.setattr(graph_scan, "PIECE", 2)
     monkeypatch.setattr(graph_scan, "_WORTH", 1)
     monkeypatch.setattr(graph_scan, "_SLOW", 1000)
     monkeypatch.setattr(graph_scan, "repeat", repeated)
-    monkeypatch.setattr(graph_scan.Folder, "fold", counted)
-    monkeypatch.setattr(graph_scan.Folder, "worth", lambda self, steps, device: steps >= 4)
+    monkeypatch.setattr(graph_scan.GraphScan, "scan", counted)
+    monkeypatch.setattr(graph_scan.GraphScan, "worth", lambda self, steps, device: steps >= 4)
 
     def switch(mode):
         def graphed(networks, book, slot, size, round, stacked, *rest):
-            made = folder(mode) if stacked else None
-            return Local(networks, book, slot, size, round, stacked, *rest[:-1], folder=made)
+            made = graphs(mode) if stacked else None
+            return Local(networks, book, slot, size, round, stacked, *rest[:-1], graphs=made)
 
         monkeypatch.setattr(block_runner, "Local", graphed if mode else Local)
         return done
@@ -135,7 +135,7 @@ def test_every_step_is_done_once_and_in_turn(steps, mode, monkeypatch):
     monkeypatch.setattr(graph_scan, "PIECE", 3)
     monkeypatch.setattr(graph_scan, "_WORTH", 1)
     monkeypatch.setattr(graph_scan, "repeat", repeated)
-    last, before = folder(mode).fold(in_turn, START, steps, CPU)
+    last, before = graphs(mode).scan(in_turn, START, steps, CPU)
     wanted = 0
     for number in range(steps):
         earlier, wanted = wanted, 10 * wanted + number + 1
@@ -157,9 +157,9 @@ def test_steps_that_take_the_host_long_are_pieces_by_themselves(slow, pieces, mo
         time.sleep(0.05 * (next(begun) in slow))
         return carry + 1
 
-    folder = graph_scan.Folder()
+    graphs = graph_scan.GraphScan()
     for _ in range(2):
-        folder.fold(step, torch.zeros(()), 20, CPU)
+        graphs.scan(step, torch.zeros(()), 20, CPU)
     assert done == pieces
 
 
@@ -178,7 +178,7 @@ def test_steps_that_take_the_host_long_are_pieces_by_themselves(slow, pieces, mo
 )
 def test_which_folds_are_captured(slow, recording, capturing, steps, worth, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing)
-    made = graph_scan.Folder()
+    made = graph_scan.GraphScan()
     made._slow, made._tape = slow, Emulated() if recording else None
     assert made.worth(steps, torch.device("cuda")) is worth
     assert not made.worth(10_000, CPU)
@@ -186,12 +186,12 @@ def test_which_folds_are_captured(slow, recording, capturing, steps, worth, monk
 
 def test_a_fold_within_a_step_of_a_recorded_one_is_not_recorded_by_itself():
     """The steps are six: two as they come, and four times a piece, of which one is looked at."""
-    made, seen = folder("recorded"), []
+    made, seen = graphs("recorded"), []
 
     def step(number, carry):
         seen.append(made._tape is not None)
         return carry
 
-    made.fold(step, torch.zeros(()), 6, CPU)
+    made.scan(step, torch.zeros(()), 6, CPU)
     assert seen == [True, True, False, False, False, False]
     assert made._tape is not None
