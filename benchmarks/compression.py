@@ -8,9 +8,9 @@ import tempfile
 from pathlib import Path
 
 from idiolect.deploy.node import Node
-from idiolect.deploy.serve_experiment import post, serve
+from idiolect.deploy.node_process import InProcess
+from idiolect.deploy.serve_experiment import make_messenger, serve
 from idiolect.deploy.site import Site
-from idiolect.deploy.transport import Inside
 from idiolect.experiment.load import parse_experiment
 from idiolect.experiment.portable import export_experiment
 
@@ -54,9 +54,9 @@ def main() -> None:
             sites = [
                 Site(f"n{n}", "bench", home / f"n{n}", "embedded", client=n) for n in range(10)
             ]
-            transport = Inside({site.name: Node(site) for site in sites})
+            transport = InProcess({site.name: Node(site) for site in sites})
             text = export_experiment(experiment)
-            found = serve(post(transport, text, home / "hub"), text, "r", home / "hub")
+            found = serve(make_messenger(transport, text, home / "hub"), text, "r", home / "hub")
         for label, method in found["methods"].items():
             seeds = method["seeds"]
             up, down = (

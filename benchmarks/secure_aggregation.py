@@ -14,9 +14,9 @@ import torch
 
 from idiolect.deploy.flare.kits import init
 from idiolect.deploy.node import Node
-from idiolect.deploy.serve_experiment import post, serve
+from idiolect.deploy.node_process import InProcess
+from idiolect.deploy.serve_experiment import make_messenger, serve
 from idiolect.deploy.site import Site
-from idiolect.deploy.transport import Inside
 from idiolect.engine.callbacks import Silent, Tick
 from idiolect.experiment.federation_file import load_project
 from idiolect.experiment.load import parse_experiment
@@ -94,8 +94,8 @@ def main() -> None:
                 ]
                 if signed:
                     sites = [dataclasses.replace(one, kit=made / one.name) for one in sites]
-                transport = Inside({site.name: Node(site) for site in sites})
-                calls = post(transport, text, home / "hub")
+                transport = InProcess({site.name: Node(site) for site in sites})
+                calls = make_messenger(transport, text, home / "hub")
                 found = serve(calls, text, "r", home / "hub", watch=clock)
                 traffic = found["methods"]["FedAvg"]["seeds"][0]["traffic"]
                 up, down = (

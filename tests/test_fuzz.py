@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from safetensors.torch import save
 
 from idiolect.core import checkpoint
-from idiolect.deploy import compression, final_messages, wire
-from idiolect.deploy.example_form import Form
+from idiolect.deploy import compression, protocol, server
+from idiolect.deploy.data_summary import ExampleForm
 from idiolect.deploy.flare import kits
-from idiolect.deploy.refusals import Refused
+from idiolect.deploy.protocol import Refused
 from idiolect.errors import IdiolectError
 from idiolect.experiment.federation_file import load_project
 from idiolect.experiment.load import parse_experiment
@@ -130,31 +130,31 @@ def test_any_tensors_are_decoded_or_refused(leaves, fill):
     told = {name: torch.full(shape, fill).to(dtype) for name, (shape, dtype) in leaves.items()}
     params = {"w": torch.zeros(2, 3), "b": torch.zeros(2)}
     form = {"params.w": params["w"], "params.b": params["b"], "size": torch.zeros(())}
-    for codec in (compression.Half(), compression.TopK(0.3, params), wire.PLAIN):
+    for codec in (compression.Half(), compression.TopK(0.3, params), protocol.UNCOMPRESSED):
         try:
-            wire.fitted(form, wire.unpack(save(told, {"m": '[1,"yes",{}]'})).leaves, codec)
+            protocol.fitted(form, protocol.unpack(save(told, {"m": '[1,"yes",{}]'})).leaves, codec)
         except Refused:
             pass
 
 
 @quick
-@given(told=values, key=st.sampled_from(sorted(Form.__dataclass_fields__)))
+@given(told=values, key=st.sampled_from(sorted(ExampleForm.__dataclass_fields__)))
 def test_any_form_and_any_sums_are_read_or_refused(told, key):
-    good = asdict(Form([2], "float32", ["a", "b"], False, [], None, False))
+    good = asdict(ExampleForm([2], "float32", ["a", "b"], False, [], None, False))
     for one in (told, {**good, key: told}):
         try:
-            Form.read(one).blank(4)
+            ExampleForm.read(one).blank(4)
         except Refused:
             pass
     for one in (told, {"x": told}):
         try:
-            final_messages.read(one)
+            server.read_sums(one)
         except Refused:
             pass
 
 
 def test_a_form_cannot_ask_for_much_memory():
-    good = asdict(Form([2], "float32", ["a", "b"], False, [], None, False))
+    good = asdict(ExampleForm([2], "float32", ["a", "b"], False, [], None, False))
     for bad in ({"shape": [1 << 23] * 3}, {"dtype": "V1000000000"}, {"dtype": "O"}):
         with pytest.raises(Refused):
-            Form.read({**good, **bad})
+            ExampleForm.read({**good, **bad})

@@ -6,22 +6,22 @@ from pathlib import Path
 
 from delaying import VIEW
 
-from idiolect.deploy import wire
+from idiolect.deploy import protocol
 
 
 def die(kind, round):
     """Kill this process when nodes have just answered the first letters of a kind and round."""
-    from idiolect.deploy.messenger import Post
+    from idiolect.deploy.messenger import Messenger
 
-    plain, mark = Post.ask, Path(os.environ[VIEW] + ".killed")
+    plain, mark = Messenger.ask, Path(os.environ[VIEW] + ".killed")
 
     def ask(self, letters, seconds, read):
         found = plain(self, letters, seconds, read)
         for blob in list(letters.values())[:1]:
-            message = wire.unpack(blob)
+            message = protocol.unpack(blob)
             if (message.kind, message.head.get("round")) == (kind, round) and not mark.exists():
                 mark.write_text("")
                 os.kill(os.getpid(), signal.SIGKILL)
         return found
 
-    Post.ask = ask
+    Messenger.ask = ask

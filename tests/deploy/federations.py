@@ -9,12 +9,11 @@ import torch
 from torch import nn
 
 from idiolect.core import checkpoint
+from idiolect.deploy.limits import UNLIMITED
 from idiolect.deploy.node import Node
-from idiolect.deploy.serve_experiment import post, serve
-from idiolect.deploy.server_data import Host
+from idiolect.deploy.node_process import InProcess
+from idiolect.deploy.serve_experiment import ServerSettings, make_messenger, serve
 from idiolect.deploy.site import Site
-from idiolect.deploy.site_policy import UNLIMITED
-from idiolect.deploy.transport import Inside
 from idiolect.experiment.load import parse_experiment
 from idiolect.experiment.portable import export_experiment
 from idiolect.experiment.run import run_experiment
@@ -49,7 +48,9 @@ timeout = 300
 join = 300
 packages = ["federations"]
 """
-HOST = Host(packages=("federations",))  # whoever runs these servers and nodes allows this module
+HOST = ServerSettings(
+    packages=("federations",)
+)  # whoever runs these servers and nodes allows this module
 
 
 def normed(shape: tuple[int, ...], classes: int) -> nn.Module:
@@ -80,8 +81,8 @@ def sites(home: Path, count: int = 4, **settings) -> list[Site]:
     ]
 
 
-def inside(home: Path, count: int = 4, **settings) -> Inside:
-    return Inside({site.name: Node(site) for site in sites(home, count, **settings)})
+def inside(home: Path, count: int = 4, **settings) -> InProcess:
+    return InProcess({site.name: Node(site) for site in sites(home, count, **settings)})
 
 
 def simulated(wanted, folder: Path):
@@ -91,7 +92,9 @@ def simulated(wanted, folder: Path):
 
 def served(wanted, transport, folder: Path, run: str = "r1", **more):
     text, host = export_experiment(wanted), more.pop("host", HOST)
-    return serve(post(transport, text, folder, host), text, run, folder, host=host, **more)
+    return serve(
+        make_messenger(transport, text, folder, host), text, run, folder, host=host, **more
+    )
 
 
 def server_state(folder: Path, label: str, part: str = "server") -> Mapping[str, torch.Tensor]:

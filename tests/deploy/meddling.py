@@ -4,17 +4,17 @@ import itertools
 
 import torch
 
-from idiolect.deploy import wire
-from idiolect.deploy.transport import Inside
+from idiolect.deploy import protocol
+from idiolect.deploy.node_process import InProcess
 
 
 def leaf(change):
     """Change a report's first tensor."""
 
     def changed(answer):
-        told = wire.unpack(answer)
+        told = protocol.unpack(answer)
         name = next(n for n, x in told.leaves.items() if n.startswith("params.") and x.dim())
-        return wire.pack("yes", told.head, {**told.leaves, name: change(told.leaves[name])})
+        return protocol.pack("yes", told.head, {**told.leaves, name: change(told.leaves[name])})
 
     return changed
 
@@ -23,8 +23,8 @@ def head(**changes):
     """Change what an answer says it answers."""
 
     def changed(answer):
-        told = wire.unpack(answer)
-        return wire.pack("yes", {**told.head, **changes}, told.leaves)
+        told = protocol.unpack(answer)
+        return protocol.pack("yes", {**told.head, **changes}, told.leaves)
 
     return changed
 
@@ -36,8 +36,10 @@ RUBBISH = {
     "another type": ("dtype", leaf(lambda x: x.double())),
     "a tensor too many": (
         "structure",
-        lambda answer: wire.pack(
-            "yes", wire.unpack(answer).head, {**wire.unpack(answer).leaves, "more": torch.ones(1)}
+        lambda answer: protocol.pack(
+            "yes",
+            protocol.unpack(answer).head,
+            {**protocol.unpack(answer).leaves, "more": torch.ones(1)},
         ),
     ),
     "cut short": ("format", lambda answer: answer[:-7]),
@@ -48,7 +50,7 @@ RUBBISH = {
 """What a node may send instead of its report: the code it must be refused with, and the change."""
 
 
-class Meddler(Inside):
+class Meddler(InProcess):
     """Nodes, one of whose answers to `step` is tampered with on the way."""
 
     def __init__(self, nodes, site, change, rounds=()):
@@ -57,7 +59,7 @@ class Meddler(Inside):
         self.asked = []
 
     def call(self, site, blob, seconds):
-        message = wire.unpack(blob)
+        message = protocol.unpack(blob)
         if message.kind == "step":
             self.asked.append((site, message.head["round"]))
         answer = super().call(site, blob, seconds)
@@ -80,9 +82,9 @@ class Replay:
 
 def install():
     """Make this process, a real node's, a liar: after one honest answer, one of each kind."""
-    from idiolect.deploy.node_process import Child
+    from idiolect.deploy.node_process import NodeProcess
 
-    honest, replay = Child.answer, Replay()
+    honest, replay = NodeProcess.answer, Replay()
     lies = itertools.chain(
         [replay],
         (change for _, change in RUBBISH.values()),
@@ -92,6 +94,6 @@ def install():
 
     def answer(self, blob):
         told = honest(self, blob)
-        return next(lies)(told) if wire.unpack(blob).kind == "step" else told
+        return next(lies)(told) if protocol.unpack(blob).kind == "step" else told
 
-    Child.answer = answer
+    NodeProcess.answer = answer

@@ -6,8 +6,7 @@ import os
 import threading
 from pathlib import Path
 
-from idiolect.deploy import channel as channels
-from idiolect.deploy import wire
+from idiolect.deploy import protocol, signing
 
 VARIABLE = "IDIOLECT_TEST_PEER"  # names the file where it notes what it was told
 KINDS = ("step", "keys", "shares", "mask")  # after each of these, in the second round
@@ -19,18 +18,18 @@ def install():
     """Make this process, a real node's, ask its peers whenever its server has asked it."""
     from nvflare.collab import collab
 
-    honest, seen = channels.NodeChannel.answer, set()
+    honest, seen = signing.NodeChannel.answer, set()
     forger = Forger()
 
     def answer(self, blob, ask):
         forger.attach(next(iter(collab.clients)).backend.cell.core_cell)
         told = honest(self, blob, ask)
-        body = channels._opened(blob).body
-        message = wire.unpack(body) if body else None
+        body = signing._opened(blob).body
+        message = protocol.unpack(body) if body else None
         if message and message.kind in KINDS and message.head["round"] == 1:
             if message.kind not in seen:
                 seen.add(message.kind)
-                server = channels._opened(blob).header.sender
+                server = signing._opened(blob).header.sender
                 for peer in collab.clients:
                     if peer.name != self._identity.name:
                         _ask(self, peer, server, blob, message.kind)
@@ -38,16 +37,16 @@ def install():
                             forger.ask(peer, body)
         return told
 
-    channels.NodeChannel.answer = answer
+    signing.NodeChannel.answer = answer
 
 
 def _ask(own, peer, server, blob, kind):
-    body = channels._opened(blob).body
-    header = channels._Header(server, peer.name, "", 99, "", channels._digest(body))
+    body = signing._opened(blob).body
+    header = signing._Header(server, peer.name, "", 99, "", signing._sha256(body))
     letters = {
         "replayed": blob,
         "bare": body,
-        "signed by a node": channels._sealed(own._identity, header, body),
+        "signed by a node": signing._sealed(own._identity, header, body),
     }
     for way, letter in letters.items():
         _note(peer=peer.name, kind=kind, way=way, told=_told(peer, letter))
@@ -59,8 +58,8 @@ def _told(peer, letter, seconds=20.0):
     except Exception as error:
         return f"nothing: {type(error).__name__}"
     with contextlib.suppress(Exception):
-        answer = channels._opened(answer).body
-    message = wire.unpack(answer)
+        answer = signing._opened(answer).body
+    message = protocol.unpack(answer)
     return message.head.get("code", "?") if message.kind == "no" else f"a report: {message.kind}"
 
 

@@ -8,10 +8,9 @@ import sys
 import time
 from pathlib import Path
 
-from idiolect.deploy.flare import flare_job as jobs
-from idiolect.deploy.flare.admin import Session
+from idiolect.deploy.flare import job_layout
+from idiolect.deploy.flare.admin import AdminSession, Task
 from idiolect.deploy.flare.kits import read
-from idiolect.deploy.flare.tasks import Task
 from idiolect.errors import DeployError
 
 JOB = "0a1b2c"
@@ -38,7 +37,7 @@ def written(folder: Path, mark: Path, kind: str) -> Path:
     text = GOOD.replace(
         "mlr", f"{JOB}.app_server.config.evil:net" if kind == "config" else "evil:net"
     )
-    jobs.write(folder, Task("intruder", ("site-0",), 1, 60, text))
+    job_layout.write(folder, Task("intruder", ("site-0",), 1, 60, text))
     if kind in ("config", "network"):
         evil = f"open({str(mark)!r}, 'w').close()\ndef net(shape, classes):\n    pass\n"
         if kind == "config":
@@ -69,7 +68,7 @@ def written(folder: Path, mark: Path, kind: str) -> Path:
 
 
 def main() -> None:
-    session = Session(read(sys.argv[1]))
+    session = AdminSession(read(sys.argv[1]))
     try:
         job = session.ask(lambda s: s.submit_job(sys.argv[2]))
         until, status = time.monotonic() + 120, ""

@@ -7,12 +7,10 @@ import federations as fed
 import pytest
 from kitmaking import HOST, Maker
 
-from idiolect.deploy import channel as channels
-from idiolect.deploy import wire
-from idiolect.deploy.channel import NodeChannel, ServerChannel
-from idiolect.deploy.identity import Authority, Identity
-from idiolect.deploy.refusals import Refused
-from idiolect.deploy.transport import Inside
+from idiolect.deploy import protocol, signing
+from idiolect.deploy.node_process import InProcess
+from idiolect.deploy.protocol import Refused
+from idiolect.deploy.signing import Authority, Identity, NodeChannel, ServerChannel
 
 SITES = [f"site-{n}" for n in range(4)]
 
@@ -39,7 +37,7 @@ def kits(tmp_path_factory):
     return Kits(tmp_path_factory.mktemp("kits"))
 
 
-class Network(Inside):
+class Network(InProcess):
     """Nodes behind their channels; keeps all that went over it."""
 
     def __init__(self, kits, nodes):
@@ -53,7 +51,7 @@ class Network(Inside):
         return answer
 
     def deliver(self, site, blob):
-        return self.channels[site].answer(blob, lambda body: Inside.call(self, site, body, 1.0))
+        return self.channels[site].answer(blob, lambda body: InProcess.call(self, site, body, 1.0))
 
     def restart(self, site):
         self.channels[site] = self.kits.node(site)
@@ -67,7 +65,7 @@ class Echo:
 
     def answer(self, blob):
         self.asked.append(blob)
-        return wire.pack("yes", {"report": len(self.asked)})
+        return protocol.pack("yes", {"report": len(self.asked)})
 
 
 @pytest.fixture
@@ -77,7 +75,7 @@ def echoing(kits):
 
 
 def body(answer):
-    return wire.unpack(channels._opened(answer).body)
+    return protocol.unpack(signing._opened(answer).body)
 
 
 def code(answer):
@@ -88,15 +86,15 @@ def code(answer):
 
 def forged(kits, question, signer="server", **changes):
     """Sign a question's header again, changed in one way."""
-    found = channels._opened(question)
+    found = signing._opened(question)
     header = dataclasses.replace(found.header, **changes)
-    return channels._sealed(kits.identities[signer], header, found.body)
+    return signing._sealed(kits.identities[signer], header, found.body)
 
 
 def test_the_server_is_answered_and_its_messages_work_once_and_for_their_addressee(kits, echoing):
     network, server = echoing
-    words = wire.pack("step", {"run": "r1", "round": 3})
-    assert wire.unpack(server.call("site-0", words, 1.0)).head == {"report": 1}
+    words = protocol.pack("step", {"run": "r1", "round": 3})
+    assert protocol.unpack(server.call("site-0", words, 1.0)).head == {"report": 1}
     _, question, _ = network.seen[-1]
     assert network._nodes["site-0"].asked == [words]
     assert code(network.deliver("site-0", question)) == "replay"
@@ -108,7 +106,7 @@ def test_the_server_is_answered_and_its_messages_work_once_and_for_their_address
     with pytest.raises(Refused) as told:
         server.call("site-0", words, 1.0)
     assert told.value.reason == "closed"  # then the hub tells a node everything again
-    assert wire.unpack(server.call("site-0", words, 1.0)).head == {"report": 2}
+    assert protocol.unpack(server.call("site-0", words, 1.0)).head == {"report": 2}
 
 
 @pytest.mark.parametrize("signer", ["site-1", "lead"])
@@ -121,7 +119,7 @@ def test_nobody_else_is_answered(kits, echoing, signer):
     for sender in (own, HOST):
         asked = forged(kits, question, signer, sender=sender, number=99)
         assert code(network.deliver("site-0", asked)) == "identity"
-    for rubbish in (b"", b"idi", wire.pack("step"), question[:90], question[:-1], None):
+    for rubbish in (b"", b"idi", protocol.pack("step"), question[:90], question[:-1], None):
         assert code(network.deliver("site-0", rubbish)) == "identity"
     changed = question[:-1] + bytes([question[-1] ^ 1])
     assert code(network.deliver("site-0", changed)) == "identity"
@@ -144,7 +142,7 @@ def test_the_server_takes_an_answer_of_that_site_to_that_question_only(kits, ech
 
     assert refused(lambda answer: before[1]) == "identity"  # an earlier answer of the same site
     assert refused(lambda answer: before[3]) == "identity"  # another site's
-    assert refused(lambda answer: wire.pack("yes")) == "identity"
+    assert refused(lambda answer: protocol.pack("yes")) == "identity"
     assert refused(lambda answer: answer[:-1] + b"\0") == "identity"
     assert refused(lambda answer: forged(kits, answer, "site-1")) == "identity"
     assert refused(lambda answer: forged(kits, answer, "site-1", sender="site-1")) == "identity"
@@ -155,14 +153,14 @@ def test_kits_of_another_role_have_no_end_of_a_channel(kits):
     with pytest.raises(Refused, match="expected a node's"):
         kits.node("lead")
     with pytest.raises(Refused, match="expected the server's"):
-        ServerChannel(Inside({}), kits.identities["site-0"], kits.authority)
+        ServerChannel(InProcess({}), kits.identities["site-0"], kits.authority)
 
 
 def _step_at(network, site, round):
     """Return the envelope in which a node was asked to train."""
     for to, question, answer in network.seen:
-        told = channels._opened(question).body
-        message = wire.unpack(told) if told else None
+        told = signing._opened(question).body
+        message = protocol.unpack(told) if told else None
         if to == site and message and message.kind == "step" and message.head["round"] == round:
             return question, answer
     raise AssertionError(f"{site} was never asked")
@@ -183,22 +181,22 @@ def test_a_node_gets_no_report_of_another_by_the_hubs_messages_or_its_own(kits, 
     state = sorted((tmp_path / "nodes" / "site-0").rglob("*.safetensors"))
     before = [path.read_bytes() for path in state]
     assert code(network.deliver("site-0", question)) == "replay"
-    words = channels._opened(question).body
+    words = signing._opened(question).body
     # Without the channel this is answered with the report: the attack that was seen.
-    again = wire.unpack(plain._nodes["site-0"].answer(words))
+    again = protocol.unpack(plain._nodes["site-0"].answer(words))
     assert again.kind == "yes" and bool(again.leaves) is not secure
-    head = wire.unpack(words).head
+    head = protocol.unpack(words).head
     of = {key: head[key] for key in ("run", "label", "seed", "round")} | {"of": "step"}
     asked = [
         words,
-        wire.pack("keys", {**of, "attempt": 9}),
-        wire.pack("mask", {**of, "attempt": 9}),
+        protocol.pack("keys", {**of, "attempt": 9}),
+        protocol.pack("mask", {**of, "attempt": 9}),
     ]
     for letter in asked:
         for signer in ("site-1", "lead"):
-            false = channels._Header(HOST, "site-0", "", 1000, "", channels._digest(letter))
-            for session in ("", channels._opened(question).header.session):
+            false = signing._Header(HOST, "site-0", "", 1000, "", signing._sha256(letter))
+            for session in ("", signing._opened(question).header.session):
                 header = dataclasses.replace(false, session=session)
-                sealed = channels._sealed(kits.identities[signer], header, letter)
+                sealed = signing._sealed(kits.identities[signer], header, letter)
                 assert code(network.deliver("site-0", sealed)) == "identity"
     assert [path.read_bytes() for path in state] == before

@@ -5,10 +5,10 @@ import pytest
 import torch
 
 from idiolect.core import checkpoint
-from idiolect.deploy import wire
+from idiolect.deploy import protocol
 from idiolect.deploy.compression import Half, TopK
-from idiolect.deploy.refusals import Refused
-from idiolect.deploy.transport import Inside
+from idiolect.deploy.node_process import InProcess
+from idiolect.deploy.protocol import Refused
 from idiolect.errors import ConfigError, MethodError
 
 
@@ -114,12 +114,12 @@ def test_bytes_are_the_simulators_times_what_a_codec_promises(name, sets, factor
     assert len(beside) == 2 and max(beside) < 0.05
 
 
-class Twice(Inside):
+class Twice(InProcess):
     """Asks for every step twice, as after a lost answer."""
 
     def call(self, site, blob, seconds):
         first = super().call(site, blob, seconds)
-        if wire.unpack(blob).kind == "step":
+        if protocol.unpack(blob).kind == "step":
             assert super().call(site, blob, seconds) == first
         return first
 

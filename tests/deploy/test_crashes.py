@@ -13,14 +13,16 @@ import crashing
 import federations as fed
 import pytest
 
-from idiolect.deploy import wire
-from idiolect.deploy.server_data import Host
-from idiolect.deploy.transport import Processes
+from idiolect.deploy import protocol
+from idiolect.deploy.node_process import Processes
+from idiolect.deploy.serve_experiment import ServerSettings
 
 NODES, ROUNDS = 2, 3
 SETS = (f"data.partition.clients={NODES}", f"rounds={ROUNDS}", f"evaluate.every={ROUNDS}")
 VICTIM = "site-1"
-HOST = Host(packages=("crashing",))  # whoever runs server and nodes allows the fragile network
+HOST = ServerSettings(
+    packages=("crashing",)
+)  # whoever runs server and nodes allows the fragile network
 
 
 @pytest.fixture
@@ -43,7 +45,7 @@ class Fate:
         self.sites, self.codes = inner.sites, []
 
     def call(self, site, blob, seconds):
-        message = wire.unpack(blob)
+        message = protocol.unpack(blob)
         mine = site == VICTIM and message.kind == "step" and message.head["round"] == 1
         if not mine or not self._left:
             return self._inner.call(site, blob, seconds)
@@ -54,7 +56,7 @@ class Fate:
             answer = self._inner.call(site, blob, seconds)
         finally:
             self._after(pid)
-        self.codes.append(wire.unpack(answer).head.get("code"))
+        self.codes.append(protocol.unpack(answer).head.get("code"))
         return answer
 
     def returned(self, site):

@@ -12,9 +12,9 @@ from running import ADMIN, CommandFailed, Running
 from test_limits import TOML, joined
 
 from idiolect.core import checkpoint
+from idiolect.deploy.limits import UNLIMITED
 from idiolect.deploy.node import Node
 from idiolect.deploy.site import Site
-from idiolect.deploy.site_policy import UNLIMITED
 from idiolect.experiment.load import parse_experiment
 
 pytestmark = [

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from running import ADMIN, MEMBER, CommandFailed, Running
 
-from idiolect.deploy.node_models import stored
+from idiolect.deploy.personal_models import load_personal_model
 from idiolect.experiment.adapt import adapt
 from idiolect.experiment.build import build_federations
 from idiolect.results.models import load_model
@@ -140,7 +140,7 @@ def _check_newcomer(federation, tmp_path):
     (mine,), (theirs,) = found["newcomers"], content["newcomers"]
     assert {**mine, "client": ""} == {**theirs, "client": ""} and mine["client"] == "late"
     here = load_model(tmp_path / "adapted", "PersFL", 0, "newcomer")
-    there = stored(federation.kits / "late" / "idiolect").leaves
+    there = load_personal_model(federation.kits / "late" / "idiolect").leaves
     assert fed.largest_gap(here, there) < 1e-6
 
 

@@ -8,17 +8,17 @@ from test_newcomer_nodes import digits, trained, visited  # noqa: F401  (a fixtu
 from test_node import code, opening
 
 from idiolect.core import checkpoint, tree
-from idiolect.deploy import final_messages, wire
+from idiolect.deploy import protocol, server
 from idiolect.deploy.node import Node
-from idiolect.deploy.refusals import Refused
-from idiolect.deploy.transport import Inside
+from idiolect.deploy.node_process import InProcess
+from idiolect.deploy.protocol import Refused
 from idiolect.engine.deployment_runtime import ClientRuntime
 from idiolect.methods.personalise.pooling import Told
 
 SMALL = ("methods.Portfolio.tune_epochs=1", "methods.Portfolio.shares=[0.5]", "model.name=mlr")
 
 
-class Between(Inside):
+class Between(InProcess):
     """Nodes, and someone who may do something to a letter before it is delivered."""
 
     def __init__(self, nodes, meddle):
@@ -27,11 +27,11 @@ class Between(Inside):
         self.told = []
 
     def call(self, site, blob, seconds):
-        message = wire.unpack(blob)
+        message = protocol.unpack(blob)
         self._meddle(self._nodes[site], site, message)
         answer = super().call(site, blob, seconds)
         if message.kind == "tell":
-            self.told.append(wire.unpack(answer).leaves)
+            self.told.append(protocol.unpack(answer).leaves)
         return answer
 
 
@@ -114,7 +114,7 @@ class Asked:
         self.head = {"run": "r1", "label": "Portfolio", "seed": 3, "round": 0}
 
     def __call__(self, kind, head, content=()):
-        return wire.unpack(self.node.answer(wire.pack(kind, head, content)))
+        return protocol.unpack(self.node.answer(protocol.pack(kind, head, content)))
 
 
 @pytest.mark.parametrize(
@@ -156,6 +156,6 @@ def test_a_node_trains_its_candidates_once_for_what_it_is_sent(tmp_path, monkeyp
 
 def test_a_node_whose_numbers_are_none_adds_nothing_under_masks():
     good = {"a": torch.tensor([0.5, -1.0]), "b": torch.tensor(0.25)}
-    assert final_messages.hidden(good).params["a"].tolist() == [0.5, -1.0]
+    assert server.summand(good).params["a"].tolist() == [0.5, -1.0]
     bad = {**good, "b": torch.tensor(1.5)}
-    assert all(not leaf.any() for leaf in final_messages.hidden(bad).params.values())
+    assert all(not leaf.any() for leaf in server.summand(bad).params.values())

@@ -9,10 +9,10 @@ import pytest
 from meddling import RUBBISH, Meddler, Replay
 
 from idiolect.cli.federating import run_on
-from idiolect.deploy import wire
-from idiolect.deploy.messenger import Ledger, Policy, Post
-from idiolect.deploy.refusals import Refused
-from idiolect.deploy.transport import Inside
+from idiolect.deploy import protocol
+from idiolect.deploy.messenger import FaultLog, Messenger, WaitPolicy
+from idiolect.deploy.node_process import InProcess
+from idiolect.deploy.protocol import Refused
 from idiolect.errors import DeployError, MethodError
 
 
@@ -32,7 +32,7 @@ def test_rubbish_is_left_out_named_and_counted(kind, tmp_path):
     assert faults == {"site-2": {reason: 3}}
     assert any("site-2 was passed over 3 times" in n for n in found["methods"]["FedAvg"]["notices"])
     assert ("site-2", 2) in transport.asked and ("site-2", 3) not in transport.asked
-    silent = meddled(tmp_path / "silent", lambda answer: wire.refusal("failed"))
+    silent = meddled(tmp_path / "silent", lambda answer: protocol.refusal("failed"))
     fed.served(wanted, silent, tmp_path / "without")
     states = [fed.server_state(tmp_path / kind, "FedAvg") for kind in ("served", "without")]
     assert fed.largest_gap(*states) == 0
@@ -46,13 +46,15 @@ def test_a_report_that_is_sent_again_in_later_rounds_counts_once(tmp_path):
     faults = json.loads((tmp_path / "served" / "faults.json").read_text())
     assert faults == {"site-2": {"round": 3}}
     assert found["methods"]["FedAvg"]["seeds"][0]["traffic"]["participations"] == 4 * 4 - 3
-    silent = meddled(tmp_path / "silent", lambda answer: wire.refusal("failed"), rounds=(1, 2, 3))
+    silent = meddled(
+        tmp_path / "silent", lambda answer: protocol.refusal("failed"), rounds=(1, 2, 3)
+    )
     fed.served(wanted, silent, tmp_path / "without")
     states = [fed.server_state(tmp_path / kind, "FedAvg") for kind in ("served", "without")]
     assert fed.largest_gap(*states) == 0
 
 
-class Loser(Inside):
+class Loser(InProcess):
     """Nodes, and a network that loses the letters to one of them for a round or two."""
 
     def __init__(self, nodes):
@@ -60,7 +62,7 @@ class Loser(Inside):
         self.knocked = threading.Event()
 
     def call(self, site, blob, seconds):
-        message = wire.unpack(blob)
+        message = protocol.unpack(blob)
         if site == "site-1" and message.kind == "step" and message.head["round"] == 1:
             raise Refused("timeout")
         if message.kind == "knock":
@@ -85,16 +87,16 @@ def test_a_node_whose_letter_was_lost_is_asked_again(tmp_path):
 
 def test_a_node_that_said_no_is_not_knocked_back_in(tmp_path):
     """Only silence is mended by a sign of life; refusing to join is not."""
-    post = Post(fed.inside(tmp_path), Policy(), Ledger())
+    post = Messenger(fed.inside(tmp_path), WaitPolicy(), FaultLog())
     post.lose("site-1")
     for _ in range(2):
-        post.ask(dict.fromkeys(post.transport.sites, wire.pack("step")), 30, lambda *_: None)
+        post.ask(dict.fromkeys(post.transport.sites, protocol.pack("step")), 30, lambda *_: None)
     assert post.absent() == ["site-1"]
 
 
 def test_a_node_that_fails_once_is_back_in_the_next_round(tmp_path):
     wanted = fed.experiment("fedavg", sets=("rounds=3",))
-    transport = meddled(tmp_path, lambda answer: wire.refusal("memory"), rounds=(1,))
+    transport = meddled(tmp_path, lambda answer: protocol.refusal("memory"), rounds=(1,))
     found = fed.served(wanted, transport, tmp_path / "served")
     assert found["methods"]["FedAvg"]["seeds"][0]["traffic"]["participations"] == 11
     assert ("site-2", 2) in transport.asked
@@ -103,7 +105,7 @@ def test_a_node_that_fails_once_is_back_in_the_next_round(tmp_path):
 def test_texts_and_data_do_not_reach_the_hub(tmp_path):
     """A node that answers no with words of its own is only told by a code."""
     wanted = fed.experiment("fedavg")
-    transport = meddled(tmp_path, lambda answer: wire.pack("no", {"code": "patient Smith"}))
+    transport = meddled(tmp_path, lambda answer: protocol.pack("no", {"code": "patient Smith"}))
     found = fed.served(wanted, transport, tmp_path / "served")
     assert "Smith" not in json.dumps(found)
     assert "Smith" not in (tmp_path / "served" / "faults.json").read_text()
@@ -112,7 +114,7 @@ def test_texts_and_data_do_not_reach_the_hub(tmp_path):
 def test_too_few_reports_stop_the_run_and_a_new_start_goes_on(tmp_path):
     """The second start ends as one that was never stopped: nothing is trained twice."""
     wanted = fed.experiment("fedper", sets=("rounds=4", "deploy.minimum=1.0"))
-    transport = meddled(tmp_path, lambda answer: wire.refusal("crashed"), rounds=(2,))
+    transport = meddled(tmp_path, lambda answer: protocol.refusal("crashed"), rounds=(2,))
     with pytest.raises(DeployError, match=r"round 3: 3 of 4 nodes reported, 4 needed.*site-2"):
         fed.served(wanted, transport, tmp_path / "served")
     fed.served(wanted, fed.inside(tmp_path / "nodes"), tmp_path / "served")
@@ -121,7 +123,7 @@ def test_too_few_reports_stop_the_run_and_a_new_start_goes_on(tmp_path):
     assert fed.largest_gap(*states) == 0
 
 
-class Sleeper(Inside):
+class Sleeper(InProcess):
     """Nodes, one of which answers its first round only when the others are some rounds ahead."""
 
     def __init__(self, nodes):
@@ -129,7 +131,7 @@ class Sleeper(Inside):
         self._ahead = threading.Event()
 
     def call(self, site, blob, seconds):
-        message = wire.unpack(blob)
+        message = protocol.unpack(blob)
         if message.kind == "step" and message.head["round"] == 5:
             self._ahead.set()
         if site == "site-1" and message.kind == "step" and message.head["round"] == 0:
@@ -152,14 +154,16 @@ def test_nodes_that_do_not_fit_are_named_when_they_join(tmp_path):
     nodes = fed.inside(tmp_path / "nodes")._nodes
     twice = {**nodes, "site-3": nodes["site-2"]}
     with pytest.raises(DeployError, match=r"clients \[0, 1, 2, 2\], expected different ones"):
-        fed.served(wanted, Inside(twice), tmp_path / "a")
+        fed.served(wanted, InProcess(twice), tmp_path / "a")
     with pytest.raises(DeployError, match="has 4 clients and the federation 3 sites"):
         fed.served(wanted, fed.inside(tmp_path / "three", 3), tmp_path / "b")
 
-    class Old(Inside):
+    class Old(InProcess):
         def call(self, site, blob, seconds):
             return (
-                wire.refusal("version") if site == "site-1" else super().call(site, blob, seconds)
+                protocol.refusal("version")
+                if site == "site-1"
+                else super().call(site, blob, seconds)
             )
 
     with pytest.raises(DeployError, match="site-1: it runs another version of idiolect"):
@@ -174,16 +178,16 @@ def test_pooled_methods_are_refused_before_anyone_is_asked(tmp_path):
 
 
 def test_how_many_must_report():
-    assert [Policy(minimum=0.5).needed(n) for n in (1, 2, 3, 4, 5)] == [1, 1, 2, 2, 3]
-    assert [Policy(minimum=3).needed(n) for n in (2, 3, 9)] == [2, 3, 3]
-    assert Policy(minimum=1.0).needed(7) == 7
+    assert [WaitPolicy(minimum=0.5).needed(n) for n in (1, 2, 3, 4, 5)] == [1, 1, 2, 2, 3]
+    assert [WaitPolicy(minimum=3).needed(n) for n in (2, 3, 9)] == [2, 3, 3]
+    assert WaitPolicy(minimum=1.0).needed(7) == 7
 
 
 def test_whoever_has_not_answered_is_named(tmp_path):
     """The slow one asks, while it is waited for, who that is; afterwards it is nobody."""
     seen = []
 
-    class Slow(Inside):
+    class Slow(InProcess):
         def call(self, site, blob, seconds):
             if site == "fast":
                 done.set()
@@ -191,23 +195,23 @@ def test_whoever_has_not_answered_is_named(tmp_path):
                 while post.waiting() != ["slow"]:
                     time.sleep(0.01)
                 seen.extend(post.waiting())
-            return wire.pack("yes")
+            return protocol.pack("yes")
 
     done = threading.Event()
-    post = Post(Slow({"fast": None, "slow": None}), Policy(), Ledger())
-    letters = dict.fromkeys(("slow", "fast"), wire.pack("step"))
+    post = Messenger(Slow({"fast": None, "slow": None}), WaitPolicy(), FaultLog())
+    letters = dict.fromkeys(("slow", "fast"), protocol.pack("step"))
     assert post.ask(letters, 30, lambda site, answer: None) == {}
     assert seen == ["slow"] and post.waiting() == []
 
 
 def test_what_an_engine_raises_is_a_site_that_cannot_be_reached(tmp_path):
-    class Broken(Inside):
+    class Broken(InProcess):
         def call(self, site, blob, seconds):
             raise RuntimeError("cable cut at patient Smith's")
 
-    post = Post(Broken({"a": None}), Policy(), Ledger(tmp_path / "faults.json"))
-    failed = post.ask({"a": wire.pack("step")}, 5, lambda site, answer: None)
+    post = Messenger(Broken({"a": None}), WaitPolicy(), FaultLog(tmp_path / "faults.json"))
+    failed = post.ask({"a": protocol.pack("step")}, 5, lambda site, answer: None)
     assert failed["a"].reason == "unreachable" and "Smith" not in str(failed["a"])
     assert post.absent() == ["a"]
-    assert Ledger(tmp_path / "faults.json").faults == {"a": {"unreachable": 1}}
+    assert FaultLog(tmp_path / "faults.json").faults == {"a": {"unreachable": 1}}
     assert isinstance(failed["a"], Refused)

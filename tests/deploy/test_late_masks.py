@@ -11,12 +11,10 @@ import pytest
 from running import Running
 from test_masks import values_of
 
-from idiolect.deploy import secure_aggregation as secure
-from idiolect.deploy import wire
-from idiolect.deploy.message_fields import rows_in, sum_of
-from idiolect.deploy.refusals import Refused
-from idiolect.deploy.shamir import SHARE
-from idiolect.deploy.transport import Inside
+from idiolect.deploy import protocol, secure_aggregation
+from idiolect.deploy.node_process import InProcess
+from idiolect.deploy.protocol import Refused, read_shares, sum_id
+from idiolect.deploy.secure_aggregation import SHARE
 
 pytestmark = [
     pytest.mark.faults,
@@ -54,11 +52,11 @@ if any("{process}" in word for word in sys.orig_argv):
 """
 
 
-class Lost(Inside):
+class Lost(InProcess):
     """The same within this process: what is right among the survivors, and the late report."""
 
     def call(self, site, blob, seconds):
-        message = wire.unpack(blob)
+        message = protocol.unpack(blob)
         answer = super().call(site, blob, seconds)
         if (site, message.kind, message.head.get("round")) == (LATE, "mask", 0):
             self.late = values_of(self._nodes, site)
@@ -106,18 +104,20 @@ def test_a_masked_report_after_the_timeout_tells_the_server_nothing(tmp_path):
         for site in running.sites
     }  # the late one too
     asked = told[SLOW, "shares"][0]
-    members = {name: secure.Keys.read(own) for name, own in asked.head["members"].items()}
+    members = {
+        name: secure_aggregation.Keys.read(own) for name, own in asked.head["members"].items()
+    }
     revealed = {
-        site: rows_in(told[site, "unmask"][1], running.sites, SHARE)
+        site: read_shares(told[site, "unmask"][1], running.sites, SHARE)
         for site in running.sites
         if site != LATE
     }
     assert (LATE, "unmask") not in told and all(keys.signature for keys in members.values())
     others = {site: own for site, own in masked.items() if site != LATE}
-    total = secure.unmasked(sum_of(asked), members, others, revealed)
+    total = secure_aggregation.unmasked(sum_id(asked), members, others, revealed)
     whole = sum(masked.values())
     assert not (whole - total == lost.late).any()  # the attack that gave the report
     # Nor do the shares: all that were revealed of that node are of its key, none of its seed.
     shares = {running.sites.index(site) + 1: own[LATE] for site, own in revealed.items()}
-    secure._recovered(shares, LATE, members, survived=False)
+    secure_aggregation._recovered(shares, LATE, members, survived=False)
     assert LATE in {site for site, asked, _ in view if asked.head["round"] == 2}  # it is back

@@ -11,13 +11,13 @@ import torch
 from inverting import closeness, inverted, patients
 
 from idiolect.core.batches import Request
-from idiolect.deploy import fingerprints, limits, wire
+from idiolect.deploy import handshake, limits, node_records, protocol
+from idiolect.deploy.limits import SITE_TEXT, UNLIMITED, SitePolicy, read_site_policy
 from idiolect.deploy.node import Node
-from idiolect.deploy.refusals import LIMITS, Refused
-from idiolect.deploy.serve_experiment import post, serve
+from idiolect.deploy.node_process import InProcess
+from idiolect.deploy.protocol import POLICY_LIMITS, Refused
+from idiolect.deploy.serve_experiment import make_messenger, serve
 from idiolect.deploy.site import Site
-from idiolect.deploy.site_policy import SITE_TEXT, UNLIMITED, SitePolicy, read_site
-from idiolect.deploy.transport import Inside
 from idiolect.errors import ConfigError
 from idiolect.experiment.components import build_method
 from idiolect.experiment.load import parse_experiment
@@ -60,11 +60,11 @@ def site(folder, rows=100, name="hospital", seed=0, policy=None):
 
 
 def ask(node, kind, head=None, content=()):
-    return wire.unpack(node.answer(wire.pack(kind, head, content)))
+    return protocol.unpack(node.answer(protocol.pack(kind, head, content)))
 
 
 def opening(wanted, **changes):
-    methods = {t.label: fingerprints.of_method(build_method(t)) for t in wanted.methods}
+    methods = {t.label: handshake.method_fingerprint(build_method(t)) for t in wanted.methods}
     head = {
         "run": "r1",
         "version": VERSION,
@@ -133,7 +133,7 @@ def test_a_run_beyond_a_limit_is_refused_by_its_name(limit, tmp_path, caplog):
     node = Node(site(tmp_path, policy=SitePolicy(**changes)))
     assert code(ask(node, "open", head)) == limit
     assert limit in caplog.text  # with the figures, for the site itself
-    assert limit in LIMITS
+    assert limit in POLICY_LIMITS
 
 
 def test_coins_that_may_leave_a_site_alone_are_refused(tmp_path):
@@ -234,8 +234,8 @@ def test_a_last_batch_of_under_half_the_rows_is_left_out(tmp_path):
 
 def served(folder, nodes, *sets, methods=FEDAVG):
     text = export_experiment(experiment(*sets, methods=methods))
-    inside = Inside({node._site.name: node for node in nodes})
-    return serve(post(inside, text, folder), text, "r1", folder)
+    inside = InProcess({node._site.name: node for node in nodes})
+    return serve(make_messenger(inside, text, folder), text, "r1", folder)
 
 
 def test_an_ordinary_federation_runs_at_the_default_limits(tmp_path):
@@ -254,12 +254,12 @@ def test_the_lead_is_told_the_limit_in_one_line(tmp_path):
     assert "\n" not in str(caught.value)
 
 
-class Silent(Inside):
+class Silent(InProcess):
     """Nodes one of which no message reaches any more after it joined."""
 
     def call(self, site, blob, seconds):
-        if site == "clinic-1" and wire.unpack(blob).kind == "step":
-            return wire.refusal("memory")
+        if site == "clinic-1" and protocol.unpack(blob).kind == "step":
+            return protocol.refusal("memory")
         return super().call(site, blob, seconds)
 
 
@@ -268,7 +268,7 @@ def test_a_round_with_fewer_sites_than_one_allows_does_not_count(tmp_path):
     nodes = {f"clinic-{n}": Node(site(tmp_path, 90, f"clinic-{n}", n)) for n in range(2)}
     text = export_experiment(experiment("deploy.minimum=1"))
     with pytest.raises(Exception, match="1 of 2 nodes reported, 2 needed"):
-        serve(post(Silent(nodes), text, tmp_path / "run"), text, "r1", tmp_path / "run")
+        serve(make_messenger(Silent(nodes), text, tmp_path / "run"), text, "r1", tmp_path / "run")
 
 
 def test_a_site_without_training_rows_is_nobody_to_hide_among(tmp_path):
@@ -290,10 +290,10 @@ def test_a_site_without_training_rows_is_nobody_to_hide_among(tmp_path):
 def test_the_file_that_a_kit_starts_with_is_the_defaults(tmp_path):
     path = tmp_path / "policy.toml"
     path.write_text(SITE_TEXT)
-    assert read_site(path) == SitePolicy()
+    assert read_site_policy(path) == SitePolicy()
     assert set(tomllib.loads(SITE_TEXT)) == {f.name for f in dataclasses.fields(SitePolicy)}
     path.write_text("")
-    assert read_site(path) == SitePolicy()
+    assert read_site_policy(path) == SitePolicy()
 
 
 @pytest.mark.parametrize(
@@ -312,7 +312,7 @@ def test_a_policy_that_cannot_be_right_is_told(line, told, tmp_path):
     path = tmp_path / "policy.toml"
     path.write_text(line)
     with pytest.raises(ConfigError, match=r"policy\.toml") as caught:
-        read_site(path)
+        read_site_policy(path)
     assert told.split(":")[0] in str(caught.value)
 
 
@@ -331,15 +331,15 @@ def test_under_masks_a_node_counts_the_members_itself(tmp_path):
     with pytest.raises(ConfigError, match="min_cohort"):
         fed.served(fed.experiment("fedavg", sets=sets), nodes, tmp_path / "open")
 
-    class Boasting(Inside):
+    class Boasting(InProcess):
         def call(self, site, blob, seconds):
-            message = wire.unpack(blob)
+            message = protocol.unpack(blob)
             if message.kind == "open":
-                blob = wire.pack("open", {**message.head, "clients": 10})
+                blob = protocol.pack("open", {**message.head, "clients": 10})
             answer = super().call(site, blob, seconds)
             if message.kind == "open":  # nor does it tell the hub what the site asks for
-                told = wire.unpack(answer)
-                answer = wire.pack("yes", {**told.head, "least": [1, 1]}, told.leaves)
+                told = protocol.unpack(answer)
+                answer = protocol.pack("yes", {**told.head, "least": [1, 1]}, told.leaves)
             return answer
 
     cheated = Boasting(fed.inside(tmp_path / "more", 3, policy=policy)._nodes)
@@ -365,7 +365,7 @@ def test_epsilon_of_all_seeds_and_methods_counts(tmp_path):
 
 def test_all_starts_of_a_run_share_its_limits(tmp_path):
     """A run that is resumed with other seeds or methods does not start counting anew."""
-    kept = limits.Releases(tmp_path, SitePolicy(max_seeds=3, max_epsilon=8.0))
+    kept = node_records.ReleaseLog(tmp_path, SitePolicy(max_seeds=3, max_epsilon=8.0))
     kept.begin("r1", (0, 1, 2), "a", {"dp, seeds 0,1,2": 5.0})
     kept.begin("r1", (0, 1), "a", {"dp, seeds 0,1,2": 5.0})
     for start, limit in (
@@ -374,19 +374,19 @@ def test_all_starts_of_a_run_share_its_limits(tmp_path):
         (((0,), "a", {"other": 4.0}), "max_epsilon"),
     ):
         with pytest.raises(Refused) as caught:
-            limits.Releases(tmp_path, kept.policy).begin("r1", *start)
+            node_records.ReleaseLog(tmp_path, kept.policy).begin("r1", *start)
         assert caught.value.reason == limit
 
 
 def test_statistics_of_nearly_the_same_rows_are_not_told_twice(tmp_path):
     """The difference of two sums over rows that differ in one is that row."""
-    kept = limits.Releases(tmp_path, SitePolicy())
+    kept = node_records.ReleaseLog(tmp_path, SitePolicy())
     rows = np.random.default_rng(0).permutation(1000)
     kept.divide([rows[:600], rows[300:900]])
     kept.divide([rows[:600][::-1]])  # the very same rows
     for few in (rows[:601], rows[:590], np.append(rows[:600], 5000)):
         with pytest.raises(Refused, match="differ in"):
-            limits.Releases(tmp_path, kept.policy).divide([few])
+            node_records.ReleaseLog(tmp_path, kept.policy).divide([few])
     with pytest.raises(Refused, match="differ in 1 "):  # of two seeds of one run
         kept.divide([rows[100:700], rows[100:701]])
     assert len(list((tmp_path / "divisions").iterdir())) == 2  # nothing that was not told

@@ -9,12 +9,10 @@ import torch
 from kitmaking import Maker
 
 from idiolect.core.method import Report
-from idiolect.deploy import fixed_point, shamir, wire
-from idiolect.deploy import secure_aggregation as secure
-from idiolect.deploy.message_fields import sum_of
+from idiolect.deploy import protocol, secure_aggregation, secure_sum
 from idiolect.deploy.node import Node, _report
-from idiolect.deploy.refusals import Refused
-from idiolect.deploy.transport import Inside
+from idiolect.deploy.node_process import InProcess
+from idiolect.deploy.protocol import Refused, sum_id
 from idiolect.errors import ConfigError, DeployError, MethodError
 from idiolect.methods import METHODS
 
@@ -31,8 +29,8 @@ def test_the_sum_is_the_weighted_mean_to_the_fixed_point():
     """Each of n values is rounded by at most 2^-33, so the mean errs by n 2^-33 / sum of sizes."""
     sizes = [12.0, 5.0, 130.0, 1.0]
     reports = [report(n, size) for n, size in enumerate(sizes)]
-    values = [fixed_point.fixed(one, len(sizes)) for one in reports]
-    found = fixed_point.mean(np.sum(values, axis=0, dtype=np.uint64), reports[0])
+    values = [secure_sum.fixed(one, len(sizes)) for one in reports]
+    found = secure_sum._mean(np.sum(values, axis=0, dtype=np.uint64), reports[0])
     assert float(found.size) == sum(sizes)
     for name, leaf in found.params.items():
         exact = sum(s * r.params[name].double() for s, r in zip(sizes, reports, strict=True))
@@ -41,7 +39,7 @@ def test_the_sum_is_the_weighted_mean_to_the_fixed_point():
 
 def test_values_too_large_for_the_sum_are_refused():
     with pytest.raises(Refused) as caught:
-        fixed_point.fixed(report(0, scale=1e9), 3)
+        secure_sum.fixed(report(0, scale=1e9), 3)
     assert caught.value.reason == "range"
 
 
@@ -59,16 +57,16 @@ def test_a_secure_run_gives_the_plain_runs_result(name, tmp_path):
     assert fed.largest_gap(*states) < 1e-6
 
 
-class Listening(Inside):
+class Listening(InProcess):
     """Nodes whose every message the server writes down; one may answer `mask` too late."""
 
     late = ""
     rounds = (0,)
 
     def call(self, site, blob, seconds):
-        message = wire.unpack(blob)
+        message = protocol.unpack(blob)
         answer = super().call(site, blob, seconds)
-        told = (message, wire.unpack(answer))
+        told = (message, protocol.unpack(answer))
         self.view = [*getattr(self, "view", []), (site, message.kind, *told)]
         if (site, message.kind) == (self.late, "mask") and message.head["round"] in self.rounds:
             raise Refused("timeout")
@@ -107,7 +105,7 @@ ONE = ("rounds=1", "evaluate.every=1")
 def values_of(nodes, site):
     """What a node's kept report is in the ring: what the server must not find out."""
     ((_, drawer),) = nodes[site]._opened.desks.values()
-    return fixed_point.fixed(_report(drawer.kept.report), 3)
+    return secure_sum.fixed(_report(drawer.kept.report), 3)
 
 
 def found_by_difference(transport, late, total, round=0):
@@ -123,10 +121,10 @@ def test_a_report_that_comes_too_late_is_left_out_and_stays_hidden(tmp_path):
     found = fed.served(fed.experiment("fedavg", sets=(*SETS, *ONE)), transport, tmp_path / "late")
     assert found["methods"]["FedAvg"]["seeds"][0]["traffic"]["participations"] == 3
 
-    class Mute(Inside):
+    class Mute(InProcess):
         def call(self, site, blob, seconds):
-            if site == late and wire.unpack(blob).kind == "step":
-                return wire.refusal("failed")
+            if site == late and protocol.unpack(blob).kind == "step":
+                return protocol.refusal("failed")
             return super().call(site, blob, seconds)
 
     plain = fed.experiment("fedavg", sets=ONE)
@@ -142,25 +140,27 @@ def test_a_report_that_comes_too_late_is_left_out_and_stays_hidden(tmp_path):
     # Of the late node its key was revealed, and of the others their seeds; never both.
     shares = {site: told.leaves["shares"] for site, told in transport.answers("unmask").items()}
     assert shares.keys() == nodes.keys() - {late}
-    assert all(own.shape == (4, shamir.SHARE) for own in shares.values())
-    key = shamir.recover({n + 1: bytes(shares[f"site-{n}"][2].tolist()) for n in (0, 1, 3)})
-    published = secure.Keys.read(transport.answers("keys")[late].head["keys"])
-    assert secure._public(key) == published.mask
-    assert secure._commitment(key) != published.commitment
+    assert all(own.shape == (4, secure_aggregation.SHARE) for own in shares.values())
+    key = secure_aggregation.recover_secret(
+        {n + 1: bytes(shares[f"site-{n}"][2].tolist()) for n in (0, 1, 3)}
+    )
+    published = secure_aggregation.Keys.read(transport.answers("keys")[late].head["keys"])
+    assert secure_aggregation._public(key) == published.mask
+    assert secure_aggregation._commitment(key) != published.commitment
 
 
 def test_nodes_lost_at_any_other_stage_cost_at_most_their_own_report(tmp_path):
     """Before their masked report leaves they are not in the sum; after that they are."""
 
-    class Failing(Inside):
+    class Failing(InProcess):
         def __init__(self, home, *failures):
             super().__init__(fed.inside(home)._nodes)
             self._failures = failures
 
         def call(self, site, blob, seconds):
-            message = wire.unpack(blob)
+            message = protocol.unpack(blob)
             if (site, message.kind, message.head.get("round")) in self._failures:
-                return wire.refusal("failed")
+                return protocol.refusal("failed")
             return super().call(site, blob, seconds)
 
     sets = ("rounds=3", "evaluate.every=3")
@@ -188,7 +188,7 @@ def test_no_second_sum_of_a_round_with_other_members_is_to_be_had(tmp_path):
     for nodes in (transport._nodes, fed.inside(tmp_path / "nodes")._nodes):
 
         def ask(site, kind, head=about, content=(), nodes=nodes):
-            return wire.unpack(nodes[site].answer(wire.pack(kind, head, content)))
+            return protocol.unpack(nodes[site].answer(protocol.pack(kind, head, content)))
 
         if nodes is not transport._nodes:
             for site in nodes:
@@ -197,7 +197,9 @@ def test_no_second_sum_of_a_round_with_other_members_is_to_be_had(tmp_path):
         assert ask(late, "keys").head == {"code": "summed"}
         others = [site for site in nodes if site != late]
         keys = {site: ask(site, "keys").head["keys"] for site in others}
-        fourth = secure.Participant(("r1", "FedAvg", "step", "ab", 3, 0), "site-9").keys()
+        fourth = secure_aggregation.Participant(
+            ("r1", "FedAvg", "step", "ab", 3, 0), "site-9"
+        ).keys()
         two = dict(list(keys.items())[:2])
         for members in ({**keys, "site-9": list(fourth)}, {**two, "site-9": list(fourth)}):
             for site in others:
@@ -221,7 +223,7 @@ def test_a_server_that_dies_between_the_sum_and_its_checkpoint_gets_no_other_sum
 
     home = tmp_path / "nodes"
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr("idiolect.deploy.hub.stepped_by_sum", dies)
+        patch.setattr("idiolect.deploy.server.apply_sum", dies)
         fed.served(wanted, fed.inside(home), tmp_path / "died")
 
     transport = Listening(fed.inside(home)._nodes)
@@ -256,8 +258,8 @@ def test_the_same_run_again_without_one_node_does_not_give_its_report_away(tmp_p
     fewer = Listening(fed.inside(home)._nodes)
     plain = fewer.call
     fewer.call = lambda site, *more: (
-        wire.refusal("failed")
-        if (site == "site-3" and wire.unpack(more[0]).kind == "step")
+        protocol.refusal("failed")
+        if (site == "site-3" and protocol.unpack(more[0]).kind == "step")
         else plain(site, *more)
     )
     found = fed.served(wanted, fewer, tmp_path / "fewer", run="r3")
@@ -271,7 +273,7 @@ def kits(tmp_path_factory):
     return {f"site-{n}": maker.kit(f"site-{n}") for n in range(4)}
 
 
-class Cheating(Inside):
+class Cheating(InProcess):
     """Nodes with kits, and a server that changes what it relays."""
 
     def __init__(self, home, kits, change=lambda site, message: None):
@@ -280,14 +282,14 @@ class Cheating(Inside):
         self._change, self.codes, self.kinds = change, {}, set()
 
     def call(self, site, blob, seconds):
-        message = wire.unpack(blob)
+        message = protocol.unpack(blob)
         if message.kind in ("shares", "mask", "confirm", "unmask"):
             self._change(site, message)
-            blob = wire.pack(*message)
+            blob = protocol.pack(*message)
         answer = super().call(site, blob, seconds)
         self.kinds.add(message.kind)
-        if wire.unpack(answer).kind == "no":
-            self.codes[site, message.kind] = wire.unpack(answer).head["code"]
+        if protocol.unpack(answer).kind == "no":
+            self.codes[site, message.kind] = protocol.unpack(answer).head["code"]
         return answer
 
 
@@ -307,9 +309,9 @@ def test_a_server_that_relays_keys_of_its_own_gets_nothing(kits, tmp_path):
 
     def swap(site, message):
         if message.kind == "shares":
-            context = sum_of(message)
+            context = sum_id(message)
             for name in set(names) - {site}:
-                own[site, name] = secure.Participant(context, name)
+                own[site, name] = secure_aggregation.Participant(context, name)
                 found = [*own[site, name].keys()[:3], *message.head["members"][name][3:]]
                 message.head["members"][name] = found
 
@@ -334,10 +336,10 @@ def test_a_server_that_tells_nodes_of_different_survivors_gets_no_sum(kits, tmp_
 
 
 def test_rounds_given_up_again_and_again_end_the_run(tmp_path):
-    class Silent(Inside):
+    class Silent(InProcess):
         def call(self, site, blob, seconds):
-            if wire.unpack(blob).kind == "unmask":
-                return wire.refusal("failed")
+            if protocol.unpack(blob).kind == "unmask":
+                return protocol.refusal("failed")
             return super().call(site, blob, seconds)
 
     wanted = fed.experiment("fedavg", sets=(*SETS, "rounds=6", "evaluate.every=6"))
@@ -345,7 +347,7 @@ def test_rounds_given_up_again_and_again_end_the_run(tmp_path):
         fed.served(wanted, Silent(fed.inside(tmp_path / "nodes")._nodes), tmp_path / "served")
 
 
-class Restarting(Inside):
+class Restarting(InProcess):
     """Nodes that are all started anew in every round, after training and before the sum."""
 
     def __init__(self, home):
@@ -353,7 +355,7 @@ class Restarting(Inside):
         self._home, self._new = home, set()
 
     def call(self, site, blob, seconds):
-        message = wire.unpack(blob)
+        message = protocol.unpack(blob)
         if message.kind == "keys" and (site, message.head["round"]) not in self._new:
             self._new.add((site, message.head["round"]))
             self._nodes = {**self._nodes, site: fed.inside(self._home)._nodes[site]}

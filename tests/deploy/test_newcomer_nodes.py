@@ -5,14 +5,13 @@ import numpy as np
 import pytest
 import torch
 
-from idiolect.deploy.model_use import predict
+from idiolect.deploy.limits import UNLIMITED
+from idiolect.deploy.newcomer_nodes import WantedModel, adapt_nodes, find_model
 from idiolect.deploy.node import Node
-from idiolect.deploy.node_models import stored
-from idiolect.deploy.serve_experiment import post
+from idiolect.deploy.node_process import InProcess
+from idiolect.deploy.personal_models import load_personal_model, predict
+from idiolect.deploy.serve_experiment import make_messenger
 from idiolect.deploy.site import Site
-from idiolect.deploy.site_policy import UNLIMITED
-from idiolect.deploy.transport import Inside
-from idiolect.deploy.welcoming import Wanted, offer, welcome
 from idiolect.errors import ConfigError, DataError, DeployError, MethodError
 from idiolect.experiment.adapt import adapt
 from idiolect.experiment.build import build_federations
@@ -41,14 +40,14 @@ def digits(tmp_path_factory):
 def guests(home, digits, **changes):
     changes = {"policy": UNLIMITED, "packages": fed.HOST.packages, **changes}
     sites = [Site(n, "test", home / n, str(digits / f"{n}.npz"), **changes) for n in LATE]
-    return Inside({site.name: Node(site) for site in sites})
+    return InProcess({site.name: Node(site) for site in sites})
 
 
 def visited(home, digits, transport=None, **wanted):
-    found = offer(home / "served", Wanted("r1", **wanted), fed.HOST)
+    found = find_model(home / "served", WantedModel("r1", **wanted), fed.HOST)
     transport, folder = transport or guests(home, digits), home / "visit"
-    return welcome(
-        post(transport, found.text, folder, fed.HOST), found, "v1", folder, host=fed.HOST
+    return adapt_nodes(
+        make_messenger(transport, found.text, folder, fed.HOST), found, "v1", folder, host=fed.HOST
     )
 
 
@@ -86,7 +85,7 @@ def test_newcomers_get_the_simulators_models(name, digits, tmp_path):
         assert found[key] == content[key], key
     for name in LATE:
         leaves = load_model(tmp_path / "simulated", label, 3, name)
-        own = stored(tmp_path / name).leaves
+        own = load_personal_model(tmp_path / name).leaves
         assert own.keys() == leaves.keys()
         assert all(torch.equal(own[leaf], leaves[leaf]) for leaf in own)
 
@@ -98,7 +97,7 @@ def test_a_newcomer_uses_its_model_and_the_run_stays_as_it_was(digits, tmp_path)
     found = visited(tmp_path, digits, guests(tmp_path, digits, secure=True), seed=3)
     assert found["seed"] == 3
     assert (tmp_path / "served" / "checkpoints" / "FedPer.safetensors").read_bytes() == before
-    own = stored(tmp_path / "late-1")
+    own = load_personal_model(tmp_path / "late-1")
     assert own.about.newcomer and own.clients == 4
     rows = predict(own, digits / "late-1.npz", {}, trust=True)
     held = np.load(digits / "late-1.npz")
@@ -114,7 +113,7 @@ def test_the_network_of_a_mixed_run_is_chosen(digits, tmp_path):
         visited(tmp_path, digits)
     visited(tmp_path, digits, network="dnn")
     groups = fed.fused_models(tmp_path / "served", "FedDF")
-    own = stored(tmp_path / "late-0").leaves
+    own = load_personal_model(tmp_path / "late-0").leaves
     assert all(torch.equal(own[leaf], groups[f"state.groups.1.0.{leaf}"]) for leaf in own) and own
 
 
@@ -127,4 +126,4 @@ def test_newcomers_who_do_not_fit_are_told(digits, tmp_path):
     with pytest.raises(DeployError, match="site-1: its data is missing, cannot be read"):
         visited(tmp_path, digits, fed.inside(tmp_path / "shares", 2))  # with --client
     with pytest.raises(DataError, match="this server holds no run"):
-        offer(tmp_path / "elsewhere", Wanted("r9"))
+        find_model(tmp_path / "elsewhere", WantedModel("r9"))

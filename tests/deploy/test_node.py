@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from idiolect.core import checkpoint
-from idiolect.deploy import fingerprints, node_state, wire
+from idiolect.deploy import handshake, node_records, protocol
 from idiolect.deploy.node import Node
 from idiolect.deploy.site import Site
 from idiolect.experiment.components import build_method
@@ -18,7 +18,7 @@ from idiolect.version import VERSION
 
 
 def ask(node, kind, head=None, content=()):
-    return wire.unpack(node.answer(wire.pack(kind, head, content)))
+    return protocol.unpack(node.answer(protocol.pack(kind, head, content)))
 
 
 def code(message):
@@ -27,7 +27,7 @@ def code(message):
 
 
 def opening(wanted, **changes):
-    methods = {t.label: fingerprints.of_method(build_method(t)) for t in wanted.methods}
+    methods = {t.label: handshake.method_fingerprint(build_method(t)) for t in wanted.methods}
     text = export_experiment(wanted)
     head = {"run": "r1", "version": VERSION, "experiment": text, "methods": methods}
     head["submitter"] = "lead@hub.org"
@@ -76,7 +76,7 @@ def test_what_does_not_fit_is_one_word(tmp_path):
     assert code(ask(node, "open", opening(wanted, run="../../etc"))) == "format"
     assert code(ask(node, "open", opening(wanted, place=True))) == "format"
     assert code(ask(node, "dance")) == "protocol"
-    assert code(wire.unpack(node.answer(b"noise"))) == "format"
+    assert code(protocol.unpack(node.answer(b"noise"))) == "format"
     own = Site(
         "a", "test", tmp_path / "a", str(tmp_path / "absent.csv"), packages=fed.HOST.packages
     )
@@ -85,7 +85,7 @@ def test_what_does_not_fit_is_one_word(tmp_path):
 
 def test_the_same_message_gets_the_same_answer_and_is_trained_once(joined):
     node, sent, home = joined
-    blob = wire.pack("step", task(), sent)
+    blob = protocol.pack("step", task(), sent)
     first = node.answer(blob)
     before = kept(home).read_bytes()
     assert node.answer(blob) == first
@@ -158,12 +158,12 @@ def test_damaged_or_foreign_state_is_refused(joined):
         node._opened.desks.clear()
         assert code(ask(node, "step", task(1), sent)) == "state"
     kept(home).write_bytes(content)
-    foreign = node_state.Owner("test", 1, "r1", "FedPer", 3)
+    foreign = node_records.StateOwner("test", 1, "r1", "FedPer", 3)
     path = foreign.folder(home) / kept(home).name
     path.parent.mkdir(parents=True)
     path.write_bytes(content)
     with pytest.raises(Exception, match="belongs to"):
-        node_state.Drawer(home, foreign, node._made(node._opened, "FedPer", 3)[0].personal)
+        node_records.PersonalState(home, foreign, node._made(node._opened, "FedPer", 3)[0].personal)
 
 
 def test_scores_leave_and_the_model_stays(joined):
@@ -181,10 +181,12 @@ def test_scores_leave_and_the_model_stays(joined):
 
 
 def test_a_single_tensor_and_nothing_are_kept_too(tmp_path):
-    owner = node_state.Owner("f", 0, "r", "m", 0)
+    owner = node_records.StateOwner("f", 0, "r", "m", 0)
     for personal in (torch.tensor([1.0, 2.0]), ()):
         own = owner._replace(label=type(personal).__name__)
-        node_state.Drawer(tmp_path, own, personal).put(1, "q", personal, {"report": torch.ones(2)})
-        back = node_state.Drawer(tmp_path, own, personal).kept
+        node_records.PersonalState(tmp_path, own, personal).put(
+            1, "q", personal, {"report": torch.ones(2)}
+        )
+        back = node_records.PersonalState(tmp_path, own, personal).kept
         assert back.round == 1 and np.array_equal(back.personal, personal)
         assert back.report["report"].equal(torch.ones(2))

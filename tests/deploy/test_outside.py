@@ -15,16 +15,14 @@ from typer.testing import CliRunner
 
 from idiolect.cli import app
 from idiolect.data import PARTITIONS, SOURCES
-from idiolect.deploy import fingerprints, wire
-from idiolect.deploy.isolation import isolated
-from idiolect.deploy.model_use import Personal
+from idiolect.deploy import handshake, protocol
+from idiolect.deploy.flare import job_layout, kits
+from idiolect.deploy.limits import UNLIMITED
 from idiolect.deploy.node import Node
-from idiolect.deploy.node_process import Child
-from idiolect.deploy.serve_experiment import post, serve
-from idiolect.deploy.server_data import Host
+from idiolect.deploy.node_process import InProcess, NodeProcess, isolated
+from idiolect.deploy.personal_models import PersonalModel
+from idiolect.deploy.serve_experiment import ServerSettings, make_messenger, serve
 from idiolect.deploy.site import Site
-from idiolect.deploy.site_policy import UNLIMITED
-from idiolect.deploy.transport import Inside
 from idiolect.errors import ConfigError, DataError
 from idiolect.experiment.adapt import adapt
 from idiolect.experiment.components import build_method
@@ -128,10 +126,10 @@ def evil(tmp_path, monkeypatch):
 
 def opened(site, text, methods=()):
     head = {"run": "r1", "version": VERSION, "experiment": text, "methods": dict(methods)}
-    blob = wire.pack(
+    blob = protocol.pack(
         "open", {**head, "clients": 2, "place": 0, "newcomer": False, "submitter": "lead"}
     )
-    return wire.unpack(Node(site).answer(blob))
+    return protocol.unpack(Node(site).answer(blob))
 
 
 def test_an_experiment_from_outside_names_built_in_things_only(evil, tmp_path):
@@ -146,9 +144,9 @@ def test_an_experiment_from_outside_names_built_in_things_only(evil, tmp_path):
         for site in (share, own):
             told = opened(site, text)
             assert (told.kind, told.head) == ("no", {"code": "experiment"}), what
-        for act in (post, lambda *args: serve(None, args[1], "r1", args[2])):
+        for act in (make_messenger, lambda *args: serve(None, args[1], "r1", args[2])):
             with pytest.raises(ConfigError, match="the hub's experiment"):
-                act(Inside({}), text, tmp_path / "hub")
+                act(InProcess({}), text, tmp_path / "hub")
     assert not (tmp_path / "hub").exists()
 
 
@@ -248,7 +246,7 @@ def test_a_package_counts_that_the_operator_installed_and_named(tmp_path, monkey
     assert answers == ["yes", "no", "no"] and not mark.exists()
     for name in ("lab_nets:ready", "lab_nets:subprocess", "lab_nets:_hidden", "lab_nets.x:net"):
         assert opened(sites["a"], with_model(f'name = "{name}"')).kind == "no"
-    host = Host(packages=("lab_nets",))
+    host = ServerSettings(packages=("lab_nets",))
     assert import_experiment(text, reach=host.reach).model.name == "lab_nets:net"
     with pytest.raises(ConfigError, match="of a package that is allowed here; this list has other"):
         import_experiment(text, reach=Permissions(packages=("other",)))
@@ -281,9 +279,9 @@ def test_a_nodes_process_imports_nothing_from_where_it_works(tmp_path, monkeypat
             (folder / f"{name}.py").write_text(EVIL.format(mark=str(mark)))
     monkeypatch.chdir(home)
     monkeypatch.setenv("PYTHONPATH", f":{home.parent}:.")
-    child = Child(Site("a", "test", home, "embedded", client=0, policy=UNLIMITED))
+    child = NodeProcess(Site("a", "test", home, "embedded", client=0, policy=UNLIMITED))
     try:
-        assert wire.unpack(child.answer(b"noise")).head == {"code": "format"}
+        assert protocol.unpack(child.answer(b"noise")).head == {"code": "format"}
     finally:
         child.close()
     assert not mark.exists()
@@ -332,16 +330,16 @@ def test_a_stored_models_module_is_imported_only_if_the_user_says_so(tmp_path, m
     wanted = parse_experiment(GOOD)
     text = export_experiment(wanted)
     site = Site("a", "test", tmp_path / "a", "embedded", client=0, policy=UNLIMITED)
-    digests = {"FedAvg": fingerprints.of_method(build_method(wanted.methods[0]))}
-    fed.served(wanted, Inside({"a": Node(site), "b": Node(site_of(tmp_path))}), tmp_path / "hub")
-    from idiolect.deploy.node_models import stored
+    digests = {"FedAvg": handshake.method_fingerprint(build_method(wanted.methods[0]))}
+    fed.served(wanted, InProcess({"a": Node(site), "b": Node(site_of(tmp_path))}), tmp_path / "hub")
+    from idiolect.deploy.personal_models import load_personal_model
 
-    kept = stored(site.home)
+    kept = load_personal_model(site.home)
     assert kept.about.experiment == text and digests
     false = kept._replace(about=kept.about._replace(experiment=with_model('name = "evil:net"')))
     (tmp_path / "evil.py").write_text(EVIL.format(mark=str(tmp_path / "mark")))
     with pytest.raises(ConfigError, match=r"evil\.py.*--trust-code"):
-        Personal(false)
+        PersonalModel(false)
     assert not (tmp_path / "mark").exists()
 
 
@@ -351,15 +349,14 @@ def site_of(folder):
 
 # Jobs.
 
-guard = pytest.importorskip("idiolect.deploy.flare.guard", reason="nvflare is not installed")
+guard = pytest.importorskip("idiolect.deploy.flare.job_guard", reason="nvflare is not installed")
 
 
 @pytest.fixture
 def job(tmp_path):
-    from idiolect.deploy.flare import flare_job as jobs
-    from idiolect.deploy.flare.tasks import Task
+    from idiolect.deploy.flare.admin import Task
 
-    folder = jobs.write(tmp_path / "job", Task("abc", ("site-0",), 1, 60, GOOD))
+    folder = job_layout.write(tmp_path / "job", Task("abc", ("site-0",), 1, 60, GOOD))
     assert guard.foreign(folder / "app") == ""
     return folder
 
@@ -431,7 +428,7 @@ def test_links_size_and_what_is_said_of_a_job_are_checked(job, monkeypatch):
             guard.refuse_strange("job", zipped(job))
         (job / "meta.json").write_text(json.dumps(meta))
     with monkeypatch.context() as limited:
-        limited.setattr(guard.layout, "LARGEST", 100)
+        limited.setattr(guard.job_layout, "LARGEST", 100)
         assert "at most 100 bytes" in guard.foreign(job / "app")
         with pytest.raises(ValueError, match="more than 100 bytes"):
             guard.refuse_strange("job", zipped(job))
@@ -450,8 +447,7 @@ def test_a_jobs_id_is_one_that_a_server_draws(name):
 
 
 def test_engine_and_kits_name_the_same_guard():
-    from idiolect.deploy.flare import kits
 
     module, _, name = kits.GUARD.rpartition(".")
     assert (module, getattr(guard, name)) == (guard.__name__, guard.JobGuard)
-    assert Path(guard.__file__).name == "guard.py"
+    assert Path(guard.__file__).name == "job_guard.py"

@@ -9,11 +9,11 @@ import pytest
 
 from idiolect.data import federate, fitted, normalised, read
 from idiolect.data.dataset import Moments, decoding, moments
+from idiolect.deploy.limits import UNLIMITED
 from idiolect.deploy.node import Node
-from idiolect.deploy.server_data import Host
+from idiolect.deploy.node_process import InProcess
+from idiolect.deploy.serve_experiment import ServerSettings
 from idiolect.deploy.site import Site
-from idiolect.deploy.site_policy import UNLIMITED
-from idiolect.deploy.transport import Inside
 from idiolect.errors import DataError, DeployError
 
 TOML = """
@@ -77,7 +77,7 @@ def test_files_apart_learn_as_one_file_divided_by_its_clients(clinics, tmp_path)
     files, together = clinics
     wanted = experiment(together)
     content = fed.simulated(wanted, tmp_path / "simulated")
-    found = fed.served(wanted, Inside(nodes(tmp_path, files)), tmp_path / "served")
+    found = fed.served(wanted, InProcess(nodes(tmp_path, files)), tmp_path / "served")
     here, there = (fed.server_state(tmp_path / k, "Ditto") for k in ("simulated", "served"))
     assert fed.largest_gap(here, there) < 1e-6
     for mine, theirs in zip(fed.scores(found, "Ditto"), fed.scores(content, "Ditto"), strict=True):
@@ -108,14 +108,14 @@ def test_columns_in_another_order_are_refused_by_name_of_site(clinics, tmp_path)
     with pytest.raises(
         DeployError, match=r"clinic 0 and clinic 2 differ in the names or the order"
     ):
-        fed.served(experiment(together), Inside(nodes(tmp_path, files)), tmp_path / "served")
+        fed.served(experiment(together), InProcess(nodes(tmp_path, files)), tmp_path / "served")
 
 
 def test_a_label_the_experiment_does_not_declare_is_refused(clinics, tmp_path):
     files, together = clinics
     written(files[1], [[*row[:3], "dead"] for row in rows(5, 12)])
     with pytest.raises(DeployError, match="clinic 1: its labels do not fit the classes") as caught:
-        fed.served(experiment(together), Inside(nodes(tmp_path, files)), tmp_path / "served")
+        fed.served(experiment(together), InProcess(nodes(tmp_path, files)), tmp_path / "served")
     assert "dead" not in str(caught.value)
 
 
@@ -134,11 +134,11 @@ def test_a_server_with_public_rows_of_its_own_trains_on_them(clinics, tmp_path):
     toml = TOML.format(source=together).partition("[[methods]]")[0] + FUSED
     wanted = fed.experiment(toml=toml, sets=(f"data.public.source={public}",))
     fed.simulated(wanted, tmp_path / "simulated")
-    transport = Inside(nodes(tmp_path, files))
+    transport = InProcess(nodes(tmp_path, files))
     public.rename(tmp_path / "moved.csv")
     with pytest.raises(DataError, match=r"the server lacks the public examples.* --public PATH"):
         fed.served(wanted, transport, tmp_path / "served")
-    host = Host(public=str(tmp_path / "moved.csv"))
+    host = ServerSettings(public=str(tmp_path / "moved.csv"))
     fed.served(wanted, transport, tmp_path / "served", host=host)
     here, there = (fed.fused_models(tmp_path / k, "FedDF") for k in ("simulated", "served"))
     assert fed.largest_gap(here, there) < 1e-6
@@ -150,7 +150,7 @@ def test_nodes_that_count_alike_do_so_under_masks(clinics, tmp_path):
     toml = TOML.format(source=together).replace("ditto", "pfml")
     for kind, secure in (("open", "false"), ("secure", "true")):
         wanted = fed.experiment(toml=toml, sets=(f"deploy.secure={secure}",))
-        fed.served(wanted, Inside(nodes(tmp_path / kind, files)), tmp_path / kind)
+        fed.served(wanted, InProcess(nodes(tmp_path / kind, files)), tmp_path / kind)
     states = [fed.server_state(tmp_path / kind, "PFML") for kind in ("open", "secure")]
     assert fed.largest_gap(*states) < 1e-6
 
@@ -189,7 +189,7 @@ def test_nodes_tell_nothing_of_their_test_rows(tmp_path):
             path = write_one(own / "own.csv", place, poison)
             site = Site(f"clinic {place}", "test", own / "state", str(path), policy=UNLIMITED)
             nodes[site.name] = Node(site)
-        transport = Inside(nodes)
+        transport = InProcess(nodes)
         wanted = fed.experiment(toml=RAW.format(source=path.as_posix()))
         fed.served(wanted, transport, tmp_path / name / "served")
         states.append(fed.server_state(tmp_path / name / "served", "FedAvg"))

@@ -10,12 +10,11 @@ from typer.testing import CliRunner
 from idiolect.cli import app
 from idiolect.data import read
 from idiolect.data.text import SPECIAL, encoded_as, hashed_words
-from idiolect.deploy.model_use import predict
+from idiolect.deploy.limits import UNLIMITED
 from idiolect.deploy.node import Node
-from idiolect.deploy.node_models import stored
+from idiolect.deploy.node_process import InProcess
+from idiolect.deploy.personal_models import load_personal_model, predict
 from idiolect.deploy.site import Site
-from idiolect.deploy.site_policy import UNLIMITED
-from idiolect.deploy.transport import Inside
 from idiolect.errors import ConfigError, DataError, DeployError
 from idiolect.experiment.adapt import adapt
 
@@ -81,7 +80,7 @@ def experiment(source, kind, words):
     return fed.experiment(toml=TOML.format(source=source, **parts))
 
 
-class Overheard(Inside):
+class Overheard(InProcess):
     """Nodes, of whom every answer is kept."""
 
     said = b""
@@ -115,7 +114,7 @@ def test_texts_apart_learn_as_one_corpus_and_no_word_leaves(kind, words, writers
     states = [fed.server_state(tmp_path / k, "FedPer") for k in ("simulated", "served")]
     assert all(states[0][leaf].equal(states[1][leaf]) for leaf in states[0])
     assert not any(word.encode() in transport.said for word in (*SECRET, "cold"))
-    own = stored(tmp_path / "1")
+    own = load_personal_model(tmp_path / "1")
     assert len(own.form.words) == (12 if words == 12 else 8)
     score = predict(own, files[1], {})
     if kind is LABELLED:
@@ -137,7 +136,7 @@ def test_unlabelled_text_is_predicted_too(writers, tmp_path):
     assert found.exit_code == 0 and len(found.output.splitlines()) == 3, found.output
     with pytest.raises(DataError, match="holds no text, and the model reads text"):
         np.savez(tmp_path / "x.npz", x=np.zeros((2, 6)))
-        predict(stored(tmp_path / "0"), tmp_path / "x.npz", {})
+        predict(load_personal_model(tmp_path / "0"), tmp_path / "x.npz", {})
 
 
 def test_text_without_an_agreement_is_refused(writers, tmp_path):

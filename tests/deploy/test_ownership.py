@@ -6,8 +6,8 @@ import json
 import federations as fed
 import pytest
 
-from idiolect.deploy import ownership, wire
-from idiolect.deploy.welcoming import Wanted
+from idiolect.deploy import node_records, protocol
+from idiolect.deploy.newcomer_nodes import WantedModel
 from idiolect.errors import CheckpointError, ConfigError, DeployError
 from idiolect.experiment.portable import export_experiment
 
@@ -16,35 +16,35 @@ SETS = ("model.name=mlr", "rounds=1", "evaluate.every=1")
 
 
 def test_the_first_to_name_a_run_owns_it(tmp_path):
-    ownership.claim(tmp_path, "r1", FIRST, tmp_path / "runs" / "r1")
+    node_records.claim_run(tmp_path, "r1", FIRST, tmp_path / "runs" / "r1")
     (tmp_path / "runs" / "r1").mkdir(parents=True)
-    ownership.claim(tmp_path, "r1", FIRST, tmp_path / "runs" / "r1")
-    for touch in (ownership.claim, ownership.check):
+    node_records.claim_run(tmp_path, "r1", FIRST, tmp_path / "runs" / "r1")
+    for touch in (node_records.claim_run, node_records.check_owner):
         for other in (SECOND, "", FIRST.upper()):
-            with pytest.raises(ownership.NotOwner, match="was not started by"):
+            with pytest.raises(node_records.NotOwner, match="was not started by"):
                 touch(tmp_path, "r1", other)
-    ownership.check(tmp_path, "r1", FIRST)
-    with pytest.raises(ownership.NotOwner, match="holds no run r2"):
-        ownership.check(tmp_path, "r2", FIRST)
+    node_records.check_owner(tmp_path, "r1", FIRST)
+    with pytest.raises(node_records.NotOwner, match="holds no run r2"):
+        node_records.check_owner(tmp_path, "r2", FIRST)
 
 
 def test_what_has_no_owner_is_nobodys_to_take(tmp_path):
     """State of an older version, or a record that was damaged."""
-    with pytest.raises(ownership.NotOwner, match="nobody is known to own run r1"):
-        ownership.claim(tmp_path, "r1", FIRST, tmp_path)
-    assert not (tmp_path / ownership.FOLDER).exists()
-    ownership.claim(tmp_path, "r1", FIRST)
-    (record,) = (tmp_path / ownership.FOLDER).iterdir()
+    with pytest.raises(node_records.NotOwner, match="nobody is known to own run r1"):
+        node_records.claim_run(tmp_path, "r1", FIRST, tmp_path)
+    assert not (tmp_path / node_records._OWNERS).exists()
+    node_records.claim_run(tmp_path, "r1", FIRST)
+    (record,) = (tmp_path / node_records._OWNERS).iterdir()
     for damaged in ("", "[]", "{}"):
         record.write_text(damaged)
         with pytest.raises(DeployError, match="is damaged"):
-            ownership.claim(tmp_path, "r1", FIRST)
+            node_records.claim_run(tmp_path, "r1", FIRST)
 
 
 @pytest.mark.parametrize("run", ["", "..", "a/b", "a.b", "r" * 65, "é", "r\n"])
 def test_names_that_lead_elsewhere_are_refused(tmp_path, run):
     with pytest.raises(ConfigError, match="letters and digits"):
-        ownership.claim(tmp_path, run, FIRST)
+        node_records.claim_run(tmp_path, run, FIRST)
 
 
 def contents(folder):
@@ -60,12 +60,12 @@ class Server:
 
     def job(self, submitter, *methods, run="r1", wanted=None, sets=SETS):
         """Do a job; return how it ended and what its submitter can fetch."""
-        from idiolect.deploy.flare.flare_job import HubSide, base64
+        from idiolect.deploy.flare.flare_job import ServerSide, base64
 
         text = export_experiment(fed.experiment(*methods, sets=sets)) if methods else ""
         coded = base64.b64encode(text.encode()).decode()
         told = None if wanted is None else list(wanted)
-        hub = HubSide(run, coded, list(self.nodes.sites), [], told)
+        hub = ServerSide(run, coded, list(self.nodes.sites), [], told)
         folder = self._jobs / str(len(list(self._jobs.glob("*"))))
         folder.mkdir(parents=True)
         return hub.done(self.nodes, self.home, folder, submitter), contents(folder)
@@ -88,8 +88,8 @@ def test_another_lead_gets_and_changes_nothing_by_a_runs_name(tmp_path):
         {"methods": ("fedper", "fedavg")},
         {"methods": ("fedavg",)},
         {"methods": ("fedper",), "sets": (*SETS, "rounds=3")},
-        {"methods": (), "run": "v1", "wanted": Wanted("r1")},
-        {"methods": (), "wanted": Wanted("r1")},
+        {"methods": (), "run": "v1", "wanted": WantedModel("r1")},
+        {"methods": (), "wanted": WantedModel("r1")},
     ]
     for attempt in attempts:
         outcome, fetched = server.job(SECOND, *attempt.pop("methods"), **attempt)
@@ -101,7 +101,7 @@ def test_another_lead_gets_and_changes_nothing_by_a_runs_name(tmp_path):
     # Its own visit cannot be put where another's run is either.
     assert server.job(SECOND, "fedper", run="r2")[0] == {"state": "done"}
     before = contents(server.home / "runs" / "r1")
-    outcome, fetched = server.job(SECOND, run="r1", wanted=Wanted("r2"))
+    outcome, fetched = server.job(SECOND, run="r1", wanted=WantedModel("r2"))
     assert "run r1 was not started by" in outcome["text"] and not fetched
     assert contents(server.home / "runs" / "r1") == before
     # The control: whoever started it goes on and adds to it.
@@ -122,8 +122,10 @@ def test_a_node_keeps_a_runs_state_for_its_submitter(tmp_path):
         fed.served(again, nodes, tmp_path / "second", submitter=SECOND)
     assert contents(tmp_path / "nodes") == before
     # Nor is it worked for, having said no.
-    step = wire.pack("step", {"run": "r1", "label": "FedAvg", "seed": 3, "round": 0})
-    assert wire.unpack(fed.inside(tmp_path / "nodes")._nodes["site-0"].answer(step)).kind == "no"
+    step = protocol.pack("step", {"run": "r1", "label": "FedAvg", "seed": 3, "round": 0})
+    assert (
+        protocol.unpack(fed.inside(tmp_path / "nodes")._nodes["site-0"].answer(step)).kind == "no"
+    )
     fed.served(again, nodes, tmp_path / "first", submitter=FIRST)
 
 

@@ -3,8 +3,8 @@
 import federations as fed
 import pytest
 
-from idiolect.deploy import wire
-from idiolect.deploy.transport import Inside
+from idiolect.deploy import protocol
+from idiolect.deploy.node_process import InProcess
 from idiolect.methods import METHODS
 
 NAMES = [name for name, kind in METHODS.items() if not kind.pooled]
@@ -83,7 +83,7 @@ def test_bystanders_train_without_being_heard(secure, tmp_path):
     assert sorted(transport.reports) == ([0] * 8 if secure == "true" else [0, 0, *[3] * 6])
 
 
-class Heard(Inside):
+class Heard(InProcess):
     """Nodes, of whose answers in a round the tensors are counted, as none, or some."""
 
     def __init__(self, nodes):
@@ -92,8 +92,8 @@ class Heard(Inside):
 
     def call(self, site, blob, seconds):
         answer = super().call(site, blob, seconds)
-        if wire.unpack(blob).kind == "step":
-            self.reports.append(len(wire.unpack(answer).leaves))
+        if protocol.unpack(blob).kind == "step":
+            self.reports.append(len(protocol.unpack(answer).leaves))
         return answer
 
 

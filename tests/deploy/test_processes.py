@@ -7,9 +7,8 @@ from pathlib import Path
 
 import federations as fed
 
-from idiolect.deploy import wire
-from idiolect.deploy.lock import held
-from idiolect.deploy.node_process import Child
+from idiolect.deploy import protocol
+from idiolect.deploy.node_process import NodeProcess, locked
 from idiolect.results import document
 
 
@@ -43,15 +42,15 @@ time.sleep(60)
 
 
 def test_one_process_at_a_time_works_with_a_nodes_state(tmp_path):
-    with held(tmp_path) as free, held(tmp_path, 0.2) as second:
+    with locked(tmp_path) as free, locked(tmp_path, 0.2) as second:
         assert free and not second
-    with held(tmp_path, 0.2) as free:
+    with locked(tmp_path, 0.2) as free:
         assert free
 
 
 def test_a_child_answers_and_can_be_closed(tmp_path):
-    child = Child(fed.sites(tmp_path, 1)[0])
-    assert wire.unpack(child.answer(b"noise")).head == {"code": "format"}
+    child = NodeProcess(fed.sites(tmp_path, 1)[0])
+    assert protocol.unpack(child.answer(b"noise")).head == {"code": "format"}
     assert child.pid
     child.close()
     assert child.pid is None

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from idiolect.core import checkpoint, tree
-from idiolect.deploy import wire
-from idiolect.deploy.messenger import Ledger, Policy, Post
-from idiolect.deploy.serve_experiment import post, serve, served_methods
+from idiolect.deploy import protocol
+from idiolect.deploy.messenger import FaultLog, Messenger, WaitPolicy
+from idiolect.deploy.serve_experiment import make_messenger, serve, served_methods
 from idiolect.engine import sampling
 from idiolect.errors import ConfigError, MethodError
 from idiolect.experiment.portable import export_experiment
@@ -42,7 +42,7 @@ def test_informations_too_large_for_a_message_stay_with_the_nodes(tmp_path, monk
     all_, alone = (wanted(parts + more) for more in ("", 'ewc_fisher = "client"\n'))
     mean = fed.scores(fed.simulated(all_, tmp_path / "mean"), "own")
     own = fed.scores(fed.simulated(alone, tmp_path / "own"), "own")
-    monkeypatch.setattr("idiolect.deploy.hub.MOST_TOLD", 10)
+    monkeypatch.setattr("idiolect.deploy.server.MOST_EXCHANGED", 10)
     found = fed.served(all_, fed.inside(tmp_path / "nodes"), tmp_path / "served")
     assert fed.scores(found, "own") == own != mean
     assert "numbers, above 10, so each went by its own" in json.dumps(found)
@@ -88,7 +88,7 @@ class Listening:
         self.heard, self.asked = {}, {}
 
     def call(self, site, blob, seconds):
-        message = wire.unpack(blob)
+        message = protocol.unpack(blob)
         if message.kind == "step":
             self.asked.setdefault(message.head["round"], set()).add(site)
             if message.head["heard"]:
@@ -136,11 +136,11 @@ def test_an_admin_is_not_told_who_is_waited_for_in_a_private_run(tmp_path):
         calls, told = Listening(fed.inside(tmp_path / str(seen) / "nodes")), []
         experiment = wanted(rule, sets=("rounds=1", "evaluate.every=1"))
         text = export_experiment(experiment)
-        own = post(calls, text, tmp_path / str(seen), fed.HOST)
+        own = make_messenger(calls, text, tmp_path / str(seen), fed.HOST)
         real = calls._inner.call
 
         def call(site, blob, seconds, own=own, told=told, real=real):
-            if wire.unpack(blob).kind == "step":
+            if protocol.unpack(blob).kind == "step":
                 told.append(own.waiting())
             return real(site, blob, seconds)
 
@@ -153,14 +153,14 @@ class Killed(BaseException):
     """The process ends here: nothing is saved, nothing is caught."""
 
 
-class Fragile(Post):
+class Fragile(Messenger):
     """A post that notes every global model that leaves, and dies as one is about to or has left."""
 
     at: tuple[str, int] | None = None  # the kind of letter, and the round
     sent: ClassVar[dict[int, set[str]]] = {}  # digests of models by the rounds behind them
 
     def ask(self, letters, seconds, read):
-        messages = {site: wire.unpack(blob) for site, blob in letters.items()}
+        messages = {site: protocol.unpack(blob) for site, blob in letters.items()}
         for message in messages.values():
             if message.kind in ("step", "judge"):
                 blob = b"".join(
@@ -201,13 +201,13 @@ def test_a_round_done_again_after_a_crash_shows_nobody_a_second_noisy_model(
 
     if moment == "checkpoint":
         monkeypatch.setattr(checkpoint, "save", crash)
-    policy = Policy(300, 300, 2)
+    policy = WaitPolicy(300, 300, 2)
     nodes = fed.inside(tmp_path / "nodes")
-    first = Fragile(nodes, policy, Ledger(folder / "faults.json"))
+    first = Fragile(nodes, policy, FaultLog(folder / "faults.json"))
     first.at = None if moment == "checkpoint" else moment
     with pytest.raises(Killed):
         serve(first, text, "r1", folder, host=fed.HOST)
-    second = Fragile(nodes, policy, Ledger(folder / "faults.json"))
+    second = Fragile(nodes, policy, FaultLog(folder / "faults.json"))
     second.there = lambda site: site != "site-3"
     found = serve(second, text, "r1", folder, host=fed.HOST)
     assert found["methods"]["own"]["rounds"] == 2 and found["complete"]

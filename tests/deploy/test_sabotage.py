@@ -19,8 +19,8 @@ from disturbing import FEWER, NODES, ROUNDS
 from meddling import RUBBISH, Meddler
 from running import Running
 
-from idiolect.deploy import wire
-from idiolect.deploy.transport import Inside
+from idiolect.deploy import protocol
+from idiolect.deploy.node_process import InProcess
 
 pytestmark = [
     pytest.mark.faults,
@@ -76,11 +76,11 @@ def test_a_node_that_lies_is_left_out_of_every_round_it_lies_in(federation, tmp_
     assert lies.total() == ROUNDS - 1
     assert disturbing.participations(out) == NODES * ROUNDS - lies.total()
     nodes = fed.inside(tmp_path / "nodes", NODES)._nodes
-    no = Meddler(nodes, "site-2", lambda _: wire.refusal("failed"), range(1, ROUNDS))
+    no = Meddler(nodes, "site-2", lambda _: protocol.refusal("failed"), range(1, ROUNDS))
     disturbing.check_nothing_lost(out, expected(no, tmp_path / "expected"))
 
 
-class Absent(Inside):
+class Absent(InProcess):
     """Nodes, one of which does not do some rounds."""
 
     def __init__(self, nodes, site, rounds):
@@ -88,10 +88,10 @@ class Absent(Inside):
         self._site, self._rounds = site, rounds
 
     def call(self, site, blob, seconds):
-        message = wire.unpack(blob)
+        message = protocol.unpack(blob)
         if site == self._site and message.kind == "step":
             if message.head["round"] + 1 in self._rounds:
-                return wire.refusal("disk")
+                return protocol.refusal("disk")
         return super().call(site, blob, seconds)
 
 

@@ -13,10 +13,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from idiolect.deploy import secure_aggregation as secure
-from idiolect.deploy import shamir
-from idiolect.deploy.refusals import Refused
-from idiolect.deploy.sum_log import SumLog
+from idiolect.deploy import secure_aggregation
+from idiolect.deploy.node_records import SumLog
+from idiolect.deploy.protocol import Refused
 from idiolect.errors import DeployError
 
 CONTEXT = ("run", "FedAvg", "step", "5e", 0, 1)
@@ -54,7 +53,9 @@ class Sum:
         known = {}
         self.names = [f"site-{n}" for n in range(count)]
         self.nodes = {
-            name: secure.Participant(context, name, Seal(name, known) if signed else None)
+            name: secure_aggregation.Participant(
+                context, name, Seal(name, known) if signed else None
+            )
             for name in self.names
         }
         chance = np.random.default_rng(count)
@@ -87,7 +88,7 @@ class Sum:
         return self
 
     def total(self):
-        return secure.unmasked(self.context, self.keys, self.masked, self.revealed)
+        return secure_aggregation.unmasked(self.context, self.keys, self.masked, self.revealed)
 
     def expected(self):
         return np.sum([self.values[name] for name in self.masked], axis=0, dtype=np.uint64)
@@ -102,16 +103,18 @@ def test_any_threshold_of_shares_gives_the_secret_and_fewer_fit_every_secret(
     secret, threshold, more, chance
 ):
     count = threshold + more
-    shares = dict(enumerate(shamir.split(secret, threshold, count), 1))
+    shares = dict(enumerate(secure_aggregation.split_secret(secret, threshold, count), 1))
     chosen = chance.sample(sorted(shares), threshold)
-    assert shamir.recover({place: shares[place] for place in chosen}) == secret
+    assert secure_aggregation.recover_secret({place: shares[place] for place in chosen}) == secret
     # Whatever secret is guessed, one value of the missing share leads to it: nothing is excluded.
     *few, last = chosen
     other = int.from_bytes(chance.randbytes(32), "big")
     zero, one = (_at_zero({n: shares[n] for n in few}, last, value) for value in (0, 1))
-    value = (other - zero) * pow(one - zero, -1, shamir.PRIME) % shamir.PRIME
-    fitting = {**{n: shares[n] for n in few}, last: value.to_bytes(shamir.SHARE, "big")}
-    assert shamir.recover(fitting) == other.to_bytes(32, "big")
+    value = (
+        (other - zero) * pow(one - zero, -1, secure_aggregation.PRIME) % secure_aggregation.PRIME
+    )
+    fitting = {**{n: shares[n] for n in few}, last: value.to_bytes(secure_aggregation.SHARE, "big")}
+    assert secure_aggregation.recover_secret(fitting) == other.to_bytes(32, "big")
 
 
 def _at_zero(few, last, value):
@@ -120,16 +123,21 @@ def _at_zero(few, last, value):
     total = 0
     for place, own in shares.items():
         for other in shares.keys() - {place}:
-            own = own * other * pow(other - place, -1, shamir.PRIME) % shamir.PRIME
+            own = (
+                own
+                * other
+                * pow(other - place, -1, secure_aggregation.PRIME)
+                % secure_aggregation.PRIME
+            )
         total += own
-    return total % shamir.PRIME
+    return total % secure_aggregation.PRIME
 
 
 def test_what_is_no_secret_is_none():
-    share = (shamir.PRIME - 1).to_bytes(shamir.SHARE, "big")
-    assert shamir.recover({1: share}) is None
+    share = (secure_aggregation.PRIME - 1).to_bytes(secure_aggregation.SHARE, "big")
+    assert secure_aggregation.recover_secret({1: share}) is None
     with pytest.raises(ValueError, match="3 of 2 shares"):
-        shamir.split(bytes(32), 3, 2)
+        secure_aggregation.split_secret(bytes(32), 3, 2)
 
 
 # The sum.
@@ -141,7 +149,9 @@ def test_the_sum_is_exact_whoever_drops_out_up_to_n_minus_t(count, signed, data)
     """Each of the n - t that may be lost is lost at any stage, or not at all."""
     summed = Sum(count, signed)
     stages = ("shares", "mask", "confirm", "unmask", "never")
-    losable = data.draw(st.permutations(summed.names))[: count - secure.threshold(count)]
+    losable = data.draw(st.permutations(summed.names))[
+        : count - secure_aggregation.threshold(count)
+    ]
     lost = {stage: set() for stage in stages}
     for name in losable:
         lost[data.draw(st.sampled_from(stages))].add(name)
@@ -152,7 +162,15 @@ def test_the_sum_is_exact_whoever_drops_out_up_to_n_minus_t(count, signed, data)
 
 
 def test_the_threshold_is_more_than_two_thirds_and_at_least_three():
-    assert [secure.threshold(n) for n in (3, 4, 5, 6, 9, 10, 20)] == [3, 3, 4, 5, 7, 7, 14]
+    assert [secure_aggregation.threshold(n) for n in (3, 4, 5, 6, 9, 10, 20)] == [
+        3,
+        3,
+        4,
+        5,
+        7,
+        7,
+        14,
+    ]
 
 
 def test_with_fewer_than_the_threshold_there_is_no_sum():
@@ -170,8 +188,10 @@ def pairwise_only(values, keys, roster):
     for name, own in values.items():
         hidden[name] = own.copy()
         for other in values.keys() - {name}:
-            seed = secure.pair_seed(keys[name], secure._public(keys[other]), roster, name, other)
-            mask = secure._grown(seed, COUNT)
+            seed = secure_aggregation.pair_seed(
+                keys[name], secure_aggregation._public(keys[other]), roster, name, other
+            )
+            mask = secure_aggregation._grown(seed, COUNT)
             hidden[name] = hidden[name] + mask if name < other else hidden[name] - mask
     return hidden
 
@@ -196,15 +216,15 @@ def test_the_attack_that_undid_pairwise_masks_gives_noise():
     found = sum(summed.masked.values()) + masked - total
     assert not (found == summed.values[late]).any()
     # It knows the late node's mask key, and can take all pairwise masks off ...
-    key = secure._recovered(_shares_of(summed, late), late, summed.keys, False)
-    roster = secure.roster_digest(CONTEXT, summed.keys)
+    key = secure_aggregation._recovered(_shares_of(summed, late), late, summed.keys, False)
+    roster = secure_aggregation.roster_digest(CONTEXT, summed.keys)
     for name in others:
-        seed = secure.pair_seed(key, summed.keys[name].mask, roster, late, name)
-        mask = secure._grown(seed, COUNT)
+        seed = secure_aggregation.pair_seed(key, summed.keys[name].mask, roster, late, name)
+        mask = secure_aggregation._grown(seed, COUNT)
         masked = masked - mask if late < name else masked + mask
     left = masked - summed.values[late]
-    own = secure._self_seed(summed.nodes[late]._seed, roster, late)
-    assert (left == secure._grown(own, COUNT)).all()  # ... but the self mask
+    own = secure_aggregation._self_seed(summed.nodes[late]._seed, roster, late)
+    assert (left == secure_aggregation._grown(own, COUNT)).all()  # ... but the self mask
     # of whose seed no member has revealed a share, nor will.
     for name in others:
         with refused():
@@ -299,7 +319,7 @@ def test_tampered_shares_are_noticed():
             summed.nodes["site-0"].masked(summed.values["site-0"], inbox)
     summed.mask().unmask()
     honest = {name: dict(own) for name, own in summed.revealed.items()}
-    summed.revealed["site-2"]["site-1"] = bytes(shamir.SHARE)
+    summed.revealed["site-2"]["site-1"] = bytes(secure_aggregation.SHARE)
     assert (summed.total() == summed.expected()).all()  # three others' are enough
     summed.revealed["site-3"]["site-1"] = honest["site-3"]["site-0"]
     with pytest.raises(DeployError, match="sent wrong shares"):
@@ -310,11 +330,13 @@ def test_keys_that_the_server_swapped_are_noticed():
     """Signed by nobody, by another member, or by the member itself for another sum."""
     summed = Sum(4, signed=True)
     node, keys = summed.nodes["site-0"], summed.keys
-    own = secure.Participant(CONTEXT, "site-1").keys()  # the server's own
-    elsewhere = secure.Participant(
+    own = secure_aggregation.Participant(CONTEXT, "site-1").keys()  # the server's own
+    elsewhere = secure_aggregation.Participant(
         ("run", "FedAvg", "step", "5f", 0, 1), "site-1", summed.nodes["site-1"]._signer
     ).keys()
-    another = secure.Participant(CONTEXT, "site-1", summed.nodes["site-2"]._signer).keys()
+    another = secure_aggregation.Participant(
+        CONTEXT, "site-1", summed.nodes["site-2"]._signer
+    ).keys()
     for wrong in (own, own._replace(signature=keys["site-1"].signature), elsewhere, another):
         with refused("identity"):
             node.shares({**keys, "site-1": wrong})
@@ -324,7 +346,7 @@ def test_keys_that_the_server_swapped_are_noticed():
 def test_members_who_were_shown_different_keys_cannot_open_each_others_boxes():
     """Without signatures too, as long as some of the members are honest to each other."""
     summed = Sum(4)
-    swapped = {**summed.keys, "site-3": secure.Participant(CONTEXT, "site-3").keys()}
+    swapped = {**summed.keys, "site-3": secure_aggregation.Participant(CONTEXT, "site-3").keys()}
     summed.boxes["site-0"] = summed.nodes["site-0"].shares(swapped)
     for name in summed.names[1:]:
         summed.boxes[name] = summed.nodes[name].shares(summed.keys)
@@ -339,7 +361,7 @@ def test_members_who_were_shown_different_keys_cannot_open_each_others_boxes():
         lambda keys: {name: keys[name] for name in ("site-0", "site-1")},
         lambda keys: {**keys, "site-2": keys["site-1"]},
         lambda keys: {name: own for name, own in keys.items() if name != "site-0"},
-        lambda keys: {**keys, "site-0": secure.Participant(CONTEXT, "site-0").keys()},
+        lambda keys: {**keys, "site-0": secure_aggregation.Participant(CONTEXT, "site-0").keys()},
         lambda keys: {**keys, "site-1": keys["site-1"]._replace(encryption="00" * 32)},
     ],
     ids=["two", "twice the same", "without me", "not mine", "of small order"],
@@ -355,7 +377,7 @@ def test_members_that_do_not_fit_are_refused(change):
 )
 def test_what_are_no_keys_is_refused(plain):
     with refused("format"):
-        secure.Keys.read(plain)
+        secure_aggregation.Keys.read(plain)
 
 
 # A report is in sums of one set of members only.

@@ -8,20 +8,20 @@ import torch
 from test_limits import FEDAVG, TOML, site
 
 from idiolect.data.dataset import Moments, decoding
-from idiolect.deploy import handshake, joint_statistics, wire
-from idiolect.deploy.example_form import Form
+from idiolect.deploy import data_summary, handshake, protocol
+from idiolect.deploy.data_summary import ExampleForm
 from idiolect.deploy.messenger import Answer
 from idiolect.deploy.node import Node
-from idiolect.deploy.refusals import Refused
-from idiolect.deploy.serve_experiment import post, serve
-from idiolect.deploy.transport import Inside
+from idiolect.deploy.node_process import InProcess
+from idiolect.deploy.protocol import Refused
+from idiolect.deploy.serve_experiment import make_messenger, serve
 from idiolect.experiment.load import parse_experiment
 from idiolect.experiment.portable import export_experiment
 
 SETS = ('data.normalise="feature"', "rounds=6", "evaluate.every=6", "training.epochs=2")
 
 
-class Liar(Inside):
+class Liar(InProcess):
     """Honest nodes, the answers of one of whom are changed on the way."""
 
     def __init__(self, nodes, kind, change):
@@ -30,11 +30,11 @@ class Liar(Inside):
 
     def call(self, site, blob, seconds):
         answer = super().call(site, blob, seconds)
-        if site != "clinic-0" or wire.unpack(blob).kind != self._kind:
+        if site != "clinic-0" or protocol.unpack(blob).kind != self._kind:
             return answer
-        told = wire.unpack(answer)
+        told = protocol.unpack(answer)
         head, leaves = self._change(dict(told.head), dict(told.leaves))
-        return wire.pack("yes", head, leaves)
+        return protocol.pack("yes", head, leaves)
 
 
 def run(folder, kind="open", change=lambda head, leaves: (head, leaves), sets=(), methods=FEDAVG):
@@ -42,7 +42,7 @@ def run(folder, kind="open", change=lambda head, leaves: (head, leaves), sets=()
     folder.mkdir(exist_ok=True)
     nodes = [Node(site(folder, 110, f"clinic-{n}", n)) for n in range(5)]
     text = export_experiment(parse_experiment(TOML + methods, (*SETS, *sets)))
-    content = serve(post(Liar(nodes, kind, change), text, folder), text, "r1", folder)
+    content = serve(make_messenger(Liar(nodes, kind, change), text, folder), text, "r1", folder)
     faults = folder / "faults.json"
     return content, json.loads(faults.read_text()) if faults.exists() else {}
 
@@ -91,17 +91,17 @@ def test_impossible_statistics_leave_their_site_out_and_the_run_goes_on(lie, tmp
 
 @pytest.mark.parametrize("lie", IMPOSSIBLE)
 def test_impossible_statistics_are_seen(lie):
-    form = Form([12], "float32", ["a", "b"], False, [], None, False)
-    entry = handshake.Entry("x", 0, "x", [[66, 22, 22]], form, "", "", 0, [""])
+    form = ExampleForm([12], "float32", ["a", "b"], False, [], None, False)
+    entry = handshake.NodeEntry("x", 0, "x", [[66, 22, 22]], form, "", "", 0, [""])
     leaves = {"mean": torch.zeros(1, 12), "squares": torch.ones(1, 12) * 66}
 
     def answer(head, leaves):
-        return Answer(wire.Message("yes", head, leaves), 0, 0)
+        return Answer(protocol.Message("yes", head, leaves), 0, 0)
 
     head = {"count": [66.0]}
-    handshake._refuse_false_scale("x", answer(head, leaves), entry, 1)
+    data_summary.refuse_impossible("x", answer(head, leaves), entry, 1)
     with pytest.raises(Refused) as caught:
-        handshake._refuse_false_scale("x", answer(*IMPOSSIBLE[lie](head, leaves)), entry, 1)
+        data_summary.refuse_impossible("x", answer(*IMPOSSIBLE[lie](head, leaves)), entry, 1)
     assert caught.value.reason == "statistics"
 
 
@@ -134,7 +134,7 @@ def test_sites_that_differ_honestly_are_joined_as_if_their_rows_lay_in_one_place
         "b": told([3.0, 9.0, 0.0], [2.0, 1.0, 0.0], 50),
         "c": told([-4.0, 0.0, 0.1], [1.0, 3.0, 0.3], 20),  # only here the last column varies
     }
-    found, far = joint_statistics.joined(sites, robust=False)
+    found, far = data_summary.joined(sites, robust=False)
     plain = sites["a"].merged(sites["b"]).merged(sites["c"])
     assert far == []
     assert np.array_equal(found.mean, plain.mean) and np.array_equal(found.squares, plain.squares)
@@ -145,7 +145,7 @@ def test_fewer_than_half_move_a_robust_scaling_within_what_the_others_have(liars
     draw = np.random.default_rng(0)
     honest = {f"h{n}": told(draw.normal(size=4), 1 + draw.random(4)) for n in range(liars + 1)}
     lies = {f"l{n}": told(np.full(4, 1e9), np.full(4, 1e9)) for n in range(liars)}
-    found, _ = joint_statistics.joined({**honest, **lies}, robust=True)
+    found, _ = data_summary.joined({**honest, **lies}, robust=True)
     shift, scale = decoding(found, "feature", as_bytes=False)
     means = np.stack([one.mean for one in honest.values()])
     assert np.all(shift <= means.max(0) + 1e-6) and np.all(shift >= means.min(0) - 1e-6)
@@ -153,12 +153,10 @@ def test_fewer_than_half_move_a_robust_scaling_within_what_the_others_have(liars
 
 
 def test_bytes_have_bounds():
-    form = Form([1, 2, 2], "uint8", ["a", "b"], False, [], None, False)
+    form = ExampleForm([1, 2, 2], "uint8", ["a", "b"], False, [], None, False)
     flat = np.full((1, 2, 2), 100.0)
-    joint_statistics.refuse_impossible("x", Moments(10.0, flat, flat * 10), 10, form)
-    joint_statistics.refuse_impossible(
-        "x", Moments(40.0, flat[:, :1, :1], flat[:, :1, :1]), 10, form
-    )
+    data_summary._refuse_impossible("x", Moments(10.0, flat, flat * 10), 10, form)
+    data_summary._refuse_impossible("x", Moments(40.0, flat[:, :1, :1], flat[:, :1, :1]), 10, form)
     for mean, squares in ((flat * 3, flat), (flat, flat * 1e7), (-flat, flat)):
         with pytest.raises(Refused):
-            joint_statistics.refuse_impossible("x", Moments(10.0, mean, squares), 10, form)
+            data_summary._refuse_impossible("x", Moments(10.0, mean, squares), 10, form)

@@ -11,8 +11,7 @@ from typer.testing import CliRunner
 
 from idiolect.cli import app
 from idiolect.core import checkpoint
-from idiolect.deploy.model_use import Personal
-from idiolect.deploy.node_models import stored
+from idiolect.deploy.personal_models import PersonalModel, load_personal_model
 from idiolect.experiment.build import build_federations
 
 
@@ -57,7 +56,7 @@ def test_predictions_on_the_test_rows_meet_the_score_of_the_run(trained, tmp_pat
 def test_exports_give_the_same_logits(trained, tmp_path):
     home, _, x = trained
     rows = torch.from_numpy(x)
-    expected = Personal(stored(home / "site-2")).eval()(rows)
+    expected = PersonalModel(load_personal_model(home / "site-2")).eval()(rows)
     run("export", home / "site-2", "--out", tmp_path / "model.pt2")
     program = torch.export.load(tmp_path / "model.pt2").module()
     for count in (len(rows), 1):  # a batch of any size
@@ -77,7 +76,7 @@ def test_onnx_gives_the_same_logits(trained, tmp_path):
     run("export", home / "site-2", "--out", tmp_path / "model.onnx")
     program = ReferenceEvaluator(str(tmp_path / "model.onnx"))
     (found,) = program.run(None, {program.input_names[0]: x})
-    expected = Personal(stored(home / "site-2")).eval()(torch.from_numpy(x))
+    expected = PersonalModel(load_personal_model(home / "site-2")).eval()(torch.from_numpy(x))
     np.testing.assert_allclose(found, expected.numpy(), atol=1e-4)
 
 
@@ -98,7 +97,7 @@ def test_a_node_knows_what_it_chose_and_why(tmp_path):
     wanted = fed.experiment("portfolio", sets=sets)
     content = fed.served(wanted, fed.inside(tmp_path), tmp_path / "hub")
     one = content["methods"]["Portfolio"]["seeds"][0]["clients"][2]
-    assert stored(tmp_path / "site-2").about.reason == one["reason"] != ""
+    assert load_personal_model(tmp_path / "site-2").about.reason == one["reason"] != ""
     held = build_federations(wanted)[0]
     x, y = (column[held.test[2]] for column in (held.dataset.x, held.dataset.y))
     np.savez(tmp_path / "test.npz", x=x, y=y)
@@ -109,6 +108,6 @@ def test_a_node_knows_what_it_chose_and_why(tmp_path):
     exported = tmp_path / "model.pt2"
     run("export", tmp_path / "site-2", "--out", exported)
     rows = torch.from_numpy(x)
-    expected = Personal(stored(tmp_path / "site-2")).eval()(rows)
+    expected = PersonalModel(load_personal_model(tmp_path / "site-2")).eval()(rows)
     found = torch.export.load(exported).module()(rows)
     torch.testing.assert_close(found, expected)

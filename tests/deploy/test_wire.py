@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from idiolect.core import tree
-from idiolect.deploy import wire
-from idiolect.deploy.refusals import CODES, Refused
+from idiolect.deploy import protocol
+from idiolect.deploy.protocol import CODES, Refused
 
 
 class Pair(NamedTuple):
@@ -35,8 +35,8 @@ def refused(reason, call):
 )
 def test_trees_come_back_bit_for_bit(dtype):
     content = {"a": sample(), "b": (torch.ones(2, 0), torch.eye(3).to(dtype)), "c": ()}
-    message = wire.unpack(wire.pack("yes", {"round": 3}, content))
-    back = wire.fitted(tree.zeros_like(content), message.leaves)
+    message = protocol.unpack(protocol.pack("yes", {"round": 3}, content))
+    back = protocol.fitted(tree.zeros_like(content), message.leaves)
     assert message.kind == "yes" and message.head == {"round": 3}
     for there, here in zip(tree.leaves(back), tree.leaves(content), strict=True):
         assert there.dtype == here.dtype and there.equal(here)
@@ -44,17 +44,19 @@ def test_trees_come_back_bit_for_bit(dtype):
 
 def test_nan_and_infinity_travel_but_are_found():
     content = {"x": torch.tensor([1.0, float("inf")])}
-    message = wire.unpack(wire.pack("yes", {}, content))
+    message = protocol.unpack(protocol.pack("yes", {}, content))
     assert message.leaves["x"].equal(content["x"])
-    assert "x" in refused("nonfinite", lambda: wire.refuse_nonfinite(message.leaves))
-    refused("nonfinite", lambda: wire.refuse_nonfinite({"x": torch.tensor(float("nan"))}))
-    wire.refuse_nonfinite(content, content)  # where a method starts with it, it means "not yet"
+    assert "x" in refused("nonfinite", lambda: protocol.refuse_nonfinite(message.leaves))
+    refused("nonfinite", lambda: protocol.refuse_nonfinite({"x": torch.tensor(float("nan"))}))
+    protocol.refuse_nonfinite(content, content)  # where a method starts with it, it means "not yet"
 
 
 def test_equal_messages_are_equal_bytes():
     content = sample()
     view = Pair(content.left.T.contiguous().T, content.right)
-    assert wire.pack("step", {"a": 1, "b": 2}, content) == wire.pack("step", {"b": 2, "a": 1}, view)
+    assert protocol.pack("step", {"a": 1, "b": 2}, content) == protocol.pack(
+        "step", {"b": 2, "a": 1}, view
+    )
 
 
 @pytest.mark.parametrize(
@@ -68,38 +70,38 @@ def test_equal_messages_are_equal_bytes():
 )
 def test_another_form_is_refused(reason, change):
     form = {"left": torch.zeros(2, 3, dtype=torch.int64), "right": torch.zeros(())}
-    message = wire.unpack(wire.pack("yes", {}, change(form)))
-    refused(reason, lambda: wire.fitted(form, message.leaves))
+    message = protocol.unpack(protocol.pack("yes", {}, change(form)))
+    refused(reason, lambda: protocol.fitted(form, message.leaves))
 
 
 def test_size_protocol_and_damage_are_refused():
-    blob = wire.pack("step", {"round": 1}, sample())
-    refused("size", lambda: wire.unpack(blob, len(blob) - 1))
-    refused("format", lambda: wire.unpack(blob[:-1]))
-    refused("format", lambda: wire.unpack("text"))  # type: ignore[arg-type]
-    refused("format", lambda: wire.unpack((1 << 60).to_bytes(8, "little") + blob[8:]))
+    blob = protocol.pack("step", {"round": 1}, sample())
+    refused("size", lambda: protocol.unpack(blob, len(blob) - 1))
+    refused("format", lambda: protocol.unpack(blob[:-1]))
+    refused("format", lambda: protocol.unpack("text"))  # type: ignore[arg-type]
+    refused("format", lambda: protocol.unpack((1 << 60).to_bytes(8, "little") + blob[8:]))
     other = blob.replace(b"[1,", b"[2,", 1)
     assert other != blob
-    refused("protocol", lambda: wire.unpack(other))
+    refused("protocol", lambda: protocol.unpack(other))
 
 
 @given(st.binary(max_size=200))
 def test_any_bytes_are_read_or_refused(noise):
     for blob in (noise, len(noise).to_bytes(8, "little") + noise):
         try:
-            wire.unpack(blob)
+            protocol.unpack(blob)
         except Refused as error:
             assert error.reason in CODES
 
 
 def test_an_answer_of_no_carries_one_known_word():
-    refused("disk", lambda: wire.accepted(wire.unpack(wire.refusal("disk"))))
+    refused("disk", lambda: protocol.accepted(protocol.unpack(protocol.refusal("disk"))))
     for code in ("secret = 42", ["disk"], None):
-        message = wire.unpack(wire.pack("no", {"code": code}))
-        assert "secret" not in refused("format", lambda m=message: wire.accepted(m))
+        message = protocol.unpack(protocol.pack("no", {"code": code}))
+        assert "secret" not in refused("format", lambda m=message: protocol.accepted(m))
 
 
 def test_a_header_alone_cannot_ask_for_much_memory():
     claim = {"x": {"dtype": "F32", "shape": [1 << 40], "data_offsets": [0, 1 << 42]}}
     head = json.dumps({"__metadata__": {"m": '[1,"yes",{}]'}, **claim}).encode()
-    refused("format", lambda: wire.unpack(len(head).to_bytes(8, "little") + head))
+    refused("format", lambda: protocol.unpack(len(head).to_bytes(8, "little") + head))

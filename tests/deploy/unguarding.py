@@ -7,11 +7,11 @@ import json
 import sys
 
 from idiolect.cli import main
-from idiolect.deploy.flare import parents
-from idiolect.deploy.flare.layout import MODULES
+from idiolect.deploy.flare import supervisor
+from idiolect.deploy.flare.job_layout import MODULES
 
 
-def settle(kit, settle=parents.settle):
+def settle(kit, settle=supervisor.settle):
     settle(kit)
     path = kit.folder / "local" / "resources.json"
     settings = json.loads(path.read_text())
@@ -19,13 +19,13 @@ def settle(kit, settle=parents.settle):
     path.write_text(json.dumps(settings))
 
 
-def command(kit, command=parents.command):
+def command(kit, command=supervisor.command):
     words = command(kit)
     return [sys.executable, "-u", "-m", *words[words.index(MODULES[kit.role]) :]]
 
 
 if __name__ == "__main__":
-    parents.settle, parents.command = settle, command
-    parents.isolated = lambda environment, folder: dict(environment)
+    supervisor.settle, supervisor.command = settle, command
+    supervisor.isolated = lambda environment, folder: dict(environment)
     sys.argv = ["idiolect", *sys.argv[4:]]
     main()

@@ -8,7 +8,7 @@ import torch
 
 import worlds
 from idiolect.core import tree
-from idiolect.deploy import final_messages
+from idiolect.deploy import server
 from idiolect.engine.architecture import Architecture
 from idiolect.engine.deployment_runtime import ClientIdentity, ClientRuntime
 from idiolect.errors import DataError
@@ -75,11 +75,11 @@ def test_clients_alone_are_the_sequential_simulation_bit_for_bit(name):
     heard = [{} for _ in nodes]
     if method.tells:
         spoken = {client: nodes[client].tell(addressed[client], 2) for client in took}
-        everything = final_messages.heard({n: told for n, (told, _) in spoken.items()}, 0)
+        everything = server.sums_of_messages({n: told for n, (told, _) in spoken.items()}, 0)
         heard = [{"others": everything.sums} for _ in nodes]  # a newcomer told none of it
         for client, (told, deployed) in spoken.items():
             heard[client] = {
-                "others": final_messages.others(everything.sums, told),
+                "others": server.sums_of_others(everything.sums, told),
                 "deployed": deployed,
             }
     for client, node in enumerate(nodes):

@@ -105,17 +105,17 @@ def server(
     """Run the federation's server until interrupted."""
     from idiolect.data import SOURCES
     from idiolect.deploy.flare.kits import read
-    from idiolect.deploy.flare.parents import keep_running
-    from idiolect.deploy.server_data import Host
-    from idiolect.deploy.site_policy import ServerPolicy, in_kit, read_server
+    from idiolect.deploy.flare.supervisor import keep_running
+    from idiolect.deploy.limits import ServerPolicy, policy_path, read_server_policy
+    from idiolect.deploy.serve_experiment import ServerSettings
 
     own = read(kit, "server")
-    file = in_kit(own.folder, policy)
-    allowed = ServerPolicy() if file is None else read_server(file)
+    file = policy_path(own.folder, policy)
+    allowed = ServerPolicy() if file is None else read_server_policy(file)
 
     if public is not None and public not in SOURCES:
         public = str(_existing("--public", public, "the public examples"))
-    host = Host(public, data_dir and data_dir.resolve(), allowed.packages)
+    host = ServerSettings(public, data_dir and data_dir.resolve(), allowed.packages)
     keep_running(own, host, say)
 
 
@@ -157,12 +157,12 @@ def node(
     from idiolect.cli.adapting import numbers
     from idiolect.data import SOURCES
     from idiolect.deploy.flare.kits import read
-    from idiolect.deploy.flare.parents import keep_running
+    from idiolect.deploy.flare.supervisor import keep_running
+    from idiolect.deploy.limits import SitePolicy, policy_path, read_site_policy
     from idiolect.deploy.site import Site
-    from idiolect.deploy.site_policy import SitePolicy, in_kit, read_site
 
     own = read(kit, "node")
-    file = in_kit(own.folder, policy)
+    file = policy_path(own.folder, policy)
     given: dict[str, Any] = {"label": label, "split": split_column, "text": text}
     given["size"] = None if size is None else numbers("--size", size, int, 2)
     if data not in SOURCES:
@@ -181,7 +181,7 @@ def node(
         device,
         limit_mb << 20,
         secure,
-        SitePolicy() if file is None else read_site(file),
+        SitePolicy() if file is None else read_site_policy(file),
         own.folder,
     )
     keep_running(own, site, say)
@@ -239,16 +239,17 @@ def run_on(
     folder = out or Path("runs") / folder_name(experiment.name)
     with open_run_folder(folder, resume=resume):
         if place == "local":
-            from idiolect.deploy.single_machine import run_local
+            from idiolect.deploy.serve_experiment import run_local
 
             return run_local(experiment, folder, only, tell)
-        from idiolect.deploy.flare.admin import Run
+        from idiolect.deploy.flare.admin import FederationRun, run_task
         from idiolect.deploy.flare.kits import read
-        from idiolect.deploy.flare.tasks import running
 
         kit = read(place, "admin")
         try:
-            return Run(kit, running(kit, experiment, folder, only), folder, tell).finish()
+            return FederationRun(
+                kit, run_task(kit, experiment, folder, only), folder, tell
+            ).finish()
         except KeyboardInterrupt:
             print(
                 f"the run goes on at the server; watch it again with --resume --out {folder}, or "
@@ -271,17 +272,16 @@ def adapt_on(
     """Give nodes that come after a run their personal models; return the findings."""
     import json
 
-    from idiolect.deploy.flare.admin import Run
+    from idiolect.deploy.flare.admin import FederationRun, newcomers_task
     from idiolect.deploy.flare.kits import read
-    from idiolect.deploy.flare.tasks import welcoming
     from idiolect.errors import ConfigError
 
     kit = read(place, "admin")
-    task = welcoming(kit, folder, sites, method, seed, network)
+    task = newcomers_task(kit, folder, sites, method, seed, network)
     target = out or folder / "newcomers" / "-".join(sites) / task.run
     if target.exists() and any(target.iterdir()):
         raise ConfigError(f"{target} is not empty; choose another --out")
-    Run(kit, task, target, tell).finish()
+    FederationRun(kit, task, target, tell).finish()
     (path,) = target.glob("*-seed-*.json")
     content: dict[str, Any] = json.loads(path.read_text())
     return {**content, "folder": str(target)}

@@ -7,6 +7,7 @@ import typer
 
 from idiolect.cli.guard import guarded
 from idiolect.cli.options import TRUST
+from idiolect.deploy import personal_models
 
 _NODE = typer.Argument(help="A node's kit, or a node's folder of a local run.")
 _METHOD = typer.Option("--method", help="The method's label, where a run had several.")
@@ -31,15 +32,14 @@ def predict(
     """Predict with this node's own model, on this node; nothing is sent anywhere."""
     from idiolect.cli.adapting import numbers
     from idiolect.core.checkpoint import write_whole
-    from idiolect.deploy import model_use
-    from idiolect.deploy.node_models import home_of, stored
+    from idiolect.deploy.personal_models import load_personal_model, models_home
 
     given: dict[str, Any] = {"label": label, "text": text}
     given["size"] = None if size is None else numbers("--size", size, int, 2)
     options = {key: value for key, value in given.items() if value is not None}
-    model = stored(home_of(node), method, seed)
-    found = model_use.predict(model, data, options, trust_code)
-    text = model_use.as_csv(found, model.form.classes, every)
+    model = load_personal_model(models_home(node), method, seed)
+    found = personal_models.predict(model, data, options, trust_code)
+    text = personal_models.as_csv(found, model.form.classes, every)
     if out is None:
         print(text, end="")
     else:
@@ -60,8 +60,7 @@ def export(
     trust_code: Annotated[bool, TRUST] = False,
 ) -> None:
     """Write this node's own model for other programs: tensors, a torch.export program, or ONNX."""
-    from idiolect.deploy import model_use
-    from idiolect.deploy.node_models import home_of, stored
+    from idiolect.deploy.personal_models import load_personal_model, models_home
 
-    model_use.export(stored(home_of(node), method, seed), out, trust_code)
+    personal_models.export(load_personal_model(models_home(node), method, seed), out, trust_code)
     print(out)

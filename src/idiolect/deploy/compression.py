@@ -13,8 +13,7 @@ from torch import Tensor
 from idiolect.core import tree
 from idiolect.core.method import Report, Sent
 from idiolect.core.tree import Tree
-from idiolect.deploy.refusals import Refused
-from idiolect.deploy.wire import PLAIN, Codec
+from idiolect.deploy.protocol import UNCOMPRESSED, Codec, Refused
 from idiolect.errors import MethodError
 from idiolect.experiment.schema import Deployment
 
@@ -94,14 +93,14 @@ class TopK:
 
 def down(deploy: Deployment) -> Codec:
     """Choose what is done to what nodes are sent."""
-    return Half() if deploy.compress == "fp16" else PLAIN
+    return Half() if deploy.compress == "fp16" else UNCOMPRESSED
 
 
 def up(deploy: Deployment, sent: Sent, left: Mapping[str, Tensor] | None = None) -> Codec:
     """Choose what is done to a report on what was sent."""
     if deploy.compress == "topk":
         return TopK(deploy.keep, sent.shared, left)
-    return Half() if deploy.compress == "fp16" else PLAIN
+    return Half() if deploy.compress == "fp16" else UNCOMPRESSED
 
 
 def refuse_unfit(label: str, deploy: Deployment, sent: Sent, report: Tree) -> None:

@@ -1,24 +1,45 @@
 """Who takes part: nodes are told the experiment, tell their data's size and form, and agree."""
 
+import dataclasses
+import inspect
 import json
 import logging
-import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from operator import attrgetter
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 import torch
 
+from idiolect.core import client, losses, optim, tree
+from idiolect.core import method as contract
 from idiolect.core.checkpoint import write_whole
+from idiolect.core.method import Method
+from idiolect.data import Federation
 from idiolect.data.dataset import Moments, decoding
-from idiolect.deploy import joint_statistics, wire
-from idiolect.deploy.example_form import Form, listed, word
-from idiolect.deploy.messenger import SILENT, Answer, Post
-from idiolect.deploy.ownership import NOBODY
-from idiolect.deploy.refusals import CODES, LIMITS, Refused
+from idiolect.deploy import data_summary, protocol
+from idiolect.deploy.data_summary import (
+    SAME,
+    SAME_FOR_NEWCOMERS,
+    NodeEntry,
+    Scaling,
+    is_list,
+    read_entries,
+    read_entry,
+    read_scalings,
+    read_statistics,
+    refuse_impossible,
+    refuse_unlike,
+    same_scaling,
+    scaling_tensors,
+)
+from idiolect.deploy.messenger import SILENT, Answer, Messenger
+from idiolect.deploy.node_records import NOBODY
+from idiolect.deploy.protocol import CODES, POLICY_LIMITS, Refused, digest
+from idiolect.engine import batch_plan, block_runner
 from idiolect.errors import ConfigError, DeployError
 from idiolect.version import VERSION
 
@@ -26,64 +47,25 @@ log = logging.getLogger("idiolect.hub")
 
 
 @dataclass(frozen=True)
-class Entry:
-    """What one node told when it joined."""
-
-    site: str
-    client: int
-    name: str
-    sizes: list[list[int]]  # for each seed: training, validation and test rows
-    form: Form
-    features: str
-    source: str
-    clients: int
-    descriptions: list[str]
-
-
-_SAME = {
-    "form.shape": "the shape of an example",
-    "form.dtype": "the type of its numbers",
-    "form.classes": "the classes",
-    "form.sequential": "whether every place of a sequence has a label",
-    "form.words": "the words that its tokens stand for",
-    "form.public": "the number of public examples",
-    "form.public_labels": "whether public examples are of the same classes",
-    "features": "the names or the order of a table's columns, or the vocabulary of text",
-    "source": "the source of the data",
-    "clients": "the number of clients of the partition",
-}
-
-
-_NEWCOMERS = (
-    "form.shape",
-    "form.dtype",
-    "form.classes",
-    "form.sequential",
-    "form.words",
-    "features",
-)
-
-
-@dataclass(frozen=True)
-class Model:
+class RunSummary:
     """What a run was like that is over: how many took part, and any one of them."""
 
     clients: int
-    entry: Entry
+    entry: NodeEntry
 
 
-class Roster:
+class NodeRegistry:
     """The nodes of a run, in the order of their numbers; kept on disk between starts."""
 
     def __init__(
         self,
-        post: Post,
+        post: Messenger,
         run: str,
         text: str,
         methods: Mapping[str, str],
         seeds: int,
         path: Path,
-        model: Model | None = None,
+        model: RunSummary | None = None,
         submitter: str = NOBODY,
     ) -> None:
         """`model`: what the nodes must be like who come when a run is over."""
@@ -101,7 +83,7 @@ class Roster:
             "newcomer": model is not None,
         }
         self._path = path
-        self.entries: dict[str, Entry] = self._read()
+        self.entries: dict[str, NodeEntry] = self._read()
         self._agreed = b""
         self._least: dict[str, tuple[int, int]] = {}  # what each site's policy asks for
         self.remarks: list[str] = []  # what whoever reads the result should know of the sites
@@ -120,11 +102,11 @@ class Roster:
         answers: dict[str, Answer] = {}
 
         def read(site: str, answer: Answer) -> None:
-            entry = _entry(site, answer, self._seeds)
+            entry = read_entry(site, answer, self._seeds)
             known = self.entries.get(site)
             if known is not None and known != entry:
                 raise Refused("data", f"{site} brings other data than when the run began")
-            _refuse_false_scale(site, answer, entry, self._seeds)
+            refuse_impossible(site, answer, entry, self._seeds)
             self._least[site] = _least(answer)
             answers[site] = answer
             self.entries[site] = entry
@@ -137,7 +119,7 @@ class Roster:
         self._refuse(refused, first_time)
         self._refuse_few()
         self._compare(answers)
-        agreed = wire.pack("agree", {**self._head}, self._scaling(answers, normalise, robust))
+        agreed = protocol.pack("agree", {**self._head}, self._scaling(answers, normalise, robust))
         self._agreed = agreed
         post.ask(dict.fromkeys(answers, agreed), post.policy.join, lambda site, answer: None)
         self._write()
@@ -152,7 +134,7 @@ class Roster:
         needed = self._post.policy.needed(len(self._post.transport.sites))
         if (wrong and first_time) or there < needed:
             # What a site does not allow is not mended by another start.
-            limited = any(why.reason in LIMITS for why in refused.values())
+            limited = any(why.reason in POLICY_LIMITS for why in refused.values())
             raise (ConfigError if limited else DeployError)(
                 f"{there} of {len(self._post.transport.sites)} nodes can take part, "
                 f"{needed if not wrong else 'all that are there'} needed; {'; '.join(told)}"
@@ -184,7 +166,7 @@ class Roster:
         return self._strictest(1)
 
     def _letter(self, site: str) -> bytes:
-        return wire.pack(
+        return protocol.pack(
             "open", {**self._open, "place": list(self._post.transport.sites).index(site)}
         )
 
@@ -205,9 +187,9 @@ class Roster:
     def _compare(self, answers: Mapping[str, Answer]) -> None:
         """Refuse nodes whose data cannot be learnt from together, naming who differs in what."""
         entries = list(self.entries.values())
-        _refuse_unlike(entries[0].site, entries[0], entries[1:], tuple(_SAME))
+        refuse_unlike(entries[0].site, entries[0], entries[1:], tuple(SAME))
         if self.model is not None:
-            _refuse_unlike("the run", self.model.entry, entries, _NEWCOMERS)
+            refuse_unlike("the run", self.model.entry, entries, SAME_FOR_NEWCOMERS)
         numbers = [entry.client for entry in entries]
         total = len(self._post.transport.sites)
         if len(set(numbers)) != len(numbers) or max(numbers) >= total:
@@ -227,8 +209,10 @@ class Roster:
         """Find how examples are scaled under each seed: as everyone has it, or from statistics."""
         kept = self._path.with_name("scaling.json")
         if kept.exists():  # decided when the run began
-            return _tensors(scalings(kept, self._seeds))
-        told = {site: _scale(answer, self._seeds) for site, answer in sorted(answers.items())}
+            return scaling_tensors(read_scalings(kept, self._seeds))
+        told = {
+            site: read_statistics(answer, self._seeds) for site, answer in sorted(answers.items())
+        }
         first = next(iter(told.values()))
         if isinstance(first[0], Moments):
             found = [self._joined(told, seed, robust) for seed in range(self._seeds)]
@@ -236,12 +220,12 @@ class Roster:
             each = [decoding(one, str(normalise), as_bytes) for one in found]
         else:
             for site, own in told.items():
-                if not all(_equal(one, other) for one, other in zip(own, first, strict=True)):
+                if not all(same_scaling(one, other) for one, other in zip(own, first, strict=True)):
                     raise DeployError(f"{site} scales its examples otherwise than the first node")
             each = [(np.asarray(own[0]), np.asarray(own[1])) for own in first]
         plain = [{"shift": shift.tolist(), "scale": scale.tolist()} for shift, scale in each]
         write_whole(kept, json.dumps({"seeds": plain}).encode())
-        return _tensors(scalings(kept, self._seeds))
+        return scaling_tensors(read_scalings(kept, self._seeds))
 
     def _joined(
         self, told: Mapping[str, list["Moments | Scaling"]], seed: int, robust: bool
@@ -251,7 +235,7 @@ class Roster:
         moments = {site: one for site, one in own.items() if isinstance(one, Moments)}
         if len(moments) != len(own) or len({one.mean.shape for one in moments.values()}) > 1:
             raise DeployError("the nodes' statistics do not fit each other")
-        found, far = joint_statistics.joined(moments, robust)
+        found, far = data_summary.joined(moments, robust)
         for site in far:
             words = (
                 f"{site} told means or deviations far from the other sites'; the columns in which "
@@ -265,7 +249,7 @@ class Roster:
     # What is known.
 
     @property
-    def first(self) -> Entry:
+    def first(self) -> NodeEntry:
         """Any one node's entry: in what matters they are alike."""
         return next(iter(self.entries.values()))
 
@@ -295,105 +279,51 @@ class Roster:
             self.entries[site].name if site in self.entries else site for site in self.sites
         )
 
-    def _read(self) -> dict[str, Entry]:
-        return entries_of(self._path) if self._path.exists() else {}
+    def _read(self) -> dict[str, NodeEntry]:
+        return read_entries(self._path) if self._path.exists() else {}
 
     def _write(self) -> None:
         plain = {site: asdict(entry) for site, entry in self.entries.items()}
         write_whole(self._path, (json.dumps(plain, indent=1) + "\n").encode())
 
 
-def entries_of(path: Path) -> dict[str, Entry]:
-    """Read what a roster wrote: each site's entry."""
-    known = json.loads(path.read_text())
-    return {
-        site: Entry(**{**entry, "form": Form(**entry["form"])}) for site, entry in known.items()
-    }
-
-
-def _refuse_unlike(name: str, one: Entry, others: Sequence[Entry], keys: Sequence[str]) -> None:
-    for other in others:
-        for key in keys:
-            if attrgetter(key)(other) != attrgetter(key)(one):
-                raise DeployError(
-                    f"{name} and {other.site} differ in {_SAME[key]}; bring their data to one form "
-                    "before they learn together"
-                )
-
-
-def _entry(site: str, answer: Answer, seeds: int) -> Entry:
-    """Read what a node told, trusting nothing in it."""
-    head: dict[str, Any] = {key: answer.message.head.get(key) for key in Entry.__dataclass_fields__}
-    good = (
-        all(type(head[key]) is int and head[key] >= 0 for key in ("client", "clients"))
-        and all(word(head[key]) for key in ("name", "features", "source"))
-        and listed(head["descriptions"], str, seeds)
-        and all(word(one) for one in head["descriptions"])
-        and listed(head["sizes"], list, seeds)
-        and all(listed(one, int, 3) and min(one) >= 0 for one in head["sizes"])
-    )
-    if not good:
-        raise Refused("format", f"{site} joined with an answer of another form")
-    return Entry(**{**head, "site": site, "form": Form.read(head["form"])})
-
-
 def _least(answer: Answer) -> tuple[int, int]:
     """Read how many sites a node asks for: in the run, and in a round."""
     least = answer.message.head.get("least", [1, 1])
-    if not listed(least, int, 2) or min(least) < 1:
+    if not is_list(least, int, 2) or min(least) < 1:
         raise Refused("format", "a node told in another form how many sites it asks for")
     return least[0], least[1]
 
 
-Scaling = tuple[np.ndarray, np.ndarray]  # shift and scale
+def method_fingerprint(method: Method) -> str:
+    """Digest a method: its settings, and the source that its steps and batches are made of."""
+    modules = {contract, client, losses, optim, tree, block_runner, batch_plan, *_modules(method)}
+    # A module without source (frozen into an executable) is told apart by its name alone.
+    sources = [_source(module).encode() for module in sorted(modules, key=lambda m: m.__name__)]
+    return digest(repr(method).encode(), *sources)
 
 
-def scalings(path: Path, seeds: int) -> list[Scaling]:
-    """Read what a roster decided: shift and scale under each seed, in the experiment's order."""
-    known = json.loads(path.read_text())
-    # Earlier runs had one scaling for all seeds.
-    each = known["seeds"] if "seeds" in known else [known] * seeds
-    return [
-        (np.array(one["shift"], np.float32), np.array(one["scale"], np.float32)) for one in each
-    ]
+def features_fingerprint(federations: Sequence[Federation]) -> str:
+    """Digest what the numbers of an example mean, under each seed: columns' names, tokens' words.
+
+    It tells whether two nodes mean the same, and nothing of what.
+    """
+    meant = [[list(held.dataset.features), list(held.dataset.words)] for held in federations]
+    return " ".join(digest(json.dumps(one).encode()) for one in meant)
 
 
-def _tensors(each: Sequence[Scaling]) -> dict[str, torch.Tensor]:
-    shift, scale = (np.stack([one[part] for one in each]) for part in range(2))
-    return {"shift": torch.from_numpy(shift), "scale": torch.from_numpy(scale)}
+def _modules(part: Any) -> set[ModuleType]:
+    """List where a method's classes are written, and those of the methods and rules inside it."""
+    found = {sys.modules[kind.__module__] for kind in type(part).__mro__ if kind is not object}
+    for spec in dataclasses.fields(part):
+        inner = getattr(part, spec.name)
+        if dataclasses.is_dataclass(inner):
+            found |= _modules(inner)
+    return found
 
 
-def _equal(one: Moments | Scaling, other: Moments | Scaling) -> bool:
-    if isinstance(one, Moments) or isinstance(other, Moments):
-        return False
-    return np.array_equal(one[0], other[0]) and np.array_equal(one[1], other[1])
-
-
-def _refuse_false_scale(site: str, answer: Answer, entry: Entry, seeds: int) -> None:
-    """Refuse a node's statistics where they are impossible for what it told of its data."""
+def _source(module: Any) -> str:
     try:
-        told = _scale(answer, seeds)
-    except DeployError as error:
-        raise Refused("statistics", f"{site}: {error}") from error
-    for one, sizes in zip(told, entry.sizes, strict=True):
-        if isinstance(one, Moments):
-            joint_statistics.refuse_impossible(site, one, sizes[0], entry.form)
-
-
-def _scale(answer: Answer, seeds: int) -> list[Moments | Scaling]:
-    """Read what a node told of its scaling under each seed: statistics, or what it uses."""
-    leaves = {name: leaf.numpy() for name, leaf in answer.message.leaves.items()}
-    wire.refuse_nonfinite(answer.message.leaves)
-    if any(leaf.ndim == 0 or len(leaf) != seeds for leaf in leaves.values()):
-        raise DeployError(f"a node told the scaling of its data for other than {seeds} seeds")
-    if set(leaves) == {"shift", "scale"}:
-        return list(zip(leaves["shift"], leaves["scale"], strict=True))
-    counts: Any = answer.message.head.get("count")
-    if set(leaves) != {"mean", "squares"} or not (
-        listed(counts, float, seeds) and all(0 < count < math.inf for count in counts)
-    ):
-        raise DeployError("a node told its data's statistics in another form")
-    return [
-        Moments(count, mean, squares)
-        for count, mean, squares in zip(counts, leaves["mean"], leaves["squares"], strict=True)
-    ]
+        return inspect.getsource(module)
+    except OSError:
+        return str(module.__name__)

@@ -9,20 +9,20 @@ import torch
 from idiolect.core.method import Method, Setup
 from idiolect.core.tree import Tree
 from idiolect.data import Dataset
-from idiolect.deploy.handshake import Roster
+from idiolect.deploy.handshake import NodeRegistry
 from idiolect.engine.architecture import Architecture
 from idiolect.engine.deployment_runtime import ClientIdentity, ClientRuntime, ServerRuntime
 
 _CPU = torch.device("cpu")
 
 
-class Rehearsal:
+class MessageTemplates:
     """A stand-in for the nodes of each architecture under each seed."""
 
     def __init__(
         self,
         method: Method,
-        roster: Roster,
+        roster: NodeRegistry,
         architectures: Mapping[str, Architecture],
         seeds: Sequence[int],
     ) -> None:

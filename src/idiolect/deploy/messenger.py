@@ -12,17 +12,31 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from idiolect.core.checkpoint import write_whole
-from idiolect.deploy import wire
-from idiolect.deploy.refusals import CODES, Refused
-from idiolect.deploy.transport import Transport
-from idiolect.deploy.wire import Message
+from idiolect.deploy import protocol
+from idiolect.deploy.protocol import CODES, Message, Refused
+
+
+class Transport(Protocol):
+    """The hub's way to its nodes. Calls to different sites may be made from several threads."""
+
+    sites: Sequence[str]  # all of the federation, in its order, whether they are there or not
+
+    def call(self, site: str, blob: bytes, seconds: float) -> bytes:
+        """Bring a message and wait for the answer; `Refused` where there is none."""
+
+    def returned(self, site: str) -> bool:
+        """Say whether a site that was lost could take part again if the run were started anew."""
+
+    def stopped(self) -> bool:
+        """Say whether the engine wants the hub to end."""
+
 
 log = logging.getLogger("idiolect.hub")
 
-RUBBISH = (
+INVALID = (
     "sizes",
     "statistics",
     "format",
@@ -39,9 +53,8 @@ RUBBISH = (
 
 SILENT = ("timeout", "unreachable")
 """What is no answer at all."""
-
-_AGAIN = ("closed", "crashed")  # a node that was started anew is told the experiment again
-_KNOCK = wire.pack("knock")  # no node knows such a message; whoever says so is there
+_RESTARTED = ("closed", "crashed")  # a node that was started anew is told the experiment again
+_PING = protocol.pack("knock")  # no node knows such a message; whoever says so is there
 
 
 class Answer(NamedTuple):
@@ -53,7 +66,7 @@ class Answer(NamedTuple):
 
 
 @dataclass
-class Ledger:
+class FaultLog:
     """Who failed how often, over the whole run; kept on disk so that a new start remembers."""
 
     path: Path | None = None
@@ -72,7 +85,7 @@ class Ledger:
 
     def rubbish(self, site: str) -> int:
         """Return how many answers of a site were refused."""
-        return sum(self.faults.get(site, Counter())[reason] for reason in RUBBISH)
+        return sum(self.faults.get(site, Counter())[reason] for reason in INVALID)
 
     def told(self) -> list[str]:
         """Tell of every site that failed, in words."""
@@ -84,14 +97,14 @@ class Ledger:
 
 
 @dataclass(frozen=True)
-class Policy:
+class WaitPolicy:
     """How long the hub waits, and what it puts up with."""
 
     timeout: float = 600.0
     join: float = 120.0
     minimum: int | float = 0.5
     patience: int = 3
-    limit: int = wire.LIMIT
+    limit: int = protocol.LIMIT
 
     def needed(self, cohort: int) -> int:
         """Return how many of a cohort must report."""
@@ -100,10 +113,10 @@ class Policy:
         return max(1, -int(-self.minimum * cohort // 1))
 
 
-class Post:
+class Messenger:
     """Letters to sites, several at a time."""
 
-    def __init__(self, transport: Transport, policy: Policy, ledger: Ledger) -> None:
+    def __init__(self, transport: Transport, policy: WaitPolicy, ledger: FaultLog) -> None:
         self.transport = transport
         self.policy = policy
         self.ledger = ledger
@@ -156,7 +169,7 @@ class Post:
             self._start(site, letters[site], seconds, inbox)
         for site in set(letters) & self._away:
             if not self._threads[site].is_alive():  # its last letter, or the answer, was lost
-                self._start(site, _KNOCK, seconds, {})
+                self._start(site, _PING, seconds, {})
         until = time.monotonic() + seconds
         for site in asked:
             self._threads[site].join(max(0.0, until - time.monotonic()))
@@ -195,7 +208,7 @@ class Post:
             try:
                 inbox[site] = self.once(site, blob, seconds)
             except Refused as error:
-                if error.reason not in _AGAIN or self.reopen is None:
+                if error.reason not in _RESTARTED or self.reopen is None:
                     raise
                 log.info("%s was started anew (%s); it is told everything again", site, error)
                 self.reopen(site)
@@ -214,5 +227,5 @@ class Post:
     def once(self, site: str, blob: bytes, seconds: float) -> Answer:
         """Ask one site and read its answer."""
         answer = self.transport.call(site, blob, seconds)
-        message = wire.accepted(wire.unpack(answer, self.policy.limit))
+        message = protocol.accepted(protocol.unpack(answer, self.policy.limit))
         return Answer(message, len(blob), len(answer))

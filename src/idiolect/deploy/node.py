@@ -18,33 +18,30 @@ from idiolect.core.method import Report, Sent
 from idiolect.core.tree import Tree
 from idiolect.deploy import (
     compression,
-    final_messages,
-    fingerprints,
-    fixed_point,
+    handshake,
     limits,
-    node_models,
-    ownership,
-    shamir,
-    wire,
+    node_records,
+    personal_models,
+    protocol,
+    secure_aggregation,
+    secure_sum,
+    server,
 )
-from idiolect.deploy import secure_aggregation as secure
-from idiolect.deploy.example_form import Form
-from idiolect.deploy.message_fields import (
-    about,
+from idiolect.deploy.data_summary import ExampleForm
+from idiolect.deploy.node_records import PersonalState, StateOwner, SumLog, report_digest
+from idiolect.deploy.protocol import (
+    Message,
+    Refused,
     bound_of,
-    get,
+    method_seed_round,
     names_in,
-    rows_in,
-    rows_of,
+    read_field,
+    read_shares,
     sample_of,
-    sum_of,
+    sum_id,
+    write_shares,
 )
-from idiolect.deploy.node_data import Holding, hold
-from idiolect.deploy.node_state import Drawer, Owner
-from idiolect.deploy.refusals import Refused
-from idiolect.deploy.site import Site
-from idiolect.deploy.sum_log import SumLog, digest_of
-from idiolect.deploy.wire import Message
+from idiolect.deploy.site import NodeData, Site, load_node_data
 from idiolect.engine.backend import Backend
 from idiolect.engine.deployment_runtime import ClientIdentity, ClientRuntime
 from idiolect.engine.final_exchange import Sums
@@ -78,7 +75,7 @@ class _Spoken(NamedTuple):
 class _Sum(NamedTuple):
     """A secure sum, this node's part in it, and the record of what it gave to sums."""
 
-    participant: secure.Participant
+    participant: secure_aggregation.Participant
     report: Report
     digest: str
     log: SumLog
@@ -92,9 +89,9 @@ class _Opened:
     text: str
     clients: int
     newcomer: bool  # the run is over: adapt to what is there
-    holding: Holding
+    holding: NodeData
     agreed: bool = False
-    desks: dict[tuple[str, int], tuple[ClientRuntime, Drawer]] = field(default_factory=dict)
+    desks: dict[tuple[str, int], tuple[ClientRuntime, PersonalState]] = field(default_factory=dict)
     sum: _Sum | None = None  # the secure sum at hand
     log: SumLog | None = None  # which reports were in sums, of this run and of others
     spoken: "_Spoken | None" = None  # what was told last
@@ -112,14 +109,14 @@ class Node:
         self._site = site
         self._opened: _Opened | None = None
         # Without a kit (within a process, or `--on local`) keys of secure sums are not signed.
-        self._signer = None if site.kit is None else secure.KitSigner.of(site.kit)
-        self._released: limits.Releases | None = None
+        self._signer = None if site.kit is None else secure_aggregation.KitSigner.of(site.kit)
+        self._released: node_records.ReleaseLog | None = None
         self._device = Backend(device=site.device).place
 
     def answer(self, blob: bytes) -> bytes:
         """Answer one message; never raises, and never tells more than a code."""
         try:
-            message = wire.unpack(blob, self._site.limit)
+            message = protocol.unpack(blob, self._site.limit)
             handle: Callable[[Message, bytes], bytes] | None = {
                 "open": self._open,
                 "agree": self._agree,
@@ -141,25 +138,25 @@ class Node:
             log.error("refused with %r: %s", reason, error, exc_info=reason == "failed")
             if isinstance(error, KeyboardInterrupt | SystemExit):
                 raise
-            return wire.refusal(reason)
+            return protocol.refusal(reason)
 
     # Joining.
 
     def _open(self, message: Message, blob: bytes) -> bytes:
         """Compare versions and methods, read the data, and tell its size and form."""
         head = message.head
-        if get(head, "version", str) != VERSION:
+        if read_field(head, "version", str) != VERSION:
             raise Refused("version", f"the hub runs {head['version']}, this node {VERSION}")
-        text, place = get(head, "experiment", str), get(head, "place", int)
-        newcomer = get(head, "newcomer", bool)
-        holding = hold(self._site, text, place, newcomer)
-        for label, digest in get(head, "methods", dict).items():
-            own = fingerprints.of_method(_method(holding, label))
+        text, place = read_field(head, "experiment", str), read_field(head, "place", int)
+        newcomer = read_field(head, "newcomer", bool)
+        holding = load_node_data(self._site, text, place, newcomer)
+        for label, digest in read_field(head, "methods", dict).items():
+            own = handshake.method_fingerprint(_method(holding, label))
             if own != digest:
                 raise Refused("method", f"{label}: the hub's copy is {digest}, this one {own}")
             if holding.experiment.deploy.secure:
-                fixed_point.refuse_unfit(label, _method(holding, label))
-        policy, clients = self._site.policy, get(head, "clients", int)
+                secure_sum.refuse_unfit(label, _method(holding, label))
+        policy, clients = self._site.policy, read_field(head, "clients", int)
         sizes = [
             [len(part[0]) for part in (held.train, held.val, held.test)]
             for held in holding.federations
@@ -175,9 +172,9 @@ class Node:
             raise Refused("open", "this site requires secure aggregation, and the run has none")
         else:
             spent = limits.refuse_run(policy, holding.experiment, clients, sizes)
-        run = get(head, "run", str)
-        self._claim(run, get(head, "submitter", str))
-        division = fingerprints.of_bytes(repr(holding.experiment.data).encode())
+        run = read_field(head, "run", str)
+        self._claim(run, read_field(head, "submitter", str))
+        division = protocol.digest(repr(holding.experiment.data).encode())
         self._releases.begin(run, holding.experiment.seeds, division, spent)
         if holding.seen is not None:
             self._releases.divide([held.train[0] for held in holding.federations])
@@ -190,8 +187,8 @@ class Node:
             "descriptions": [h.description if holding.source else "" for h in holding.federations],
             "sizes": sizes,
             "least": [policy.min_sites, policy.min_cohort],
-            "form": Form.of(holding.federations[0]).plain(),
-            "features": fingerprints.of_form(holding.federations),
+            "form": ExampleForm.of(holding.federations[0]).plain(),
+            "features": handshake.features_fingerprint(holding.federations),
         }
         log.info("opened run %s as client %d: %s", run, holding.client, told["sizes"])
         if holding.seen is None:
@@ -206,7 +203,7 @@ class Node:
                 "squares": np.stack([own.squares for own in holding.seen]),
             }
             told["count"] = [float(own.seen) for own in holding.seen]
-        return wire.pack("yes", told, {k: torch.tensor(v) for k, v in scaling.items()})
+        return protocol.pack("yes", told, {k: torch.tensor(v) for k, v in scaling.items()})
 
     def _claim(self, run: str, submitter: str) -> None:
         """Refuse a run of which this node holds state for another submitter."""
@@ -214,7 +211,7 @@ class Node:
             raise Refused("format", "a run is named by letters and digits")
         home = self._site.home
         traces = (home / "models" / run, *home.glob(f"state/*/*/{run}"))
-        ownership.claim(home, run, submitter, *traces)
+        node_records.claim_run(home, run, submitter, *traces)
 
     def _agree(self, message: Message, blob: bytes) -> bytes:
         """Scale examples as all nodes do."""
@@ -222,8 +219,8 @@ class Node:
         leaves = message.leaves
         if set(leaves) != {"shift", "scale"}:
             raise Refused("structure", f"expected shift and scale, got {sorted(leaves)}")
-        wire.refuse_nonfinite(leaves)
-        classes = get(message.head, "classes", list)
+        protocol.refuse_nonfinite(leaves)
+        classes = read_field(message.head, "classes", list)
         if classes != list(opened.holding.dataset.classes):
             raise Refused("classes", f"the federation's classes are {classes}")
         shift, scale = (leaves[name].to(torch.float32).numpy() for name in ("shift", "scale"))
@@ -232,7 +229,7 @@ class Node:
         opened.holding = opened.holding.scaled(shift, scale)
         opened.agreed = True
         opened.desks.clear()
-        return wire.pack("yes")
+        return protocol.pack("yes")
 
     # Working.
 
@@ -249,7 +246,7 @@ class Node:
             done = work(sent, round, sample)
             if not secure:
                 return done
-            return fixed_point.contribution(alone.method, sent, done[0], bound), done[1]
+            return secure_sum.contribution(alone.method, sent, done[0], bound), done[1]
 
         answer = self._once(message, blob, work)
         # A bystander's report stays here; one under masks leaves when all keys are known.
@@ -267,7 +264,7 @@ class Node:
     ) -> bytes:
         """Do what changes personal state, once; the same message again gets the same answer."""
         alone, drawer = self._desk(message)
-        round, request = get(message.head, "round", int), fingerprints.of_bytes(blob)
+        round, request = read_field(message.head, "round", int), protocol.digest(blob)
         kept = drawer.kept
         if kept.round == round + 1 and kept.request == request:
             log.info("round %d was answered before; the answer is repeated", round + 1)
@@ -293,35 +290,35 @@ class Node:
 
     def _keys(self, message: Message, blob: bytes) -> bytes:
         """Begin a secure sum of the round's report: publish keys for it."""
-        opened, context = self._of(message), sum_of(message)
+        opened, context = self._of(message), sum_id(message)
         opened.sum = None
         report = self._summand(message)
         # The same numbers, however many nodes there will be.
-        named = digest_of(fixed_point.fixed(report, secure.FEWEST))
+        named = report_digest(secure_sum.fixed(report, secure_aggregation.FEWEST))
         if opened.log is None:
             opened.log = SumLog(self._site.home / "sums.log")
         opened.log.check(named)
-        participant = secure.Participant(context, self._site.name, self._signer)
+        participant = secure_aggregation.Participant(context, self._site.name, self._signer)
         opened.sum = _Sum(participant, report, named, opened.log)
         return _yes(message, (), keys=list(participant.keys()))
 
     def _shares(self, message: Message, blob: bytes) -> bytes:
         """Share the secrets of this node's masks among the members of the sum."""
         at = self._sum(message)
-        plain = get(message.head, "members", dict)
-        members = {name: secure.Keys.read(keys) for name, keys in plain.items()}
+        plain = read_field(message.head, "members", dict)
+        members = {name: secure_aggregation.Keys.read(keys) for name, keys in plain.items()}
         self._refuse_lonely(len(members))
         at.log.check(at.digest, members)
         boxes = at.participant.shares(members)
-        return _yes(message, rows_of(sorted(members), boxes, secure.BOX))
+        return _yes(message, write_shares(sorted(members), boxes, secure_aggregation.BOX))
 
     def _mask(self, message: Message, blob: bytes) -> bytes:
         """Send the report under masks, in one sum only."""
         at, sharing = self._sum(message), names_in(message, "sharing")
         at.log.check(at.digest, sharing)
-        boxes = rows_in(message, sharing, secure.BOX)
+        boxes = read_shares(message, sharing, secure_aggregation.BOX)
         boxes.pop(self._site.name, None)
-        hidden = at.participant.masked(fixed_point.fixed(at.report, len(sharing)), boxes)
+        hidden = at.participant.masked(secure_sum.fixed(at.report, len(sharing)), boxes)
         at.log.masked(at.digest)
         return _yes(message, {"masked": torch.from_numpy(hidden.view("int64"))})
 
@@ -345,12 +342,12 @@ class Node:
         shares = at.participant.unmask(survivors, signatures)
         at.log.survived(at.digest, survivors)
         self._of(message).sum = None
-        return _yes(message, rows_of(sorted(shares), shares, shamir.SHARE))
+        return _yes(message, write_shares(sorted(shares), shares, secure_aggregation.SHARE))
 
     def _sum(self, message: Message) -> "_Sum":
         """Return the sum that a message is about."""
         at = self._of(message).sum
-        if at is None or at.participant.context != sum_of(message):
+        if at is None or at.participant.context != sum_id(message):
             raise Refused("keys", "a message of a sum that this node has no part in")
         return at
 
@@ -360,13 +357,13 @@ class Node:
         _, drawer = self._desk(message)
         if not opened.secure:
             raise Refused("keys", "a secure sum in a run without deploy.secure")
-        of = get(message.head, "of", str)
+        of = read_field(message.head, "of", str)
         if of == "tell":
             spoken = opened.spoken
-            if spoken is None or spoken.about != about(message):
+            if spoken is None or spoken.about != method_seed_round(message):
                 raise Refused("round", "this node has told nothing after that round")
-            return final_messages.hidden(spoken.told)
-        if of != "step" or drawer.kept.round != get(message.head, "round", int) + 1:
+            return server.summand(spoken.told)
+        if of != "step" or drawer.kept.round != read_field(message.head, "round", int) + 1:
             raise Refused("round", f"this node has done {drawer.kept.round} rounds")
         return _report(drawer.kept.report)
 
@@ -377,15 +374,15 @@ class Node:
         if not alone.method.tells:
             raise Refused("protocol", "this method tells nothing")
         told = self._spoken(message, alone, self._sent(alone, message)).told
-        if (count := sum(leaf.numel() for leaf in tree.leaves(told))) > final_messages.MOST_TOLD:
+        if (count := sum(leaf.numel() for leaf in tree.leaves(told))) > server.MOST_EXCHANGED:
             raise Refused(
-                "structure", f"{count:,} numbers to tell, above {final_messages.MOST_TOLD:,}"
+                "structure", f"{count:,} numbers to tell, above {server.MOST_EXCHANGED:,}"
             )
         return _yes(message, () if self._of(message).secure else told)
 
     def _spoken(self, message: Message, alone: ClientRuntime, sent: Sent) -> _Spoken:
         """Settle what to use by itself, or remember that."""
-        opened, now = self._of(message), about(message)
+        opened, now = self._of(message), method_seed_round(message)
         known = opened.spoken
         if known is None or known.about != now or not tree.equal(known.sent, sent):
             if message.kind == "tell":
@@ -398,10 +395,10 @@ class Node:
         """Score this node's models on its own data; the model stays here, the scores leave."""
         alone, drawer = self._desk(message)
         opened, head = self._of(message), message.head
-        flags = [flag for flag in _FLAGS if get(head, flag, bool)]
+        flags = [flag for flag in _FLAGS if read_field(head, flag, bool)]
         if alone.method.hides and not drawer.kept.round and "only_global" not in flags:
             flags = [*dict.fromkeys((*flags, "newcomers"))]  # the hub does not know who came
-        round, tested = get(head, "round", int), get(head, "tested", bool)
+        round, tested = read_field(head, "round", int), read_field(head, "tested", bool)
         sent = self._sent(alone, message)
         self._releases.count(opened.run, "scores")
         others, deployed = self._others(message, alone, sent)
@@ -418,7 +415,7 @@ class Node:
             reason = alone.method.reason(tree.map(lambda leaf: leaf.cpu().numpy(), facts))
             if reason:
                 log.info("%s, seed %d, chose: %s", head["label"], head["seed"], reason)
-            about = node_models.About(
+            about = personal_models.ModelInfo(
                 opened.run,
                 head["label"],
                 head["seed"],
@@ -429,7 +426,7 @@ class Node:
                 reason,
             )
             held = opened.holding.federations[opened.holding.experiment.seeds.index(head["seed"])]
-            node_models.keep(self._site.home, about, held, opened.clients, kept)
+            personal_models.save_personal_model(self._site.home, about, held, opened.clients, kept)
         return _yes(message, {"marks": marks, "facts": facts})
 
     def _others(
@@ -438,12 +435,14 @@ class Node:
         """Return what the others told, if the hub says, and what this node would use without."""
         if "sums" not in message.head:
             return None, ()
-        sums = final_messages.read(message.head["sums"])
-        if get(message.head, "newcomers", bool):  # it told nothing, so nothing of it is in there
+        sums = server.read_sums(message.head["sums"])
+        if read_field(
+            message.head, "newcomers", bool
+        ):  # it told nothing, so nothing of it is in there
             return sums, ()
         spoken = self._spoken(message, alone, sent)
-        if get(message.head, "counted", bool):
-            sums = final_messages.others(sums, spoken.told)
+        if read_field(message.head, "counted", bool):
+            sums = server.sums_of_others(sums, spoken.told)
         return sums, spoken.deployed
 
     # Limits.
@@ -453,17 +452,17 @@ class Node:
         return self._site.secure or self._site.policy.require_secure
 
     @property
-    def _releases(self) -> limits.Releases:
+    def _releases(self) -> node_records.ReleaseLog:
         """What has left this site so far; read when it is first needed."""
         if self._released is None:
-            self._released = limits.Releases(self._site.home, self._site.policy)
+            self._released = node_records.ReleaseLog(self._site.home, self._site.policy)
         return self._released
 
     def _refuse_reporting(self, message: Message) -> None:
         """Refuse to report where nothing but scores may leave, and after too many rounds."""
         if self._of(message).newcomer:
             raise Refused("newcomer", "a report was asked for in a run that is over")
-        round, most = get(message.head, "round", int), self._site.policy.max_rounds
+        round, most = read_field(message.head, "round", int), self._site.policy.max_rounds
         if round >= most + (message.kind == "tell"):  # which comes after the last round
             raise Refused("max_rounds", f"round {round + 1}; max_rounds is {most}")
 
@@ -485,12 +484,12 @@ class Node:
             raise Refused("closed", "a message of an experiment this process has not joined")
         return self._opened
 
-    def _desk(self, message: Message) -> tuple[ClientRuntime, Drawer]:
+    def _desk(self, message: Message) -> tuple[ClientRuntime, PersonalState]:
         """Return where a method's work of one seed is done, with its state from disk."""
         opened, head = self._of(message), message.head
         if not opened.agreed:
             raise Refused("closed", "a task before the scaling was agreed on")
-        label, seed = get(head, "label", str), get(head, "seed", int)
+        label, seed = read_field(head, "label", str), read_field(head, "seed", int)
         key = (label, seed)
         if key not in opened.desks:
             if any(other != label for other, _ in opened.desks):
@@ -498,7 +497,7 @@ class Node:
             opened.desks[key] = self._made(opened, label, seed)
         return opened.desks[key]
 
-    def _made(self, opened: _Opened, label: str, seed: int) -> tuple[ClientRuntime, Drawer]:
+    def _made(self, opened: _Opened, label: str, seed: int) -> tuple[ClientRuntime, PersonalState]:
         holding = opened.holding
         seeds = holding.experiment.seeds
         if seed not in seeds:
@@ -525,18 +524,18 @@ class Node:
             # A share of a dataset that anyone can have is trained on as a simulation does.
             short_batches=self._site.policy.short_batches or self._site.client is not None,
         )
-        owner = Owner(self._site.federation, holding.client, opened.run, label, seed)
-        drawer = Drawer(self._site.home, owner, alone.personal)
+        owner = StateOwner(self._site.federation, holding.client, opened.run, label, seed)
+        drawer = PersonalState(self._site.home, owner, alone.personal)
         alone.personal = drawer.kept.personal
         return alone, drawer
 
     def _sent(self, alone: ClientRuntime, message: Message) -> Sent:
         """Check what the hub sent against what this method's servers send."""
         codec = compression.down(self._of(message).holding.experiment.deploy)
-        guest = message.kind == "judge" and get(message.head, "newcomers", bool)
+        guest = message.kind == "judge" and read_field(message.head, "newcomers", bool)
         form = alone.guest_form if guest else alone.form
-        sent: Sent = wire.fitted(form, message.leaves, codec)
-        wire.refuse_nonfinite(sent, form)
+        sent: Sent = protocol.fitted(form, message.leaves, codec)
+        protocol.refuse_nonfinite(sent, form)
         return sent
 
 
@@ -550,7 +549,7 @@ def reason_of(error: BaseException) -> str:
         return "data" if isinstance(error, DataError) else "disk"
     kinds: dict[type[IdiolectError], str] = {
         DataError: "data",
-        ownership.NotOwner: "owner",
+        node_records.NotOwner: "owner",
         ModelError: "model",
         Diverged: "diverged",
         CheckpointError: "state",
@@ -563,7 +562,7 @@ def reason_of(error: BaseException) -> str:
 def _yes(message: Message, content: Tree, **told: Any) -> bytes:
     """Answer, saying to what."""
     echo = {key: message.head[key] for key in ("run", "label", "seed", "round")}
-    return wire.pack("yes", {**echo, "to": message.kind, **told}, content)
+    return protocol.pack("yes", {**echo, "to": message.kind, **told}, content)
 
 
 def _report(named: dict[str, torch.Tensor]) -> Report:
@@ -574,7 +573,7 @@ def _report(named: dict[str, torch.Tensor]) -> Report:
     return Report(params, named["size"])
 
 
-def _method(holding: Holding, label: str) -> Any:
+def _method(holding: NodeData, label: str) -> Any:
     for table in holding.experiment.methods:
         if (table.label or table.name) == label:
             return made_method(table)

@@ -11,20 +11,69 @@ import queue
 import subprocess
 import sys
 import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import IO
 
-from idiolect.deploy import wire
-from idiolect.deploy.isolation import isolated
+from idiolect.deploy import protocol
+from idiolect.deploy.node import Node
+from idiolect.deploy.protocol import Refused
 from idiolect.deploy.site import Site
 
-log = logging.getLogger("idiolect.node")
 
+def isolated(environment: Mapping[str, str], folder: Path) -> dict[str, str]:
+    """Return an environment in which Python finds no module below a folder, nor where it starts.
+
+    What the operator installed, or put on PYTHONPATH by a whole path, is found as before.
+    """
+    closed = folder.resolve()
+    given = environment.get("PYTHONPATH", "").split(os.pathsep)
+    kept = [one for one in given if os.path.isabs(one) and not _inside(one, closed)]
+    left = {key: value for key, value in environment.items() if key != "PYTHONPATH"}
+    paths = {"PYTHONPATH": os.pathsep.join(kept)} if kept else {}
+    return {**left, **paths, "PYTHONSAFEPATH": "1"}
+
+
+def _inside(path: str, folder: Path) -> bool:
+    return Path(path).resolve().is_relative_to(folder)
+
+
+_PATIENCE = 15.0  # seconds for a process of a job that was aborted to end
+
+
+@contextmanager
+def locked(home: Path, patience: float = _PATIENCE) -> Iterator[bool]:
+    """Hold a node's folder for this process; False where another one will not let go."""
+    home.mkdir(parents=True, exist_ok=True)
+    try:
+        import fcntl
+    except ImportError:  # no such locks on this system: the operator starts one node only
+        yield True
+        return
+    with (home / ".lock").open("w") as lock:
+        until = time.monotonic() + patience
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                if time.monotonic() > until:
+                    yield False
+                    return
+                time.sleep(0.1)
+            else:
+                yield True
+                return
+
+
+log = logging.getLogger("idiolect.node")
 _LENGTH = 8  # bytes that say how long a message is
 _PIPE = 1 << 20  # bytes in a pipe, where the system allows it
 _GRACE = 5.0  # seconds a child has to end by itself
 
 
-class Child:
+class NodeProcess:
     """A node's process, started when it is first asked, and again after it died."""
 
     def __init__(self, site: Site) -> None:
@@ -44,7 +93,7 @@ class Child:
                 process = self._running()
             except OSError as error:
                 log.error("the training process cannot be started: %s", error)
-                return wire.refusal("crashed")
+                return protocol.refusal("crashed")
             assert process.stdin is not None and process.stdout is not None
             try:
                 write(process.stdin, blob)
@@ -53,7 +102,7 @@ class Child:
                 answer = None
             if answer is None:
                 log.error("the training process ended with status %s", self._reaped(process))
-                return wire.refusal("crashed")
+                return protocol.refusal("crashed")
             return answer
 
     def close(self) -> None:
@@ -145,15 +194,14 @@ def main() -> None:
         return
     asked: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(questions, asked), daemon=True).start()
-    from idiolect.deploy.lock import held
     from idiolect.deploy.node import Node
 
     site = Site.from_json(settings.decode())
-    with held(site.home) as free:
+    with locked(site.home) as free:
         node = Node(site) if free else None
         while True:
             blob = asked.get()
-            write(answers, wire.refusal("busy") if node is None else node.answer(blob))
+            write(answers, protocol.refusal("busy") if node is None else node.answer(blob))
             if node is None:
                 return
 
@@ -163,6 +211,55 @@ def _listen(questions: IO[bytes], asked: "queue.SimpleQueue[bytes]") -> None:
     while (blob := read(questions)) is not None:
         asked.put(blob)
     os._exit(0)
+
+
+class InProcess:
+    """Nodes in this very process: for tests and for debugging a method over messages."""
+
+    def __init__(self, nodes: Mapping[str, Node]) -> None:
+        self.sites: Sequence[str] = tuple(nodes)
+        self._nodes = nodes
+        self._turn = threading.Lock()  # networks are made under torch's one random state
+
+    def call(self, site: str, blob: bytes, seconds: float) -> bytes:
+        """Ask the node, one at a time."""
+        with self._turn:
+            return self._nodes[site].answer(blob)
+
+    def returned(self, site: str) -> bool:
+        """Say that nobody is ever lost for good."""
+        return False
+
+    def stopped(self) -> bool:
+        """Say no."""
+        return False
+
+
+class Processes:
+    """Each node a process of this machine: a federation to try things on."""
+
+    def __init__(self, sites: Sequence[Site]) -> None:
+        self.sites: Sequence[str] = tuple(site.name for site in sites)
+        self.children = {site.name: NodeProcess(site) for site in sites}
+
+    def call(self, site: str, blob: bytes, seconds: float) -> bytes:
+        """Ask the node's process, starting it where there is none."""
+        if site not in self.children:
+            raise Refused("unreachable", f"no site {site!r}")
+        return self.children[site].answer(blob)
+
+    def returned(self, site: str) -> bool:
+        """Say no: a process that ended is started again by the next call."""
+        return False
+
+    def stopped(self) -> bool:
+        """Say no."""
+        return False
+
+    def close(self) -> None:
+        """End all processes."""
+        for child in self.children.values():
+            child.close()
 
 
 if __name__ == "__main__":

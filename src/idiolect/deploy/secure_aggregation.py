@@ -24,14 +24,46 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from idiolect.deploy import shamir
-from idiolect.deploy.identity import NODE, Authority, Identity, Signed
-from idiolect.deploy.refusals import Refused
+from idiolect.deploy.protocol import Refused
+from idiolect.deploy.signing import NODE, Authority, Identity, Signed
 from idiolect.errors import DeployError
+
+PRIME = 2**256 + 297
+SECRET, SHARE = 32, 33  # bytes
+
+
+def split_secret(secret: bytes, threshold: int, count: int) -> list[bytes]:
+    """Return `count` shares: values at 1, 2, ... of a random polynomial that is the secret at 0."""
+    if len(secret) != SECRET or not 1 <= threshold <= count:
+        raise ValueError(f"{threshold} of {count} shares of a secret of {len(secret)} bytes")
+    polynomial = [secrets.randbelow(PRIME) for _ in range(threshold - 1)]
+    polynomial.append(int.from_bytes(secret, "big"))  # the constant term, last for Horner's rule
+    shares = []
+    for place in range(1, count + 1):
+        value = 0
+        for coefficient in polynomial:
+            value = (value * place + coefficient) % PRIME
+        shares.append(value.to_bytes(SHARE, "big"))
+    return shares
+
+
+def recover_secret(shares: Mapping[int, bytes]) -> bytes | None:
+    """Interpolate at 0, given shares by their place from 1 on; None where that is no secret."""
+    total = 0
+    for place, share in shares.items():
+        above = below = 1
+        for other in shares:
+            if other != place:
+                above = above * other % PRIME
+                below = below * (other - place) % PRIME
+        total += int.from_bytes(share, "big") * above * pow(below, -1, PRIME)
+    total %= PRIME
+    return total.to_bytes(SECRET, "big") if total < 1 << (8 * SECRET) else None
+
 
 FEWEST = 3  # of two nodes, each would know the other's report from the sum
 _TAG = 16  # bytes by which a tampered box is noticed
-BOX = 2 * shamir.SHARE + _TAG  # bytes of two shares, encrypted
+BOX = 2 * SHARE + _TAG  # bytes of two shares, encrypted
 _HEX = 64  # letters of a key
 _SIGNED = "secure aggregation"  # begins what is signed here, and nothing else that is signed
 _TRIES = 500  # sets of shares from which a secret is sought where some are wrong
@@ -116,7 +148,7 @@ class Participant:
         self.context, self.name = tuple(context), name
         self._signer = signer
         self._encryption, self._mask = secrets.token_bytes(32), secrets.token_bytes(32)
-        self._seed = secrets.token_bytes(shamir.SECRET)
+        self._seed = secrets.token_bytes(SECRET)
         self._keys: Keys | None = None
         self._members: Mapping[str, Keys] = {}
         self._own: tuple[bytes, bytes] = (b"", b"")  # this member's shares of its own secrets
@@ -141,8 +173,8 @@ class Participant:
         self._check(members)
         self._members = dict(members)
         count, roster = len(members), roster_digest(self.context, members)
-        seeds = shamir.split(self._seed, threshold(count), count)
-        keys = shamir.split(self._mask, threshold(count), count)
+        seeds = split_secret(self._seed, threshold(count), count)
+        keys = split_secret(self._mask, threshold(count), count)
         boxes = {}
         for name, seed, key in zip(sorted(members), seeds, keys, strict=True):
             if name == self.name:
@@ -170,7 +202,7 @@ class Participant:
 
     def _box_key(self, keys: Keys, roster: str, source: str, target: str) -> bytes:
         about = ["shares", roster, source, target]
-        return _derived(_agreed(self._encryption, keys.encryption), about)
+        return _derived(_shared_secret(self._encryption, keys.encryption), about)
 
     def masked(self, values: np.ndarray, boxes: Mapping[str, bytes]) -> np.ndarray:
         """Hide values under all masks; `boxes` are the shares of all who shared theirs.
@@ -278,7 +310,7 @@ def _recovered(
     """Find a secret from its shares; where some are wrong, from those that are not."""
     needed = threshold(len(members))
     for chosen in itertools.islice(itertools.combinations(sorted(shares), needed), _TRIES):
-        found = shamir.recover({place: shares[place] for place in chosen})
+        found = recover_secret({place: shares[place] for place in chosen})
         if found is None:
             continue
         own = members[owner]
@@ -300,7 +332,7 @@ def roster_digest(context: Context, members: Mapping[str, Keys]) -> str:
 
 def pair_seed(private: bytes, public: str, roster: str, one: str, other: str) -> bytes:
     """Return the seed of the mask that two members have in common."""
-    return _derived(_agreed(private, public), ["mask", roster, *sorted((one, other))])
+    return _derived(_shared_secret(private, public), ["mask", roster, *sorted((one, other))])
 
 
 def _self_seed(seed: bytes, roster: str, name: str) -> bytes:
@@ -329,7 +361,7 @@ def _public(private: bytes) -> str:
     return X25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw().hex()
 
 
-def _agreed(private: bytes, public: str) -> bytes:
+def _shared_secret(private: bytes, public: str) -> bytes:
     from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 
     try:
@@ -360,7 +392,7 @@ def _opened(key: bytes, box: bytes, name: str) -> tuple[bytes, bytes]:
         plain = _cipher(key).decrypt(bytes(12), box, None)
     except (InvalidTag, ValueError) as error:
         raise Refused("keys", f"the shares of {name} were not made for this sum") from error
-    return plain[: shamir.SHARE], plain[shamir.SHARE :]
+    return plain[:SHARE], plain[SHARE:]
 
 
 def _grown(seed: bytes, count: int) -> np.ndarray:

@@ -1,7 +1,9 @@
 """A whole experiment over nodes: the same rounds, checkpoints and results as a simulation."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import json
+import uuid
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -9,36 +11,89 @@ from typing import Any, ClassVar
 from idiolect.aggregation import RULES
 from idiolect.core.checkpoint import write_whole
 from idiolect.core.method import Method
-from idiolect.data import Dataset
+from idiolect.data import SOURCES, Dataset
 from idiolect.data.federation import TestData
-from idiolect.deploy import fingerprints, fixed_point
-from idiolect.deploy.handshake import Roster, scalings
-from idiolect.deploy.hub import Hub, refuse_pooled
-from idiolect.deploy.messenger import Ledger, Policy, Post
-from idiolect.deploy.ownership import NOBODY
-from idiolect.deploy.server_data import HOST, Host
-from idiolect.deploy.transport import Transport
+from idiolect.deploy import handshake, secure_sum
+from idiolect.deploy.data_summary import NodeEntry, read_scalings
+from idiolect.deploy.handshake import NodeRegistry
+from idiolect.deploy.limits import UNLIMITED
+from idiolect.deploy.messenger import FaultLog, Messenger, Transport, WaitPolicy
+from idiolect.deploy.node_process import Processes
+from idiolect.deploy.node_records import NOBODY
+from idiolect.deploy.server import FederationServer, refuse_pooled
+from idiolect.deploy.site import Site
 from idiolect.engine.architecture import Architecture, labels
 from idiolect.engine.backend import Backend
-from idiolect.engine.callbacks import Watch
+from idiolect.engine.callbacks import Silent, Tick, Watch
 from idiolect.engine.outcome import Members
-from idiolect.errors import ConfigError
+from idiolect.errors import ConfigError, DataError
 from idiolect.experiment import run_state
-from idiolect.experiment.build import cohort_size
+from idiolect.experiment.build import build_federations, cohort_size, load_public
 from idiolect.experiment.components import assign_networks
 from idiolect.experiment.components import build_method as made_method
 from idiolect.experiment.job import Evaluate, plan_of
-from idiolect.experiment.portable import import_experiment
+from idiolect.experiment.portable import NOWHERE, export_experiment, import_experiment, source_of
 from idiolect.experiment.run import EXPERIMENT
 from idiolect.experiment.run import run_jobs as run_courses
 from idiolect.experiment.schema import Deployment, Experiment
-from idiolect.experiment.untrusted import Permissions
+from idiolect.experiment.untrusted import Permissions, trust_named_code
 from idiolect.results import data_record
 from idiolect.results.document import Document
 
 
+@dataclass(frozen=True)
+class ServerSettings:
+    """The settings of whoever runs the server."""
+
+    public: str | None = None  # stands for the experiment's public examples
+    data_dir: Path | None = None
+    packages: tuple[str, ...] = ()  # installed ones that an experiment may take networks from
+    closed: tuple[str, ...] = ()  # folders that nothing is imported from: the kit
+    folders: tuple[str, ...] = ()  # where packages may lie besides; for tries on one's own machine
+
+    @property
+    def reach(self) -> Permissions:
+        """What an experiment may have imported here."""
+        return Permissions(packages=self.packages, closed=self.closed, folders=self.folders)
+
+    def to_json(self) -> str:
+        """Write the settings for another process of the same machine."""
+        folder = None if self.data_dir is None else str(self.data_dir)
+        plain = {"public": self.public, "data_dir": folder, "packages": self.packages}
+        return json.dumps(plain)
+
+    @classmethod
+    def read(cls, path: Path) -> "ServerSettings":
+        """Read what `to_json` wrote; a server that was told nothing has nothing."""
+        closed = (str(path.resolve().parents[1]),)  # the kit, with every job's folder
+        if not path.is_file():
+            return cls(closed=closed)
+        plain = json.loads(path.read_text())
+        folder = plain["data_dir"]
+        packages = tuple(plain.get("packages", ()))
+        return cls(plain["public"], None if folder is None else Path(folder), packages, closed)
+
+    def public_examples(self, text: str, entry: NodeEntry) -> Dataset | None:
+        """Load the examples that the server trains on, in the form of the nodes' own."""
+        source = source_of(text) if entry.source else NOWHERE
+        try:
+            own: dict[str, Any] = {"public": self.public, "side": "server", "reach": self.reach}
+            data = import_experiment(text, source=source, **own).data
+            fetched = () if self.public is None else (self.public,)
+            blank = entry.form.blank(1)
+            return load_public(data, blank, bool(entry.source), self.data_dir, fetched)
+        except DataError as error:
+            raise DataError(
+                f"the server lacks the public examples that it would train on ({error}); start it "
+                "with `idiolect server KIT --public PATH` or --data-dir"
+            ) from error
+
+
+NO_SETTINGS = ServerSettings()
+
+
 @dataclass(frozen=True, eq=False)
-class RemoteCourse:
+class RemoteJob:
     """One method on all seeds, trained by nodes; a `runner.course.Course`."""
 
     label: str
@@ -52,8 +107,8 @@ class RemoteCourse:
     preset: str
     described: Mapping[str, Any]
     run: str
-    post: Post
-    roster: Roster
+    post: Messenger
+    roster: NodeRegistry
     architectures: Mapping[str, Architecture]
     checkpoint_every: int = 1  # whatever happens, no more than one round is done again
     backend: Backend = field(default_factory=lambda: Backend("sequential", "cpu"))
@@ -69,7 +124,7 @@ class RemoteCourse:
         """How often the nodes' data are trained on."""
         return len(self.seeds)
 
-    def settled(self) -> "RemoteCourse":
+    def settled(self) -> "RemoteJob":
         """Fit the method to who takes part and how often, before anything is trained."""
         method, rounds = self.method.settled(plan_of(self, self.rounds))
         return dataclasses.replace(self, method=method, rounds=rounds)
@@ -144,9 +199,9 @@ class RemoteCourse:
         """Say no: personal state is kept by label, so every method does its own rounds."""
         return False
 
-    def simulation(self) -> Hub:
+    def simulation(self) -> FederationServer:
         """Make the hub."""
-        return Hub(
+        return FederationServer(
             self.label,
             self.method,
             self.seeds,
@@ -162,24 +217,26 @@ class RemoteCourse:
         )
 
 
-def post(transport: Transport, text: str, folder: Path, host: Host = HOST) -> Post:
+def make_messenger(
+    transport: Transport, text: str, folder: Path, host: ServerSettings = NO_SETTINGS
+) -> Messenger:
     """Make the hub's post, with the experiment's patience and the run's memory of failures."""
     deploy = import_experiment(text, reach=host.reach).deploy
-    policy = Policy(
+    policy = WaitPolicy(
         deploy.timeout, deploy.join, deploy.minimum, deploy.patience, deploy.limit_mb << 20
     )
-    return Post(transport, policy, Ledger(folder / "faults.json"))
+    return Messenger(transport, policy, FaultLog(folder / "faults.json"))
 
 
 def serve(
-    post: Post,
+    post: Messenger,
     text: str,
     run: str,
     folder: Path,
     *,
     only: Sequence[str] = (),
     watch: Watch | None = None,
-    host: Host = HOST,
+    host: ServerSettings = NO_SETTINGS,
     submitter: str = NOBODY,
 ) -> Document:
     """Run an experiment over the hub's post, going on from what the folder holds of the same run.
@@ -191,9 +248,11 @@ def serve(
     folder.mkdir(0o700, parents=True, exist_ok=True)
     folder.chmod(0o700)  # reports and models of many sites: for the server's own account alone
     methods = served_methods(experiment, only)
-    digests = {label: fingerprints.of_method(method) for label, method in methods.items()}
+    digests = {label: handshake.method_fingerprint(method) for label, method in methods.items()}
     seeds = len(experiment.seeds)
-    roster = Roster(post, run, text, digests, seeds, folder / "roster.json", submitter=submitter)
+    roster = NodeRegistry(
+        post, run, text, digests, seeds, folder / "roster.json", submitter=submitter
+    )
     rules = {table.aggregate.name for table in experiment.methods if table.aggregate}
     roster.gather(experiment.data.normalise, bool(rules & (set(RULES) - {"mean"})))
     blank = _described(roster, folder, seeds)
@@ -228,7 +287,7 @@ def served_methods(experiment: Experiment, only: Sequence[str] = ()) -> dict[str
                 f'{label}: its server hears all who train; leave out bystanders = "train"'
             )
         if experiment.deploy.secure:
-            fixed_point.refuse_unfit(label, method)
+            secure_sum.refuse_unfit(label, method)
     return methods
 
 
@@ -236,17 +295,17 @@ def _courses(
     experiment: Experiment,
     methods: Mapping[str, Method],
     run: str,
-    post: Post,
-    roster: Roster,
+    post: Messenger,
+    roster: NodeRegistry,
     public: Sequence[Dataset] | None,
     reach: Permissions,
-) -> list[RemoteCourse]:
+) -> list[RemoteJob]:
     form = roster.first.form
     shape, words = tuple(form.shape), tuple(form.words)
     classes = len(form.classes)
     bound = assign_networks(experiment, shape, classes, roster.clients, words, roster.names, reach)
     return [
-        RemoteCourse(
+        RemoteJob(
             label=table.label or table.name,
             name=table.name,
             method=methods[table.label or table.name],
@@ -270,7 +329,7 @@ def _courses(
     ]
 
 
-def _about(experiment: Experiment, roster: Roster) -> dict[str, Any]:
+def _about(experiment: Experiment, roster: NodeRegistry) -> dict[str, Any]:
     entry = roster.first
     return {
         "name": experiment.name,
@@ -284,9 +343,9 @@ def _about(experiment: Experiment, roster: Roster) -> dict[str, Any]:
     }
 
 
-def _described(roster: Roster, folder: Path, seeds: int) -> list[Dataset]:
+def _described(roster: NodeRegistry, folder: Path, seeds: int) -> list[Dataset]:
     """Describe how examples are decoded under each seed, as a dataset of one blank example."""
-    known = scalings(folder / "scaling.json", seeds)
+    known = read_scalings(folder / "scaling.json", seeds)
     return [roster.first.form.blank(1, shift, scale) for shift, scale in known]
 
 
@@ -295,3 +354,66 @@ def _scaled(public: Dataset, private: Dataset) -> Dataset:
     if not public.unfitted:
         return public
     return dataclasses.replace(public, shift=private.shift, scale=private.scale, unfitted="")
+
+
+_MOST = 32  # processes, each with a torch of its own
+_FILE = "federation.json"
+
+
+class _PrintProgress(Silent):
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+
+    def tick(self, tick: Tick) -> None:
+        self._say(f"{tick.label}: round {tick.round} of {tick.rounds}")
+
+    def note(self, text: str) -> None:
+        self._say(f"note: {text}")
+
+
+def run_local(
+    experiment: Experiment, folder: Path, only: Sequence[str], say: Callable[[str], None]
+) -> Path:
+    """Run an experiment with a process for every client of its partition."""
+    clients = build_federations(experiment)[0].clients
+    if clients > _MOST:
+        raise ConfigError(
+            f"--on local would start {clients} processes, one a client; {_MOST} at most: use the "
+            "simulator, or fewer clients"
+        )
+    path = folder / _FILE
+    run = json.loads(path.read_text())["run"] if path.exists() else uuid.uuid4().hex[:12]
+    write_whole(path, json.dumps({"run": run, "federation": "local"}).encode())
+    source = experiment.data.source
+    # Own files and own modules are the user's, who sits at this very machine.
+    given = experiment.data.public
+    public = None if given is None or given.source in SOURCES else given.source
+    own = trust_named_code(experiment.model_dump())
+    told: dict[str, Any] = {"packages": own.packages, "folders": own.folders, "public": public}
+    deploy = experiment.deploy.model_copy(update={"packages": own.packages})
+    experiment = experiment.model_copy(update={"deploy": deploy})
+    sites = [
+        # One machine's own data: no site whose limits would protect it from another.
+        Site(
+            f"node-{n}",
+            "local",
+            folder / "nodes" / f"node-{n}",
+            source,
+            client=n,
+            policy=UNLIMITED,
+            **told,
+        )
+        for n in range(clients)
+    ]
+    transport = Processes(sites)
+    say(f"{clients} nodes start, a process each; their state is in {folder / 'nodes'}")
+    try:
+        text = export_experiment(experiment)
+        calls, watch = (
+            make_messenger(transport, text, folder, ServerSettings(**told)),
+            _PrintProgress(say),
+        )
+        serve(calls, text, run, folder, only=only, watch=watch, host=ServerSettings(**told))
+    finally:
+        transport.close()
+    return folder

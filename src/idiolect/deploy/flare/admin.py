@@ -9,7 +9,8 @@ import logging
 import shutil
 import tempfile
 import time
-from collections.abc import Callable
+import uuid
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
@@ -17,13 +18,64 @@ from pathlib import Path
 from typing import Any
 
 from idiolect.core.checkpoint import write_whole
-from idiolect.deploy.flare import require
-from idiolect.deploy.flare.kits import OUTCOME, RESULT, RETURNED, Kit
-from idiolect.deploy.flare.tasks import RUN_FILE, Task
-from idiolect.errors import DeployError, IdiolectError
+from idiolect.deploy.flare import job_layout, require
+from idiolect.deploy.flare.job_layout import Task
+from idiolect.deploy.flare.kits import OUTCOME, RESULT, RETURNED, MemberKit
+from idiolect.deploy.messenger import WaitPolicy
+from idiolect.deploy.newcomer_nodes import WantedModel
+from idiolect.errors import ConfigError, DeployError, IdiolectError
+from idiolect.experiment.portable import export_experiment
+from idiolect.experiment.schema import Experiment
+
+RUN_FILE = "federation.json"  # in a run's folder: which run of which federation it is
+_JOIN = 120.0  # seconds that newcomers have to connect
+
+
+def run_task(kit: MemberKit, experiment: Experiment, folder: Path, only: Sequence[str]) -> Task:
+    """Ask for an experiment; what a folder holds is gone on with."""
+    deploy = experiment.deploy
+    policy = WaitPolicy(deploy.timeout, deploy.join, deploy.minimum)
+    run = known_run(kit, folder) or uuid.uuid4().hex[:12]
+    least = policy.needed(len(kit.sites))
+    return Task(run, kit.sites, least, deploy.join, export_experiment(experiment), tuple(only))
+
+
+def newcomers_task(
+    kit: MemberKit,
+    folder: Path,
+    sites: Sequence[str],
+    method: str | None,
+    seed: int | None,
+    network: str | None,
+) -> Task:
+    """Ask for models of newcomers, from a run of which the folder holds the results."""
+    run = known_run(kit, folder)
+    if not run:
+        raise ConfigError(
+            f"{folder} holds no run of a federation (no {RUN_FILE}); give the --out folder of "
+            "`idiolect run EXPERIMENT.toml --on KIT`"
+        )
+    if not sites or len(set(sites)) < len(sites):
+        raise ConfigError("--site: name every newcomer once, such as --site lab")
+    wanted = WantedModel(run, method, seed, network)
+    return Task(uuid.uuid4().hex[:12], tuple(sites), len(sites), _JOIN, wanted=wanted)
+
+
+def known_run(kit: MemberKit, folder: Path) -> str:
+    """Return the run that a folder holds, of this federation; empty where it holds none."""
+    path = folder / RUN_FILE
+    if not path.exists():
+        return ""
+    known = json.loads(path.read_text())
+    if known.get("federation") != kit.federation:
+        raise DeployError(
+            f"{folder} holds a run of federation {known.get('federation')!r}, and the kit is of "
+            f"{kit.federation!r}; choose another folder, or the other kit"
+        )
+    return str(known["run"])
+
 
 Say = Callable[[str], None]
-
 _ATTEMPTS = 5  # new starts without a round done between them before the run is given up
 _SILENCE = 600.0  # seconds without a server before the run is given up
 _POLL = 1.0
@@ -32,10 +84,10 @@ _LONG = 30.0  # seconds without a round after which it is said who has not answe
 _FRESH = 25.0  # seconds; nodes are heard of every ten
 
 
-class Session:
+class AdminSession:
     """A connection to the server that is made again when it breaks."""
 
-    def __init__(self, kit: Kit) -> None:
+    def __init__(self, kit: MemberKit) -> None:
         require()
         # The engine tells of every lost connection; what matters of it is told in our words.
         logging.lastResort = None
@@ -75,7 +127,7 @@ class Unreachable(DeployError):
     """The server does not answer now; it may later."""
 
 
-def _translated(error: Exception, kit: Kit) -> DeployError:
+def _translated(error: Exception, kit: MemberKit) -> DeployError:
     from nvflare.fuel.flare_api.api_spec import (
         AuthenticationError,
         AuthorizationError,
@@ -109,7 +161,7 @@ class State:
     jobs: list[dict[str, Any]] = field(default_factory=list)
 
 
-def look(session: Session) -> State:
+def look(session: AdminSession) -> State:
     """Ask who is connected and what is running."""
     info = session.ask(lambda s: s.get_system_info())
     jobs = session.ask(lambda s: s.list_jobs())
@@ -120,7 +172,7 @@ def look(session: Session) -> State:
     return State(info.server_info.start_time, fresh, own)
 
 
-def progress(session: Session, job: str) -> dict[str, Any]:
+def progress(session: AdminSession, job: str) -> dict[str, Any]:
     """Ask a running job how far it is; empty where it cannot say yet."""
     try:
         told = session.ask(lambda s: s.show_stats(job, "server"))
@@ -140,9 +192,9 @@ def active(state: State) -> list[dict[str, Any]]:
     ]
 
 
-def described(kit: Kit) -> dict[str, Any]:
+def described(kit: MemberKit) -> dict[str, Any]:
     """Describe a federation: who is connected, what runs and how far it is."""
-    session = Session(kit)
+    session = AdminSession(kit)
     try:
         state = look(session)
         runs = []
@@ -168,9 +220,9 @@ def described(kit: Kit) -> dict[str, Any]:
         session.close()
 
 
-def stop(kit: Kit, say: Say) -> int:
+def stop(kit: MemberKit, say: Say) -> int:
     """Abort what is running; return how many runs that were."""
-    session = Session(kit)
+    session = AdminSession(kit)
     try:
         running = active(look(session))
         for job in running:
@@ -185,15 +237,15 @@ def _abort(job: str, session: Any) -> None:
     session.abort_job(job)
 
 
-class Run:
+class FederationRun:
     """A run on a federation, through as many jobs as it takes."""
 
-    def __init__(self, kit: Kit, task: Task, folder: Path, say: Say) -> None:
+    def __init__(self, kit: MemberKit, task: Task, folder: Path, say: Say) -> None:
         self._kit = kit
         self._task = task
         self._folder = folder
         self._say = say
-        self._session = Session(kit)
+        self._session = AdminSession(kit)
         self._seen = ("", -1)  # label and round of the last progress
         self._since = time.monotonic()
         self._waited: list[str] = []  # of whom it was said that they are waited for
@@ -285,10 +337,8 @@ class Run:
         return str(meta.get("submitter_name", "")) if isinstance(meta, dict) else ""
 
     def _submitted(self) -> str:
-        from idiolect.deploy.flare import flare_job as jobs
-
         with tempfile.TemporaryDirectory() as scratch:
-            folder = jobs.write(Path(scratch) / "job", self._task)
+            folder = job_layout.write(Path(scratch) / "job", self._task)
             number = self._session.ask(lambda s: s.submit_job(str(folder)))
         self._say(f"submitted as job {number}; waiting for the nodes to start")
         return str(number)

@@ -6,6 +6,7 @@ that keeps its defaults runs nothing else.
 
 import base64
 import dataclasses
+import gc
 import json
 import logging
 import shutil
@@ -24,27 +25,35 @@ from nvflare.collab.api.exceptions import CollabCallError, RunAborted
 from nvflare.widgets.info_collector import GroupInfoCollector, InfoCollector
 
 from idiolect.core.checkpoint import write_whole
-from idiolect.deploy import ownership, wire
-from idiolect.deploy.channel import NodeChannel, ServerChannel
-from idiolect.deploy.flare import layout
+from idiolect.deploy import node_records, protocol
 from idiolect.deploy.flare.kits import HOME, HOST_FILE, NODE_FILE, OUTCOME, RESULT, RETURNED
-from idiolect.deploy.flare.tasks import Task
-from idiolect.deploy.flare.tidy import Tidy
-from idiolect.deploy.hub import Again
-from idiolect.deploy.identity import Authority, Identity
-from idiolect.deploy.messenger import Post
-from idiolect.deploy.node_process import Child
-from idiolect.deploy.refusals import Refused
-from idiolect.deploy.serve_experiment import post, serve
-from idiolect.deploy.server_data import Host
+from idiolect.deploy.messenger import Messenger, Transport
+from idiolect.deploy.newcomer_nodes import WantedModel, adapt_nodes, find_model
+from idiolect.deploy.node_process import NodeProcess
+from idiolect.deploy.protocol import Refused
+from idiolect.deploy.serve_experiment import ServerSettings, make_messenger, serve
+from idiolect.deploy.server import RestartNeeded
+from idiolect.deploy.signing import Authority, Identity, NodeChannel, ServerChannel
 from idiolect.deploy.site import Site
-from idiolect.deploy.transport import Transport
-from idiolect.deploy.welcoming import Wanted, offer, welcome
 from idiolect.engine.callbacks import Silent, Tick
 from idiolect.errors import ConfigError, DeployError, IdiolectError
 
-log = logging.getLogger("idiolect.flare")
 
+class Tidy:
+    """Collects what the engine dropped; cheap, as all that was there at the start is left out."""
+
+    def __init__(self) -> None:
+        self._begun = False
+
+    def __call__(self) -> None:
+        """Tidy up, once a message or a round."""
+        gc.collect()
+        if not self._begun:
+            self._begun = True
+            gc.freeze()
+
+
+log = logging.getLogger("idiolect.flare")
 _SERVER = "server"  # what the engine calls the server's end of a job
 _PATIENCE = 10.0  # timeouts of the hub until a call is given up
 
@@ -53,7 +62,7 @@ class NodeSide:
     """A node's end: hands messages to the training process, and answers back."""
 
     def __init__(self) -> None:
-        self._child: Child | None = None
+        self._child: NodeProcess | None = None
         self._channel: NodeChannel | None = None
         self._lock = threading.Lock()
         self._tidy = Tidy()
@@ -74,10 +83,10 @@ class NodeSide:
             )
         except Refused as error:
             log.error("refused with %r: %s", error.reason, error)
-            return wire.refusal(error.reason)
+            return protocol.refusal(error.reason)
         except Exception:
             log.exception("a message could not be answered")
-            return wire.refusal("failed")
+            return protocol.refusal("failed")
 
     def _signed(self, workspace: Any) -> NodeChannel:
         """Return the channel of this process; there is no way to be without a kit's identity."""
@@ -87,7 +96,7 @@ class NodeSide:
                 self._channel = NodeChannel(Identity.from_kit(root), Authority.from_kit(root))
             return self._channel
 
-    def _asked(self, workspace: Any) -> Child:
+    def _asked(self, workspace: Any) -> NodeProcess:
         with self._lock:
             self._tidy()
             if self._child is None:
@@ -97,7 +106,7 @@ class NodeSide:
                     raise Refused("data", f"{path} is missing; start with `idiolect node`")
                 # Whatever the file says: over this engine a node has the identity of its kit.
                 site = dataclasses.replace(Site.from_json(path.read_text()), kit=root.resolve())
-                self._child = Child(site)
+                self._child = NodeProcess(site)
             return self._child
 
     @collab.final  # type: ignore[untyped-decorator]
@@ -163,7 +172,7 @@ class _Progress(Silent):
 
     def __init__(self, run: str) -> None:
         self.told: dict[str, Any] = {"run": run, "state": "starting"}
-        self.post: Post | None = None
+        self.post: Messenger | None = None
         self._tidy = Tidy()
 
     def tell(self, **told: Any) -> None:
@@ -189,7 +198,7 @@ class _Progress(Silent):
         self.tell(state="scored", label=label)
 
 
-class HubSide(FLComponent):  # type: ignore[misc]
+class ServerSide(FLComponent):  # type: ignore[misc]
     """The hub's end: runs the experiment from its last checkpoint, and tells how far it is."""
 
     def __init__(
@@ -209,7 +218,7 @@ class HubSide(FLComponent):  # type: ignore[misc]
         self._text = base64.b64decode(experiment).decode()
         self._sites = sites
         self._only = only
-        self._wanted = None if wanted is None else Wanted(*wanted)
+        self._wanted = None if wanted is None else WantedModel(*wanted)
         self._progress = _Progress(run)
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
@@ -252,15 +261,15 @@ class HubSide(FLComponent):  # type: ignore[misc]
         try:
             folder = _run_folder(home, self._run)
             if self._wanted is not None:
-                ownership.check(home, self._wanted.run, submitter)
-            ownership.claim(home, self._run, submitter, folder)
+                node_records.check_owner(home, self._wanted.run, submitter)
+            node_records.claim_run(home, self._run, submitter, folder)
             folder.mkdir(parents=True, exist_ok=True)
             if self._wanted is None:
                 self._serve(transport, home, folder, submitter)
             else:
                 self._welcome(transport, home, folder, submitter, self._wanted)
             shutil.copytree(folder, job / RESULT)
-        except Again as error:
+        except RestartNeeded as error:
             return {"state": "again", "text": str(error)}
         except DeployError as error:
             return {"state": "short", "text": str(error)}
@@ -273,8 +282,8 @@ class HubSide(FLComponent):  # type: ignore[misc]
 
     def _serve(self, transport: Transport, home: Path, folder: Path, submitter: str) -> None:
         """Run the experiment."""
-        host = Host.read(home / HOST_FILE)
-        calls = self._progress.post = post(transport, self._text, folder, host)
+        host = ServerSettings.read(home / HOST_FILE)
+        calls = self._progress.post = make_messenger(transport, self._text, folder, host)
         serve(
             calls,
             self._text,
@@ -287,14 +296,14 @@ class HubSide(FLComponent):  # type: ignore[misc]
         )
 
     def _welcome(
-        self, transport: Transport, home: Path, folder: Path, submitter: str, wanted: Wanted
+        self, transport: Transport, home: Path, folder: Path, submitter: str, wanted: WantedModel
     ) -> None:
         """Give newcomers their models of a run that is over."""
-        host = Host.read(home / HOST_FILE)
-        found = offer(_run_folder(home, wanted.run), wanted, host)
-        calls = self._progress.post = post(transport, found.text, folder, host)
+        host = ServerSettings.read(home / HOST_FILE)
+        found = find_model(_run_folder(home, wanted.run), wanted, host)
+        calls = self._progress.post = make_messenger(transport, found.text, folder, host)
         self._progress.tell(state="adapting", label=found.kept.label)
-        welcome(calls, found, self._run, folder, submitter, host)
+        adapt_nodes(calls, found, self._run, folder, submitter, host)
 
 
 def submitter_of(meta: Path) -> str:
@@ -310,25 +319,4 @@ def submitter_of(meta: Path) -> str:
 
 def _run_folder(home: Path, run: str) -> Path:
     """Say where the server keeps a run; a name that leads elsewhere is refused."""
-    return home / "runs" / ownership.run_name(run)
-
-
-def write(folder: Path, task: Task) -> Path:
-    """Write a job's folder: two configurations and no code."""
-    hub: layout.Hub = {
-        "run": task.run,
-        "experiment": base64.b64encode(task.experiment.encode()).decode(),
-        "sites": list(task.sites),
-        "only": list(task.only),
-        "wanted": None if task.wanted is None else list(task.wanted),
-    }
-    files = {
-        layout.META: layout.meta(task.run, task.least, list(task.sites)),
-        f"{layout.APP}/{layout.SERVER}": layout.server(hub),
-        f"{layout.APP}/{layout.CLIENT}": layout.client(),
-    }
-    for name, content in files.items():
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(content, indent=1))
-    return folder
+    return home / "runs" / node_records.run_name(run)

@@ -1,27 +1,134 @@
 """Kits: one folder for each member, signed, with everything foreign switched off."""
 
 import json
+import logging
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from idiolect.core.checkpoint import write_whole
-from idiolect.deploy import site_policy
+from idiolect.deploy import limits
 from idiolect.deploy.flare import require
-from idiolect.deploy.flare.authority import (
-    Member,
-    keep_members,
-    keep_root,
-    provision,
-    read_members,
-    read_root,
-)
-from idiolect.errors import ConfigError
+from idiolect.errors import ConfigError, DeployError
 from idiolect.experiment.federation_file import Project
 from idiolect.experiment.load import dump_toml
+
+_STATE = "cert.json"  # what FLARE remembers of certificates
+_ROOT_FILE = "root.json"  # what we keep of that: the authority's, and no member's
+_MEMBERS = "members.txt"  # beside it: who has a kit
+_ROOT = ("root_cert", "root_pri_key")
+_KINDS = {"server": "server", "node": "client", "admin": "admin"}
+
+
+class KitOwner(NamedTuple):
+    """Someone with a kit."""
+
+    role: str  # server, node or admin
+    name: str
+    org: str
+    rights: str = ""  # of an admin
+
+    @property
+    def folder(self) -> str:
+        """What its kit is called."""
+        return "server" if self.role == "server" else self.name
+
+
+Root = Mapping[str, str]
+"""The authority's certificate and private key, as PEM."""
+
+
+def keep_root(workspace: Path, folder: Path) -> None:
+    """Keep the authority of a provisioning, readable by its owner only; members' keys are not."""
+    known = json.loads((workspace / "state" / _STATE).read_text())
+    folder.mkdir(mode=0o700)
+    path = folder / _ROOT_FILE
+    write_whole(path, json.dumps({key: known[key] for key in _ROOT}).encode())
+    path.chmod(0o600)
+
+
+def keep_members(folder: Path, names: Sequence[str]) -> None:
+    """Note who has a kit: it may have been handed out and be gone from here."""
+    write_whole(folder / _MEMBERS, ("\n".join(names) + "\n").encode())
+
+
+def read_members(folder: Path) -> list[str]:
+    """Return who has a kit."""
+    return (folder / _MEMBERS).read_text().split()
+
+
+def read_root(folder: Path) -> Root:
+    """Read what `keep_root` kept."""
+    path = folder / _ROOT_FILE
+    try:
+        known = json.loads(path.read_text())
+        return {key: str(known[key]) for key in _ROOT}
+    except FileNotFoundError:
+        raise ConfigError(
+            f"{path} is missing, and nothing else can sign for this federation; give the folder of "
+            "`idiolect federation init`, or make new kits for all"
+        ) from None
+    except (OSError, ValueError, KeyError) as error:
+        raise ConfigError(f"{path} cannot be read ({type(error).__name__})") from error
+
+
+def provision(
+    project: Project, members: Sequence[KitOwner], scratch: Path, root: Root | None = None
+) -> Path:
+    """Let FLARE make certificates and start-up files; without an authority, a new one too."""
+    from nvflare.lighter.prov_utils import prepare_builders
+    from nvflare.lighter.provision import prepare_project
+    from nvflare.lighter.provisioner import Provisioner
+
+    people = []
+    for one in members:
+        person: dict[str, Any] = {"name": one.name, "type": _KINDS[one.role], "org": one.org}
+        if one.role == "server":
+            person["fed_learn_port"] = project.server.port
+        if one.role == "admin":
+            person["role"] = one.rights
+        people.append(person)
+    impl = "nvflare.lighter.impl"
+    days = project.valid_days if root is None else _days(root)
+    wanted = {
+        "api_version": 3,
+        "name": project.name,
+        "description": "a federation of idiolect",
+        "participants": people,
+        "builders": [
+            {
+                "path": f"{impl}.workspace.WorkspaceBuilder",
+                "args": {"template_file": ["master_template.yml"]},
+            },
+            {"path": f"{impl}.static_file.StaticFileBuilder", "args": {"config_folder": "config"}},
+            {"path": f"{impl}.cert.CertBuilder", "args": {"root_valid_days": days}},
+            {"path": f"{impl}.signature.SignatureBuilder"},
+        ],
+    }
+    if root is not None:
+        state = scratch / project.name / "state"
+        state.mkdir(parents=True)
+        (state / _STATE).write_text(json.dumps(dict(root)))
+    quiet = logging.getLogger("idiolect.provision")
+    context = Provisioner(str(scratch), prepare_builders(wanted)).provision(
+        prepare_project(wanted), logger=quiet
+    )
+    if context.get("build_error"):
+        raise DeployError("FLARE could not make the kits; the lines above say why")
+    return Path(context.get_result_location())
+
+
+def _days(root: Root) -> int:
+    """Return for how long the authority was made: FLARE insists on the same figure."""
+    from cryptography import x509
+
+    own = x509.load_pem_x509_certificate(root["root_cert"].encode())
+    return (own.not_valid_after_utc - own.not_valid_before_utc) // timedelta(days=1)
+
 
 FILE = "idiolect.toml"  # what a kit says about itself
 AUTHORITY = "authority"  # beside the kits: the key that signs them
@@ -31,13 +138,12 @@ NODE_FILE = "node.json"  # in it: the operator's settings, written by `idiolect 
 HOST_FILE = "server.json"  # the same of `idiolect server`
 OUTCOME = "outcome.json"  # in a job's folder: how it ended, for whoever submitted it
 RESULT = "result"  # in a job's folder: the run's
-GUARD = "idiolect.deploy.flare.guard.JobGuard"  # asked by FLARE before a job is started
+GUARD = "idiolect.deploy.flare.job_guard.JobGuard"  # asked by FLARE before a job is started
 RETURNED = "idiolect.returned"  # what an admin's command tells the hub: who could take part again
 
 # A prefix must end in a dot; without the log entry FLARE's own log component fails every job.
 ALLOWED = ("idiolect.deploy.flare.", "nvflare.collab.runtime.", "nvflare.app_common.logging.")
-
-_POLICIES = {"node": site_policy.SITE_TEXT, "server": site_policy.SERVER_TEXT}
+_POLICIES = {"node": limits.SITE_TEXT, "server": limits.SERVER_TEXT}
 
 _RIGHTS = {
     "project_admin": {
@@ -78,7 +184,7 @@ _RIGHTS = {
 
 
 @dataclass(frozen=True)
-class Kit:
+class MemberKit:
     """A member's folder and what it says about itself."""
 
     folder: Path
@@ -161,18 +267,18 @@ def renew(project: Project, out: Path, names: Sequence[str]) -> list[Path]:
     return [out / RENEWED / name for name in names]
 
 
-def _placed(project: Project, one: Member, built: Path, target: Path) -> Path:
+def _placed(project: Project, one: KitOwner, built: Path, target: Path) -> Path:
     """Put a member's kit where it belongs, with our defaults and a word about itself."""
     shutil.copytree(built / one.name, target)
     _harden(target, one.role)
     write_whole(target / FILE, dump_toml(_about(project, one)).encode())
     if one.role in _POLICIES:
-        write_whole(target / site_policy.FILE, _POLICIES[one.role].encode())
+        write_whole(target / limits.POLICY_FILE, _POLICIES[one.role].encode())
     _close(target / "startup")
     return target
 
 
-def _about(project: Project, one: Member) -> dict[str, Any]:
+def _about(project: Project, one: KitOwner) -> dict[str, Any]:
     return {
         "federation": project.name,
         "role": one.role,
@@ -202,14 +308,14 @@ def _refuse_changed(project: Project, out: Path) -> None:
             )
 
 
-def read(folder: str | Path, *roles: str) -> Kit:
+def read(folder: str | Path, *roles: str) -> MemberKit:
     """Read a kit, of one of the given roles."""
     import tomllib
 
     path = Path(folder).expanduser()
     try:
         raw: dict[str, Any] = tomllib.loads((path / FILE).read_text())
-        kit = Kit(path.resolve(), **{**raw, "sites": tuple(raw["sites"])})
+        kit = MemberKit(path.resolve(), **{**raw, "sites": tuple(raw["sites"])})
     except FileNotFoundError:
         raise ConfigError(
             f"{path} is no kit (it has no {FILE}); make kits with `idiolect federation init "
@@ -225,7 +331,7 @@ def read(folder: str | Path, *roles: str) -> Kit:
     return kit
 
 
-def settle(kit: Kit) -> None:
+def settle(kit: MemberKit) -> None:
     """Make a kit's settings fit this version and the folder it lies in now.
 
     A server stores nothing elsewhere; jobs that are not made as ours are get refused.
@@ -244,16 +350,16 @@ def settle(kit: Kit) -> None:
     write_whole(path, json.dumps(settings, indent=1).encode())
 
 
-def _members(project: Project) -> list[Member]:
+def _members(project: Project) -> list[KitOwner]:
     server = project.server
     return [
-        Member("server", server.host, server.org),
+        KitOwner("server", server.host, server.org),
         *(
-            Member("node", site.name, site.org or site.name.replace("-", "_"))
+            KitOwner("node", site.name, site.org or site.name.replace("-", "_"))
             for site in project.sites
         ),
         *(
-            Member("admin", admin.email, admin.org or server.org, admin.role)
+            KitOwner("admin", admin.email, admin.org or server.org, admin.role)
             for admin in project.admins
         ),
     ]

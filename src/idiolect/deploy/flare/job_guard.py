@@ -7,6 +7,9 @@ in formats that can include files (HOCON) or read variables of the environment.
 
 import json
 import logging
+import os
+import runpy
+import sys
 import uuid
 from collections import OrderedDict
 from collections.abc import Callable
@@ -16,11 +19,11 @@ from zipfile import ZipFile
 
 from nvflare.apis.app_validation import AppValidator
 
-from idiolect.deploy.flare import layout
+from idiolect.deploy.flare import job_layout
+from idiolect.deploy.flare.job_layout import MODULES
 from idiolect.errors import DeployError
 
 log = logging.getLogger("idiolect.guard")
-
 _STRINGS = ("run", "experiment")
 
 
@@ -37,7 +40,7 @@ class JobGuard(AppValidator):  # type: ignore[misc]
 
 def foreign(app: Path) -> str:
     """Say what in a job's folder is not ours; empty where all is."""
-    wanted = {layout.SERVER, layout.CLIENT}
+    wanted = {job_layout.SERVER, job_layout.CLIENT}
     known = {*wanted, *_signed("", "config/")}
     found = {path.relative_to(app).as_posix(): path for path in app.rglob("*")}
     strange = sorted(set(found) - {"config", *known})
@@ -45,14 +48,14 @@ def foreign(app: Path) -> str:
         return f"a job holds {' and '.join(sorted(wanted))} only, and this one {strange[:1]}"
     for name in sorted(set(found) - {"config"}):
         path = found[name]
-        if path.is_symlink() or not path.is_file() or path.stat().st_size > layout.LARGEST:
-            return f"{name} is no file of at most {layout.LARGEST} bytes"
+        if path.is_symlink() or not path.is_file() or path.stat().st_size > job_layout.LARGEST:
+            return f"{name} is no file of at most {job_layout.LARGEST} bytes"
     try:
         server, client = (
-            json.loads((app / name).read_text()) for name in (layout.SERVER, layout.CLIENT)
+            json.loads((app / name).read_text()) for name in (job_layout.SERVER, job_layout.CLIENT)
         )
         hub = server["components"][0]["args"]
-        same = server == layout.server(hub) and client == layout.client()
+        same = server == job_layout.server(hub) and client == job_layout.client()
     except (ValueError, TypeError, KeyError, IndexError, RecursionError):
         return "its configurations are not those of idiolect"
     if not same or not _well_formed(hub):
@@ -61,12 +64,12 @@ def foreign(app: Path) -> str:
 
 
 def _signed(*folders: str) -> set[str]:
-    return {f"{folder}{name}" for folder in folders for name in layout.SIGNED}
+    return {f"{folder}{name}" for folder in folders for name in job_layout.SIGNED}
 
 
 def _well_formed(hub: Any) -> bool:
     """Check what the server's side is told; FLARE would read braces as its own variables."""
-    if not isinstance(hub, dict) or set(hub) != set(layout.Hub.__annotations__):
+    if not isinstance(hub, dict) or set(hub) != set(job_layout.ServerArguments.__annotations__):
         return False
     lists = [hub["sites"], hub["only"], hub["wanted"] or []]
     if not all(isinstance(hub[key], str) for key in _STRINGS):
@@ -128,8 +131,12 @@ def _refuse_chosen(job: Any) -> None:
 
 def refuse_strange(name: str, job: ZipFile) -> None:
     """Refuse a submitted archive with other files than a job of ours has."""
-    app = f"{name}/{layout.APP}"
-    wanted = {f"{name}/{layout.META}", f"{app}/{layout.SERVER}", f"{app}/{layout.CLIENT}"}
+    app = f"{name}/{job_layout.APP}"
+    wanted = {
+        f"{name}/{job_layout.META}",
+        f"{app}/{job_layout.SERVER}",
+        f"{app}/{job_layout.CLIENT}",
+    }
     files = [entry for entry in job.infolist() if not entry.is_dir()]
     folders = {entry.filename.rstrip("/") for entry in job.infolist() if entry.is_dir()}
     names = [entry.filename for entry in files]
@@ -138,13 +145,28 @@ def refuse_strange(name: str, job: ZipFile) -> None:
         raise ValueError("a job holds meta.json and two configurations in app/config only")
     if not folders <= {name, app, f"{app}/config"}:
         raise ValueError("a job has the folder app/config only")
-    if any(entry.file_size > layout.LARGEST for entry in files):
-        raise ValueError(f"a file of the job has more than {layout.LARGEST} bytes")
+    if any(entry.file_size > job_layout.LARGEST for entry in files):
+        raise ValueError(f"a file of the job has more than {job_layout.LARGEST} bytes")
     try:
-        meta = json.loads(job.read(f"{name}/{layout.META}"))
+        meta = json.loads(job.read(f"{name}/{job_layout.META}"))
         keys = set(meta)
     except (ValueError, TypeError, RecursionError):
         raise ValueError("meta.json cannot be read") from None
-    known = set(layout.meta("", 0, []))
+    known = set(job_layout.meta("", 0, []))
     if keys != known or meta["resource_spec"] != {}:
         raise ValueError(f"meta.json holds {', '.join(sorted(known))} and nothing else")
+
+
+def main() -> None:
+    """Be the process."""
+    module = sys.argv[1]
+    if module not in MODULES.values():
+        raise SystemExit(f"{module} is none of {', '.join(MODULES.values())}")
+    os.umask(0o077)  # what the engine stores of a run is for its owner alone
+    watch()
+    sys.argv[:] = sys.argv[1:]
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main()

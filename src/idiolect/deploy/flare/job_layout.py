@@ -3,6 +3,11 @@
 Light to import: FLARE's lasting processes compare every job that arrives with it.
 """
 
+import base64
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypedDict
 
 SERVER = "config/config_fed_server.json"
@@ -18,14 +23,25 @@ MODULES = {
 
 # What FLARE itself puts into each folder of a job: the submitter's signature and certificate.
 SIGNED = (".__nvfl_sig.json", ".__nvfl_submitter.crt")
-
 LARGEST = 16 << 20  # bytes of a file; an experiment may carry a list of words
-
 _HERE = "idiolect.deploy.flare.flare_job"
 _RUNTIME = "nvflare.collab.runtime"
 
 
-class Hub(TypedDict):
+@dataclass(frozen=True)
+class Task:
+    """What a job is to do, and of whom it is asked."""
+
+    run: str  # its own number, through however many jobs
+    sites: tuple[str, ...]
+    least: int  # sites that must be there
+    join: float  # seconds the others have
+    experiment: str = ""  # as TOML
+    only: tuple[str, ...] = ()  # labels; empty: all methods
+    wanted: Sequence[Any] | None = None  # of newcomers: what they adapt to
+
+
+class ServerArguments(TypedDict):
     """What the server's side of a job is told."""
 
     run: str
@@ -35,7 +51,7 @@ class Hub(TypedDict):
     wanted: list[Any] | None
 
 
-def server(hub: Hub) -> dict[str, Any]:
+def server(hub: ServerArguments) -> dict[str, Any]:
     """Return the server's configuration."""
     return {
         "format_version": 2,
@@ -81,3 +97,24 @@ def meta(run: str, least: int, sites: list[str]) -> dict[str, Any]:
         "min_clients": least,
         "deploy_map": {APP: ["server", *sites]},
     }
+
+
+def write(folder: Path, task: Task) -> Path:
+    """Write a job's folder: two configurations and no code."""
+    arguments: ServerArguments = {
+        "run": task.run,
+        "experiment": base64.b64encode(task.experiment.encode()).decode(),
+        "sites": list(task.sites),
+        "only": list(task.only),
+        "wanted": None if task.wanted is None else list(task.wanted),
+    }
+    files = {
+        META: meta(task.run, task.least, list(task.sites)),
+        f"{APP}/{SERVER}": server(arguments),
+        f"{APP}/{CLIENT}": client(),
+    }
+    for name, content in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(content, indent=1))
+    return folder

@@ -13,12 +13,13 @@ from typing import NamedTuple
 
 from idiolect.core.checkpoint import write_whole
 from idiolect.data.text import SPECIAL
-from idiolect.deploy import fingerprints
-from idiolect.deploy.handshake import Model, Roster, entries_of, scalings
-from idiolect.deploy.hub import Hub
-from idiolect.deploy.messenger import Post
-from idiolect.deploy.ownership import NOBODY
-from idiolect.deploy.server_data import HOST, Host
+from idiolect.deploy import handshake
+from idiolect.deploy.data_summary import read_entries, read_scalings
+from idiolect.deploy.handshake import NodeRegistry, RunSummary
+from idiolect.deploy.messenger import Messenger
+from idiolect.deploy.node_records import NOBODY
+from idiolect.deploy.serve_experiment import NO_SETTINGS, ServerSettings
+from idiolect.deploy.server import FederationServer
 from idiolect.errors import DataError
 from idiolect.experiment.adapt import (
     FinishedRun,
@@ -41,7 +42,7 @@ from idiolect.results.document import Document
 _KEPT = ("timeout", "join", "patience", "limit_mb")  # how nodes are waited for
 
 
-class Wanted(NamedTuple):
+class WantedModel(NamedTuple):
     """Which model of a run newcomers are to have."""
 
     run: str
@@ -50,19 +51,21 @@ class Wanted(NamedTuple):
     network: str | None = None  # where the run had several
 
 
-class Offer(NamedTuple):
+class AvailableModel(NamedTuple):
     """What a run has for newcomers."""
 
     text: str  # the experiment as they are told it
     experiment: Experiment  # the run's own
     table: MethodTable
     kept: FinishedRun
-    model: Model
+    model: RunSummary
     place: int  # of their network among the run's
     folder: Path
 
 
-def offer(folder: Path, wanted: Wanted, host: Host = HOST) -> Offer:
+def find_model(
+    folder: Path, wanted: WantedModel, host: ServerSettings = NO_SETTINGS
+) -> AvailableModel:
     """Find what a run of this server left for newcomers."""
     if not (folder / EXPERIMENT).is_file():
         raise DataError(f"this server holds no run {wanted.run}; was it done on another one?")
@@ -70,11 +73,11 @@ def offer(folder: Path, wanted: Wanted, host: Host = HOST) -> Offer:
     table = choose_method(experiment, wanted.method)
     label = table.label or table.name
     run = load_finished(folder, label, wanted.seed)
-    first = next(iter(entries_of(folder / "roster.json").values()))
+    first = next(iter(read_entries(folder / "roster.json").values()))
     # A digest of columns and words for each of the run's seeds.
     digest = first.features.split()[experiment.seeds.index(run.seed)]
     clients = int(document.read_document(folder)["data"]["clients"])
-    model = Model(clients, dataclasses.replace(first, features=digest))
+    model = RunSummary(clients, dataclasses.replace(first, features=digest))
     one = with_one_network(experiment, wanted.network)
     classes = None if first.form.sequential else tuple(first.form.classes)
     text = one.data.text
@@ -93,16 +96,16 @@ def offer(folder: Path, wanted: Wanted, host: Host = HOST) -> Offer:
         }
     )
     place = network_index(experiment, wanted.network)
-    return Offer(experiment_toml(told), experiment, table, run, model, place, folder)
+    return AvailableModel(experiment_toml(told), experiment, table, run, model, place, folder)
 
 
-def welcome(
-    post: Post,
-    found: Offer,
+def adapt_nodes(
+    post: Messenger,
+    found: AvailableModel,
     visit: str,
     folder: Path,
     submitter: str = NOBODY,
-    host: Host = HOST,
+    host: ServerSettings = NO_SETTINGS,
 ) -> Document:
     """Give the nodes of a post their models; write what was found, their scores, into a folder.
 
@@ -110,23 +113,23 @@ def welcome(
     """
     label, run = found.kept.label, found.kept
     experiment, method = import_experiment(found.text, reach=host.reach), build_method(found.table)
-    digests = {label: fingerprints.of_method(method)}
+    digests = {label: handshake.method_fingerprint(method)}
     folder.mkdir(parents=True, exist_ok=True)
     folder.chmod(0o700)  # for the server's own account alone
     # Newcomers are scaled as the run was under the seed they are given a model of.
     seeds = found.experiment.seeds
-    shift, scale = scalings(found.folder / "scaling.json", len(seeds))[seeds.index(run.seed)]
+    shift, scale = read_scalings(found.folder / "scaling.json", len(seeds))[seeds.index(run.seed)]
     own = {"seeds": [{"shift": shift.tolist(), "scale": scale.tolist()}]}
     write_whole(folder / "scaling.json", json.dumps(own).encode())
     path = folder / "roster.json"
-    roster = Roster(post, visit, found.text, digests, 1, path, found.model, submitter)
+    roster = NodeRegistry(post, visit, found.text, digests, 1, path, found.model, submitter)
     roster.gather(None)
     form, clients = roster.first.form, found.model.clients
     shape, words = tuple(form.shape), tuple(form.words)
     names, classes = roster.names, len(form.classes)
     bound = assign_networks(experiment, shape, classes, roster.clients, words, names, host.reach)
     refuse_per_client_state(method, bound, len(form.classes), clients)
-    hub = Hub(
+    hub = FederationServer(
         label, method, (run.seed,), visit, post, roster, bound, None, "fixed", experiment.deploy
     )
     exams = () if any(roster.sizes(2, 0)) else None  # they are the nodes' own

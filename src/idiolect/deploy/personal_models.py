@@ -1,7 +1,8 @@
-"""A node's personal model in use: predictions, scores, and files that other programs read."""
+"""A node's finished personal models, on its own disk, with all it takes to use them."""
 
 import csv
 import io
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,29 +12,147 @@ import torch
 from torch import Tensor, nn
 
 from idiolect.core import checkpoint, tree
-from idiolect.data import Dataset, read
+from idiolect.core.tree import Tree
+from idiolect.data import Dataset, Federation, read
 from idiolect.data.dataset import with_classes
 from idiolect.data.own.codes import UNLABELLED
 from idiolect.data.text import PAD, encoded_as
-from idiolect.deploy.node_models import Stored
+from idiolect.deploy.data_summary import ExampleForm
 from idiolect.engine.deployment_runtime import ClientIdentity, ClientRuntime
 from idiolect.errors import ConfigError, DataError, DeployError
 from idiolect.experiment.components import assign_networks, build_method
 from idiolect.experiment.load import parse_toml
 from idiolect.experiment.portable import import_experiment
 from idiolect.experiment.untrusted import CLOSED, refuse_code, trust_named_code
+from idiolect.results.models import folder_name
+
+LATEST = "latest.json"
+
+
+class ModelInfo(NamedTuple):
+    """Which run a model is of."""
+
+    run: str
+    label: str
+    seed: int
+    round: int
+    client: int
+    experiment: str  # as TOML
+    newcomer: bool = False  # adapted to a run that was over
+    reason: str = ""  # what the method chose for this client, and why, in words
+
+
+class StoredModel(NamedTuple):
+    """A finished model, read back."""
+
+    about: ModelInfo
+    leaves: dict[str, Tensor]  # of the deployed tree, by name
+    form: ExampleForm
+    shift: np.ndarray
+    scale: np.ndarray
+    clients: int
+
+
+def save_personal_model(
+    home: Path, about: ModelInfo, held: Federation, clients: int, deployed: Tree
+) -> Path:
+    """Write a personal model; it never leaves the node."""
+    dataset = held.dataset
+    path = _path(home, about.run, about.label, about.seed)
+    arrays = {"shift": dataset.shift, "scale": dataset.scale}
+    content = {
+        "model": deployed,
+        "scaling": {name: torch.from_numpy(np.array(values)) for name, values in arrays.items()},
+    }
+    meta = {
+        "about": about._asdict(),
+        "form": ExampleForm.of(held).plain(),
+        "clients": clients,
+    }
+    checkpoint.save(path, content, meta)
+    latest = home / "models" / LATEST
+    known = _latest(latest) if latest.exists() else {}
+    same = known.get("run") == about.run
+    labels: dict[str, list[int]] = known.get("labels", {}) if same else {}
+    seeds = sorted({*labels.get(about.label, []), about.seed})
+    told = {"run": about.run, "labels": {**labels, about.label: seeds}}
+    checkpoint.write_whole(latest, (json.dumps(told, indent=1) + "\n").encode())
+    return path
+
+
+def load_personal_model(
+    home: Path, label: str | None = None, seed: int | None = None, run: str | None = None
+) -> StoredModel:
+    """Read a node's personal model: of the latest run, its only method, its first seed."""
+    latest = home / "models" / LATEST
+    if not latest.exists():
+        raise DataError(
+            f"{home} holds no personal model; run an experiment with this node first: "
+            "`idiolect run EXPERIMENT.toml --on KIT`"
+        )
+    known = _latest(latest)
+    labels = known["labels"]
+    if run is not None and run != known["run"]:
+        labels = {}
+    elif label is None and len(labels) > 1:
+        raise ConfigError(f"this node has models of several methods; add --method {_or(labels)}")
+    label = label or next(iter(labels), None)
+    if label is None or (labels and label not in labels):
+        raise ConfigError(f"--method is {label!r}; this node has models of {_or(labels)}")
+    seed = labels[label][0] if seed is None and labels else seed or 0
+    path = _path(home, run or known["run"], label, seed)
+    if not path.is_file():
+        raise DataError(f"{path} does not exist; this node has models of {_or(labels)}")
+    named, meta = checkpoint.read(path)
+    prefix = "model."
+    return StoredModel(
+        ModelInfo(**meta["about"]),
+        {n.removeprefix(prefix): leaf for n, leaf in named.items() if n.startswith(prefix)},
+        ExampleForm(**meta["form"]),
+        named["scaling.shift"].numpy(),
+        named["scaling.scale"].numpy(),
+        meta["clients"],
+    )
+
+
+def models_home(folder: Path) -> Path:
+    """Return where a node keeps its models, given its kit or its folder of a local run."""
+    for home in (folder / "idiolect", folder):
+        if (home / "models").is_dir():
+            return home
+    raise DataError(
+        f"{folder} holds no personal model; give a node's kit (or RUN/nodes/NAME of a local run) "
+        "after a run is finished"
+    )
+
+
+def _latest(path: Path) -> dict[str, Any]:
+    try:
+        known: dict[str, Any] = json.loads(path.read_text())
+    except ValueError as error:
+        raise DataError(f"{path} is damaged; delete it and run the experiment again") from error
+    return known
+
+
+def _or(labels: dict[str, Any]) -> str:
+    return " | ".join(labels) or "none"
+
+
+def _path(home: Path, run: str, label: str, seed: int) -> Path:
+    return home / "models" / run / folder_name(label) / f"seed-{seed}.safetensors"
+
 
 _ROWS = 512  # examples that are predicted at once
 KINDS = (".safetensors", ".pt2", ".onnx")
 
 
-class Personal(nn.Module):
+class PersonalModel(nn.Module):
     """One client's model: examples as they were read in, logits out."""
 
     shift: Tensor
     scale: Tensor
 
-    def __init__(self, stored: Stored, trust: bool = False) -> None:
+    def __init__(self, stored: StoredModel, trust: bool = False) -> None:
         super().__init__()
         self._alone, form = _rehearsed(stored, trust)
         self._form = tree.map(lambda leaf: leaf, form)
@@ -53,7 +172,7 @@ class Personal(nn.Module):
         return self._alone.predict(tree.like(self._form, own), x)
 
 
-def _rehearsed(stored: Stored, trust: bool) -> tuple[ClientRuntime, Any]:
+def _rehearsed(stored: StoredModel, trust: bool) -> tuple[ClientRuntime, Any]:
     """Make the client anew, and the form of what it deploys, from blank examples."""
     about, form = stored.about, stored.form
     raw = parse_toml(about.experiment, "the stored model's experiment")
@@ -85,14 +204,14 @@ class Predictions(NamedTuple):
 
 
 def predict(
-    stored: Stored, data: str | Path, options: Mapping[str, Any], trust: bool = False
+    stored: StoredModel, data: str | Path, options: Mapping[str, Any], trust: bool = False
 ) -> Predictions:
     """Predict every row of a file; where it has labels, say how often they are met.
 
     A model of the next word predicts the one after the last of each row.
     """
     dataset, labelled = _dataset(stored, data, options)
-    model = Personal(stored, trust).eval()
+    model = PersonalModel(stored, trust).eval()
     shares, right, seen = [], 0, 0
     with torch.no_grad():
         for start in range(0, len(dataset), _ROWS):
@@ -110,7 +229,9 @@ def predict(
     return Predictions(chosen, joined, right / seen if labelled and seen else None)
 
 
-def _dataset(stored: Stored, data: str | Path, options: Mapping[str, Any]) -> tuple[Dataset, bool]:
+def _dataset(
+    stored: StoredModel, data: str | Path, options: Mapping[str, Any]
+) -> tuple[Dataset, bool]:
     """Read rows, with their labels if they have any that the model knows."""
     form = stored.form
     if form.words:
@@ -144,7 +265,7 @@ def as_csv(found: Predictions, classes: list[str], every: bool) -> str:
     return out.getvalue()
 
 
-def export(stored: Stored, path: Path, trust: bool = False) -> None:
+def export(stored: StoredModel, path: Path, trust: bool = False) -> None:
     """Write the model for others: its tensors, a `torch.export` program, or ONNX."""
     if path.suffix not in KINDS:
         raise ConfigError(f"{path} ends in {path.suffix!r}; expected one of {', '.join(KINDS)}")
@@ -155,7 +276,7 @@ def export(stored: Stored, path: Path, trust: bool = False) -> None:
         meta = {"about": about, "form": stored.form.plain()}
         checkpoint.save(path, {"model": stored.leaves, "scaling": scaling}, meta, private=False)
         return
-    model = Personal(stored, trust).eval()
+    model = PersonalModel(stored, trust).eval()
     rows = torch.zeros((2, *stored.form.shape), dtype=getattr(torch, stored.form.dtype))
     batch = torch.export.Dim("batch", min=1, max=1 << 20)
     program = torch.export.export(model, (rows,), dynamic_shapes=({0: batch},))

@@ -6,22 +6,19 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from idiolect.core.checkpoint import write_whole
 from idiolect.deploy.flare import require
-from idiolect.deploy.flare.kits import HOST_FILE, NODE_FILE, Kit, settle
-from idiolect.deploy.flare.layout import MODULES
-from idiolect.deploy.flare.tidy import environment
-from idiolect.deploy.isolation import isolated
-from idiolect.deploy.lock import held
-from idiolect.deploy.server_data import Host
+from idiolect.deploy.flare.job_layout import MODULES
+from idiolect.deploy.flare.kits import HOST_FILE, NODE_FILE, MemberKit, settle
+from idiolect.deploy.node_process import isolated, locked
+from idiolect.deploy.serve_experiment import ServerSettings
 from idiolect.deploy.site import Site
 from idiolect.errors import DeployError
 
 Say = Callable[[str], None]
-
 _CALM = 60.0  # seconds after which an end counts as a first one
 _PAUSES = (1.0, 2.0, 5.0, 10.0, 30.0)  # seconds before each new start
 
@@ -39,7 +36,7 @@ _SIGNS = {
 }
 
 
-def keep_running(kit: Kit, own: Site | Host, say: Say) -> None:
+def keep_running(kit: MemberKit, own: Site | ServerSettings, say: Say) -> None:
     """Run a kit's process until interrupted, starting it again whenever it ends by itself.
 
     `own` is what the operator says of this machine.
@@ -48,7 +45,7 @@ def keep_running(kit: Kit, own: Site | Host, say: Say) -> None:
     settle(kit)
     name = NODE_FILE if isinstance(own, Site) else HOST_FILE
     write_whole(kit.home / name, own.to_json().encode())
-    with held(kit.home / "parent", 1.0) as free:
+    with locked(kit.home / "parent", 1.0) as free:
         if not free:
             raise DeployError(f"{kit.folder} is in use by another process of this machine")
         failures = 0
@@ -65,7 +62,7 @@ def keep_running(kit: Kit, own: Site | Host, say: Say) -> None:
             time.sleep(pause)
 
 
-def command(kit: Kit) -> list[str]:
+def command(kit: MemberKit) -> list[str]:
     """Return the command that is a server's or a node's lasting process."""
     own = ["secure_train=true", f"org={kit.org}", "config_folder=config"]
     if kit.role == "server":
@@ -74,16 +71,16 @@ def command(kit: Kit) -> list[str]:
         config = "fed_client.json"
         own.insert(1, f"uid={kit.name}")
     # -P: nothing is imported from the folder it works in, the kit, where jobs are put too.
-    python = [sys.executable, "-P", "-u", "-m", "idiolect.deploy.flare.engine"]
+    python = [sys.executable, "-P", "-u", "-m", "idiolect.deploy.flare.job_guard"]
     return [*python, MODULES[kit.role], "-m", str(kit.folder), "-s", config, "--set", *own]
 
 
-def _log(kit: Kit) -> Path:
+def _log(kit: MemberKit) -> Path:
     return kit.folder / "log.txt"
 
 
 @contextlib.contextmanager
-def _started(kit: Kit) -> Iterator["subprocess.Popen[bytes]"]:
+def _started(kit: MemberKit) -> Iterator["subprocess.Popen[bytes]"]:
     """Start the process in a group of its own; whatever happens, the whole group ends."""
     for mark in ("shutdown.fl", "restart.fl", "pid.fl"):
         (kit.folder / mark).unlink(missing_ok=True)
@@ -114,7 +111,7 @@ def end_group(process: "subprocess.Popen[bytes]", grace: float = 5.0) -> None:
     process.wait()
 
 
-def _follow(kit: Kit, process: "subprocess.Popen[bytes]", say: Say) -> None:
+def _follow(kit: MemberKit, process: "subprocess.Popen[bytes]", say: Say) -> None:
     """Tell what the log shows, until the process ends."""
     path, signs = _log(kit), _SIGNS[kit.role]
     place = path.stat().st_size if path.exists() else 0
@@ -131,3 +128,17 @@ def _follow(kit: Kit, process: "subprocess.Popen[bytes]", say: Say) -> None:
             for mark, words in signs.items():
                 if mark in line:
                     say(words + (f": {line.split(mark)[1][:60]}" if mark.endswith(" ") else ""))
+
+
+_SETTINGS = {
+    # Seconds in which an answer is sent again where no receipt came, and between two attempts. The
+    # engine's own minute leaves thousands of waiting threads where rounds are short.
+    "NVFLARE_STREAMING_RETRY_TIMEOUT": "10",
+    "NVFLARE_STREAMING_RETRY_WAIT": "1",
+    "MALLOC_ARENA_MAX": "2",  # heaps
+}
+
+
+def environment() -> Mapping[str, str]:
+    """Return the environment of the engine's processes; what the operator has set is kept."""
+    return {**_SETTINGS, **os.environ}

@@ -1,13 +1,9 @@
-"""The hub: does for nodes elsewhere what `Simulation` does for clients in this process.
-
-It samples, sends, waits, checks every report and aggregates; scores come back as figures. It never
-sees data or personal state.
-"""
+"""What nodes tell each other by way of the hub when training is over: on the wire, and in sum."""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,37 +13,150 @@ from idiolect.core.method import Method, Report, Sent
 from idiolect.core.tree import Tree
 from idiolect.data import Dataset
 from idiolect.data.federation import TestData
-from idiolect.deploy import compression, fixed_point, wire
-from idiolect.deploy.final_messages import MOST_TOLD, Hearing, heard, heard_by_sum, hidden
-from idiolect.deploy.handshake import Model, Roster
-from idiolect.deploy.message_templates import Rehearsal
-from idiolect.deploy.messenger import Answer, Post
-from idiolect.deploy.refusals import CODES, LIMITS, Refused
-from idiolect.deploy.report_update import stepped, stepped_by_kind, stepped_by_sum
+from idiolect.deploy import compression, protocol, secure_sum
+from idiolect.deploy.handshake import NodeRegistry, RunSummary
+from idiolect.deploy.message_templates import MessageTemplates
+from idiolect.deploy.messenger import Answer, Messenger
+from idiolect.deploy.protocol import CODES, POLICY_LIMITS, Message, Refused
 from idiolect.deploy.secure_aggregation import FEWEST
-from idiolect.deploy.secure_sum import GivenUp, summed
-from idiolect.deploy.wire import Message
-from idiolect.engine import sampling
+from idiolect.deploy.secure_sum import SumFailed, run_secure_sum
+from idiolect.engine import sampling, server_update
 from idiolect.engine.architecture import Architecture, blank, refuse_unequal_states
 from idiolect.engine.deployment_runtime import ServerRuntime
 from idiolect.engine.evaluation import ClientScores, mixed
-from idiolect.engine.final_exchange import Sums
+from idiolect.engine.final_exchange import Sums, added, fair, without
 from idiolect.engine.rounds import Round
-from idiolect.engine.server_update import Traffic
+from idiolect.engine.server_update import Traffic, refuse_unequal
 from idiolect.errors import ConfigError, DataError, DeployError, MethodError
 from idiolect.experiment.schema import Deployment
 
-log = logging.getLogger("idiolect.hub")
+MOST_EXCHANGED = 100_000  # numbers; sums cross as text in a message's head, which has a limit
 
+
+class ExchangedSums(NamedTuple):
+    """What nodes are to hear: a sum, whose numbers are in it, and what crossed for it."""
+
+    sums: Sums
+    counted: frozenset[int] = frozenset()
+    traffic: Traffic = Traffic(0, 0, 0)
+
+    @property
+    def plain(self) -> dict[str, Any]:
+        """The sums as JSON has them, to the last digit; compression would round them."""
+        return {"sums": {name: leaf.tolist() for name, leaf in self.sums.items()}}
+
+
+def sums_of_messages(found: Mapping[int, Tree], up: int) -> ExchangedSums | None:
+    """Add up what nodes told."""
+    if not found:
+        return None
+    present = sorted(found)
+    sums = added(tree.stack([found[client] for client in present]))
+    return ExchangedSums(sums, frozenset(present), _traffic(sums, len(present), (0, up)))
+
+
+def sums_of_secure_sum(
+    present: Sequence[int], mean: Report, up: int, more: Sequence[int]
+) -> ExchangedSums:
+    """Read the same out of a sum under masks."""
+    sums = {name: leaf * mean.size for name, leaf in tree.named(mean.params).items()}
+    crossed = (more[0], up + more[1])
+    return ExchangedSums(sums, frozenset(present), _traffic(sums, len(present), crossed))
+
+
+def _traffic(sums: Sums, nodes: int, more: Sequence[int]) -> Traffic:
+    # Models that are sent to be scored are not counted, here or in a simulation.
+    return Traffic(0, nodes * tree.nbytes(dict(sums)) + more[0], more[1])
+
+
+def summand(told: Tree) -> Report:
+    """Make of what a node tells what it adds to a sum under masks; nothing if it is not fair."""
+    rows = tree.map(lambda leaf: leaf.unsqueeze(0), told)
+    named = {name: leaf.double() for name, leaf in tree.named(told).items()}
+    if not bool(fair(rows)):
+        named = tree.zeros_like(named)
+    return Report(named, torch.ones((), dtype=torch.float64))
+
+
+def read_sums(plain: Any) -> Sums:
+    """Read sums as the hub wrote them."""
+    try:
+        sums = {str(name): torch.tensor(own, dtype=torch.float64) for name, own in plain.items()}
+    except (AttributeError, TypeError, ValueError, OverflowError) as error:
+        raise Refused("format", "sums that are no numbers") from error
+    protocol.refuse_nonfinite(sums)
+    return sums
+
+
+def sums_of_others(sums: Sums, told: Tree) -> Sums:
+    """Take a node's own numbers off sums that have them."""
+    rows = tree.map(lambda leaf: leaf.unsqueeze(0).cpu(), told)
+    form = {name: leaf.shape for name, leaf in tree.named(told).items()}
+    if {name: leaf.shape for name, leaf in sums.items()} != form:
+        raise Refused("structure", f"expected sums of {', '.join(form)}, of what this node told")
+    return {name: leaf[0] for name, leaf in without(sums, rows).items()}
+
+
+_CPU = torch.device("cpu")
+
+
+def apply_reports(method: Method, state: Tree, present: Sequence[int], reports: Tree) -> Tree:
+    """Take the server's step with reports of those present, guarded as the simulation's is."""
+    cohort = torch.tensor(present)
+    arrived = method.arrive(state, cohort, reports)
+    bad = server_update.rows_to_leave_out(arrived, None, len(cohort), _CPU)
+    return server_update.guarded_server_step(method, state, cohort, arrived, bad)
+
+
+def apply_sum(method: Method, state: Tree, present: Sequence[int], mean: Report) -> Tree:
+    """Take the server's step with what a sum told: its mean, as one client's report."""
+    rule = secure_sum.rule_of(method)
+    if rule is None:
+        return apply_reports(method, state, present[:1], tree.stack([mean]))
+    total = tree.scale(float(len(present)), mean.params)
+    return rule.sum_step(state, torch.tensor(present), total)
+
+
+def apply_reports_by_architecture(
+    method: Method,
+    state: Tree,
+    present: Sequence[int],
+    reports: Sequence[Tree],
+    servings: Sequence[ServerRuntime],
+    kinds: Sequence[int],
+    round: int,
+    sample: int | None = None,
+) -> Tree:
+    """Let the server read reports with its own examples, join each architecture's, and train.
+
+    Reports may differ in form from architecture to architecture; what is read in them does not.
+    `sample` is the number of the public sample. Without a report that can be used nothing is joined
+    or trained.
+    """
+    pairs = zip(kinds, reports, strict=True)
+    read = [servings[kind].read(report, round, sample) for kind, report in pairs]
+    refuse_unequal([tree.stack([one]) for one in read])
+    new = apply_reports(method, state, present, tree.stack(read))
+    good = (~server_update.rows_to_leave_out(tree.stack(read), None, len(read), _CPU)).tolist()
+    for place, serving in enumerate(servings if any(good) else ()):
+        rows = zip(kinds, reports, good, strict=True)
+        own = [one for kind, one, fine in rows if kind == place and fine]
+        if own:
+            serving.join(tree.stack(own))
+        serving.fuse(new, round, sample)
+    return new
+
+
+log = logging.getLogger("idiolect.hub")
 _IN_A_ROW = 3  # rounds that may be given up one after the other
 _NONE: Mapping[str, bool] = MappingProxyType({})
 
 
-class Again(DeployError):
+class RestartNeeded(DeployError):
     """The run should be started anew from its checkpoint: a node that was lost is back."""
 
 
-class Hub:
+class FederationServer:
     """One method on all seeds, its clients being nodes."""
 
     def __init__(
@@ -56,8 +165,8 @@ class Hub:
         method: Method,
         seeds: Sequence[int],
         run: str,
-        post: Post,
-        roster: Roster,
+        post: Messenger,
+        roster: NodeRegistry,
         architectures: Mapping[str, Architecture],
         cohort: int | None,
         draw: str,
@@ -68,8 +177,8 @@ class Hub:
         """`public`: the server's own examples under each seed, where its method needs some."""
         refuse_pooled(label, method)
         if deploy.secure:
-            fixed_point.require()
-            fixed_point.refuse_small(roster.clients if cohort is None else cohort, ConfigError)
+            secure_sum.require_cryptography()
+            secure_sum.refuse_small(roster.clients if cohort is None else cohort, ConfigError)
             if draw != "fixed":
                 raise ConfigError(
                     f"draw is {draw!r}, which may draw fewer than {FEWEST} nodes, too few "
@@ -94,7 +203,7 @@ class Hub:
         self._post = post
         self._roster = roster
         self._cohort, self._draw = cohort, draw
-        self._rehearsal = Rehearsal(method, roster, architectures, self._seeds)
+        self._rehearsal = MessageTemplates(method, roster, architectures, self._seeds)
         self.states = []
         self._servings: list[list[ServerRuntime]] = []  # for each seed and architecture
         for number in range(len(self._seeds) if roster.model is None else 0):
@@ -122,7 +231,7 @@ class Hub:
         if roster.model is not None:
             self._expect_guests(roster.model)
 
-    def _expect_guests(self, model: Model) -> None:
+    def _expect_guests(self, model: RunSummary) -> None:
         """Make room for the states of a run that is over: newcomers are to adapt to them."""
         for number in range(len(self._seeds)):
             setup = self._rehearsal.setups(number)[0]._replace(sizes=torch.empty(model.clients))
@@ -215,15 +324,15 @@ class Hub:
             self._refuse_few(cohort, reports)
             present, rows = sorted(reports), [reports[client] for client in sorted(reports)]
             if self._secure:
-                form = fixed_point.contributed(
+                form = secure_sum.contributed(
                     self._method, self._rehearsal.form(present[0], "step")
                 )
                 more = [0, 0]
                 try:
                     present, mean = self._summed(run, cohort, present, form, more)
-                    states.append(stepped_by_sum(self._method, state, present, mean))
+                    states.append(apply_sum(self._method, state, present, mean))
                     self._given_up = 0
-                except GivenUp as error:
+                except SumFailed as error:
                     present = []
                     self._note_given_up(error)
                     states.append(self._method.idle(state))
@@ -233,7 +342,7 @@ class Hub:
                 kinds = [self._rehearsal.kind(client) for client in present]
                 own = self._servings[run]
                 states.append(
-                    stepped_by_kind(
+                    apply_reports_by_architecture(
                         self._method,
                         state,
                         present,
@@ -245,7 +354,7 @@ class Hub:
                     )
                 )
             else:
-                states.append(stepped(self._method, state, present, tree.stack(rows)))
+                states.append(apply_reports(self._method, state, present, tree.stack(rows)))
             traffic.append(Traffic(len(present), down, up))
             sizes = self._roster.sizes(0, run)
             examples += sum(sizes[client] for client in present)
@@ -275,9 +384,9 @@ class Hub:
             content: Mapping[int, Tree] | None = None,
         ) -> dict[int, Any]:
             head = {**context, **more}
-            same = wire.pack(kind, head) if content is None else b""
+            same = protocol.pack(kind, head) if content is None else b""
             letters = {
-                client: same if content is None else wire.pack(kind, head, content[client])
+                client: same if content is None else protocol.pack(kind, head, content[client])
                 for client in clients
             }
             found, down, up = self._exchange(kind, head, letters, read, failed)
@@ -287,14 +396,14 @@ class Hub:
             return found
 
         try:
-            return summed(ask, context, done, self._roster.sites, form)
+            return run_secure_sum(ask, context, done, self._roster.sites, form)
         except DeployError as error:
             # Nodes never mask a report for a second sum, so starting anew would not help.
             if any(why.reason == "summed" for why in failed.values()):
-                raise GivenUp(str(error)) from error
+                raise SumFailed(str(error)) from error
             raise
 
-    def _note_given_up(self, error: GivenUp) -> None:
+    def _note_given_up(self, error: SumFailed) -> None:
         """Tell of a round without a sum; end the run if that happens again and again."""
         if self._given_up == _IN_A_ROW:
             raise DeployError(f"{_IN_A_ROW + 1} secure sums in a row could not be had: {error}")
@@ -315,7 +424,7 @@ class Hub:
         if self._post.transport.stopped():
             raise DeployError("the run was stopped")
         if back := self._post.waiting_outside():
-            raise Again(f"{', '.join(back)} can take part again; the run is started anew")
+            raise RestartNeeded(f"{', '.join(back)} can take part again; the run is started anew")
 
     def _refuse_few(self, cohort: np.ndarray, reports: Mapping[int, Tree]) -> None:
         strictest, least = self._roster.least_cohort
@@ -345,7 +454,7 @@ class Hub:
         kind: str,
         flags: Mapping[str, bool] = _NONE,
         heard: set[int] | None = None,
-        hears: Hearing | None = None,
+        hears: ExchangedSums | None = None,
     ) -> tuple[dict[int, Tree], int, int]:
         """Send every node its part and gather the answers that are in order.
 
@@ -353,7 +462,7 @@ class Hub:
         the others told.
         """
         head = {**self._head(run), **flags, **(hears.plain if hears else {})}
-        rule = fixed_point.ruled(self._method) if self._secure and kind == "step" else None
+        rule = secure_sum.rule_of(self._method) if self._secure and kind == "step" else None
         if rule is not None:
             head["bound"] = float(rule.by.longest(self.states[run].memory))
         letters, made = {}, {}
@@ -367,7 +476,9 @@ class Hub:
             if key not in made:
                 own = tree.map(lambda leaf, row=place: leaf[row : row + 1], sent.own)
                 whole = Sent(sent.shared, own, self._group(run, client))
-                made[key] = wire.pack(kind, {**head, **told}, whole, compression.down(self._deploy))
+                made[key] = protocol.pack(
+                    kind, {**head, **told}, whole, compression.down(self._deploy)
+                )
             letters[client] = made[key]
 
         def read(client: int, message: Message) -> Tree:
@@ -376,17 +487,21 @@ class Hub:
             hidden |= kind == "tell" and self._secure
             form = () if hidden else self._rehearsal.form(client, kind, **flags)
             codec = (
-                compression.up(self._deploy, sent) if kind == "step" and not hidden else wire.PLAIN
+                compression.up(self._deploy, sent)
+                if kind == "step" and not hidden
+                else protocol.UNCOMPRESSED
             )
-            content = wire.fitted(form, message.leaves, codec)
+            content = protocol.fitted(form, message.leaves, codec)
             if kind == "step":
-                wire.refuse_nonfinite(content)
+                protocol.refuse_nonfinite(content)
                 self._refuse_other_size(run, client, content, codec)
             return content
 
         return self._exchange(kind, head, letters, read)
 
-    def _refuse_other_size(self, run: int, client: int, report: Tree, codec: wire.Codec) -> None:
+    def _refuse_other_size(
+        self, run: int, client: int, report: Tree, codec: protocol.Codec
+    ) -> None:
         """Refuse a report that claims more or fewer examples than its node told when joining."""
         told = getattr(report, "size", None)
         if not isinstance(told, torch.Tensor):
@@ -439,7 +554,7 @@ class Hub:
         refused = self._post.ask(named, self._post.policy.timeout, take)
         if failed is not None:
             failed.update(refused)
-        self._limited = {s: why.reason for s, why in refused.items() if why.reason in LIMITS}
+        self._limited = {s: why.reason for s, why in refused.items() if why.reason in POLICY_LIMITS}
         return found, traffic[0], traffic[1]
 
     # Judging.
@@ -506,28 +621,29 @@ class Hub:
 
     def _told(
         self, run: int, everyone: np.ndarray, sent: Sent, newcomers: bool, told: Sums | None
-    ) -> Hearing | None:
+    ) -> ExchangedSums | None:
         """Let nodes tell, in sum, what their method tells; who is silent is left out of it."""
         if newcomers:
-            return Hearing(told) if told else None
+            return ExchangedSums(told) if told else None
         count = sum(leaf.numel() for leaf in tree.leaves(self._rehearsal.form(0, "tell")))
-        if count > MOST_TOLD:
+        if count > MOST_EXCHANGED:
             self._untold.append(
-                f"what nodes would tell each other is {count:,} numbers, above {MOST_TOLD:,}, so "
+                f"what nodes would tell each other is {count:,} numbers, above "
+                f"{MOST_EXCHANGED:,}, so "
                 'each went by its own; for elastic weights that is ewc_fisher = "client"'
             )
             return None
         found, _, up = self._collect(run, everyone, sent, "tell")
         if not found or not self._secure:
-            return heard(found, up)
-        form = hidden(self._rehearsal.form(0, "tell"))
+            return sums_of_messages(found, up)
+        form = summand(self._rehearsal.form(0, "tell"))
         more = [0, 0]
         try:
             present, mean = self._summed(run, everyone, sorted(found), form, more, "tell")
         except DeployError as error:
             self._untold.append(f"nodes heard nothing of each other, so each chose alone: {error}")
             return None
-        return heard_by_sum(present, mean, up, more)
+        return sums_of_secure_sum(present, mean, up, more)
 
 
 def _filled(found: Mapping[int, Tree], clients: Sequence[int]) -> list[Tree]:

@@ -1,0 +1,309 @@
+"""What examples look like, without the examples: enough to make networks and rehearse messages."""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from idiolect.data import Dataset, Federation
+from idiolect.data.dataset import Moments
+from idiolect.data.federation import TrainData
+from idiolect.deploy import protocol
+from idiolect.deploy.messenger import Answer
+from idiolect.deploy.protocol import Refused
+from idiolect.errors import DeployError
+
+_WORDS = 4096  # the longest text a node may tell
+_NUMBERS = 1 << 24  # the most numbers of one example
+_DTYPES = ("uint8", "float32", "float64", "int32", "int64")  # what a Dataset holds
+
+
+@dataclass(frozen=True)
+class ExampleForm:
+    """Shape, type, classes and words of a node's data, and how many public examples it holds."""
+
+    shape: list[int]
+    dtype: str
+    classes: list[str]
+    sequential: bool  # a label for every place of a sequence
+    words: list[str]  # of text: token -> word
+    public: int | None
+    public_labels: bool  # whether public examples are of the same classes
+
+    @classmethod
+    def of(cls, federation: Federation) -> "ExampleForm":
+        """Describe a node's data."""
+        dataset, public = federation.dataset, federation.public
+        return cls(
+            list(dataset.x.shape[1:]),
+            str(dataset.x.dtype),
+            list(dataset.classes),
+            dataset.sequential,
+            list(dataset.words),
+            None if public is None else len(public),
+            public is not None and public.classes == dataset.classes,
+        )
+
+    @classmethod
+    def read(cls, told: Any) -> "ExampleForm":
+        """Read what another side told, trusting nothing in it."""
+        good = isinstance(told, dict) and set(told) == set(cls.__dataclass_fields__)
+        if not (
+            good
+            and is_list(told["shape"], int)
+            and is_list(told["classes"], str)
+            and told["classes"]
+            and told["shape"]
+            and is_list(told["words"], str)
+            and all(isinstance(told[key], bool) for key in ("sequential", "public_labels"))
+            and (told["public"] is None or (isinstance(told["public"], int) and told["public"] > 0))
+            and all(is_text(one) for one in (*told["classes"], *told["words"]))
+            and told["dtype"] in _DTYPES
+            and 0 < math.prod(told["shape"]) <= _NUMBERS
+            and all(size > 0 for size in told["shape"])
+        ):
+            raise Refused("format", "data described in another form")
+        return cls(**told)
+
+    def plain(self) -> dict[str, Any]:
+        """Return the form as JSON has it."""
+        return asdict(self)
+
+    def blank(self, rows: int, shift: Any = (0.0,), scale: Any = (1.0,)) -> Dataset:
+        """Make a dataset of nothing in this form."""
+        return self._blank(rows, tuple(self.classes), shift, scale)
+
+    def _blank(self, rows: int, classes: tuple[str, ...], shift: Any, scale: Any) -> Dataset:
+        return Dataset(
+            "blank",
+            np.zeros((rows, *self.shape), np.dtype(self.dtype)),
+            np.zeros((rows, *self.shape) if self.sequential else rows, np.int64),
+            classes,
+            np.array(shift, np.float32),
+            np.array(scale, np.float32),
+            words=tuple(self.words),
+        )
+
+    def lessons(self) -> tuple[TrainData, np.ndarray]:
+        """Make a client of a few blank examples: what it learns from, and its test rows."""
+        public = None
+        if self.public is not None:
+            classes = tuple(self.classes) if self.public_labels else ("any", "other")
+            public = self._blank(self.public, classes, (0.0,), (1.0,))
+        rows = np.arange(4)
+        lessons = TrainData(self.blank(4), (rows[:2],), (rows[2:3],), ("nobody",), public)
+        return lessons, rows[3:]
+
+
+@dataclass(frozen=True)
+class NodeEntry:
+    """What one node told when it joined."""
+
+    site: str
+    client: int
+    name: str
+    sizes: list[list[int]]  # for each seed: training, validation and test rows
+    form: ExampleForm
+    features: str
+    source: str
+    clients: int
+    descriptions: list[str]
+
+
+def is_text(value: Any) -> bool:
+    """Say whether a value is a text of a decent length."""
+    return isinstance(value, str) and len(value) <= _WORDS
+
+
+def is_list(value: Any, kind: type, length: int | None = None) -> bool:
+    """Say whether a value is a list of a kind, and of a length where one is given."""
+    return (
+        isinstance(value, list)
+        and all(type(one) is kind for one in value)
+        and (length is None or len(value) == length)
+    )
+
+
+_LARGEST = 1e15  # no measurement; squared and summed it still fits
+_FAR = 10.0  # times the typical spread within and between sites
+_FEWEST = 3  # sites: of two that differ nobody can say which one is wrong
+
+
+def _refuse_impossible(site: str, seen: Moments, rows: int, form: ExampleForm) -> None:
+    """Refuse statistics that no data of this form has, `rows` being the training rows told."""
+    shape = tuple(form.shape)
+    mean, squares = np.asarray(seen.mean), np.asarray(seen.squares)
+    fits = mean.shape == squares.shape and len(mean.shape) == len(shape)
+    if not fits or any(own not in (1, size) for own, size in zip(mean.shape, shape, strict=True)):
+        raise Refused("statistics", f"{site} told statistics of shape {mean.shape}, not {shape}")
+    numbers = rows * (int(np.prod(shape)) // max(1, mean.size))
+    if seen.seen != numbers:
+        raise Refused(
+            "statistics", f"{site} told statistics of {seen.seen:g} numbers, and has {numbers}"
+        )
+    low, high = (0.0, 255.0) if form.dtype == "uint8" else (-_LARGEST, _LARGEST)
+    if mean.min() < low or mean.max() > high:
+        raise Refused("statistics", f"{site} told a mean of {_worst(mean):g}")
+    widest = squares.max() / numbers
+    # Of numbers between two bounds the variance is at most a quarter of their distance squared.
+    if squares.min() < 0 or widest > ((high - low) / 2) ** 2 * (1 + 1e-6):
+        raise Refused("statistics", f"{site} told a variance of {widest:g}")
+
+
+def joined(told: Mapping[str, Moments], robust: bool) -> tuple[Moments, list[str]]:
+    """Return everyone's statistics as one, and the sites that are far from the others in a column.
+
+    As if all rows lay in one place; but medians over the sites in columns where one is far, and in
+    all columns where the experiment is to be `robust`.
+    """
+    sites = sorted(told)
+    total = told[sites[0]]
+    for site in sites[1:]:
+        total = total.merged(told[site])
+    mean = np.stack([told[site].mean for site in sites])
+    spread = np.sqrt(np.stack([told[site].squares / told[site].seen for site in sites]))
+    centre = np.median(mean, axis=0)
+    apart = np.abs(mean - centre)
+    bound = _FAR * (np.median(spread, axis=0) + np.median(apart, axis=0))
+    # Where most sites have one and the same number, whatever another has spoils nothing for them.
+    far = (bound > 0) & ((apart > bound) | (spread > bound))
+    if len(sites) < _FEWEST:
+        far = np.zeros_like(far)
+    names = [site for site, own in zip(sites, far, strict=True) if own.any()]
+    columns = far.any(axis=0) if not robust or len(sites) < _FEWEST else np.ones_like(far[0])
+    typical = np.median(spread**2 + apart**2, axis=0)
+    return Moments(
+        total.seen,
+        np.where(columns, centre, total.mean),
+        np.where(columns, typical * total.seen, total.squares),
+    ), names
+
+
+def _worst(values: np.ndarray) -> float:
+    return float(values.flat[np.abs(values).argmax()])
+
+
+Scaling = tuple[np.ndarray, np.ndarray]  # shift and scale
+
+
+def read_scalings(path: Path, seeds: int) -> list[Scaling]:
+    """Read what a roster decided: shift and scale under each seed, in the experiment's order."""
+    known = json.loads(path.read_text())
+    # Earlier runs had one scaling for all seeds.
+    each = known["seeds"] if "seeds" in known else [known] * seeds
+    return [
+        (np.array(one["shift"], np.float32), np.array(one["scale"], np.float32)) for one in each
+    ]
+
+
+def scaling_tensors(each: Sequence[Scaling]) -> dict[str, torch.Tensor]:
+    """Stack the scaling of every seed."""
+    shift, scale = (np.stack([one[part] for one in each]) for part in range(2))
+    return {"shift": torch.from_numpy(shift), "scale": torch.from_numpy(scale)}
+
+
+def same_scaling(one: Moments | Scaling, other: Moments | Scaling) -> bool:
+    """Return whether two scalings are equal; statistics are none."""
+    if isinstance(one, Moments) or isinstance(other, Moments):
+        return False
+    return np.array_equal(one[0], other[0]) and np.array_equal(one[1], other[1])
+
+
+def refuse_impossible(site: str, answer: Answer, entry: NodeEntry, seeds: int) -> None:
+    """Refuse a node's statistics where they are impossible for what it told of its data."""
+    try:
+        told = read_statistics(answer, seeds)
+    except DeployError as error:
+        raise Refused("statistics", f"{site}: {error}") from error
+    for one, sizes in zip(told, entry.sizes, strict=True):
+        if isinstance(one, Moments):
+            _refuse_impossible(site, one, sizes[0], entry.form)
+
+
+def read_statistics(answer: Answer, seeds: int) -> list[Moments | Scaling]:
+    """Read what a node told of its scaling under each seed: statistics, or what it uses."""
+    leaves = {name: leaf.numpy() for name, leaf in answer.message.leaves.items()}
+    protocol.refuse_nonfinite(answer.message.leaves)
+    if any(leaf.ndim == 0 or len(leaf) != seeds for leaf in leaves.values()):
+        raise DeployError(f"a node told the scaling of its data for other than {seeds} seeds")
+    if set(leaves) == {"shift", "scale"}:
+        return list(zip(leaves["shift"], leaves["scale"], strict=True))
+    counts: Any = answer.message.head.get("count")
+    if set(leaves) != {"mean", "squares"} or not (
+        is_list(counts, float, seeds) and all(0 < count < math.inf for count in counts)
+    ):
+        raise DeployError("a node told its data's statistics in another form")
+    return [
+        Moments(count, mean, squares)
+        for count, mean, squares in zip(counts, leaves["mean"], leaves["squares"], strict=True)
+    ]
+
+
+SAME = {
+    "form.shape": "the shape of an example",
+    "form.dtype": "the type of its numbers",
+    "form.classes": "the classes",
+    "form.sequential": "whether every place of a sequence has a label",
+    "form.words": "the words that its tokens stand for",
+    "form.public": "the number of public examples",
+    "form.public_labels": "whether public examples are of the same classes",
+    "features": "the names or the order of a table's columns, or the vocabulary of text",
+    "source": "the source of the data",
+    "clients": "the number of clients of the partition",
+}
+
+
+SAME_FOR_NEWCOMERS = (
+    "form.shape",
+    "form.dtype",
+    "form.classes",
+    "form.sequential",
+    "form.words",
+    "features",
+)
+
+
+def read_entries(path: Path) -> dict[str, NodeEntry]:
+    """Read what a roster wrote: each site's entry."""
+    known = json.loads(path.read_text())
+    return {
+        site: NodeEntry(**{**entry, "form": ExampleForm(**entry["form"])})
+        for site, entry in known.items()
+    }
+
+
+def refuse_unlike(
+    name: str, one: NodeEntry, others: Sequence[NodeEntry], keys: Sequence[str]
+) -> None:
+    """Refuse entries that differ from one in a field that must be the same."""
+    for other in others:
+        for key in keys:
+            if attrgetter(key)(other) != attrgetter(key)(one):
+                raise DeployError(
+                    f"{name} and {other.site} differ in {SAME[key]}; bring their data to one form "
+                    "before they learn together"
+                )
+
+
+def read_entry(site: str, answer: Answer, seeds: int) -> NodeEntry:
+    """Read what a node told, trusting nothing in it."""
+    head: dict[str, Any] = {
+        key: answer.message.head.get(key) for key in NodeEntry.__dataclass_fields__
+    }
+    good = (
+        all(type(head[key]) is int and head[key] >= 0 for key in ("client", "clients"))
+        and all(is_text(head[key]) for key in ("name", "features", "source"))
+        and is_list(head["descriptions"], str, seeds)
+        and all(is_text(one) for one in head["descriptions"])
+        and is_list(head["sizes"], list, seeds)
+        and all(is_list(one, int, 3) and min(one) >= 0 for one in head["sizes"])
+    )
+    if not good:
+        raise Refused("format", f"{site} joined with an answer of another form")
+    return NodeEntry(**{**head, "site": site, "form": ExampleForm.read(head["form"])})

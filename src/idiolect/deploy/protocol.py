@@ -1,0 +1,297 @@
+"""Why a message was refused, as a word: all that one side ever tells the other about a failure.
+
+Texts of errors, paths and data stay where they arose, in that side's log.
+"""
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from idiolect.core import tree
+from idiolect.core.tree import Tree
+from idiolect.errors import DeployError
+
+POLICY_LIMITS = {
+    "min_sites": "a run of so few sites",
+    "min_cohort": "rounds with so few sites",
+    "min_batch": "gradient steps on so few rows",
+    "min_steps": "reports of so few gradient steps",
+    "min_examples": "reports with so few training rows behind them",
+    "min_scored": "scores of so few validation or test rows",
+    "require_privacy": 'a method without differential privacy (aggregate = "dp")',
+    "max_epsilon": "a run that spends so much epsilon",
+    "methods": "a method of the experiment",
+    "max_rounds": "so many rounds",
+    "max_seeds": "so many seeds",
+    "max_reports": "so many reports or scorings in a run",
+    "max_runs": "so many runs in a day",
+}
+"""The limits of a site's policy (`site_policy`), and what a run beyond each of them asks for."""
+
+CODES = {
+    # What a site allows.
+    **{
+        name: f"its site's policy does not allow {what} ({name})"
+        for name, what in POLICY_LIMITS.items()
+    },
+    # About messages.
+    "format": "the message cannot be read",
+    "protocol": "the message is of another protocol; install the same idiolect on both sides",
+    "size": "the message is larger than the limit (deploy.limit_mb)",
+    "structure": "the message lacks a tensor, or has one too many",
+    "shape": "a tensor of the message has another shape than the method's",
+    "dtype": "a tensor of the message has another type than the method's",
+    "nonfinite": "the message holds NaN or infinity",
+    "sizes": "its report states other numbers of examples than it told when joining",
+    "statistics": "it told statistics of its data that cannot be right",
+    "round": "the message is of another round, run or sender than the one at hand",
+    "identity": "the message is not signed by the expected member, or is not for its receiver",
+    "replay": "the message was received before",
+    "conflict": "another message for the same round was answered before",
+    "keys": "keys, shares or survivors of the secure sum do not fit; its log says which",
+    "summed": "its report was masked for another sum before, and is not given to a second one",
+    "range": "its report is too large for the sum under masks; lower lr or set clip",
+    "closed": "the node was started anew and must be told the experiment again",
+    # About joining.
+    "version": "it runs another version of idiolect; install the same on all sides",
+    "method": "its copy of the method differs; install the same idiolect on all sides",
+    "experiment": "it cannot run this experiment; its log says why",
+    "model": "it cannot build the network; its log says why",
+    "data": "its data is missing, cannot be read or not be divided as asked; its log says why",
+    "classes": "its labels do not fit the classes that the experiment declares",
+    "words": "its data is text, and the experiment has no [data.text] that numbers words alike",
+    "open": "its site takes part only under masks (require_secure or --secure); set deploy.secure",
+    "newcomer": "it was asked for a report in a run that is over, where only its scores may leave",
+    "owner": "it holds state of this run for someone else than who submitted it",
+    "busy": "another process is working with its personal state",
+    # About work.
+    "diverged": "its training produced NaN or infinity",
+    "memory": "it ran out of memory",
+    "disk": "it cannot write to its disk",
+    "state": "its personal state is damaged or belongs to another method",
+    "crashed": "its training process ended unexpectedly",
+    "failed": "it failed for a reason that its log tells",
+    # Found by the side that waits.
+    "timeout": "it did not answer in time",
+    "unreachable": "it cannot be reached",
+}
+"""Each code with what it means to whoever reads the other side's log."""
+
+
+class Refused(DeployError):
+    """A message or a task that cannot be accepted: a code to tell, and words for the own log."""
+
+    def __init__(self, reason: str, words: str = "") -> None:
+        if reason not in CODES:
+            raise ValueError(f"{reason!r} is no code")
+        self.reason = reason
+        super().__init__(words or CODES[reason])
+
+
+PROTOCOL = 1
+LIMIT = 256 << 20  # bytes of a message, unless told otherwise
+_KEY = "m"  # where the head stands in the safetensors header
+_HEAD_LIMIT = 4 << 20  # the experiment's text and one line for each leaf
+
+
+class Message(NamedTuple):
+    """What kind, the head (plain JSON) and the tensors by name."""
+
+    kind: str
+    head: dict[str, Any]
+    leaves: dict[str, Tensor]
+
+
+class Codec(Protocol):
+    """A reversible change of named tensors on their way: compression, masks."""
+
+    name: str
+
+    def encode(self, leaves: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return what is put into the message."""
+
+    def decode(self, leaves: dict[str, Tensor], form: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return what the receiver sees; `form` has the names, shapes and types it expects."""
+
+
+class Uncompressed:
+    """Tensors travel as they are, bit for bit."""
+
+    name = "plain"
+
+    def encode(self, leaves: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Change nothing."""
+        return leaves
+
+    def decode(self, leaves: dict[str, Tensor], form: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Change nothing."""
+        return leaves
+
+
+UNCOMPRESSED = Uncompressed()
+
+
+def pack(
+    kind: str,
+    head: Mapping[str, Any] | None = None,
+    content: Tree = (),
+    codec: Codec = UNCOMPRESSED,
+) -> bytes:
+    """Write a message; equal messages are equal bytes."""
+    from safetensors.torch import save
+
+    named = tree.named(content)
+    if len(named) != len(tree.leaves(content)):
+        raise Refused("structure", "two leaves share a name; rename a key with a dot in it")
+    leaves = codec.encode(
+        {name: leaf.detach().to("cpu").contiguous() for name, leaf in named.items()}
+    )
+    # Copies, because safetensors refuses tensors that share memory, as views of a stack do.
+    leaves = {name: leaf.clone() for name, leaf in leaves.items()}
+    text = json.dumps([PROTOCOL, kind, head or {}], separators=(",", ":"), sort_keys=True)
+    return bytes(save(leaves, metadata={_KEY: text}))
+
+
+def unpack(blob: bytes, limit: int = LIMIT) -> Message:
+    """Read a message, trusting nothing in it."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load
+
+    if not isinstance(blob, bytes):
+        raise Refused("format", f"expected bytes, got {type(blob).__name__}")
+    if len(blob) > limit:
+        raise Refused("size", f"a message of {len(blob):,} bytes; the limit is {limit:,}")
+    try:
+        length = int.from_bytes(blob[:8], "little")
+        if not 0 < length <= min(len(blob) - 8, _HEAD_LIMIT):
+            raise Refused("format", f"a header of {length} bytes")
+        header = json.loads(blob[8 : 8 + length])
+        protocol, kind, head = json.loads(header["__metadata__"][_KEY])
+        if protocol != PROTOCOL:
+            raise Refused("protocol", f"protocol {protocol!r}, expected {PROTOCOL}")
+        if not isinstance(kind, str) or not isinstance(head, dict):
+            raise Refused("format", "a head of another form")
+        return Message(kind, head, load(blob))
+    except (SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise Refused("format", f"unreadable: {type(error).__name__}") from error
+
+
+def refusal(reason: str) -> bytes:
+    """Write the answer that says no, and why in one word."""
+    return pack("no", {"code": reason})
+
+
+def accepted(message: Message) -> Message:
+    """Pass an answer on unless it says no."""
+    if message.kind == "no":
+        reason = message.head.get("code")
+        raise Refused(reason if isinstance(reason, str) and reason in CODES else "format")
+    if message.kind != "yes":
+        raise Refused("format", "neither yes nor no")
+    return message
+
+
+def fitted(form: Tree, leaves: dict[str, Tensor], codec: Codec = UNCOMPRESSED) -> Tree:
+    """Give named tensors the expected form, or say in which they differ."""
+    expected = tree.named(form)
+    leaves = codec.decode(leaves, expected)
+    if foreign := sorted(set(leaves) ^ set(expected)):
+        found = "unexpected" if foreign[0] in leaves else "missing"
+        raise Refused("structure", f"tensor {foreign[0]!r} is {found}")
+    for name, leaf in expected.items():
+        own = leaves[name]
+        if own.dtype != leaf.dtype:
+            raise Refused("dtype", f"{name} is {own.dtype}, expected {leaf.dtype}")
+        if own.shape != leaf.shape:
+            raise Refused("shape", f"{name} is {tuple(own.shape)}, expected {tuple(leaf.shape)}")
+    return tree.like(form, leaves)
+
+
+def refuse_nonfinite(content: Tree, form: Tree = None) -> None:
+    """Refuse NaN and infinity; where the form itself starts with some, they mean "not yet"."""
+    starts = tree.named(form) if form is not None else {}
+    for name, leaf in tree.named(content).items():
+        if not leaf.is_floating_point() and not leaf.is_complex():
+            continue
+        if name in starts and not bool(torch.isfinite(starts[name]).all()):
+            continue
+        if not bool(torch.isfinite(leaf).all()):
+            raise Refused("nonfinite", f"{name} holds NaN or infinity")
+
+
+def read_field(head: dict[str, Any], key: str, kind: type[Any]) -> Any:
+    """Take a value of the expected kind out of a head; a bool is no int here."""
+    value: Any = head.get(key)
+    if type(value) is not kind or (type(value) is int and not 0 <= value < 1 << 62):
+        raise Refused("format", f"{key} is {type(value).__name__}, expected {kind.__name__}")
+    return value
+
+
+def method_seed_round(message: Message) -> tuple[str, int, int]:
+    """Name the method, the seed and the round that a message is about."""
+    head = message.head
+    return (
+        read_field(head, "label", str),
+        read_field(head, "seed", int),
+        read_field(head, "round", int),
+    )
+
+
+def sum_id(message: Message) -> tuple[Any, ...]:
+    """Name the secure sum that a message is about."""
+    head = message.head
+    words = (read_field(head, key, str) for key in ("run", "label", "of", "sum"))
+    return *words, *(read_field(head, key, int) for key in ("seed", "round"))
+
+
+def names_in(message: Message, key: str) -> list[str]:
+    """Read a list of different names, in order."""
+    names = read_field(message.head, key, list)
+    if not all(isinstance(one, str) for one in names) or names != sorted(set(names)):
+        raise Refused("format", f"{key} is no list of different names")
+    return list(names)
+
+
+def read_shares(message: Message, names: Sequence[str], width: int) -> dict[str, bytes]:
+    """Read bytes for every name: the rows of the tensor `shares`, in the order of the names."""
+    found = message.leaves.get("shares")
+    if found is None or len(message.leaves) != 1 or found.dtype != torch.uint8:
+        raise Refused("structure", "expected shares and nothing else")
+    if found.shape != (len(names), width):
+        raise Refused("shape", f"{tuple(found.shape)} shares, expected {(len(names), width)}")
+    return {name: row.numpy().tobytes() for name, row in zip(names, found, strict=True)}
+
+
+def write_shares(
+    names: Sequence[str], content: Mapping[str, bytes], width: int
+) -> dict[str, Tensor]:
+    """Write bytes for every name as `rows_in` reads them; zeros where there are none."""
+    whole = b"".join(content.get(name, bytes(width)) for name in names)
+    return {"shares": torch.frombuffer(bytearray(whole), dtype=torch.uint8).view(-1, width)}
+
+
+def sample_of(message: Message) -> int:
+    """Read the number of the public sample: the round's, where nothing else is said."""
+    return int(read_field(message.head, "sample" if "sample" in message.head else "round", int))
+
+
+def bound_of(message: Message) -> float:
+    """Read to which norm updates are to be shortened before they are hidden; 0: none is."""
+    bound = message.head.get("bound", 0.0)
+    if type(bound) is not float or not math.isfinite(bound) or bound < 0:
+        raise Refused("format", f"updates cannot be shortened to {bound}")
+    return bound
+
+
+def digest(*parts: bytes) -> str:
+    """Shorten bytes to a digest."""
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(len(part).to_bytes(8, "little"))
+        digest.update(part)
+    return digest.hexdigest()[:32]
