@@ -94,7 +94,7 @@ def rounds(build, shape, clients, size, batch) -> float:
     method = METHODS["fedavg"](batch=batch, lr=0.01)
     sim = Simulation(
         method,
-        [SeededRun(0, fed.lessons)],
+        [SeededRun(0, fed.train_data)],
         {"a": Architecture(build)},
         backend=Backend(device="cuda"),
     )

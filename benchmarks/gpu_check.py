@@ -69,7 +69,7 @@ def methods(**settings: Any) -> dict[str, Callable[[], Method]]:
 
 def simulation(method: Method, fed: Federation, build: object, backend: Backend):
     return Simulation(
-        method, [SeededRun(0, fed.lessons)], {"a": Architecture(build)}, backend=backend
+        method, [SeededRun(0, fed.train_data)], {"a": Architecture(build)}, backend=backend
     )
 
 
@@ -83,8 +83,8 @@ def difference(method: Method, shape: tuple[int, ...] = SHAPE, build: object = n
         sim = simulation(method, fed, build, backend)
         for _ in range(4):
             sim.advance()
-        verdict = sim.judge([fed.exam], keep=True)[0]
-        verdict = sim.judge([fed.exam], keep=True)[0]
+        verdict = sim.judge([fed.test_data], keep=True)[0]
+        verdict = sim.judge([fed.test_data], keep=True)[0]
         deployed = [kept for _, kept in verdict.deployed]
         sides.append([leaf.cpu().double() for leaf in tree.leaves((sim.tree, deployed))])
     torch.set_default_dtype(torch.float32)

@@ -95,7 +95,7 @@ def workload(method, build, shape, clients, size, batch, rounds=10):
     fed = federation([size] * clients, shape, held_out=10)
     sim = Simulation(
         METHODS[method](batch=batch, lr=0.01),
-        [SeededRun(0, fed.lessons)],
+        [SeededRun(0, fed.train_data)],
         {"a": Architecture(build)},
         backend=Backend(device="cuda"),
     )

@@ -59,7 +59,7 @@ def simulation(
         for place, label in enumerate(chosen)
     }
     method = METHODS["ktpfl"](momentum=0.9, **settings)
-    return Simulation(method, [SeededRun(0, fed.lessons)], architectures, backend=backend)
+    return Simulation(method, [SeededRun(0, fed.train_data)], architectures, backend=backend)
 
 
 def difference(device: str) -> float:

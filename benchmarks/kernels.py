@@ -28,7 +28,7 @@ def main() -> None:
     fed = federation([options.examples] * options.clients, shape, held_out=10)
     sim = Simulation(
         METHODS[options.method](batch=options.batch, momentum=0.9),
-        [SeededRun(0, fed.lessons)],
+        [SeededRun(0, fed.train_data)],
         {"a": Architecture(lambda: MODELS[options.model](shape, CLASSES))},
         backend=Backend(device="cuda"),
     )

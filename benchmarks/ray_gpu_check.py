@@ -118,7 +118,7 @@ def main() -> None:
         for backend in backends:
             simulation = Simulation(
                 made(name),
-                [SeededRun(0, world.lessons)],
+                [SeededRun(0, world.train_data)],
                 {"main": Architecture(worlds.Normed)},
                 backend=backend,
             )
@@ -130,7 +130,7 @@ def main() -> None:
                 start = time.perf_counter()
                 simulation.advance()
                 seconds = seconds if last else time.perf_counter() - start
-            ends.append(ended(simulation, [world.exam], options.rounds))
+            ends.append(ended(simulation, [world.test_data], options.rounds))
         print(f"| {name} | {1e3 * seconds:.1f} | {apart(*ends):.0e} |", flush=True)
 
 

@@ -43,7 +43,7 @@ def simulations(options: argparse.Namespace) -> dict[str, Simulation]:
         backends[f"ray, {workers}"] = Backend("ray", device, width, ray=ray)
     return {
         name: Simulation(
-            method, [SeededRun(0, world.lessons)], {"main": Architecture(build)}, backend=backend
+            method, [SeededRun(0, world.train_data)], {"main": Architecture(build)}, backend=backend
         )
         for name, backend in backends.items()
     }

@@ -84,7 +84,7 @@ def ended(simulation, exams, rounds=3):
 def play(name, world=None, *, changes=(), cohort=3, **options):
     world = world or worlds.with_public()
     simulation = worlds.simulation(made(name, **dict(changes)), world, cohort=cohort, **options)
-    return ended(simulation, [world.exam])
+    return ended(simulation, [world.test_data])
 
 
 @cache
@@ -154,7 +154,7 @@ def test_seeds_trained_together_are_as_trained_alone(name, float64):
     """Two seeds, each with its own examples, network, cohorts and batches."""
     both = [worlds.with_public(), worlds.with_public((2, 8, 4, 1, 6, 3), seed=5)]
     together = ended(
-        worlds.simulation(made(name), both, seeds=(0, 7), cohort=3), [w.exam for w in both]
+        worlds.simulation(made(name), both, seeds=(0, 7), cohort=3), [w.test_data for w in both]
     )
     rows = [slice(0, 6), slice(6, 12)]
     for run, seed in enumerate((0, 7)):
@@ -218,7 +218,7 @@ def test_an_empty_client_is_left_as_it_was(name, float64):
     """It keeps its first personal state, and what it deploys is finite."""
     simulation = worlds.simulation(made(name), worlds.with_public())
     before = tree.map(lambda leaf: leaf[5], simulation.tree["personal"])
-    end = ended(simulation, [worlds.with_public().exam])
+    end = ended(simulation, [worlds.with_public().test_data])
     assert not worlds.differing(before, tree.map(lambda leaf: leaf[5], end.personal))
     assert all(bool(torch.isfinite(leaf[5]).all()) for leaf in tree.leaves(end.deployed))
 
@@ -244,7 +244,7 @@ def test_resumed_equals_uninterrupted_bit_for_bit(name, float64):
     second = worlds.simulation(made(name), world, cohort=3)
     second.tree = tree.like(second.tree, saved)
     second.round = 1
-    assert not worlds.differing(reference(name), ended(second, [world.exam]))
+    assert not worlds.differing(reference(name), ended(second, [world.test_data]))
 
 
 @every_federated_method
@@ -330,7 +330,7 @@ def test_newcomers_adapt(name, float64):
         simulation.tree = {**simulation.tree, "server": reference(name).server}
         simulation.round = 3
         simulation.meet()
-        (verdict,) = simulation.judge([world.exam], newcomers=True, keep=True)
+        (verdict,) = simulation.judge([world.test_data], newcomers=True, keep=True)
         assert np.isfinite(verdict.scores["personal"]["loss"]).all()
         ends.append((simulation.tree, verdict.deployed[0][1]))
     assert not worlds.differing(ends[0][0]["server"], reference(name).server)
@@ -357,7 +357,7 @@ def test_models_are_named_and_predict(name, float64):
         assert logits.shape == (5, worlds.CLASSES)
     (only,) = simulation.judge(only_global=True)
     assert set(only.scores) == there and not only.facts
-    (whole,) = simulation.judge([world.exam])
+    (whole,) = simulation.judge([world.test_data])
     assert set(whole.scores) == set(models)
     for scores in whole.scores.values():
         assert scores["loss"].shape == (6,) and np.isfinite(scores["loss"]).all()

@@ -47,7 +47,7 @@ def as_newcomers(simulation, world, told):
     if "groups" in (kept := simulation.tree):
         guests.tree = {**guests.tree, "groups": kept["groups"]}
     guests.told = [told] if told else ()
-    (found,) = guests.judge([world.exam], newcomers=True)
+    (found,) = guests.judge([world.test_data], newcomers=True)
     return found
 
 
@@ -57,7 +57,7 @@ def as_newcomers(simulation, world, told):
 )
 def test_a_client_that_never_took_part_has_a_newcomers_model(name, kind, float64):
     simulation, world = advanced(name, kind)
-    (found,) = simulation.judge([world.exam], keep=True)
+    (found,) = simulation.judge([world.test_data], keep=True)
     assert simulation.strangers(0).tolist() == [1, 3, 4, 5]
     newcomers = as_newcomers(simulation, world, found.told)
     for model, metrics in newcomers.scores.items():
@@ -96,8 +96,8 @@ def test_seeds_with_other_strangers_are_scored_as_alone(float64):
         simulation.advance()
     assert together.strangers(0).tolist() != together.strangers(1).tolist()
     (_, found), (alone,) = (
-        together.judge([one.exam for one in pair]),
-        single.judge([pair[1].exam]),
+        together.judge([one.test_data for one in pair]),
+        single.judge([pair[1].test_data]),
     )
     for metric, values in alone.scores["personal"].items():
         np.testing.assert_allclose(found.scores["personal"][metric], values, 1e-9)

@@ -94,7 +94,7 @@ def simulation(
     width: int | None = 64,
 ) -> Simulation:
     worlds = [worlds] if isinstance(worlds, Federation) else worlds
-    runs = [SeededRun(seed, world.lessons) for seed, world in zip(seeds, worlds, strict=True)]
+    runs = [SeededRun(seed, world.train_data) for seed, world in zip(seeds, worlds, strict=True)]
     architectures = architectures or {"main": Architecture(build, auxiliary)}
     backend = Backend(kind, "cpu", width, ray=Ray(workers=2, cpus=0.5))
     return Simulation(
@@ -112,8 +112,8 @@ def local(
     world: Federation, client: int, *, build=Normed, seed: int = 0, round: int = 0, initial=None
 ) -> Local:
     """Make what one client holds, alone, as a node of its own would."""
-    library = DataPools([world.lessons], torch.device("cpu"))
-    member = library.members(0, seed, world.lessons)[client]
+    library = DataPools([world.train_data], torch.device("cpu"))
+    member = library.members(0, seed, world.train_data)[client]
     book = BatchPlanner(library.pools, torch.device("cpu"))
     book.turn([member], round)
     networks = dict.fromkeys(("main", "auxiliary"), Network(build()))

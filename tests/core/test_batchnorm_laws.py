@@ -77,7 +77,7 @@ def test_resumed_equals_uninterrupted_bit_for_bit(name, float64):
     assert statistics(saved)
     second.tree = tree.like(second.tree, saved)
     second.round = 1
-    assert not worlds.differing(reference(name), ended(second, [world.exam]))
+    assert not worlds.differing(reference(name), ended(second, [world.test_data]))
 
 
 @every_method
@@ -94,7 +94,7 @@ def test_the_statistics_of_what_is_deployed_have_moved(name, float64):
 def test_an_empty_client_is_left_as_it_was(name, float64):
     simulation = worlds.simulation(made(name), worlds.with_public(), build=worlds.Batched)
     before = tree.map(lambda leaf: leaf[5], simulation.tree["personal"])
-    end = ended(simulation, [worlds.with_public().exam])
+    end = ended(simulation, [worlds.with_public().test_data])
     assert not worlds.differing(before, tree.map(lambda leaf: leaf[5], end.personal))
 
 
@@ -169,7 +169,7 @@ def test_a_normalisation_of_statistics_alone_can_be_fedbns(float64):
     for kind in ("vectorised", "sequential"):
         simulation = worlds.simulation(FedBN(batch=3, lr=0.1), world, build=Bare, kind=kind)
         simulation.advance()
-        (verdict,) = simulation.judge([world.exam], newcomers=True, keep=True)
+        (verdict,) = simulation.judge([world.test_data], newcomers=True, keep=True)
         ends.append((simulation.tree, verdict.deployed[0][1]))
     assert not worlds.differing(*ends, TIGHT)
     assert set(simulation.tree["personal"][0]) == STATISTICS

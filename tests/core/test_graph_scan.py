@@ -78,7 +78,7 @@ def both(method, folded, mode="in pieces", **options):
     for how in ("", mode):
         done = folded(how)
         sim = worlds.simulation(method, world, cohort=3, **options)
-        ends.append(ended(sim, [world.exam], rounds=2))
+        ends.append(ended(sim, [world.test_data], rounds=2))
     return ends, done
 
 

@@ -49,7 +49,7 @@ def ended(**settings):
     simulation = worlds.simulation(Noisy(batch=3), [world] * len(seeds), seeds=seeds, **settings)
     simulation.advance()
     simulation.advance()
-    (*_, found) = simulation.judge([world.exam] * len(seeds), keep=True)
+    (*_, found) = simulation.judge([world.test_data] * len(seeds), keep=True)
     return simulation, found
 
 
@@ -75,7 +75,7 @@ def test_a_node_draws_what_its_client_of_a_simulation_draws():
     simulation = worlds.simulation(method, world)
     (state,) = simulation.states
     simulation.advance()
-    one = world.lessons
+    one = world.train_data
     own = dataclasses.replace(one, names=one.names[2:3], train=one.train[2:3], val=one.val[2:3])
     alone = ClientRuntime(
         method, ClientIdentity(2, 6, 0), own, world.test[2], Architecture(worlds.Normed), CPU
@@ -161,7 +161,7 @@ def test_they_are_refused_in_deployment_and_in_later_rounds_too():
     simulation = worlds.simulation(drawing(OWN["randn"], "deploy"), world, kind="sequential")
     simulation.advance()
     with pytest.raises(MethodError, match=r"local\.random"):
-        simulation.judge([world.exam])
+        simulation.judge([world.test_data])
 
     def later(leaf):
         return torch.randn(leaf.shape) if simulation.round else leaf

@@ -66,8 +66,8 @@ def test_a_class_nobody_has_is_reported(toy):
 def test_public_data_travels_with_the_lessons(toy):
     public = toy(name="public")
     federation = federate(toy(), clients=2, public=public)
-    assert federation.lessons.public is public
-    assert federation.lessons.pooled().public is public
+    assert federation.train_data.public is public
+    assert federation.train_data.pooled().public is public
 
 
 @pytest.mark.parametrize(

@@ -27,16 +27,16 @@ def test_counts_and_names(two):
 
 
 def test_lessons_hold_no_test_row(two):
-    lessons = two.lessons
-    assert isinstance(lessons, TrainData) and isinstance(two.exam, TestData)
+    lessons = two.train_data
+    assert isinstance(lessons, TrainData) and isinstance(two.test_data, TestData)
     assert not hasattr(lessons, "test") and not hasattr(lessons, "exam")
-    assert not hasattr(two.exam, "train")
+    assert not hasattr(two.test_data, "train")
     seen = set(np.concatenate(lessons.train + lessons.val).tolist())
-    assert seen.isdisjoint(np.concatenate(two.exam.test).tolist())
+    assert seen.isdisjoint(np.concatenate(two.test_data.test).tolist())
 
 
 def test_pooled_is_the_union(two):
-    together = two.lessons.pooled()
+    together = two.train_data.pooled()
     assert together.names == ("all clients",) and together.clients == 1
     assert together.train[0].tolist() == [0, 1, 2, 3] and together.val[0].tolist() == [4]
 

@@ -25,7 +25,7 @@ def lone(world, client, method, *, seed=0):
     architecture = Architecture(worlds.Normed, lambda: worlds.Normed(4))
     place = ClientIdentity(client, world.clients, seed)
     device = torch.device("cpu")
-    return ClientRuntime(method, place, own.lessons, own.test[0], architecture, device)
+    return ClientRuntime(method, place, own.train_data, own.test[0], architecture, device)
 
 
 @pytest.mark.parametrize("name", METHOD_NAMES)
@@ -63,7 +63,7 @@ def test_clients_alone_are_the_sequential_simulation_bit_for_bit(name):
     assert not worlds.differing(state, simulation.states[0])
     personal = tree.stack([node.personal for node in nodes])
     assert not worlds.differing(personal, simulation.tree["personal"][0])
-    (verdict,) = simulation.judge([world.exam], keep=True)
+    (verdict,) = simulation.judge([world.test_data], keep=True)
     never = [n for n in range(world.clients) if n not in cohort] if method.adapts else []
     took = [n for n in range(world.clients) if n not in never]
     addressed = {}
@@ -108,7 +108,7 @@ def test_a_node_holds_one_clients_data():
         ClientRuntime(
             METHODS["fedavg"](),
             place,
-            dataclasses.replace(world.lessons),
+            dataclasses.replace(world.train_data),
             world.test[0],
             Architecture(worlds.Normed),
             torch.device("cpu"),

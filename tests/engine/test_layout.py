@@ -28,7 +28,7 @@ def simulation():
     fed = federation([12, 9, 7], (3, 8, 8))
     return Simulation(
         FedAvg(batch=4, lr=0.1),
-        [SeededRun(0, fed.lessons)],
+        [SeededRun(0, fed.train_data)],
         {"a": Architecture(Watched)},
         backend=Backend("vectorised", "cpu"),
     )

@@ -23,10 +23,10 @@ def test_distinct_datasets_are_laid_one_behind_the_other():
     """Three runs: the first and the last on one dataset, which is held once."""
     first, second = worlds.federation((3, 2), (1, 1)), worlds.federation((2, 4), (1, 1), seed=4)
     runs = [first, second, first]
-    library = DataPools([world.lessons for world in runs], CPU)
+    library = DataPools([world.train_data for world in runs], CPU)
     assert len(library.pools["train"].y) == len(first.dataset) + len(second.dataset)
     for run, world in enumerate(runs):
-        members = library.members(run, 10 + run, world.lessons)
+        members = library.members(run, 10 + run, world.train_data)
         exams = library.examined(run, 10 + run, world.test)
         for client, (member, exam) in enumerate(zip(members, exams, strict=True)):
             assert (member.seed, member.client) == (10 + run, client)
@@ -44,9 +44,9 @@ def test_public_data_is_whole_and_the_same_for_every_client_of_a_run():
         dataclasses.replace(worlds.federation((3, 2), (1, 1), seed=n), public=public)
         for n, public in enumerate(data)
     ]
-    library = DataPools([world.lessons for world in runs], CPU)
+    library = DataPools([world.train_data for world in runs], CPU)
     for run, world in enumerate(runs):
-        for member in library.members(run, 0, world.lessons):
+        for member in library.members(run, 0, world.train_data):
             rows = member.rows["public"]
             assert len(rows) == len(data[run])
             assert_holds(library.pools["public"], rows, data[run], slice(None))
@@ -55,9 +55,9 @@ def test_public_data_is_whole_and_the_same_for_every_client_of_a_run():
 def test_there_is_no_public_stream_unless_every_run_has_one():
     runs = [worlds.federation((3, 2), (1, 1), seed=n) for n in range(2)]
     runs[0] = dataclasses.replace(runs[0], public=worlds.dataset(5))
-    library = DataPools([world.lessons for world in runs], CPU)
+    library = DataPools([world.train_data for world in runs], CPU)
     assert set(library.pools) == {"train", "val"}
-    assert "public" not in library.members(0, 0, runs[0].lessons)[0].rows
+    assert "public" not in library.members(0, 0, runs[0].train_data)[0].rows
 
 
 def scaled(world, x, shift, scale):
@@ -74,7 +74,7 @@ def test_bytes_are_decoded_the_same_at_once_or_batch_by_batch(monkeypatch, bytes
     world = worlds.federation((3, 2), (1, 1))
     x = np.zeros((len(world.dataset), 4), np.uint8)
     x[1] = 255
-    pool = DataPools([scaled(world, x, 100, 50).lessons], CPU).pools["train"]
+    pool = DataPools([scaled(world, x, 100, 50).train_data], CPU).pools["train"]
     assert (pool.x.dtype == torch.uint8) == (bytes_held == 0)
     seen = pool.examples(torch.tensor([0, 1]))
     assert seen.dtype == torch.float32
@@ -84,7 +84,7 @@ def test_bytes_are_decoded_the_same_at_once_or_batch_by_batch(monkeypatch, bytes
 def test_tokens_are_left_as_they_are():
     world = worlds.federation((3, 2), (1, 1))
     x = np.arange(4 * len(world.dataset), dtype=np.int64).reshape(-1, 4)
-    pool = DataPools([scaled(world, x, 100, 50).lessons], CPU).pools["train"]
+    pool = DataPools([scaled(world, x, 100, 50).train_data], CPU).pools["train"]
     assert torch.equal(pool.examples(torch.tensor([1])), torch.tensor([[4, 5, 6, 7]]))
 
 
@@ -101,13 +101,15 @@ def test_runs_that_scale_the_same_examples_differently_share_them(monkeypatch, b
         shift = np.full(shape, 10.0 * number, np.float32)
         own = dataclasses.replace(base, shift=shift, scale=shift + 3)
         runs.append(dataclasses.replace(world, dataset=own))
-    library = DataPools([run.lessons for run in runs], CPU)
+    library = DataPools([run.train_data for run in runs], CPU)
     pool = library.pools["train"]
     assert len(pool.x) == len(x)
     for number, run in enumerate(runs):
-        alone = DataPools([run.lessons], CPU)
+        alone = DataPools([run.train_data], CPU)
         for member, single in zip(
-            library.members(number, 0, run.lessons), alone.members(0, 0, run.lessons), strict=True
+            library.members(number, 0, run.train_data),
+            alone.members(0, 0, run.train_data),
+            strict=True,
         ):
             for stream in ("train", "val"):
                 rows, own = (torch.from_numpy(one.rows[stream]) for one in (member, single))

@@ -28,7 +28,7 @@ def trained(method, kind="vectorised", precision="fp32", rounds=2):
     fed = federation([24, 17, 9], SHAPE, held_out=4)
     backend = Backend(kind, "cpu", width=3 if kind == "vectorised" else None, precision=precision)
     sim = Simulation(
-        method, [SeededRun(0, fed.lessons)], {"a": Architecture(network)}, backend=backend
+        method, [SeededRun(0, fed.train_data)], {"a": Architecture(network)}, backend=backend
     )
     for _ in range(rounds):
         sim.advance()
@@ -56,7 +56,7 @@ def test_bfloat16_is_near_and_state_stays_single(name):
     assert all(a.dtype == b.dtype for a, b in pairs)
     off = max(float((a - b).abs().max()) for a, b in pairs if a.is_floating_point())
     assert 0 < off < 0.05
-    verdict = half.judge([fed.exam])[0]
+    verdict = half.judge([fed.test_data])[0]
     assert 0 <= verdict.scores["personal"]["accuracy"].min()
 
 

@@ -77,7 +77,7 @@ def test_a_node_prepares_with_its_first_round_and_keeps_nothing_by_itself():
     alone = ClientRuntime(
         Noted(),
         ClientIdentity(1, 6, 0),
-        world.lessons,
+        world.train_data,
         world.test[0],
         Architecture(worlds.Normed),
         torch.device("cpu"),

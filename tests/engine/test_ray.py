@@ -46,7 +46,7 @@ def pair(method, **options):
 
 
 def end(simulation, rounds=3):
-    return ended(simulation, [world.exam for world in BOTH], rounds)
+    return ended(simulation, [world.test_data for world in BOTH], rounds)
 
 
 def test_a_cluster_computes_what_one_process_does(float64):
@@ -198,7 +198,7 @@ def test_what_cannot_be_is_said_before_anything_starts(monkeypatch):
 
     def asked(**options):
         backend = Backend("ray", "cpu", ray=Ray(**options))
-        runs = [SeededRun(0, world.lessons)]
+        runs = [SeededRun(0, world.train_data)]
         Simulation(made("fedavg"), runs, {"main": Architecture(worlds.Normed)}, backend=backend)
 
     with pytest.raises(ConfigError, match="device is 'cuda', but Ray's workers get no GPU"):
@@ -242,7 +242,7 @@ def test_a_machine_that_is_gone_costs_its_part_of_a_round(float64):
     second = nodes.add_node(num_cpus=1)
     try:
         backend = Backend("ray", "cpu", 64, ray=Ray(nodes.address, workers=2))
-        runs = [SeededRun(seed, world.lessons) for seed, world in zip((0, 7), BOTH, strict=True)]
+        runs = [SeededRun(seed, world.train_data) for seed, world in zip((0, 7), BOTH, strict=True)]
         networks = {"main": Architecture(worlds.Normed)}
         there = Simulation(made("ditto"), runs, networks, cohort=3, backend=backend)
         there.advance()

@@ -23,9 +23,9 @@ def build():
 
 def batches(world, client, round, method):
     """The batches of a client are data: take them from the plan, without the padding."""
-    library = DataPools([world.lessons], torch.device("cpu"))
+    library = DataPools([world.train_data], torch.device("cpu"))
     book = BatchPlanner(library.pools, torch.device("cpu"))
-    book.turn([library.members(0, 5, world.lessons)[client]], round)
+    book.turn([library.members(0, 5, world.train_data)[client]], round)
     plan = book.ask(Request("train", method.batch, method.epochs, method.steps, True, 0))
     x, y = torch.from_numpy(world.dataset.x), torch.from_numpy(world.dataset.y)
     for rows, weight in zip(plan.rows[0], plan.weight[0], strict=True):

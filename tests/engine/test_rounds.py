@@ -139,7 +139,7 @@ def test_test_data_is_out_of_reach_of_every_verb(kind, stream, verb):
     with pytest.raises(MethodError, match=message):
         simulation.advance()
     with pytest.raises(MethodError, match=message):
-        simulation.judge([world.exam])
+        simulation.judge([world.test_data])
 
 
 # Rubbish is stopped where it arises.
@@ -256,8 +256,12 @@ def test_judging_scores_what_it_is_handed(float64):
     world = worlds.federation((4, 5), (3, 2))
     simulation = worlds.simulation(FedAvg(), world)
     simulation.advance()
-    swapped = dataclasses.replace(world.exam, test=(world.train[0][:2], world.train[1][:2]))
-    for exams, rows in ((None, world.val), ([world.exam], world.test), ([swapped], swapped.test)):
+    swapped = dataclasses.replace(world.test_data, test=(world.train[0][:2], world.train[1][:2]))
+    for exams, rows in (
+        (None, world.val),
+        ([world.test_data], world.test),
+        ([swapped], swapped.test),
+    ):
         (verdict,) = simulation.judge(exams)
         for client, own in enumerate(rows):
             x = torch.from_numpy(world.dataset.x[own]).double()

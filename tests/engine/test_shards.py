@@ -34,8 +34,8 @@ def test_every_client_is_in_one_shard_and_shards_are_alike(loads, count, kinds):
 def test_a_pack_holds_what_its_clients_hold_and_nothing_else(pooled):
     """Two seeds with data of their own; the examples a client finds are those it has at home."""
     runs = [worlds.with_public(), worlds.with_public((2, 8, 4, 1, 6, 3), seed=5)]
-    library = DataPools([run.lessons for run in runs], CPU)
-    lessons = [run.lessons.pooled() if pooled else run.lessons for run in runs]
+    library = DataPools([run.train_data for run in runs], CPU)
+    lessons = [run.train_data.pooled() if pooled else run.train_data for run in runs]
     rolls = [library.members(n, 10 + n, own) for n, own in enumerate(lessons)]
     clients = np.array([0, 3])
     pack = packed(library, rolls, clients)
@@ -57,8 +57,8 @@ def test_runs_that_scale_examples_differently_send_them_once():
     base = worlds.federation()
     other = dataclasses.replace(base.dataset, scale=np.float32([2.0]))
     runs = [base, dataclasses.replace(base, dataset=other)]
-    library = DataPools([run.lessons for run in runs], CPU)
-    rolls = [library.members(n, n, run.lessons) for n, run in enumerate(runs)]
+    library = DataPools([run.train_data for run in runs], CPU)
+    rolls = [library.members(n, n, run.train_data) for n, run in enumerate(runs)]
     pack = packed(library, rolls, np.array([0, 3]))
     pools = pack.pools(CPU)
     assert len(pack.examples.x) == sum(len(base.train[n]) + len(base.val[n]) for n in (0, 3))
@@ -73,7 +73,7 @@ def test_runs_that_scale_examples_differently_send_them_once():
 
 def test_rows_that_all_are_scored_on_travel_once():
     world = worlds.federation()
-    library = DataPools([world.lessons], CPU)
+    library = DataPools([world.train_data], CPU)
     common = np.arange(5)
     exams = library.examined(0, 0, world.test, {"common": (common,) * 6})
     pack = packed(library, [exams], np.arange(6))
@@ -85,7 +85,7 @@ def test_rows_that_all_are_scored_on_travel_once():
 def test_clients_without_any_rows_have_something_to_pad_with():
     """Client 4 has no validation data: the pool of its shard is one example of zeros."""
     world = worlds.federation()
-    library = DataPools([world.lessons], CPU)
+    library = DataPools([world.train_data], CPU)
     pack = packed(library, [library.examined(0, 0, world.val)], np.array([4]))
     assert not pack.members()[0][4].rows["exam"].size
     assert pack.pools(CPU)["exam"].x.shape[0] == 1 and not pack.examples.x.any()

@@ -36,7 +36,7 @@ def persfl(device: str, precision: str = "fp32", data_dir: Path | None = None) -
     start = time.perf_counter()
     sim = Simulation(
         method,
-        [SeededRun(seed, federation.lessons) for seed, federation in enumerate(federations)],
+        [SeededRun(seed, federation.train_data) for seed, federation in enumerate(federations)],
         {"all": Architecture(partial(LeNet5, CIFAR, CLASSES))},
         backend=Backend("vectorised", device, precision=precision),
     )
@@ -45,7 +45,7 @@ def persfl(device: str, precision: str = "fp32", data_dir: Path | None = None) -
         if round % EVERY == 0:
             sim.judge(only_global=True)
     trained = time.perf_counter()
-    verdicts = sim.judge([federation.exam for federation in federations])
+    verdicts = sim.judge([federation.test_data for federation in federations])
     done = time.perf_counter()  # scores are on the host, so nothing is left to wait for
     scores = [float(np.mean(verdict.scores["personal"]["accuracy"])) for verdict in verdicts]
     return {

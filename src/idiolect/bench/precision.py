@@ -46,13 +46,13 @@ def _accuracy(
     """Return each seed's mean test accuracy of the personal models, in percent."""
     sim = Simulation(
         FedPer(batch=20, lr=0.05, epochs=1),
-        [SeededRun(seed, federation.lessons) for seed, federation in enumerate(federations)],
+        [SeededRun(seed, federation.train_data) for seed, federation in enumerate(federations)],
         {"all": Architecture(partial(LeNet5, MNIST, CLASSES))},
         backend=Backend("vectorised", device, precision=precision),
     )
     for _ in range(rounds):
         sim.advance()
-    verdicts = sim.judge([federation.exam for federation in federations])
+    verdicts = sim.judge([federation.test_data for federation in federations])
     return np.array([100 * verdict.scores["personal"]["accuracy"].mean() for verdict in verdicts])
 
 

@@ -23,7 +23,7 @@ def simulation(
     """Seat a workload's clients."""
     return Simulation(
         work.method,
-        [SeededRun(0, fed.lessons)],
+        [SeededRun(0, fed.train_data)],
         {"all": Architecture(build or work.build)},
         cohort=work.cohort,
         backend=backend,

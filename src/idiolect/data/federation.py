@@ -137,12 +137,12 @@ class Federation:
         return len(self.names)
 
     @property
-    def lessons(self) -> TrainData:
+    def train_data(self) -> TrainData:
         """The part that training may see."""
         return TrainData(self.dataset, self.train, self.val, self.names, self.public)
 
     @property
-    def exam(self) -> TestData:
+    def test_data(self) -> TestData:
         """The part that only the final metric may see."""
         return TestData(self.dataset, self.test, self.names, self.common, self.marked)
 

@@ -516,7 +516,7 @@ class Node:
         alone = ClientRuntime(
             method,
             place,
-            held.lessons,
+            held.train_data,
             held.test[0],
             architecture,
             self._device,

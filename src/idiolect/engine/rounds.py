@@ -40,7 +40,7 @@ class SeededRun(NamedTuple):
     """One run: a seed and what the clients may learn from."""
 
     seed: int
-    lessons: TrainData
+    train_data: TrainData
 
 
 class Round(NamedTuple):
@@ -88,20 +88,22 @@ class Simulation:
         backend = backend or Backend()
         self._device = backend.place
         self._backend = backend
-        self._library = DataPools([run.lessons for run in runs], self._device)
-        self._clients = len(runs[0].lessons.names)
-        if any(len(run.lessons.names) != self._clients for run in runs):
+        self._library = DataPools([run.train_data for run in runs], self._device)
+        self._clients = len(runs[0].train_data.names)
+        if any(len(run.train_data.names) != self._clients for run in runs):
             raise ConfigError(
-                f"runs have {sorted({len(run.lessons.names) for run in runs})} clients; runs that "
-                "are trained together need equally many"
+                f"runs have {sorted({len(run.train_data.names) for run in runs})} clients; runs "
+                "that are trained together need equally many"
             )
-        trained = [run.lessons.pooled() if method.pooled else run.lessons for run in runs]
+        trained = [run.train_data.pooled() if method.pooled else run.train_data for run in runs]
         self._trained = [
             self._library.members(n, runs[n].seed, own) for n, own in enumerate(trained)
         ]
         self._judged = self._trained
         if method.pooled:
-            self._judged = [self._library.members(n, r.seed, r.lessons) for n, r in enumerate(runs)]
+            self._judged = [
+                self._library.members(n, r.seed, r.train_data) for n, r in enumerate(runs)
+            ]
         self._handout = PublicTraffic(method, trained)
         touched = None if bystanders == "train" else cohort
         self._office: LocalBackend | RayJob = LocalBackend(backend, self._library)
@@ -245,7 +247,7 @@ class Simulation:
         for run, (own, broken) in enumerate(zip(self.runs, left_out, strict=True)):
             # A drawn cohort may be small: that all of it is broken is an empty round then.
             if self._draw == "fixed" or len(now.calls[run].cohort) == self._able[run]:
-                refuse_nobody(now, run, broken, own.seed, own.lessons.names, self.method)
+                refuse_nobody(now, run, broken, own.seed, own.train_data.names, self.method)
         heard = [_anybody(*pair) for pair in zip(now.calls, left_out, strict=True)]
         gone = [ClientKey(run, int(c)) for run, clients in enumerate(left_out) for c in clients]
         if self.method.grouped:
@@ -392,7 +394,9 @@ class Simulation:
     ) -> list[ClientScores]:
         """Score some clients of each run, or all; newcomers hear what others told, in `sums`."""
         extras = [] if exams is None else [exam.extras for exam in exams]
-        rows = [run.lessons.val for run in self.runs] if exams is None else [e.test for e in exams]
+        rows = (
+            [run.train_data.val for run in self.runs] if exams is None else [e.test for e in exams]
+        )
         beside = extras or [{} for _ in rows]
         examined = [
             self._library.examined(n, self.runs[n].seed, own, more)
@@ -407,7 +411,9 @@ class Simulation:
             keep=keep,
             newcomers=newcomers,
             hears=tells and bool(sums or not newcomers),
-            grouped=grouped and exams is not None and not self.runs[0].lessons.dataset.sequential,
+            grouped=grouped
+            and exams is not None
+            and not self.runs[0].train_data.dataset.sequential,
         )
         told = self._told(clients) if tells and not newcomers else None
         parts: list[list[ClientScores | None]] = []

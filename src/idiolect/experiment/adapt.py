@@ -104,9 +104,9 @@ def adapt_newcomers(
     refuse_per_client_state(
         method, architectures, len(federation.dataset.classes), federation.clients
     )
-    runs = [SeededRun(run.seed, federation.lessons)]
+    runs = [SeededRun(run.seed, federation.train_data)]
     simulation = Simulation(method, runs, architectures, backend=backend, newcomers=True)
-    exams = [federation.exam] if any(len(rows) for rows in federation.test) else None
+    exams = [federation.test_data] if any(len(rows) for rows in federation.test) else None
     return catch_up(simulation, method, run, exams, place, backend.place)
 
 

@@ -156,7 +156,7 @@ class Job:
     @property
     def exams(self) -> list[TestData]:
         """What the final scores are taken on."""
-        return [federation.exam for federation in self.federations]
+        return [federation.test_data for federation in self.federations]
 
     @functools.cached_property
     def validated(self) -> bool:
@@ -180,7 +180,9 @@ class Job:
 
         `shelf` is the folder for personal state that is kept on disk.
         """
-        runs = [SeededRun(s, f.lessons) for s, f in zip(self.seeds, self.federations, strict=True)]
+        runs = [
+            SeededRun(s, f.train_data) for s, f in zip(self.seeds, self.federations, strict=True)
+        ]
         return Simulation(
             self.method,
             runs,

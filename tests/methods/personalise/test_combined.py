@@ -36,7 +36,7 @@ def outcome(method, world=None, rounds=2, **options):
     simulation = worlds.simulation(method, world, cohort=3, **options)
     for _ in range(rounds):
         simulation.advance()
-    exams = [one.exam for one in world] if many else [world.exam]
+    exams = [one.test_data for one in world] if many else [world.test_data]
     verdicts = simulation.judge(exams, keep=True)
     found = [(v.scores, v.facts, v.deployed[0][1]) for v in verdicts]
     return found if many else found[0]
@@ -134,7 +134,7 @@ def test_the_chosen_one_is_the_best_on_validation_data(float64):
 def test_a_newcomer_gets_it_too(float64):
     simulation = worlds.simulation(combined("fedper"), worlds.federation(), cohort=3)
     simulation.advance()
-    (found,) = simulation.judge([worlds.federation().exam], newcomers=True, keep=True)
+    (found,) = simulation.judge([worlds.federation().test_data], newcomers=True, keep=True)
     assert {spoken(one) for one in TABLE_2} <= set(found.scores)
     assert np.isfinite(found.scores["personal"]["loss"]).all()
 

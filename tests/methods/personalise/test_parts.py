@@ -229,7 +229,7 @@ def test_in_a_simulation_all_are_held_by_the_mean_of_their_informations(
         monkeypatch.setattr(final_exchange, "_ROOM", room)
         simulation = worlds.simulation(method, world)
         simulation.advance()
-        (verdict,) = simulation.judge([world.exam], keep=True)
+        (verdict,) = simulation.judge([world.test_data], keep=True)
         found.append(verdict.deployed[0][1])
     assert not worlds.differing(*found, 1e-12)
     sent = Sent(simulation.states[0])
