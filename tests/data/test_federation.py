@@ -4,7 +4,8 @@ import time
 import numpy as np
 import pytest
 
-from idiolect.data import Federation, TestData, TrainData, same_clients
+import idiolect.data as data
+from idiolect.data import Federation, TrainData, same_clients
 from idiolect.errors import ConfigError, DataError
 
 
@@ -27,11 +28,11 @@ def test_counts_and_names(two):
 
 
 def test_lessons_hold_no_test_row(two):
-    lessons = two.train_data
-    assert isinstance(lessons, TrainData) and isinstance(two.test_data, TestData)
-    assert not hasattr(lessons, "test") and not hasattr(lessons, "exam")
+    held = two.train_data
+    assert isinstance(held, TrainData) and isinstance(two.test_data, data.TestData)
+    assert not hasattr(held, "test") and not hasattr(held, "exam")
     assert not hasattr(two.test_data, "train")
-    seen = set(np.concatenate(lessons.train + lessons.val).tolist())
+    seen = set(np.concatenate(held.train + held.val).tolist())
     assert seen.isdisjoint(np.concatenate(two.test_data.test).tolist())
 
 

@@ -26,7 +26,8 @@ class Outer(nn.Module):
         return self.out((h.unsqueeze(2) * h.unsqueeze(1)).relu().mean(1))
 
 sim = Simulation(FedAvg(batch=16, lr=0.1), [SeededRun(0, fed.train_data)],
-                 {"a": Architecture(Outer)}, backend=Backend("vectorised", "cpu", width=int(sys.argv[1])))
+                 {"a": Architecture(Outer)},
+                 backend=Backend("vectorised", "cpu", width=int(sys.argv[1])))
 # The outer products of a batch are 134 MB for 32 clients, and a step holds that several times over;
 # parameters and reports are small.
 used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
