@@ -14,7 +14,7 @@ from unittest import mock
 import torch
 from torch import nn
 
-from idiolect.bench.random_images import CLASSES, federation
+from idiolect.bench.workloads import CLASSES, federation
 from idiolect.engine.architecture import Architecture
 from idiolect.engine.backend import Backend
 from idiolect.engine.rounds import SeededRun, Simulation

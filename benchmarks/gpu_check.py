@@ -19,7 +19,7 @@ from torch import nn
 
 from idiolect.aggregation import Krum, Median, TrimmedMean
 from idiolect.aggregation.aggregator import Aggregated
-from idiolect.bench.random_images import CLASSES, federation
+from idiolect.bench.workloads import CLASSES, federation
 from idiolect.core import tree
 from idiolect.core.method import Method
 from idiolect.data import Federation

@@ -18,8 +18,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from gpu_check import difference, network, simulation
-from idiolect.bench.random_images import CLASSES, federation
-from idiolect.bench.workloads import PflCNN
+from idiolect.bench.workloads import CLASSES, PflCNN, federation
 from idiolect.core import tree
 from idiolect.engine.architecture import Architecture
 from idiolect.engine.backend import Backend

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import torch
 
-from idiolect.bench.random_images import CLASSES, federation
+from idiolect.bench.workloads import CLASSES, federation
 from idiolect.core import tree
 from idiolect.data import Federation
 from idiolect.engine.architecture import Architecture

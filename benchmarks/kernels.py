@@ -8,7 +8,7 @@ import argparse
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from idiolect.bench.random_images import CLASSES, federation
+from idiolect.bench.workloads import CLASSES, federation
 from idiolect.engine.architecture import Architecture
 from idiolect.engine.backend import Backend
 from idiolect.engine.rounds import SeededRun, Simulation

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from idiolect.bench.random_images import federation
+from idiolect.bench.workloads import federation
 from idiolect.core import tree
 from idiolect.engine.architecture import Architecture, bound
 from idiolect.engine.backend import Backend, Ray

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from idiolect.bench.random_images import CLASSES, federation
+from idiolect.bench.workloads import CLASSES, federation
 from idiolect.engine import local_group
 from idiolect.engine.architecture import Architecture
 from idiolect.engine.backend import Backend

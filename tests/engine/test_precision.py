@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from idiolect.bench.random_images import CLASSES, federation
+from idiolect.bench.workloads import CLASSES, federation
 from idiolect.core import tree
 from idiolect.core.client import Network
 from idiolect.engine.architecture import Architecture

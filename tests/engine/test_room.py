@@ -8,7 +8,7 @@ CODE = """
 import json, resource, sys
 import numpy as np, torch
 from torch import nn
-from idiolect.bench.random_images import federation
+from idiolect.bench.workloads import federation
 from idiolect.methods import FedAvg
 from idiolect.engine.architecture import Architecture
 from idiolect.engine.backend import Backend

@@ -29,7 +29,7 @@ def bench(
     json: Annotated[bool, JSON] = False,
 ) -> None:
     """Time plain loops, every backend and installed peers on the same workloads."""
-    from idiolect.bench import Options, bench
+    from idiolect.bench.run_benchmark import Options, bench
     from idiolect.cli.screen import print_json
 
     chosen = Options(

@@ -11,15 +11,7 @@ import torch
 from torch import nn
 from typer.testing import CliRunner
 
-from idiolect.bench import (
-    agreement,
-    padding,
-    peers,
-    random_images,
-    run_benchmark,
-    sides,
-    workloads,
-)
+from idiolect.bench import measurements, peers, run_benchmark, workloads
 from idiolect.bench.run_benchmark import Options, bench
 from idiolect.bench.workloads import PflCNN, Workload
 from idiolect.cli import app
@@ -31,7 +23,7 @@ SHAPE = (1, 4, 4)
 
 
 def network():
-    return nn.Sequential(nn.Flatten(), nn.Linear(16, random_images.CLASSES))
+    return nn.Sequential(nn.Flatten(), nn.Linear(16, workloads.CLASSES))
 
 
 TINY = Workload("tiny", network, SHAPE, (12, 12, 7), FedAvg(batch=4, lr=0.1))
@@ -60,14 +52,14 @@ def test_every_side_is_told_with_what_it_ran_on(tiny, tmp_path):
 
 
 def test_a_backend_that_computes_something_else_is_a_fault(tiny, monkeypatch):
-    right = agreement.simulation
+    right = measurements.simulation
 
-    def wrong(work, fed, backend, build):
+    def wrong(work, fed, backend, build=None):
         if backend.kind == "vectorised":
             work = replace(work, method=replace(work.method, lr=0.2))
         return right(work, fed, backend, build)
 
-    monkeypatch.setattr(agreement, "simulation", wrong)
+    monkeypatch.setattr(measurements, "simulation", wrong)
     found = bench(Options(device="cpu", only=("tiny",), seconds=0.01, peers=False), str)
     assert "differs from the sequential backend" in found["faults"][0]
 
@@ -93,12 +85,12 @@ def test_one_part_that_fails_leaves_the_others_their_turn(tiny, monkeypatch, tmp
 def test_the_loop_trains_as_the_engine_does():
     """With one batch a client, order is nothing: both must average the same models."""
     work = replace(TINY, sizes=(8, 8), method=FedAvg(batch=8, lr=0.1))
-    fed = random_images.federation(work.sizes, SHAPE)
+    fed = workloads.federation(work.sizes, SHAPE)
     torch.manual_seed(0)
     start = network()
     work = replace(work, build=lambda: _copy(start))
-    sim = sides.simulation(work, fed, Backend("sequential", "cpu"))
-    turn = sides.plain_loop(work, fed, torch.device("cpu"))
+    sim = workloads.simulation(work, fed, Backend("sequential", "cpu"))
+    turn = workloads.plain_loop(work, fed, "cpu")
     for _ in range(2):
         sim.advance()
         turn()
@@ -118,17 +110,17 @@ def _copy(model):
 
 def test_padding_is_what_a_round_of_such_clients_has():
     sizes = [40, 37, 21, 20, 9, 9, 5, 3]
-    fed = random_images.federation(sizes, SHAPE)
+    fed = workloads.federation(sizes, SHAPE)
     work = replace(TINY, sizes=tuple(sizes))
-    sim = sides.simulation(work, fed, Backend("vectorised", "cpu", width=len(sizes)))
+    sim = workloads.simulation(work, fed, Backend("vectorised", "cpu", width=len(sizes)))
     sim.advance()
-    told = padding.share(sizes, work.method.batch)
+    told = measurements.padded_share(sizes, work.method.batch)
     assert sim.padding() == pytest.approx(told)
-    assert 0 < told < padding.share(sizes, work.method.batch, blocks=False)
+    assert 0 < told < measurements.padded_share(sizes, work.method.batch, blocks=False)
 
 
 def test_ragged_partitions_of_the_papers_waste_less_than_a_tenth():
-    rows = {row["name"]: row for row in padding.shares()}
+    rows = {row["name"]: row for row in measurements.padding()}
     for name in ("CIFAR-10 DS-2", "CIFAR-10 DS-3"):
         assert rows[name]["one_block"] > 0.3, "ragged enough to say something"
         assert rows[name]["one_run"] < 0.1
@@ -187,12 +179,12 @@ def test_a_peers_own_trouble_is_told_beside_it(monkeypatch):
         raise RuntimeError("no room\nat all")
 
     monkeypatch.setattr(peers, "PEERS", {"torch": refuses, "absent-peer": refuses})
-    told = peers.beside(TINY, "cpu")
+    told = peers.time_peers(TINY, "cpu")
     assert told["torch"]["why"] == f"{version('torch')} failed: RuntimeError: no room"
     assert told["absent-peer"] == {"why": "not installed"}
 
 
 def test_a_peers_rounds_are_timed_but_for_the_first(monkeypatch):
     monkeypatch.setattr(peers, "PEERS", {"torch": lambda work, device, count: [9.0, 1.0, 2.0, 1.5]})
-    told = peers.beside(TINY, "cpu")["torch"]
+    told = peers.time_peers(TINY, "cpu")["torch"]
     assert told["ms"] == 1500 and told["samples_per_second"] == pytest.approx(31 / 1.5)
