@@ -12,7 +12,7 @@ from idiolect.errors import ModelError
 from idiolect.methods import FedAvg
 from idiolect.models import MODELS, AlexNet, LeNet5, McMahanCNN, ResNet18, ShuffleNetV2, check
 from idiolect.models.layers import Pointwise, dividing
-from idiolect.models.shuffle import Unit
+from idiolect.models.shufflenet import ShuffleUnit
 
 GREY, COLOUR = (1, 28, 28), (3, 32, 32)
 
@@ -94,7 +94,7 @@ def test_a_pointwise_convolution_is_a_convolution(stride, float64):
 
 def test_a_unit_interleaves_what_it_keeps_with_what_it_found():
     """Channels 0, 2, 4 out are channels 0, 1, 2 in; the odd ones come from the branch."""
-    unit, x = Unit(6, 6, "group", 2), torch.randn(2, 6, 4, 4)
+    unit, x = ShuffleUnit(6, 6, "group", 2), torch.randn(2, 6, 4, 4)
     out = unit(x)
     assert torch.equal(out[:, 0::2], x[:, :3])
     assert torch.equal(out[:, 1::2], unit.branch(x[:, 3:]))

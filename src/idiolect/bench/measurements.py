@@ -34,7 +34,7 @@ from idiolect.engine.blocks import cut
 from idiolect.engine.rounds import SeededRun, Simulation
 from idiolect.errors import IdiolectError
 from idiolect.methods import FedAvg, FedPer, PersFL
-from idiolect.models import DNN, MLR, LeNet5
+from idiolect.models.feedforward import DNN, MLR, LeNet5
 
 # Seconds and memory of several sides that do the same work.
 

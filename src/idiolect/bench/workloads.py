@@ -17,7 +17,7 @@ from idiolect.engine.backend import Backend
 from idiolect.engine.rounds import SeededRun, Simulation
 from idiolect.kernels.conv_relu_pool import conv_relu, conv_relu_pool
 from idiolect.methods import FedAvg, PFedMe
-from idiolect.models import DNN, MLR, LeNet5
+from idiolect.models.feedforward import DNN, MLR, LeNet5
 
 CLASSES = 10
 CIFAR, MNIST = (3, 32, 32), (1, 28, 28)

@@ -4,15 +4,11 @@ from collections.abc import Callable
 
 from torch import nn
 
-from idiolect.core.batchnorm import BatchNorm
-from idiolect.models.alexnet import AlexNet
 from idiolect.models.check import check, group_norm_instead, masked_batch_norm_instead
-from idiolect.models.images import LeNet5, McMahanCNN
-from idiolect.models.perceptrons import DNN, MLR
-from idiolect.models.recurrent import LSTM, NextWord
-from idiolect.models.residual import ResNet18
-from idiolect.models.shuffle import ShuffleNetV2
-from idiolect.models.text import KimCNN
+from idiolect.models.feedforward import DNN, MLR, AlexNet, LeNet5, McMahanCNN
+from idiolect.models.resnet import ResNet18
+from idiolect.models.shufflenet import ShuffleNetV2
+from idiolect.models.text import KimCNN, NextWord
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
     "mlr": MLR,
@@ -30,20 +26,4 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
 One that has a parameter `words` is given the vocabulary of its data.
 """
 
-__all__ = [
-    "DNN",
-    "LSTM",
-    "MLR",
-    "MODELS",
-    "AlexNet",
-    "BatchNorm",
-    "KimCNN",
-    "LeNet5",
-    "McMahanCNN",
-    "NextWord",
-    "ResNet18",
-    "ShuffleNetV2",
-    "check",
-    "group_norm_instead",
-    "masked_batch_norm_instead",
-]
+__all__ = ["MODELS", "check", "group_norm_instead", "masked_batch_norm_instead"]

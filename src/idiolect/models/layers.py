@@ -10,6 +10,7 @@ from idiolect.errors import ModelError
 
 Norm = Literal["group", "batch"]
 Init = Literal["torch", "he"]
+Shape = tuple[int, ...]  # of one example
 
 
 def normalisation(kind: Norm, channels: int, groups: int) -> nn.Module:

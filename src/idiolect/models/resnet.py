@@ -7,12 +7,12 @@ from torch.nn import functional as F
 
 from idiolect.errors import ModelError
 from idiolect.kernels.group_norm import norm_relu
-from idiolect.models.layers import Norm, Pointwise, convolution, normalisation
+from idiolect.models.layers import Norm, Pointwise, Shape, convolution, normalisation
 
 Stem = Literal["small", "photograph"]
 
 
-class Block(nn.Module):
+class ResidualBlock(nn.Module):
     """Two 3×3 convolutions around which the input is carried."""
 
     def __init__(self, inside: int, out: int, stride: int, norm: Norm, groups: int) -> None:
@@ -45,7 +45,7 @@ class ResNet18(nn.Module):
 
     def __init__(
         self,
-        shape: tuple[int, ...],
+        shape: Shape,
         classes: int,
         norm: Norm = "group",
         groups: int = 8,
@@ -66,7 +66,7 @@ class ResNet18(nn.Module):
         for stage in range(4):
             out = width * 2**stage
             for stride in (2 if stage else 1, 1):
-                blocks.append(Block(inside, out, stride, norm, groups))
+                blocks.append(ResidualBlock(inside, out, stride, norm, groups))
                 inside = out
         self.blocks = nn.Sequential(*blocks)
         self.fc = nn.Linear(inside, classes)

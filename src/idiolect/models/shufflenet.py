@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from idiolect.errors import ModelError
-from idiolect.models.layers import Norm, Pointwise, convolution, normalisation
+from idiolect.models.layers import Norm, Pointwise, Shape, convolution, normalisation
 
 _CHANNELS = {  # of the three stages and of the last convolution, by width: Table 5 of the paper
     0.5: (48, 96, 192, 1024),
@@ -15,7 +15,7 @@ _CHANNELS = {  # of the three stages and of the last convolution, by width: Tabl
 _UNITS = (4, 8, 4)  # of each stage
 
 
-class Unit(nn.Module):
+class ShuffleUnit(nn.Module):
     """Half of the channels go through a branch; the halves are then shuffled together.
 
     The first unit of a stage halves the image instead and sends all channels through both sides.
@@ -61,12 +61,7 @@ class ShuffleNetV2(nn.Module):
     """
 
     def __init__(
-        self,
-        shape: tuple[int, ...],
-        classes: int,
-        width: float = 1.0,
-        norm: Norm = "group",
-        groups: int = 8,
+        self, shape: Shape, classes: int, width: float = 1.0, norm: Norm = "group", groups: int = 8
     ) -> None:
         super().__init__()
         if width not in _CHANNELS:
@@ -78,8 +73,8 @@ class ShuffleNetV2(nn.Module):
         )
         units, inside = [], 24
         for out, count in zip(stages, _UNITS, strict=True):
-            units += [Unit(inside, out, norm, groups)]
-            units += [Unit(out, out, norm, groups) for _ in range(count - 1)]
+            units += [ShuffleUnit(inside, out, norm, groups)]
+            units += [ShuffleUnit(out, out, norm, groups) for _ in range(count - 1)]
             inside = out
         self.units = nn.Sequential(*units)
         self.top = nn.Sequential(
