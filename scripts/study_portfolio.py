@@ -39,10 +39,10 @@ class Study(Portfolio):
     ) -> tuple[Settled, dict[str, Tree]]:
         """Let every rule choose from the candidates, which are trained once."""
         candidates = deployed.candidates
-        rules = {**self.alone(candidates, local), **self.together(candidates, others, local)}
+        rules = {**self.by_itself(candidates, local), **self.together(candidates, others, local)}
         return super().hear(deployed, others, local), rules
 
-    def alone(self, candidates: Params, local: Local) -> dict[str, Tree]:
+    def by_itself(self, candidates: Params, local: Local) -> dict[str, Tree]:
         """Choose by rules that go by the client's own validation data."""
         scores = choosing.scored(candidates, local)
         sound = choosing.sound(candidates, scores)

@@ -10,6 +10,7 @@ import worlds
 from idiolect.aggregation import Krum, Mean, Median
 from idiolect.aggregation.aggregator import Aggregated
 from idiolect.core import tree
+from idiolect.core.capabilities import Averaging, Tampering, has
 from idiolect.core.method import Method, Report
 from idiolect.core.wrap import Served, Wrapper
 from idiolect.errors import MethodError
@@ -19,7 +20,7 @@ from idiolect.methods import METHODS, FedAvg, LocalOnly
 from test_laws import made
 
 TIGHT = 1e-9
-AVERAGING = [n for n, kind in METHODS.items() if kind.aggregates == "mean" and not kind.pooled]
+AVERAGING = [n for n, kind in METHODS.items() if issubclass(kind, Averaging) and not kind.pooled]
 OTHERS = [name for name in METHODS if name not in AVERAGING]
 
 
@@ -29,9 +30,7 @@ def reports_of(simulation):
     method = simulation.method
 
     @dataclasses.dataclass(frozen=True, kw_only=True)
-    class Caught(type(method)):
-        aggregates = "mean"
-
+    class Caught(Tampering, type(method)):
         def arrive(self, state, cohort, reports):
             caught.append((state, cohort, reports))
             return reports
@@ -109,10 +108,10 @@ def test_a_new_server_step_must_say_again_that_it_averages():
         def server_step(self, state, cohort, reports):
             return tree.map(lambda leaf: leaf[0], reports.params)
 
-    assert Odd.aggregates == "other" and FedAvg.aggregates == "mean"
+    assert not has(Odd(), Averaging) and has(FedAvg(), Averaging)
     with pytest.raises(MethodError, match="does not average"):
         Aggregated(Odd(), Median())
-    assert LocalOnly.aggregates == "nothing"
+    assert not has(LocalOnly(), Averaging)
 
 
 def test_krum_with_too_small_a_cohort_is_told(float64):

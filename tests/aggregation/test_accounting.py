@@ -8,7 +8,7 @@ from scipy import special, stats
 
 from idiolect.aggregation import Private, accounting
 from idiolect.aggregation.accounting import Terms, affordable, epsilon, solved, total
-from idiolect.core.method import Plan
+from idiolect.core.method import RunPlan
 from idiolect.errors import ConfigError
 
 EVERYONE = Terms(1.0, 100, 100, "poisson", 1e-5, "rdp")
@@ -175,7 +175,7 @@ def test_releases_compose_like_rounds_and_several_methods_in_one():
 
 def test_a_budget_and_a_target_are_of_all_seeds_together():
     """Five seeds of 20 rounds cost as much as one of 100; what was said of one was too little."""
-    plan = Plan(20, 500, 25, "poisson", releases=5)
+    plan = RunPlan(20, 500, 25, "poisson", releases=5)
     ready, _ = Private(epsilon=4.0).settled(plan)
     told = ready.promise(plan)["privacy"]
     terms = Terms(ready.noise, 500, 25, "poisson", told["delta"], "rdp")

@@ -28,7 +28,7 @@ def arrived(attack, cohort=(0, 1, 2, 4), liars=(1, 4), rounds=1):
 
     @dataclasses.dataclass(frozen=True, kw_only=True)
     class Caught(FedAvg):
-        aggregates = "mean"
+        averages = True
 
         def server_step(self, state, cohort, reports):
             caught.append((state, reports.params))

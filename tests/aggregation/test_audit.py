@@ -15,14 +15,14 @@ from idiolect.aggregation import Private, aggregator
 from idiolect.aggregation import private_mean as rules
 from idiolect.cli import app
 from idiolect.core import tree
-from idiolect.core.method import Plan
+from idiolect.core.method import RunPlan
 from idiolect.errors import ConfigError
 from idiolect.experiment import privacy_audit
 from idiolect.experiment.privacy_audit import audited
 
 # Everyone takes part; and a tenth does, by coins.
-ALL = Private(noise=2.0, clip=0.5), Plan(4, 150, None, "poisson")
-SOME = Private(noise=1.0, clip=0.5), Plan(4, 250, 50, "poisson")
+ALL = Private(noise=2.0, clip=0.5), RunPlan(4, 150, None, "poisson")
+SOME = Private(noise=1.0, clip=0.5), RunPlan(4, 250, 50, "poisson")
 
 
 def found(setting, trials=6000):
@@ -118,6 +118,6 @@ def test_what_has_nothing_to_audit_is_refused(tmp_path):
     refused = CliRunner().invoke(app, ["privacy", "audit", str(path)])
     assert refused.exit_code == 2 and "no differential privacy to audit" in refused.output
     with pytest.raises(ConfigError, match="nothing to audit"):
-        audited(Private(force=True), Plan(2, 40, 4, "poisson"))
+        audited(Private(force=True), RunPlan(2, 40, 4, "poisson"))
     with pytest.raises(ConfigError, match="at least 1000"):
-        audited(Private(noise=1.0), Plan(2, 40, 4, "poisson"), 10)
+        audited(Private(noise=1.0), RunPlan(2, 40, 4, "poisson"), 10)

@@ -16,8 +16,9 @@ from idiolect.aggregation import Private, noise
 from idiolect.aggregation import private_mean as rules
 from idiolect.aggregation.aggregator import Aggregated, Shortened, row_norms
 from idiolect.core import tree
+from idiolect.core.capabilities import Privacy, has
 from idiolect.core.checkpoint import save
-from idiolect.core.method import Plan, Report, Setup
+from idiolect.core.method import Report, RunPlan, Setup
 from idiolect.deploy.server import server_update
 from idiolect.errors import CheckpointError, ConfigError
 from idiolect.experiment import run_state
@@ -75,7 +76,7 @@ def test_a_federation_takes_the_system_whatever_the_experiment_says():
     rule = Private(noise=9.0, noise_source="seed")
     assert int(rule.start(SETUP._replace(seed=4)).seed) == 4
     assert int(rule.start(SETUP._replace(seed=4, federated=True)).seed) == -1
-    plan = Plan(2, 100, 10, "poisson", federated=True)
+    plan = RunPlan(2, 100, 10, "poisson", federated=True)
     ready, _ = rule.settled(plan)
     assert ready.noise_source == "system" and not ready.repeatable
     told = ready.promise(plan)["privacy"]
@@ -83,7 +84,7 @@ def test_a_federation_takes_the_system_whatever_the_experiment_says():
 
 
 def test_a_simulation_says_that_its_seed_removes_the_noise():
-    plan = Plan(20, 1000, 50, "poisson")
+    plan = RunPlan(20, 1000, 50, "poisson")
     told = Private(noise=1.0).promise(plan)["privacy"]
     assert (
         "whoever knows the seed, which stands in the result, can remove the noise"
@@ -190,10 +191,10 @@ def test_a_round_in_which_every_report_is_bad_is_noised_all_the_same():
 
 def test_what_repeats_and_what_hides_is_said_through_wrappers():
     plain = made("fedavg")
-    assert plain.repeatable and not plain.hides
+    assert not has(plain, Privacy)
     for source, repeats in (("seed", True), ("system", False)):
         method = Aggregated(plain, Private(noise=1.0, noise_source=source))
-        assert method.hides and method.repeatable is repeats
+        assert has(method, Privacy) and method.repeatable is repeats
 
 
 def test_an_old_checkpoint_with_a_key_is_refused(tmp_path):
@@ -206,4 +207,4 @@ def test_an_old_checkpoint_with_a_key_is_refused(tmp_path):
 def test_without_the_cipher_it_is_said_before_anything_is_trained(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "cryptography", None)
     with pytest.raises(ConfigError, match=r"pip install 'idiolect\[privacy\]'"):
-        Private(noise=9.0).settled(Plan(2, 100, 10, "poisson"))
+        Private(noise=9.0).settled(RunPlan(2, 100, 10, "poisson"))

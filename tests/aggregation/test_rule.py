@@ -12,7 +12,8 @@ import worlds
 from idiolect.aggregation import Mean, Private
 from idiolect.aggregation.aggregator import Aggregated
 from idiolect.core import tree
-from idiolect.core.method import Plan, Setup
+from idiolect.core.capabilities import Averaging
+from idiolect.core.method import RunPlan, Setup
 from idiolect.errors import ConfigError, MethodError
 from idiolect.experiment.load import parse_experiment
 from idiolect.experiment.run import run_experiment
@@ -20,7 +21,7 @@ from idiolect.methods import METHODS
 from test_laws import made
 
 SETUP = Setup({}, {}, torch.ones(10), 3)
-AVERAGING = [n for n, kind in METHODS.items() if kind.aggregates == "mean" and not kind.pooled]
+AVERAGING = [n for n, kind in METHODS.items() if issubclass(kind, Averaging) and not kind.pooled]
 
 
 def joined(rule, params, reference, weight=None, seed=0, round=0):
@@ -224,7 +225,7 @@ def test_a_budget_ends_the_run(tmp_path, monkeypatch):
     assert 1 <= method["rounds"] < 50 and method["privacy"]["epsilon"] <= 4.0
     assert method["privacy"]["ended_by_budget"]
     rule = Private(noise=1.0, delta=1e-3, budget=4.0, clip=0.5)
-    plan = Plan(method["rounds"] + 1, 40, 4, "poisson", releases=2)
+    plan = RunPlan(method["rounds"] + 1, 40, 4, "poisson", releases=2)
     assert rule.settled(plan)[1] == method["rounds"]
     assert rule.promise(plan)["privacy"]["epsilon"] > 4.0
 
@@ -256,12 +257,12 @@ def test_what_would_mean_nothing_is_refused_in_one_line(change, overrides, words
 def test_delta_shrinks_with_the_clients_and_is_never_large():
     """40^-1.1 = 0.0173 is cut to 0.01; 1000^-1.1 = 5.0e-4 holds, and 1 / 1000 would be too much."""
     found = [
-        Private(noise=9.0).promise(Plan(5, clients, 8, "poisson"))["privacy"]
+        Private(noise=9.0).promise(RunPlan(5, clients, 8, "poisson"))["privacy"]
         for clients in (40, 1000)
     ]
     assert [told["delta"] for told in found] == [0.01, pytest.approx(5.012e-4, rel=1e-3)]
     assert all(told["meaningful"] for told in found)
-    plan = Plan(5, 1000, 8, "poisson")
+    plan = RunPlan(5, 1000, 8, "poisson")
     with pytest.raises(ConfigError, match=r"give at most 0\.0005"):
         Private(noise=9.0, delta=1e-3).settled(plan)
     forced = Private(noise=9.0, delta=1e-3, force=True)
@@ -273,7 +274,7 @@ def test_a_forced_run_needs_no_accountant_and_says_that_it_had_none(monkeypatch)
         raise ImportError(name)
 
     monkeypatch.setattr("importlib.import_module", absent)
-    plan = Plan(3, 57, 11, "poisson")
+    plan = RunPlan(3, 57, 11, "poisson")
     rule, _ = Private(noise=1.25, force=True).settled(plan)
     told = rule.promise(plan)["privacy"]
     assert told["epsilon"] is None and not told["meaningful"]

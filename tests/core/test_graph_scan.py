@@ -105,7 +105,7 @@ class Through(FedAvg):
 
     def client_step(self, sent, personal, local):
         def trained(params, batch):
-            inner = local.fit(local.loss, params, self.rule(local), batch=2, steps=6)
+            inner = local.fit(local.loss, params, self.local_optimiser(local), batch=2, steps=6)
             return local.loss(inner, batch)
 
         def step(params, batch):

@@ -5,6 +5,13 @@ import numpy as np
 import pytest
 import torch
 
+from idiolect.core.capabilities import (
+    ArchitectureState,
+    FinalExchange,
+    NewcomerHistory,
+    NewcomerMessage,
+    has,
+)
 from idiolect.deploy.limits import UNLIMITED
 from idiolect.deploy.newcomer_nodes import WantedModel, adapt_nodes, find_model
 from idiolect.deploy.node import Node
@@ -59,12 +66,13 @@ def trained(home, *methods, **changes):
 
 def unlike():
     """One method of each kind that newcomers to it differ in; all others go one of these ways."""
+    asked = (NewcomerHistory, ArchitectureState, NewcomerMessage, FinalExchange)
     kinds = {}
     for name, kind in METHODS.items():
         method = kind()
         if not kind.pooled:
-            way = (method.looks, method.grouped, method.welcomes, kind.starts_over, kind.tunes)
-            kinds.setdefault((*way, method.tells), name)
+            way = (*(has(method, one) for one in asked), kind.starts_over, kind.tunes)
+            kinds.setdefault(way, name)
     return [*kinds.values(), "fedfomo", "pfedhn"]  # a server that remembers every client
 
 

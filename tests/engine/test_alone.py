@@ -1,13 +1,15 @@
 """One client alone does what it does among others."""
 
 import dataclasses
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 
 import worlds
-from idiolect.core import tree
+from idiolect.core import capabilities, tree
+from idiolect.core.capabilities import FinalExchange, has
 from idiolect.deploy import server
 from idiolect.engine.architecture import Architecture
 from idiolect.engine.deployment_runtime import ClientIdentity, ClientRuntime
@@ -64,16 +66,17 @@ def test_clients_alone_are_the_sequential_simulation_bit_for_bit(name):
     personal = tree.stack([node.personal for node in nodes])
     assert not worlds.differing(personal, simulation.tree["personal"][0])
     (verdict,) = simulation.judge([world.test_data], keep=True)
-    never = [n for n in range(world.clients) if n not in cohort] if method.adapts else []
+    absent = [n for n in range(world.clients) if n not in cohort]
+    never = absent if capabilities.adapts(method) else []
     took = [n for n in range(world.clients) if n not in never]
     addressed = {}
-    for clients, send in ((took, method.send), (never, method.welcome)):
+    for clients, send in ((took, method.send), (never, partial(capabilities.welcome, method))):
         sent = send(state, torch.tensor(clients, dtype=torch.int64))
         for place, client in enumerate(clients):
             own = tree.map(lambda leaf, row=place: leaf[row : row + 1], sent.own)
             addressed[client] = sent._replace(own=own)
     heard = [{} for _ in nodes]
-    if method.tells:
+    if has(method, FinalExchange):
         spoken = {client: nodes[client].tell(addressed[client], 2) for client in took}
         everything = server.sums_of_messages({n: told for n, (told, _) in spoken.items()}, 0)
         heard = [{"others": everything.sums} for _ in nodes]  # a newcomer told none of it

@@ -6,6 +6,7 @@ import torch
 
 import worlds
 from idiolect.core import tree
+from idiolect.core.capabilities import ArchitectureState, Averaging, Preparation
 from idiolect.engine.rounds import Simulation
 from idiolect.errors import Diverged
 from idiolect.methods import FedAvg, FedPer
@@ -79,15 +80,14 @@ def test_only_what_waits_for_nothing_hurries(monkeypatch):
     simulation._pace = 1.0
     assert not simulation._hurries
     simulation._pace = 0.001
-    for name, value in {
-        "aggregates": "rows",
-        "grouped": True,
-        "prepares": True,
-        "public": "clients",
-    }.items():
+    for name, value in {"averages": False, "public": "clients"}.items():
         with monkeypatch.context() as other:
             other.setattr(FedAvg, name, value)
             assert not simulation._hurries, name
+    for kind in (ArchitectureState, Preparation):
+        with monkeypatch.context() as other:
+            other.setattr(FedAvg, "offers", lambda self, asked, k=kind: asked in (k, Averaging))
+            assert not simulation._hurries, kind
     personal = worlds.simulation(FedPer(batch=4), worlds.federation())
     personal._device, personal._pace = torch.device("cuda"), 0.001
     assert not personal._hurries  # who was broken decides what clients keep

@@ -8,6 +8,7 @@ import torch
 
 import worlds
 from idiolect.core import tree
+from idiolect.core.capabilities import ArchitectureState, has
 from idiolect.errors import ConfigError
 from idiolect.methods import METHODS, PFML, Ditto, FedAvg
 
@@ -100,7 +101,7 @@ def test_a_broken_bystander_keeps_what_it_had():
 
 
 def test_methods_whose_groups_hear_everyone_refuse():
-    grouped = [name for name, method in METHODS.items() if method().grouped]
+    grouped = [name for name, method in METHODS.items() if has(method(), ArchitectureState)]
     assert grouped
     for name in grouped:
         with pytest.raises(ConfigError, match="bystanders = 'train' does not go with"):

@@ -16,6 +16,7 @@ import worlds
 from idiolect.aggregation import RULES, Private
 from idiolect.aggregation.aggregator import Aggregated
 from idiolect.core import tree
+from idiolect.core.capabilities import Facts, FinalExchange, has
 from idiolect.core.method import setting
 from idiolect.engine import final_exchange, rounds
 from idiolect.engine.architecture import Architecture
@@ -33,7 +34,7 @@ class Using(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Teller(FedAvg):
+class Teller(Facts, FinalExchange, FedAvg):
     """FedAvg whose clients tell their sizes."""
 
     most: float = setting(10.0, "what sizes are divided by", deploy=True)
@@ -191,10 +192,10 @@ def test_only_global_models_need_no_telling(monkeypatch):
 def test_wrappers_hand_on_but_not_past_what_hides_clients():
     """A robust rule leaves the exchange as it is; a private one lets nothing pass it by."""
     base = Portfolio()
-    assert base.tells and not FedAvg().tells
-    assert Aggregated(base, RULES["median"]()).tells
-    assert not Aggregated(base, Private(noise=1.0)).tells
-    assert not Tuned(FedAvg()).tells and not Tuned(Teller()).tells
+    assert has(base, FinalExchange) and not has(FedAvg(), FinalExchange)
+    assert has(Aggregated(base, RULES["median"]()), FinalExchange)
+    assert not has(Aggregated(base, Private(noise=1.0)), FinalExchange)
+    assert not has(Tuned(FedAvg()), FinalExchange) and not has(Tuned(Teller()), FinalExchange)
     rule = Aggregated(Teller(), RULES["median"]())
     _, (verdict,) = judged(rule)
     np.testing.assert_allclose(heard(verdict), (SIZES.sum() - SIZES) / 10, atol=1e-6)

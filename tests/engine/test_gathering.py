@@ -12,12 +12,13 @@ from idiolect.aggregation.aggregator import Aggregated
 from idiolect.aggregation.attacks import Attacked, SignFlip
 from idiolect.core import tree
 from idiolect.core.method import Method, mean_report
+from idiolect.core.wrap import sums
 from idiolect.engine.client_group import GroupResult
 from idiolect.engine.server_update import summable, summed
 from idiolect.methods import METHODS, FedAvg, FedPer
 from test_laws import made
 
-SUMMING = [name for name, kind in METHODS.items() if kind().sums]
+SUMMING = [name for name, kind in METHODS.items() if sums(kind())]
 
 
 def in_parts(simulation):
@@ -91,7 +92,7 @@ def test_what_holds_nan_is_in_no_sum(float64):
 class Secretly(FedAvg):
     """Says that it averages, but weighs clients alike without saying so."""
 
-    aggregates = "mean"
+    averages = True
 
     def server_step(self, state, cohort, reports):
         return mean_report(reports, uniform=True)

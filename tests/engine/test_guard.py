@@ -12,6 +12,7 @@ import worlds
 from idiolect.aggregation import RULES
 from idiolect.aggregation.aggregator import Aggregated
 from idiolect.core import tree
+from idiolect.core.capabilities import Tampering
 from idiolect.core.method import Method, Report
 from idiolect.engine import server_update
 from idiolect.errors import Diverged
@@ -27,9 +28,7 @@ def poisoner(name, bad, value):
     """A method of whose clients some report rubbish, as seen by the server."""
 
     @dataclass(frozen=True, kw_only=True)
-    class Poisoned(METHODS[name]):
-        aggregates = METHODS[name].aggregates
-
+    class Poisoned(Tampering, METHODS[name]):
         def arrive(self, state, cohort, reports):
             rows = torch.isin(cohort, torch.tensor(bad))
 
@@ -74,7 +73,7 @@ def test_rules_pass_a_poisoner_by(name, float64):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Letters(Method):
+class Letters(Tampering, Method):
     """A method that does not average: the server keeps the last letter of every client."""
 
     def init_server(self, setup):

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 import worlds
+from idiolect.core.capabilities import Facts
 from idiolect.core.method import Method, Sent
 from idiolect.engine.architecture import Architecture
 from idiolect.methods import Centralised, FedAvg
@@ -35,7 +36,7 @@ class Heard(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Post(Method):
+class Post(Facts, Method):
     """Send each client a number of its own; report it back; keep the sum of all."""
 
     title = "Post"

@@ -9,6 +9,7 @@ import torch
 
 import worlds
 from idiolect.core import tree
+from idiolect.core.capabilities import Preparation, has
 from idiolect.core.method import Method, Report, Sent
 from idiolect.engine.architecture import Architecture
 from idiolect.engine.deployment_runtime import ClientIdentity, ClientRuntime
@@ -25,13 +26,13 @@ class Diary(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Noted(Method):
+class Noted(Preparation, Method):
     """Writes a diary."""
 
     def init_personal(self, setup):
         return Diary(*(torch.zeros(()) for _ in range(3)))
 
-    def prepare(self, personal, local):
+    def prepare(self, sent, personal, local):
         assert local.size is not None
         return Diary(personal.prepared + 1, local.round + 1, personal.steps)
 
@@ -95,7 +96,7 @@ def test_a_node_prepares_with_its_first_round_and_keeps_nothing_by_itself():
 
 
 def test_a_method_without_such_a_thing_runs_nothing_more():
-    assert Noted().prepares and not Method().prepares
+    assert has(Noted(), Preparation) and not has(Method(), Preparation)
     world = worlds.simulation(Method(), worlds.federation())
     np.testing.assert_array_equal(world.cohort(0), np.arange(5))
     assert tree.leaves(world.tree["personal"]) == []

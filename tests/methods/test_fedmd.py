@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from idiolect.core.capabilities import Preparation, has
 from idiolect.core.method import Sent
 from idiolect.errors import ConfigError
 from idiolect.methods import FedMD, KTpFL
@@ -74,11 +75,13 @@ def test_the_transfer_phase_learns_public_labels_then_private_ones(stacked):
     method = FedMD(sample=1, lr=0.4, transfer_epochs=1, private_epochs=1)
     local = client(train=[(2.0, 1)], public=[(2.0, 0)], stacked=stacked)
     up = 0.4 * (1 - sigmoid(-1.0))
-    learned = method.prepare(line((0, 0)), local)
+    learned = method.prepare(Sent(), line((0, 0)), local)
     assert pair(learned) == close((-0.4 + 2 * up, -0.2 + up))
-    assert method.prepares and not FedMD(sample=1).prepares
+    assert has(method, Preparation) and not has(FedMD(sample=1), Preparation)
     alone = FedMD(sample=1, lr=0.4, private_epochs=1)
-    assert alone.prepares and pair(alone.prepare(line((0, 0)), local)) == close((0.4, 0.2))
+    assert has(alone, Preparation) and pair(alone.prepare(Sent(), line((0, 0)), local)) == close(
+        (0.4, 0.2)
+    )
 
 
 def test_the_preset_is_what_the_code_does():

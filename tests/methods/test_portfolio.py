@@ -291,7 +291,7 @@ def test_candidates_have_an_order_of_their_own():
     assert method.names == ["local", "λ=0 T=5", "λ=0.5 T=5", "fb", "fb ×5"]
     whole = dataclasses.replace(method, **Portfolio.presets["whole-grid"])
     assert whole.names[1:5] == ["λ=0 T=1", "λ=0.5 T=1", "λ=0.5 T=5", "λ=0.5 T=25"]
-    assert dataclasses.replace(method, members=2).deploys == 5 + 2  # what takes room
+    assert dataclasses.replace(method, members=2).models_held == 5 + 2  # what takes room
     _, verdict = ended(Portfolio(**ROUNDS, keep_candidates=True), rounds=1)
     assert set(verdict.scores) == {"personal", "global", *Portfolio().names}
     _, verdict = ended(Portfolio(**ROUNDS), rounds=1)

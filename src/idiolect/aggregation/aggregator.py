@@ -1,8 +1,8 @@
 """How the server makes one model of many reports: a part that can be replaced.
 
-Any method whose server step heeds only the mean of its clients' parameters (`aggregates = "mean"`)
-takes another rule in place of the mean, without knowing: the rule's result is handed to it as the
-report of a single client. What a method keeps personal never comes here.
+A method whose server step uses only the mean of its clients' parameters (`Averaging`) takes any
+other rule in place of the mean: it gets the rule's result as the report of a single client. What a
+method keeps personal never comes here.
 """
 
 import dataclasses
@@ -13,7 +13,16 @@ import torch
 from torch import Tensor
 
 from idiolect.core import tree
-from idiolect.core.method import Method, Plan, Report, Setup, check_setting
+from idiolect.core.capabilities import (
+    Averaging,
+    FinalExchange,
+    Privacy,
+    has,
+    idle,
+    promise,
+    reference,
+)
+from idiolect.core.method import Capability, Method, Report, RunPlan, Setup, check_setting
 from idiolect.core.tree import Params, Tree
 from idiolect.core.wrap import Served, Stateful
 from idiolect.errors import MethodError
@@ -64,24 +73,24 @@ class Aggregator:
         """Do the same for a round in which nobody took part."""
         return reference, memory
 
-    def settled(self, plan: Plan) -> tuple["Aggregator", int]:
+    def settled(self, plan: RunPlan) -> tuple["Aggregator", int]:
         """Fit the rule to a plan, or refuse it; return it with how many rounds may be done."""
         return self, plan.rounds
 
-    def promise(self, plan: Plan) -> dict[str, Any]:
+    def promise(self, plan: RunPlan) -> dict[str, Any]:
         """Say what is guaranteed to clients after so many rounds, as plain values."""
         return {}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Aggregated(Stateful):
+class Aggregated(Privacy, Stateful):
     """A method whose server aggregates by another rule than the mean."""
 
     by: Aggregator = dataclasses.field(kw_only=False, metadata={"doc": "how reports are joined"})
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.base.aggregates != "mean" or self.base.pooled:
+        if not has(self.base, Averaging) or self.base.pooled:
             raise MethodError(refusal(self.base, self.by.title))
 
     def titled(self, title: str) -> str:
@@ -96,20 +105,16 @@ class Aggregated(Stateful):
         """Rounds with another rule are other rounds."""
         return self.by, self.base.training()
 
-    @property
-    def hides(self) -> bool:
-        """Whether the rule hides any one client."""
-        return self.by.hides or super().hides
-
-    @property
-    def tells(self) -> bool:
-        """Whether clients tell each other something: not where the rule would be passed by."""
-        return super().tells and not self.by.hides
+    def offers(self, kind: type[Capability]) -> bool:
+        """Privacy is the rule's; no final exchange passes a private rule by."""
+        if kind is Privacy:
+            return self.by.hides or has(self.base, Privacy)
+        return super().offers(kind) and not (kind is FinalExchange and self.by.hides)
 
     @property
     def repeatable(self) -> bool:
         """Whether the rule draws nothing afresh."""
-        return self.by.repeatable and super().repeatable
+        return self.by.repeatable and (not has(self.base, Privacy) or self.base.repeatable)
 
     def memory(self, setup: Setup) -> Tree:
         """Let the rule remember."""
@@ -117,34 +122,33 @@ class Aggregated(Stateful):
 
     def server_step(self, state: Served, cohort: Tensor, reports: Report) -> Served:
         """Join the reports by the rule; the inner method averages the one that is left."""
-        reference = self.base.reference(state.inner, cohort)
-        _refuse_unlike(self.base, reference, reports.params)
-        joined, memory = self.by.combine(state.memory, reference, reports.params, reports.size)
+        sent = reference(self.base, state.inner, cohort)
+        _refuse_unlike(self.base, sent, reports.params)
+        joined, memory = self.by.combine(state.memory, sent, reports.params, reports.size)
         return Served(self._inner(state.inner, cohort, joined), memory)
 
     def sum_step(self, state: Served, cohort: Tensor, total: "Shortened") -> Served:
         """Do the server's step with the sum of what the cohort's clients shortened themselves."""
-        reference = self.base.reference(state.inner, cohort)
-        joined, memory = self.by.combine_sum(state.memory, reference, total, len(cohort))
+        sent = reference(self.base, state.inner, cohort)
+        joined, memory = self.by.combine_sum(state.memory, sent, total, len(cohort))
         return Served(self._inner(state.inner, cohort, joined), memory)
 
-    def settled(self, plan: Plan) -> tuple["Aggregated", int]:
+    def settled(self, plan: RunPlan) -> tuple["Aggregated", int]:
         """Let the rule look at the plan."""
-        base, rounds = self.base.settled(plan)
-        by, rounds = self.by.settled(plan._replace(rounds=rounds))
-        return dataclasses.replace(self, base=base, by=by), rounds
+        by, rounds = self.by.settled(plan)
+        return dataclasses.replace(self, by=by), rounds
 
-    def promise(self, plan: Plan) -> dict[str, Any]:
+    def promise(self, plan: RunPlan) -> dict[str, Any]:
         """Promise what the rule promises."""
-        return {**self.base.promise(plan), **self.by.promise(plan)}
+        return {**promise(self.base, plan), **self.by.promise(plan)}
 
     def idle(self, state: Served) -> Served:
         """Let the rule say what an empty round does: private noise is added all the same."""
         nobody = torch.zeros(1, dtype=torch.int64, device=tree.leaves(state.inner)[0].device)
-        reference = self.base.reference(state.inner, nobody)
-        joined, memory = self.by.idle(state.memory, reference)
-        if joined is reference:
-            return Served(self.base.idle(state.inner), memory)
+        sent = reference(self.base, state.inner, nobody)
+        joined, memory = self.by.idle(state.memory, sent)
+        if joined is sent:
+            return Served(idle(self.base, state.inner), memory)
         return Served(self._inner(state.inner, nobody, joined), memory)
 
     def _inner(self, state: Tree, cohort: Tensor, joined: Params) -> Tree:
@@ -158,7 +162,7 @@ def refusal(method: Method, rule: str) -> str:
     name = method.title or type(method).__name__
     if method.pooled:
         return f"{name} has no clients whose reports could be joined by {rule}; leave it out"
-    if method.aggregates == "nothing":
+    if method.alone:
         return f"{name} sends nothing to a server, so there is nothing to aggregate by {rule}"
     return (
         f"{name} does not average its clients' parameters, so its server cannot use {rule} instead "

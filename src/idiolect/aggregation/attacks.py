@@ -14,6 +14,7 @@ from torch import Tensor
 
 from idiolect.aggregation.aggregator import beside
 from idiolect.core import tree
+from idiolect.core.capabilities import Averaging, Tampering, has, reference
 from idiolect.core.method import Report, Setup, check_setting, setting
 from idiolect.core.tree import Params, Tree
 from idiolect.core.wrap import Served, Stateful
@@ -109,7 +110,7 @@ class Lies(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Attacked(Stateful):
+class Attacked(Tampering, Stateful):
     """A method in whose simulation some clients attack."""
 
     attack: Attack = dataclasses.field(kw_only=False, metadata={"doc": "what attackers do"})
@@ -117,7 +118,7 @@ class Attacked(Stateful):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.base.aggregates != "mean" or self.base.pooled:
+        if not has(self.base, Averaging) or self.base.pooled:
             raise MethodError(
                 f"{self.base.title or type(self.base).__name__} does not send parameters that are "
                 f"averaged, so {self.attack.title} cannot be simulated on it; leave one of them out"
@@ -145,9 +146,10 @@ class Attacked(Stateful):
 
     def arrive(self, state: Served, cohort: Tensor, reports: Report) -> Report:
         """Replace the attackers' parameters by their lies."""
-        reports = self.base.arrive(state.inner, cohort, reports)
+        if has(self.base, Tampering):
+            reports = self.base.arrive(state.inner, cohort, reports)
         liars = torch.isin(cohort, torch.tensor(self.attackers, device=cohort.device))
-        sent = self.base.reference(state.inner, cohort)
+        sent = reference(self.base, state.inner, cohort)
         lies = self.attack.lie(reports.params, sent, liars, _generator(state.memory))
 
         def swapped(lie: Tensor, honest: Tensor) -> Tensor:

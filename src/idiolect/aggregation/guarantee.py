@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 from idiolect.aggregation import accounting
 from idiolect.aggregation.accounting import RELATIONS, Terms
-from idiolect.core.method import Plan
+from idiolect.core.method import RunPlan
 from idiolect.errors import ConfigError
 
 LEAST_CLIENTS = 30  # to hide among
@@ -50,7 +50,7 @@ class Settings(Protocol):
         """Where noise comes from."""
 
 
-def terms(rule: Settings, plan: Plan) -> Terms:
+def terms(rule: Settings, plan: RunPlan) -> Terms:
     """Gather what ε depends on.
 
     That a cohort is drawn hides clients only while nobody knows who was drawn. A hub draws it in
@@ -65,17 +65,17 @@ def terms(rule: Settings, plan: Plan) -> Terms:
     return Terms(rule.noise, plan.clients, cohort, plan.draw, delta, rule.accountant)
 
 
-def drawn(plan: Plan) -> int:
+def drawn(plan: RunPlan) -> int:
     """Return how many clients a round has, or is expected to have."""
     return min(plan.cohort or plan.clients, plan.clients)
 
 
-def solved(given: Terms, target: float, plan: Plan) -> float:
+def solved(given: Terms, target: float, plan: RunPlan) -> float:
     """Return the noise with which all releases of a plan together end at a target."""
     return accounting.solved(given, plan.rounds * plan.releases, target)
 
 
-def affordable(given: Terms, plan: Plan, budget: float) -> int:
+def affordable(given: Terms, plan: RunPlan, budget: float) -> int:
     """Return how many rounds of every release a budget allows; the first one must fit."""
     if not budget:
         return plan.rounds
@@ -89,11 +89,11 @@ def affordable(given: Terms, plan: Plan, budget: float) -> int:
     return allowed
 
 
-def _together(plan: Plan) -> str:
+def _together(plan: RunPlan) -> str:
     return f" under {plan.releases} seeds" if plan.releases > 1 else ""
 
 
-def refuse_meaningless(rule: Settings, plan: Plan) -> None:
+def refuse_meaningless(rule: Settings, plan: RunPlan) -> None:
     """Say why a guarantee would mean nothing, unless the user wants to see it all the same."""
     if rule.force:
         return
@@ -140,7 +140,7 @@ def _spent(rule: Settings, given: Terms, rounds: int) -> float:
         raise
 
 
-def _worth(given: Terms, plan: Plan, spent: float) -> bool:
+def _worth(given: Terms, plan: RunPlan, spent: float) -> bool:
     return (
         spent <= MOST_EPSILON
         and plan.clients >= LEAST_CLIENTS
@@ -148,7 +148,7 @@ def _worth(given: Terms, plan: Plan, spent: float) -> bool:
     )
 
 
-def promise(rule: Settings, plan: Plan) -> dict[str, Any]:
+def promise(rule: Settings, plan: RunPlan) -> dict[str, Any]:
     """Lay out (ε, δ), all they depend on, and a statement.
 
     Every seed is a release of its own of what was learnt from the same clients, so ε is of all of
@@ -238,7 +238,7 @@ def _finite(epsilon: float) -> float | None:
 def _statement(
     rule: Settings,
     given: Terms,
-    plan: Plan,
+    plan: RunPlan,
     spent: float,
     known: float,
     meaningful: bool,
@@ -289,7 +289,7 @@ def _statement(
     return " ".join(word for word in words if word)
 
 
-def _draw(rule: Settings, plan: Plan, known: float) -> str:
+def _draw(rule: Settings, plan: RunPlan, known: float) -> str:
     """Say what becomes of the promise where it is known who took part in which round."""
     if drawn(plan) == plan.clients or not math.isfinite(known):
         return ""

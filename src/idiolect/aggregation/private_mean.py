@@ -23,7 +23,7 @@ from idiolect.aggregation import guarantee
 from idiolect.aggregation.aggregator import Aggregator, Shortened, shorten
 from idiolect.aggregation.noise import SPREAD, Stream, from_seed, from_system, require
 from idiolect.core import tree
-from idiolect.core.method import Plan, Setup, setting
+from idiolect.core.method import RunPlan, Setup, setting
 from idiolect.core.tree import Params
 from idiolect.errors import ConfigError, MethodError
 
@@ -200,7 +200,7 @@ class Private(Aggregator):
 
     # What it guarantees.
 
-    def settled(self, plan: Plan) -> tuple["Private", int]:
+    def settled(self, plan: RunPlan) -> tuple["Private", int]:
         """Solve for the noise, stop where the budget ends, and refuse what would mean nothing."""
         clients = float(plan.cohort or plan.clients)
         ready = dataclasses.replace(self, cohort=self.cohort or clients)
@@ -219,7 +219,7 @@ class Private(Aggregator):
         guarantee.refuse_meaningless(ready, plan._replace(rounds=rounds))
         return ready, rounds
 
-    def promise(self, plan: Plan) -> dict[str, Any]:
+    def promise(self, plan: RunPlan) -> dict[str, Any]:
         """Return (ε, δ) and what they mean."""
         return {"privacy": guarantee.promise(self, plan)}
 

@@ -6,7 +6,6 @@ nothing else; personal state never reaches `server_step`.
 """
 
 import dataclasses
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -47,7 +46,7 @@ class Setup(NamedTuple):
         return int(self.sizes.shape[0])
 
 
-class Plan(NamedTuple):
+class RunPlan(NamedTuple):
     """Who will take part, and how often; known when a run begins."""
 
     rounds: int
@@ -84,9 +83,27 @@ def setting(
     return dataclasses.field(default=default, metadata=rule)
 
 
+class Capability:
+    """What a method may offer beside the contract; `core.capabilities` lists what there is.
+
+    A method has a capability by inheriting its class. Ask by `has(method, SomeCapability)`.
+    """
+
+    tied_to: ClassVar[tuple[str, ...]] = ()
+    """Functions of the contract on which it builds: a wrapper that overrides one of them does not
+    pass the capability on."""
+
+    def offers(self, kind: "type[Capability]") -> bool:
+        """Say whether this method, with its settings, offers a capability."""
+        return isinstance(self, kind)
+
+
 @dataclass(frozen=True, kw_only=True)
-class Method:
-    """Defaults of the contract: send the state to everyone, keep nothing, deploy what was sent."""
+class Method(Capability):
+    """The contract, which all methods share.
+
+    Its defaults send the state to everyone, keep nothing and deploy what was sent.
+    """
 
     title: ClassVar[str] = ""
     paper: ClassVar[str] = ""
@@ -95,7 +112,6 @@ class Method:
     unused: ClassVar[tuple[str, ...]] = ()  # settings below that its steps have no use for
     trained_as: ClassVar["type[Method] | None"] = None  # the method whose rounds these are
     tunes: ClassVar[bool] = False  # deploy trains, so curves of personal models cost a training
-    aggregates: ClassVar[str] = "other"  # "mean": server_step heeds only the mean of `Report`s
     starts_over: ClassVar[bool] = False  # deploy trains a model from `local.initial`
     alone: ClassVar[bool] = False  # needs no server: all clients train in every round
     public: ClassVar[str] = ""  # who needs the public examples: "clients", "server" or nobody
@@ -119,12 +135,6 @@ class Method:
         100, "rounds to a step of the step schedule, or to the cosine's end", least=1
     )
 
-    def __init_subclass__(cls, **options: Any) -> None:
-        super().__init_subclass__(**options)
-        # A new server step may do anything: whoever writes one says again that it averages.
-        if "server_step" in vars(cls) and "aggregates" not in vars(cls):
-            cls.aggregates = "other"
-
     def __post_init__(self) -> None:
         for spec in dataclasses.fields(self):
             value = getattr(self, spec.name)
@@ -135,33 +145,11 @@ class Method:
                     "gradient steps that do not use it; leave it out"
                 )
 
-    def training(self) -> tuple[Any, ...]:
-        """Identify all that happens before `deploy`: methods alike in this are trained once."""
-        # Asked of the class itself: one derived from it may well change the rounds.
-        kind = vars(type(self)).get("trained_as") or type(self)
-        return kind, tuple(
-            getattr(self, spec.name)
-            for spec in dataclasses.fields(kind)
-            if not spec.metadata.get("deploy")
-        )
-
-    def settled(self, plan: Plan) -> tuple["Method", int]:
-        """Fit the method to a plan, or refuse it; return it with how many rounds may be done."""
-        return self, plan.rounds
-
-    def promise(self, plan: Plan) -> dict[str, Any]:
-        """Say what is guaranteed to clients after so many rounds (privacy), as plain values."""
-        return {}
-
-    # The contract.
+    # The contract: what every method is made of.
 
     def init_server(self, setup: Setup) -> Tree:
         """Return the server's state before the first round."""
         return setup.params
-
-    def init_group(self, setup: Setup) -> Tree:
-        """Return what the server keeps for one architecture before the first round."""
-        return ()
 
     def init_personal(self, setup: Setup) -> Tree:
         """Return what one client keeps before its first round."""
@@ -171,72 +159,21 @@ class Method:
         """Return what goes out; `own` has one row for each client of the cohort."""
         return Sent(shared=state)
 
-    def read(self, report: Tree, local: Local) -> Tree:
-        """Return what the server makes of one report with its public examples, for `server_step`.
-
-        Needed where reports differ in form from architecture to architecture.
-        """
-        return report
-
-    def group_step(self, group: Tree, reports: Tree) -> Tree:
-        """Return what the server keeps for an architecture, from the reports of its clients."""
-        return group
-
-    def fuse(self, group: Tree, state: Tree, local: Local) -> Tree:
-        """Train the same on the server's public examples, once the new state is known."""
-        return group
-
-    def welcome(self, state: Tree, cohort: Tensor) -> Sent:
-        """Return what newcomers are sent, for whom the state has no place of their own."""
-        return self.send(state, cohort)
-
-    def prepare(self, personal: Tree, local: Local) -> Tree:
-        """Do what a client does once, just before its first round; return what it keeps."""
-        return personal
-
     def client_step(self, sent: Sent, personal: Tree, local: Local) -> tuple[Tree, Tree]:
         """Do one client's round: return its report and its new personal state."""
         raise TypeError(f"{type(self).__name__} has no client_step")
 
     def server_step(self, state: Tree, cohort: Tensor, reports: Tree) -> Tree:
-        """Return the new state from the cohort's reports, stacked on axis 0."""
+        """Return the new state from the cohort's reports, stacked on axis 0.
+
+        A state may have a row for each client (a leaf [client, ...]): read the cohort's rows by
+        `leaf[cohort]`, write them by `tree.put`. Rows of absent clients must stay as they are.
+        """
         return state
-
-    def weights(self, size: Tensor) -> Tensor:
-        """Return how much each report counts in the mean, from the sizes that were reported."""
-        return size
-
-    def reference(self, state: Tree, cohort: Tensor) -> Tree:
-        """Return what a client that changed nothing would report as its parameters."""
-        return self.send(state, cohort[:1]).shared
-
-    def arrive(self, state: Tree, cohort: Tensor, reports: Tree) -> Tree:
-        """Return reports as they reach the server; simulated attackers change theirs here."""
-        return reports
-
-    def idle(self, state: Tree) -> Tree:
-        """Return the new state after a round in which nobody took part."""
-        return state
-
-    def meet(self, sent: Sent, personal: Tree, local: Local) -> Tree:
-        """Look at what was sent without training: how a newcomer catches up on earlier rounds."""
-        return personal
 
     def deploy(self, sent: Sent, personal: Tree, local: Local) -> Tree:
         """Return what this client would use from now on; local training belongs here."""
         return sent.shared
-
-    def adapt(self, sent: Sent, personal: Tree, local: Local) -> Tree:
-        """Return what a newcomer would use; `personal` is fresh but for what it met."""
-        return self.deploy(sent, personal, local)
-
-    def tell(self, deployed: Tree, local: Local) -> Tree:
-        """Return a few numbers from −1 to 1 that may be added up over clients; (): nothing."""
-        return ()
-
-    def hear(self, deployed: Tree, others: Tree, local: Local) -> Tree:
-        """Reconsider what to use, given the sums of what the other clients told."""
-        return deployed
 
     def models(self, sent: Sent, deployed: Tree) -> dict[str, Tree]:
         """Name what `predict` can score: `personal`, and `global` where there is one.
@@ -249,100 +186,58 @@ class Method:
         """Return logits [example, class] of one of `models`."""
         return local.logits(model, x)
 
-    def predict_all(self, models: dict[str, Tree], x: Tensor, local: Local) -> dict[str, Tensor]:
-        """Return the logits of several models; override where they share parts that cost."""
-        return {name: self.predict(model, x, local) for name, model in models.items()}
-
-    def facts(self, deployed: Tree) -> dict[str, Tensor]:
-        """Return scalars worth telling about one client's outcome, such as what it chose."""
-        return {}
-
-    def reason(self, facts: Mapping[str, Any]) -> str:
-        """Say in words what one client's facts, as plain numbers, amount to: what, and why."""
-        return ""
-
-    @property
-    def grouped(self) -> bool:
-        """Whether the server keeps something for each architecture."""
-        return type(self).init_group is not Method.init_group
-
-    @property
-    def repeatable(self) -> bool:
-        """Whether a round that is done again, after a crash, ends with the very same state."""
-        return True
-
-    @property
-    def sums(self) -> bool:
-        """Whether the mean of the reports would do in place of them: it may come in parts."""
-        return self.aggregates == "mean" and type(self).arrive is Method.arrive
-
-    @property
-    def hides(self) -> bool:
-        """Whether the server adds noise that hides any one client, also when nobody came."""
-        return False
-
-    @property
-    def tells(self) -> bool:
-        """Whether clients tell each other something, in sum, before they settle what to use."""
-        return type(self).tell is not Method.tell
-
-    @property
-    def deploys(self) -> int:
-        """How many models a client deploys: what is held between `tell` and `hear`."""
-        return 1
-
-    @property
-    def prepares(self) -> bool:
-        """Whether clients have something to do before their first round."""
-        return type(self).prepare is not Method.prepare
-
-    @property
-    def welcomes(self) -> bool:
-        """Whether newcomers are sent something else, so that the state may have a row for each."""
-        return type(self).welcome is not Method.welcome
-
-    @property
-    def adapts(self) -> bool:
-        """Whether a newcomer comes to its model otherwise than a client that took part."""
-        return self.welcomes or type(self).adapt is not Method.adapt
-
-    @property
-    def looks(self) -> bool:
-        """Whether a newcomer gains from meeting the global models of earlier rounds."""
-        return type(self).meet is not Method.meet
-
-    def settings(self) -> dict[str, Any]:
-        """Return the hyper-parameters by name."""
-        return dataclasses.asdict(self)
-
-    def trace(self, state: Tree) -> dict[str, Tensor]:
-        """Return what is worth recording of the server's state after a round, by name."""
-        return {}
-
     # What most client steps are made of.
 
-    def rule(self, local: Local, lr: float | Tensor | None = None) -> optim.Optimiser:
-        """Return the local optimiser at this round's learning rate, or at a rate of its own."""
+    def local_optimiser(self, local: Local, lr: float | Tensor | None = None) -> optim.Optimiser:
+        """Return the local optimiser at this round's learning rate, or at a given rate."""
         rate: float | Tensor = self.lr if lr is None else lr
         if lr is None and self.schedule != "constant":
             rate = self.lr * _SCHEDULES[self.schedule](self)(local.round)
         if self.optimiser == "adam":
-            rule = optim.adam(rate, weight_decay=self.weight_decay)
+            chosen = optim.adam(rate, weight_decay=self.weight_decay)
         else:
-            rule = optim.sgd(rate, self.momentum, self.weight_decay, self.nesterov)
-        return optim.clipped(rule, self.clip) if self.clip else rule
+            chosen = optim.sgd(rate, self.momentum, self.weight_decay, self.nesterov)
+        return optim.clipped(chosen, self.clip) if self.clip else chosen
 
     def fit(self, local: Local, params: Params, loss: Loss | None = None) -> Params:
-        """Train on the client's data for a round, on cross-entropy unless told otherwise."""
+        """Train on the client's data for a round, on cross-entropy unless a loss is given."""
         return local.fit(
             loss or local.loss,
             params,
-            self.rule(local),
+            self.local_optimiser(local),
             batch=self.batch,
             epochs=self.epochs,
             steps=self.steps,
         )
 
+    # What a run asks of the settings; only wrappers change it.
+
+    def settings(self) -> dict[str, Any]:
+        """Return the hyper-parameters by name."""
+        return dataclasses.asdict(self)
+
+    def training(self) -> tuple[Any, ...]:
+        """Identify all that happens before `deploy`: methods alike in this are trained once."""
+        # Asked of the class itself: one derived from it may well change the rounds.
+        kind = vars(type(self)).get("trained_as") or type(self)
+        return kind, tuple(
+            getattr(self, spec.name)
+            for spec in dataclasses.fields(kind)
+            if not spec.metadata.get("deploy")
+        )
+
+
+CORE = (
+    "init_server",
+    "init_personal",
+    "send",
+    "client_step",
+    "server_step",
+    "deploy",
+    "models",
+    "predict",
+)
+"""The functions of the contract."""
 
 _SCHEDULES = {
     "exponential": lambda m: optim.exponential(m.decay),
@@ -387,10 +282,12 @@ def mean_report(reports: Report, uniform: bool = False) -> Params:
 
 
 __all__ = [
+    "CORE",
     "PLAIN_STEPS",
+    "Capability",
     "Method",
-    "Plan",
     "Report",
+    "RunPlan",
     "Sent",
     "Setup",
     "alike",

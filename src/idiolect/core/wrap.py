@@ -1,17 +1,18 @@
-"""Methods made of methods: a wrapper hands every step on to the method inside, but for its own.
+"""Methods made of methods: a wrapper passes every step on to the method inside, but for its own.
 
-`Mixture(Tuned(FedAvg()))` is FedAvg, fine-tuned at every client, mixed there with a local expert.
+`Mixture(FineTuned(FedAvg()))` is FedAvg, fine-tuned at every client, mixed there with a local
+expert. Functions of the contract are passed on by generated functions, those of capabilities by
+attribute look-up, so that neither is named here.
 """
 
 import dataclasses
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import Tensor
 
-from idiolect.core.client import Local
-from idiolect.core.method import Method, Plan, Sent, Setup, check_setting
+from idiolect.core.capabilities import Averaging, Privacy, Tampering, has, idle
+from idiolect.core.method import CORE, Capability, Method, RunPlan, Sent, Setup, check_setting
 from idiolect.core.tree import Tree
 from idiolect.errors import ConfigError
 
@@ -20,7 +21,11 @@ _COMMON = tuple(spec.name for spec in dataclasses.fields(Method))
 
 @dataclass(frozen=True, kw_only=True)
 class Wrapper(Method):
-    """A method around another; the settings that every method has are those of the inner one."""
+    """A method around another; the settings that every method has are those of the inner one.
+
+    A subclass overrides what it changes, of the contract and of the capabilities alike. It inherits
+    a capability only if it has it whatever is inside.
+    """
 
     base: Method = dataclasses.field(kw_only=False, metadata={"doc": "the method inside"})
 
@@ -38,18 +43,33 @@ class Wrapper(Method):
                     f"{type(self.base).__name__}; set it there"
                 )
             object.__setattr__(self, spec.name, inner)
-        for name in ("paper", "pooled", "aggregates", "public", "alone"):
+        for name in ("paper", "pooled", "public", "alone"):
             object.__setattr__(self, name, getattr(self.base, name))
         for name in ("tunes", "starts_over"):
             object.__setattr__(self, name, getattr(type(self), name) or getattr(self.base, name))
         object.__setattr__(self, "title", self.titled(self.base.title))
+
+    if not TYPE_CHECKING:  # who asks `has` first knows the type
+
+        def __getattr__(self, name: str) -> Any:
+            """Look up what this class lacks, such as functions of capabilities, in the base."""
+            if name.startswith("_") or name == "base":  # while it is being unpickled
+                raise AttributeError(name)
+            return getattr(self.base, name)
+
+    def offers(self, kind: type[Capability]) -> bool:
+        """Offer what the method inside does, unless this class changes what that builds on."""
+        if isinstance(self, kind):
+            return True
+        changed = [n for n in kind.tied_to if getattr(type(self), n) is not getattr(Wrapper, n)]
+        return not changed and self.base.offers(kind)
 
     def titled(self, title: str) -> str:
         """Return the title, given that of the method inside."""
         return title
 
     def own_settings(self) -> dict[str, Any]:
-        """Return what this wrapper was told, apart from the method inside."""
+        """Return this wrapper's settings, without those of the method inside."""
         names = [spec.name for spec in dataclasses.fields(self)]
         return {n: getattr(self, n) for n in names if n != "base" and n not in _COMMON}
 
@@ -65,170 +85,16 @@ class Wrapper(Method):
         """What happens before `deploy` is the inner method's, unless a wrapper says otherwise."""
         return self.base.training()
 
-    def settled(self, plan: Plan) -> tuple["Wrapper", int]:
-        """Fit the method inside."""
-        base, rounds = self.base.settled(plan)
-        return dataclasses.replace(self, base=base), rounds
 
-    def promise(self, plan: Plan) -> dict[str, Any]:
-        """Hand on."""
-        return self.base.promise(plan)
+def _passed_on(name: str) -> Any:
+    def pass_on(self: Wrapper, *arguments: Any) -> Any:
+        return getattr(self.base, name)(*arguments)
 
-    # Every step, handed on.
+    return pass_on
 
-    def init_server(self, setup: Setup) -> Tree:
-        """Hand on."""
-        return self.base.init_server(setup)
 
-    def init_group(self, setup: Setup) -> Tree:
-        """Hand on."""
-        return self.base.init_group(setup)
-
-    def read(self, report: Tree, local: Local) -> Tree:
-        """Hand on."""
-        return self.base.read(report, local)
-
-    def group_step(self, group: Tree, reports: Tree) -> Tree:
-        """Hand on."""
-        return self.base.group_step(group, reports)
-
-    def fuse(self, group: Tree, state: Tree, local: Local) -> Tree:
-        """Hand on."""
-        return self.base.fuse(group, state, local)
-
-    def init_personal(self, setup: Setup) -> Tree:
-        """Hand on."""
-        return self.base.init_personal(setup)
-
-    def send(self, state: Tree, cohort: Tensor) -> Sent:
-        """Hand on."""
-        return self.base.send(state, cohort)
-
-    def welcome(self, state: Tree, cohort: Tensor) -> Sent:
-        """Hand on."""
-        return self.base.welcome(state, cohort)
-
-    def prepare(self, personal: Tree, local: Local) -> Tree:
-        """Hand on."""
-        return self.base.prepare(personal, local)
-
-    def client_step(self, sent: Sent, personal: Tree, local: Local) -> tuple[Tree, Tree]:
-        """Hand on."""
-        return self.base.client_step(sent, personal, local)
-
-    def server_step(self, state: Tree, cohort: Tensor, reports: Tree) -> Tree:
-        """Hand on."""
-        return self.base.server_step(state, cohort, reports)
-
-    def weights(self, size: Tensor) -> Tensor:
-        """Hand on."""
-        return self.base.weights(size)
-
-    def reference(self, state: Tree, cohort: Tensor) -> Tree:
-        """Hand on."""
-        return self.base.reference(state, cohort)
-
-    def arrive(self, state: Tree, cohort: Tensor, reports: Tree) -> Tree:
-        """Hand on."""
-        return self.base.arrive(state, cohort, reports)
-
-    def idle(self, state: Tree) -> Tree:
-        """Hand on."""
-        return self.base.idle(state)
-
-    def meet(self, sent: Sent, personal: Tree, local: Local) -> Tree:
-        """Hand on."""
-        return self.base.meet(sent, personal, local)
-
-    def deploy(self, sent: Sent, personal: Tree, local: Local) -> Tree:
-        """Hand on."""
-        return self.base.deploy(sent, personal, local)
-
-    def adapt(self, sent: Sent, personal: Tree, local: Local) -> Tree:
-        """Hand on."""
-        return self.base.adapt(sent, personal, local)
-
-    def tell(self, deployed: Tree, local: Local) -> Tree:
-        """Hand on."""
-        return self.base.tell(deployed, local)
-
-    def hear(self, deployed: Tree, others: Tree, local: Local) -> Tree:
-        """Hand on."""
-        return self.base.hear(deployed, others, local)
-
-    def models(self, sent: Sent, deployed: Tree) -> dict[str, Tree]:
-        """Hand on."""
-        return self.base.models(sent, deployed)
-
-    def predict(self, model: Tree, x: Tensor, local: Local) -> Tensor:
-        """Hand on."""
-        return self.base.predict(model, x, local)
-
-    # Not `predict_all`: its default asks this wrapper's own `predict`.
-
-    def facts(self, deployed: Tree) -> dict[str, Tensor]:
-        """Hand on."""
-        return self.base.facts(deployed)
-
-    def reason(self, facts: Mapping[str, Any]) -> str:
-        """Hand on."""
-        return self.base.reason(facts)
-
-    def trace(self, state: Tree) -> dict[str, Tensor]:
-        """Hand on."""
-        return self.base.trace(state)
-
-    @property
-    def grouped(self) -> bool:
-        """Hand on."""
-        return self.base.grouped
-
-    @property
-    def repeatable(self) -> bool:
-        """Hand on."""
-        return self.base.repeatable
-
-    @property
-    def sums(self) -> bool:
-        """Hand on, unless this wrapper looks at the reports itself."""
-        own = [kind for kind in type(self).__mro__ if kind not in (Stateful, Wrapper, Method)]
-        looks = any(name in vars(kind) for kind in own for name in ("server_step", "arrive"))
-        return self.base.sums and not looks
-
-    @property
-    def hides(self) -> bool:
-        """Hand on."""
-        return self.base.hides
-
-    @property
-    def tells(self) -> bool:
-        """Hand on, unless this wrapper deploys something of its own made of what is inside."""
-        return self.base.tells and type(self).deploy is Wrapper.deploy
-
-    @property
-    def deploys(self) -> int:
-        """Hand on."""
-        return self.base.deploys
-
-    @property
-    def prepares(self) -> bool:
-        """Hand on."""
-        return self.base.prepares
-
-    @property
-    def welcomes(self) -> bool:
-        """Hand on."""
-        return self.base.welcomes
-
-    @property
-    def adapts(self) -> bool:
-        """Hand on."""
-        return self.base.adapts
-
-    @property
-    def looks(self) -> bool:
-        """Hand on."""
-        return self.base.looks
+for _name in CORE:
+    setattr(Wrapper, _name, _passed_on(_name))
 
 
 class Served(NamedTuple):
@@ -242,6 +108,19 @@ class Served(NamedTuple):
 class Stateful(Wrapper):
     """A wrapper whose server remembers something beside the inner method's state."""
 
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Give functions of the inner method's capabilities its part of the state."""
+            found = super().__getattr__(name)
+            if not callable(found):
+                return found
+
+            def inside(*given: Any) -> Any:
+                return found(*(one.inner if isinstance(one, Served) else one for one in given))
+
+            return inside
+
     def memory(self, setup: Setup) -> Tree:
         """Return what is remembered before the first round."""
         return ()
@@ -254,26 +133,28 @@ class Stateful(Wrapper):
         """Send what the inner method sends."""
         return self.base.send(state.inner, cohort)
 
-    def welcome(self, state: Served, cohort: Tensor) -> Sent:
-        """Send what the inner method sends."""
-        return self.base.welcome(state.inner, cohort)
-
     def server_step(self, state: Served, cohort: Tensor, reports: Tree) -> Served:
         """Let the inner method do its step."""
         return state._replace(inner=self.base.server_step(state.inner, cohort, reports))
 
-    def reference(self, state: Served, cohort: Tensor) -> Tree:
-        """Hand on."""
-        return self.base.reference(state.inner, cohort)
-
-    def arrive(self, state: Served, cohort: Tensor, reports: Tree) -> Tree:
-        """Hand on."""
-        return self.base.arrive(state.inner, cohort, reports)
-
     def idle(self, state: Served) -> Served:
-        """Hand on."""
-        return state._replace(inner=self.base.idle(state.inner))
+        """Let the inner method add its noise."""
+        return state._replace(inner=idle(self.base, state.inner))
 
-    def trace(self, state: Served) -> dict[str, Tensor]:
-        """Hand on."""
-        return self.base.trace(state.inner)
+
+def settled(method: Method, plan: RunPlan) -> tuple[Method, int]:
+    """Fit a method to a plan, what is inside first; return it with how many rounds may be done."""
+    if isinstance(method, Wrapper):
+        base, rounds = settled(method.base, plan)
+        method, plan = dataclasses.replace(method, base=base), plan._replace(rounds=rounds)
+    return method.settled(plan) if isinstance(method, Privacy) else (method, plan.rounds)
+
+
+def sums(method: Method) -> bool:
+    """Say whether the mean of the reports does in place of them, so that it may come in parts."""
+    inner = method
+    while isinstance(inner, Wrapper):
+        if type(inner).server_step not in (Wrapper.server_step, Stateful.server_step):
+            return False  # it looks at single reports
+        inner = inner.base
+    return has(method, Averaging) and not has(method, Tampering)

@@ -6,8 +6,10 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from idiolect.core import capabilities, wrap
 from idiolect.core.batches import Request
-from idiolect.core.method import Method, Plan
+from idiolect.core.capabilities import Privacy, has
+from idiolect.core.method import Method, RunPlan
 from idiolect.core.wrap import Wrapper
 from idiolect.deploy import protocol
 from idiolect.deploy.protocol import Refused
@@ -292,7 +294,7 @@ def refuse_run(
         if policy.methods and table.name not in policy.methods:
             raise Refused("methods", f"{table.name} is none of {', '.join(policy.methods)}")
         method = _inmost(made_method(table))
-        if method.aggregates == "nothing":
+        if method.alone:
             continue
         for train, _, _ in sizes:
             wanted = Request("train", method.batch, method.epochs, method.steps, True, 0)
@@ -329,7 +331,7 @@ def _refuse_lonely(policy: SitePolicy, experiment: Experiment, clients: int) -> 
         math.comb(others, n) * share**n * (1 - share) ** (others - n)
         for n in range(policy.min_cohort - 1)
     )
-    if alone > _ALONE and not all(made_method(t).hides for t in experiment.methods):
+    if alone > _ALONE and not all(has(made_method(t), Privacy) for t in experiment.methods):
         raise Refused(
             "min_cohort",
             f"with draw = 'poisson' this site's round has fewer than {policy.min_cohort} sites "
@@ -343,18 +345,18 @@ def _refuse_open(policy: SitePolicy, experiment: Experiment, clients: int) -> di
     cohort = cohort_size(experiment.cohort, clients)
     for table in experiment.methods:
         method = made_method(table)
-        if method.aggregates == "nothing":
+        if method.alone:
             continue
-        if not method.hides:
+        if not has(method, Privacy):
             raise Refused("require_privacy", f"{table.name} has no aggregate = 'dp'")
         if table.aggregate is not None and table.aggregate.options.get("force"):
             # Without it the server itself refuses few clients, and a large epsilon.
             raise Refused("require_privacy", f"{table.name} has force = true")
         rounds, seeds = table.rounds or experiment.rounds, len(experiment.seeds)
-        plan = Plan(rounds, clients, cohort, experiment.draw, seeds, federated=True)
+        plan = RunPlan(rounds, clients, cohort, experiment.draw, seeds, federated=True)
         try:
-            settled, rounds = method.settled(plan)
-            promised = settled.promise(plan._replace(rounds=rounds)).get("privacy", {})
+            ready, rounds = wrap.settled(method, plan)
+            promised = capabilities.promise(ready, plan._replace(rounds=rounds)).get("privacy", {})
         except IdiolectError as error:
             raise Refused("require_privacy", f"{table.name}: {error}") from error
         if not promised.get("meaningful"):

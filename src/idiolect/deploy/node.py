@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from idiolect.core import tree
+from idiolect.core import capabilities, tree
 from idiolect.core.batches import Request
+from idiolect.core.capabilities import FinalExchange, Privacy, has
 from idiolect.core.method import Report, Sent
 from idiolect.core.tree import Tree
 from idiolect.deploy import (
@@ -371,7 +372,7 @@ class Node:
         """Tell a few numbers that are added up over nodes; under masks they follow later."""
         self._refuse_reporting(message)
         alone, _ = self._desk(message)
-        if not alone.method.tells:
+        if not has(alone.method, FinalExchange):
             raise Refused("protocol", "this method tells nothing")
         told = self._spoken(message, alone, self._sent(alone, message)).told
         if (count := sum(leaf.numel() for leaf in tree.leaves(told))) > server.MOST_EXCHANGED:
@@ -396,7 +397,7 @@ class Node:
         alone, drawer = self._desk(message)
         opened, head = self._of(message), message.head
         flags = [flag for flag in _FLAGS if read_field(head, flag, bool)]
-        if alone.method.hides and not drawer.kept.round and "only_global" not in flags:
+        if has(alone.method, Privacy) and not drawer.kept.round and "only_global" not in flags:
             flags = [*dict.fromkeys((*flags, "newcomers"))]  # the hub does not know who came
         round, tested = read_field(head, "round", int), read_field(head, "tested", bool)
         sent = self._sent(alone, message)
@@ -412,7 +413,9 @@ class Node:
             sample=sample_of(message),
         )
         if "keep" in flags:
-            reason = alone.method.reason(tree.map(lambda leaf: leaf.cpu().numpy(), facts))
+            reason = capabilities.reason(
+                alone.method, tree.map(lambda leaf: leaf.cpu().numpy(), facts)
+            )
             if reason:
                 log.info("%s, seed %d, chose: %s", head["label"], head["seed"], reason)
             about = personal_models.ModelInfo(
@@ -520,7 +523,7 @@ class Node:
             held.test[0],
             architecture,
             self._device,
-            look=None if method.aggregates == "nothing" else self._look,
+            look=None if method.alone else self._look,
             # A share of a dataset that anyone can have is trained on as a simulation does.
             short_batches=self._site.policy.short_batches or self._site.client is not None,
         )

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from idiolect.aggregation.aggregator import Aggregated, Shortened, shorten
 from idiolect.core import tree
+from idiolect.core.capabilities import Averaging, has
 from idiolect.core.method import Method, Report, Sent
 from idiolect.core.tree import Tree
 from idiolect.core.wrap import Wrapper
@@ -153,7 +154,7 @@ def refuse_unfit(label: str, method: Method) -> None:
             "compare them), and under deploy.secure the server sees only their sum; leave out "
             "`aggregate` or deploy.secure"
         )
-    if method.aggregates != "mean":
+    if not has(method, Averaging):
         raise MethodError(
             f"{label} needs more of its nodes than the weighted mean of their parameters, and "
             "under deploy.secure the server sees only that; leave deploy.secure out, or choose a "
@@ -176,7 +177,7 @@ def contribution(method: Method, sent: Sent, report: Report, bound: float) -> Re
     Where the server's rule would shorten every update, the node does, and all nodes weigh alike.
     """
     size = report.size.reshape(1)
-    if rule_of(method) is None:
+    if rule_of(method) is None and has(method, Averaging):
         return Report(report.params, method.weights(size).reshape(report.size.shape))
     rows = tree.map(lambda leaf: leaf.unsqueeze(0), report.params)
     cut = shorten(sent.shared, rows, size, size.new_full((), bound))

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from idiolect.aggregation import RULES
+from idiolect.core import wrap
+from idiolect.core.capabilities import ArchitectureState, has
 from idiolect.core.checkpoint import write_whole
 from idiolect.core.method import Method
 from idiolect.data import SOURCES, Dataset
@@ -126,7 +128,7 @@ class RemoteJob:
 
     def settled(self) -> "RemoteJob":
         """Fit the method to who takes part and how often, before anything is trained."""
-        method, rounds = self.method.settled(plan_of(self, self.rounds))
+        method, rounds = wrap.settled(self.method, plan_of(self, self.rounds))
         return dataclasses.replace(self, method=method, rounds=rounds)
 
     @property
@@ -282,7 +284,7 @@ def served_methods(experiment: Experiment, only: Sequence[str] = ()) -> dict[str
     }
     for label, method in methods.items():
         refuse_pooled(label, method)
-        if experiment.bystanders == "train" and method.grouped:
+        if experiment.bystanders == "train" and has(method, ArchitectureState):
             raise ConfigError(
                 f'{label}: its server hears all who train; leave out bystanders = "train"'
             )

@@ -2,13 +2,15 @@
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from idiolect.core import tree
+from idiolect.core import capabilities, tree
+from idiolect.core.capabilities import ArchitectureState, FinalExchange, Privacy, Tampering, has
 from idiolect.core.method import Method, Report, Sent
 from idiolect.core.tree import Tree
 from idiolect.data import Dataset
@@ -103,7 +105,9 @@ _CPU = torch.device("cpu")
 def apply_reports(method: Method, state: Tree, present: Sequence[int], reports: Tree) -> Tree:
     """Take the server's step with reports of those present, guarded as the simulation's is."""
     cohort = torch.tensor(present)
-    arrived = method.arrive(state, cohort, reports)
+    arrived = reports
+    if has(method, Tampering):
+        arrived = method.arrive(state, cohort, reports)
     bad = server_update.rows_to_leave_out(arrived, None, len(cohort), _CPU)
     return server_update.guarded_server_step(method, state, cohort, arrived, bad)
 
@@ -220,14 +224,14 @@ class FederationServer:
                 first = self._rehearsal.stand_ins[number][0]
                 compression.refuse_unfit(label, deploy, first.form, first.step(first.form, 0)[0])
             self.states.append(method.init_server(setups[0]))
-            if method.grouped:
+            if has(method, ArchitectureState):
                 self._servings.append(self._rehearsal.servings(number, known_public))
         # Training that leaves no trace need not be done.
         personal = tree.leaves(self._rehearsal.stand_ins[0][0].personal)
         self._all_train = bystanders == "train" and bool(personal)
         # Who is heard in the round at hand, for each seed, where that must stay secret.
         self._secret: dict[int, sampling.SecretCohort] = {}
-        self._post.discreet = method.hides
+        self._post.discreet = has(method, Privacy)
         if roster.model is not None:
             self._expect_guests(roster.model)
 
@@ -236,7 +240,7 @@ class FederationServer:
         for number in range(len(self._seeds)):
             setup = self._rehearsal.setups(number)[0]._replace(sizes=torch.empty(model.clients))
             self.states.append(self._method.init_server(blank(setup)))
-            if self._method.grouped:
+            if has(self._method, ArchitectureState):
                 self._servings.append(self._rehearsal.servings(number, None))
 
     @property
@@ -247,7 +251,7 @@ class FederationServer:
             # By architecture and then by seed, as a simulation has it.
             kinds = zip(*self._servings, strict=True)
             kept["groups"] = tuple(tuple(one.group for one in own) for own in kinds)
-        if not self._method.hides:  # who came, and whether anybody did, is secret then
+        if not has(self._method, Privacy):  # who came, and whether anybody did, is secret then
             kept["attended"] = {
                 "idle": torch.tensor(self._idle),
                 "clients": torch.from_numpy(self._took_part),
@@ -275,7 +279,7 @@ class FederationServer:
         if not len(able):
             raise DataError("no node has a training example; check the split")
         own: Any = (self._cohort, self._draw, self._all_train)
-        if not self._method.hides:
+        if not has(self._method, Privacy):
             return sampling.Attendance(self._seeds[run], able, *own)
         if run not in self._secret:
             self._secret[run] = sampling.SecretCohort(able, *own)
@@ -288,7 +292,7 @@ class FederationServer:
         the result, would tell much of the draw. Nothing is kept of it either: each node knows by
         itself whether it took part, and adapts if it did not.
         """
-        if self._method.hides:
+        if has(self._method, Privacy):
             return np.empty(0, np.int64)
         return np.flatnonzero(~self._took_part[run])
 
@@ -316,7 +320,7 @@ class FederationServer:
                 found, down, up = self._collect(run, called, sent, "step", heard=heard)
                 took_part[run, sorted(found)] = True
             if not heard:  # bystanders may have trained all the same
-                states.append(self._method.idle(state))
+                states.append(capabilities.idle(self._method, state))
                 traffic.append(Traffic(0, down, up))
                 idle[run] += 1
                 continue
@@ -335,7 +339,7 @@ class FederationServer:
                 except SumFailed as error:
                     present = []
                     self._note_given_up(error)
-                    states.append(self._method.idle(state))
+                    states.append(capabilities.idle(self._method, state))
                     idle[run] += 1
                 down, up = down + more[0], up + more[1]
             elif self._servings:
@@ -416,7 +420,7 @@ class FederationServer:
         """Let every node look at the present state without training: newcomers catching up."""
         everyone = np.arange(self._roster.clients)
         for run, state in enumerate(self.states):
-            sent = self._method.welcome(state, torch.from_numpy(everyone))
+            sent = capabilities.welcome(self._method, state, torch.from_numpy(everyone))
             self._collect(run, everyone, sent, "meet")
 
     def _refresh(self) -> None:
@@ -583,7 +587,7 @@ class FederationServer:
         verdicts = []
         for run in range(len(self.states)):
             never = self.strangers(run)
-            if newcomers or only_global or not (self.round and self._method.adapts):
+            if newcomers or only_global or not (self.round and capabilities.adapts(self._method)):
                 never = never[:0]
             took = np.setdiff1d(everyone, never)
             told = self.told[run] if self.told else None
@@ -591,7 +595,7 @@ class FederationServer:
             if not len(never):
                 verdicts.append(first)
                 continue
-            if self._method.tells:
+            if has(self._method, FinalExchange):
                 told = first.told or None
             guests = {**flags, "only_global": not adapt, "keep": keep and adapt, "newcomers": adapt}
             verdicts.append(mixed((took, first), (never, self._scored(run, never, guests, told))))
@@ -604,12 +608,12 @@ class FederationServer:
     ) -> ClientScores:
         """Let some nodes score their models; newcomers hear what others told."""
         newcomers = flags["newcomers"]
-        send = self._method.welcome if newcomers else self._method.send
+        send = partial(capabilities.welcome, self._method) if newcomers else self._method.send
         found: dict[int, Tree] = {}
         hears = None
         if len(clients):
             sent = send(self.states[run], torch.from_numpy(clients))
-            if self._method.tells and not flags["only_global"]:
+            if has(self._method, FinalExchange) and not flags["only_global"]:
                 hears = self._told(run, clients, sent, newcomers, told)
             found, _, _ = self._collect(run, clients, sent, "judge", flags, hears=hears)
         if not found:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from idiolect.core import tree
+from idiolect.core.capabilities import ArchitectureState, NewcomerHistory, Preparation, has
 from idiolect.core.client import Local
 from idiolect.core.method import Method, Report, Sent
 from idiolect.core.tree import Tree
@@ -43,7 +44,7 @@ class Train(ClientTask):
     def __call__(self, sent: Sent, personal: Tree, local: Local, exam: Local) -> Tree:
         """Train and report."""
         report, personal = self.method.client_step(sent, personal, local)
-        read = self.method.read(report, local) if self.method.grouped else ()
+        read = self.method.read(report, local) if has(self.method, ArchitectureState) else ()
         return report, read, personal
 
 
@@ -55,7 +56,8 @@ class Prepare(ClientTask):
 
     def __call__(self, sent: Sent, personal: Tree, local: Local, exam: Local) -> Tree:
         """Return what it keeps, and nothing else."""
-        return (self.method.prepare(personal, local),)
+        assert has(self.method, Preparation)
+        return (self.method.prepare(sent, personal, local),)
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,8 @@ class Meet(ClientTask):
 
     def __call__(self, sent: Sent, personal: Tree, local: Local, exam: Local) -> Tree:
         """Return what it keeps, and nothing else."""
+        if not has(self.method, NewcomerHistory):
+            return (personal,)
         return (self.method.meet(sent, personal, local),)
 
 
@@ -75,6 +79,7 @@ class Fuse(ClientTask):
 
     def __call__(self, sent: Sent, personal: Tree, local: Local, exam: Local) -> Tree:
         """Return what it keeps from now on."""
+        assert has(self.method, ArchitectureState)
         return self.method.fuse(sent.group, sent.shared, local)
 
 

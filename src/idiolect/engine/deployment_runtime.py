@@ -6,14 +6,15 @@ that a federation of nodes and a simulation of them give the same result.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 import torch
 
-from idiolect.core import tree
+from idiolect.core import capabilities, tree
 from idiolect.core.batches import Request
+from idiolect.core.capabilities import ArchitectureState, NewcomerMessage, Preparation, has
 from idiolect.core.client import Local
 from idiolect.core.method import Method, Sent, Setup
 from idiolect.core.tree import Tree
@@ -119,31 +120,35 @@ class ClientRuntime:
             sent = self._shapes(self._place.newcomer)
         else:
             sent = method.send(tree.to(method.init_server(self.setup), self._device), own)
-        group: Tree = tree.to(method.init_group(self.setup), self._device)
-        return sent._replace(group=group)
+        return sent._replace(group=self._group)
 
     @cached_property
     def guest_form(self) -> Sent:
         """What a server sends to this client if it is a newcomer, or took part in no round."""
-        group: Tree = tree.to(self.method.init_group(self.setup), self._device)
-        if self._place.newcomer or not self.method.welcomes:
+        if self._place.newcomer or not has(self.method, NewcomerMessage):
             return self.form
-        return self._shapes(welcome=True)._replace(group=group)
+        return self._shapes(newcomer=True)._replace(group=self._group)
 
-    def _shapes(self, welcome: bool) -> Sent:
+    @property
+    def _group(self) -> Tree:
+        group = capabilities.init_group(self.method, self.setup)
+        return tree.to(group, self._device)
+
+    def _shapes(self, newcomer: bool) -> Sent:
         """What is sent, without its values: this client cannot know what the server holds."""
         method, place = self.method, self._place
         unknown = self.setup._replace(sizes=torch.empty(place.clients))
         state = method.init_server(blank(unknown))
         nowhere = torch.zeros(1, dtype=torch.int64, device="meta")
-        sent = method.welcome(state, nowhere) if welcome else method.send(state, nowhere)
+        send = partial(capabilities.welcome, method) if newcomer else method.send
+        sent = send(state, nowhere)
         return Sent(*tree.map(lambda leaf: torch.zeros_like(leaf, device=self._device), sent))
 
     def first(self, sent: Sent, round: int, sample: int | None = None) -> tuple[Tree, Tree]:
         """Do this client's first round: prepare, where the method does, then as in any other."""
         fresh = self.personal
         try:
-            if self.method.prepares:
+            if has(self.method, Preparation):
                 (self.personal,) = self._run("prepare", Prepare(self.method), sent, round)
             return self.step(sent, round, sample)
         finally:
@@ -266,13 +271,14 @@ class ServerRuntime:
             made.stacked,
             None,
         )
-        self.group = tree.to(method.init_group(made.setups[0]), device)
+        self.group = tree.to(capabilities.init_group(method, made.setups[0]), device)
 
     def read(self, report: Tree, round: int, sample: int | None = None) -> Tree:
         """See what a report says of the public examples, or of a sample of that number."""
         method = self._method
 
         def read(sent: Sent, personal: Tree, local: Local, exam: Local) -> Tree:
+            assert has(method, ArchitectureState)
             return method.read(sent.shared, local)
 
         client = self._member.client
@@ -284,6 +290,7 @@ class ServerRuntime:
 
     def join(self, reports: Tree) -> None:
         """Join the reports of the architecture's clients, stacked on axis 0."""
+        assert has(self._method, ArchitectureState)
         self.group = self._method.group_step(self.group, reports)
 
     def fuse(self, state: Tree, round: int, sample: int | None = None) -> None:

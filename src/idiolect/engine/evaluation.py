@@ -2,13 +2,14 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from idiolect.core import losses, tree
+from idiolect.core import capabilities, losses, tree
 from idiolect.core.client import Batch, Local
 from idiolect.core.method import Sent
 from idiolect.core.tree import Tree
@@ -156,7 +157,7 @@ class ScoreTask(ClientTask):
         sent = sent._replace(own=handed.own)
         deployed = handed.deployed
         if not (self.only_global or tree.leaves(deployed)):
-            settle = method.adapt if self.newcomers else method.deploy
+            settle = partial(capabilities.adapt, method) if self.newcomers else method.deploy
             deployed = settle(sent, personal, local)
         if self.hears:
             deployed = heard(method, deployed, handed.others, local)
@@ -165,13 +166,13 @@ class ScoreTask(ClientTask):
             models = {name: model for name, model in models.items() if name == "global"}
 
         def score(batch: Batch) -> Tree:
-            said = method.predict_all(models, batch.x, local)
+            said = capabilities.predict_all(method, models, batch.x, local)
             return {name: _scores(logits, batch) for name, logits in said.items()}
 
         marks = _completed(exam.mean(score, "exam"))
         if self.grouped:
             for name, groups in right_by_group(
-                lambda batch: method.predict_all(models, batch.x, local), exam
+                lambda batch: capabilities.predict_all(method, models, batch.x, local), exam
             ).items():
                 marks[name][RIGHT] = groups
         if self.beside:  # what a choice between methods may look at
@@ -182,11 +183,11 @@ class ScoreTask(ClientTask):
                 marks[name]["attack_success"] = seen["accuracy"]
         if "common" in self.measured:
             weighed = weighed_by_class(
-                lambda batch: method.predict_all(models, batch.x, local), local, exam
+                lambda batch: capabilities.predict_all(method, models, batch.x, local), local, exam
             )
             for name, accuracy in weighed.items():
                 marks[name]["common_accuracy"] = accuracy
-        facts = {} if self.only_global else method.facts(deployed)
+        facts = {} if self.only_global else capabilities.facts(method, deployed)
         return marks, facts, models["personal"] if self.keep else ()
 
 

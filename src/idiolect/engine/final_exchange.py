@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from idiolect.core import tree
+from idiolect.core.capabilities import FinalExchange, has
 from idiolect.core.client import Local
 from idiolect.core.method import Method, Sent
 from idiolect.core.tree import Tree
@@ -42,12 +43,14 @@ class Tell(ClientTask):
 
     def __call__(self, sent: Sent, personal: Tree, local: Local, exam: Local) -> Tree:
         """Return what leaves, and what stays if it is to be kept."""
+        assert has(self.method, FinalExchange)
         deployed = self.method.deploy(sent, personal, local)
         return self.method.tell(deployed, local), deployed if self.keep else ()
 
 
 def heard(method: Method, deployed: Tree, others: Sums, local: Local) -> Tree:
     """Let a client reconsider what to use."""
+    assert has(method, FinalExchange)
     own = method.tell(deployed, local)
     form = {name: tuple(leaf.shape) for name, leaf in tree.named(own).items()}
     if (given := {name: tuple(leaf.shape) for name, leaf in others.items()}) != form:
@@ -90,7 +93,8 @@ def holds(method: Method, sent: Sent, clients: int, device: torch.device) -> boo
     room = _ROOM
     if device.type == "cuda":
         room = torch.cuda.get_device_properties(device).total_memory // 8
-    return clients * method.deploys * tree.nbytes(sent.shared) <= room
+    assert has(method, FinalExchange)
+    return clients * method.models_held * tree.nbytes(sent.shared) <= room
 
 
 class _Contributions(NamedTuple):

@@ -13,8 +13,10 @@ import numpy as np
 import torch
 
 from idiolect.core import tree
+from idiolect.core.capabilities import ArchitectureState, has
 from idiolect.core.client import Network, Pool
 from idiolect.core.tree import Params, Tree
+from idiolect.core.wrap import sums
 from idiolect.engine import backend, blocks
 from idiolect.engine.backend import multiplying
 from idiolect.engine.batch_plan import ClientRows
@@ -208,7 +210,9 @@ class LocalGroup(ClientGroup):
         if span == 1:
             return self._spread(desks, shift, len(cuts))
         # A mean uses a round's reports up; others may keep them, as verdicts are kept.
-        used_up = isinstance(fn, Train) and fn.method.sums and not fn.method.grouped
+        used_up = (
+            isinstance(fn, Train) and sums(fn.method) and not has(fn.method, ArchitectureState)
+        )
         lend = used_up and len(cuts) == len(desks)
         return tree.concat(
             [shift.run(desks[n % len(desks)], *cut, lend) for n, cut in enumerate(cuts)]

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from idiolect.core.capabilities import Privacy, has
 from idiolect.core.method import Method
 from idiolect.core.tree import Tree
 from idiolect.engine import backend
@@ -68,7 +69,7 @@ def refuse_nobody(
     Where clients are hidden the run goes on with noise alone: its end would tell on them.
     """
     cohort = now.calls[run].cohort
-    if not method.hides and len(cohort) and len(broken) == len(cohort):
+    if not has(method, Privacy) and len(cohort) and len(broken) == len(cohort):
         first = "all clients" if method.pooled else names[cohort[0]]
         raise Diverged(
             f"round {now.round + 1}, seed {seed}: {first} produced NaN or infinity "

@@ -7,14 +7,16 @@ the exception: layers draw for a block as a whole, repeatably, but not the same 
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from idiolect.core import tree
-from idiolect.core.method import Method, Sent
+from idiolect.core import capabilities, tree
+from idiolect.core.capabilities import ArchitectureState, Averaging, FinalExchange, Preparation, has
+from idiolect.core.method import Method
 from idiolect.core.tree import Tree
 from idiolect.data.federation import TestData, TrainData
 from idiolect.engine import backend, sampling
@@ -126,7 +128,7 @@ class Simulation:
         else:
             self.states = [tree.to(method.init_server(own), self._device) for own in setups]
             self._office.sums = backend.kind == "ray" and summable(method, self.states[0])
-        if bystanders == "train" and method.grouped:
+        if bystanders == "train" and has(method, ArchitectureState):
             raise ConfigError(
                 f"bystanders = 'train' does not go with {method.title}, whose groups hear all who "
                 "train; leave it at 'rest'"
@@ -178,7 +180,7 @@ class Simulation:
         """
         kept: dict[str, Tree] = {"server": tuple(self.states)}
         kept["personal"] = tuple(c.store.rows for c in self._crews)
-        if self.method.grouped:
+        if has(self.method, ArchitectureState):
             kept["groups"] = tuple(tuple(crew.groups) for crew in self._crews)
         present = np.stack([self._present(run) for run in range(len(self.runs))])
         kept["attended"] = {
@@ -250,7 +252,7 @@ class Simulation:
                 refuse_nobody(now, run, broken, own.seed, own.train_data.names, self.method)
         heard = [_anybody(*pair) for pair in zip(now.calls, left_out, strict=True)]
         gone = [ClientKey(run, int(c)) for run, clients in enumerate(left_out) for c in clients]
-        if self.method.grouped:
+        if has(self.method, ArchitectureState):
             servers = [groups.server_member(own[0]) for own in self._trained]
             groups.regroup(
                 self.method,
@@ -283,8 +285,8 @@ class Simulation:
         """Start a round: on a GPU nothing is waited for, unless the server's step does."""
         method = self.method
         calls = [self._called(run, state, round) for run, state in enumerate(states)]
-        if method.prepares:
-            self._between("prepare", Prepare(method), self._unready(calls))
+        if has(method, Preparation):
+            self._between("prepare", Prepare(method), self._unready(calls, states))
         coming = [own.training(round + 1) for own in self._attendance]
         for crew in self._crews:
             crew.look_ahead(coming)
@@ -308,8 +310,12 @@ class Simulation:
             self._device.type == "cuda"
             and self._backend.kind == "vectorised"
             and self._pace < _SHORT
-            and self.method.aggregates == "mean"
-            and not (self.method.grouped or self.method.prepares or self.method.public)
+            and has(self.method, Averaging)
+            and not (
+                has(self.method, ArchitectureState)
+                or has(self.method, Preparation)
+                or self.method.public
+            )
             and not self._personal
         )
 
@@ -329,14 +335,18 @@ class Simulation:
         """Return each run's number of the public sample of a round: an idle round draws none."""
         return [round - idle for idle in self._idle]
 
-    def _unready(self, calls: Sequence[CohortRequest]) -> list[CohortRequest]:
-        """Of those who are called, call those who never were before; they are sent nothing."""
+    def _unready(
+        self, calls: Sequence[CohortRequest], states: Sequence[Tree]
+    ) -> list[CohortRequest]:
+        """Return requests to those of the called clients that never took part before."""
         before = [own.strangers(self._clients, self.round) for own in self._attendance]
         if self.method.pooled:
             before = [np.empty(0, np.int64)] * len(calls)
         new = [np.intersect1d(call.cohort, own) for call, own in zip(calls, before, strict=True)]
-        pairs = zip(new, calls, strict=True)
-        return [CohortRequest(cohort, Sent(), call.members) for cohort, call in pairs]
+        return [
+            CohortRequest(cohort, self.method.send(state, self._tensor(cohort)), call.members)
+            for cohort, state, call in zip(new, states, calls, strict=True)
+        ]
 
     def padding(self) -> float:
         """Return the largest share of padding in any architecture's last round."""
@@ -367,7 +377,7 @@ class Simulation:
         """
         wanted = clients or [np.arange(self._clients)] * len(self.runs)
         never = [np.intersect1d(own, self.strangers(run)) for run, own in enumerate(wanted)]
-        alike = newcomers or only_global or not (self.round and self.method.adapts)
+        alike = newcomers or only_global or not (self.round and capabilities.adapts(self.method))
         if alike or not any(map(len, never)):
             return self._scored(exams, only_global, keep, newcomers, clients, self.told, grouped)
         took = [np.setdiff1d(own, rest) for own, rest in zip(wanted, never, strict=True)]
@@ -375,7 +385,7 @@ class Simulation:
         sums = self.told
         if any(map(len, took)):
             first = self._scored(exams, False, keep, False, took, (), grouped)
-            sums = [own.told for own in first] if self.method.tells else ()
+            sums = [own.told for own in first] if has(self.method, FinalExchange) else ()
         second = self._scored(exams, not adapt, keep and adapt, adapt, never, sums, grouped)
         return [
             mixed((own, one), (rest, other))
@@ -402,7 +412,7 @@ class Simulation:
             self._library.examined(n, self.runs[n].seed, own, more)
             for n, (own, more) in enumerate(zip(rows, beside, strict=True))
         ]
-        tells = self.method.tells and not only_global
+        tells = has(self.method, FinalExchange) and not only_global
         mark = ScoreTask(
             self.method,
             beside=exams is not None,
@@ -461,7 +471,7 @@ class Simulation:
         self, newcomers: bool, clients: Sequence[np.ndarray] | None = None
     ) -> Iterator[list[CohortRequest]]:
         """Call every client (or some) of every run, with its own data, a group after the other."""
-        send = self.method.welcome if newcomers else self.method.send
+        send = partial(capabilities.welcome, self.method) if newcomers else self.method.send
         wanted = clients or [np.arange(self._clients)] * len(self.runs)
         for start in range(0, max(map(len, wanted)), _GROUP):
             groups = [own[start : start + _GROUP] for own in wanted]

@@ -7,9 +7,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from idiolect.core import tree
+from idiolect.core import capabilities, tree
+from idiolect.core.capabilities import ArchitectureState, Averaging, Privacy, Tampering, has
 from idiolect.core.method import Method, Report
 from idiolect.core.tree import Tree
+from idiolect.core.wrap import sums
 from idiolect.data.federation import TrainData
 from idiolect.engine import backend
 from idiolect.engine.batch_plan import ClientRows
@@ -137,15 +139,15 @@ def guarded_server_step(
     method: Method, state: Tree, cohort: Tensor, reports: Tree, bad: Tensor
 ) -> Tree:
     """Take the server's step without the broken rows; with none left, as if nobody had come."""
-    if method.aggregates == "mean" and isinstance(reports, Report):
+    if has(method, Averaging) and isinstance(reports, Report):
         new = method.server_step(state, cohort, without_rows(reports, bad))
         # Where noise hides who came, it is in the step on no rows at all as well.
-        return new if method.hides else tree.where(bad.all(), method.idle(state), new)
+        return new if has(method, Privacy) else tree.where(bad.all(), state, new)
     if not tree.leaves(reports):
         return method.server_step(state, cohort, reports)
     kept = (~bad).nonzero().squeeze(1)
     if not len(kept):
-        return method.idle(state)
+        return capabilities.idle(method, state)
     if len(kept) == len(bad):
         return method.server_step(state, cohort, reports)
     return method.server_step(state, cohort[kept], tree.take(reports, kept))
@@ -194,6 +196,7 @@ def regroup(
             rows = [n for n, s in enumerate(own.seats) if s.run == run and s not in gone]
             if rows:
                 reports = tree.take(own.reports, torch.tensor(rows, device=own.team.device))
+                assert has(method, ArchitectureState)
                 own.team.groups[run] = method.group_step(group, reports)
     for team in teams:
         fused = team.serve(Fuse(method), servers, states, round, samples)
@@ -246,7 +249,9 @@ def gathered(
             nobody = torch.zeros(len(call.cohort), dtype=torch.bool, device=device)
             traffic = counted(call, ())
             found.append(
-                ServerUpdate(method.idle(state), traffic, nobody if told is None else told)
+                ServerUpdate(
+                    capabilities.idle(method, state), traffic, nobody if told is None else told
+                )
             )
             continue
         cohort = backend.device_ints(heard, device)
@@ -255,18 +260,21 @@ def gathered(
         if summed and told is not None and kept is not None:
             new, traffic = _from_sums(method, run, call, state, cohort, done)
             found.append(
-                ServerUpdate(tree.where(kept.all(), method.idle(state), new), traffic, told)
+                ServerUpdate(
+                    tree.where(kept.all(), capabilities.idle(method, state), new), traffic, told
+                )
             )
             continue
         rows = [place[ClientKey(run, int(c))] for c in heard]
         # Where all are in their places nothing has to be moved; a mean keeps none of the rows.
-        settled = method.sums and rows == list(range(len(place)))
+        settled = sums(method) and rows == list(range(len(place)))
         own = reports if settled else tree.take(reports, backend.device_ints(rows, device))
-        if method.grouped:
+        if has(method, ArchitectureState):
             traffic = counted_apart(call, run, done)
         else:
             traffic = Traffic(1, 0, 0) if method.pooled else counted(call, own)
-        own = method.arrive(state, cohort, own)
+        if has(method, Tampering):
+            own = method.arrive(state, cohort, own)
         bad = rows_to_leave_out(own, kept, len(rows), device)
         new = guarded_server_step(method, state, cohort, own, bad)
         if among is not None:  # bystanders may be broken too
@@ -286,7 +294,7 @@ def _among(call: CohortRequest, device: torch.device) -> Tensor | None:
 
 def _laid_out(method: Method, done: Sequence[GroupResult]) -> Tree:
     """Lay all teams' reports one behind the other."""
-    parts = [own.read if method.grouped else own.reports for own in done]
+    parts = [own.read if has(method, ArchitectureState) else own.reports for own in done]
     refuse_unequal(parts)
     return tree.concat(parts) if parts else ()
 
@@ -311,7 +319,7 @@ def _from_sums(
 
 def summable(method: Method, state: Tree) -> bool:
     """Say whether a method's server gets by with sums, as it says; two made-up reports try it."""
-    if not method.sums:
+    if not (sums(method) and has(method, Averaging)):
         return False
     cohort = torch.zeros(1, dtype=torch.int64, device=tree.leaves(state)[0].device)
     sent = method.reference(state, cohort)
@@ -336,6 +344,7 @@ def summed(method: Method, harvest: GroupResult, calls: Sequence[CohortRequest])
     heard = torch.tensor([_heard(calls[seat.run], seat) for seat in harvest.seats], device=device)
     bad = rows_to_leave_out(reports, stale, len(harvest.seats), device)
     clean = without_rows(reports, bad)
+    assert has(method, Averaging)
     weight = torch.where(heard, method.weights(clean.size), 0.0)
     sums = []
     for run in range(len(calls)):

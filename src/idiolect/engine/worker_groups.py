@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from idiolect.core import tree
+from idiolect.core import capabilities, tree
 from idiolect.core.method import Method, Setup
 from idiolect.core.tree import Tree
 from idiolect.data.federation import TrainData
@@ -115,7 +115,9 @@ def hired(
         starts = [method.init_personal(setup) for setup in made.setups]
         store = room.store([(start, len(clients)) for start in starts], len(found.teams))
         team = office.hire(clients, made, store, starts)
-        team.groups = [tree.to(method.init_group(setup), device) for setup in made.setups]
+        team.groups = [
+            tree.to(capabilities.init_group(method, setup), device) for setup in made.setups
+        ]
         found.teams.append(team)
     if sorted(int(c) for team in found.teams for c in team.clients) != list(range(room.clients)):
         raise ConfigError("the architectures must name every client exactly once")

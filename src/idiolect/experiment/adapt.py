@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from idiolect.core import checkpoint, tree
+from idiolect.core import capabilities, checkpoint, tree
+from idiolect.core.capabilities import NewcomerHistory, NewcomerMessage, has
 from idiolect.core.checkpoint import write_whole
 from idiolect.core.client import Network
 from idiolect.core.method import Method, Setup
@@ -147,7 +148,7 @@ def catch_up(
     template = tuple(guests.states)
     notices = list(guests.notices)
     met: list[int] = []
-    if method.looks:
+    if has(method, NewcomerHistory):
         for round, path in run.earlier:
             named, meta = checkpoint.read(path)
             own = _server(named, "", meta["seeds"].index(run.seed))
@@ -186,7 +187,7 @@ def _put(
     device: torch.device,
 ) -> None:
     """Make a kept server state the present one."""
-    if method.welcomes:
+    if has(method, NewcomerMessage):
         # It has rows for those who were there, and the newcomers may be more or fewer.
         template = tree.like(template, named)
     guests.states = list(tree.to(checkpoint.fitted(template, named, path), device))
@@ -219,7 +220,7 @@ def refuse_per_client_state(
     method: Method, architectures: Mapping[str, Architecture], classes: int, clients: int
 ) -> None:
     """A server state with a place for each client has none for a newcomer, unless one is made."""
-    for architecture in () if method.welcomes else architectures.values():
+    for architecture in () if has(method, NewcomerMessage) else architectures.values():
         _refuse_architecture(method, architecture, classes, clients)
 
 
@@ -412,7 +413,7 @@ def _newcomer(
 ) -> Document:
     verdict = found.verdict
     facts = {fact: values[place] for fact, values in verdict.facts.items()}
-    reason = method.reason(facts)
+    reason = capabilities.reason(method, facts)
     return {
         "client": name,
         "train": sizes[0],

@@ -107,7 +107,7 @@ def resolve_aggregate(
 
 def _needs_none(method: type[Method]) -> bool:
     """Say whether a rule for everyone passes a method by: nobody's report could do harm there."""
-    return method.pooled or method.aggregates == "nothing"
+    return method.pooled or method.alone
 
 
 # Simulated attacks in an experiment: who attacks, on data or on reports, and what is measured.
@@ -180,7 +180,7 @@ def apply_attack(
 
 def _wrapped(method: Method, attack: Attack | None, chosen: tuple[int, ...]) -> Method:
     """A method that sends nothing cannot be attacked, and one on pooled data has no attackers."""
-    if attack is None or method.pooled or method.aggregates == "nothing":
+    if attack is None or method.pooled or method.alone:
         return method
     return Attacked(method, attack, attackers=chosen)
 

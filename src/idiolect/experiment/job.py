@@ -11,7 +11,8 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 import torch
 
-from idiolect.core.method import Method, Plan
+from idiolect.core import wrap
+from idiolect.core.method import Method, RunPlan
 from idiolect.core.tree import Tree
 from idiolect.data.federation import Federation, TestData
 from idiolect.engine.architecture import Architecture, labels
@@ -85,7 +86,7 @@ class Job:
 
     def settled(self) -> "Job":
         """Fit the method to who takes part and how often, before anything is trained."""
-        method, rounds = self.method.settled(plan_of(self, self.rounds))
+        method, rounds = wrap.settled(self.method, plan_of(self, self.rounds))
         return dataclasses.replace(self, method=method, rounds=rounds)
 
     @functools.cached_property
@@ -219,10 +220,10 @@ class Planned(Protocol):
         """Whether clients are nodes elsewhere."""
 
 
-def plan_of(course: Planned, rounds: int) -> Plan:
+def plan_of(course: Planned, rounds: int) -> RunPlan:
     """Say who takes part; of several seeds the one with the fewest clients that can."""
     able = min(sum(size > 0 for size in members.train) for members in course.members)
-    return Plan(rounds, able, course.cohort, course.draw, course.releases, course.federated)
+    return RunPlan(rounds, able, course.cohort, course.draw, course.releases, course.federated)
 
 
 def _digest(federation: Federation) -> str:

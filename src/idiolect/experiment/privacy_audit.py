@@ -27,7 +27,9 @@ import torch
 from idiolect.aggregation import Private, accounting, guarantee
 from idiolect.aggregation.accounting import Terms
 from idiolect.aggregation.aggregator import Aggregated
-from idiolect.core.method import Method, Plan, Report, Setup
+from idiolect.core import capabilities
+from idiolect.core.capabilities import Privacy, has
+from idiolect.core.method import Method, Report, RunPlan, Setup
 from idiolect.core.wrap import Wrapper
 from idiolect.engine import sampling, server_update
 from idiolect.errors import ConfigError
@@ -110,12 +112,12 @@ def audit_experiment(
 ) -> dict[str, Audit]:
     """Audit the private methods of an experiment (or the labels in `only`), as they are settled."""
     made, _ = build_jobs(experiment, data_dir, only)
-    private = [job for job in made if job.method.hides]
+    private = [job for job in made if has(job.method, Privacy)]
     if not private or (only and len(private) < len(made)):
         raise ConfigError(
-            f"{', '.join(job.label for job in made if not job.method.hides)}: no differential "
-            "privacy to audit; give the method aggregate = { name = 'dp', ... }, or choose others "
-            "with --method"
+            f"{', '.join(job.label for job in made if not has(job.method, Privacy))}: no "
+            "differential privacy to audit; give the method aggregate = { name = 'dp', ... }, or "
+            "choose others with --method"
         )
     return {
         job.label: audited(private_rule(job.method), plan_of(job, job.rounds), trials, seed)
@@ -123,7 +125,7 @@ def audit_experiment(
     }
 
 
-def audited(rule: Private, plan: Plan, trials: int = 20_000, seed: int = 0) -> Audit:
+def audited(rule: Private, plan: RunPlan, trials: int = 20_000, seed: int = 0) -> Audit:
     """Attack a settled rule as it would be used in a plan, by so many canaries an attack."""
     if rule.noise == 0:
         raise ConfigError("without noise there is nothing to audit: ε is infinite")
@@ -182,7 +184,7 @@ class _Seen(NamedTuple):
 class _Bench:
     """Runs the rule with canaries, over and over."""
 
-    def __init__(self, rule: Private, plan: Plan, trials: int, seed: int) -> None:
+    def __init__(self, rule: Private, plan: RunPlan, trials: int, seed: int) -> None:
         self._rule, self._plan, self._trials = rule, plan, trials
         self._draw = np.random.default_rng((seed, 23))
         self._method = Aggregated(FedAvg(), rule)
@@ -227,7 +229,7 @@ class _Bench:
                 bad = server_update.rows_to_leave_out(reports, None, len(rows), torch.device("cpu"))
                 state = server_update.guarded_server_step(method, state, cohort_of, reports, bad)
             else:
-                state = method.idle(state)
+                state = capabilities.idle(method, state)
             moved = [
                 (-1) ** place * (state.inner[name] - before[name]).double().numpy()
                 for place, name in enumerate(names)

@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from idiolect.core import checkpoint
+from idiolect.core.capabilities import StateTrace, has
 from idiolect.core.tree import Tree
 from idiolect.engine.outcome import Scores, Speed, Wire
 from idiolect.errors import CheckpointError
@@ -29,11 +30,10 @@ class TraceRecord(NamedTuple):
 
 def trace_records(job: Course, round: int, servers: Tree) -> tuple[TraceRecord, ...]:
     """Record a round, where it is due and the method has something to say."""
-    if round % _trace_every(job) and round != job.rounds:
+    method = job.method
+    if not has(method, StateTrace) or (round % _trace_every(job) and round != job.rounds):
         return ()
-    said = [job.method.trace(state) for state in servers]
-    if not said[0]:
-        return ()
+    said = [method.trace(state) for state in servers]
     values = {
         name: np.stack([own[name].detach().cpu().numpy() for own in said]) for name in said[0]
     }

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from idiolect.core import checkpoint, tree
+from idiolect.core import capabilities, checkpoint, tree
+from idiolect.core.capabilities import Privacy, has
 from idiolect.core.method import Method
 from idiolect.core.tree import Tree
 from idiolect.data.federation import TestData
@@ -159,7 +160,7 @@ class _Keeper:
         Were it lost after it was seen, the round would be done again with other noise, and the
         two outcomes together would tell more than one may.
         """
-        if not self._job.method.repeatable:
+        if has(self._job.method, Privacy) and not self._job.method.repeatable:
             self.save(memory)
 
     def keep_globals(self, memory: RunState) -> None:
@@ -406,7 +407,7 @@ def _outcome(job: Course, memory: RunState) -> Outcome:
         **{key: value for key, value in job.described.items() if key == "model"},
         "clients": len(job.members[0].names),
         "cohort": job.cohort,
-        **job.method.promise(plan_of(job, memory.round)),
+        **capabilities.promise(job.method, plan_of(job, memory.round)),
         "backend": job.backend.kind,
         "device": job.place,
         "widths": dict(memory.widths),
@@ -550,7 +551,9 @@ def client_reasons(
     """Put every client's facts into words; () where the method has none to say."""
     told = tuple(
         tuple(
-            method.reason({name: values[place, client] for name, values in facts.items()})
+            capabilities.reason(
+                method, {name: values[place, client] for name, values in facts.items()}
+            )
             for client in range(len(own.names))
         )
         for place, own in enumerate(members)
@@ -584,7 +587,7 @@ def left_out_notices(job: Course, memory: RunState) -> list[str]:
 
 def privacy_notices(job: Course, memory: RunState) -> list[str]:
     """Repeat a promise of privacy in words."""
-    promised = job.method.promise(plan_of(job, memory.round)).get("privacy")
+    promised = capabilities.promise(job.method, plan_of(job, memory.round)).get("privacy")
     return [str(promised["statement"])] if promised else []
 
 

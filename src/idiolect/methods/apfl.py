@@ -11,6 +11,7 @@ from typing import ClassVar, NamedTuple
 from torch import Tensor
 
 from idiolect.core import tree
+from idiolect.core.capabilities import Facts, NewcomerModel
 from idiolect.core.client import Batch, Local
 from idiolect.core.method import Report, Sent, Setup, setting
 from idiolect.core.tree import Params, Tree
@@ -36,7 +37,7 @@ class Models(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class APFL(FedAvg):
+class APFL(Facts, NewcomerModel, FedAvg):
     """Train w for the server, v inside the mixture, and the weight by its own gradient."""
 
     title: ClassVar[str] = "APFL"
@@ -51,7 +52,7 @@ class APFL(FedAvg):
 
     def client_step(self, sent: Sent, personal: Own, local: Local) -> tuple[Report, Own]:
         """Step w, v and the weight on each batch."""
-        rule = self.rule(local)
+        rule = self.local_optimiser(local)
 
         def step(now: Models, batch: Batch) -> Models:
             w, w_memory = rule.step(now.w, local.gradient(local.loss, now.w, batch), now.w_memory)

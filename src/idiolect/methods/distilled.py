@@ -21,6 +21,7 @@ from torch import Tensor
 
 from idiolect.aggregation.mixing_matrix import shares
 from idiolect.core import losses, tree
+from idiolect.core.capabilities import NewcomerMessage, NewcomerModel, StateTrace
 from idiolect.core.client import Batch, Local
 from idiolect.core.method import Method, Sent, Setup, setting
 from idiolect.core.tree import Params, Tree
@@ -42,7 +43,7 @@ class School(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Distilled(Method):
+class Distilled(NewcomerMessage, NewcomerModel, StateTrace, Method):
     """Train on private data, and towards a mixture of the others' predictions on public data."""
 
     public: ClassVar[str] = "clients"
@@ -103,7 +104,7 @@ class Distilled(Method):
         taught = local.fit(
             loss,
             params,
-            self.rule(local, self.distil_lr or None),
+            self.local_optimiser(local, self.distil_lr or None),
             "public",
             batch=self.public_batch,
             epochs=self.distil_epochs,
@@ -155,7 +156,7 @@ class Distilled(Method):
 
         It starts from the initial network, so it needs what Local needs, not one round.
         """
-        rule = self.rule(local, self.lr)
+        rule = self.local_optimiser(local, self.lr)
         return local.fit(local.loss, personal, rule, batch=self.batch, epochs=self.newcomer_epochs)
 
     def models(self, sent: Sent, deployed: Params) -> dict[str, Tree]:

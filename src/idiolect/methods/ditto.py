@@ -11,6 +11,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from idiolect.core import tree
+from idiolect.core.capabilities import NewcomerModel
 from idiolect.core.client import Batch, Local
 from idiolect.core.method import Report, Sent, Setup, setting
 from idiolect.core.tree import Params, Tree
@@ -18,7 +19,7 @@ from idiolect.methods.fedavg import FedAvg
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ditto(FedAvg):
+class Ditto(NewcomerModel, FedAvg):
     """FedAvg, and at each client a model v that minimises f(v) + pull/2 · ‖v − w‖²."""
 
     title: ClassVar[str] = "Ditto"

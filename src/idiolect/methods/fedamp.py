@@ -29,6 +29,7 @@ from torch.nn.functional import normalize
 
 from idiolect.aggregation.mixing_matrix import shares
 from idiolect.core import batchnorm, tree
+from idiolect.core.capabilities import NewcomerMessage, NewcomerModel, StateTrace
 from idiolect.core.client import Batch, Local
 from idiolect.core.method import Method, Report, Sent, Setup, setting
 from idiolect.core.tree import Params, Tree
@@ -42,7 +43,7 @@ class Cloud(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedAMP(Method):
+class FedAMP(NewcomerMessage, NewcomerModel, StateTrace, Method):
     """Each client is pulled to a mixture of all models, the nearer ones weighing more."""
 
     title: ClassVar[str] = "FedAMP"

@@ -10,18 +10,18 @@ from typing import ClassVar
 from torch import Tensor
 
 from idiolect.core import tree
+from idiolect.core.capabilities import Averaging
 from idiolect.core.client import Local
 from idiolect.core.method import Method, Report, Sent, alike, setting
 from idiolect.core.tree import Params, Tree
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedAvg(Method):
+class FedAvg(Averaging, Method):
     """Clients train the global model on their data; the server averages the results."""
 
     title: ClassVar[str] = "FedAvg"
     paper: ClassVar[str] = "McMahan et al. 2017, Algorithm 1"
-    aggregates: ClassVar[str] = "mean"
 
     uniform: bool = setting(False, "weigh clients alike instead of by their examples")
     server_lr: float = setting(1.0, "how far the server moves towards the average", above=0)

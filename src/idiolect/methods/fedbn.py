@@ -11,6 +11,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from idiolect.core import tree
+from idiolect.core.capabilities import NewcomerModel
 from idiolect.core.client import Batch, Local
 from idiolect.core.method import Report, Sent, Setup, setting
 from idiolect.core.tree import Params, Tree
@@ -19,7 +20,7 @@ from idiolect.methods.fedavg import FedAvg
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedBN(FedAvg):
+class FedBN(NewcomerModel, FedAvg):
     """FedAvg of everything but the normalisation layers, which each client keeps."""
 
     title: ClassVar[str] = "FedBN"
@@ -53,7 +54,7 @@ class FedBN(FedAvg):
         def loss(norms: Params, batch: Batch) -> Tensor:
             return local.loss({**sent.shared, **norms}, batch)
 
-        rule = self.rule(local, self.lr)
+        rule = self.local_optimiser(local, self.lr)
         norms = local.fit(loss, personal, rule, batch=self.batch, epochs=self.newcomer_epochs)
         return {**sent.shared, **norms}
 

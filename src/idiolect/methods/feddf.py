@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from idiolect.core import losses, optim, tree
+from idiolect.core.capabilities import ArchitectureState
 from idiolect.core.client import Batch, Local
 from idiolect.core.method import Method, Report, Sent, Setup, mean_report, setting
 from idiolect.core.tree import Params, Tree
@@ -38,7 +39,7 @@ class Fusing(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedDF(Method):
+class FedDF(ArchitectureState, Method):
     """FedAvg within each architecture; on the server every average learns from all models."""
 
     title: ClassVar[str] = "FedDF"
@@ -218,5 +219,5 @@ class PFedDF(FedDF):
 
     def deploy(self, sent: Sent, personal: Tree, local: Local) -> Params:
         """Fine-tune the fused model."""
-        rule = self.rule(local, self.tune_lr)
+        rule = self.local_optimiser(local, self.tune_lr)
         return local.fit(local.loss, sent.group, rule, batch=self.batch, epochs=self.tune_epochs)

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from idiolect.core import batchnorm, tree
+from idiolect.core.capabilities import NewcomerMessage, NewcomerModel, StateTrace
 from idiolect.core.client import Local
 from idiolect.core.method import Method, Sent, Setup, setting
 from idiolect.core.tree import Params, Tree
@@ -61,7 +62,7 @@ class Own(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedFomo(Method):
+class FedFomo(NewcomerMessage, NewcomerModel, StateTrace, Method):
     """Each client moves towards the models that lower its own validation loss."""
 
     title: ClassVar[str] = "FedFomo"

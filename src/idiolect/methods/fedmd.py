@@ -14,14 +14,15 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from idiolect.core import losses
+from idiolect.core.capabilities import Preparation
 from idiolect.core.client import Batch, Local
-from idiolect.core.method import setting
+from idiolect.core.method import Capability, Sent, setting
 from idiolect.core.tree import Params
 from idiolect.methods.distilled import Distilled
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedMD(Distilled):
+class FedMD(Preparation, Distilled):
     """One teacher for all: the mean of what clients of any architecture predict."""
 
     title: ClassVar[str] = "FedMD"
@@ -56,12 +57,13 @@ class FedMD(Distilled):
         asking = f"transfer_epochs is {self.transfer_epochs}" if self.transfer_epochs else ""
         return asking or super().asks_labels
 
-    @property
-    def prepares(self) -> bool:
-        """Whether there is a transfer phase."""
-        return self.transfer_epochs + self.private_epochs > 0
+    def offers(self, kind: type[Capability]) -> bool:
+        """Prepare only where there is a transfer phase."""
+        if kind is Preparation:
+            return self.transfer_epochs + self.private_epochs > 0
+        return super().offers(kind)
 
-    def prepare(self, personal: Params, local: Local) -> Params:
+    def prepare(self, sent: Sent, personal: Params, local: Local) -> Params:
         """Learn the public labels, then the private ones."""
         for stream, batch, epochs in (
             ("public", self.public_batch, self.transfer_epochs),
@@ -69,7 +71,12 @@ class FedMD(Distilled):
         ):
             if epochs:
                 personal = local.fit(
-                    local.loss, personal, self.rule(local), stream, batch=batch, epochs=epochs
+                    local.loss,
+                    personal,
+                    self.local_optimiser(local),
+                    stream,
+                    batch=batch,
+                    epochs=epochs,
                 )
         return personal
 

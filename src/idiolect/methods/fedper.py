@@ -9,6 +9,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from idiolect.core import tree
+from idiolect.core.capabilities import NewcomerModel
 from idiolect.core.client import Batch, Local
 from idiolect.core.method import Report, Sent, Setup, setting
 from idiolect.core.tree import Params, Tree
@@ -16,7 +17,7 @@ from idiolect.methods.fedavg import FedAvg
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedPer(FedAvg):
+class FedPer(NewcomerModel, FedAvg):
     """Clients train base and head together, upload the base, and keep the head."""
 
     title: ClassVar[str] = "FedPer"
@@ -53,7 +54,7 @@ class FedPer(FedAvg):
         def loss(head: Params, batch: Batch) -> Tensor:
             return local.loss({**sent.shared, **head}, batch)
 
-        rule = self.rule(local, self.lr)
+        rule = self.local_optimiser(local, self.lr)
         head = local.fit(loss, personal, rule, batch=self.batch, epochs=self.newcomer_epochs)
         return {**sent.shared, **head}
 

@@ -35,7 +35,11 @@ class FedRep(FedPer):
         head = personal
         if personal:
             head = local.fit(
-                head_loss, personal, self.rule(local), batch=self.batch, epochs=self.head_epochs
+                head_loss,
+                personal,
+                self.local_optimiser(local),
+                batch=self.batch,
+                epochs=self.head_epochs,
             )
 
         def base_loss(base: Params, batch: Batch) -> Tensor:

@@ -29,5 +29,5 @@ class FedAvgFT(FedAvg):
 
     def deploy(self, sent: Sent, personal: Tree, local: Local) -> Params:
         """Fine-tune the global model."""
-        rule = self.rule(local, self.tune_lr)
+        rule = self.local_optimiser(local, self.tune_lr)
         return local.fit(local.loss, sent.shared, rule, batch=self.batch, epochs=self.tune_epochs)

@@ -11,6 +11,7 @@ from typing import ClassVar, NamedTuple
 from torch import Tensor
 
 from idiolect.core import losses
+from idiolect.core.capabilities import NewcomerModel
 from idiolect.core.client import Batch, Local
 from idiolect.core.method import Report, Sent, Setup, setting
 from idiolect.core.tree import Params, Tree
@@ -30,7 +31,7 @@ class Pair(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FML(FedAvg):
+class FML(NewcomerModel, FedAvg):
     """The private model never leaves; the shared one carries what it learned."""
 
     title: ClassVar[str] = "FML"
@@ -51,7 +52,7 @@ class FML(FedAvg):
 
     def client_step(self, sent: Sent, personal: Params, local: Local) -> tuple[Report, Params]:
         """Train both models together; report the shared one."""
-        rule = self.rule(local)
+        rule = self.local_optimiser(local)
 
         def step(now: Pair, batch: Batch) -> Pair:
             slope_shared, slope_private = mutual.slopes(

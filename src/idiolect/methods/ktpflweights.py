@@ -22,6 +22,7 @@ from torch import Tensor
 
 from idiolect.aggregation.mixing_matrix import Matrix, shares
 from idiolect.core import batchnorm, tree
+from idiolect.core.capabilities import NewcomerMessage, NewcomerModel, StateTrace
 from idiolect.core.client import Local
 from idiolect.core.method import Report, Sent, Setup, setting
 from idiolect.core.tree import Params, Tree
@@ -36,7 +37,7 @@ class Mixtures(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class KTpFLWeights(Matrix):
+class KTpFLWeights(NewcomerMessage, NewcomerModel, StateTrace, Matrix):
     """Clients train from mixtures of each other's parameters; the server learns the mixtures."""
 
     title: ClassVar[str] = "KT-pFL-weights"
@@ -119,7 +120,7 @@ class KTpFLWeights(Matrix):
     def deploy(self, sent: Sent, personal: Params, local: Local) -> Params:
         """Use the mixture, what was trained last, or the mixture tuned."""
         if self.use == "tuned":
-            rule = self.rule(local, self.tune_lr)
+            rule = self.local_optimiser(local, self.tune_lr)
             return local.fit(local.loss, sent.own, rule, batch=self.batch, epochs=self.tune_epochs)
         chosen: Params = sent.own if self.use == "mixture" else personal
         return chosen

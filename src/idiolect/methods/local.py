@@ -7,17 +7,17 @@ rounds × local epochs, whatever `cohort` says for the other methods.
 from dataclasses import dataclass
 from typing import ClassVar
 
+from idiolect.core.capabilities import NewcomerModel
 from idiolect.core.client import Local
 from idiolect.core.method import Method, Sent, Setup, setting
 from idiolect.core.tree import Params, Tree
 
 
 @dataclass(frozen=True, kw_only=True)
-class LocalOnly(Method):
+class LocalOnly(NewcomerModel, Method):
     """No federation: each client keeps training its own model, and nothing is sent."""
 
     title: ClassVar[str] = "Local"
-    aggregates: ClassVar[str] = "nothing"
     alone: ClassVar[bool] = True
 
     newcomer_epochs: int = setting(20, "passes in which a newcomer trains", least=1, deploy=True)
@@ -40,7 +40,7 @@ class LocalOnly(Method):
 
     def adapt(self, sent: Sent, personal: Params, local: Local) -> Params:
         """A newcomer trains alone: there is nothing to join."""
-        rule = self.rule(local, self.lr)
+        rule = self.local_optimiser(local, self.lr)
         return local.fit(local.loss, personal, rule, batch=self.batch, epochs=self.newcomer_epochs)
 
     def models(self, sent: Sent, deployed: Params) -> dict[str, Tree]:

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from idiolect.core import losses, tree
+from idiolect.core.capabilities import Facts, NewcomerHistory
 from idiolect.core.client import Batch, Local
 from idiolect.core.method import Report, Sent, Setup, setting
 from idiolect.core.tree import Params, Tree
@@ -46,7 +47,7 @@ class Student(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PersFL(FedAvg):
+class PersFL(Facts, NewcomerHistory, FedAvg):
     """FedAvg in which each client keeps its best teacher, then distils it with its own λ and T."""
 
     title: ClassVar[str] = "PersFL"
@@ -162,7 +163,7 @@ class PersFL(FedAvg):
             softened = soft(logits / temperature, taught / temperature, batch.weight)
             return (1 - share) * hard + share * temperature**2 * softened
 
-        rule = self.rule(local, self.distil_lr)
+        rule = self.local_optimiser(local, self.distil_lr)
         return local.fit(loss, teacher, rule, batch=self.batch, epochs=self.distil_epochs)
 
     def _choose(self, accuracies: Tensor, lost: Tensor) -> Tensor:

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from idiolect.core import tree
+from idiolect.core.capabilities import NewcomerMessage, NewcomerModel, StateTrace
 from idiolect.core.client import Local
 from idiolect.core.method import Method, Sent, Setup, setting
 from idiolect.core.tree import Params, Tree
@@ -54,7 +55,7 @@ class Change(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PFedHN(Method):
+class PFedHN(NewcomerMessage, NewcomerModel, StateTrace, Method):
     """Clients train what a shared hypernetwork wrote for them; it learns from the difference."""
 
     title: ClassVar[str] = "pFedHN"

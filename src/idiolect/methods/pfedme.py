@@ -12,6 +12,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from idiolect.core import tree
+from idiolect.core.capabilities import NewcomerModel
 from idiolect.core.client import Batch, Local
 from idiolect.core.method import PLAIN_STEPS, Report, Sent, Setup, setting
 from idiolect.core.tree import Params, Tree
@@ -19,7 +20,7 @@ from idiolect.methods.fedavg import FedAvg
 
 
 @dataclass(frozen=True, kw_only=True)
-class PFedMe(FedAvg):
+class PFedMe(NewcomerModel, FedAvg):
     """θ nearly minimises f(θ) + pull/2 · ‖θ − w‖²; w steps towards θ; the server mixes w."""
 
     title: ClassVar[str] = "pFedMe"

@@ -20,6 +20,7 @@ from typing import ClassVar, NamedTuple
 from torch import Tensor
 
 from idiolect.core import losses, tree
+from idiolect.core.capabilities import NewcomerModel
 from idiolect.core.client import Batch, Local
 from idiolect.core.method import PLAIN_STEPS, Report, Sent, Setup, setting
 from idiolect.core.tree import Params, Tree
@@ -46,7 +47,7 @@ class Models(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PFML(FedAvg):
+class PFML(NewcomerModel, FedAvg):
     """A local and an auxiliary model teach each other; the local one is averaged."""
 
     title: ClassVar[str] = "PFML"

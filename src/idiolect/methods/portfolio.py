@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from idiolect.core import tree
+from idiolect.core.capabilities import Facts, FinalExchange, NewcomerHistory, NewcomerModel, Reason
 from idiolect.core.client import Local
 from idiolect.core.method import Report, Sent, Setup, setting
 from idiolect.core.tree import Params, Tree
@@ -83,7 +84,7 @@ class Settled(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Portfolio(FedAvg):
+class Portfolio(Facts, FinalExchange, NewcomerHistory, NewcomerModel, Reason, FedAvg):
     """FedAvg, then at each client a mixture of candidates that its validation data choose."""
 
     title: ClassVar[str] = "Portfolio"
@@ -171,7 +172,7 @@ class Portfolio(FedAvg):
         return ready + [trial.name for trial in trials]
 
     @property
-    def deploys(self) -> int:
+    def models_held(self) -> int:
         """The candidates, and those that make the mixture."""
         return len(self.names) + self.members
 
@@ -266,7 +267,7 @@ class Portfolio(FedAvg):
     def adapt(self, sent: Sent, personal: Kept, local: Local) -> Settled:
         """Let a newcomer train its local model first, as `local` does."""
         if personal.alone:
-            rule = self.rule(local, self.lr)
+            rule = self.local_optimiser(local, self.lr)
             alone = local.fit(
                 local.loss, personal.alone, rule, batch=self.batch, epochs=self.newcomer_epochs
             )
@@ -303,7 +304,9 @@ class Portfolio(FedAvg):
 
         def one(share: Tensor, temperature: Tensor, ewc: Tensor, pace: Tensor) -> Tree:
             terms = Terms(share if taught else None, temperature, ewc if held else None)
-            course = Course(self.rule(local, self.tune_lr * pace), self.batch, self.tune_epochs)
+            course = Course(
+                self.local_optimiser(local, self.tune_lr * pace), self.batch, self.tune_epochs
+            )
             return adapted(self, at, wanted, terms, importance, course, local)
 
         columns = zip(*[trial[1:] for trial in trials], strict=True)

@@ -11,6 +11,7 @@ import worlds
 from idiolect.aggregation import Private
 from idiolect.aggregation.aggregator import Aggregated
 from idiolect.core import tree
+from idiolect.core.capabilities import FinalExchange, has
 from idiolect.core.client import Batch
 from idiolect.core.method import Sent, Setup
 from idiolect.engine import final_exchange
@@ -80,7 +81,7 @@ def test_a_mixture_of_weight_one_is_exactly_the_plain_model(float64):
 
 def test_fine_tuning_is_plain_training_from_the_federated_model(float64):
     local = client()
-    rule = BASE.rule(local, 0.1)
+    rule = BASE.local_optimiser(local, 0.1)
     by_hand = local.fit(local.loss, sent_to().shared, rule, batch=3, epochs=2)
     assert same(by_hand, deployed(Tuned(BASE, **FAST))["personal"])
 
@@ -185,7 +186,9 @@ def test_elastic_weights_hold_what_matters_to_all(float64):
     sent = Sent({"w": torch.tensor(1.5)})
     settings = {"tune_epochs": 3, "tune_lr": rate, "ewc_weight": hold}
     method = Tuned(FedAvg(batch=1), **settings)
-    assert method.tells and not Tuned(FedAvg(), ewc_fisher="client", **settings).tells
+    assert has(method, FinalExchange) and not has(
+        Tuned(FedAvg(), ewc_fisher="client", **settings), FinalExchange
+    )
     locals_ = {x: line_client([x], [1]) for x in own}
     alone = {x: method.deploy(sent, (), local) for x, local in locals_.items()}
     told = {x: method.tell(alone[x], locals_[x]) for x in own}
@@ -204,10 +207,10 @@ def test_elastic_weights_hold_what_matters_to_all(float64):
 def test_nothing_is_told_past_a_private_rule_or_without_a_federated_model(float64):
     settings = {"ewc_weight": 5.0, "tune_epochs": 1}
     private = Aggregated(FedAvg(), Private(clip=1.0, noise=1.0))
-    assert not Tuned(private, **settings).tells
-    assert not Combined(private, combinations=(("ft", "ewc"),)).tells
-    assert Combined(FedAvg(), combinations=(("ft", "ewc"), ("ft",))).tells
-    assert not Combined(FedAvg(), combinations=(("ft", "kd"), ("ft",))).tells
+    assert not has(Tuned(private, **settings), FinalExchange)
+    assert not has(Combined(private, combinations=(("ft", "ewc"),)), FinalExchange)
+    assert has(Combined(FedAvg(), combinations=(("ft", "ewc"), ("ft",))), FinalExchange)
+    assert not has(Combined(FedAvg(), combinations=(("ft", "kd"), ("ft",))), FinalExchange)
     local, method = line_client([2.0], [1]), Tuned(LocalOnly(batch=1), **settings)
     deployed = method.deploy(Sent(), {"w": torch.tensor(1.5)}, local)
     assert float(method.tell(deployed, local).voices) == 0

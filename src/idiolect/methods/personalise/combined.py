@@ -16,8 +16,17 @@ import torch
 from torch import Tensor
 
 from idiolect.core import losses, tree
+from idiolect.core.capabilities import (
+    Facts,
+    FinalExchange,
+    JointPrediction,
+    Privacy,
+    adapt,
+    facts,
+    has,
+)
 from idiolect.core.client import Batch, Local
-from idiolect.core.method import Sent, setting
+from idiolect.core.method import Capability, Sent, setting
 from idiolect.core.tree import Params, Tree
 from idiolect.core.wrap import Wrapper
 from idiolect.errors import ConfigError
@@ -93,7 +102,7 @@ class Settled(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Combined(TuneSettings, MixSettings, Wrapper):
+class Combined(Facts, FinalExchange, JointPrediction, TuneSettings, MixSettings, Wrapper):
     """Any method, then every listed combination at every client; each is scored, one is chosen."""
 
     tunes: ClassVar[bool] = True
@@ -131,7 +140,7 @@ class Combined(TuneSettings, MixSettings, Wrapper):
 
     def adapt(self, sent: Sent, personal: Tree, local: Local) -> Settled:
         """Do the same for a newcomer."""
-        return self._settled(lambda: self.base.adapt(sent, personal, local), sent, local)
+        return self._settled(lambda: adapt(self.base, sent, personal, local), sent, local)
 
     def models(self, sent: Sent, deployed: Settled) -> dict[str, Tree]:
         """The chosen one, those of the inner method, and each combination where there are many."""
@@ -155,7 +164,7 @@ class Combined(TuneSettings, MixSettings, Wrapper):
 
     def facts(self, deployed: Settled) -> dict[str, Tensor]:
         """What was chosen, and the weight of the federated model in every mixture."""
-        known = dict(self.base.facts(deployed.inner))
+        known = dict(facts(self.base, deployed.inner))
         found = [m for m in deployed.candidates.values() if isinstance(m, Mixed) and not m.gate]
         if found:
             known["moe_weights"] = torch.stack([one.weight for one in found])
@@ -164,17 +173,21 @@ class Combined(TuneSettings, MixSettings, Wrapper):
             known["validation_accuracy_of_combinations"] = deployed.accuracies
         return known
 
-    @property
-    def tells(self) -> bool:
-        """Whether clients tell each other what matters to them."""
-        some = any("ewc" in combination for combination in self.combinations)
-        wants = some and bool(self.ewc_weight) and self.ewc_fisher == "federation"
-        return wants and not self.base.hides
+    def offers(self, kind: type[Capability]) -> bool:
+        """Exchange only for EWC with everyone's Fisher information, and never past a private rule.
+
+        Nothing may leave a client beside what privacy hides.
+        """
+        if kind is FinalExchange:
+            some = any("ewc" in combination for combination in self.combinations)
+            wanted = some and bool(self.ewc_weight) and self.ewc_fisher == "federation"
+            return wanted and not has(self.base, Privacy)
+        return super().offers(kind)
 
     @property
-    def deploys(self) -> int:
-        """With what is held until the others have told."""
-        return self.base.deploys + (len(self.combinations) + 6) * self.tells
+    def models_held(self) -> int:
+        """With what is held until `hear`."""
+        return getattr(self.base, "models_held", 1) + len(self.combinations) + 6
 
     def tell(self, deployed: Settled, local: Local) -> Tree:
         """Tell what matters to the federated task, by the own examples."""
@@ -201,7 +214,7 @@ class Combined(TuneSettings, MixSettings, Wrapper):
         found = candidates_of(self, self.combinations, make, sent, local)
         inner, candidates, importance = found
         settled = self._chosen(inner, candidates, local)
-        if not self.tells:
+        if not has(self, FinalExchange):
             return settled
         return settled._replace(held=held(self.base, sent, inner, importance, local))
 

@@ -6,8 +6,9 @@ from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 
+from idiolect.core.capabilities import FinalExchange, Privacy, adapt, facts, has
 from idiolect.core.client import Local
-from idiolect.core.method import Method, Sent, setting
+from idiolect.core.method import Capability, Method, Sent, setting
 from idiolect.core.tree import Params, Tree
 from idiolect.core.wrap import Wrapper
 from idiolect.methods.personalise.local_training import (
@@ -53,7 +54,7 @@ class Tuning(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tuned(TuneSettings, Wrapper):
+class Tuned(FinalExchange, TuneSettings, Wrapper):
     """Any method, then local training of what it deploys."""
 
     tunes: ClassVar[bool] = True
@@ -78,7 +79,7 @@ class Tuned(TuneSettings, Wrapper):
 
     def adapt(self, sent: Sent, personal: Tree, local: Local) -> Tuning:
         """Do the same for a newcomer."""
-        return self._tuned(self.base.adapt(sent, personal, local), sent, local)
+        return self._tuned(adapt(self.base, sent, personal, local), sent, local)
 
     def models(self, sent: Sent, deployed: Tuning) -> dict[str, Tree]:
         """The trained model in place of the inner one's personal model."""
@@ -87,19 +88,23 @@ class Tuned(TuneSettings, Wrapper):
         return {**self.base.models(sent, deployed.inner), "personal": deployed.model}
 
     def facts(self, deployed: Tuning) -> dict[str, Tensor]:
-        """Hand on."""
-        return self.base.facts(deployed.inner)
+        """The facts of the inner method."""
+        return facts(self.base, deployed.inner)
+
+    def offers(self, kind: type[Capability]) -> bool:
+        """Exchange only for EWC with everyone's Fisher information, and never past a private rule.
+
+        Nothing may leave a client beside what privacy hides.
+        """
+        if kind is FinalExchange:
+            wanted = bool(self.ewc_weight) and self.ewc_fisher == "federation"
+            return wanted and not has(self.base, Privacy)
+        return super().offers(kind)
 
     @property
-    def tells(self) -> bool:
-        """Whether clients tell each other what matters to them."""
-        wants = bool(self.ewc_weight) and self.ewc_fisher == "federation"
-        return wants and not self.base.hides
-
-    @property
-    def deploys(self) -> int:
-        """With what is held until the others have told."""
-        return self.base.deploys + 5 * self.tells
+    def models_held(self) -> int:
+        """With what is held until `hear`."""
+        return getattr(self.base, "models_held", 1) + 5
 
     def tell(self, deployed: Tuning, local: Local) -> Tree:
         """Tell what matters to the federated task, by the own examples."""
@@ -117,7 +122,7 @@ class Tuned(TuneSettings, Wrapper):
         at = ground(self.base, sent, inner)
         importance = fisher(self.base, at, self._chosen(at), local) if self.ewc_weight else {}
         model = self._trained(at, importance, local)
-        kept = held(self.base, sent, inner, importance, local) if self.tells else ()
+        kept = held(self.base, sent, inner, importance, local) if has(self, FinalExchange) else ()
         return Tuning(inner, model, kept)
 
     def _chosen(self, at: Ground) -> Callable[[str], bool]:
@@ -132,4 +137,4 @@ class Tuned(TuneSettings, Wrapper):
 
 def course_of(base: Method, local: Local, settings: TuneSettings) -> Course:
     """Train as the inner method does, at a rate and for a time of its own."""
-    return Course(base.rule(local, settings.tune_lr), base.batch, settings.tune_epochs)
+    return Course(base.local_optimiser(local, settings.tune_lr), base.batch, settings.tune_epochs)

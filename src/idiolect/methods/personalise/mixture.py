@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from idiolect.core import losses, optim, tree
+from idiolect.core.capabilities import Facts, JointPrediction, adapt, facts
 from idiolect.core.client import Batch, Local
 from idiolect.core.method import Method, Sent, setting
 from idiolect.core.tree import Params, Tree
@@ -65,7 +66,7 @@ class Alone(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mixture(MixSettings, Wrapper):
+class Mixture(Facts, JointPrediction, MixSettings, Wrapper):
     """Any method, mixed at each client with a local expert."""
 
     tunes: ClassVar[bool] = True
@@ -86,7 +87,7 @@ class Mixture(MixSettings, Wrapper):
     def adapt(self, sent: Sent, personal: Tree, local: Local) -> tuple[Tree, Mixed]:
         """Do the same for a newcomer."""
         inner, own = local.alike(
-            lambda: self.base.adapt(sent, personal, local),
+            lambda: adapt(self.base, sent, personal, local),
             lambda: expert(self.base, self, local),
         )
         return self._mixed(inner, own, sent, local)
@@ -111,7 +112,7 @@ class Mixture(MixSettings, Wrapper):
         """Add the weight of the federated model, where it is one number."""
         inner, mixed = deployed
         own = {} if mixed.gate else {"moe_weight": mixed.weight}
-        return {**self.base.facts(inner), **own}
+        return {**facts(self.base, inner), **own}
 
     def _mixed(self, inner: Tree, own: Params, sent: Sent, local: Local) -> tuple[Tree, Mixed]:
         model = self.base.models(sent, inner)["personal"]
@@ -120,7 +121,7 @@ class Mixture(MixSettings, Wrapper):
 
 def expert(base: Method, settings: MixSettings, local: Local) -> Params:
     """Train a model on the client's data alone, from where the federation started."""
-    rule = base.rule(local, settings.expert_lr)
+    rule = base.local_optimiser(local, settings.expert_lr)
     return local.fit(
         local.loss, local.initial, rule, batch=base.batch, epochs=settings.expert_epochs
     )
