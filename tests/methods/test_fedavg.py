@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from idiolect.core import tree
+from idiolect.core import capabilities, tree
 from idiolect.core.method import Report, Sent, mean_report
 from idiolect.methods import METHODS, FedAvg
 from methods.tiny import (
@@ -121,7 +121,7 @@ def test_everyone_gets_and_uses_the_same_model() -> None:
     assert sent.shared is state
     assert sent.own == ()
     assert method.deploy(sent, (), client()) is state
-    assert method.adapt(sent, (), client()) is state
+    assert capabilities.adapt(method, sent, (), client()) is state
     assert set(method.models(sent, state)) == {"personal", "global"}
     assert alike(method.init_server(setup(Line(0.5, 0.25))), line((0.5, 0.25)))
     assert method.init_personal(setup(Line())) == ()

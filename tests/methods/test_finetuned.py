@@ -2,6 +2,7 @@
 
 import pytest
 
+from idiolect.core import capabilities
 from idiolect.core.method import Sent
 from idiolect.methods import FedAvg, FedAvgFT
 from methods.tiny import (
@@ -62,7 +63,7 @@ def test_rounds_are_fedavgs() -> None:
 
 def test_a_newcomer_is_tuned_alike() -> None:
     method, sent = FedAvgFT(tune_lr=0.2), Sent(line((0.3, -0.2)))
-    assert alike(method.adapt(sent, (), client()), method.deploy(sent, (), client()))
+    assert alike(capabilities.adapt(method, sent, (), client()), method.deploy(sent, (), client()))
     assert set(method.models(sent, sent.shared)) == {"personal", "global"}
 
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from idiolect.core import capabilities
 from idiolect.core.method import Sent
 from idiolect.errors import ConfigError
 from idiolect.methods import FedAvg, PerFedAvg
@@ -156,7 +157,7 @@ def test_clients_adapt_on_training_data_only() -> None:
     adapted = method.deploy(Sent(line((0, 0))), (), client(plans=plans))
     assert pair(adapted) == close((1.2 * 0.4 * LN9, 1.2 * 0.2 * LN9))
     assert plans.asked == ["train"]
-    newcomer = method.adapt(Sent(line((0, 0))), (), client())
+    newcomer = capabilities.adapt(method, Sent(line((0, 0))), (), client())
     assert alike(newcomer, adapted)
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from idiolect.core import losses, tree
+from idiolect.core import capabilities, losses, tree
 from idiolect.core.client import Pool
 from idiolect.core.method import Sent
 from idiolect.engine.batch_plan import BatchPlanner, ClientRows
@@ -251,7 +251,7 @@ def test_a_newcomer_meets_the_kept_models() -> None:
     assert plans.asked == ["val"] * 4
     assert (pair(teacher.params), float(teacher.round)) == ((-2.0, 0.0), 2)
     last = Sent(line((1.0, 0.0)))
-    adapted = method.adapt(last, teacher, client(DOWNWARD, DOWNWARD, round=4))
+    adapted = capabilities.adapt(method, last, teacher, client(DOWNWARD, DOWNWARD, round=4))
     assert float(adapted.teacher_round) == 2
     tuned = FedAvgFT(tune_lr=0.2).deploy(Sent(line((-2.0, 0.0))), (), client(DOWNWARD))
     assert alike(adapted.params, tuned)
