@@ -11,8 +11,8 @@ from idiolect.aggregation import Krum, Mean, Median
 from idiolect.aggregation.aggregator import Aggregated
 from idiolect.core import tree
 from idiolect.core.capabilities import Averaging, Tampering, has
-from idiolect.core.method import Method, Report
-from idiolect.core.wrap import Served, Wrapper
+from idiolect.core.method import Report
+from idiolect.core.wrap import Served
 from idiolect.errors import MethodError
 from idiolect.experiment.build import build_jobs
 from idiolect.experiment.load import parse_experiment
@@ -190,16 +190,6 @@ def test_who_draws_by_coins_may_draw_nobody(float64):
         assert sizes[-1] > 0 or torch.equal(was["clients"], now["clients"])
     assert 0 in sizes and max(sizes) > 1
     assert len(np.unique(sizes)) > 2
-
-
-def test_a_wrapper_hands_on_every_step_of_the_contract():
-    """A hook that is added to the contract must be added to the wrapper too, or be lost there."""
-    made_of = {"rule", "fit", "settings", "training"}  # of the settings, which a wrapper shares
-    made_of |= {"predict_all"}  # of the wrapper's own predict
-    for name, value in vars(Method).items():
-        if name.startswith("_") or name in made_of or not (callable(value) or is_property(value)):
-            continue
-        assert name in vars(Wrapper), name
 
 
 def is_property(value):

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from idiolect.core import tree
+from idiolect.core import capabilities, tree
 from idiolect.core.method import Sent
 from idiolect.errors import ConfigError
 from idiolect.methods import FedAvg, FedPer
@@ -91,7 +91,7 @@ def test_without_a_head_it_is_fedavg() -> None:
         ]
         state = method.server_step(state, torch.tensor([0, 1]), tree.stack(reports))
         states.append((reports, state))
-        assert alike(method.adapt(Sent(state), personal, client(main=model)), state)
+        assert alike(capabilities.adapt(method, Sent(state), personal, client(main=model)), state)
     assert alike(*states)
 
 
