@@ -17,7 +17,7 @@ from idiolect.aggregation import RULES, Private
 from idiolect.aggregation.aggregator import Aggregated
 from idiolect.core import tree
 from idiolect.core.capabilities import Facts, FinalExchange, has
-from idiolect.core.method import setting
+from idiolect.core.method import Sent, setting
 from idiolect.engine import final_exchange, rounds
 from idiolect.engine.architecture import Architecture
 from idiolect.errors import MethodError
@@ -126,7 +126,7 @@ def test_clients_of_several_architectures_hear_each_other(monkeypatch):
         "small": Architecture(worlds.Normed, clients=(0, 2, 5)),
         "large": Architecture(lambda: worlds.Normed(8), clients=(1, 3, 4)),
     }
-    monkeypatch.setattr(FedAvg, "send", lambda self, state, cohort: rounds.Sent())
+    monkeypatch.setattr(FedAvg, "send", lambda self, state, cohort: Sent())
     monkeypatch.setattr(FedAvg, "init_server", lambda self, setup: ())
     monkeypatch.setattr(rounds, "_GROUP", 1)
 
