@@ -12,7 +12,7 @@ import torch
 
 from idiolect.core import graph_scan
 from idiolect.kernels import autotune
-from idiolect.kernels.cuda_graph import Tape
+from idiolect.kernels.cuda_graph import GraphSequence
 
 
 class Chip:
@@ -61,7 +61,7 @@ def chip(monkeypatch):
 
 @pytest.mark.filterwarnings("error")
 def test_parts_are_replayed_in_turn_and_as_often_as_asked(chip):
-    tape = Tape()
+    tape = GraphSequence()
 
     def work():
         chip.launch("before")
@@ -81,7 +81,7 @@ def test_parts_are_replayed_in_turn_and_as_often_as_asked(chip):
 
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError("no room"), ValueError("oh")])
 def test_an_error_within_a_piece_comes_out_as_it_is(chip, error):
-    tape = Tape()
+    tape = GraphSequence()
 
     def fails():
         raise error
@@ -148,7 +148,7 @@ def five_steps(graphs, chip):
 
 def test_a_round_is_recorded_by_the_folder_that_folds_in_it(chip):
     """Of a fold with slow steps two are recorded as they come, then one, to be replayed."""
-    graphs, tape = graph_scan.GraphScan(), Tape()
+    graphs, tape = graph_scan.GraphScan(), GraphSequence()
     graphs._slow = True
 
     def work():
@@ -164,7 +164,7 @@ def test_a_round_is_recorded_by_the_folder_that_folds_in_it(chip):
 
 def test_a_round_that_needs_a_warm_up_folds_in_it_as_it_comes(chip):
     """It is done once, five steps; then it is recorded, and replayed like any other."""
-    graphs, tape = graph_scan.GraphScan(), Tape()
+    graphs, tape = graph_scan.GraphScan(), GraphSequence()
     graphs._slow = True
 
     def work():

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from idiolect.core import tree
 from idiolect.core.tree import Tree
-from idiolect.kernels.cuda_graph import Tape, make_room
+from idiolect.kernels.cuda_graph import GraphSequence, release_cached_memory
 
 PIECE = 8  # steps of a graph
 _EAGER = 2  # first steps: they create handles, plans and tuning choices, and the form of the carry
@@ -33,7 +33,7 @@ class GraphScan:
 
     def __init__(self) -> None:
         self._slow: bool | None = None  # unknown as yet
-        self._tape: Tape | None = None  # that records a whole round
+        self._tape: GraphSequence | None = None  # that records a whole round
 
     def worth(self, steps: int, device: torch.device) -> bool:
         """Say whether a scan of so many steps is worth capturing, and can be captured now."""
@@ -43,9 +43,9 @@ class GraphScan:
             return bool(self._slow) and self._tape is not None and steps > _EAGER
         return steps >= _EAGER + _WORTH * PIECE or (self._slow is not False and steps > _EAGER)
 
-    def record(self, tape: Tape, work: Callable[[], Tree]) -> Tree:
+    def record(self, tape: GraphSequence, work: Callable[[], Tree]) -> Tree:
         """Record a whole round; of scans with slow steps, a single step."""
-        make_room()
+        release_cached_memory()
         self._tape = tape
         try:
             return tape.record(work)
@@ -93,8 +93,8 @@ def repeat(piece: Callable[[], None], times: int) -> None:
 
     What cannot be captured is run step by step, with a warning.
     """
-    tape, again = Tape(), piece
-    make_room()
+    tape, again = GraphSequence(), piece
+    release_cached_memory()
     try:
         tape.record(piece)
         again = tape.replay

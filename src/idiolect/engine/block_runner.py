@@ -21,7 +21,7 @@ from idiolect.core.tree import Params, Tree
 from idiolect.engine import backend
 from idiolect.engine.batch_plan import BatchPlanner, ClientRows
 from idiolect.errors import MethodError
-from idiolect.kernels.cuda_graph import Tape
+from idiolect.kernels.cuda_graph import GraphSequence
 
 _LAYERS = 13  # keeps the layers' own draws apart from other uses of the same seed
 
@@ -267,7 +267,7 @@ class Captured:
     ) -> None:
         self._inputs = tree.map(torch.clone, inputs)
         self._given: list[tuple[Tensor, int]] = []  # what the buffers hold, to be known again
-        self._tape = Tape()
+        self._tape = GraphSequence()
         # The eager round before has made handles and workspaces.
         self._outputs = graphs.record(self._tape, lambda: fn(*self._inputs))
 

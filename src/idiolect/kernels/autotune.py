@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from idiolect.kernels.compiled import FAILURES, attempt, summary, write_cache
-from idiolect.kernels.cuda_graph import Tape
+from idiolect.kernels.cuda_graph import GraphSequence
 
 Form = Callable[..., Any]
 _TRIALS = 3
@@ -152,7 +152,7 @@ def _sources() -> str:
 def milliseconds(form: Form, *inputs: Any) -> float:
     """Return the least of a few times on the device, without the host's time for launching."""
     form(*inputs)  # compiles, and makes handles
-    tape = Tape()
+    tape = GraphSequence()
 
     def runs() -> None:
         for _ in range(_TRIALS):

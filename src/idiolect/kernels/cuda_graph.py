@@ -1,4 +1,4 @@
-"""CUDA graphs that follow each other: what is launched in their capture, as often as asked."""
+"""CUDA graphs in sequence: each captures what some work launches and replays it as asked."""
 
 import contextlib
 import gc
@@ -9,18 +9,18 @@ from typing import Any
 import torch
 
 
-class Tape:
-    """Graphs in a row, each replayed some number of times."""
+class GraphSequence:
+    """Graphs replayed one after the other, each some number of times."""
 
     def __init__(self) -> None:
         self._parts: list[tuple[Any, int]] = []
-        self._pool = torch.cuda.graph_pool_handle()  # one, since they run in turn
+        self._pool = torch.cuda.graph_pool_handle()  # one for all, since they run in turn
         self._stream = type(torch.cuda.current_stream())()  # the usual one cannot be captured
         self.recording = False
-        self.warmed = False  # whether the work had to be done once before it could be recorded
+        self.warmed = False  # whether the work had to run once before it could be captured
 
     def run(self, work: Callable[[], Any]) -> Any:
-        """Do something where it would be recorded."""
+        """Run some work on the stream that is captured."""
         current = torch.cuda.current_stream()
         self._stream.wait_stream(current)
         with torch.cuda.stream(self._stream):
@@ -29,24 +29,26 @@ class Tape:
         return done
 
     def record(self, work: Callable[[], Any]) -> Any:
-        """Capture what some work launches; it is done only if it has to be `warmed` for that."""
+        """Capture what some work launches; it runs only if it has to be `warmed` for that."""
         try:
             return self._whole(work)
         except torch.OutOfMemoryError:
             raise
-        except RuntimeError:  # not all that a capture wants to exist, it seems
+        except (
+            RuntimeError
+        ):  # something is missing that only a first run makes: a handle, a workspace
             self.run(work)
             self.warmed = True
             return self._whole(work)
 
     def repeat(self, piece: Callable[[], None], times: int) -> None:
-        """Within what is recorded, capture a piece once, to be replayed some times."""
+        """Within recorded work, capture a piece once, to be replayed some times."""
         self._end(1)
         self._part(piece, times)
         self._begin()
 
     def replay(self) -> None:
-        """Do what was recorded."""
+        """Run what was recorded."""
         for graph, times in self._parts:
             for _ in range(times):
                 graph.replay()
@@ -83,8 +85,8 @@ class Tape:
         self._parts[-1] = (graph, times)
 
 
-def make_room() -> None:
-    """Give back what nobody uses: the memory of graphs is not that of anything else."""
+def release_cached_memory() -> None:
+    """Release unused memory: a graph's pool cannot use what torch has cached elsewhere."""
     torch.cuda.synchronize()
     gc.collect()
     torch.cuda.empty_cache()
