@@ -10,8 +10,7 @@ from torch import nn
 import worlds
 from idiolect.core import losses, tree
 from idiolect.data import Federation
-from idiolect.data.text import SPECIAL, UNK, streams
-from idiolect.data.text.corpus import Stream
+from idiolect.data.text import SPECIAL, UNK, UserText, streams
 from idiolect.methods import METHODS
 from idiolect.models import NextWord
 
@@ -22,7 +21,7 @@ def world(seed=0):
     """Four users of unequal length; the last row of each is filled up, the vocabulary is given."""
     draw = np.random.default_rng(seed)
     users = [
-        Stream(f"u{n}", [list(draw.choice(list("abcdefgh"), 5 * size - 5))])
+        UserText(f"u{n}", [list(draw.choice(list("abcdefgh"), 5 * size - 5))])
         for n, size in enumerate((9, 6, 8, 5))
     ]
     data = streams("tiny", users, LENGTH, 99)

@@ -12,7 +12,7 @@ from torch import nn
 
 from idiolect.core.method import Method
 from idiolect.data import SOURCES, Federation, federate, load, normalised, read
-from idiolect.data.cache import cache_root
+from idiolect.data.sources import cache_root
 from idiolect.engine.architecture import Architecture, Build, bound
 from idiolect.engine.backend import Backend
 from idiolect.engine.callbacks import Watch

@@ -1,7 +1,8 @@
 import numpy as np
 import pytest
 
-from idiolect.data.cache import cache_key, cache_root, cached
+from idiolect.data.cache import cache_key, cached
+from idiolect.data.sources import cache_root
 from idiolect.errors import DataError
 
 

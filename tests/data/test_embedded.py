@@ -4,7 +4,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import idiolect.data.embedded
+import idiolect.data
 from idiolect.data import load
 
 
@@ -18,7 +18,7 @@ def test_six_hundred_of_each_digit_in_under_a_second():
 
 
 def test_attribution_travels_with_the_file():
-    folder = Path(idiolect.data.embedded.__file__).parent
+    folder = Path(idiolect.data.__file__).parent / "embedded"
     assert (folder / "digits.xz").stat().st_size < 1_000_000
     assert "LeCun" in (folder / "ATTRIBUTION.md").read_text()
 

@@ -3,7 +3,7 @@ import hashlib
 import pytest
 from hubserver import serving
 
-from idiolect.data.download import download, hub_url, recorded_digest
+from idiolect.data.cache import download_file, hub_url, recorded_digest
 from idiolect.errors import DataError
 
 CONTENT = bytes(range(256)) * 4000
@@ -24,7 +24,7 @@ def url():
 def test_a_download_is_checked_and_recorded(hub, tmp_path):
     target = tmp_path / "deep" / "c.parquet"
     assert recorded_digest(target) is None
-    assert download(url(), target) == DIGEST == recorded_digest(target)
+    assert download_file(url(), target) == DIGEST == recorded_digest(target)
     assert target.read_bytes() == CONTENT
     assert sorted(path.name for path in target.parent.iterdir()) == [
         "c.parquet",
@@ -36,21 +36,21 @@ def test_corruption_never_enters_and_is_thrown_away(hub, tmp_path):
     target = tmp_path / "c.parquet"
     hub.fault = "corrupt"
     with pytest.raises(DataError, match=f"arrived damaged: sha256 .* expected {DIGEST}"):
-        download(url(), target)
+        download_file(url(), target)
     assert list(tmp_path.iterdir()) == []
     hub.fault = ""
-    assert download(url(), target) == DIGEST
+    assert download_file(url(), target) == DIGEST
 
 
 def test_a_broken_transfer_continues_where_it_stopped(hub, tmp_path):
     target = tmp_path / "c.parquet"
     hub.fault = "cut"
     with pytest.raises(DataError, match=f"broke off after {len(CONTENT) // 2} of {len(CONTENT)}"):
-        download(url(), target)
+        download_file(url(), target)
     assert not target.exists()
     hub.fault = ""
     hub.requests.clear()
-    assert download(url(), target) == DIGEST
+    assert download_file(url(), target) == DIGEST
     assert hub.requests[-1][1] == f"bytes={len(CONTENT) // 2}-"
 
 
@@ -58,25 +58,25 @@ def test_a_rotten_beginning_is_found_at_the_end(hub, tmp_path):
     target = tmp_path / "c.parquet"
     (tmp_path / "c.parquet.part").write_bytes(b"\xff" * 1000)
     with pytest.raises(DataError, match="arrived damaged"):
-        download(url(), target)
+        download_file(url(), target)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_part_longer_than_the_file_is_dropped(hub, tmp_path):
     (tmp_path / "c.parquet.part").write_bytes(CONTENT + b"more")
-    assert download(url(), tmp_path / "c.parquet") == DIGEST
+    assert download_file(url(), tmp_path / "c.parquet") == DIGEST
 
 
 def test_a_hub_that_states_no_digest_still_gets_one_recorded(hub, tmp_path):
     hub.states_digest = False
     (tmp_path / "c.parquet.part").write_bytes(b"half of what the file used to be")
-    assert download(url(), tmp_path / "c.parquet") == DIGEST
+    assert download_file(url(), tmp_path / "c.parquet") == DIGEST
 
 
 def test_absent_files_and_addresses_are_named(hub, tmp_path, monkeypatch):
     hub.fault = "missing"
     with pytest.raises(DataError, match=r"could not be downloaded.*404"):
-        download(url(), tmp_path / "c.parquet")
+        download_file(url(), tmp_path / "c.parquet")
     monkeypatch.setenv("IDIOLECT_HUB", "file:///etc")
     with pytest.raises(DataError, match="expected an https://"):
         url()

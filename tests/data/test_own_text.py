@@ -79,7 +79,7 @@ def test_reddit_as_leaf_lays_it_out(tmp_path):
     data = read(path, next_word=True, length=7)
     assert words_of(data, 0) == ["<bos>", "hello", "there", "you", "<eos>", "<bos>", "bye"]
     numbers = leaf(tmp_path / "b.json", {"u": ([[1.0]], [0])})
-    with pytest.raises(DataError, match="user 'u' holds no text"):
+    with pytest.raises(DataError, match="user 'u' has no text"):
         read(numbers, next_word=True)
 
 

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from idiolect.data.federate import split_rows
 from idiolect.data.partition import DEFAULT_POOL, PARTITIONS, describe
-from idiolect.data.split import split
 from idiolect.errors import IdiolectError
 
 BY_LABEL = [name for name in PARTITIONS if name != "natural"]
@@ -47,6 +47,11 @@ OPTIONS = {
 }
 
 
+def divided(name, labels, seed, **options):
+    """Divide all rows."""
+    return PARTITIONS[name](labels, seed, np.arange(len(labels)), **options)
+
+
 def pool(sizes: list[int]) -> np.ndarray:
     return np.random.default_rng(0).permutation(np.repeat(np.arange(len(sizes)), sizes))
 
@@ -84,14 +89,14 @@ def test_rows_are_disjoint_seeded_and_never_an_endless_loop(name, data):
 @pytest.mark.parametrize("name", BY_LABEL)
 def test_another_seed_deals_other_rows(name):
     labels = pool([600] * 10)
-    one, two = (PARTITIONS[name](labels, seed) for seed in (0, 1))
+    one, two = (divided(name, labels, seed) for seed in (0, 1))
     assert any(not np.array_equal(np.sort(a), np.sort(b)) for a, b in zip(one, two, strict=True))
 
 
 @pytest.mark.parametrize("name", [name for name in BY_LABEL if "clients" in OPTIONS[name]])
 def test_more_clients_than_rows_is_an_error_not_a_hang(name):
     with pytest.raises(IdiolectError):
-        PARTITIONS[name](pool([20] * 10), 0, clients=1000)
+        divided(name, pool([20] * 10), 0, clients=1000)
 
 
 def test_every_partition_is_described_and_has_a_pool():
@@ -108,21 +113,21 @@ def counts(held: list[np.ndarray], labels: np.ndarray) -> np.ndarray:
 
 def test_natural_follows_the_codes():
     codes = np.array([2, 0, 2, 0, 3])
-    held = PARTITIONS["natural"](codes, 0)
+    held = divided("natural", codes, 0)
     assert [mine.tolist() for mine in held] == [[1, 3], [], [0, 2], [4]]
 
 
 def test_dirichlet_raises_small_clients_and_uses_every_row():
     labels = pool([100] * 10)
-    held = PARTITIONS["dirichlet"](labels, 3, clients=100, alpha=0.01, min_size=10)
+    held = divided("dirichlet", labels, 3, clients=100, alpha=0.01, min_size=10)
     assert [len(mine) for mine in held] == [10] * 100
-    spiky = PARTITIONS["dirichlet"](labels, 3, clients=5, alpha=1e-4)
+    spiky = divided("dirichlet", labels, 3, clients=5, alpha=1e-4)
     assert sum(map(len, spiky)) == 1000
 
 
 def test_shards_give_few_labels():
     labels = pool([100] * 10)
-    held = PARTITIONS["shards"](labels, 0, clients=10, shards_per_client=2)
+    held = divided("shards", labels, 0, clients=10, shards_per_client=2)
     assert all(len(mine) == 100 for mine in held)
     assert ((counts(held, labels) > 0).sum(1) <= 4).all()
 
@@ -130,57 +135,57 @@ def test_shards_give_few_labels():
 @pytest.mark.parametrize(("scheme", "second"), [("pairs", [2, 3]), ("cyclic", [1, 2])])
 def test_classes_follow_the_scheme(scheme, second):
     labels = pool([100] * 10)
-    held = counts(PARTITIONS["classes"](labels, 0, scheme=scheme, classes_per_client=2), labels)
+    held = counts(divided("classes", labels, 0, scheme=scheme, classes_per_client=2), labels)
     assert np.flatnonzero(held[0]).tolist() == [0, 1]
     assert np.flatnonzero(held[1]).tolist() == second
 
 
 def test_random_classes_are_used_alike():
     labels = pool([100] * 10)
-    held = counts(PARTITIONS["classes"](labels, 0, scheme="random", clients=20), labels)
+    held = counts(divided("classes", labels, 0, scheme="random", clients=20), labels)
     assert ((held > 0).sum(0) == 4).all() and (held.sum(0) == 100).all()
 
 
 def test_ds1_is_a_latin_rectangle_of_equal_totals():
     labels = pool([600] * 10)
-    held = counts(PARTITIONS["persfl-ds1"](labels, 0), labels)
+    held = counts(divided("persfl-ds1", labels, 0), labels)
     assert (held.sum(0) == 600).all() and (held.sum(1) == 600).all()
     # 600 * 0.6**j / (1 + .6 + .36 + .216) = 275.7, 165.4, 99.3, 59.6
     for mine in (*held, *held.T):
         assert sorted(mine[mine > 0]) == [60, 99, 165, 276]
-    even = counts(PARTITIONS["persfl-ds1"](labels, 0, imbalance=1.0, clients=20), labels)
+    even = counts(divided("persfl-ds1", labels, 0, imbalance=1.0, clients=20), labels)
     assert set(even.ravel()) == {0, 75}
 
 
 def test_ds1_refuses_what_it_cannot_balance():
     with pytest.raises(IdiolectError, match="multiple of 10 clients"):
-        PARTITIONS["persfl-ds1"](pool([60] * 10), 0, clients=15)
+        divided("persfl-ds1", pool([60] * 10), 0, clients=15)
     with pytest.raises(IdiolectError, match=r"asks for 61 rows .* expected 4\.\.60"):
-        PARTITIONS["persfl-ds1"](pool([60] * 10), 0, per_client=61)
+        divided("persfl-ds1", pool([60] * 10), 0, per_client=61)
 
 
 def test_ds2_code_measures_by_class_zero():
     sizes = [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]  # MNIST's training file
     labels = pool(sizes)
     for seed in range(10):
-        code = counts(PARTITIONS["persfl-ds2"](labels, seed), labels)
+        code = counts(divided("persfl-ds2", labels, seed), labels)
         assert (code.sum(0) <= np.minimum(sizes, 5923)).all()
         assert 58_570 - 60 <= code.sum() <= 58_570  # rounding may leave a few of a class
-    paper = counts(PARTITIONS["persfl-ds2"](labels, 0, variant="paper"), labels)
+    paper = counts(divided("persfl-ds2", labels, 0, variant="paper"), labels)
     assert (paper.sum(0) == sizes).all()
 
 
 def test_ds3_cifar_sizes_are_the_published_ones():
     """Recovered from PersFL's stored accuracies; sizes need only the class counts of CIFAR-10."""
     labels = pool([6000] * 10)
-    full = PARTITIONS["persfl-ds3"](labels, 0, keep=1.0)
+    full = divided("persfl-ds3", labels, 0, keep=1.0)
     totals = [2674, 3738, 4024, 1524, 3616, 2762, 3690, 3684, 2734, 9710]
     assert [len(mine) for mine in full] == totals
     held = counts(full, labels)
     assert ((held > 0).sum(1) == 3).all()
     assert [client for client in range(10) if 10 in held[client]] == [0, 3]
-    kept = PARTITIONS["persfl-ds3"](labels, 0)
-    _, _, test = split(kept, labels, (0.6, 0.2, 0.2), seed=0)
+    kept = divided("persfl-ds3", labels, 0)
+    _, _, test = split_rows(kept, labels, (0.6, 0.2, 0.2), seed=0)
     assert [len(mine) for mine in test] == [401, 561, 604, 229, 543, 415, 554, 553, 410, 1457]
 
 
@@ -189,34 +194,34 @@ def test_ds3_mnist_halves_every_class(generator_seed):
     sizes = np.array([6903, 7877, 6990, 7141, 6824, 6313, 6876, 7293, 6825, 6958])
     labels = pool(list(sizes))
     options = {"kind": "mnist", "generator_seed": generator_seed}
-    held = counts(PARTITIONS["persfl-ds3"](labels, 0, keep=1.0, **options), labels)
+    held = counts(divided("persfl-ds3", labels, 0, keep=1.0, **options), labels)
     assert (held.sum(0) == sizes).all() and ((held > 0).sum(1) == 2).all()
     # The first five users take the cut of each class, the last five what it leaves.
     first = held[:5].sum(0)
     assert (first >= sizes // 3).all() and (first < sizes // 2).all()
-    kept = PARTITIONS["persfl-ds3"](labels, 0, **options)
+    kept = divided("persfl-ds3", labels, 0, **options)
     assert [len(mine) for mine in kept] == [int(0.75 * n) for n in held.sum(1)]
 
 
 def test_pfml_and_ktpfl_presets():
     labels = pool([6000] * 10)
-    pairs = counts(PARTITIONS["pfml-pairs"](labels, 0), labels)
+    pairs = counts(divided("pfml-pairs", labels, 0), labels)
     assert len(pairs) == 20 and (pairs.sum(0) == 6000).all()
     assert all(set(np.flatnonzero(pairs[u])) == {2 * u % 10, (2 * u + 1) % 10} for u in range(20))
-    three = counts(PARTITIONS["pfml-three"](labels, 0), labels)
+    three = counts(divided("pfml-three", labels, 0), labels)
     assert len(three) == 20 and ((three > 0).sum(1) == 3).all() and (three.sum(0) <= 6000).all()
-    two = counts(PARTITIONS["ktpfl-two"](labels, 0), labels)
+    two = counts(divided("ktpfl-two", labels, 0), labels)
     assert set(two.ravel()) == {0, 1500}
-    every = counts(PARTITIONS["ktpfl-all"](labels, 0), labels)
+    every = counts(divided("ktpfl-all", labels, 0), labels)
     assert (every > 0).all() and (every.sum(0) == 6000).all()
 
 
 def test_a_class_nobody_has_is_passed_over():
     labels = pool([60, 0, 60, 60, 60])
     for name in ("iid", "dirichlet", "shards", "classes", "persfl-ds2", "ktpfl-two", "ktpfl-all"):
-        held = PARTITIONS[name](labels, 0)
+        held = divided(name, labels, 0)
         assert counts(held, labels)[:, 1].sum() == 0
-    held = counts(PARTITIONS["persfl-ds1"](labels, 0, clients=4, classes_per_client=2), labels)
+    held = counts(divided("persfl-ds1", labels, 0, clients=4, classes_per_client=2), labels)
     assert held.sum(0).tolist() == [60, 0, 60, 60, 60]
 
 
@@ -237,4 +242,4 @@ def test_a_class_nobody_has_is_passed_over():
 )
 def test_wrong_options_are_named(name, options, words):
     with pytest.raises(IdiolectError, match=words):
-        PARTITIONS[name](pool([60] * 10), 0, **options)
+        divided(name, pool([60] * 10), 0, **options)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from idiolect.data import Dataset
-from idiolect.data.public import alike, rows_of, without
+from idiolect.data.dataset import alike, rows_of, without
 from idiolect.errors import DataError
 from idiolect.experiment.build import build_jobs
 from idiolect.experiment.load import parse_experiment

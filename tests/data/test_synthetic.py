@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from idiolect.data.synthetic import synthetic
+from idiolect.data.generated import synthetic
 from idiolect.errors import IdiolectError
 
 

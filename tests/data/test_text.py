@@ -8,8 +8,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from idiolect.data import federate, load
-from idiolect.data.text import BOS, EOS, PAD, SPECIAL, UNK, encoded, encoded_as, streams, tokenise
-from idiolect.data.text.corpus import Stream, sentences
+from idiolect.data.text import (
+    BOS,
+    EOS,
+    PAD,
+    SPECIAL,
+    UNK,
+    UserText,
+    encoded,
+    encoded_as,
+    sentences,
+    streams,
+    tokenise,
+)
 from idiolect.errors import ConfigError, DataError
 
 
@@ -29,7 +40,7 @@ def test_sentences_are_cut_and_filled_up():
 
 def test_a_stream_is_cut_without_overlap_and_predicts_the_next_word():
     """Eight tokens: <bos> a b <eos> <bos> c d <eos>, in rows of three words and one to come."""
-    data = streams("s", [Stream("u", ["a b", "c d"])], 3, 99)
+    data = streams("s", [UserText("u", ["a b", "c d"])], 3, 99)
     a, b, c, d = (data.words.index(word) for word in "abcd")
     assert data.x.tolist() == [[BOS, a, b], [BOS, c, d]]
     assert data.y.tolist() == [[a, b, EOS], [c, d, EOS]]
@@ -37,7 +48,9 @@ def test_a_stream_is_cut_without_overlap_and_predicts_the_next_word():
 
 
 def test_a_last_row_is_filled_up_and_one_without_a_label_is_dropped():
-    data = streams("s", [Stream("u", ["a"]), Stream("empty", []), Stream("v", ["a b c"])], 3, 99)
+    data = streams(
+        "s", [UserText("u", ["a"]), UserText("empty", []), UserText("v", ["a b c"])], 3, 99
+    )
     a, b, c = (data.words.index(word) for word in "abc")
     # <bos> a <eos> is short of a row; <bos> a b c <eos> leaves <eos> alone in a second one.
     assert data.x.tolist() == [[BOS, a, EOS], [BOS, a, b]]
@@ -51,7 +64,7 @@ def test_a_last_row_is_filled_up_and_one_without_a_label_is_dropped():
 )
 def test_no_word_of_a_stream_is_lost_or_doubled(texts, length):
     texts = [["z"], *texts]
-    data = streams("s", [Stream("u", texts)], length, 99)
+    data = streams("s", [UserText("u", texts)], length, 99)
     rows = np.concatenate([data.x[:, :1], data.y], 1)
     laid = [data.words[code] for code in rows.reshape(-1) if code > 0]
     whole = [word for text in texts for word in ("<bos>", *text, "<eos>")]
@@ -76,7 +89,7 @@ def test_the_vocabulary_is_of_training_words_by_frequency_then_alphabet():
 def test_test_rows_have_no_say_in_the_vocabulary():
     """Exchange all words of validation and test rows: the training rows are coded as before."""
     texts = [f"common w{n} w{n % 3}" for n in range(40)]
-    made = [streams("s", [Stream(u, texts) for u in "abcd"], 5, 30) for _ in range(2)]
+    made = [streams("s", [UserText(u, texts) for u in "abcd"], 5, 30) for _ in range(2)]
     whole = federate(made[0], "natural", 3, split=(0.5, 0.2, 0.3))
     other = made[1]
     hidden = np.concatenate([*whole.val, *whole.test])
@@ -91,7 +104,7 @@ def test_test_rows_have_no_say_in_the_vocabulary():
 
 
 def test_other_text_is_coded_by_a_given_vocabulary():
-    data = streams("s", [Stream("u", ["new a"])], 3, 99)
+    data = streams("s", [UserText("u", ["new a"])], 3, 99)
     coded = encoded_as(data, (*SPECIAL, "z", "a"))
     assert coded.x.tolist() == [[BOS, UNK, 5]] and coded.y.tolist() == [[UNK, 5, EOS]]
     assert coded.classes == coded.words
@@ -100,7 +113,7 @@ def test_other_text_is_coded_by_a_given_vocabulary():
 
 
 def test_rows_are_split_in_their_order():
-    data = streams("s", [Stream("u", [" ".join("abcdefghij" * 5)])], 4, 99)
+    data = streams("s", [UserText("u", [" ".join("abcdefghij" * 5)])], 4, 99)
     held = federate(data, "natural", 0, split=(0.8, 0.0, 0.2), ordered=True)
     assert held.train[0].tolist() == list(range(8)) and held.test[0].tolist() == [8, 9, 10]
     assert "in order" in held.description
@@ -110,7 +123,7 @@ def test_rows_are_split_in_their_order():
 
 
 def test_words_cannot_be_dealt_by_label():
-    data = streams("s", [Stream("u", ["a b"] * 9)], 2, 99)
+    data = streams("s", [UserText("u", ["a b"] * 9)], 2, 99)
     for options in ({"partition": "dirichlet"}, {"partition": "iid", "stratify": True}):
         with pytest.raises(ConfigError, match="a label for each word"):
             federate(data, clients=2, **options)
@@ -125,7 +138,7 @@ def test_silly_sizes_are_refused():
     with pytest.raises(ConfigError, match="vocabulary is 4, expected more"):
         streams("s", [], 3, 4)
     with pytest.raises(DataError, match="no text"):
-        streams("s", [Stream("u", [""])], 3, 9)
+        streams("s", [UserText("u", [""])], 3, 9)
 
 
 @pytest.mark.parametrize(

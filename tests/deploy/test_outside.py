@@ -195,7 +195,7 @@ def test_no_dataset_is_fetched_because_an_experiment_names_it(tmp_path, monkeypa
     asked = []
     monkeypatch.setenv("IDIOLECT_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("IDIOLECT_DATA", raising=False)
-    monkeypatch.setattr("idiolect.data.sources.fetch", lambda *args: asked.append(args))
+    monkeypatch.setattr("idiolect.data.sources.download_file", lambda *args: asked.append(args))
     text = with_line('public = { source = "cifar100", size = 4 }').replace("fedavg", "fedmd")
     own = np.savez(tmp_path / "own.npz", x=np.zeros((9, 4), np.float32), y=np.arange(9) % 2)
     assert own is None

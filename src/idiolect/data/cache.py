@@ -1,15 +1,17 @@
-"""Decoded datasets on disk, memory-mapped when they are used again."""
-
-from __future__ import annotations
+"""Files on disk: datasets decoded once and memory-mapped, and downloads from the hub."""
 
 import hashlib
+import http.client
 import json
 import os
+import re
 import shutil
 import tempfile
+import urllib.error
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
@@ -21,11 +23,8 @@ _FORMAT = 1
 
 _COLUMNS = ("y", "clients", "origin")
 
-
-def cache_root(cache_dir: str | Path | None) -> Path:
-    """Where decoded data lives: the argument, IDIOLECT_CACHE, or ~/.cache/idiolect."""
-    chosen = cache_dir or os.environ.get("IDIOLECT_CACHE") or Path.home() / ".cache" / "idiolect"
-    return Path(chosen).expanduser()
+_BLOCK = 1 << 18
+_PATIENCE_S = 30.0
 
 
 def file_digest(path: Path) -> str:
@@ -117,3 +116,128 @@ def _open(folder: Path) -> Dataset:
         )
     except (OSError, ValueError, KeyError) as error:
         raise DataError(f"the cache folder {folder} is damaged ({error}); delete it") from error
+
+
+class _RememberDigest(urllib.request.HTTPRedirectHandler):
+    """The hub states a file's sha256 on the redirect, not on the storage it redirects to."""
+
+    def __init__(self) -> None:
+        self.stated = ""
+
+    def redirect_request(
+        self,
+        req: urllib.request.Request,
+        fp: IO[bytes],
+        code: int,
+        msg: str,
+        headers: http.client.HTTPMessage,
+        newurl: str,
+    ) -> urllib.request.Request | None:
+        """Note the digest, then follow."""
+        self.stated = self.stated or _digest_in(headers)
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+
+def hub_url(repository: str, path: str) -> str:
+    """Name a file of a dataset repository; IDIOLECT_HUB replaces the hub's address."""
+    base = os.environ.get("IDIOLECT_HUB", "https://huggingface.co").rstrip("/")
+    if not base.startswith(("https://", "http://")):
+        raise DataError(f"IDIOLECT_HUB is '{base}'; expected an https:// address")
+    return f"{base}/datasets/{repository}/resolve/main/{path}"
+
+
+def recorded_digest(target: Path) -> str | None:
+    """Read the sha256 that stands beside a completed download; None if it is not complete."""
+    record = target.with_name(target.name + ".sha256")
+    if not target.exists() or not record.exists():
+        return None
+    return record.read_text().strip()
+
+
+def download_file(url: str, target: Path) -> str:
+    """Fetch a file to `target` and return its sha256, also recorded beside it.
+
+    Bytes gather in a .part file, which a later call continues; the target appears only when its
+    length and, where the hub states one, its sha256 are right.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    part = target.with_name(target.name + ".part")
+    try:
+        stated, expected = _fetch(url, part)
+    except (urllib.error.URLError, http.client.HTTPException, OSError) as error:
+        raise DataError(f"{url} could not be downloaded ({error})") from error
+    received = part.stat().st_size
+    if expected is not None and received < expected:
+        raise DataError(
+            f"{url} broke off after {received} of {expected} bytes; load again to continue"
+        )
+    digest = file_digest(part)
+    wrong_length = expected is not None and received > expected
+    if wrong_length or (stated and digest != stated):
+        part.unlink()
+        raise DataError(
+            f"{url} arrived damaged: sha256 {digest}, {received} bytes; expected "
+            f"{stated or 'any'}, {expected} bytes. It was thrown away; load again"
+        )
+    os.replace(part, target)
+    target.with_name(target.name + ".sha256").write_text(digest + "\n")
+    return digest
+
+
+def _fetch(url: str, part: Path) -> tuple[str, int | None]:
+    """Append what is missing to the part file; return the stated sha256 and the full length."""
+    memory = _RememberDigest()
+    opener = urllib.request.build_opener(memory)
+    have = part.stat().st_size if part.exists() else 0
+    headers = {"User-Agent": "idiolect", "Accept-Encoding": "identity"}
+    if have:
+        headers["Range"] = f"bytes={have}-"
+    try:
+        response = opener.open(urllib.request.Request(url, headers=headers), timeout=_PATIENCE_S)
+    except urllib.error.HTTPError as error:
+        if error.code != 416:  # 416: nothing is missing, or the part is longer than the file
+            raise
+        error.close()
+        part.unlink()
+        return _fetch(url, part)
+    stated = memory.stated or _digest_in(response.headers)
+    if have and not stated:
+        # Without a digest nobody would notice that the file has changed since the first half.
+        response.close()
+        part.unlink()
+        return _fetch(url, part)
+    with response:
+        if response.status != 206:
+            have = 0
+        length = response.headers.get("Content-Length")
+        expected = None if length is None else have + int(length)
+        with part.open("ab" if have else "wb") as file:
+            _copy(response, file, url.rsplit("/", 1)[-1], have, expected)
+        return stated, expected
+
+
+def _copy(response: Any, file: IO[bytes], label: str, have: int, expected: int | None) -> None:
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+    console = Console(stderr=True)
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+    )
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+        task = progress.add_task(label, total=expected, completed=have)
+        while block := response.read(_BLOCK):
+            file.write(block)
+            progress.advance(task, len(block))
+
+
+def _digest_in(headers: http.client.HTTPMessage) -> str:
+    """Take a sha256 from X-Linked-Etag or ETag; a tag of any other form says nothing."""
+    for name in ("X-Linked-Etag", "ETag"):
+        tag = (headers.get(name) or "").removeprefix("W/").strip('"').lower()
+        if re.fullmatch("[0-9a-f]{64}", tag):
+            return tag
+    return ""

@@ -2,18 +2,43 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import NamedTuple
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
-from idiolect.data.arrays import AnyArray, Floats, Rows
 from idiolect.errors import ConfigError, DataError
+
+Rows: TypeAlias = NDArray[np.int64]
+Floats: TypeAlias = NDArray[np.float32]
+AnyArray: TypeAlias = NDArray[Any]
 
 # Enough rows to keep numpy busy, few enough that a memory-mapped pool is never read at once.
 _BLOCK = 4096
 
 NORMALISATIONS = ("unit", "channel", "pixel", "feature", "none")
+
+
+def check_value(option: str, value: str, allowed: Iterable[str]) -> None:
+    """Refuse a value that is not one of those allowed."""
+    if value not in (known := tuple(allowed)):
+        raise ConfigError(f"{option} '{value}' is unknown; expected one of {', '.join(known)}")
+
+
+def check_options(what: str, options: Iterable[str], known: Iterable[str]) -> None:
+    """Refuse options that a source or a partition does not have."""
+    if wrong := sorted(set(options) - set(known)):
+        has = ", ".join(sorted(known)) or "none"
+        raise ConfigError(f"{what} has no option '{wrong[0]}'; it has {has}")
+
+
+def check_positive(**options: int | float) -> None:
+    """Refuse options that must be above zero."""
+    for name, value in options.items():
+        if not value > 0 or not np.isfinite(value):
+            raise ConfigError(f"{name} is {value}; expected a number above 0")
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,8 +56,9 @@ class Dataset:
     x: AnyArray  # [example, ...]: uint8 [example, channel, height, width], float32, or int32 tokens
     y: Rows  # [example], or [example, place]: a label for each place of a sequence, -1 for none
     classes: tuple[str, ...]
-    shift: Floats  # broadcastable to one example
-    scale: Floats
+    # Broadcastable to one example; by default images are brought to [-1, 1], all else stays.
+    shift: Floats = field(default_factory=lambda: np.empty(0, np.float32))
+    scale: Floats = field(default_factory=lambda: np.empty(0, np.float32))
     clients: Rows | None = None  # [example] natural client, an index into client_names
     client_names: tuple[str, ...] = ()
     origin: Rows | None = None  # [example] 0 = the source's training file, 1 = its test file
@@ -43,14 +69,18 @@ class Dataset:
     unfitted: str = ""  # a normalisation that waits for training rows: channel, pixel or feature
 
     def __post_init__(self) -> None:
+        if not self.shift.size:
+            shift, scale = default_decoding(self.x)
+            object.__setattr__(self, "shift", shift)
+            object.__setattr__(self, "scale", scale)
         rows = len(self.x)
         if rows == 0:
             raise DataError(f"dataset '{self.name}' has no rows; expected at least one example")
-        for field, column in (("y", self.y), ("clients", self.clients), ("origin", self.origin)):
-            shape = (rows, *self.x.shape[1:]) if field == "y" and self.sequential else (rows,)
+        for name, column in (("y", self.y), ("clients", self.clients), ("origin", self.origin)):
+            shape = (rows, *self.x.shape[1:]) if name == "y" and self.sequential else (rows,)
             if column is not None and column.shape != shape:
                 raise DataError(
-                    f"dataset '{self.name}': {field} has shape {column.shape} and x has {rows} "
+                    f"dataset '{self.name}': {name} has shape {column.shape} and x has {rows} "
                     f"rows; expected {shape}"
                 )
         self._check_range("label", self.y, len(self.classes), "classes")
@@ -58,14 +88,14 @@ class Dataset:
             self._check_range("client code", self.clients, len(self.client_names), "client names")
         if self.origin is not None:
             self._check_range("origin", self.origin, 2, "origins (0 train, 1 test)")
-        for field, values in (("shift", self.shift), ("scale", self.scale)):
+        for name, values in (("shift", self.shift), ("scale", self.scale)):
             try:
                 fits = np.broadcast_shapes(values.shape, self.x.shape[1:]) == self.x.shape[1:]
             except ValueError:
                 fits = False
             if not fits:
                 raise DataError(
-                    f"dataset '{self.name}': {field} has shape {values.shape}, which does not "
+                    f"dataset '{self.name}': {name} has shape {values.shape}, which does not "
                     f"broadcast to one example of shape {self.x.shape[1:]}"
                 )
         if not np.all(self.scale > 0):
@@ -129,8 +159,7 @@ class Dataset:
 
         A source without separate files is one file, so "train" is all of it.
         """
-        if which not in ("train", "test", "all"):
-            raise ConfigError(f"pool '{which}' is unknown; expected train, test or all")
+        check_value("pool", which, ("train", "test", "all"))
         if which == "all" or (which == "train" and self.origin is None):
             return np.arange(len(self), dtype=np.int64)
         if self.origin is None:
@@ -154,6 +183,27 @@ def with_classes(dataset: Dataset, classes: tuple[str, ...], whose: str) -> Data
             )
         codes[code] = classes.index(name)
     return replace(dataset, y=codes[dataset.y], classes=classes)
+
+
+def rows_of(dataset: Dataset, rows: Rows) -> Dataset:
+    """Keep these rows only, as a set of examples that belongs to nobody."""
+    return replace(
+        dataset, x=dataset.x[rows], y=dataset.y[rows], clients=None, client_names=(), origin=None
+    )
+
+
+def without(dataset: Dataset, rows: Rows) -> Dataset:
+    """Leave these rows out: what is public is nobody's private example."""
+    kept = np.setdiff1d(np.arange(len(dataset)), rows)
+    if not len(kept):
+        raise DataError(f"nothing is left of {dataset.name} beside its public examples")
+    return replace(
+        dataset,
+        x=dataset.x[kept],
+        y=dataset.y[kept],
+        clients=None if dataset.clients is None else dataset.clients[kept],
+        origin=None if dataset.origin is None else dataset.origin[kept],
+    )
 
 
 def default_decoding(x: AnyArray) -> tuple[Floats, Floats]:
@@ -186,8 +236,7 @@ def fitted(dataset: Dataset, rows: Rows) -> Dataset:
 
 def fixed_decoding(dataset: Dataset, how: str) -> Dataset | None:
     """Check a normalisation; do it where it needs no statistics, else return None."""
-    if how not in NORMALISATIONS:
-        raise ConfigError(f"normalisation '{how}' is unknown; expected one of {NORMALISATIONS}")
+    check_value("normalisation", how, NORMALISATIONS)
     if not dataset.decodes:
         raise DataError(f"dataset '{dataset.name}' holds tokens, which cannot be normalised")
     if how in ("channel", "pixel") and dataset.x.ndim != 4:
@@ -195,13 +244,12 @@ def fixed_decoding(dataset: Dataset, how: str) -> Dataset | None:
             f"normalisation '{how}' needs images; '{dataset.name}' has examples of shape "
             f"{dataset.x.shape[1:]}: use feature"
         )
-    if how == "none":
-        zero, one = np.zeros(1, np.float32), np.ones(1, np.float32)
-        return replace(dataset, shift=zero, scale=one, unfitted="")
+    if how not in ("unit", "none"):
+        return None
+    shift, scale = np.zeros(1, np.float32), np.ones(1, np.float32)
     if how == "unit":
         shift, scale = default_decoding(dataset.x)
-        return replace(dataset, shift=shift, scale=scale, unfitted="")
-    return None
+    return replace(dataset, shift=shift, scale=scale, unfitted="")
 
 
 class Moments(NamedTuple):
@@ -267,3 +315,48 @@ def _byte_moments(
     about = (squares * seen - whole * whole) / seen
     mean = (whole / seen).astype(np.float64).reshape(shape)
     return Moments(seen, mean, about.astype(np.float64).reshape(shape))
+
+
+_LUMINANCE = np.array([0.299, 0.587, 0.114])  # of red, green and blue (ITU-R BT.601)
+
+
+def alike(dataset: Dataset, shape: tuple[int, ...], private: str) -> Dataset:
+    """Bring images to a shape: grey is repeated, colour weighed, the middle cut out or padded.
+
+    So 28x28 digits serve a network for 32x32 photographs, and the other way round. Anything but
+    stored images has to be of the right shape already.
+    """
+    own = tuple(dataset.x.shape[1:])
+    if own == shape:
+        return dataset
+    images = dataset.x.dtype == np.uint8 and len(own) == len(shape) == 3
+    if not images or not {own[0], shape[0]} <= {1, 3}:
+        raise DataError(
+            f"public examples of {dataset.name} are {own} and the private ones of {private} "
+            f"{shape}; choose a public source of the same shape"
+        )
+    x = _coloured(np.asarray(dataset.x), shape[0])
+    x = _sized(_sized(x, 2, shape[1]), 3, shape[2])
+    told = f"{dataset.provenance} Images of {own} brought to {shape}.".strip()
+    return replace(dataset, x=np.ascontiguousarray(x), provenance=told)
+
+
+def _coloured(x: AnyArray, channels: int) -> AnyArray:
+    if x.shape[1] == channels:
+        return x
+    if channels == 3:
+        return np.repeat(x, 3, axis=1)
+    grey = np.tensordot(x, _LUMINANCE, axes=(1, 0))
+    coloured: AnyArray = np.rint(grey).astype(np.uint8)[:, None]
+    return coloured
+
+
+def _sized(x: AnyArray, axis: int, size: int) -> AnyArray:
+    """Cut the middle out of an axis, or pad it with zeros on both sides."""
+    spare = x.shape[axis] - size
+    if spare >= 0:
+        return x.take(np.arange(spare // 2, spare // 2 + size), axis)
+    before = -spare // 2
+    widths = [(0, 0)] * x.ndim
+    widths[axis] = (before, -spare - before)
+    return np.pad(x, widths)

@@ -1,25 +1,23 @@
 """Partition and split in one call: from a dataset to a federation."""
 
-from __future__ import annotations
-
-import inspect
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from idiolect.data.arrays import Rows, Seed, extended
-from idiolect.data.dataset import Dataset, fitted
+from idiolect.data.dataset import Dataset, Rows, check_options, check_value, fitted
 from idiolect.data.federation import Federation
-from idiolect.data.partition import DEFAULT_POOL, PARTITIONS
-from idiolect.data.split import Parts, check_ratios
-from idiolect.data.split import split as split_rows
-from idiolect.data.text.vocabulary import encoded, encoded_as
+from idiolect.data.partition import DEFAULT_POOL, PARTITIONS, partition_options
+from idiolect.data.partition.general import Seed, extended, random_numbers
+from idiolect.data.text import encoded, encoded_as
 from idiolect.errors import ConfigError, DataError
 
 # Stages draw from seeds of their own, so that changing one leaves the other's draws alone.
 _PARTITION, _SPLIT = 1, 2
+
+Parts = tuple[tuple[Rows, ...], tuple[Rows, ...], tuple[Rows, ...]]
 
 
 def federate(
@@ -43,11 +41,13 @@ def federate(
     split="file" keeps the rows of the source's test file as test and takes `val`, a share of the
     others, for validation. A client below min_size is an error, or is left out if `drop`. `first`
     is the number of the first client, where these are not all. `ordered` splits each client's rows
-    in their order, first train, last test, as time would. Text is coded by the vocabulary of the
-    training rows, and a normalisation that needs statistics has theirs; public examples that wait
-    for statistics are rows of the same source and get the same.
+    in their order, first train, last test, as time would. Text is encoded by the vocabulary of the
+    training rows, and a normalisation that needs statistics takes them from these rows; public
+    examples without statistics yet are rows of the same source and get the same.
     """
-    known = _check(partition, options)
+    check_value("partition", partition, PARTITIONS)
+    known = partition_options(partition)
+    check_options(f"partition '{partition}'", options, known)
     _check_sequences(dataset, partition, stratify, public)
     if seed < 0:
         raise ConfigError(f"seed is {seed}; expected 0 or more")
@@ -55,7 +55,7 @@ def federate(
         options["min_size"] = min_size
     source = pool or DEFAULT_POOL[partition]
     rows = dataset.pool(source)
-    columns = dataset.y if not dataset.sequential else np.zeros(len(dataset), np.int64)
+    column = dataset.y if not dataset.sequential else np.zeros(len(dataset), np.int64)
     names = tuple[str, ...]()
     if partition == "natural":
         if dataset.clients is None:
@@ -63,26 +63,17 @@ def federate(
                 f"dataset '{dataset.name}' has no client column, which partition natural needs; "
                 f"choose another partition, such as dirichlet"
             )
-        columns, names = dataset.clients, dataset.client_names
-    held = PARTITIONS[partition](columns, extended(seed, _PARTITION), rows, **options)
+        column, names = dataset.clients, dataset.client_names
+    held = PARTITIONS[partition](column, extended(seed, _PARTITION), rows, **options)
     names = names or tuple(f"client {i}" for i in range(len(held)))
     # A source may name clients that have no row in it (or none in this pool).
     held += [np.empty(0, np.int64)] * (len(names) - len(held))
     held, names, left_out = _without_small(held, names, min_size, drop)
+    draws = extended(seed, _SPLIT)
     if isinstance(split, str):
-        parts = _split_by_file(
-            dataset, held, split, val, extended(seed, _SPLIT), stratify, ordered, first
-        )
+        parts = _split_by_file(dataset, held, split, val, draws, stratify, ordered, first)
     else:
-        parts = split_rows(
-            held,
-            dataset.y,
-            split,
-            seed=extended(seed, _SPLIT),
-            stratify=stratify,
-            ordered=ordered,
-            first=first,
-        )
+        parts = split_rows(held, dataset.y, split, draws, stratify, ordered, first)
     dataset = fitted(dataset, np.concatenate(parts[0]))
     if public is not None and public.unfitted:
         public = replace(public, shift=dataset.shift, scale=dataset.scale, unfitted="")
@@ -95,33 +86,15 @@ def federate(
     words += [f"{key}={value}" for key, value in settings.items()]
     words += [f"split={split if isinstance(split, str) else '/'.join(f'{s:g}' for s in split)}"]
     words += ["in order"] * ordered
-    words += [f"pool={source}", f"seed={seed}"] + (
-        [f"{left_out} clients left out"] * bool(left_out)
-    )
+    words += [f"pool={source}", f"seed={seed}"]
+    words += [f"{left_out} clients left out"] * bool(left_out)
     return Federation(dataset, *parts, names, ", ".join(words), public)
-
-
-def _check(partition: str, options: dict[str, Any]) -> set[str]:
-    """Refuse a partition or an option that does not exist; return the options that do."""
-    if partition not in PARTITIONS:
-        raise ConfigError(
-            f"partition '{partition}' is unknown; expected one of {', '.join(PARTITIONS)}"
-        )
-    known = set(inspect.signature(PARTITIONS[partition]).parameters) - {"seed", "rows"}
-    known -= {"labels", "codes"}
-    wrong = sorted(set(options) - known)
-    if wrong:
-        raise ConfigError(
-            f"partition '{partition}' has no option '{wrong[0]}'; it has "
-            f"{', '.join(sorted(known)) or 'none'}"
-        )
-    return known
 
 
 def _check_sequences(
     dataset: Dataset, partition: str, stratify: bool, public: Dataset | None
 ) -> None:
-    """Refuse to divide by label what has a label for each word, or to exchange so many."""
+    """Refuse partitions by label and public examples where each word has a label."""
     if dataset.sequential and public is not None:
         raise ConfigError(
             f"dataset '{dataset.name}' has a label for each word, and methods that use public "
@@ -138,19 +111,91 @@ def _check_sequences(
 def _without_small(
     held: list[Rows], names: tuple[str, ...], min_size: int, drop: bool
 ) -> tuple[list[Rows], tuple[str, ...], int]:
-    small = [client for client, rows in enumerate(held) if len(rows) < max(min_size, 1)]
-    if not small:
-        return held, names, 0
-    if not drop:
+    """Leave out clients below min_size, or refuse them; return also how many there were."""
+    least = max(min_size, 1)
+    kept = [client for client, rows in enumerate(held) if len(rows) >= least]
+    left_out = len(held) - len(kept)
+    if left_out and not drop:
+        small = next(client for client, rows in enumerate(held) if len(rows) < least)
         raise DataError(
-            f"{names[small[0]]} has {len(held[small[0]])} rows ({len(small)} of {len(held)} "
-            f"clients are below min_size={max(min_size, 1)}); use fewer clients, a lower min_size, "
-            "or drop=True to leave them out"
+            f"{names[small]} has {len(held[small])} rows ({left_out} of {len(held)} clients are "
+            f"below min_size={least}); use fewer clients, a lower min_size, or drop=True to leave "
+            "them out"
         )
-    kept = sorted(set(range(len(held))) - set(small))
     if not kept:
         raise DataError(f"no client has min_size={min_size} rows; lower min_size")
-    return [held[i] for i in kept], tuple(names[i] for i in kept), len(small)
+    return [held[i] for i in kept], tuple(names[i] for i in kept), left_out
+
+
+def part_sizes(total: int, ratios: Sequence[float]) -> tuple[int, int, int]:
+    """Compute the exact sizes of train, val and test for this many rows.
+
+    Test rounds up, as in the splits PersFL was run with (its DS-3 has a test size of 415 for 2071
+    rows, which the largest remainder misses), but never takes a client's only row; train and val
+    share the rest by the largest remainder, train first.
+    """
+    train, val, test = ratios
+    # A product such as 0.2 * 15 may exceed its true value in the last bit: no row may follow it.
+    for_test = min(math.ceil(total * test - 1e-9), max(total - 1, 0)) if test > 0 else 0
+    rest = total - for_test
+    for_train = math.floor(rest * train / (train + val) + 0.5 + 1e-9)
+    return for_train, rest - for_train, for_test
+
+
+def split_rows(
+    rows_per_client: Sequence[Rows],
+    labels: Rows,
+    ratios: Sequence[float],
+    seed: Seed,
+    stratify: bool = False,
+    ordered: bool = False,
+    first: int = 0,
+) -> Parts:
+    """Draw train, val and test rows of each client with a seed of the client's own.
+
+    Because the seed is (seed, client), a client's parts do not change when others come or go; a
+    node that holds one client's rows gives that client's number as `first`. With `ordered` nothing
+    is drawn: a client's first rows are its train, its last ones its test rows.
+    """
+    _check_ratios(ratios)
+    if ordered and stratify:
+        raise ConfigError("ordered and stratify were both asked for; a split can be one of them")
+    cut = []
+    for client, rows in enumerate(rows_per_client, first):
+        shuffled = rows if ordered else random_numbers(seed, client).permutation(rows)
+        a, b, c = part_sizes(len(rows), ratios)
+        if stratify:
+            cut.append(_stratified(shuffled, labels, (a, b, c)))
+        else:
+            cut.append([shuffled[:a], shuffled[a : a + b], shuffled[a + b :]])
+    train, val, test = (tuple(parts[i] for parts in cut) for i in range(3))
+    return train, val, test
+
+
+def _check_ratios(ratios: Sequence[float]) -> None:
+    """Refuse ratios that are not three shares of one whole."""
+    whole = len(ratios) == 3 and all(math.isfinite(r) and 0 <= r <= 1 for r in ratios)
+    if not whole or abs(sum(ratios) - 1) > 1e-6:
+        raise ConfigError(
+            f"split {tuple(ratios)} is not a division; expected three shares (train, val, test) "
+            "that sum to 1, such as (0.6, 0.2, 0.2) or (0.75, 0, 0.25)"
+        )
+    if ratios[0] <= 0:
+        raise ConfigError(
+            f"split {tuple(ratios)} leaves nothing to train on; raise the first share"
+        )
+
+
+def _stratified(shuffled: Rows, labels: Rows, wanted: tuple[int, int, int]) -> list[Rows]:
+    """Order the rows by class and assign parts in an evenly mixed order.
+
+    Any stretch of that order, so any class, holds each part in its share give or take one or two,
+    and the totals stay exact, which rounding class by class would not give.
+    """
+    by_class = shuffled[np.argsort(labels[shuffled], kind="stable")]
+    place = np.concatenate([(np.arange(n) + 0.5) / max(n, 1) for n in wanted])
+    part = np.repeat(np.arange(3), wanted)[np.argsort(place, kind="stable")]
+    return [by_class[part == which] for which in range(3)]
 
 
 def _split_by_file(
@@ -163,19 +208,16 @@ def _split_by_file(
     ordered: bool,
     first: int,
 ) -> Parts:
+    """Keep the rows of the test file as test rows; split the others into train and val."""
     if split != "file":
         raise ConfigError(f"split '{split}' is unknown; expected three shares, or file")
-    if dataset.origin is None:
+    origin = dataset.origin
+    if origin is None:
         raise DataError(
             f"dataset '{dataset.name}' has no test file of its own, which split=file needs; give "
             "three shares, such as (0.6, 0.2, 0.2)"
         )
+    not_test = [rows[origin[rows] == 0] for rows in held]
     ratios = (1 - val, val, 0.0)
-    check_ratios(ratios)
-    origin = dataset.origin
-    lessons = [rows[origin[rows] == 0] for rows in held]
-    test = tuple(rows[origin[rows] == 1] for rows in held)
-    train, validation, _ = split_rows(
-        lessons, dataset.y, ratios, seed=seed, stratify=stratify, ordered=ordered, first=first
-    )
-    return train, validation, test
+    train, validation, _ = split_rows(not_test, dataset.y, ratios, seed, stratify, ordered, first)
+    return train, validation, tuple(rows[origin[rows] == 1] for rows in held)

@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from idiolect.data.arrays import Rows
-from idiolect.data.dataset import Dataset
+from idiolect.data.dataset import Dataset, Rows, check_value
 from idiolect.errors import ConfigError, DataError
 
 _PARTS = ("train", "val", "test")
@@ -158,8 +157,7 @@ class Federation:
 
     def counts(self, part: str = "all") -> Rows:
         """Rows per client and class: [client, class]; of sequences the words to predict."""
-        if part not in (*_PARTS, "all"):
-            raise ConfigError(f"part '{part}' is unknown; expected train, val, test or all")
+        check_value("part", part, (*_PARTS, "all"))
         rows, owner, held = self._flat()
         if part != "all":
             chosen = held == _PARTS.index(part)

@@ -1,6 +1,4 @@
-"""Parquet tables of encoded images, in the layout of the Hugging Face hub."""
-
-from __future__ import annotations
+"""Parquet files: tables, encoded images, and the readers of the named sources in `sources`."""
 
 import io
 import json
@@ -8,12 +6,13 @@ import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from idiolect.data.arrays import AnyArray
-from idiolect.errors import DataError
+from idiolect.data.dataset import AnyArray, Dataset, Rows
+from idiolect.data.text import UserText, sentences, streams
+from idiolect.errors import ConfigError, DataError
 
 _BATCH = 1024
 _FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF")
@@ -76,13 +75,11 @@ def image_column(schema: Any) -> str | None:
     return None
 
 
-def class_names(schema: Any, label: str) -> tuple[str, ...]:
-    """Read the class names that the hub writes into the schema, if it did."""
-    written = (schema.metadata or {}).get(b"huggingface")
-    if written is None:
-        return ()
-    features = json.loads(written).get("info", {}).get("features", {})
-    return tuple(str(name) for name in features.get(label, {}).get("names", ()))
+def class_names(schema: Any, label: str, y: Rows) -> tuple[str, ...]:
+    """Read the class names that the hub writes into the schema; without them, number classes."""
+    written = json.loads((schema.metadata or {}).get(b"huggingface", "{}"))
+    column = written.get("info", {}).get("features", {}).get(label, {})
+    return tuple(map(str, column.get("names", ()) or range(int(y.max()) + 1)))
 
 
 def picture(encoded: bytes, where: str, size: tuple[int, int] | None = None) -> AnyArray:
@@ -158,3 +155,127 @@ def _encoded(images: Any, path: Path, row: int) -> list[bytes]:
     if values.null_count:
         raise DataError(f"{path}: an image at or after row {row} is missing; drop the row")
     return list(values.to_pylist())
+
+
+class SourceFiles(NamedTuple):
+    """The Parquet files of a named source, for its reader."""
+
+    name: str
+    paths: list[Path]
+    label: str  # the column of labels
+    provenance: str
+    folder: Path  # where a reader may put a memory-mapped x.npy
+
+    def origin(self, rows: Sequence[int]) -> Rows | None:
+        """Mark the rows of test files with 1; None if there is no test file."""
+        from_test = np.repeat([int(path.name.startswith("test")) for path in self.paths], rows)
+        return from_test.astype(np.int64) if from_test.any() else None
+
+
+def read_images(files: SourceFiles) -> Dataset:
+    """Read encoded images with labels, and natural clients where there is such a column."""
+    opened = [open_parquet(path) for path in files.paths]
+    schema = opened[0].schema_arrow
+    image = image_column(schema)
+    label = files.label if files.label in schema.names else "label"
+    if image is None or label not in schema.names:
+        raise DataError(
+            f"{files.paths[0]} has columns {', '.join(schema.names)}; expected image "
+            f"{{bytes, path}} and {files.label}"
+        )
+    rows = [file.metadata.num_rows for file in opened]
+    shape = (sum(rows), *image_shape(files.paths[0], image))
+    x = np.lib.format.open_memmap(files.folder / "x.npy", mode="w+", dtype=np.uint8, shape=shape)
+    decode_images(files.paths, image, x)
+    columns = [column for column in (label, "client") if column in schema.names]
+    tables = [file.read(columns=columns) for file in opened]
+    y = np.concatenate([table[label].to_numpy() for table in tables]).astype(np.int64)
+    clients, client_names = None, tuple[str, ...]()
+    if "client" in schema.names:
+        held = [str(client) for table in tables for client in table["client"].to_pylist()]
+        clients, client_names = _sorted_codes(held)
+    return Dataset(
+        name=files.name,
+        x=x,
+        y=y,
+        classes=class_names(schema, label, y),
+        clients=clients,
+        client_names=client_names,
+        origin=files.origin(rows),
+        provenance=files.provenance,
+    )
+
+
+def read_reviews(
+    files: SourceFiles,
+    *,
+    length: int = 200,
+    vocabulary: int = 20_000,
+    leave_out: tuple[str, ...] = (),
+) -> Dataset:
+    """Read texts with a label, one natural client for each source; `leave_out` names clients."""
+    tables = [_columns(path, "text", "label", "client") for path in files.paths]
+    present = sorted({str(client) for table in tables for client in table["client"].to_pylist()})
+    for client in leave_out:
+        if client not in present:
+            raise ConfigError(
+                f"leave_out names '{client}', and {files.name} has the clients {', '.join(present)}"
+            )
+    kept = [
+        [row for row in table.to_pylist() if str(row["client"]) not in leave_out]
+        for table in tables
+    ]
+    rows = [row for part in kept for row in part]
+    if not rows:
+        raise DataError(f"{files.name} has no text left; leave out fewer clients")
+    x, words = sentences([row["text"] for row in rows], length, vocabulary)
+    y = np.array([row["label"] for row in rows], np.int64)
+    clients, client_names = _sorted_codes([str(row["client"]) for row in rows])
+    return Dataset(
+        name=files.name,
+        x=x,
+        y=y,
+        classes=class_names(tables[0].schema, "label", y),
+        clients=clients,
+        client_names=client_names,
+        origin=files.origin([len(part) for part in kept]),
+        provenance=files.provenance,
+        words=words,
+        vocabulary=vocabulary,
+    )
+
+
+def read_products(
+    files: SourceFiles,
+    *,
+    length: int = 200,
+    vocabulary: int = 20_000,
+    leave_out: tuple[str, ...] = ("phones_in",),
+) -> Dataset:
+    """Read reviews of the five products of the paper; `leave_out = []` keeps the sixth client."""
+    return read_reviews(files, length=length, vocabulary=vocabulary, leave_out=leave_out)
+
+
+def read_users(files: SourceFiles, *, length: int = 20, vocabulary: int = 50_000) -> Dataset:
+    """Read what each user wrote, for next-word prediction."""
+    users = []
+    for path in files.paths:
+        held: dict[str, list[str]] = {}
+        for row in _columns(path, "text", "client").to_pylist():
+            held.setdefault(str(row["client"]), []).append(row["text"])
+        origin = int(path.name.startswith("test"))
+        users += [UserText(client, held[client], origin) for client in sorted(held)]
+    return streams(files.name, users, length, vocabulary, files.provenance)
+
+
+def _columns(path: Path, *wanted: str) -> Any:
+    opened = open_parquet(path)
+    names = opened.schema_arrow.names
+    if not set(wanted) <= set(names):
+        raise DataError(f"{path} has columns {', '.join(names)}; expected {', '.join(wanted)}")
+    return opened.read(columns=list(wanted))
+
+
+def _sorted_codes(values: list[str]) -> tuple[Rows, tuple[str, ...]]:
+    found, codes = np.unique(values, return_inverse=True)
+    return codes.astype(np.int64), tuple(str(value) for value in found)

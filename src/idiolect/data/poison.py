@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from idiolect.data.arrays import AnyArray, Rows
+from idiolect.data.dataset import AnyArray, Rows
 from idiolect.data.federation import Federation
 from idiolect.errors import ConfigError
 

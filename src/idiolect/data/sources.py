@@ -1,34 +1,31 @@
 """Named datasets: where each is looked for, in order, and how it is read."""
 
-from __future__ import annotations
-
 import inspect
 import json
+import lzma
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from idiolect.data.arrays import Rows
-from idiolect.data.cache import cache_key, cache_root, cached, file_digest
-from idiolect.data.dataset import Dataset, default_decoding, normalised
-from idiolect.data.download import download as fetch
-from idiolect.data.download import hub_url, recorded_digest
-from idiolect.data.embedded import load_embedded
-from idiolect.data.parquet import (
-    class_names,
-    decode_images,
-    image_column,
-    image_shape,
-    open_parquet,
+from idiolect.data.cache import (
+    cache_key,
+    cached,
+    download_file,
+    file_digest,
+    hub_url,
+    recorded_digest,
 )
-from idiolect.data.synthetic import synthetic
-from idiolect.data.text.files import products, reviews, roles
-from idiolect.data.text.generated import generated_text
-from idiolect.errors import ConfigError, DataError
+from idiolect.data.dataset import Dataset, check_options, check_value, normalised
+from idiolect.data.generated import generated_text, synthetic
+from idiolect.data.parquet import SourceFiles, read_images, read_products, read_reviews, read_users
+from idiolect.errors import DataError
+
+_DIGITS, _SIDE = 6000, 28  # of the embedded images
 
 
 @dataclass(frozen=True)
@@ -40,17 +37,35 @@ class Source:
     repository: str = ""  # on the hub
     files: tuple[str, ...] = ()  # in the repository
     label: str = "label"
-    make: Callable[..., Dataset] | None = None  # for data that is not read from files
-    read: Callable[..., Dataset] | None = None  # of text: (files, name, provenance, options)
+    columns: str = "image {bytes, path} and label"
+    read: Callable[..., Dataset] = read_images  # (SourceFiles, options)
+    make: Callable[..., Dataset] | None = None  # (options), for data that is not read from files
 
     def options(self) -> dict[str, inspect.Parameter]:
-        """Say which options the source has."""
-        taker = self.make or self.read
-        known = inspect.signature(taker).parameters if taker else {}
-        return {name: known[name] for name in known if name not in _GIVEN}
+        """List the options of the source."""
+        parameters = dict(inspect.signature(self.make or self.read).parameters)
+        parameters.pop("files", None)
+        return parameters
 
 
-_GIVEN = ("files", "name", "provenance")  # what `load` itself hands to a reader of text
+def load_embedded() -> Dataset:
+    """Load the embedded digits; no network, no cache, well under a second."""
+    packed = resources.files("idiolect.data").joinpath("embedded/digits.xz").read_bytes()
+    raw = np.frombuffer(lzma.decompress(packed), np.uint8)
+    pixels = _DIGITS * _SIDE * _SIDE
+    if len(raw) != pixels + _DIGITS:
+        raise DataError(f"the embedded digits are damaged ({len(raw)} bytes); reinstall idiolect")
+    x = raw[:pixels].reshape(_DIGITS, 1, _SIDE, _SIDE)
+    return Dataset(
+        name="embedded",
+        x=x,
+        y=raw[pixels:].astype(np.int64),
+        classes=tuple("0123456789"),
+        provenance=(
+            "First 600 images of each digit in MNIST's training file (LeCun, Cortes, Burges; "
+            "CC BY-SA 3.0), shipped with idiolect."
+        ),
+    )
 
 
 def _hub_files(folder: str) -> tuple[str, ...]:
@@ -117,12 +132,14 @@ SOURCES: dict[str, Source] = {
     "cross_sector": Source(
         "Reviews with stars, text; clients amazon, hotel, yelp; from a data directory only",
         {"cross_sector": "Consumer reviews of three sectors (Kaggle; research use)."},
-        read=reviews,
+        columns="text, label and client",
+        read=read_reviews,
     ),
     "cross_product": Source(
         "Reviews with stars, text; clients are five products; from a data directory only",
         {"cross_product": "Consumer reviews of five products (Kaggle; research use)."},
-        read=products,
+        columns="text, label and client",
+        read=read_products,
     ),
     "shakespeare": Source(
         "Next word, clients are 145 roles of Shakespeare; from a data directory only",
@@ -130,9 +147,16 @@ SOURCES: dict[str, Source] = {
             "tinyshakespeare_roles": "Tiny Shakespeare by speaking role (public domain); stand-in "
             "for per-user text of Reddit."
         },
-        read=roles,
+        columns="text and client",
+        read=read_users,
     ),
 }
+
+
+def cache_root(cache_dir: str | Path | None) -> Path:
+    """Where decoded data lives: the argument, IDIOLECT_CACHE, or ~/.cache/idiolect."""
+    chosen = cache_dir or os.environ.get("IDIOLECT_CACHE") or Path.home() / ".cache" / "idiolect"
+    return Path(chosen).expanduser()
 
 
 def load(
@@ -144,57 +168,48 @@ def load(
     **options: Any,
 ) -> Dataset:
     """Load a named dataset: from data_dir (or IDIOLECT_DATA), else the cache, else the hub."""
-    if name not in SOURCES:
-        raise ConfigError(f"dataset '{name}' is unknown; expected one of {', '.join(SOURCES)}")
+    check_value("dataset", name, SOURCES)
     source = SOURCES[name]
-    known = set(source.options())
-    wrong = sorted(set(options) - known)
-    if wrong:
-        raise ConfigError(
-            f"dataset '{name}' has no option '{wrong[0]}'; it has "
-            f"{', '.join(sorted(known)) or 'none'}"
-        )
+    check_options(f"dataset '{name}'", options, source.options())
     if source.make is not None:
         dataset = source.make(**options)
     else:
-        dataset = _from_files(name, source, data_dir, cache_root(cache_dir), download, options)
+        root = cache_root(cache_dir)
+        where = data_dir or os.environ.get("IDIOLECT_DATA")
+        found = _in_folder(source, where)
+        found = found or _from_hub(name, source, root, download, where)
+        dataset = _read_cached(name, source, found, root, options)
     return dataset if standardise is None else normalised(dataset, standardise)
 
 
-def _from_files(
-    name: str,
-    source: Source,
-    data_dir: str | Path | None,
-    root: Path,
-    download: bool,
-    options: dict[str, Any],
-) -> Dataset:
-    where = data_dir or os.environ.get("IDIOLECT_DATA")
-    if where is not None:
-        base = Path(where).expanduser()
-        if not base.is_dir():
-            raise DataError(f"the data directory {base} does not exist; correct it or leave it out")
-        for folder, provenance in source.folders.items():
-            files = sorted((base / folder).rglob("*.parquet"), key=_train_first)
-            if files:
-                stated = _manifest(base)
-                keys = [stated.get(file.relative_to(base).as_posix(), "") for file in files]
-                digests = [key or file_digest(file) for key, file in zip(keys, files, strict=True)]
-                return _decoded(name, source, files, digests, keys, root, provenance, options)
-    files, digests = _from_hub(name, source, root, download, where)
-    provenance = next(iter(source.folders.values()))
-    return _decoded(name, source, files, digests, [""] * len(files), root, provenance, options)
+class _Found(NamedTuple):
+    """Files of a source, with the digests that name them in the cache."""
+
+    paths: list[Path]
+    digests: list[str]
+    stated: list[str]  # digests by MANIFEST.json, not verified yet; "" where it has none
+    provenance: str
 
 
-def _columns(source: Source) -> str:
-    if source.read is None:
-        return "image {bytes, path} and label"
-    return "text and client" if source.read is roles else "text, label and client"
-
-
-def _train_first(file: Path) -> tuple[bool, str]:
-    """Order files so that row numbers of the training file are row numbers of the dataset."""
-    return file.name.startswith("test"), file.as_posix()
+def _in_folder(source: Source, where: str | Path | None) -> _Found | None:
+    """Find the source's files in a data directory, if one is given and has them."""
+    if where is None:
+        return None
+    base = Path(where).expanduser()
+    if not base.is_dir():
+        raise DataError(f"the data directory {base} does not exist; correct it or leave it out")
+    for folder, provenance in source.folders.items():
+        # Test files last, so that row numbers of the training file are those of the dataset.
+        paths = sorted(
+            (base / folder).rglob("*.parquet"),
+            key=lambda path: (path.name.startswith("test"), path.as_posix()),
+        )
+        if paths:
+            manifest = _manifest(base)
+            stated = [manifest.get(path.relative_to(base).as_posix(), "") for path in paths]
+            digests = [s or file_digest(path) for s, path in zip(stated, paths, strict=True)]
+            return _Found(paths, digests, stated, provenance)
+    return None
 
 
 def _manifest(base: Path) -> dict[str, str]:
@@ -211,10 +226,11 @@ def _manifest(base: Path) -> dict[str, str]:
 
 def _from_hub(
     name: str, source: Source, root: Path, download: bool, where: str | Path | None
-) -> tuple[list[Path], list[str]]:
+) -> _Found:
+    """Return the source's files in the cache, downloading those that are missing."""
     layout = (
         f"pass --data-dir or set IDIOLECT_DATA to a folder that holds {next(iter(source.folders))}/"
-        f"train*.parquet and test*.parquet, with columns {_columns(source)}"
+        f"train*.parquet and test*.parquet, with columns {source.columns}"
     )
     looked = f"dataset '{name}' is not in {where}" if where else f"dataset '{name}' is not at hand"
     if not source.files:
@@ -226,75 +242,29 @@ def _from_hub(
         if digest is None and not download:
             raise DataError(f"{looked} and download is off; {layout}")
         try:
-            digests.append(digest or fetch(hub_url(source.repository, file), target))
+            digests.append(digest or download_file(hub_url(source.repository, file), target))
         except DataError as error:
             raise DataError(f"{looked}, and {error}. Without a network, {layout}") from error
-    return targets, digests
+    return _Found(targets, digests, [""] * len(targets), next(iter(source.folders.values())))
 
 
-def _decoded(
-    name: str,
-    source: Source,
-    files: list[Path],
-    digests: list[str],
-    verify: list[str],
-    root: Path,
-    provenance: str,
-    options: dict[str, Any],
+def _read_cached(
+    name: str, source: Source, found: _Found, root: Path, options: dict[str, Any]
 ) -> Dataset:
+    """Map the decoded dataset from the cache, reading the files first if it is not there."""
+
     def write(folder: Path) -> Dataset:
-        # A manifest's digests make the key without reading the files, so they are checked here.
-        for file, expected in zip(files, verify, strict=True):
-            if expected and file_digest(file) != expected:
+        # A manifest's digests make the key without reading the files, so they are verified here.
+        for path, expected in zip(found.paths, found.stated, strict=True):
+            if expected and file_digest(path) != expected:
                 raise DataError(
-                    f"{file} does not have the sha256 {expected[:12]}... of MANIFEST.json; it is "
+                    f"{path} does not have the sha256 {expected[:12]}... of MANIFEST.json; it is "
                     "damaged or was replaced: fetch it again or correct the manifest"
                 )
-        if source.read is not None:
-            return source.read(files, name, provenance, **options)
-        return _decode(name, source, files, folder, provenance)
+        files = SourceFiles(name, found.paths, source.label, found.provenance, folder)
+        return source.read(files, **options)
 
     # Text is cut to a length when it is read, so its options are part of what is cached.
     chosen = {key: option.default for key, option in source.options().items()} | options
     marks = [json.dumps(chosen, sort_keys=True)] if chosen else []
-    return cached(root, cache_key(name, [*digests, *marks]), write)
-
-
-def _decode(name: str, source: Source, files: list[Path], folder: Path, provenance: str) -> Dataset:
-    opened = [open_parquet(file) for file in files]
-    schema = opened[0].schema_arrow
-    image = image_column(schema)
-    label = source.label if source.label in schema.names else "label"
-    if image is None or label not in schema.names:
-        raise DataError(
-            f"{files[0]} has columns {', '.join(schema.names)}; expected image {{bytes, path}} and "
-            f"{source.label}"
-        )
-    rows = [file.metadata.num_rows for file in opened]
-    shape = (sum(rows), *image_shape(files[0], image))
-    x = np.lib.format.open_memmap(folder / "x.npy", mode="w+", dtype=np.uint8, shape=shape)
-    decode_images(files, image, x)
-    tables = [
-        file.read(columns=[c for c in (label, "client") if c in schema.names]) for file in opened
-    ]
-    y = np.concatenate([table[label].to_numpy() for table in tables]).astype(np.int64)
-    clients: Rows | None = None
-    client_names: tuple[str, ...] = ()
-    if "client" in schema.names:
-        held = np.array([str(c) for table in tables for c in table["client"].to_pylist()])
-        found, codes = np.unique(held, return_inverse=True)
-        client_names, clients = tuple(str(c) for c in found), codes.astype(np.int64)
-    from_test = np.repeat([int(file.name.startswith("test")) for file in files], rows)
-    shift, scale = default_decoding(x)
-    return Dataset(
-        name=name,
-        x=x,
-        y=y,
-        classes=class_names(schema, label) or tuple(str(i) for i in range(int(y.max()) + 1)),
-        shift=shift,
-        scale=scale,
-        clients=clients,
-        client_names=client_names,
-        origin=from_test.astype(np.int64) if from_test.any() else None,
-        provenance=provenance,
-    )
+    return cached(root, cache_key(name, [*found.digests, *marks]), write)

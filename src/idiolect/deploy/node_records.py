@@ -20,7 +20,7 @@ from torch import Tensor
 from idiolect.core import checkpoint, tree
 from idiolect.core.checkpoint import write_whole
 from idiolect.core.tree import Tree
-from idiolect.data.arrays import Rows
+from idiolect.data.dataset import Rows
 from idiolect.deploy import protocol
 from idiolect.deploy.limits import (
     SitePolicy,

@@ -15,7 +15,7 @@ from idiolect.core import checkpoint, tree
 from idiolect.core.tree import Tree
 from idiolect.data import Dataset, Federation, read
 from idiolect.data.dataset import with_classes
-from idiolect.data.own.codes import UNLABELLED
+from idiolect.data.own.tables import UNLABELLED
 from idiolect.data.text import PAD, encoded_as
 from idiolect.deploy.data_summary import ExampleForm
 from idiolect.engine.deployment_runtime import ClientIdentity, ClientRuntime

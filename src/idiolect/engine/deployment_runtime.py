@@ -18,7 +18,7 @@ from idiolect.core.capabilities import ArchitectureState, NewcomerMessage, Prepa
 from idiolect.core.client import Local
 from idiolect.core.method import Method, Sent, Setup
 from idiolect.core.tree import Tree
-from idiolect.data.arrays import Rows
+from idiolect.data.dataset import Rows
 from idiolect.data.federation import TrainData
 from idiolect.engine.architecture import Architecture, blank, make
 from idiolect.engine.batch_plan import BatchPlanner, ClientRows

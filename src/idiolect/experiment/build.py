@@ -21,10 +21,8 @@ from idiolect.data import (
     same_clients,
     same_test,
 )
-from idiolect.data.arrays import Rows
-from idiolect.data.cache import cache_root
-from idiolect.data.dataset import with_classes
-from idiolect.data.public import alike, rows_of, without
+from idiolect.data.dataset import Rows, alike, rows_of, with_classes, without
+from idiolect.data.sources import cache_root
 from idiolect.data.text import SPECIAL, encoded_as, enlarged, hashed_words
 from idiolect.engine.architecture import Architecture
 from idiolect.engine.backend import Backend, Ray

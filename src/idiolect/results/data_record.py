@@ -12,8 +12,7 @@ import numpy as np
 import torch
 
 from idiolect.core import checkpoint
-from idiolect.data.arrays import Floats, Rows
-from idiolect.data.dataset import Dataset, with_classes
+from idiolect.data.dataset import Dataset, Floats, Rows, with_classes
 from idiolect.data.federation import Federation
 from idiolect.data.text import encoded_as
 from idiolect.errors import DataError

@@ -1,14 +1,17 @@
 """Reading a user's own data, whichever common layout it is in."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from idiolect.data.dataset import Dataset
-from idiolect.data.own.images import image_files, read_images
-from idiolect.data.own.perclient import read_leaf, read_pfllib
-from idiolect.data.own.tables import read_npz, read_table
-from idiolect.data.own.texts import Reading, read_users, user_files
+from idiolect.data.own.folders import (
+    image_files,
+    read_image_folder,
+    read_leaf,
+    read_pfllib,
+    read_user_files,
+    user_files,
+)
+from idiolect.data.own.tables import ReadOptions, read_npz, read_table
 from idiolect.errors import DataError
 
 _EXPECTED = (
@@ -39,28 +42,28 @@ def read(
     knows the `vocabulary` most frequent; with `next_word` there are no labels but the words. Rows
     to predict need not be `labelled`, in a table or an npz file.
     """
-    reading = Reading(text, length, vocabulary, next_word)
+    options = ReadOptions(label, client, split, size, text, length, vocabulary, next_word, labelled)
     where = Path(path).expanduser()
     if not where.exists():
         raise DataError(f"{where} does not exist; expected {_EXPECTED}")
     if where.is_dir():
-        return _read_folder(where, size, reading)
+        return _read_folder(where, options)
     if where.suffix in (".parquet", ".csv"):
-        return read_table(where, label, client, split, reading, labelled)
+        return read_table(where, options)
     if where.suffix == ".npz":
-        return read_npz(where, label, client, split, labelled)
+        return read_npz(where, options)
     if where.suffix == ".json":
-        return read_leaf(where, reading)
+        return read_leaf(where, options)
     raise DataError(f"{where} is a '{where.suffix}' file; expected {_EXPECTED}")
 
 
-def _read_folder(folder: Path, size: tuple[int, int] | None, reading: Reading) -> Dataset:
+def _read_folder(folder: Path, options: ReadOptions) -> Dataset:
     if any((folder / "train").glob("*.npz")):
         return read_pfllib(folder)
     if any((folder / "train").glob("*.json")) or any(folder.glob("*.json")):
-        return read_leaf(folder, reading)
-    if reading.next_word and user_files(folder):
-        return read_users(folder, reading)
+        return read_leaf(folder, options)
+    if options.next_word and user_files(folder):
+        return read_user_files(folder, options)
     if image_files(folder):
-        return read_images(folder, size)
+        return read_image_folder(folder, options.size)
     raise DataError(f"{folder} holds nothing that can be read; expected {_EXPECTED}")

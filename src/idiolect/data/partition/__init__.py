@@ -1,8 +1,9 @@
 """Partitions: pure functions (labels, seed, rows, options) -> the rows of each client."""
 
+import inspect
 from collections.abc import Callable
 
-from idiolect.data.arrays import Rows
+from idiolect.data.dataset import Rows
 from idiolect.data.partition.general import classes, dirichlet, iid, natural, shards
 from idiolect.data.partition.papers import (
     ktpfl_all,
@@ -31,7 +32,7 @@ PARTITIONS: dict[str, Partition] = {
     "ktpfl-all": ktpfl_all,
 }
 
-# Which rows are dealt unless `pool` says otherwise: all, save where a paper used the training file.
+# Which rows are assigned unless `pool` says otherwise: all, in PersFL those of the training file.
 DEFAULT_POOL: dict[str, str] = {
     **dict.fromkeys(PARTITIONS, "all"),
     "persfl-ds1": "train",
@@ -44,4 +45,7 @@ def describe(name: str) -> str:
     return (PARTITIONS[name].__doc__ or "").strip().splitlines()[0]
 
 
-__all__ = ["DEFAULT_POOL", "PARTITIONS", "Partition", "describe"]
+def partition_options(name: str) -> set[str]:
+    """List the options of a partition: its keyword-only parameters."""
+    parameters = inspect.signature(PARTITIONS[name]).parameters.values()
+    return {option.name for option in parameters if option.kind is option.KEYWORD_ONLY}

@@ -1,20 +1,35 @@
-"""The partitions of the papers that are reproduced."""
+"""The partitions of the papers that are reproduced.
 
-from __future__ import annotations
+The client sizes of pFedMe's generators are recomputed, with private `random` and `numpy.random`
+generators in place of its global ones; which rows of a class a client gets follows our own seed.
+"""
+
+import random
 
 import numpy as np
 
-from idiolect.data.arrays import AnyArray, Rows, Seed, random_numbers
-from idiolect.data.partition import deal
-from idiolect.data.partition.general import classes, divide
-from idiolect.data.partition.legacy import PERSFL_MNIST_SEEDS, halved_counts, ragged_counts
+from idiolect.data.dataset import AnyArray, Rows, check_positive, check_value
+from idiolect.data.partition.general import (
+    Seed,
+    apportion,
+    assign_rows,
+    class_sizes,
+    classes,
+    divide,
+    random_numbers,
+)
 from idiolect.errors import ConfigError, DataError
+
+# The seeds under which the MNIST generator gives PersFL's client sizes of runs 0..4.
+PERSFL_MNIST_SEEDS = (7975, 5044, 8858, 3229, 9462)
+
+_FIRST = 10  # images of each label that every user gets before the ragged rest
 
 
 def persfl_ds1(
     labels: Rows,
     seed: Seed,
-    rows: Rows | None = None,
+    rows: Rows,
     *,
     clients: int = 10,
     classes_per_client: int = 4,
@@ -27,9 +42,8 @@ def persfl_ds1(
     held equally often, so all classes give out the same total and none runs short. By default the
     total is as large as the smallest class allows.
     """
-    rows = deal.candidates(labels, rows)
-    deal.positive(clients=clients, classes_per_client=classes_per_client, imbalance=imbalance)
-    everything = deal.class_sizes(labels, rows)
+    check_positive(clients=clients, classes_per_client=classes_per_client, imbalance=imbalance)
+    everything = class_sizes(labels, rows)
     present = np.flatnonzero(everything)  # a class nobody has is passed over
     available, width = everything[present], len(present)
     if not width or clients % width or classes_per_client > width:
@@ -46,7 +60,7 @@ def persfl_ds1(
             f"{int(available.min())} rows, so expected {classes_per_client}..{most} for "
             f"{clients} clients"
         )
-    sizes = deal.apportion(total, imbalance ** np.arange(classes_per_client, dtype=float))
+    sizes = apportion(total, imbalance ** np.arange(classes_per_client, dtype=float))
     rng = random_numbers(seed, 0)
     counts = np.zeros((clients, len(everything)), np.int64)
     for group in range(groups):
@@ -54,13 +68,13 @@ def persfl_ds1(
         step = rng.permutation(width)[:classes_per_client]
         held = present[name[(seat[:, None] + step[None, :]) % width]]
         counts[group * width + np.arange(width)[:, None], held] = sizes
-    return deal.deal(labels, rows, counts, seed)
+    return assign_rows(labels, rows, counts, seed)
 
 
 def persfl_ds2(
     labels: Rows,
     seed: Seed,
-    rows: Rows | None = None,
+    rows: Rows,
     *,
     clients: int = 10,
     alpha: float = 0.9,
@@ -71,10 +85,9 @@ def persfl_ds2(
     variant "code" measures every class by class 0, as the released code does, so larger classes are
     cut to its size (58,570 of MNIST's 60,000); "paper" gives out all rows.
     """
-    rows = deal.candidates(labels, rows)
-    deal.positive(clients=clients, alpha=alpha)
-    _known("variant", variant, ("code", "paper"))
-    available = deal.class_sizes(labels, rows)
+    check_positive(clients=clients, alpha=alpha)
+    check_value("variant", variant, ("code", "paper"))
+    available = class_sizes(labels, rows)
     if variant == "code" and not available[0]:
         raise DataError("persfl-ds2 measures classes by class 0, which has no rows; use 'paper'")
     rng = random_numbers(seed, 0)
@@ -82,18 +95,18 @@ def persfl_ds2(
     for size in available:
         shares = rng.dirichlet(np.full(clients, alpha))
         if variant == "paper":
-            columns.append(deal.apportion(int(size), shares))
+            columns.append(apportion(int(size), shares))
             continue
         filled = np.cumsum(np.round(available[0] * shares).astype(np.int64))
         filled = np.minimum(filled, min(size, available[0]))
         columns.append(np.diff(filled, prepend=0))
-    return deal.deal(labels, rows, np.stack(columns, axis=1), seed)
+    return assign_rows(labels, rows, np.stack(columns, axis=1), seed)
 
 
 def persfl_ds3(
     labels: Rows,
     seed: Seed,
-    rows: Rows | None = None,
+    rows: Rows,
     *,
     kind: str = "cifar",
     variant: str = "code",
@@ -106,21 +119,20 @@ def persfl_ds3(
     cifar has three labels each (generator seed 1), mnist two (seeds of runs 0..4:
     7975, 5044, 8858, 3229, 9462). variant "paper": two labels, log-normal(0, 2) sizes, all rows.
     """
-    rows = deal.candidates(labels, rows)
-    _known("kind", kind, ("cifar", "mnist"))
-    _known("variant", variant, ("code", "paper"))
+    check_value("kind", kind, ("cifar", "mnist"))
+    check_value("variant", variant, ("code", "paper"))
     if not 0 < keep <= 1:
         raise ConfigError(f"keep is {keep}; expected a share above 0 and up to 1")
     if variant == "paper":
         return classes(labels, seed, rows, clients=10, classes_per_client=2, sizes="lognormal")
-    available = deal.class_sizes(labels, rows)
+    available = class_sizes(labels, rows)
     if kind == "cifar":
         drawn = 1 if generator_seed is None else generator_seed
-        counts = ragged_counts(available, 10, 3, drawn, "2020")
+        counts = _ragged_counts(available, 10, 3, drawn, "2020")
     else:
         drawn = PERSFL_MNIST_SEEDS[0] if generator_seed is None else generator_seed
-        counts = halved_counts(available, drawn)
-    dealt = deal.deal(labels, rows, counts, seed)
+        counts = _halved_counts(available, drawn)
+    dealt = assign_rows(labels, rows, counts, seed)
     return [
         random_numbers(seed, 3, client).permutation(mine)[: int(keep * len(mine))]
         for client, mine in enumerate(dealt)
@@ -130,7 +142,7 @@ def persfl_ds3(
 def pfml_pairs(
     labels: Rows,
     seed: Seed,
-    rows: Rows | None = None,
+    rows: Rows,
     *,
     clients: int = 20,
     sizes: str = "lognormal",
@@ -154,7 +166,7 @@ def pfml_pairs(
 def pfml_three(
     labels: Rows,
     seed: Seed,
-    rows: Rows | None = None,
+    rows: Rows,
     *,
     clients: int = 20,
     generator_seed: int = 1,
@@ -163,17 +175,16 @@ def pfml_three(
 
     Its offsets are made for 6,000 rows per class; a smaller class gives most clients ten rows.
     """
-    rows = deal.candidates(labels, rows)
-    deal.positive(clients=clients)
-    available = deal.class_sizes(labels, rows)
-    counts = ragged_counts(available, clients, 3, generator_seed, "2021")
-    return deal.deal(labels, rows, counts, seed)
+    check_positive(clients=clients)
+    available = class_sizes(labels, rows)
+    counts = _ragged_counts(available, clients, 3, generator_seed, "2021")
+    return assign_rows(labels, rows, counts, seed)
 
 
 def ktpfl_two(
     labels: Rows,
     seed: Seed,
-    rows: Rows | None = None,
+    rows: Rows,
     *,
     clients: int = 20,
     scheme: str = "cyclic",
@@ -196,7 +207,7 @@ def ktpfl_two(
 def ktpfl_all(
     labels: Rows,
     seed: Seed,
-    rows: Rows | None = None,
+    rows: Rows,
     *,
     clients: int = 20,
     sizes: str = "lognormal",
@@ -205,13 +216,12 @@ def ktpfl_all(
     least: int = 1,
 ) -> list[Rows]:
     """KT-pFL, all classes at every client, in uneven shares: sizes lognormal or dirichlet."""
-    rows = deal.candidates(labels, rows)
-    deal.positive(clients=clients, least=least, alpha=alpha)
-    available = deal.class_sizes(labels, rows)
+    check_positive(clients=clients, least=least, alpha=alpha)
+    available = class_sizes(labels, rows)
     # A class without rows cannot be held by everyone; it is left out rather than refused.
     held = np.repeat((available > 0)[None, :].astype(np.int64), clients, axis=0)
     if sizes != "dirichlet":
-        return deal.deal(labels, rows, divide(available, held, sizes, sigma, least, seed), seed)
+        return assign_rows(labels, rows, divide(available, held, sizes, sigma, least, seed), seed)
     counts = divide(held.sum(axis=0) * least, held, "equal", sigma, least, seed)
     spare = available - counts.sum(axis=0)
     if (spare < 0).any():
@@ -223,10 +233,74 @@ def ktpfl_all(
     rng = random_numbers(seed, 2)
     for label, size in enumerate(spare):
         shares: AnyArray = rng.dirichlet(np.full(clients, alpha))
-        counts[:, label] += deal.apportion(int(size), shares)
-    return deal.deal(labels, rows, counts, seed)
+        counts[:, label] += apportion(int(size), shares)
+    return assign_rows(labels, rows, counts, seed)
 
 
-def _known(option: str, value: str, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise ConfigError(f"{option} '{value}' is unknown; expected {' or '.join(allowed)}")
+def _ragged_counts(available: Rows, clients: int, each: int, generator_seed: int, era: str) -> Rows:
+    """Log-normal sizes of the CIFAR-10 generator, [client, class].
+
+    era "2020" (PersFL's DS-3) draws per cell first the offset in 10..200, then the factor in 1..10;
+    swapped, other sizes come out. era "2021" draws one offset in 300..600. A share that would
+    exhaust its class is skipped, so that client keeps ten images of the label.
+    """
+    width = len(available)
+    if clients % 10:
+        raise DataError(f"clients is {clients}; this generator needs a multiple of 10")
+    if width < clients // 10 or each > width:
+        raise DataError(
+            f"this generator needs at least {max(each, clients // 10)} classes; there are {width}"
+        )
+    draws = random.Random(generator_seed)
+    shares = np.random.RandomState(generator_seed).lognormal(0, 2.0, (width, clients, each))
+    shares *= (available - clients)[:, None, None] / shares.sum((1, 2), keepdims=True)
+    counts = np.zeros((clients, width), np.int64)
+    cells = [
+        (user, place, (user + place) % width) for user in range(clients) for place in range(each)
+    ]
+    for user, _, label in cells:
+        counts[user, label] += _FIRST
+    short = np.flatnonzero(counts.sum(axis=0) > available)
+    if len(short):
+        label = int(short[0])
+        raise DataError(
+            f"class {label} has {int(available[label])} rows and this generator gives out "
+            f"{int(counts[:, label].sum())} to begin with; use fewer clients or a larger dataset"
+        )
+    used = counts.sum(axis=0)
+    for user, place, label in cells:
+        share = int(shares[label, user // (clients // 10), place])
+        if era == "2020":
+            offset, factor = draws.randint(10, 200), draws.randint(1, 10)
+            wanted = share * factor + offset + 200
+        else:
+            wanted = share + draws.randint(300, 600)
+        if clients <= 20:
+            wanted *= 2
+        if used[label] + wanted < available[label]:
+            counts[user, label] += wanted
+            used[label] += wanted
+    return counts
+
+
+def _halved_counts(available: Rows, generator_seed: int) -> Rows:
+    """Sizes of the early MNIST generator, two labels a user, [client, class].
+
+    Each class is cut at v = randint(n // 3, n // 2); first pieces of all classes, then second ones,
+    are handed out two by two. The script labelled them (u + j) % 10 with overlapping slices, and no
+    disjoint slices can have both those labels and those sizes: each piece here is of its own class,
+    so the sizes stand, every image is used once, and the labels are (2u, 2u + 1) % 10.
+    """
+    width = len(available)
+    if width != 10 or int(available.min()) < 6:
+        raise DataError(
+            f"this generator halves ten classes for ten clients; there are {width} classes, the "
+            f"smallest of {int(available.min())} rows: expected 10, of 6 rows or more"
+        )
+    draws = np.random.RandomState(generator_seed)
+    first = np.array([draws.randint(n // 3, n // 2) for n in available])
+    pieces = np.concatenate([first, available - first])
+    counts = np.zeros((width, width), np.int64)
+    piece = np.arange(2 * width)
+    counts[piece // 2, piece % width] = pieces
+    return counts

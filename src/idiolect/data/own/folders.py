@@ -1,0 +1,244 @@
+"""Own data in folders: images, PFLlib's and LEAF's clients, a text file for each user."""
+
+import csv
+import json
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from idiolect.data.dataset import AnyArray, Dataset, Rows
+from idiolect.data.own.tables import (
+    ReadOptions,
+    assembled,
+    examples,
+    labelled_texts,
+    next_word_texts,
+)
+from idiolect.data.parquet import picture
+from idiolect.data.text import Tokens, UserText
+from idiolect.errors import DataError
+
+_IMAGES = {".png", ".jpg", ".jpeg", ".webp", ".bmp"}
+
+
+def image_files(folder: Path) -> list[Path]:
+    """List every image below a folder, in the order of their names."""
+    return sorted(file for file in folder.rglob("*") if file.suffix.lower() in _IMAGES)
+
+
+def read_image_folder(folder: Path, size: tuple[int, int] | None) -> Dataset:
+    """Read a folder of images; `size` (width, height) defaults to that of the first.
+
+    One colour image makes all of them RGB.
+    """
+    files = image_files(folder)
+    places = [file.relative_to(folder).parts for file in files]
+    depths = {len(parts): file for parts, file in zip(places, files, strict=True)}
+    if len(depths) != 1 or not depths.keys() <= {2, 3}:
+        shown = ", ".join(str(file.relative_to(folder)) for file in depths.values())
+        raise DataError(
+            f"{folder} holds {shown}; expected class/image or client/class/image throughout"
+        )
+    if size is None:
+        _, height, width = picture(files[0].read_bytes(), str(files[0])).shape
+        size = (width, height)
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+        decode = pool.map(lambda file: picture(file.read_bytes(), str(file), size), files)
+        pictures = list(decode)
+    channels = max(len(pixels) for pixels in pictures)
+    x = np.stack([np.broadcast_to(p, (channels, *p.shape[1:])) for p in pictures])
+    labels = np.array([parts[-2] for parts in places])
+    clients = np.array([parts[0] for parts in places]) if len(places[0]) == 3 else None
+    return assembled(folder, x, labels, clients, None, "image folder")
+
+
+class _Share(NamedTuple):
+    """The examples of one client in one file."""
+
+    client: str
+    origin: int  # 0 train, 1 test
+    x: Any
+    y: Any
+
+
+def _owners(shares: list[_Share]) -> tuple[AnyArray, Rows | None]:
+    """Return the client and the origin of each example."""
+    sizes = [len(share.x) for share in shares]
+    origin = np.repeat([share.origin for share in shares], sizes).astype(np.int64)
+    return np.repeat([share.client for share in shares], sizes), origin if origin.any() else None
+
+
+def read_pfllib(folder: Path) -> Dataset:
+    """Read PFLlib's layout: train/0.npz, test/0.npz and so on, one client per number.
+
+    Each holds the arrays x and y. PFLlib itself writes them as one pickled object, `data`; loading
+    a pickle runs whatever code it contains, so such files have to be written anew.
+    """
+    shares = []
+    for origin, part in enumerate(("train", "test")):
+        files = sorted((folder / part).glob("*.npz"), key=lambda file: (len(file.stem), file.stem))
+        for file in files:
+            try:
+                with np.load(file, allow_pickle=False) as arrays:
+                    if "data" in arrays and "x" not in arrays:
+                        raise DataError(
+                            f"{file} is a pickle, and loading one can run any code its author put "
+                            "there, so it is not read. If you trust the files, write each anew: "
+                            "data = numpy.load(file, allow_pickle=True)['data'].item(); "
+                            "numpy.savez(file, x=data['x'], y=data['y'])"
+                        )
+                    x, y = arrays["x"], arrays["y"]
+            except (KeyError, ValueError, TypeError, OSError) as error:
+                raise DataError(
+                    f"{file} cannot be read ({error!r}); expected an npz with plain arrays x and y"
+                ) from error
+            shares.append(_Share(f"client {file.stem}", origin, x, y))
+    return _joined(folder, shares, "PFLlib folder")
+
+
+def read_leaf(path: Path, options: ReadOptions) -> Dataset:
+    """Read LEAF's JSON: users and user_data, in one file or in folders train and test.
+
+    Where x is text it is learnt with its y, or, for the next word, without it.
+    """
+    if path.is_file():
+        files = [(path, 0)]
+    elif (path / "train").is_dir():
+        parts = enumerate(("train", "test"))
+        files = [(f, n) for n, part in parts for f in sorted((path / part).glob("*.json"))]
+    else:
+        files = [(file, 0) for file in sorted(path.glob("*.json"))]
+    shares = [share for file, origin in files for share in _leaf_shares(file, origin)]
+    texts = [_leaf_texts(share.x) for share in shares]
+    if options.next_word:
+        users = []
+        for share, own in zip(shares, texts, strict=True):
+            if own is None:
+                raise DataError(f"{path}: user '{share.client}' has no text, which next_word needs")
+            users.append(UserText(share.client, own, share.origin))
+        return next_word_texts(path, users, options)
+    y = [_array(path, share.client, share.y, "y") for share in shares]
+    if shares and None not in texts:
+        flat = [text for own in texts for text in own or ()]
+        clients, origin = _owners(shares)
+        return labelled_texts(path, flat, np.concatenate(y), clients, origin, options, "LEAF data")
+    x = [_array(path, share.client, share.x, "x") for share in shares]
+    shares = [s._replace(x=own, y=labels) for s, own, labels in zip(shares, x, y, strict=True)]
+    return _joined(path, shares, "LEAF data")
+
+
+def _array(path: Path, user: str, values: Any, name: str) -> AnyArray:
+    """Make an array of nested lists; those of unequal length make none."""
+    try:
+        made = np.asarray(values)
+    except (ValueError, OverflowError) as error:
+        raise DataError(
+            f"{path}: {name} of user '{user}' is no array ({error}); expected lists of one length"
+        ) from error
+    if made.dtype.kind not in "biufU" or (name == "y" and made.ndim != 1):
+        raise DataError(
+            f"{path}: {name} of user '{user}' is of type {made.dtype} and shape {made.shape}; "
+            f"expected {'one label' if name == 'y' else 'numbers'} for each example"
+        )
+    return made
+
+
+def _leaf_shares(file: Path, origin: int) -> list[_Share]:
+    """Read the users of one file who have examples."""
+    try:
+        held: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        users = [(str(user), held["user_data"][user]) for user in held["users"]]
+        shares = [_Share(user, origin, data["x"], data["y"]) for user, data in users]
+        sizes = [(len(share.x), len(share.y)) for share in shares]
+    except (ValueError, KeyError, TypeError, RecursionError, OSError) as error:
+        raise DataError(
+            f"{file} is not LEAF's JSON ({error!r}); expected users, and user_data with x and y "
+            "for each user"
+        ) from error
+    for share, (x, y) in zip(shares, sizes, strict=True):
+        if x != y:
+            raise DataError(f"{file}: user '{share.client}' has {x} x and {y} y; expected as many")
+    return [share for share in shares if len(share.x)]
+
+
+def _joined(path: Path, shares: list[_Share], form: str) -> Dataset:
+    shares = [share for share in shares if len(share.x)]
+    if not shares:
+        raise DataError(f"{path} has no rows; expected at least one client with examples")
+    first = shares[0]
+    for share in shares:
+        if share.x.shape[1:] != first.x.shape[1:]:
+            raise DataError(
+                f"{path}: {share.client} has examples of shape {share.x.shape[1:]} and "
+                f"{first.client} of {first.x.shape[1:]}; expected one shape"
+            )
+    x = examples(np.concatenate([share.x for share in shares]), str(path))
+    clients, origin = _owners(shares)
+    labels = np.concatenate([share.y for share in shares])
+    return assembled(path, x, labels, clients, origin, form)
+
+
+def read_user_files(folder: Path, options: ReadOptions) -> Dataset:
+    """Read a file for each user, named after the user: JSON lines, CSV, or text with a line each.
+
+    Lines with a time (`created_utc`) are put in its order; other files are taken as they are.
+    """
+    users = (UserText(file.stem, _texts(file, options.text)) for file in user_files(folder))
+    return next_word_texts(folder, users, options)
+
+
+def user_files(folder: Path) -> list[Path]:
+    """List the files of a per-user folder."""
+    return sorted(f for f in folder.iterdir() if f.suffix in (".jsonl", ".csv", ".txt"))
+
+
+def _texts(file: Path, field: str) -> list[str]:
+    try:
+        with file.open(encoding="utf-8", newline="") as lines:
+            if file.suffix == ".txt":
+                return [line.strip() for line in lines if line.strip()]
+            rows: list[dict[str, Any]] = (
+                list(csv.DictReader(lines))
+                if file.suffix == ".csv"
+                else [json.loads(line) for line in lines if line.strip()]
+            )
+        if rows and all(row.get("created_utc") for row in rows):
+            rows.sort(key=lambda row: float(row["created_utc"]))
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError, csv.Error) as error:
+        raise DataError(f"{file} cannot be read ({error}); mend or remove it") from error
+    return [_text(row, field, file, number) for number, row in enumerate(rows, 1)]
+
+
+def _text(row: dict[str, Any], field: str, file: Path, number: int) -> str:
+    for name in (field, "body"):  # what Reddit's dumps call it
+        if isinstance(row.get(name), str):
+            return str(row[name])
+    raise DataError(
+        f"{file}: entry {number} has no text '{field}'; it has {', '.join(map(str, row))}: name "
+        "the field with the option text (data.options.text)"
+    )
+
+
+def _leaf_texts(x: Any) -> list[Tokens] | None:
+    """Return LEAF's x as texts, where it is text: strings, or words in lists, however nested."""
+    if not isinstance(x, list) or not x or not all(_is_text(entry) for entry in x):
+        return None
+    return [entry if isinstance(entry, str) else list(_flat(entry)) for entry in x]
+
+
+def _is_text(entry: Any) -> bool:
+    if isinstance(entry, list):
+        return bool(entry) and all(_is_text(inner) for inner in entry)
+    return isinstance(entry, str)
+
+
+def _flat(entry: list[Any]) -> Iterator[str]:
+    for inner in entry:
+        if isinstance(inner, list):
+            yield from _flat(inner)
+        elif inner not in ("<PAD>", "<BOS>", "<EOS>"):  # LEAF's own; ours are put in their place
+            yield inner.lower()
