@@ -28,7 +28,7 @@ from idiolect.data import federate, load
 from idiolect.engine.architecture import Architecture
 from idiolect.engine.backend import Backend
 from idiolect.engine.rounds import Simulation
-from idiolect.experiment.job import Evaluate, Job
+from idiolect.experiment.job import Evaluate, SimulatedJob
 from idiolect.experiment.train import train
 from idiolect.methods import METHODS
 from idiolect.models import NextWord
@@ -53,7 +53,7 @@ class Paced(Simulation):
         return done
 
 
-class PacedJob(Job):
+class PacedJob(SimulatedJob):
     line: Connection
 
     def simulation(self, shelf: Path | None = None) -> Simulation:

@@ -13,7 +13,7 @@ from idiolect.cli import app
 from idiolect.engine.architecture import Architecture
 from idiolect.engine.backend import Backend
 from idiolect.engine.rounds import Simulation
-from idiolect.experiment.job import Evaluate, Job
+from idiolect.experiment.job import Evaluate, SimulatedJob
 from idiolect.experiment.train import train
 from idiolect.methods import METHODS, Ditto, LocalOnly
 from idiolect.results import statistics
@@ -104,7 +104,7 @@ def test_seeds_with_other_strangers_are_scored_as_alone(float64):
 
 
 def job(method, rounds=2, cohort=1, **evaluate):
-    return Job(
+    return SimulatedJob(
         label="m",
         name="m",
         method=method,

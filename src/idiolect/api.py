@@ -18,7 +18,7 @@ from idiolect.engine.backend import Backend
 from idiolect.engine.callbacks import Watch
 from idiolect.engine.outcome import Outcome
 from idiolect.errors import ConfigError, DataError
-from idiolect.experiment.job import Evaluate, Job
+from idiolect.experiment.job import Evaluate, SimulatedJob
 from idiolect.experiment.train import train
 from idiolect.methods import METHODS
 from idiolect.models import MODELS
@@ -144,7 +144,7 @@ def fit(
     second = None if auxiliary is None else _build(auxiliary, federation)
     architectures = _assigned(model, second, federation)
     name = method if isinstance(method, str) else type(method).__name__
-    job = Job(
+    job = SimulatedJob(
         label=chosen.title or name,
         name=name,
         method=chosen,

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from idiolect.aggregation import RULES
-from idiolect.core import wrap
 from idiolect.core.capabilities import ArchitectureState, has
 from idiolect.core.checkpoint import write_whole
 from idiolect.core.method import Method
@@ -24,7 +23,7 @@ from idiolect.deploy.node_process import Processes
 from idiolect.deploy.node_records import NOBODY
 from idiolect.deploy.server import FederationServer, refuse_pooled
 from idiolect.deploy.site import Site
-from idiolect.engine.architecture import Architecture, labels
+from idiolect.engine.architecture import labels
 from idiolect.engine.backend import Backend
 from idiolect.engine.callbacks import Silent, Tick, Watch
 from idiolect.engine.outcome import Members
@@ -33,7 +32,7 @@ from idiolect.experiment import run_state
 from idiolect.experiment.build import build_federations, cohort_size, load_public
 from idiolect.experiment.components import assign_networks
 from idiolect.experiment.components import build_method as made_method
-from idiolect.experiment.job import Evaluate, plan_of
+from idiolect.experiment.job import Evaluate, Job
 from idiolect.experiment.portable import NOWHERE, export_experiment, import_experiment, source_of
 from idiolect.experiment.run import EXPERIMENT
 from idiolect.experiment.run import run_jobs as run_courses
@@ -94,42 +93,19 @@ class ServerSettings:
 NO_SETTINGS = ServerSettings()
 
 
-@dataclass(frozen=True, eq=False)
-class RemoteJob:
-    """One method on all seeds, trained by nodes; a `runner.course.Course`."""
+@dataclass(frozen=True, eq=False, kw_only=True)
+class RemoteJob(Job):
+    """One method on all seeds, trained by nodes."""
 
-    label: str
-    name: str
-    method: Method
-    seeds: tuple[int, ...]
-    rounds: int
-    cohort: int | None
-    draw: str
-    evaluate: Evaluate
-    preset: str
-    described: Mapping[str, Any]
     run: str
     post: Messenger
     roster: NodeRegistry
-    architectures: Mapping[str, Architecture]
     checkpoint_every: int = 1  # whatever happens, no more than one round is done again
     backend: Backend = field(default_factory=lambda: Backend("sequential", "cpu"))
-    exams: Sequence[TestData] = ()
     deploy: Deployment = field(default_factory=Deployment)
-    bystanders: str = "rest"
     public: Sequence[Dataset] | None = None  # the server's own, by seed
 
     federated: ClassVar[bool] = True
-
-    @property
-    def releases(self) -> int:
-        """How often the nodes' data are trained on."""
-        return len(self.seeds)
-
-    def settled(self) -> "RemoteJob":
-        """Fit the method to who takes part and how often, before anything is trained."""
-        method, rounds = wrap.settled(self.method, plan_of(self, self.rounds))
-        return dataclasses.replace(self, method=method, rounds=rounds)
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -146,17 +122,6 @@ class RemoteJob:
         }
 
     @property
-    def settings(self) -> dict[str, Any]:
-        """The method's hyper-parameters."""
-        return self.method.settings()
-
-    @property
-    def only_global(self) -> bool:
-        """Whether curves leave the personal models out."""
-        wanted = self.evaluate.personal
-        return wanted == "never" or (wanted == "auto" and self.method.tunes)
-
-    @property
     def members(self) -> tuple[Members, ...]:
         """Who takes part under each seed."""
         own = f"{self.roster.clients} sites, each with data of its own"
@@ -171,6 +136,11 @@ class RemoteJob:
             )
             for run, seed in enumerate(self.seeds)
         )
+
+    @property
+    def exams(self) -> Sequence[TestData]:
+        """Return nothing: nodes keep their test data to themselves."""
+        return ()
 
     @property
     def validated(self) -> bool:
@@ -197,11 +167,11 @@ class RemoteJob:
                 )
         return told
 
-    def trains_as(self, other: Any) -> bool:
+    def trains_as(self, other: Job) -> bool:
         """Say no: personal state is kept by label, so every method does its own rounds."""
         return False
 
-    def simulation(self) -> FederationServer:
+    def simulation(self, personal: Path | None = None) -> FederationServer:
         """Make the hub."""
         return FederationServer(
             self.label,

@@ -29,7 +29,7 @@ from idiolect.engine.backend import Backend, Ray
 from idiolect.errors import ConfigError, DataError
 from idiolect.experiment.components import Wrap, apply_attack, build_architectures, with_common_test
 from idiolect.experiment.components import build_method as made_method
-from idiolect.experiment.job import Evaluate, Job
+from idiolect.experiment.job import Evaluate, SimulatedJob
 from idiolect.experiment.schema import Data, Experiment, MethodTable, Named, Public, Text
 from idiolect.experiment.untrusted import Permissions
 from idiolect.experiment.validation import suggest
@@ -162,7 +162,7 @@ def build_jobs(
     experiment: Experiment,
     data_dir: Path | None = None,
     only: Sequence[str] = (),
-) -> tuple[list[Job], dict[str, Any]]:
+) -> tuple[list[SimulatedJob], dict[str, Any]]:
     """Make a job of every method (or of the labels in `only`), and describe the data."""
     refuse_unknown_labels(experiment, only)
     held = build_shared(experiment, data_dir)
@@ -173,10 +173,10 @@ def build_jobs(
 
 def build_job(
     experiment: Experiment, table: MethodTable, held: SharedParts, seeds: tuple[int, ...]
-) -> Job:
+) -> SimulatedJob:
     """Make the job of one method under some of the seeds that data was divided for."""
     own = tuple(held.federations[seed] for seed in seeds)
-    return Job(
+    return SimulatedJob(
         label=table.label or table.name,
         name=table.name,
         method=held.attack(made_method(table)),

@@ -1,12 +1,13 @@
-"""What it takes to run one method: data, networks, settings; nothing of files or screens."""
+"""A job: one method on all seeds, with its data, networks and settings; no files, no output."""
 
 import dataclasses
 import functools
 import hashlib
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, Self
 
 import numpy as np
 import torch
@@ -22,23 +23,23 @@ from idiolect.engine.outcome import Members
 from idiolect.engine.rounds import Round, SeededRun, Simulation
 from idiolect.errors import ConfigError, DataError
 
-_SAMPLED = 256  # examples that stand for all: enough to tell another file, cheap to read
+_SAMPLED = 256  # examples in a federation's digest: enough to detect another file, cheap to read
 
 PERSONAL = ("auto", "always", "never")
 
 
 @dataclass(frozen=True)
 class Evaluate:
-    """When models are scored along the way, and what is kept."""
+    """When models are evaluated during training, and what is kept."""
 
     every: int = 1  # rounds between points of the validation curve
-    personal: str = "auto"  # score personal models too: auto leaves out methods whose deploy trains
-    test_curve: bool = False  # also score on test data; nothing is ever chosen by it
+    personal: str = "auto"  # also personal models; auto: not where deploy trains
+    test_curve: bool = False  # also on test data; nothing is ever chosen by it
     keep_globals: bool = False  # keep the server's state of every round, for newcomers
     save_models: bool = True  # write what every client deploys
-    clients: int | None = None  # how many are scored along the way, the same ones; None: all
-    final_clients: int | None = None  # how many are scored at the end; None: all
-    trace: int = 0  # rounds between records of what the server's state says; 0: as `every`
+    clients: int | None = None  # how many curves are of, always the same ones; None: all
+    final_clients: int | None = None  # how many are evaluated at the end; None: all
+    trace: int = 0  # rounds between records of the server's trace; 0: as `every`
 
     def __post_init__(self) -> None:
         if self.every < 1:
@@ -52,31 +53,132 @@ class Evaluate:
             )
 
 
-@dataclass(frozen=True, eq=False)
-class Job:
-    """One method on all seeds."""
+class Rounds(Protocol):
+    """What trains all seeds of a job: a simulation, or the hub of a real federation."""
 
-    label: str
+    round: int
+    notices: list[str]
+    tree: Tree
+    widths: Mapping[str, int]
+
+    def advance(self) -> Round:
+        """Run one round of every seed."""
+
+    def judge(
+        self,
+        exams: Sequence[TestData] | None = None,
+        *,
+        only_global: bool = False,
+        keep: bool = False,
+        adapt: bool = True,
+    ) -> list[ClientScores]:
+        """Evaluate every client on validation data, or on test and validation data.
+
+        With `adapt`, clients that took part in no round adapt as newcomers do.
+        """
+
+    def padding(self) -> float:
+        """Return the largest share of padding in the last round."""
+
+    def remarks(self) -> list[str]:
+        """Return warnings about what failed and was tolerated."""
+
+    def strangers(self, run: int) -> np.ndarray:
+        """Return the clients that took part in no round of a seed."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Job(ABC):
+    """One method on all seeds, wherever its clients are."""
+
+    label: str  # unique within the experiment
     name: str  # the method's registered name, or its class
     method: Method
     seeds: tuple[int, ...]
-    federations: tuple[Federation, ...]  # one for each seed
     architectures: Mapping[str, Architecture]
     rounds: int
-    cohort: int | None = None
+    cohort: int | None = None  # clients a round; None: all
     draw: str = "fixed"  # how a cohort is drawn
     bystanders: str = "rest"  # what clients outside the cohort do
     backend: Backend = field(default_factory=Backend)
     evaluate: Evaluate = field(default_factory=Evaluate)
     checkpoint_every: int = 0  # rounds; 0: every few seconds
-    preset: str = ""  # where the settings came from, if they have a name
+    preset: str = ""  # the name of the settings, if they have one
     described: Mapping[str, Any] = field(default_factory=dict)  # data and model, as JSON
     releases: int = 0  # seeds of the whole experiment, of which these may be a part; 0: these
 
-    federated: ClassVar[bool] = False
+    federated: ClassVar[bool] = False  # whether clients are nodes elsewhere
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "releases", self.releases or len(self.seeds))
+
+    def settled(self) -> Self:
+        """Fit the method to who takes part and how often, before training."""
+        method, rounds = wrap.settled(self.method, self.plan(self.rounds))
+        return dataclasses.replace(self, method=method, rounds=rounds)
+
+    def plan(self, rounds: int) -> RunPlan:
+        """Return who takes part in how many rounds; of several seeds the one with fewest able."""
+        able = min(sum(size > 0 for size in members.train) for members in self.members)
+        return RunPlan(rounds, able, self.cohort, self.draw, self.releases, self.federated)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The method's hyper-parameters."""
+        return self.method.settings()
+
+    @property
+    def only_global(self) -> bool:
+        """Whether curves leave the personal models out."""
+        wanted = self.evaluate.personal
+        return wanted == "never" or (wanted == "auto" and self.method.tunes)
+
+    @property
+    @abstractmethod
+    def identity(self) -> dict[str, Any]:
+        """All that decides the rounds and their record, apart from their number."""
+
+    @property
+    @abstractmethod
+    def members(self) -> tuple[Members, ...]:
+        """Who takes part under each seed."""
+
+    @property
+    @abstractmethod
+    def exams(self) -> Sequence[TestData]:
+        """The test data; empty where clients keep it to themselves."""
+
+    @property
+    @abstractmethod
+    def validated(self) -> bool:
+        """Whether some client has validation data under every seed."""
+
+    @property
+    @abstractmethod
+    def place(self) -> str:
+        """The device clients run on, for the result."""
+
+    @abstractmethod
+    def warnings(self) -> list[str]:
+        """List what is legal but noteworthy about the data."""
+
+    @abstractmethod
+    def trains_as(self, other: "Job") -> bool:
+        """Return whether another job's rounds are exactly those of this one."""
+
+    @abstractmethod
+    def simulation(self, personal: Path | None = None) -> Rounds:
+        """Make what runs the rounds; `personal` is the folder for personal state on disk."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class SimulatedJob(Job):
+    """A job whose clients are simulated here."""
+
+    federations: tuple[Federation, ...]  # one for each seed
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         sizes = sorted({federation.clients for federation in self.federations})
         if len(sizes) > 1:
             raise DataError(
@@ -84,14 +186,9 @@ class Job:
                 "be trained together; fix data.seed, or run the seeds one by one"
             )
 
-    def settled(self) -> "Job":
-        """Fit the method to who takes part and how often, before anything is trained."""
-        method, rounds = wrap.settled(self.method, plan_of(self, self.rounds))
-        return dataclasses.replace(self, method=method, rounds=rounds)
-
     @functools.cached_property
     def identity(self) -> dict[str, Any]:
-        """All that decides the course of training and its record, apart from how far it goes."""
+        """All that decides the rounds and their record, apart from their number."""
         return {
             "method": self.name,
             "settings": self.settings,
@@ -109,35 +206,18 @@ class Job:
             "rows": [_digest(federation) for federation in self.federations],
         }
 
-    @property
-    def settings(self) -> dict[str, Any]:
-        """The method's hyper-parameters."""
-        return self.method.settings()
-
-    @property
-    def only_global(self) -> bool:
-        """Whether curves leave the personal models out."""
-        wanted = self.evaluate.personal
-        return wanted == "never" or (wanted == "auto" and self.method.tunes)
-
-    def trains_as(self, other: "Job") -> bool:
-        """Say whether another job's rounds, and their record, are the very ones this one needs."""
+    def trains_as(self, other: Job) -> bool:
+        """Return whether another job's rounds, and their record, are exactly those of this one."""
         return (
-            # The things themselves, not their description, which a job made by hand may lack.
-            self.federations == other.federations
+            isinstance(other, SimulatedJob)
+            # The objects, not their description, which a job made by hand may lack.
+            and self.federations == other.federations
             and self.architectures == other.architectures
             and self.method.training() == other.method.training()
             and (self.only_global or self.method == other.method)
-            and self._course == other._course
+            and (self.rounds, self.backend) == (other.rounds, other.backend)
+            and _without_method(self.identity) == _without_method(other.identity)
         )
-
-    @property
-    def _course(self) -> dict[str, Any]:
-        """All that decides the rounds apart from the method."""
-        own = {
-            key: value for key, value in self.identity.items() if key not in ("method", "settings")
-        }
-        return {**own, "rounds": self.rounds, "backend": self.backend}
 
     @functools.cached_property
     def members(self) -> tuple[Members, ...]:
@@ -156,7 +236,7 @@ class Job:
 
     @property
     def exams(self) -> list[TestData]:
-        """What the final scores are taken on."""
+        """The test data of each seed."""
         return [federation.test_data for federation in self.federations]
 
     @functools.cached_property
@@ -166,21 +246,18 @@ class Job:
 
     @property
     def place(self) -> str:
-        """The machine clients are run on, in words."""
+        """The device clients run on, for the result."""
         if self.backend.kind == "ray":
             return f"Ray, {self.backend.ray.workers or 'all'} workers"
         place = self.backend.place
         return torch.cuda.get_device_name(place) if place.type == "cuda" else place.type
 
     def warnings(self) -> list[str]:
-        """List what is legal but worth knowing of the data."""
+        """List what is legal but noteworthy about the data."""
         return [text for federation in self.federations for text in federation.warnings()]
 
-    def simulation(self, shelf: Path | None = None) -> Simulation:
-        """Make the simulation. It is handed lessons only: no test row is within its reach.
-
-        `shelf` is the folder for personal state that is kept on disk.
-        """
+    def simulation(self, personal: Path | None = None) -> Simulation:
+        """Make the simulation. It gets training data only: no test row is within its reach."""
         runs = [
             SeededRun(s, f.train_data) for s, f in zip(self.seeds, self.federations, strict=True)
         ]
@@ -192,38 +269,12 @@ class Job:
             draw=self.draw,
             bystanders=self.bystanders,
             backend=self.backend,
-            shelf=shelf,
+            shelf=personal,
         )
 
 
-class Planned(Protocol):
-    """The part of a course that a plan is made of."""
-
-    @property
-    def cohort(self) -> int | None:
-        """Clients a round."""
-
-    @property
-    def draw(self) -> str:
-        """How they are drawn."""
-
-    @property
-    def members(self) -> tuple[Members, ...]:
-        """Who takes part under each seed."""
-
-    @property
-    def releases(self) -> int:
-        """How often the same clients' data are trained on."""
-
-    @property
-    def federated(self) -> bool:
-        """Whether clients are nodes elsewhere."""
-
-
-def plan_of(course: Planned, rounds: int) -> RunPlan:
-    """Say who takes part; of several seeds the one with the fewest clients that can."""
-    able = min(sum(size > 0 for size in members.train) for members in course.members)
-    return RunPlan(rounds, able, course.cohort, course.draw, course.releases, course.federated)
+def _without_method(identity: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in identity.items() if key not in ("method", "settings")}
 
 
 def _digest(federation: Federation) -> str:
@@ -239,138 +290,3 @@ def _digest(federation: Federation) -> str:
             digest.update(rows.astype(np.int64).tobytes())
             digest.update(federation.dataset.y[rows].astype(np.int64).tobytes())
     return digest.hexdigest()[:16]
-
-
-# What a run needs of those who do its rounds: a simulation, or the hub of a real federation.
-
-
-class Rounds(Protocol):
-    """Someone who advances all seeds of a method round by round, and scores them when asked."""
-
-    round: int
-    notices: list[str]
-    tree: Tree
-    widths: Mapping[str, int]
-
-    def advance(self) -> Round:
-        """Do one round of every seed."""
-
-    def judge(
-        self,
-        exams: Sequence[TestData] | None = None,
-        *,
-        only_global: bool = False,
-        keep: bool = False,
-        adapt: bool = True,
-    ) -> list[ClientScores]:
-        """Score every client on validation data, or on an exam and validation data both.
-
-        Clients that took part in no round adapt as newcomers do, or have no score of their own.
-        """
-
-    def padding(self) -> float:
-        """Return the largest share of padding in the last round."""
-
-    def remarks(self) -> list[str]:
-        """Tell what went wrong along the way and was put up with."""
-
-    def strangers(self, run: int) -> np.ndarray:
-        """Return the clients that took part in no round of a seed."""
-
-
-class Course(Protocol):
-    """One method on all seeds, wherever its clients are."""
-
-    # Read-only, so that a frozen job will do.
-    @property
-    def label(self) -> str:
-        """What the user calls it."""
-
-    @property
-    def name(self) -> str:
-        """The method's registered name."""
-
-    @property
-    def method(self) -> Method:
-        """The method."""
-
-    @property
-    def seeds(self) -> tuple[int, ...]:
-        """One run each."""
-
-    @property
-    def rounds(self) -> int:
-        """How many rounds there shall be."""
-
-    @property
-    def cohort(self) -> int | None:
-        """Clients a round; None: everyone."""
-
-    @property
-    def draw(self) -> str:
-        """How a cohort is drawn."""
-
-    @property
-    def backend(self) -> Backend:
-        """Where clients are run."""
-
-    @property
-    def evaluate(self) -> Evaluate:
-        """When models are scored."""
-
-    @property
-    def checkpoint_every(self) -> int:
-        """Rounds between checkpoints; 0: every few seconds."""
-
-    @property
-    def preset(self) -> str:
-        """Where the settings came from, if they have a name."""
-
-    @property
-    def described(self) -> Mapping[str, Any]:
-        """Data and model, as JSON."""
-
-    @property
-    def identity(self) -> dict[str, Any]:
-        """All that decides the course of training and its record."""
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """The method's hyper-parameters."""
-
-    @property
-    def only_global(self) -> bool:
-        """Whether curves leave the personal models out."""
-
-    @property
-    def members(self) -> tuple[Members, ...]:
-        """Who takes part under each seed."""
-
-    @property
-    def releases(self) -> int:
-        """How often the same clients' data are trained on: once for each seed."""
-
-    @property
-    def federated(self) -> bool:
-        """Whether clients are nodes elsewhere: checkpoints are for the hub's eyes alone."""
-
-    @property
-    def exams(self) -> Sequence[TestData]:
-        """What the final scores are taken on; empty where the clients keep it to themselves."""
-
-    @property
-    def validated(self) -> bool:
-        """Whether some client has validation data under every seed."""
-
-    @property
-    def place(self) -> str:
-        """The machine clients are run on, in words."""
-
-    def warnings(self) -> list[str]:
-        """List what is legal but worth knowing of the data."""
-
-    def trains_as(self, other: Any) -> bool:
-        """Say whether another course's rounds are the very ones this one needs."""
-
-    def simulation(self) -> Rounds:
-        """Make those who do the rounds."""

@@ -34,7 +34,6 @@ from idiolect.core.wrap import Wrapper
 from idiolect.engine import sampling, server_update
 from idiolect.errors import ConfigError
 from idiolect.experiment.build import build_jobs
-from idiolect.experiment.job import plan_of
 from idiolect.experiment.schema import Experiment
 from idiolect.methods.fedavg import FedAvg
 
@@ -120,7 +119,7 @@ def audit_experiment(
             "choose others with --method"
         )
     return {
-        job.label: audited(private_rule(job.method), plan_of(job, job.rounds), trials, seed)
+        job.label: audited(private_rule(job.method), job.plan(job.rounds), trials, seed)
         for job in private
     }
 

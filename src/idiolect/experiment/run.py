@@ -16,7 +16,7 @@ from idiolect.core.checkpoint import write_whole
 from idiolect.engine.callbacks import Several, Silent, Watch
 from idiolect.errors import CheckpointError, ConfigError, IdiolectError
 from idiolect.experiment.build import build_jobs, refuse_unknown_labels
-from idiolect.experiment.job import Course
+from idiolect.experiment.job import Job
 from idiolect.experiment.load import dump_toml, load_experiment
 from idiolect.experiment.run_state import PERSONAL, first_difference
 from idiolect.experiment.schema import Experiment, Logging
@@ -180,7 +180,7 @@ _FOLDERS = (
 
 
 def run_jobs(
-    jobs: Sequence[Course],
+    jobs: Sequence[Job],
     folder: Path,
     about: Mapping[str, Any],
     *,

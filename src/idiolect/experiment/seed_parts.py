@@ -60,7 +60,7 @@ class PartTrainer:
         return groups
 
     def _donors(self, job: Job) -> list[Trained]:
-        """Read the first job that trained alike from its checkpoint; memory holds none of them."""
+        """Read the first job that trained alike from its checkpoint; state holds none of them."""
         for other, folder in self._done:
             if job.trains_as(other) and (found := finished(other, folder)):
                 return [found]
@@ -185,12 +185,12 @@ def head_start(trial: Job, kept: Path, job: Job, folder: Path) -> bool:
     if done is None:
         return False
     places = [trial.seeds.index(seed) for seed in job.seeds]
-    memory = run_state.select_seeds(done.memory, places, len(trial.seeds))
+    state = run_state.select_seeds(done.state, places, len(trial.seeds))
     every = job.evaluate.every
-    at_end = memory.round == job.rounds
-    memory = memory.unscored()._replace(
+    at_end = state.round == job.rounds
+    state = state.unscored()._replace(
         notices=(),
-        curve=tuple(p for p in memory.curve if at_end or p.round % every == 0),
+        curve=tuple(p for p in state.curve if at_end or p.round % every == 0),
     )
     if trace.trace_path(kept, trial.label).is_file():
         recorded = trace.joined_traces([trace.read_trace(kept, trial.label)], job.seeds)
@@ -198,7 +198,7 @@ def head_start(trial: Job, kept: Path, job: Job, folder: Path) -> bool:
             trace.write_trace(folder, dataclasses.replace(recorded, label=job.label))
     path = run_state.checkpoint_path(folder, job.label)
     place = job.backend.whereabouts
-    run_state.save(path, memory, job.identity, place)
+    run_state.save(path, state, job.identity, place)
     return True
 
 
