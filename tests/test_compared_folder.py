@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from idiolect.analysis.report import material
 from idiolect.analysis.report.sections import coefficients, fairness, headline, traffic
 from idiolect.cli import app
-from idiolect.results import document, tables, trace
+from idiolect.results import document, trace
 
 TOML = """
 name = "four"
@@ -77,7 +77,7 @@ def test_the_spread_over_clients_is_one_figure_everywhere(folder):
     """Deviation over a seed's clients, averaged over seeds; by hand, then wherever it is shown."""
     content = document.read_document(folder)
     told = json.loads((folder / "comparison.json").read_text())["splits"][0]["comparison"]
-    rows = {row["method"]: row for row in tables.summary(content) if row["model"] == "personal"}
+    rows = {row["method"]: row for row in document.summary(content) if row["model"] == "personal"}
     held = material.read(folder)
     (sheet,) = headline.section(held).blocks
     place = [column.head for column in sheet.columns].index("± clients")

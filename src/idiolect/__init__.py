@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from idiolect.experiment.run import run as run
     from idiolect.methods import METHODS as METHODS
     from idiolect.models import MODELS as MODELS
+    from idiolect.results.document import table as table
     from idiolect.results.models import load_model as load_model
-    from idiolect.results.tables import table as table
 
 _HOMES = {  # in the order in which one meets them
     "federation": "api",
@@ -39,7 +39,7 @@ _HOMES = {  # in the order in which one meets them
     "run": "experiment.run",
     "compare": "experiment.compare",
     "adapt": "experiment.adapt",
-    "table": "results.tables",
+    "table": "results.document",
     "load_model": "results.models",
     "load_experiment": "experiment.load",
     "Result": "api",

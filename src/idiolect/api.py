@@ -22,7 +22,7 @@ from idiolect.experiment.job import Evaluate, SimulatedJob
 from idiolect.experiment.train import train
 from idiolect.methods import METHODS
 from idiolect.models import MODELS
-from idiolect.results import document, tables
+from idiolect.results import document
 from idiolect.results.models import Deployed, fill, named_stacks, one_client
 from idiolect.results.statistics import mean, participation_of_seed
 
@@ -93,7 +93,7 @@ class Result:
 
     def table(self) -> list[dict[str, Any]]:
         """Give a row per client and model; `pandas.DataFrame(result.table())` works."""
-        return tables.table(document.build_document({}, [self.outcome], complete=True))
+        return document.table(document.build_document({}, [self.outcome], complete=True))
 
     def curve(self, model: str = "global", metric: str = "accuracy") -> dict[int, float]:
         """Give the validation curve: round -> mean over clients."""

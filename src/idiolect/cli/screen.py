@@ -11,8 +11,7 @@ from rich.text import Text
 
 from idiolect.errors import printable
 from idiolect.results import statistics
-from idiolect.results.document import Document
-from idiolect.results.tables import per_client, summary
+from idiolect.results.document import Document, per_client, summary
 from idiolect.version import VERSION
 
 _MOST_CLIENTS = 30  # more make a table that nobody reads; result.json has them all

@@ -1,7 +1,6 @@
 """Clients that were not in training: their personal models, from what a finished run kept."""
 
 import dataclasses
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -13,7 +12,6 @@ from torch import Tensor
 
 from idiolect.core import capabilities, checkpoint, tree
 from idiolect.core.capabilities import NewcomerHistory, NewcomerMessage, has
-from idiolect.core.checkpoint import write_whole
 from idiolect.core.client import Network
 from idiolect.core.method import Method, Setup
 from idiolect.core.tree import Tree
@@ -35,7 +33,7 @@ from idiolect.experiment.seed_parts import part_with_seed
 from idiolect.experiment.untrusted import CLOSED, Permissions, refuse_code, refuse_untrusted
 from idiolect.experiment.validation import suggest
 from idiolect.results import data_record
-from idiolect.results.document import Document, plain, versions
+from idiolect.results.document import Document, plain, versions, write_json
 from idiolect.results.models import folder_name, save_models
 
 _CPU = torch.device("cpu")
@@ -403,9 +401,8 @@ def adaptation_document(
 
 def write_adaptation(folder: Path, content: Document) -> None:
     """Write what was found into a folder."""
-    text = json.dumps(content, indent=1, allow_nan=False, ensure_ascii=False) + "\n"
     name = f"{folder_name(content['label'])}-seed-{content['seed']}.json"
-    write_whole(folder / name, text.encode())
+    write_json(folder / name, content)
 
 
 def _newcomer(

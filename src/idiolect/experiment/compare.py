@@ -123,8 +123,7 @@ def compare_experiment(
             target,
             unit,
         )
-        text = json.dumps(content, indent=1, allow_nan=False, ensure_ascii=False)
-        write_whole(folder / FILE, (text + "\n").encode())
+        document.write_json(folder / FILE, content)
     return content, folder
 
 
@@ -207,15 +206,13 @@ class SplitComparison:
         self._label(self.folder, self.experiment)
         seeds = self.experiment.seeds
         divided = [self._held.federations[seed] for seed in seeds]
-        data_record.save_holdings(self.folder, data_record.count_holdings(seeds, divided))
+        data_record.save_holdings(self.folder, seeds, divided)
         outcomes: list[Outcome] = []
         content: Document = {}
         for table in self.experiment.methods:
             outcomes.append(self._method(table, bench))
             complete = len(outcomes) == len(self.experiment.methods)
-            content = document.build_document(described, outcomes, complete)
-            document.write_metrics(self.folder, outcomes)
-            document.write_document(self.folder, content)
+            content = document.write_results(self.folder, described, outcomes, complete)
         return content
 
     def _method(self, table: MethodTable, bench: PartTrainer) -> Outcome:

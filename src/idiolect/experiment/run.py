@@ -102,9 +102,7 @@ def _executed(
         write_whole(path, experiment_toml(experiment).encode())
         held = zip(experiment.seeds, made[0].federations, strict=True)
         data_record.save_scaling(folder, {seed: federation.dataset for seed, federation in held})
-        data_record.save_holdings(
-            folder, data_record.count_holdings(made[0].seeds, made[0].federations)
-        )
+        data_record.save_holdings(folder, made[0].seeds, made[0].federations)
         try:
             return run_jobs(made, folder, about, resume=resume, only=only, watch=watch)
         except CheckpointError:  # refused: the folder stays as it was
@@ -201,9 +199,8 @@ def run_jobs(
         earlier = list(done.values())
         done[job.label] = train(job, folder, resume=resume, watch=watch, earlier=earlier)
         outcomes = [done[job.label].outcome for job in jobs if job.label in done]
-        content = document.build_document(about, outcomes, complete=len(outcomes) == len(jobs))
-        document.write_metrics(folder, outcomes)
-        document.write_document(folder, content)
+        complete = len(outcomes) == len(jobs)
+        content = document.write_results(folder, about, outcomes, complete)
     return content
 
 

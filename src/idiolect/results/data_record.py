@@ -1,6 +1,7 @@
-"""`scaling.safetensors`: how a run decodes examples, so that newcomers' data can be made to fit.
+"""What a run folder records of the data: decoding, vocabulary, and who held what.
 
-Of text, `vocabulary/seed-N.txt` beside it has a word a line, in the order of the tokens.
+`scaling.safetensors` and, of text, `vocabulary/seed-N.txt` (a word a line, in the order of the
+tokens) make newcomers' data fit; `holdings.safetensors` counts every client's examples by class.
 """
 
 import dataclasses
@@ -68,7 +69,7 @@ def save_scaling(folder: Path, datasets: Mapping[int, Dataset]) -> None:
 
 
 def read_scaling(folder: Path, seed: int) -> Scaling:
-    """Read what `save` wrote for a seed."""
+    """Read what `save_scaling` wrote for a seed."""
     if not (folder / SCALING_FILE).is_file():
         raise DataError(
             f"{folder} holds no {SCALING_FILE}, which says how its examples are decoded; write it "
@@ -116,7 +117,7 @@ def _words(path: Path) -> tuple[str, ...]:
 
 
 def match_scaling(dataset: Dataset, scaling: Scaling) -> Dataset:
-    """Give other data a run's classes, matched by name, and its decoding; misfits are told."""
+    """Give other data a run's classes, matched by name, and its decoding; refuse what does not fit."""
     if _kind(dataset) != scaling.text:
         raise DataError(
             f"{dataset.name} is {_kind(dataset) or 'no'} text and the run was on "
@@ -141,9 +142,6 @@ def match_scaling(dataset: Dataset, scaling: Scaling) -> Dataset:
     return dataclasses.replace(known, shift=scaling.shift, scale=scaling.scale, unfitted="")
 
 
-# `holdings.safetensors`: how many examples of each class every client holds, for pictures.
-
-
 HOLDINGS_FILE = "holdings.safetensors"
 DATA_PARTS = ("train", "val", "test")
 
@@ -157,29 +155,24 @@ class Holdings(NamedTuple):
     counts: Rows  # [part, client, class]
 
 
-def count_holdings(seeds: Sequence[int], federations: Sequence[Federation]) -> list[Holdings]:
-    """Count what clients hold under each seed."""
-    return [
-        Holdings(
-            seed,
-            federation.columns,
-            tuple(federation.names),
-            torch.stack([torch.from_numpy(federation.counts(part)) for part in DATA_PARTS]).numpy(),
-        )
-        for seed, federation in zip(seeds, federations, strict=True)
-    ]
-
-
-def save_holdings(folder: Path, held: Sequence[Holdings]) -> None:
-    """Write the counts of every seed."""
-    counts = {str(one.seed): torch.from_numpy(one.counts).to(torch.int32) for one in held}
-    names = {str(one.seed): list(one.names) for one in held}
-    meta = {"classes": list(held[0].classes), "names": names}
-    checkpoint.save(folder / HOLDINGS_FILE, counts, meta)
+def save_holdings(folder: Path, seeds: Sequence[int], federations: Sequence[Federation]) -> None:
+    """Write how many examples of each class every client holds, under every seed."""
+    held = dict(zip(map(str, seeds), federations, strict=True))
+    counts = {
+        seed: torch.stack([torch.from_numpy(own.counts(part)) for part in DATA_PARTS])
+        for seed, own in held.items()
+    }
+    meta = {
+        "classes": list(federations[0].columns),
+        "names": {seed: list(own.names) for seed, own in held.items()},
+    }
+    checkpoint.save(
+        folder / HOLDINGS_FILE, {seed: own.to(torch.int32) for seed, own in counts.items()}, meta
+    )
 
 
 def read_holdings(folder: Path) -> list[Holdings]:
-    """Read what `save` wrote; nothing where an older idiolect wrote the run."""
+    """Read what `save_holdings` wrote; nothing where an older idiolect wrote the run."""
     if not (folder / HOLDINGS_FILE).is_file():
         return []
     named, meta = checkpoint.read(folder / HOLDINGS_FILE)

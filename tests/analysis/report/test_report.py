@@ -32,7 +32,7 @@ def test_the_curves_of_the_file_are_those_of_the_outcomes(tmp_path):
     result = idiolect.fit("fedavg", held, model="mlr", rounds=3)
     from idiolect.results import document
 
-    document.write_document(tmp_path, document.build_document({}, [result.outcome], complete=True))
+    document.write_results(tmp_path, {}, [result.outcome], complete=True)
     document.write_metrics(tmp_path, [result.outcome])
     read = material.read(tmp_path).curves
     live = material.curves(result.outcome)
@@ -171,7 +171,7 @@ def test_a_folder_without_a_result_is_one_line(tmp_path, monkeypatch, given, wor
 
 def test_a_run_without_a_finished_method_is_told(finished, tmp_path):
     content = document.read_document(finished) | {"methods": {}}
-    document.write_document(tmp_path, content)
+    document.write_json(tmp_path / document.FILE, content)
     with pytest.raises(DataError, match="no finished method"):
         report(tmp_path)
 

@@ -7,7 +7,7 @@ from typing import Any
 from idiolect.analysis.report.chart import Axis, Chart, Mark, Panel
 from idiolect.analysis.report.material import Material
 from idiolect.analysis.report.section import Section
-from idiolect.results.tables import per_client
+from idiolect.results.document import per_client
 
 _MOST_ROWS = 30  # clients that get a row of their own
 

@@ -5,7 +5,7 @@ from idiolect.analysis.report.chart import Axis, Chart, Mark, Panel
 from idiolect.analysis.report.material import Material
 from idiolect.analysis.report.section import Block, Section
 from idiolect.analysis.report.sheet import Column, Sheet
-from idiolect.results.tables import per_client
+from idiolect.results.document import per_client
 
 
 def section(material: Material) -> Section | None:

@@ -5,8 +5,8 @@ import dataclasses
 from idiolect.analysis.report.material import Material
 from idiolect.analysis.report.section import Section
 from idiolect.analysis.report.sheet import Column, Sheet
+from idiolect.results.document import summary
 from idiolect.results.statistics import PARTICIPATION, participation_over_seeds
-from idiolect.results.tables import summary
 
 _COLUMNS = (
     Column("method"),

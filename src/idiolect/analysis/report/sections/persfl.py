@@ -8,7 +8,7 @@ from typing import Any
 from idiolect.analysis.report.chart import Axis, Chart, Mark, Panel
 from idiolect.analysis.report.material import Material
 from idiolect.analysis.report.section import Block, Section
-from idiolect.results.tables import per_client
+from idiolect.results.document import per_client
 
 _CELL = re.compile(r"λ=(\S+) T=(\S+)")
 _MOST_PANELS = 20  # clients with a panel of their own
