@@ -248,7 +248,7 @@ def served_methods(experiment: Experiment, only: Sequence[str] = ()) -> dict[str
     if experiment.attack is not None:
         raise ConfigError("[attack] is for simulations; take it out to serve a real federation")
     methods = {
-        table.label or table.name: made_method(table)
+        table.label_or_name: made_method(table)
         for table in experiment.methods
         if not only or table.label in only
     }
@@ -278,9 +278,9 @@ def _courses(
     bound = assign_networks(experiment, shape, classes, roster.clients, words, roster.names, reach)
     return [
         RemoteJob(
-            label=table.label or table.name,
+            label=table.label_or_name,
             name=table.name,
-            method=methods[table.label or table.name],
+            method=methods[table.label_or_name],
             seeds=experiment.seeds,
             rounds=table.rounds or experiment.rounds,
             cohort=cohort_size(experiment.cohort, roster.clients),
@@ -294,10 +294,10 @@ def _courses(
             architectures=bound,
             deploy=experiment.deploy,
             bystanders=experiment.bystanders,
-            public=public if methods[table.label or table.name].public == "server" else None,
+            public=public if methods[table.label_or_name].public == "server" else None,
         ).settled()
         for table in experiment.methods
-        if (table.label or table.name) in methods
+        if (table.label_or_name) in methods
     ]
 
 

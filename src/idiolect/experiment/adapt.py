@@ -268,7 +268,7 @@ def adapt(
     folder = Path(run_dir)
     experiment = _experiment(folder, device, trust_code)
     table = choose_method(experiment, method)
-    label = table.label or table.name
+    label = table.label_or_name
     if (part := part_with_seed(folder, label, seed)) is not None:  # of a comparison
         experiment = _experiment(part, device, trust_code)
         table, folder = choose_method(experiment, label), part
@@ -328,7 +328,7 @@ def _readable(source: str, fitting: data_record.Scaling) -> dict[str, Any]:
 
 def choose_method(experiment: Experiment, label: str | None) -> MethodTable:
     """Find the method newcomers are to have a model of."""
-    tables = {table.label or table.name: table for table in experiment.methods}
+    tables = {table.label_or_name: table for table in experiment.methods}
     if label is None:
         if len(tables) > 1:
             raise ConfigError(f"the run has several methods; add --method {' | '.join(tables)}")

@@ -1,6 +1,5 @@
-"""From a complete experiment to the objects that run it."""
+"""From a resolved experiment to jobs: data loaded and divided, networks bound, methods built."""
 
-from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from hashlib import sha256
@@ -27,8 +26,12 @@ from idiolect.data.text import SPECIAL, encoded_as, enlarged, hashed_words
 from idiolect.engine.architecture import Architecture
 from idiolect.engine.backend import Backend, Ray
 from idiolect.errors import ConfigError, DataError
-from idiolect.experiment.components import Wrap, apply_attack, build_architectures, with_common_test
-from idiolect.experiment.components import build_method as made_method
+from idiolect.experiment.components import (
+    Wrap,
+    apply_attack,
+    build_architectures,
+    build_method,
+)
 from idiolect.experiment.job import Evaluate, SimulatedJob
 from idiolect.experiment.schema import Data, Experiment, MethodTable, Named, Public, Text
 from idiolect.experiment.untrusted import Permissions
@@ -116,8 +119,33 @@ def divide(
             )
     made = _of_one_size(made)
     if data.common_test:
-        made = {seed: with_common_test(own, data.common_test) for seed, own in made.items()}
+        made = {seed: _with_common_test(own, data.common_test) for seed, own in made.items()}
     return tuple(made[seed] for seed in data_seeds(experiment))
+
+
+def _with_common_test(federation: Federation, wanted: bool | int) -> Federation:
+    """Add the source's test file, or so many rows of it, as a common test set of all clients."""
+    dataset, origin = federation.dataset, federation.dataset.origin
+    if origin is None or not (origin == 1).any() or dataset.sequential:
+        raise ConfigError(
+            f"data.common_test needs a test file with one label an example, and {dataset.name} "
+            "has none; leave it out"
+        )
+    parts = (federation.train, federation.val, federation.test)
+    if any((origin[rows] == 1).any() for part in parts for rows in part):
+        raise ConfigError(
+            "data.common_test: clients hold rows of the test file themselves; set data.pool = "
+            "'train', so that the common test set is nobody's"
+        )
+    rows = dataset.pool("test")
+    if wanted is not True:
+        if wanted > len(rows):
+            raise ConfigError(
+                f"data.common_test is {wanted}, but the test file of {dataset.name} has "
+                f"{len(rows)} rows; give fewer, or true for all"
+            )
+        rows = np.sort(np.random.default_rng(0).permutation(rows)[:wanted])
+    return replace(federation, common=rows)
 
 
 def _of_one_size(made: dict[int, Federation]) -> dict[int, Federation]:
@@ -140,7 +168,7 @@ class SharedParts(NamedTuple):
 
     federations: Mapping[int, Federation]  # by seed
     architectures: Mapping[str, Architecture]
-    attack: Wrap  # makes a method an attacked one, where an attack is simulated
+    attack: Wrap | None  # wraps a method in the attack, where one is simulated
 
 
 def build_shared(
@@ -154,7 +182,9 @@ def build_shared(
             "data.split more"
         )
     networks = build_architectures(experiment, held, Permissions(Path.cwd()))
-    held, attack = apply_attack(experiment.attack, held)
+    attack: Wrap | None = None
+    if experiment.attack is not None:
+        held, attack = apply_attack(experiment.attack, held)
     return SharedParts(dict(zip(experiment.seeds, held, strict=True)), networks, attack)
 
 
@@ -176,10 +206,11 @@ def build_job(
 ) -> SimulatedJob:
     """Make the job of one method under some of the seeds that data was divided for."""
     own = tuple(held.federations[seed] for seed in seeds)
+    method = build_method(table)
     return SimulatedJob(
-        label=table.label or table.name,
+        label=table.label_or_name,
         name=table.name,
-        method=held.attack(made_method(table)),
+        method=held.attack(method) if held.attack else method,
         seeds=seeds,
         federations=own,
         architectures=held.architectures,
@@ -204,13 +235,18 @@ def build_job(
 def describe(experiment: Experiment, held: SharedParts) -> dict[str, Any]:
     """Describe the data of a result."""
     own = [held.federations[seed] for seed in experiment.seeds]
-    dataset = own[0].dataset
+    dataset, public = own[0].dataset, own[0].public
+    about_public = public and {
+        "source": public.name,
+        "provenance": public.provenance,
+        "examples": len(public),
+    }
     return {
         "name": experiment.name,
         "data": {
             "source": dataset.name,
             "provenance": dataset.provenance,
-            **_told_public(own[0].public),
+            **({"public": about_public} if about_public else {}),
             "classes": list(own[0].columns),
             "clients": own[0].clients,
             "same_clients": same_clients(own),
@@ -221,7 +257,7 @@ def describe(experiment: Experiment, held: SharedParts) -> dict[str, Any]:
 
 
 def build_backend(experiment: Experiment) -> Backend:
-    """Say where and how clients are run."""
+    """Build the backend: where and how clients run."""
     return Backend(
         experiment.backend.kind,
         experiment.backend.device,
@@ -237,8 +273,8 @@ def build_backend(experiment: Experiment) -> Backend:
 
 
 def refuse_unknown_labels(experiment: Experiment, only: Sequence[str]) -> None:
-    """Say which label was probably meant."""
-    labels = [table.label or table.name for table in experiment.methods]
+    """Refuse labels that no method has."""
+    labels = [table.label_or_name for table in experiment.methods]
     for label in only:
         if label not in labels:
             raise ConfigError(f"--method: unknown label {suggest(label, labels)}")
@@ -277,7 +313,7 @@ def public_examples(
 
 
 def _held_out(public: Public, data: Data, dataset: Dataset) -> tuple[Dataset, Dataset]:
-    """Part a source into private and public examples: none is both."""
+    """Split a source into private and public examples."""
     if public.size is None:
         raise DataError(
             f"data.public takes its examples from {dataset.name}, as the private ones do; say how "
@@ -314,54 +350,19 @@ def cohort_size(cohort: int | float | None, clients: int) -> int | None:
     return cohort
 
 
-def _told_public(public: Dataset | None) -> dict[str, Any]:
-    if public is None:
-        return {}
-    told = {"source": public.name, "provenance": public.provenance, "examples": len(public)}
-    return {"public": told}
-
-
 def _data_identity(data: Data) -> dict[str, Any]:
     """Describe the data for a checkpoint; of an own file only the name, for it may be moved."""
     described = data.model_dump(exclude_none=True)
     described["source"] = Path(data.source).name
     if data.text is not None and not isinstance(data.text.words, int):
-        # Thousands of words; what tells them apart is enough.
-        told = sha256("\n".join(data.text.words).encode()).hexdigest()
-        described["text"] = {**described["text"], "words": told}
+        # Thousands of words; a digest is enough.
+        digest = sha256("\n".join(data.text.words).encode()).hexdigest()
+        described["text"] = {**described["text"], "words": digest}
     return described
 
 
-# `[data.text]`: words that are numbered alike wherever text is, without anyone showing theirs.
-
-
-def read_words(path: Path, where: str) -> tuple[str, ...]:
-    """Read a list of words, one a line; those that stand for none (<pad>, ...) are left out."""
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(
-            f"{where}.words: {path} cannot be read ({type(error).__name__}); give a file with a "
-            "word a line, or a number to hash words to"
-        ) from error
-    words = [line.strip() for line in lines if line.strip() and line.strip() not in SPECIAL]
-    if not words:
-        raise DataError(f"{where}.words: {path} holds no word")
-    word, count = Counter(words).most_common(1)[0]
-    if count > 1:
-        raise DataError(f"{where}.words: {path} has {word!r} twice; each word needs one number")
-    return tuple(words)
-
-
-def vocabulary(text: Text) -> tuple[str, ...]:
-    """Return what the numbers stand for."""
-    if isinstance(text.words, int):
-        return hashed_words(text.words)
-    return (*SPECIAL, *text.words)
-
-
 def source_options(data: Data) -> dict[str, Any]:
-    """Return the options that a source is read with: what [data.text] says goes first."""
+    """Return the options that a source is read with; those of [data.text] take precedence."""
     if data.text is None:
         return dict(data.options)
     own = {"length": data.text.length, "next_word": data.text.next_word}
@@ -376,9 +377,11 @@ def source_options(data: Data) -> dict[str, Any]:
 
 
 def encode_text(dataset: Dataset, text: Text | None) -> Dataset:
-    """Number a corpus's words as was agreed; without an agreement they are numbered later."""
+    """Encode a corpus by [data.text]; without it, words are numbered later."""
     if text is None:
         return dataset
     if not dataset.words:
         raise DataError(f"{dataset.name} holds no text, and data.text says how words are numbered")
-    return encoded_as(dataset, vocabulary(text))
+    if isinstance(text.words, int):
+        return encoded_as(dataset, hashed_words(text.words))
+    return encoded_as(dataset, (*SPECIAL, *text.words))

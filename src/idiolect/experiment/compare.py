@@ -216,7 +216,7 @@ class SplitComparison:
         return content
 
     def _method(self, table: MethodTable, bench: PartTrainer) -> Outcome:
-        label, seeds = table.label or table.name, self.experiment.seeds
+        label, seeds = table.label_or_name, self.experiment.seeds
         if self._tune is None:
             whole = self._final(table, _Group({}, list(seeds)), bench)
             self._record(label, [{}])
@@ -249,7 +249,7 @@ class SplitComparison:
 
     def _final(self, table: MethodTable, group: "_Group", bench: PartTrainer) -> Outcome:
         """Train what some seeds chose, going on from what there is of it."""
-        label = folder_name(table.label or table.name)
+        label = folder_name(table.label_or_name)
         place = settings_folder(self.folder / PARTS / label, group.settings)
         chosen = with_settings(table, group.settings)
 
@@ -267,7 +267,7 @@ class SplitComparison:
                     return
 
         if not group.settings:
-            adopt_run(self.folder, place, table.label or table.name, tuple(group.seeds), make)
+            adopt_run(self.folder, place, table.label_or_name, tuple(group.seeds), make)
         return train_parts(bench, place, group.seeds, make, start)
 
     def _trial(self, table: MethodTable, settings: Settings, seeds: Seeds) -> Job:

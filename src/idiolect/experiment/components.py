@@ -1,16 +1,15 @@
-"""From a method's table in an experiment file to the method, with what is wrapped around it."""
+"""Methods, aggregation rules, attacks and networks: found by name, validated, and built."""
 
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 from functools import partial
 from typing import Any
 
-import numpy as np
 from pydantic import BaseModel, create_model
 from torch import nn
 
 from idiolect.aggregation import MODEL_ATTACKS, Attack, Attacked
-from idiolect.aggregation.aggregator import Aggregated, Aggregator
+from idiolect.aggregation.aggregator import Aggregated
 from idiolect.aggregation.attacks import Replace
 from idiolect.core.method import Method
 from idiolect.core.wrap import Wrapper
@@ -28,27 +27,30 @@ from idiolect.experiment.schema import (
 )
 from idiolect.experiment.untrusted import AGGREGATORS, CLOSED, Permissions, import_factory
 from idiolect.experiment.validation import (
-    key_path,
     signature_model,
     suggest,
     validate,
+    validate_options,
     with_defaults,
 )
 from idiolect.methods import METHODS
 from idiolect.methods.personalise import Combined
 from idiolect.models import MODELS
 
-_COMMON = {spec.name for spec in dataclasses.fields(Wrapper)}
-_PARTS = {spec.name for spec in dataclasses.fields(Combined)} - _COMMON - {"combinations"}
+# Methods.
+
+_COMMON = {spec.name for spec in fields(Wrapper)}
+_PARTS = {spec.name for spec in fields(Combined)} - _COMMON - {"combinations"}
 
 
 def build_method(table: MethodTable) -> Method:
-    """Make the method that a checked table describes, from the inside out."""
+    """Build the method of a resolved table, from the inside out."""
     parts = _PARTS if table.personalise else set()
     inner = {key: value for key, value in table.settings.items() if key not in parts}
     method: Method = METHODS[table.name](**inner)
     if table.aggregate is not None:
-        method = Aggregated(method, build_rule(table.aggregate))
+        rule = AGGREGATORS[table.aggregate.name](**table.aggregate.options)
+        method = Aggregated(method, rule)
     if table.personalise:
         own = {key: value for key, value in table.settings.items() if key in parts}
         method = Combined(method, combinations=table.combinations, **own)
@@ -56,7 +58,7 @@ def build_method(table: MethodTable) -> Method:
 
 
 def settings_model(table: MethodTable, where: str, place: int) -> type[BaseModel]:
-    """Say which settings a table may hold: the method's, and those of the parts around it."""
+    """Return the settings a table may hold: the method's, and those of the parts around it."""
     own = signature_model(METHODS[table.name], METHODS[table.name].unused)
     if not table.personalise:
         return own
@@ -71,7 +73,7 @@ def settings_model(table: MethodTable, where: str, place: int) -> type[BaseModel
 
 
 def settings_of(method: Method, form: type[BaseModel]) -> dict[str, Any]:
-    """Read the settings of a form off a method and what it is wrapped around."""
+    """Read the settings of a form off a method and what it wraps."""
     found: dict[str, Any] = {}
     layer: Method | None = method
     while layer is not None:
@@ -82,36 +84,26 @@ def settings_of(method: Method, form: type[BaseModel]) -> dict[str, Any]:
     return {name: found[name] for name in form.model_fields}
 
 
-def build_rule(named: Named) -> Aggregator:
-    """Make a rule of aggregation."""
-    return AGGREGATORS[named.name](**named.options)
-
-
 def resolve_aggregate(
     given: Experiment, table: MethodTable, where: str, place: int
 ) -> Named | None:
-    """Check a method's rule of aggregation, its own or everyone's, and write its options out."""
+    """Validate a method's aggregation rule, its own or everyone's, with every option."""
     own = table.aggregate is not None
     named = table.aggregate or given.aggregate
-    if named is None or (not own and _needs_none(METHODS[table.name])):
+    method = METHODS[table.name]
+    # A rule for everyone skips methods in which nobody's report could do harm.
+    if named is None or (not own and (method.pooled or method.alone)):
         return None
     key = f"methods[{place}].aggregate" if own else "aggregate"
     if named.name not in AGGREGATORS:
         raise ConfigError(f"{where}: {key}.name: unknown rule {suggest(named.name, AGGREGATORS)}")
-    # How many are drawn is the experiment's to say.
-    options = signature_model(AGGREGATORS[named.name], ("cohort",))
-    checked_options = validate(options, named.options, where, key.split("."))
-    written: Mapping[str, Any] = {n: getattr(checked_options, n) for n in options.model_fields}
-    return Named(name=named.name, **written)
+    # `cohort` is the experiment's.
+    form = signature_model(AGGREGATORS[named.name], ("cohort",))
+    options = validate(form, named.options, where, key.split("."))
+    return Named(name=named.name, **{name: getattr(options, name) for name in form.model_fields})
 
 
-def _needs_none(method: type[Method]) -> bool:
-    """Say whether a rule for everyone passes a method by: nobody's report could do harm there."""
-    return method.pooled or method.alone
-
-
-# Simulated attacks in an experiment: who attacks, on data or on reports, and what is measured.
-
+# Simulated attacks.
 
 # Attacks on data may enlarge the updates as well; 0 enlarges until the mean is the attackers'.
 DATA_ATTACKS: dict[str, tuple[Callable[..., Federation], float]] = {
@@ -121,109 +113,68 @@ DATA_ATTACKS: dict[str, tuple[Callable[..., Federation], float]] = {
 }
 REPORT_ATTACKS = {name: kind for name, kind in MODEL_ATTACKS.items() if name != "replace"}
 ATTACKS = (*DATA_ATTACKS, *REPORT_ATTACKS)
-_ATTACK_TAKEN = ("federation", "chosen", "seed")
 
 Wrap = Callable[[Method], Method]
 
 
 def resolve_attack(table: AttackTable, where: str) -> AttackTable:
-    """Check an attack and write its options out."""
+    """Validate an attack, with every option."""
     if table.name not in ATTACKS:
         raise ConfigError(f"{where}: attack.name: unknown attack {suggest(table.name, ATTACKS)}")
     if bool(table.fraction) == bool(table.clients):
         raise ConfigError(f"{where}: attack: give fraction or clients, such as fraction = 0.2")
-    given = dict(table.options)
+    taken = ("federation", "chosen", "seed")
     if table.name in REPORT_ATTACKS:
-        form = signature_model(REPORT_ATTACKS[table.name], _ATTACK_TAKEN)
+        form = signature_model(REPORT_ATTACKS[table.name], taken)
     else:
         function, scale = DATA_ATTACKS[table.name]
-        form = signature_model(function, _ATTACK_TAKEN)
+        form = signature_model(function, taken)
         form = create_model("Options", __base__=form, scale=(float, scale))
-    for key in given:
-        if key not in form.model_fields:
-            names = [*form.model_fields, "name", "fraction", "clients", "seed"]
-            raise ConfigError(f"{where}: unknown key attack.{key}: {suggest(key, names)}")
-    options = validate(form, given, where, ["attack"])
-    written = {name: getattr(options, name) for name in form.model_fields}
-    return AttackTable(
-        name=table.name,
-        fraction=table.fraction,
-        clients=table.clients,
-        seed=table.seed,
-        **{key: value for key, value in written.items() if value is not None},
-    )
+    own = {name: getattr(table, name) for name in AttackTable.model_fields}
+    options = validate_options(form, table.options, where, ["attack"], own)
+    return AttackTable(**own, **with_defaults(options))
 
 
 def apply_attack(
-    table: AttackTable | None, held: Sequence[Federation]
+    table: AttackTable, held: Sequence[Federation]
 ) -> tuple[tuple[Federation, ...], Wrap]:
-    """Return the federations as attackers make them, and what makes a method an attacked one."""
-    if table is None:
-        return tuple(held), lambda method: method
+    """Return the federations as attackers change them, and what wraps a method in the attack."""
     chosen = attackers(held[0], table.fraction, table.clients, table.seed)
     options = dict(table.options)
-    lie: Attack | None = None
+    attack: Attack | None = None
     if table.name in REPORT_ATTACKS:
-        lie = REPORT_ATTACKS[table.name](**options)
-        change = partial(unscored, words=lie.title)
+        attack = REPORT_ATTACKS[table.name](**options)
+        change = partial(unscored, words=attack.title)
     else:
         scale = options.pop("scale")
-        lie = None if scale == 1 else Replace(scale=scale)
+        attack = None if scale == 1 else Replace(scale=scale)
         extra = {"seed": table.seed} if table.name == "backdoor" else {}
         change = partial(DATA_ATTACKS[table.name][0], **options, **extra)
-    made: dict[int, Federation] = {}
+    changed: dict[int, Federation] = {}
     for one in held:  # runs on one federation stay so: its examples are held once
-        if id(one) not in made:
-            made[id(one)] = change(one, chosen)
-    return tuple(made[id(one)] for one in held), lambda method: _wrapped(method, lie, chosen)
+        if id(one) not in changed:
+            changed[id(one)] = change(one, chosen)
+
+    def wrap(method: Method) -> Method:
+        # A method that sends nothing cannot be attacked, and one on pooled data has no attackers.
+        if attack is None or method.pooled or method.alone:
+            return method
+        return Attacked(method, attack, attackers=chosen)
+
+    return tuple(changed[id(one)] for one in held), wrap
 
 
-def _wrapped(method: Method, attack: Attack | None, chosen: tuple[int, ...]) -> Method:
-    """A method that sends nothing cannot be attacked, and one on pooled data has no attackers."""
-    if attack is None or method.pooled or method.alone:
-        return method
-    return Attacked(method, attack, attackers=chosen)
-
-
-def with_common_test(federation: Federation, wanted: bool | int) -> Federation:
-    """Give every client the source's test file as a common test set; nobody may hold rows of it.
-
-    A number takes so many of its rows, the same in every run.
-    """
-    dataset, origin = federation.dataset, federation.dataset.origin
-    if origin is None or not (origin == 1).any() or dataset.sequential:
-        raise ConfigError(
-            f"data.common_test needs a test file with one label an example, and {dataset.name} "
-            "has none; leave it out"
-        )
-    parts = (federation.train, federation.val, federation.test)
-    if any((origin[rows] == 1).any() for part in parts for rows in part):
-        raise ConfigError(
-            "data.common_test: clients hold rows of the test file themselves; set data.pool = "
-            "'train', so that the common test set is nobody's"
-        )
-    rows = dataset.pool("test")
-    if wanted is not True:
-        if wanted > len(rows):
-            raise ConfigError(
-                f"data.common_test is {wanted}, but the test file of {dataset.name} has "
-                f"{len(rows)} rows; give fewer, or true for all"
-            )
-        rows = np.sort(np.random.default_rng(0).permutation(rows)[:wanted])
-    return dataclasses.replace(federation, common=rows)
-
-
-# Which client runs which network: found by name, completed, and assigned.
-
-
-_KEYS = ("name", "each", "architectures", "assign", "auxiliary")
+# Networks: which client runs which.
 
 
 def resolve_network(network: ModelTable, where: str, reach: Permissions) -> ModelTable:
-    """Check every network and write its options out."""
+    """Validate every network, with every option."""
 
     def whole(one: Named, *path: str | int) -> dict[str, Any]:
         return _network_options(one.name, one.options, where, reach, ["model", *path])
+
+    def labelled(one: Labelled, *path: str | int) -> Labelled:
+        return Labelled(name=one.name, label=one.label, **whole(one, *path))
 
     auxiliary = network.auxiliary
     if auxiliary is not None:
@@ -231,8 +182,7 @@ def resolve_network(network: ModelTable, where: str, reach: Permissions) -> Mode
     several: tuple[Labelled, ...] | None = None
     if network.architectures is not None:
         several = tuple(
-            Labelled(name=one.name, label=one.label, **whole(one, "architectures", place))
-            for place, one in enumerate(network.architectures)
+            labelled(one, "architectures", place) for place, one in enumerate(network.architectures)
         )
         _refuse_equal_networks(several, where)
     if network.name is None and network.options:
@@ -242,13 +192,13 @@ def resolve_network(network: ModelTable, where: str, reach: Permissions) -> Mode
         raise ConfigError(f"{where}: unknown key model.{key}: `{way}` {hint}")
     for name in network.each or {}:
         _network_options(name, {}, where, reach, ["model", "each"])
-    labels = {network.name, *(label_of(one) for one in several or ()), *(network.each or {})}
+    known = {network.name, *(one.label_or_name for one in several or ()), *(network.each or {})}
     assign = None
     if network.assign is not None:
         assign = {
             client: one
-            if one.name in labels and not one.options  # one of those listed above
-            else Labelled(name=one.name, label=one.label, **whole(one, "assign", client))
+            if one.name in known and not one.options
+            else labelled(one, "assign", client)
             for client, one in network.assign.items()
         }
     own = whole(Named(name=network.name, **network.options)) if network.name is not None else {}
@@ -262,20 +212,15 @@ def resolve_network(network: ModelTable, where: str, reach: Permissions) -> Mode
     )
 
 
-def label_of(one: Labelled) -> str:
-    """Return what a network is called: its label, else its name."""
-    return one.label or one.name
-
-
 def networks_by_label(network: ModelTable) -> dict[str, Named]:
     """Return every network by its label, in the order of the file."""
     found: dict[str, Named] = {}
     if network.name is not None:
         found[network.name] = Named(name=network.name, **network.options)
     found |= {name: Named(name=name) for name in network.each or {}}
-    found |= {label_of(one): one for one in network.architectures or ()}
+    found |= {one.label_or_name: one for one in network.architectures or ()}
     for client, one in (network.assign or {}).items():
-        label = label_of(one)
+        label = one.label_or_name
         if one.options and label in found and found[label].options != one.options:
             raise ConfigError(
                 f"model.assign: {client!r} gets a {label!r} with other options than another has; "
@@ -342,16 +287,16 @@ def _labels(network: ModelTable, clients: int, names: Sequence[str]) -> list[str
                 "counts must add up"
             )
     elif network.architectures is not None:
-        dealt = [label_of(one) for one in network.architectures]
-        labels = [dealt[n % len(dealt)] for n in range(clients)]
+        given = [one.label_or_name for one in network.architectures]
+        labels = [given[n % len(given)] for n in range(clients)]
     else:
         labels = [network.name or ""] * clients
     for client, one in (network.assign or {}).items():
-        labels[_client(client, clients, names)] = label_of(one)
+        labels[_client_number(client, clients, names)] = one.label_or_name
     return labels
 
 
-def _client(key: str, clients: int, names: Sequence[str]) -> int:
+def _client_number(key: str, clients: int, names: Sequence[str]) -> int:
     """Find a client by its name, else by its number."""
     if key in names:
         return list(names).index(key)
@@ -368,30 +313,24 @@ def _client(key: str, clients: int, names: Sequence[str]) -> int:
 def _refuse_equal_networks(several: Sequence[Labelled], where: str) -> None:
     seen: set[str] = set()
     for place, one in enumerate(several):
-        if label_of(one) in seen:
+        if one.label_or_name in seen:
             raise ConfigError(
-                f"{where}: model.architectures[{place}]: there are two {label_of(one)!r}; give "
+                f"{where}: model.architectures[{place}]: there are two {one.label_or_name!r}; give "
                 "each a label, such as { name = 'resnet18', label = 'wide', width = 96 }"
             )
-        seen.add(label_of(one))
+        seen.add(one.label_or_name)
 
 
 def _network_options(
     name: str, options: Mapping[str, Any], where: str, reach: Permissions, path: list[str | int]
 ) -> dict[str, Any]:
-    maker = model_factory(name, where, reach)
-    form = signature_model(maker, ("shape", "classes", "words"))
-    for key in options:
-        if key not in form.model_fields:
-            names = [*form.model_fields, *(_KEYS if path == ["model"] else ("name", "label"))]
-            raise ConfigError(
-                f"{where}: unknown key {key_path([*path, key])}: {suggest(key, names)}"
-            )
-    return with_defaults(validate(form, options, where, path))
+    form = signature_model(model_factory(name, where, reach), ("shape", "classes", "words"))
+    beside = ModelTable.model_fields if path == ["model"] else ("name", "label")
+    return with_defaults(validate_options(form, options, where, path, beside))
 
 
 def model_factory(name: str, where: str, reach: Permissions) -> Callable[..., nn.Module]:
-    """Find a network by name, or one by `package.module:factory` where the reach allows it."""
+    """Find a network by name, or one by `package.module:factory` where that is permitted."""
     if name in MODELS:
         return MODELS[name]
     if ":" not in name:

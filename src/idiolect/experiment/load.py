@@ -3,6 +3,7 @@
 import json
 import re
 import tomllib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -10,8 +11,8 @@ from typing import Any, TypeVar
 from pydantic import BaseModel
 
 from idiolect.data import PARTITIONS, SOURCES, read
+from idiolect.data.text import SPECIAL
 from idiolect.errors import ConfigError, DataError, IdiolectError
-from idiolect.experiment import build
 from idiolect.experiment.components import (
     build_method,
     resolve_aggregate,
@@ -23,7 +24,13 @@ from idiolect.experiment.components import (
 from idiolect.experiment.schema import Data, Experiment, MethodTable, Named, SplitTable
 from idiolect.experiment.tune import checked_tune
 from idiolect.experiment.untrusted import OWN, Permissions
-from idiolect.experiment.validation import signature_model, suggest, validate, with_defaults
+from idiolect.experiment.validation import (
+    signature_model,
+    suggest,
+    validate,
+    validate_options,
+    with_defaults,
+)
 from idiolect.methods import METHODS
 from idiolect.results.models import folder_name
 
@@ -132,9 +139,6 @@ def _put(table: Any, steps: Sequence[str | int], value: Any, override: str) -> A
 
 D = TypeVar("D", bound=Data)
 
-# Keys of a method's table that are no settings.
-_TAKEN = ("name", "label", "rounds", "preset", "personalise", "aggregate")
-
 
 def load_experiment(path: str | Path, overrides: Sequence[str] = ()) -> Experiment:
     """Read, check and complete an experiment file."""
@@ -185,7 +189,7 @@ def _data(data: D, where: str, reach: Permissions, key: str) -> D:
         if reach.base is None:
             raise ConfigError(f"{where}: {key}.text.words: no path from outside is opened")
         path = reach.base / Path(data.text.words).expanduser()
-        words = build.read_words(path, f"{where}: {key}.text")
+        words = _read_words(path, f"{where}: {key}.text")
         found["text"] = data.text.model_copy(update={"words": words})
     return data.model_copy(update=found)
 
@@ -211,7 +215,11 @@ def _methods(given: Experiment, where: str) -> tuple[MethodTable, ...]:
         settings = {
             **_given(validate(own, shared, where, ["training"])),
             **_preset(table, where, place),
-            **_given(_own_settings(own, table, where, place)),
+            **_given(
+                validate_options(
+                    own, table.settings, where, ["methods", place], MethodTable.model_fields
+                )
+            ),
         }
         named: dict[str, Any] = {
             "name": table.name,
@@ -245,18 +253,10 @@ def _preset(table: MethodTable, where: str, place: int) -> dict[str, Any]:
     return presets[table.preset] if table.preset is not None else {}
 
 
-def _own_settings(form: type[BaseModel], table: MethodTable, where: str, place: int) -> BaseModel:
-    for key in table.settings:
-        if key not in form.model_fields:
-            names = [*form.model_fields, *_TAKEN]
-            raise ConfigError(f"{where}: unknown key methods[{place}].{key}: {suggest(key, names)}")
-    return validate(form, table.settings, where, ["methods", place])
-
-
 def _refuse_equal_labels(tables: Sequence[MethodTable], where: str) -> None:
     seen: dict[str, str] = {}
     for place, table in enumerate(tables):
-        label = table.label or table.name
+        label = table.label_or_name
         key = folder_name(label).casefold()
         if key in seen:
             raise ConfigError(
@@ -310,6 +310,24 @@ def _source(
     return str(file), _given(
         validate(signature_model(read, ("path", "labelled")), options, where, path)
     )
+
+
+def _read_words(path: Path, where: str) -> tuple[str, ...]:
+    """Read a list of words, one a line; those that stand for none (<pad>, ...) are left out."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(
+            f"{where}.words: {path} cannot be read ({type(error).__name__}); give a file with a "
+            "word a line, or a number to hash words to"
+        ) from error
+    words = [line.strip() for line in lines if line.strip() and line.strip() not in SPECIAL]
+    if not words:
+        raise DataError(f"{where}.words: {path} holds no word")
+    word, count = Counter(words).most_common(1)[0]
+    if count > 1:
+        raise DataError(f"{where}.words: {path} has {word!r} twice; each word needs one number")
+    return tuple(words)
 
 
 def _given(values: BaseModel) -> dict[str, Any]:

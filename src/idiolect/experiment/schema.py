@@ -1,4 +1,4 @@
-"""What an experiment file may say. Field order is the order in the file that a run writes."""
+"""The tables and keys of an experiment file; fields are in the order that a run writes them."""
 
 from typing import Annotated, Any, Literal
 
@@ -6,25 +6,27 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from idiolect.experiment.validation import STRICT
 
-_OPEN = ConfigDict(extra="allow", frozen=True, strict=True)  # options are checked where they belong
-
 Count = Annotated[int, Field(ge=1)]
 Whole = Annotated[int, Field(ge=0)]
 Parts = tuple[str, ...]  # of `idiolect.methods.personalise`, such as ("ft", "kd")
 Share = Annotated[float, Field(gt=0, lt=1)]
 
 
-class Named(BaseModel):
-    """A thing by name, with its options beside the name."""
+class WithOptions(BaseModel):
+    """A table with options beside its own keys; they are validated where they belong."""
 
-    model_config = _OPEN
-
-    name: str
+    model_config = ConfigDict(extra="allow", frozen=True, strict=True)
 
     @property
     def options(self) -> dict[str, Any]:
         """The options as written."""
         return dict(self.model_extra or {})
+
+
+class Named(WithOptions):
+    """A thing by name, with its options beside the name; a bare string is a name."""
+
+    name: str
 
     @model_validator(mode="before")
     @classmethod
@@ -33,7 +35,7 @@ class Named(BaseModel):
 
 
 class Public(BaseModel):
-    """Unlabelled data that everyone holds."""
+    """Unlabelled data that all clients hold."""
 
     model_config = STRICT
 
@@ -43,7 +45,7 @@ class Public(BaseModel):
 
 
 class Text(BaseModel):
-    """How those who hold different texts read them alike."""
+    """How words are numbered, so that holders of different texts encode them alike."""
 
     model_config = STRICT
 
@@ -83,39 +85,32 @@ class Data(BaseModel):
     # Score on the source's test file too, or on so many of its rows, weighed by a client's classes.
     common_test: bool | Count = False
 
-    @field_validator("partition", mode="before")
-    @classmethod
-    def _named(cls, value: Any) -> Any:
-        return {"name": value} if isinstance(value, str) else value
-
 
 class Labelled(Named):
-    """A network among several; a label tells apart two of one name."""
+    """A network among several; a label distinguishes two of one name."""
 
     label: str | None = None
 
+    @property
+    def label_or_name(self) -> str:
+        """What the network is called."""
+        return self.label or self.name
+
 
 class SplitTable(Data):
-    """One division of data among those an experiment compares on: [data] with what differs."""
+    """One of the divisions of data that an experiment compares on: [data] with what differs."""
 
     name: str
 
 
-class ModelTable(BaseModel):
-    """Which network the clients run: one for all, counted out, dealt in turn, or assigned."""
-
-    model_config = _OPEN
+class ModelTable(WithOptions):
+    """Which network the clients run: one for all, by counts, in turn, or assigned."""
 
     name: str | None = None
     each: dict[str, Count] | None = None  # so many clients, one after the other
     architectures: Annotated[tuple[Labelled, ...], Field(min_length=1)] | None = None  # in turn
     assign: dict[str, Labelled] | None = None  # by a client's name or number, over all of these
     auxiliary: Named | None = None
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """The network's own options."""
-        return dict(self.model_extra or {})
 
     @model_validator(mode="after")
     def _one_of_three(self) -> "ModelTable":
@@ -125,10 +120,8 @@ class ModelTable(BaseModel):
         return self
 
 
-class MethodTable(BaseModel):
+class MethodTable(WithOptions):
     """One method, with the settings that differ from [training]."""
-
-    model_config = _OPEN
 
     name: str
     label: str | None = None
@@ -144,34 +137,27 @@ class MethodTable(BaseModel):
         return (given,) if given and isinstance(given[0], str) else given  # type: ignore[return-value]
 
     @property
+    def label_or_name(self) -> str:
+        """What results call the method."""
+        return self.label or self.name
+
+    @property
     def settings(self) -> dict[str, Any]:
         """The hyper-parameters as written."""
-        return dict(self.model_extra or {})
-
-    @field_validator("aggregate", mode="before")
-    @classmethod
-    def _named(cls, value: Any) -> Any:
-        return {"name": value} if isinstance(value, str) else value
+        return self.options
 
 
-class AttackTable(BaseModel):
+class AttackTable(WithOptions):
     """A simulated attack: which, by whom, with its options beside them."""
-
-    model_config = _OPEN
 
     name: str
     fraction: Annotated[float, Field(ge=0, lt=1)] = 0.0  # of the clients; or `clients`
     clients: tuple[int | str, ...] = ()  # by number or name
     seed: Whole = 0  # of who is drawn
 
-    @property
-    def options(self) -> dict[str, Any]:
-        """The attack's own options."""
-        return dict(self.model_extra or {})
-
 
 class Evaluation(BaseModel):
-    """When models are scored along the way, and what is kept."""
+    """When models are evaluated during training, and what is kept."""
 
     model_config = STRICT
 
@@ -245,7 +231,7 @@ class BackendTable(BaseModel):
 
 
 class Deployment(BaseModel):
-    """How a real federation waits for its nodes; a simulation has no use for it."""
+    """How a real federation waits for its nodes; a simulation ignores it."""
 
     model_config = STRICT
 
@@ -277,7 +263,7 @@ class Deployment(BaseModel):
 
 
 class Logging(BaseModel):
-    """Who else keeps the scores: true, or where to."""
+    """Loggers that also get the scores: true, or where to."""
 
     model_config = STRICT
 
@@ -316,11 +302,6 @@ class Experiment(BaseModel):
         if cohort is None or (isinstance(cohort, int) and cohort >= 1) or 0 < cohort < 1:
             return cohort
         raise ValueError(f"{cohort!r} is no cohort; expected 1 or more clients, or 0 < share < 1")
-
-    @field_validator("aggregate", mode="before")
-    @classmethod
-    def _named(cls, value: Any) -> Any:
-        return {"name": value} if isinstance(value, str) else value
 
     @field_validator("seeds")
     @classmethod

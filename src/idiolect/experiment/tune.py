@@ -32,7 +32,7 @@ _DRAWS = 9  # keeps these draws apart from other uses of a seed
 
 def checked_tune(tune: Tune, methods: Sequence[MethodTable], where: str) -> Tune:
     """Check every value against the methods it is for, and write the budget out."""
-    labels = [table.label or table.name for table in methods]
+    labels = [table.label_or_name for table in methods]
     for label in tune.methods:
         if label not in labels:
             raise ConfigError(f"{where}: unknown method tune.methods.{suggest(label, labels)}")
@@ -49,7 +49,7 @@ def checked_tune(tune: Tune, methods: Sequence[MethodTable], where: str) -> Tune
             },
         }
     )
-    spaces = {table.label or table.name: search_space(tune, table, where) for table in methods}
+    spaces = {table.label_or_name: search_space(tune, table, where) for table in methods}
     if not any(spaces.values()):
         raise ConfigError(f"{where}: tune.space is empty; name settings to try, such as lr")
     for table in methods:
@@ -63,7 +63,7 @@ def checked_tune(tune: Tune, methods: Sequence[MethodTable], where: str) -> Tune
 
 def search_space(tune: Tune, table: MethodTable, where: str = "[tune]") -> Space:
     """Return what is tried for one method: shared settings that it has, and its own."""
-    label = table.label or table.name
+    label = table.label_or_name
     own = tune.methods.get(label, {})
     for key in own:
         if key not in table.settings:
@@ -296,7 +296,7 @@ def tune_method(
     has a say in it; or, if asked, all choose together by the mean. The first of equals is taken.
     """
     held = search_space(tune, table)
-    label = table.label or table.name
+    label = table.label_or_name
     if not held:
         return TuningResult({seed: {} for seed in seeds}, {"trials": [], "space": {}, "chosen": []})
     # Optuna proposes by what it has found: seeds that choose for themselves search apart.

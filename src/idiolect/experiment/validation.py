@@ -30,6 +30,23 @@ def validate(model: type[Model], raw: Any, where: str, path: Sequence[str | int]
         raise ConfigError(_line(model, error, where, path)) from None
 
 
+def validate_options(
+    model: type[Model],
+    options: Mapping[str, Any],
+    where: str,
+    path: Sequence[str | int],
+    beside: Iterable[str],
+) -> Model:
+    """Validate options that are written beside the keys `beside` of their table."""
+    for key in options:
+        if key not in model.model_fields:
+            known = [*model.model_fields, *beside]
+            raise ConfigError(
+                f"{where}: unknown key {key_path([*path, key])}: {suggest(key, known)}"
+            )
+    return validate(model, options, where, path)
+
+
 def signature_model(function: Callable[..., Any], without: Sequence[str]) -> type[BaseModel]:
     """Make a model of a function's options: their names, types and defaults."""
     fields: dict[str, Any] = {}
@@ -136,11 +153,6 @@ _ELSEWHERE = {
     "mu": "pull",
     "seed": "seeds",
 }
-
-
-def unknown(where: str, key: str, known: Iterable[str], what: str = "key") -> ConfigError:
-    """Say that a name does not exist here, and which one was probably meant."""
-    return ConfigError(f"{where}: unknown {what} {suggest(key, known)}")
 
 
 def suggest(key: str, known: Iterable[str]) -> str:

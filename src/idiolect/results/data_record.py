@@ -117,7 +117,7 @@ def _words(path: Path) -> tuple[str, ...]:
 
 
 def match_scaling(dataset: Dataset, scaling: Scaling) -> Dataset:
-    """Give other data a run's classes, matched by name, and its decoding; refuse what does not fit."""
+    """Give other data a run's classes, matched by name, and its decoding; refuse misfits."""
     if _kind(dataset) != scaling.text:
         raise DataError(
             f"{dataset.name} is {_kind(dataset) or 'no'} text and the run was on "
