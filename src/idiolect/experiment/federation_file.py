@@ -24,7 +24,7 @@ def _checked(pattern: re.Pattern[str], value: str, expected: str) -> str:
     return value
 
 
-class FederationServer(BaseModel):
+class ServerTable(BaseModel):
     """Where nodes and admins connect to; the only address that must be reachable."""
 
     model_config = STRICT
@@ -84,7 +84,7 @@ class Project(BaseModel):
     model_config = STRICT
 
     name: str
-    server: FederationServer
+    server: ServerTable
     sites: Annotated[tuple[Site, ...], Field(min_length=1)]
     admins: Annotated[tuple[Admin, ...], Field(min_length=1)]
     valid_days: Annotated[int, Field(ge=1, le=7300)] = 1825  # of the federation's own authority
