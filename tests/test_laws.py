@@ -15,7 +15,7 @@ import torch
 
 import worlds
 from idiolect.core import tree
-from idiolect.core.capabilities import ArchitectureState, has
+from idiolect.core.capabilities import ArchitectureState, Preparation, has
 from idiolect.core.client import Network
 from idiolect.core.method import Sent
 from idiolect.core.tree import Tree
@@ -309,7 +309,9 @@ def test_a_node_with_one_client_computes_what_the_simulation_does(name, float64)
     cohort = torch.tensor([1])
     sent = method.send(state, cohort)
     sent = Sent(sent.shared, tree.map(lambda leaf: leaf[0], sent.own), group)
-    mine = method.prepare(tree.map(lambda leaf: leaf[1], personal), worlds.local(world, 1))
+    mine = tree.map(lambda leaf: leaf[1], personal)
+    if has(method, Preparation) and not method.first_preparation:
+        mine = method.prepare(sent, mine, worlds.local(world, 1))
     report, kept = method.client_step(sent, mine, worlds.local(world, 1))
     if has(method, ArchitectureState):
         report = method.read(report, worlds.local(world, 1))

@@ -78,10 +78,12 @@ class NewcomerModel(Capability):
 
 
 class Preparation(Capability):
-    """Clients do something once, before their first round."""
+    """Clients do something once, before their first round from `first_preparation` on."""
+
+    first_preparation: ClassVar[int] = 0
 
     def prepare(self, sent: Sent, personal: Tree, local: Local) -> Tree:
-        """Return the personal state with which the client's first round begins."""
+        """Return the personal state with which that round of the client begins."""
         raise NotImplementedError
 
 

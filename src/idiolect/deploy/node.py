@@ -237,13 +237,13 @@ class Node:
     def _step(self, message: Message, blob: bytes) -> bytes:
         self._refuse_reporting(message)
         _, drawer = self._desk(message)
-        begun = drawer.kept.round > 0
+        rounds = drawer.kept.round
 
         secure, bound = self._of(message).secure, bound_of(message)
         sample = sample_of(message)
 
         def work(alone: ClientRuntime, sent: Sent, round: int) -> tuple[Tree, Tree]:
-            work = alone.step if begun else alone.first
+            work = alone.step if alone.prepared(rounds) else alone.first
             done = work(sent, round, sample)
             if not secure:
                 return done

@@ -144,11 +144,16 @@ class ClientRuntime:
         sent = send(state, nowhere)
         return Sent(*tree.map(lambda leaf: torch.zeros_like(leaf, device=self._device), sent))
 
+    def prepared(self, rounds: int) -> bool:
+        """Say whether a client that took part in the last of so many rounds has prepared."""
+        method = self.method
+        return rounds > (method.first_preparation if has(method, Preparation) else 0)
+
     def first(self, sent: Sent, round: int, sample: int | None = None) -> tuple[Tree, Tree]:
-        """Do this client's first round: prepare, where the method does, then as in any other."""
-        fresh = self.personal
+        """Do a round of a client that has not prepared: `prepare`, if the method does, and step."""
+        fresh, method = self.personal, self.method
         try:
-            if has(self.method, Preparation):
+            if has(method, Preparation) and round >= method.first_preparation:
                 (self.personal,) = self._run("prepare", Prepare(self.method), sent, round)
             return self.step(sent, round, sample)
         finally:

@@ -285,7 +285,7 @@ class Simulation:
         """Start a round: on a GPU nothing is waited for, unless the server's step does."""
         method = self.method
         calls = [self._called(run, state, round) for run, state in enumerate(states)]
-        if has(method, Preparation):
+        if has(method, Preparation) and round >= method.first_preparation:
             self._between("prepare", Prepare(method), self._unready(calls, states))
         coming = [own.training(round + 1) for own in self._attendance]
         for crew in self._crews:
@@ -338,8 +338,9 @@ class Simulation:
     def _unready(
         self, calls: Sequence[CohortRequest], states: Sequence[Tree]
     ) -> list[CohortRequest]:
-        """Return requests to those of the called clients that never took part before."""
-        before = [own.strangers(self._clients, self.round) for own in self._attendance]
+        """Return requests to those of the called clients that have not prepared yet."""
+        since = self.method.first_preparation if has(self.method, Preparation) else 0
+        before = [own.strangers(self._clients, self.round, since) for own in self._attendance]
         if self.method.pooled:
             before = [np.empty(0, np.int64)] * len(calls)
         new = [np.intersect1d(call.cohort, own) for call, own in zip(calls, before, strict=True)]

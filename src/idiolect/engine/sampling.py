@@ -62,10 +62,10 @@ class Attendance:
         """Return the cohort, and the bystanders where they train too."""
         return self._eligible if self._all_train else self.heard(round)
 
-    def strangers(self, clients: int, rounds: int) -> np.ndarray:
-        """Return which of the clients trained in none of the first rounds."""
+    def strangers(self, clients: int, rounds: int, since: int = 0) -> np.ndarray:
+        """Return which of the clients trained in none of the first rounds, or `since` one."""
         met = np.zeros(clients, bool)
-        for round in range(rounds):
+        for round in range(since, rounds):
             met[self.training(round)] = True
             if self._all_train or self._size >= len(self._eligible):
                 break  # everyone who can, at once

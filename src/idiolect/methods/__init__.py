@@ -4,6 +4,7 @@ from idiolect.core.method import Method
 from idiolect.methods.apfl import APFL
 from idiolect.methods.centralised import Centralised
 from idiolect.methods.ditto import Ditto
+from idiolect.methods.fedala import FedALA
 from idiolect.methods.fedamp import FedAMP, HeurFedAMP
 from idiolect.methods.fedavg import FedAvg
 from idiolect.methods.fedbn import FedBN
@@ -11,6 +12,7 @@ from idiolect.methods.feddf import FedDF, PFedDF
 from idiolect.methods.fedfomo import FedFomo
 from idiolect.methods.fedmd import FedMD
 from idiolect.methods.fedper import FedPer
+from idiolect.methods.fedproto import FedProto
 from idiolect.methods.fedprox import FedProx
 from idiolect.methods.fedrep import FedRep
 from idiolect.methods.finetuned import FedAvgFT
@@ -36,6 +38,8 @@ METHODS: dict[str, type[Method]] = {
     "fedper": FedPer,
     "fedrep": FedRep,
     "fedbn": FedBN,
+    "fedala": FedALA,
+    "fedproto": FedProto,
     "pfedme": PFedMe,
     "per-fedavg": PerFedAvg,
     "pfml": PFML,
@@ -63,6 +67,7 @@ __all__ = [
     "PFML",
     "Centralised",
     "Ditto",
+    "FedALA",
     "FedAMP",
     "FedAvg",
     "FedAvgFT",
@@ -71,6 +76,7 @@ __all__ = [
     "FedFomo",
     "FedMD",
     "FedPer",
+    "FedProto",
     "FedProx",
     "FedRep",
     "HeurFedAMP",
