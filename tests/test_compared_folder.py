@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from idiolect.analysis.report import material
-from idiolect.analysis.report.sections import coefficients, fairness, headline, traffic
+from idiolect.analysis.report.client_sections import coefficients, fairness
+from idiolect.analysis.report.report_data import read_run
+from idiolect.analysis.report.result_sections import communication, results
 from idiolect.cli import app
 from idiolect.results import document, trace
 
@@ -70,7 +71,7 @@ def test_the_matrix_is_there_after_a_comparison(folder):
         for seed in one.seeds:
             assert np.array_equal(one.matrix(seed)[1], found.matrix(seed)[1])
     assert "hospital 3" in invoke("trace", folder)
-    assert coefficients.section(material.read(folder)) is not None
+    assert coefficients(read_run(folder)) is not None
 
 
 def test_the_spread_over_clients_is_one_figure_everywhere(folder):
@@ -78,11 +79,11 @@ def test_the_spread_over_clients_is_one_figure_everywhere(folder):
     content = document.read_document(folder)
     told = json.loads((folder / "comparison.json").read_text())["splits"][0]["comparison"]
     rows = {row["method"]: row for row in document.summary(content) if row["model"] == "personal"}
-    held = material.read(folder)
-    (sheet,) = headline.section(held).blocks
+    held = read_run(folder)
+    (sheet,) = results(held).blocks
     place = [column.head for column in sheet.columns].index("± clients")
     shown = {row[0]: row[place] for row in sheet.rows}
-    bars = {mark.method: mark.x[0] for mark in fairness.section(held).blocks[0].marks}
+    bars = {mark.method: mark.x[0] for mark in fairness(held).blocks[0].marks}
     for label, method in content["methods"].items():
         each = [[c["personal"]["accuracy"] for c in seed["clients"]] for seed in method["seeds"]]
         expected = pytest.approx(np.mean([np.std(row, ddof=1) for row in each]))
@@ -96,14 +97,14 @@ def test_the_spread_over_clients_is_one_figure_everywhere(folder):
 def test_costs_have_the_same_names_and_figures_on_the_screen_and_in_the_report(folder):
     screen = invoke("compare", folder)
     told = json.loads(invoke("compare", folder, "--json"))["result"]["splits"][0]["comparison"]
-    held = material.read(folder)
-    (sheet,) = headline.section(held).blocks
+    held = read_run(folder)
+    (sheet,) = results(held).blocks
     heads = [column.head for column in sheet.columns]
     for name, key in (("rounds", "rounds"), ("MB in all", "bytes"), ("seconds in all", "seconds")):
         assert name in screen
         shown = {row[0]: row[heads.index(name)] for row in sheet.rows}
         assert shown == {label: pytest.approx(own[key]) for label, own in told["costs"].items()}
-    reach = next(block for block in traffic.section(held).blocks if block.id == "reach")
+    reach = next(block for block in communication(held).blocks if block.id == "reach")
     target = f"{100 * told['target']:.1f}%"
     places = {column.head: place for place, column in enumerate(reach.columns)}
     for word, key in (("rounds", "round"), ("MB", "bytes"), ("seconds", "seconds")):
@@ -121,9 +122,9 @@ def test_a_report_says_what_the_comparison_was_asked_for(folder):
         content = json.loads(before)
         content["asked"] = {"alpha": 0.1, "target": 0.6, "unit": "clients"}
         path.write_text(json.dumps(content))
-        held = material.read(folder)
+        held = read_run(folder)
         assert held.comparison.target == 0.6 and held.comparison.replication == "clients"
-        (sheet,) = headline.section(held).blocks
+        (sheet,) = results(held).blocks
         assert "90% interval" in [column.head for column in sheet.columns]
     finally:
         path.write_text(before)

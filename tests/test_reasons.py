@@ -5,8 +5,8 @@ import pytest
 from typer.testing import CliRunner
 
 import idiolect
-from idiolect.analysis.report import material
-from idiolect.analysis.report.sections import choices
+from idiolect.analysis.report.client_sections import choices
+from idiolect.analysis.report.report_data import read_run
 from idiolect.cli import app
 from idiolect.errors import MethodError
 from idiolect.methods import Portfolio
@@ -69,8 +69,8 @@ def test_every_client_has_a_reason_made_of_its_facts(finished):
 
 def test_the_report_lists_them_beside_the_test_accuracy(finished):
     folder, _ = finished
-    found = material.read(folder)
-    (sheet,) = choices.section(found).blocks
+    found = read_run(folder)
+    (sheet,) = choices(found).blocks
     told = found.content["methods"]["Portfolio"]["seeds"]
     assert [(row[1], row[2], row[3], row[4]) for row in sheet.rows] == [
         (one["client"], seed["seed"], one["reason"], one["personal"]["accuracy"])

@@ -13,9 +13,8 @@ from typer.testing import CliRunner
 
 import idiolect
 import tiny
-from idiolect.analysis.live import Address, address, serving
-from idiolect.analysis.live.onlooker import Onlooker
-from idiolect.analysis.live.painter import Painter
+from idiolect.analysis import live as live_page
+from idiolect.analysis.live import Address, LiveRun, PageUpdates, address, serving
 from idiolect.cli import app
 from idiolect.errors import ConfigError
 from pages import Opened, until
@@ -134,12 +133,12 @@ def test_a_page_that_cannot_be_drawn_is_told_to_those_who_look_alone(tmp_path):
     def broken():
         raise RuntimeError("no scores")
 
-    onlooker = Onlooker(tmp_path)
-    painter = Painter(onlooker, "")
-    onlooker.begin("FedAvg", 0, 3)
-    onlooker.scored(broken)
-    painter.paint()
-    assert json.loads(painter.next(-1, 0)[1]) == {"trouble": "no scores"}
+    run = LiveRun(tmp_path)
+    updates = PageUpdates(run, "")
+    run.begin("FedAvg", 0, 3)
+    run.scored(broken)
+    updates.update()
+    assert json.loads(updates.next(-1, 0)[1]) == {"trouble": "no scores"}
 
 
 def test_nothing_is_drawn_while_nobody_looks(tmp_path):
@@ -182,10 +181,8 @@ def test_a_browser_sees_a_real_run_grow_to_its_end(browser, tmp_path):
 
 
 def test_silent_connections_neither_pile_up_nor_keep_others_out(tmp_path, monkeypatch):
-    from idiolect.analysis.live import page_server
-
-    monkeypatch.setattr(page_server, "_CONNECTIONS", 4)
-    monkeypatch.setattr(page_server._Handler, "timeout", 0.3)
+    monkeypatch.setattr(live_page, "_CONNECTIONS", 4)
+    monkeypatch.setattr(live_page._Handler, "timeout", 0.3)
     with serving(tmp_path, Address(port=0, chosen=True)) as live:
         port = int(re.search(r":(\d+)", live.url)[1])
         silent = [socket.create_connection(("127.0.0.1", port)) for _ in range(8)]

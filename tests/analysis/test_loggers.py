@@ -9,8 +9,7 @@ from typer.testing import CliRunner
 
 import idiolect
 import tiny
-from idiolect.analysis.loggers import LOGGERS, Logger, logger
-from idiolect.analysis.loggers.sink import library
+from idiolect.analysis.loggers import LOGGERS, Logger, library, logger
 from idiolect.cli import app
 from idiolect.errors import ConfigError, MissingExtra
 
@@ -76,7 +75,7 @@ def test_mlflow_keeps_every_figure(tmp_path, monkeypatch):
 
 
 class Failing:
-    """A sink whose server goes away after the first figures."""
+    """A writer whose server goes away after the first figures."""
 
     def __init__(self):
         self.kept = []
@@ -98,13 +97,13 @@ class Failing:
 
 def test_a_logger_that_fails_does_not_cost_the_run():
     held = idiolect.federation("embedded", "iid", clients=3, per_client=20)
-    sink = Failing()
-    watch = Logger("somewhere", sink)
+    writer = Failing()
+    watch = Logger("somewhere", writer)
     result = idiolect.fit("fedavg", held, model="mlr", rounds=3, watch=watch)
     alone = idiolect.fit("fedavg", held, model="mlr", rounds=3)
     assert (result.accuracy == alone.accuracy).all()
     assert watch.trouble == "logging to somewhere stopped: the server is gone"
-    assert len(sink.kept) == 1
+    assert len(writer.kept) == 1
 
 
 def test_a_misspelt_or_missing_logger_is_told_before_anything_is_trained(tmp_path, monkeypatch):

@@ -12,17 +12,17 @@ from typer.testing import CliRunner
 
 import idiolect
 from idiolect.analysis import compare
-from idiolect.analysis.report import material, page, report
-from idiolect.analysis.report.chart import Chart
-from idiolect.analysis.report.sections import sections
-from idiolect.analysis.report.sheet import Sheet
+from idiolect.analysis.report import report, report_data
+from idiolect.analysis.report.figures import Chart, Table
+from idiolect.analysis.report.page import page_content, page_html, page_update, sections
+from idiolect.analysis.report.report_data import ReportData, curves_of, read_run
 from idiolect.cli import app
 from idiolect.errors import DataError, MissingExtra
 from idiolect.results import data_record, document
 
 
 def charts(folder):
-    found = sections(material.read(folder))
+    found = sections(read_run(folder))
     return {b.id: b for s in found for b in s.blocks if isinstance(b, Chart)}
 
 
@@ -34,8 +34,8 @@ def test_the_curves_of_the_file_are_those_of_the_outcomes(tmp_path):
 
     document.write_results(tmp_path, {}, [result.outcome], complete=True)
     document.write_metrics(tmp_path, [result.outcome])
-    read = material.read(tmp_path).curves
-    live = material.curves(result.outcome)
+    read = read_run(tmp_path).curves
+    live = curves_of(result.outcome)
     assert [(c.model, c.split, c.rounds) for c in read] == [
         (c.model, c.split, c.rounds) for c in live
     ]
@@ -137,10 +137,10 @@ def test_several_runs_share_a_page(finished, tmp_path):
 def test_whatever_a_name_holds_stays_text(finished, tmp_path):
     """A client's name may come from anywhere; in the page it is never markup or script."""
     nasty = "</script><img src=x onerror=alert(1)><!--"
-    read = material.read(finished)
+    read = read_run(finished)
     text = json.dumps(read.content).replace("client 0", nasty.replace('"', '\\"'))
-    hostile = material.Material(json.loads(text), read.curves, read.held, nasty, nasty)
-    html = page.html(page.content([hostile], nasty, nasty))
+    hostile = ReportData(json.loads(text), read.curves, read.holdings, nasty, nasty)
+    html = page_html(page_content([hostile], nasty, nasty))
     inside = html.split('id="content">', 1)[1].split("</script>", 1)[0]
     assert json.loads(inside)["title"] == nasty
     assert "<img" not in html.replace(inside, "")
@@ -154,8 +154,8 @@ def test_the_page_says_which_command_made_it(finished, tmp_path, monkeypatch):
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout)["result"] == {"page": "x y.html", "files": []}
     html = Path("x y.html").read_text()
-    assert f"idiolect report {finished} --out &#x27;x y.html&#x27;" in html
-    shown = html.split("<pre>")[1].split("</pre>")[0].replace("&quot;", '"').replace("&amp;", "&")
+    assert f"idiolect report {finished} --out &#39;x y.html&#39;" in html
+    shown = html.split("<pre>")[1].split("</pre>")[0].replace("&#34;", '"').replace("&amp;", "&")
     assert tomllib.loads(shown)["name"] == "six & friends"
 
 
@@ -176,14 +176,14 @@ def test_a_run_without_a_finished_method_is_told(finished, tmp_path):
         report(tmp_path)
 
 
-def sheets(folder):
-    found = sections(material.read(folder))
-    return {b.id: b for s in found for b in s.blocks if isinstance(b, Sheet)}
+def tables(folder):
+    found = sections(read_run(folder))
+    return {b.id: b for s in found for b in s.blocks if isinstance(b, Table)}
 
 
 def test_the_statistics_are_those_of_compare(finished):
     told = compare(document.read_document(finished))
-    shown = sheets(finished)
+    shown = tables(finished)
     assert [row[:2] for row in shown["pairs"].rows] == [(p.better, p.worse) for p in told.pairs]
     assert [row[7] for row in shown["pairs"].rows] == [p.p_holm for p in told.pairs]
     for row in shown["headline"].rows:
@@ -200,13 +200,13 @@ def test_the_statistics_are_those_of_compare(finished):
         (min(dots[label] for label in group), max(dots[label] for label in group))
         for group in told.ranks.cliques
     ]
-    head = page.content([material.read(finished)], "")["runs"][0]
+    head = page_content([read_run(finished)], "")["runs"][0]
     assert head["verdict"] == told.verdict.sentence
 
 
 def test_what_it_took_to_reach_an_accuracy(finished):
     told = compare(document.read_document(finished))
-    shown = {row[0]: row[1:] for row in sheets(finished)["reach"].rows}
+    shown = {row[0]: row[1:] for row in tables(finished)["reach"].rows}
     assert shown == {k: (r.model, r.round, r.bytes, r.seconds) for k, r in told.reach.items()}
 
 
@@ -214,19 +214,19 @@ def test_without_scipy_the_page_says_what_is_missing(finished, monkeypatch):
     def absent(content):
         raise MissingExtra("the statistics of a comparison need scipy", "stats")
 
-    monkeypatch.setattr(material, "compare", absent)
-    html = page.html(page.content([material.read(finished)], ""))
-    assert "pip install &#x27;idiolect[stats]&#x27;" in html
+    monkeypatch.setattr(report_data, "compare", absent)
+    html = page_html(page_content([read_run(finished)], ""))
+    assert "pip install &#39;idiolect[stats]&#39;" in html
     assert 'id="headline"' in html and 'id="pairs"' not in html
 
 
 def test_a_promise_of_privacy_is_shown_in_words_and_figures(finished):
     content = document.read_document(finished)
-    without = page.html(page.content([material.Material(content)], ""))
+    without = page_html(page_content([ReportData(content)], ""))
     assert "No method of this run was trained with differential privacy." in without
     promise = {"epsilon": 3.14159, "delta": 1e-5, "draw": "poisson", "statement": "Odds & ends."}
     content["methods"]["FedAvg"]["privacy"] = promise
-    html = page.html(page.content([material.Material(content)], ""))
+    html = page_html(page_content([ReportData(content)], ""))
     assert "<b>FedAvg.</b> Odds &amp; ends." in html and "3.142" in html
     assert "No method of this run" not in html
 
@@ -257,14 +257,15 @@ def test_what_was_tuned_is_told(finished):
             {"seed": 1, "settings": {"lr": 0.1}},
         ],
     }
-    found = sections(material.Material(content))[-1].blocks
-    (sheet,) = [block for block in found if isinstance(block, Sheet) and block.id == "tuned"]
-    assert sheet.rows == [("FedAvg", 2, "lr = 0.1 (seed 0, 1)")]
+    found = sections(ReportData(content))[-1].blocks
+    (table,) = [block for block in found if isinstance(block, Table) and block.id == "tuned"]
+    assert table.rows == [("FedAvg", 2, "lr = 0.1 (seed 0, 1)")]
 
 
 def test_a_methods_label_is_never_markup(finished):
     nasty = "<i onclick=alert(1)>"
-    read = material.read(finished)
+    read = read_run(finished)
     text = json.dumps(read.content).replace('"FedAvg"', json.dumps(nasty))
-    shown = page.content([material.Material(json.loads(text), [], read.held, "", "")], "", "")
-    assert "<i " not in page._switches(shown) and "&lt;i onclick" in page._switches(shown)
+    shown = page_content([ReportData(json.loads(text), [], read.holdings, "", "")], "", "")
+    switches = page_update(shown)["switches"]
+    assert "<i " not in switches and "&lt;i onclick" in switches

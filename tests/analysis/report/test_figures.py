@@ -6,14 +6,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from idiolect.analysis.report.chart import Axis, Chart, Mark, Panel, csv
-from idiolect.analysis.report.palette import looks
-from idiolect.analysis.report.scale import Scale, label, reach, ticks
-from idiolect.analysis.report.sheet import Column, Sheet
-from idiolect.analysis.report.svg import svg
+from idiolect.analysis.report.figures import (
+    Axis,
+    Chart,
+    Column,
+    Mark,
+    Panel,
+    Table,
+    as_csv,
+    styles,
+)
+from idiolect.analysis.report.page import template
+from idiolect.analysis.report.svg import Scale, extent, svg, tick_label, ticks
 
 SVG = "{http://www.w3.org/2000/svg}"
-SHEET = Sheet(
+TABLE = Table(
     "two",
     "Two",
     "caption",
@@ -23,19 +30,23 @@ SHEET = Sheet(
 )
 
 
+def table_html(table):
+    return str(template("parts.html").module.table(table))
+
+
 def test_csv_quotes_what_needs_it_and_disarms_formulas():
     rows = [('a "b", c', 0.1 + 0.2, None), ("=1+1", -2, "plain")]
-    assert csv(("x", "y", "z"), rows) == 'x,y,z\n"a ""b"", c",0.3,\n\'=1+1,-2,plain\n'
+    assert as_csv(("x", "y", "z"), rows) == 'x,y,z\n"a ""b"", c",0.3,\n\'=1+1,-2,plain\n'
 
 
 def test_a_table_in_markdown_latex_and_csv():
-    assert SHEET.markdown().splitlines() == [
+    assert TABLE.markdown().splitlines() == [
         "| method | accuracy, % | MB |",
         "| --- | ---: | ---: |",
         "| A & B | 50.0 ± 1.0 | 2.5 |",
         "| C\\|D | 25.0 | – |",
     ]
-    assert SHEET.latex().splitlines()[2:8] == [
+    assert TABLE.latex().splitlines()[2:8] == [
         r"\toprule",
         r"method & accuracy, \% & MB \\",
         r"\midrule",
@@ -44,11 +55,11 @@ def test_a_table_in_markdown_latex_and_csv():
         r"\bottomrule",
     ]
     # In the units of the headings: 0.5 is 50 %, 2,500,000 bytes are 2.5 MB.
-    assert SHEET.csv() == 'method,"accuracy, %","± accuracy, %",MB\nA & B,50,1,2.5\nC|D,25,,\n'
+    assert TABLE.csv() == 'method,"accuracy, %","± accuracy, %",MB\nA & B,50,1,2.5\nC|D,25,,\n'
 
 
 def test_a_table_on_the_page_is_escaped_and_its_best_value_bold():
-    html = SHEET.html()
+    html = table_html(TABLE)
     table = ElementTree.fromstring(html.replace("&amp;", "&#38;"))
     cells = [[cell for cell in row] for row in table.iter("tr")]
     assert [len(row) for row in cells] == [3, 3, 3]
@@ -60,7 +71,7 @@ def test_a_table_on_the_page_is_escaped_and_its_best_value_bold():
 def test_ticks_are_round_and_lie_within():
     assert ticks(0.83, 0.97, 6) == pytest.approx([0.85, 0.875, 0.9, 0.925, 0.95])
     assert ticks(-0.5, 41, 6) == pytest.approx([0, 10, 20, 30, 40])
-    assert label(0.875, "%") == "87.5%" and label(1234.0, "") == "1,234"
+    assert tick_label(0.875, "%") == "87.5%" and tick_label(1234.0, "") == "1,234"
 
 
 @given(st.floats(-1e3, 1e3), st.floats(1e-3, 1e6))
@@ -74,10 +85,10 @@ def test_an_axis_reaches_as_far_as_its_marks():
     """Band up to 9, line from 2 to 4: y runs from 1 to 9 and 4 % more of the 8 between."""
     line = Mark("line", x=[0, 1], y=[2, 4])
     band = Mark("band", x=[0, 1], low=[1, 3], high=[5, 9])
-    assert reach(Axis(), [line, band], "y") == pytest.approx((1 - 0.32, 9 + 0.32))
-    assert reach(Axis(low=0.0), [line], "y") == pytest.approx((0, 4.16))
-    assert reach(Axis(categories=("a", "b")), [line], "y") == (-0.5, 1.5)
-    assert reach(Axis(), [Mark("bars", x=[3], y=[0])], "x") == pytest.approx((-0.12, 3.12))
+    assert extent(Axis(), [line, band], "y") == pytest.approx((1 - 0.32, 9 + 0.32))
+    assert extent(Axis(low=0.0), [line], "y") == pytest.approx((0, 4.16))
+    assert extent(Axis(categories=("a", "b")), [line], "y") == (-0.5, 1.5)
+    assert extent(Axis(), [Mark("bars", x=[3], y=[0])], "x") == pytest.approx((-0.12, 3.12))
     assert Scale(0, 10, 100, 200).at(2.5) == 125
     assert Scale(0, 10, 200, 100).at(2.5) == 175
 
@@ -101,7 +112,7 @@ def test_an_svg_stands_where_the_values_say():
         ("x",),
         [(1.0,)],
     )
-    root = ElementTree.fromstring(svg(chart, looks([("M", "m")])))
+    root = ElementTree.fromstring(svg(chart, styles([("M", "m")])))
     dots = [c for g in root.iter(f"{SVG}g") for c in g.iter(f"{SVG}circle")]
     at = [float(dot.get("cx")) for dot in dots]
     assert len(at) == 3  # what is missing is not drawn
@@ -138,16 +149,16 @@ def contrast(one, other):
     return (high + 0.05) / (low + 0.05)
 
 
-def test_every_method_has_a_look_of_its_own_that_can_be_seen():
-    given = looks([("L", "local"), *((f"m{n}", "fedavg") for n in range(30)), ("m3", "again")])
+def test_every_method_has_a_style_of_its_own_that_can_be_seen():
+    given = styles([("L", "local"), *((f"m{n}", "fedavg") for n in range(30)), ("m3", "again")])
     assert len(given) == 31 and len(set(given.values())) == 31
     assert given["L"].symbol == "circle-open"
-    for look in given.values():
-        assert contrast(look.light, "#fdfdfc") >= 3, look
-        assert contrast(look.dark, "#15171b") >= 3, look
+    for style in given.values():
+        assert contrast(style.light, "#fdfdfc") >= 3, style
+        assert contrast(style.dark, "#15171b") >= 3, style
 
 
 def test_no_cell_heading_or_method_of_a_table_is_markup():
     nasty = "<i onclick=alert(1)>\"'&"
-    sheet = Sheet("t", "t", "", [Column(nasty, help=nasty), Column("x")], [[nasty, nasty]], [nasty])
-    assert "<i " not in sheet.html() and "onclick=alert(1)&gt;" in sheet.html()
+    table = Table("t", "t", "", [Column(nasty, help=nasty), Column("x")], [[nasty, nasty]], [nasty])
+    assert "<i " not in table_html(table) and "onclick=alert(1)&gt;" in table_html(table)
