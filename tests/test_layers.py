@@ -31,6 +31,7 @@ ABOVE["analysis"] = {"analysis", "results", "core", "engine", *FOR_ALL}
 # them, so that the core needs torch and numpy alone.
 CORE = {"torch", "numpy"}
 FOREIGN = {
+    "analysis": {"markupsafe"},  # light, and a part of Jinja2
     "experiment": {"pydantic"},
     "cli": {"typer", "rich"},
     "deploy": {"nvflare"},  # and there only the adapter: see below
