@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from idiolect.data.federate import split_rows
 from idiolect.data.partition import DEFAULT_POOL, PARTITIONS, describe
+from idiolect.data.partition.general import Candidates
 from idiolect.errors import IdiolectError
 
 BY_LABEL = [name for name in PARTITIONS if name != "natural"]
@@ -47,9 +48,10 @@ OPTIONS = {
 }
 
 
-def divided(name, labels, seed, **options):
-    """Divide all rows."""
-    return PARTITIONS[name](labels, seed, np.arange(len(labels)), **options)
+def divided(name, labels, seed, rows=None, **options):
+    """Divide some rows, by default all."""
+    rows = np.arange(len(labels)) if rows is None else rows
+    return PARTITIONS[name](Candidates(labels, rows, (seed,)), **options)
 
 
 def pool(sizes: list[int]) -> np.ndarray:
@@ -70,7 +72,7 @@ def test_rows_are_disjoint_seeded_and_never_an_endless_loop(name, data):
     options = {key: data.draw(value) for key, value in OPTIONS[name].items()}
     seed = data.draw(st.integers(0, 2**40))
     try:
-        held = PARTITIONS[name](labels, seed, rows, **options)
+        held = divided(name, labels, seed, rows, **options)
     except IdiolectError as error:
         assert any(character.isdigit() for character in str(error))  # names the numbers
         return
@@ -82,7 +84,7 @@ def test_rows_are_disjoint_seeded_and_never_an_endless_loop(name, data):
         assert min(len(mine) for mine in held) >= options.get("min_size", 1)
     if name in COMPLETE and not (name == "iid" and options["per_client"]):
         assert len(flat) == len(rows)
-    again = PARTITIONS[name](labels, seed, rows, **options)
+    again = divided(name, labels, seed, rows, **options)
     assert all(np.array_equal(a, b) for a, b in zip(held, again, strict=True))
 
 
@@ -185,7 +187,7 @@ def test_ds3_cifar_sizes_are_the_published_ones():
     assert ((held > 0).sum(1) == 3).all()
     assert [client for client in range(10) if 10 in held[client]] == [0, 3]
     kept = divided("persfl-ds3", labels, 0)
-    _, _, test = split_rows(kept, labels, (0.6, 0.2, 0.2), seed=0)
+    _, _, test = split_rows(kept, labels, (0.6, 0.2, 0.2), seed=(0,))
     assert [len(mine) for mine in test] == [401, 561, 604, 229, 543, 415, 554, 553, 410, 1457]
 
 

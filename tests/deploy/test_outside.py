@@ -171,24 +171,22 @@ def texty(option):
 def test_every_option_that_is_text_is_listed_or_closed():
     """An option that a new method has by text is refused from outside until it is looked at."""
     takers = [*MODELS.values(), *METHODS.values(), *AGGREGATORS.values(), *PARTITIONS.values()]
-    made_or_read = [own.make or own.read for own in SOURCES.values()]
-    takers += [Combined, *(own for own in made_or_read if own is not None)]
+    takers += [Combined, *(source.make or source.read for source in SOURCES.values())]
     texts = {
         name
         for taker in takers
         for name, option in inspect.signature(taker).parameters.items()
         if texty(option) and name not in ("words", "title", "combinations")
     }
-    assert texts - WORDS - {"name", "provenance"} == {"vectors"}  # a file's path
+    assert texts - WORDS == {"vectors"}  # a file's path
 
 
 def test_options_that_are_words_open_nothing():
     assert {"optimiser", "schedule", "stem", "leave_out"} <= WORDS
     marks = ("path", "file", "dir", "folder", "url", "vector", "address", "module", "host")
     assert not [name for name in WORDS for mark in marks if mark in name]
-    readers = [source.read for source in SOURCES.values() if source.read]
-    given = {"files", "name", "provenance"}  # by the loader itself, and no options
-    assert all(given <= set(inspect.signature(reader).parameters) for reader in readers)
+    # The loader itself gives a reader its files; they are no option.
+    assert not [source for source in SOURCES.values() if "files" in source.options()]
 
 
 def test_no_dataset_is_fetched_because_an_experiment_names_it(tmp_path, monkeypatch):

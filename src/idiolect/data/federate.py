@@ -10,7 +10,7 @@ import numpy as np
 from idiolect.data.dataset import Dataset, Rows, check_options, check_value, fitted
 from idiolect.data.federation import Federation
 from idiolect.data.partition import DEFAULT_POOL, PARTITIONS, partition_options
-from idiolect.data.partition.general import Seed, extended, random_numbers
+from idiolect.data.partition.general import Candidates, Seed
 from idiolect.data.text import encoded, encoded_as
 from idiolect.errors import ConfigError, DataError
 
@@ -64,12 +64,12 @@ def federate(
                 f"choose another partition, such as dirichlet"
             )
         column, names = dataset.clients, dataset.client_names
-    held = PARTITIONS[partition](column, extended(seed, _PARTITION), rows, **options)
+    held = PARTITIONS[partition](Candidates(column, rows, (seed, _PARTITION)), **options)
     names = names or tuple(f"client {i}" for i in range(len(held)))
     # A source may name clients that have no row in it (or none in this pool).
     held += [np.empty(0, np.int64)] * (len(names) - len(held))
     held, names, left_out = _without_small(held, names, min_size, drop)
-    draws = extended(seed, _SPLIT)
+    draws = (seed, _SPLIT)
     if isinstance(split, str):
         parts = _split_by_file(dataset, held, split, val, draws, stratify, ordered, first)
     else:
@@ -162,7 +162,7 @@ def split_rows(
         raise ConfigError("ordered and stratify were both asked for; a split can be one of them")
     cut = []
     for client, rows in enumerate(rows_per_client, first):
-        shuffled = rows if ordered else random_numbers(seed, client).permutation(rows)
+        shuffled = rows if ordered else np.random.default_rng((*seed, client)).permutation(rows)
         a, b, c = part_sizes(len(rows), ratios)
         if stratify:
             cut.append(_stratified(shuffled, labels, (a, b, c)))

@@ -275,9 +275,7 @@ def _partition(partition: Named, where: str, key: str) -> Named:
             f"{where}: {key}.partition: unknown partition {suggest(partition.name, PARTITIONS)}"
         )
     # `min_size` is the federation's: data.min_size.
-    form = signature_model(
-        PARTITIONS[partition.name], ("labels", "codes", "seed", "rows", "min_size")
-    )
+    form = signature_model(PARTITIONS[partition.name], ("candidates", "min_size"))
     options = validate(form, partition.options, where, [key, "partition"])
     return Named(name=partition.name, **with_defaults(options))
 

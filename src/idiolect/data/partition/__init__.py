@@ -1,4 +1,4 @@
-"""Partitions: pure functions (labels, seed, rows, options) -> the rows of each client."""
+"""Partitions: pure functions (candidates, options) -> the rows of each client."""
 
 import inspect
 from collections.abc import Callable

@@ -3,103 +3,110 @@
 A partition by class decides counts [client, class] and then assigns rows by them.
 """
 
-from typing import TypeAlias
+from typing import NamedTuple
 
 import numpy as np
 
 from idiolect.data.dataset import AnyArray, Rows, check_positive, check_value
 from idiolect.errors import DataError
 
-# A seed may be a tuple, so that a stage can extend it: (seed, stage, client).
-Seed: TypeAlias = int | tuple[int, ...]
+Seed = tuple[int, ...]
+"""A tuple, so that a stage can extend it: (seed, stage, client)."""
 
 
-def extended(seed: Seed, *more: int) -> tuple[int, ...]:
-    """Derive the seed of a stage below this one."""
-    return (*seed, *more) if isinstance(seed, tuple) else (seed, *more)
+class Candidates(NamedTuple):
+    """The rows to divide among clients, the label of every row of the dataset, and a seed."""
+
+    labels: Rows  # for partition natural: the client codes
+    rows: Rows
+    seed: Seed
+
+    def class_sizes(self) -> Rows:
+        """Count the candidates of each class, up to the highest label of the whole dataset."""
+        width = int(self.labels.max()) + 1 if len(self.labels) else 0
+        return np.bincount(self.labels[self.rows], minlength=width).astype(np.int64)
+
+    def draws(self, *use: int) -> np.random.Generator:
+        """Make a generator that depends on the seed and on this use of it alone."""
+        return np.random.default_rng((*self.seed, *use))
+
+    def need(self, wanted: int, why: str, lower: str) -> None:
+        """Refuse to divide fewer rows than are wanted."""
+        if wanted > len(self.rows):
+            raise DataError(
+                f"{why} need {wanted} rows and there are {len(self.rows)}; lower {lower}"
+            )
+
+    def assign(self, counts: Rows) -> list[Rows]:
+        """Give each client its count of each class [client, class], from shuffled rows.
+
+        One sort by owner instead of a slice per cell: 80,000 clients take a second, not minutes.
+        """
+        rng = self.draws()
+        taken, owners = [], []
+        for label in range(counts.shape[1]):
+            of_class = rng.permutation(self.rows[self.labels[self.rows] == label])
+            wanted = int(counts[:, label].sum())
+            if wanted > len(of_class):
+                raise DataError(
+                    f"the partition asks for {wanted} rows of class {label} and there are "
+                    f"{len(of_class)}; use fewer clients or fewer rows per client"
+                )
+            taken.append(of_class[:wanted])
+            owners.append(np.repeat(np.arange(len(counts)), counts[:, label]))
+        order = np.argsort(np.concatenate(owners), kind="stable")
+        return _cut(np.concatenate(taken)[order], counts.sum(axis=1))
 
 
-def random_numbers(seed: Seed, *more: int) -> np.random.Generator:
-    """Make a generator that depends on the seed and on nothing else."""
-    return np.random.default_rng(extended(seed, *more))
-
-
-def iid(
-    labels: Rows,
-    seed: Seed,
-    rows: Rows,
-    *,
-    clients: int = 10,
-    per_client: int | None = None,
-) -> list[Rows]:
+def iid(candidates: Candidates, *, clients: int = 10, per_client: int | None = None) -> list[Rows]:
     """Rows at random in equal shares: every row, or per_client rows each."""
     check_positive(clients=clients, per_client=1 if per_client is None else per_client)
     wanted = clients * (per_client or 1)
-    if wanted > len(rows):
-        raise DataError(
-            f"{clients} clients with {per_client or 'at least 1'} rows each need {wanted} rows and "
-            f"there are {len(rows)}; lower clients or per_client"
-        )
-    shuffled = random_numbers(seed).permutation(rows)
+    why = f"{clients} clients with {per_client or 'at least 1'} rows each"
+    candidates.need(wanted, why, "clients or per_client")
+    shuffled = candidates.draws().permutation(candidates.rows)
     return np.array_split(shuffled if per_client is None else shuffled[:wanted], clients)
 
 
 def dirichlet(
-    labels: Rows,
-    seed: Seed,
-    rows: Rows,
-    *,
-    clients: int = 10,
-    alpha: float = 0.5,
-    min_size: int = 1,
+    candidates: Candidates, *, clients: int = 10, alpha: float = 0.5, min_size: int = 1
 ) -> list[Rows]:
     """Each class divided among clients by Dirichlet(alpha) shares; every row is used.
 
     A client below min_size is raised by rows of the largest clients, which bends the law for it.
     """
     check_positive(clients=clients, alpha=alpha)
-    rng = random_numbers(seed, 0)
-    sizes = class_sizes(labels, rows)
+    why = f"{clients} clients with at least {min_size} rows each"
+    candidates.need(clients * min_size, why, "clients or min_size")
+    rng = candidates.draws(0)
+    sizes = candidates.class_sizes()
     shares = [rng.dirichlet(np.full(clients, alpha)) for _ in sizes]
     counts = np.stack([apportion(int(n), s) for n, s in zip(sizes, shares, strict=True)], axis=1)
-    counts = raise_small_clients(counts, min_size)
-    return assign_rows(labels, rows, counts, seed)
+    return candidates.assign(_raise_small_clients(counts, min_size))
 
 
-def shards(
-    labels: Rows,
-    seed: Seed,
-    rows: Rows,
-    *,
-    clients: int = 10,
-    shards_per_client: int = 2,
-) -> list[Rows]:
+def shards(candidates: Candidates, *, clients: int = 10, shards_per_client: int = 2) -> list[Rows]:
     """McMahan's: sort by label, cut into equal shards, give each client some at random."""
     check_positive(clients=clients, shards_per_client=shards_per_client)
     pieces = clients * shards_per_client
-    if pieces > len(rows):
-        raise DataError(
-            f"{clients} clients x {shards_per_client} shards need {pieces} rows and there are "
-            f"{len(rows)}; lower clients or shards_per_client"
-        )
-    rng = random_numbers(seed)
-    shuffled = rng.permutation(rows)
-    cuts = np.array_split(shuffled[np.argsort(labels[shuffled], kind="stable")], pieces)
+    why = f"{clients} clients x {shards_per_client} shards"
+    candidates.need(pieces, why, "clients or shards_per_client")
+    rng = candidates.draws()
+    shuffled = rng.permutation(candidates.rows)
+    order = np.argsort(candidates.labels[shuffled], kind="stable")
+    cuts = np.array_split(shuffled[order], pieces)
     given = rng.permutation(pieces).reshape(clients, shards_per_client)
     return [np.concatenate([cuts[piece] for piece in mine]) for mine in given]
 
 
-def natural(codes: Rows, seed: Seed, rows: Rows) -> list[Rows]:
+def natural(candidates: Candidates) -> list[Rows]:
     """Each client holds the rows the source says are its own; takes client codes, not labels."""
-    order = np.argsort(codes[rows], kind="stable")
-    width = int(codes.max()) + 1 if len(codes) else 0
-    return cut(rows[order], np.bincount(codes[rows], minlength=width))
+    order = np.argsort(candidates.labels[candidates.rows], kind="stable")
+    return _cut(candidates.rows[order], candidates.class_sizes())
 
 
 def classes(
-    labels: Rows,
-    seed: Seed,
-    rows: Rows,
+    candidates: Candidates,
     *,
     clients: int = 10,
     classes_per_client: int = 2,
@@ -108,43 +115,39 @@ def classes(
     sigma: float = 2.0,
     least: int = 1,
 ) -> list[Rows]:
-    """Deal a few classes to each client: scheme pairs, cyclic or random; sizes equal or lognormal.
+    """A few classes for each client: scheme pairs, cyclic or random; sizes equal or lognormal.
 
     Each class is divided completely among its holders, who get at least `least` rows of it; a class
     that no client holds stays unused.
     """
     check_positive(clients=clients, classes_per_client=classes_per_client, least=least)
-    available = class_sizes(labels, rows)
+    available = candidates.class_sizes()
     # A class nobody has is passed over: the scheme counts the classes that have rows.
     present = np.flatnonzero(available)
     held = np.zeros((clients, len(available)), np.int64)
-    held[:, present] = holders(len(present), clients, classes_per_client, scheme, seed)
-    counts = divide(available, held, sizes, sigma, least, seed)
-    return assign_rows(labels, rows, counts, seed)
+    held[:, present] = _holders(candidates, len(present), clients, classes_per_client, scheme)
+    return candidates.assign(divide(candidates, held, sizes, sigma, least))
 
 
-def holders(width: int, clients: int, each: int, scheme: str, seed: Seed) -> Rows:
-    """Which classes each client holds: [client, class], 0 or 1."""
+def _holders(candidates: Candidates, width: int, clients: int, each: int, scheme: str) -> Rows:
+    """Choose which classes each client holds: [client, class], 0 or 1."""
     if each > width:
         raise DataError(
             f"classes_per_client is {each} and the data has {width} classes; lower it to {width}"
         )
-    user, place = np.arange(clients)[:, None], np.arange(each)[None, :]
     check_value("scheme", scheme, ("pairs", "cyclic", "random"))
-    if scheme == "pairs":
-        chosen = (each * user + place) % width
-    elif scheme == "cyclic":
-        chosen = (user + place) % width
+    user, place = np.arange(clients)[:, None], np.arange(each)[None, :]
+    if scheme == "random":
+        chosen = _balanced_choice(candidates.draws(1), width, clients, each)
     else:
-        chosen = _balanced_choice(width, clients, each, seed)
+        chosen = ((each if scheme == "pairs" else 1) * user + place) % width
     held = np.zeros((clients, width), np.int64)
     held[user, chosen] = 1
     return held
 
 
-def _balanced_choice(width: int, clients: int, each: int, seed: Seed) -> Rows:
-    """Random distinct classes per client, the least used first, so that all are used alike."""
-    rng = random_numbers(seed, 1)
+def _balanced_choice(rng: np.random.Generator, width: int, clients: int, each: int) -> Rows:
+    """Choose distinct classes per client, the least used first, so that all are used alike."""
     used = np.zeros(width, np.int64)
     chosen = np.empty((clients, each), np.int64)
     for client in range(clients):
@@ -154,18 +157,14 @@ def _balanced_choice(width: int, clients: int, each: int, seed: Seed) -> Rows:
     return chosen
 
 
-def divide(available: Rows, held: Rows, sizes: str, sigma: float, least: int, seed: Seed) -> Rows:
-    """Rows per client and class [client, class], each class in full among its holders."""
+def divide(
+    candidates: Candidates, held: Rows, sizes: str = "equal", sigma: float = 1.0, least: int = 1
+) -> Rows:
+    """Count rows per client and class [client, class], each class in full among its holders."""
     check_value("sizes", sizes, ("equal", "lognormal"))
-    crowd = held.sum(axis=0)
-    short = np.flatnonzero(crowd * least > available)
-    if len(short):
-        label = int(short[0])
-        raise DataError(
-            f"class {label} has {int(available[label])} rows for {int(crowd[label])} clients with "
-            f"at least {least} each; use fewer clients or fewer classes per client"
-        )
-    rng = random_numbers(seed, 2)
+    available, crowd = candidates.class_sizes(), held.sum(axis=0)
+    check_least(available, crowd, least)
+    rng = candidates.draws(2)
     counts = held * least
     for label in np.flatnonzero(crowd).tolist():
         who = np.flatnonzero(held[:, label])
@@ -176,10 +175,15 @@ def divide(available: Rows, held: Rows, sizes: str, sigma: float, least: int, se
     return counts
 
 
-def class_sizes(labels: Rows, rows: Rows) -> Rows:
-    """Rows per class among the candidates, up to the highest label of the whole pool."""
-    width = int(labels.max()) + 1 if len(labels) else 0
-    return np.bincount(labels[rows], minlength=width).astype(np.int64)
+def check_least(available: Rows, holders: Rows, least: int) -> None:
+    """Refuse counts by which a class has fewer rows than `least` for each of its holders."""
+    short = np.flatnonzero(holders * least > available)
+    if len(short):
+        label = int(short[0])
+        raise DataError(
+            f"class {label} has {int(available[label])} rows for {int(holders[label])} clients "
+            f"with at least {least} each; use fewer clients or fewer classes per client"
+        )
 
 
 def apportion(total: int, shares: AnyArray) -> Rows:
@@ -193,47 +197,18 @@ def apportion(total: int, shares: AnyArray) -> Rows:
     return counts
 
 
-def assign_rows(labels: Rows, rows: Rows, counts: Rows, seed: Seed) -> list[Rows]:
-    """Give each client its count of each class [client, class], from rows shuffled by the seed.
-
-    One sort by owner instead of a slice per cell: 80,000 clients take a second, not minutes.
-    """
-    rng = random_numbers(seed)
-    clients = len(counts)
-    taken, owners = [], []
-    for label in range(counts.shape[1]):
-        of_class = rng.permutation(rows[labels[rows] == label])
-        wanted = int(counts[:, label].sum())
-        if wanted > len(of_class):
-            raise DataError(
-                f"the partition asks for {wanted} rows of class {label} and there are "
-                f"{len(of_class)}; use fewer clients or fewer rows per client"
-            )
-        taken.append(of_class[:wanted])
-        owners.append(np.repeat(np.arange(clients), counts[:, label]))
-    order = np.argsort(np.concatenate(owners), kind="stable")
-    dealt = np.concatenate(taken)[order]
-    return cut(dealt, counts.sum(axis=1))
-
-
-def cut(rows: Rows, sizes: Rows) -> list[Rows]:
-    """Cut a line of rows into consecutive pieces of these sizes."""
+def _cut(rows: Rows, sizes: Rows) -> list[Rows]:
+    """Cut rows into consecutive pieces of these sizes."""
     ends = np.cumsum(sizes)
     return [rows[end - size : end] for end, size in zip(ends, sizes, strict=True)]
 
 
-def raise_small_clients(counts: Rows, min_size: int) -> Rows:
+def _raise_small_clients(counts: Rows, min_size: int) -> Rows:
     """Move rows from the largest clients until every client holds min_size.
 
     Deterministic and finite, where drawing again until the sizes fit may never end.
     """
     counts = counts.copy()
-    clients, total = len(counts), int(counts.sum())
-    if clients * min_size > total:
-        raise DataError(
-            f"{clients} clients with at least {min_size} rows each need {clients * min_size} rows "
-            f"and there are {total}; lower clients or min_size"
-        )
     held = counts.sum(axis=1)
     for client in np.flatnonzero(held < min_size):
         while held[client] < min_size:

@@ -9,15 +9,7 @@ import random
 import numpy as np
 
 from idiolect.data.dataset import AnyArray, Rows, check_positive, check_value
-from idiolect.data.partition.general import (
-    Seed,
-    apportion,
-    assign_rows,
-    class_sizes,
-    classes,
-    divide,
-    random_numbers,
-)
+from idiolect.data.partition.general import Candidates, apportion, check_least, classes, divide
 from idiolect.errors import ConfigError, DataError
 
 # The seeds under which the MNIST generator gives PersFL's client sizes of runs 0..4.
@@ -27,9 +19,7 @@ _FIRST = 10  # images of each label that every user gets before the ragged rest
 
 
 def persfl_ds1(
-    labels: Rows,
-    seed: Seed,
-    rows: Rows,
+    candidates: Candidates,
     *,
     clients: int = 10,
     classes_per_client: int = 4,
@@ -43,7 +33,7 @@ def persfl_ds1(
     total is as large as the smallest class allows.
     """
     check_positive(clients=clients, classes_per_client=classes_per_client, imbalance=imbalance)
-    everything = class_sizes(labels, rows)
+    everything = candidates.class_sizes()
     present = np.flatnonzero(everything)  # a class nobody has is passed over
     available, width = everything[present], len(present)
     if not width or clients % width or classes_per_client > width:
@@ -61,24 +51,18 @@ def persfl_ds1(
             f"{clients} clients"
         )
     sizes = apportion(total, imbalance ** np.arange(classes_per_client, dtype=float))
-    rng = random_numbers(seed, 0)
+    rng = candidates.draws(0)
     counts = np.zeros((clients, len(everything)), np.int64)
     for group in range(groups):
-        name, seat = rng.permutation(width), rng.permutation(width)
+        name, start = rng.permutation(width), rng.permutation(width)
         step = rng.permutation(width)[:classes_per_client]
-        held = present[name[(seat[:, None] + step[None, :]) % width]]
+        held = present[name[(start[:, None] + step[None, :]) % width]]
         counts[group * width + np.arange(width)[:, None], held] = sizes
-    return assign_rows(labels, rows, counts, seed)
+    return candidates.assign(counts)
 
 
 def persfl_ds2(
-    labels: Rows,
-    seed: Seed,
-    rows: Rows,
-    *,
-    clients: int = 10,
-    alpha: float = 0.9,
-    variant: str = "code",
+    candidates: Candidates, *, clients: int = 10, alpha: float = 0.9, variant: str = "code"
 ) -> list[Rows]:
     """PersFL DS-2: Dirichlet over clients per class, filled in order until a class is empty.
 
@@ -87,10 +71,10 @@ def persfl_ds2(
     """
     check_positive(clients=clients, alpha=alpha)
     check_value("variant", variant, ("code", "paper"))
-    available = class_sizes(labels, rows)
+    available = candidates.class_sizes()
     if variant == "code" and not available[0]:
         raise DataError("persfl-ds2 measures classes by class 0, which has no rows; use 'paper'")
-    rng = random_numbers(seed, 0)
+    rng = candidates.draws(0)
     columns = []
     for size in available:
         shares = rng.dirichlet(np.full(clients, alpha))
@@ -100,13 +84,11 @@ def persfl_ds2(
         filled = np.cumsum(np.round(available[0] * shares).astype(np.int64))
         filled = np.minimum(filled, min(size, available[0]))
         columns.append(np.diff(filled, prepend=0))
-    return assign_rows(labels, rows, np.stack(columns, axis=1), seed)
+    return candidates.assign(np.stack(columns, axis=1))
 
 
 def persfl_ds3(
-    labels: Rows,
-    seed: Seed,
-    rows: Rows,
+    candidates: Candidates,
     *,
     kind: str = "cifar",
     variant: str = "code",
@@ -124,25 +106,23 @@ def persfl_ds3(
     if not 0 < keep <= 1:
         raise ConfigError(f"keep is {keep}; expected a share above 0 and up to 1")
     if variant == "paper":
-        return classes(labels, seed, rows, clients=10, classes_per_client=2, sizes="lognormal")
-    available = class_sizes(labels, rows)
+        return classes(candidates, clients=10, classes_per_client=2, sizes="lognormal")
+    available = candidates.class_sizes()
     if kind == "cifar":
         drawn = 1 if generator_seed is None else generator_seed
         counts = _ragged_counts(available, 10, 3, drawn, "2020")
     else:
         drawn = PERSFL_MNIST_SEEDS[0] if generator_seed is None else generator_seed
         counts = _halved_counts(available, drawn)
-    dealt = assign_rows(labels, rows, counts, seed)
+    held = candidates.assign(counts)
     return [
-        random_numbers(seed, 3, client).permutation(mine)[: int(keep * len(mine))]
-        for client, mine in enumerate(dealt)
+        candidates.draws(3, client).permutation(mine)[: int(keep * len(mine))]
+        for client, mine in enumerate(held)
     ]
 
 
 def pfml_pairs(
-    labels: Rows,
-    seed: Seed,
-    rows: Rows,
+    candidates: Candidates,
     *,
     clients: int = 20,
     sizes: str = "lognormal",
@@ -151,9 +131,7 @@ def pfml_pairs(
 ) -> list[Rows]:
     """PFML MNIST: client u holds labels (2u, 2u + 1) % 10, sizes log-normal, all rows used."""
     return classes(
-        labels,
-        seed,
-        rows,
+        candidates,
         clients=clients,
         classes_per_client=2,
         scheme="pairs",
@@ -163,28 +141,18 @@ def pfml_pairs(
     )
 
 
-def pfml_three(
-    labels: Rows,
-    seed: Seed,
-    rows: Rows,
-    *,
-    clients: int = 20,
-    generator_seed: int = 1,
-) -> list[Rows]:
+def pfml_three(candidates: Candidates, *, clients: int = 20, generator_seed: int = 1) -> list[Rows]:
     """PFML CIFAR-10: labels (u + j) % 10, j < 3, with the sizes of pFedMe's generator since 2021.
 
     Its offsets are made for 6,000 rows per class; a smaller class gives most clients ten rows.
     """
     check_positive(clients=clients)
-    available = class_sizes(labels, rows)
-    counts = _ragged_counts(available, clients, 3, generator_seed, "2021")
-    return assign_rows(labels, rows, counts, seed)
+    available = candidates.class_sizes()
+    return candidates.assign(_ragged_counts(available, clients, 3, generator_seed, "2021"))
 
 
 def ktpfl_two(
-    labels: Rows,
-    seed: Seed,
-    rows: Rows,
+    candidates: Candidates,
     *,
     clients: int = 20,
     scheme: str = "cyclic",
@@ -193,21 +161,12 @@ def ktpfl_two(
 ) -> list[Rows]:
     """KT-pFL, two classes per client; rows disjoint, sizes equal or lognormal."""
     return classes(
-        labels,
-        seed,
-        rows,
-        clients=clients,
-        classes_per_client=2,
-        scheme=scheme,
-        sizes=sizes,
-        sigma=sigma,
+        candidates, clients=clients, classes_per_client=2, scheme=scheme, sizes=sizes, sigma=sigma
     )
 
 
 def ktpfl_all(
-    labels: Rows,
-    seed: Seed,
-    rows: Rows,
+    candidates: Candidates,
     *,
     clients: int = 20,
     sizes: str = "lognormal",
@@ -217,24 +176,19 @@ def ktpfl_all(
 ) -> list[Rows]:
     """KT-pFL, all classes at every client, in uneven shares: sizes lognormal or dirichlet."""
     check_positive(clients=clients, least=least, alpha=alpha)
-    available = class_sizes(labels, rows)
+    available = candidates.class_sizes()
     # A class without rows cannot be held by everyone; it is left out rather than refused.
     held = np.repeat((available > 0)[None, :].astype(np.int64), clients, axis=0)
     if sizes != "dirichlet":
-        return assign_rows(labels, rows, divide(available, held, sizes, sigma, least, seed), seed)
-    counts = divide(held.sum(axis=0) * least, held, "equal", sigma, least, seed)
+        return candidates.assign(divide(candidates, held, sizes, sigma, least))
+    check_least(available, held.sum(axis=0), least)
+    counts = held * least
     spare = available - counts.sum(axis=0)
-    if (spare < 0).any():
-        label = int(np.flatnonzero(spare < 0)[0])
-        raise DataError(
-            f"class {label} has {int(available[label])} rows for {clients} clients with at least "
-            f"{least} each; use fewer clients"
-        )
-    rng = random_numbers(seed, 2)
+    rng = candidates.draws(2)
     for label, size in enumerate(spare):
         shares: AnyArray = rng.dirichlet(np.full(clients, alpha))
         counts[:, label] += apportion(int(size), shares)
-    return assign_rows(labels, rows, counts, seed)
+    return candidates.assign(counts)
 
 
 def _ragged_counts(available: Rows, clients: int, each: int, generator_seed: int, era: str) -> Rows:
