@@ -1,7 +1,7 @@
-"""The hub's post: asks many nodes at once, waits so long and no longer, and keeps account.
+"""The server's messenger: asks many nodes at once, waits for a limited time and counts failures.
 
-A node that does not answer in time is passed over until it is heard of again; one whose answers
-are refused too often is left out for good. Both are named and counted.
+A node that does not answer in time is skipped until it is heard of again; one whose answers are
+refused too often is excluded for good. Both are named and counted.
 """
 
 import json
@@ -18,47 +18,37 @@ from idiolect.core.checkpoint import write_whole
 from idiolect.deploy import protocol
 from idiolect.deploy.protocol import CODES, Message, Refused
 
+log = logging.getLogger("idiolect.hub")
+
+INVALID = frozenset(
+    "sizes statistics format protocol size structure shape dtype nonfinite round identity".split()
+)
+"""Refusals of answers that no honest node sends."""
+
+SILENT = ("timeout", "unreachable")
+"""Refusals that stand for no answer at all."""
+
+_RESTARTED = ("closed", "crashed")  # a restarted node gets the experiment again
+_PING = protocol.pack("knock")  # no node knows this kind; any answer proves that it is there
+
 
 class Transport(Protocol):
-    """The hub's way to its nodes. Calls to different sites may be made from several threads."""
+    """Carries messages to nodes. Calls to different sites may be made from several threads."""
 
     sites: Sequence[str]  # all of the federation, in its order, whether they are there or not
 
     def call(self, site: str, blob: bytes, seconds: float) -> bytes:
-        """Bring a message and wait for the answer; `Refused` where there is none."""
+        """Send a message and return the answer; `Refused` where there is none."""
 
     def returned(self, site: str) -> bool:
-        """Say whether a site that was lost could take part again if the run were started anew."""
+        """Return whether a lost site could take part again after a restart of the run."""
 
     def stopped(self) -> bool:
-        """Say whether the engine wants the hub to end."""
-
-
-log = logging.getLogger("idiolect.hub")
-
-INVALID = (
-    "sizes",
-    "statistics",
-    "format",
-    "protocol",
-    "size",
-    "structure",
-    "shape",
-    "dtype",
-    "nonfinite",
-    "round",
-    "identity",
-)
-"""What no honest node sends."""
-
-SILENT = ("timeout", "unreachable")
-"""What is no answer at all."""
-_RESTARTED = ("closed", "crashed")  # a node that was started anew is told the experiment again
-_PING = protocol.pack("knock")  # no node knows such a message; whoever says so is there
+        """Return whether the server should end."""
 
 
 class Answer(NamedTuple):
-    """What a node answered, and the bytes that crossed the network for it."""
+    """A node's answer, and the bytes of the question and of the answer."""
 
     message: Message
     bytes_down: int
@@ -67,7 +57,7 @@ class Answer(NamedTuple):
 
 @dataclass
 class FaultLog:
-    """Who failed how often, over the whole run; kept on disk so that a new start remembers."""
+    """How often each site failed over the whole run; kept on disk across restarts."""
 
     path: Path | None = None
     faults: dict[str, Counter[str]] = field(default_factory=dict)
@@ -77,18 +67,18 @@ class FaultLog:
             known = json.loads(self.path.read_text())
             self.faults = {site: Counter(counts) for site, counts in known.items()}
 
-    def blame(self, site: str, reason: str) -> None:
+    def count(self, site: str, reason: str) -> None:
         """Count a failure of a site."""
         self.faults.setdefault(site, Counter())[reason] += 1
         if self.path is not None:
             write_whole(self.path, (json.dumps(self.faults, indent=1) + "\n").encode())
 
-    def rubbish(self, site: str) -> int:
+    def invalid(self, site: str) -> int:
         """Return how many answers of a site were refused."""
         return sum(self.faults.get(site, Counter())[reason] for reason in INVALID)
 
-    def told(self) -> list[str]:
-        """Tell of every site that failed, in words."""
+    def remarks(self) -> list[str]:
+        """Describe the failures of every site."""
         return [
             f"{site} was passed over {sum(counts.values())} times: "
             + "; ".join(f"{CODES[reason]} ({count})" for reason, count in sorted(counts.items()))
@@ -98,7 +88,7 @@ class FaultLog:
 
 @dataclass(frozen=True)
 class WaitPolicy:
-    """How long the hub waits, and what it puts up with."""
+    """How long the server waits, and how many failures it tolerates."""
 
     timeout: float = 600.0
     join: float = 120.0
@@ -114,66 +104,66 @@ class WaitPolicy:
 
 
 class Messenger:
-    """Letters to sites, several at a time."""
+    """Sends messages to several sites at a time."""
 
-    def __init__(self, transport: Transport, policy: WaitPolicy, ledger: FaultLog) -> None:
+    def __init__(self, transport: Transport, policy: WaitPolicy, faults: FaultLog) -> None:
         self.transport = transport
         self.policy = policy
-        self.ledger = ledger
-        self.reopen: Callable[[str], None] | None = None  # how a node is told everything again
-        self._away: set[str] = set()  # silent; whoever is heard of is back
-        self._out: set[str] = set()  # said no when the run was started
-        self._pending: set[str] = set()  # asked, and waited for
-        self.discreet = False  # who is asked in a round is nobody's business but the hub's
+        self.faults = faults
+        self.reopen: Callable[[str], None] | None = None  # repeats the handshake with a site
+        self.discreet = False  # cohorts are secret, so nobody learns who is waited for
+        self._away: set[str] = set()  # silent; any answer brings them back
+        self._out: set[str] = set()  # refused when the run was started
+        self._pending: set[str] = set()  # asked and not answered yet
         self._threads: dict[str, threading.Thread] = {}
 
     def absent(self) -> list[str]:
-        """Name the sites that are passed over at present."""
+        """Return the sites that are skipped at present."""
         return [site for site in self.transport.sites if not self.there(site)]
 
     def waiting(self) -> list[str]:
-        """Name the sites that were asked and have not answered yet, where that may be known."""
+        """Return the sites that have not answered yet, unless that is secret."""
         return [] if self.discreet else sorted(self._pending)
 
     def there(self, site: str) -> bool:
-        """Say whether a site is asked at present."""
+        """Return whether a site is asked at present."""
         return site not in self._away | self._out and not self.excluded(site)
 
     def excluded(self, site: str) -> bool:
-        """Say whether a site's answers were refused too often."""
-        return self.ledger.rubbish(site) >= self.policy.patience
+        """Return whether a site's answers were refused too often."""
+        return self.faults.invalid(site) >= self.policy.patience
 
     def lose(self, site: str) -> None:
-        """Pass a site over until the run is started anew."""
+        """Skip a site until the run is restarted."""
         self._out.add(site)
 
     def waiting_outside(self) -> list[str]:
-        """Name the sites that were lost and could come back if the run were started anew."""
+        """Return the lost sites that could come back if the run were restarted."""
         return [site for site in sorted(self._away | self._out) if self.transport.returned(site)]
 
     def ask(
         self,
-        letters: Mapping[str, bytes],
+        messages: Mapping[str, bytes],
         seconds: float,
         read: Callable[[str, Answer], None],
     ) -> dict[str, Refused]:
-        """Ask several sites at once; `read` gets each good answer, in the order of the letters.
+        """Ask several sites at once; `read` gets each good answer, in the order of the messages.
 
         What `read` refuses counts against the site, as does silence. Returns who failed, and why.
         """
         failed: dict[str, Refused] = {}
         inbox: dict[str, Answer | Refused] = {}
-        asked: Sequence[str] = [site for site in letters if self.there(site)]
+        asked: Sequence[str] = [site for site in messages if self.there(site)]
         for site in asked:
             self._pending.add(site)
-            self._start(site, letters[site], seconds, inbox)
-        for site in set(letters) & self._away:
-            if not self._threads[site].is_alive():  # its last letter, or the answer, was lost
+            self._start(site, messages[site], seconds, inbox)
+        for site in set(messages) & self._away:
+            if not self._threads[site].is_alive():  # its last message, or the answer, was lost
                 self._start(site, _PING, seconds, {})
         until = time.monotonic() + seconds
         for site in asked:
             self._threads[site].join(max(0.0, until - time.monotonic()))
-        self._pending.clear()  # who has not answered by now is not waited for
+        self._pending.clear()  # nobody is waited for any longer
         for site in asked:
             found = inbox.get(site, Refused("timeout"))
             try:
@@ -181,7 +171,7 @@ class Messenger:
                     raise found
                 read(site, found)
             except Refused as error:
-                self._account(site, error)
+                self._count(site, error)
                 failed[site] = error
         return failed
 
@@ -192,9 +182,9 @@ class Messenger:
         self._threads[site] = thread
         thread.start()
 
-    def _account(self, site: str, error: Refused) -> None:
+    def _count(self, site: str, error: Refused) -> None:
         log.warning("%s: %s", site, error)
-        self.ledger.blame(site, error.reason)
+        self.faults.count(site, error.reason)
         if error.reason in SILENT:
             self._away.add(site)
         elif self.excluded(site):
@@ -203,14 +193,14 @@ class Messenger:
     def _one(
         self, site: str, blob: bytes, seconds: float, inbox: dict[str, Answer | Refused]
     ) -> None:
-        """Ask one site; whoever answers at all, however late, is back."""
+        """Ask one site; any answer, however late, proves that it is there."""
         try:
             try:
                 inbox[site] = self.once(site, blob, seconds)
             except Refused as error:
                 if error.reason not in _RESTARTED or self.reopen is None:
                     raise
-                log.info("%s was started anew (%s); it is told everything again", site, error)
+                log.info("%s was restarted (%s); the handshake is repeated", site, error)
                 self.reopen(site)
                 inbox[site] = self.once(site, blob, seconds)
             self._away.discard(site)
@@ -218,7 +208,7 @@ class Messenger:
             if error.reason not in SILENT:
                 self._away.discard(site)
             inbox[site] = error
-        except Exception as error:  # of the engine: nothing a node does may end the hub
+        except Exception as error:  # of the engine: nothing a node does may end the server
             log.exception("%s cannot be asked", site)
             inbox[site] = Refused("unreachable", f"{type(error).__name__}")
         finally:
