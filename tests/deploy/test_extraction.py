@@ -107,7 +107,7 @@ def test_without_limits_the_same_command_shows_the_rows(federation):
     named, _ = checkpoint.read(out / "checkpoints" / "FedAvg.safetensors")
     shown = 0
     for place, seed in enumerate(wanted.seeds):
-        before = node._made(node._opened, "FedAvg", seed)[0].setup.params
+        before = node._made_runtime(node._joined, "FedAvg", seed)[0].setup.params
         after = {name: named[f"state.server.{place}.{name}"] for name in before}
         shown += float(closeness(inverted(before, after), rows).max()) > 0.999
     assert shown == 10

@@ -8,7 +8,7 @@ from test_newcomer_nodes import digits, trained, visited  # noqa: F401  (a fixtu
 from test_node import code, opening
 
 from idiolect.core import checkpoint, tree
-from idiolect.deploy import protocol, server
+from idiolect.deploy import protocol, secure_sum
 from idiolect.deploy.node import Node
 from idiolect.deploy.node_process import InProcess
 from idiolect.deploy.protocol import Refused
@@ -63,7 +63,7 @@ def test_a_node_that_was_started_anew_comes_to_the_same(tmp_path):
 
     def forget(node, site, message):
         if message.kind == "judge":
-            node._opened.spoken = None
+            node._joined.reported = None
 
     ends = [served(tmp_path, *more)[1] for more in ((), (forget, "again"))]
     assert fed.scores(ends[0], "Portfolio") == fed.scores(ends[1], "Portfolio")
@@ -110,7 +110,7 @@ class Asked:
         told = self("open", opening(wanted))
         form = {"run": "r1", "classes": told.head["form"]["classes"]}
         self("agree", form, told.leaves)
-        self.sent = self.node._made(self.node._opened, "Portfolio", 3)[0].form
+        self.sent = self.node._made_runtime(self.node._joined, "Portfolio", 3)[0].form
         self.head = {"run": "r1", "label": "Portfolio", "seed": 3, "round": 0}
 
     def __call__(self, kind, head, content=()):
@@ -156,6 +156,6 @@ def test_a_node_trains_its_candidates_once_for_what_it_is_sent(tmp_path, monkeyp
 
 def test_a_node_whose_numbers_are_none_adds_nothing_under_masks():
     good = {"a": torch.tensor([0.5, -1.0]), "b": torch.tensor(0.25)}
-    assert server.summand(good).params["a"].tolist() == [0.5, -1.0]
+    assert secure_sum.summand(good).params["a"].tolist() == [0.5, -1.0]
     bad = {**good, "b": torch.tensor(1.5)}
-    assert all(not leaf.any() for leaf in server.summand(bad).params.values())
+    assert all(not leaf.any() for leaf in secure_sum.summand(bad).params.values())

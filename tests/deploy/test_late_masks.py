@@ -13,7 +13,7 @@ from test_masks import values_of
 
 from idiolect.deploy import protocol, secure_aggregation
 from idiolect.deploy.node_process import InProcess
-from idiolect.deploy.protocol import Refused, read_shares, sum_id
+from idiolect.deploy.protocol import Refused, read_shares
 from idiolect.deploy.secure_aggregation import SHARE
 
 pytestmark = [
@@ -114,7 +114,7 @@ def test_a_masked_report_after_the_timeout_tells_the_server_nothing(tmp_path):
     }
     assert (LATE, "unmask") not in told and all(keys.signature for keys in members.values())
     others = {site: own for site, own in masked.items() if site != LATE}
-    total = secure_aggregation.unmasked(sum_id(asked), members, others, revealed)
+    total = secure_aggregation.unmasked(asked.sum_id(), members, others, revealed)
     whole = sum(masked.values())
     assert not (whole - total == lost.late).any()  # the attack that gave the report
     # Nor do the shares: all that were revealed of that node are of its key, none of its seed.

@@ -79,7 +79,7 @@ def joined(node, wanted, **changes):
     assert told.kind == "yes", told
     head = {"run": changes.get("run", "r1"), "classes": told.head["form"]["classes"]}
     assert ask(node, "agree", head, told.leaves).kind == "yes"
-    alone, _ = node._made(node._opened, "FedAvg", 0)
+    alone, _ = node._made_runtime(node._joined, "FedAvg", 0)
     return alone
 
 
@@ -100,7 +100,7 @@ def test_one_row_and_one_step_show_that_row_and_are_refused_by_default(tmp_path)
     answer = ask(node, "step", task(), alone.form)
     before = {name: leaf.double() for name, leaf in alone.form.shared.items()}
     after = {name.removeprefix("params."): leaf for name, leaf in answer.leaves.items()}
-    own = node._opened.holding.federations[0]
+    own = node._joined.data.federations[0]
     rows = torch.from_numpy(np.asarray(own.dataset.x)[own.train[0]]).double()
     shown = closeness(inverted(before, after), rows)
     assert float(shown.max()) > 0.999
@@ -223,7 +223,7 @@ def test_a_last_batch_of_under_half_the_rows_is_left_out(tmp_path):
         policy = SitePolicy(short_batches=short)
         node = Node(site(tmp_path, rows=55, name=f"s{short}", policy=policy))
         alone = joined(node, wanted)
-        assert len(node._opened.holding.federations[0].train[0]) == 33
+        assert len(node._joined.data.federations[0].train[0]) == 33
         found[short] = ask(node, "step", task(), alone.form).leaves
     one = Node(site(tmp_path, rows=55, name="one", policy=UNLIMITED))
     alone = joined(one, experiment("training.batch=32", "training.steps=1"))

@@ -13,7 +13,7 @@ from idiolect.core.method import Report
 from idiolect.deploy import protocol, secure_aggregation, secure_sum
 from idiolect.deploy.node import Node, _report
 from idiolect.deploy.node_process import InProcess
-from idiolect.deploy.protocol import Refused, sum_id
+from idiolect.deploy.protocol import Refused
 from idiolect.errors import ConfigError, DeployError, MethodError
 from idiolect.methods import METHODS
 
@@ -105,7 +105,7 @@ ONE = ("rounds=1", "evaluate.every=1")
 
 def values_of(nodes, site):
     """What a node's kept report is in the ring: what the server must not find out."""
-    ((_, drawer),) = nodes[site]._opened.desks.values()
+    ((_, drawer),) = nodes[site]._joined.runtimes.values()
     return secure_sum.fixed(_report(drawer.kept.report), 3)
 
 
@@ -310,7 +310,7 @@ def test_a_server_that_relays_keys_of_its_own_gets_nothing(kits, tmp_path):
 
     def swap(site, message):
         if message.kind == "shares":
-            context = sum_id(message)
+            context = message.sum_id()
             for name in set(names) - {site}:
                 own[site, name] = secure_aggregation.Participant(context, name)
                 found = [*own[site, name].keys()[:3], *message.head["members"][name][3:]]

@@ -44,7 +44,7 @@ def joined(tmp_path):
     assert told.kind == "yes", told
     agreed = ask(node, "agree", {"run": "r1", "classes": told.head["form"]["classes"]}, told.leaves)
     assert agreed.kind == "yes"
-    alone, _ = node._made(node._opened, "FedPer", 3)
+    alone, _ = node._made_runtime(node._joined, "FedPer", 3)
     return node, alone.form, tmp_path / "site-0"
 
 
@@ -155,7 +155,7 @@ def test_damaged_or_foreign_state_is_refused(joined):
     content = kept(home).read_bytes()
     for damaged in (content[: len(content) // 2], b""):
         kept(home).write_bytes(damaged)
-        node._opened.desks.clear()
+        node._joined.runtimes.clear()
         assert code(ask(node, "step", task(1), sent)) == "state"
     kept(home).write_bytes(content)
     foreign = node_records.StateOwner("test", 1, "r1", "FedPer", 3)
@@ -163,7 +163,9 @@ def test_damaged_or_foreign_state_is_refused(joined):
     path.parent.mkdir(parents=True)
     path.write_bytes(content)
     with pytest.raises(Exception, match="belongs to"):
-        node_records.PersonalState(home, foreign, node._made(node._opened, "FedPer", 3)[0].personal)
+        node_records.PersonalState(
+            home, foreign, node._made_runtime(node._joined, "FedPer", 3)[0].personal
+        )
 
 
 def test_scores_leave_and_the_model_stays(joined):

@@ -1,5 +1,11 @@
-"""What examples look like, without the examples: enough to make networks and rehearse messages."""
+"""What a node states about its data when it joins: form, sizes and statistics.
 
+Statistics are used before any robust rule is at work: one mean of 1e12 would scale everyone's
+examples to nothing. So impossible ones are refused, and a column in which a site is far from the
+others is scaled by medians over the sites instead of by all rows together.
+"""
+
+import dataclasses
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -9,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from idiolect.data import Dataset, Federation
 from idiolect.data.dataset import Moments
@@ -19,7 +24,7 @@ from idiolect.deploy.messenger import Answer
 from idiolect.deploy.protocol import Refused
 from idiolect.errors import DeployError
 
-_WORDS = 4096  # the longest text a node may tell
+_WORDS = 4096  # characters of the longest text a node may send
 _NUMBERS = 1 << 24  # the most numbers of one example
 _DTYPES = ("uint8", "float32", "float64", "int32", "int64")  # what a Dataset holds
 
@@ -52,7 +57,7 @@ class ExampleForm:
 
     @classmethod
     def read(cls, told: Any) -> "ExampleForm":
-        """Read what another side told, trusting nothing in it."""
+        """Read the form out of a message, trusting nothing in it."""
         good = isinstance(told, dict) and set(told) == set(cls.__dataclass_fields__)
         if not (
             good
@@ -76,34 +81,31 @@ class ExampleForm:
         return asdict(self)
 
     def blank(self, rows: int, shift: Any = (0.0,), scale: Any = (1.0,)) -> Dataset:
-        """Make a dataset of nothing in this form."""
-        return self._blank(rows, tuple(self.classes), shift, scale)
-
-    def _blank(self, rows: int, classes: tuple[str, ...], shift: Any, scale: Any) -> Dataset:
+        """Return a dataset of zeros in this form."""
         return Dataset(
             "blank",
             np.zeros((rows, *self.shape), np.dtype(self.dtype)),
             np.zeros((rows, *self.shape) if self.sequential else rows, np.int64),
-            classes,
+            tuple(self.classes),
             np.array(shift, np.float32),
             np.array(scale, np.float32),
             words=tuple(self.words),
         )
 
-    def lessons(self) -> tuple[TrainData, np.ndarray]:
-        """Make a client of a few blank examples: what it learns from, and its test rows."""
+    def blank_client(self) -> tuple[TrainData, np.ndarray]:
+        """Return the training data of a client of a few blank examples, and its test rows."""
         public = None
         if self.public is not None:
             classes = tuple(self.classes) if self.public_labels else ("any", "other")
-            public = self._blank(self.public, classes, (0.0,), (1.0,))
+            public = dataclasses.replace(self.blank(self.public), classes=classes)
         rows = np.arange(4)
-        lessons = TrainData(self.blank(4), (rows[:2],), (rows[2:3],), ("nobody",), public)
-        return lessons, rows[3:]
+        train = TrainData(self.blank(4), (rows[:2],), (rows[2:3],), ("nobody",), public)
+        return train, rows[3:]
 
 
 @dataclass(frozen=True)
 class NodeEntry:
-    """What one node told when it joined."""
+    """What one node stated when it joined."""
 
     site: str
     client: int
@@ -117,12 +119,12 @@ class NodeEntry:
 
 
 def is_text(value: Any) -> bool:
-    """Say whether a value is a text of a decent length."""
+    """Return whether a value is a text of a limited length."""
     return isinstance(value, str) and len(value) <= _WORDS
 
 
 def is_list(value: Any, kind: type, length: int | None = None) -> bool:
-    """Say whether a value is a list of a kind, and of a length where one is given."""
+    """Return whether a value is a list of a type, and of a length where one is given."""
     return (
         isinstance(value, list)
         and all(type(one) is kind for one in value)
@@ -136,38 +138,38 @@ _FEWEST = 3  # sites: of two that differ nobody can say which one is wrong
 
 
 def _refuse_impossible(site: str, seen: Moments, rows: int, form: ExampleForm) -> None:
-    """Refuse statistics that no data of this form has, `rows` being the training rows told."""
+    """Refuse statistics that no data of this form has, `rows` being the stated training rows."""
     shape = tuple(form.shape)
     mean, squares = np.asarray(seen.mean), np.asarray(seen.squares)
     fits = mean.shape == squares.shape and len(mean.shape) == len(shape)
     if not fits or any(own not in (1, size) for own, size in zip(mean.shape, shape, strict=True)):
-        raise Refused("statistics", f"{site} told statistics of shape {mean.shape}, not {shape}")
+        raise Refused("statistics", f"{site} stated statistics of shape {mean.shape}, not {shape}")
     numbers = rows * (int(np.prod(shape)) // max(1, mean.size))
     if seen.seen != numbers:
         raise Refused(
-            "statistics", f"{site} told statistics of {seen.seen:g} numbers, and has {numbers}"
+            "statistics", f"{site} stated statistics of {seen.seen:g} numbers, and has {numbers}"
         )
     low, high = (0.0, 255.0) if form.dtype == "uint8" else (-_LARGEST, _LARGEST)
     if mean.min() < low or mean.max() > high:
-        raise Refused("statistics", f"{site} told a mean of {_worst(mean):g}")
+        raise Refused("statistics", f"{site} stated a mean of {_worst(mean):g}")
     widest = squares.max() / numbers
     # Of numbers between two bounds the variance is at most a quarter of their distance squared.
     if squares.min() < 0 or widest > ((high - low) / 2) ** 2 * (1 + 1e-6):
-        raise Refused("statistics", f"{site} told a variance of {widest:g}")
+        raise Refused("statistics", f"{site} stated a variance of {widest:g}")
 
 
-def joined(told: Mapping[str, Moments], robust: bool) -> tuple[Moments, list[str]]:
-    """Return everyone's statistics as one, and the sites that are far from the others in a column.
+def joined(moments: Mapping[str, Moments], robust: bool) -> tuple[Moments, list[str]]:
+    """Return the joint statistics, and the sites that are far from the others in a column.
 
-    As if all rows lay in one place; but medians over the sites in columns where one is far, and in
-    all columns where the experiment is to be `robust`.
+    They are those of all rows together, but medians over the sites in columns where one is far,
+    and in all columns if `robust`.
     """
-    sites = sorted(told)
-    total = told[sites[0]]
+    sites = sorted(moments)
+    total = moments[sites[0]]
     for site in sites[1:]:
-        total = total.merged(told[site])
-    mean = np.stack([told[site].mean for site in sites])
-    spread = np.sqrt(np.stack([told[site].squares / told[site].seen for site in sites]))
+        total = total.merged(moments[site])
+    mean = np.stack([moments[site].mean for site in sites])
+    spread = np.sqrt(np.stack([moments[site].squares / moments[site].seen for site in sites]))
     centre = np.median(mean, axis=0)
     apart = np.abs(mean - centre)
     bound = _FAR * (np.median(spread, axis=0) + np.median(apart, axis=0))
@@ -193,7 +195,7 @@ Scaling = tuple[np.ndarray, np.ndarray]  # shift and scale
 
 
 def read_scalings(path: Path, seeds: int) -> list[Scaling]:
-    """Read what a roster decided: shift and scale under each seed, in the experiment's order."""
+    """Read the agreed shift and scale under each seed, in the experiment's order."""
     known = json.loads(path.read_text())
     # Earlier runs had one scaling for all seeds.
     each = known["seeds"] if "seeds" in known else [known] * seeds
@@ -202,21 +204,8 @@ def read_scalings(path: Path, seeds: int) -> list[Scaling]:
     ]
 
 
-def scaling_tensors(each: Sequence[Scaling]) -> dict[str, torch.Tensor]:
-    """Stack the scaling of every seed."""
-    shift, scale = (np.stack([one[part] for one in each]) for part in range(2))
-    return {"shift": torch.from_numpy(shift), "scale": torch.from_numpy(scale)}
-
-
-def same_scaling(one: Moments | Scaling, other: Moments | Scaling) -> bool:
-    """Return whether two scalings are equal; statistics are none."""
-    if isinstance(one, Moments) or isinstance(other, Moments):
-        return False
-    return np.array_equal(one[0], other[0]) and np.array_equal(one[1], other[1])
-
-
 def refuse_impossible(site: str, answer: Answer, entry: NodeEntry, seeds: int) -> None:
-    """Refuse a node's statistics where they are impossible for what it told of its data."""
+    """Refuse a node's statistics that are impossible for its stated data."""
     try:
         told = read_statistics(answer, seeds)
     except DeployError as error:
@@ -227,18 +216,18 @@ def refuse_impossible(site: str, answer: Answer, entry: NodeEntry, seeds: int) -
 
 
 def read_statistics(answer: Answer, seeds: int) -> list[Moments | Scaling]:
-    """Read what a node told of its scaling under each seed: statistics, or what it uses."""
+    """Read a node's statistics under each seed, or the scaling it uses."""
     leaves = {name: leaf.numpy() for name, leaf in answer.message.leaves.items()}
     protocol.refuse_nonfinite(answer.message.leaves)
     if any(leaf.ndim == 0 or len(leaf) != seeds for leaf in leaves.values()):
-        raise DeployError(f"a node told the scaling of its data for other than {seeds} seeds")
+        raise DeployError(f"a node stated the scaling of its data for other than {seeds} seeds")
     if set(leaves) == {"shift", "scale"}:
         return list(zip(leaves["shift"], leaves["scale"], strict=True))
     counts: Any = answer.message.head.get("count")
     if set(leaves) != {"mean", "squares"} or not (
         is_list(counts, float, seeds) and all(0 < count < math.inf for count in counts)
     ):
-        raise DeployError("a node told its data's statistics in another form")
+        raise DeployError("a node stated its data's statistics in another form")
     return [
         Moments(count, mean, squares)
         for count, mean, squares in zip(counts, leaves["mean"], leaves["squares"], strict=True)
@@ -270,7 +259,7 @@ SAME_FOR_NEWCOMERS = (
 
 
 def read_entries(path: Path) -> dict[str, NodeEntry]:
-    """Read what a roster wrote: each site's entry."""
+    """Read each site's entry from a file."""
     known = json.loads(path.read_text())
     return {
         site: NodeEntry(**{**entry, "form": ExampleForm(**entry["form"])})
@@ -292,7 +281,7 @@ def refuse_unlike(
 
 
 def read_entry(site: str, answer: Answer, seeds: int) -> NodeEntry:
-    """Read what a node told, trusting nothing in it."""
+    """Read what a node stated, trusting nothing in it."""
     head: dict[str, Any] = {
         key: answer.message.head.get(key) for key in NodeEntry.__dataclass_fields__
     }

@@ -18,7 +18,7 @@ from idiolect.core.tree import Tree
 from idiolect.data import Dataset
 from idiolect.deploy import compression, protocol
 from idiolect.deploy.handshake import NodeRegistry
-from idiolect.deploy.messenger import Answer, Messenger
+from idiolect.deploy.messenger import Answer
 from idiolect.deploy.protocol import CODES, POLICY_LIMITS, Message, Refused
 from idiolect.deploy.secure_sum import SumFailed, run_secure_sum
 from idiolect.engine.architecture import Architecture
@@ -105,12 +105,11 @@ class NodeExchange:
 
     def __init__(
         self,
-        messenger: Messenger,
         registry: NodeRegistry,
         templates: MessageTemplates,
         deploy: Deployment,
     ) -> None:
-        self._messenger = messenger
+        self._messenger = registry.messenger
         self._registry = registry
         self._templates = templates
         self._deploy = deploy
@@ -159,7 +158,7 @@ class NodeExchange:
             empty = self._deploy.secure and kind in ("step", "tell")
             empty |= kind == "step" and client not in true_for["heard"]
             template = () if empty else self._templates.answer(client, kind, **flags)
-            codec = protocol.UNCOMPRESSED
+            codec: protocol.Codec = protocol.UNCOMPRESSED
             if kind == "step" and not empty:
                 codec = compression.up(self._deploy, sent)
             content = protocol.fitted(template, message.leaves, codec)
@@ -170,7 +169,9 @@ class NodeExchange:
 
         return self._exchange(kind, head, messages, read)
 
-    def _refuse_other_size(self, run: int, client: int, report: Tree, codec: Any) -> None:
+    def _refuse_other_size(
+        self, run: int, client: int, report: Tree, codec: protocol.Codec
+    ) -> None:
         """Refuse a report of another number of examples than its node stated when joining."""
         stated = getattr(report, "size", None)
         if not isinstance(stated, torch.Tensor):

@@ -19,7 +19,7 @@ from idiolect.deploy.handshake import NodeRegistry, RunSummary
 from idiolect.deploy.messenger import Messenger
 from idiolect.deploy.node_records import NOBODY
 from idiolect.deploy.serve_experiment import NO_SETTINGS, ServerSettings
-from idiolect.deploy.server import FederationServer
+from idiolect.deploy.server import Server
 from idiolect.errors import DataError
 from idiolect.experiment.adapt import (
     FinishedRun,
@@ -100,14 +100,14 @@ def find_model(
 
 
 def adapt_nodes(
-    post: Messenger,
+    messenger: Messenger,
     found: AvailableModel,
     visit: str,
     folder: Path,
     submitter: str = NOBODY,
     host: ServerSettings = NO_SETTINGS,
 ) -> Document:
-    """Give the nodes of a post their models; write what was found, their scores, into a folder.
+    """Give the nodes of a messenger their models; write the scores into a folder.
 
     `visit` names this occasion, and with it the nodes' state.
     """
@@ -122,23 +122,23 @@ def adapt_nodes(
     own = {"seeds": [{"shift": shift.tolist(), "scale": scale.tolist()}]}
     write_whole(folder / "scaling.json", json.dumps(own).encode())
     path = folder / "roster.json"
-    roster = NodeRegistry(post, visit, found.text, digests, 1, path, found.model, submitter)
-    roster.gather(None)
-    form, clients = roster.first.form, found.model.clients
+    registry = NodeRegistry(messenger, visit, found.text, digests, 1, path, found.model, submitter)
+    registry.gather(None)
+    form, clients = registry.first.form, found.model.clients
     shape, words = tuple(form.shape), tuple(form.words)
-    names, classes = roster.names, len(form.classes)
-    bound = assign_networks(experiment, shape, classes, roster.clients, words, names, host.reach)
+    names, classes = registry.names, len(form.classes)
+    bound = assign_networks(experiment, shape, classes, registry.clients, words, names, host.reach)
     refuse_per_client_state(method, bound, len(form.classes), clients)
-    hub = FederationServer(
-        label, method, (run.seed,), visit, post, roster, bound, None, "fixed", experiment.deploy
+    server = Server(
+        label, method, (run.seed,), visit, registry, bound, None, "fixed", experiment.deploy
     )
-    exams = () if any(roster.sizes(2, 0)) else None  # they are the nodes' own
-    done = catch_up(hub, method, run, exams, found.place)
-    sizes = [[roster.sizes(part, 0)[n] for part in range(3)] for n in range(roster.clients)]
+    exams = () if any(registry.sizes(2, 0)) else None  # they are the nodes' own
+    done = catch_up(server, method, run, exams, found.place)
+    sizes = [[registry.sizes(part, 0)[n] for part in range(3)] for n in range(registry.clients)]
     about: Mapping[str, str] = {"source": "the nodes' own data", "federation": ""}
-    done = done._replace(notices=(*done.notices, *hub.remarks()))
+    done = done._replace(notices=(*done.notices, *server.remarks()))
     content = adaptation_document(
-        found.experiment, found.table, run, about, roster.names, sizes, done
+        found.experiment, found.table, run, about, registry.names, sizes, done
     )
     write_adaptation(folder, content)
     return content

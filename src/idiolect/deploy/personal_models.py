@@ -187,7 +187,7 @@ def _rehearsed(stored: StoredModel, trust: bool) -> tuple[ClientRuntime, Any]:
     classes = len(form.classes)
     bound = assign_networks(experiment, shape, classes, stored.clients, words, reach=reach)
     own = next(a for a in bound.values() if a.clients is None or about.client in a.clients)
-    lessons, test = form.lessons()
+    lessons, test = form.blank_client()
     place = ClientIdentity(about.client, stored.clients, about.seed, about.newcomer)
     alone = ClientRuntime(build_method(table), place, lessons, test, own, torch.device("cpu"))
     flags = ["keep", "newcomers"] if about.newcomer else ["keep"]

@@ -94,17 +94,52 @@ class Refused(DeployError):
 
 
 PROTOCOL = 1
+MOST_EXCHANGED = 100_000  # numbers of a final exchange, which are text in the head
 LIMIT = 256 << 20  # bytes of a message, unless told otherwise
 _KEY = "m"  # where the head stands in the safetensors header
 _HEAD_LIMIT = 4 << 20  # the experiment's text and one line for each leaf
 
 
 class Message(NamedTuple):
-    """What kind, the head (plain JSON) and the tensors by name."""
+    """A kind, the head (plain JSON) and the tensors by name; nothing in it is trusted."""
 
     kind: str
     head: dict[str, Any]
     leaves: dict[str, Tensor]
+
+    def field(self, key: str, kind: type[Any]) -> Any:
+        """Return a field of the expected type; a bool is no int here."""
+        value: Any = self.head.get(key)
+        if type(value) is not kind or (type(value) is int and not 0 <= value < 1 << 62):
+            raise Refused("format", f"{key} is {type(value).__name__}, expected {kind.__name__}")
+        return value
+
+    def about(self) -> tuple[str, int, int]:
+        """Return the label, the seed and the round."""
+        return self.field("label", str), self.field("seed", int), self.field("round", int)
+
+    def sum_id(self) -> tuple[Any, ...]:
+        """Return the name of the secure sum."""
+        words = (self.field(key, str) for key in ("run", "label", "of", "sum"))
+        return *words, *(self.field(key, int) for key in ("seed", "round"))
+
+    def names(self, key: str) -> list[str]:
+        """Return a list of different names, in order."""
+        names = self.field(key, list)
+        if not all(isinstance(one, str) for one in names) or names != sorted(set(names)):
+            raise Refused("format", f"{key} is no list of different names")
+        return list(names)
+
+    def sample(self) -> int:
+        """Return the number of the public sample: the round's, unless stated."""
+        return int(self.field("sample" if "sample" in self.head else "round", int))
+
+    def bound(self) -> float:
+        """Return the norm to which updates are clipped before a secure sum; 0: none are."""
+        bound = self.head.get("bound", 0.0)
+        if type(bound) is not float or not math.isfinite(bound) or bound < 0:
+            raise Refused("format", f"updates cannot be shortened to {bound}")
+        return bound
 
 
 class Codec(Protocol):
@@ -224,39 +259,6 @@ def refuse_nonfinite(content: Tree, form: Tree = None) -> None:
             raise Refused("nonfinite", f"{name} holds NaN or infinity")
 
 
-def read_field(head: dict[str, Any], key: str, kind: type[Any]) -> Any:
-    """Take a value of the expected kind out of a head; a bool is no int here."""
-    value: Any = head.get(key)
-    if type(value) is not kind or (type(value) is int and not 0 <= value < 1 << 62):
-        raise Refused("format", f"{key} is {type(value).__name__}, expected {kind.__name__}")
-    return value
-
-
-def method_seed_round(message: Message) -> tuple[str, int, int]:
-    """Name the method, the seed and the round that a message is about."""
-    head = message.head
-    return (
-        read_field(head, "label", str),
-        read_field(head, "seed", int),
-        read_field(head, "round", int),
-    )
-
-
-def sum_id(message: Message) -> tuple[Any, ...]:
-    """Name the secure sum that a message is about."""
-    head = message.head
-    words = (read_field(head, key, str) for key in ("run", "label", "of", "sum"))
-    return *words, *(read_field(head, key, int) for key in ("seed", "round"))
-
-
-def names_in(message: Message, key: str) -> list[str]:
-    """Read a list of different names, in order."""
-    names = read_field(message.head, key, list)
-    if not all(isinstance(one, str) for one in names) or names != sorted(set(names)):
-        raise Refused("format", f"{key} is no list of different names")
-    return list(names)
-
-
 def read_shares(message: Message, names: Sequence[str], width: int) -> dict[str, bytes]:
     """Read bytes for every name: the rows of the tensor `shares`, in the order of the names."""
     found = message.leaves.get("shares")
@@ -273,19 +275,6 @@ def write_shares(
     """Write bytes for every name as `rows_in` reads them; zeros where there are none."""
     whole = b"".join(content.get(name, bytes(width)) for name in names)
     return {"shares": torch.frombuffer(bytearray(whole), dtype=torch.uint8).view(-1, width)}
-
-
-def sample_of(message: Message) -> int:
-    """Read the number of the public sample: the round's, where nothing else is said."""
-    return int(read_field(message.head, "sample" if "sample" in message.head else "round", int))
-
-
-def bound_of(message: Message) -> float:
-    """Read to which norm updates are to be shortened before they are hidden; 0: none is."""
-    bound = message.head.get("bound", 0.0)
-    if type(bound) is not float or not math.isfinite(bound) or bound < 0:
-        raise Refused("format", f"updates cannot be shortened to {bound}")
-    return bound
 
 
 def digest(*parts: bytes) -> str:

@@ -21,7 +21,7 @@ from idiolect.deploy.limits import UNLIMITED
 from idiolect.deploy.messenger import FaultLog, Messenger, Transport, WaitPolicy
 from idiolect.deploy.node_process import Processes
 from idiolect.deploy.node_records import NOBODY
-from idiolect.deploy.server import FederationServer, refuse_pooled
+from idiolect.deploy.server import Server, refuse_pooled
 from idiolect.deploy.site import Site
 from idiolect.engine.architecture import labels
 from idiolect.engine.backend import Backend
@@ -35,7 +35,7 @@ from idiolect.experiment.components import build_method as made_method
 from idiolect.experiment.job import Evaluate, Job
 from idiolect.experiment.portable import NOWHERE, export_experiment, import_experiment, source_of
 from idiolect.experiment.run import EXPERIMENT
-from idiolect.experiment.run import run_jobs as run_courses
+from idiolect.experiment.run import run_jobs as run_jobs
 from idiolect.experiment.schema import Deployment, Experiment
 from idiolect.experiment.untrusted import Permissions, trust_named_code
 from idiolect.results import data_record
@@ -98,8 +98,7 @@ class RemoteJob(Job):
     """One method on all seeds, trained by nodes."""
 
     run: str
-    post: Messenger
-    roster: NodeRegistry
+    registry: NodeRegistry
     checkpoint_every: int = 1  # whatever happens, no more than one round is done again
     backend: Backend = field(default_factory=lambda: Backend("sequential", "cpu"))
     deploy: Deployment = field(default_factory=Deployment)
@@ -109,7 +108,7 @@ class RemoteJob(Job):
 
     @property
     def identity(self) -> dict[str, Any]:
-        """All that decides the course of training; the nodes' data is the roster's to compare."""
+        """All that decides the course of training; the registry compares the nodes' data."""
         return {
             "method": self.name,
             "settings": self.settings,
@@ -124,15 +123,15 @@ class RemoteJob(Job):
     @property
     def members(self) -> tuple[Members, ...]:
         """Who takes part under each seed."""
-        own = f"{self.roster.clients} sites, each with data of its own"
+        own = f"{self.registry.clients} sites, each with data of its own"
         return tuple(
             Members(
                 seed,
-                self.roster.names,
-                tuple(self.roster.sizes(0, run)),
-                tuple(self.roster.sizes(2, run)),
-                self.roster.first.descriptions[run] or own,
-                labels(self.architectures, self.roster.clients),
+                self.registry.names,
+                tuple(self.registry.sizes(0, run)),
+                tuple(self.registry.sizes(2, run)),
+                self.registry.first.descriptions[run] or own,
+                labels(self.architectures, self.registry.clients),
             )
             for run, seed in enumerate(self.seeds)
         )
@@ -145,7 +144,7 @@ class RemoteJob(Job):
     @property
     def validated(self) -> bool:
         """Whether some node has validation data under every seed."""
-        return all(any(self.roster.sizes(1, run)) for run in range(len(self.seeds)))
+        return all(any(self.registry.sizes(1, run)) for run in range(len(self.seeds)))
 
     @property
     def place(self) -> str:
@@ -153,33 +152,27 @@ class RemoteJob(Job):
         return "nodes"
 
     def warnings(self) -> list[str]:
-        """List nodes without data of a kind."""
-        told = []
-        for part, word in enumerate(("train", "val", "test")):
-            empty = [
-                name
-                for name, size in zip(self.roster.names, self.roster.sizes(part, 0), strict=True)
-                if not size
-            ]
-            if empty:
-                told.append(
-                    f"{len(empty)} of {self.roster.clients} clients have no {word} row: {empty[0]}"
-                )
-        return told
+        """Return a warning about nodes without data of a kind."""
+        found = []
+        for part, name in enumerate(("train", "val", "test")):
+            sizes = zip(self.registry.names, self.registry.sizes(part, 0), strict=True)
+            if empty := [site for site, size in sizes if not size]:
+                clients = self.registry.clients
+                found.append(f"{len(empty)} of {clients} clients have no {name} row: {empty[0]}")
+        return found
 
     def trains_as(self, other: Job) -> bool:
-        """Say no: personal state is kept by label, so every method does its own rounds."""
+        """Return False: personal state is kept by label, so every method does its own rounds."""
         return False
 
-    def simulation(self, personal: Path | None = None) -> FederationServer:
-        """Make the hub."""
-        return FederationServer(
+    def simulation(self, personal: Path | None = None) -> Server:
+        """Return the server."""
+        return Server(
             self.label,
             self.method,
             self.seeds,
             self.run,
-            self.post,
-            self.roster,
+            self.registry,
             self.architectures,
             self.cohort,
             self.draw,
@@ -192,7 +185,7 @@ class RemoteJob(Job):
 def make_messenger(
     transport: Transport, text: str, folder: Path, host: ServerSettings = NO_SETTINGS
 ) -> Messenger:
-    """Make the hub's post, with the experiment's patience and the run's memory of failures."""
+    """Return a messenger with the experiment's limits and the run's record of failures."""
     deploy = import_experiment(text, reach=host.reach).deploy
     policy = WaitPolicy(
         deploy.timeout, deploy.join, deploy.minimum, deploy.patience, deploy.limit_mb << 20
@@ -201,7 +194,7 @@ def make_messenger(
 
 
 def serve(
-    post: Messenger,
+    messenger: Messenger,
     text: str,
     run: str,
     folder: Path,
@@ -211,7 +204,7 @@ def serve(
     host: ServerSettings = NO_SETTINGS,
     submitter: str = NOBODY,
 ) -> Document:
-    """Run an experiment over the hub's post, going on from what the folder holds of the same run.
+    """Run an experiment with a messenger's nodes, resuming from the folder of the same run.
 
     `text` is the experiment as TOML; `run` names the run, and with it the nodes' personal state;
     `host` says what the server's machine has of its own; `submitter` owns the run.
@@ -222,23 +215,23 @@ def serve(
     methods = served_methods(experiment, only)
     digests = {label: handshake.method_fingerprint(method) for label, method in methods.items()}
     seeds = len(experiment.seeds)
-    roster = NodeRegistry(
-        post, run, text, digests, seeds, folder / "roster.json", submitter=submitter
+    registry = NodeRegistry(
+        messenger, run, text, digests, seeds, folder / "roster.json", submitter=submitter
     )
     rules = {table.aggregate.name for table in experiment.methods if table.aggregate}
-    roster.gather(experiment.data.normalise, bool(rules & (set(RULES) - {"mean"})))
-    blank = _described(roster, folder, seeds)
+    registry.gather(experiment.data.normalise, bool(rules & (set(RULES) - {"mean"})))
+    blank = _described(registry, folder, seeds)
     public = None
     if any(method.public == "server" for method in methods.values()):
-        found = host.public_examples(text, roster.first)
+        found = host.public_examples(text, registry.first)
         public = None if found is None else [_scaled(found, own) for own in blank]
-    courses = _courses(experiment, methods, run, post, roster, public, host.reach)
-    for course in courses:  # before the experiment that the folder holds is replaced
-        if (path := run_state.checkpoint_path(folder, course.label)).exists():
-            run_state.load(path, course.identity, course.place)
+    jobs = _jobs(experiment, methods, run, registry, public, host.reach)
+    for job in jobs:  # before the experiment that the folder holds is replaced
+        if (path := run_state.checkpoint_path(folder, job.label)).exists():
+            run_state.load(path, job.identity, job.place)
     write_whole(folder / EXPERIMENT, text.encode())
     data_record.save_scaling(folder, dict(zip(experiment.seeds, blank, strict=True)))
-    return run_courses(courses, folder, _about(experiment, roster), resume=True, watch=watch)
+    return run_jobs(jobs, folder, _about(experiment, registry), resume=True, watch=watch)
 
 
 def served_methods(experiment: Experiment, only: Sequence[str] = ()) -> dict[str, Method]:
@@ -263,19 +256,20 @@ def served_methods(experiment: Experiment, only: Sequence[str] = ()) -> dict[str
     return methods
 
 
-def _courses(
+def _jobs(
     experiment: Experiment,
     methods: Mapping[str, Method],
     run: str,
-    post: Messenger,
-    roster: NodeRegistry,
+    registry: NodeRegistry,
     public: Sequence[Dataset] | None,
     reach: Permissions,
 ) -> list[RemoteJob]:
-    form = roster.first.form
+    form = registry.first.form
     shape, words = tuple(form.shape), tuple(form.words)
     classes = len(form.classes)
-    bound = assign_networks(experiment, shape, classes, roster.clients, words, roster.names, reach)
+    bound = assign_networks(
+        experiment, shape, classes, registry.clients, words, registry.names, reach
+    )
     return [
         RemoteJob(
             label=table.label_or_name,
@@ -283,42 +277,41 @@ def _courses(
             method=methods[table.label_or_name],
             seeds=experiment.seeds,
             rounds=table.rounds or experiment.rounds,
-            cohort=cohort_size(experiment.cohort, roster.clients),
+            cohort=cohort_size(experiment.cohort, registry.clients),
             draw=experiment.draw,
             evaluate=Evaluate(**experiment.evaluate.model_dump()),
             preset=table.preset or "",
             described={"model": experiment.model.model_dump(exclude_none=True)},
             run=run,
-            post=post,
-            roster=roster,
+            registry=registry,
             architectures=bound,
             deploy=experiment.deploy,
             bystanders=experiment.bystanders,
             public=public if methods[table.label_or_name].public == "server" else None,
         ).settled()
         for table in experiment.methods
-        if (table.label_or_name) in methods
+        if table.label_or_name in methods
     ]
 
 
-def _about(experiment: Experiment, roster: NodeRegistry) -> dict[str, Any]:
-    entry = roster.first
+def _about(experiment: Experiment, registry: NodeRegistry) -> dict[str, Any]:
+    entry = registry.first
     return {
         "name": experiment.name,
         "data": {
             "source": entry.source or "the nodes' own data",
             "provenance": "",
             "classes": entry.form.classes,
-            "clients": roster.clients,
+            "clients": registry.clients,
             "federations": list(entry.descriptions),
         },
     }
 
 
-def _described(roster: NodeRegistry, folder: Path, seeds: int) -> list[Dataset]:
+def _described(registry: NodeRegistry, folder: Path, seeds: int) -> list[Dataset]:
     """Describe how examples are decoded under each seed, as a dataset of one blank example."""
     known = read_scalings(folder / "scaling.json", seeds)
-    return [roster.first.form.blank(1, shift, scale) for shift, scale in known]
+    return [registry.first.form.blank(1, shift, scale) for shift, scale in known]
 
 
 def _scaled(public: Dataset, private: Dataset) -> Dataset:

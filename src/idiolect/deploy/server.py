@@ -6,12 +6,14 @@ scores as numbers. It never sees data or personal state. Its interface is that o
 
 import logging
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from idiolect.core import tree
+from idiolect.core import capabilities, tree
+from idiolect.core.capabilities import ArchitectureState, FinalExchange, Privacy, Tampering, has
 from idiolect.core.method import Method, Report, Sent
 from idiolect.core.tree import Tree
 from idiolect.data import Dataset
@@ -106,14 +108,14 @@ class Server:
         for number in range(len(self._seeds)):
             own = None if public is None else public[number]
             self.states.append(self._initial_state(number, architectures, deploy, own))
-            if method.grouped:
+            if has(method, ArchitectureState):
                 self._runtimes.append(self._templates.server_runtimes(number, own))
         # Training that leaves no trace need not be done.
         personal = tree.leaves(self._templates.runtimes[0][0].personal)
         self._all_train = bystanders == "train" and bool(personal)
         # The cohort of the current round under each seed, where it must stay secret.
         self._secret: dict[int, sampling.SecretCohort] = {}
-        self._messenger.discreet = method.hides
+        self._messenger.discreet = has(method, Privacy)
 
     def _initial_state(
         self,
@@ -148,7 +150,7 @@ class Server:
             # By architecture and then by seed, as a simulation has it.
             by_architecture = zip(*self._runtimes, strict=True)
             kept["groups"] = tuple(tuple(one.group for one in own) for own in by_architecture)
-        if not self._method.hides:  # who came, and whether anybody did, is secret then
+        if not has(self._method, Privacy):  # who came, and whether anybody did, is secret then
             kept["attended"] = {
                 "idle": torch.tensor(self._idle),
                 "clients": torch.from_numpy(self._took_part),
@@ -184,7 +186,7 @@ class Server:
         if not len(able):
             raise DataError("no node has a training example; check the split")
         own: Any = (self._cohort, self._draw, self._all_train)
-        if not self._method.hides:
+        if not has(self._method, Privacy):
             return sampling.Attendance(self._seeds[run], able, *own)
         if run not in self._secret:
             self._secret[run] = sampling.SecretCohort(able, *own)
@@ -197,7 +199,7 @@ class Server:
         would reveal much of the draw. Each node knows by itself whether it took part, and adapts if
         it did not.
         """
-        if self._method.hides:
+        if has(self._method, Privacy):
             return np.empty(0, np.int64)
         return np.flatnonzero(~self._took_part[run])
 
@@ -243,7 +245,7 @@ class Server:
             self._nodes.refuse_few(self.round, cohort, reports)
             present, state = self._updated(run, cohort, reports)
         else:
-            state = self._method.idle(state)
+            state = capabilities.idle(self._method, state)
         traffic = Traffic(len(present), *self._nodes.taken_bytes())
         return _SeedRound(state, sorted(found), present, traffic)
 
@@ -261,7 +263,7 @@ class Server:
                 present, mean = self._nodes.secure_sum(head, cohort, present, form)
             except SumFailed as error:
                 self._note_failed_sum(error)
-                return [], self._method.idle(state)
+                return [], capabilities.idle(self._method, state)
             self._failed_sums = 0
             return present, apply_sum(self._method, state, present, mean)
         if self._runtimes:
@@ -305,7 +307,7 @@ class Server:
         """Send every node the present state without training: newcomers catching up."""
         everyone = np.arange(self._registry.clients)
         for run, state in enumerate(self.states):
-            sent = self._method.welcome(state, torch.from_numpy(everyone))
+            sent = capabilities.welcome(self._method, state, torch.from_numpy(everyone))
             own = self._groups(run)
             self._nodes.collect("meet", run, self._head(run), everyone, sent, own)
 
@@ -347,7 +349,7 @@ class Server:
         scores = []
         for run in range(len(self.states)):
             never = self.strangers(run)
-            if newcomers or only_global or not (self.round and self._method.adapts):
+            if newcomers or only_global or not (self.round and capabilities.adapts(self._method)):
                 never = never[:0]
             took = np.setdiff1d(everyone, never)
             sums = self.told[run] if self.told else None
@@ -355,7 +357,7 @@ class Server:
             if not len(never):
                 scores.append(first)
                 continue
-            if self._method.tells:
+            if has(self._method, FinalExchange):
                 sums = first.told or None
             guests = {**flags, "only_global": not adapt, "keep": keep and adapt, "newcomers": adapt}
             scores.append(mixed((took, first), (never, self._scored(run, never, guests, sums))))
@@ -368,12 +370,12 @@ class Server:
     ) -> ClientScores:
         """Let some nodes score their models; newcomers get the sums of an earlier exchange."""
         newcomers = flags["newcomers"]
-        send = self._method.welcome if newcomers else self._method.send
+        send = partial(capabilities.welcome, self._method) if newcomers else self._method.send
         found: dict[int, Tree] = {}
         exchanged = None
         if len(clients):
             sent = send(self.states[run], torch.from_numpy(clients))
-            if self._method.tells and not flags["only_global"]:
+            if has(self._method, FinalExchange) and not flags["only_global"]:
                 if newcomers:
                     exchanged = _Exchanged(sums) if sums else None
                 else:
@@ -431,7 +433,7 @@ class Server:
 def apply_reports(method: Method, state: Tree, present: Sequence[int], reports: Tree) -> Tree:
     """Update the server's state with reports, guarded as in a simulation."""
     cohort = torch.tensor(present)
-    arrived = method.arrive(state, cohort, reports)
+    arrived = method.arrive(state, cohort, reports) if has(method, Tampering) else reports
     bad = server_update.rows_to_leave_out(arrived, None, len(cohort), _CPU)
     return server_update.guarded_server_step(method, state, cohort, arrived, bad)
 

@@ -1,4 +1,4 @@
-"""What a node is told by whoever runs it: whose data, where it stands, where state is kept."""
+"""A node's settings, and its data: its own file, or one client's share of a partition."""
 
 import dataclasses
 import json
@@ -103,6 +103,13 @@ class NodeData:
     def dataset(self) -> Dataset:
         """The examples, of the first seed."""
         return self.federations[0].dataset
+
+    def of_seed(self, seed: int) -> Federation:
+        """Return the data under a seed of the experiment."""
+        seeds = self.experiment.seeds
+        if seed not in seeds:
+            raise Refused("experiment", f"seed {seed} is none of the experiment's {seeds}")
+        return self.federations[seeds.index(seed)]
 
     def scaled(self, shift: np.ndarray, scale: np.ndarray) -> "NodeData":
         """Decode examples as all nodes agreed to; the first axis is of seeds."""
