@@ -32,7 +32,7 @@ ABOVE["analysis"] = {"analysis", "results", "core", "engine", *FOR_ALL}
 CORE = {"torch", "numpy"}
 FOREIGN = {
     "analysis": {"markupsafe"},  # light, and a part of Jinja2
-    "experiment": {"pydantic"},
+    "experiment": {"pydantic", "filelock"},
     "cli": {"typer", "rich"},
     "deploy": {"nvflare"},  # and there only the adapter: see below
 }

@@ -92,11 +92,11 @@ class Result:
         return scores
 
     def table(self) -> list[dict[str, Any]]:
-        """Give a row per client and model; `pandas.DataFrame(result.table())` works."""
+        """Return a row per client and model; `pandas.DataFrame(result.table())` works."""
         return document.table(document.build_document({}, [self.outcome], complete=True))
 
     def curve(self, model: str = "global", metric: str = "accuracy") -> dict[int, float]:
-        """Give the validation curve: round -> mean over clients."""
+        """Return the validation curve: round -> mean over clients."""
         values = self.outcome.curves[f"val/{model}/{metric}"]
         return {round: mean(values[place, 0]) for place, round in enumerate(self.outcome.evaluated)}
 

@@ -49,7 +49,7 @@ class FinishedRun(NamedTuple):
     path: Path  # where it was read
     earlier: tuple[tuple[int, Path], ...]  # rounds before, in order, where the run kept them
     groups: tuple[dict[str, Tensor], ...] = ()  # what the server kept for each architecture
-    told: Sums = MappingProxyType({})  # what its clients told, added up
+    told: Sums = MappingProxyType({})  # sums of the final exchange
 
 
 class Adapted(NamedTuple):
@@ -61,7 +61,7 @@ class Adapted(NamedTuple):
 
 
 def load_finished(folder: Path, label: str, seed: int | None = None) -> FinishedRun:
-    """Find what a finished method left; the run's first seed unless told otherwise."""
+    """Find what a finished method left; by default of the run's first seed."""
     path = checkpoint_path(folder, label)
     again = "finish it with `idiolect run EXPERIMENT.toml --resume`"
     if not path.is_file():
@@ -83,8 +83,7 @@ def load_finished(folder: Path, label: str, seed: int | None = None) -> Finished
     )
     kinds = sorted({int(n.split(".")[2]) for n in named if n.startswith("state.groups.")})
     groups = tuple(_server(named, f"state.groups.{n}.", seeds.index(seed)) for n in kinds)
-    told = {n.removeprefix("told."): leaf for n, leaf in named.items() if n.startswith("told.")}
-    sums = seed_leaves(told, seeds.index(seed))
+    sums = seed_leaves(named, f"told.{seeds.index(seed)}.")
     return FinishedRun(label, seed, meta["round"], last, path, earlier, groups, sums)
 
 
@@ -96,7 +95,7 @@ def adapt_newcomers(
     backend: Backend,
     place: int = 0,
 ) -> Adapted:
-    """Let newcomers meet the kept global models, then adapt, and score what they adapted to.
+    """Show newcomers the kept global models, adapt to the last one, and evaluate.
 
     Their architecture was the run's, in this place.
     """
@@ -115,14 +114,14 @@ class NewcomerRounds(Protocol):
     round: int
     states: list[Tree]
     tree: Tree
-    told: Sequence[Sums]  # by those who were there before them
+    told: Sequence[Sums]  # of the clients of the run
 
     @property
     def notices(self) -> Sequence[str]:
         """What is worth knowing of them."""
 
     def meet(self) -> None:
-        """Let everyone look at the present state without training."""
+        """Show the current server state to all newcomers, without training."""
 
     def judge(
         self,
@@ -131,7 +130,7 @@ class NewcomerRounds(Protocol):
         keep: bool = False,
         newcomers: bool = False,
     ) -> list[ClientScores]:
-        """Let everyone adapt to the present state, and score what came of it."""
+        """Adapt all newcomers to the current server state, and evaluate them."""
 
 
 def catch_up(
@@ -142,7 +141,7 @@ def catch_up(
     place: int = 0,
     device: torch.device = _CPU,
 ) -> Adapted:
-    """Lead newcomers through what a run kept: earlier states to look at, the last to adapt to."""
+    """Show newcomers the earlier states that a run kept, and adapt them to the last."""
     template = tuple(guests.states)
     notices = list(guests.notices)
     met: list[int] = []
@@ -228,9 +227,9 @@ def _refuse_architecture(
     with torch.random.fork_rng(devices=[]):
         main = Network(architecture.main())
         second = Network(architecture.auxiliary()) if architecture.auxiliary else main
-    told = Setup(main.params, second.params, torch.ones(1), classes, main.norms, main.statistics)
+    setup = Setup(main.params, second.params, torch.ones(1), classes, main.norms, main.statistics)
     one, two = (
-        tree.named(method.init_server(blank(told._replace(sizes=torch.ones(n)))))
+        tree.named(method.init_server(blank(setup._replace(sizes=torch.ones(n)))))
         for n in (clients, clients + 1)
     )
     for name in sorted(set(one) | set(two)):
@@ -239,9 +238,6 @@ def _refuse_architecture(
                 f"{method.title or type(method).__name__} keeps {name!r} for each client on the "
                 "server, which has nothing for newcomers; train again with them in the federation"
             )
-
-
-# Give clients that were not in training their personal models, from the folder of a run.
 
 
 def adapt(

@@ -149,7 +149,7 @@ def _with_common_test(federation: Federation, wanted: bool | int) -> Federation:
 
 
 def _of_one_size(made: dict[int, Federation]) -> dict[int, Federation]:
-    """Let vocabularies of all seeds be as large as the largest: networks have one shape."""
+    """Enlarge the vocabularies of all seeds to the largest: networks have one shape."""
     size = max(len(own.dataset.words) for own in made.values())
     return {
         seed: own

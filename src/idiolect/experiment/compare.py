@@ -1,4 +1,4 @@
-"""Compare methods over seeds and splits in one go; what was done before is never done again."""
+"""Compare methods over seeds and splits; what was trained before is not trained again."""
 
 import dataclasses
 import json
@@ -97,7 +97,7 @@ def compare_experiment(
     target: float | None = None,
     unit: str | None = None,
 ) -> tuple[Document, Path]:
-    """Train and compare; return the comparison and its folder, runs/NAME unless told otherwise."""
+    """Train and compare; return the comparison and its folder, by default runs/NAME."""
     folder = out or Path("runs") / folder_name(experiment.name)
     stats()  # missing at the end, it would cost the user the wait
     datasets: dict[str, Dataset] = {}
@@ -111,8 +111,7 @@ def compare_experiment(
     held: dict[str, Document] = {}
     with open_run_folder(folder, resume=True):
         for name, split in splits.items():
-            told = Prefixed(watch or Silent(), f"{name}: " if name else "")
-            held[name] = split.run(told)
+            held[name] = split.run(Prefixed(watch or Silent(), f"{name}: " if name else ""))
         write_whole(folder / EXPERIMENT, experiment_toml(experiment).encode())
         content = _laid_out(
             experiment.name,
@@ -140,11 +139,11 @@ def _laid_out(
     target: float | None,
     unit: str | None,
 ) -> Document:
-    told: dict[str, Comparison] = {
+    comparisons: dict[str, Comparison] = {
         split: compared(content, alpha=alpha, target=target, unit=unit)
         for split, content in held.items()
     }
-    together = overall(told)
+    together = overall(comparisons)
     return {
         "name": name,
         "complete": all(content["complete"] for content in held.values()),
@@ -155,7 +154,7 @@ def _laid_out(
                 "data": content["data"],
                 "tuned": _tuned(content),
                 "participation": statistics.participation_lines(content["methods"]),
-                "comparison": told[split].as_dict(),
+                "comparison": comparisons[split].as_dict(),
             }
             for split, content in held.items()
         ],
@@ -241,14 +240,14 @@ class SplitComparison:
         return dataclasses.replace(whole, about={**whole.about, "tuned": made.record})
 
     def _record(self, label: str, chosen: Sequence[Settings]) -> None:
-        """Put what the parts of a method recorded round by round beside the result, as of a run."""
+        """Write the traces of a method's parts beside the result, as a run does."""
         homes = [settings_folder(self.folder / PARTS / folder_name(label), own) for own in chosen]
-        told = joined_trace(homes, label, self.experiment.seeds)
-        if told is not None:
-            trace.write_trace(self.folder, told)
+        joined = joined_trace(homes, label, self.experiment.seeds)
+        if joined is not None:
+            trace.write_trace(self.folder, joined)
 
     def _final(self, table: MethodTable, group: "_Group", bench: PartTrainer) -> Outcome:
-        """Train what some seeds chose, going on from what there is of it."""
+        """Train the settings that some seeds chose, resuming from existing checkpoints."""
         label = folder_name(table.label_or_name)
         place = settings_folder(self.folder / PARTS / label, group.settings)
         chosen = with_settings(table, group.settings)
@@ -281,7 +280,7 @@ class SplitComparison:
         return dataclasses.replace(made, label=label, evaluate=evaluate, rounds=rounds)
 
     def _label(self, folder: Path, experiment: Experiment) -> None:
-        """Say in a folder what it is of, so that newcomers can be adapted from it."""
+        """Write into a folder what it is of, so that newcomers can be adapted from it."""
         folder.mkdir(parents=True, exist_ok=True)
         write_whole(folder / EXPERIMENT, experiment_toml(experiment).encode())
         held = self._held.federations

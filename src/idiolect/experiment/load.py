@@ -1,4 +1,4 @@
-"""From a TOML file and --set options to a raw table, with errors that name the place."""
+"""From a TOML file and --set options to a resolved experiment: validated, defaults written out."""
 
 import json
 import re
@@ -40,7 +40,7 @@ _DEPTH = 20  # tables in tables that a file may have
 
 
 def read_toml(path: Path, wanted: str = "an experiment file") -> Raw:
-    """Read a file; a slip of syntax is told with its line and column."""
+    """Read a file; a syntax error names its line and column."""
     try:
         return parse_toml(path.read_text(encoding="utf-8"), str(path))
     except FileNotFoundError:
@@ -283,7 +283,7 @@ def _partition(partition: Named, where: str, key: str) -> Named:
 def _source(
     source: str, options: Mapping[str, Any], where: str, reach: Permissions, key: str
 ) -> tuple[str, dict[str, Any]]:
-    """Tell a named source from a path; a path becomes absolute, since the file will be copied."""
+    """Resolve a named source or a path, which becomes absolute: the file will be copied."""
     path = [*key.split("."), "options"]
     if source in SOURCES:
         taker = SOURCES[source].make or SOURCES[source].read
@@ -337,7 +337,7 @@ def _given(values: BaseModel) -> dict[str, Any]:
 
 
 def with_splits(raw: Raw) -> Raw:
-    """Give every split the keys of [data] that it does not change itself."""
+    """Return every split the keys of [data] that it does not change itself."""
     data, splits = raw.get("data", {}), raw.get("splits", ())
     if not isinstance(data, Mapping) or not isinstance(splits, (list, tuple)) or not splits:
         return raw
@@ -360,7 +360,7 @@ def refuse_equal_splits(splits: Sequence[SplitTable], where: str) -> Sequence[Sp
 
 
 def split_experiments(experiment: Experiment) -> dict[str, Experiment]:
-    """Give an experiment for each split, by its name; without splits one, without a name."""
+    """Return an experiment for each split, by its name; without splits one, named ""."""
     plain = {"splits": (), "tune": None}
     if not experiment.splits:
         return {"": experiment.model_copy(update=plain)}

@@ -21,10 +21,10 @@ def export_experiment(experiment: Experiment) -> str:
     No path leaves this machine: who reads the experiment brings own data.
     """
     backend = experiment.backend.model_copy(update={"ray": Workers()})
-    told = experiment.model_copy(
+    exported = experiment.model_copy(
         update={"data": _pathless(experiment.data), "backend": backend, "logging": Logging()}
     )
-    text = experiment_toml(told)
+    text = experiment_toml(exported)
     packages = experiment.deploy.packages
     try:
         parse_untrusted(text, Permissions(packages=packages))

@@ -130,7 +130,6 @@ def audited(rule: Private, plan: RunPlan, trials: int = 20_000, seed: int = 0) -
         raise ConfigError("without noise there is nothing to audit: ε is infinite")
     if trials < 1000:
         raise ConfigError(f"--trials is {trials}, expected at least 1000: fewer show nothing")
-    told = rule.promise(plan)["privacy"]
     terms = guarantee.terms(rule, plan)
     cohort, whole = guarantee.drawn(plan), plan.rounds * plan.releases
     most = min(whole, _ROUNDS)
@@ -154,7 +153,7 @@ def audited(rule: Private, plan: RunPlan, trials: int = 20_000, seed: int = 0) -
         for attack, seen, own, ends in attacks
         for rounds in ends
     ]
-    spent = told["epsilon"]
+    spent = rule.promise(plan)["privacy"]["epsilon"]
     return Audit(math.inf if spent is None else spent, terms.delta, tuple(rows), trials)
 
 
@@ -189,7 +188,7 @@ class _Bench:
         self._method = Aggregated(FedAvg(), rule)
 
     def watched(self, cohort: int, rounds: int) -> _Seen:
-        """Let canaries take part, or not, in cohorts of a size; return what is seen of them."""
+        """Run canaries that take part, or not, in cohorts of a size; return what is observed."""
         found: list[_Seen] = []
         count = min(self._plan.clients, _CANARIES)
         while count * len(found) < self._trials:

@@ -7,10 +7,12 @@ import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
+
+from filelock import FileLock, Timeout
 
 from idiolect.analysis.live import Address, address, serving
-from idiolect.analysis.loggers import LOGGERS, Logger, logger
+from idiolect.analysis.loggers import LOGGERS, logger
 from idiolect.analysis.report import report
 from idiolect.core.checkpoint import write_whole
 from idiolect.engine.callbacks import Several, Silent, Watch
@@ -19,12 +21,33 @@ from idiolect.experiment.build import build_jobs, refuse_unknown_labels
 from idiolect.experiment.job import Job
 from idiolect.experiment.load import dump_toml, load_experiment
 from idiolect.experiment.run_state import PERSONAL, first_difference
-from idiolect.experiment.schema import Experiment, Logging
+from idiolect.experiment.schema import Experiment
 from idiolect.experiment.train import finished, train
 from idiolect.experiment.validation import suggest
 from idiolect.results import data_record, document
 from idiolect.results.document import Document
 from idiolect.results.models import folder_name
+
+EXPERIMENT = "experiment.toml"
+_FILES = (
+    EXPERIMENT,
+    data_record.SCALING_FILE,
+    data_record.HOLDINGS_FILE,
+    document.FILE,
+    document.METRICS_FILE,
+    "comparison.json",
+)
+_FOLDERS = (
+    "checkpoints",
+    "globals",
+    "models",
+    "newcomers",
+    "traces",
+    "parts",
+    "tune",
+    data_record.VOCABULARY,
+    PERSONAL,
+)
 
 
 def run(
@@ -67,7 +90,7 @@ def run_experiment(
     serve: Address | None = None,
     log: Sequence[str] = (),
 ) -> tuple[Document, Path]:
-    """Run an experiment; return the result and its folder, runs/NAME unless told otherwise."""
+    """Run an experiment; return the result and its folder, by default runs/NAME."""
     folder = out or Path("runs") / folder_name(experiment.name)
     for key in ("tune", "splits"):
         if getattr(experiment, key):
@@ -75,40 +98,29 @@ def run_experiment(
                 f"the experiment has {key}, which `run` does not do; use `idiolect compare`, or "
                 "leave it out"
             )
-    with run_callbacks(experiment, folder, watch or Silent(), serve=serve, log=log) as everyone:
-        content = _executed(experiment, folder, resume, overwrite, data_dir, only, everyone)
+    with run_callbacks(experiment, folder, watch or Silent(), serve=serve, log=log) as callbacks:
+        # Data and settings are refused before anything is written, or an older run is cleared away.
+        refuse_unknown_labels(experiment, only)
+        jobs, about = build_jobs(experiment, data_dir)
+        with open_run_folder(folder, resume=resume, overwrite=overwrite):
+            path = folder / EXPERIMENT
+            if resume and path.exists():
+                _refuse_another(path, experiment)
+            before = path.read_bytes() if path.exists() else None
+            write_whole(path, experiment_toml(experiment).encode())
+            federations = jobs[0].federations
+            decoded = [federation.dataset for federation in federations]
+            data_record.save_scaling(folder, dict(zip(experiment.seeds, decoded, strict=True)))
+            data_record.save_holdings(folder, experiment.seeds, federations)
+            try:
+                content = run_jobs(jobs, folder, about, resume=resume, only=only, watch=callbacks)
+            except CheckpointError:  # refused: the folder stays as it was
+                if before is not None:
+                    write_whole(path, before)
+                raise
         if serve is not None:
             report(folder)  # the page that was served stays as a file
     return content, folder
-
-
-def _executed(
-    experiment: Experiment,
-    folder: Path,
-    resume: bool,
-    overwrite: bool,
-    data_dir: Path | None,
-    only: Sequence[str],
-    watch: Watch,
-) -> Document:
-    # Data and settings are refused before anything is written, or an older run is cleared away.
-    refuse_unknown_labels(experiment, only)
-    made, about = build_jobs(experiment, data_dir)
-    with open_run_folder(folder, resume=resume, overwrite=overwrite):
-        if resume:
-            _refuse_another(folder, experiment)
-        path = folder / EXPERIMENT
-        before = path.read_bytes() if path.exists() else None
-        write_whole(path, experiment_toml(experiment).encode())
-        held = zip(experiment.seeds, made[0].federations, strict=True)
-        data_record.save_scaling(folder, {seed: federation.dataset for seed, federation in held})
-        data_record.save_holdings(folder, made[0].seeds, made[0].federations)
-        try:
-            return run_jobs(made, folder, about, resume=resume, only=only, watch=watch)
-        except CheckpointError:  # refused: the folder stays as it was
-            if before is not None:
-                write_whole(path, before)
-            raise
 
 
 def experiment_toml(experiment: Experiment) -> str:
@@ -116,11 +128,8 @@ def experiment_toml(experiment: Experiment) -> str:
     return dump_toml(experiment.model_dump(exclude={"training", "aggregate"}, exclude_none=True))
 
 
-def _refuse_another(folder: Path, experiment: Experiment) -> None:
-    """Compare with what the folder was begun with; more rounds and further methods are welcome."""
-    path = folder / EXPERIMENT
-    if not path.exists():
-        return
+def _refuse_another(path: Path, experiment: Experiment) -> None:
+    """Refuse a folder begun with another experiment; more rounds and more methods are fine."""
     try:
         before = _essence(tomllib.loads(path.read_text(encoding="utf-8")))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, KeyError, TypeError):
@@ -131,7 +140,7 @@ def _refuse_another(folder: Path, experiment: Experiment) -> None:
         side["methods"] = {k: v for k, v in side["methods"].items() if k in shared}
     if difference := first_difference(before, now):
         raise CheckpointError(
-            f"{folder} holds another experiment: {difference}; use another --out, or undo the "
+            f"{path.parent} holds another experiment: {difference}; use another --out, or undo the "
             "change"
         )
 
@@ -150,31 +159,6 @@ def _essence(raw: dict[str, Any]) -> dict[str, Any]:
         for table in raw["methods"]
     }
     return {**kept, "data": data, "evaluate": watched, "methods": methods}
-
-
-# Run several methods into one folder and write what they found.
-
-
-EXPERIMENT = "experiment.toml"
-_FILES = (
-    EXPERIMENT,
-    data_record.SCALING_FILE,
-    data_record.HOLDINGS_FILE,
-    document.FILE,
-    document.METRICS_FILE,
-    "comparison.json",
-)
-_FOLDERS = (
-    "checkpoints",
-    "globals",
-    "models",
-    "newcomers",
-    "traces",
-    "parts",
-    "tune",
-    data_record.VOCABULARY,
-    PERSONAL,
-)
 
 
 def run_jobs(
@@ -206,41 +190,33 @@ def run_jobs(
 
 @contextmanager
 def open_run_folder(folder: Path, *, resume: bool, overwrite: bool = False) -> Iterator[Path]:
-    """Hold a folder for a run; one that holds another run, or is in use, is refused."""
+    """Lock a folder for a run; refuse one that holds another run, or is in use."""
     held = [name for name in (*_FILES, *_FOLDERS) if (folder / name).exists()]
     if held and not (resume or overwrite):
         raise CheckpointError(
             f"{folder} already holds a run; add --resume to go on with it (or to see its result), "
             "or choose another --out"
         )
+    lock = FileLock(folder / ".lock", timeout=0)  # released with the process, however it ends
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = (folder / ".lock").open("w")
+        lock.acquire()
+    except Timeout:
+        raise IdiolectError(
+            f"another process is running in {folder}; wait until it ends, or choose another --out"
+        ) from None
     except OSError as error:
         raise IdiolectError(
             f"cannot write to {folder}: {error.strerror}; choose another --out"
         ) from error
-    with lock:
-        _hold(lock, folder)
+    try:
         if held and overwrite:
             clear_run_folder(folder)
         for part in folder.rglob(".*.part"):  # left by a process that was killed while writing
             part.unlink(missing_ok=True)
         yield folder
-
-
-def _hold(lock: IO[str], folder: Path) -> None:
-    """Lock a folder against other processes; the lock goes with the process, however it ends."""
-    try:
-        import fcntl
-    except ImportError:  # no such locks on this system: two runs in a folder are the user's risk
-        return
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        raise IdiolectError(
-            f"another process is running in {folder}; wait until it ends, or choose another --out"
-        ) from None
+    finally:
+        lock.release()
 
 
 def clear_run_folder(folder: Path) -> None:
@@ -249,9 +225,6 @@ def clear_run_folder(folder: Path) -> None:
         (folder / name).unlink(missing_ok=True)
     for name in _FOLDERS:
         shutil.rmtree(folder / name, ignore_errors=True)
-
-
-# Who watches an experiment: the screen, a page served beside it, loggers.
 
 
 @contextmanager
@@ -263,8 +236,10 @@ def run_callbacks(
     serve: Address | None = None,
     log: Sequence[str] = (),
 ) -> Iterator[Watch]:
-    """Gather those who watch; a port that is taken or a library that is missing is told at once."""
-    wanted = {**_asked(experiment.logging), **parse_log_options(log)}
+    """Collect callbacks: screen, loggers, live page; a taken port or missing library fails here."""
+    table = experiment.logging.model_dump()  # true, or where to
+    asked = {name: "" if value is True else value for name, value in table.items() if value}
+    wanted = {**asked, **parse_log_options(log)}
     loggers = [logger(name, target, folder, experiment.name) for name, target in wanted.items()]
     with ExitStack() as stack:
         watches: list[Watch] = [screen, *loggers]
@@ -276,7 +251,9 @@ def run_callbacks(
         try:
             yield Several(watches)
         finally:
-            _tell_troubles(loggers, screen)
+            for one in loggers:
+                if one.trouble:
+                    screen.note(one.trouble)
 
 
 def parse_log_options(log: Sequence[str]) -> dict[str, str]:
@@ -288,15 +265,3 @@ def parse_log_options(log: Sequence[str]) -> dict[str, str]:
             raise ConfigError(f"--log: unknown logger {suggest(name, LOGGERS)}")
         found[name] = target
     return found
-
-
-def _asked(table: Logging) -> Mapping[str, str]:
-    """Read the [logging] table: true, or where to."""
-    values = table.model_dump()
-    return {name: "" if value is True else value for name, value in values.items() if value}
-
-
-def _tell_troubles(loggers: Sequence[Logger], screen: Watch) -> None:
-    for one in loggers:
-        if one.trouble:
-            screen.note(one.trouble)

@@ -245,14 +245,13 @@ def load(path: Path, identity: Mapping[str, Any], place: str) -> RunState:
         shared=meta["shared"],
         left_out=tuple(meta.get("left_out", ())),
         crossing=meta.get("crossing", {}),
-        told=tuple(seed_leaves(parts["told"], place) for place in range(len(exchanged))),
+        told=tuple(seed_leaves(parts["told"], f"{place}.") for place in range(len(exchanged))),
         exchanged=exchanged,
     )
 
 
-def seed_leaves(named: Mapping[str, torch.Tensor], place: int) -> dict[str, torch.Tensor]:
-    """Pick the leaves of one seed out of those that are named by seeds."""
-    start = f"{place}."
+def seed_leaves(named: Mapping[str, torch.Tensor], start: str) -> dict[str, torch.Tensor]:
+    """Return the leaves whose names start with this, such as those of one seed, without it."""
     return {
         name.removeprefix(start): leaf for name, leaf in named.items() if name.startswith(start)
     }

@@ -1,4 +1,4 @@
-"""A method's seeds in parts, each in a folder of its own: seeds that come later are a new part."""
+"""A method's seeds in parts, each in a folder of its own; seeds added later are a new part."""
 
 import contextlib
 import dataclasses
@@ -44,7 +44,7 @@ class PartTrainer:
         self._done: list[tuple[Job, Path]] = []
 
     def train(self, job: Job, folder: Path) -> Trained:
-        """Go on with a job where its folder left off; take over the rounds of one trained alike."""
+        """Resume a job from its folder, or take over the rounds of one trained alike."""
         donors = [] if has_begun(job, folder) else self._donors(job)
         done = train(job, folder, resume=True, watch=self._watch, earlier=donors)
         self._done.append((job, folder))
@@ -60,7 +60,7 @@ class PartTrainer:
         return groups
 
     def _donors(self, job: Job) -> list[Trained]:
-        """Read the first job that trained alike from its checkpoint; state holds none of them."""
+        """Read the first job that trained alike from its checkpoint; none is kept in memory."""
         for other, folder in self._done:
             if job.trains_as(other) and (found := finished(other, folder)):
                 return [found]
@@ -126,7 +126,7 @@ def _new_part(home: Path, seeds: Seeds) -> Part:
 def adopt_run(
     folder: Path, home: Path, label: str, seeds: Seeds, make: Callable[[Seeds], Job]
 ) -> None:
-    """Let what `idiolect run` left in a folder count as a part, if it is of this experiment."""
+    """Make a part of what `idiolect run` left in a folder, if it is of this experiment."""
     path = run_state.checkpoint_path(folder, label)
     if list_parts(home) or not path.exists():
         return
@@ -154,7 +154,7 @@ def list_parts(home: Path) -> list[Part]:
 
 
 def part_with_seed(folder: Path, label: str, seed: int | None) -> Path | None:
-    """Find the part of a comparison that holds a method's seed, its first unless told; or None."""
+    """Find the part of a comparison that holds a method's seed, by default its first; or None."""
     if run_state.checkpoint_path(folder, label).exists():
         return None
     homes = sorted((folder / PARTS / folder_name(label)).glob("*"))
@@ -173,12 +173,12 @@ def joined_trace(homes: Sequence[Path], label: str, seeds: Sequence[int]) -> tra
 
 
 def has_begun(job: Job, folder: Path) -> bool:
-    """Say whether a job has a checkpoint."""
+    """Return whether a job has a checkpoint."""
     return run_state.checkpoint_path(folder, job.label).exists()
 
 
 def head_start(trial: Job, kept: Path, job: Job, folder: Path) -> bool:
-    """Let a job go on from where a trial of the same settings ended; say whether it could."""
+    """Start a job from the end of a trial of the same settings; return whether it could."""
     if not set(job.seeds) <= set(trial.seeds) or trial.rounds > job.rounds:
         return False
     done = finished(trial, kept)
@@ -204,7 +204,7 @@ def head_start(trial: Job, kept: Path, job: Job, folder: Path) -> bool:
 
 @contextlib.contextmanager
 def _diverging(job: Job, folder: Path, trial: bool) -> Iterator[None]:
-    """Remember that a trial diverged: it would do so again. Of others nothing is worth keeping."""
+    """Record that a trial diverged: it would do so again. Other jobs that diverge are deleted."""
     path = folder / _FAILED
     identity = json.loads(json.dumps(job.identity))
     if path.exists():
@@ -271,7 +271,7 @@ def joined_outcome(outcomes: Sequence[Outcome], seeds: Sequence[int]) -> Outcome
 
 
 def _settings(outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    """Give settings that all share as they are, and others as a list, one for each seed."""
+    """Return settings that all share as they are, and others as a list, one for each seed."""
     held = [one.about["settings"] for one in outcomes for _ in one.members]
     return {
         key: value if all(own.get(key) == value for own in held) else [own[key] for own in held]

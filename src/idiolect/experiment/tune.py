@@ -191,7 +191,7 @@ class Search(Protocol):
         """Propose settings; None when the budget is spent."""
 
     def tell(self, score: float) -> None:
-        """Hear the score of the last proposal; higher is better, NaN a failure."""
+        """Take the score of the last proposal; higher is better, NaN a failure."""
 
 
 def make_search(tune: Tune, label: str, space: Space) -> Search:
@@ -313,7 +313,7 @@ def tune_method(
 
 
 def settings_folder(folder: Path, settings: Settings) -> Path:
-    """Say where settings of a method have their folder."""
+    """Return where settings of a method have their folder."""
     name = folder_name(settings_text(settings))
     if len(name) > _LONGEST_NAME:
         name = f"{name[:_LONGEST_NAME]}-{zlib.crc32(name.encode()):08x}"
@@ -348,7 +348,7 @@ def _tried(
 
 
 def _scores(tune: Tune, outcome: Outcome) -> list[float]:
-    """Give each seed's mean over clients, of what they would deploy; higher is better."""
+    """Return each seed's mean over clients, of what they would deploy; higher is better."""
     values = outcome.final[f"{outcome.headline}/val_{tune.metric}"]
     sign = -1.0 if tune.metric == "loss" else 1.0
     means = [sign * statistics.mean(np.asarray(row, np.float64)) for row in values]

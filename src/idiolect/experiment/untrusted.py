@@ -89,7 +89,7 @@ def import_factory(name: str, where: str, reach: Permissions) -> Callable[..., A
 
 
 def is_allowed(module: str, packages: Collection[str]) -> bool:
-    """Say whether a module is one of some packages, or lies in one."""
+    """Return whether a module is one of some packages, or lies in one."""
     parts = module.split(".")
     if not all(part.isidentifier() for part in parts):
         return False
@@ -97,7 +97,7 @@ def is_allowed(module: str, packages: Collection[str]) -> bool:
 
 
 def refusal(name: str, packages: Collection[str]) -> str:
-    """Say that a network is somebody's code, and how to allow it."""
+    """Return that a network is somebody's code, and how to allow it."""
     known = f"; this list has {', '.join(packages)}" if packages else ""
     return (
         f"model {name!r} is neither built in nor of a package that is allowed here{known} (built "
@@ -143,7 +143,7 @@ def refuse_code(raw: Mapping[str, Any], where: str, *folders: Path) -> None:
 
 
 def _origin(name: str, folders: Collection[Path]) -> str:
-    """Say from which file a network's module would be imported, without importing anything."""
+    """Return the file that a network's module would be imported from, without importing it."""
     top = name.partition(":")[0].partition(".")[0]
     path = [*(str(folder.resolve()) for folder in folders), *sys.path]
     try:
@@ -154,7 +154,7 @@ def _origin(name: str, folders: Collection[Path]) -> str:
 
 
 def _defined(found: Any, attribute: str, packages: Collection[str]) -> bool:
-    """Say whether a thing was written in one of the packages, and not merely imported there."""
+    """Return whether a thing was written in one of the packages, and not merely imported there."""
     written = inspect.isfunction(found) or inspect.isclass(found)
     public = attribute.isidentifier() and not attribute.startswith("_")
     return written and public and is_allowed(str(getattr(found, "__module__", "")), packages)
@@ -162,7 +162,7 @@ def _defined(found: Any, attribute: str, packages: Collection[str]) -> bool:
 
 @contextmanager
 def _path(reach: Permissions) -> Iterator[None]:
-    """Let modules be found where the reach says."""
+    """Set sys.path to where modules may be imported from."""
     before = list(sys.path)
     if reach.base is not None:
         # A user's module stands beside the experiment file, or where the command was given.

@@ -96,7 +96,7 @@ def _line(
 
 
 def _is_branch(step: str | int) -> bool:
-    """Tell pydantic's names for the members of a union, which are no keys of the file."""
+    """Return whether a step is pydantic's name for a member of a union, and no key of the file."""
     return isinstance(step, str) and (step in {"int", "float", "str", "bool"} or "[" in step)
 
 

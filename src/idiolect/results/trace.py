@@ -80,7 +80,7 @@ def joined_traces(traces: Sequence[Trace], seeds: Sequence[int]) -> Trace | None
 
 
 def trace_path(folder: Path, label: str) -> Path:
-    """Say where a method's trace stands."""
+    """Return where a method's trace stands."""
     return folder / FOLDER / f"{folder_name(label)}.safetensors"
 
 
@@ -101,8 +101,8 @@ def read_trace(run_dir: str | Path, label: str) -> Trace:
     path = trace_path(Path(run_dir), label)
     if not path.is_file():
         there = traced_labels(run_dir)
-        told = f"it holds those of {', '.join(there)}" if there else "no method in it records any"
-        raise DataError(f"{run_dir} holds no trace of {label!r}; {told}")
+        known = f"it holds those of {', '.join(there)}" if there else "no method in it records any"
+        raise DataError(f"{run_dir} holds no trace of {label!r}; {known}")
     return _opened(path)
 
 
@@ -222,15 +222,15 @@ def _cells(
             shade = min(max(value / top, 0.0), 1.0) if np.isfinite(value) else 0.0
             if round(shade, 3) == 0:
                 continue
-            told = ""
+            title = ""
             if names is not None:
-                told = (
+                title = (
                     f"<title>{escape(names[row])} from {escape(names[column])}: {value:.4f}</title>"
                 )
             lines.append(
                 f'<rect x="{x + column * side:.1f}" y="{y + row * side:.1f}" '
                 f'width="{side:.1f}" height="{side:.1f}" fill="{_INK}" '
-                f'fill-opacity="{shade:.3f}">{told}</rect>'
+                f'fill-opacity="{shade:.3f}">{title}</rect>'
             )
     return lines
 

@@ -105,7 +105,7 @@ class Claim:
     below: tuple[str, ...]
 
     def known(self, measured: Measured) -> bool:
-        """Say whether all that it compares was measured."""
+        """Return whether all that it compares was measured."""
         names = (self.above, *self.below)
         return all(_find(measured, run, name) is not None for run in self.runs for name in names)
 
@@ -188,7 +188,7 @@ def experiments_folder() -> Path:
 
 
 def _short(cell: Cell, measured: Measured) -> float:
-    """Say by how many points ours is below the paper's, as both are printed (one decimal)."""
+    """Return by how many points ours is below the paper's, as both are printed (one decimal)."""
     ours = cell.ours(measured)
     assert ours is not None
     return round(cell.paper - ours.mean, 1)
