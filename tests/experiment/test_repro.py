@@ -29,7 +29,7 @@ from idiolect.experiment.repro.index import (
     shipped_figures,
 )
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 MEASURED = {"run": {"ours": {"personal": Figure(80.0, 1.0)}, "theirs": {"personal": Figure(79, 1)}}}
 
 

@@ -41,7 +41,7 @@ def test_the_packaged_demo_is_the_one_among_the_experiments():
 
     from idiolect.cli.demo import EXPERIMENT
 
-    shipped = Path(__file__).parent.parent / "experiments" / "demo.toml"
+    shipped = Path(__file__).parents[2] / "experiments" / "demo.toml"
     assert load_experiment(shipped) == parse_experiment(EXPERIMENT)
 
 

@@ -13,7 +13,7 @@ from idiolect.methods import METHODS
 from idiolect.models import MODELS
 from idiolect.results import trace
 
-HOME = Path(__file__).resolve().parent.parent / "experiments" / "ktpfl"
+HOME = Path(__file__).resolve().parents[2] / "experiments" / "ktpfl"
 MIXED = ("local", "fedmd", "feddf", "pfeddf", "sim-pfl", "topk-pfl", "ktpfl")
 
 

@@ -11,7 +11,7 @@ import idiolect
 from idiolect.experiment.build import build_jobs, refuse_unknown_labels
 from idiolect.experiment.load import load_experiment
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 FILES = sorted((ROOT / "experiments").rglob("*.toml"))
 QUEUES = sorted((ROOT / "experiments").rglob("[gc]pu*.txt"))
 SHARED = Path(os.environ.get("IDIOLECT_DATA", ROOT.parent / "shared" / "data"))
