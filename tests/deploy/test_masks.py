@@ -17,7 +17,7 @@ from idiolect.deploy.protocol import Refused
 from idiolect.errors import ConfigError, DeployError, MethodError
 from idiolect.methods import METHODS
 
-MEANS = ["fedavg", "fedbn", "ditto"]
+MEANS = ["fedavg", "fedbn", "ditto", "fedala", "fedproto"]
 
 
 def report(seed, size=20.0, scale=1.0):

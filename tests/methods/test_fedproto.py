@@ -5,10 +5,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+import worlds
 from idiolect.core.method import Report, Sent
 from idiolect.core.tree import Params
+from idiolect.engine.architecture import Architecture
+from idiolect.errors import MethodError
 from idiolect.methods import FedProto
 from idiolect.methods.fedproto import Classifier, Prototypes
 from methods.tiny import Chain, alike, client, close, refuses, setup
@@ -136,6 +139,48 @@ def test_the_state_has_a_row_for_each_class_and_no_client_has_a_row() -> None:
     state = FedProto().init_server(setup(Split(1.0, 1.0))._replace(features=(3,)))
     assert (state.features.shape, state.known.shape) == ((2, 3), (2,))
     assert FedProto().models(Sent(state), ()) == {}
+
+
+class Wide(nn.Module):
+    """Another network than the worlds' own, with as many features, or fewer."""
+
+    def __init__(self, features: int = 6) -> None:
+        super().__init__()
+        self.first = nn.Linear(worlds.FEATURES, 9)
+        self.second = nn.Linear(9, features)
+        self.out = nn.Linear(features, worlds.CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.second(self.first(x).relu()).relu())
+
+
+def architectures(features: int) -> dict[str, Architecture]:
+    return {
+        "plain": Architecture(worlds.Normed, clients=(0, 1, 2)),
+        "wide": Architecture(lambda: Wide(features), clients=(3, 4, 5)),
+    }
+
+
+@pytest.mark.parametrize("cohort", [None, 3])
+def test_networks_may_differ_and_both_backends_agree(cohort: int | None, float64: None) -> None:
+    ends = []
+    for kind in ("sequential", "vectorised"):
+        simulation = worlds.simulation(
+            FedProto(batch=4, lr=0.3), worlds.federation(), kind=kind, cohort=cohort,
+            architectures=architectures(6),
+        )  # fmt: skip
+        for _ in range(4):
+            simulation.advance()
+        ends.append(simulation.tree)
+    assert not worlds.differing(*ends, 1e-9)
+    assert bool(simulation.states[0].features.any())
+
+
+def test_features_of_another_size_are_refused() -> None:
+    with pytest.raises(
+        MethodError, match=r"shares 'features' .* 'wide' .*: \(3, 5\), not \(3, 6\)"
+    ):
+        worlds.simulation(FedProto(), worlds.federation(), architectures=architectures(5))
 
 
 def test_settings_out_of_range_are_refused() -> None:
