@@ -189,52 +189,43 @@ def _distance(right: list[torch.Tensor], found: list[torch.Tensor]) -> float:
 # How a round's time grows with clients, batch, network, cohort and population.
 
 Point = tuple[float, Workload]
+_SMALL = Workload(
+    "FedAvg, MLR 64-10, clients of 20 examples, batch 10",
+    partial(MLR, (1, 8, 8), CLASSES),
+    (1, 8, 8),
+    (20,) * 2000,
+    FedAvg(batch=10, lr=0.01),
+    cohort=50,
+)
 
 
 def curves(device: str) -> dict[str, tuple[str, list[Point]]]:
     """Return the curves by name: what is on the axis, and the workload of each point."""
     dnn, lenet = WORKLOADS["dnn-20"], WORKLOADS["lenet5-20"]
-    mlr = Workload(
-        "FedAvg, MLR 64-10, clients of 20 examples, batch 10",
-        partial(MLR, (1, 8, 8), CLASSES),
-        (1, 8, 8),
-        (20,) * 2000,
-        FedAvg(batch=10, lr=0.01),
-        cohort=50,
-    )
     cuda = device == "cuda"
     clients = (10, 20, 50, 100, 200, 500, 1000) if cuda else (5, 10, 20, 40)
+    fewer = clients[1:4] if cuda else clients[:3]
     batches = (5, 10, 20, 50, 100, 200) if cuda else (10, 20, 50, 100)
     hidden = (25, 100, 400, 1600) if cuda else (25, 100, 400)
     cohorts = (50, 100, 200, 500, 1000, 2000) if cuda else (50, 100, 200, 400)
     populations = (1000, 10_000, 100_000) if cuda else (1000, 10_000, 40_000)
-    fewer = clients[1:4] if cuda else clients[:3]
-    return {
-        "clients": (
-            "clients, DNN 784-100-10",
-            [(n, replace(dnn, sizes=(600,) * n)) for n in clients],
-        ),
-        "clients_lenet5": (
-            "clients, LeNet-5",
-            [(n, replace(lenet, sizes=(600,) * n)) for n in fewer],
-        ),
-        "batch": (
-            "batch, DNN 784-100-10",
-            [(n, replace(dnn, method=FedAvg(batch=n, lr=0.01))) for n in batches],
-        ),
-        "hidden": (
-            "hidden units of the DNN",
-            [(n, replace(dnn, build=partial(DNN, MNIST, CLASSES, hidden=n))) for n in hidden],
-        ),
-        "cohort": (
-            "cohort of 2,000 clients, MLR 64-10",
-            [(n, replace(mlr, cohort=n)) for n in cohorts],
-        ),
-        "population": (
-            "population, cohort 50, MLR 64-10",
-            [(n, replace(mlr, sizes=(20,) * n)) for n in populations],
-        ),
+    points: dict[str, list[Point]] = {
+        "clients": [(n, replace(dnn, sizes=(600,) * n)) for n in clients],
+        "clients_lenet5": [(n, replace(lenet, sizes=(600,) * n)) for n in fewer],
+        "batch": [(n, replace(dnn, method=FedAvg(batch=n, lr=0.01))) for n in batches],
+        "hidden": [(n, replace(dnn, build=partial(DNN, MNIST, CLASSES, n))) for n in hidden],
+        "cohort": [(n, replace(_SMALL, cohort=n)) for n in cohorts],
+        "population": [(n, replace(_SMALL, sizes=(20,) * n)) for n in populations],
     }
+    axes = {
+        "clients": "clients, DNN 784-100-10",
+        "clients_lenet5": "clients, LeNet-5",
+        "batch": "batch, DNN 784-100-10",
+        "hidden": "hidden units of the DNN",
+        "cohort": "cohort of 2,000 clients, MLR 64-10",
+        "population": "population, cohort 50, MLR 64-10",
+    }
+    return {name: (axes[name], points[name]) for name in axes}
 
 
 def growth(name: str, axis: str, points: list[Point], device: str, budget: float) -> dict[str, Any]:
@@ -243,14 +234,10 @@ def growth(name: str, axis: str, points: list[Point], device: str, budget: float
     makes = ((str(at), partial(_advance, work, None, fastest(device))) for at, work in points)
     took = timed(makes, device, budget, share=10).values()
     rows = [
-        {
-            "at": at,
-            "ms": own.seconds * 1e3,
-            "samples_per_second": work.examples / own.seconds,
-            "peak_mib": own.peak_mib,
-        }
+        {"at": at, "ms": own.seconds * 1e3, "samples_per_second": work.examples / own.seconds,
+         "peak_mib": own.peak_mib}
         for (at, work), own in zip(points, took, strict=True)
-    ]
+    ]  # fmt: skip
     return {"name": name, "axis": axis, "points": rows}
 
 

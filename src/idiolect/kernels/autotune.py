@@ -145,7 +145,7 @@ def apart(result: Tensor, exact: Tensor) -> float:
 def _sources() -> str:
     """Return a digest of all CUDA sources: a choice among other kernels is stale."""
     files = sorted(resources.files("idiolect.kernels").iterdir(), key=lambda file: file.name)
-    texts = [file.read_bytes() for file in files if file.name.endswith(".cu")]
+    texts = [file.read_bytes() for file in files if ".cu" in file.name]
     return hashlib.sha256(b"".join(texts)).hexdigest()[:12]
 
 

@@ -9,6 +9,7 @@ import ctypes
 import functools
 import hashlib
 import os
+import re
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -33,10 +34,14 @@ def set_cache(folder: Path | None) -> None:
 
 
 def source(file: str, constants: Mapping[str, int | str]) -> str:
-    """Return the text of a CUDA file with its constants before it."""
+    """Return the text of a CUDA file with its constants before it and its headers in it."""
     defined = [f"#define {constant} {value}" for constant, value in constants.items()]
-    text = resources.files("idiolect.kernels").joinpath(file).read_text()
+    text = re.sub(r'#include "(.+)"', lambda found: _text(found[1]), _text(file))
     return "\n".join([*defined, text])
+
+
+def _text(file: str) -> str:
+    return resources.files("idiolect.kernels").joinpath(file).read_text()
 
 
 def launch(

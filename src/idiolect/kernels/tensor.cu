@@ -10,23 +10,7 @@
 
 #define TAPS (KH * KW)
 
-__device__ __forceinline__ void bring(float* to, const float* from, bool inside) {
-  const unsigned place = (unsigned)__cvta_generic_to_shared(to);
-  const int bytes = inside ? 4 : 0;
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(place), "l"(from), "r"(bytes));
-}
-
-__device__ __forceinline__ void bring4(float* to, const float* from) {
-  const unsigned place = (unsigned)__cvta_generic_to_shared(to);
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(place), "l"(from));
-}
-
-__device__ __forceinline__ void close_stage() { asm volatile("cp.async.commit_group;"); }
-
-template <int LATER>
-__device__ __forceinline__ void await_stage() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(LATER));
-}
+#include "async_copy.cuh"
 
 // Take a number apart: the nearest one of 11 bits, and the rest.
 __device__ __forceinline__ void part(float value, unsigned* large, unsigned* small) {
