@@ -24,10 +24,9 @@ from idiolect.experiment.build import build_jobs
 from idiolect.experiment.load import load_experiment
 from idiolect.experiment.train import train
 from idiolect.methods import Portfolio
-from idiolect.methods.personalise import choosing, pooling
-from idiolect.methods.personalise.choosing import Blend
-from idiolect.methods.personalise.pooling import Told
-from idiolect.methods.portfolio import Settled
+from idiolect.methods.personalise import choosing
+from idiolect.methods.personalise.choosing import Blend, Votes
+from idiolect.methods.portfolio import PortfolioModels
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,8 +34,8 @@ class Study(Portfolio):
     """Portfolio, and what other rules choose from the same candidates."""
 
     def hear(
-        self, deployed: Settled, others: Told, local: Local
-    ) -> tuple[Settled, dict[str, Tree]]:
+        self, deployed: PortfolioModels, others: Votes, local: Local
+    ) -> tuple[PortfolioModels, dict[str, Tree]]:
         """Let every rule choose from the candidates, which are trained once."""
         candidates = deployed.candidates
         rules = {**self.by_itself(candidates, local), **self.together(candidates, others, local)}
@@ -82,13 +81,13 @@ class Study(Portfolio):
             taken = torch.where(gains & keeps, mixed, taken)
         return choosing.blended(candidates, taken, most)[0]
 
-    def together(self, candidates: Params, others: Told, local: Local) -> dict[str, Tree]:
+    def together(self, candidates: Params, others: Votes, local: Local) -> dict[str, Tree]:
         """Choose by rules that go by what the others told as well."""
         rules: dict[str, Tree] = {}
         scores = choosing.scored(candidates, local)
         sound = choosing.sound(candidates, scores)
         for heed in (10.0, 30.0, 100.0):
-            prior = pooling.prior(others, sound, self.caution, heed)
+            prior = choosing.prior(others, sound, self.caution, heed)
             blend, _ = choosing.blended(candidates, choosing.fitted(scores, *prior), self.members)
             rules[f"q of the others, c = {heed:g}"] = blend
         for margin in (1.0, 1.5, 2.0):
@@ -98,13 +97,15 @@ class Study(Portfolio):
                 rules[f"q, margin {margin:g}, trust {trust:g}"] = found
         return rules
 
-    def models(self, sent: Sent, deployed: tuple[Settled, dict[str, Tree]]) -> dict[str, Tree]:
+    def models(
+        self, sent: Sent, deployed: tuple[PortfolioModels, dict[str, Tree]]
+    ) -> dict[str, Tree]:
         """Score what each rule chose, and each candidate."""
         if not deployed:
             return super().models(sent, ())
         return {**super().models(sent, deployed[0]), **deployed[1]}
 
-    def facts(self, deployed: tuple[Settled, dict[str, Tree]]) -> dict[str, Tree]:
+    def facts(self, deployed: tuple[PortfolioModels, dict[str, Tree]]) -> dict[str, Tree]:
         """Tell what Portfolio tells."""
         return super().facts(deployed[0])
 

@@ -7,11 +7,11 @@ import pytest
 from scipy import special, stats
 
 from idiolect.aggregation import Private, accounting
-from idiolect.aggregation.accounting import Terms, affordable, epsilon, solved, total
+from idiolect.aggregation.accounting import PrivacyTerms, affordable, epsilon, solved, total
 from idiolect.core.method import RunPlan
 from idiolect.errors import ConfigError
 
-EVERYONE = Terms(1.0, 100, 100, "poisson", 1e-5, "rdp")
+EVERYONE = PrivacyTerms(1.0, 100, 100, "poisson", 1e-5, "rdp")
 
 
 def exact_gaussian(noise, rounds, delta):
@@ -106,7 +106,7 @@ def test_published_values(cohort, noise, rounds, published):
         for a in range(2, 256)
     )
     assert moments == pytest.approx(published, rel=0.035)
-    terms = Terms(noise, 60_000, cohort, "poisson", 1e-5, "rdp")
+    terms = PrivacyTerms(noise, 60_000, cohort, "poisson", 1e-5, "rdp")
     spent = epsilon(terms, rounds)
     assert 0.8 * published < spent < published
     assert 0.7 * published < epsilon(terms._replace(accountant="pld"), rounds) < spent
@@ -114,7 +114,7 @@ def test_published_values(cohort, noise, rounds, published):
 
 def test_without_replacement_is_never_cheaper_than_by_coins_and_never_dearer_than_everyone():
     for noise in (4.0, 8.0, 16.0):
-        terms = Terms(noise, 1000, 20, "fixed", 1e-5, "rdp")
+        terms = PrivacyTerms(noise, 1000, 20, "fixed", 1e-5, "rdp")
         coins = epsilon(terms._replace(draw="poisson"), 100)
         assert coins < epsilon(terms, 100)
         assert epsilon(terms, 100) < epsilon(terms._replace(cohort=1000), 100)
@@ -122,7 +122,7 @@ def test_without_replacement_is_never_cheaper_than_by_coins_and_never_dearer_tha
 
 def test_drawing_nearly_everyone_is_no_dearer_than_everyone():
     """The bound for drawing without replacement is not tight: 99 of 100 it calls dearer."""
-    terms = Terms(8.0, 100, 99, "fixed", 1e-5, "rdp")
+    terms = PrivacyTerms(8.0, 100, 99, "fixed", 1e-5, "rdp")
     everyone = epsilon(terms._replace(cohort=100), 10)
     assert accounting._composed(terms, 10) > 1.2 * everyone
     assert epsilon(terms, 10) == everyone
@@ -131,7 +131,7 @@ def test_drawing_nearly_everyone_is_no_dearer_than_everyone():
 
 
 def test_the_noise_is_solved_for_and_a_budget_divided():
-    terms = Terms(0.0, 500, 25, "poisson", 1e-4, "rdp")
+    terms = PrivacyTerms(0.0, 500, 25, "poisson", 1e-4, "rdp")
     noise = solved(terms, 200, 4.0)
     ready = terms._replace(noise=noise)
     assert 3.9 < epsilon(ready, 200) <= 4.0
@@ -142,7 +142,7 @@ def test_the_noise_is_solved_for_and_a_budget_divided():
 
 
 def test_more_noise_fewer_rounds_and_more_clients_cost_less():
-    base = Terms(2.0, 200, 20, "poisson", 1e-4, "rdp")
+    base = PrivacyTerms(2.0, 200, 20, "poisson", 1e-4, "rdp")
     spent = epsilon(base, 50)
     assert epsilon(base._replace(noise=2.5), 50) < spent
     assert epsilon(base, 40) < spent
@@ -152,7 +152,7 @@ def test_more_noise_fewer_rounds_and_more_clients_cost_less():
 
 
 def test_releases_compose_like_rounds_and_several_methods_in_one():
-    one = Terms(2.0, 200, 20, "poisson", 1e-4, "rdp")
+    one = PrivacyTerms(2.0, 200, 20, "poisson", 1e-4, "rdp")
     for terms in (one, one._replace(accountant="pld"), one._replace(draw="fixed", noise=16.0)):
         assert total([(terms, 30)]) == epsilon(terms, 30)
         assert total([(terms, 30), (terms, 70)]) == pytest.approx(epsilon(terms, 100), rel=1e-9)
@@ -178,7 +178,7 @@ def test_a_budget_and_a_target_are_of_all_seeds_together():
     plan = RunPlan(20, 500, 25, "poisson", releases=5)
     ready, _ = Private(epsilon=4.0).settled(plan)
     told = ready.promise(plan)["privacy"]
-    terms = Terms(ready.noise, 500, 25, "poisson", told["delta"], "rdp")
+    terms = PrivacyTerms(ready.noise, 500, 25, "poisson", told["delta"], "rdp")
     assert 3.9 < told["epsilon"] == epsilon(terms, 100) <= 4.0
     assert told["epsilon_per_release"] == epsilon(terms, 20) < 0.6 * told["epsilon"]
     assert told["releases"] == 5 and "under all 5 seeds" in told["statement"]

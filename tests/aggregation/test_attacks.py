@@ -10,7 +10,14 @@ import worlds
 from idiolect import api
 from idiolect.aggregation import MODEL_ATTACKS, Attacked, Median
 from idiolect.aggregation.aggregator import Aggregated
-from idiolect.aggregation.attacks import Broken, Gaussian, Lies, Replace, SignFlip, _generator
+from idiolect.aggregation.attacks import (
+    AttackState,
+    Broken,
+    Gaussian,
+    Replace,
+    SignFlip,
+    _generator,
+)
 from idiolect.data.poison import attackers, backdoor, label_flip
 from idiolect.errors import ConfigError, Diverged, MethodError
 from idiolect.experiment.build import build_jobs
@@ -65,7 +72,7 @@ def test_noise_is_drawn_from_the_seed_and_the_round(float64):
     noise = torch.cat([(lies[n][[1, 3]] - sent[n]).reshape(-1) for n in sent])
     assert not worlds.differing(lies, again)
     assert 1.5 < noise.std().item() < 2.5 and len(noise) > 100
-    draws = [_generator(Lies(torch.tensor(n), torch.tensor(0))) for n in (0, 0, 1)]
+    draws = [_generator(AttackState(torch.tensor(n), torch.tensor(0))) for n in (0, 0, 1)]
     same, repeated, later = (torch.randn(5, generator=draw) for draw in draws)
     assert torch.equal(same, repeated) and not torch.equal(same, later)
 

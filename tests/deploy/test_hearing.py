@@ -13,7 +13,7 @@ from idiolect.deploy.node import Node
 from idiolect.deploy.node_process import InProcess
 from idiolect.deploy.protocol import Refused
 from idiolect.engine.deployment_runtime import ClientRuntime
-from idiolect.methods.personalise.pooling import Told
+from idiolect.methods.personalise.choosing import Votes
 
 SMALL = ("methods.Portfolio.tune_epochs=1", "methods.Portfolio.shares=[0.5]", "model.name=mlr")
 
@@ -73,7 +73,7 @@ def test_under_masks_the_hub_gets_the_sum_alone(tmp_path):
     """To the fixed point of the masks it is the sum; no node's answer has a number in it."""
     plain, found = served(tmp_path)
     hidden, secure = served(tmp_path, name="secure", sets=("deploy.secure=true",))
-    assert [set(leaves) for leaves in plain.told] == [set(Told._fields)] * 4
+    assert [set(leaves) for leaves in plain.told] == [set(Votes._fields)] * 4
     assert hidden.told == [{}] * 4
     for key in ("others", "others_gain", "weights"):
         np.testing.assert_allclose(facts(secure, key), facts(found, key), atol=1e-5)
@@ -125,7 +125,7 @@ class Asked:
         ({"voices": [[1.0], [2.0, 3.0]]}, "format"),
         ({"voices": float("nan")}, "nonfinite"),
         ({"voices": 1.0}, "structure"),
-        ({**dict.fromkeys(Told._fields, 1.0)}, "structure"),
+        ({**dict.fromkeys(Votes._fields, 1.0)}, "structure"),
     ],
 )
 def test_sums_that_are_none_are_refused(sums, reason, tmp_path):
@@ -146,7 +146,7 @@ def test_a_node_trains_its_candidates_once_for_what_it_is_sent(tmp_path, monkeyp
 
     monkeypatch.setattr(ClientRuntime, "tell", counted)
     first, second = (ask("tell", ask.head, ask.sent).leaves for _ in range(2))
-    assert len(told) == 1 and all(first[name].equal(second[name]) for name in Told._fields)
+    assert len(told) == 1 and all(first[name].equal(second[name]) for name in Votes._fields)
     other = tree.map(lambda leaf: leaf + 0.5, ask.sent)
     third = ask("tell", ask.head, other).leaves
     assert len(told) == 2 and not third["weights"].equal(first["weights"])

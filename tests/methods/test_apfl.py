@@ -5,7 +5,7 @@ import torch
 
 from idiolect.core.method import Sent
 from idiolect.methods import APFL, FedAvg
-from idiolect.methods.apfl import Own
+from idiolect.methods.apfl import ApflState
 from methods.tiny import (
     LN9,
     ONE,
@@ -27,8 +27,8 @@ TWO = [(2.0, 1), (-1.0, 0)]
 V = (0.8 * LN9, 0.4 * LN9)  # half of it, mixed with (0, 0), is HIGH
 
 
-def own(v: Pair, weight: float) -> Own:
-    return Own(line(v), torch.tensor(weight, dtype=torch.float64), line((5.0, 5.0)))
+def own(v: Pair, weight: float) -> ApflState:
+    return ApflState(line(v), torch.tensor(weight, dtype=torch.float64), line((5.0, 5.0)))
 
 
 def mix(weight: float, v: Pair, w: Pair) -> Pair:

@@ -7,14 +7,14 @@ import torch
 
 from idiolect.core.method import Sent
 from idiolect.methods import FedFomo
-from idiolect.methods.fedfomo import Offer, Own, Shelf, Weighed
+from idiolect.methods.fedfomo import FomoServer, FomoState, OfferedModels, Weighed
 from methods.tiny import HIGH, Line, client, close, line, pair, plus, refuses, setup, slope
 
 
 def offer(*models, real=None):
     stacked = {n: torch.stack([line(model)[n] for model in models]) for n in "wb"}
     real = [1.0] * len(models) if real is None else real
-    return Sent(own=Offer(stacked, torch.tensor(real, dtype=torch.float64)))
+    return Sent(own=OfferedModels(stacked, torch.tensor(real, dtype=torch.float64)))
 
 
 @pytest.mark.parametrize("norm", ["l2", "l1"])
@@ -29,7 +29,7 @@ def test_models_weigh_by_what_they_save_on_the_way(norm):
     g = (math.log(2) + math.log(0.9)) / length(*HIGH)
     h = (math.log(2) + math.log(0.75)) / length(*own)
     method = FedFomo(norm=norm)
-    personal = Own(line((0, 0)), line(own))
+    personal = FomoState(line((0, 0)), line(own))
     sent = offer(HIGH, (-HIGH[0], -HIGH[1]))
     moved = plus(plus((0.0, 0.0), g / (g + h), HIGH), h / (g + h), own)
     assert pair(method.deploy(sent, personal, client())) == close(moved)
@@ -41,7 +41,7 @@ def test_models_weigh_by_what_they_save_on_the_way(norm):
 def test_the_longer_way_to_the_same_loss_weighs_less(norm, ways):
     """(0.3, 0) and (0.2, 0.2) both say z = 0.6 of x = 2: their weights are as 1/way."""
     total = 1 / ways[0] + 1 / ways[1]
-    personal = Own(line((0, 0)), line((0.2, 0.2)))
+    personal = FomoState(line((0, 0)), line((0.2, 0.2)))
     _, weights, _ = FedFomo(norm=norm)._moved(offer((0.3, 0.0)).own, personal, client())
     assert weights.tolist() == close([1 / ways[0] / total, 1 / ways[1] / total])
 
@@ -49,7 +49,7 @@ def test_the_longer_way_to_the_same_loss_weighs_less(norm, ways):
 @pytest.mark.parametrize("norm", ["l2", "l1"])
 def test_a_way_may_be_short(norm):
     """Models a thousandth away: what they save counts by the way all the same."""
-    sent, own = offer((0.003, 0.0), (0.3, 0.0)), Own(line((0, 0)), line((0, 0)))
+    sent, own = offer((0.003, 0.0), (0.3, 0.0)), FomoState(line((0, 0)), line((0, 0)))
     _, weights, _ = FedFomo(norm=norm)._moved(sent.own, own, client())
     assert weights[0] > weights[1]  # the loss flattens on the way
 
@@ -58,7 +58,7 @@ def test_a_way_may_be_short(norm):
 def test_a_round_moves_trains_and_reports(stacked):
     """Only HIGH is worth anything, so training starts there; then that is the way's start."""
     method = FedFomo(lr=0.5, credit="clipped")
-    personal = Own(line((0, 0)), line((0, 0)))
+    personal = FomoState(line((0, 0)), line((0, 0)))
     sent = offer((-1.0, 0.0), HIGH)
     report, kept = method.client_step(sent, personal, client(stacked=stacked))
     end = plus(HIGH, -0.5, slope(HIGH, [(2.0, 1)]))
@@ -74,13 +74,13 @@ def test_otherwise_a_client_goes_on_with_its_own(case):
     if case == "all worse":
         sent = offer((-HIGH[0], -HIGH[1]))
     local = client(val=[]) if case == "no validation data" else client()
-    assert pair(method.deploy(sent, Own(line((0, 0)), line(own)), local)) == close(own)
+    assert pair(method.deploy(sent, FomoState(line((0, 0)), line(own)), local)) == close(own)
 
 
 def test_little_that_is_saved_is_shared_out_whole():
     """Both models save a twentieth or less for each step of the way; the weights add up to one."""
     sent, local = offer((0.5, 0.0), (0.5, 0.0)), client(val=[(0.1, 1)])
-    moved, weights, _ = FedFomo()._moved(sent.own, Own(line((0, 0)), line((0, 0))), local)
+    moved, weights, _ = FedFomo()._moved(sent.own, FomoState(line((0, 0)), line((0, 0))), local)
     assert pair(moved) == close((0.5, 0.0)) and weights.tolist() == close([0.5, 0.5, 0.0])
     assert list(FedFomo().models(sent, moved)) == ["personal"] and not FedFomo().models(sent, ())
 
@@ -99,7 +99,7 @@ def test_what_is_worse_counts_against_a_model():
         ("clipped", [0.0, 1.0]),
     ):
         method = FedFomo(credit=credit)
-        personal = Own(line((0, 0)), line((0, 0)))
+        personal = FomoState(line((0, 0)), line((0, 0)))
         report, _ = method.client_step(offer((-1.0, 0.0), HIGH), personal, client())
         assert report.weights.tolist() == close(expected, 1e-9)
 
@@ -119,7 +119,7 @@ def test_the_way_to_a_model_is_of_parameters_alone():
 def shelf(worth, heard, round=100):
     count = len(heard)
     models = {n: torch.arange(count).double() for n in "wb"}
-    return Shelf(
+    return FomoServer(
         models,
         torch.tensor(heard).double(),
         torch.tensor(worth).double(),

@@ -7,7 +7,7 @@ from idiolect.core.capabilities import Preparation, has
 from idiolect.core.method import Sent
 from idiolect.errors import ConfigError
 from idiolect.methods import FedMD, KTpFL
-from idiolect.methods.distilled import School, Soft
+from idiolect.methods.distilled import SoftReport, TeacherState
 from methods.tiny import Line, client, close, line, pair, setup, sigmoid
 
 PUBLIC = [(2.0, 0), (-1.0, 1)]
@@ -17,10 +17,10 @@ def test_every_teacher_is_the_mean_of_the_cohort():
     """Also for the client that was not in it; sizes do not matter."""
     method = FedMD(sample=2)
     state = method.init_server(setup(Line(), sizes=(1, 3, 5), public=2))
-    reports = Soft(torch.rand(2, 2, 2).double(), torch.tensor([1.0, 9.0]).double())
+    reports = SoftReport(torch.rand(2, 2, 2).double(), torch.tensor([1.0, 9.0]).double())
     new = method.server_step(state, torch.tensor([0, 2]), reports)
     assert torch.allclose(new.teachers, reports.prediction.mean(0).expand(3, 2, 2))
-    again = method.server_step(new, torch.tensor([1]), Soft(*(leaf[:1] for leaf in reports)))
+    again = method.server_step(new, torch.tensor([1]), SoftReport(*(leaf[:1] for leaf in reports)))
     assert torch.allclose(again.teachers, reports.prediction[:1].expand(3, 2, 2))
 
 
@@ -62,7 +62,7 @@ def test_the_mean_is_of_those_who_have_something_to_train_on():
     """An empty client never reports; it is taught all the same, and its column stays empty."""
     state = FedMD(sample=2).init_server(setup(Line(), sizes=(1, 0, 5), public=2))
     assert state.affinity.tolist() == [[0.5, 0.0, 0.5]] * 3
-    assert isinstance(state, School)
+    assert isinstance(state, TeacherState)
 
 
 @pytest.mark.parametrize("stacked", [False, True])

@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import worlds
-from idiolect.aggregation.mixing_matrix import onto_simplex
 from idiolect.data import Federation, load
 from idiolect.engine.architecture import Architecture
 from idiolect.methods import KTpFL
-from idiolect.methods.distilled import School, Soft
+from idiolect.methods.distilled import SoftReport, TeacherState
+from idiolect.methods.ktpfl import onto_simplex
 from idiolect.models import MODELS
 from methods.tiny import Line, close, refuses, setup
 
@@ -21,7 +21,7 @@ SIZES = (3.0, 1.0, 2.0)
 def soft(clients=3, examples=4, classes=3, seed=0, sizes=SIZES):
     draw = torch.Generator().manual_seed(seed)
     logits = torch.randn(clients, examples, classes, generator=draw, dtype=torch.float64)
-    return Soft((2 * logits).softmax(-1), torch.tensor(sizes, dtype=torch.float64))
+    return SoftReport((2 * logits).softmax(-1), torch.tensor(sizes, dtype=torch.float64))
 
 
 def shares(clients=3, seed=1):
@@ -52,7 +52,7 @@ def objective(method, c, reports):
 def test_the_slope_of_c_is_the_finite_difference_of_its_objective(kind, over):
     method = KTpFL(objective=kind, transfer=1.7, pull=0.3, reduction=over)
     reports, c = soft(), shares()
-    slope, step = method.slope(c, reports), 1e-6
+    slope, step = method.gradient(c, reports), 1e-6
     for n in range(3):
         for m in range(3):
             move = torch.zeros_like(c)
@@ -65,7 +65,7 @@ def test_by_default_every_client_counts_as_one():
     """λ = 0 stands for the number of clients: three here, of any size."""
     reports, c = soft(), shares()
     plain, given = KTpFL(pull=0.4), KTpFL(pull=0.4, transfer=3.0)
-    assert torch.equal(plain.slope(c, reports), given.slope(c, reports))
+    assert torch.equal(plain.gradient(c, reports), given.gradient(c, reports))
 
 
 def test_a_step_of_c_by_hand():
@@ -75,7 +75,7 @@ def test_a_step_of_c_by_hand():
       g₁₁ = ½ (1 + ¾ ln 2/3 + ¼ ln 2),  g₁₂ = ½ (1 + ¼ ln 2/3 + ¾ ln 2),
     and g₁₂ − g₁₁ = ¼ ln 3. The projection keeps the difference: c₁ = ½ ± ⅛ ln 3.
     """
-    reports = Soft(
+    reports = SoftReport(
         torch.tensor([[[0.75, 0.25]], [[0.25, 0.75]]]).double(), torch.tensor([5.0, 5.0]).double()
     )
     method = KTpFL(pull=0.0, matrix_lr=1.0, transfer=1.0, sample=1)
@@ -91,7 +91,7 @@ def test_a_step_of_c_by_hand():
 def test_a_step_by_the_sum_is_as_many_as_there_are_examples():
     """The example above three times over, at a third of the rate."""
     one = torch.tensor([[[0.75, 0.25]], [[0.25, 0.75]]]).double()
-    reports = Soft(one.repeat(1, 3, 1), torch.tensor([5.0, 5.0]).double())
+    reports = SoftReport(one.repeat(1, 3, 1), torch.tensor([5.0, 5.0]).double())
     method = KTpFL(pull=0.0, matrix_lr=1 / 3, transfer=1.0, sample=3, reduction="sum")
     state = method.init_server(setup(Line(), public=3))
     new = method.server_step(state, torch.arange(2), reports)
@@ -133,7 +133,7 @@ def test_the_presets_are_what_the_paper_says_and_what_its_code_does():
 def test_the_code_preset_softens_rows():
     method = KTpFL(**KTpFL.presets["code"] | {"sample": 4})
     reports, before = soft(), shares()
-    slope = method.slope(before, reports)
+    slope = method.gradient(before, reports)
     after = method.learn(before, reports, 1.0)
     assert torch.allclose(after, (5 * (before - method._rate(slope) * slope)).softmax(1))
 
@@ -160,7 +160,7 @@ def test_rows_stay_on_the_simplex_whoever_comes(projection):
     """Cohorts of any size: rows add up to one, and only pairs of the cohort are changed."""
     method = KTpFL(projection=projection, pull=0.1, matrix_lr=3.0, sample=4)
     sizes = (2.0, 1.0, 3.0, 2.0, 4.0)
-    state = School(shares(5), torch.zeros(5, 4, 3).double())
+    state = TeacherState(shares(5), torch.zeros(5, 4, 3).double())
     for number, cohort in enumerate([(0, 1, 2, 3, 4), (1, 3), (4,), (0, 2, 4), (3, 1)]):
         reports = soft(len(cohort), seed=number, sizes=sizes[: len(cohort)])
         before, state = state, method.server_step(state, torch.tensor(cohort), reports)
@@ -178,7 +178,7 @@ def test_teachers_are_mixed_from_the_cohort_alone():
     """Row n over the cohort {0, 2}, renormalised; a client with no share in it has no teacher."""
     method = KTpFL(pull=0.0, matrix_lr=1e-12, sample=4)
     c = torch.tensor([[0.5, 0.3, 0.2], [0.1, 0.6, 0.3], [0.0, 1.0, 0.0]]).double()
-    state = School(c, torch.zeros(3, 4, 3).double())
+    state = TeacherState(c, torch.zeros(3, 4, 3).double())
     reports = soft(2, sizes=(1.0, 1.0))
     new = method.server_step(state, torch.tensor([0, 2]), reports)
     first, second = reports.prediction
@@ -189,9 +189,9 @@ def test_teachers_are_mixed_from_the_cohort_alone():
 
 def test_without_projection_rows_go_where_eq_7_says():
     method, reports, c = KTpFL(projection="none", matrix_lr=0.1, sample=4), soft(), shares()
-    state = School(c, torch.zeros(3, 4, 3).double())
+    state = TeacherState(c, torch.zeros(3, 4, 3).double())
     new = method.server_step(state, torch.arange(3), reports)
-    assert torch.allclose(new.affinity, c - 0.1 * method.slope(c, reports))
+    assert torch.allclose(new.affinity, c - 0.1 * method.gradient(c, reports))
     teachers = torch.einsum("nm,mxk->nxk", new.affinity, reports.prediction)
     assert torch.allclose(new.teachers, teachers)
 
@@ -200,9 +200,9 @@ def test_without_projection_a_cohort_stands_for_all():
     """Of four, two come: each of them counts double, in the slope of c and in the teachers."""
     method, reports = KTpFL(projection="none", matrix_lr=0.1, sample=4), soft(2, sizes=(1.0, 3.0))
     c, cohort = shares(4), torch.tensor([0, 2])
-    new = method.server_step(School(c, torch.zeros(4, 4, 3).double()), cohort, reports)
+    new = method.server_step(TeacherState(c, torch.zeros(4, 4, 3).double()), cohort, reports)
     block = 2 * c[cohort][:, cohort]
-    learned = (block - 0.1 * method.slope(block, reports)) / 2
+    learned = (block - 0.1 * method.gradient(block, reports)) / 2
     assert torch.allclose(new.affinity[cohort][:, cohort], learned)
     teachers = torch.einsum("nm,mxk->nxk", 2 * new.affinity[:, cohort], reports.prediction)
     assert torch.allclose(new.teachers, teachers)
@@ -211,7 +211,7 @@ def test_without_projection_a_cohort_stands_for_all():
 def test_an_overwhelming_pull_makes_every_teacher_the_mean():
     """ρ → ∞: FedMD's teacher, whatever c was before and whatever the rate."""
     method, reports = KTpFL(pull=1e9, sample=4), soft()
-    state = School(shares(), torch.zeros(3, 4, 3).double())
+    state = TeacherState(shares(), torch.zeros(3, 4, 3).double())
     new = method.server_step(state, torch.arange(3), reports)
     assert torch.allclose(new.teachers, reports.prediction.mean(0).expand(3, 4, 3), atol=1e-6)
 
@@ -219,7 +219,7 @@ def test_an_overwhelming_pull_makes_every_teacher_the_mean():
 def test_without_pull_everyone_ends_up_learning_from_itself():
     """The paper's reason for ρ: KL alone is least where the teacher is the student."""
     method, reports = KTpFL(pull=0.0, matrix_lr=2.0, sample=4), soft()
-    state = School(shares(), torch.zeros(3, 4, 3).double())
+    state = TeacherState(shares(), torch.zeros(3, 4, 3).double())
     for _ in range(300):
         state = method.server_step(state, torch.arange(3), reports)
     assert torch.allclose(state.affinity, torch.eye(3).double(), atol=1e-3)

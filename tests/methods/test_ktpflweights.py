@@ -5,7 +5,7 @@ import torch
 
 from idiolect.core.method import Report, Sent
 from idiolect.methods import KTpFLWeights
-from idiolect.methods.ktpflweights import Mixtures
+from idiolect.methods.ktpfl import Mixtures
 from methods.tiny import Line, client, close, line, pair, plus, setup, slope
 
 
@@ -30,7 +30,7 @@ def test_the_slope_of_c_is_the_finite_difference_of_its_objective():
     """Along directions that keep a row's sum, which are all a mixture can go."""
     method, told = KTpFLWeights(transfer=1.3, pull=0.2), reports()
     c = torch.rand(3, 3, generator=torch.Generator().manual_seed(1)).double().softmax(1)
-    found, step = method.slope(c, told), 1e-6
+    found, step = method.gradient(c, told), 1e-6
     for n in range(3):
         for m, other in ((0, 1), (1, 2), (2, 0)):
             move = torch.zeros_like(c)
@@ -104,7 +104,7 @@ def test_statistics_of_batch_normalisation_are_mixed_and_not_measured():
     method = KTpFLWeights(pull=0.0, matrix_lr=0.2, transfer=1.0)
     parts = {"w": [0.0, 2.0], "bn.running_mean": [100.0, 700.0]}
     told = Report({n: torch.tensor(v).double() for n, v in parts.items()}, torch.ones(2).double())
-    found = method.slope(torch.full((2, 2), 0.5).double(), told)
+    found = method.gradient(torch.full((2, 2), 0.5).double(), told)
     assert found.flatten().tolist() == close([-0.5, 0.5, 0.5, -0.5])
 
 
@@ -132,7 +132,7 @@ def test_without_projection_a_cohort_stands_for_all():
     cohort = torch.tensor([0, 2])
     new = method.server_step(state, cohort, told)
     block = 2 * c[cohort][:, cohort]
-    learned = (block - 0.1 * method.slope(block, told)) / 2
+    learned = (block - 0.1 * method.gradient(block, told)) / 2
     assert torch.allclose(new.affinity[cohort][:, cohort], learned)
     sent = method.send(new, torch.arange(4)).own["w"]
     assert torch.allclose(sent, 2 * new.affinity[:, cohort] @ told.params["w"])

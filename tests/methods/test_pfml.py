@@ -10,7 +10,7 @@ from idiolect.core.method import Report, Sent, mean_report
 from idiolect.engine.architecture import Architecture
 from idiolect.errors import MethodError
 from idiolect.methods import PFML, FedAvg
-from idiolect.methods.pfml import Own
+from idiolect.methods.pfml import PfmlState
 from methods.tiny import (
     HIGH,
     LN9,
@@ -38,9 +38,9 @@ from methods.tiny import (
 TWO = [(2.0, 1), (-1.0, 0)]
 
 
-def own(auxiliary: Pair, started: float = 1.0) -> Own:
+def own(auxiliary: Pair, started: float = 1.0) -> PfmlState:
     """A client whose auxiliary model stands somewhere; θ* is elsewhere, and must not matter."""
-    return Own(line(auxiliary), line((5.0, 5.0)), torch.tensor(started).double())
+    return PfmlState(line(auxiliary), line((5.0, 5.0)), torch.tensor(started).double())
 
 
 def by_hand(method: PFML, w: Pair, m: Pair, batches: list[Examples]) -> tuple[Pair, Pair, Pair]:
@@ -307,7 +307,7 @@ def test_the_models_are_theta_m_and_w() -> None:
     """θ* is `personal`, m is `auxiliary`, both on the client's network; w is `global` itself."""
     main, auxiliary = Line(), Chain(1.0, 1.0)
     chain = lambda a, b: {"a.w": torch.tensor(a).double(), "b.w": torch.tensor(b).double()}  # noqa: E731
-    kept = Own(chain(1.0, 3.0), chain(2.0, 5.0), torch.tensor(1.0))
+    kept = PfmlState(chain(1.0, 3.0), chain(2.0, 5.0), torch.tensor(1.0))
     method, sent = PFML(), Sent(line((7.0, 1.0)))
     local, x = client(main=main, auxiliary=auxiliary), torch.tensor([2.0]).double()
     models = method.models(sent, method.deploy(sent, kept, local))

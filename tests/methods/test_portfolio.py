@@ -13,7 +13,7 @@ from idiolect.errors import ConfigError
 from idiolect.methods import FedAvg, FedAvgFT, LocalOnly, PersFL, Portfolio
 from idiolect.methods.persfl import Teacher
 from idiolect.methods.personalise import Tuned
-from idiolect.methods.portfolio import KINDS, Kept
+from idiolect.methods.portfolio import KINDS, PortfolioState
 from methods.tiny import LN9, client, line, pair, refuses
 
 ROUNDS = {"batch": 3, "lr": 0.1, "momentum": 0.5}
@@ -133,7 +133,7 @@ def test_no_client_is_below_its_local_model_on_validation_data(seed, margin):
 def kept_by(at, alone=(0.0, 0.0)):
     """A client whose best teacher is at one place and its own model at another."""
     nothing = torch.tensor(INF).double()
-    return Kept(Teacher(line(at), nothing, nothing * 0), line(alone))
+    return PortfolioState(Teacher(line(at), nothing, nothing * 0), line(alone))
 
 
 def settled(train, val, at, alone, **settings):

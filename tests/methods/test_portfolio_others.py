@@ -8,8 +8,8 @@ import worlds
 from idiolect.core import tree
 from idiolect.core.method import Sent
 from idiolect.methods import Portfolio
-from idiolect.methods.personalise.pooling import Told
-from idiolect.methods.portfolio import Kept
+from idiolect.methods.personalise.choosing import Votes
+from idiolect.methods.portfolio import PortfolioState
 from methods.tiny import LN9, client, line
 from test_laws import TIGHT
 
@@ -20,7 +20,7 @@ NAN = float("nan")
 
 def others(count=5, weights=(0.0, 1.0), gain=0.1, error=1e-4):
     """What so many told who are all alike."""
-    one = Told(*(torch.tensor(v).double() for v in (1.0, weights, gain, gain**2, error)))
+    one = Votes(*(torch.tensor(v).double() for v in (1.0, weights, gain, gain**2, error)))
     return tree.scale(float(count), one)
 
 
@@ -28,7 +28,7 @@ def settled(val, heard, at=(LN9, 0.0), alone=(0.0, 0.0), size=UPWARD, **settings
     """What a client makes of a global model and its own, before and after it hears of others."""
     method = Portfolio(**PAIR | settings)
     local = client(size, val)
-    first = method.deploy(Sent(line(at)), Kept((), line(alone)), local)
+    first = method.deploy(Sent(line(at)), PortfolioState((), line(alone)), local)
     return method, first, method.hear(first, heard, local)
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from idiolect.methods import SimPFL, TopKPFL
-from idiolect.methods.distilled import Soft
+from idiolect.methods.distilled import SoftReport
 from methods.tiny import Line, close, refuses, setup
 
 # cos(a, b) = 24/25, cos(a, c) = 0, cos(b, c) = 7/25: vectors need not be on the simplex here.
@@ -13,7 +13,7 @@ A, B, C = (1.0, 0.0), (0.96, 0.28), (0.0, 1.0)
 
 def reports(*vectors):
     soft = torch.tensor([[vector] for vector in vectors], dtype=torch.float64)
-    return Soft(soft, torch.ones(len(vectors)).double())
+    return SoftReport(soft, torch.ones(len(vectors)).double())
 
 
 def started(method, clients=3):
@@ -47,7 +47,7 @@ def test_a_client_is_exactly_like_itself_and_little_likeness_is_shared_out_whole
     Three that are all alike but for a thousandth: what is above the least adds up to one.
     """
     soft = torch.rand(50, 1, 7, generator=torch.Generator().manual_seed(0))
-    found = SimPFL(sample=1).learn(torch.ones(50, 50), Soft(soft, torch.ones(50)), 1.0)
+    found = SimPFL(sample=1).learn(torch.ones(50, 50), SoftReport(soft, torch.ones(50)), 1.0)
     assert found.diagonal().tolist() == [1.0] * 50
     near = torch.tensor([[1.0, 0.999, 0.998], [0.999, 1.0, 0.999], [0.998, 0.999, 1.0]]).double()
     weights = SimPFL(sample=1).mix(near)

@@ -1,6 +1,6 @@
 """How the server joins reports: the mean, robust rules, differential privacy; and the attacks."""
 
-from idiolect.aggregation.accounting import Terms, affordable, epsilon, solved
+from idiolect.aggregation.accounting import PrivacyTerms, affordable, epsilon, solved
 from idiolect.aggregation.aggregator import Aggregator
 from idiolect.aggregation.attacks import MODEL_ATTACKS, Attack, Attacked
 from idiolect.aggregation.private_mean import Private
@@ -35,8 +35,8 @@ __all__ = [
     "Median",
     "MultiKrum",
     "NormBound",
+    "PrivacyTerms",
     "Private",
-    "Terms",
     "TrimmedMean",
     "affordable",
     "epsilon",

@@ -31,7 +31,7 @@ class NoAccountant(ConfigError):
     """The library that computes ε is not installed."""
 
 
-class Terms(NamedTuple):
+class PrivacyTerms(NamedTuple):
     """All that ε depends on besides the rounds."""
 
     noise: float  # standard deviation of the noise in units of S
@@ -43,7 +43,7 @@ class Terms(NamedTuple):
 
 
 @lru_cache(maxsize=4096)
-def epsilon(terms: Terms, rounds: int) -> float:
+def epsilon(terms: PrivacyTerms, rounds: int) -> float:
     """Return ε at δ after so many rounds."""
     if terms.noise == 0:
         return float("inf")
@@ -55,12 +55,12 @@ def epsilon(terms: Terms, rounds: int) -> float:
     return spent
 
 
-def _composed(terms: Terms, rounds: int) -> float:
+def _composed(terms: PrivacyTerms, rounds: int) -> float:
     """Let the library compose the rounds."""
     return _composed_all([(terms, rounds)])
 
 
-def _composed_all(parts: Sequence[tuple[Terms, int]]) -> float:
+def _composed_all(parts: Sequence[tuple[PrivacyTerms, int]]) -> float:
     """Let the library compose the rounds of several releases."""
     library = _library()
     relation = library.NeighboringRelation
@@ -78,7 +78,7 @@ def _composed_all(parts: Sequence[tuple[Terms, int]]) -> float:
         return float(accountant.get_epsilon(max(terms.delta for terms, _ in parts)))
 
 
-def _event(library: Any, terms: Terms, tight: bool) -> Any:
+def _event(library: Any, terms: PrivacyTerms, tight: bool) -> Any:
     """Describe one round to the library."""
     sampled = terms.cohort < terms.clients
     if terms.draw == "poisson":
@@ -98,7 +98,7 @@ def _event(library: Any, terms: Terms, tight: bool) -> Any:
     )
 
 
-def solved(terms: Terms, rounds: int, target: float) -> float:
+def solved(terms: PrivacyTerms, rounds: int, target: float) -> float:
     """Return the least noise (to a thousandth) whose ε stays within a target."""
     least, most = 0.0, 1.0
     while epsilon(terms._replace(noise=most), rounds) > target:
@@ -115,7 +115,7 @@ def solved(terms: Terms, rounds: int, target: float) -> float:
     return most
 
 
-def affordable(terms: Terms, rounds: int, budget: float, releases: int = 1) -> int:
+def affordable(terms: PrivacyTerms, rounds: int, budget: float, releases: int = 1) -> int:
     """Return how many of the rounds fit into a budget, each being done for every release."""
     if epsilon(terms, rounds * releases) <= budget:
         return rounds
@@ -127,7 +127,7 @@ def affordable(terms: Terms, rounds: int, budget: float, releases: int = 1) -> i
     return fits
 
 
-def total(parts: Sequence[tuple[Terms, int]]) -> float:
+def total(parts: Sequence[tuple[PrivacyTerms, int]]) -> float:
     """Return ε of several releases of the same clients' data together, at the largest δ.
 
     All have one way to draw, as methods of one experiment do. Under `fixed` every part counts as if

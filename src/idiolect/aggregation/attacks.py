@@ -102,7 +102,7 @@ class Broken(Attack):
         return ruined
 
 
-class Lies(NamedTuple):
+class AttackState(NamedTuple):
     """What a simulated attack remembers between rounds."""
 
     round: Tensor
@@ -133,10 +133,10 @@ class Attacked(Tampering, Stateful):
         """Rounds under attack are other rounds."""
         return self.attack, self.attackers, self.base.training()
 
-    def memory(self, setup: Setup) -> Lies:
+    def memory(self, setup: Setup) -> AttackState:
         """Remember where the attackers' draws come from."""
         zero = torch.zeros((), dtype=torch.int64, device=setup.sizes.device)
-        return Lies(zero, zero + setup.seed)
+        return AttackState(zero, zero + setup.seed)
 
     def server_step(self, state: Served, cohort: Tensor, reports: Tree) -> Served:
         """Count the round."""
@@ -158,7 +158,7 @@ class Attacked(Tampering, Stateful):
         return reports._replace(params=tree.map(swapped, lies, reports.params))
 
 
-def _generator(lies: Lies) -> torch.Generator:
+def _generator(lies: AttackState) -> torch.Generator:
     key = (int(lies.key), _LIES, int(lies.round))
     seed = np.random.SeedSequence(key).generate_state(2, np.uint32)
     made = torch.Generator(lies.round.device)

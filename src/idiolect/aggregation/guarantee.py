@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from idiolect.aggregation import accounting
-from idiolect.aggregation.accounting import RELATIONS, Terms
+from idiolect.aggregation.accounting import RELATIONS, PrivacyTerms
 from idiolect.core.method import RunPlan
 from idiolect.errors import ConfigError
 
@@ -50,7 +50,7 @@ class Settings(Protocol):
         """Where noise comes from."""
 
 
-def terms(rule: Settings, plan: RunPlan) -> Terms:
+def terms(rule: Settings, plan: RunPlan) -> PrivacyTerms:
     """Gather what ε depends on.
 
     That a cohort is drawn hides clients only while nobody knows who was drawn. A hub draws it in
@@ -62,7 +62,7 @@ def terms(rule: Settings, plan: RunPlan) -> Terms:
     cohort = drawn(plan)
     if rule.noise_source == "system" and not plan.federated:
         cohort = plan.clients
-    return Terms(rule.noise, plan.clients, cohort, plan.draw, delta, rule.accountant)
+    return PrivacyTerms(rule.noise, plan.clients, cohort, plan.draw, delta, rule.accountant)
 
 
 def drawn(plan: RunPlan) -> int:
@@ -70,12 +70,12 @@ def drawn(plan: RunPlan) -> int:
     return min(plan.cohort or plan.clients, plan.clients)
 
 
-def solved(given: Terms, target: float, plan: RunPlan) -> float:
+def solved(given: PrivacyTerms, target: float, plan: RunPlan) -> float:
     """Return the noise with which all releases of a plan together end at a target."""
     return accounting.solved(given, plan.rounds * plan.releases, target)
 
 
-def affordable(given: Terms, plan: RunPlan, budget: float) -> int:
+def affordable(given: PrivacyTerms, plan: RunPlan, budget: float) -> int:
     """Return how many rounds of every release a budget allows; the first one must fit."""
     if not budget:
         return plan.rounds
@@ -130,7 +130,7 @@ def _most_delta(clients: int) -> float:
     return min(math.pow(clients, -1.1), MOST_DELTA)
 
 
-def _spent(rule: Settings, given: Terms, rounds: int) -> float:
+def _spent(rule: Settings, given: PrivacyTerms, rounds: int) -> float:
     """Return ε; a forced run promises nothing, so it also runs where nothing can be computed."""
     try:
         return accounting.epsilon(given, rounds)
@@ -140,7 +140,7 @@ def _spent(rule: Settings, given: Terms, rounds: int) -> float:
         raise
 
 
-def _worth(given: Terms, plan: RunPlan, spent: float) -> bool:
+def _worth(given: PrivacyTerms, plan: RunPlan, spent: float) -> bool:
     return (
         spent <= MOST_EPSILON
         and plan.clients >= LEAST_CLIENTS
@@ -192,7 +192,7 @@ def together(found: Mapping[str, Mapping[str, Any]], others: Sequence[str]) -> d
     """
     parts = [
         (
-            Terms(
+            PrivacyTerms(
                 own["noise_multiplier"],
                 own["clients"],
                 own["cohort"] if own["amplified"] else own["clients"],
@@ -237,7 +237,7 @@ def _finite(epsilon: float) -> float | None:
 
 def _statement(
     rule: Settings,
-    given: Terms,
+    given: PrivacyTerms,
     plan: RunPlan,
     spent: float,
     known: float,

@@ -30,7 +30,7 @@ class NoCipher(ConfigError):
     """The library of ciphers is not installed."""
 
 
-class Stream:
+class NoiseStream:
     """Random bits from a key, and integers with a Gaussian distribution."""
 
     def __init__(self, key: bytes) -> None:
@@ -82,14 +82,14 @@ class Stream:
         return (self.words(count).astype(np.float64) + 1.0) / _FULL
 
 
-def from_system() -> Stream:
+def from_system() -> NoiseStream:
     """Return a stream whose key the operating system draws; nobody keeps it."""
-    return Stream(secrets.token_bytes(32))
+    return NoiseStream(secrets.token_bytes(32))
 
 
-def from_seed(seed: int, round: int) -> Stream:
+def from_seed(seed: int, round: int) -> NoiseStream:
     """Return the stream of a round, which whoever knows the seed can draw again."""
-    return Stream(hashlib.sha256(f"idiolect private noise {seed} {round}".encode()).digest())
+    return NoiseStream(hashlib.sha256(f"idiolect private noise {seed} {round}".encode()).digest())
 
 
 def require() -> None:

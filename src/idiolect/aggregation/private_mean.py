@@ -21,7 +21,7 @@ from torch import Tensor
 
 from idiolect.aggregation import guarantee
 from idiolect.aggregation.aggregator import Aggregator, Shortened, shorten
-from idiolect.aggregation.noise import SPREAD, Stream, from_seed, from_system, require
+from idiolect.aggregation.noise import SPREAD, NoiseStream, from_seed, from_system, require
 from idiolect.core import tree
 from idiolect.core.method import RunPlan, Setup, setting
 from idiolect.core.tree import Params
@@ -36,7 +36,7 @@ _ADDED = 2.0**-22
 _MASKED = 2.0**-32  # the step to which nodes round what they add under masks
 
 
-class Noise(NamedTuple):
+class NoiseState(NamedTuple):
     """What the server keeps between rounds; nothing in it is secret."""
 
     clip: Tensor  # S
@@ -81,7 +81,7 @@ class Private(Aggregator):
         """Whether a round that is done again draws the same noise."""
         return self.noise == 0 or self.noise_source == "seed"
 
-    def start(self, setup: Setup) -> Noise:
+    def start(self, setup: Setup) -> NoiseState:
         """Remember S, and the seed where noise is drawn from it."""
         if setup.statistics:
             raise MethodError(
@@ -90,15 +90,15 @@ class Private(Aggregator):
             )
         device = setup.sizes.device
         public = self.noise_source == "seed" and not setup.federated
-        return Noise(
+        return NoiseState(
             setup.sizes.new_full((), self.clip),
             torch.zeros((), dtype=torch.int64, device=device),
             torch.full((), setup.seed if public else _SYSTEM, dtype=torch.int64, device=device),
         )
 
     def combine(
-        self, memory: Noise, reference: Params, params: Params, weight: Tensor
-    ) -> tuple[Params, Noise]:
+        self, memory: NoiseState, reference: Params, params: Params, weight: Tensor
+    ) -> tuple[Params, NoiseState]:
         """Shorten, add up, add noise, divide by the planned number of clients."""
         if self.noise == 0:
             rows = shorten(reference, params, weight, memory.clip)
@@ -111,13 +111,13 @@ class Private(Aggregator):
         steps = tree.map(lambda leaf: torch.trunc(leaf / step).sum(0), cut.update)
         return self._noised(memory, reference, steps, step, cut.below.sum(0), clients)
 
-    def longest(self, memory: Noise) -> Tensor:
+    def longest(self, memory: NoiseState) -> Tensor:
         """S, which clients may shorten their updates to themselves."""
         return memory.clip
 
     def combine_sum(
-        self, memory: Noise, reference: Params, total: Shortened, rows: int
-    ) -> tuple[Params, Noise]:
+        self, memory: NoiseState, reference: Params, total: Shortened, rows: int
+    ) -> tuple[Params, NoiseState]:
         """Add noise to a sum, and divide it by the planned number of clients."""
         clients = self.cohort or rows
         if self.noise == 0:
@@ -134,24 +134,24 @@ class Private(Aggregator):
         steps = tree.map(lambda leaf: torch.round(leaf.double() / step), total.update)
         return self._noised(memory, reference, steps, step, total.below.double(), clients)
 
-    def idle(self, memory: Noise, reference: Params) -> tuple[Params, Noise]:
+    def idle(self, memory: NoiseState, reference: Params) -> tuple[Params, NoiseState]:
         """Add the noise that hides that nobody came."""
         nothing = tree.map(lambda leaf: torch.zeros_like(leaf), reference)
         return self.combine_sum(memory, reference, Shortened(nothing, memory.clip.new_zeros(())), 1)
 
-    def _step(self, memory: Noise, clients: float, most: float) -> float:
+    def _step(self, memory: NoiseState, clients: float, most: float) -> float:
         """Return the grid's step, given how far one client moves the sum at most."""
         return self._update_noise(clients) * most / SPREAD
 
     def _noised(
         self,
-        memory: Noise,
+        memory: NoiseState,
         reference: Params,
         steps: Params,
         step: float,
         below: Tensor,
         clients: float,
-    ) -> tuple[Params, Noise]:
+    ) -> tuple[Params, NoiseState]:
         """Add noise to whole numbers of steps; what follows sees nothing but the noisy ones."""
         seed = int(memory.seed)  # the one moment a round waits for the device
         system = seed == _SYSTEM
@@ -165,7 +165,9 @@ class Private(Aggregator):
         joined: Params = tree.map(noised, reference, steps)
         return joined, self._after(memory, below, clients, draw)
 
-    def _after(self, memory: Noise, below: Tensor, clients: float, draw: Stream | None) -> Noise:
+    def _after(
+        self, memory: NoiseState, below: Tensor, clients: float, draw: NoiseStream | None
+    ) -> NoiseState:
         """Count the round, and move S towards the quantile by the noisy share of short updates."""
         after = memory._replace(round=memory.round + 1)
         if not self.adaptive:

@@ -199,15 +199,23 @@ class Method(Capability):
             chosen = optim.sgd(rate, self.momentum, self.weight_decay, self.nesterov)
         return optim.clipped(chosen, self.clip) if self.clip else chosen
 
-    def fit(self, local: Local, params: Params, loss: Loss | None = None) -> Params:
-        """Train on the client's data for a round, on cross-entropy unless a loss is given."""
+    def fit(
+        self,
+        local: Local,
+        params: Params,
+        loss: Loss | None = None,
+        *,
+        lr: float | Tensor | None = None,
+        epochs: int = 0,
+    ) -> Params:
+        """Train on the client's data for a round, or some epochs; on cross-entropy by default."""
         return local.fit(
             loss or local.loss,
             params,
-            self.local_optimiser(local),
+            self.local_optimiser(local, lr),
             batch=self.batch,
-            epochs=self.epochs,
-            steps=self.steps,
+            epochs=epochs or self.epochs,
+            steps=0 if epochs else self.steps,
         )
 
     # What a run asks of the settings; only wrappers change it.

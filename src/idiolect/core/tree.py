@@ -262,6 +262,12 @@ def put(tree: Tree, rows: Tensor, values: Tree) -> Tree:
     return map(lambda leaf, new: leaf.index_copy(0, rows, new), tree, values)
 
 
+def shares(weights: Tensor) -> Tensor:
+    """Scale the rows of weights to a sum of one; a row of zeros stays one."""
+    total = weights.sum(1, keepdim=True)
+    return torch.where(total > 0, weights / total.clamp(min=1e-30), torch.zeros_like(weights))
+
+
 def mixed(weights: Tensor, tree: Tree) -> Tree:
     """Mix the rows of a stack: weights [result, row] give a stack of as many rows as results."""
     return map(lambda leaf: torch.tensordot(weights.to(leaf.dtype), leaf, dims=1), tree)

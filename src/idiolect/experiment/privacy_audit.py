@@ -25,7 +25,7 @@ import numpy as np
 import torch
 
 from idiolect.aggregation import Private, accounting, guarantee
-from idiolect.aggregation.accounting import Terms
+from idiolect.aggregation.accounting import PrivacyTerms
 from idiolect.aggregation.aggregator import Aggregated
 from idiolect.core import capabilities
 from idiolect.core.capabilities import Privacy, has
@@ -162,7 +162,7 @@ def _even(rounds: int) -> int:
     return rounds if rounds == 1 else rounds + rounds % 2
 
 
-def _promised(terms: Terms, rounds: int) -> float:
+def _promised(terms: PrivacyTerms, rounds: int) -> float:
     """Return the tightest ε known for so many rounds: a sharp promise is hard to keep."""
     tight = terms._replace(accountant="pld")
     if terms.draw == "fixed" and terms.cohort < terms.clients:
@@ -236,7 +236,7 @@ class _Bench:
         return _Seen(along, signs, took)
 
 
-def _scores(seen: _Seen, terms: Terms, rule: Private, rounds: int) -> list[np.ndarray]:
+def _scores(seen: _Seen, terms: PrivacyTerms, rule: Private, rounds: int) -> list[np.ndarray]:
     """Score how much each canary looks as if it had taken part, in two ways.
 
     By the likelihood ratio, which is best if all is as it should be; and by the plain sum, in which

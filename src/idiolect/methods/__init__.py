@@ -2,11 +2,10 @@
 
 from idiolect.core.method import Method
 from idiolect.methods.apfl import APFL
-from idiolect.methods.centralised import Centralised
 from idiolect.methods.ditto import Ditto
 from idiolect.methods.fedala import FedALA
 from idiolect.methods.fedamp import FedAMP, HeurFedAMP
-from idiolect.methods.fedavg import FedAvg
+from idiolect.methods.fedavg import FedAvg, FedAvgFT
 from idiolect.methods.fedbn import FedBN
 from idiolect.methods.feddf import FedDF, PFedDF
 from idiolect.methods.fedfomo import FedFomo
@@ -15,11 +14,9 @@ from idiolect.methods.fedper import FedPer
 from idiolect.methods.fedproto import FedProto
 from idiolect.methods.fedprox import FedProx
 from idiolect.methods.fedrep import FedRep
-from idiolect.methods.finetuned import FedAvgFT
 from idiolect.methods.fml import FML
-from idiolect.methods.ktpfl import KTpFL
-from idiolect.methods.ktpflweights import KTpFLWeights
-from idiolect.methods.local import LocalOnly
+from idiolect.methods.ktpfl import KTpFL, KTpFLWeights
+from idiolect.methods.local import Centralised, LocalOnly
 from idiolect.methods.perfedavg import PerFedAvg
 from idiolect.methods.persfl import PersFL
 from idiolect.methods.pfedhn import PFedHN

@@ -18,7 +18,7 @@ from idiolect.core.tree import Params, Tree
 from idiolect.methods.fedavg import FedAvg
 
 
-class Own(NamedTuple):
+class ApflState(NamedTuple):
     """The personal model, its weight, and the mixture at the end of the client's last round."""
 
     v: Params
@@ -26,7 +26,7 @@ class Own(NamedTuple):
     mixture: Params
 
 
-class Models(NamedTuple):
+class ApflCarry(NamedTuple):
     """What a client trains in a round."""
 
     w: Params
@@ -46,48 +46,52 @@ class APFL(Facts, NewcomerModel, FedAvg):
     weight: float = setting(0.5, "initial weight of the personal model (α)", least=0, most=1)
     weight_lr: float = setting(0.01, "learning rate of the weight; 0 keeps it", least=0)
 
-    def init_personal(self, setup: Setup) -> Own:
+    def init_personal(self, setup: Setup) -> ApflState:
         """The personal model v starts as the initial one."""
-        return Own(setup.params, setup.sizes.new_full((), self.weight), setup.params)
+        return ApflState(setup.params, setup.sizes.new_full((), self.weight), setup.params)
 
-    def client_step(self, sent: Sent, personal: Own, local: Local) -> tuple[Report, Own]:
+    def client_step(
+        self, sent: Sent, personal: ApflState, local: Local
+    ) -> tuple[Report, ApflState]:
         """Step w, v and the weight on each batch."""
-        rule = self.local_optimiser(local)
+        optimiser = self.local_optimiser(local)
 
-        def step(now: Models, batch: Batch) -> Models:
-            w, w_memory = rule.step(now.w, local.gradient(local.loss, now.w, batch), now.w_memory)
-            slope = local.gradient(local.loss, _mix(now.weight, now.v, now.w), batch)
+        def step(now: ApflCarry, batch: Batch) -> ApflCarry:
+            w, w_memory = optimiser.step(
+                now.w, local.gradient(local.loss, now.w, batch), now.w_memory
+            )
+            gradient = local.gradient(local.loss, _mix(now.weight, now.v, now.w), batch)
             # d/dv f(αv + (1-α)w) = α ∇f, d/dα = ⟨v - w, ∇f⟩.
-            v, v_memory = rule.step(now.v, tree.scale(now.weight, slope), now.v_memory)
-            turn = tree.dot(tree.sub(now.v, now.w), slope)
+            v, v_memory = optimiser.step(now.v, tree.scale(now.weight, gradient), now.v_memory)
+            turn = tree.dot(tree.sub(now.v, now.w), gradient)
             weight = (now.weight - self.weight_lr * turn).clamp(0, 1)
-            return Models(w, v, weight, w_memory, v_memory)
+            return ApflCarry(w, v, weight, w_memory, v_memory)
 
-        start = Models(
+        start = ApflCarry(
             sent.shared,
             personal.v,
             personal.weight,
-            rule.init(sent.shared),
-            rule.init(personal.v),
+            optimiser.init(sent.shared),
+            optimiser.init(personal.v),
         )
         end = local.scan(step, start, batch=self.batch, epochs=self.epochs, steps=self.steps)
-        own = Own(end.v, end.weight, _mix(end.weight, end.v, end.w))
+        own = ApflState(end.v, end.weight, _mix(end.weight, end.v, end.w))
         return Report(end.w, local.size), own
 
-    def deploy(self, sent: Sent, personal: Own, local: Local) -> Own:
+    def deploy(self, sent: Sent, personal: ApflState, local: Local) -> ApflState:
         """Use the mixture."""
         return personal
 
-    def adapt(self, sent: Sent, personal: Own, local: Local) -> Own:
+    def adapt(self, sent: Sent, personal: ApflState, local: Local) -> ApflState:
         """A newcomer starts v from the global model and does one round."""
         return self.client_step(sent, personal._replace(v=sent.shared), local)[1]
 
-    def models(self, sent: Sent, deployed: Own) -> dict[str, Tree]:
+    def models(self, sent: Sent, deployed: ApflState) -> dict[str, Tree]:
         """The mixture and the global model."""
         scored: dict[str, Tree] = {"global": sent.shared}
         return {"personal": deployed.mixture, **scored} if deployed else scored
 
-    def facts(self, deployed: Own) -> dict[str, Tensor]:
+    def facts(self, deployed: ApflState) -> dict[str, Tensor]:
         """How much of the personal model each client ended with."""
         return {"weight": deployed.weight}
 

@@ -19,7 +19,6 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from idiolect.aggregation.mixing_matrix import shares
 from idiolect.core import losses, tree
 from idiolect.core.capabilities import NewcomerMessage, NewcomerModel, StateTrace
 from idiolect.core.client import Batch, Local
@@ -28,14 +27,14 @@ from idiolect.core.tree import Params, Tree
 from idiolect.errors import ConfigError
 
 
-class Soft(NamedTuple):
+class SoftReport(NamedTuple):
     """What a client uploads: predictions on the round's public examples, and its size."""
 
     prediction: Tensor  # [example, class], rows on the simplex
     size: Tensor
 
 
-class School(NamedTuple):
+class TeacherState(NamedTuple):
     """What the server keeps: who learns from whom, and what each would be taught now."""
 
     affinity: Tensor  # [receiver, sender]
@@ -66,30 +65,30 @@ class Distilled(NewcomerMessage, NewcomerModel, StateTrace, Method):
     )
     newcomer_epochs: int = setting(20, "passes in which a newcomer trains", least=1, deploy=True)
 
-    def init_server(self, setup: Setup) -> School:
+    def init_server(self, setup: Setup) -> TeacherState:
         """Everyone with data counts alike; there is nothing to teach yet."""
         held = self._held(setup)
         count = setup.clients
         filled = (setup.sizes > 0).to(setup.sizes.dtype)
         affinity = (filled / filled.sum().clamp(min=1)).repeat(count, 1)
-        return School(affinity, setup.sizes.new_zeros(count, held, setup.classes))
+        return TeacherState(affinity, setup.sizes.new_zeros(count, held, setup.classes))
 
     def init_personal(self, setup: Setup) -> Params:
         """A client keeps a network of its own architecture."""
         return setup.params
 
-    def send(self, state: School, cohort: Tensor) -> Sent:
+    def send(self, state: TeacherState, cohort: Tensor) -> Sent:
         """Each client gets the predictions it should learn."""
         return Sent(own=state.teachers[cohort])
 
-    def welcome(self, state: School, cohort: Tensor) -> Sent:
+    def welcome(self, state: TeacherState, cohort: Tensor) -> Sent:
         """A newcomer is in nobody's mixture yet."""
         return Sent()
 
-    def client_step(self, sent: Sent, personal: Params, local: Local) -> tuple[Soft, Params]:
+    def client_step(self, sent: Sent, personal: Params, local: Local) -> tuple[SoftReport, Params]:
         """Distil from the last teacher, train on private data, predict this round's examples."""
         trained = self.fit(local, self.distil(sent.own, personal, local))
-        return Soft(self.predictions(trained, local), local.size), trained
+        return SoftReport(self.predictions(trained, local), local.size), trained
 
     def distil(self, teacher: Tensor, params: Params, local: Local) -> Params:
         """Take steps towards a teacher [example, class] of the round before, if there is one."""
@@ -127,16 +126,16 @@ class Distilled(NewcomerMessage, NewcomerModel, StateTrace, Method):
 
         return local.rows(soft, "public", sample=self.sample)
 
-    def server_step(self, state: School, cohort: Tensor, reports: Soft) -> School:
+    def server_step(self, state: TeacherState, cohort: Tensor, reports: SoftReport) -> TeacherState:
         """Learn who should learn from whom in the cohort; mix everyone's next teacher from it."""
         known = state.affinity[cohort][:, cohort]
         learned = self.learn(known, reports, len(cohort) / len(state.affinity))
         rows = state.affinity[cohort].index_copy(1, cohort, learned)
         affinity = state.affinity.index_copy(0, cohort, rows)
         weights = self.mix(affinity[:, cohort])
-        return School(affinity, torch.tensordot(weights, reports.prediction, dims=1))
+        return TeacherState(affinity, torch.tensordot(weights, reports.prediction, dims=1))
 
-    def learn(self, known: Tensor, reports: Soft, share: float) -> Tensor:
+    def learn(self, known: Tensor, reports: SoftReport, share: float) -> Tensor:
         """Return the cohort's new affinities [receiver, sender] from what it predicted.
 
         `share` is the cohort's part of all clients.
@@ -145,7 +144,7 @@ class Distilled(NewcomerMessage, NewcomerModel, StateTrace, Method):
 
     def mix(self, affinity: Tensor) -> Tensor:
         """Turn affinities to a cohort [client, sender] into weights; a row of zeros: no teacher."""
-        return shares(affinity)
+        return tree.shares(affinity)
 
     def deploy(self, sent: Sent, personal: Params, local: Local) -> Params:
         """Use the own network."""
@@ -156,14 +155,13 @@ class Distilled(NewcomerMessage, NewcomerModel, StateTrace, Method):
 
         It starts from the initial network, so it needs what Local needs, not one round.
         """
-        rule = self.local_optimiser(local, self.lr)
-        return local.fit(local.loss, personal, rule, batch=self.batch, epochs=self.newcomer_epochs)
+        return self.fit(local, personal, lr=self.lr, epochs=self.newcomer_epochs)
 
     def models(self, sent: Sent, deployed: Params) -> dict[str, Tree]:
         """There are only the clients' own networks."""
         return {"personal": deployed} if deployed else {}
 
-    def trace(self, state: School) -> dict[str, Tensor]:
+    def trace(self, state: TeacherState) -> dict[str, Tensor]:
         """Record who learns from whom: [receiver, sender], rows on the simplex."""
         return {"weights": self.mix(state.affinity)}
 

@@ -27,7 +27,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from idiolect.aggregation.mixing_matrix import shares
 from idiolect.core import batchnorm, tree
 from idiolect.core.capabilities import NewcomerMessage, NewcomerModel, StateTrace
 from idiolect.core.client import Batch, Local
@@ -35,7 +34,7 @@ from idiolect.core.method import Method, Report, Sent, Setup, setting
 from idiolect.core.tree import Params, Tree
 
 
-class Cloud(NamedTuple):
+class ClientModels(NamedTuple):
     """What the server keeps: every client's last model, and who has reported one."""
 
     models: Params  # [client, ...]
@@ -58,21 +57,21 @@ class FedAMP(NewcomerMessage, NewcomerModel, StateTrace, Method):
     )
     start: str = setting("own", "what training starts from", choices=("own", "mixture"))
 
-    def init_server(self, setup: Setup) -> Cloud:
+    def init_server(self, setup: Setup) -> ClientModels:
         """Nobody has reported a model yet."""
-        return Cloud(tree.repeat(setup.params, setup.clients), torch.zeros_like(setup.sizes))
+        return ClientModels(tree.repeat(setup.params, setup.clients), torch.zeros_like(setup.sizes))
 
     def init_personal(self, setup: Setup) -> Params:
         """A client keeps its model."""
         return setup.params
 
-    def send(self, state: Cloud, cohort: Tensor) -> Sent:
+    def send(self, state: ClientModels, cohort: Tensor) -> Sent:
         """Each client gets its mixture."""
         return Sent(own=tree.mixed(self.attention(state)[cohort], state.models))
 
-    def welcome(self, state: Cloud, cohort: Tensor) -> Sent:
+    def welcome(self, state: ClientModels, cohort: Tensor) -> Sent:
         """A newcomer, like to nobody yet, gets the mean of the models."""
-        weights = shares(state.heard.repeat(len(cohort), 1))
+        weights = tree.shares(state.heard.repeat(len(cohort), 1))
         return Sent(own=tree.mixed(weights, state.models))
 
     def client_step(self, sent: Sent, personal: Params, local: Local) -> tuple[Report, Params]:
@@ -84,12 +83,12 @@ class FedAMP(NewcomerMessage, NewcomerModel, StateTrace, Method):
         trained = self.fit(local, personal if self.start == "own" else sent.own, loss)
         return Report(trained, local.size), trained
 
-    def server_step(self, state: Cloud, cohort: Tensor, reports: Report) -> Cloud:
+    def server_step(self, state: ClientModels, cohort: Tensor, reports: Report) -> ClientModels:
         """Take the cohort's models in."""
         heard = state.heard.index_fill(0, cohort, 1.0)
-        return Cloud(tree.put(state.models, cohort, reports.params), heard)
+        return ClientModels(tree.put(state.models, cohort, reports.params), heard)
 
-    def attention(self, state: Cloud) -> Tensor:
+    def attention(self, state: ClientModels) -> Tensor:
         """Return ξ [client, other]: rows add up to one."""
         pairs = self._pairs(state.heard)
         distance = self._distances(state)
@@ -113,7 +112,7 @@ class FedAMP(NewcomerMessage, NewcomerModel, StateTrace, Method):
         """The client's own model, and the mixture it is pulled to."""
         return {"personal": deployed, "mixture": sent.own} if deployed else {}
 
-    def trace(self, state: Cloud) -> dict[str, Tensor]:
+    def trace(self, state: ClientModels) -> dict[str, Tensor]:
         """Record who is drawn to whom: [client, other]."""
         return {"weights": self.attention(state)}
 
@@ -122,7 +121,7 @@ class FedAMP(NewcomerMessage, NewcomerModel, StateTrace, Method):
         both = torch.outer(heard, heard)
         return both - torch.diag(both.diagonal())
 
-    def _distances(self, state: Cloud) -> Tensor:
+    def _distances(self, state: ClientModels) -> Tensor:
         models = tree.flat(batchnorm.parameters(state.models))
         models = models - models.mean(0)  # distances stay, and rounding is that of the spread
         squares = models.square().sum(1)
@@ -143,7 +142,7 @@ class HeurFedAMP(FedAMP):
         least=0,
     )
 
-    def attention(self, state: Cloud) -> Tensor:
+    def attention(self, state: ClientModels) -> Tensor:
         """Return ξ [client, other]: whoever has nobody to look at keeps to itself."""
         pairs = self._pairs(state.heard)
         flat = normalize(tree.flat(batchnorm.parameters(state.models)), dim=1)
@@ -151,7 +150,7 @@ class HeurFedAMP(FedAMP):
         factor = self.sharpness or 2 / _deviation(cosines, pairs).clamp(min=1e-6)
         # Taken from the largest of a row, which changes no share, so that nothing overflows.
         most = torch.where(pairs > 0, cosines, -1.0).amax(1, keepdim=True)
-        others = shares(pairs * (factor * (cosines - most).clamp(max=0)).exp())
+        others = tree.shares(pairs * (factor * (cosines - most).clamp(max=0)).exp())
         others = (1 - self.self_share) * others
         return others + torch.diag(1 - others.sum(1))
 

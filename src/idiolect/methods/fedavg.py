@@ -1,7 +1,8 @@
-"""FedAvg: average what the clients trained.
+"""FedAvg: average what the clients trained; and FedAvg + FT, fine-tuned at every client.
 
 McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data",
-AISTATS 2017, Algorithm 1.
+AISTATS 2017, Algorithm 1. Fine-tuning is the local adaptation that the personalisation papers
+compare with, for example Yu et al., "Salvaging Federated Learning by Local Adaptation", 2020.
 """
 
 from dataclasses import dataclass
@@ -41,3 +42,22 @@ class FedAvg(Averaging, Method):
     def weights(self, size: Tensor) -> Tensor:
         """Weigh clients by their examples, or alike."""
         return alike(size) if self.uniform else size
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedAvgFT(FedAvg):
+    """FedAvg, then local training of the global model at every client."""
+
+    title: ClassVar[str] = "FedAvg + FT"
+    paper: ClassVar[str] = "Yu et al. 2020"
+    trained_as: ClassVar[type[Method] | None] = FedAvg
+    tunes: ClassVar[bool] = True
+
+    tune_epochs: int = setting(
+        10, "passes over the client's data after training", least=1, deploy=True
+    )
+    tune_lr: float = setting(0.01, "learning rate of the fine-tuning", above=0, deploy=True)
+
+    def deploy(self, sent: Sent, personal: Tree, local: Local) -> Params:
+        """Fine-tune the global model."""
+        return self.fit(local, sent.shared, lr=self.tune_lr, epochs=self.tune_epochs)

@@ -54,8 +54,7 @@ class FedBN(NewcomerModel, FedAvg):
         def loss(norms: Params, batch: Batch) -> Tensor:
             return local.loss({**sent.shared, **norms}, batch)
 
-        rule = self.local_optimiser(local, self.lr)
-        norms = local.fit(loss, personal, rule, batch=self.batch, epochs=self.newcomer_epochs)
+        norms = self.fit(local, personal, loss, lr=self.lr, epochs=self.newcomer_epochs)
         return {**sent.shared, **norms}
 
     def models(self, sent: Sent, deployed: Params) -> dict[str, Tree]:

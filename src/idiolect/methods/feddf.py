@@ -142,8 +142,8 @@ class FedDF(ArchitectureState, Method):
             rate: float | Tensor = self.fuse_lr
             if falls:
                 rate = rate * optim.cosine(self.fuse_steps)(carry.taken)
-            slope = local.gradient(loss, carry.params, batch)
-            params, memory = optimiser(rate).step(carry.params, slope, carry.memory)
+            gradient = local.gradient(loss, carry.params, batch)
+            params, memory = optimiser(rate).step(carry.params, gradient, carry.memory)
             return Fusing(params, memory, carry.taken + 1)
 
         def fold(carry: Fusing, steps: int) -> Fusing:
@@ -219,5 +219,4 @@ class PFedDF(FedDF):
 
     def deploy(self, sent: Sent, personal: Tree, local: Local) -> Params:
         """Fine-tune the fused model."""
-        rule = self.local_optimiser(local, self.tune_lr)
-        return local.fit(local.loss, sent.group, rule, batch=self.batch, epochs=self.tune_epochs)
+        return self.fit(local, sent.group, lr=self.tune_lr, epochs=self.tune_epochs)

@@ -29,7 +29,7 @@ from idiolect.core.method import Method, Sent, Setup, setting
 from idiolect.core.tree import Params, Tree
 
 
-class Shelf(NamedTuple):
+class FomoServer(NamedTuple):
     """What the server keeps: models, who has reported one, and what they were worth to whom."""
 
     models: Params  # [client, ...]
@@ -39,7 +39,7 @@ class Shelf(NamedTuple):
     seed: Tensor
 
 
-class Offer(NamedTuple):
+class OfferedModels(NamedTuple):
     """What one client downloads: models, and whether each is one."""
 
     models: Params  # [model, ...]
@@ -54,7 +54,7 @@ class Weighed(NamedTuple):
     weights: Tensor  # [model]
 
 
-class Own(NamedTuple):
+class FomoState(NamedTuple):
     """What a client keeps: its model before and after its last training."""
 
     before: Params
@@ -90,10 +90,10 @@ class FedFomo(NewcomerMessage, NewcomerModel, StateTrace, Method):
         choices=("printed", "normalised", "clipped"),
     )
 
-    def init_server(self, setup: Setup) -> Shelf:
+    def init_server(self, setup: Setup) -> FomoServer:
         """Nobody has reported a model yet."""
         count = setup.clients
-        return Shelf(
+        return FomoServer(
             tree.repeat(setup.params, count),
             torch.zeros_like(setup.sizes),
             setup.sizes.new_zeros(count, count),
@@ -101,38 +101,40 @@ class FedFomo(NewcomerMessage, NewcomerModel, StateTrace, Method):
             setup.sizes.new_full((), setup.seed, dtype=torch.int64),
         )
 
-    def init_personal(self, setup: Setup) -> Own:
+    def init_personal(self, setup: Setup) -> FomoState:
         """Before the first training there is only the initial model."""
-        return Own(setup.params, setup.params)
+        return FomoState(setup.params, setup.params)
 
-    def send(self, state: Shelf, cohort: Tensor) -> Sent:
+    def send(self, state: FomoServer, cohort: Tensor) -> Sent:
         """Offer each client some models of others."""
         chosen, real = self._chosen(state)
-        return Sent(own=Offer(tree.take(state.models, chosen[cohort]), real[cohort]))
+        return Sent(own=OfferedModels(tree.take(state.models, chosen[cohort]), real[cohort]))
 
-    def welcome(self, state: Shelf, cohort: Tensor) -> Sent:
+    def welcome(self, state: FomoServer, cohort: Tensor) -> Sent:
         """Offer newcomers the models that were worth most to all others together."""
         value = state.worth.sum(0).masked_fill(state.heard == 0, -torch.inf)
         best = value.topk(self._offered(state)).indices
         chosen = best.repeat(len(cohort), 1)
-        return Sent(own=Offer(tree.take(state.models, chosen), state.heard[chosen]))
+        return Sent(own=OfferedModels(tree.take(state.models, chosen), state.heard[chosen]))
 
-    def client_step(self, sent: Sent, personal: Own, local: Local) -> tuple[Weighed, Own]:
+    def client_step(
+        self, sent: Sent, personal: FomoState, local: Local
+    ) -> tuple[Weighed, FomoState]:
         """Move towards what is worth something, train from there, report."""
         before, weights, worth = self._moved(sent.own, personal, local)
         after = self.fit(local, before)
         credit = weights if self.credit == "clipped" else worth
         if self.credit == "normalised":
             credit = worth / worth.sum().abs().clamp(min=1e-9)
-        return Weighed(after, local.size, credit[:-1]), Own(before, after)
+        return Weighed(after, local.size, credit[:-1]), FomoState(before, after)
 
-    def server_step(self, state: Shelf, cohort: Tensor, reports: Weighed) -> Shelf:
+    def server_step(self, state: FomoServer, cohort: Tensor, reports: Weighed) -> FomoServer:
         """Take the models in, and remember what those offered were worth."""
         chosen, _ = self._chosen(state)  # the state is as it was when they were sent
         gained = torch.zeros_like(state.worth[cohort]).scatter_add(
             1, chosen[cohort], reports.weights.to(state.worth.dtype)
         )
-        return Shelf(
+        return FomoServer(
             tree.put(state.models, cohort, reports.params),
             state.heard.index_fill(0, cohort, 1.0),
             state.worth.index_add(0, cohort, gained),
@@ -140,11 +142,11 @@ class FedFomo(NewcomerMessage, NewcomerModel, StateTrace, Method):
             state.seed,
         )
 
-    def deploy(self, sent: Sent, personal: Own, local: Local) -> Params:
+    def deploy(self, sent: Sent, personal: FomoState, local: Local) -> Params:
         """Use the mixture the client would train from next."""
         return self._moved(sent.own, personal, local)[0]
 
-    def adapt(self, sent: Sent, personal: Own, local: Local) -> Params:
+    def adapt(self, sent: Sent, personal: FomoState, local: Local) -> Params:
         """A newcomer moves towards what it is offered and trains for a round."""
         return self.fit(local, self._moved(sent.own, personal, local)[0])
 
@@ -152,11 +154,13 @@ class FedFomo(NewcomerMessage, NewcomerModel, StateTrace, Method):
         """There are only the clients' own models."""
         return {"personal": deployed} if deployed else {}
 
-    def trace(self, state: Shelf) -> dict[str, Tensor]:
+    def trace(self, state: FomoServer) -> dict[str, Tensor]:
         """Record what was worth something to whom so far: [client, other]."""
         return {"worth": state.worth}
 
-    def _moved(self, offer: Offer, personal: Own, local: Local) -> tuple[Params, Tensor, Tensor]:
+    def _moved(
+        self, offer: OfferedModels, personal: FomoState, local: Local
+    ) -> tuple[Params, Tensor, Tensor]:
         """Return θ + Σ w_n (θ_n − θ), the weights, the own model's last, and these as of Eq. 3."""
         start = personal.before
         slots = range(offer.real.shape[0])
@@ -187,10 +191,10 @@ class FedFomo(NewcomerMessage, NewcomerModel, StateTrace, Method):
         total = torch.stack([leaf.abs().sum() for leaf in trained.values()]).sum()
         return total.clamp(min=1e-12)
 
-    def _offered(self, state: Shelf) -> int:
+    def _offered(self, state: FomoServer) -> int:
         return max(1, min(self.most, len(state.heard)) - 1)
 
-    def _chosen(self, state: Shelf) -> tuple[Tensor, Tensor]:
+    def _chosen(self, state: FomoServer) -> tuple[Tensor, Tensor]:
         """Choose whom each client is offered: [client, model], and which of them have reported.
 
         Drawn from the seed and the round for all clients at once, whoever comes.

@@ -65,19 +65,17 @@ class FedMD(Preparation, Distilled):
 
     def prepare(self, sent: Sent, personal: Params, local: Local) -> Params:
         """Learn the public labels, then the private ones."""
-        for stream, batch, epochs in (
-            ("public", self.public_batch, self.transfer_epochs),
-            ("train", self.batch, self.private_epochs),
-        ):
-            if epochs:
-                personal = local.fit(
-                    local.loss,
-                    personal,
-                    self.local_optimiser(local),
-                    stream,
-                    batch=batch,
-                    epochs=epochs,
-                )
+        if self.transfer_epochs:
+            personal = local.fit(
+                local.loss,
+                personal,
+                self.local_optimiser(local),
+                "public",
+                batch=self.public_batch,
+                epochs=self.transfer_epochs,
+            )
+        if self.private_epochs:
+            personal = self.fit(local, personal, epochs=self.private_epochs)
         return personal
 
     def predictions(self, params: Params, local: Local) -> Tensor:

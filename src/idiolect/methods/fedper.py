@@ -54,8 +54,7 @@ class FedPer(NewcomerModel, FedAvg):
         def loss(head: Params, batch: Batch) -> Tensor:
             return local.loss({**sent.shared, **head}, batch)
 
-        rule = self.local_optimiser(local, self.lr)
-        head = local.fit(loss, personal, rule, batch=self.batch, epochs=self.newcomer_epochs)
+        head = self.fit(local, personal, loss, lr=self.lr, epochs=self.newcomer_epochs)
         return {**sent.shared, **head}
 
     def models(self, sent: Sent, deployed: Params) -> dict[str, Tree]:

@@ -34,13 +34,7 @@ class FedRep(FedPer):
 
         head = personal
         if personal:
-            head = local.fit(
-                head_loss,
-                personal,
-                self.local_optimiser(local),
-                batch=self.batch,
-                epochs=self.head_epochs,
-            )
+            head = self.fit(local, personal, head_loss, epochs=self.head_epochs)
 
         def base_loss(base: Params, batch: Batch) -> Tensor:
             return local.loss({**base, **head}, batch)

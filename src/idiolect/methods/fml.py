@@ -16,12 +16,29 @@ from idiolect.core.client import Batch, Local
 from idiolect.core.method import Report, Sent, Setup, setting
 from idiolect.core.tree import Params, Tree
 from idiolect.methods.fedavg import FedAvg
-from idiolect.methods.personalise import mutual
-from idiolect.methods.personalise.mutual import Side
-from idiolect.methods.pfml import Global, Private, logits_of
 
 
-class Pair(NamedTuple):
+class PrivateModel(NamedTuple):
+    """Parameters of the client's own architecture."""
+
+    params: Params
+
+
+class GlobalModel(NamedTuple):
+    """Parameters of the global architecture."""
+
+    params: Params
+
+
+class Peer(NamedTuple):
+    """A model, the network it belongs to, and loss(parameters, logits, the other's logits)."""
+
+    params: Params
+    network: str
+    loss: Callable[[Params, Tensor, Tensor], Tensor]
+
+
+class FmlCarry(NamedTuple):
     """The shared model and the private one, with their optimisers' memories."""
 
     shared: Params
@@ -52,35 +69,39 @@ class FML(NewcomerModel, FedAvg):
 
     def client_step(self, sent: Sent, personal: Params, local: Local) -> tuple[Report, Params]:
         """Train both models together; report the shared one."""
-        rule = self.local_optimiser(local)
+        optimiser = self.local_optimiser(local)
 
-        def step(now: Pair, batch: Batch) -> Pair:
-            slope_shared, slope_private = mutual.slopes(
-                Side(now.shared, "main", _loss(self.shared_share, batch)),
-                Side(now.private, "auxiliary", _loss(self.private_share, batch)),
+        def step(now: FmlCarry, batch: Batch) -> FmlCarry:
+            gradient_shared, gradient_private = mutual_gradients(
+                Peer(now.shared, "main", _loss(self.shared_share, batch)),
+                Peer(now.private, "auxiliary", _loss(self.private_share, batch)),
                 batch,
                 local,
             )
-            shared, shared_memory = rule.step(now.shared, slope_shared, now.shared_memory)
-            private, private_memory = rule.step(now.private, slope_private, now.private_memory)
-            return Pair(shared, private, shared_memory, private_memory)
+            shared, shared_memory = optimiser.step(now.shared, gradient_shared, now.shared_memory)
+            private, private_memory = optimiser.step(
+                now.private, gradient_private, now.private_memory
+            )
+            return FmlCarry(shared, private, shared_memory, private_memory)
 
-        start = Pair(sent.shared, personal, rule.init(sent.shared), rule.init(personal))
+        start = FmlCarry(
+            sent.shared, personal, optimiser.init(sent.shared), optimiser.init(personal)
+        )
         end = local.scan(step, start, batch=self.batch, epochs=self.epochs, steps=self.steps)
         return Report(end.shared, local.size), end.private
 
-    def deploy(self, sent: Sent, personal: Params, local: Local) -> Private:
+    def deploy(self, sent: Sent, personal: Params, local: Local) -> PrivateModel:
         """Use the private model."""
-        return Private(personal)
+        return PrivateModel(personal)
 
-    def adapt(self, sent: Sent, personal: Params, local: Local) -> Private:
+    def adapt(self, sent: Sent, personal: Params, local: Local) -> PrivateModel:
         """A newcomer's private model, which starts afresh, learns with the shared one."""
         longer = replace(self, epochs=self.newcomer_epochs, steps=0)
-        return Private(longer.client_step(sent, personal, local)[1])
+        return PrivateModel(longer.client_step(sent, personal, local)[1])
 
-    def models(self, sent: Sent, deployed: Private) -> dict[str, Tree]:
+    def models(self, sent: Sent, deployed: PrivateModel) -> dict[str, Tree]:
         """The private and the shared model."""
-        scored: dict[str, Tree] = {"global": Global(sent.shared)}
+        scored: dict[str, Tree] = {"global": GlobalModel(sent.shared)}
         return {"personal": deployed, **scored} if deployed else scored
 
     def predict(self, model: Tree, x: Tensor, local: Local) -> Tensor:
@@ -96,3 +117,53 @@ def _loss(labels: float, batch: Batch) -> Callable[[Params, Tensor, Tensor], Ten
         return labels * hard + (1 - labels) * losses.divergence(logits, taught, batch.weight)
 
     return loss
+
+
+def mutual_gradients(one: Peer, two: Peer, batch: Batch, local: Local) -> tuple[Params, Params]:
+    """Return the gradient of each model's loss on a batch, both at the same values.
+
+    Each loss takes the other model's logits as constants, those of evaluation mode. Where networks
+    do the same in training, one forward pass of each serves both losses.
+    """
+    if local.steady:
+        return _together(one, two, batch, local)
+    return _taught(one, two, batch, local), _taught(two, one, batch, local)
+
+
+def _taught(own: Peer, peer: Peer, batch: Batch, local: Local) -> Params:
+    constant = local.logits(peer.params, batch.x, network=peer.network).detach()
+
+    def objective(params: Params, batch: Batch) -> Tensor:
+        logits = local.logits(params, batch.x, batch.training, own.network)
+        return own.loss(params, logits, constant)
+
+    return local.gradient(objective, own.params, batch)
+
+
+def _together(one: Peer, two: Peer, batch: Batch, local: Local) -> tuple[Params, Params]:
+    """Differentiate the sum: with peers constant, no loss depends on the other's parameters."""
+    sides = (one, two)
+
+    def objective(both: Params, batch: Batch) -> Tensor:
+        params = [_part(both, place, side) for place, side in enumerate(sides)]
+        first, second = (
+            local.logits(own, batch.x, batch.training, side.network)
+            for own, side in zip(params, sides, strict=True)
+        )
+        return one.loss(params[0], first, second.detach()) + two.loss(
+            params[1], second, first.detach()
+        )
+
+    both = {f"{n} {name}": leaf for n, side in enumerate(sides) for name, leaf in side[0].items()}
+    gradient = local.gradient(objective, both, batch)
+    return _part(gradient, 0, one), _part(gradient, 1, two)
+
+
+def _part(both: Params, place: int, side: Peer) -> Params:
+    return {name: both[f"{place} {name}"] for name in side.params}
+
+
+def logits_of(model: PrivateModel | GlobalModel, x: Tensor, local: Local) -> Tensor:
+    """Run a model on the architecture it belongs to."""
+    network = "auxiliary" if isinstance(model, PrivateModel) else "main"
+    return local.logits(model.params, x, network=network)

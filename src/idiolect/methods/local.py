@@ -1,7 +1,10 @@
-"""Local: every client trains alone, the floor that personalisation must beat.
+"""Local and Centralised: the references that personalisation is compared with.
+
+Local: every client trains alone, the floor that personalisation must beat.
 
 No server draws a cohort here: every client trains in every round, so that each has the same budget,
-rounds × local epochs, whatever `cohort` says for the other methods.
+rounds × local epochs, whatever `cohort` says for the other methods. Centralised: one
+model on everybody's data, which privacy forbids.
 """
 
 from dataclasses import dataclass
@@ -11,6 +14,7 @@ from idiolect.core.capabilities import NewcomerModel
 from idiolect.core.client import Local
 from idiolect.core.method import Method, Sent, Setup, setting
 from idiolect.core.tree import Params, Tree
+from idiolect.methods.fedavg import FedAvg
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,9 +44,17 @@ class LocalOnly(NewcomerModel, Method):
 
     def adapt(self, sent: Sent, personal: Params, local: Local) -> Params:
         """A newcomer trains alone: there is nothing to join."""
-        rule = self.local_optimiser(local, self.lr)
-        return local.fit(local.loss, personal, rule, batch=self.batch, epochs=self.newcomer_epochs)
+        return self.fit(local, personal, lr=self.lr, epochs=self.newcomer_epochs)
 
     def models(self, sent: Sent, deployed: Params) -> dict[str, Tree]:
         """There is no global model."""
         return {"personal": deployed}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Centralised(FedAvg):
+    """Train on the union of all clients' data, as if it could be gathered; score per client."""
+
+    title: ClassVar[str] = "Centralised"
+    paper: ClassVar[str] = ""
+    pooled: ClassVar[bool] = True

@@ -60,8 +60,8 @@ class PerFedAvg(FedAvg):
 
     def deploy(self, sent: Sent, personal: Tree, local: Local) -> Params:
         """Adapt the global model on training batches."""
-        rule = optim.sgd(self.adapt_lr)
-        return local.fit(local.loss, sent.shared, rule, batch=self.batch, steps=self.adapt_steps)
+        sgd = optim.sgd(self.adapt_lr)
+        return local.fit(local.loss, sent.shared, sgd, batch=self.batch, steps=self.adapt_steps)
 
     @property
     def _parts(self) -> int:
@@ -77,13 +77,13 @@ class PerFedAvg(FedAvg):
 
             return local.gradient(adapted_loss, w, second)
         adapted = tree.axpy(-self.adapt_lr, local.gradient(local.loss, w, first), w)
-        slope = local.gradient(local.loss, adapted, second)
+        gradient = local.gradient(local.loss, adapted, second)
         if self.order == "first":
-            return slope
-        ahead = local.gradient(local.loss, tree.axpy(self.delta, slope, w), third[0])
-        behind = local.gradient(local.loss, tree.axpy(-self.delta, slope, w), third[0])
-        bend = tree.scale(1 / (2 * self.delta), tree.sub(ahead, behind))  # ∇²f · slope
-        corrected: Params = tree.axpy(-self.adapt_lr, bend, slope)
+            return gradient
+        ahead = local.gradient(local.loss, tree.axpy(self.delta, gradient, w), third[0])
+        behind = local.gradient(local.loss, tree.axpy(-self.delta, gradient, w), third[0])
+        bend = tree.scale(1 / (2 * self.delta), tree.sub(ahead, behind))  # ∇²f · gradient
+        corrected: Params = tree.axpy(-self.adapt_lr, bend, gradient)
         return corrected
 
 

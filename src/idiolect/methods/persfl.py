@@ -163,8 +163,7 @@ class PersFL(Facts, NewcomerHistory, FedAvg):
             softened = soft(logits / temperature, taught / temperature, batch.weight)
             return (1 - share) * hard + share * temperature**2 * softened
 
-        rule = self.local_optimiser(local, self.distil_lr)
-        return local.fit(loss, teacher, rule, batch=self.batch, epochs=self.distil_epochs)
+        return self.fit(local, teacher, loss, lr=self.distil_lr, epochs=self.distil_epochs)
 
     def _choose(self, accuracies: Tensor, lost: Tensor) -> Tensor:
         """Return the best cell; ties go to the lower loss, then to the first in the grid."""

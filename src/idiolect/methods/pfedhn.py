@@ -147,10 +147,10 @@ class PFedHN(NewcomerMessage, NewcomerModel, StateTrace, Method):
         """Take one step along the mean over some clients; each embedding takes its own."""
         rows = state.embeddings[cohort]
         product = torch.func.vjp(written, state.network, rows)[1]
-        slope, own = product(change)
-        slope = self._clipped(tree.scale(1 / len(cohort), slope))
+        gradient, own = product(change)
+        gradient = self._clipped(tree.scale(1 / len(cohort), gradient))
         own = torch.stack([self._clipped(row) for row in own])
-        network, velocity = self._stepped(state.network, slope, state.velocity)
+        network, velocity = self._stepped(state.network, gradient, state.velocity)
         rows, speed = self._stepped(rows, own, state.embedding_velocity[cohort])
         return state._replace(
             network=network,
@@ -175,16 +175,16 @@ class PFedHN(NewcomerMessage, NewcomerModel, StateTrace, Method):
         """Record where clients stand: [client, number]."""
         return {"embeddings": state.embeddings}
 
-    def _stepped(self, params: Tree, slope: Tree, velocity: Tree) -> tuple[Tree, Tree]:
-        slope = tree.axpy(self.server_decay, params, slope)
-        velocity = tree.axpy(self.server_momentum, velocity, slope)
+    def _stepped(self, params: Tree, gradient: Tree, velocity: Tree) -> tuple[Tree, Tree]:
+        gradient = tree.axpy(self.server_decay, params, gradient)
+        velocity = tree.axpy(self.server_momentum, velocity, gradient)
         return tree.axpy(-self.server_lr, velocity, params), velocity
 
-    def _clipped(self, slope: Tree) -> Tree:
+    def _clipped(self, gradient: Tree) -> Tree:
         if not self.server_clip:
-            return slope
+            return gradient
         return tree.scale(
-            (self.server_clip / tree.norm(slope).clamp(min=1e-12)).clamp(max=1), slope
+            (self.server_clip / tree.norm(gradient).clamp(min=1e-12)).clamp(max=1), gradient
         )
 
 

@@ -26,11 +26,10 @@ from idiolect.core.method import PLAIN_STEPS, Report, Sent, Setup, setting
 from idiolect.core.tree import Params, Tree
 from idiolect.errors import MethodError
 from idiolect.methods.fedavg import FedAvg
-from idiolect.methods.personalise import mutual
-from idiolect.methods.personalise.mutual import Side
+from idiolect.methods.fml import GlobalModel, Peer, PrivateModel, logits_of, mutual_gradients
 
 
-class Own(NamedTuple):
+class PfmlState(NamedTuple):
     """What never leaves a client: its auxiliary and personal models."""
 
     auxiliary: Params  # m
@@ -38,7 +37,7 @@ class Own(NamedTuple):
     started: Tensor  # 1 after the first round
 
 
-class Models(NamedTuple):
+class PfmlCarry(NamedTuple):
     """A client's models while it trains: w with the global architecture, m and θ* with its own."""
 
     w: Params
@@ -73,68 +72,70 @@ class PFML(NewcomerModel, FedAvg):
         "persist", "keep m between rounds, or reset it to w", choices=("persist", "reset")
     )
 
-    def init_personal(self, setup: Setup) -> Own:
+    def init_personal(self, setup: Setup) -> PfmlState:
         """The auxiliary starts with its own architecture."""
         if self.aux_init == "reset" and not _alike(setup.auxiliary, setup.params):
             raise MethodError(
                 "aux_init = 'reset' copies the global model into the auxiliary one, but their "
                 "architectures differ; use aux_init = 'persist'"
             )
-        return Own(setup.auxiliary, setup.auxiliary, setup.sizes.new_zeros(()))
+        return PfmlState(setup.auxiliary, setup.auxiliary, setup.sizes.new_zeros(()))
 
-    def client_step(self, sent: Sent, personal: Own, local: Local) -> tuple[Report, Own]:
+    def client_step(
+        self, sent: Sent, personal: PfmlState, local: Local
+    ) -> tuple[Report, PfmlState]:
         """Train both models on the same batches; report the local one."""
         start = self._start(sent, personal)
 
-        def step(now: Models, batch: Batch) -> Models:
-            # Personalisation steps on copies, each pulled home; the first has the outer slopes.
+        def step(now: PfmlCarry, batch: Batch) -> PfmlCarry:
+            # Personalisation steps on copies, each pulled home; the first has the outer gradients.
             home = start if self.home == "round" else now
             theta, w_hat = now.m, now.w
-            first = self._slopes(theta, w_hat, batch, local)
+            first = self._gradients(theta, w_hat, batch, local)
             for k in range(self.inner_steps):
-                slope_m, slope_w = self._slopes(theta, w_hat, batch, local) if k else first
-                theta = self._moved(theta, self.inner_lr, slope_m, home.m)
-                w_hat = self._moved(w_hat, self.inner_lr, slope_w, home.w)
-            slope_m, slope_w = first
-            return Models(
-                self._moved(now.w, self.lr, slope_w, w_hat),
-                self._moved(now.m, self.lr, slope_m, theta),
+                gradient_m, gradient_w = self._gradients(theta, w_hat, batch, local) if k else first
+                theta = self._moved(theta, self.inner_lr, gradient_m, home.m)
+                w_hat = self._moved(w_hat, self.inner_lr, gradient_w, home.w)
+            gradient_m, gradient_w = first
+            return PfmlCarry(
+                self._moved(now.w, self.lr, gradient_w, w_hat),
+                self._moved(now.m, self.lr, gradient_m, theta),
                 theta,
             )
 
         end = local.scan(step, start, batch=self.batch, epochs=self.epochs, steps=self.steps)
-        own = Own(end.m, end.theta, personal.started.new_ones(()))
+        own = PfmlState(end.m, end.theta, personal.started.new_ones(()))
         return Report(end.w, local.size), own
 
-    def deploy(self, sent: Sent, personal: Own, local: Local) -> Own:
+    def deploy(self, sent: Sent, personal: PfmlState, local: Local) -> PfmlState:
         """Use θ*."""
         return personal
 
-    def adapt(self, sent: Sent, personal: Own, local: Local) -> Own:
+    def adapt(self, sent: Sent, personal: PfmlState, local: Local) -> PfmlState:
         """A newcomer does the client's part of one round."""
         return self.client_step(sent, personal, local)[1]
 
-    def models(self, sent: Sent, deployed: Own) -> dict[str, Tree]:
+    def models(self, sent: Sent, deployed: PfmlState) -> dict[str, Tree]:
         """θ*, m and w."""
-        scored: dict[str, Tree] = {"global": Global(sent.shared)}
+        scored: dict[str, Tree] = {"global": GlobalModel(sent.shared)}
         if deployed:
-            scored |= {"personal": Private(deployed.personal)}
-            scored |= {"auxiliary": Private(deployed.auxiliary)}
+            scored |= {"personal": PrivateModel(deployed.personal)}
+            scored |= {"auxiliary": PrivateModel(deployed.auxiliary)}
         return scored
 
     def predict(self, model: Tree, x: Tensor, local: Local) -> Tensor:
         """Run a model on the architecture it belongs to."""
         return logits_of(model, x, local)
 
-    def _start(self, sent: Sent, personal: Own) -> Models:
+    def _start(self, sent: Sent, personal: PfmlState) -> PfmlCarry:
         w, m = sent.shared, personal.auxiliary
         if self.aux_init == "reset":
             m = w
         elif _alike(m, w):
             m = tree.where(personal.started > 0, m, w)
-        return Models(w, m, m)
+        return PfmlCarry(w, m, m)
 
-    def _slopes(self, m: Params, w: Params, batch: Batch, local: Local) -> tuple[Params, Params]:
+    def _gradients(self, m: Params, w: Params, batch: Batch, local: Local) -> tuple[Params, Params]:
         """Gradients of f(own) + share · KL(peer ‖ own), of both models at the same values."""
 
         def loss(own: Params, logits: Tensor, taught: Tensor) -> Tensor:
@@ -145,31 +146,13 @@ class PFML(NewcomerModel, FedAvg):
                 total = total + self.weight_decay / 2 * tree.dot(own, own)
             return total
 
-        return mutual.slopes(Side(m, "auxiliary", loss), Side(w, "main", loss), batch, local)
+        return mutual_gradients(Peer(m, "auxiliary", loss), Peer(w, "main", loss), batch, local)
 
-    def _moved(self, model: Params, rate: float, slope: Params, target: Params) -> Params:
-        """Model − rate · (slope + λ(model − target))."""
-        pulled = tree.axpy(self.pull, tree.sub(model, target), slope) if self.pull else slope
+    def _moved(self, model: Params, rate: float, gradient: Params, target: Params) -> Params:
+        """Model − rate · (gradient + λ(model − target))."""
+        pulled = tree.axpy(self.pull, tree.sub(model, target), gradient) if self.pull else gradient
         moved: Params = tree.axpy(-rate, pulled, model)
         return moved
-
-
-class Private(NamedTuple):
-    """Parameters of the client's own architecture."""
-
-    params: Params
-
-
-class Global(NamedTuple):
-    """Parameters of the global architecture."""
-
-    params: Params
-
-
-def logits_of(model: Private | Global, x: Tensor, local: Local) -> Tensor:
-    """Run a model on the architecture it belongs to."""
-    network = "auxiliary" if isinstance(model, Private) else "main"
-    return local.logits(model.params, x, network=network)
 
 
 def _alike(left: Params, right: Params) -> bool:

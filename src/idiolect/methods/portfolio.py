@@ -25,17 +25,15 @@ from idiolect.core.tree import Params, Tree
 from idiolect.errors import ConfigError
 from idiolect.methods.fedavg import FedAvg
 from idiolect.methods.persfl import Teacher, better, grid, no_teacher
-from idiolect.methods.personalise import choosing, pooling
-from idiolect.methods.personalise.choosing import Blend, Scores
+from idiolect.methods.personalise import choosing
+from idiolect.methods.personalise.choosing import Blend, CandidateScores, Votes
 from idiolect.methods.personalise.local_training import (
-    Course,
-    Ground,
-    Terms,
+    LossTerms,
+    StartingPoint,
     adapted,
     chosen,
     fisher,
 )
-from idiolect.methods.personalise.pooling import Told
 
 WORDS = {
     "local": "local model",
@@ -52,14 +50,14 @@ WORDS = {
 KINDS = tuple(WORDS)
 
 
-class Kept(NamedTuple):
+class PortfolioState(NamedTuple):
     """What a client keeps between rounds; () for what no candidate needs."""
 
     teacher: Teacher | tuple[()]
     alone: Params | tuple[()]  # trained on its own data only
 
 
-class Trial(NamedTuple):
+class Candidate(NamedTuple):
     """The terms of one candidate's training."""
 
     name: str
@@ -69,7 +67,7 @@ class Trial(NamedTuple):
     pace: float = 1.0  # factor of the learning rate
 
 
-class Settled(NamedTuple):
+class PortfolioModels(NamedTuple):
     """A client's model, its candidates, and how they did on validation data."""
 
     personal: Blend
@@ -78,7 +76,7 @@ class Settled(NamedTuple):
     accuracies: Tensor  # [candidate]
     accuracy: Tensor  # of the mixture
     proven: Tensor  # 1 where the client's own validation data speak for leaving the local model
-    told: Told  # to the others, before anything was heard of them
+    told: Votes  # to the others, before anything was heard of them
     others: Tensor  # how many told something
     others_gain: Tensor  # in accuracy over their local models, in the mean; NaN without others
 
@@ -148,17 +146,17 @@ class Portfolio(Facts, FinalExchange, NewcomerHistory, NewcomerModel, Reason, Fe
     # What there is to choose from, always in the same order.
 
     @property
-    def cells(self) -> list[Trial]:
+    def cells(self) -> list[Candidate]:
         """PersFL's grid; its λ = 1 is the teacher as it is, and a candidate without training."""
         pairs = grid(self.shares, self.temperatures, (0.0,))
-        return [Trial(f"λ={share:g} T={t:g}", share, t) for share, t in pairs if share < 1]
+        return [Candidate(f"λ={share:g} T={t:g}", share, t) for share, t in pairs if share < 1]
 
-    def holds(self, trains: str) -> list[Trial]:
+    def holds(self, trains: str) -> list[Candidate]:
         """FT's or FB's trainings, as far as they are wanted."""
-        plain = [Trial(trains if p == 1 else f"{trains} ×{p:g}", pace=p) for p in self.paces]
+        plain = [Candidate(trains if p == 1 else f"{trains} ×{p:g}", pace=p) for p in self.paces]
         held = [
-            Trial(f"{trains}+kd", self.kd_weight, self.kd_temperature),
-            Trial(f"{trains}+ewc", ewc=self.ewc_weight),
+            Candidate(f"{trains}+kd", self.kd_weight, self.kd_temperature),
+            Candidate(f"{trains}+ewc", ewc=self.ewc_weight),
         ]
         wanted = [trial for trial in held if trial.name in self.candidates]
         return [*(plain if trains in self.candidates else []), *wanted]
@@ -183,12 +181,14 @@ class Portfolio(Facts, FinalExchange, NewcomerHistory, NewcomerModel, Reason, Fe
 
     # The rounds.
 
-    def init_personal(self, setup: Setup) -> Kept:
+    def init_personal(self, setup: Setup) -> PortfolioState:
         """Start with no teacher, and alone from the common initial model."""
         alone = setup.params if "local" in self.candidates else ()
-        return Kept(no_teacher(setup) if self.taught else (), alone)
+        return PortfolioState(no_teacher(setup) if self.taught else (), alone)
 
-    def client_step(self, sent: Sent, personal: Kept, local: Local) -> tuple[Report, Kept]:
+    def client_step(
+        self, sent: Sent, personal: PortfolioState, local: Local
+    ) -> tuple[Report, PortfolioState]:
         """Do FedAvg's step, and the same from the client's own model, on equal batches."""
         kept = self.meet(sent, personal, local)
         if not kept.alone:
@@ -199,7 +199,7 @@ class Portfolio(Facts, FinalExchange, NewcomerHistory, NewcomerModel, Reason, Fe
         common, alone = (tree.map(lambda leaf, n=n: leaf[n], both) for n in (0, 1))
         return Report(common, local.size), kept._replace(alone=alone)
 
-    def meet(self, sent: Sent, personal: Kept, local: Local) -> Kept:
+    def meet(self, sent: Sent, personal: PortfolioState, local: Local) -> PortfolioState:
         """Keep the received model if its validation loss is lower than any before."""
         if not personal.teacher:
             return personal
@@ -207,21 +207,23 @@ class Portfolio(Facts, FinalExchange, NewcomerHistory, NewcomerModel, Reason, Fe
 
     # The end.
 
-    def deploy(self, sent: Sent, personal: Kept, local: Local) -> Settled:
+    def deploy(self, sent: Sent, personal: PortfolioState, local: Local) -> PortfolioModels:
         """Train the candidates, and make one model of them on validation data."""
         candidates = self._candidates(sent, self.meet(sent, personal, local), local)
         return self.choose(candidates, local)
 
-    def tell(self, deployed: Settled, local: Local) -> Told:
+    def tell(self, deployed: PortfolioModels, local: Local) -> Votes:
         """Tell the others the weights of the mixture, and what it gains."""
         return deployed.told
 
-    def hear(self, deployed: Settled, others: Told, local: Local) -> Settled:
+    def hear(self, deployed: PortfolioModels, others: Votes, local: Local) -> PortfolioModels:
         """Choose again from the same candidates, with what the others told."""
         chosen = self.choose(deployed.candidates, local, others)
         return chosen._replace(told=deployed.told)
 
-    def choose(self, candidates: Params, local: Local, others: Told | None = None) -> Settled:
+    def choose(
+        self, candidates: Params, local: Local, others: Votes | None = None
+    ) -> PortfolioModels:
         """Mix the candidates by the rule, or stay with the local model."""
         scores = choosing.scored(candidates, local)
         sound = choosing.sound(candidates, scores)
@@ -230,21 +232,21 @@ class Portfolio(Facts, FinalExchange, NewcomerHistory, NewcomerModel, Reason, Fe
         first = tree.map(lambda leaf: leaf[0], candidates)
         compared = choosing.compared(blend, first, local)
         accuracy, evident = compared.accuracy, scores.counts.sum() > 1
-        told = pooling.told(weights, compared, evident & (local.size > 0))
+        told = choosing.told(weights, compared, evident & (local.size > 0))
         proven = torch.ones_like(evident)
         if "local" in self.candidates:
             # The promise, and more: without evidence a client stays with what it has by itself.
             proven = choosing.surely_better(scores, mixture, self.margin) | ~sound[0]
             gains = proven
             if others is not None:
-                gains = gains | pooling.surely_gains(compared, evident, others, self.trust)
+                gains = gains | choosing.surely_gains(compared, evident, others, self.trust)
             keeps = accuracy >= scores.accuracies[0] - 1e-6  # rounding apart
             taken = gains & (keeps | accuracy.isnan())  # of no example, none is misjudged
             mixture = torch.where(taken, mixture, choosing.alone(mixture.new_zeros(()), scores))
             accuracy = torch.where(taken, accuracy, scores.accuracies[0])
             blend, mixture = choosing.blended(candidates, mixture, self.members)
         heard = tree.zeros_like(told) if others is None else others
-        return Settled(
+        return PortfolioModels(
             blend,
             candidates,
             mixture,
@@ -253,28 +255,25 @@ class Portfolio(Facts, FinalExchange, NewcomerHistory, NewcomerModel, Reason, Fe
             proven.to(accuracy.dtype),
             told,
             heard.voices,
-            pooling.mean_gain(heard),
+            choosing.mean_gain(heard),
         )
 
-    def _weights(self, scores: Scores, sound: Tensor, others: Told | None) -> Tensor:
+    def _weights(self, scores: CandidateScores, sound: Tensor, others: Votes | None) -> Tensor:
         """Weigh the candidates; the prior is even, or what the others chose."""
         if self.members == 1:
             return choosing.alone(choosing.best_of(scores, sound), scores)
         if others is None:
             return choosing.fitted(scores, choosing.even(sound), self.caution)
-        return choosing.fitted(scores, *pooling.prior(others, sound, self.caution, self.heed))
+        return choosing.fitted(scores, *choosing.prior(others, sound, self.caution, self.heed))
 
-    def adapt(self, sent: Sent, personal: Kept, local: Local) -> Settled:
+    def adapt(self, sent: Sent, personal: PortfolioState, local: Local) -> PortfolioModels:
         """Let a newcomer train its local model first, as `local` does."""
         if personal.alone:
-            rule = self.local_optimiser(local, self.lr)
-            alone = local.fit(
-                local.loss, personal.alone, rule, batch=self.batch, epochs=self.newcomer_epochs
-            )
+            alone = self.fit(local, personal.alone, lr=self.lr, epochs=self.newcomer_epochs)
             personal = personal._replace(alone=alone)
         return self.deploy(sent, personal, local)
 
-    def _candidates(self, sent: Sent, kept: Kept, local: Local) -> Params:
+    def _candidates(self, sent: Sent, kept: PortfolioState, local: Local) -> Params:
         """Return all candidates [candidate, ...], in the order of their names."""
         ready: dict[str, Tree] = {"local": kept.alone, "global": sent.shared}
         if kept.teacher:
@@ -293,27 +292,29 @@ class Portfolio(Facts, FinalExchange, NewcomerHistory, NewcomerModel, Reason, Fe
         return found
 
     def _trained(
-        self, start: Params, trials: Sequence[Trial], wanted: Callable[[str], bool], local: Local
+        self,
+        start: Params,
+        trials: Sequence[Candidate],
+        wanted: Callable[[str], bool],
+        local: Local,
     ) -> Params | tuple[()]:
         """Train from one model under several terms, as rows of one stack."""
         if not trials:
             return ()
-        at, held = Ground(start, start, start), any(trial.ewc for trial in trials)
+        at, held = StartingPoint(start, start, start), any(trial.ewc for trial in trials)
         taught = any(trial.share for trial in trials)
         importance = fisher(self, at, wanted, local) if held else {}
 
         def one(share: Tensor, temperature: Tensor, ewc: Tensor, pace: Tensor) -> Tree:
-            terms = Terms(share if taught else None, temperature, ewc if held else None)
-            course = Course(
-                self.local_optimiser(local, self.tune_lr * pace), self.batch, self.tune_epochs
-            )
-            return adapted(self, at, wanted, terms, importance, course, local)
+            terms = LossTerms(share if taught else None, temperature, ewc if held else None)
+            rate, epochs = self.tune_lr * pace, self.tune_epochs
+            return adapted(self, at, wanted, terms, importance, local, rate, epochs)
 
         columns = zip(*[trial[1:] for trial in trials], strict=True)
         stack: Params = local.each(one, *(local.numbers(column) for column in columns))
         return stack
 
-    def models(self, sent: Sent, deployed: Settled) -> dict[str, Tree]:
+    def models(self, sent: Sent, deployed: PortfolioModels) -> dict[str, Tree]:
         """The mixture, the global model, the local one, and every candidate where all are kept."""
         if not deployed:
             return {"global": sent.shared}
@@ -329,7 +330,7 @@ class Portfolio(Facts, FinalExchange, NewcomerHistory, NewcomerModel, Reason, Fe
             return choosing.predict(model, x, local)
         return local.logits(model, x)
 
-    def facts(self, deployed: Settled) -> dict[str, Tensor]:
+    def facts(self, deployed: PortfolioModels) -> dict[str, Tensor]:
         """The weights of the mixture, how each candidate did on validation data, who else told."""
         return {
             "weights": deployed.weights,

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from idiolect.core.method import Setup, setting
-from idiolect.methods.distilled import Distilled, School, Soft
+from idiolect.methods.distilled import Distilled, SoftReport, TeacherState
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,12 +24,12 @@ class SimPFL(Distilled):
     title: ClassVar[str] = "Sim-pFL"
     paper: ClassVar[str] = "Zhang et al. 2021, section 5.1"
 
-    def init_server(self, setup: Setup) -> School:
+    def init_server(self, setup: Setup) -> TeacherState:
         """Nobody is a stranger before the first predictions."""
         state = super().init_server(setup)
         return state._replace(affinity=torch.ones_like(state.affinity))
 
-    def learn(self, known: Tensor, reports: Soft, share: float) -> Tensor:
+    def learn(self, known: Tensor, reports: SoftReport, share: float) -> Tensor:
         """Compare all pairs of the cohort anew."""
         flat = normalize(reports.prediction.flatten(1), dim=1)
         alike = flat @ flat.T

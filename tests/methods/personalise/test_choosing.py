@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from idiolect.methods.personalise import choosing
-from idiolect.methods.personalise.choosing import Blend, Scores
+from idiolect.methods.personalise.choosing import Blend, CandidateScores
 from methods.tiny import LN9, client, line
 
 NAN = float("nan")
@@ -17,7 +17,7 @@ def scores(chances, counts=None, accuracies=None):
     chances = torch.tensor(chances, dtype=torch.float64)
     counts = torch.ones(len(chances)) if counts is None else torch.tensor(counts)
     right = torch.zeros(chances.shape[1]) if accuracies is None else torch.tensor(accuracies)
-    return Scores(chances, counts.double(), right.double())
+    return CandidateScores(chances, counts.double(), right.double())
 
 
 def all_sound(told):

@@ -18,9 +18,14 @@ from idiolect.engine import final_exchange
 from idiolect.errors import ConfigError, MethodError
 from idiolect.methods import METHODS, FedAvg, FedPer, LocalOnly
 from idiolect.methods.personalise import TABLE_2, Combined, Mixture, Tuned, local_training, spoken
-from idiolect.methods.personalise.fine_tuning import course_of
-from idiolect.methods.personalise.local_training import Ground, Terms, adapted, fisher, ground
-from idiolect.methods.personalise.mixture import Alone, Mixed, blend, mixed
+from idiolect.methods.personalise.local_training import (
+    LossTerms,
+    StartingPoint,
+    adapted,
+    fisher,
+    ground,
+)
+from idiolect.methods.personalise.mixture import LocalExpert, Mixed, blend, mixed
 
 BASE = FedAvg(batch=3, lr=0.1)
 FAST = {"tune_epochs": 2, "tune_lr": 0.1}
@@ -241,8 +246,8 @@ def test_in_a_simulation_all_are_held_by_the_mean_of_their_informations(
     locals_ = [worlds.local(world, client, round=1) for client in range(5)]
     each = [fisher(base, at, every, local) for local in locals_]
     mean = tree.map(lambda *leaves: sum(leaf.clamp(max=1) for leaf in leaves) / 5, *each)
-    course = course_of(base, locals_[3], method)
-    expected = adapted(base, at, every, Terms(ewc=50.0), mean, course, locals_[3])
+    long = (method.tune_lr, method.tune_epochs)
+    expected = adapted(base, at, every, LossTerms(ewc=50.0), mean, locals_[3], *long)
     assert not worlds.differing(tree.map(lambda leaf: leaf[3], found[0]), expected, 1e-9)
 
 
@@ -303,7 +308,7 @@ def test_the_fisher_of_a_network_that_vmap_cannot_map_is_the_same(float64):
             return super().forward(x) if bool((x < 1e9).all()) else x
 
     sent = sent_to()
-    at = Ground(sent.shared, sent.shared, sent.shared)
+    at = StartingPoint(sent.shared, sent.shared, sent.shared)
     found = [
         fisher(BASE, at, sent.shared.__contains__, worlds.local(worlds.federation(), 3, build=b))
         for b in (worlds.Normed, Deciding)
@@ -419,7 +424,7 @@ def test_a_gate_sees_the_example(float64):
         models = method.models(sent, method.deploy(sent, (), local))
         right = method.predict(models["personal"], points, local).softmax(-1)[:, 1]
         assert right.min() > 0.9, gate
-        assert isinstance(models["personal"], Mixed) and isinstance(models["local"], Alone)
+        assert isinstance(models["personal"], Mixed) and isinstance(models["local"], LocalExpert)
     scalar = Mixture(FedAvg(batch=4), expert_epochs=1, expert_lr=1e-9)
     models = scalar.models(sent, scalar.deploy(sent, (), local))
     assert scalar.predict(models["personal"], points, local).softmax(-1)[:, 1].min() < 0.6

@@ -4,9 +4,8 @@ import pytest
 import torch
 
 from idiolect.core import tree
-from idiolect.methods.personalise import choosing, pooling
-from idiolect.methods.personalise.choosing import Blend, Compared, Scores
-from idiolect.methods.personalise.pooling import Told
+from idiolect.methods.personalise import choosing
+from idiolect.methods.personalise.choosing import Blend, CandidateScores, Compared, Votes
 from methods.tiny import client, line
 
 
@@ -16,7 +15,7 @@ def number(value):
 
 def spoken(weights, gain=0.0, error=0.0):
     """What one client tells."""
-    return pooling.told(
+    return choosing.told(
         number(weights), Compared(number(0.5), number(gain), number(error)), number(1.0) > 0
     )
 
@@ -30,7 +29,7 @@ def seen(gain=0.0, error=0.0):
 
 
 def sure(others, compared, trust, evident=True):
-    return bool(pooling.surely_gains(compared, number(float(evident)) > 0, others, trust))
+    return bool(choosing.surely_gains(compared, number(float(evident)) > 0, others, trust))
 
 
 TWO = number([1.0, 1.0]) > 0
@@ -47,26 +46,28 @@ def test_three_clients_and_two_candidates(float64):
     the second does; q counts as four examples: w = (3 + 4 · 5/8, 1 + 4 · 3/8) / (4 + 4).
     """
     a, b, c = spoken([0.5, 0.5]), spoken([0.75, 0.25]), spoken([0.25, 0.75])
-    priors = [pooling.prior(summed(*others), TWO, 10.0, 4.0) for others in ((b, c), (a, c), (a, b))]
+    priors = [
+        choosing.prior(summed(*others), TWO, 10.0, 4.0) for others in ((b, c), (a, c), (a, b))
+    ]
     assert [q.tolist() for q, _ in priors] == [[0.5, 0.5], [0.375, 0.625], [0.625, 0.375]]
     assert [float(strength) for _, strength in priors] == [4.0] * 3
     chances = number([[1.0, 0.0]] * 3 + [[0.0, 1.0]])
-    scores = Scores(chances, torch.ones(4).double(), torch.zeros(2).double())
+    scores = CandidateScores(chances, torch.ones(4).double(), torch.zeros(2).double())
     found = choosing.fitted(scores, *priors[2])
     assert found.tolist() == pytest.approx([5.5 / 8, 2.5 / 8], abs=1e-9)
 
 
 def test_a_client_alone_goes_by_an_average_of_all(float64):
-    q, strength = pooling.prior(tree.zeros_like(spoken([0.9, 0.1])), TWO, 10.0, 30.0)
+    q, strength = choosing.prior(tree.zeros_like(spoken([0.9, 0.1])), TWO, 10.0, 30.0)
     assert (q.tolist(), float(strength)) == ([0.5, 0.5], 10.0)
 
 
 def test_a_candidate_that_diverged_has_no_prior(float64):
     """What the others gave it goes to the rest; if they gave all to it, the rest is even."""
     sound = number([1.0, 1.0, 0.0]) > 0
-    q, _ = pooling.prior(spoken([0.2, 0.3, 0.5]), sound, 10.0, 30.0)
+    q, _ = choosing.prior(spoken([0.2, 0.3, 0.5]), sound, 10.0, 30.0)
     assert q.tolist() == pytest.approx([0.4, 0.6, 0.0])
-    q, strength = pooling.prior(spoken([0.0, 0.0, 1.0]), sound, 10.0, 30.0)
+    q, strength = choosing.prior(spoken([0.0, 0.0, 1.0]), sound, 10.0, 30.0)
     assert (q.tolist(), float(strength)) == ([0.5, 0.5, 0.0], 10.0)
 
 
@@ -93,7 +94,7 @@ def test_others_who_differ_are_worth_less():
     evidence it is 0.1 / √0.006 = 1.29099 deviations.
     """
     others = summed(*[spoken([1.0], gain, 1e-3) for gain in (0.0, 0.2, 0.1, 0.1, 0.1)])
-    assert float(pooling.mean_gain(others)) == pytest.approx(0.1)
+    assert float(choosing.mean_gain(others)) == pytest.approx(0.1)
     assert sure(others, seen(-0.0499, 0.003), 0.0) and not sure(others, seen(-0.0501, 0.003), 0.0)
     assert sure(others, seen(-0.04, 0.003), 0.14) and not sure(others, seen(-0.04, 0.003), 0.16)
     blind = seen(float("nan"), float("nan"))
@@ -113,10 +114,10 @@ def test_few_others_prove_nothing(count):
 
 def test_who_has_no_evidence_tells_nothing():
     nothing = number(float("nan"))
-    silent = pooling.told(number([0.5, 0.5]), Compared(*[nothing] * 3), number(0.0) > 0)
+    silent = choosing.told(number([0.5, 0.5]), Compared(*[nothing] * 3), number(0.0) > 0)
     assert all(float(leaf.abs().sum()) == 0.0 for leaf in tree.leaves(silent))
     assert spoken([1.0], -0.3, 0.2)._asdict() == {
-        **Told(*map(number, (1.0, [1.0], -0.3, 0.09, 0.2)))._asdict(),
+        **Votes(*map(number, (1.0, [1.0], -0.3, 0.09, 0.2)))._asdict(),
         "square": pytest.approx(0.09),
     }
 

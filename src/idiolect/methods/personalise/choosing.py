@@ -8,6 +8,19 @@ over validation examples i: the mixture's log-likelihood, and a prior q that cou
 The sum is concave in w. With few examples w stays near q, an average of all or what the others
 chose (`pooling`); with many it goes where the likelihood is. One candidate gets all only if no
 mixture explains the data better.
+
+What the other clients know: a prior for a client's mixture, and whether such mixtures help.
+
+After they have trained their candidates, clients tell a few numbers each, and hear the sums of what
+the others told. Both uses are empirical Bayes. The prior q above is the mean of the others'
+weights. And where a client's own few examples cannot tell whether its mixture is more accurate than
+its local model, the others' gains are a prior for its own: with n others whose gains g have the
+mean μ, the variance v and squared standard errors of e in the mean,
+
+    gain ~ N(μ, τ²),    τ² = (v − e) + (v / n) (n − 1) / (n − 3)
+
+is what they differ by beyond chance, and what μ itself is uncertain by (Student's t). Together with
+the gain on its own validation data that makes a posterior, normal again.
 """
 
 from typing import NamedTuple
@@ -22,6 +35,8 @@ from idiolect.core.tree import Params
 _TURNS = 50  # of the fixed-point iteration
 _TINY = 1e-30
 _AT_ONCE = 100  # examples about which all candidates are asked together: they take room
+_FEWEST = 4  # others; of three the mean's variance is not known
+_LEAST = 1e-12
 
 
 class Blend(NamedTuple):
@@ -31,7 +46,7 @@ class Blend(NamedTuple):
     weights: Tensor  # [member]
 
 
-class Scores(NamedTuple):
+class CandidateScores(NamedTuple):
     """What candidates say of a client's validation data."""
 
     chances: Tensor  # [label, candidate] of the true class
@@ -39,7 +54,7 @@ class Scores(NamedTuple):
     accuracies: Tensor  # [candidate]
 
 
-def scored(candidates: Params, local: Local) -> Scores:
+def scored(candidates: Params, local: Local) -> CandidateScores:
     """Ask every candidate about every validation example."""
 
     def ask(batch: Batch) -> Tensor:
@@ -59,10 +74,10 @@ def scored(candidates: Params, local: Local) -> Scores:
     chances, right, counts = rows.unbind(-2)
     counts = counts[:, 0]
     accuracies = (right * counts.unsqueeze(-1)).sum(0) / counts.sum()
-    return Scores(chances, counts, accuracies)
+    return CandidateScores(chances, counts, accuracies)
 
 
-def sound(candidates: Params, scores: Scores) -> Tensor:
+def sound(candidates: Params, scores: CandidateScores) -> Tensor:
     """Say which candidates are numbers throughout: one that diverged is none."""
     checks = [leaf.isfinite().reshape(len(leaf), -1).all(1) for leaf in candidates.values()]
     said = (scores.chances.isfinite() | (scores.counts == 0).unsqueeze(-1)).all(0)
@@ -75,7 +90,7 @@ def even(sound: Tensor) -> Tensor:
     return prior / prior.sum().clamp(min=1)
 
 
-def fitted(scores: Scores, prior: Tensor, caution: float | Tensor) -> Tensor:
+def fitted(scores: CandidateScores, prior: Tensor, caution: float | Tensor) -> Tensor:
     """Return the weights [candidate] of the rule above; the prior where there are no examples.
 
     What is no candidate has no prior. Each turn gives every example to the candidates that explain
@@ -92,7 +107,7 @@ def fitted(scores: Scores, prior: Tensor, caution: float | Tensor) -> Tensor:
     return weights
 
 
-def alone(place: Tensor, scores: Scores) -> Tensor:
+def alone(place: Tensor, scores: CandidateScores) -> Tensor:
     """Return weights that are all on one candidate."""
     order = torch.arange(scores.chances.shape[1], device=place.device)
     return (order == place).to(scores.chances.dtype)
@@ -110,7 +125,7 @@ def blended(candidates: Params, weights: Tensor, most: int) -> tuple[Blend, Tens
     return Blend(members, ordered), torch.zeros_like(weights).scatter(0, places, ordered)
 
 
-def surely_better(scores: Scores, weights: Tensor, margin: float) -> Tensor:
+def surely_better(scores: CandidateScores, weights: Tensor, margin: float) -> Tensor:
     """Say whether a mixture is more likely than the first candidate, beyond chance.
 
     The gain of log-likelihood, example by example, has a mean above `margin` standard errors. One
@@ -156,7 +171,7 @@ def compared(model: Blend, first: Params, local: Local) -> Compared:
     return Compared(accuracy, gain, error)
 
 
-def best_of(scores: Scores, sound: Tensor) -> Tensor:
+def best_of(scores: CandidateScores, sound: Tensor) -> Tensor:
     """Return the place of the best accuracy; of equal ones by likelihood, then by order."""
     counts = scores.counts.unsqueeze(1)
     likelihood = (scores.chances.nan_to_num().clamp(min=_TINY).log() * counts).sum(0)
@@ -164,3 +179,52 @@ def best_of(scores: Scores, sound: Tensor) -> Tensor:
     mark = torch.where(right >= right.max() - 1e-6, likelihood, float("-inf"))
     order = torch.arange(len(mark), device=mark.device)
     return torch.where(mark >= mark.max() - 1e-6, order, len(mark)).min()
+
+
+class Votes(NamedTuple):
+    """What a client tells, each number from −1 to 1; or the sum of what several told."""
+
+    voices: Tensor  # 1 for a client that has something to tell; all is 0 for others
+    weights: Tensor  # [candidate] of its mixture, chosen without the others
+    gain: Tensor  # of accuracy on validation data, over its local model
+    square: Tensor  # of the gain
+    error: Tensor  # the gain's standard error, squared
+
+
+def told(weights: Tensor, compared: Compared, evident: Tensor) -> Votes:
+    """Make what a client tells; nothing unless it is evident, by examples of its own."""
+    gain, error = compared.gain, compared.error
+    whole = Votes(torch.ones_like(gain), weights, gain, gain.square(), error)
+    return Votes(*(torch.where(evident, leaf, 0.0) for leaf in whole))
+
+
+def prior(others: Votes, sound: Tensor, caution: float, heed: float) -> tuple[Tensor, Tensor]:
+    """Return q, and the examples that it counts as: `heed`, or `caution` where nobody told."""
+    weights = torch.where(sound, others.weights, 0.0)
+    total = weights.sum()  # 0 without any voice
+    heard = total > 0
+    q = torch.where(heard, weights / total.clamp(min=_LEAST), even(sound).to(weights.dtype))
+    return q, torch.where(heard, total.new_full((), heed), total.new_full((), caution))
+
+
+def mean_gain(others: Votes) -> Tensor:
+    """Return μ, by how much more accurate the others' mixtures are; NaN where nobody told."""
+    return others.gain / others.voices
+
+
+def surely_gains(compared: Compared, evident: Tensor, others: Votes, trust: float) -> Tensor:
+    """Say whether the posterior mean of a client's gain is above `trust` posterior deviations.
+
+    Who has no evidence of its own goes by the others' alone. An own standard error below theirs may
+    be luck (no example on which the two models differ), so theirs is the least.
+    """
+    n = others.voices
+    mean, error = others.gain / n, others.error / n
+    variance = ((others.square - n * mean.square()) / (n - 1)).maximum(error)
+    spread = variance - error + variance / n * (n - 1) / (n - 3)
+    theirs = 1 / spread.clamp(min=_LEAST)
+    ours = torch.where(evident, 1 / compared.error.maximum(error).clamp(min=_LEAST), 0.0)
+    gain = torch.where(evident, compared.gain, 0.0)
+    posterior = (gain * ours + mean * theirs) / (ours + theirs)
+    sure = posterior > trust * (ours + theirs).rsqrt()
+    return sure & (n > _FEWEST - 0.5)

@@ -30,11 +30,11 @@ from idiolect.core.method import Capability, Sent, setting
 from idiolect.core.tree import Params, Tree
 from idiolect.core.wrap import Wrapper
 from idiolect.errors import ConfigError
-from idiolect.methods.personalise.fine_tuning import TuneSettings, course_of
+from idiolect.methods.personalise.fine_tuning import TuneSettings
 from idiolect.methods.personalise.local_training import (
-    Ground,
-    Held,
-    Terms,
+    FisherHold,
+    LossTerms,
+    StartingPoint,
     adapted,
     chosen,
     fisher,
@@ -45,7 +45,7 @@ from idiolect.methods.personalise.local_training import (
     told,
 )
 from idiolect.methods.personalise.mixture import (
-    Alone,
+    LocalExpert,
     Mixed,
     MixSettings,
     expert,
@@ -90,7 +90,7 @@ class Branch(NamedTuple):
     ewc: bool
 
 
-class Settled(NamedTuple):
+class CombinedModels(NamedTuple):
     """What the inner method deploys, every combination's model, and the client's choice."""
 
     inner: Tree
@@ -98,7 +98,7 @@ class Settled(NamedTuple):
     personal: Tree
     chosen: Tensor  # place in the list
     accuracies: Tensor  # [combination] on validation data
-    held: Held | tuple[()] = ()  # what EWC waits with until the others have told
+    held: FisherHold | tuple[()] = ()  # what EWC waits with until the others have told
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,22 +134,22 @@ class Combined(Facts, FinalExchange, JointPrediction, TuneSettings, MixSettings,
             return f"{title} + {spoken(self.combinations[0])}"
         return f"{title} + combinations"
 
-    def deploy(self, sent: Sent, personal: Tree, local: Local) -> Settled:
+    def deploy(self, sent: Sent, personal: Tree, local: Local) -> CombinedModels:
         """Train every branch and the expert from what the inner method deploys."""
         return self._settled(lambda: self.base.deploy(sent, personal, local), sent, local)
 
-    def adapt(self, sent: Sent, personal: Tree, local: Local) -> Settled:
+    def adapt(self, sent: Sent, personal: Tree, local: Local) -> CombinedModels:
         """Do the same for a newcomer."""
         return self._settled(lambda: adapt(self.base, sent, personal, local), sent, local)
 
-    def models(self, sent: Sent, deployed: Settled) -> dict[str, Tree]:
+    def models(self, sent: Sent, deployed: CombinedModels) -> dict[str, Tree]:
         """The chosen one, those of the inner method, and each combination where there are many."""
         if not deployed:
             return self.base.models(sent, ())
         scored = {**self.base.models(sent, deployed.inner), "personal": deployed.personal}
         experts = [m.expert for m in deployed.candidates.values() if isinstance(m, Mixed)]
         if experts:
-            scored["local"] = Alone(experts[0])
+            scored["local"] = LocalExpert(experts[0])
         if len(self.combinations) > 1:
             scored |= deployed.candidates
         return scored
@@ -162,7 +162,7 @@ class Combined(Facts, FinalExchange, JointPrediction, TuneSettings, MixSettings,
         """Run what the combinations have in common once."""
         return predict_all(self.base, models, x, local, self.gate)
 
-    def facts(self, deployed: Settled) -> dict[str, Tensor]:
+    def facts(self, deployed: CombinedModels) -> dict[str, Tensor]:
         """What was chosen, and the weight of the federated model in every mixture."""
         known = dict(facts(self.base, deployed.inner))
         found = [m for m in deployed.candidates.values() if isinstance(m, Mixed) and not m.gate]
@@ -189,13 +189,13 @@ class Combined(Facts, FinalExchange, JointPrediction, TuneSettings, MixSettings,
         """With what is held until `hear`."""
         return getattr(self.base, "models_held", 1) + len(self.combinations) + 6
 
-    def tell(self, deployed: Settled, local: Local) -> Tree:
+    def tell(self, deployed: CombinedModels, local: Local) -> Tree:
         """Tell what matters to the federated task, by the own examples."""
-        return told(deployed.held) if isinstance(deployed.held, Held) else ()
+        return told(deployed.held) if isinstance(deployed.held, FisherHold) else ()
 
-    def hear(self, deployed: Settled, others: Tree, local: Local) -> Settled:
+    def hear(self, deployed: CombinedModels, others: Tree, local: Local) -> CombinedModels:
         """Train what elastic weights hold once more, held to what matters to all; choose again."""
-        if not isinstance(deployed.held, Held):
+        if not isinstance(deployed.held, FisherHold):
             return deployed
         importance = of_all(deployed.held, others)
         elastic = [one for one in self.combinations if "ewc" in one]
@@ -210,7 +210,7 @@ class Combined(Facts, FinalExchange, JointPrediction, TuneSettings, MixSettings,
             candidates[spoken(combination)] = model
         return self._chosen(deployed.inner, candidates, local)
 
-    def _settled(self, make: Callable[[], Tree], sent: Sent, local: Local) -> Settled:
+    def _settled(self, make: Callable[[], Tree], sent: Sent, local: Local) -> CombinedModels:
         found = candidates_of(self, self.combinations, make, sent, local)
         inner, candidates, importance = found
         settled = self._chosen(inner, candidates, local)
@@ -218,18 +218,20 @@ class Combined(Facts, FinalExchange, JointPrediction, TuneSettings, MixSettings,
             return settled
         return settled._replace(held=held(self.base, sent, inner, importance, local))
 
-    def _chosen(self, inner: Tree, candidates: dict[str, Tree], local: Local) -> Settled:
+    def _chosen(self, inner: Tree, candidates: dict[str, Tree], local: Local) -> CombinedModels:
         if len(candidates) == 1:
             (only,) = candidates.values()
             nothing = local.numbers([0.0])
-            return Settled(inner, candidates, only, nothing[0].long(), nothing)
+            return CombinedModels(inner, candidates, only, nothing[0].long(), nothing)
         accuracies, lost = self._judged(candidates, local)
         # Without validation data nothing can be compared, and the first serves.
         lost = torch.where(lost.isnan(), float("inf"), lost)
         if self.choose == "accuracy":
             lost = torch.where(accuracies == accuracies.max(), lost, float("inf"))
         best = first_least(lost)
-        return Settled(inner, candidates, picked(list(candidates.values()), best), best, accuracies)
+        return CombinedModels(
+            inner, candidates, picked(list(candidates.values()), best), best, accuracies
+        )
 
     def _judged(self, models: dict[str, Tree], local: Local) -> tuple[Tensor, Tensor]:
         """Score candidates on validation data, [candidate] each."""
@@ -285,7 +287,7 @@ def candidates_of(
 
 
 def importance_of(
-    method: Combined, combinations: Sequence[Combination], at: Ground, local: Local
+    method: Combined, combinations: Sequence[Combination], at: StartingPoint, local: Local
 ) -> Params:
     """Return the client's Fisher information of all that elastic weights are to hold."""
     elastic = [branch for one in combinations if (branch := branch_of(one)) and branch.ewc]
@@ -298,7 +300,7 @@ def importance_of(
 def branches_of(
     method: Combined,
     combinations: Sequence[Combination],
-    at: Ground,
+    at: StartingPoint,
     importance: Params,
     local: Local,
 ) -> dict[Branch, Tree]:
@@ -316,7 +318,11 @@ def branches_of(
 
 
 def trained(
-    method: Combined, branches: Sequence[Branch], at: Ground, importance: Params, local: Local
+    method: Combined,
+    branches: Sequence[Branch],
+    at: StartingPoint,
+    importance: Params,
+    local: Local,
 ) -> Tree:
     """Train branches that concern the same layers as rows of one stack."""
     if not branches:
@@ -325,11 +331,11 @@ def trained(
     wanted = _wanted(method, at, only_head)
     holds = any(branch.ewc for branch in branches)
     taught = any(branch.kd for branch in branches)
-    course = course_of(base, local, method)
 
     def one(kd: Tensor, ewc: Tensor) -> Tree:
-        terms = Terms(kd if taught else None, method.kd_temperature, ewc if holds else None)
-        return adapted(base, at, wanted, terms, importance, course, local)
+        terms = LossTerms(kd if taught else None, method.kd_temperature, ewc if holds else None)
+        rate, epochs = method.tune_lr, method.tune_epochs
+        return adapted(base, at, wanted, terms, importance, local, rate, epochs)
 
     return local.each(
         one,
@@ -338,7 +344,7 @@ def trained(
     )
 
 
-def _wanted(method: Combined, at: Ground, only_head: bool) -> Callable[[str], bool]:
+def _wanted(method: Combined, at: StartingPoint, only_head: bool) -> Callable[[str], bool]:
     params = parameters(method.base, at.start)
     return chosen(params, only_head, method.fb_layers, method.fb_names)
 

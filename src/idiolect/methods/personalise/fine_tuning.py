@@ -8,14 +8,13 @@ from torch import Tensor
 
 from idiolect.core.capabilities import FinalExchange, Privacy, adapt, facts, has
 from idiolect.core.client import Local
-from idiolect.core.method import Capability, Method, Sent, setting
+from idiolect.core.method import Capability, Sent, setting
 from idiolect.core.tree import Params, Tree
 from idiolect.core.wrap import Wrapper
 from idiolect.methods.personalise.local_training import (
-    Course,
-    Ground,
-    Held,
-    Terms,
+    FisherHold,
+    LossTerms,
+    StartingPoint,
     adapted,
     chosen,
     fisher,
@@ -50,7 +49,7 @@ class Tuning(NamedTuple):
 
     inner: Tree
     model: Tree
-    held: Held | tuple[()] = ()
+    held: FisherHold | tuple[()] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,11 +107,11 @@ class Tuned(FinalExchange, TuneSettings, Wrapper):
 
     def tell(self, deployed: Tuning, local: Local) -> Tree:
         """Tell what matters to the federated task, by the own examples."""
-        return told(deployed.held) if isinstance(deployed.held, Held) else ()
+        return told(deployed.held) if isinstance(deployed.held, FisherHold) else ()
 
     def hear(self, deployed: Tuning, others: Tree, local: Local) -> Tuning:
         """Train once more, held to what matters to all."""
-        if not isinstance(deployed.held, Held):
+        if not isinstance(deployed.held, FisherHold):
             return deployed
         importance = of_all(deployed.held, others)
         model = self._trained(deployed.held.at, importance, local)
@@ -125,16 +124,12 @@ class Tuned(FinalExchange, TuneSettings, Wrapper):
         kept = held(self.base, sent, inner, importance, local) if has(self, FinalExchange) else ()
         return Tuning(inner, model, kept)
 
-    def _chosen(self, at: Ground) -> Callable[[str], bool]:
+    def _chosen(self, at: StartingPoint) -> Callable[[str], bool]:
         params = parameters(self.base, at.start)
         return chosen(params, self.trains == "head", self.fb_layers, self.fb_names)
 
-    def _trained(self, at: Ground, importance: Params, local: Local) -> Tree:
-        terms = Terms(self.kd_weight or None, self.kd_temperature, self.ewc_weight or None)
-        course = course_of(self.base, local, self)
-        return adapted(self.base, at, self._chosen(at), terms, importance, course, local)
-
-
-def course_of(base: Method, local: Local, settings: TuneSettings) -> Course:
-    """Train as the inner method does, at a rate and for a time of its own."""
-    return Course(base.local_optimiser(local, settings.tune_lr), base.batch, settings.tune_epochs)
+    def _trained(self, at: StartingPoint, importance: Params, local: Local) -> Tree:
+        terms = LossTerms(self.kd_weight or None, self.kd_temperature, self.ewc_weight or None)
+        rate, epochs = self.tune_lr, self.tune_epochs
+        wanted = self._chosen(at)
+        return adapted(self.base, at, wanted, terms, importance, local, rate, epochs)

@@ -22,7 +22,6 @@ from torch.func import grad
 from idiolect.core import losses, tree
 from idiolect.core.client import Batch, Local
 from idiolect.core.method import Method, Sent
-from idiolect.core.optim import Optimiser
 from idiolect.core.tree import Params, Tree
 from idiolect.errors import ConfigError, MethodError
 
@@ -31,7 +30,7 @@ _FISHER_SHARE = 24
 _FISHER_BATCH = 64
 
 
-class Ground(NamedTuple):
+class StartingPoint(NamedTuple):
     """What local training starts from, and what it is held to."""
 
     start: Tree  # the model that is adapted: what the inner method would deploy
@@ -39,7 +38,7 @@ class Ground(NamedTuple):
     anchor: Params  # what EWC holds to: the federated parameters, if they are of one form
 
 
-class Terms(NamedTuple):
+class LossTerms(NamedTuple):
     """Weights of what is added to the cross-entropy; None leaves a term out altogether."""
 
     kd: float | Tensor | None = None  # α
@@ -47,57 +46,49 @@ class Terms(NamedTuple):
     ewc: float | Tensor | None = None  # λ
 
 
-class Held(NamedTuple):
+class FisherHold(NamedTuple):
     """What a client keeps until the others have told: where it starts from, and its own F."""
 
-    at: Ground
+    at: StartingPoint
     importance: Params
     voice: Tensor  # 1, or 0 without examples or without a federated model
 
 
-class Told(NamedTuple):
+class FisherSum(NamedTuple):
     """What a client tells, each number from 0 to 1; or the sum of what several told."""
 
     voices: Tensor
     importance: Params
 
 
-class Course(NamedTuple):
-    """How long and how fast."""
-
-    rule: Optimiser
-    batch: int
-    epochs: int
-
-
-def ground(base: Method, sent: Sent, deployed: Tree) -> Ground:
+def ground(base: Method, sent: Sent, deployed: Tree) -> StartingPoint:
     """Find the models that an inner method offers for adaptation."""
     models = base.models(sent, deployed)
     start = models["personal"]
     federated = models.get("global", start)
     own, common = parameters(base, start), parameters(base, federated)
-    return Ground(start, federated, common if _alike(own, common) else own)
+    return StartingPoint(start, federated, common if _alike(own, common) else own)
 
 
 def _alike(left: Params, right: Params) -> bool:
     return {n: p.shape for n, p in left.items()} == {n: p.shape for n, p in right.items()}
 
 
-def held(base: Method, sent: Sent, deployed: Tree, importance: Params, local: Local) -> Held:
+def held(base: Method, sent: Sent, deployed: Tree, importance: Params, local: Local) -> FisherHold:
     """Keep what the mean of all clients' F will be heard with."""
     models, at = base.models(sent, deployed), ground(base, sent, deployed)
     own, common = parameters(base, at.start), parameters(base, at.federated)
     joint = "global" in models and _alike(own, common)
-    return Held(at, importance, (local.size > 0).to(local.size.dtype) * float(joint))
+    return FisherHold(at, importance, (local.size > 0).to(local.size.dtype) * float(joint))
 
 
-def told(own: Held) -> Told:
+def told(own: FisherHold) -> FisherSum:
     """Tell the own F; above 1 it counts as 1, for numbers told are at most that."""
     shares = tree.map(lambda leaf: own.voice * leaf.clamp(0, 1), own.importance)
-    return Told(own.voice, shares)
+    return FisherSum(own.voice, shares)
 
 
-def of_all(own: Held, others: Told) -> Params:
+def of_all(own: FisherHold, others: FisherSum) -> Params:
     """Return the mean of all clients' F, this one's among them; its own where nobody told."""
     mine = told(own)
     count = mine.voices + others.voices
@@ -143,12 +134,13 @@ def chosen(
 
 def adapted(
     base: Method,
-    at: Ground,
+    at: StartingPoint,
     trained: Callable[[str], bool],
-    terms: Terms,
+    terms: LossTerms,
     importance: Params,
-    course: Course,
     local: Local,
+    lr: float | Tensor,
+    epochs: int,
 ) -> Tree:
     """Train the chosen parameters of a model on the client's data; the others stay as they are.
 
@@ -181,7 +173,7 @@ def adapted(
             total = total + terms.ewc / 2 * torch.stack(gaps).sum()
         return total
 
-    fitted = local.fit(loss, part, course.rule, batch=course.batch, epochs=course.epochs)
+    fitted = base.fit(local, part, loss, lr=lr, epochs=epochs)
     return refilled(at.start, whole(fitted))
 
 
@@ -196,7 +188,7 @@ def side_by_side(part: Params, clients: int) -> int:
     return max(1, min(_FISHER_BATCH, room // (clients * weight)))
 
 
-def fisher(base: Method, at: Ground, trained: Callable[[str], bool], local: Local) -> Params:
+def fisher(base: Method, at: StartingPoint, trained: Callable[[str], bool], local: Local) -> Params:
     """Return the mean over the client's examples of each one's squared gradient at the anchor."""
     part, rest = tree.split(at.anchor, trained)
 
@@ -207,14 +199,16 @@ def fisher(base: Method, at: Ground, trained: Callable[[str], bool], local: Loca
 
     def squares(batch: Batch) -> Params:
         each = (batch.x, batch.y, batch.weight)
-        slopes = torch.vmap(grad(loss), (None, 0, 0, 0))(part, *each)
+        gradients = torch.vmap(grad(loss), (None, 0, 0, 0))(part, *each)
         labels = batch.weight.reshape(len(batch.weight), -1).sum(1)  # one, or a sequence's words
         share = labels / labels.sum().clamp(min=1e-12)
-        return {n: torch.tensordot(share, slope.square(), 1) for n, slope in slopes.items()}
+        return {
+            n: torch.tensordot(share, gradient.square(), 1) for n, gradient in gradients.items()
+        }
 
     def one_by_one(batch: Batch) -> Params:
-        slopes = grad(loss)(part, batch.x[0], batch.y[0], batch.weight[0])
-        return {name: slope.square() for name, slope in slopes.items()}
+        gradients = grad(loss)(part, batch.x[0], batch.y[0], batch.weight[0])
+        return {name: gradient.square() for name, gradient in gradients.items()}
 
     try:
         mean = local.mean(squares, "train", batch=side_by_side(part, local.beside))

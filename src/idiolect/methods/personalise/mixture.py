@@ -59,7 +59,7 @@ class Mixed(NamedTuple):
     gate: Params | tuple[()] = ()
 
 
-class Alone(NamedTuple):
+class LocalExpert(NamedTuple):
     """A model that the client trained by itself."""
 
     params: Params
@@ -98,7 +98,7 @@ class Mixture(Facts, JointPrediction, MixSettings, Wrapper):
             return self.base.models(sent, ())
         inner, mixed = deployed
         others = self.base.models(sent, inner)
-        return {**others, "personal": mixed, "local": Alone(mixed.expert)}
+        return {**others, "personal": mixed, "local": LocalExpert(mixed.expert)}
 
     def predict(self, model: Tree, x: Tensor, local: Local) -> Tensor:
         """Mix, where it is a mixture."""
@@ -121,10 +121,7 @@ class Mixture(Facts, JointPrediction, MixSettings, Wrapper):
 
 def expert(base: Method, settings: MixSettings, local: Local) -> Params:
     """Train a model on the client's data alone, from where the federation started."""
-    rule = base.local_optimiser(local, settings.expert_lr)
-    return local.fit(
-        local.loss, local.initial, rule, batch=base.batch, epochs=settings.expert_epochs
-    )
+    return base.fit(local, local.initial, lr=settings.expert_lr, epochs=settings.expert_epochs)
 
 
 def mixed(base: Method, model: Tree, own: Params, settings: MixSettings, local: Local) -> Mixed:
@@ -137,7 +134,7 @@ def mixed(base: Method, model: Tree, own: Params, settings: MixSettings, local: 
 
 def predict(base: Method, model: Tree, x: Tensor, local: Local, gate: str) -> Tensor:
     """Return logits of a mixture, an expert by itself, or one of the inner method's models."""
-    if isinstance(model, Alone):
+    if isinstance(model, LocalExpert):
         return local.logits(model.params, x)
     if not isinstance(model, Mixed):
         return base.predict(model, x, local)
@@ -165,7 +162,7 @@ def predict_all(
         return local.logits(params, x)
 
     def said(model: Tree) -> Tensor:
-        if isinstance(model, Alone):
+        if isinstance(model, LocalExpert):
             return once(alone, model.params)
         if not isinstance(model, Mixed):
             return once(federated, model)
@@ -258,8 +255,8 @@ def _gate(base: Method, model: Tree, own: Params, settings: MixSettings, local: 
         blended = _gated(gate, settings.gate, batch.x, first, other)
         return losses.cross_entropy(blended, batch.y, batch.weight)
 
-    rule = optim.adam(settings.gate_lr)
-    return local.fit(loss, start, rule, "val", batch=base.batch, epochs=settings.gate_epochs)
+    optimiser = optim.adam(settings.gate_lr)
+    return local.fit(loss, start, optimiser, "val", batch=base.batch, epochs=settings.gate_epochs)
 
 
 def _width(model: Tree, kind: str, base: Method, own: Params, local: Local) -> int:
