@@ -125,8 +125,8 @@ def main() -> None:
             for round in range(options.rounds):
                 last = round == options.rounds - 1
                 if backend.kind == "ray" and last:
-                    office: Any = simulation._office
-                    office.cluster.lost(office.cluster.at(1))
+                    job: Any = simulation._job
+                    job.cluster.lost(job.cluster.at(1))
                 start = time.perf_counter()
                 simulation.advance()
                 seconds = seconds if last else time.perf_counter() - start

@@ -22,7 +22,6 @@ from idiolect.core import tree
 from idiolect.engine.architecture import Architecture, bound
 from idiolect.engine.backend import Backend, Ray
 from idiolect.engine.ray_backend.cluster import required
-from idiolect.engine.ray_backend.ray_group import RayJob
 from idiolect.engine.rounds import SeededRun, Simulation
 from idiolect.methods import METHODS
 from idiolect.models import MODELS
@@ -51,8 +50,8 @@ def simulations(options: argparse.Namespace) -> dict[str, Simulation]:
 
 def worked(simulation: Simulation) -> list[float]:
     """Processor seconds so far: of this process, and of each worker."""
-    office = simulation._office
-    others = office.cluster.about() if isinstance(office, RayJob) else []
+    job = simulation._job
+    others = [] if job is None else job.cluster.about()
     return [time.process_time(), *(about["cpu_seconds"] for about in others)]
 
 

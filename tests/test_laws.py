@@ -304,7 +304,7 @@ def test_a_node_with_one_client_computes_what_the_simulation_does(name, float64)
     method, world = made(name), worlds.with_public()
     simulation = choose(worlds.simulation(method, world), (1,))
     state, (personal,) = simulation.states[0], simulation.tree["personal"]
-    group = simulation._crews[0].groups[0]
+    group = simulation.groups[0].groups[0]
     simulation.advance()
     cohort = torch.tensor([1])
     sent = method.send(state, cohort)
@@ -348,7 +348,7 @@ def test_models_are_named_and_predict(name, float64):
     simulation.advance()
     local = worlds.local(world, 1)
     sent = method.send(simulation.states[0], torch.arange(6))
-    group = simulation._crews[0].groups[0]
+    group = simulation.groups[0].groups[0]
     sent = Sent(sent.shared, tree.map(lambda leaf: leaf[1], sent.own), group)
     there = {key for key, model in method.models(sent, ()).items() if tree.leaves(model)}
     assert there <= {"global"}

@@ -15,8 +15,8 @@ def test_batches_drawn_ahead_change_nothing_and_are_used(settings, steps, monkey
     """As on a GPU, where the host has time: every later round finds all its batches ready."""
     method = FedAvg(batch=4, steps=steps)
     plain, ahead = (worlds.simulation(method, worlds.federation(), **settings) for _ in range(2))
-    for crew in ahead._crews:
-        crew._ahead = True
+    for group in ahead.groups:
+        group._prefetches = True
     made = []
     draw = BatchPlanner.prepare
 

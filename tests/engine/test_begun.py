@@ -7,6 +7,8 @@ import torch
 import worlds
 from idiolect.core import tree
 from idiolect.core.capabilities import ArchitectureState, Averaging, Preparation
+from idiolect.core.method import Sent
+from idiolect.engine.client_group import CohortRequest
 from idiolect.engine.rounds import Simulation
 from idiolect.errors import Diverged
 from idiolect.methods import FedAvg, FedPer
@@ -16,14 +18,14 @@ from idiolect.methods import FedAvg, FedPer
 def begun(monkeypatch):
     """Let every simulation hurry; return the rounds that were begun, in their order."""
     seen = []
-    begin = Simulation._begin
+    begin = Simulation._start
 
     def noted(self, round, states):
         seen.append(round)
         return begin(self, round, states)
 
-    monkeypatch.setattr(Simulation, "_hurries", True)
-    monkeypatch.setattr(Simulation, "_begin", noted)
+    monkeypatch.setattr(Simulation, "_starts_early", True)
+    monkeypatch.setattr(Simulation, "_start", noted)
     return seen
 
 
@@ -39,7 +41,7 @@ def test_hurrying_changes_nothing(cohort, monkeypatch, begun):
     ahead = worlds.simulation(method, world, cohort=cohort)
     done = [(ahead.advance(), ahead.tree) for _ in range(4)]
     assert begun == [0, 1, 2, 3, 4]  # each once, the next before it is asked for
-    monkeypatch.setattr(Simulation, "_hurries", False)
+    monkeypatch.setattr(Simulation, "_starts_early", False)
     plain = worlds.simulation(method, world, cohort=cohort)
     for own, state in done:
         expected = plain.advance()
@@ -75,28 +77,28 @@ def test_nobody_left_is_told_of_the_right_round(begun):
 
 def test_only_what_waits_for_nothing_hurries(monkeypatch):
     simulation = worlds.simulation(FedAvg(batch=4), worlds.federation())
-    simulation._device, simulation._pace = torch.device("cuda"), 0.001
-    assert simulation._hurries
+    simulation.device, simulation._pace = torch.device("cuda"), 0.001
+    assert simulation._starts_early
     simulation._pace = 1.0
-    assert not simulation._hurries
+    assert not simulation._starts_early
     simulation._pace = 0.001
     for name, value in {"averages": False, "public": "clients"}.items():
         with monkeypatch.context() as other:
             other.setattr(FedAvg, name, value)
-            assert not simulation._hurries, name
+            assert not simulation._starts_early, name
     for kind in (ArchitectureState, Preparation):
         with monkeypatch.context() as other:
             other.setattr(FedAvg, "offers", lambda self, asked, k=kind: asked in (k, Averaging))
-            assert not simulation._hurries, kind
+            assert not simulation._starts_early, kind
     personal = worlds.simulation(FedPer(batch=4), worlds.federation())
-    personal._device, personal._pace = torch.device("cuda"), 0.001
-    assert not personal._hurries  # who was broken decides what clients keep
+    personal.device, personal._pace = torch.device("cuda"), 0.001
+    assert not personal._starts_early  # who was broken decides what clients keep
 
 
-def test_seats_are_kept_for_the_same_clients_only():
+def test_the_order_is_kept_for_the_same_clients_only():
     simulation = worlds.simulation(FedAvg(batch=4), worlds.federation())
-    crew, members = simulation._crews[0], simulation._trained
-    everyone = np.arange(3)
-    first = crew.seated([everyone], members)
-    assert crew.seated([everyone], members) is first
-    assert [seat.client for seat in crew.seated([np.array([4])], members)[0]] == [4]
+    group, members = simulation.groups[0], simulation._trained[0]
+    everyone, other = (CohortRequest(own, Sent(), members) for own in (np.arange(3), np.array([4])))
+    first = group.ordered([everyone])
+    assert group.ordered([everyone]) is first
+    assert [key.client for key in group.ordered([other]).keys] == [4]

@@ -16,7 +16,7 @@ ABLE = [0, 1, 2, 3, 4]  # the sixth client has nothing to train on
 
 
 def rows(simulation):
-    return simulation._crews[0].store.take(torch.arange(6))
+    return simulation.groups[0].store.take(torch.arange(6))
 
 
 def same(left, right):

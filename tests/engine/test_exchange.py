@@ -18,7 +18,7 @@ from idiolect.aggregation.aggregator import Aggregated
 from idiolect.core import tree
 from idiolect.core.capabilities import Facts, FinalExchange, has
 from idiolect.core.method import Sent, setting
-from idiolect.engine import final_exchange, rounds
+from idiolect.engine import final_exchange, simulation_state
 from idiolect.engine.architecture import Architecture
 from idiolect.errors import MethodError
 from idiolect.methods import FedAvg, Portfolio
@@ -112,7 +112,7 @@ def test_who_tells_more_than_one_is_left_out():
 
 def test_groups_and_those_who_are_not_scored(monkeypatch):
     """All who are scored hear of each other, however many are scored at a time."""
-    monkeypatch.setattr(rounds, "_GROUP", 2)
+    monkeypatch.setattr(simulation_state, "_GROUP", 2)
     simulation, (verdict,) = judged(Teller())
     np.testing.assert_allclose(heard(verdict), (SIZES.sum() - SIZES) / 10, atol=1e-6)
     some = np.array([0, 3, 4])
@@ -128,7 +128,7 @@ def test_clients_of_several_architectures_hear_each_other(monkeypatch):
     }
     monkeypatch.setattr(FedAvg, "send", lambda self, state, cohort: Sent())
     monkeypatch.setattr(FedAvg, "init_server", lambda self, setup: ())
-    monkeypatch.setattr(rounds, "_GROUP", 1)
+    monkeypatch.setattr(simulation_state, "_GROUP", 1)
 
     def deploy(self, sent, personal, local):
         return Using(local.initial, local.size * float("nan"))

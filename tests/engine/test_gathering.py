@@ -14,7 +14,7 @@ from idiolect.core import tree
 from idiolect.core.method import Method, mean_report
 from idiolect.core.wrap import sums
 from idiolect.engine.client_group import GroupResult
-from idiolect.engine.server_update import summable, summed
+from idiolect.engine.server_update import sum_reports, summable
 from idiolect.methods import METHODS, FedAvg, FedPer
 from test_laws import made
 
@@ -22,21 +22,21 @@ SUMMING = [name for name, kind in METHODS.items() if sums(kind())]
 
 
 def in_parts(simulation):
-    """Let every team hand in two sums, of its odd and its even seats, instead of its reports."""
+    """Let every team hand in two sums, of its odd and its even keys, instead of its reports."""
 
-    def parted(harvest, calls):
+    def parted(result, calls):
         def half(first):
-            rows = list(range(first, len(harvest.seats), 2))
-            own = tree.take((harvest.reports, harvest.personal), torch.tensor(rows))
-            seats = [harvest.seats[row] for row in rows]
-            return summed(
-                simulation.method, GroupResult(harvest.team, seats, own[0], (), own[1]), calls
+            rows = list(range(first, len(result.keys), 2))
+            own = tree.take((result.reports, result.personal), torch.tensor(rows))
+            keys = [result.keys[row] for row in rows]
+            return sum_reports(
+                simulation.method, GroupResult(result.group, keys, own[0], (), own[1]), calls
             )
 
         left, right = half(0), half(1)
         return GroupResult(
-            harvest.team,
-            [*left.seats, *right.seats],
+            result.group,
+            [*left.keys, *right.keys],
             (),
             (),
             tree.concat([left.personal, right.personal]),
@@ -44,9 +44,9 @@ def in_parts(simulation):
             torch.cat([left.broken, right.broken]),
         )
 
-    for team in simulation._crews:
-        train = team.train
-        team.train = lambda *order, train=train: lambda: parted(train(*order)(), order[1])
+    for group in simulation.groups:
+        train = group.train
+        group.train = lambda *order, train=train: lambda: parted(train(*order)(), order[1])
     return simulation
 
 

@@ -104,7 +104,7 @@ def test_an_interrupted_round_is_begun_anew(float64, monkeypatch):
     here, there = pair(made("ditto"))
     there.advance()
     with monkeypatch.context() as patch:
-        patch.setattr("idiolect.engine.rounds.gathered", lambda *_: 1 / 0)
+        patch.setattr("idiolect.engine.rounds.update_servers", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             there.advance()
     assert not worlds.differing(end(here), end(there), TIGHT)
@@ -151,7 +151,7 @@ def test_a_worker_killed_in_the_middle_of_a_round_changes_nothing(tmp_path, floa
 
 
 def workers(simulation):
-    return [about["pid"] for about in simulation._office.cluster.about()]
+    return [about["pid"] for about in simulation._job.cluster.about()]
 
 
 class Stuck(Ditto):
@@ -222,11 +222,11 @@ def test_when_all_workers_are_killed_new_ones_go_on(float64, monkeypatch):
     for pid in workers(there):
         os.kill(pid, signal.SIGKILL)
     assert not worlds.differing(end(here), end(there), TIGHT)
-    cluster = there._office.cluster
+    cluster = there._job.cluster
     monkeypatch.setattr(cluster, "_wanted", Ray(workers=2, cpus=1000.0))
     monkeypatch.setattr(clusters, "_SECONDS", 1.0)
-    for hand in [*cluster.everyone(), *cluster._coming]:
-        ray.kill(hand.actor)
+    for worker in [*cluster.workers(), *cluster._coming]:
+        ray.kill(worker.actor)
     with pytest.raises(ClusterError, match="all workers were lost, and none started again"):
         there.advance()
     ray.shutdown()  # whoever may come next needs a cluster that is well

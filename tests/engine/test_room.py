@@ -35,7 +35,7 @@ if spare := int(sys.argv[2]):
     resource.setrlimit(resource.RLIMIT_AS, (used + (spare << 20), resource.RLIM_INFINITY))
 for _ in range(2):
     sim.advance()
-wide = [desk._lessons.clients for desk in sim._crews[0]._busy["step"]]
+wide = [own._train_plans.clients for own in sim.groups[0]._active["step"]]
 total = float(sum(leaf.double().abs().sum() for leaf in sim.states[0].values()))
 print(json.dumps({"wide": wide, "total": total}))
 """

@@ -307,11 +307,11 @@ def test_a_block_that_does_not_fit_in_memory_is_halved_and_loses_nothing(monkeyp
     tried = []
     run = BlockRunner.run
 
-    def tight(self, members, *rest):
-        tried.append(len(members))
-        if len(members) > 2:
+    def tight(self, block, *rest):
+        tried.append(len(block.members))
+        if len(block.members) > 2:
             raise torch.OutOfMemoryError("too wide")
-        return run(self, members, *rest)
+        return run(self, block, *rest)
 
     world = worlds.federation()
     narrow = worlds.simulation(LocalOnly(steps=2), world, width=2)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import worlds
 from idiolect.core import tree
 from idiolect.engine.data_pools import DataPools
-from idiolect.engine.ray_backend.worker import dealt, lifted, lowered, packed
+from idiolect.engine.ray_backend.worker import deal_clients, lifted, lowered, pack_shard
 
 CPU = torch.device("cpu")
 
@@ -21,7 +21,7 @@ def test_every_client_is_in_one_shard_and_shards_are_alike(loads, count, kinds):
     """The heaviest goes to the lightest, so no shard outweighs another by more than one client."""
     weights = np.array(loads, float)
     groups = [np.arange(kind, len(loads), kinds) for kind in range(kinds)]
-    shards = dealt(weights, groups, count)
+    shards = deal_clients(weights, groups, count)
     for kind, clients in enumerate(groups):
         held = np.concatenate([shard[kind] for shard in shards])
         assert sorted(held.tolist()) == clients.tolist()
@@ -38,7 +38,7 @@ def test_a_pack_holds_what_its_clients_hold_and_nothing_else(pooled):
     lessons = [run.train_data.pooled() if pooled else run.train_data for run in runs]
     rolls = [library.members(n, 10 + n, own) for n, own in enumerate(lessons)]
     clients = np.array([0, 3])
-    pack = packed(library, rolls, clients)
+    pack = pack_shard(library, rolls, clients)
     pools = pack.pools(CPU)
     held = 0
     for run, members in enumerate(pack.members()):
@@ -59,7 +59,7 @@ def test_runs_that_scale_examples_differently_send_them_once():
     runs = [base, dataclasses.replace(base, dataset=other)]
     library = DataPools([run.train_data for run in runs], CPU)
     rolls = [library.members(n, n, run.train_data) for n, run in enumerate(runs)]
-    pack = packed(library, rolls, np.array([0, 3]))
+    pack = pack_shard(library, rolls, np.array([0, 3]))
     pools = pack.pools(CPU)
     assert len(pack.examples.x) == sum(len(base.train[n]) + len(base.val[n]) for n in (0, 3))
     for run, members in enumerate(pack.members()):
@@ -75,9 +75,9 @@ def test_rows_that_all_are_scored_on_travel_once():
     world = worlds.federation()
     library = DataPools([world.train_data], CPU)
     common = np.arange(5)
-    exams = library.examined(0, 0, world.test, {"common": (common,) * 6})
-    pack = packed(library, [exams], np.arange(6))
-    assert len(pack.rosters[0].streams["common"].rows) == 5
+    exams = library.test_members(0, 0, world.test, {"common": (common,) * 6})
+    pack = pack_shard(library, [exams], np.arange(6))
+    assert len(pack.runs[0].streams["common"].rows) == 5
     here = pack.members()[0][4].rows["common"]
     assert same(pack.pools(CPU)["common"], here, library.pools["train"], common)
 
@@ -86,7 +86,7 @@ def test_clients_without_any_rows_have_something_to_pad_with():
     """Client 4 has no validation data: the pool of its shard is one example of zeros."""
     world = worlds.federation()
     library = DataPools([world.train_data], CPU)
-    pack = packed(library, [library.examined(0, 0, world.val)], np.array([4]))
+    pack = pack_shard(library, [library.test_members(0, 0, world.val)], np.array([4]))
     assert not pack.members()[0][4].rows["exam"].size
     assert pack.pools(CPU)["exam"].x.shape[0] == 1 and not pack.examples.x.any()
 

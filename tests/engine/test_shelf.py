@@ -135,9 +135,9 @@ def test_methods_cannot_tell(name, tmp_path):
         there = simulation(METHODS[name](batch=3), personal, held, seeds, folder=tmp_path)
         for _ in range(4):
             there.advance()
-        states = [all_of(crew.store) for crew in there._crews]
-        assert isinstance(there._crews[0].store, DiskStore) == (personal == "disk")
-        verdicts = there.judge([world.test_data for world in held], keep=True)
+        states = [all_of(crew.store) for crew in there.groups]
+        assert isinstance(there.groups[0].store, DiskStore) == (personal == "disk")
+        verdicts = there.judge([world.exam for world in held], keep=True)
         scores = [verdict.scores["personal"]["loss"].tolist() for verdict in verdicts]
         ends.append((there.states, states, scores))
     assert not worlds.differing(ends[0][:2], ends[1][:2])
@@ -147,11 +147,11 @@ def test_methods_cannot_tell(name, tmp_path):
 def test_the_next_cohort_is_read_ahead():
     held = [worlds.federation()]
     there = simulation(METHODS["fedper"](batch=3), "disk", held, (0,), cohort=2)
-    store = there._crews[0].store
+    store = there.groups[0].store
     store._room = 100
     there.advance()
     store._cache.clear()
-    there._crews[0].look_ahead([there.cohort(0)])
+    there.groups[0].prefetch_state([there._request(0, None, 0)])
     store._coming.result()
     slots = store._slots[torch.from_numpy(there.cohort(0))].tolist()
     assert set(slots) <= set(store._cache)
@@ -162,12 +162,12 @@ def test_the_next_cohort_is_read_ahead():
 
 
 def test_clients_are_judged_in_groups_as_all_at_once(monkeypatch):
-    from idiolect.engine import rounds
+    from idiolect.engine import simulation_state
 
     held = [worlds.federation(seed=n) for n in (0, 1)]
     found = []
     for group in (2048, 4, 1):
-        monkeypatch.setattr(rounds, "_GROUP", group)
+        monkeypatch.setattr(simulation_state, "_GROUP", group)
         there = simulation(METHODS["ditto"](batch=3), "memory", held, (0, 1))
         there.advance()
         verdicts = there.judge([world.test_data for world in held], keep=True)
@@ -183,17 +183,17 @@ def test_clients_are_judged_in_groups_as_all_at_once(monkeypatch):
             assert left.scores.keys() == right.scores.keys()
 
 
-def test_many_blocks_share_a_few_desks(monkeypatch):
+def test_many_blocks_share_a_few_runners(monkeypatch):
     from idiolect.engine import local_group as crew
 
     ends = []
     for most in (32, 1):
-        monkeypatch.setattr(crew, "_MOST_DESKS", most)
+        monkeypatch.setattr(crew, "_MOST_RUNNERS", most)
         there = worlds.simulation(METHODS["ditto"](batch=3), worlds.federation(), width=1)
         done = [there.advance().examples for _ in range(2)]
         ends.append((there.tree, torch.tensor(done), torch.tensor(there.padding())))
     assert not worlds.differing(*ends)
-    assert len(there._crews[0]._desks) == 1
+    assert len(there.groups[0]._runners) == 1
 
 
 def test_records_are_read_with_any_leaf_between(tmp_path):

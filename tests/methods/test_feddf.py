@@ -161,9 +161,9 @@ def test_what_crosses_are_the_parameters_of_each_clients_own_architecture(mixed)
 def test_an_architecture_without_anyone_in_the_cohort_still_learns(mixed):
     """Only clients 1, 2 and 4 come: the other network's model learns from what they say."""
     mixed.cohort = lambda run: torch.tensor([1, 2, 4]).numpy()
-    before = tree.map(torch.clone, mixed._crews[1].groups[0])
+    before = tree.map(torch.clone, mixed.groups[1].groups[0])
     mixed.advance()
-    after = mixed._crews[1].groups[0]
+    after = mixed.groups[1].groups[0]
     assert worlds.differing(before, after)
 
 
@@ -175,4 +175,4 @@ def test_networks_of_one_kind_need_no_other(float64):
     for _ in range(2):
         fused.advance()
         plain.advance()
-    assert not worlds.differing(fused._crews[0].groups[0], plain.states[0], 1e-12)
+    assert not worlds.differing(fused.groups[0].groups[0], plain.states[0], 1e-12)

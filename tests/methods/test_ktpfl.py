@@ -275,7 +275,7 @@ def test_an_architecture_leaves_no_trace_in_a_report(planted):
     _, simulation, _, traffic = planted
     up, down = 6 * (100 * 10 * 4 + 4), 6 * 100 * 10 * 4
     assert [(one.bytes_down, one.bytes_up) for one in traffic] == [(down, up)] * 6
-    assert {crew.store.rows["fc1.weight"].shape[1:] for crew in simulation._crews[1:]} == {
+    assert {crew.store.rows["fc1.weight"].shape[1:] for crew in simulation.groups[1:]} == {
         (100, 784)
     }
 

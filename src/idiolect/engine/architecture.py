@@ -14,6 +14,7 @@ from idiolect.core.client import Network
 from idiolect.core.method import Method, Setup
 from idiolect.data.dataset import Dataset
 from idiolect.data.federation import TrainData
+from idiolect.engine.backend import Backend
 from idiolect.errors import IdiolectError, MethodError, ModelError
 from idiolect.models.check import check, mappable
 
@@ -80,11 +81,9 @@ def make(
     name: str,
     architecture: Architecture,
     seeds: Sequence[int],
-    lessons: Sequence[TrainData],
+    train_data: Sequence[TrainData],
     examples: Tensor,
-    device: torch.device,
-    precision: str = "fp32",
-    stacked: bool = True,
+    backend: Backend,
 ) -> BuiltNetworks:
     """Build an architecture under each run's seed, and try it on a few examples.
 
@@ -92,18 +91,18 @@ def make(
     """
     models = [
         _models(name, architecture, seed, held.dataset)
-        for seed, held in zip(seeds, lessons, strict=True)
+        for seed, held in zip(seeds, train_data, strict=True)
     ]
     unmappable = next(filter(None, map(mappable, models[0].values())), "")
-    stacked = stacked and not unmappable
-    networks = [_networks(own, device, precision, stacked) for own in models]
+    stacked = backend.kind != "sequential" and not unmappable
+    networks = [_networks(own, backend, stacked) for own in models]
     for network in networks[0].values():
-        _try(name, network, examples, lessons[0].dataset)
+        _try(name, network, examples, train_data[0].dataset)
         network.find_head(examples)
     _refuse_unequal_constants(name, networks)
     setups = [
-        _setup(own, held, seed, device)._replace(features=networks[0]["main"].features)
-        for own, held, seed in zip(networks, lessons, seeds, strict=True)
+        _setup(own, held, seed, backend.place)._replace(features=networks[0]["main"].features)
+        for own, held, seed in zip(networks, train_data, seeds, strict=True)
     ]
     return BuiltNetworks(networks[0], setups, unmappable, stacked)
 
@@ -164,10 +163,11 @@ def _models(
 
 
 def _networks(
-    models: Mapping[str, nn.Module], device: torch.device, precision: str, stacked: bool
+    models: Mapping[str, nn.Module], backend: Backend, stacked: bool
 ) -> dict[str, Network]:
     networks = {
-        role: Network(model, precision, stacked).to(device) for role, model in models.items()
+        role: Network(model, backend.precision, stacked).to(backend.place)
+        for role, model in models.items()
     }
     return {"auxiliary": networks["main"], **networks}
 
@@ -213,18 +213,18 @@ def _refuse_unequal_constants(name: str, made: Sequence[Mapping[str, Network]]) 
 
 
 def _setup(
-    networks: Mapping[str, Network], lessons: TrainData, seed: int, device: torch.device
+    networks: Mapping[str, Network], train_data: TrainData, seed: int, device: torch.device
 ) -> Setup:
-    public = lessons.public
-    sizes = torch.tensor([float(len(rows)) for rows in lessons.train], device=device)
+    public = train_data.public
+    sizes = torch.tensor([float(len(rows)) for rows in train_data.train], device=device)
     return Setup(
         networks["main"].params,
         networks["auxiliary"].params,
         sizes,
-        len(lessons.dataset.classes),
+        len(train_data.dataset.classes),
         networks["main"].norms,
         networks["main"].statistics,
         0 if public is None else len(public),
-        public is not None and public.classes == lessons.dataset.classes,
+        public is not None and public.classes == train_data.dataset.classes,
         seed,
     )

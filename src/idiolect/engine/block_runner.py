@@ -18,7 +18,7 @@ from idiolect.core.client import Local, Network, Pool
 from idiolect.core.graph_scan import GraphScan
 from idiolect.core.method import Sent
 from idiolect.core.tree import Params, Tree
-from idiolect.engine import backend
+from idiolect.engine.backend import device_floats, device_ints
 from idiolect.engine.batch_plan import BatchPlanner, ClientRows
 from idiolect.errors import MethodError
 from idiolect.kernels.cuda_graph import GraphSequence
@@ -26,27 +26,38 @@ from idiolect.kernels.cuda_graph import GraphSequence
 _LAYERS = 13  # keeps the layers' own draws apart from other uses of the same seed
 
 ClientFunction = Callable[[Sent, Tree, Local, Local], Tree]
-"""fn(sent, personal, local, exam): `exam` holds what is scored and is never given to a method's
-training code."""
+"""fn(sent, personal, local, test): `test` holds what is scored and is never given to training."""
 
 
-class BlockInput(NamedTuple):
+class SharedInput(NamedTuple):
     """What all clients of a run are given alike."""
 
     shared: Tree
     initial: Params | tuple[()] = ()  # the parameters training started from, where they are needed
-    group: Tree = ()  # what the server keeps for their architecture
+    group: Tree = ()  # the server's state for their architecture
+
+
+class Block(NamedTuple):
+    """The clients of a block and their inputs, stacked by client on axis 0."""
+
+    members: Sequence[ClientRows]
+    tests: Sequence[ClientRows]
+    samples: Sequence[int] | None  # each client's number of the public sample; None: the round's
+    shared: SharedInput  # one for all, or `per_client` a row each, where several seeds are stacked
+    per_client: bool
+    own: Tree
+    personal: Tree
 
 
 class BlockRunner:
-    """Where one block works: its networks, its plans and, on CUDA, its captured graph."""
+    """Runs one block: has its networks, its batch plans and, on CUDA, its captured graph."""
 
     def __init__(
         self,
         fn: ClientFunction,
         networks: Mapping[str, Network],
         pools: Mapping[str, Pool],
-        exam_pools: Mapping[str, Pool],
+        test_pools: Mapping[str, Pool],
         device: torch.device,
         *,
         stacked: bool,
@@ -59,11 +70,11 @@ class BlockRunner:
         self._device = device
         self._stacked = stacked
         self._channels_last = channels_last
-        self._lessons = BatchPlanner(pools, device, limit)
-        self._exams = BatchPlanner(exam_pools, device, limit)
+        self._train_plans = BatchPlanner(pools, device, limit)
+        self._test_plans = BatchPlanner(test_pools, device, limit)
         self._round = torch.zeros((), device=device)
         self._graphs = GraphScan() if graph and stacked and device.type == "cuda" else None
-        self._captured: Captured | None = None
+        self._captured: CapturedBlock | None = None
         self._seen: tuple[Any, ...] | None = None
         self._capturable = True
         self._draws = any(network.draws for network in networks.values())
@@ -71,41 +82,29 @@ class BlockRunner:
         self.begin()
 
     def begin(self) -> None:
-        """Begin to count what is done here in a round, which may be several blocks."""
+        """Begin to count the examples of a round, which may be several blocks."""
         self.examples = 0  # trained on
         self.planned = 0  # the same with padding
 
     def prepare(
         self, members: Sequence[ClientRows], round: int, samples: Sequence[int] | None = None
     ) -> None:
-        """Draw the batches of a coming round, while this one is still being worked on."""
-        self._lessons.prepare(members, round, samples)
+        """Draw the batches of a coming round, while a GPU still works on this one."""
+        self._train_plans.prepare(members, round, samples)
 
-    def run(
-        self,
-        members: Sequence[ClientRows],
-        exams: Sequence[ClientRows],
-        round: int,
-        shared: "BlockInput",
-        shared_per_client: bool,
-        own: Tree,
-        personal: Tree,
-        lend: bool = False,
-        samples: Sequence[int] | None = None,
-    ) -> Tree:
-        """Do the block's round; inputs and results are stacked by client on axis 0.
+    def run(self, block: Block, round: int, lend: bool = False) -> Tree:
+        """Run the function for a block; results are stacked by client on axis 0.
 
-        What is given is one tree for all, or one row per client where several seeds are stacked.
-        Results that are only lent may be written over by the desk's next round.
+        Results that are only lent may be overwritten by the runner's next round.
         """
-        kept = self._lessons.turn(members, round, samples) & self._exams.turn(exams, round)
+        kept = self._train_plans.turn(block.members, round, block.samples)
+        kept &= self._test_plans.turn(block.tests, round)
         self._round.fill_(round)
-        sizes = backend.device_floats([len(m.rows["train"]) for m in members], self._device)
-        seed = _seed(members[0], round) if self._draws else None
-        work = partial(self._work, sizes, shared, shared_per_client, own, personal, kept, lend)
-        done = self._watched(work, seed)
-        self.examples += self._lessons.examples
-        self.planned += self._lessons.planned
+        sizes = device_floats([len(m.rows["train"]) for m in block.members], self._device)
+        seed = _seed(block.members[0], round) if self._draws else None
+        done = self._watched(partial(self._work, sizes, block, kept, lend), seed)
+        self.examples += self._train_plans.examples
+        self.planned += self._train_plans.planned
         return done
 
     def _watched(self, work: Callable[[], Tree], seed: int | None) -> Tree:
@@ -142,35 +141,26 @@ class BlockRunner:
         """Say whether a network is being run at this moment."""
         return any(network.running for network in self._networks.values())
 
-    def _work(
-        self,
-        sizes: Tensor,
-        shared: BlockInput,
-        per_client: bool,
-        own: Tree,
-        personal: Tree,
-        kept: bool,
-        lend: bool,
-    ) -> Tree:
+    def _work(self, sizes: Tensor, block: Block, kept: bool, lend: bool) -> Tree:
         if not self._stacked:
-            return self._one(sizes, shared, per_client, own, personal)
-        slots = backend.device_ints(range(len(sizes)), self._device)
-        dims = (0, 0, 0 if per_client else None, 0, 0)
-        inputs = (slots, sizes, shared, own, personal)
+            return self._run_one(sizes, block)
+        slots = device_ints(range(len(sizes)), self._device)
+        dims = (0, 0, 0 if block.per_client else None, 0, 0)
+        inputs = (slots, sizes, block.shared, block.own, block.personal)
         draws = "different" if self._draws else "error"
         mapped = torch.vmap(self._client, in_dims=dims, randomness=draws)
         if self._graphs is not None:
-            form = _form(inputs, per_client)
+            form = _form(inputs, block.per_client)
             return self._replay(mapped, inputs, form, kept, lend, self._graphs)
-        return _tried(mapped, inputs)
+        return _explaining(mapped, inputs)
 
     def _client(
-        self, slot: Tensor, size: Tensor, given: "BlockInput", own: Tree, personal: Tree
+        self, slot: Tensor, size: Tensor, given: SharedInput, own: Tree, personal: Tree
     ) -> Tree:
-        local, exam = (
+        local, test = (
             Local(
                 self._networks,
-                book,
+                plans,
                 slot,
                 size,
                 self._round,
@@ -179,16 +169,18 @@ class BlockRunner:
                 self._channels_last,
                 self._graphs,
             )
-            for book, initial in ((self._lessons, given.initial or None), (self._exams, None))
+            for plans, initial in (
+                (self._train_plans, given.initial or None),
+                (self._test_plans, None),
+            )
         )
-        return self._fn(Sent(given.shared, own, given.group), personal, local, exam)
+        return self._fn(Sent(given.shared, own, given.group), personal, local, test)
 
-    def _one(
-        self, sizes: Tensor, shared: BlockInput, per_client: bool, own: Tree, personal: Tree
-    ) -> Tree:
+    def _run_one(self, sizes: Tensor, block: Block) -> Tree:
         """Run a block of one client as plain code, without vmap."""
-        first = tree.map(lambda leaf: leaf[0], (own, personal))
-        if per_client:
+        first = tree.map(lambda leaf: leaf[0], (block.own, block.personal))
+        shared = block.shared
+        if block.per_client:
             shared = tree.map(lambda leaf: leaf[0], shared)
         slot = torch.zeros((), dtype=torch.int64, device=self._device)
         result = self._client(slot, sizes[0], shared, *first)
@@ -213,7 +205,7 @@ class BlockRunner:
         self._captured = None
         if kept and self._seen == form and self._capturable:
             try:
-                self._captured = Captured(mapped, inputs, graphs)
+                self._captured = CapturedBlock(mapped, inputs, graphs)
                 return self._captured.replay(inputs, lend)
             except torch.OutOfMemoryError:
                 raise
@@ -223,7 +215,7 @@ class BlockRunner:
                     f"not captured, so slower: {str(error).splitlines()[0]}", stacklevel=2
                 )
         self._seen = form
-        return _tried(mapped, inputs)
+        return _explaining(mapped, inputs)
 
 
 def _form(inputs: Tree, per_client: bool) -> tuple[Any, ...]:
@@ -237,7 +229,7 @@ def _seed(member: ClientRows, round: int) -> int:
     return int(entropy.generate_state(1)[0])
 
 
-def _tried(mapped: Callable[..., Tree], inputs: tuple[Tree, ...]) -> Tree:
+def _explaining(mapped: Callable[..., Tree], inputs: tuple[Tree, ...]) -> Tree:
     try:
         return mapped(*inputs)
     except torch.OutOfMemoryError:
@@ -259,7 +251,7 @@ def _explained(error: RuntimeError) -> Exception:
     return error
 
 
-class Captured:
+class CapturedBlock:
     """CUDA graphs of a round, with static buffers for its inputs and results."""
 
     def __init__(

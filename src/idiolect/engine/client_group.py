@@ -1,7 +1,6 @@
-"""The clients of one architecture over all runs: who they are, and what they keep.
+"""The clients of one architecture over all runs: what they are asked to do, and what they keep.
 
-Where and how they work is for those who derive from it: a `Crew` works in this process, workers of
-a cluster work elsewhere.
+Where they are run is up to the subclasses: `LocalGroup` in this process, `RayGroup` on a cluster.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -17,68 +16,80 @@ from idiolect.core.capabilities import ArchitectureState, NewcomerHistory, Prepa
 from idiolect.core.client import Local
 from idiolect.core.method import Method, Report, Sent
 from idiolect.core.tree import Tree
-from idiolect.engine import backend
+from idiolect.engine.backend import device_ints
 from idiolect.engine.batch_plan import ClientRows
 from idiolect.engine.state_store import DiskStore, MemoryStore
+
+SERVER = 1 << 40  # the server's client number where it draws batches: no client has it
+
+Members = Sequence[ClientRows] | Mapping[int, ClientRows]
+"""Clients' rows by number: of all clients, or of those called."""
 
 
 @dataclass(frozen=True)
 class ClientTask:
-    """A method's part in something: the engine calls it for one client at a time, or for many."""
+    """What a client is asked to do, as a value that can be sent to another process."""
 
-    keeps: ClassVar[bool] = False  # the last of what it returns is the client's to keep
+    name: ClassVar[str] = ""
+    keeps: ClassVar[bool] = False  # whether the last result is the client's new personal state
 
     method: Method
 
-    def __call__(self, sent: Sent, personal: Tree, local: Local, exam: Local) -> Tree:
-        """Do it. `exam` holds what is scored and is never given to a method's training code."""
-        raise TypeError(f"{type(self).__name__} does nothing")
+    @property
+    def kind(self) -> str:
+        """Tasks of one kind share block widths and batch plans."""
+        return self.name
+
+    def __call__(self, sent: Sent, personal: Tree, local: Local, test: Local) -> Tree:
+        """Run it for one client; `test` holds what is scored and is never given to training."""
+        raise NotImplementedError
 
 
-@dataclass(frozen=True)
 class Train(ClientTask):
-    """A client's round: what it reports, what the server reads in that, what it keeps."""
+    """A client's round; returns its report, what the server reads in it, its personal state."""
 
-    keeps: ClassVar[bool] = True
+    name = "step"
+    keeps = True
 
-    def __call__(self, sent: Sent, personal: Tree, local: Local, exam: Local) -> Tree:
+    def __call__(self, sent: Sent, personal: Tree, local: Local, test: Local) -> Tree:
         """Train and report."""
         report, personal = self.method.client_step(sent, personal, local)
         read = self.method.read(report, local) if has(self.method, ArchitectureState) else ()
         return report, read, personal
 
 
-@dataclass(frozen=True)
 class Prepare(ClientTask):
-    """A client does what it does once, before its first round."""
+    """What a client does once, before its first round."""
 
-    keeps: ClassVar[bool] = True
+    name = "prepare"
+    keeps = True
 
-    def __call__(self, sent: Sent, personal: Tree, local: Local, exam: Local) -> Tree:
-        """Return what it keeps, and nothing else."""
+    def __call__(self, sent: Sent, personal: Tree, local: Local, test: Local) -> Tree:
+        """Return its personal state alone."""
         assert has(self.method, Preparation)
         return (self.method.prepare(sent, personal, local),)
 
 
-@dataclass(frozen=True)
 class Meet(ClientTask):
-    """A newcomer looks at a state of the server without training."""
+    """A newcomer takes in the server's state without training."""
 
-    keeps: ClassVar[bool] = True
+    name = "meet"
+    keeps = True
 
-    def __call__(self, sent: Sent, personal: Tree, local: Local, exam: Local) -> Tree:
-        """Return what it keeps, and nothing else."""
+    def __call__(self, sent: Sent, personal: Tree, local: Local, test: Local) -> Tree:
+        """Return its personal state alone."""
         if not has(self.method, NewcomerHistory):
             return (personal,)
         return (self.method.meet(sent, personal, local),)
 
 
-@dataclass(frozen=True)
 class Fuse(ClientTask):
-    """The server trains what it keeps for an architecture on its public examples."""
+    """The server trains its model of an architecture on its public examples."""
 
-    def __call__(self, sent: Sent, personal: Tree, local: Local, exam: Local) -> Tree:
-        """Return what it keeps from now on."""
+    name = "serve"
+
+    def __call__(self, sent: Sent, personal: Tree, local: Local, test: Local) -> Tree:
+        """Return the new state of the architecture."""
         assert has(self.method, ArchitectureState)
         return self.method.fuse(sent.group, sent.shared, local)
 
@@ -91,32 +102,37 @@ class ClientKey(NamedTuple):
 
 
 class CohortRequest(NamedTuple):
-    """What one run asks of its cohort: `own` of the sent tree has a row for each of the cohort."""
+    """What one run asks of its cohort; `sent.own` has a row for each client of it."""
 
     cohort: np.ndarray
     sent: Sent
-    members: Sequence[ClientRows] | Mapping[int, ClientRows]  # of all clients, or of those called
-    exams: Sequence[ClientRows] | Mapping[int, ClientRows] = ()  # likewise, when they are scored
-    even: bool = False  # everyone takes as many steps, however many examples it has
+    members: Members
+    tests: Members = ()  # rows to score on
+    even: bool = False  # all clients take equally many steps, however many examples they have
     afresh: bool = False  # clients are given the parameters that training started from
-    heard: np.ndarray | None = None  # whose reports count; None: all of the cohort
+    heard: np.ndarray | None = None  # clients whose reports count; None: the whole cohort
     sample: int | None = None  # number of the public sample; None: the round's
+
+    @property
+    def counted(self) -> np.ndarray:
+        """The clients whose reports count."""
+        return self.cohort if self.heard is None else self.heard
 
 
 class GroupResult(NamedTuple):
-    """What came of a team's round, a row for each seat."""
+    """The results of a group's round, a row for each key."""
 
-    team: "ClientGroup"
-    seats: Sequence[ClientKey]
-    reports: Tree  # () where they were added up
-    read: Tree  # what the server makes of them with public examples
+    group: "ClientGroup"
+    keys: Sequence[ClientKey]
+    reports: Tree  # () where they were summed
+    read: Tree  # what the server reads in them with public examples
     personal: Tree
-    sums: Sequence[Report] = ()  # of each run: weights times parameters, added up, and weights
-    broken: Tensor | None = None  # [seat] who is in no sum, since it holds NaN or infinity
+    sums: Sequence[Report] = ()  # of each run: weighted sum of parameters, sum of weights
+    broken: Tensor | None = None  # [key] left out of the sums: holds NaN or infinity
 
 
 Answer = Callable[[], tuple[Sequence[ClientKey], Tree]]
-"""Who was there and what came of it, rows in their order; to call is to wait for it."""
+"""A future; calling it returns (clients, stacked results)."""
 
 
 class ClientGroup:
@@ -127,91 +143,77 @@ class ClientGroup:
     ) -> None:
         self.clients = clients
         self.store = store
-        self.groups: list[Tree] = [() for _ in range(runs)]  # what each run's server keeps for them
-        self.device = device  # where what they report is wanted
+        self.groups: list[Tree] = [() for _ in range(runs)]  # each server's state for them
+        self.device = device  # of reports
         self.widths: dict[str, int] = {}  # of blocks, measured
         self._place = {int(client): place for place, client in enumerate(clients)}
 
-    def rows(self, seats: Sequence[ClientKey]) -> Tensor:
-        """Return the store's rows of some seats."""
-        places = [seat.run * len(self.clients) + self._place[seat.client] for seat in seats]
-        return backend.device_ints(places, self.device)
+    def rows(self, keys: Sequence[ClientKey]) -> Tensor:
+        """Return the rows of some clients in the store."""
+        places = [key.run * len(self.clients) + self._place[key.client] for key in keys]
+        return device_ints(places, self.device)
 
-    def called(self, cohorts: Sequence[np.ndarray]) -> list[ClientKey]:
-        """List the seats of this architecture in a cohort of each run."""
+    def keys(self, requests: Sequence[CohortRequest]) -> list[ClientKey]:
+        """List the clients of this group in the cohorts of all runs."""
         return [
             ClientKey(run, int(client))
-            for run, cohort in enumerate(cohorts)
-            for client in cohort
+            for run, request in enumerate(requests)
+            for client in request.cohort
             if int(client) in self._place
         ]
 
     def keep(
-        self, seats: Sequence[ClientKey], personal: Tree, but: Sequence[ClientKey] = ()
+        self, keys: Sequence[ClientKey], personal: Tree, but: Sequence[ClientKey] = ()
     ) -> None:
-        """Keep clients' new personal state, `but` of some, who keep what they had."""
+        """Store new personal state; the clients in `but` keep their old one."""
         left = set(but)
-        back = [place for place, seat in enumerate(seats) if seat in left]
+        back = [place for place, key in enumerate(keys) if key in left]
         if back and tree.leaves(personal):
-            old = self.store.take(self.rows([seats[place] for place in back]))
+            old = self.store.take(self.rows([keys[place] for place in back]))
             personal = tree.put(personal, torch.tensor(back, device=self.device), old)
-        self.store.put(self.rows(seats), personal)
+        self.store.put(self.rows(keys), personal)
 
     def restore(self, rows: Tree) -> None:
-        """Put back what all clients had kept when a checkpoint was made."""
+        """Put back all clients' personal state from a checkpoint."""
         self.store.rows = rows if isinstance(self.store, DiskStore) else tree.to(rows, self.device)
 
-    # What depends on where they work.
+    # What depends on where they are run.
 
-    def begin(
-        self, kind: str, work: ClientTask, calls: Sequence[CohortRequest], round: int
-    ) -> Answer:
-        """Have work done for every called client; works of equal `kind` are planned alike."""
-        raise TypeError(f"{type(self).__name__} does not work")
+    def begin(self, task: ClientTask, requests: Sequence[CohortRequest], round: int) -> Answer:
+        """Start a task for every client of the requests."""
+        raise NotImplementedError
 
     def train(
-        self, step: Train, calls: Sequence[CohortRequest], round: int
+        self, task: Train, requests: Sequence[CohortRequest], round: int
     ) -> Callable[[], GroupResult]:
-        """Have a round done; whoever calls waits for it."""
-        answer = self.begin("step", step, calls, round)
+        """Start a round of training; calling what is returned waits for it."""
+        answer = self.begin(task, requests, round)
 
-        def harvest() -> GroupResult:
-            seats, results = answer()
-            return GroupResult(self, seats, *(results if seats else ((), (), ())))
+        def result() -> GroupResult:
+            keys, results = answer()
+            return GroupResult(self, keys, *(results if keys else ((), (), ())))
 
-        return harvest
+        return result
 
-    def serve(
-        self,
-        work: ClientTask,
-        servers: Sequence[ClientRows],
-        states: Sequence[Tree],
-        round: int,
-        samples: Sequence[int] | None = None,
-    ) -> list[Tree]:
-        """Do work for the servers of all runs, on this architecture.
+    def serve(self, task: ClientTask, requests: Sequence[CohortRequest], round: int) -> list[Tree]:
+        """Run a task of the servers with this architecture; return each run's result."""
+        raise NotImplementedError
 
-        `samples` gives each run's number of the public sample, where that is not the round's.
-        """
-        raise TypeError(f"{type(self).__name__} does not work")
+    def prefetch_state(self, requests: Sequence[CohortRequest]) -> None:
+        """Start to read the personal state of the next cohorts, where it is on disk."""
 
-    def look_ahead(self, cohorts: Sequence[np.ndarray]) -> None:
-        """Have the personal state of the next cohorts read, where that takes its time."""
-
-    def prepare(
-        self,
-        cohorts: Sequence[np.ndarray],
-        members: Sequence[Sequence[ClientRows]],
-        even: bool,
-        round: int,
-        samples: Sequence[int] | None = None,
-    ) -> None:
-        """Make ready for the coming round of these cohorts, while this one is being worked on."""
+    def prefetch_batches(self, requests: Sequence[CohortRequest], round: int) -> None:
+        """Draw the batches of the next round, while a GPU still works on this one."""
 
     def examples(self, kind: str) -> int:
-        """Return how many examples the last round of a kind trained on."""
-        raise TypeError(f"{type(self).__name__} does not work")
+        """Return how many examples the last tasks of a kind trained on."""
+        raise NotImplementedError
+
+    def planned(self, kind: str) -> int:
+        """Return the same with padding."""
+        raise NotImplementedError
 
     def padding(self, kind: str) -> float:
-        """Return the share of a round's examples that were padding."""
-        raise TypeError(f"{type(self).__name__} does not work")
+        """Return the share of padding in the examples of the last tasks of a kind."""
+        planned = self.planned(kind)
+        return 1 - self.examples(kind) / planned if planned else 0.0

@@ -47,15 +47,13 @@ class DataPools:
     example, and whose scaling it is decoded with (see `Pool`).
     """
 
-    def __init__(self, lessons: Sequence[TrainData], device: torch.device) -> None:
+    def __init__(self, train_data: Sequence[TrainData], device: torch.device) -> None:
         self._device = device
-        self._private = JoinedDatasets([one.dataset for one in lessons])
+        self._private = JoinedDatasets([one.dataset for one in train_data])
         self._public: JoinedDatasets | None = None
-        self._examined: dict[
-            tuple[int, int], tuple[Sequence[np.ndarray], Sequence[ClientRows]]
-        ] = {}
-        if all(one.public is not None for one in lessons):
-            self._public = JoinedDatasets([one.public for one in lessons if one.public])
+        self._tested: dict[tuple[int, int], tuple[Sequence[np.ndarray], Sequence[ClientRows]]] = {}
+        if all(one.public is not None for one in train_data):
+            self._public = JoinedDatasets([one.public for one in train_data if one.public])
 
     @cached_property
     def pools(self) -> dict[str, Pool]:
@@ -65,7 +63,7 @@ class DataPools:
         return {"train": private, "val": private, **public}
 
     @property
-    def exam_pools(self) -> dict[str, Pool]:
+    def test_pools(self) -> dict[str, Pool]:
         """What clients are scored on, by stream."""
         return dict.fromkeys(("exam", "common", "marked"), self.pools["train"])
 
@@ -94,20 +92,20 @@ class DataPools:
         pool = self.excerpt(np.arange(count)).pool(self._device)
         return pool.decode(pool.x)
 
-    def members(self, run: int, seed: int, lessons: TrainData) -> Sequence[ClientRows]:
+    def members(self, run: int, seed: int, train_data: TrainData) -> Sequence[ClientRows]:
         """Return a run's clients with what they may learn from."""
         offset = self._private.offsets[run]
         shared: dict[str, np.ndarray] = {}
-        if self._public is not None and lessons.public is not None:
-            shared["public"] = np.arange(len(lessons.public.y)) + self._public.offsets[run]
+        if self._public is not None and train_data.public is not None:
+            shared["public"] = np.arange(len(train_data.public.y)) + self._public.offsets[run]
 
         def member(client: int) -> ClientRows:
-            train, val = lessons.train[client] + offset, lessons.val[client] + offset
+            train, val = train_data.train[client] + offset, train_data.val[client] + offset
             return ClientRows(seed, client, {"train": train, "val": val, **shared})
 
-        return LazyClients(member, len(lessons.train))
+        return LazyClients(member, len(train_data.train))
 
-    def examined(
+    def test_members(
         self,
         run: int,
         seed: int,
@@ -119,7 +117,7 @@ class DataPools:
         Books know members again by identity, and then keep their plans.
         """
         key = (run, id(rows))  # the rows are kept beside it, so that no others can take their id
-        if key not in self._examined:
+        if key not in self._tested:
             offset, more = self._private.offsets[run], extras or {}
             # What is the same for all clients stays one array.
             moved = {id(own): own + offset for held in more.values() for own in held}
@@ -129,8 +127,8 @@ class DataPools:
                 return ClientRows(seed, client, {"exam": rows[client] + offset, **beside})
 
             members = LazyClients(member, len(rows))
-            self._examined[key] = (rows, members)
-        return self._examined[key][1]
+            self._tested[key] = (rows, members)
+        return self._tested[key][1]
 
 
 class StoredExamples(NamedTuple):

@@ -1,7 +1,7 @@
-"""One client by itself, on the simulator's own desk: what a node of a real federation runs.
+"""What a deployment runs: one client alone on its node, and the server with its public examples.
 
-The client draws the batches it would draw in a simulation of everyone, from the same seeds, so
-that a federation of nodes and a simulation of them give the same result.
+Both draw the batches that they would draw in a simulation of everyone, from the same seeds, so that
+a federation of nodes and a simulation of it give the same result.
 """
 
 from collections.abc import Callable, Sequence
@@ -9,38 +9,36 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
 
-import numpy as np
 import torch
 
 from idiolect.core import capabilities, tree
-from idiolect.core.batches import Request
 from idiolect.core.capabilities import ArchitectureState, NewcomerMessage, Preparation, has
-from idiolect.core.client import Local
+from idiolect.core.client import Local, Request
 from idiolect.core.method import Method, Sent, Setup
 from idiolect.core.tree import Tree
 from idiolect.data.dataset import Rows
 from idiolect.data.federation import TrainData
 from idiolect.engine.architecture import Architecture, blank, make
+from idiolect.engine.backend import Backend, multiplying
 from idiolect.engine.batch_plan import BatchPlanner, ClientRows
-from idiolect.engine.block_runner import ClientFunction
-from idiolect.engine.client_group import Fuse, Meet, Prepare
+from idiolect.engine.block_runner import Block, BlockRunner, SharedInput
+from idiolect.engine.client_group import ClientTask, Fuse, Meet, Prepare
 from idiolect.engine.data_pools import DataPools
 from idiolect.engine.evaluation import ScoreTask
 from idiolect.engine.final_exchange import ExchangeInput, Sums, Tell
-from idiolect.engine.local_group import CohortRequest, LocalGroup
-from idiolect.engine.server_update import server_member
-from idiolect.engine.state_store import MemoryStore
+from idiolect.engine.local_group import server_group
+from idiolect.engine.server_update import server_request
 from idiolect.errors import DataError
 
 
 @dataclass(frozen=True)
 class ClientIdentity:
-    """Which client of how many, under which seed; what it cannot know of the others stays NaN."""
+    """Which client of how many, under which seed."""
 
     client: int
     clients: int
     seed: int
-    newcomer: bool = False  # came when all was over: its number is none of those clients'
+    newcomer: bool = False  # came after training: its number is none of those clients'
 
 
 class ClientRuntime:
@@ -50,67 +48,44 @@ class ClientRuntime:
         self,
         method: Method,
         place: ClientIdentity,
-        lessons: TrainData,
+        train_data: TrainData,
         test: Rows,
         architecture: Architecture,
         device: torch.device,
         look: Callable[[Request, int], None] | None = None,
         short_batches: bool = True,
     ) -> None:
-        """`lessons` and `test` hold one client's rows.
+        """`train_data` and `test` hold one client's rows.
 
         `look` is shown every request for batches behind a report, with the number of rows it is
         about, and may refuse. Without `short_batches` the last batch of an epoch is left out if it
         has less than half the rows of a batch.
         """
-        if lessons.clients != 1:
-            raise DataError(f"a node holds one client's data; got {lessons.clients} clients'")
+        if train_data.clients != 1:
+            raise DataError(f"a node holds one client's data; got {train_data.clients} clients'")
         self.method = method
         self._place = place
         self._device = device
-        library = DataPools([lessons], device)
-        (member,) = library.members(0, place.seed, lessons)
+        pools = DataPools([train_data], device)
+        (member,) = pools.members(0, place.seed, train_data)
         self._member = member._replace(client=place.client, short_batches=short_batches)
         self._look = look
-        self._exams = {
-            kind: self._examined(library, rows)
-            for kind, rows in {"val": lessons.val[0], "test": test}.items()
+        self._tests = {
+            kind: pools.test_members(0, place.seed, [rows])[0]._replace(client=place.client)
+            for kind, rows in {"val": train_data.val[0], "test": test}.items()
         }
-        made = make("main", architecture, [place.seed], [lessons], library.examples(), device)
-        self.setup: Setup = made.setups[0]  # of a newcomer, who is alone in it
+        backend = Backend(device=device.type, width=1)
+        built = make("main", architecture, [place.seed], [train_data], pools.examples(), backend)
+        self.setup: Setup = built.setups[0]  # of a newcomer, who is alone in it
         if not place.newcomer:
             sizes = torch.full((place.clients,), float("nan"), device=device)
-            sizes[place.client] = float(len(lessons.train[0]))
+            sizes[place.client] = float(len(train_data.train[0]))
             self.setup = self.setup._replace(sizes=sizes)
-        self.networks = made.networks
-        self._crew = LocalGroup(
-            np.array([place.client]),
-            made.networks,
-            MemoryStore([(method.init_personal(self.setup), 1)], device),
-            [self.setup.params],
-            library.pools,
-            library.exam_pools,
-            device,
-            1,
-            1,
-            made.stacked,
-            None,
-        )
-
-    def _examined(self, library: DataPools, rows: Rows) -> ClientRows:
-        (member,) = library.examined(0, self._place.seed, [rows])
-        return member._replace(client=self._place.client)
-
-    @property
-    def personal(self) -> Tree:
-        """What this client keeps between rounds."""
-        return tree.map(lambda leaf: leaf[0], self._crew.store.rows)
-
-    @personal.setter
-    def personal(self, kept: Tree) -> None:
-        self._crew.store.rows = tree.map(
-            lambda leaf: leaf.unsqueeze(0), tree.to(kept, self._device)
-        )
+        self.networks = built.networks
+        self._stacked = built.stacked and device.type == "cuda"
+        self._data = pools.pools, pools.test_pools
+        self._runners: dict[str, BlockRunner] = {}
+        self.personal: Tree = tree.to(method.init_personal(self.setup), device)
 
     @cached_property
     def form(self) -> Sent:
@@ -131,8 +106,7 @@ class ClientRuntime:
 
     @property
     def _group(self) -> Tree:
-        group = capabilities.init_group(self.method, self.setup)
-        return tree.to(group, self._device)
+        return tree.to(capabilities.init_group(self.method, self.setup), self._device)
 
     def _shapes(self, newcomer: bool) -> Sent:
         """What is sent, without its values: this client cannot know what the server holds."""
@@ -150,7 +124,7 @@ class ClientRuntime:
         return rounds > (method.first_preparation if has(method, Preparation) else 0)
 
     def first(self, sent: Sent, round: int, sample: int | None = None) -> tuple[Tree, Tree]:
-        """Do a round of a client that has not prepared: `prepare`, if the method does, and step."""
+        """Run a round of a client that has not prepared: `prepare`, if the method does, and step."""
         fresh, method = self.personal, self.method
         try:
             if has(method, Preparation) and round >= method.first_preparation:
@@ -160,27 +134,21 @@ class ClientRuntime:
             self.personal = fresh  # the caller keeps the new state, or asks again
 
     def step(self, sent: Sent, round: int, sample: int | None = None) -> tuple[Tree, Tree]:
-        """Do one round; return the report and the new personal state, which is not kept yet.
+        """Run one round; return the report and the new personal state, which is not kept yet.
 
         `sample` is the number of the public sample, where that is not the round's.
         """
-        method = self.method
-
-        def step(sent: Sent, personal: Tree, local: Local, exam: Local) -> Tree:
-            return method.client_step(sent, personal, local)
-
-        report, personal = self._run("step", step, sent, round, sample=sample)
+        report, personal = self._run("step", _ClientStep(self.method), sent, round, sample=sample)
         return report, personal
 
     def meet(self, sent: Sent, round: int) -> Tree:
-        """Look at a state without training; return the new personal state, not kept yet."""
+        """Take in a state without training; return the new personal state, not kept yet."""
         (personal,) = self._run("meet", Meet(self.method), sent, round)
         return personal
 
     def tell(self, sent: Sent, round: int) -> tuple[Tree, Tree]:
-        """Settle what to use without the others; return what they may know of it, and itself."""
-        work = Tell(self.method, keep=True)
-        told, deployed = self._run("tell", work, sent, round)
+        """Deploy without the others; return what they may know of it, and what was deployed."""
+        told, deployed = self._run("tell", Tell(self.method, keep=True), sent, round)
         return told, deployed
 
     def judge(
@@ -196,17 +164,18 @@ class ClientRuntime:
     ) -> tuple[Tree, Tree, Tree]:
         """Score on test data (and validation data beside), or on validation data alone.
 
-        Flags are those of `Marking`. Who hears `others` goes by what it `deployed` when it told, if
-        that is still there. Returns marks, facts and the personal model, if kept.
+        Flags are those of `ScoreTask`. With the sums of the `others`, what was `deployed` for them
+        is not deployed again, if it is still there. Returns scores, facts and the personal model,
+        if kept.
         """
         chosen: dict[str, Any] = dict.fromkeys(flags, True)
-        mark = ScoreTask(self.method, beside=tested, hears=others is not None, **chosen)
+        task = ScoreTask(self.method, beside=tested, hears=others is not None, **chosen)
         if others is not None:
             rows = tree.map(lambda leaf: leaf.unsqueeze(0), (dict(others), deployed))
             sent = sent._replace(own=ExchangeInput(sent.own, *rows))
-        exam = self._exams["test" if tested else "val"]
-        marks, facts, kept = self._run(mark.kind, mark, sent, round, exam, sample)
-        return marks, facts, kept
+        test = self._tests["test" if tested else "val"]
+        scores, facts, kept = self._run(task.kind, task, sent, round, test, sample)
+        return scores, facts, kept
 
     def predict(self, model: Tree, x: torch.Tensor) -> torch.Tensor:
         """Return logits of a deployed model on decoded examples."""
@@ -219,32 +188,68 @@ class ClientRuntime:
     def _run(
         self,
         kind: str,
-        fn: ClientFunction,
+        task: ClientTask,
         sent: Sent,
         round: int,
-        exam: ClientRows | None = None,
+        test: ClientRows | None = None,
         sample: int | None = None,
     ) -> Tree:
-        client = self._member.client
-        call = CohortRequest(
-            np.array([client]),
-            Sent(*tree.to(tuple(sent), self._device)),
-            {client: self._member},
-            {} if exam is None else {client: exam},
-            afresh=kind not in ("prepare", "step") and self.method.starts_over,
-            sample=sample,
+        """Run a task as a block of one client; tasks of one kind share a runner."""
+        training = kind in ("prepare", "step")
+        if kind not in self._runners:
+            if self._look is not None and training:
+                task = _Inspected(self.method, task, self._look, self._member)
+            self._runners[kind] = BlockRunner(
+                task, self.networks, *self._data, self._device, stacked=self._stacked
+            )
+        sent, personal = tree.to((Sent(*sent), self.personal), self._device)
+        initial = self.setup.params if not training and self.method.starts_over else ()
+        block = Block(
+            [self._member],
+            [] if test is None else [test],
+            None if sample is None else [sample],
+            SharedInput(sent.shared, initial, sent.group),
+            False,
+            sent.own,
+            tree.map(lambda leaf: leaf.unsqueeze(0), personal),
         )
-        self._crew.groups = [call.sent.group]
-        work = fn
-        if (look := self._look) is not None and kind in ("prepare", "step"):
-            rows = self._member.rows
-
-            def work(sent: Sent, personal: Tree, local: Local, exam: Local) -> Tree:
-                seen = local.watched(lambda one: look(one, len(rows[one.stream])))
-                return fn(sent, personal, seen, exam)
-
-        _, results = self._crew.run(kind, work, [call], round)
+        with multiplying("fp32", self._device):
+            results = self._runners[kind].run(block, round)
         return tree.map(lambda leaf: leaf[0], results)
+
+
+class _ClientStep(ClientTask):
+    """A client's round; returns its report and its personal state."""
+
+    def __call__(self, sent: Sent, personal: Tree, local: Local, test: Local) -> Tree:
+        """Train and report."""
+        return self.method.client_step(sent, personal, local)
+
+
+@dataclass(frozen=True)
+class _Inspected(ClientTask):
+    """A task whose requests for batches are shown to `look`, which may refuse."""
+
+    task: ClientTask
+    look: Callable[[Request, int], None]
+    member: ClientRows
+
+    def __call__(self, sent: Sent, personal: Tree, local: Local, test: Local) -> Tree:
+        """Run the task."""
+        rows = self.member.rows
+        seen = local.watched(lambda one: self.look(one, len(rows[one.stream])))
+        return self.task(sent, personal, seen, test)
+
+
+class _Read(ClientTask):
+    """The server reads a report with its public examples."""
+
+    name = "read"
+
+    def __call__(self, sent: Sent, personal: Tree, local: Local, test: Local) -> Tree:
+        """Return what it reads."""
+        assert has(self.method, ArchitectureState)
+        return self.method.read(sent.shared, local)
 
 
 class ServerRuntime:
@@ -254,44 +259,21 @@ class ServerRuntime:
         self,
         method: Method,
         seed: int,
-        lessons: TrainData,
+        train_data: TrainData,
         architecture: Architecture,
         device: torch.device,
     ) -> None:
-        """`lessons` hold the server's public examples; of their private ones the form is used."""
+        """`train_data` has the public examples; of its private ones only the form is used."""
         self._method = method
-        library = DataPools([lessons], device)
-        self._member = server_member(library.members(0, seed, lessons)[0])
-        made = make("main", architecture, [seed], [lessons], library.examples(), device)
-        self._crew = LocalGroup(
-            np.array([self._member.client]),
-            made.networks,
-            MemoryStore([((), 1)], device),
-            [made.setups[0].params],
-            library.pools,
-            library.exam_pools,
-            device,
-            1,
-            1,
-            made.stacked,
-            None,
-        )
-        self.group = tree.to(capabilities.init_group(method, made.setups[0]), device)
+        pools, backend = DataPools([train_data], device), Backend(device=device.type)
+        self._member = pools.members(0, seed, train_data)[0]
+        built = make("main", architecture, [seed], [train_data], pools.examples(), backend)
+        self._server = server_group(built, pools.pools, backend)
+        self.group = tree.to(capabilities.init_group(method, built.setups[0]), device)
 
     def read(self, report: Tree, round: int, sample: int | None = None) -> Tree:
-        """See what a report says of the public examples, or of a sample of that number."""
-        method = self._method
-
-        def read(sent: Sent, personal: Tree, local: Local, exam: Local) -> Tree:
-            assert has(method, ArchitectureState)
-            return method.read(sent.shared, local)
-
-        client = self._member.client
-        call = CohortRequest(
-            np.array([client]), Sent(report), {client: self._member}, sample=sample
-        )
-        _, found = self._crew.run("read", read, [call], round)
-        return tree.map(lambda leaf: leaf[0], found)
+        """Return what a report says of the public examples, or of a sample of that number."""
+        return self._run(_Read(self._method), report, round, sample)
 
     def join(self, reports: Tree) -> None:
         """Join the reports of the architecture's clients, stacked on axis 0."""
@@ -300,7 +282,10 @@ class ServerRuntime:
 
     def fuse(self, state: Tree, round: int, sample: int | None = None) -> None:
         """Train what is kept on the public examples."""
-        self._crew.groups = [self.group]
-        number = [round if sample is None else sample]
-        fuse = Fuse(self._method)
-        (self.group,) = self._crew.serve(fuse, [self._member], [state], round, number)
+        self.group = self._run(Fuse(self._method), state, round, sample)
+
+    def _run(self, task: ClientTask, shared: Tree, round: int, sample: int | None) -> Tree:
+        request = server_request(self._member, shared, round if sample is None else sample)
+        self._server.groups = [self.group if isinstance(task, Fuse) else ()]
+        _, found = self._server.run(task, [request], round)
+        return tree.map(lambda leaf: leaf[0], found)

@@ -1,7 +1,7 @@
-"""How one client's models are scored: the same function in a simulated block and on a node."""
+"""Evaluation: every client's models, scored by the same task in a simulation and on a node."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
 from typing import NamedTuple
@@ -10,16 +10,28 @@ import numpy as np
 import torch
 
 from idiolect.core import capabilities, losses, tree
+from idiolect.core.capabilities import FinalExchange, has
 from idiolect.core.client import Batch, Local
 from idiolect.core.method import Sent
 from idiolect.core.tree import Tree
+from idiolect.data.federation import TestData
 from idiolect.data.text import UNK
 from idiolect.engine.client_group import ClientKey, ClientTask
-from idiolect.engine.final_exchange import ExchangeInput, Sums, heard
+from idiolect.engine.final_exchange import (
+    Exchange,
+    ExchangeInput,
+    Sums,
+    Tell,
+    exchange,
+    heard,
+    holds,
+    welcomed,
+)
+from idiolect.engine.outcome import RIGHT
 from idiolect.engine.server_update import Traffic
+from idiolect.engine.simulation_state import SimulationState
 
 GROUPS = 64  # of a client's test rows; results of runs with other numbers cannot be paired
-RIGHT = "right_by_group"  # see `results.outcome`
 
 
 class ClientScores(NamedTuple):
@@ -32,13 +44,108 @@ class ClientScores(NamedTuple):
     traffic: Traffic = Traffic(0, 0, 0)  # of that, and of hearing it
 
 
-def run_scores(
+def evaluate(
+    simulation: SimulationState,
+    exams: Sequence[TestData] | None = None,
+    *,
+    only_global: bool = False,
+    keep: bool = False,
+    newcomers: bool = False,
+    clients: Sequence[np.ndarray] | None = None,
+    adapt: bool = True,
+    grouped: bool = False,
+) -> list[ClientScores]:
+    """Score every client's models on validation data, or on test and validation data both.
+
+    `only_global` skips `deploy`, which may train; `keep` returns the personal models; clients
+    that are `newcomers` adapt instead of deploying. `clients` of each run are scored, or all;
+    some at a time, so that only what is kept of them takes room. `grouped` also counts right
+    answers in groups of the test rows, which comparisons of few clients are paired by.
+
+    Clients that took part in no round adapt as newcomers do, since they have no trained state
+    of their own; without `adapt`, which may train, their personal models have no score.
+    """
+    method, runs = simulation.method, simulation.runs
+    extras = [] if exams is None else [own.extras for own in exams]
+    task = ScoreTask(
+        method,
+        beside=exams is not None,
+        measured=tuple(sorted(set(extras[0]).intersection(*extras))) if extras else (),
+        only_global=only_global,
+        keep=keep,
+        newcomers=newcomers,
+        grouped=grouped and exams is not None and not runs[0].train_data.dataset.sequential,
+    )
+    wanted = clients or [np.arange(len(run.train_data.names)) for run in runs]
+    never = [np.intersect1d(own, simulation.strangers(run)) for run, own in enumerate(wanted)]
+    alike = newcomers or only_global or not (simulation.round and capabilities.adapts(method))
+    if alike or not any(map(len, never)):
+        return _scored(simulation, task, exams, clients, simulation.told)
+    took = [np.setdiff1d(own, rest) for own, rest in zip(wanted, never, strict=True)]
+    first = [ClientScores({}, {}, [])] * len(runs)
+    sums = simulation.told
+    if any(map(len, took)):
+        first = _scored(simulation, task, exams, took, ())
+        sums = [own.told for own in first] if has(method, FinalExchange) else ()
+    strangers = replace(task, only_global=not adapt, keep=keep and adapt, newcomers=adapt)
+    second = _scored(simulation, strangers, exams, never, sums)
+    return [
+        mixed((own, one), (rest, other))
+        for own, one, rest, other in zip(took, first, never, second, strict=True)
+    ]
+
+
+def _scored(
+    simulation: SimulationState,
+    task: "ScoreTask",
+    exams: Sequence[TestData] | None,
+    clients: Sequence[np.ndarray] | None,
+    sums: Sequence[Sums],
+) -> list[ClientScores]:
+    """Score some clients of each run, or all; newcomers receive the others' sums."""
+    runs = range(len(simulation.runs))
+    tests = simulation.test_members(exams)
+    tells = has(task.method, FinalExchange) and not task.only_global
+    told = _exchanged(simulation, clients) if tells and not task.newcomers else None
+    task = replace(task, hears=tells and bool(sums or not task.newcomers))
+    parts: list[list[ClientScores | None]] = []
+    for requests in simulation.everyone(task.newcomers, clients):
+        asked = [one._replace(tests=own) for one, own in zip(requests, tests, strict=True)]
+        if task.hears and told is None:
+            asked = welcomed(sums, asked)
+        started = [
+            group.begin(task, told.handed(n, asked) if told else asked, simulation.round)
+            for n, group in enumerate(simulation.groups)
+        ]
+        results = [wait() for wait in started]
+        parts.append([_run_scores(run, results) for run in runs])
+    found = [_joined([part[run] for part in parts]) for run in runs]
+    if told is None:
+        return found
+    exchanged = zip(found, told.sums, told.traffic, strict=True)
+    return [own._replace(told=sums, traffic=traffic) for own, sums, traffic in exchanged]
+
+
+def _exchanged(simulation: SimulationState, clients: Sequence[np.ndarray] | None) -> Exchange:
+    """Collect what clients contribute to the final exchange.
+
+    If deployed models do not fit in memory or are remote, `deploy` runs twice.
+    """
+    method, runs = simulation.method, simulation.runs
+    count = sum(map(len, clients)) if clients else sum(len(run.train_data.names) for run in runs)
+    sent = simulation.send(simulation.states[0], np.arange(1))
+    keep = not simulation.remote and holds(method, sent, count, simulation.device)
+    parts = simulation.everyone(False, clients)
+    return exchange(Tell(method, keep), simulation.groups, parts, simulation.round)
+
+
+def _run_scores(
     run: int, results: Sequence[tuple[Sequence[ClientKey], Tree]]
 ) -> ClientScores | None:
-    """Bring one run's results into the order of its clients; None where nobody was called."""
+    """Bring one run's results into the order of its clients; None where nobody was asked."""
     clients, parts, deployed = [], [], []
-    for seats, found in results:
-        mine = sorted((seat.client, n) for n, seat in enumerate(seats) if seat.run == run)
+    for keys, found in results:
+        mine = sorted((key.client, n) for n, key in enumerate(keys) if key.run == run)
         if not mine:
             continue
         scores, facts, kept = found
@@ -55,24 +162,22 @@ def run_scores(
     return ClientScores(scores, facts, deployed)
 
 
-def joined(parts: Sequence[ClientScores | None]) -> ClientScores:
-    """Lay the verdicts on groups of clients one behind the other."""
+def _joined(parts: Sequence[ClientScores | None]) -> ClientScores:
+    """Concatenate the scores of parts of the clients."""
     some = [part for part in parts if part is not None]
-    if not some:
-        return ClientScores({}, {}, [])
-    if len(some) == 1:
-        return some[0]
+    if len(some) < 2:
+        return some[0] if some else ClientScores({}, {}, [])
     scores, facts = tree.map(
         lambda *leaves: np.concatenate(leaves), *[(part.scores, part.facts) for part in some]
     )
-    return ClientScores(scores, facts, _kept(some))
+    return ClientScores(scores, facts, _deployed(some))
 
 
-def _kept(parts: Sequence[ClientScores]) -> list[tuple[np.ndarray, Tree]]:
-    """Lay kept models of equal architecture one behind the other."""
+def _deployed(parts: Sequence[ClientScores]) -> list[tuple[np.ndarray, Tree]]:
+    """Concatenate kept models of equal architecture."""
     held: dict[tuple[str, ...], list[tuple[np.ndarray, Tree]]] = {}
     for clients, kept in (own for part in parts for own in part.deployed):
-        # A group may lack an architecture altogether; one is known again by what it deploys.
+        # A part may lack an architecture; one is recognised by the form of what it deploys.
         form = tuple(f"{name} {tuple(leaf.shape[1:])}" for name, leaf in tree.named(kept).items())
         held.setdefault(form, []).append((clients, kept))
     return [
@@ -84,7 +189,7 @@ def _kept(parts: Sequence[ClientScores]) -> list[tuple[np.ndarray, Tree]]:
 def mixed(
     took_part: tuple[np.ndarray, ClientScores], never: tuple[np.ndarray, ClientScores]
 ) -> ClientScores:
-    """Bring verdicts on clients that took part and on those that never did into one order.
+    """Bring scores of clients that took part and of those that never did into one order.
 
     A model or a fact that only one of them has is NaN for the clients of the other.
     """
@@ -92,7 +197,6 @@ def mixed(
         return (took_part if len(took_part[0]) else never)[1]
     order = np.argsort(np.concatenate([took_part[0], never[0]]))
     (_, first), (_, second) = took_part, never
-    models = list(dict.fromkeys([*first.scores, *second.scores]))
     counts = len(took_part[0]), len(never[0])
 
     def laid(left: dict[str, np.ndarray], right: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -102,9 +206,10 @@ def mixed(
         }
 
     scores = {
-        name: laid(first.scores.get(name, {}), second.scores.get(name, {})) for name in models
+        name: laid(first.scores.get(name, {}), second.scores.get(name, {}))
+        for name in dict.fromkeys([*first.scores, *second.scores])
     }
-    kept = _kept([first, second])
+    kept = _deployed([first, second])
     return first._replace(scores=scores, facts=laid(first.facts, second.facts), deployed=kept)
 
 
@@ -119,12 +224,12 @@ def _both(
 
 @dataclass(frozen=True)
 class ScoreTask(ClientTask):
-    """Scores a client's models on its exam; returns marks, facts and the personal model.
+    """Scores a client's models on test rows; returns scores, facts and the personal model.
 
-    `beside` adds scores on validation data; `measured` names what else the exam holds: a test set
-    `common` to all, rows that a backdoor `marked`; `only_global` skips `deploy`, which may train;
-    `keep` returns the personal model; clients that are `newcomers` adapt instead of deploying;
-    whoever `hears` is handed what the others told.
+    `beside` adds scores on validation data; `measured` names further test rows: a test set `common`
+    to all, rows that a backdoor `marked`; `only_global` skips `deploy`, which may train; `keep`
+    returns the personal model; clients that are `newcomers` adapt instead of deploying; one that
+    `hears` receives the others' sums.
     """
 
     beside: bool = True
@@ -137,7 +242,7 @@ class ScoreTask(ClientTask):
 
     @property
     def kind(self) -> str:
-        """Name what is done, so that works of one kind are planned alike."""
+        """Name what is done."""
         words = {
             "judge": True,
             "val": not self.beside,
@@ -150,8 +255,8 @@ class ScoreTask(ClientTask):
         }
         return " ".join(word for word, chosen in words.items() if chosen)
 
-    def __call__(self, sent: Sent, personal: Tree, local: Local, exam: Local) -> Tree:
-        """Settle what the client would use, and score it."""
+    def __call__(self, sent: Sent, personal: Tree, local: Local, test: Local) -> Tree:
+        """Deploy and score."""
         method = self.method
         handed: ExchangeInput = sent.own if self.hears else ExchangeInput(sent.own, {}, ())
         sent = sent._replace(own=handed.own)
@@ -169,21 +274,21 @@ class ScoreTask(ClientTask):
             said = capabilities.predict_all(method, models, batch.x, local)
             return {name: _scores(logits, batch) for name, logits in said.items()}
 
-        marks = _completed(exam.mean(score, "exam"))
+        marks = _completed(test.mean(score, "exam"))
         if self.grouped:
             for name, groups in right_by_group(
-                lambda batch: capabilities.predict_all(method, models, batch.x, local), exam
+                lambda batch: capabilities.predict_all(method, models, batch.x, local), test
             ).items():
                 marks[name][RIGHT] = groups
         if self.beside:  # what a choice between methods may look at
             for name, seen in _completed(local.mean(score, "val")).items():
                 marks[name] |= {f"val_{metric}": value for metric, value in seen.items()}
         if "marked" in self.measured:
-            for name, seen in exam.mean(score, "marked").items():
+            for name, seen in test.mean(score, "marked").items():
                 marks[name]["attack_success"] = seen["accuracy"]
         if "common" in self.measured:
             weighed = weighed_by_class(
-                lambda batch: capabilities.predict_all(method, models, batch.x, local), local, exam
+                lambda batch: capabilities.predict_all(method, models, batch.x, local), local, test
             )
             for name, accuracy in weighed.items():
                 marks[name]["common_accuracy"] = accuracy
@@ -192,7 +297,7 @@ class ScoreTask(ClientTask):
 
 
 def right_by_group(
-    predict: Callable[[Batch], dict[str, torch.Tensor]], exam: Local
+    predict: Callable[[Batch], dict[str, torch.Tensor]], test: Local
 ) -> dict[str, torch.Tensor]:
     """Count each model's right answers in GROUPS groups of the test rows: row n is in n % GROUPS.
 
@@ -207,14 +312,14 @@ def right_by_group(
         good = [(out.argmax(-1) == batch.y) & ~out.isnan().any(-1) for out in said.values()]
         return torch.stack([one.to(batch.weight.dtype) * batch.weight for one in good], -1)
 
-    rows = exam.rows(right, "exam")  # [row, model]
+    rows = test.rows(right, "exam")  # [row, model]
     filled = torch.nn.functional.pad(rows, (0, 0, 0, -len(rows) % GROUPS))
     counts = filled.reshape(-1, GROUPS, rows.shape[-1]).sum(0)
     return {name: counts[:, place] for place, name in enumerate(names)}
 
 
 def weighed_by_class(
-    predict: Callable[[Batch], dict[str, torch.Tensor]], local: Local, exam: Local
+    predict: Callable[[Batch], dict[str, torch.Tensor]], local: Local, test: Local
 ) -> dict[str, torch.Tensor]:
     """Return each model's accuracy by class on the common test set, weighed by the client's shares.
 
@@ -238,7 +343,7 @@ def weighed_by_class(
             )
         return found
 
-    rights = exam.mean(right, "common")
+    rights = test.mean(right, "common")
     classes = next(iter(rights.values()))[0].shape[-1]
     shares = local.mean(
         lambda batch: by_class(batch, torch.ones_like(batch.weight), classes), "train"

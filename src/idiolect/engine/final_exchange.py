@@ -1,7 +1,7 @@
-"""When training is over: clients tell a few numbers each, and hear the sums of what others told.
+"""The final exchange: clients contribute a few numbers each and receive the sums of the others'.
 
-The numbers are from −1 to 1, so that one client weighs no more than another whatever it says; who
-tells anything else is left out. Sums are all that anyone hears, and a run hears of no other.
+The numbers are from −1 to 1, so that no client weighs more than another; contributions outside of
+that are left out. Sums are all that a client receives, and of its own run only.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,32 +16,37 @@ from idiolect.core.capabilities import FinalExchange, has
 from idiolect.core.client import Local
 from idiolect.core.method import Method, Sent
 from idiolect.core.tree import Tree
-from idiolect.engine import backend
+from idiolect.engine.backend import device_ints
 from idiolect.engine.client_group import ClientGroup, ClientKey, ClientTask, CohortRequest
 from idiolect.engine.server_update import Traffic, refuse_unequal
 from idiolect.errors import MethodError
 
 Sums = Mapping[str, Tensor]
-"""What clients told, added up: leaves by name."""
+"""Clients' contributions, summed: leaves by name."""
 
-_ROOM = 1 << 31  # bytes of models that a host holds between telling and hearing
+_ROOM = 1 << 31  # bytes of deployed models that a host holds during the exchange
 
 
 class ExchangeInput(NamedTuple):
-    """What a client that hears is sent in place of what the server addressed to it alone."""
+    """What a client receives in the exchange, in place of `Sent.own`."""
 
     own: Tree  # the latter
     others: Sums
-    deployed: Tree  # as it was when the client told; () where it has to come to that again
+    deployed: Tree  # what it deployed before; () where `deploy` runs a second time
 
 
 @dataclass(frozen=True)
 class Tell(ClientTask):
-    """A client settles what it would use by itself, and tells the others of it."""
+    """A client deploys by itself and returns what the others may know of it."""
 
     keep: bool = False
 
-    def __call__(self, sent: Sent, personal: Tree, local: Local, exam: Local) -> Tree:
+    @property
+    def kind(self) -> str:
+        """Name what is done."""
+        return "tell keep" if self.keep else "tell"
+
+    def __call__(self, sent: Sent, personal: Tree, local: Local, test: Local) -> Tree:
         """Return what leaves, and what stays if it is to be kept."""
         assert has(self.method, FinalExchange)
         deployed = self.method.deploy(sent, personal, local)
@@ -49,7 +54,7 @@ class Tell(ClientTask):
 
 
 def heard(method: Method, deployed: Tree, others: Sums, local: Local) -> Tree:
-    """Let a client reconsider what to use."""
+    """Return what a client deploys when it knows the others' sums."""
     assert has(method, FinalExchange)
     own = method.tell(deployed, local)
     form = {name: tuple(leaf.shape) for name, leaf in tree.named(own).items()}
@@ -67,16 +72,16 @@ def fair(rows: Tree) -> Tensor:
 
 
 def added(rows: Tree) -> Sums:
-    """Add up what clients told, rows in the order of the clients, but for those who are not fair.
+    """Sum contributions, rows in the order of the clients, without those that are not fair.
 
-    In double precision, so that one can be taken off again.
+    In double precision, so that one can be subtracted again.
     """
     good = fair(rows)
     return {name: _only(good, leaf).sum(0) for name, leaf in tree.named(rows).items()}
 
 
 def without(total: Sums, rows: Tree) -> Sums:
-    """Take each client's own numbers off a sum [client, ...] that has them if they are fair."""
+    """Subtract each client's own numbers from a sum [client, ...], which has them if fair."""
     good = fair(rows)
     return {name: total[name] - _only(good, leaf) for name, leaf in tree.named(rows).items()}
 
@@ -86,9 +91,9 @@ def _only(good: Tensor, leaf: Tensor) -> Tensor:
 
 
 def holds(method: Method, sent: Sent, clients: int, device: torch.device) -> bool:
-    """Say whether there is room for what all clients deployed, between telling and hearing.
+    """Say whether all clients' deployed models fit in memory during the exchange.
 
-    It is there up to three times while it is dealt out.
+    They are there up to three times at once.
     """
     room = _ROOM
     if device.type == "cuda":
@@ -98,7 +103,7 @@ def holds(method: Method, sent: Sent, clients: int, device: torch.device) -> boo
 
 
 class _Contributions(NamedTuple):
-    """What the clients of one team told, a row for each seat."""
+    """What the clients of one group contributed, a row for each key."""
 
     rows: Mapping[ClientKey, int]
     told: Tree
@@ -106,90 +111,85 @@ class _Contributions(NamedTuple):
 
 
 class Exchange:
-    """What everyone told, and what each hears of it."""
+    """The sums of all clients' contributions, and what each client receives of them."""
 
-    def __init__(self, teams: Sequence[_Contributions], runs: int) -> None:
-        self._teams = list(teams)
-        self._left = [len(team.rows) for team in teams]  # who has not been called yet
-        present = [team for team in teams if team.rows]
-        refuse_unequal([team.told for team in present])
-        rows = tree.concat([team.told for team in present])
-        seats = [seat for team in present for seat in team.rows]
+    def __init__(self, groups: Sequence[_Contributions], runs: int) -> None:
+        self._groups = list(groups)
+        self._left = [len(group.rows) for group in groups]  # clients that were not addressed yet
+        present = [group for group in groups if group.rows]
+        refuse_unequal([group.told for group in present])
+        rows = tree.concat([group.told for group in present])
+        keys = [key for group in present for key in group.rows]
         device = tree.leaves(rows)[0].device
         self.sums: list[Sums] = []
         self.traffic: list[Traffic] = []
         for run in range(runs):
-            mine = sorted((seat.client, n) for n, seat in enumerate(seats) if seat.run == run)
-            told = tree.take(rows, backend.device_ints([n for _, n in mine], device))
+            mine = sorted((key.client, n) for n, key in enumerate(keys) if key.run == run)
+            told = tree.take(rows, device_ints([n for _, n in mine], device))
             total = added(told)
             self.sums.append(total)
             down = len(mine) * tree.nbytes(dict(total))
             self.traffic.append(Traffic(0, down, tree.nbytes(told)))
 
-    def handed(self, place: int, calls: Sequence[CohortRequest]) -> list[CohortRequest]:
-        """Call those of one team who are called, once, and hand each what it hears."""
-        team = self._teams[place]
+    def handed(self, place: int, requests: Sequence[CohortRequest]) -> list[CohortRequest]:
+        """Address the clients of one group, each with the sums of the others."""
+        group = self._groups[place]
         made = []
-        for run, call in enumerate(calls):
-            seats = [ClientKey(run, int(client)) for client in call.cohort]
-            known = [n for n, seat in enumerate(seats) if seat in team.rows]
+        for run, request in enumerate(requests):
+            keys = [ClientKey(run, int(client)) for client in request.cohort]
+            known = [n for n, key in enumerate(keys) if key in group.rows]
             others: Sums = {}
             deployed: Tree = ()
-            if team.rows:  # if not of this run, then rows of the same form, but none
-                device = tree.leaves(team.told)[0].device
-                rows = backend.device_ints([team.rows[seats[n]] for n in known], device)
-                others = without(self.sums[run], tree.take(team.told, rows))
-                deployed = tree.take(team.deployed, rows)
-            made.append(_handing(call, known, others, deployed))
+            if group.rows:  # if not of this run, then rows of the same form, but none
+                device = tree.leaves(group.told)[0].device
+                rows = device_ints([group.rows[keys[n]] for n in known], device)
+                others = without(self.sums[run], tree.take(group.told, rows))
+                deployed = tree.take(group.deployed, rows)
+            made.append(_handing(request, known, others, deployed))
             self._left[place] -= len(known)
         if not self._left[place]:
-            self._teams[place] = team._replace(deployed=())  # it is with the clients
+            self._groups[place] = group._replace(deployed=())  # no longer needed
         return made
 
 
 def _handing(
-    call: CohortRequest, known: Sequence[int], others: Sums, deployed: Tree
+    request: CohortRequest, known: Sequence[int], others: Sums, deployed: Tree
 ) -> CohortRequest:
-    own = call.sent.own
+    own = request.sent.own
     for leaf in tree.leaves(own)[:1]:
-        own = tree.take(own, backend.device_ints(known, leaf.device))
-    handed = ExchangeInput(own, others, deployed)
-    return call._replace(cohort=call.cohort[list(known)], sent=call.sent._replace(own=handed))
+        own = tree.take(own, device_ints(known, leaf.device))
+    sent = request.sent._replace(own=ExchangeInput(own, others, deployed))
+    return request._replace(cohort=request.cohort[list(known)], sent=sent)
 
 
-def held(
-    method: Method,
-    teams: Sequence[ClientGroup],
-    groups: Iterable[list[CohortRequest]],
-    round: int,
-    keep: bool,
+def exchange(
+    task: Tell, groups: Sequence[ClientGroup], parts: Iterable[list[CohortRequest]], round: int
 ) -> Exchange:
-    """Let everyone tell, a group after the other; `keep` what they deployed for it."""
-    work, kind = Tell(method, keep), "tell keep" if keep else "tell"
-    parts: list[list[tuple[Sequence[ClientKey], Tree]]] = [[] for _ in teams]
+    """Collect the contributions of all clients, a part after the other."""
+    found: list[list[tuple[Sequence[ClientKey], Tree]]] = [[] for _ in groups]
     runs = 0
-    for calls in groups:
-        runs = len(calls)
-        begun = [team.begin(kind, work, calls, round) for team in teams]
-        for own, wait in zip(parts, begun, strict=True):
+    for requests in parts:
+        runs = len(requests)
+        started = [group.begin(task, requests, round) for group in groups]
+        for own, wait in zip(found, started, strict=True):
             own.append(wait())
-    return Exchange([_joined(own) for own in parts], runs)
+    return Exchange([_joined(own) for own in found], runs)
 
 
 def _joined(parts: Sequence[tuple[Sequence[ClientKey], Tree]]) -> _Contributions:
-    present = [(seats, found) for seats, found in parts if seats]
+    present = [(keys, found) for keys, found in parts if keys]
     if not present:
         return _Contributions({}, (), ())
     told, deployed = tree.concat([found for _, found in present])
-    seats = [seat for own, _ in present for seat in own]
-    return _Contributions({seat: row for row, seat in enumerate(seats)}, told, deployed)
+    keys = [key for own, _ in present for key in own]
+    return _Contributions({key: row for row, key in enumerate(keys)}, told, deployed)
 
 
-def welcomed(sums: Sequence[Sums], calls: Sequence[CohortRequest]) -> list[CohortRequest]:
-    """Hand newcomers what those told who were there before them."""
+def welcomed(sums: Sequence[Sums], requests: Sequence[CohortRequest]) -> list[CohortRequest]:
+    """Address newcomers with the sums of those who were there before them."""
     made = []
-    for total, call in zip(sums, calls, strict=True):
-        count = len(call.cohort)
+    for total, request in zip(sums, requests, strict=True):
+        count = len(request.cohort)
         others = {name: leaf.expand(count, *leaf.shape) for name, leaf in total.items()}
-        made.append(_handing(call, range(count), others, ()))
+        made.append(_handing(request, range(count), others, ()))
     return made

@@ -1,4 +1,4 @@
-"""The clients of one architecture over all runs, trained in blocks."""
+"""The clients of one architecture, trained in blocks in this process."""
 
 import copy
 import gc
@@ -6,8 +6,9 @@ import operator
 import platform
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
-from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -15,259 +16,220 @@ import torch
 from idiolect.core import tree
 from idiolect.core.capabilities import ArchitectureState, has
 from idiolect.core.client import Network, Pool
-from idiolect.core.tree import Params, Tree
+from idiolect.core.tree import Tree
 from idiolect.core.wrap import sums
-from idiolect.engine import backend, blocks
-from idiolect.engine.backend import multiplying
+from idiolect.engine import blocks
+from idiolect.engine.architecture import BuiltNetworks
+from idiolect.engine.backend import Backend, device_ints, multiplying
 from idiolect.engine.batch_plan import ClientRows
-from idiolect.engine.block_runner import BlockInput, BlockRunner, ClientFunction
-from idiolect.engine.client_group import Answer, ClientGroup, ClientTask, Train
-from idiolect.engine.client_group import ClientKey as ClientKey
-from idiolect.engine.client_group import CohortRequest as CohortRequest
+from idiolect.engine.block_runner import Block, BlockRunner, SharedInput
+from idiolect.engine.client_group import (
+    SERVER,
+    Answer,
+    ClientGroup,
+    ClientKey,
+    ClientTask,
+    CohortRequest,
+    Train,
+)
 from idiolect.engine.state_store import DiskStore, MemoryStore
 from idiolect.kernels import autotune, compiled
 
-_MOST_DESKS = 32  # for each thread
+_MOST_RUNNERS = 32  # for each thread
 # What torch says where the host has no room, and what oneDNN does.
-_NO_ROOM = (
+_NO_MEMORY = (
     "can't allocate memory",
     "could not execute a primitive",
     "could not create a primitive",
 )
-_LAYOUT, _CHANNELS_LAST = (
-    "layout",
-    2,
-)  # of single clients' images, measured like a width; 1: torch's
+_LAYOUT, _CHANNELS_LAST = "layout", 2  # of single clients' images, measured as widths are; 1: torch
 
 
-_Members = Sequence[ClientRows] | Mapping[int, ClientRows]
-_Seated = tuple[list[ClientKey], list[int], list[ClientRows], list[int]]
-_Asked = tuple[object, ...]
+class _Ordered(NamedTuple):
+    """Clients of all runs, those with most examples first, so that blocks need little padding."""
+
+    keys: list[ClientKey]
+    places: list[int]  # in the cohorts, which are counted through from run to run
+    members: list[ClientRows]
+    lengths: list[int]  # by which blocks are cut
 
 
 class LocalGroup(ClientGroup):
-    """Clients who work in this process, with their networks and workplaces."""
+    """Clients that are run in this process, with their networks and block runners."""
 
     def __init__(
         self,
         clients: np.ndarray,
-        networks: Mapping[str, Network],
+        built: BuiltNetworks,
         store: MemoryStore | DiskStore,
-        starts: Sequence[Params],
         pools: Mapping[str, Pool],
-        exam_pools: Mapping[str, Pool],
-        device: torch.device,
-        span: int | None,
-        hands: int,
-        stack: bool,
-        cache: Path | None,
-        precision: str = "fp32",
-        graph: bool = True,
+        test_pools: Mapping[str, Pool],
+        backend: Backend,
     ) -> None:
-        """Blocks are `span` clients wide (None: measured); single clients go to `hands` threads.
-
-        `starts` are the initial parameters of each run. `stack` lets vmap run a block; on CUDA then
-        even one client, so that it is captured, where `graph` says so.
-        """
-        super().__init__(clients, store, len(starts), device)
-        self._stack = stack
-        self.starts = starts
+        super().__init__(clients, store, len(built.setups), backend.place)
+        self.starts = [setup.params for setup in built.setups]
+        self._built, self._pools, self._test_pools = built, pools, test_pools
+        self._backend = backend
+        self._width = backend.width if built.stacked else 1  # None: measured
+        threads = 1 if backend.kind == "sequential" else _threads(self.device, built.networks)
         # functional_call swaps a module's parameters while it runs, so each thread has its own.
-        self._networks = [networks] + [copy.deepcopy(networks) for _ in range(hands - 1)]
-        self._pools = pools
-        self._exam_pools = exam_pools
-        self._device = device
-        self._span = span
-        if device.type == "cuda":
-            autotune.set_cache(cache and cache.with_name("kernels.json"))
-            compiled.set_cache(cache and cache.with_name("kernels"))
-        self._ahead = device.type == "cuda"  # works by itself, so that the host has time
-        self._cache = cache
-        self._precision, self._graph = precision, graph
-        self._desks: dict[tuple[str, int, bool], BlockRunner] = {}
-        self._fits: dict[str, int] = {}  # what was left of a width that took too much memory
-        self._busy: dict[str, list[BlockRunner]] = {}  # those of the last round; others may be idle
-        self._last_seated: tuple[_Asked, _Seated] | None = None
+        copies = [copy.deepcopy(built.networks) for _ in range(threads - 1)]
+        self._networks = [built.networks, *copies]
+        if self.device.type == "cuda":
+            autotune.set_cache(backend.cache and backend.cache.with_name("kernels.json"))
+            compiled.set_cache(backend.cache and backend.cache.with_name("kernels"))
+        self._prefetches = self.device.type == "cuda"  # works by itself, so the host has time
+        self._runners: dict[tuple[str, int, bool], BlockRunner] = {}
+        self._fits: dict[str, int] = {}  # widths that fitted in memory after wider ones did not
+        self._active: dict[str, list[BlockRunner]] = {}  # runners of the last task of a kind
+        self._last_ordered: tuple[tuple[object, ...], _Ordered] | None = None
+        self._server: LocalGroup | None = None
 
-    def look_ahead(self, cohorts: Sequence[np.ndarray]) -> None:
-        """Have the personal state of the next cohorts read, where that takes its time."""
+    def prefetch_state(self, requests: Sequence[CohortRequest]) -> None:
+        """Start to read the personal state of the next cohorts, where it is on disk."""
         if isinstance(self.store, DiskStore):
-            self.store.fetch(self.rows(self.called(cohorts)))
+            self.store.fetch(self.rows(self.keys(requests)))
 
-    def prepare(
-        self,
-        cohorts: Sequence[np.ndarray],
-        members: Sequence[Sequence[ClientRows]],
-        even: bool,
-        round: int,
-        samples: Sequence[int] | None = None,
-    ) -> None:
-        """Draw the batches of a coming round: on a GPU this one is still being worked on."""
-        desks = self._busy.get("step", [])
-        if not self._ahead or not desks:
+    def prefetch_batches(self, requests: Sequence[CohortRequest], round: int) -> None:
+        """Draw the batches of the next round, while a GPU still works on this one."""
+        runners = self._active.get("step", [])
+        if not self._prefetches or not runners:
             return
-        seats, _, who, lengths = self.seated(cohorts, members)
-        if even:
-            lengths = [1] * len(lengths)
-        span = self._span or self.widths.get("step", len(who))
-        cuts = blocks.cut(lengths, span) if who else []
-        for desk, (first, last) in zip(desks, cuts, strict=False):
-            own = samples and [samples[seat.run] for seat in seats[first:last]]
-            desk.prepare(who[first:last], round, own)
+        keys, _, members, lengths = self.ordered(requests)
+        if not members:
+            return
+        samples = _samples(requests, keys, round)
+        cuts = blocks.cut(lengths, self._width or self.widths.get("step", len(members)))
+        for runner, (first, last) in zip(runners, cuts, strict=False):
+            runner.prepare(members[first:last], round, samples[first:last])
 
-    def seated(self, cohorts: Sequence[np.ndarray], members: Sequence[_Members]) -> _Seated:
-        """Seat those who work here; very often they are the same as the last time."""
-        asked = (*cohorts, *members)
-        if self._last_seated is not None:
-            before, found = self._last_seated
+    def ordered(self, requests: Sequence[CohortRequest]) -> _Ordered:
+        """Order the clients of this group; very often they are the same as the last time."""
+        asked = (*(own.cohort for own in requests), *(own.members for own in requests))
+        found = None
+        if self._last_ordered is not None:
+            before, known = self._last_ordered
             if len(before) == len(asked) and all(map(operator.is_, before, asked)):
-                return found
-        found = _seated(self._place, cohorts, members)
-        self._last_seated = asked, found
+                found = known
+        if found is None:
+            found = _ordered(self._place, requests)
+            self._last_ordered = asked, found
+        if all(request.even for request in requests):
+            return found._replace(lengths=[1] * len(found.lengths))
         return found
 
     def examples(self, kind: str) -> int:
-        """Return how many examples the last round of a kind trained on."""
-        return sum(desk.examples for desk in self._busy.get(kind, []))
+        """Return how many examples the last tasks of a kind trained on."""
+        return sum(runner.examples for runner in self._active.get(kind, []))
 
     def planned(self, kind: str) -> int:
         """Return the same with padding."""
-        return sum(desk.planned for desk in self._busy.get(kind, []))
+        return sum(runner.planned for runner in self._active.get(kind, []))
 
-    def padding(self, kind: str) -> float:
-        """Return the share of a round's examples that were padding."""
-        planned = self.planned(kind)
-        return 1 - self.examples(kind) / planned if planned else 0.0
-
-    def begin(
-        self, kind: str, work: ClientTask, calls: Sequence[CohortRequest], round: int
-    ) -> Answer:
-        """Have work done when it is asked for: in one process nothing is gained by earlier."""
-        return partial(self.run, kind, work, calls, round)
+    def begin(self, task: ClientTask, requests: Sequence[CohortRequest], round: int) -> Answer:
+        """Return a future that runs the task when it is called."""
+        return partial(self.run, task, requests, round)
 
     def run(
-        self, kind: str, fn: ClientFunction, calls: Sequence[CohortRequest], round: int
+        self, task: ClientTask, requests: Sequence[CohortRequest], round: int
     ) -> tuple[list[ClientKey], Tree]:
-        """Run fn for every called client of this architecture; return who, and the results."""
-        shift = CohortSlice(self, calls, round, self._device)
-        self._busy[kind] = []
-        if not shift.seats:
+        """Run a task for every client of the requests in this group; return (clients, results)."""
+        cohort = CohortSlice(self, requests, round)
+        self._active[task.kind] = []
+        if not cohort.keys:
             return [], ()
-        with multiplying(self._precision, self._device):
-            return shift.seats, self._fitting(kind, fn, shift)
+        with multiplying(self._backend.precision, self.device):
+            return cohort.keys, self._run_fitting(task, cohort)
 
-    def _fitting(self, kind: str, fn: ClientFunction, shift: "CohortSlice") -> Tree:
-        """Run all blocks; narrower ones where the memory does not suffice."""
-        span = self._choose(kind, fn, shift)
+    def serve(self, task: ClientTask, requests: Sequence[CohortRequest], round: int) -> list[Tree]:
+        """Run a task of the servers with this architecture; return each run's result."""
+        if self._server is None:
+            self._server = server_group(self._built, self._pools, self._backend)
+        self._server.groups = self.groups
+        _, found = self._server.run(task, requests, round)
+        return [tree.map(lambda leaf, n=n: leaf[n], found) for n in range(len(requests))]
+
+    def _run_fitting(self, task: ClientTask, cohort: "CohortSlice") -> Tree:
+        """Run all blocks; in narrower ones where memory does not suffice."""
+        width = self._choose_width(task, cohort)
         while True:
             try:
-                return self._blocks(kind, fn, shift, span)
+                return self._run_blocks(task, cohort, width)
             except (RuntimeError, MemoryError) as error:
-                if span == 1 or not _lacks_memory(error):
+                if width == 1 or not _lacks_memory(error):
                     raise
-            # Only now: the error held on to all that the block had made.
-            self._forget(kind)
-            span = self._fits[kind] = -(-min(span, len(shift.seats)) // 2)
-            if kind in self.widths:
-                self.widths[kind] = span
+            # Outside of `except`: the error refers to all that the block had made.
+            kept = {key: own for key, own in self._runners.items() if key[0] != task.kind}
+            self._runners = kept
+            gc.collect()  # frames and errors that refer to each other
+            torch.cuda.empty_cache()
+            width = self._fits[task.kind] = -(-min(width, len(cohort.keys)) // 2)
+            if task.kind in self.widths:
+                self.widths[task.kind] = width
 
-    def serve(
-        self,
-        fn: ClientFunction,
-        servers: Sequence[ClientRows],
-        states: Sequence[Tree],
-        round: int,
-        samples: Sequence[int] | None = None,
-    ) -> list[Tree]:
-        """Run fn for the servers, on this architecture: all runs at once, or one by one."""
-        wide = len(servers) if self._stack else 1
-        made: list[Tree] = []
-        for number, first in enumerate(range(0, len(servers), wide)):
-            block = slice(first, first + wide)
-            key = ("serve", number, wide > 1)
-            if key not in self._desks:
-                self._desks[key] = self._desk(fn, wide, number)
-            pairs = zip(states[block], self.groups[block], strict=True)
-            given = tree.stack([BlockInput(state, (), group) for state, group in pairs])
-            own = samples and samples[block]
-            found = self._desks[key].run(
-                servers[block], [], round, given, True, (), (), samples=own
-            )
-            made += [tree.map(lambda leaf, n=n: leaf[n], found) for n in range(len(servers[block]))]
-        return made
-
-    def _blocks(self, kind: str, fn: ClientFunction, shift: "CohortSlice", span: int) -> Tree:
-        cuts = blocks.cut(shift.lengths, span)
-        desks = []
-        # Past so many blocks they share desks in turn, so that a desk is always of one thread.
-        for number in range(min(len(cuts), _MOST_DESKS * len(self._networks))):
-            key = (kind, number, span > 1)
-            if key not in self._desks:
-                self._desks[key] = self._desk(fn, span, number)
-            self._desks[key].begin()
-            desks.append(self._desks[key])
-        self._busy[kind] = desks
-        if span == 1:
-            return self._spread(desks, shift, len(cuts))
-        # A mean uses a round's reports up; others may keep them, as verdicts are kept.
-        used_up = (
-            isinstance(fn, Train) and sums(fn.method) and not has(fn.method, ArchitectureState)
-        )
-        lend = used_up and len(cuts) == len(desks)
+    def _run_blocks(self, task: ClientTask, cohort: "CohortSlice", width: int) -> Tree:
+        cuts = blocks.cut(cohort.lengths, width)
+        runners = []
+        # Past so many blocks they share runners in turn, so that a runner is always of one thread.
+        for number in range(min(len(cuts), _MOST_RUNNERS * len(self._networks))):
+            key = (task.kind, number, width > 1)
+            if key not in self._runners:
+                self._runners[key] = self._runner(task, width, number)
+            self._runners[key].begin()
+            runners.append(self._runners[key])
+        self._active[task.kind] = runners
+        if width == 1:
+            return self._run_threads(runners, cohort, len(cuts))
+        # A mean uses a round's reports up; others may keep them, as scores are kept.
+        method = task.method
+        used_up = isinstance(task, Train) and sums(method) and not has(method, ArchitectureState)
+        lend = used_up and len(cuts) == len(runners)
         return tree.concat(
-            [shift.run(desks[n % len(desks)], *cut, lend) for n, cut in enumerate(cuts)]
+            [cohort.run(runners[n % len(runners)], *cut, lend) for n, cut in enumerate(cuts)]
         )
 
-    def _spread(self, desks: Sequence[BlockRunner], shift: "CohortSlice", count: int) -> Tree:
-        """Run single clients, dealt out to the hands in turn, one core each."""
-        hands, most = len(self._networks), len(desks)
+    def _run_threads(
+        self, runners: Sequence[BlockRunner], cohort: "CohortSlice", count: int
+    ) -> Tree:
+        """Run single clients, dealt out to threads in turn, one core each."""
+        threads, most = len(self._networks), len(runners)
 
-        def work(hand: int) -> list[Tree]:
-            if hands > 1:
+        def work(thread: int) -> list[Tree]:
+            if threads > 1:
                 torch.set_num_threads(1)
-            return [shift.run(desks[n % most], n, n + 1) for n in range(hand, count, hands)]
+            return [cohort.run(runners[n % most], n, n + 1) for n in range(thread, count, threads)]
 
-        if hands == 1:
+        if threads == 1:
             return tree.concat(work(0))
-        threads = torch.get_num_threads()
+        before = torch.get_num_threads()
         try:
-            with ThreadPoolExecutor(hands) as pool:
-                done = list(pool.map(work, range(hands)))
+            with ThreadPoolExecutor(threads) as pool:
+                done = list(pool.map(work, range(threads)))
         finally:
-            torch.set_num_threads(threads)
-        return tree.concat([done[n % hands][n // hands] for n in range(count)])
+            torch.set_num_threads(before)
+        return tree.concat([done[n % threads][n // threads] for n in range(count)])
 
-    def _desk(
-        self,
-        fn: ClientFunction,
-        span: int,
-        number: int,
-        limit: int | None = None,
-        layout: int = 0,
+    def _runner(
+        self, task: ClientTask, width: int, number: int, limit: int | None = None, layout: int = 0
     ) -> BlockRunner:
         return BlockRunner(
-            fn,
+            task,
             self._networks[number % len(self._networks)],
             self._pools,
-            self._exam_pools,
-            self._device,
-            stacked=self._stack and (span > 1 or self._device.type == "cuda"),
-            graph=self._graph,
-            channels_last=span == 1 and (layout or self.widths.get(_LAYOUT)) == _CHANNELS_LAST,
+            self._test_pools,
+            self.device,
+            stacked=self._built.stacked and (width > 1 or self.device.type == "cuda"),
+            graph=self._backend.graph,
+            channels_last=width == 1 and (layout or self.widths.get(_LAYOUT)) == _CHANNELS_LAST,
             limit=limit,
         )
 
-    def _forget(self, kind: str) -> None:
-        self._desks = {key: desk for key, desk in self._desks.items() if key[0] != kind}
-        gc.collect()  # frames and errors that point at each other
-        torch.cuda.empty_cache()
-
-    def _choose(self, kind: str, fn: ClientFunction, shift: "CohortSlice") -> int:
-        """Return the block width: as told, all on a GPU, or measured once per kind of work."""
-        if self._span is not None:
-            return min(self._span, self._fits.get(kind, self._span))
-        most = len(shift.seats)
-        if self._device.type == "cuda":
+    def _choose_width(self, task: ClientTask, cohort: "CohortSlice") -> int:
+        """Return the block width: as set, all clients on a GPU, or measured once for a kind."""
+        kind, most = task.kind, len(cohort.keys)
+        if self._width is not None:
+            return min(self._width, self._fits.get(kind, self._width))
+        if self.device.type == "cuda":
             # Cohorts may hold few of an architecture at first and more of it later.
             wide = max(most, self.widths.get(kind, 1))
             self.widths[kind] = min(wide, self._fits.get(kind, wide))
@@ -275,107 +237,111 @@ class LocalGroup(ClientGroup):
             if most == 1:  # says nothing about wider cohorts
                 return 1
             about = f"{torch.get_num_threads()} {torch.__version__} {platform.machine()}"
-            key = f"{kind} {most} {shift.form()} {about}"
-            trial = partial(self._trial, fn, shift, {})
-            self.widths[kind] = blocks.choose_width(trial, most, key, self._cache)
+            key = f"{kind} {most} {cohort.form()} {about}"
+            cache = self._backend.cache
+            trial = partial(self._trial, task, cohort, {})
+            self.widths[kind] = blocks.choose_width(trial, most, key, cache)
             if self.widths[kind] == 1 and kind == "step" and self._pools["train"].x.dim() == 4:
-                trial = partial(self._trial, fn, shift, {}, 1)
-                chosen = blocks.choose_width(trial, _CHANNELS_LAST, f"layout {key}", self._cache)
+                trial = partial(self._trial, task, cohort, {}, 1)
+                chosen = blocks.choose_width(trial, _CHANNELS_LAST, f"layout {key}", cache)
                 self.widths[_LAYOUT] = chosen
         return self.widths[kind]
 
     def _trial(
         self,
-        fn: ClientFunction,
-        shift: "CohortSlice",
-        desks: dict[tuple[int, int], list[BlockRunner]],
-        span: int,
+        task: ClientTask,
+        cohort: "CohortSlice",
+        known: dict[tuple[int, int], list[BlockRunner]],
+        width: int,
         layout: int = 0,
     ) -> int:
         """Run a short piece of a block of the given width; return how many clients took part.
 
-        Desks are kept between repeats, and single clients are several to a thread: what is done
+        Runners are kept between repeats, and a thread runs several single clients: what is done
         once in a run should not weigh on a trial of a few steps.
         """
-        count = 1 if span > 1 else min(4 * len(self._networks), len(shift.seats))
-        key = span, layout
-        if key not in desks:
+        count = 1 if width > 1 else min(4 * len(self._networks), len(cohort.keys))
+        key = width, layout
+        if key not in known:
             steps = blocks.TRIAL_STEPS
-            desks[key] = [self._desk(fn, span, n, steps, layout) for n in range(count)]
-        if span > 1:
-            shift.run(desks[key][0], 0, span)
-            return span
-        self._spread(desks[key], shift, count)
+            known[key] = [self._runner(task, width, n, steps, layout) for n in range(count)]
+        if width > 1:
+            cohort.run(known[key][0], 0, width)
+            return width
+        self._run_threads(known[key], cohort, count)
         return count
 
 
+def server_group(built: BuiltNetworks, pools: Mapping[str, Pool], backend: Backend) -> LocalGroup:
+    """Make a group of the servers, which have public examples only: one block for all runs."""
+    width = len(built.setups) if built.stacked else 1
+    place = backend.place
+    own = replace(backend, kind="sequential", device=place.type, width=width)
+    return LocalGroup(np.array([SERVER]), built, MemoryStore([((), 1)], place), pools, {}, own)
+
+
 class CohortSlice:
-    """The seats of one call of a crew, longest first so that little is padded in a block."""
+    """The clients of a group in one request, and what each of them is given."""
 
-    def __init__(
-        self, crew: LocalGroup, calls: Sequence[CohortRequest], round: int, device: torch.device
-    ) -> None:
-        cohorts, own = [call.cohort for call in calls], [call.members for call in calls]
-        self.seats, places, self._members, lengths = crew.seated(cohorts, own)
-        self.lengths = [1] * len(lengths) if all(call.even for call in calls) else lengths
+    def __init__(self, group: LocalGroup, requests: Sequence[CohortRequest], round: int) -> None:
+        device = group.device
+        self.keys, places, self._members, self.lengths = group.ordered(requests)
         self._round = round
-        self._exams = [calls[s.run].exams[s.client] for s in self.seats if calls[s.run].exams]
-        self._stacked = len(calls) > 1
-        given = [
-            BlockInput(call.sent.shared, start if call.afresh else (), group)
-            for call, start, group in zip(calls, crew.starts, crew.groups, strict=True)
+        self._tests = [
+            requests[key.run].tests[key.client] for key in self.keys if requests[key.run].tests
         ]
-        self._shared: BlockInput = tree.stack(given) if self._stacked else given[0]
-        self._run = backend.device_ints([seat.run for seat in self.seats], device)
-        sent = tree.concat([call.sent.own for call in calls])
-        self._own = tree.take(sent, backend.device_ints(places, device))
-        self._store = crew.store
-        self._rows = crew.rows(self.seats)
-        own_samples = [round if call.sample is None else call.sample for call in calls]
-        self._samples = [own_samples[seat.run] for seat in self.seats]
+        self._per_client = len(requests) > 1
+        given = [
+            SharedInput(request.sent.shared, start if request.afresh else (), state)
+            for request, start, state in zip(requests, group.starts, group.groups, strict=True)
+        ]
+        self._shared: SharedInput = tree.stack(given) if self._per_client else given[0]
+        self._run = device_ints([key.run for key in self.keys], device)
+        sent = tree.concat([request.sent.own for request in requests])
+        self._own = tree.take(sent, device_ints(places, device))
+        self._store = group.store
+        self._rows = group.rows(self.keys)
+        self._samples = _samples(requests, self.keys, round)
 
-    def run(self, desk: BlockRunner, first: int, last: int, lend: bool = False) -> Tree:
-        """Let a desk do the block of seats from first to last."""
-        block = slice(first, last)
-        shared = tree.take(self._shared, self._run[block]) if self._stacked else self._shared
-        return desk.run(
-            self._members[block],
-            self._exams[block],
-            self._round,
+    def run(self, runner: BlockRunner, first: int, last: int, lend: bool = False) -> Tree:
+        """Run the block of clients from first to last."""
+        cut = slice(first, last)
+        shared = tree.take(self._shared, self._run[cut]) if self._per_client else self._shared
+        block = Block(
+            self._members[cut],
+            self._tests[cut],
+            self._samples[cut],
             shared,
-            self._stacked,
-            tree.map(lambda leaf: leaf[block], self._own),
-            self._store.take(self._rows[block]),
-            lend,
-            self._samples[block],
+            self._per_client,
+            tree.map(lambda leaf: leaf[cut], self._own),
+            self._store.take(self._rows[cut]),
         )
+        return runner.run(block, self._round, lend)
 
     def form(self) -> str:
-        """Describe the work for the width cache: the shapes that decide what is fast."""
+        """Describe the work for the cache of widths: the shapes that decide what is fast."""
         shapes = [tuple(leaf.shape) for leaf in tree.leaves((self._shared, self._store.example))]
         return f"{shapes} {len(self._members[0].rows['train'])}"
 
 
-def _seated(
-    known: Mapping[int, int],
-    cohorts: Sequence[np.ndarray],
-    members: Sequence[_Members],
-) -> _Seated:
-    """Seat those who are known here, longest first: seats, places in the cohorts, who, lengths.
+def _samples(requests: Sequence[CohortRequest], keys: Sequence[ClientKey], round: int) -> list[int]:
+    """Return each client's number of the public sample."""
+    numbers = [round if own.sample is None else own.sample for own in requests]
+    return [numbers[key.run] for key in keys]
 
-    Places count on from one run's cohort to the next.
-    """
-    starts = np.cumsum([0] + [len(cohort) for cohort in cohorts[:-1]])
+
+def _ordered(known: Mapping[int, int], requests: Sequence[CohortRequest]) -> _Ordered:
+    starts = np.cumsum([0] + [len(request.cohort) for request in requests[:-1]])
     called = [
         (ClientKey(run, int(client)), int(before) + place)
-        for run, (before, cohort) in enumerate(zip(starts, cohorts, strict=True))
-        for place, client in enumerate(cohort)
+        for run, (before, request) in enumerate(zip(starts, requests, strict=True))
+        for place, client in enumerate(request.cohort)
         if int(client) in known
     ]
-    who = [members[seat.run][seat.client] for seat, _ in called]
+    who = [requests[key.run].members[key.client] for key, _ in called]
     lengths = [len(member.rows["train"]) for member in who]
     order = np.argsort(-np.array(lengths, int), kind="stable").tolist()
-    return (
+    return _Ordered(
         [called[n][0] for n in order],
         [called[n][1] for n in order],
         [who[n] for n in order],
@@ -386,10 +352,10 @@ def _seated(
 def _lacks_memory(error: Exception) -> bool:
     """Say whether the device, or the host, had no room; torch has no type for the host's."""
     known = isinstance(error, torch.OutOfMemoryError | MemoryError)
-    return known or any(words in str(error) for words in _NO_ROOM)
+    return known or any(words in str(error) for words in _NO_MEMORY)
 
 
-def hands(device: torch.device, networks: Mapping[str, Network]) -> int:
+def _threads(device: torch.device, networks: Mapping[str, Network]) -> int:
     """Return over how many threads single clients are spread.
 
     Threads share torch's random numbers, so networks that draw some keep to one.

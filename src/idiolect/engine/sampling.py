@@ -14,9 +14,9 @@ from idiolect.errors import DataError
 _COHORT, _WATCHED = 7, 19  # keep these draws apart from other uses of the same seed
 
 
-def eligible(lessons: TrainData) -> np.ndarray:
+def eligible(train_data: TrainData) -> np.ndarray:
     """Return the clients that have something to train on: the others cannot change anything."""
-    able = np.array([n for n, rows in enumerate(lessons.train) if len(rows)])
+    able = np.array([n for n, rows in enumerate(train_data.train) if len(rows)])
     if not len(able):
         raise DataError("no client has a training example; check the partition and the split")
     return able

@@ -1,4 +1,10 @@
-"""What the servers make of a round: reports come in, rows or sums of them, and states move on."""
+"""The server update: reports of a round, or their sums, and the servers' new states; traffic.
+
+NaN and infinity never reach a server's state. A client that reports either, or whose new personal
+state holds NaN, is left out of the round: its report has no weight and it keeps its old personal
+state. Where the server averages, this is a weight of zero on the device, and nothing waits for it
+until the round is over.
+"""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -9,13 +15,20 @@ from torch import Tensor
 
 from idiolect.core import capabilities, tree
 from idiolect.core.capabilities import ArchitectureState, Averaging, Privacy, Tampering, has
-from idiolect.core.method import Method, Report
+from idiolect.core.method import Method, Report, Sent
 from idiolect.core.tree import Tree
 from idiolect.core.wrap import sums
 from idiolect.data.federation import TrainData
-from idiolect.engine import backend
+from idiolect.engine.backend import device_ints
 from idiolect.engine.batch_plan import ClientRows
-from idiolect.engine.client_group import ClientGroup, ClientKey, CohortRequest, Fuse, GroupResult
+from idiolect.engine.client_group import (
+    SERVER,
+    ClientGroup,
+    ClientKey,
+    CohortRequest,
+    Fuse,
+    GroupResult,
+)
 from idiolect.engine.sampling import Attendance
 from idiolect.errors import MethodError
 
@@ -32,65 +45,321 @@ class Traffic(NamedTuple):
     public_bytes: int = 0  # public examples that clients got at their first round, counted apart
 
 
-class PublicTraffic:
-    """What it costs to hand every client the public examples once, in the first round it is in."""
+class ServerUpdate(NamedTuple):
+    """One run's server after a round."""
 
-    def __init__(self, method: Method, lessons: Sequence[TrainData]) -> None:
+    state: Tree
+    traffic: Traffic
+    bad: Tensor  # [client of the cohort] whether it was left out
+
+
+def update_servers(
+    method: Method,
+    requests: Sequence[CohortRequest],
+    states: Sequence[Tree],
+    results: Sequence[GroupResult],
+    device: torch.device,
+) -> list[ServerUpdate]:
+    """Run every run's server step."""
+    place = {key: n for n, key in enumerate(key for own in results for key in own.keys)}
+    summed = any(own.sums for own in results)
+    reports: Tree = () if summed else _joined_reports(method, results)
+    broken = rows_with_nan([own.personal for own in results])
+    if summed:
+        broken = torch.cat([own.broken for own in results if own.broken is not None])
+    updates = []
+    for run, (request, state) in enumerate(zip(requests, states, strict=True)):
+        heard, own_broken = request.counted, None
+        if broken is not None:
+            rows = [place[ClientKey(run, int(c))] for c in request.cohort]
+            own_broken = broken[device_ints(rows, device)]
+        if not len(heard):
+            flags = _flags(own_broken, request, device)
+            updates.append(
+                ServerUpdate(capabilities.idle(method, state), count_traffic(request, ()), flags)
+            )
+            continue
+        cohort = device_ints(heard, device)
+        among = _heard_places(request, device)
+        kept = own_broken if own_broken is None or among is None else own_broken[among]
+        if summed and own_broken is not None and kept is not None:
+            new, traffic = _step_on_sums(method, run, request, state, cohort, results)
+            new = tree.where(kept.all(), capabilities.idle(method, state), new)
+            updates.append(ServerUpdate(new, traffic, own_broken))
+            continue
+        rows = [place[ClientKey(run, int(c))] for c in heard]
+        # Where all are in their places nothing has to be moved; a mean keeps none of the rows.
+        settled = sums(method) and rows == list(range(len(place)))
+        own = reports if settled else tree.take(reports, device_ints(rows, device))
+        if has(method, ArchitectureState):
+            traffic = _count_architectures(request, run, results)
+        else:
+            traffic = Traffic(1, 0, 0) if method.pooled else count_traffic(request, own)
+        if has(method, Tampering):
+            own = method.arrive(state, cohort, own)
+        bad = rows_to_leave_out(own, kept, len(rows), device)
+        new = guarded_server_step(method, state, cohort, own, bad)
+        if among is not None:  # bystanders may be broken too
+            bad = _flags(own_broken, request, device).index_copy(0, among, bad)
+        updates.append(ServerUpdate(new, traffic, bad))
+    return updates
+
+
+def _flags(broken: Tensor | None, request: CohortRequest, device: torch.device) -> Tensor:
+    if broken is None:
+        return torch.zeros(len(request.cohort), dtype=torch.bool, device=device)
+    return broken
+
+
+def _heard_places(request: CohortRequest, device: torch.device) -> Tensor | None:
+    """Return the places in the cohort of those that are heard; None: they are all."""
+    if request.heard is None:
+        return None
+    places = {int(client): n for n, client in enumerate(request.cohort)}
+    return device_ints([places[int(client)] for client in request.heard], device)
+
+
+def _joined_reports(method: Method, results: Sequence[GroupResult]) -> Tree:
+    """Concatenate all groups' reports."""
+    parts = [own.read if has(method, ArchitectureState) else own.reports for own in results]
+    refuse_unequal(parts)
+    return tree.concat(parts) if parts else ()
+
+
+# Broken reports.
+
+
+def rows_with_nan(parts: Sequence[Tree]) -> Tensor | None:
+    """Say of each row whether it holds NaN; infinity in personal state may mean "not yet"."""
+    found = [tree.rows_where(_nan, part) for part in parts]
+    flags = [rows for rows in found if rows is not None]
+    return torch.cat(flags) if flags else None
+
+
+def rows_to_leave_out(
+    reports: Tree, broken: Tensor | None, rows: int, device: torch.device
+) -> Tensor:
+    """Say of each row of a cohort whether it must be left out."""
+    bad = tree.rows_where(_not_finite, reports)
+    found = [flags for flags in (bad, broken) if flags is not None]
+    if not found:
+        return torch.zeros(rows, dtype=torch.bool, device=device)
+    return torch.stack(found).any(0)
+
+
+def _nan(least: Tensor, most: Tensor) -> Tensor:
+    return least.isnan() | most.isnan()
+
+
+def _not_finite(least: Tensor, most: Tensor) -> Tensor:
+    return ~(least.isfinite() & most.isfinite())
+
+
+def guarded_server_step(
+    method: Method, state: Tree, cohort: Tensor, reports: Tree, bad: Tensor
+) -> Tree:
+    """Run the server step without the broken rows; with none left, the idle step."""
+    if has(method, Averaging) and isinstance(reports, Report):
+        new = method.server_step(state, cohort, without_rows(reports, bad))
+        # Where noise hides who came, it is in the step on no rows at all as well.
+        return new if has(method, Privacy) else tree.where(bad.all(), state, new)
+    if not tree.leaves(reports):
+        return method.server_step(state, cohort, reports)
+    kept = (~bad).nonzero().squeeze(1)
+    if not len(kept):
+        return capabilities.idle(method, state)
+    if len(kept) == len(bad):
+        return method.server_step(state, cohort, reports)
+    return method.server_step(state, cohort[kept], tree.take(reports, kept))
+
+
+def without_rows(reports: Report, bad: Tensor) -> Report:
+    """Give broken rows no weight, and finite numbers, since 0 times NaN is NaN."""
+
+    def cleared(leaf: Tensor) -> Tensor:
+        return torch.where(bad.reshape(-1, *[1] * (leaf.dim() - 1)), 0.0, leaf)
+
+    cleaned: Report = tree.map(cleared, reports)
+    return cleaned
+
+
+# Reports in sums, which workers of a cluster send.
+
+
+def summable(method: Method, state: Tree) -> bool:
+    """Say whether a method's server can use sums, as it claims; two made-up reports try it."""
+    if not (sums(method) and has(method, Averaging)):
+        return False
+    cohort = torch.zeros(1, dtype=torch.int64, device=tree.leaves(state)[0].device)
+    sent = method.reference(state, cohort)
+    size = tree.leaves(sent)[0].new_tensor([1.0, 3.0])
+    rows = tree.map(lambda leaf: torch.stack([leaf, 1 - leaf]), sent)
+    weight = method.weights(size)
+    mean = tree.map(lambda leaf: leaf.unsqueeze(0), tree.mean(rows, weight))
+    one = method.server_step(state, cohort, Report(mean, torch.ones_like(size[:1])))
+    both = method.server_step(state, cohort.repeat(2), Report(rows, size))
+    pairs = zip(tree.leaves(one), tree.leaves(both), strict=True)
+    return all(torch.allclose(left, right, 1e-4, 1e-5, equal_nan=True) for left, right in pairs)
+
+
+def sum_reports(
+    method: Method, result: GroupResult, requests: Sequence[CohortRequest]
+) -> GroupResult:
+    """Sum a group's reports run by run, without those that hold NaN or infinity.
+
+    Nor are bystanders' reports in it, of whom only the personal state can be broken.
+    """
+    reports: Report = result.reports
+    device = reports.size.device
+    stale = rows_with_nan([result.personal])
+    heard = torch.tensor(
+        [key.client in requests[key.run].counted for key in result.keys], device=device
+    )
+    bad = rows_to_leave_out(reports, stale, len(result.keys), device)
+    clean = without_rows(reports, bad)
+    assert has(method, Averaging)
+    weight = torch.where(heard, method.weights(clean.size), 0.0)
+    found = []
+    for run in range(len(requests)):
+        mine = torch.tensor([key.run == run for key in result.keys], device=device)
+        own = torch.where(mine, weight, 0.0)
+        found.append(Report(tree.mixed(own.unsqueeze(0), clean.params), own.sum().reshape(1)))
+    broken = bad & heard if stale is None else torch.where(heard, bad, stale)
+    return result._replace(reports=(), sums=found, broken=broken)
+
+
+def _step_on_sums(
+    method: Method,
+    run: int,
+    request: CohortRequest,
+    state: Tree,
+    cohort: Tensor,
+    results: Sequence[GroupResult],
+) -> tuple[Tree, Traffic]:
+    """Run the server step on the mean of all as on the report of a single client."""
+    parts = [own.sums[run] for own in results]
+    refuse_unequal(parts)
+    total = tree.map(lambda *leaves: torch.cat(leaves).sum(0, keepdim=True), *parts)
+    one = Report(tree.scale(1 / total.size, total.params), torch.ones_like(total.size))
+    new = method.server_step(state, cohort[:1], one)
+    if method.pooled:
+        return new, Traffic(1, 0, 0)
+    return new, count_traffic(request, ())._replace(bytes_up=len(cohort) * tree.nbytes(one))
+
+
+# Methods whose server holds a model of each architecture (FedDF): it reads every report with its
+# public examples (`read`), joins reports of equal architecture (`group_step`) and trains the result
+# (`fuse`). Only the reports themselves cross the network.
+
+
+def server_request(member: ClientRows, state: Tree, sample: int) -> CohortRequest:
+    """Address a run's server, with the public examples of one of its clients."""
+    nothing = np.empty(0, np.int64)
+    rows = {stream: held if stream == "public" else nothing for stream, held in member.rows.items()}
+    own = ClientRows(member.seed, SERVER, {"public": nothing, **rows})
+    return CohortRequest(np.array([SERVER]), Sent(state), {SERVER: own}, sample=sample)
+
+
+def update_architectures(
+    method: Method,
+    groups: Sequence[ClientGroup],
+    results: Sequence[GroupResult],
+    left_out: Sequence[ClientKey],
+    heard: Sequence[bool],
+    servers: Sequence[CohortRequest],
+    round: int,
+) -> None:
+    """Join each architecture's reports, and train the result.
+
+    The state of a run whose server `heard` nobody stays as it was.
+    """
+    if not any(heard):
+        return
+    gone = set(left_out)
+    for own in results:
+        for run, state in enumerate(own.group.groups):
+            rows = [n for n, key in enumerate(own.keys) if key.run == run and key not in gone]
+            if rows:
+                reports = tree.take(own.reports, torch.tensor(rows, device=own.group.device))
+                assert has(method, ArchitectureState)
+                own.group.groups[run] = method.group_step(state, reports)
+    for group in groups:
+        fused = group.serve(Fuse(method), servers, round)
+        trios = zip(heard, fused, group.groups, strict=True)
+        group.groups = [new if someone else old for someone, new, old in trios]
+
+
+# Traffic.
+
+
+class PublicTraffic:
+    """The cost of sending every client the public examples once, in its first round."""
+
+    def __init__(self, method: Method, trained: Sequence[TrainData]) -> None:
         self._each = [
             len(own.public) * int(np.asarray(own.public.x[:1]).nbytes)
             if own.public is not None and method.public == "clients"
             else 0
-            for own in lessons
+            for own in trained
         ]
-        self._had: list[set[int]] = [set() for _ in lessons]
+        self._had: list[set[int]] = [set() for _ in trained]
         self._rounds = 0  # those that are counted in `_had`
 
-    def added(
+    def add(
         self,
         traffic: Sequence[Traffic],
-        cohorts: Sequence[np.ndarray],
+        requests: Sequence[CohortRequest],
         round: int,
         attendance: Sequence[Attendance],
     ) -> list[Traffic]:
-        """Add a round's share to its traffic; who came before tells a resumed run's past."""
+        """Add a round's share to its traffic; `attendance` knows a resumed run's past."""
         if any(self._each):
             for before in range(self._rounds, round):
                 for own, had in zip(attendance, self._had, strict=True):
                     had |= set(own.training(before).tolist())
         self._rounds = round + 1
-        told = []
-        for run, (one, cohort) in enumerate(zip(traffic, cohorts, strict=True)):
-            new = set(cohort.tolist()) - self._had[run]
+        found = []
+        for run, (one, request) in enumerate(zip(traffic, requests, strict=True)):
+            new = set(request.cohort.tolist()) - self._had[run]
             self._had[run] |= new
-            told.append(one._replace(public_bytes=len(new) * self._each[run]))
-        return told
+            found.append(one._replace(public_bytes=len(new) * self._each[run]))
+        return found
 
 
-def counted(call: CohortRequest, reports: Tree) -> Traffic:
+def count_traffic(request: CohortRequest, reports: Tree) -> Traffic:
     """Count exactly what would cross the network: trees down and up, leaf by leaf."""
-    clients = len(call.cohort)
-    down = clients * tree.nbytes(call.sent.shared) + tree.nbytes(call.sent.own)
+    clients = len(request.cohort)
+    down = clients * tree.nbytes(request.sent.shared) + tree.nbytes(request.sent.own)
     return Traffic(clients, down, tree.nbytes(reports))
 
 
-def crossed(call: CohortRequest, reports: Tree, personal: Tree, group: Tree = ()) -> Crossing:
+def _count_architectures(
+    request: CohortRequest, run: int, results: Sequence[GroupResult]
+) -> Traffic:
+    """Count what crosses where reports differ in form between groups."""
+    down, up = count_traffic(request, ()).bytes_down, 0
+    for own in results:
+        mine = sum(key.run == run for key in own.keys)
+        down += mine * tree.nbytes(own.group.groups[run])
+        up += mine * tree.nbytes(own.reports) // len(own.keys)
+    return Traffic(len(request.cohort), down, up)
+
+
+def crossed(request: CohortRequest, reports: Tree, personal: Tree, group: Tree = ()) -> Crossing:
     """Name what would cross the network and what would not; of one client, so no client axis."""
 
     def shapes(held: Tree, stacked: bool) -> dict[str, list[int]]:
         return {name: list(leaf.shape)[stacked:] for name, leaf in tree.named(held).items()}
 
+    down = {**shapes(request.sent.shared, False), **shapes(request.sent.own, True)}
     return {
         "up": shapes(reports, True),
-        "down": {
-            **shapes(call.sent.shared, False),
-            **shapes(call.sent.own, True),
-            **shapes(group, False),
-        },
+        "down": {**down, **shapes(group, False)},
         "stays": shapes(personal, True),
     }
 
 
-def refuse_unequal(parts: list[Tree]) -> None:
+def refuse_unequal(parts: Sequence[Tree]) -> None:
     """Across architectures only equal shapes can be aggregated; name the leaf that differs."""
     if len(parts) < 2:
         return
@@ -107,253 +376,3 @@ def refuse_unequal(parts: list[Tree]) -> None:
                     "another; across architectures report only tensors of equal shape, such as "
                     "soft predictions"
                 )
-
-
-def rows_with_nan(parts: Sequence[Tree]) -> Tensor | None:
-    """Say of each seat whether its personal state holds NaN; infinity may stand for "not yet"."""
-    found = [tree.rows_where(_nan, part) for part in parts]
-    told = [rows for rows in found if rows is not None]
-    return torch.cat(told) if told else None
-
-
-def rows_to_leave_out(
-    reports: Tree, stale: Tensor | None, rows: int, device: torch.device
-) -> Tensor:
-    """Say of each row of a cohort whether it must be left out."""
-    bad = tree.rows_where(_not_finite, reports)
-    told = [flags for flags in (bad, stale) if flags is not None]
-    if not told:
-        return torch.zeros(rows, dtype=torch.bool, device=device)
-    return torch.stack(told).any(0)
-
-
-def _nan(least: Tensor, most: Tensor) -> Tensor:
-    return least.isnan() | most.isnan()
-
-
-def _not_finite(least: Tensor, most: Tensor) -> Tensor:
-    return ~(least.isfinite() & most.isfinite())
-
-
-def guarded_server_step(
-    method: Method, state: Tree, cohort: Tensor, reports: Tree, bad: Tensor
-) -> Tree:
-    """Take the server's step without the broken rows; with none left, as if nobody had come."""
-    if has(method, Averaging) and isinstance(reports, Report):
-        new = method.server_step(state, cohort, without_rows(reports, bad))
-        # Where noise hides who came, it is in the step on no rows at all as well.
-        return new if has(method, Privacy) else tree.where(bad.all(), state, new)
-    if not tree.leaves(reports):
-        return method.server_step(state, cohort, reports)
-    kept = (~bad).nonzero().squeeze(1)
-    if not len(kept):
-        return capabilities.idle(method, state)
-    if len(kept) == len(bad):
-        return method.server_step(state, cohort, reports)
-    return method.server_step(state, cohort[kept], tree.take(reports, kept))
-
-
-def without_rows(reports: Report, bad: Tensor) -> Report:
-    """Give broken rows no weight, and numbers that a weight of zero makes nothing of."""
-
-    def cleared(leaf: Tensor) -> Tensor:
-        return torch.where(bad.reshape(-1, *[1] * (leaf.dim() - 1)), 0.0, leaf)
-
-    cleaned: Report = tree.map(cleared, reports)
-    return cleaned
-
-
-_SERVER = 1 << 40  # its number among the clients, where batches are drawn: nobody else's
-
-
-def server_member(member: ClientRows) -> ClientRows:
-    """Seat the server beside a run's clients, with public examples only."""
-    nothing = dict.fromkeys(member.rows, np.empty(0, np.int64))
-    public = member.rows.get("public", np.empty(0, np.int64))
-    return ClientRows(member.seed, _SERVER, {**nothing, "public": public})
-
-
-def regroup(
-    method: Method,
-    teams: Sequence[ClientGroup],
-    done: Sequence[GroupResult],
-    left_out: Sequence[ClientKey],
-    servers: Sequence[ClientRows],
-    states: Sequence[Tree],
-    round: int,
-    heard: Sequence[bool],
-    samples: Sequence[int] | None = None,
-) -> None:
-    """Let the server join each architecture's reports, and train what came of it.
-
-    The groups of a run whose server `heard` nobody stay as they were.
-    """
-    if not any(heard):
-        return
-    gone = set(left_out)
-    for own in done:
-        for run, group in enumerate(own.team.groups):
-            rows = [n for n, s in enumerate(own.seats) if s.run == run and s not in gone]
-            if rows:
-                reports = tree.take(own.reports, torch.tensor(rows, device=own.team.device))
-                assert has(method, ArchitectureState)
-                own.team.groups[run] = method.group_step(group, reports)
-    for team in teams:
-        fused = team.serve(Fuse(method), servers, states, round, samples)
-        trios = zip(heard, fused, team.groups, strict=True)
-        team.groups = [new if someone else old for someone, new, old in trios]
-
-
-def counted_apart(call: CohortRequest, run: int, done: Sequence[GroupResult]) -> Traffic:
-    """Count what crosses where reports differ in form: seat by seat."""
-    sent = counted(call, ())
-    down, up = sent.bytes_down, 0
-    for own in done:
-        mine = sum(seat.run == run for seat in own.seats)
-        down += mine * tree.nbytes(own.team.groups[run])
-        up += mine * tree.nbytes(own.reports) // len(own.seats)
-    return Traffic(len(call.cohort), down, up)
-
-
-class ServerUpdate(NamedTuple):
-    """One run's server after a round."""
-
-    state: Tree
-    traffic: Traffic
-    bad: Tensor  # [client of the cohort] whose NaN or infinity went no further
-
-
-def gathered(
-    method: Method,
-    calls: Sequence[CohortRequest],
-    states: Sequence[Tree],
-    done: Sequence[GroupResult],
-    device: torch.device,
-) -> list[ServerUpdate]:
-    """Let every run's server take its step."""
-    place = {seat: n for n, seat in enumerate(seat for own in done for seat in own.seats)}
-    summed = any(own.sums for own in done)
-    reports: Tree = () if summed else _laid_out(method, done)
-    stale = rows_with_nan([own.personal for own in done])
-    if summed:
-        stale = torch.cat([own.broken for own in done if own.broken is not None])
-    found = []
-    for run, (call, state) in enumerate(zip(calls, states, strict=True)):
-        heard = call.cohort if call.heard is None else call.heard
-        told = None
-        if stale is not None:
-            told = stale[
-                backend.device_ints([place[ClientKey(run, int(c))] for c in call.cohort], device)
-            ]
-        if not len(heard):
-            nobody = torch.zeros(len(call.cohort), dtype=torch.bool, device=device)
-            traffic = counted(call, ())
-            found.append(
-                ServerUpdate(
-                    capabilities.idle(method, state), traffic, nobody if told is None else told
-                )
-            )
-            continue
-        cohort = backend.device_ints(heard, device)
-        among = _among(call, device)
-        kept = told if told is None or among is None else told[among]
-        if summed and told is not None and kept is not None:
-            new, traffic = _from_sums(method, run, call, state, cohort, done)
-            found.append(
-                ServerUpdate(
-                    tree.where(kept.all(), capabilities.idle(method, state), new), traffic, told
-                )
-            )
-            continue
-        rows = [place[ClientKey(run, int(c))] for c in heard]
-        # Where all are in their places nothing has to be moved; a mean keeps none of the rows.
-        settled = sums(method) and rows == list(range(len(place)))
-        own = reports if settled else tree.take(reports, backend.device_ints(rows, device))
-        if has(method, ArchitectureState):
-            traffic = counted_apart(call, run, done)
-        else:
-            traffic = Traffic(1, 0, 0) if method.pooled else counted(call, own)
-        if has(method, Tampering):
-            own = method.arrive(state, cohort, own)
-        bad = rows_to_leave_out(own, kept, len(rows), device)
-        new = guarded_server_step(method, state, cohort, own, bad)
-        if among is not None:  # bystanders may be broken too
-            everyone = torch.zeros(len(call.cohort), dtype=torch.bool, device=device)
-            bad = (everyone if told is None else told).index_copy(0, among, bad)
-        found.append(ServerUpdate(new, traffic, bad))
-    return found
-
-
-def _among(call: CohortRequest, device: torch.device) -> Tensor | None:
-    """Return where those that are heard sit among all that train; None: they are all."""
-    if call.heard is None:
-        return None
-    places = {int(client): n for n, client in enumerate(call.cohort)}
-    return backend.device_ints([places[int(client)] for client in call.heard], device)
-
-
-def _laid_out(method: Method, done: Sequence[GroupResult]) -> Tree:
-    """Lay all teams' reports one behind the other."""
-    parts = [own.read if has(method, ArchitectureState) else own.reports for own in done]
-    refuse_unequal(parts)
-    return tree.concat(parts) if parts else ()
-
-
-def _from_sums(
-    method: Method,
-    run: int,
-    call: CohortRequest,
-    state: Tree,
-    cohort: Tensor,
-    done: Sequence[GroupResult],
-) -> tuple[Tree, Traffic]:
-    """Step on the mean of all as on the report of a single client."""
-    sums = [own.sums[run] for own in done]
-    refuse_unequal(sums)
-    total = tree.map(lambda *parts: torch.cat(parts).sum(0, keepdim=True), *sums)
-    one = Report(tree.scale(1 / total.size, total.params), torch.ones_like(total.size))
-    new = method.server_step(state, cohort[:1], one)
-    traffic = counted(call, ())._replace(bytes_up=len(cohort) * tree.nbytes(one))
-    return new, Traffic(1, 0, 0) if method.pooled else traffic
-
-
-def summable(method: Method, state: Tree) -> bool:
-    """Say whether a method's server gets by with sums, as it says; two made-up reports try it."""
-    if not (sums(method) and has(method, Averaging)):
-        return False
-    cohort = torch.zeros(1, dtype=torch.int64, device=tree.leaves(state)[0].device)
-    sent = method.reference(state, cohort)
-    size = tree.leaves(sent)[0].new_tensor([1.0, 3.0])
-    rows = tree.map(lambda leaf: torch.stack([leaf, 1 - leaf]), sent)
-    weight = method.weights(size)
-    mean = tree.map(lambda leaf: leaf.unsqueeze(0), tree.mean(rows, weight))
-    one = method.server_step(state, cohort, Report(mean, torch.ones_like(size[:1])))
-    both = method.server_step(state, cohort.repeat(2), Report(rows, size))
-    pairs = zip(tree.leaves(one), tree.leaves(both), strict=True)
-    return all(torch.allclose(left, right, 1e-4, 1e-5, equal_nan=True) for left, right in pairs)
-
-
-def summed(method: Method, harvest: GroupResult, calls: Sequence[CohortRequest]) -> GroupResult:
-    """Add a team's reports up, run by run; what holds NaN or infinity is in no sum.
-
-    Nor are bystanders' reports, of whom only what they keep can be broken.
-    """
-    reports: Report = harvest.reports
-    device = reports.size.device
-    stale = rows_with_nan([harvest.personal])
-    heard = torch.tensor([_heard(calls[seat.run], seat) for seat in harvest.seats], device=device)
-    bad = rows_to_leave_out(reports, stale, len(harvest.seats), device)
-    clean = without_rows(reports, bad)
-    assert has(method, Averaging)
-    weight = torch.where(heard, method.weights(clean.size), 0.0)
-    sums = []
-    for run in range(len(calls)):
-        mine = torch.tensor([seat.run == run for seat in harvest.seats], device=device)
-        own = torch.where(mine, weight, 0.0)
-        sums.append(Report(tree.mixed(own.unsqueeze(0), clean.params), own.sum().reshape(1)))
-    broken = bad & heard if stale is None else torch.where(heard, bad, stale)
-    return harvest._replace(reports=(), sums=sums, broken=broken)
-
-
-def _heard(call: CohortRequest, seat: ClientKey) -> bool:
-    return call.heard is None or seat.client in call.heard

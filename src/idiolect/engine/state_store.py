@@ -379,9 +379,14 @@ def belongs_on_disk(starts: Starts, backend: Backend, cohort: int | None, client
 
 
 def make_store(
-    starts: Starts, backend: Backend, disk: bool, path: Path | None
+    starts: Starts,
+    backend: Backend,
+    cohort: int | None,
+    clients: int,
+    path: Path | None = None,
+    disk: bool | None = None,
 ) -> MemoryStore | DiskStore:
-    """Make the place where personal state is kept."""
-    if not disk:
-        return MemoryStore(starts, backend.place)
-    return DiskStore(starts, backend.place, path, backend.personal_mb << 20)
+    """Make a store of personal state: on `disk` or not as set, or by its size."""
+    if belongs_on_disk(starts, backend, cohort, clients) if disk is None else disk:
+        return DiskStore(starts, backend.place, path, backend.personal_mb << 20)
+    return MemoryStore(starts, backend.place)

@@ -9,7 +9,7 @@ import os
 import re
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, NamedTuple
@@ -51,7 +51,7 @@ def required() -> Any:
     return ray
 
 
-def hired(wanted: Ray) -> "Cluster":
+def open_cluster(wanted: Ray) -> "Cluster":
     """Return the cluster that is wanted; the next job finds the same workers."""
     ray = required()
     for key, known in list(_OPEN.items()):
@@ -90,8 +90,8 @@ class Cluster:
                 "`ray status` for what keeps the others waiting, or ask for fewer (backend.ray)"
             )
         self._slots = first
-        for slot, hand in enumerate(first):
-            hand.slots.add(slot)
+        for slot, worker in enumerate(first):
+            worker.slots.add(slot)
 
     @property
     def open(self) -> bool:
@@ -102,27 +102,28 @@ class Cluster:
 
     def at(self, slot: int) -> WorkerHandle:
         """Return who serves a slot; a replacement that has started takes a slot over."""
-        for hand in self._admitted(0) if self._coming else ():
-            busiest = max(self._hands(), key=lambda other: len(other.slots), default=None)
+        for worker in self._admitted(0) if self._coming else ():
+            busiest = max(self.workers(), key=lambda other: len(other.slots), default=None)
             if busiest is not None and len(busiest.slots) > 1:
-                self._move(max(busiest.slots), hand)
+                self._move(max(busiest.slots), worker)
         return self._slots[slot]
 
-    def _hands(self) -> list[WorkerHandle]:
+    def workers(self) -> list[WorkerHandle]:
+        """Return all workers that are there."""
         return list(dict.fromkeys(self._slots))
 
-    def _move(self, slot: int, hand: WorkerHandle) -> None:
+    def _move(self, slot: int, worker: WorkerHandle) -> None:
         self._slots[slot].slots.discard(slot)
-        self._slots[slot] = hand
-        hand.slots.add(slot)
+        self._slots[slot] = worker
+        worker.slots.add(slot)
 
-    def lost(self, hand: WorkerHandle) -> None:
+    def lost(self, worker: WorkerHandle) -> None:
         """Take note that a worker is gone: ask for another, and let others serve meanwhile."""
-        if hand.number in self._gone:
+        if worker.number in self._gone:
             return
-        self._gone.add(hand.number)
+        self._gone.add(worker.number)
         self._coming.append(self._start())
-        left = [other for other in self._hands() if other.number not in self._gone]
+        left = [other for other in self.workers() if other.number not in self._gone]
         if not left:
             left = self._admitted(1)
             if not left:
@@ -130,7 +131,7 @@ class Cluster:
                     f"all workers were lost, and none started again within {_SECONDS:.0f} s; see "
                     "`ray status`, and go on with --resume when the cluster is well"
                 )
-        for slot in sorted(hand.slots):
+        for slot in sorted(worker.slots):
             self._move(slot, min(left, key=lambda other: (len(other.slots), other.number)))
 
     def _start(self) -> WorkerHandle:
@@ -142,7 +143,7 @@ class Cluster:
 
     def _admitted(self, wanted: int) -> list[WorkerHandle]:
         """Return who has started since; wait for as many as are wanted, but not for ever."""
-        refs = {hand.ready: hand for hand in self._coming}
+        refs = {worker.ready: worker for worker in self._coming}
         patience = _SECONDS if wanted else 0.0
         found, _ = self._ray.wait(
             list(refs), num_returns=max(1, min(wanted, len(refs))), timeout=patience
@@ -153,7 +154,7 @@ class Cluster:
             with contextlib.suppress(self._ray.exceptions.RayActorError):  # lost in its turn
                 _refuse_other_versions(self._ray.get(ref))
                 ready.append(refs[ref])
-        return sorted(ready, key=lambda hand: hand.number)
+        return sorted(ready, key=lambda worker: worker.number)
 
     # What they do.
 
@@ -163,8 +164,8 @@ class Cluster:
 
     def ask(self, task: Callable[[WorkerHandle], list[Any]], slot: int) -> "PendingCall":
         """Ask whoever serves a slot; `task` makes the calls, and the last one is the answer."""
-        hand = self.at(slot)
-        return PendingCall(task, slot, hand, task(hand))
+        worker = self.at(slot)
+        return PendingCall(task, slot, worker, task(worker))
 
     def answer(self, asked: "PendingCall") -> "CallResult":
         """Wait for an answer. A worker that is lost is replaced, and the work done again."""
@@ -173,35 +174,31 @@ class Cluster:
             try:
                 # In order: where a preparation failed, its error says more than what followed.
                 last = [self._ray.get(ref) for ref in asked.refs][-1]
-                return CallResult(asked.hand, last, attempt)
+                return CallResult(asked.worker, last, attempt)
             except errors.RayTaskError as error:
                 raise _own(error) from error
             except _lost(errors):
-                self.lost(asked.hand)
+                self.lost(asked.worker)
                 asked = self.ask(asked.task, asked.slot)
         raise ClusterError(
             f"the same work cost {_ATTEMPTS} workers their lives; perhaps the memory does not "
             "suffice: ask for fewer workers, or set backend.width"
         )
 
-    def tell(self, hand: WorkerHandle, call: str, *arguments: Any) -> None:
+    def send(self, worker: WorkerHandle, call: str, *arguments: Any) -> None:
         """Tell a worker something that needs no answer, if it is still there."""
-        if hand.number not in self._gone and self.open:
-            getattr(hand.actor, call).remote(*arguments)
+        if worker.number not in self._gone and self.open:
+            getattr(worker.actor, call).remote(*arguments)
 
     def about(self) -> list[dict[str, Any]]:
         """Ask all workers who they are, and how long they worked."""
-        refs = [hand.actor.about.remote() for hand in self._hands()]
+        refs = [worker.actor.about.remote() for worker in self.workers()]
         return [self._ray.get(ref) for ref in refs]
 
     def dismiss(self) -> None:
         """Let all workers go."""
-        for hand in [*self._hands(), *self._coming]:
-            self._ray.kill(hand.actor)
-
-    def everyone(self) -> Iterator[WorkerHandle]:
-        """Give all workers that are there."""
-        yield from self._hands()
+        for worker in [*self.workers(), *self._coming]:
+            self._ray.kill(worker.actor)
 
 
 @dataclass(frozen=True)
@@ -210,14 +207,14 @@ class PendingCall:
 
     task: Callable[[WorkerHandle], list[Any]]
     slot: int
-    hand: WorkerHandle
+    worker: WorkerHandle
     refs: list[Any]
 
 
 class CallResult(NamedTuple):
     """What a worker said, and how often the question had to be put to another one."""
 
-    hand: WorkerHandle
+    worker: WorkerHandle
     value: Any
     again: int
 

@@ -1,7 +1,7 @@
-"""What a worker does: it holds shards of a job's clients and works for them when it is told.
+"""What a Ray worker runs: it holds shards of a job's clients, and runs tasks for them.
 
-Nothing here knows of Ray. A `Worker` is driven by calls, one at a time and in order; what it holds
-of a job can be told again to any other.
+Nothing here imports Ray. A `Worker` is driven by calls, one at a time and in order; what it holds
+of a job can be sent again to any other.
 """
 
 import dataclasses
@@ -16,25 +16,29 @@ import numpy as np
 import torch
 
 from idiolect.core import tree
-from idiolect.core.client import Network, Pool
+from idiolect.core.client import Pool
 from idiolect.core.method import Report, Sent
-from idiolect.core.tree import Params, Tree
-from idiolect.engine import state_store
+from idiolect.core.tree import Tree
+from idiolect.engine.architecture import BuiltNetworks
 from idiolect.engine.backend import Backend
 from idiolect.engine.batch_plan import ClientRows
-from idiolect.engine.client_group import ClientKey, ClientTask, CohortRequest, GroupResult
+from idiolect.engine.client_group import ClientKey, ClientTask, CohortRequest, GroupResult, Members
 from idiolect.engine.data_pools import DataPools, StoredExamples
-from idiolect.engine.local_group import LocalGroup, hands
-from idiolect.engine.server_update import summed
-from idiolect.engine.state_store import DiskStore, MemoryStore
+from idiolect.engine.local_group import LocalGroup, server_group
+from idiolect.engine.server_update import sum_reports
+from idiolect.engine.state_store import DiskStore, MemoryStore, make_store
 from idiolect.version import VERSION
 
 ShardMembers = Mapping[int, ClientRows]
 
 _PUBLIC = "public"  # the stream that all clients hold alike, and every worker once
 
+# Shards: who is served by which worker, and a shard's examples as they are sent there, once.
 
-def dealt(loads: np.ndarray, kinds: Sequence[np.ndarray], count: int) -> list[list[np.ndarray]]:
+
+def deal_clients(
+    loads: np.ndarray, kinds: Sequence[np.ndarray], count: int
+) -> list[list[np.ndarray]]:
     """Deal clients into shards of about equal load: for each shard the clients of each kind.
 
     Within a kind (an architecture) the heaviest come first, each to the shard that has least.
@@ -50,11 +54,11 @@ def dealt(loads: np.ndarray, kinds: Sequence[np.ndarray], count: int) -> list[li
 
 
 class RowLists(NamedTuple):
-    """One stream's rows of many clients in three arrays: thousands of small ones travel slowly."""
+    """One stream's rows of many clients in three arrays, since many small ones are slow."""
 
     which: np.ndarray  # [client] number of its list of rows: some are common to many
     ends: np.ndarray  # [list]
-    rows: np.ndarray  # lists, one behind the other
+    rows: np.ndarray  # the lists, concatenated
 
     def of(self, place: int) -> np.ndarray:
         """Return one client's rows."""
@@ -73,57 +77,51 @@ class RunRows(NamedTuple):
 
 
 class ShardData(NamedTuple):
-    """What the clients of a shard learn from, or are scored on: their examples, and whose."""
+    """What the clients of a shard train on, or are scored on: their examples, and whose."""
 
     examples: StoredExamples
-    rosters: list[RunRows]  # of each run
+    runs: list[RunRows]
 
     def members(self) -> list[ShardMembers]:
-        """Give each run's clients their rows of the pack's pool."""
-        return [
-            {
-                int(client): ClientRows(
-                    roster.seed,
-                    int(client),
-                    {name: stream.of(place) for name, stream in roster.streams.items()},
-                )
-                for place, client in enumerate(roster.clients)
-            }
-            for roster in self.rosters
-        ]
+        """Return each run's clients with their rows of the shard's pool."""
+        found: list[ShardMembers] = []
+        for run in self.runs:
+            members = {}
+            for place, client in enumerate(run.clients.tolist()):
+                rows = {name: stream.of(place) for name, stream in run.streams.items()}
+                members[client] = ClientRows(run.seed, client, rows)
+            found.append(members)
+        return found
 
     def pools(self, device: torch.device) -> dict[str, Pool]:
         """Put the examples on a device; all streams but the public one are rows of them."""
         pool = self.examples.pool(device)
-        return {name: pool for roster in self.rosters for name in roster.streams if name != _PUBLIC}
+        return {name: pool for run in self.runs for name in run.streams if name != _PUBLIC}
 
 
-def packed(
-    library: DataPools, rolls: Sequence[Sequence[ClientRows]], clients: np.ndarray
-) -> ShardData:
-    """Pack what some clients hold in each run, and no other example."""
-    rosters = []
-    for roll in rolls:
-        members = [roll[int(client)] for client in clients if client < len(roll)]
+def pack_shard(pools: DataPools, members_of: Sequence[Members], clients: np.ndarray) -> ShardData:
+    """Collect what some clients hold in each run, and no other example."""
+    runs = []
+    for own in members_of:
+        members = [own[int(client)] for client in clients if client < len(own)]
         names = sorted({name for member in members for name in member.rows})
         streams = {name: _stream([member.rows[name] for member in members]) for name in names}
         numbers = np.array([member.client for member in members], np.int64)
-        rosters.append(RunRows(members[0].seed if members else 0, numbers, streams))
-    private = [s.rows for r in rosters for name, s in r.streams.items() if name != _PUBLIC]
-    stored = library.stored
+        runs.append(RunRows(members[0].seed if members else 0, numbers, streams))
+    private = [s.rows for r in runs for name, s in r.streams.items() if name != _PUBLIC]
+    stored = pools.stored
     held = np.unique(np.concatenate([np.empty(0, np.int64), *private]) % stored)
-    for roster in rosters:
-        for name, stream in roster.streams.items():
+    for run in runs:
+        for name, stream in run.streams.items():
             if name != _PUBLIC:  # a row says which example it is, and how it is scaled
                 moved = np.searchsorted(held, stream.rows % stored)
                 moved += stream.rows // stored * len(held)
-                roster.streams[name] = stream._replace(rows=moved)
+                run.streams[name] = stream._replace(rows=moved)
     if not len(held):  # padding is a row of the pool too, of no weight
-        blank = library.excerpt(np.arange(1))
-        return ShardData(
-            blank._replace(x=np.zeros_like(blank.x), y=np.zeros_like(blank.y)), rosters
-        )
-    return ShardData(library.excerpt(held), rosters)
+        blank = pools.excerpt(np.arange(1))
+        zero = blank._replace(x=np.zeros_like(blank.x), y=np.zeros_like(blank.y))
+        return ShardData(zero, runs)
+    return ShardData(pools.excerpt(held), runs)
 
 
 def _stream(lists: Sequence[np.ndarray]) -> RowLists:
@@ -140,7 +138,7 @@ def _stream(lists: Sequence[np.ndarray]) -> RowLists:
     )
 
 
-# Trees on their way: arrays, which Ray lays into shared memory as they are.
+# Trees are sent as arrays, which Ray puts into shared memory without a copy.
 
 
 def lowered(values: Tree) -> Tree:
@@ -163,24 +161,13 @@ def lifted(values: Tree, device: torch.device) -> Tree:
     return tree.map(tensor, values)
 
 
-NOBODYS = -1  # the shard, and the pack, of a server
-
-
-class ArchitectureSpec(NamedTuple):
-    """What clients of one architecture start with."""
-
-    networks: Mapping[str, Network]
-    starts: Sequence[Params]  # parameters that training starts from, of each run
-    personal: Sequence[Tree]  # what one client keeps before its first round, of each run
-    stacked: bool  # whether they run many clients at once
-
-
 class JobSpec(NamedTuple):
     """All of a job that every worker needs alike."""
 
     backend: Backend
     dtype: torch.dtype
-    outfits: Sequence[ArchitectureSpec]
+    built: Sequence[BuiltNetworks]  # of each architecture; initial parameters are arrays
+    personal: Sequence[Sequence[Tree]]  # [architecture][run]: personal state before the first round
     shards: Sequence[Sequence[np.ndarray]]  # [shard][architecture]: clients
     cohort: int | None
     clients: int
@@ -188,102 +175,94 @@ class JobSpec(NamedTuple):
 
 
 class ShardTask(NamedTuple):
-    """Work for the called clients of one shard and architecture."""
+    """A task for the clients of one shard and architecture."""
 
     shard: int
     place: int  # of the architecture
-    kind: str
-    work: ClientTask
+    task: ClientTask
     round: int
-    cohorts: Sequence[np.ndarray]  # of each run
-    heard: Sequence[np.ndarray | None]  # whose reports count; None: all
-    own: Sequence[Tree]  # a row for each of the cohort
-    even: bool
-    afresh: bool
-    lessons: int  # number of a pack
-    exams: int | None
+    requests: Sequence[CohortRequest]  # of each run; of what is sent only `own`, and no members
+    train: int  # number of the shard data that clients train on
+    test: int | None  # of those they are scored on
     widths: Mapping[str, int]  # as they were measured before, here or elsewhere
-    ahead: Sequence[np.ndarray]  # who is called in the round after this one
-    sums: bool  # reports are wanted in sum
-    samples: Sequence[int | None]  # of each run: number of the public sample
+    coming: Sequence[CohortRequest]  # cohorts of the round after this one
+    sums: bool  # whether reports are to be summed
 
 
 class ShardResult(NamedTuple):
-    """What came of an order."""
+    """The results of a shard's task."""
 
-    seats: np.ndarray  # [seat, (run, client)]
-    results: Tree  # a row for each seat
+    keys: np.ndarray  # [row, (run, client)]
+    results: Tree  # a row for each key
     sums: Sequence[Report]
     broken: np.ndarray | None
     widths: Mapping[str, int]
     examples: int
     planned: int
 
+    def clients(self) -> list[ClientKey]:
+        """Return the keys of the rows."""
+        return [ClientKey(run, client) for run, client in self.keys.tolist()]
+
 
 class WorkerJob:
     """What a worker holds of one job."""
 
-    def __init__(self, kit: JobSpec) -> None:
-        self.kit = kit
-        # The same settings here as in a process of its own; Ray says which device is whose.
-        device = kit.backend.workplace
-        self.backend = dataclasses.replace(kit.backend, kind="vectorised", device=device)
+    def __init__(self, spec: JobSpec) -> None:
+        self.spec = spec
+        # The same settings as in a process of its own; Ray says which device is whose.
+        device = spec.backend.workplace
+        self.backend = dataclasses.replace(spec.backend, kind="vectorised", device=device)
         self.device = self.backend.place
-        for outfit in kit.outfits:
-            for network in outfit.networks.values():
+        self.built = []
+        for own in spec.built:
+            for network in own.networks.values():
                 network.to(self.device)
-        public = {} if kit.public is None else {"public": kit.public.pool(self.device)}
-        self.public: dict[str, Pool] = public
-        self.packs: dict[tuple[int, int], tuple[list[ShardMembers], dict[str, Pool]]] = {}
+            setups = [s._replace(params=lifted(s.params, self.device)) for s in own.setups]
+            self.built.append(own._replace(setups=setups))
+        self.public: dict[str, Pool] = {}
+        if spec.public is not None:
+            self.public = {_PUBLIC: spec.public.pool(self.device)}
+        self.data: dict[tuple[int, int], tuple[list[ShardMembers], dict[str, Pool]]] = {}
         self._stores: dict[tuple[int, int], MemoryStore | DiskStore] = {}
-        self._crews: dict[tuple[int, ...], LocalGroup] = {}
+        self._groups: dict[tuple[int, ...], LocalGroup] = {}
+        self._servers: dict[int, LocalGroup] = {}
 
     def store(self, shard: int, place: int) -> MemoryStore | DiskStore:
-        """Return where the personal state of a shard's clients is kept."""
+        """Return the store of a shard's personal state."""
         key = (shard, place)
         if key not in self._stores:
-            count = len(self.kit.shards[shard][place])
-            starts = [
-                (lifted(start, self.device), count) for start in self.kit.outfits[place].personal
-            ]
-            disk = state_store.belongs_on_disk(
-                starts, self.backend, self.kit.cohort, self.kit.clients
-            )
-            self._stores[key] = state_store.make_store(starts, self.backend, disk, None)
+            spec, count = self.spec, len(self.spec.shards[shard][place])
+            starts = [(lifted(start, self.device), count) for start in spec.personal[place]]
+            self._stores[key] = make_store(starts, self.backend, spec.cohort, spec.clients)
         return self._stores[key]
 
-    def crew(self, shard: int, place: int, lessons: int, exams: int | None) -> LocalGroup:
-        """Return those who do an order: a crew for each pack, for books keep to their pools."""
-        key = (shard, place, lessons, -1 if exams is None else exams)
-        if key not in self._crews:
-            outfit, server = self.kit.outfits[place], lessons == NOBODYS
-            nobody = np.empty(0, np.int64), MemoryStore([((), 0)], self.device)
-            clients, store = (
-                nobody if server else (self.kit.shards[shard][place], self.store(shard, place))
+    def group(self, task: ShardTask) -> LocalGroup:
+        """Return the group that runs a task: one for each data, since plans keep to their pools."""
+        shard, place = task.shard, task.place
+        key = (shard, place, task.train, -1 if task.test is None else task.test)
+        if key not in self._groups:
+            self._groups[key] = LocalGroup(
+                self.spec.shards[shard][place],
+                self.built[place],
+                self.store(shard, place),
+                {**self.data[shard, task.train][1], **self.public},
+                {} if task.test is None else self.data[shard, task.test][1],
+                self.backend,
             )
-            pools = {} if server else self.packs[shard, lessons][1]
-            self._crews[key] = LocalGroup(
-                clients,
-                outfit.networks,
-                store,
-                [lifted(start, self.device) for start in outfit.starts],
-                {**pools, **self.public},
-                {} if exams is None else self.packs[shard, exams][1],
-                self.device,
-                self.backend.width if outfit.stacked else 1,
-                hands(self.device, outfit.networks),
-                outfit.stacked,
-                self.backend.cache,
-                self.backend.precision,
-                self.backend.graph,
-            )
-        return self._crews[key]
+        return self._groups[key]
+
+    def server(self, place: int) -> LocalGroup:
+        """Return the group of the servers, which have public examples only and no shard."""
+        if place not in self._servers:
+            self._servers[place] = server_group(self.built[place], self.public, self.backend)
+        return self._servers[place]
 
     def leave(self, shard: int) -> None:
         """Forget a shard that another worker serves from now on."""
-        self.packs = {key: own for key, own in self.packs.items() if key[0] != shard}
+        self.data = {key: own for key, own in self.data.items() if key[0] != shard}
         self._stores = {key: own for key, own in self._stores.items() if key[0] != shard}
-        self._crews = {key: own for key, own in self._crews.items() if key[0] != shard}
+        self._groups = {key: own for key, own in self._groups.items() if key[0] != shard}
 
 
 class Worker:
@@ -296,14 +275,14 @@ class Worker:
         self._jobs: dict[str, WorkerJob] = {}
 
     def about(self) -> dict[str, Any]:
-        """Say who this is; versions must agree, for what is sent are objects."""
+        """Identify this worker; versions must agree, since objects are sent."""
         versions = {"idiolect": VERSION, "torch": torch.__version__}
         return {**versions, "pid": os.getpid(), "cpu_seconds": time.process_time()}
 
-    def open(self, job: str, kit: JobSpec) -> None:
+    def open(self, job: str, spec: JobSpec) -> None:
         """Begin a job."""
-        torch.set_default_dtype(kit.dtype)
-        self._jobs[job] = WorkerJob(kit)
+        torch.set_default_dtype(spec.dtype)
+        self._jobs[job] = WorkerJob(spec)
 
     def close(self, job: str) -> None:
         """End a job."""
@@ -311,13 +290,13 @@ class Worker:
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
 
-    def learn(self, job: str, shard: int, number: int, pack: ShardData) -> None:
+    def receive(self, job: str, shard: int, number: int, data: ShardData) -> None:
         """Take in a shard's examples."""
         held = self._held(job)
-        held.packs[shard, number] = (pack.members(), pack.pools(held.device))
+        held.data[shard, number] = (data.members(), data.pools(held.device))
 
     def put(self, job: str, shard: int, place: int, rows: np.ndarray, personal: Tree) -> None:
-        """Take in personal state: it comes back from where it was kept safe."""
+        """Take in personal state that was kept elsewhere."""
         held = self._held(job)
         there = torch.from_numpy(np.array(rows)).to(held.device)
         held.store(shard, place).put(there, lifted(personal, held.device))
@@ -327,72 +306,59 @@ class Worker:
         self._held(job).leave(shard)
 
     def run(
-        self, job: str, order: ShardTask, shared: Sequence[Tree], groups: Sequence[Tree]
+        self, job: str, own: ShardTask, shared: Sequence[Tree], groups: Sequence[Tree]
     ) -> ShardResult:
-        """Do an order. What clients keep is kept here, and told."""
+        """Run a task. New personal state is kept here, and returned."""
         held = self._held(job)
-        crew = held.crew(order.shard, order.place, order.lessons, order.exams)
-        crew.groups = list(lifted(tuple(groups), held.device))
-        crew.widths.update(order.widths)
-        members = held.packs[order.shard, order.lessons][0]
-        exams = None if order.exams is None else held.packs[order.shard, order.exams][0]
-        calls = [
-            CohortRequest(
-                cohort,
-                Sent(*lifted((sent, own), held.device)),
-                members[run],
-                () if exams is None else exams[run],
-                order.even,
-                order.afresh,
-                order.heard[run],
-                order.samples[run],
+        group = held.group(own)
+        group.groups = list(lifted(tuple(groups), held.device))
+        group.widths.update(own.widths)
+        members = held.data[own.shard, own.train][0]
+        tests = None if own.test is None else held.data[own.shard, own.test][0]
+        requests = [
+            request._replace(
+                sent=Sent(*lifted((sent, request.sent.own), held.device)),
+                members=members[run],
+                tests=() if tests is None else tests[run],
             )
-            for run, (cohort, sent, own) in enumerate(
-                zip(order.cohorts, shared, order.own, strict=True)
-            )
+            for run, (request, sent) in enumerate(zip(own.requests, shared, strict=True))
         ]
-        crew.look_ahead(order.ahead)
-        seats, results = crew.run(order.kind, order.work, calls, order.round)
-        if order.work.keeps:
-            crew.store.put(crew.rows(seats), results[-1])
-        harvest = GroupResult(crew, seats, (), (), ())
-        if order.sums:
-            harvest = summed(order.work.method, GroupResult(crew, seats, *results), calls)
+        group.prefetch_state(own.coming)
+        keys, results = group.run(own.task, requests, own.round)
+        if own.task.keeps:
+            group.store.put(group.rows(keys), results[-1])
+        result = GroupResult(group, keys, (), (), ())
+        if own.sums:
+            whole = GroupResult(group, keys, *results)
+            result = sum_reports(own.task.method, whole, requests)
             results = ((), *results[1:])
         return ShardResult(
-            np.array(seats, np.int64).reshape(-1, 2),
+            np.array(keys, np.int64).reshape(-1, 2),
             lowered(results),
-            lowered(list(harvest.sums)),
-            None if harvest.broken is None else harvest.broken.cpu().numpy(),
-            dict(crew.widths),
-            crew.examples(order.kind),
-            crew.planned(order.kind),
+            lowered(list(result.sums)),
+            None if result.broken is None else result.broken.cpu().numpy(),
+            dict(group.widths),
+            group.examples(own.task.kind),
+            group.planned(own.task.kind),
         )
 
     def serve(
         self,
         job: str,
         place: int,
-        work: ClientTask,
-        servers: Sequence[ClientRows],
-        states: Sequence[Tree],
+        task: ClientTask,
+        requests: Sequence[CohortRequest],
         groups: Sequence[Tree],
         round: int,
-        samples: Sequence[int] | None = None,
-    ) -> list[Tree]:
-        """Work for the servers, who have public examples only and no shard."""
+    ) -> Tree:
+        """Run a task of the servers; returns a row for each run."""
         held = self._held(job)
-        crew = held.crew(NOBODYS, place, NOBODYS, None)
-        crew.groups = list(lifted(tuple(groups), held.device))
-        made = crew.serve(work, servers, lifted(tuple(states), held.device), round, samples)
-        return list(lowered(tuple(made)))
+        server = held.server(place)
+        server.groups = list(lifted(tuple(groups), held.device))
+        own = [r._replace(sent=Sent(*lifted(tuple(r.sent), held.device))) for r in requests]
+        return lowered(server.run(task, own, round)[1])
 
     def _held(self, job: str) -> WorkerJob:
         held = self._jobs[job]
-        torch.set_default_dtype(held.kit.dtype)
+        torch.set_default_dtype(held.spec.dtype)
         return held
-
-
-def seats_of(reply: ShardResult) -> list[ClientKey]:
-    """Read who was there."""
-    return [ClientKey(run, client) for run, client in reply.seats.tolist()]
