@@ -137,7 +137,7 @@ def test_methods_cannot_tell(name, tmp_path):
             there.advance()
         states = [all_of(crew.store) for crew in there.groups]
         assert isinstance(there.groups[0].store, DiskStore) == (personal == "disk")
-        verdicts = there.judge([world.exam for world in held], keep=True)
+        verdicts = there.judge([world.test_data for world in held], keep=True)
         scores = [verdict.scores["personal"]["loss"].tolist() for verdict in verdicts]
         ends.append((there.states, states, scores))
     assert not worlds.differing(ends[0][:2], ends[1][:2])
