@@ -124,7 +124,7 @@ class ClientRuntime:
         return rounds > (method.first_preparation if has(method, Preparation) else 0)
 
     def first(self, sent: Sent, round: int, sample: int | None = None) -> tuple[Tree, Tree]:
-        """Run a round of a client that has not prepared: `prepare`, if the method does, and step."""
+        """Run a round of a client that has not prepared: prepare, if the method does, and step."""
         fresh, method = self.personal, self.method
         try:
             if has(method, Preparation) and round >= method.first_preparation:
