@@ -13,7 +13,8 @@ import torch
 
 import idiolect
 from idiolect.core import tree
-from idiolect.data import federate, load, normalised, read
+from idiolect.data import federate, load, read
+from idiolect.data.dataset import normalised
 from idiolect.experiment.build import build_jobs
 from idiolect.experiment.load import parse_experiment
 from idiolect.experiment.train import train

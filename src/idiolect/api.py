@@ -11,7 +11,8 @@ import numpy as np
 from torch import nn
 
 from idiolect.core.method import Method
-from idiolect.data import SOURCES, Federation, federate, load, normalised, read
+from idiolect.data import SOURCES, Federation, federate, load, read
+from idiolect.data.dataset import normalised
 from idiolect.data.sources import cache_root
 from idiolect.engine.architecture import Architecture, Build, bound
 from idiolect.engine.backend import Backend

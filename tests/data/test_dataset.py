@@ -3,8 +3,8 @@ import dataclasses
 import numpy as np
 import pytest
 
-from idiolect.data import Dataset, Federation, fitted, normalised
-from idiolect.data.dataset import default_decoding, moments
+from idiolect.data import Dataset, Federation
+from idiolect.data.dataset import default_decoding, fitted, moments, normalised
 from idiolect.errors import ConfigError, DataError
 
 

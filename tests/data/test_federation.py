@@ -4,8 +4,8 @@ import time
 import numpy as np
 import pytest
 
-import idiolect.data as data
-from idiolect.data import Federation, TrainData, same_clients
+from idiolect.data import Federation, federation
+from idiolect.data.federation import TrainData, same_clients
 from idiolect.errors import ConfigError, DataError
 
 
@@ -29,7 +29,7 @@ def test_counts_and_names(two):
 
 def test_lessons_hold_no_test_row(two):
     held = two.train_data
-    assert isinstance(held, TrainData) and isinstance(two.test_data, data.TestData)
+    assert isinstance(held, TrainData) and isinstance(two.test_data, federation.TestData)
     assert not hasattr(held, "test") and not hasattr(held, "exam")
     assert not hasattr(two.test_data, "train")
     seen = set(np.concatenate(held.train + held.val).tolist())

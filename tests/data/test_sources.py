@@ -9,7 +9,8 @@ import pytest
 from hubserver import serving
 from PIL import Image
 
-from idiolect.data import SOURCES, federate, fitted, load
+from idiolect.data import SOURCES, federate, load
+from idiolect.data.dataset import fitted
 from idiolect.errors import ConfigError, DataError
 
 

@@ -7,8 +7,8 @@ import federations as fed
 import numpy as np
 import pytest
 
-from idiolect.data import federate, fitted, normalised, read
-from idiolect.data.dataset import Moments, decoding, moments
+from idiolect.data import federate, read
+from idiolect.data.dataset import Moments, decoding, fitted, moments, normalised
 from idiolect.deploy.limits import UNLIMITED
 from idiolect.deploy.node import Node
 from idiolect.deploy.node_process import InProcess

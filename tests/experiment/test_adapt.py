@@ -14,7 +14,8 @@ import idiolect
 from idiolect.cli import app
 from idiolect.core import checkpoint
 from idiolect.core.method import Sent
-from idiolect.data import federate, normalised, read
+from idiolect.data import federate, read
+from idiolect.data.dataset import normalised
 from idiolect.errors import CheckpointError, ConfigError, DataError, MethodError
 from idiolect.methods import METHODS, FedAvg
 from idiolect.results import data_record

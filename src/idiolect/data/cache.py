@@ -22,6 +22,7 @@ from idiolect.errors import DataError
 _FORMAT = 1
 
 _COLUMNS = ("y", "clients", "origin")
+_FIELDS = ("name", "classes", "client_names", "provenance", "words", "vocabulary")
 
 _BLOCK = 1 << 18
 _PATIENCE_S = 30.0
@@ -79,42 +80,21 @@ def _save(folder: Path, dataset: Dataset) -> None:
         if values is not None:
             np.save(folder / f"{column}.npy", values)
     np.savez(folder / "decoding.npz", shift=dataset.shift, scale=dataset.scale)
-    about = {
-        "name": dataset.name,
-        "classes": dataset.classes,
-        "client_names": dataset.client_names,
-        "provenance": dataset.provenance,
-        "words": dataset.words,
-        "vocabulary": dataset.vocabulary,
-    }
+    about = {field: getattr(dataset, field) for field in _FIELDS}
     (folder / "meta.json").write_text(json.dumps(about, indent=1))
 
 
 def _open(folder: Path) -> Dataset:
     try:
-        about: dict[str, Any] = json.loads((folder / "meta.json").read_text())
-        columns = {
-            column: np.load(folder / f"{column}.npy")
-            for column in _COLUMNS
-            if (folder / f"{column}.npy").exists()
-        }
-        x = np.load(folder / "x.npy", mmap_mode="r")
-        decoding = np.load(folder / "decoding.npz")
-        return Dataset(
-            name=about["name"],
-            x=x,
-            y=columns["y"],
-            classes=tuple(about["classes"]),
-            shift=decoding["shift"],
-            scale=decoding["scale"],
-            clients=columns.get("clients"),
-            client_names=tuple(about["client_names"]),
-            origin=columns.get("origin"),
-            provenance=about["provenance"],
-            words=tuple(about.get("words", ())),
-            vocabulary=about.get("vocabulary", 0),
-        )
-    except (OSError, ValueError, KeyError) as error:
+        fields: dict[str, Any] = json.loads((folder / "meta.json").read_text())
+        fields |= {key: tuple(fields[key]) for key in ("classes", "client_names", "words")}
+        for column in _COLUMNS:
+            if (folder / f"{column}.npy").exists():
+                fields[column] = np.load(folder / f"{column}.npy")
+        with np.load(folder / "decoding.npz") as decoding:
+            fields.update(decoding)
+        return Dataset(x=np.load(folder / "x.npy", mmap_mode="r"), **fields)
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"the cache folder {folder} is damaged ({error}); delete it") from error
 
 
@@ -125,13 +105,7 @@ class _RememberDigest(urllib.request.HTTPRedirectHandler):
         self.stated = ""
 
     def redirect_request(
-        self,
-        req: urllib.request.Request,
-        fp: IO[bytes],
-        code: int,
-        msg: str,
-        headers: http.client.HTTPMessage,
-        newurl: str,
+        self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str
     ) -> urllib.request.Request | None:
         """Note the digest, then follow."""
         self.stated = self.stated or _digest_in(headers)
@@ -218,15 +192,10 @@ def _fetch(url: str, part: Path) -> tuple[str, int | None]:
 
 def _copy(response: Any, file: IO[bytes], label: str, have: int, expected: int | None) -> None:
     from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+    from rich.progress import DownloadColumn, Progress, TransferSpeedColumn
 
     console = Console(stderr=True)
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-    )
+    columns = (*Progress.get_default_columns()[:2], DownloadColumn(), TransferSpeedColumn())
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
         task = progress.add_task(label, total=expected, completed=have)
         while block := response.read(_BLOCK):

@@ -15,7 +15,7 @@ _PARTS = ("train", "val", "test")
 
 @dataclass(frozen=True, eq=False)
 class TrainData:
-    """What training code is handed: it cannot touch a test row, for it has none."""
+    """The rows that training code may use: no test row is among them."""
 
     dataset: Dataset
     train: tuple[Rows, ...]
@@ -40,7 +40,7 @@ class TrainData:
 
 @dataclass(frozen=True, eq=False)
 class TestData:
-    """What the final metric is handed: the test rows of each client and nothing else."""
+    """The test rows of each client, for the final evaluation alone."""
 
     dataset: Dataset
     test: tuple[Rows, ...]
@@ -90,7 +90,7 @@ class Federation:
         if self.dataset.unfitted or (self.public is not None and self.public.unfitted):
             raise DataError(
                 f"dataset '{self.dataset.name}' waits for its normalisation, which is fitted on "
-                "training rows; use federate, or data.fitted(dataset, numpy.concatenate(train))"
+                "training rows; use federate, or dataset.fitted(dataset, numpy.concatenate(train))"
             )
         rows, owner, part = self._flat()
         self._check_rows(rows, owner)
@@ -187,60 +187,47 @@ class Federation:
 
     def warnings(self) -> list[str]:
         """List what is legal but worth knowing before a number is quoted."""
-        told = [f"{self.attack}; they are not scored"] * bool(self.attack)
+        found = [f"{self.attack}; they are not scored"] * bool(self.attack)
         missing = np.flatnonzero(self.counts().sum(axis=0) == 0)
         if len(missing):
-            names = ", ".join(self.columns[i] for i in missing[:8])
-            more = f" and {len(missing) - 8} more" if len(missing) > 8 else ""
-            told.append(f"no client has a row of class {names}{more}")
+            names = listed([self.columns[i] for i in missing])
+            found.append(f"no client has a row of class {names}")
         for part in _PARTS:
-            empty = [
-                name
-                for name, rows in zip(self.names, getattr(self, part), strict=True)
-                if not len(rows)
-            ]
-            if empty:
-                told.append(
+            held = zip(self.names, getattr(self, part), strict=True)
+            if empty := [name for name, rows in held if not len(rows)]:
+                found.append(
                     f"{len(empty)} of {self.clients} clients have no {part} row: {empty[0]}"
                 )
-        return told
+        return found
+
+
+def listed(names: Sequence[str]) -> str:
+    """List the first eight names, and say how many more there are."""
+    return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
 
 
 def same_clients(federations: Sequence[Federation]) -> bool:
-    """Tell whether every place is one and the same client in all of them: it holds the same rows.
+    """Return whether all federations have the same clients, holding the same rows.
 
     How its rows are split into train, val and test may differ.
     """
-    first = federations[0]
-    return all(
-        other is first
-        or (
-            other.names == first.names
-            and all(
-                np.array_equal(_held(first, place), _held(other, place))
-                for place in range(first.clients)
-            )
-        )
-        for other in federations[1:]
-    )
+    same_names = all(other.names == federations[0].names for other in federations)
+    return same_names and _same_rows(federations, _PARTS)
 
 
 def same_test(federations: Sequence[Federation]) -> bool:
-    """Tell whether every client's test rows are the same in all of them."""
+    """Return whether every client's test rows are the same in all of them."""
+    return _same_rows(federations, ("test",))
+
+
+def _same_rows(federations: Sequence[Federation], parts: Sequence[str]) -> bool:
+    def held(federation: Federation, client: int) -> Rows:
+        return np.sort(np.concatenate([getattr(federation, part)[client] for part in parts]))
+
     first = federations[0]
     return all(
-        other is first
-        or (
-            other.clients == first.clients
-            and all(
-                np.array_equal(np.sort(one), np.sort(two))
-                for one, two in zip(first.test, other.test, strict=True)
-            )
-        )
-        for other in federations[1:]
+        other.clients == first.clients
+        and all(np.array_equal(held(first, n), held(other, n)) for n in range(first.clients))
+        for other in federations
+        if other is not first
     )
-
-
-def _held(federation: Federation, client: int) -> Rows:
-    parts = (getattr(federation, part)[client] for part in _PARTS)
-    return np.asarray(np.sort(np.concatenate(list(parts))))

@@ -4,15 +4,13 @@ Attackers keep their training rows, falsified, and lose their validation and tes
 how well an attacker is served, so scores are those of the honest.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from idiolect.data.dataset import AnyArray, Rows
-from idiolect.data.federation import Federation
+from idiolect.data.federation import Federation, listed
 from idiolect.errors import ConfigError
 
 _CHOSEN, _SHARE = 23, 29  # keep these draws apart from other uses of the same seed
@@ -38,15 +36,14 @@ def attackers(
 def unscored(federation: Federation, chosen: Sequence[int], words: str) -> Federation:
     """Take validation and test rows from attackers, and say who they are."""
     gone = set(chosen)
-    names = [federation.names[client] for client in chosen]
-    listed = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
-    told = f"simulated attack, {words}, by {len(names)} of {federation.clients}: {listed}"
+    names = listed([federation.names[client] for client in chosen])
+    attack = f"simulated attack, {words}, by {len(chosen)} of {federation.clients}: {names}"
     return replace(
         federation,
         val=tuple(NOBODY if n in gone else rows for n, rows in enumerate(federation.val)),
         test=tuple(NOBODY if n in gone else rows for n, rows in enumerate(federation.test)),
-        attack=told,
-        description=f"{federation.description}; {told}",
+        attack=attack,
+        description=f"{federation.description}; {attack}",
     )
 
 
@@ -99,8 +96,8 @@ def backdoor(
         raise ConfigError(f"attack: patch is {patch}, expected 1..{side} for these examples")
     draw = np.random.default_rng((seed, _SHARE))
     marked = [
-        draw.permutation(federation.train[client])[: max(1, round(share * len(rows)))]
-        for client, rows in ((client, federation.train[client]) for client in chosen)
+        draw.permutation(rows)[: max(1, round(share * len(rows)))]
+        for rows in (federation.train[client] for client in chosen)
         if len(rows)
     ]
     rows = np.concatenate([NOBODY, *marked])

@@ -8,19 +8,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from idiolect.data import (
-    SOURCES,
-    Dataset,
-    Federation,
-    federate,
-    fitted,
-    load,
-    normalised,
-    read,
-    same_clients,
-    same_test,
-)
-from idiolect.data.dataset import Rows, alike, rows_of, with_classes, without
+from idiolect.data import SOURCES, Dataset, Federation, federate, load, read
+from idiolect.data.dataset import Rows, alike, fitted, normalised, rows_of, with_classes, without
+from idiolect.data.federation import same_clients, same_test
 from idiolect.data.sources import cache_root
 from idiolect.data.text import SPECIAL, encoded_as, enlarged, hashed_words
 from idiolect.engine.architecture import Architecture
