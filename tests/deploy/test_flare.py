@@ -21,15 +21,15 @@ pytestmark = pytest.mark.skipif(
 
 COMMON = """
 seeds = [0]
-rounds = 3
+rounds = 2
 [data]
-partition = { name = "iid", clients = 4, per_client = 40 }
+partition = { name = "iid", clients = 3, per_client = 40 }
 public = { source = "embedded", size = 260 }
 [training]
 batch = 10
 lr = 0.05
 [evaluate]
-every = 3
+every = 2
 keep_globals = true
 [backend]
 kind = "sequential"
@@ -56,7 +56,7 @@ tune_epochs = 1
 PREDICTIONS = f"""name = "predictions"
 {COMMON}
 [model]
-each = {{ mlr = 2, dnn = 2 }}
+each = {{ mlr = 1, dnn = 2 }}
 [[methods]]
 name = "ktpfl"
 sample = 240
@@ -65,7 +65,7 @@ sample = 240
 
 @pytest.fixture
 def federation(tmp_path):
-    running = Running(tmp_path)
+    running = Running(tmp_path, 3)
     try:
         running.start_all()
         yield running
@@ -73,43 +73,48 @@ def federation(tmp_path):
         running.close()
 
 
-def test_four_nodes_over_tls_give_the_simulators_result(federation, tmp_path):
-    """FedAvg, PersFL, PFML and Portfolio, whose nodes tell each other something, in one job.
+def _check_parity(federation, tmp_path, name, toml):
+    """Run an experiment on the federation; its results are the simulator's."""
+    path = tmp_path / f"{name}.toml"
+    path.write_text(toml)
+    printed = federation.run(path, tmp_path / name)
+    assert "submitted as job" in printed and "Results:" in printed
+    content = fed.simulated(fed.experiment(toml=toml), tmp_path / f"{name}-simulated")
+    found = json.loads((tmp_path / name / "result.json").read_text())
+    assert found["complete"] and found["methods"].keys() == content["methods"].keys()
+    for label in content["methods"]:
+        assert fed.scores(found, label) == fed.scores(content, label)
+        here, there = (
+            fed.server_state(tmp_path / folder, label) for folder in (f"{name}-simulated", name)
+        )
+        assert fed.largest_gap(here, there) < 1e-6
+        beside = fed.bytes_beside(found, content, label)
+        assert len(beside) == 2 and max(beside) < 0.05
 
-    KT-pFL with two networks in another, a guest in between.
-    """
-    for name, toml in (("parameters", PARAMETERS), ("predictions", PREDICTIONS)):
-        path = tmp_path / f"{name}.toml"
-        path.write_text(toml)
-        printed = federation.run(path, tmp_path / name)
-        assert "submitted as job" in printed and "Results:" in printed
-        content = fed.simulated(fed.experiment(toml=toml), tmp_path / f"{name}-simulated")
-        found = json.loads((tmp_path / name / "result.json").read_text())
-        assert found["complete"] and found["methods"].keys() == content["methods"].keys()
-        for label in content["methods"]:
-            assert fed.scores(found, label) == fed.scores(content, label)
-            here, there = (
-                fed.server_state(tmp_path / folder, label) for folder in (f"{name}-simulated", name)
-            )
-            assert fed.largest_gap(here, there) < 1e-6
-            beside = fed.bytes_beside(found, content, label)
-            assert len(beside) == 2 and max(beside) < 0.05
-        if name == "parameters":
-            with pytest.raises(CommandFailed, match="may not do this in the federation"):
-                federation.run(path, tmp_path / "guest", kit=MEMBER)
+
+def test_nodes_over_tls_give_the_simulators_result(federation, tmp_path):
+    """FedAvg, PersFL, PFML and Portfolio, which has a final exchange, in one job; then a guest."""
+    _check_parity(federation, tmp_path, "parameters", PARAMETERS)
+    with pytest.raises(CommandFailed, match="may not do this in the federation"):
+        federation.run(tmp_path / "parameters.toml", tmp_path / "guest", kit=MEMBER)
     home = federation.kits / "site-1" / "idiolect"
-    assert len(list(home.glob("models/*/*/*.safetensors"))) == 5
-    assert len(list(home.glob("state/test/client-1/*/*.safetensors"))) == 5
+    assert len(list(home.glob("models/*/*/*.safetensors"))) == 4
+    assert len(list(home.glob("state/test/client-1/*/*.safetensors"))) == 4
     assert not list((federation.kits / "server").rglob("site-*")), "a node's files on the server"
     status = federation.command("status", str(federation.kits / "lead@hub.org")).stdout
-    assert status.count(": connected") == 4 and "nothing is running" in status
+    assert status.count(": connected") == 3 and "nothing is running" in status
     _check_newcomer(federation, tmp_path)
     said = (tmp_path / "site-0.out").read_text()
-    assert said.count("a run has started") == said.count("is over; waiting for another") == 2
+    assert said.count("a run has started") == said.count("is over; waiting for another") == 1
     told = federation.command("status", str(federation.kits / ADMIN), "--json").stdout
     state = json.loads(told)["result"]
     assert state["runs"] == [] and state["federation"] == "test"
     assert state["sites"] == [{"name": n, "connected": True} for n in federation.sites]
+
+
+@pytest.mark.faults  # in a process `test_parity` shows the same
+def test_two_networks_over_tls_give_the_simulators_result(federation, tmp_path):
+    _check_parity(federation, tmp_path, "predictions", PREDICTIONS)
 
 
 def _check_newcomer(federation, tmp_path):
@@ -133,7 +138,7 @@ def _check_newcomer(federation, tmp_path):
     words = ("--on", str(federation.kits / ADMIN), "--site", "late", "--method", "PersFL", "--json")
     done = federation.command("adapt", str(tmp_path / "parameters"), *words)
     found = json.loads(done.stdout)["result"]
-    assert found["met"] == [1, 2, 3]
+    assert found["met"] == [1, 2]
     content = adapt(
         tmp_path / "parameters", tmp_path / "late.npz", "PersFL", out=tmp_path / "adapted"
     )
