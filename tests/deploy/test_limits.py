@@ -12,7 +12,7 @@ from inverting import closeness, inverted, patients
 
 from idiolect.core.batches import Request
 from idiolect.deploy import handshake, limits, node_records, protocol
-from idiolect.deploy.limits import SITE_TEXT, UNLIMITED, SitePolicy, read_site_policy
+from idiolect.deploy.limits import UNLIMITED, SitePolicy, initial_policy, read_site_policy
 from idiolect.deploy.node import Node
 from idiolect.deploy.node_process import InProcess
 from idiolect.deploy.protocol import POLICY_LIMITS, Refused
@@ -289,9 +289,11 @@ def test_a_site_without_training_rows_is_nobody_to_hide_among(tmp_path):
 
 def test_the_file_that_a_kit_starts_with_is_the_defaults(tmp_path):
     path = tmp_path / "policy.toml"
-    path.write_text(SITE_TEXT)
+    path.write_bytes(initial_policy("node"))
     assert read_site_policy(path) == SitePolicy()
-    assert set(tomllib.loads(SITE_TEXT)) == {f.name for f in dataclasses.fields(SitePolicy)}
+    assert set(tomllib.loads(initial_policy("node").decode())) == {
+        f.name for f in dataclasses.fields(SitePolicy)
+    }
     path.write_text("")
     assert read_site_policy(path) == SitePolicy()
 

@@ -1,5 +1,6 @@
 """What arrives from outside is no code and opens no file: experiments, jobs and run folders."""
 
+import importlib
 import inspect
 import io
 import json
@@ -449,3 +450,11 @@ def test_engine_and_kits_name_the_same_guard():
     module, _, name = kits.GUARD.rpartition(".")
     assert (module, getattr(guard, name)) == (guard.__name__, guard.JobGuard)
     assert Path(guard.__file__).name == "job_guard.py"
+
+
+def test_a_jobs_configurations_name_classes_that_exist():
+    arguments = dict(run="r", experiment="", sites=[], only=[], wanted=None)
+    for config in (job_layout.server(arguments), job_layout.client()):
+        (component,) = config["components"]
+        module, _, name = component["path"].rpartition(".")
+        assert hasattr(importlib.import_module(module), name)

@@ -1,8 +1,13 @@
-"""A node's own checks of a run against its site's policy, and its count of what has left."""
+"""Limits that a site sets for itself, and that its own node enforces whatever a run asks for.
+
+Neither an experiment's author nor the server can change them: they are read from a file of the
+site (`policy.toml` in its kit, or `idiolect node --policy FILE`).
+"""
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
+from importlib.resources import files
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,14 +27,12 @@ from idiolect.experiment.validation import signature_model, suggest, validate
 from idiolect.methods import METHODS
 
 POLICY_FILE = "policy.toml"  # in a kit
+_ALONE = 1e-6  # the chance that a Poisson round has too few sites
 
 
 @dataclass(frozen=True, kw_only=True)
 class SitePolicy:
-    """What a site allows; the defaults are what `idiolect federation init` writes.
-
-    Each field is explained in `SITE_TEXT`, which is the file that a site starts with.
-    """
+    """What a site allows; `site_policy.toml`, which a kit starts with, explains each field."""
 
     min_sites: int = 2
     min_cohort: int = 2
@@ -63,6 +66,13 @@ class SitePolicy:
         for name in self.packages:
             if not all(part.isidentifier() for part in name.split(".")):
                 raise ConfigError(f"packages: {name!r} is no name of a Python package")
+
+    def refusal(self, limit: str, words: str) -> Refused:
+        """Return the refusal of what goes beyond a limit, with its value for the node's log."""
+        value = getattr(self, limit)
+        return Refused(
+            limit, f"{words}; {limit} is {value:{'g' if limit == 'max_epsilon' else ''}}"
+        )
 
     def plain(self) -> dict[str, Any]:
         """Return the limits as JSON has them."""
@@ -109,8 +119,14 @@ def read_server_policy(path: Path) -> ServerPolicy:
     return ServerPolicy(**_values(ServerPolicy, path))
 
 
+def initial_policy(role: str) -> bytes:
+    """Return the policy file that the kit of a node or a server starts with."""
+    name = "server_policy.toml" if role == "server" else "site_policy.toml"
+    return files("idiolect.deploy").joinpath(name).read_bytes()
+
+
 def policy_path(folder: Path, given: Path | None) -> Path | None:
-    """Say where a kit's policy stands: in the file that was given, or in the kit, if there."""
+    """Return the path of a kit's policy: the given file, or the one in the kit, if there."""
     if given is not None:
         if not given.is_file():
             raise ConfigError(f"--policy: {given} is no file; give a TOML file of limits")
@@ -129,73 +145,6 @@ def _values(kind: type[SitePolicy] | type[ServerPolicy], path: Path) -> dict[str
     return found
 
 
-_PACKAGES = """\
-# Python packages, installed on this machine, that an experiment from outside may name a network of
-# (model.name = "package.module:factory"). Naming one runs its code. None by default.
-packages = []
-"""
-
-SITE_TEXT = (
-    """\
-# What this site allows. Its own node enforces these limits whatever the experiment or the server
-# says; a run that goes beyond one is refused, and its author is told the name of the limit. The
-# values are the defaults; a line that is left out has its default. Restart the node after a change.
-# What the limits protect against, and what they do not: docs/deploy.md, "What a site allows".
-
-# Least number of sites in a run, and in any one round. Of a round with one site, the global model
-# is that site's report. With secure aggregation there are at least 3 in any case.
-min_sites = 2
-min_cohort = 2
-
-# Least training rows in a gradient step.
-min_batch = 8
-# Least gradient steps behind one report.
-min_steps = 1
-# Least training rows behind one report, counted by their weight in it: 4 steps of 8 rows each are
-# 32, one step of 16 rows is 16, any number of steps over the same 10 rows are 10.
-min_examples = 32
-# Least validation or test rows behind a score that leaves the site (0 rows: there is no score).
-min_scored = 5
-
-# Join only runs in which the server sees the sum of reports (deploy.secure = true); the same as
-# `idiolect node --secure`.
-require_secure = false
-# Join only runs whose methods all have aggregate = "dp", with an epsilon, summed over methods and
-# seeds, of at most max_epsilon.
-require_privacy = false
-max_epsilon = 8.0
-
-# Methods by name, such as ["fedavg", "fedper"]; an empty list allows all. FedFomo and FedAMP send a
-# site's model, or a mixture of few, to other sites.
-methods = []
-
-# Most rounds of a run, most seeds (each seed is a release of its own), most reports in all of a run
-# (rounds x seeds x methods; as many scorings again), most new runs in 24 hours.
-max_rounds = 500
-max_seeds = 3
-max_reports = 2000
-max_runs = 20
-
-# false: the last batch of an epoch is left out if it has less than half the rows of a batch; a
-# batch of one row would show that row. true: it is trained on, as a simulation does.
-short_batches = false
-
-"""
-    + _PACKAGES
-)
-"""What a site's kit starts with."""
-
-SERVER_TEXT = (
-    """\
-# What the operator of this server allows, whatever a run asks for.
-
-"""
-    + _PACKAGES
-)
-"""What a server's kit starts with."""
-_ALONE = 1e-6  # the chance that a round by coins has too few sites
-
-
 class Behind(NamedTuple):
     """What is behind one training: gradient steps, and rows by their weight in it."""
 
@@ -204,7 +153,7 @@ class Behind(NamedTuple):
 
 
 def behind(request: Request, held: int) -> Behind:
-    """Compute what is behind a training on `held` rows, without last batches of under a half.
+    """Return what is behind a training on `held` rows, without last batches of under a half.
 
     A row's weight is the sum of 1 / rows over the batches it is in, divided by the steps; the rows
     behind are 1 / the largest weight that a row can have. So a small batch counts as what it is,
@@ -225,7 +174,7 @@ def behind(request: Request, held: int) -> Behind:
 
 
 def short(size: int, batch: int, held: int) -> bool:
-    """Say whether a batch is left out: it has less than half the rows of the others."""
+    """Return whether a batch is left out: it has less than half the rows of the others."""
     return size < min(batch, held) and 2 * size < batch
 
 
@@ -235,36 +184,27 @@ def refuse_training(policy: SitePolicy, request: Request, held: int) -> None:
         return
     held = request.subset(held)
     if not request.shuffled:
-        least = policy.min_scored if request.stream == "val" else policy.min_examples
-        if held < least:
-            limit = "min_scored" if request.stream == "val" else "min_examples"
-            raise Refused(limit, f"a figure of {held} {request.stream} rows; {limit} is {least}")
+        limit = "min_scored" if request.stream == "val" else "min_examples"
+        if held < getattr(policy, limit):
+            raise policy.refusal(limit, f"a figure of {held} {request.stream} rows")
         return
     if min(request.batch, held) < policy.min_batch:
-        raise Refused(
-            "min_batch",
-            f"a gradient step of {min(request.batch, held)} rows; min_batch is {policy.min_batch}",
-        )
+        raise policy.refusal("min_batch", f"a gradient step of {min(request.batch, held)} rows")
     found = behind(request, held)
     if found.steps < policy.min_steps:
-        raise Refused(
-            "min_steps", f"{found.steps} gradient steps a report; min_steps is {policy.min_steps}"
-        )
+        raise policy.refusal("min_steps", f"{found.steps} gradient steps a report")
     if found.rows < policy.min_examples - 1e-6:
-        raise Refused(
+        raise policy.refusal(
             "min_examples",
             f"{found.rows:.1f} rows behind a report (batches of {request.batch} from {held} rows, "
-            f"{found.steps} steps); min_examples is {policy.min_examples}",
+            f"{found.steps} steps)",
         )
 
 
 def refuse_seeds(policy: SitePolicy, experiment: Experiment) -> None:
     """Refuse more seeds than are allowed; each is a release of its own."""
     if len(experiment.seeds) > policy.max_seeds:
-        raise Refused(
-            "max_seeds",
-            f"{len(experiment.seeds)} seeds; max_seeds is {policy.max_seeds}",
-        )
+        raise policy.refusal("max_seeds", f"{len(experiment.seeds)} seeds")
 
 
 def refuse_run(
@@ -275,20 +215,18 @@ def refuse_run(
     Returns what the run spends of epsilon by method, where the site counts it.
     """
     if clients < policy.min_sites:
-        raise Refused("min_sites", f"a run of {clients} sites; min_sites is {policy.min_sites}")
+        raise policy.refusal("min_sites", f"a run of {clients} sites")
     _refuse_lonely(policy, experiment, clients)
     refuse_seeds(policy, experiment)
     rounds = [table.rounds or experiment.rounds for table in experiment.methods]
     if max(rounds) > policy.max_rounds:
-        raise Refused("max_rounds", f"{max(rounds)} rounds; max_rounds is {policy.max_rounds}")
+        raise policy.refusal("max_rounds", f"{max(rounds)} rounds")
     reports = sum(rounds) * len(experiment.seeds)
     if reports > policy.max_reports:
-        raise Refused("max_reports", f"{reports} reports; max_reports is {policy.max_reports}")
+        raise policy.refusal("max_reports", f"{reports} reports")
     for train, _, _ in sizes:
         if 0 < train < policy.min_examples:
-            raise Refused(
-                "min_examples", f"{train} training rows; min_examples is {policy.min_examples}"
-            )
+            raise policy.refusal("min_examples", f"{train} training rows")
     refuse_scores(policy, sizes)
     for table in experiment.methods:
         if policy.methods and table.name not in policy.methods:
@@ -307,10 +245,7 @@ def refuse_scores(policy: SitePolicy, sizes: Sequence[Sequence[int]]) -> None:
     for _, *scored in sizes:
         few = [rows for rows in scored if 0 < rows < policy.min_scored]
         if few:
-            raise Refused(
-                "min_scored",
-                f"{few[0]} rows of validation or test data; min_scored is {policy.min_scored}",
-            )
+            raise policy.refusal("min_scored", f"{few[0]} rows of validation or test data")
 
 
 def _inmost(method: Method) -> Method:
@@ -320,10 +255,10 @@ def _inmost(method: Method) -> Method:
 
 
 def _refuse_lonely(policy: SitePolicy, experiment: Experiment, clients: int) -> None:
-    """Refuse rounds of too few sites; where coins decide, rounds in which it is not unlikely."""
+    """Refuse rounds of too few sites; with Poisson sampling, rounds likely to have too few."""
     cohort = cohort_size(experiment.cohort, clients) or clients
     if cohort < policy.min_cohort:
-        raise Refused("min_cohort", f"rounds of {cohort} sites; min_cohort is {policy.min_cohort}")
+        raise policy.refusal("min_cohort", f"rounds of {cohort} sites")
     if experiment.draw != "poisson" or policy.min_cohort == 1:
         return
     share, others = cohort / clients, clients - 1
@@ -332,10 +267,10 @@ def _refuse_lonely(policy: SitePolicy, experiment: Experiment, clients: int) -> 
         for n in range(policy.min_cohort - 1)
     )
     if alone > _ALONE and not all(has(made_method(t), Privacy) for t in experiment.methods):
-        raise Refused(
+        raise policy.refusal(
             "min_cohort",
             f"with draw = 'poisson' this site's round has fewer than {policy.min_cohort} sites "
-            f"with probability {alone:.2g}; min_cohort is {policy.min_cohort}",
+            f"with probability {alone:.2g}",
         )
 
 
@@ -363,15 +298,13 @@ def _refuse_open(policy: SitePolicy, experiment: Experiment, clients: int) -> di
             raise Refused("require_privacy", f"{table.name} promises nothing worth the name")
         release = repr((table, rounds, experiment.seeds))  # the same again spends nothing more
         spent[protocol.digest(release.encode())] = promised.get("epsilon") or math.inf
-    _refuse_spent(policy, spent)
+    refuse_spent(policy, spent)
     return spent
 
 
-def _refuse_spent(policy: SitePolicy, spent: Mapping[str, float]) -> None:
+def refuse_spent(policy: SitePolicy, spent: Mapping[str, float]) -> None:
+    """Refuse more epsilon than is allowed."""
     total = sum(spent.values())
     if not total <= policy.max_epsilon:
-        raise Refused(
-            "max_epsilon",
-            f"epsilon = {total:.4g} over all methods and seeds; max_epsilon is "
-            f"{policy.max_epsilon:g}",
-        )
+        words = f"epsilon = {total:.4g} over all methods and seeds"
+        raise policy.refusal("max_epsilon", words)

@@ -8,11 +8,12 @@ import json
 import logging
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from idiolect.core.checkpoint import write_whole
 from idiolect.deploy import protocol
@@ -32,19 +33,22 @@ _RESTARTED = ("closed", "crashed")  # a restarted node gets the experiment again
 _PING = protocol.pack("knock")  # no node knows this kind; any answer proves that it is there
 
 
-class Transport(Protocol):
+class Transport(ABC):
     """Carries messages to nodes. Calls to different sites may be made from several threads."""
 
     sites: Sequence[str]  # all of the federation, in its order, whether they are there or not
 
+    @abstractmethod
     def call(self, site: str, blob: bytes, seconds: float) -> bytes:
         """Send a message and return the answer; `Refused` where there is none."""
 
     def returned(self, site: str) -> bool:
         """Return whether a lost site could take part again after a restart of the run."""
+        return False
 
     def stopped(self) -> bool:
         """Return whether the server should end."""
+        return False
 
 
 class Answer(NamedTuple):

@@ -11,13 +11,15 @@ import queue
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
+from filelock import FileLock, Timeout
+
 from idiolect.deploy import protocol
+from idiolect.deploy.messenger import Transport
 from idiolect.deploy.node import Node
 from idiolect.deploy.protocol import Refused
 from idiolect.deploy.site import Site
@@ -45,30 +47,23 @@ _PATIENCE = 15.0  # seconds for a process of a job that was aborted to end
 
 @contextmanager
 def locked(home: Path, patience: float = _PATIENCE) -> Iterator[bool]:
-    """Hold a node's folder for this process; False where another one will not let go."""
+    """Hold a node's folder for this process; False where another one does not let go."""
     home.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(home / ".lock")
     try:
-        import fcntl
-    except ImportError:  # no such locks on this system: the operator starts one node only
-        yield True
+        lock.acquire(timeout=patience, poll_interval=0.1)
+    except Timeout:
+        yield False
         return
-    with (home / ".lock").open("w") as lock:
-        until = time.monotonic() + patience
-        while True:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                if time.monotonic() > until:
-                    yield False
-                    return
-                time.sleep(0.1)
-            else:
-                yield True
-                return
+    try:
+        yield True
+    finally:
+        lock.release()
 
 
 log = logging.getLogger("idiolect.node")
-_LENGTH = 8  # bytes that say how long a message is
+# Our own frames: `multiprocessing.connection` was slower (docs/design/0002-deploy-libraries.md).
+_LENGTH = 8  # bytes of a message's length
 _PIPE = 1 << 20  # bytes in a pipe, where the system allows it
 _GRACE = 5.0  # seconds a child has to end by itself
 
@@ -194,8 +189,6 @@ def main() -> None:
         return
     asked: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(questions, asked), daemon=True).start()
-    from idiolect.deploy.node import Node
-
     site = Site.from_json(settings.decode())
     with locked(site.home) as free:
         node = Node(site) if free else None
@@ -213,7 +206,7 @@ def _listen(questions: IO[bytes], asked: "queue.SimpleQueue[bytes]") -> None:
     os._exit(0)
 
 
-class InProcess:
+class InProcess(Transport):
     """Nodes in this very process: for tests and for debugging a method over messages."""
 
     def __init__(self, nodes: Mapping[str, Node]) -> None:
@@ -226,16 +219,8 @@ class InProcess:
         with self._turn:
             return self._nodes[site].answer(blob)
 
-    def returned(self, site: str) -> bool:
-        """Say that nobody is ever lost for good."""
-        return False
 
-    def stopped(self) -> bool:
-        """Say no."""
-        return False
-
-
-class Processes:
+class Processes(Transport):
     """Each node a process of this machine: a federation to try things on."""
 
     def __init__(self, sites: Sequence[Site]) -> None:
@@ -247,14 +232,6 @@ class Processes:
         if site not in self.children:
             raise Refused("unreachable", f"no site {site!r}")
         return self.children[site].answer(blob)
-
-    def returned(self, site: str) -> bool:
-        """Say no: a process that ended is started again by the next call."""
-        return False
-
-    def stopped(self) -> bool:
-        """Say no."""
-        return False
 
     def close(self) -> None:
         """End all processes."""

@@ -24,7 +24,7 @@ from idiolect.data.dataset import Rows
 from idiolect.deploy import protocol
 from idiolect.deploy.limits import (
     SitePolicy,
-    _refuse_spent,
+    refuse_spent,
 )
 from idiolect.deploy.protocol import Refused
 from idiolect.errors import CheckpointError, ConfigError, DeployError, IdiolectError
@@ -140,21 +140,19 @@ class ReleaseLog:
         known = self.runs[run]
         met = sorted({*known.get("seeds", []), *seeds})
         if len(met) > self.policy.max_seeds:
-            raise Refused(
-                "max_seeds", f"{len(met)} seeds in this run; max_seeds is {self.policy.max_seeds}"
-            )
+            raise self.policy.refusal("max_seeds", f"{len(met)} seeds in this run")
         if division and known.get("division", division) != division:
             raise Refused("data", "the run divided its data in another way before")
         spends = {**known.get("epsilon", {}), **(spent or {})}
         if spends:
-            _refuse_spent(self.policy, spends)
+            refuse_spent(self.policy, spends)
         known.update(seeds=met, division=division or known.get("division", ""), epsilon=spends)
         self._write()
 
     def divide(self, rows: Sequence[Rows]) -> None:
-        """Record of which rows statistics are told, those of each seed; refuse near-equal ones.
+        """Record the rows of statistics that leave, of each seed; refuse nearly equal sets.
 
-        The difference of two sums over nearly the same rows tells the rows in which they differ.
+        The difference of two sums over nearly the same rows reveals the rows that differ.
         Pairs are compared, over all runs of the site.
         """
         folder = self.home / "divisions"
@@ -168,10 +166,10 @@ class ReleaseLog:
             for other in () if name in known else (*known.values(), *new.values()):
                 gap = _apart(bits, other)
                 if 0 < gap < self.policy.min_examples:
-                    raise Refused(
+                    raise self.policy.refusal(
                         "min_examples",
                         f"statistics of training rows that differ in {gap} from others that were "
-                        f"told, or of another seed; min_examples is {self.policy.min_examples}",
+                        f"told, or of another seed",
                     )
             new[name] = bits
         for name in new.keys() - known.keys():
@@ -183,9 +181,7 @@ class ReleaseLog:
         now = time.time()
         recent = sum(one["began"] > now - _DAY for one in self.runs.values())
         if recent >= self.policy.max_runs:
-            raise Refused(
-                "max_runs", f"{recent} runs in 24 hours; max_runs is {self.policy.max_runs}"
-            )
+            raise self.policy.refusal("max_runs", f"{recent} runs in 24 hours")
         self.runs[run] = {"began": now, "reports": 0, "scores": 0}
         self._write()
 
@@ -193,10 +189,7 @@ class ReleaseLog:
         """Count one report, scoring or exchange at the end, before it leaves."""
         so_far = self.runs[run].get(what, 0)
         if so_far >= self.policy.max_reports:
-            raise Refused(
-                "max_reports",
-                f"{so_far} {what} have left in this run; max_reports is {self.policy.max_reports}",
-            )
+            raise self.policy.refusal("max_reports", f"{so_far} {what} have left in this run")
         self.runs[run][what] = so_far + 1
         self._write()
 

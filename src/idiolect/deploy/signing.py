@@ -328,7 +328,7 @@ class NodeChannel:
             self._last = header.number
 
 
-class ServerChannel:
+class ServerChannel(Transport):
     """The server's end: a `Transport` that signs what it sends, and checks every answer."""
 
     def __init__(self, inner: Transport, identity: Identity, authority: Authority) -> None:

@@ -116,7 +116,7 @@ class NodeSide:
             self._child.close()
 
 
-class _Cells:
+class _Cells(Transport):
     """FLARE's calls as a `Transport`."""
 
     def __init__(self, sites: list[str]) -> None:

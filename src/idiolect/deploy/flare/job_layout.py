@@ -64,7 +64,7 @@ def server(hub: ServerArguments) -> dict[str, Any]:
                 "args": {"server_obj_id": "_server"},
             }
         ],
-        "components": [{"id": "_server", "path": f"{_HERE}.HubSide", "args": hub}],
+        "components": [{"id": "_server", "path": f"{_HERE}.ServerSide", "args": hub}],
         "task_data_filters": [],
         "task_result_filters": [],
     }

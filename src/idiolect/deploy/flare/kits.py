@@ -143,7 +143,6 @@ RETURNED = "idiolect.returned"  # what an admin's command tells the hub: who cou
 
 # A prefix must end in a dot; without the log entry FLARE's own log component fails every job.
 ALLOWED = ("idiolect.deploy.flare.", "nvflare.collab.runtime.", "nvflare.app_common.logging.")
-_POLICIES = {"node": limits.SITE_TEXT, "server": limits.SERVER_TEXT}
 
 _RIGHTS = {
     "project_admin": {
@@ -272,8 +271,8 @@ def _placed(project: Project, one: KitOwner, built: Path, target: Path) -> Path:
     shutil.copytree(built / one.name, target)
     _harden(target, one.role)
     write_whole(target / FILE, dump_toml(_about(project, one)).encode())
-    if one.role in _POLICIES:
-        write_whole(target / limits.POLICY_FILE, _POLICIES[one.role].encode())
+    if one.role != "admin":
+        write_whole(target / limits.POLICY_FILE, limits.initial_policy(one.role))
     _close(target / "startup")
     return target
 
