@@ -34,7 +34,7 @@ FOREIGN = {
     "analysis": {"markupsafe"},  # light, and a part of Jinja2
     "experiment": {"pydantic", "filelock"},
     "cli": {"typer", "rich"},
-    "deploy": {"nvflare"},  # and there only the adapter: see below
+    "deploy": {"filelock", "nvflare"},  # and FLARE only in its adapter: see below
 }
 
 FILES = sorted(HOME.rglob("*.py"))
