@@ -13,7 +13,8 @@ import typer
 from typer.testing import CliRunner
 
 import tiny
-from idiolect.cli import app, guard
+from idiolect.cli import app
+from idiolect.cli.command_base import guarded
 from idiolect.version import VERSION
 
 invoke = CliRunner().invoke
@@ -224,7 +225,7 @@ def test_version_and_help_answer_at_once():
     ],
 )
 def test_what_the_machine_lacks_is_one_line(error, words, capsys):
-    @guard.guarded
+    @guarded
     def command():
         raise error
 
@@ -236,7 +237,7 @@ def test_what_the_machine_lacks_is_one_line(error, words, capsys):
 
 
 def test_an_error_of_our_own_is_not_hidden():
-    @guard.guarded
+    @guarded
     def command():
         raise RuntimeError("a mistake of ours")
 

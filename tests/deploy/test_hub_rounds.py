@@ -8,7 +8,7 @@ import federations as fed
 import pytest
 from meddling import RUBBISH, Meddler, Replay
 
-from idiolect.cli.federating import run_on
+from idiolect.cli.federation_commands import run_on
 from idiolect.deploy import protocol
 from idiolect.deploy.messenger import FaultLog, Messenger, WaitPolicy
 from idiolect.deploy.node_process import InProcess

@@ -39,10 +39,10 @@ def test_a_completed_experiment_is_written_and_read_as_itself():
 def test_the_packaged_demo_is_the_one_among_the_experiments():
     from pathlib import Path
 
-    from idiolect.cli.demo import EXPERIMENT
+    from idiolect.cli.run_commands import demo_experiment
 
     shipped = Path(__file__).parents[2] / "experiments" / "demo.toml"
-    assert load_experiment(shipped) == parse_experiment(EXPERIMENT)
+    assert load_experiment(shipped) == parse_experiment(demo_experiment())
 
 
 @pytest.mark.parametrize(

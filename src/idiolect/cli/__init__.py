@@ -1,70 +1,44 @@
 """The command line: parse, call, print."""
 
-from typing import Annotated
-
 import typer
 
 from idiolect.cli import (
-    adapting,
-    benching,
-    comparing,
+    command_base,
+    compare_commands,
     data_commands,
-    federating,
+    federation_commands,
     method_commands,
-    privacy_commands,
-    reporting,
-    reproducing,
-    running,
-    tracing,
-    using,
+    model_commands,
+    repro_commands,
+    run_commands,
 )
-from idiolect.version import VERSION
 
 app = typer.Typer(
     name="idiolect",
-    help="Personalised federated learning: one model per client, trained together.",
     no_args_is_help=True,
     rich_markup_mode=None,  # plain text, so that errors stay on one line
     pretty_exceptions_enable=False,
     add_completion=True,
 )
-app.command()(running.demo)
-app.command()(running.run)
-app.command()(comparing.compare)
-app.command()(running.show)
-app.command(name="trace")(tracing.draw)
-app.command()(adapting.adapt)
-app.command()(reporting.report)
-app.command()(reproducing.repro)
-app.command()(benching.bench)
+app.callback()(command_base.common_options)
+app.command()(run_commands.demo)
+app.command()(run_commands.run)
+app.command()(compare_commands.compare)
+app.command()(run_commands.show)
+app.command()(method_commands.trace)
+app.command()(model_commands.adapt)
+app.command()(compare_commands.report)
+app.command()(repro_commands.repro)
+app.command()(repro_commands.bench)
 app.command(name="methods")(method_commands.list_methods)
 app.add_typer(data_commands.app, name="data")
-app.add_typer(privacy_commands.app, name="privacy")
-app.add_typer(federating.app, name="federation")
-app.command()(federating.server)
-app.command()(federating.node)
-app.command()(federating.status)
-app.command()(federating.stop)
-app.command()(using.predict)
-app.command()(using.export)
+app.add_typer(method_commands.privacy_app, name="privacy")
+app.add_typer(federation_commands.app, name="federation")
+app.command()(federation_commands.server)
+app.command()(federation_commands.node)
+app.command()(federation_commands.status)
+app.command()(federation_commands.stop)
+app.command()(model_commands.predict)
+app.command()(model_commands.export)
 
-
-def _version(wanted: bool) -> None:
-    if wanted:
-        print(f"idiolect {VERSION}")
-        raise typer.Exit
-
-
-@app.callback()
-def _options(
-    version: Annotated[
-        bool,
-        typer.Option("--version", callback=_version, is_eager=True, help="Print the version."),
-    ] = False,
-) -> None:
-    """Personalised federated learning: one model per client, trained together."""
-
-
-def main() -> None:
-    """Run the command line."""
-    app()
+main = app  # what the `idiolect` script calls

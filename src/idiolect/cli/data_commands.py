@@ -1,29 +1,44 @@
-"""The commands about data: list, prepare, inspect."""
+"""Data: data list, prepare, inspect, words."""
 
+from collections.abc import Iterable
+from html import escape
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from idiolect.cli.guard import guarded
-from idiolect.cli.options import (
-    DATA,
-    JSON,
-    complete_partition,
-    complete_source,
-    complete_target,
-)
+from idiolect.cli.command_base import DATA, JSON, SET, complete_source, guarded
+
+if TYPE_CHECKING:
+    from idiolect.data.federation import Federation
 
 app = typer.Typer(
-    help="List, prepare and look at data.", no_args_is_help=True, rich_markup_mode=None
+    help="List, prepare and inspect data.", no_args_is_help=True, rich_markup_mode=None
 )
+
+_SHADES = " ░▒▓█"
+_MOST_CLIENTS, _MOST_CLASSES = 60, 16  # more do not fit a screen; --json and --svg show all
+
+
+def _complete_partition(incomplete: str) -> Iterable[str]:
+    from idiolect.data import PARTITIONS
+
+    return [name for name in PARTITIONS if name.startswith(incomplete)]
+
+
+def _complete_target(incomplete: str) -> Iterable[str]:
+    """Complete what `data inspect` takes: an experiment file here, or a dataset."""
+    from idiolect.data import SOURCES
+
+    files = sorted(str(path) for path in Path().glob(f"{incomplete}*.toml"))
+    return [*(name for name in SOURCES if name.startswith(incomplete)), *files]
 
 
 @app.command(name="list")
 @guarded
 def list_data(json: Annotated[bool, JSON] = False) -> None:
     """List the datasets and the ways to divide them."""
-    from idiolect.cli.screen import console, print_json
+    from idiolect.cli.screen import console, new_table, print_json
     from idiolect.data import PARTITIONS, SOURCES
     from idiolect.data.partition import describe
 
@@ -33,8 +48,11 @@ def list_data(json: Annotated[bool, JSON] = False) -> None:
         print_json({"sources": sources, "partitions": partitions})
         return
     screen = console()
-    screen.print(_pairs("source", sources))
-    screen.print(_pairs("partition", partitions))
+    for head, listed in (("source", sources), ("partition", partitions)):
+        table = new_table("", (head, "what it is"))
+        for row in listed.items():
+            table.add_row(*row)
+        screen.print(table)
     screen.print("A path to your own .csv, .parquet, .npz or folder of images is a source too.")
 
 
@@ -48,18 +66,28 @@ def prepare(
     data_dir: Annotated[Path | None, DATA] = None,
     json: Annotated[bool, JSON] = False,
 ) -> None:
-    """Fetch and decode datasets now, so that runs start at once, and without a network."""
+    """Fetch and decode datasets now.
+
+    Runs then start at once, and without a network.
+    """
     from idiolect.cli.screen import print_json
     from idiolect.data import load
 
-    if json:
-        print_json({name: _prepared(load(name, data_dir)) for name in names})
-        return
+    found = {}
     for name in names:
         dataset = load(name, data_dir)
-        shape = "x".join(map(str, dataset.x.shape[1:]))
-        print(f"{name}: {len(dataset):,} examples of {shape}, {len(dataset.classes)} classes")
-        print(f"  {dataset.provenance}")
+        found[name] = {
+            "examples": len(dataset),
+            "shape": list(dataset.x.shape[1:]),
+            "classes": len(dataset.classes),
+            "provenance": dataset.provenance,
+        }
+        if not json:
+            shape = "x".join(map(str, dataset.x.shape[1:]))
+            print(f"{name}: {len(dataset):,} examples of {shape}, {len(dataset.classes)} classes")
+            print(f"  {dataset.provenance}")
+    if json:
+        print_json(found)
 
 
 @app.command()
@@ -68,24 +96,21 @@ def inspect(
     target: Annotated[
         str,
         typer.Argument(
-            help="An experiment file, a dataset, or own data.", autocompletion=complete_target
+            help="An experiment file, a dataset, or own data.", autocompletion=_complete_target
         ),
     ],
     partition: Annotated[
-        str | None, typer.Option(help="How to divide it.", autocompletion=complete_partition)
+        str | None, typer.Option(help="How to divide it.", autocompletion=_complete_partition)
     ] = None,
     seed: Annotated[int | None, typer.Option(help="The seed; the first of the file.")] = None,
     part: Annotated[str, typer.Option(help="Count all, train, val or test rows.")] = "all",
-    set: Annotated[
-        list[str] | None, typer.Option("--set", help="As in run: data.partition.clients=20.")
-    ] = None,
+    set: Annotated[list[str] | None, SET] = None,
     data_dir: Annotated[Path | None, DATA] = None,
     json: Annotated[bool, JSON] = False,
     svg: Annotated[Path | None, typer.Option(help="Also write the picture to a file.")] = None,
 ) -> None:
-    """Draw who holds how many examples of which class."""
-    from idiolect.cli.picture import as_svg, print_picture
-    from idiolect.cli.screen import console, print_json
+    """Show who holds how many examples of which class."""
+    from idiolect.cli.screen import print_json
     from idiolect.core.checkpoint import write_whole
     from idiolect.experiment.build import build_federations
     from idiolect.experiment.load import dump_toml, load_experiment, parse_experiment
@@ -103,52 +128,14 @@ def inspect(
     federation = build_federations(experiment, data_dir)[0]
     counts = federation.counts(part)
     if svg is not None:
-        write_whole(svg, as_svg(federation, counts).encode())
+        write_whole(svg, _holdings_svg(federation, counts).encode())
     if json:
-        print_json(_described(federation, counts))
-        return
-    print_picture(console(), federation, counts)
-
-
-@app.command()
-@guarded
-def words(
-    target: Annotated[
-        str, typer.Argument(help="A corpus: a source, or own text.", autocompletion=complete_source)
-    ],
-    out: Annotated[Path, typer.Option("--out", help="The file to write, a word a line.")],
-    size: Annotated[int, typer.Option(help="How many words at most.")] = 20_000,
-    text: Annotated[str | None, typer.Option(help="The column of own text.")] = None,
-    data_dir: Annotated[Path | None, DATA] = None,
-) -> None:
-    """List the most frequent words of a public corpus, for `data.text.words` of an experiment."""
-    from idiolect.core.checkpoint import write_whole
-    from idiolect.data import SOURCES, load, read
-    from idiolect.data.text import frequent_words
-    from idiolect.errors import DataError
-
-    if target in SOURCES:
-        dataset = load(target, data_dir)
+        print_json(_holdings(federation, counts))
     else:
-        dataset = read(target, labelled=False, text=text or "text")
-    if not dataset.words:
-        raise DataError(f"{target} holds no text; give a corpus")
-    found = frequent_words(dataset, size)
-    write_whole(out, ("\n".join(found) + "\n").encode())
-    print(f"{len(found):,} words: {out}")
-    print("Whoever reads the list sees its words: make it from text that is public.")
+        _print_holdings(federation, counts)
 
 
-def _prepared(dataset: Any) -> dict[str, Any]:
-    return {
-        "examples": len(dataset),
-        "shape": list(dataset.x.shape[1:]),
-        "classes": len(dataset.classes),
-        "provenance": dataset.provenance,
-    }
-
-
-def _described(federation: Any, counts: Any) -> dict[str, Any]:
+def _holdings(federation: "Federation", counts: Any) -> dict[str, Any]:
     return {
         "description": federation.description,
         "provenance": federation.dataset.provenance,
@@ -167,13 +154,106 @@ def _described(federation: Any, counts: Any) -> dict[str, Any]:
     }
 
 
-def _pairs(head: str, pairs: dict[str, str]) -> Any:
-    from rich import box
-    from rich.table import Table
+def _print_holdings(federation: "Federation", counts: Any) -> None:
+    """Draw a row per client: a shade for each class, with counts where they fit, and totals."""
+    from rich.text import Text
 
-    table = Table(box=box.SIMPLE_HEAD)
-    table.add_column(head)
-    table.add_column("what it is")
-    for name, about in pairs.items():
-        table.add_row(name, about)
-    return table
+    from idiolect.cli.screen import console, new_table
+
+    classes = federation.columns
+    roomy = len(classes) <= _MOST_CLASSES
+    table = new_table(federation.description, ["client"])
+    if roomy:
+        for name in classes:
+            table.add_column(name if len(name) <= 6 else name[:5] + "…", justify="right")
+    else:
+        table.add_column(f"{classes[0]} … {classes[-1]}", no_wrap=True)
+    table.add_column("total", justify="right")
+    most = max(int(counts.max()), 1)
+    for name, row in zip(federation.names[:_MOST_CLIENTS], counts, strict=False):
+        empty = Text("·", style="dim")
+        cells = [Text(f"{_shade(n, most)} {int(n)}") if n else empty for n in row]
+        shades = "".join(_shade(n, most) for n in row)
+        table.add_row(name, *(cells if roomy else [Text(shades)]), f"{int(row.sum()):,}")
+    table.add_section()
+    totals = counts.sum(axis=0)
+    shades = "".join(_shade(n, max(totals.max(), 1)) for n in totals)
+    sums = [f"{int(n):,}" for n in totals] if roomy else [shades]
+    table.add_row("all", *sums, f"{int(counts.sum()):,}", style="bold")
+    screen = console()
+    screen.print(table)
+    hidden = len(federation.names) - _MOST_CLIENTS
+    if hidden > 0:
+        screen.print(f"... and {hidden} more clients (--json or --svg shows all)")
+    parts = (federation.train, federation.val, federation.test)
+    train, val, test = (sum(len(rows) for rows in part) for part in parts)
+    screen.print(f"{train:,} train, {val:,} validation, {test:,} test rows")
+    for text in federation.warnings():
+        screen.say(f"note: {text}")
+
+
+def _shade(count: Any, most: int) -> str:
+    """Return a darker block for more; anything above zero is visible."""
+    return _SHADES[-(-int(count) * (len(_SHADES) - 1) // int(most))]
+
+
+def _holdings_svg(federation: "Federation", counts: Any) -> str:
+    """Draw the same as an SVG: darker is more."""
+    side, left, top = 18, 110, 26
+    most = max(int(counts.max()), 1)
+    clients, classes = counts.shape
+    width, height = left + classes * side + 60, top + clients * side + 10
+    lines = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
+        f'width="{width}" height="{height}" font-family="sans-serif" font-size="10">',
+        f"<title>{escape(federation.description)}</title>",
+    ]
+    for column, name in enumerate(federation.columns):
+        x = left + column * side + side / 2
+        lines.append(f'<text x="{x}" y="{top - 8}" text-anchor="middle">{escape(name[:3])}</text>')
+    for row, name in enumerate(federation.names):
+        y = top + row * side
+        lines.append(f'<text x="{left - 6}" y="{y + 12}" text-anchor="end">{escape(name)}</text>')
+        for column in range(classes):
+            share = counts[row, column] / most
+            if share:
+                lines.append(
+                    f'<rect x="{left + column * side}" y="{y}" width="{side - 1}" '
+                    f'height="{side - 1}" fill="#1f4e8c" fill-opacity="{share:.3f}">'
+                    f"<title>{int(counts[row, column])}</title></rect>"
+                )
+        total = int(counts[row].sum())
+        lines.append(f'<text x="{left + classes * side + 6}" y="{y + 12}">{total}</text>')
+    return "\n".join([*lines, "</svg>", ""])
+
+
+@app.command()
+@guarded
+def words(
+    target: Annotated[
+        str, typer.Argument(help="A corpus: a source, or own text.", autocompletion=complete_source)
+    ],
+    out: Annotated[Path, typer.Option("--out", help="The file to write, a word a line.")],
+    size: Annotated[int, typer.Option(help="How many words at most.")] = 20_000,
+    text: Annotated[str | None, typer.Option(help="The column of own text.")] = None,
+    data_dir: Annotated[Path | None, DATA] = None,
+) -> None:
+    """List the most frequent words of a public corpus.
+
+    The file is for `data.text.words` of an experiment.
+    """
+    from idiolect.core.checkpoint import write_whole
+    from idiolect.data import SOURCES, load, read
+    from idiolect.data.text import frequent_words
+    from idiolect.errors import DataError
+
+    if target in SOURCES:
+        dataset = load(target, data_dir)
+    else:
+        dataset = read(target, labelled=False, text=text or "text")
+    if not dataset.words:
+        raise DataError(f"{target} holds no text; give a corpus")
+    found = frequent_words(dataset, size)
+    write_whole(out, ("\n".join(found) + "\n").encode())
+    print(f"{len(found):,} words: {out}")
+    print("Whoever reads the list sees its words: make it from text that is public.")

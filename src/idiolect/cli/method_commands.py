@@ -1,58 +1,78 @@
-"""The command that lists methods and their settings."""
+"""Methods: methods, trace (what a server learned), privacy audit."""
 
 import dataclasses
+from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from idiolect.cli.guard import guarded
-from idiolect.cli.options import JSON, complete_method
+from idiolect.cli.command_base import DATA, JSON, SET, guarded
+from idiolect.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from idiolect.core.method import Method
+    from idiolect.experiment.privacy_audit import Audit
+    from idiolect.results.trace import Trace
+
+privacy_app = typer.Typer(
+    help="Audit differential privacy.", no_args_is_help=True, rich_markup_mode=None
+)
+
+_SHADES = " ░▒▓█"
+_BROKEN = 11  # exit status: an attack showed more than was promised
+
+
+def _complete_method(incomplete: str) -> Iterable[tuple[str, str]]:
+    from idiolect.methods import METHODS
+
+    return [(name, METHODS[name].title) for name in METHODS if name.startswith(incomplete)]
 
 
 @guarded
 def list_methods(
     name: Annotated[
         str | None,
-        typer.Argument(help="One method, with all its settings.", autocompletion=complete_method),
+        typer.Argument(help="One method, with all its settings.", autocompletion=_complete_method),
     ] = None,
     json: Annotated[bool, JSON] = False,
 ) -> None:
-    """List the methods, or tell all about one: paper, settings, defaults, ranges."""
-    from idiolect.cli.screen import console, print_json
-    from idiolect.errors import ConfigError
+    """List the methods, or describe one with all its settings."""
+    from idiolect.cli.screen import console, new_table, print_json
     from idiolect.experiment.validation import suggest
     from idiolect.methods import METHODS
 
     if name is not None and name not in METHODS:
         raise ConfigError(f"unknown method {suggest(name, METHODS)}")
-    chosen = {key: METHODS[key] for key in METHODS if name in (None, key)}
+    found = {key: _described(METHODS[key]) for key in METHODS if name in (None, key)}
     if json:
-        found = {key: described(method) for key, method in chosen.items()}
         print_json(found if name is None else found[name])
         return
     screen = console()
     if name is None:
-        screen.print(_overview(chosen))
-        screen.print("`idiolect methods NAME` tells a method's settings.", markup=False)
-    else:
-        about = described(chosen[name])
-        screen.print(f"{about['title']} ({name}): {about['about']}", markup=False, soft_wrap=True)
-        if about["paper"]:
-            screen.print(f"Paper: {about['paper']}", markup=False, soft_wrap=True)
-        screen.print(_settings(about["settings"]))
-        for preset, values in about["presets"].items():
-            held = ", ".join(f"{key} = {value}" for key, value in values.items())
-            screen.print(f"preset {preset}: {held}", markup=False, soft_wrap=True)
+        table = new_table("", ("name", "method", "what it is", "paper"))
+        for key, about in found.items():
+            table.add_row(key, about["title"], about["about"], about["paper"] or "-")
+        screen.print(table)
+        screen.print("`idiolect methods NAME` shows a method's settings.", markup=False)
+        return
+    about = found[name]
+    screen.say(f"{about['title']} ({name}): {about['about']}")
+    screen.say(f"Paper: {about['paper']}" if about["paper"] else "")
+    table = new_table("", ("setting", "default", "values", "meaning"))
+    for one in about["settings"]:
+        values = one["range"] or one["type"]
+        table.add_row(one["name"], str(one["default"]), values, one["meaning"])
+    screen.print(table)
+    for preset, given in about["presets"].items():
+        screen.say(f"preset {preset}: " + ", ".join(f"{key} = {given[key]}" for key in given))
 
 
-def described(method: "type[Method]") -> dict[str, Any]:
-    """Tell what a method is, from its own declaration."""
+def _described(method: "type[Method]") -> dict[str, Any]:
+    """Return what a method's declaration says about it."""
     return {
         "title": method.title,
-        "about": _first_line(method.__doc__),
+        "about": (method.__doc__ or "").strip().split("\n\n")[0].replace("\n    ", " "),
         "paper": method.paper,
         "presets": method.presets,
         "settings": [
@@ -60,7 +80,7 @@ def described(method: "type[Method]") -> dict[str, Any]:
                 "name": spec.name,
                 "default": spec.default,
                 "type": str(getattr(spec.type, "__name__", spec.type)),
-                "range": allowed(spec.metadata),
+                "range": _allowed(spec.metadata),
                 "meaning": spec.metadata.get("doc", ""),
             }
             for spec in dataclasses.fields(method)
@@ -69,8 +89,8 @@ def described(method: "type[Method]") -> dict[str, Any]:
     }
 
 
-def allowed(rule: Any) -> str:
-    """Say which values a setting may have."""
+def _allowed(rule: Any) -> str:
+    """Return which values a setting may have, in words."""
     if rule.get("choices"):
         return ", ".join(rule["choices"])
     words = {"above": "> {}", "least": "≥ {}", "most": "≤ {}"}
@@ -79,30 +99,136 @@ def allowed(rule: Any) -> str:
     )
 
 
-def _overview(methods: "dict[str, type[Method]]") -> Any:
-    from rich import box
+@guarded
+def trace(
+    folder: Annotated[Path, typer.Argument(help="The folder of a run.")],
+    method: Annotated[
+        str | None, typer.Option("--method", help="A label; needed where several recorded.")
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option("--seed", help="One seed; the mean of all by default.")
+    ] = None,
+    svg: Annotated[Path | None, typer.Option("--svg", help="Draw it into this file.")] = None,
+    json: Annotated[bool, JSON] = False,
+) -> None:
+    """Show which client learns from which.
+
+    Clients are in the order of similarity. --svg draws the rounds too.
+    """
+    from idiolect.cli.screen import print_json
+    from idiolect.core.checkpoint import write_whole
+    from idiolect.results.trace import matrix_svg, read_trace, similar_order
+
+    found = read_trace(folder, method or _only_label(folder))
+    name, course = found.matrix(seed)
+    order = similar_order(course[-1])
+    one = found.seeds[0] if len(found.seeds) == 1 else seed
+    seeds = f"mean of {len(found.seeds)} seeds" if one is None else f"seed {one}"
+    title = f"{found.label}: {name}, {seeds}"
+    if json:
+        print_json(
+            {
+                "label": found.label,
+                "matrix": name,
+                "rounds": found.rounds,
+                "clients": found.clients,
+                "order": order,
+                "course": course.tolist(),
+            }
+        )
+    elif svg is not None:
+        write_whole(svg, matrix_svg(title, found.clients, found.rounds, course).encode())
+        print(f"Drawn: {svg}")
+    else:
+        _print_matrix(title, found, course[-1], order)
+
+
+def _only_label(folder: Path) -> str:
+    from idiolect.results.trace import traced_labels
+
+    labels = traced_labels(folder)
+    if not labels:
+        raise DataError(
+            f"{folder} holds no trace; give the folder of a run of a method that records one, such "
+            "as ktpfl"
+        )
+    if len(labels) > 1:
+        raise ConfigError(f"several methods recorded a trace; add --method {' | '.join(labels)}")
+    return labels[0]
+
+
+def _print_matrix(title: str, found: "Trace", matrix: Any, order: list[int]) -> None:
+    from idiolect.cli.screen import MOST_CLIENTS, console, new_table
+
+    top = max(float(matrix.max()), 1e-12)
+    shown = order[:MOST_CLIENTS]
+    heads = [found.clients[place].removeprefix("client ") for place in shown]
+    table = new_table(f"{title}, round {found.rounds[-1]}, %", ["learns from"], heads)
+    for row in shown:
+        values = [float(matrix[row, column]) for column in shown]
+        shades = [round(value / top * (len(_SHADES) - 1)) for value in values]
+        cells = [
+            f"{_SHADES[min(len(_SHADES) - 1, max(0, shade))]}{100 * value:.0f}"
+            for shade, value in zip(shades, values, strict=True)
+        ]
+        table.add_row(found.clients[row], *cells)
+    screen = console()
+    screen.print(table)
+    if len(order) > len(shown):
+        screen.print(f"... and {len(order) - len(shown)} more clients (--svg or --json shows all)")
+
+
+@privacy_app.callback()
+def _privacy() -> None:
+    """Audit differential privacy."""
+
+
+@privacy_app.command()
+@guarded
+def audit(
+    experiment: Annotated[Path, typer.Argument(help="The experiment, a TOML file.")],
+    set: Annotated[list[str] | None, SET] = None,
+    method: Annotated[
+        list[str] | None, typer.Option("--method", help="Only this label; may be repeated.")
+    ] = None,
+    trials: Annotated[int, typer.Option(help="Canaries of each attack.")] = 20_000,
+    seed: Annotated[int, typer.Option(help="Of the random choice of canaries.")] = 0,
+    data_dir: Annotated[Path | None, DATA] = None,
+    json: Annotated[bool, JSON] = False,
+) -> None:
+    """Attack the private rule with canaries.
+
+    Prints a lower bound on epsilon beside the promised one.
+    """
+    from idiolect.cli.screen import print_json
+    from idiolect.experiment.load import load_experiment
+    from idiolect.experiment.privacy_audit import audit_experiment
+
+    loaded = load_experiment(experiment, set or ())
+    found = audit_experiment(loaded, data_dir, method or (), trials, seed)
+    if json:
+        print_json({label: one.plain() for label, one in found.items()})
+    else:
+        for label, one in found.items():
+            _print_audit(label, one)
+    if not all(one.passed for one in found.values()):
+        raise typer.Exit(_BROKEN)
+
+
+def _print_audit(label: str, found: "Audit") -> None:
     from rich.table import Table
 
-    table = Table(box=box.SIMPLE_HEAD)
-    for head in ("name", "method", "what it is", "paper"):
-        table.add_column(head)
-    for key, method in methods.items():
-        table.add_row(key, method.title, _first_line(method.__doc__), method.paper or "-")
-    return table
+    from idiolect.cli.screen import console
 
-
-def _settings(settings: list[dict[str, Any]]) -> Any:
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD)
-    for head in ("setting", "default", "values", "meaning"):
-        table.add_column(head)
-    for one in settings:
-        values = one["range"] or one["type"]
-        table.add_row(one["name"], str(one["default"]), values, one["meaning"])
-    return table
-
-
-def _first_line(doc: str | None) -> str:
-    return (doc or "").strip().split("\n\n")[0].replace("\n    ", " ")
+    heads = ("attack", "rounds", "promised at most", "shown at least", "")
+    table = Table(*heads, title=f"{label}: ε at δ = {found.delta:.2g}")
+    for row in found.rows:
+        kept = "more than promised" if row.broken else "kept"
+        table.add_row(row.attack, str(row.rounds), f"{row.promised:.3g}", f"{row.found:.3g}", kept)
+    screen = console()
+    screen.print(table)
+    broken = "" if found.passed else " The promise is broken: publish nothing of this run."
+    screen.say(
+        f"{label}: the run promises ε ≤ {found.promised:.3g}, the attacks show ε ≥ "
+        f"{found.lower:.3g} (95 % confidence, {found.canaries} canaries an attack).{broken}"
+    )

@@ -1,20 +1,25 @@
-"""Tables on the screen."""
+"""The screen: tables of results, JSON, and progress of a run."""
 
 import json
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from rich import box
 from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.table import Table
 from rich.text import Text
 
+from idiolect.engine.callbacks import Silent, Tick, Watch
 from idiolect.errors import printable
 from idiolect.results import statistics
 from idiolect.results.document import Document, per_client, summary
 from idiolect.version import VERSION
 
-_MOST_CLIENTS = 30  # more make a table that nobody reads; result.json has them all
+MOST_CLIENTS = 30  # more make a table that nobody reads; result.json has them all
+_LINES = 10  # of progress for each method, where the output is no terminal
 
 
 class PlainConsole(Console):
@@ -24,8 +29,13 @@ class PlainConsole(Console):
         """Render a string as it is, whatever rich would read into it."""
         return super().render_str(printable(text), **{**options, "markup": False, "emoji": False})
 
+    def say(self, text: str) -> None:
+        """Print a line, whatever its length; nothing where it is empty."""
+        if text:
+            self.print(text, markup=False, soft_wrap=True)
 
-def console(stderr: bool = False) -> Console:
+
+def console(stderr: bool = False) -> PlainConsole:
     """Return where to write; in a pipe, lines are as long as they need to be."""
     screen = PlainConsole(highlight=False, stderr=stderr)
     return screen if screen.is_terminal else PlainConsole(highlight=False, stderr=stderr, width=200)
@@ -36,120 +46,105 @@ def print_json(value: Any) -> None:
     print(json.dumps({"idiolect": VERSION, "result": value}, indent=1, ensure_ascii=False))
 
 
-def print_result(screen: Console, content: Document, beside: Mapping[str, Sequence[float]]) -> None:
+def new_table(title: str, left: Sequence[str], right: Sequence[str] = ()) -> Table:
+    """Return an empty table: columns of text, then columns of numbers."""
+    table = Table(title=title or None, box=box.SIMPLE_HEAD)
+    for head in left:
+        table.add_column(head)
+    for head in right:
+        table.add_column(head, justify="right")
+    return table
+
+
+def percent(value: float | None) -> str:
+    """Write a share as per cent; a dash where there is none."""
+    return "-" if value is None else f"{100 * value:.1f}"
+
+
+def print_result(
+    screen: PlainConsole, content: Document, published: Mapping[str, Sequence[float]] | None = None
+) -> None:
     """Print each client's accuracy per method, then one line per method and model.
 
-    `beside` adds columns of published figures, in per cent.
+    `published` adds columns of a paper's figures, in per cent.
     """
     names, columns = per_client(content)
-    if len(names) <= _MOST_CLIENTS:
-        print_clients(screen, names, columns, beside)
-        print_reasons(screen, content)
-    print_summary(screen, content)
+    if len(names) <= MOST_CLIENTS:
+        _print_clients(screen, names, columns, published or {})
+        _print_reasons(screen, content)
+    heads = ["mean", "± seeds", "± clients", "by samples", "worst client"]
+    heads += ["rounds", "MB in all", "seconds in all"]
+    table = new_table("Last round, test data, %", ("method", "model"), heads)
+    keys = ("mean", "std_seeds", "std_clients", "weighted_mean", "worst_client")
+    for row in summary(content):
+        shares = [percent(row[key]) for key in keys]
+        costs = [str(row["rounds"]), f"{row['megabytes']:,.1f}", f"{row['seconds']:.1f}"]
+        table.add_row(row["method"], row["model"], *shares, *costs)
+    screen.print(table)
     for text in statistics.participation_lines(content["methods"]):
-        screen.print(printable(text), markup=False, soft_wrap=True)
+        screen.say(text)
 
 
-def print_clients(
+def _print_clients(
     screen: Console,
     names: Sequence[str],
     columns: Sequence[tuple[str, list[float | None]]],
-    beside: Mapping[str, Sequence[float]],
+    published: Mapping[str, Sequence[float]],
 ) -> None:
     """Print test accuracy, a row per client and a column per method."""
-    table = Table(
-        title="Test accuracy of each client's own model, %, mean over seeds", box=box.SIMPLE_HEAD
-    )
-    table.add_column("client")
-    for label, _ in columns:
-        table.add_column(label, justify="right")
-    for label in beside:
+    title = "Test accuracy of each client's own model, %, mean over seeds"
+    table = new_table(title, ["client"], [label for label, _ in columns])
+    for label in published:
         table.add_column(label, justify="right", style="dim")
     for place, name in enumerate(names):
         ours = [percent(values[place]) for _, values in columns]
-        theirs = [f"{values[place]:.1f}" for values in beside.values()]
+        theirs = [f"{values[place]:.1f}" for values in published.values()]
         table.add_row(name, *ours, *theirs)
     table.add_section()
-    means = [percent(_mean(values)) for _, values in columns]
-    theirs = [f"{sum(values) / len(values):.1f}" for values in beside.values()]
+    known = [[value for value in values if value is not None] for _, values in columns]
+    means = [percent(sum(seen) / len(seen) if seen else None) for seen in known]
+    theirs = [f"{sum(values) / len(values):.1f}" for values in published.values()]
     table.add_row("mean", *means, *theirs, style="bold")
     screen.print(table)
 
 
-def print_reasons(screen: Console, content: Document) -> None:
-    """Print what each client chose and why, under the first seed, where a method says so."""
+def _print_reasons(screen: PlainConsole, content: Document) -> None:
+    """Print what each client chose and why, under the first seed, where a method reports it."""
     for label, method in content["methods"].items():
         first = method["seeds"][0]
-        told = {one["client"]: one["reason"] for one in first["clients"] if one.get("reason")}
-        if told:
+        chosen = {one["client"]: one["reason"] for one in first["clients"] if one.get("reason")}
+        if chosen:
             screen.print(f"What {label} chose, seed {first['seed']}, on validation data:")
-            for name, reason in told.items():
-                screen.print(f"  {name}: {reason}", markup=False, soft_wrap=True)
+            for name, reason in chosen.items():
+                screen.say(f"  {name}: {reason}")
 
 
-def print_summary(screen: Console, content: Document) -> None:
-    """Print a line per method and model."""
-    table = Table(title="Last round, test data, %", box=box.SIMPLE_HEAD)
-    heads = (
-        "mean",
-        "± seeds",
-        "± clients",
-        "by samples",
-        "worst client",
-        "rounds",
-        "MB in all",
-        "seconds in all",
-    )
-    table.add_column("method")
-    table.add_column("model")
-    for head in heads:
-        table.add_column(head, justify="right")
-    for row in summary(content):
-        table.add_row(
-            row["method"],
-            row["model"],
-            percent(row["mean"]),
-            percent(row["std_seeds"]),
-            percent(row["std_clients"]),
-            percent(row["weighted_mean"]),
-            percent(row["worst_client"]),
-            str(row["rounds"]),
-            f"{row['megabytes']:,.1f}",
-            f"{row['seconds']:.1f}",
-        )
+def print_fairness(screen: Console, found: Document) -> None:
+    """Print who is fairer than whom, and by which factor the deviation over clients differs."""
+    title = "Is the row fairer than the column? Deviation of the column over that of the row"
+    methods = found["methods"]
+    table = new_table(title, ["method"], ["± clients, %", *methods])
+    for label, own in methods.items():
+        cells = []
+        for pair in (found["pairs"][label].get(other) for other in methods):
+            known = pair is not None and pair["verdict"] is not None
+            ratio = f" {pair['ratio']:.2f}x" if known and pair["ratio"] is not None else ""
+            cells.append(f"{pair['verdict']}{ratio}" if known else "-")
+        table.add_row(label, percent(own["std"]), *cells)
     screen.print(table)
 
 
-def print_traffic(screen: Console, content: Document) -> None:
-    """Print what crossed the network, mean over seeds; public examples, sent once, apart."""
-    table = Table(title="What crossed the network, MB a seed", box=box.SIMPLE_HEAD)
-    table.add_column("method")
-    for head in ("down a round", "up a round", "down", "up", "public, once"):
-        table.add_column(head, justify="right")
-    keys = ("bytes_down_per_round", "bytes_up_per_round", "bytes_down", "bytes_up", "public_bytes")
-    for label, own in content["methods"].items():
-        seeds = [seed["traffic"] for seed in own["seeds"]]
-        means = [sum(one.get(key, 0) for one in seeds) / len(seeds) / 1e6 for key in keys]
-        table.add_row(label, *[f"{mean:,.3f}" if mean else "-" for mean in means])
-    screen.print(table)
-
-
-def print_reached(screen: Console, content: Document) -> None:
+def print_reached(screen: Console, methods: Document) -> None:
     """Print how soon each method came near its last round's validation accuracy."""
-    found = {label: own.get("reached") for label, own in content["methods"].items()}
+    found = {label: own.get("reached") for label, own in methods.items()}
     if not any(found.values()):
         return
     points = next(100 * one["tolerance"] for one in found.values() if one)
-    table = Table(
-        title=f"First within {points:g} point of the last validation accuracy",
-        box=box.SIMPLE_HEAD,
-    )
-    table.add_column("method")
-    table.add_column("model")
-    for head in ("from round", "of", "MB down", "MB up"):
-        table.add_column(head, justify="right")
+    title = f"First within {points:g} point of the last validation accuracy"
+    heads = ("from round", "of", "MB down", "MB up")
+    table = new_table(title, ("method", "model"), heads)
     for label, one in found.items():
-        rounds = str(content["methods"][label]["rounds"])
+        rounds = str(methods[label]["rounds"])
         if one is None:
             table.add_row(label, "-", "-", rounds, "-", "-")
             continue
@@ -158,64 +153,110 @@ def print_reached(screen: Console, content: Document) -> None:
     screen.print(table)
 
 
-def print_fairness(screen: Console, content: Document) -> None:
-    """Print who is fairer than whom, and by which factor the deviation over clients differs."""
-    found = content["fairness"]
-    table = Table(
-        title="Is the row fairer than the column? Deviation of the column over that of the row",
-        box=box.SIMPLE_HEAD,
-    )
-    table.add_column("method")
-    table.add_column("± clients, %", justify="right")
-    for label in found["methods"]:
-        table.add_column(label, justify="right")
-    for label, own in found["methods"].items():
-        cells = [_pair(found["pairs"][label].get(other)) for other in found["methods"]]
-        table.add_row(label, percent(own["std"]), *cells)
+def print_traffic(screen: Console, methods: Document) -> None:
+    """Print what crossed the network, mean over seeds; public examples, sent once, apart."""
+    heads = ("down a round", "up a round", "down", "up", "public, once")
+    table = new_table("What crossed the network, MB a seed", ["method"], heads)
+    keys = ("bytes_down_per_round", "bytes_up_per_round", "bytes_down", "bytes_up", "public_bytes")
+    for label, own in methods.items():
+        seeds = [seed["traffic"] for seed in own["seeds"]]
+        means = [sum(one.get(key, 0) for one in seeds) / len(seeds) / 1e6 for key in keys]
+        table.add_row(label, *[f"{mean:,.3f}" if mean else "-" for mean in means])
     screen.print(table)
 
 
-def print_newcomers(screen: Console, content: Document) -> None:
-    """Print what every newcomer holds, how its models score, and what its method chose."""
-    told = f"Newcomers to {content['label']} of {content['run']}, seed {content['seed']}"
-    table = Table(title=f"{told}: accuracy, %", box=box.SIMPLE_HEAD)
-    first = content["newcomers"][0]
-    facts = [name for name, value in first["facts"].items() if not isinstance(value, list)]
-    table.add_column("newcomer")
-    for head in ("train", "val", "test"):
-        table.add_column(head, justify="right")
-    for model in first["models"]:
-        table.add_column(f"{model}, test", justify="right")
-        table.add_column(f"{model}, val", justify="right")
-    for name in facts:
-        table.add_column(name.replace("_", " "), justify="right")
-    for one in content["newcomers"]:
-        scores = [
-            percent(own.get(metric))
-            for own in one["models"].values()
-            for metric in ("accuracy", "val_accuracy")
-        ]
-        chosen = [f"{one['facts'][name]:g}" for name in facts]
-        sizes = [str(one[part]) for part in ("train", "val", "test")]
-        table.add_row(one["client"], *sizes, *scores, *chosen)
-    screen.print(table)
-    for one in content["newcomers"]:
-        if one.get("reason"):
-            screen.print(f"  {one['client']}: {one['reason']}", markup=False, soft_wrap=True)
+@contextmanager
+def progress(screen: Console) -> Iterator[Watch]:
+    """Show progress while the block runs: a bar per method on a terminal, else a few lines."""
+    if not screen.is_terminal:
+        yield ProgressLines(screen)
+        return
+    with Progress(
+        TextColumn("{task.fields[label]}", markup=False),
+        BarColumn(bar_width=24),
+        TextColumn("{task.completed:.0f}/{task.total:.0f}"),
+        TextColumn("{task.fields[figures]}", markup=False),
+        console=screen,
+    ) as bars:
+        yield ProgressBars(bars)
 
 
-def _pair(pair: Mapping[str, Any] | None) -> str:
-    if pair is None or pair["verdict"] is None:
-        return "-"
-    ratio = "" if pair["ratio"] is None else f" {pair['ratio']:.2f}x"
-    return f"{pair['verdict']}{ratio}"
+class ProgressLines(Silent):
+    """Lines for logs and pipes."""
+
+    def __init__(self, screen: Console) -> None:
+        self._screen = screen
+        self._printed = 0  # tenths of the current method
+
+    def begin(self, label: str, round: int, rounds: int) -> None:
+        """Print where a resumed method starts."""
+        self._printed = round * _LINES // rounds
+        if round >= rounds:
+            self._print(f"{label}: {rounds} rounds were done before")
+        elif round:
+            self._print(f"{label}: going on after round {round} of {rounds}")
+
+    def tick(self, tick: Tick) -> None:
+        """Print a line at every tenth of the rounds."""
+        tenth = tick.round * _LINES // tick.rounds
+        if tenth > self._printed:
+            self._printed = tenth
+            self._print(f"{tick.label}: round {tick.round}/{tick.rounds}, {_figures(tick)}")
+
+    def note(self, text: str) -> None:
+        """Print a notice."""
+        self._print(f"note: {text}")
+
+    def end(self, label: str, seconds: float) -> None:
+        """Print that a method is done."""
+        self._print(f"{label}: done in {clock(seconds)}")
+
+    def _print(self, text: str) -> None:
+        self._screen.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
-def percent(value: float | None) -> str:
-    """Write a share as per cent; a dash where there is none."""
-    return "-" if value is None else f"{100 * value:.1f}"
+class ProgressBars(Silent):
+    """A bar for each method."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._bars: dict[str, TaskID] = {}
+
+    def begin(self, label: str, round: int, rounds: int) -> None:
+        """Add a bar."""
+        self._bars[label] = self._progress.add_task(
+            label, total=rounds, completed=round, label=printable(label), figures="starting"
+        )
+
+    def tick(self, tick: Tick) -> None:
+        """Move the bar."""
+        self._progress.update(self._bars[tick.label], completed=tick.round, figures=_figures(tick))
+
+    def note(self, text: str) -> None:
+        """Print a notice above the bars."""
+        self._progress.console.print(f"note: {text}", markup=False, highlight=False)
+
+    def end(self, label: str, seconds: float) -> None:
+        """Write into the bar how long it took."""
+        self._progress.update(self._bars[label], figures=f"done in {clock(seconds)}")
 
 
-def _mean(values: Sequence[float | None]) -> float | None:
-    seen = [value for value in values if value is not None]
-    return sum(seen) / len(seen) if seen else None
+def _figures(tick: Tick) -> str:
+    """Write a tick's figures; those that are not known are left out."""
+    parts = []
+    if not math.isnan(tick.loss):
+        parts.append(f"loss {tick.loss:.3f}" if tick.loss < 1e4 else f"loss {tick.loss:.1e}")
+        parts.append(f"validation accuracy {100 * tick.accuracy:.1f}%")
+    parts.append(f"{tick.examples_per_second:,.0f} examples/s")
+    if tick.round < tick.rounds:
+        parts.append(f"{clock(tick.seconds_left)} left")
+    return ", ".join(parts)
+
+
+def clock(seconds: float) -> str:
+    """Write a duration as a person would."""
+    if seconds < 60:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d} min"

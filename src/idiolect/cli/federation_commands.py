@@ -1,4 +1,4 @@
-"""The commands of a real federation: federation init, server, node, status, stop."""
+"""A real federation: federation init, add, renew; server, node, status, stop."""
 
 import sys
 from collections.abc import Callable
@@ -7,9 +7,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from idiolect.cli.guard import guarded
-from idiolect.cli.options import JSON
-from idiolect.errors import printable
+from idiolect.cli.command_base import (
+    DATA,
+    DEVICE,
+    JSON,
+    LABEL_COLUMN,
+    SIZE,
+    SPLIT_COLUMN,
+    TEXT_COLUMN,
+    guarded,
+    reading_options,
+)
+from idiolect.errors import ConfigError, DataError, printable
 
 if TYPE_CHECKING:
     from idiolect.experiment.schema import Experiment
@@ -44,7 +53,7 @@ def init(
     project: Annotated[Path, _PROJECT],
     out: Annotated[Path | None, _KITS] = None,
 ) -> None:
-    """Make a signed kit for the server, for every site and for every admin."""
+    """Make signed kits for server, sites and admins."""
     from idiolect.deploy.flare.kits import init as make
     from idiolect.experiment.federation_file import load_project
 
@@ -59,7 +68,10 @@ def init(
 @app.command()
 @guarded
 def add(project: Annotated[Path, _PROJECT], out: Annotated[Path | None, _KITS] = None) -> None:
-    """Make kits for members that were added to the file since; the others keep theirs."""
+    """Make kits for members that were added to the file.
+
+    The others keep theirs.
+    """
     from idiolect.deploy.flare.kits import add as make
     from idiolect.experiment.federation_file import load_project
 
@@ -81,7 +93,10 @@ def renew(
     ],
     out: Annotated[Path | None, _KITS] = None,
 ) -> None:
-    """Make new certificates for some members; the others keep theirs."""
+    """Make new certificates for some members.
+
+    The others keep theirs.
+    """
     from idiolect.deploy.flare.kits import renew as make
     from idiolect.experiment.federation_file import load_project
 
@@ -97,13 +112,10 @@ def server(
     public: Annotated[
         str | None, typer.Option(help="Public examples, for methods that train on the server.")
     ] = None,
-    data_dir: Annotated[
-        Path | None, typer.Option(help="Folder with datasets; else IDIOLECT_DATA.")
-    ] = None,
+    data_dir: Annotated[Path | None, DATA] = None,
     policy: Annotated[Path | None, _POLICY] = None,
 ) -> None:
     """Run the federation's server until interrupted."""
-    from idiolect.data import SOURCES
     from idiolect.deploy.flare.kits import read
     from idiolect.deploy.flare.supervisor import keep_running
     from idiolect.deploy.limits import ServerPolicy, policy_path, read_server_policy
@@ -112,21 +124,21 @@ def server(
     own = read(kit, "server")
     file = policy_path(own.folder, policy)
     allowed = ServerPolicy() if file is None else read_server_policy(file)
-
-    if public is not None and public not in SOURCES:
-        public = str(_existing("--public", public, "the public examples"))
+    public = _own_path("--public", public, "the public examples")
     host = ServerSettings(public, data_dir and data_dir.resolve(), allowed.packages)
     keep_running(own, host, say)
 
 
-def _existing(option: str, path: str, what: str) -> Path:
-    """Return a path that exists, written out, for a process that works elsewhere."""
-    from idiolect.errors import DataError
+def _own_path(option: str, source: str | None, what: str) -> str | None:
+    """Return a dataset's name as it is, and an existing path written out, for another process."""
+    from idiolect.data import SOURCES
 
-    found = Path(path).expanduser()
+    if source is None or source in SOURCES:
+        return source
+    found = Path(source).expanduser()
     if not found.exists():
         raise DataError(f"{option}: {found} does not exist; give {what}")
-    return found.resolve()
+    return str(found.resolve())
 
 
 @guarded
@@ -136,26 +148,25 @@ def node(
     client: Annotated[
         int | None, typer.Option(help="Take this client's share of the experiment's own data.")
     ] = None,
-    label: Annotated[str | None, typer.Option(help="The label column.")] = None,
-    split_column: Annotated[str | None, typer.Option(help="The column of train or test.")] = None,
-    size: Annotated[str | None, typer.Option(help="Width,height of a folder's images.")] = None,
-    text: Annotated[str | None, typer.Option(help="The column of words, where it is text.")] = None,
+    label: Annotated[str | None, LABEL_COLUMN] = None,
+    split_column: Annotated[str | None, SPLIT_COLUMN] = None,
+    size: Annotated[str | None, SIZE] = None,
+    text: Annotated[str | None, TEXT_COLUMN] = None,
     public: Annotated[
         str | None, typer.Option(help="The public examples, where asked for.")
     ] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    data_dir: Annotated[
-        Path | None, typer.Option(help="Folder with datasets; else IDIOLECT_DATA.")
-    ] = None,
+    device: Annotated[str, DEVICE] = "auto",
+    data_dir: Annotated[Path | None, DATA] = None,
     limit_mb: Annotated[int, typer.Option(help="The largest message that is read.")] = 256,
     secure: Annotated[
         bool, typer.Option("--secure", help="Take part only in runs with deploy.secure = true.")
     ] = False,
     policy: Annotated[Path | None, _POLICY] = None,
 ) -> None:
-    """Run a site's node until interrupted: it trains when a run asks, on data that stays here."""
-    from idiolect.cli.adapting import numbers
-    from idiolect.data import SOURCES
+    """Run a site's node until interrupted.
+
+    It trains when a run asks for it, on data that stays here.
+    """
     from idiolect.deploy.flare.kits import read
     from idiolect.deploy.flare.supervisor import keep_running
     from idiolect.deploy.limits import SitePolicy, policy_path, read_site_policy
@@ -163,21 +174,15 @@ def node(
 
     own = read(kit, "node")
     file = policy_path(own.folder, policy)
-    given: dict[str, Any] = {"label": label, "split": split_column, "text": text}
-    given["size"] = None if size is None else numbers("--size", size, int, 2)
-    if data not in SOURCES:
-        data = str(_existing("--data", data, "this site's data"))
-    if public is not None and public not in SOURCES:
-        public = str(_existing("--public", public, "the public examples"))
     site = Site(
         own.name,
         own.federation,
         own.home,
-        data,
-        {key: value for key, value in given.items() if value is not None},
+        _own_path("--data", data, "this site's data") or "",
+        reading_options(size, label=label, split=split_column, text=text),
         client,
         data_dir.resolve() if data_dir else None,
-        public,
+        _own_path("--public", public, "the public examples"),
         device,
         limit_mb << 20,
         secure,
@@ -189,7 +194,7 @@ def node(
 
 @guarded
 def status(kit: Annotated[Path, _KIT], json: Annotated[bool, JSON] = False) -> None:
-    """Say who is connected to the federation and how far its runs are."""
+    """Show who is connected and how far the runs are."""
     from idiolect.cli.screen import print_json
     from idiolect.deploy.flare.admin import described
     from idiolect.deploy.flare.kits import read
@@ -212,7 +217,10 @@ def status(kit: Annotated[Path, _KIT], json: Annotated[bool, JSON] = False) -> N
 
 @guarded
 def stop(kit: Annotated[Path, _KIT]) -> None:
-    """Stop the runs of a federation; what was trained is kept for --resume."""
+    """Stop the runs of a federation.
+
+    What was trained is kept for --resume.
+    """
     from idiolect.deploy.flare.admin import stop as end
     from idiolect.deploy.flare.kits import read
 
@@ -274,7 +282,6 @@ def adapt_on(
 
     from idiolect.deploy.flare.admin import FederationRun, newcomers_task
     from idiolect.deploy.flare.kits import read
-    from idiolect.errors import ConfigError
 
     kit = read(place, "admin")
     task = newcomers_task(kit, folder, sites, method, seed, network)

@@ -1,4 +1,4 @@
-"""The command of the reproduction index: repro."""
+"""Figures of the papers and of this machine: repro, bench."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -6,8 +6,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from idiolect.cli.guard import complain, debugging, guarded, interrupted
-from idiolect.cli.options import BACKEND, DATA, DEVICE, JSON, SET, machine
+from idiolect.cli.command_base import (
+    BACKEND,
+    DATA,
+    DEVICE,
+    JSON,
+    ONLY,
+    SET,
+    guarded,
+    interruptible,
+    overrides_of,
+)
+from idiolect.errors import ConfigError
 
 if TYPE_CHECKING:
     from idiolect.experiment.repro.index import Item, Measured, Paper
@@ -30,34 +40,31 @@ def repro(
         ),
     ] = None,
     show: Annotated[
-        bool, typer.Option("--show", help="Tell its figures and files; run nothing.")
+        bool, typer.Option("--show", help="Show its figures and files; run nothing.")
     ] = False,
     set: Annotated[list[str] | None, SET] = None,
     out: Annotated[Path, typer.Option("--out", help="Folder of the runs' folders.")] = Path("runs"),
-    method: Annotated[
-        list[str] | None, typer.Option("--method", help="Run only this label; may be repeated.")
-    ] = None,
+    method: Annotated[list[str] | None, ONLY] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on where it stopped.")] = False,
     device: Annotated[str | None, DEVICE] = None,
     backend: Annotated[str | None, BACKEND] = None,
     data_dir: Annotated[Path | None, DATA] = None,
     json: Annotated[bool, JSON] = False,
 ) -> None:
-    """List every table and figure of the papers with its status, or run one of them."""
+    """List the papers' tables and figures, or run one of them."""
     from idiolect.cli.screen import console, print_json
-    from idiolect.errors import ConfigError
     from idiolect.experiment.repro.index import find_item, items, shipped_figures
 
     measured, screen = shipped_figures(), console()
     if name is None:
         if show:
-            raise ConfigError("--show tells of one table or figure; give its name")
+            raise ConfigError("--show shows one table or figure; give its name")
         if json:
             print_json({n: _described(p, i, measured) for n, (p, i) in items().items()})
             return
         screen.print(_overview(measured))
         screen.print(
-            "`idiolect repro NAME --show` tells a row's figures and files; without --show it is "
+            "`idiolect repro NAME --show` shows a row's figures and files; without --show it is "
             "run.\nWhat a status means: docs/reproduction/README.md, or --json.",
             markup=False,
         )
@@ -65,7 +72,7 @@ def repro(
     paper, item = find_item(name)
     fresh = None
     if not show:
-        overrides = [*(set or ()), *machine(device, backend)]
+        overrides = overrides_of(set, device, backend)
         fresh = _run(paper, item, overrides, out, method or [], resume, data_dir)
     if json:
         print_json(_described(paper, item, measured, fresh))
@@ -90,40 +97,29 @@ def _run(
     resume: bool,
     data_dir: Path | None,
 ) -> "Measured":
-    from idiolect.cli.progress import watching
-    from idiolect.cli.screen import console
+    from idiolect.cli.screen import console, progress
     from idiolect.experiment.repro.index import run_item
     from idiolect.experiment.run import run_experiment
 
     def one(experiment: "Experiment", folder: Path) -> "Document":
         # A run of several files goes on with whatever of them was begun.
         again = resume and (folder / "experiment.toml").exists()
-        with watching(console(stderr=True)) as watch:
+        with progress(console(stderr=True)) as watch:
             content, _ = run_experiment(
                 experiment, folder, resume=again, data_dir=data_dir, only=only, watch=watch
             )
         return content
 
-    try:
+    saved = "interrupted; the last whole round is saved: go on with the same and --resume"
+    with interruptible(saved):
         return run_item(item, paper.figure, one, out, overrides)
-    except KeyboardInterrupt as error:
-        if debugging():
-            raise
-        complain("interrupted; the last whole round is saved: go on with the same and --resume")
-        raise typer.Exit(interrupted(error)) from None
 
 
 def _overview(measured: "Measured") -> Any:
-    from rich import box
-    from rich.table import Table
-
+    from idiolect.cli.screen import new_table
     from idiolect.experiment.repro.index import items
 
-    table = Table(box=box.SIMPLE_HEAD)
-    for head in ("name", "what", "status"):
-        table.add_column(head)
-    for head in ("ours", "paper"):
-        table.add_column(head, justify="right")
+    table = new_table("", ("name", "what", "status"), ("ours", "paper"))
     table.add_column("of (furthest below)")
     for name, (_, item) in items().items():
         cell = item.headline(measured)
@@ -138,17 +134,12 @@ def _overview(measured: "Measured") -> Any:
 
 
 def _figures(item: "Item", measured: "Measured", fresh: "Measured | None") -> Any:
-    from rich import box
-    from rich.table import Table
+    from idiolect.cli.screen import new_table
 
-    table = Table(box=box.SIMPLE_HEAD)
-    table.add_column("%")
-    columns = [measured] if fresh is None else [fresh, measured]
-    heads = ["kept"] if fresh is None else ["this run", "kept"]
-    for head in (*heads, "paper"):
-        table.add_column(head, justify="right")
+    columns = {"kept": measured} if fresh is None else {"this run": fresh, "kept": measured}
+    table = new_table("", ["%"], [*columns, "paper"])
     for cell in item.cells:
-        found = [cell.ours(one) for one in columns]
+        found = [cell.ours(one) for one in columns.values()]
         shown = [f"{one.mean:.1f} ± {one.deviation:.1f}" if one else "-" for one in found]
         table.add_row(cell.what, *shown, f"{cell.paper:.1f}")
     return table
@@ -162,7 +153,7 @@ def _described(
     cells = []
     for cell in item.cells:
         ours = cell.ours(measured)
-        told: dict[str, Any] = {
+        one: dict[str, Any] = {
             "what": cell.what,
             "run": cell.run,
             "method": cell.label,
@@ -173,8 +164,8 @@ def _described(
         }
         if fresh is not None:
             now = cell.ours(fresh)
-            told["this_run"] = now.mean if now else None
-        cells.append(told)
+            one["this_run"] = now.mean if now else None
+        cells.append(one)
     status = item.status(measured)
     return {
         "paper": paper.title,
@@ -186,3 +177,43 @@ def _described(
         "experiments": [{"file": one.file, "set": list(one.set)} for one in item.experiments],
         "figures": cells,
     }
+
+
+@guarded
+def bench(
+    only: Annotated[
+        list[str] | None, typer.Argument(help="Workloads; by default those meant for the device.")
+    ] = None,
+    device: Annotated[str, DEVICE] = "auto",
+    grow: Annotated[
+        bool, typer.Option("--grow", help="Also time how it grows with clients, batch and network.")
+    ] = False,
+    precision: Annotated[
+        bool, typer.Option("--precision", help="Also time TF32 and bfloat16.")
+    ] = False,
+    peers: Annotated[bool, typer.Option(help="Time pfl and flwr where installed.")] = True,
+    check: Annotated[bool, typer.Option(help="First compare with sequential float64.")] = True,
+    seconds: Annotated[float, typer.Option(help="Seconds to time each workload for.")] = 6.0,
+    out: Annotated[Path | None, typer.Option("--out", help="Write the JSON here too.")] = None,
+    data_dir: Annotated[Path | None, DATA] = None,
+    json: Annotated[bool, JSON] = False,
+) -> None:
+    """Time backends, plain loops and peers on the same workloads."""
+    from idiolect.bench.run_benchmark import Options, bench
+    from idiolect.cli.screen import print_json
+
+    chosen = Options(
+        device=device,
+        only=tuple(only or ()),
+        grow=grow,
+        precision=precision,
+        peers=peers,
+        check=check,
+        seconds=seconds,
+        data_dir=data_dir,
+    )
+    found = bench(chosen, lambda line: typer.echo(line, err=json), out)
+    if json:
+        print_json(found)
+    if found["faults"]:
+        raise typer.Exit(1)
