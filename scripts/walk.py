@@ -2,9 +2,10 @@
 
     python scripts/walk.py [--list]
 
-Calls of functions are traced in every process of the command; code of modules and classes,
-lambdas and comprehensions do not count. A switch is a call in another module than the call before
-it in the same thread. For another version: PYTHONPATH=/path/to/its/src python scripts/walk.py
+Calls of functions are traced in every process of the command. What importing a module runs (its
+code, decorators, registries), lambdas and comprehensions do not count. A switch is a call in
+another module than the call before it in the same thread. For another version:
+PYTHONPATH=/path/to/its/src python scripts/walk.py
 
 Only the command line and keys of experiment files are used, and one name, ROUND_HOOK.
 """
@@ -57,15 +58,22 @@ TRACER = """
 import os, sys, threading, time
 
 def start(home, out):
+    importing = threading.local()  # how many modules are being imported, one inside another
+
     def traced(frame, event, _):
         code = frame.f_code
+        if not code.co_filename.startswith(home):
+            return
+        name, depth = code.co_name, getattr(importing, "depth", 0)
+        caller = frame.f_back and frame.f_back.f_code.co_filename
+        if (caller or "").startswith("<frozen importlib"):
+            if name == "<module>":
+                importing.depth = depth + {"call": 1, "return": -1}.get(event, 0)
         # 2: a function's own locals, which code of modules and classes has not
-        if event == "call" and code.co_filename.startswith(home) and code.co_flags & 2:
-            name = code.co_name
-            if not name.startswith("<"):
-                module = code.co_filename[len(home):]
-                thread = threading.get_ident()
-                out.write(f"{time.monotonic_ns()}\\t{thread}\\t{module}\\t{name}\\n")
+        elif event == "call" and code.co_flags & 2 and not name.startswith("<") and not depth:
+            module = code.co_filename[len(home):]
+            thread = threading.get_ident()
+            out.write(f"{time.monotonic_ns()}\\t{thread}\\t{module}\\t{name}\\n")
 
     threading.setprofile(traced)
     sys.setprofile(traced)

@@ -25,7 +25,7 @@ def log_shares(logits: Tensor) -> Tensor:
 
 def cross_entropy(logits: Tensor, labels: Tensor, weight: Tensor) -> Tensor:
     """Cross-entropy with integer labels."""
-    if entropy.suits(logits, labels, weight):
+    if logits.is_cuda and entropy.suits(logits, labels, weight):
         return entropy.cross_entropy(logits, labels, weight)
     # Equal to F.cross_entropy, which vmap would take apart into many more kernels.
     label = labels.unsqueeze(-1)

@@ -164,11 +164,16 @@ def dot(left: Tree, right: Tree) -> Tensor:
     return _total((a * b).sum() for a, b in _gradient_pairs(left, right))
 
 
+def _in_one_launch(xs: list[Tensor], ys: list[Tensor]) -> bool:
+    """Return whether pairs of leaves are better taken in one kernel."""
+    return bool(xs) and xs[0].is_cuda and at_once.suit(xs, ys)
+
+
 def sqdist(left: Tree, right: Tree) -> Tensor:
     """Return the squared Euclidean distance over all leaves."""
     pairs = _gradient_pairs(left, right)
     xs, ys = [a for a, _ in pairs], [b for _, b in pairs]
-    if at_once.suit(xs, ys):
+    if _in_one_launch(xs, ys):
         return at_once.distance(xs, ys)
     return _total((a - b).square().sum() for a, b in pairs)
 
@@ -206,7 +211,7 @@ def _stepped(factor: float, base: Tree, by: Tree) -> Tree | None:
     """Return base + factor · by, done in one kernel; None where that does not pay."""
     ys, form = pytree.tree_flatten(base)
     xs = pytree.tree_leaves(by)
-    if not at_once.suit(xs, ys) or drifting(base) or drifting(by):
+    if not _in_one_launch(xs, ys) or drifting(base) or drifting(by):
         return None
     return pytree.tree_unflatten(at_once.step(factor, xs, ys), form)
 
@@ -224,7 +229,7 @@ def where(condition: Tensor, yes: Tree, no: Tree) -> Tree:
     """Choose one of two trees by a scalar condition, without a branch."""
     xs, form = pytree.tree_flatten(yes)
     ys = pytree.tree_leaves(no)
-    if condition.dim() == 0 and at_once.suit(xs, ys):
+    if condition.dim() == 0 and _in_one_launch(xs, ys):
         return pytree.tree_unflatten(at_once.choose(condition, xs, ys), form)
     return map(lambda a, b: torch.where(condition, a, b), yes, no)
 

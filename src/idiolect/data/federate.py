@@ -1,5 +1,6 @@
 """Partition and split in one call: from a dataset to a federation."""
 
+import inspect
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -9,7 +10,7 @@ import numpy as np
 
 from idiolect.data.dataset import Dataset, Rows, check_options, check_value, fitted
 from idiolect.data.federation import Federation
-from idiolect.data.partition import DEFAULT_POOL, PARTITIONS, partition_options
+from idiolect.data.partition import DEFAULT_POOL, PARTITIONS
 from idiolect.data.partition.general import Candidates, Seed
 from idiolect.data.text import encoded, encoded_as
 from idiolect.errors import ConfigError, DataError
@@ -46,7 +47,8 @@ def federate(
     examples without statistics yet are rows of the same source and get the same.
     """
     check_value("partition", partition, PARTITIONS)
-    known = partition_options(partition)
+    parameters = inspect.signature(PARTITIONS[partition]).parameters.values()
+    known = {option.name for option in parameters if option.kind is option.KEYWORD_ONLY}
     check_options(f"partition '{partition}'", options, known)
     _check_sequences(dataset, partition, stratify, public)
     if seed < 0:

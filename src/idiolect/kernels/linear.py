@@ -32,7 +32,7 @@ class StackedLinear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return x Aᵀ + b."""
-        if not float32_on_cuda(x) or x.dim() < 2:
+        if not (x.is_cuda and float32_on_cuda(x)) or x.dim() < 2:
             own: Tensor = super().forward(x)
             return own
         rows = x.reshape(1, -1, x.shape[-1])
@@ -42,7 +42,8 @@ class StackedLinear(nn.Linear):
 
 def linear_relu(layer: nn.Linear, x: Tensor) -> Tensor:
     """Return ReLU(x Aᵀ + b): in one launch under vmap on CUDA."""
-    if not isinstance(layer, StackedLinear) or not float32_on_cuda(x) or x.dim() != 2:
+    ours = isinstance(layer, StackedLinear) and x.is_cuda and float32_on_cuda(x)
+    if not ours or x.dim() != 2:
         return layer(x).relu()  # type: ignore[no-any-return]
     y: Tensor = call(_LinearReLU, x[None], layer.weight[None], layer.bias[None])
     return y.squeeze(0)

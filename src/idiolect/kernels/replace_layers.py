@@ -42,15 +42,19 @@ def _halves(layer: nn.Module) -> bool:
     return fits and not pool.ceil_mode and not pool.return_indices
 
 
+_STACKED: dict[type[nn.Module], type[StackedConv2d | StackedLinear | StackedGroupNorm]] = {
+    nn.Conv2d: StackedConv2d,
+    nn.Linear: StackedLinear,
+    nn.GroupNorm: StackedGroupNorm,
+}
+
+
 def replace_layers(model: nn.Module) -> nn.Module:
     """Replace plain layers and sequences of them in place; parameters and names stay."""
     for layer in model.modules():
-        if StackedConv2d.suits(layer):
-            layer.__class__ = StackedConv2d
-        if StackedLinear.suits(layer):
-            layer.__class__ = StackedLinear
-        if StackedGroupNorm.suits(layer):
-            layer.__class__ = StackedGroupNorm
+        stacked = _STACKED.get(type(layer))
+        if stacked is not None and stacked.suits(layer):
+            layer.__class__ = stacked
         if type(layer) is nn.Sequential:
             layer.__class__ = StackedSequential
     return model

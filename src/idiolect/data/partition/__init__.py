@@ -1,6 +1,5 @@
 """Partitions: pure functions (candidates, options) -> the rows of each client."""
 
-import inspect
 from collections.abc import Callable
 
 from idiolect.data.dataset import Rows
@@ -43,9 +42,3 @@ DEFAULT_POOL: dict[str, str] = {
 def describe(name: str) -> str:
     """Take the first line of a partition's docstring."""
     return (PARTITIONS[name].__doc__ or "").strip().splitlines()[0]
-
-
-def partition_options(name: str) -> set[str]:
-    """List the options of a partition: its keyword-only parameters."""
-    parameters = inspect.signature(PARTITIONS[name]).parameters.values()
-    return {option.name for option in parameters if option.kind is option.KEYWORD_ONLY}
