@@ -1,7 +1,7 @@
 """What dies in a real federation, killed for real: the run ends with the fault-free result.
 
 Run by `make test-faults`. A node's training process that dies, and rubbish on the wire, are tested
-with every run of the tests too: see test_crashes.py, test_hub_rounds.py and test_node.py.
+with every run of the tests too: see test_crashes.py, test_server.py and test_node.py.
 """
 
 import importlib.util

@@ -9,7 +9,7 @@ import federations as fed
 import numpy as np
 import pytest
 from running import Running
-from test_masks import values_of
+from test_secure_sum import values_of
 
 from idiolect.deploy import protocol, secure_aggregation
 from idiolect.deploy.node_process import InProcess

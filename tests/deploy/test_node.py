@@ -134,7 +134,7 @@ def test_divergence_is_told_and_nothing_is_kept(joined):
 
 
 def test_a_disk_that_is_full_keeps_the_old_state(joined, monkeypatch):
-    """Only the last step of writing is made to fail; test_processes.py lets the kernel refuse."""
+    """Only the last step of writing fails here; test_node_process.py lets the kernel refuse."""
     node, sent, home = joined
     ask(node, "step", task(), sent)
     before = kept(home).read_bytes()

@@ -1,6 +1,6 @@
 """A node that asks other nodes, and a lead that takes another's run: over the real engine.
 
-Run by `make test-faults`. The same within one process: test_channel.py, test_ownership.py.
+Run by `make test-faults`. The same within one process: test_signing.py, test_ownership.py.
 """
 
 import importlib.util

@@ -1,6 +1,6 @@
 """A node with a full disk, and one whose program lies: over the real engine, and for real.
 
-Run by `make test-faults`. The same lies are told within one process in test_hub_rounds.py.
+Run by `make test-faults`. The same lies are told within one process in test_server.py.
 """
 
 import importlib.util

@@ -1,1 +1,1 @@
-"""The same method file on a real federation: a hub, nodes, and messages between them."""
+"""The same method file on a real federation: a server, nodes, and messages between them."""

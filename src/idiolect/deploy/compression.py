@@ -1,7 +1,7 @@
 """Fewer bytes: half precision both ways, or only the largest changes of a report.
 
 What is left out of a report is not lost: the node adds it to its next update (error feedback), so
-that small changes are told once they have grown.
+that small changes are sent once they have grown.
 """
 
 import math

@@ -1,8 +1,8 @@
 """Nodes that come when a run is over: each gets its personal model from what the run kept.
 
-They are told the run's experiment, with its classes, words and scaling; look at earlier states
-where the method gains from that; adapt to the last one, and score what came of it. Nothing that
-they compute leaves them but the scores, and the run stays as it was.
+They get the run's experiment, with its classes, words and scaling, look at earlier states if the
+method needs that, adapt to the last one and score their models. Only the scores leave them, and the
+run stays as it was.
 """
 
 import dataclasses
@@ -52,9 +52,9 @@ class WantedModel(NamedTuple):
 
 
 class AvailableModel(NamedTuple):
-    """What a run has for newcomers."""
+    """The model of a run for newcomers."""
 
-    text: str  # the experiment as they are told it
+    text: str  # the experiment that they get
     experiment: Experiment  # the run's own
     table: MethodTable
     kept: FinishedRun
@@ -66,7 +66,7 @@ class AvailableModel(NamedTuple):
 def find_model(
     folder: Path, wanted: WantedModel, host: ServerSettings = NO_SETTINGS
 ) -> AvailableModel:
-    """Find what a run of this server left for newcomers."""
+    """Find the model of a finished run for newcomers."""
     if not (folder / EXPERIMENT).is_file():
         raise DataError(f"this server holds no run {wanted.run}; was it done on another one?")
     experiment = import_experiment((folder / EXPERIMENT).read_text(), reach=host.reach)

@@ -1,7 +1,7 @@
-"""A node's personal state on its disk: whole or not at all, with the round it belongs to.
+"""What a node records on its disk: personal state, what has left, sums, and who owns a run.
 
-Beside the state stands the last report and a digest of the message it answered, so that the same
-message gets the same answer and nothing is trained twice.
+Personal state is written whole or not at all, with its round, the last report and a digest of the
+message it answered, so that the same message gets the same answer and nothing is trained twice.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""A node's finished personal models, on its own disk, with all it takes to use them."""
+"""A node's finished personal models: stored on its disk, used for predictions, exported."""
 
 import csv
 import io

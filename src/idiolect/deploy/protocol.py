@@ -1,6 +1,9 @@
-"""Why a message was refused, as a word: all that one side ever tells the other about a failure.
+"""The protocol of server and nodes: messages and the codes of refusals.
 
-Texts of errors, paths and data stay where they arose, in that side's log.
+A message is named tensors and a little JSON in one safetensors blob: no pickle, nothing inferred.
+Both sides know the structure a tree must have (names, shapes, types) from the method itself, and
+refuse anything else before it is used. Of a failure one side gets a code only; texts of errors,
+paths and data stay in the log of the side where they arose.
 """
 
 import hashlib
@@ -84,7 +87,7 @@ CODES = {
 
 
 class Refused(DeployError):
-    """A message or a task that cannot be accepted: a code to tell, and words for the own log."""
+    """A message or a task that cannot be accepted: a code to send, and words for the own log."""
 
     def __init__(self, reason: str, words: str = "") -> None:
         if reason not in CODES:
@@ -95,7 +98,7 @@ class Refused(DeployError):
 
 PROTOCOL = 1
 MOST_EXCHANGED = 100_000  # numbers of a final exchange, which are text in the head
-LIMIT = 256 << 20  # bytes of a message, unless told otherwise
+LIMIT = 256 << 20  # bytes of a message by default
 _KEY = "m"  # where the head stands in the safetensors header
 _HEAD_LIMIT = 4 << 20  # the experiment's text and one line for each leaf
 
@@ -217,12 +220,12 @@ def unpack(blob: bytes, limit: int = LIMIT) -> Message:
 
 
 def refusal(reason: str) -> bytes:
-    """Write the answer that says no, and why in one word."""
+    """Pack the answer "no" with a code."""
     return pack("no", {"code": reason})
 
 
 def accepted(message: Message) -> Message:
-    """Pass an answer on unless it says no."""
+    """Return an answer unless it is a refusal, which is raised."""
     if message.kind == "no":
         reason = message.head.get("code")
         raise Refused(reason if isinstance(reason, str) and reason in CODES else "format")
@@ -232,7 +235,7 @@ def accepted(message: Message) -> Message:
 
 
 def fitted(form: Tree, leaves: dict[str, Tensor], codec: Codec = UNCOMPRESSED) -> Tree:
-    """Give named tensors the expected form, or say in which they differ."""
+    """Return named tensors as a tree of the expected structure; refuse any other."""
     expected = tree.named(form)
     leaves = codec.decode(leaves, expected)
     if foreign := sorted(set(leaves) ^ set(expected)):

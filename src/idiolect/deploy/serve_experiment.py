@@ -65,7 +65,7 @@ class ServerSettings:
 
     @classmethod
     def read(cls, path: Path) -> "ServerSettings":
-        """Read what `to_json` wrote; a server that was told nothing has nothing."""
+        """Read what `to_json` wrote; without a file there are none."""
         closed = (str(path.resolve().parents[1]),)  # the kit, with every job's folder
         if not path.is_file():
             return cls(closed=closed)
@@ -235,7 +235,7 @@ def serve(
 
 
 def served_methods(experiment: Experiment, only: Sequence[str] = ()) -> dict[str, Method]:
-    """Make the experiment's methods by label, or say why a federation of nodes cannot run it."""
+    """Return the experiment's methods by label; refuse what a federation of nodes cannot run."""
     if experiment.data.common_test:
         raise ConfigError("data.common_test is for simulations; nodes are scored on their own rows")
     if experiment.attack is not None:

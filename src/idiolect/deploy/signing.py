@@ -321,7 +321,7 @@ class NodeChannel:
         if header.asked:
             raise Refused("identity", "an answer, expected a question")
         if header.session != self._session:
-            raise Refused("closed", "a session of another process; the server is told this one's")
+            raise Refused("closed", "a session of another process; the server gets this one's")
         with self._lock:
             if header.number <= self._last:
                 raise Refused("replay", f"message {header.number} after {self._last}")
@@ -368,9 +368,9 @@ class ServerChannel(Transport):
         return envelope.body
 
     def returned(self, site: str) -> bool:
-        """Say whether a site that was lost could take part again if the run were started anew."""
+        """Return whether a lost site could take part again after a restart of the run."""
         return self._inner.returned(site)
 
     def stopped(self) -> bool:
-        """Say whether the engine wants the hub to end."""
+        """Return whether the server should end."""
         return self._inner.stopped()

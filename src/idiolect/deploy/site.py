@@ -217,7 +217,7 @@ def _own(site: Site, text: str, place: int) -> NodeData:
     found = _held(site, experiment, dataset if fixed is None else fixed, place)
     if fixed is not None:
         return found
-    # Only the training rows are told of: which they are depends on the seed.
+    # Statistics are of the training rows alone, which depend on the seed.
     seen = tuple(moments(own.dataset, how, own.train[0]) for own in found.federations)
     return dataclasses.replace(found, seen=seen)
 

@@ -89,7 +89,7 @@ class AdminSession:
 
     def __init__(self, kit: MemberKit) -> None:
         require()
-        # The engine tells of every lost connection; what matters of it is told in our words.
+        # FLARE logs every lost connection; we report what matters of it.
         logging.lastResort = None
         self._kit = kit
         self._inner: Any = None
@@ -357,7 +357,7 @@ class FederationRun:
             self._welcome(job, absent)
 
     def _welcome(self, job: str, absent: list[str]) -> None:
-        """Tell the hub who was lost and is connected again, but has no part in the job."""
+        """Report lost sites that are connected again but have no part in the job."""
         try:
             there = [site for site in absent if site in look(self._session).nodes]
             if not there:
@@ -372,7 +372,7 @@ class FederationRun:
             pass  # the next look will do
 
     def _outcome(self, job: str, status: str) -> dict[str, str]:
-        """Fetch what a job left; without a word from the hub its status must do."""
+        """Fetch what a job left; without an outcome its status must do."""
         with tempfile.TemporaryDirectory() as scratch:
             try:
                 location = self._session.ask(lambda s: s.download_job_result(job, scratch))

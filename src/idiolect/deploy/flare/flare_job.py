@@ -1,4 +1,4 @@
-"""What runs inside FLARE: the hub on the server, one answering object on every node.
+"""What runs inside FLARE: the server's rounds, and an answering object on every node.
 
 A job carries settings only; these classes are installed with idiolect on both sides, and a site
 that keeps its defaults runs nothing else.
@@ -55,7 +55,7 @@ class Tidy:
 
 log = logging.getLogger("idiolect.flare")
 _SERVER = "server"  # what the engine calls the server's end of a job
-_PATIENCE = 10.0  # timeouts of the hub until a call is given up
+_PATIENCE = 10.0  # timeouts of the server until a call is given up
 
 
 class NodeSide:
@@ -69,7 +69,7 @@ class NodeSide:
 
     @collab.publish  # type: ignore[untyped-decorator]
     def answer(self, blob: bytes) -> bytes:
-        """Answer one message of the server; nothing but a code ever tells of a failure.
+        """Answer one message of the server; of a failure only a code leaves.
 
         The engine lets every member of a job call every other. Who it says is calling is looked at
         first, but a member can forge that: what counts is the server's signature.
@@ -128,7 +128,7 @@ class _Cells(Transport):
         self._over = [Signal(parent=p.backend.abort_signal) for p in self._proxies.values()]
         for proxy, signal in zip(self._proxies.values(), self._over, strict=True):
             proxy.backend.abort_signal = signal
-        # Who is connected only the server's lasting process knows, so an admin must tell.
+        # Only the server's lasting process knows who is connected, so an admin must report it.
         collab.fl_ctx.get_engine().register_app_command(RETURNED, self._told)
 
     def _told(self, topic: str, data: Any, fl_ctx: FLContext) -> dict[str, Any]:
@@ -142,7 +142,7 @@ class _Cells(Transport):
             raise Refused("unreachable", f"{site} did not start with the job")
         set_call_context(self._context)
         try:
-            # Longer than the hub waits: who answers late is heard, and is back.
+            # Longer than the server waits: a late answer proves that the node is back.
             answer = self._proxies[site](timeout=_PATIENCE * seconds).answer(blob)
         except RunAborted:
             raise Refused("unreachable", "the job is ending") from None
@@ -159,11 +159,11 @@ class _Cells(Transport):
             signal.trigger(True)
 
     def returned(self, site: str) -> bool:
-        """Say whether a site is connected that has no part in this job, or has one no more."""
+        """Return whether a site is connected that has no part in this job, or has one no more."""
         return site in self._returned
 
     def stopped(self) -> bool:
-        """Say whether the job is being aborted."""
+        """Return whether the job is being aborted."""
         return bool(self._context.is_aborted())
 
 
@@ -176,30 +176,30 @@ class _Progress(Silent):
         self._tidy = Tidy()
 
     def tell(self, **told: Any) -> None:
-        """Replace what is told."""
+        """Replace what is reported."""
         absent = [] if self.post is None else self.post.absent()
         self.told = {**self.told, **told, "absent": absent}
 
     def begin(self, label: str, round: int, rounds: int) -> None:
-        """Hear that a method starts, or goes on."""
+        """Note that a method starts, or resumes."""
         self.tell(state="training", label=label, round=round, rounds=rounds)
 
     def tick(self, tick: Tick) -> None:
-        """Hear that a round is over."""
+        """Note that a round is over."""
         self._tidy()
         self.tell(label=tick.label, round=tick.round, rounds=tick.rounds, time=time.time())
 
     def note(self, text: str) -> None:
-        """Hear something the user should know."""
+        """Log something the user should know."""
         log.info(text)
 
     def end(self, label: str, seconds: float) -> None:
-        """Hear that a method is trained and scored."""
+        """Note that a method is trained and scored."""
         self.tell(state="scored", label=label)
 
 
 class ServerSide(FLComponent):  # type: ignore[misc]
-    """The hub's end: runs the experiment from its last checkpoint, and tells how far it is."""
+    """The server's end: runs the experiment from its last checkpoint, and reports progress."""
 
     def __init__(
         self,
@@ -222,7 +222,7 @@ class ServerSide(FLComponent):  # type: ignore[misc]
         self._progress = _Progress(run)
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
-        """Tell how far the run is, when an admin asks."""
+        """Report progress when an admin asks."""
         if event_type == InfoCollector.EVENT_TYPE_GET_STATS:
             collector = fl_ctx.get_prop(InfoCollector.CTX_KEY_STATS_COLLECTOR)
             if isinstance(collector, GroupInfoCollector):
@@ -276,8 +276,8 @@ class ServerSide(FLComponent):  # type: ignore[misc]
         except IdiolectError as error:
             return {"state": "error", "text": str(error), "code": str(error.code)}
         except Exception as error:
-            log.exception("the hub failed")
-            return {"state": "error", "text": f"the hub failed ({type(error).__name__})"}
+            log.exception("the server failed")
+            return {"state": "error", "text": f"the server failed ({type(error).__name__})"}
         return {"state": "done"}
 
     def _serve(self, transport: Transport, home: Path, folder: Path, submitter: str) -> None:

@@ -54,11 +54,11 @@ def foreign(app: Path) -> str:
         server, client = (
             json.loads((app / name).read_text()) for name in (job_layout.SERVER, job_layout.CLIENT)
         )
-        hub = server["components"][0]["args"]
-        same = server == job_layout.server(hub) and client == job_layout.client()
+        arguments = server["components"][0]["args"]
+        same = server == job_layout.server(arguments) and client == job_layout.client()
     except (ValueError, TypeError, KeyError, IndexError, RecursionError):
         return "its configurations are not those of idiolect"
-    if not same or not _well_formed(hub):
+    if not same or not _well_formed(arguments):
         return "its configurations are not those of idiolect"
     return ""
 
@@ -67,18 +67,20 @@ def _signed(*folders: str) -> set[str]:
     return {f"{folder}{name}" for folder in folders for name in job_layout.SIGNED}
 
 
-def _well_formed(hub: Any) -> bool:
+def _well_formed(arguments: Any) -> bool:
     """Check what the server's side is told; FLARE would read braces as its own variables."""
-    if not isinstance(hub, dict) or set(hub) != set(job_layout.ServerArguments.__annotations__):
+    if not isinstance(arguments, dict) or set(arguments) != set(
+        job_layout.ServerArguments.__annotations__
+    ):
         return False
-    lists = [hub["sites"], hub["only"], hub["wanted"] or []]
-    if not all(isinstance(hub[key], str) for key in _STRINGS):
+    lists = [arguments["sites"], arguments["only"], arguments["wanted"] or []]
+    if not all(isinstance(arguments[key], str) for key in _STRINGS):
         return False
     if not all(isinstance(own, list) for own in lists):
         return False
     entries = [entry for own in lists for entry in own]
     plain = all(entry is None or isinstance(entry, str | int) for entry in entries)
-    words = [entry for entry in (*entries, hub["run"]) if isinstance(entry, str)]
+    words = [entry for entry in (*entries, arguments["run"]) if isinstance(entry, str)]
     return plain and not any(mark in word for word in words for mark in "{}$")
 
 

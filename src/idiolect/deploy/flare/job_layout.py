@@ -42,7 +42,7 @@ class Task:
 
 
 class ServerArguments(TypedDict):
-    """What the server's side of a job is told."""
+    """The arguments of the server's side of a job."""
 
     run: str
     experiment: str
@@ -51,7 +51,7 @@ class ServerArguments(TypedDict):
     wanted: list[Any] | None
 
 
-def server(hub: ServerArguments) -> dict[str, Any]:
+def server(arguments: ServerArguments) -> dict[str, Any]:
     """Return the server's configuration."""
     return {
         "format_version": 2,
@@ -64,7 +64,7 @@ def server(hub: ServerArguments) -> dict[str, Any]:
                 "args": {"server_obj_id": "_server"},
             }
         ],
-        "components": [{"id": "_server", "path": f"{_HERE}.ServerSide", "args": hub}],
+        "components": [{"id": "_server", "path": f"{_HERE}.ServerSide", "args": arguments}],
         "task_data_filters": [],
         "task_result_filters": [],
     }

@@ -139,7 +139,7 @@ HOST_FILE = "server.json"  # the same of `idiolect server`
 OUTCOME = "outcome.json"  # in a job's folder: how it ended, for whoever submitted it
 RESULT = "result"  # in a job's folder: the run's
 GUARD = "idiolect.deploy.flare.job_guard.JobGuard"  # asked by FLARE before a job is started
-RETURNED = "idiolect.returned"  # what an admin's command tells the hub: who could take part again
+RETURNED = "idiolect.returned"  # an admin's command: sites that could take part again
 
 # A prefix must end in a dot; without the log entry FLARE's own log component fails every job.
 ALLOWED = ("idiolect.deploy.flare.", "nvflare.collab.runtime.", "nvflare.app_common.logging.")
@@ -173,7 +173,7 @@ _RIGHTS = {
         "download_job": "n:submitter",
         "view": "any",
         "operate": "none",
-        "app_command": "n:submitter",  # tells the hub that a node is back
+        "app_command": "n:submitter",  # reports that a node is back
         "shell_commands": "none",
         "byoc": "none",
     },

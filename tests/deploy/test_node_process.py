@@ -19,10 +19,10 @@ import sys, time
 sys.path[:0] = [{str(Path(__file__).parent)!r}]
 from pathlib import Path
 import federations as fed
-from idiolect.deploy.node_process import Child
-from idiolect.deploy import wire
-child = Child(fed.sites(Path({str(tmp_path)!r}), 1)[0])
-child.answer(wire.pack("dance"))
+from idiolect.deploy.node_process import NodeProcess
+from idiolect.deploy import protocol
+child = NodeProcess(fed.sites(Path({str(tmp_path)!r}), 1)[0])
+child.answer(protocol.pack("dance"))
 print(child.pid, flush=True)
 time.sleep(60)
 """
