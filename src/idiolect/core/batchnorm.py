@@ -20,10 +20,10 @@ from idiolect.errors import ModelError
 
 STATISTICS = ("running_mean", "running_var")
 
-_HERE = threading.local()  # the pass under way, of each thread
+_ACTIVE = threading.local()  # the pass under way, of each thread
 
 
-class Seen(NamedTuple):
+class BatchStatistics(NamedTuple):
     """What one layer saw of one batch."""
 
     layer: "BatchNorm"
@@ -32,23 +32,23 @@ class Seen(NamedTuple):
     known: Tensor  # whether there were two values, which a variance needs
 
 
-class Pass:
+class TrainingPass:
     """One run of a network in training mode: which examples count, and what the layers saw."""
 
     def __init__(self, weight: Tensor) -> None:
         self.weight = weight  # [example] 1 for an example, 0 for padding
-        self.seen: list[Seen] = []
+        self.seen: list[BatchStatistics] = []
 
 
 @contextmanager
-def masked(weight: Tensor) -> Iterator[Pass]:
+def masked(weight: Tensor) -> Iterator[TrainingPass]:
     """Give the layers of the network that runs inside the weight of each example."""
-    before = getattr(_HERE, "now", None)
-    _HERE.now = Pass(weight)
+    before = getattr(_ACTIVE, "now", None)
+    _ACTIVE.now = TrainingPass(weight)
     try:
-        yield _HERE.now
+        yield _ACTIVE.now
     finally:
-        _HERE.now = before
+        _ACTIVE.now = before
 
 
 class BatchNorm(nn.Module):
@@ -75,13 +75,13 @@ class BatchNorm(nn.Module):
         if not self.training:
             # A variance that noise was added to may be below zero.
             return self._scaled(x, self.running_mean, self.running_var.clamp(min=0))
-        now: Pass | None = getattr(_HERE, "now", None)
+        now: TrainingPass | None = getattr(_ACTIVE, "now", None)
         alone = now is None
-        now = now or Pass(x.new_ones(x.shape[0]))
+        now = now or TrainingPass(x.new_ones(x.shape[0]))
         if now.weight.shape[0] != x.shape[0]:
             raise ModelError(
                 f"BatchNorm sees {x.shape[0]} rows for {now.weight.shape[0]} examples, so it "
-                "cannot tell padding; keep one row per example up to it, or use GroupNorm"
+                "cannot know padding; keep one row per example up to it, or use GroupNorm"
             )
         seen, variance = self._look(x, now.weight)
         if alone:
@@ -89,7 +89,7 @@ class BatchNorm(nn.Module):
         now.seen.append(seen)
         return self._scaled(x, seen.mean, variance)
 
-    def _look(self, x: Tensor, weight: Tensor) -> tuple[Seen, Tensor]:
+    def _look(self, x: Tensor, weight: Tensor) -> tuple[BatchStatistics, Tensor]:
         """Return what the layer saw, and the biased variance that normalises."""
         over = [0, *range(2, x.dim())]
         share = weight.reshape(-1, *[1] * (x.dim() - 1))
@@ -99,7 +99,7 @@ class BatchNorm(nn.Module):
         off = x - _along(mean, x)
         variance = (off.square() * share).sum(over) / count
         unbiased = variance * (count / (count - 1).clamp(min=1))
-        return Seen(self, mean, unbiased, values > 1), variance
+        return BatchStatistics(self, mean, unbiased, values > 1), variance
 
     def _scaled(self, x: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
         factor = (variance + self.eps).rsqrt()
@@ -108,7 +108,7 @@ class BatchNorm(nn.Module):
         )
         return normed if self.bias is None else normed + _along(self.bias, x)
 
-    def _move(self, seen: Seen) -> None:
+    def _move(self, seen: BatchStatistics) -> None:
         """Update the own statistics in place, as a layer of plain torch does."""
         with torch.no_grad():
             for name, batch in zip(STATISTICS, (seen.mean, seen.variance), strict=True):
@@ -121,14 +121,16 @@ class BatchNorm(nn.Module):
         return f"{self.features}, eps={self.eps}, momentum={self.momentum}, affine={affine}"
 
 
-class Moving:
+class RunningStatistics:
     """The running statistics of the parameters a gradient is taken of, moved by its passes."""
 
     def __init__(self, start: Mapping[str, Tensor]) -> None:
         self._start = start
         self._passes: list[tuple[bool, dict[str, tuple[Tensor, Tensor, float]]]] = []
 
-    def note(self, params: Mapping[str, Tensor], names: Mapping[nn.Module, str], ran: Pass) -> None:
+    def note(
+        self, params: Mapping[str, Tensor], names: Mapping[nn.Module, str], ran: TrainingPass
+    ) -> None:
         """Note a pass that a network made with some parameters."""
         own = all(params.get(name) is leaf for name, leaf in self._start.items())
         for seen in ran.seen:

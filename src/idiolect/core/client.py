@@ -67,7 +67,9 @@ class Local:
         self._look: Callable[[Request], None] | None = None
         self.random = Random(lambda: plans.keys()[slot], size)
         self._statistics = frozenset().union(*(own.statistics for own in networks.values()))
-        self._moving: list[batchnorm.Moving] = []  # of the gradients being taken, innermost last
+        self._gradients: list[
+            batchnorm.RunningStatistics
+        ] = []  # a gradient being taken each, innermost last
         self._last_batch: tuple[Tensor, Tensor] | None = None  # its examples and weights
 
     def watched(self, look: Callable[[Request], None]) -> "Local":
@@ -155,7 +157,7 @@ class Local:
                 "the network has batch normalisation, which cannot tell padding among examples "
                 f"that are not a batch's own; pass {part}(..., weight=batch.weight)"
             )
-        if not self._moving:
+        if not self._gradients:
             raise MethodError(
                 "the network has batch normalisation and was run in training mode outside of "
                 "local.gradient and local.fit, so its running statistics would stand still; take "
@@ -163,7 +165,7 @@ class Local:
             )
         if weight.dim() > 1:  # of labels; an example with any is one
             weight = weight.flatten(1).amax(1)
-        return chosen.watched(params, x, weight, self._moving[-1], part)
+        return chosen.run_noted(params, x, weight, self._gradients[-1], part)
 
     def loss(self, params: Params, batch: Batch, network: str = "main") -> Tensor:
         """Cross-entropy on a batch, padding ignored; in nats a label."""
@@ -186,12 +188,12 @@ class Local:
         def objective(trained: Params) -> tuple[Tensor, Params]:
             # Closed over rather than passed, so that torch does not wrap batch and statistics:
             # they are known again by identity.
-            self._moving.append(batchnorm.Moving(held))
+            self._gradients.append(batchnorm.RunningStatistics(held))
             try:
                 value = loss(_ordered(params, trained, held), batch)
-                return value, self._moving[-1].drifts()
+                return value, self._gradients[-1].drifts()
             finally:
-                self._moving.pop()
+                self._gradients.pop()
 
         if not trained:  # a normalisation without scale and shift, trained by itself
             gradient, (_, moved) = {}, objective({})
@@ -224,7 +226,7 @@ class Local:
         """
         plan = self._plan(stream, True, **batching)
         # A replayed graph has no backward pass, where a gradient of the whole scan is wanted.
-        graphs = None if self._moving else self._graphs
+        graphs = None if self._gradients else self._graphs
         if graphs is not None and graphs.worth(plan.rows.shape[1], plan.rows.device):
             return self._captured_scan(graphs, step, carry, plan)
         for number, batch in enumerate(self._batches(plan, training=True)):

@@ -153,8 +153,13 @@ class Network:
             for _, holder, key, own in spots:
                 holder[key] = own
 
-    def watched(
-        self, params: Params, x: Tensor, weight: Tensor, moving: batchnorm.Moving, part: Part
+    def run_noted(
+        self,
+        params: Params,
+        x: Tensor,
+        weight: Tensor,
+        moving: batchnorm.RunningStatistics,
+        part: Part,
     ) -> Tensor:
         """Run a part in training mode, and note what batch normalisation saw of the batch."""
         with batchnorm.masked(weight) as ran:
