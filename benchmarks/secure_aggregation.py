@@ -17,7 +17,7 @@ from idiolect.deploy.node import Node
 from idiolect.deploy.node_process import InProcess
 from idiolect.deploy.serve_experiment import make_messenger, serve
 from idiolect.deploy.site import Site
-from idiolect.engine.callbacks import Silent, Tick
+from idiolect.engine.outcome import Silent, Tick
 from idiolect.experiment.federation_file import load_project
 from idiolect.experiment.load import parse_experiment
 from idiolect.experiment.portable import export_experiment

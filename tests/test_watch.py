@@ -3,7 +3,7 @@
 import numpy as np
 
 import idiolect
-from idiolect.engine.callbacks import Several, Silent
+from idiolect.engine.outcome import Several, Silent
 
 
 class Heard(Silent):

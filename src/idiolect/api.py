@@ -16,8 +16,7 @@ from idiolect.data.dataset import normalised
 from idiolect.data.sources import cache_root
 from idiolect.engine.architecture import Architecture, Build, bound
 from idiolect.engine.backend import Backend
-from idiolect.engine.callbacks import Watch
-from idiolect.engine.outcome import Outcome
+from idiolect.engine.outcome import Outcome, Watch
 from idiolect.errors import ConfigError, DataError
 from idiolect.experiment.job import Evaluate, SimulatedJob
 from idiolect.experiment.train import train

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from test_guard import Forgetful
+from test_broken_clients import Forgetful
 
 import tiny
 import worlds

@@ -2,7 +2,7 @@
 
 import json
 
-from idiolect.engine.callbacks import Silent
+from idiolect.engine.outcome import Silent
 from idiolect.experiment.compare import compare_experiment
 from idiolect.experiment.load import parse_experiment
 

@@ -12,7 +12,7 @@ import tiny
 from idiolect.core import checkpoint
 from idiolect.core.method import setting
 from idiolect.engine.architecture import Architecture
-from idiolect.engine.callbacks import Silent
+from idiolect.engine.outcome import Silent
 from idiolect.experiment.build import build_jobs
 from idiolect.experiment.load import parse_experiment
 from idiolect.experiment.run import run_jobs

@@ -12,7 +12,7 @@ import torch
 
 import tiny
 from idiolect.core import checkpoint, tree
-from idiolect.engine.callbacks import Silent
+from idiolect.engine.outcome import Silent
 from idiolect.engine.rounds import Simulation
 from idiolect.errors import CheckpointError, Diverged
 from idiolect.experiment import run_state

@@ -30,7 +30,7 @@ def members(counts: list[int], seed: int = 3) -> list[ClientRows]:
 
 def book(dealt: bool) -> BatchPlanner:
     made = BatchPlanner({"train": Pool(torch.zeros(400, 2), torch.zeros(400))}, torch.device("cpu"))
-    made._dealer = DeviceShuffler(torch.device("cpu")) if dealt else None
+    made._shuffler = DeviceShuffler(torch.device("cpu")) if dealt else None
     return made
 
 
@@ -95,22 +95,22 @@ def test_other_clients_and_other_shapes() -> None:
 
 
 def test_what_the_host_must_draw() -> None:
-    dealer, own = DeviceShuffler(torch.device("cpu")), book(False)
+    shuffler, own = DeviceShuffler(torch.device("cpu")), book(False)
     own.turn(members([9, 6]), 0)
     asked = Request("train", 4, 1, 0, True, 0)
     plan = own.ask(asked)
-    assert dealer.deals(asked, plan)
-    assert not dealer.deals(asked._replace(shuffled=False), plan)
-    assert not dealer.deals(asked._replace(sample=3), plan)
-    assert not dealer.deals(asked._replace(epochs=2000), plan)
-    assert not dealer.deals(asked._replace(steps=5000), plan)
-    assert not dealer.deals(asked, plan._replace(places=plan.rows))
+    assert shuffler.supports(asked, plan)
+    assert not shuffler.supports(asked._replace(shuffled=False), plan)
+    assert not shuffler.supports(asked._replace(sample=3), plan)
+    assert not shuffler.supports(asked._replace(epochs=2000), plan)
+    assert not shuffler.supports(asked._replace(steps=5000), plan)
+    assert not shuffler.supports(asked, plan._replace(places=plan.rows))
     steps = Request("train", 4, 1, 3, True, 0)
     own.ask(steps)
     layout, _ = laid_out([9000], steps)  # of the same shape, but more than a thread would shuffle
     one = own.ask(steps)._replace(rows=torch.zeros(1, 3, 4, dtype=torch.int64))
     many = [ClientRows(0, 0, {"train": np.arange(9000)})]
-    assert dealer.deal(many, 0, steps, one, lambda *_: layout) is layout
+    assert shuffler.fill(many, 0, steps, one, lambda *_: layout) is layout
     far = [ClientRows(1 << 40, n, {"train": np.arange(9)}) for n in (0, 1)]  # a seed of two words
     layout, _ = laid_out([9, 9], asked)
-    assert dealer.deal(far, 0, asked, plan, lambda *_: layout) is layout
+    assert shuffler.fill(far, 0, asked, plan, lambda *_: layout) is layout

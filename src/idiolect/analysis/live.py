@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 
 from idiolect.analysis.report.page import page_content, page_html, page_update
 from idiolect.analysis.report.report_data import ReportData, curves_of, experiment_text, read_run
-from idiolect.engine.callbacks import Silent, Tick
-from idiolect.engine.outcome import Outcome
+from idiolect.engine.outcome import Outcome, Silent, Tick
 from idiolect.errors import ConfigError, IdiolectError
 from idiolect.results import data_record, document
 

@@ -9,8 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from idiolect.engine.callbacks import Silent, Tick
-from idiolect.engine.outcome import RIGHT, Outcome
+from idiolect.engine.outcome import RIGHT, Outcome, Silent, Tick
 from idiolect.errors import ConfigError, MissingExtra
 from idiolect.results import statistics
 from idiolect.results.models import folder_name

@@ -25,8 +25,7 @@ from idiolect.deploy.server import Server, refuse_pooled
 from idiolect.deploy.site import Site
 from idiolect.engine.architecture import labels
 from idiolect.engine.backend import Backend
-from idiolect.engine.callbacks import Silent, Tick, Watch
-from idiolect.engine.outcome import Members
+from idiolect.engine.outcome import Members, Silent, Tick, Watch
 from idiolect.errors import ConfigError, DataError
 from idiolect.experiment import run_state
 from idiolect.experiment.build import build_federations, cohort_size, load_public

@@ -1,4 +1,4 @@
-"""From a builder of modules to networks, one for each run, that are sure to fit the data."""
+"""Architectures: networks built under each run's seed, and checked against the data."""
 
 import functools
 import inspect
@@ -23,7 +23,7 @@ Build = Callable[[], nn.Module]
 
 @dataclass(frozen=True)
 class WordNetwork:
-    """A builder of networks that read words; each run has a vocabulary of its own."""
+    """Builds a network that reads words; each run has a vocabulary of its own."""
 
     factory: Callable[..., nn.Module]
     words: tuple[str, ...]
@@ -116,10 +116,8 @@ def refuse_unequal_states(method: Method, name: str, first: Setup, other: Setup)
     if states[0] != states[1]:
         leaf = sorted(set(states[0].items()) ^ set(states[1].items()))[0][0]
         raise MethodError(
-            f"{method.title} shares {leaf!r} among all clients, but architecture {name!r} differs "
-            f"from the first in it: {states[1].get(leaf, 'absent')}, not "
-            f"{states[0].get(leaf, 'absent')}; give every client the same network (or, where "
-            "features are shared, features of the same size), or use a method that exchanges "
+            f"{method.title} shares parameters, but architecture {name!r} differs from the first "
+            f"in {leaf!r}; give every client the same network, or use a method that exchanges "
             "predictions"
         )
 
@@ -173,7 +171,7 @@ def _networks(
 
 
 def _try(name: str, network: Network, examples: Tensor, dataset: Dataset) -> None:
-    """Run a network on a few examples: what does not fit is told now, not amid a round."""
+    """Run a network on a few examples, so that a misfit is found before the first round."""
     shape = tuple(examples.shape[1:])
     try:
         with torch.no_grad():

@@ -1,4 +1,13 @@
-"""Where and how clients are run."""
+"""Where and how clients are run: the backend, the precision of products, lists on the device.
+
+`tf32` lets a GPU's matrix units round the factors of fp32 products to 10 bits; `bf16` runs the
+networks in bfloat16 (autocast: see `Network`). Parameters, losses, sums over clients and all state
+stay in single precision.
+
+A copy to a GPU waits for all that was started before. Most rounds need the same short lists of
+numbers again (clients, their rows), so the last ones stay there, and new ones are sent without
+waiting.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -92,7 +101,7 @@ class Backend:
 
     @property
     def whereabouts(self) -> str:
-        """Tell apart machines on which other widths of blocks may be right."""
+        """A key for machines on which other widths of blocks may be right."""
         crowd = [str(self.ray.workers)] if self.kind == "ray" else []
         return " ".join([self.kind, *crowd, self.workplace])
 
@@ -120,18 +129,18 @@ _KEPT = 256
 
 
 def device_ints(values: Sequence[int] | np.ndarray, device: torch.device) -> Tensor:
-    """Return whole numbers on a device; nobody may write to them."""
+    """Return whole numbers on a device; read-only."""
     return _sent(np.asarray(values, np.int64), device)
 
 
 def device_floats(values: Sequence[float], device: torch.device) -> Tensor:
-    """Return real numbers of the default type on a device; nobody may write to them."""
+    """Return real numbers of the default type on a device; read-only."""
     kind = torch.empty(0, dtype=torch.get_default_dtype()).numpy().dtype
     return _sent(np.asarray(values, kind), device)
 
 
 def fetch_async(parts: Sequence[Tensor]) -> Callable[[], np.ndarray]:
-    """Ask for numbers of the device; who calls what is returned waits for them, and no longer."""
+    """Start to copy numbers from the device; calling what is returned waits for them alone."""
     whole = torch.cat(list(parts))
     if whole.device.type != "cuda":
         return whole.cpu().numpy

@@ -1,7 +1,9 @@
-"""Batch plans for a block of clients, made in NumPy from (seed, round, client, call).
+"""Batch plans for a block of clients, drawn from (seed, round, client, call).
 
 A client's batches depend on nothing else: not on the backend, the width of the block, or who else
-takes part. Padding is added here and masked in `Local`.
+takes part. Padding is added here and masked in `Local`. NumPy draws them; on CUDA the GPU draws the
+same by itself, bit for bit, since a permutation for each of a thousand clients takes the host
+longer than a GPU needs to train them.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,7 +27,7 @@ _WORD = 1 << 32
 
 
 class ClientRows(NamedTuple):
-    """A client in a block, with the seed of the run it belongs to."""
+    """A client, the rows of the pools that it holds, and the seed of its run."""
 
     seed: int
     client: int
@@ -35,7 +37,7 @@ class ClientRows(NamedTuple):
 
 def same(members: Sequence[ClientRows], others: Sequence[ClientRows]) -> bool:
     """Say whether these are the same clients with the same rows."""
-    # By identity: one client may be examined on other rows, and comparing rows would be slow.
+    # By identity: a client may be scored on other rows, and comparing rows would be slow.
     return members is others or (
         len(members) == len(others)
         and all(
@@ -104,15 +106,15 @@ class _Table(NamedTuple):
 
 
 class DeviceShuffler:
-    """Fills plans on a GPU, without the host knowing what is in them."""
+    """Fills plans on a GPU, without the host knowing their contents."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._tables: dict[str, _Table] = {}  # of each stream
         self._trusted = False
 
-    def deals(self, request: Request, plan: Plan, longest: int | None = None) -> bool:
-        """Say whether it can: shuffled batches of clients' own examples, a few thousand each."""
+    def supports(self, request: Request, plan: Plan, longest: int | None = None) -> bool:
+        """Say whether it can fill a plan: shuffled batches of a few thousand examples each."""
         longest = plan.longest if longest is None else longest
         epochs = request.epochs
         if request.steps:
@@ -122,7 +124,7 @@ class DeviceShuffler:
             request.shuffled and whole and permutations.suits(longest, max(epochs, 1), plan.weight)
         )
 
-    def deal(
+    def fill(
         self,
         members: Sequence[ClientRows],
         round: int,
@@ -136,7 +138,7 @@ class DeviceShuffler:
         if not layout.fits(request, plan):
             return None
         # With steps, whoever comes may have more examples than those before.
-        if not table.words or not self.deals(request, plan, layout.longest):
+        if not table.words or not self.supports(request, plan, layout.longest):
             return copied(request, plan)
 
         def drawn() -> BatchLayout:
@@ -160,7 +162,7 @@ class DeviceShuffler:
     def _compare(
         self, request: Request, plan: Plan, copied: Callable[[Request, Plan], BatchLayout | None]
     ) -> None:
-        """Look once whether NumPy draws the same; another release of it might not."""
+        """Check once that NumPy draws the same; another release of it might not."""
         rows, weight = plan.rows.clone(), plan.weight.clone()
         copied(request, plan)
         if not (torch.equal(rows, plan.rows) and torch.equal(weight, plan.weight)):
@@ -224,7 +226,7 @@ class BatchPlanner:
         self._plans: dict[Request, Plan] = {}
         self._ahead: dict[Request, HostBatches] = {}  # made before its round has come
         self._ahead_of: tuple[Sequence[ClientRows], int, Sequence[int]] = ((), -1, ())
-        self._dealer = DeviceShuffler(device) if device.type == "cuda" and limit is None else None
+        self._shuffler = DeviceShuffler(device) if device.type == "cuda" and limit is None else None
         self.examples = 0  # trained on in this round
         self.planned = 0  # the same with padding
 
@@ -236,7 +238,7 @@ class BatchPlanner:
     def turn(
         self, members: Sequence[ClientRows], round: int, samples: Sequence[int] | None = None
     ) -> bool:
-        """Open the book for a round; True where every plan kept its place and shape.
+        """Fill the plans for a round; return whether every plan kept its place and shape.
 
         `samples` gives each member's number of the public sample, where that is not the round's.
         """
@@ -276,13 +278,13 @@ class BatchPlanner:
     def prepare(
         self, members: Sequence[ClientRows], round: int, samples: Sequence[int] | None = None
     ) -> None:
-        """Draw a coming round's batches now: while a GPU works, the host has time."""
+        """Draw a coming round's batches now, while a GPU works on this one."""
         numbered = _numbers(members, round, samples)
         self._ahead_of = (members, round, numbered)
         self._ahead = {
             request: self._pinned(_drawn(members, round, request, self._limit, numbered))
             for request, plan in self._plans.items()
-            if request.shuffled and not (self._dealer and self._dealer.deals(request, plan))
+            if request.shuffled and not (self._shuffler and self._shuffler.supports(request, plan))
         }
 
     def ask(self, request: Request) -> Plan:
@@ -312,8 +314,8 @@ class BatchPlanner:
 
     def _refill(self, request: Request, plan: Plan) -> bool:
         whole = all(member.short_batches for member in self._members)
-        if whole and self._dealer is not None and self._dealer.deals(request, plan):
-            layout = self._dealer.deal(self._members, self._round, request, plan, self._copied)
+        if whole and self._shuffler is not None and self._shuffler.supports(request, plan):
+            layout = self._shuffler.fill(self._members, self._round, request, plan, self._copied)
         else:
             layout = self._copied(request, plan)
         if layout is None:
@@ -340,7 +342,7 @@ class BatchPlanner:
             self.planned += layout.clients * layout.steps * layout.wide
 
     def _pinned(self, new: HostBatches) -> HostBatches:
-        """Put it where a GPU fetches it from by itself."""
+        """Put it into pinned memory, from which a GPU copies by itself."""
         if self._device.type != "cuda":
             return new
         rows, real, places = (t.pin_memory() for t in (new.rows, new.real, new.places))
@@ -350,7 +352,7 @@ class BatchPlanner:
 def _numbers(
     members: Sequence[ClientRows], round: int, samples: Sequence[int] | None
 ) -> Sequence[int]:
-    """Return each member's number of the public sample: the round's, unless told otherwise."""
+    """Return each member's number of the public sample: the round's by default."""
     return [round] * len(members) if samples is None else samples
 
 

@@ -18,7 +18,7 @@ _DECODED_BYTES = 1 << 30  # on a CPU decoding every batch costs more than holdin
 
 
 class LazyClients(Sequence[ClientRows]):
-    """Members made when they are called; the last ones stay the same, for books know them again."""
+    """Members made on access; recent ones are kept, since plans recognise members by identity."""
 
     def __init__(self, make: Callable[[int], ClientRows], count: int) -> None:
         self._make = make
@@ -43,7 +43,7 @@ class DataPools:
     """The pools of several runs, and each run's clients as members that point into them.
 
     Runs on the same examples share them, also where each run scales them in its own way (statistics
-    of its own training rows); other examples are laid behind them. A row of a member says both: the
+    of its own training rows); other examples are appended. A row of a member says both: the
     example, and whose scaling it is decoded with (see `Pool`).
     """
 
@@ -57,7 +57,7 @@ class DataPools:
 
     @cached_property
     def pools(self) -> dict[str, Pool]:
-        """What clients learn from, by stream; on the device from when it is first asked for."""
+        """What clients train on, by stream; on the device from its first use."""
         private = self._private.whole().pool(self._device)
         public = {} if self._public is None else {"public": self.public().pool(self._device)}
         return {"train": private, "val": private, **public}
@@ -93,7 +93,7 @@ class DataPools:
         return pool.decode(pool.x)
 
     def members(self, run: int, seed: int, train_data: TrainData) -> Sequence[ClientRows]:
-        """Return a run's clients with what they may learn from."""
+        """Return a run's clients with what they may train on."""
         offset = self._private.offsets[run]
         shared: dict[str, np.ndarray] = {}
         if self._public is not None and train_data.public is not None:
@@ -114,7 +114,7 @@ class DataPools:
     ) -> Sequence[ClientRows]:
         """Return a run's clients with what they are scored on; the same members for the same rows.
 
-        Books know members again by identity, and then keep their plans.
+        Plans recognise members by identity, and are then kept.
         """
         key = (run, id(rows))  # the rows are kept beside it, so that no others can take their id
         if key not in self._tested:
@@ -160,7 +160,7 @@ class StoredExamples(NamedTuple):
 
 
 class JoinedDatasets:
-    """Distinct examples, laid one behind the other; `offsets` are each run's first row.
+    """Distinct examples, concatenated; `offsets` are each run's first row.
 
     Where runs scale examples differently, the rows of the second scaling follow those of the first,
     and so on: row n is example n % stored, decoded by scaling n // stored.
@@ -206,7 +206,7 @@ class JoinedDatasets:
         return StoredExamples(x, y, *self._stacked())
 
     def _stacked(self) -> tuple[np.ndarray, np.ndarray]:
-        """Lay shifts and scales one behind the other, in the shape that fits all of them."""
+        """Stack shifts and scales, in the shape that fits all of them."""
         if len(self._scalings) == 1:
             return self._scalings[0][0][None], self._scalings[0][1][None]
         rank = (1,) * (self._distinct[0].x.ndim - 1)  # an example's, for rows to stand before it

@@ -1,8 +1,8 @@
-"""What training one method over all seeds amounts to: scores, curves, traffic, time."""
+"""The outcome of training one method over all seeds, and the callbacks that follow its progress."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 from numpy.typing import NDArray
 
@@ -99,3 +99,116 @@ class Outcome:
     def headline(self) -> str:
         """The model whose score is quoted: the personal one."""
         return self.models[0]
+
+
+class Tick(NamedTuple):
+    """Where a method stands after a round; NaN for a figure that is not known."""
+
+    label: str
+    round: int
+    rounds: int
+    loss: float  # on validation data, mean over clients and seeds, at the last evaluation
+    accuracy: float
+    examples_per_second: float
+    seconds_left: float
+
+
+class Watch(Protocol):
+    """Callbacks of a run."""
+
+    def begin(self, label: str, round: int, rounds: int) -> None:
+        """A method starts, or goes on after `round`."""
+
+    def tick(self, tick: Tick) -> None:
+        """A round is over."""
+
+    def scored(self, outcome: Callable[[], Outcome]) -> None:
+        """There are new scores: after an evaluated round, and once more at the end.
+
+        The outcome is made when it is called, which may be later and from any thread. Before the
+        end it has curves but no final scores.
+        """
+
+    def note(self, text: str) -> None:
+        """There is something the user should know."""
+
+    def end(self, label: str, seconds: float) -> None:
+        """A method is trained and scored."""
+
+
+class Silent:
+    """No callbacks."""
+
+    def begin(self, label: str, round: int, rounds: int) -> None:
+        """Do nothing."""
+
+    def tick(self, tick: Tick) -> None:
+        """Do nothing."""
+
+    def scored(self, outcome: Callable[[], Outcome]) -> None:
+        """Do nothing."""
+
+    def note(self, text: str) -> None:
+        """Do nothing."""
+
+    def end(self, label: str, seconds: float) -> None:
+        """Do nothing."""
+
+
+class Several:
+    """Calls several callbacks in turn."""
+
+    def __init__(self, watches: Sequence[Watch]) -> None:
+        self._watches = watches
+
+    def begin(self, label: str, round: int, rounds: int) -> None:
+        """Pass it on."""
+        for watch in self._watches:
+            watch.begin(label, round, rounds)
+
+    def tick(self, tick: Tick) -> None:
+        """Pass it on."""
+        for watch in self._watches:
+            watch.tick(tick)
+
+    def scored(self, outcome: Callable[[], Outcome]) -> None:
+        """Pass it on."""
+        for watch in self._watches:
+            watch.scored(outcome)
+
+    def note(self, text: str) -> None:
+        """Pass it on."""
+        for watch in self._watches:
+            watch.note(text)
+
+    def end(self, label: str, seconds: float) -> None:
+        """Pass it on."""
+        for watch in self._watches:
+            watch.end(label, seconds)
+
+
+class Prefixed:
+    """Calls callbacks with a few words before every label."""
+
+    def __init__(self, watch: Watch, words: str) -> None:
+        self._watch, self._words = watch, words
+
+    def begin(self, label: str, round: int, rounds: int) -> None:
+        """Pass on that a method starts."""
+        self._watch.begin(self._words + label, round, rounds)
+
+    def tick(self, tick: Tick) -> None:
+        """Pass on that a round is over."""
+        self._watch.tick(tick._replace(label=self._words + tick.label))
+
+    def scored(self, outcome: Callable[[], Outcome]) -> None:
+        """Pass on that a round was scored."""
+        self._watch.scored(outcome)
+
+    def note(self, text: str) -> None:
+        """Pass a notice on."""
+        self._watch.note(self._words + text)
+
+    def end(self, label: str, seconds: float) -> None:
+        """Pass on that a method is done."""
+        self._watch.end(self._words + label, seconds)

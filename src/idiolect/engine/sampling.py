@@ -31,7 +31,7 @@ def cohort(seed: int, round: int, clients: np.ndarray, size: int) -> np.ndarray:
 
 
 def poisson(seed: int, round: int, clients: np.ndarray, size: int) -> np.ndarray:
-    """Let every client take part by itself with probability size / clients; maybe nobody does."""
+    """Let every client take part with probability size / clients, independently."""
     if size >= len(clients):
         return clients
     coins = np.random.default_rng((seed, _COHORT, round)).random(len(clients))
@@ -39,13 +39,13 @@ def poisson(seed: int, round: int, clients: np.ndarray, size: int) -> np.ndarray
 
 
 def watched(seed: int, clients: int, size: int) -> np.ndarray:
-    """Draw the clients that stand for all when models are scored, in ascending order."""
+    """Draw the clients on which curves are evaluated, in ascending order."""
     chosen = np.random.default_rng((seed, _WATCHED)).choice(clients, size, replace=False)
     return np.sort(chosen)
 
 
 class Attendance:
-    """Who takes part in the rounds of one run: who trains, and who of those is heard."""
+    """Who takes part in the rounds of one run: who trains, and whose reports count."""
 
     def __init__(
         self, seed: int, eligible: np.ndarray, size: int | None, draw: str, all_train: bool
@@ -73,10 +73,10 @@ class Attendance:
 
 
 class SecretCohort(Attendance):
-    """Who takes part in one round, drawn by the operating system: nobody can draw it again.
+    """Who takes part in one round, drawn by the operating system, so that it cannot be repeated.
 
-    Where differential privacy counts on a cohort that nobody knows, a draw from the run's seed,
-    which all who take part know, would be no secret.
+    Differential privacy may rely on a secret cohort, and the run's seed is known to all who take
+    part.
     """
 
     def __init__(self, eligible: np.ndarray, size: int | None, draw: str, all_train: bool) -> None:
@@ -84,7 +84,7 @@ class SecretCohort(Attendance):
         self._heard = _SECRET[draw](eligible, self._size)
 
     def heard(self, round: int) -> np.ndarray:
-        """Return the cohort, whichever round it is: there is one of these for each."""
+        """Return the cohort; there is an object for each round."""
         return self._heard
 
 

@@ -1,4 +1,11 @@
-"""Personal state of many clients: one stacked tree, gathered for a cohort and scattered back."""
+"""Personal state of many clients: in memory, or on disk where it would weigh on every round.
+
+On disk only clients that took part take up room. The file is an array of records, one for the state
+of one client. No record is overwritten that may still be needed: a client's new state goes to a
+free record, and who has which record is a table of numbers (`slots`), which is all that a
+checkpoint holds of it. So the last whole round can be saved after an interrupt, a checkpoint
+survives whatever is written after it, and a killed run resumes with the exact states of that round.
+"""
 
 import mmap
 import os
@@ -7,7 +14,7 @@ import tempfile
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
@@ -44,17 +51,16 @@ class MemoryStore:
         self.rows = tree.put(self.rows, rows, values)
 
     def flush(self) -> None:
-        """Do nothing: a checkpoint of what is in memory holds all of it."""
+        """Do nothing: a checkpoint holds all of it."""
 
 
 CACHE = 1 << 28  # bytes of records kept in memory
 _ALIGN = 64
 _LEAST = 64  # records a file begins with
-_PIECE = 1024  # clients read at a time where all are
 
 
 class LeafRange(NamedTuple):
-    """Where one leaf of a client's state stands in its record."""
+    """The bytes of one leaf in a client's record."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -63,7 +69,7 @@ class LeafRange(NamedTuple):
 
 
 class RecordLayout:
-    """How a client's state is laid out as bytes."""
+    """How a client's state is stored as bytes."""
 
     def __init__(self, example: Tree) -> None:
         self.template = example
@@ -104,9 +110,9 @@ class DiskStore:
         path: Path | None = None,
         cache: int = CACHE,
     ) -> None:
-        """Begin `count` rows from each starting state in turn; without a path in a file that goes.
+        """Make `count` rows from each starting state in turn; without a path in a temporary file.
 
-        The file is made, or opened where a checkpoint says what is in it, when it is first needed.
+        The file is made, or opened where a checkpoint refers to it, when it is first needed.
         """
         self.starts = [start for start, _ in starts]
         self.layout = RecordLayout(starts[0][0])
@@ -116,21 +122,19 @@ class DiskStore:
         self._path = path
         self._file: _Records | None = None
         self._slots = torch.from_numpy(self._first.astype(np.int64))
-        self._issued: list[weakref.ref[Tensor]] = []  # tables that somebody may still hold
+        self._issued: list[weakref.ref[Tensor]] = []  # tables that may still be in use
         self._cache: OrderedDict[int, np.ndarray] = OrderedDict()
         self._room = max(1, cache // self.layout.record)
         self._lock, self._opening = threading.Lock(), threading.Lock()
         self._reader = ThreadPoolExecutor(1)
         self._coming: Future[None] | None = None
 
-    # What a `Store` does.
-
     @property
     def rows(self) -> Tree:
-        """Who has which record of which file: as much as a checkpoint needs."""
+        """The table of records and the key of their file, for a checkpoint."""
         if not any(known() is self._slots for known in self._issued):
             self._issued.append(weakref.ref(self._slots))
-        # Before the first round there is no file, or one that a checkpoint is about to speak of.
+        # Before the first round there is no file, or one that a checkpoint is about to name.
         key = torch.zeros((), dtype=torch.int64) if self._file is None else self._file.key
         return {"slots": self._slots, "key": key}
 
@@ -151,22 +155,20 @@ class DiskStore:
         return tree.to(self.layout.unpack(self._records(self._of(rows))), self._device)
 
     def put(self, rows: Tensor, values: Tree) -> None:
-        """Replace the personal state of some clients; whatever a table in use points to stays."""
+        """Replace the personal state of some clients; records of tables in use stay."""
         records = self.layout.pack(values)
         file = self._opened()
         fresh = self._free(len(records))
         file.write(fresh, records)
         with self._lock:
             for slot, record in zip(fresh.tolist(), records, strict=True):
-                self._remember(slot, record)
+                self._cache_record(slot, record)
         slots = self._slots.clone()
         slots[rows.to("cpu")] = torch.from_numpy(fresh)
         self._slots = slots
 
-    # What a store in memory has no need of.
-
     def fetch(self, rows: Tensor) -> None:
-        """Read the state of clients who will be asked for soon, on another thread."""
+        """Read the state of clients that are needed next, on another thread."""
         slots = self._of(rows)
         with self._lock:
             missing = [slot for slot in np.unique(slots).tolist() if slot not in self._cache]
@@ -175,30 +177,16 @@ class DiskStore:
             self._coming = self._reader.submit(self._load, self._opened(), wanted)
 
     def flush(self) -> None:
-        """See to it that all is on disk; before a checkpoint that points to it is."""
+        """Write everything to disk, before a checkpoint that refers to it."""
         if self._file is not None:
             self._file.flush()
-
-    def everyone(self) -> Iterator[Tree]:
-        """Give all clients' states, some at a time, in their order."""
-        for start in range(0, len(self._slots), _PIECE):
-            yield self.take(torch.arange(start, min(start + _PIECE, len(self._slots))))
-
-    def fill(self, rows: Tree) -> None:
-        """Take in the states of all clients from a stack in memory."""
-        count = len(self._slots)
-        for start in range(0, count, _PIECE):
-            some = torch.arange(start, min(start + _PIECE, count))
-            self.put(some, tree.take(rows, some))
-
-    # How.
 
     def _of(self, rows: Tensor) -> np.ndarray:
         slots: np.ndarray = self._slots[rows.to("cpu")].numpy()
         return slots
 
     def _records(self, slots: np.ndarray) -> np.ndarray:
-        """Read records, those at hand from memory; the file is left to the others."""
+        """Read records, from memory where they are cached."""
         found = np.empty((len(slots), self.layout.record), np.uint8)
         missing = []
         with self._lock:
@@ -213,7 +201,7 @@ class DiskStore:
             found[missing] = self._opened().read(slots[missing])
             with self._lock:
                 for place in missing:
-                    self._remember(int(slots[place]), found[place].copy())
+                    self._cache_record(int(slots[place]), found[place].copy())
         return found
 
     def _load(self, file: "_Records", slots: np.ndarray) -> None:
@@ -221,19 +209,19 @@ class DiskStore:
         with self._lock:
             for slot, record in zip(slots.tolist(), records, strict=True):
                 if slot not in self._cache:  # it may have been written anew meanwhile
-                    self._remember(slot, record)
+                    self._cache_record(slot, record)
 
-    def _remember(self, slot: int, record: np.ndarray) -> None:
-        """Keep a record in memory, letting go of those that nobody asked for longest."""
+    def _cache_record(self, slot: int, record: np.ndarray) -> None:
+        """Cache a record, dropping the least recently used ones."""
         self._cache[slot] = record
         self._cache.move_to_end(slot)
         while len(self._cache) > self._room:
             self._cache.popitem(last=False)
 
     def _free(self, count: int) -> np.ndarray:
-        """Find records that no table in use points to; more room is made where there are none."""
+        """Find records that no table in use refers to; the file grows where there are none."""
         if self._coming is not None:
-            self._coming.result()  # or it might remember a record that is about to change
+            self._coming.result()  # or it might cache a record that is about to change
         self._issued = [known for known in self._issued if known() is not None]
         file = self._opened()
         used = np.zeros(file.capacity, bool)
@@ -254,7 +242,7 @@ class DiskStore:
             return self._file
 
     def _adopt(self, key: int) -> None:
-        """Open the file that a checkpoint speaks of: its own, or a copy of another method's."""
+        """Open the file that a checkpoint refers to: its own, or a copy of another method's."""
         own = self._path
         if own is not None and own.is_file() and _key_of(own) == key:
             self._file = _Records.reopened(own, self.layout.record)
@@ -307,13 +295,13 @@ class _Records:
     def read(self, slots: np.ndarray) -> np.ndarray:
         """Copy records out."""
         records: np.ndarray = self._array[slots + 1]
-        self._let_go()
+        self._release()
         return records
 
     def write(self, slots: np.ndarray, records: np.ndarray) -> None:
         """Copy records in."""
         self._array[slots + 1] = records
-        self._let_go()
+        self._release()
 
     def grow(self, least: int) -> int:
         """Make room for at least so many more records; return the new capacity."""
@@ -334,10 +322,10 @@ class _Records:
         self._pages.flush()
         os.fsync(self._handle)
 
-    def _let_go(self) -> None:
-        """Tell the system that these pages need not stay in the process's memory: they are copied.
+    def _release(self) -> None:
+        """Release these pages from the process's memory: they are copied.
 
-        What it keeps of the file besides is its own affair, and is given up when room is short.
+        The system may keep them in its file cache, which it drops when memory is short.
         """
         if hasattr(mmap, "MADV_DONTNEED"):
             self._pages.madvise(mmap.MADV_DONTNEED)
@@ -360,14 +348,14 @@ def _key_of(path: Path) -> int:
 _LIGHT, _HEAVY = 1 << 26, 1 << 32  # bytes of personal state that memory takes
 
 Starts = Sequence[tuple[Tree, int]]
-"""What clients begin with, and how many do, for each run."""
+"""For each run: the initial personal state, and of how many clients."""
 
 
 def belongs_on_disk(starts: Starts, backend: Backend, cohort: int | None, clients: int) -> bool:
-    """Say whether personal state goes to disk: as told, or by its weight.
+    """Say whether personal state goes to disk: as set, or by its size.
 
-    In memory a round copies everyone's: nothing to speak of where most take part or all are few,
-    and too much where a small cohort is drawn from very many.
+    In memory a round copies everyone's: little where most take part or clients are few, and too
+    much where a small cohort is drawn from very many.
     """
     weight = sum(tree.nbytes(start) * count for start, count in starts)
     if backend.personal != "auto" or not weight:

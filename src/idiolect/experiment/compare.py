@@ -12,8 +12,7 @@ from idiolect.analysis.significance import stats
 from idiolect.analysis.verdict import overall
 from idiolect.core.checkpoint import write_whole
 from idiolect.data import Dataset
-from idiolect.engine.callbacks import Prefixed, Silent, Watch
-from idiolect.engine.outcome import Outcome
+from idiolect.engine.outcome import Outcome, Prefixed, Silent, Watch
 from idiolect.errors import DataError
 from idiolect.experiment.build import build_job, build_shared, describe
 from idiolect.experiment.job import Job

@@ -15,7 +15,7 @@ from idiolect.analysis.live import Address, address, serving
 from idiolect.analysis.loggers import LOGGERS, logger
 from idiolect.analysis.report import report
 from idiolect.core.checkpoint import write_whole
-from idiolect.engine.callbacks import Several, Silent, Watch
+from idiolect.engine.outcome import Several, Silent, Watch
 from idiolect.errors import CheckpointError, ConfigError, IdiolectError
 from idiolect.experiment.build import build_jobs, refuse_unknown_labels
 from idiolect.experiment.job import Job

@@ -12,8 +12,7 @@ import numpy as np
 
 from idiolect.core import checkpoint
 from idiolect.core.checkpoint import write_whole
-from idiolect.engine.callbacks import Watch
-from idiolect.engine.outcome import Outcome, Scores, Speed
+from idiolect.engine.outcome import Outcome, Scores, Speed, Watch
 from idiolect.errors import Diverged
 from idiolect.experiment import run_state
 from idiolect.experiment.job import Job

@@ -13,9 +13,8 @@ from numpy.typing import NDArray
 
 from idiolect.core import capabilities, checkpoint, tree
 from idiolect.data.federation import TestData
-from idiolect.engine.callbacks import Silent, Tick, Watch
 from idiolect.engine.evaluation import ClientScores
-from idiolect.engine.outcome import Outcome, Scores, Wire
+from idiolect.engine.outcome import Outcome, Scores, Silent, Tick, Watch, Wire
 from idiolect.engine.rounds import Simulation
 from idiolect.engine.server_update import Traffic
 from idiolect.errors import ConfigError

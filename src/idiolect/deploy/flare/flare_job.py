@@ -35,7 +35,7 @@ from idiolect.deploy.serve_experiment import ServerSettings, make_messenger, ser
 from idiolect.deploy.server import RestartNeeded
 from idiolect.deploy.signing import Authority, Identity, NodeChannel, ServerChannel
 from idiolect.deploy.site import Site
-from idiolect.engine.callbacks import Silent, Tick
+from idiolect.engine.outcome import Silent, Tick
 from idiolect.errors import ConfigError, DeployError, IdiolectError
 
 

@@ -1,7 +1,8 @@
-"""The workers of a Ray cluster: hired once for a process, found lost, and replaced.
+"""The workers of a Ray cluster: started once for a process, and replaced when they are lost.
 
-Every shard has a slot, and a slot a worker. When a worker is lost, another is asked for at once;
-until it is there, those that are left serve its slots too.
+Every shard has a slot, and a slot a worker. When a worker is lost, another is started; until it is
+there, the remaining workers serve its slots too. Ray's own `max_restarts` would wait for room for
+the lost worker, which there is not if its machine is gone, and would not send its state again.
 """
 
 import contextlib
@@ -22,8 +23,8 @@ from idiolect.errors import ClusterError, ConfigError, IdiolectError, MissingExt
 from idiolect.version import VERSION
 
 _SECONDS = 300.0  # a worker has to start: its process, its imports, a device to come free
-_KNOCK = 10.0  # seconds for the head of a cluster to answer at all
-_ATTEMPTS = 3  # at one order, each of which cost a worker its life
+_CONNECT = 10.0  # seconds for the head of a cluster to answer at all
+_ATTEMPTS = 3  # at one task, each of which a worker did not survive
 
 _OPEN: dict[Ray, "Cluster"] = {}  # Ray itself is one to a process
 
@@ -32,7 +33,7 @@ _numbers = count()
 
 @dataclass(eq=False)
 class WorkerHandle:
-    """A worker, and its first answer: who it is, once it has started."""
+    """A worker, and its first answer, which comes once it has started."""
 
     actor: Any
     ready: Any
@@ -41,8 +42,8 @@ class WorkerHandle:
 
 
 def required() -> Any:
-    """Return the library, or say what to install."""
-    # Ray would print it where results are printed, and we tell of it ourselves.
+    """Return the module ray, or raise what to install."""
+    # Ray would print it among results; `RayJob.remarks` reports it.
     os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", "A worker died or was killed")
     try:
         import ray
@@ -52,13 +53,13 @@ def required() -> Any:
 
 
 def open_cluster(wanted: Ray) -> "Cluster":
-    """Return the cluster that is wanted; the next job finds the same workers."""
+    """Return the cluster that is wanted; later jobs use the same workers."""
     ray = required()
     for key, known in list(_OPEN.items()):
         if not known.open:
             del _OPEN[key]
         elif key != wanted and not known.jobs:  # others may need its place
-            known.dismiss()
+            known.close()
             del _OPEN[key]
     if wanted not in _OPEN:
         _OPEN[wanted] = Cluster(ray, wanted)
@@ -70,7 +71,7 @@ def _session(ray: Any) -> str:
 
 
 class Cluster:
-    """As many workers as were asked for, or as many of them as are left."""
+    """The workers that were asked for, or those that are left of them."""
 
     def __init__(self, ray: Any, wanted: Ray) -> None:
         self._ray, self._wanted = ray, wanted
@@ -98,10 +99,8 @@ class Cluster:
         """Whether the session with Ray that the workers belong to is still on."""
         return bool(self._ray.is_initialized()) and self._session == _session(self._ray)
 
-    # Who is there.
-
     def at(self, slot: int) -> WorkerHandle:
-        """Return who serves a slot; a replacement that has started takes a slot over."""
+        """Return the worker of a slot; a replacement that has started takes a slot over."""
         for worker in self._admitted(0) if self._coming else ():
             busiest = max(self.workers(), key=lambda other: len(other.slots), default=None)
             if busiest is not None and len(busiest.slots) > 1:
@@ -118,7 +117,7 @@ class Cluster:
         worker.slots.add(slot)
 
     def lost(self, worker: WorkerHandle) -> None:
-        """Take note that a worker is gone: ask for another, and let others serve meanwhile."""
+        """Replace a lost worker: start another, and let the others serve its slots meanwhile."""
         if worker.number in self._gone:
             return
         self._gone.add(worker.number)
@@ -142,7 +141,7 @@ class Cluster:
         return WorkerHandle(made, made.about.remote())
 
     def _admitted(self, wanted: int) -> list[WorkerHandle]:
-        """Return who has started since; wait for as many as are wanted, but not for ever."""
+        """Return the workers that have started since; wait for `wanted` of them for a time."""
         refs = {worker.ready: worker for worker in self._coming}
         patience = _SECONDS if wanted else 0.0
         found, _ = self._ray.wait(
@@ -156,14 +155,12 @@ class Cluster:
                 ready.append(refs[ref])
         return sorted(ready, key=lambda worker: worker.number)
 
-    # What they do.
-
     def put(self, value: Any) -> Any:
-        """Lay something into the object store, for every worker to find."""
+        """Put something into the object store, for all workers."""
         return self._ray.put(value)
 
     def ask(self, task: Callable[[WorkerHandle], list[Any]], slot: int) -> "PendingCall":
-        """Ask whoever serves a slot; `task` makes the calls, and the last one is the answer."""
+        """Call the worker of a slot; `task` makes the calls, and the last one is the answer."""
         worker = self.at(slot)
         return PendingCall(task, slot, worker, task(worker))
 
@@ -186,24 +183,24 @@ class Cluster:
         )
 
     def send(self, worker: WorkerHandle, call: str, *arguments: Any) -> None:
-        """Tell a worker something that needs no answer, if it is still there."""
+        """Call a worker without waiting for an answer, if it is still there."""
         if worker.number not in self._gone and self.open:
             getattr(worker.actor, call).remote(*arguments)
 
     def about(self) -> list[dict[str, Any]]:
-        """Ask all workers who they are, and how long they worked."""
+        """Return what all workers say of themselves: versions, process, seconds of work."""
         refs = [worker.actor.about.remote() for worker in self.workers()]
         return [self._ray.get(ref) for ref in refs]
 
-    def dismiss(self) -> None:
-        """Let all workers go."""
+    def close(self) -> None:
+        """End all workers."""
         for worker in [*self.workers(), *self._coming]:
             self._ray.kill(worker.actor)
 
 
 @dataclass(frozen=True)
 class PendingCall:
-    """A question to a worker, which can be put to another."""
+    """A call of a worker, which can be repeated on another."""
 
     task: Callable[[WorkerHandle], list[Any]]
     slot: int
@@ -212,7 +209,7 @@ class PendingCall:
 
 
 class CallResult(NamedTuple):
-    """What a worker said, and how often the question had to be put to another one."""
+    """A worker's answer, and how often the call was repeated on another."""
 
     worker: WorkerHandle
     value: Any
@@ -230,7 +227,7 @@ def _lost(errors: Any) -> tuple[type[Exception], ...]:
 
 
 def _own(error: Any) -> Exception:
-    """Give a worker's error as it was raised there, without Ray's pages around it."""
+    """Return a worker's error as it was raised there, without Ray's wrapping."""
     cause = error.cause
     missing = re.search(r"No module named '[^']+'", str(cause))
     if missing and not isinstance(cause, IdiolectError):
@@ -262,10 +259,10 @@ def _connect(ray: Any, wanted: Ray) -> None:
 
 
 def _refuse_silence(address: str) -> None:
-    """Knock first: Ray itself would wait for minutes where nobody answers."""
+    """Try to connect first: Ray itself would wait for minutes."""
     host, _, port = address.rpartition("://")[2].rpartition(":")
     if host and port.isdigit():
-        socket.create_connection((host, int(port)), _KNOCK).close()
+        socket.create_connection((host, int(port)), _CONNECT).close()
 
 
 def _fitting(ray: Any, wanted: Ray) -> int:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from test_guard import poisoner
+from test_broken_clients import poisoner
 
 import worlds
 from idiolect.aggregation import RULES
