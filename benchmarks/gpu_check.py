@@ -83,8 +83,8 @@ def difference(method: Method, shape: tuple[int, ...] = SHAPE, build: object = n
         sim = simulation(method, fed, build, backend)
         for _ in range(4):
             sim.advance()
-        verdict = sim.judge([fed.test_data], keep=True)[0]
-        verdict = sim.judge([fed.test_data], keep=True)[0]
+        verdict = sim.evaluate([fed.test_data], keep=True)[0]
+        verdict = sim.evaluate([fed.test_data], keep=True)[0]
         deployed = [kept for _, kept in verdict.deployed]
         sides.append([leaf.cpu().double() for leaf in tree.leaves((sim.tree, deployed))])
     torch.set_default_dtype(torch.float32)

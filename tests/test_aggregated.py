@@ -75,7 +75,7 @@ def test_the_uniform_mean_is_the_methods_own(name, float64):
         for _ in range(3):
             simulation.advance()
         state = simulation.states[0]
-        verdict = simulation.judge([world.test_data], keep=True)[0]
+        verdict = simulation.evaluate([world.test_data], keep=True)[0]
         state = state.inner if isinstance(state, Served) else state
         ends.append((state, simulation.tree["personal"], verdict.deployed[0][1]))
     assert not worlds.differing(*ends, TIGHT)

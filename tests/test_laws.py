@@ -77,7 +77,7 @@ def made(name, **changes):
 def ended(simulation, exams, rounds=3):
     while simulation.round < rounds:
         simulation.advance()
-    verdicts = simulation.judge(exams, keep=True)
+    verdicts = simulation.evaluate(exams, keep=True)
     kept = simulation.tree
     return End(kept["server"], kept["personal"], tuple(v.deployed[0][1] for v in verdicts))
 
@@ -333,7 +333,7 @@ def test_newcomers_adapt(name, float64):
         simulation.tree = {**simulation.tree, "server": reference(name).server}
         simulation.round = 3
         simulation.meet()
-        (verdict,) = simulation.judge([world.test_data], newcomers=True, keep=True)
+        (verdict,) = simulation.evaluate([world.test_data], newcomers=True, keep=True)
         assert np.isfinite(verdict.scores["personal"]["loss"]).all()
         ends.append((simulation.tree, verdict.deployed[0][1]))
     assert not worlds.differing(ends[0][0]["server"], reference(name).server)
@@ -358,9 +358,9 @@ def test_models_are_named_and_predict(name, float64):
     for model in models.values():
         logits = method.predict(model, torch.randn(5, worlds.FEATURES), local)
         assert logits.shape == (5, worlds.CLASSES)
-    (only,) = simulation.judge(only_global=True)
+    (only,) = simulation.evaluate(only_global=True)
     assert set(only.scores) == there and not only.facts
-    (whole,) = simulation.judge([world.test_data])
+    (whole,) = simulation.evaluate([world.test_data])
     assert set(whole.scores) == set(models)
     for scores in whole.scores.values():
         assert scores["loss"].shape == (6,) and np.isfinite(scores["loss"]).all()

@@ -46,7 +46,7 @@ def simulated(name, architectures=TWO, cohort=3, **options):
 def ended(simulation, rounds=3):
     while simulation.round < rounds:
         simulation.advance()
-    (verdict,) = simulation.judge([worlds.with_public().test_data], keep=True)
+    (verdict,) = simulation.evaluate([worlds.with_public().test_data], keep=True)
     return {**simulation.tree, "deployed": tuple(models for _, models in verdict.deployed)}
 
 
@@ -98,7 +98,7 @@ def test_seeds_trained_together_are_as_trained_alone(name, float64):
 def test_everyone_is_scored(name, float64):
     simulation = simulated(name, cohort=None)
     simulation.advance()
-    (verdict,) = simulation.judge([worlds.with_public().test_data])
+    (verdict,) = simulation.evaluate([worlds.with_public().test_data])
     assert verdict.scores["personal"]["accuracy"].shape == (6,)
 
 

@@ -106,7 +106,7 @@ def test_every_method_predicts_words_alike_vectorised_and_in_turn(name, float64)
     for kind in ("vectorised", "sequential"):
         simulation = worlds.simulation(settings(name), world(), build=Normed, kind=kind)
         simulation.advance()
-        (verdict,) = simulation.judge([world().test_data])
+        (verdict,) = simulation.evaluate([world().test_data])
         ends.append((simulation.tree, verdict.scores))
     assert not worlds.differing(ends[0][0], ends[1][0], 1e-9)
     for model, metrics in ends[0][1].items():
@@ -126,7 +126,7 @@ def test_scores_tell_perplexity_and_what_unk_hides():
     state = tree.map(torch.zeros_like, simulation.states[0])
     state["decoder.bias"][UNK] = 1.0
     simulation.states = [state]
-    scores = simulation.judge([held.test_data], only_global=True)[0].scores["global"]
+    scores = simulation.evaluate([held.test_data], only_global=True)[0].scores["global"]
     for client, rows in enumerate(held.test):
         labels = y[rows][y[rows] >= 0]
         assert math.isclose(scores["accuracy"][client], (labels == UNK).mean(), rel_tol=1e-6)

@@ -169,7 +169,7 @@ def test_a_normalisation_of_statistics_alone_can_be_fedbns(float64):
     for kind in ("vectorised", "sequential"):
         simulation = worlds.simulation(FedBN(batch=3, lr=0.1), world, build=Bare, kind=kind)
         simulation.advance()
-        (verdict,) = simulation.judge([world.test_data], newcomers=True, keep=True)
+        (verdict,) = simulation.evaluate([world.test_data], newcomers=True, keep=True)
         ends.append((simulation.tree, verdict.deployed[0][1]))
     assert not worlds.differing(*ends, TIGHT)
     assert set(simulation.tree["personal"][0]) == STATISTICS

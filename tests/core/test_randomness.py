@@ -49,7 +49,7 @@ def ended(**settings):
     simulation = worlds.simulation(Noisy(batch=3), [world] * len(seeds), seeds=seeds, **settings)
     simulation.advance()
     simulation.advance()
-    (*_, found) = simulation.judge([world.test_data] * len(seeds), keep=True)
+    (*_, found) = simulation.evaluate([world.test_data] * len(seeds), keep=True)
     return simulation, found
 
 
@@ -161,7 +161,7 @@ def test_they_are_refused_in_deployment_and_in_later_rounds_too():
     simulation = worlds.simulation(drawing(OWN["randn"], "deploy"), world, kind="sequential")
     simulation.advance()
     with pytest.raises(MethodError, match=r"local\.random"):
-        simulation.judge([world.test_data])
+        simulation.evaluate([world.test_data])
 
     def later(leaf):
         return torch.randn(leaf.shape) if simulation.round else leaf

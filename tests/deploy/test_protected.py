@@ -124,7 +124,7 @@ def test_private_cohorts_are_drawn_in_secret_and_nothing_tells_of_them(tmp_path)
         _, meta = checkpoint.read(tmp_path / place / "served/checkpoints/own.safetensors")
         assert "cohorts" not in str(sorted(meta)) and meta["left_out"] == [{}]
     public = sampling.Attendance(experiment.seeds[0], np.arange(4), 2, "fixed", False)
-    seeds = {round: {f"site-{n}" for n in public.heard(round)} for round in range(6)}
+    seeds = {round: {f"site-{n}" for n in public.reporting(round)} for round in range(6)}
     assert drawn[0] != drawn[1] and seeds not in drawn
 
 

@@ -32,10 +32,10 @@ def test_distinct_datasets_are_laid_one_behind_the_other():
             assert (member.seed, member.client) == (10 + run, client)
             pools = {**library.pools, **library.test_data_pools}
             rows = {**member.rows, **exam.rows}
-            for stream, own in (("train", world.train), ("val", world.val), ("exam", world.test)):
+            for stream, own in (("train", world.train), ("val", world.val), ("test", world.test)):
                 assert_holds(pools[stream], rows[stream], world.dataset, own[client])
-            assert member.rows.keys() == {"train", "val"} and exam.rows.keys() == {"exam"}
-    assert "exam" not in library.pools and "test" not in library.pools
+            assert member.rows.keys() == {"train", "val"} and exam.rows.keys() == {"test"}
+    assert "test" not in library.pools and "test" not in library.pools
 
 
 def test_public_data_is_whole_and_the_same_for_every_client_of_a_run():

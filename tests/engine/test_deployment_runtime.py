@@ -65,7 +65,7 @@ def test_clients_alone_are_the_sequential_simulation_bit_for_bit(name):
     assert not worlds.differing(state, simulation.states[0])
     personal = tree.stack([node.personal for node in nodes])
     assert not worlds.differing(personal, simulation.tree["personal"][0])
-    (verdict,) = simulation.judge([world.test_data], keep=True)
+    (verdict,) = simulation.evaluate([world.test_data], keep=True)
     absent = [n for n in range(world.clients) if n not in cohort]
     never = absent if capabilities.adapts(method) else []
     took = [n for n in range(world.clients) if n not in never]
@@ -87,7 +87,7 @@ def test_clients_alone_are_the_sequential_simulation_bit_for_bit(name):
             }
     for client, node in enumerate(nodes):
         flags = ["newcomers"] if client in never else []
-        marks, facts, _ = node.judge(
+        marks, facts, _ = node.evaluate(
             addressed[client], 2, tested=True, flags=flags, **heard[client]
         )
         for model, metrics in verdict.scores.items():

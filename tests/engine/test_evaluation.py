@@ -42,7 +42,7 @@ def test_class_accuracies_are_weighed_by_the_clients_shares(kind, float64):
     world = dataclasses.replace(world, common=common)
     simulation = worlds.simulation(Ditto(batch=3, lr=0.3), world, kind=kind, width=4)
     simulation.advance()
-    (verdict,) = simulation.judge([world.test_data], keep=True)
+    (verdict,) = simulation.evaluate([world.test_data], keep=True)
     x = torch.from_numpy(world.dataset.x).double()
     network = worlds.Normed()
     for model in ("personal", "global"):
@@ -65,7 +65,7 @@ def test_class_accuracies_are_weighed_by_the_clients_shares(kind, float64):
 def test_without_one_nothing_is_measured():
     world = worlds.federation()
     simulation = worlds.simulation(made("fedavg"), world)
-    assert "common_accuracy" not in simulation.judge([world.test_data])[0].scores["global"]
+    assert "common_accuracy" not in simulation.evaluate([world.test_data])[0].scores["global"]
 
 
 @pytest.mark.shared

@@ -59,7 +59,7 @@ class Teller(Facts, FinalExchange, FedAvg):
 def judged(method, world=None, exams=None, **options):
     world = world or worlds.federation()
     simulation = worlds.simulation(method, world, **options)
-    return simulation, simulation.judge(
+    return simulation, simulation.evaluate(
         [w.test_data for w in ([world] if exams is None else exams)]
     )
 
@@ -85,7 +85,7 @@ def test_a_client_alone_hears_nothing_but_that():
 def test_runs_that_are_stacked_do_not_hear_each_other():
     both = [worlds.federation(), worlds.federation((2, 8, 4, 1, 6, 3), seed=5)]
     simulation = worlds.simulation(Teller(), both, seeds=(0, 7))
-    first, second = simulation.judge([world.test_data for world in both])
+    first, second = simulation.evaluate([world.test_data for world in both])
     np.testing.assert_allclose(heard(first), (SIZES.sum() - SIZES) / 10, atol=1e-6)
     np.testing.assert_allclose(heard(second), (OTHER.sum() - OTHER) / 10, atol=1e-6)
 
@@ -116,7 +116,7 @@ def test_groups_and_those_who_are_not_scored(monkeypatch):
     simulation, (verdict,) = judged(Teller())
     np.testing.assert_allclose(heard(verdict), (SIZES.sum() - SIZES) / 10, atol=1e-6)
     some = np.array([0, 3, 4])
-    (verdict,) = simulation.judge([worlds.federation().test_data], clients=[some])
+    (verdict,) = simulation.evaluate([worlds.federation().test_data], clients=[some])
     np.testing.assert_allclose(heard(verdict), (19.0 - SIZES[some]) / 10, atol=1e-6)
 
 
@@ -137,7 +137,7 @@ def test_clients_of_several_architectures_hear_each_other(monkeypatch):
     monkeypatch.setattr(Teller, "starts_over", True)
     world = worlds.federation()
     simulation = worlds.simulation(Teller(), world, architectures=networks)
-    (verdict,) = simulation.judge([world.test_data])
+    (verdict,) = simulation.evaluate([world.test_data])
     np.testing.assert_allclose(heard(verdict), (SIZES.sum() - SIZES) / 10, atol=1e-6)
 
 
@@ -161,7 +161,7 @@ def test_candidates_that_are_not_held_are_trained_again(monkeypatch, float64):
         simulation = worlds.simulation(method, world)
         simulation.advance()
         trainings.append(0)
-        (verdict,) = simulation.judge([world.test_data], keep=True)
+        (verdict,) = simulation.evaluate([world.test_data], keep=True)
         ends.append(([models for _, models in verdict.deployed], dict(verdict.told)))
     assert trainings[1] - 1 == 2 * (trainings[0] - 1) > 0  # the last client's is one, in both
     assert tree.equal(*ends)
@@ -171,21 +171,21 @@ def test_newcomers_hear_those_who_were_there():
     """The whole sum, as nothing of theirs is in it; nothing where none was kept."""
     world = worlds.federation()
     simulation = worlds.simulation(Teller(), world)
-    (verdict,) = simulation.judge([world.test_data], newcomers=True)
+    (verdict,) = simulation.evaluate([world.test_data], newcomers=True)
     assert np.isnan(heard(verdict)).all() and not verdict.told
     sums = {"size": torch.tensor(3.5).double(), "both": torch.zeros(2).double()}
     simulation.told = [sums]
-    (verdict,) = simulation.judge([world.test_data], newcomers=True)
+    (verdict,) = simulation.evaluate([world.test_data], newcomers=True)
     assert heard(verdict).tolist() == [3.5] * 6
     simulation.told = [{"size": torch.zeros(3).double()}]
     with pytest.raises(MethodError, match="came as the sum of what others told"):
-        simulation.judge([world.test_data], newcomers=True)
+        simulation.evaluate([world.test_data], newcomers=True)
 
 
 def test_only_global_models_need_no_telling(monkeypatch):
     monkeypatch.setattr(Teller, "tell", lambda *_: 1 / 0)
     simulation = worlds.simulation(Teller(), worlds.federation())
-    (verdict,) = simulation.judge(only_global=True)
+    (verdict,) = simulation.evaluate(only_global=True)
     assert set(verdict.scores) == {"global"}
 
 

@@ -63,7 +63,7 @@ def test_architectures_mix_where_reports_are_free_of_them(cohort, float64):
         cohorts = [simulation.cohort(0)]
         simulation.advance()
         ends.append(simulation.tree)
-        (verdict,) = simulation.judge([world.test_data], keep=True)
+        (verdict,) = simulation.evaluate([world.test_data], keep=True)
         assert [clients.tolist() for clients, _ in verdict.deployed] == [[0, 3, 5], [1, 2, 4]]
         assert verdict.scores["personal"]["loss"].shape == (6,)
     assert not worlds.differing(*ends, 1e-9)

@@ -126,7 +126,7 @@ def test_every_client_gets_its_own_message_and_is_heard_as_itself(
             np.testing.assert_array_equal(state.heard, heard[run])
             sizes = np.where(heard[run] < 0, -1, SIZES[run])
             np.testing.assert_array_equal(state.held, sizes)
-    verdicts = simulation.judge([world.test_data for world in seen[:runs]], keep=True)
+    verdicts = simulation.evaluate([world.test_data for world in seen[:runs]], keep=True)
     for run, verdict in enumerate(verdicts):
         np.testing.assert_array_equal(verdict.facts["tally"], tally[run])
         numbers = np.arange(CLIENTS) + 100 * run + 3000

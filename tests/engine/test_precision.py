@@ -56,7 +56,7 @@ def test_bfloat16_is_near_and_state_stays_single(name):
     assert all(a.dtype == b.dtype for a, b in pairs)
     off = max(float((a - b).abs().max()) for a, b in pairs if a.is_floating_point())
     assert 0 < off < 0.05
-    verdict = half.judge([fed.test_data])[0]
+    verdict = half.evaluate([fed.test_data])[0]
     assert 0 <= verdict.scores["personal"]["accuracy"].min()
 
 

@@ -17,7 +17,7 @@ def test_every_client_gets_them_in_its_first_round():
     told, simulation = counted(method)
     had, expected = set(), []
     for round in range(4):
-        new = set(simulation._attendance[0].heard(round).tolist()) - had
+        new = set(simulation._attendance[0].reporting(round).tolist()) - had
         had |= new
         expected.append(len(new) * EACH)
     assert told == expected and expected[0] == 2 * EACH

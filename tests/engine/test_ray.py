@@ -62,9 +62,9 @@ def test_a_cluster_computes_what_one_process_does(float64):
             second.tree = tree.like(second.tree, tree.named(first.tree))
             second.round = 1
             ends.append(end(second, rounds=2))
-            scores = [own.scores for own in second.judge(only_global=True)]
+            scores = [own.scores for own in second.evaluate(only_global=True)]
             second.meet()
-            come = second.judge(newcomers=True, keep=True)
+            come = second.evaluate(newcomers=True, keep=True)
             scores += [own.scores for own in come]
             adapted = [own.deployed[0][1] for own in come]
             ends[-1] = (ends[-1], tree.map(torch.from_numpy, scores), adapted)

@@ -87,8 +87,8 @@ def test_clients_without_any_rows_have_something_to_pad_with():
     world = worlds.federation()
     library = DataPools([world.train_data], CPU)
     pack = pack_shard(library, [library.test_members(0, 0, world.val)], np.array([4]))
-    assert not pack.members()[0][4].rows["exam"].size
-    assert pack.pools(CPU)["exam"].x.shape[0] == 1 and not pack.examples.x.any()
+    assert not pack.members()[0][4].rows["test"].size
+    assert pack.pools(CPU)["test"].x.shape[0] == 1 and not pack.examples.x.any()
 
 
 def same(pool, rows, other, others):

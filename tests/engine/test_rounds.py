@@ -116,7 +116,7 @@ def test_other_errors_of_client_code_are_passed_on_as_they_are():
 
 
 @pytest.mark.parametrize("kind", ["vectorised", "sequential"])
-@pytest.mark.parametrize("stream", ["test", "exam", "public"])
+@pytest.mark.parametrize("stream", ["test", "public"])
 @pytest.mark.parametrize("verb", ["scan", "mean", "rows"])
 def test_test_data_is_out_of_reach_of_every_verb(kind, stream, verb):
     """A client holds training and validation data; there is no name for anything else."""
@@ -139,7 +139,7 @@ def test_test_data_is_out_of_reach_of_every_verb(kind, stream, verb):
     with pytest.raises(MethodError, match=message):
         simulation.advance()
     with pytest.raises(MethodError, match=message):
-        simulation.judge([world.test_data])
+        simulation.evaluate([world.test_data])
 
 
 # Rubbish is stopped where it arises.
@@ -262,7 +262,7 @@ def test_judging_scores_what_it_is_handed(float64):
         ([world.test_data], world.test),
         ([swapped], swapped.test),
     ):
-        (verdict,) = simulation.judge(exams)
+        (verdict,) = simulation.evaluate(exams)
         for client, own in enumerate(rows):
             x = torch.from_numpy(world.dataset.x[own]).double()
             logits = torch.func.functional_call(Normed(), simulation.states[0], (x,))

@@ -31,18 +31,18 @@ def test_the_rate_of_a_poisson_draw_is_the_cohort_over_the_clients():
     """
     clients = np.arange(100, 120)
     drawn = [poisson(0, round, clients, 5) for round in range(10_000)]
-    secret = [SecretCohort(clients, 5, "poisson", False).heard(0) for _ in range(10_000)]
+    secret = [SecretCohort(clients, 5, "poisson", False).reporting(0) for _ in range(10_000)]
     for found in (drawn, secret):
         counts = np.bincount(np.concatenate(found), minlength=120)[100:]
         assert abs(counts.sum() / 200_000 - 0.25) < 0.006
         assert (abs(counts / 10_000 - 0.25) < 0.026).all()  # for each client too
-    assert len(SecretCohort(clients, 20, "poisson", False).heard(0)) == 20
+    assert len(SecretCohort(clients, 20, "poisson", False).reporting(0)) == 20
 
 
 def test_a_secret_cohort_is_not_the_seeds():
     clients = np.arange(1000)
     one, two = (SecretCohort(clients, 10, "fixed", False) for _ in range(2))
-    assert len(set(one.heard(0))) == 10 and (one.heard(0) == one.heard(0)).all()
-    assert (np.diff(one.heard(0)) > 0).all()
-    assert set(one.heard(0)) != set(two.heard(0))
+    assert len(set(one.reporting(0))) == 10 and (one.reporting(0) == one.reporting(0)).all()
+    assert (np.diff(one.reporting(0)) > 0).all()
+    assert set(one.reporting(0)) != set(two.reporting(0))
     assert len(SecretCohort(clients, 10, "fixed", True).training(0)) == 1000

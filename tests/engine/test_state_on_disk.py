@@ -122,7 +122,9 @@ def simulation(method, personal, worlds_, seeds, cohort=3, folder=None):
     runs = [SeededRun(seed, world.train_data) for seed, world in zip(seeds, worlds_, strict=True)]
     backend = Backend("vectorised", "cpu", 64, personal=personal, personal_mb=0)
     architectures = {"main": Architecture(worlds.Normed)}
-    return Simulation(method, runs, architectures, cohort=cohort, backend=backend, shelf=folder)
+    return Simulation(
+        method, runs, architectures, cohort=cohort, backend=backend, state_folder=folder
+    )
 
 
 PERSONAL = ["fedper", "ditto", "pfedme", "apfl", "persfl", "fedbn", "local"]
@@ -139,7 +141,7 @@ def test_methods_cannot_tell(name, tmp_path):
             there.advance()
         states = [all_of(crew.store) for crew in there.groups]
         assert isinstance(there.groups[0].store, DiskStore) == (personal == "disk")
-        verdicts = there.judge([world.test_data for world in held], keep=True)
+        verdicts = there.evaluate([world.test_data for world in held], keep=True)
         scores = [verdict.scores["personal"]["loss"].tolist() for verdict in verdicts]
         ends.append((there.states, states, scores))
     assert not worlds.differing(ends[0][:2], ends[1][:2])
@@ -172,10 +174,12 @@ def test_clients_are_judged_in_groups_as_all_at_once(monkeypatch):
         monkeypatch.setattr(simulation_state, "_GROUP", group)
         there = simulation(METHODS["ditto"](batch=3), "memory", held, (0, 1))
         there.advance()
-        verdicts = there.judge([world.test_data for world in held], keep=True)
+        verdicts = there.evaluate([world.test_data for world in held], keep=True)
         found.append(verdicts)
         chosen = [np.array([1, 4]), np.array([0, 5])]
-        for one, whole, own in zip(there.judge(clients=chosen), there.judge(), chosen, strict=True):
+        for one, whole, own in zip(
+            there.evaluate(clients=chosen), there.evaluate(), chosen, strict=True
+        ):
             seen, wanted = (v.scores["personal"]["loss"] for v in (one, whole))
             assert str(seen) == str(wanted[own])
     for other in found[1:]:

@@ -47,7 +47,7 @@ def as_newcomers(simulation, world, told):
     if "groups" in (kept := simulation.tree):
         guests.tree = {**guests.tree, "groups": kept["groups"]}
     guests.told = [told] if told else ()
-    (found,) = guests.judge([world.test_data], newcomers=True)
+    (found,) = guests.evaluate([world.test_data], newcomers=True)
     return found
 
 
@@ -57,7 +57,7 @@ def as_newcomers(simulation, world, told):
 )
 def test_a_client_that_never_took_part_has_a_newcomers_model(name, kind, float64):
     simulation, world = advanced(name, kind)
-    (found,) = simulation.judge([world.test_data], keep=True)
+    (found,) = simulation.evaluate([world.test_data], keep=True)
     assert simulation.strangers(0).tolist() == [1, 3, 4, 5]
     newcomers = as_newcomers(simulation, world, found.told)
     for model, metrics in newcomers.scores.items():
@@ -70,7 +70,7 @@ def test_a_client_that_never_took_part_has_a_newcomers_model(name, kind, float64
 def test_along_the_way_those_who_never_took_part_have_no_personal_score(float64):
     """Their share of the global model's curve stays."""
     simulation, _ = advanced("ditto", "vectorised")
-    (found,) = simulation.judge(adapt=False)
+    (found,) = simulation.evaluate(adapt=False)
     assert np.isnan(found.scores["personal"]["accuracy"]).tolist() == [0, 1, 0, 1, 1, 1]
     assert np.isfinite(found.scores["global"]["accuracy"][NEVER[:2]]).all()
 
@@ -96,8 +96,8 @@ def test_seeds_with_other_strangers_are_scored_as_alone(float64):
         simulation.advance()
     assert together.strangers(0).tolist() != together.strangers(1).tolist()
     (_, found), (alone,) = (
-        together.judge([one.test_data for one in pair]),
-        single.judge([pair[1].test_data]),
+        together.evaluate([one.test_data for one in pair]),
+        single.evaluate([pair[1].test_data]),
     )
     for metric, values in alone.scores["personal"].items():
         np.testing.assert_allclose(found.scores["personal"][metric], values, 1e-9)

@@ -94,5 +94,5 @@ class TestOnRealData:
         assert made[0].federations[0].clients == 10
         simulation = made[0].simulation()
         assert simulation.advance().traffic[0].clients == 10
-        verdict = simulation.judge([made[0].federations[0].test_data])[0]
+        verdict = simulation.evaluate([made[0].federations[0].test_data])[0]
         assert verdict.scores["global"]["accuracy"].shape == (10,)

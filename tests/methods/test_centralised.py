@@ -36,7 +36,7 @@ def test_scores_stay_with_the_clients() -> None:
     world = simulation(Centralised(lr=0.5 * LN9), CLIENTS, Architecture(Line))
     traffic = world.advance().traffic[0]
     assert (traffic.bytes_down, traffic.bytes_up) == (0, 0)
-    (verdict,) = world.judge()
+    (verdict,) = world.evaluate()
     assert verdict.scores["global"]["accuracy"].tolist() == pytest.approx([1.0, 2 / 3, 0.0])
 
 

@@ -290,7 +290,7 @@ def test_unequal_architectures_never_mix() -> None:
         seen.append(kept)
     for before, after in pairwise(seen):
         assert not torch.equal(before.auxiliary["0.weight"], after.auxiliary["0.weight"])
-    (verdict,) = world.judge()
+    (verdict,) = world.evaluate()
     assert set(verdict.scores) == {"personal", "auxiliary", "global"}
 
 

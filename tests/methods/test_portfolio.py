@@ -30,7 +30,7 @@ def ended(method, world=None, rounds=3, **options):
     simulation = worlds.simulation(method, world, **options)
     for _ in range(rounds):
         simulation.advance()
-    return simulation, simulation.judge([world.test_data], keep=True)[0]
+    return simulation, simulation.evaluate([world.test_data], keep=True)[0]
 
 
 def deployed(verdict):

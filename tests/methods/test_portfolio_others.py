@@ -125,7 +125,7 @@ def test_everyone_alone_chooses_as_before(float64):
     world = worlds.federation((7,), (5,))
     simulation = worlds.simulation(method, world)
     simulation.advance()
-    (verdict,) = simulation.judge([world.test_data], keep=True)
+    (verdict,) = simulation.evaluate([world.test_data], keep=True)
     local = worlds.local(world, 0, round=1)
     personal = tree.map(lambda leaf: leaf[0], simulation.tree["personal"][0])
     alone = method.deploy(Sent(simulation.states[0]), personal, local)
@@ -141,7 +141,7 @@ def test_no_client_that_hears_is_below_its_local_model(seed):
     simulation = worlds.simulation(method, world)
     for _ in range(3):
         simulation.advance()
-    (verdict,) = simulation.judge([world.test_data])
+    (verdict,) = simulation.evaluate([world.test_data])
     own, alone = (verdict.scores[name]["val_accuracy"] for name in ("personal", "local"))
     assert (own >= alone - 1e-6).all()
     assert verdict.facts["others"].tolist() == [5.0] * 6

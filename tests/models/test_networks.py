@@ -187,11 +187,11 @@ def test_a_users_module_trains_without_change(kind):
         "first.weight", "first.bias", "second.bias", "norm.weight", "norm.bias",
         "out.weight", "out.bias",
     }  # fmt: skip
-    (before,) = simulation.judge([worlds.federation().test_data])
+    (before,) = simulation.evaluate([worlds.federation().test_data])
     torch.manual_seed(0)
     for _ in range(8):
         simulation.advance()
-    (after,) = simulation.judge([worlds.federation().test_data])
+    (after,) = simulation.evaluate([worlds.federation().test_data])
     assert after.scores["global"]["loss"].mean() < 0.7 * before.scores["global"]["loss"].mean()
 
 

@@ -302,7 +302,7 @@ def persfl(device: str, data_dir: Path | None = None) -> dict[str, Any]:
     for round in range(1, 51):
         sim.advance()
         if round % 5 == 0:
-            sim.judge(only_global=True)
+            sim.evaluate(only_global=True)
     trained = time.perf_counter()
     accuracy = _accuracy(sim, federations)
     done = time.perf_counter()  # scores are on the host, so the device has finished
@@ -366,7 +366,7 @@ def _lenet5(
 
 def _accuracy(sim: Simulation, federations: list[Federation]) -> np.ndarray:
     """Return each seed's mean test accuracy of the personal models."""
-    verdicts = sim.judge([federation.test_data for federation in federations])
+    verdicts = sim.evaluate([federation.test_data for federation in federations])
     return np.array([verdict.scores["personal"]["accuracy"].mean() for verdict in verdicts])
 
 

@@ -88,7 +88,7 @@ class MessageTemplates:
             return runtime.tell(runtime.form, 0)[0]
         chosen = [flag for flag in ("only_global", "newcomers") if flags[flag]]
         sent = runtime.guest_form if flags["newcomers"] else runtime.form
-        marks, facts, _ = runtime.judge(sent, 0, tested=flags["tested"], flags=chosen)
+        marks, facts, _ = runtime.evaluate(sent, 0, tested=flags["tested"], flags=chosen)
         return {"marks": marks, "facts": facts}
 
     def server_runtimes(self, run: int, public: Dataset | None) -> list[ServerRuntime]:

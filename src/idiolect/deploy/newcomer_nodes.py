@@ -132,8 +132,8 @@ def adapt_nodes(
     server = Server(
         label, method, (run.seed,), visit, registry, bound, None, "fixed", experiment.deploy
     )
-    exams = () if any(registry.sizes(2, 0)) else None  # they are the nodes' own
-    done = catch_up(server, method, run, exams, found.place)
+    test_data = () if any(registry.sizes(2, 0)) else None  # they are the nodes' own
+    done = catch_up(server, method, run, test_data, found.place)
     sizes = [[registry.sizes(part, 0)[n] for part in range(3)] for n in range(registry.clients)]
     about: Mapping[str, str] = {"source": "the nodes' own data", "federation": ""}
     done = done._replace(notices=(*done.notices, *server.remarks()))

@@ -320,7 +320,7 @@ class Node:
         tested, sent = message.field("tested", bool), self._sent(runtime, message)
         self._releases.count(joined.run, "scores")
         others, deployed = self._others(message, runtime, sent)
-        marks, facts, kept = runtime.judge(
+        marks, facts, kept = runtime.evaluate(
             sent,
             round,
             tested=tested,

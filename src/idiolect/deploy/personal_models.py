@@ -191,7 +191,7 @@ def _rehearsed(stored: StoredModel, trust: bool) -> tuple[ClientRuntime, Any]:
     place = ClientIdentity(about.client, stored.clients, about.seed, about.newcomer)
     alone = ClientRuntime(build_method(table), place, lessons, test, own, torch.device("cpu"))
     flags = ["keep", "newcomers"] if about.newcomer else ["keep"]
-    _, _, deployed = alone.judge(alone.form, about.round, tested=True, flags=flags)
+    _, _, deployed = alone.evaluate(alone.form, about.round, tested=True, flags=flags)
     return alone, checkpoint.fitted(deployed, stored.leaves, Path("the stored model"))
 
 

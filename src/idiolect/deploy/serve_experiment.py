@@ -136,7 +136,7 @@ class RemoteJob(Job):
         )
 
     @property
-    def exams(self) -> Sequence[TestData]:
+    def test_data(self) -> Sequence[TestData]:
         """Return nothing: nodes keep their test data to themselves."""
         return ()
 

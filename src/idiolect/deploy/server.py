@@ -179,7 +179,7 @@ class Server:
 
     def cohort(self, run: int) -> np.ndarray:
         """Return the cohort of the coming round, as a simulation would choose it."""
-        return self._attendance(run).heard(self.round)
+        return self._attendance(run).reporting(self.round)
 
     def _attendance(self, run: int) -> sampling.Attendance:
         able = np.flatnonzero(self._registry.sizes(0, run)).astype(np.int64)
@@ -226,7 +226,7 @@ class Server:
     def _train(self, run: int) -> _SeedRound:
         """Send the state, wait for the reports and update the state of one seed."""
         state, attendance = self.states[run], self._attendance(run)
-        cohort, training = attendance.heard(self.round), attendance.training(self.round)
+        cohort, training = attendance.reporting(self.round), attendance.training(self.round)
         heard = set(cohort.tolist())
         found: dict[int, Tree] = {}
         self._nodes.taken_bytes()
@@ -325,9 +325,9 @@ class Server:
 
     # Evaluation.
 
-    def judge(
+    def evaluate(
         self,
-        exams: Sequence[TestData] | None = None,
+        test_data: Sequence[TestData] | None = None,
         *,
         only_global: bool = False,
         keep: bool = False,
@@ -340,7 +340,7 @@ class Server:
         models have no score.
         """
         flags = {
-            "tested": exams is not None,
+            "tested": test_data is not None,
             "only_global": only_global,
             "keep": keep,
             "newcomers": newcomers,

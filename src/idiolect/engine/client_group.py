@@ -110,13 +110,13 @@ class CohortRequest(NamedTuple):
     tests: Members = ()  # rows to score on
     even: bool = False  # all clients take equally many steps, however many examples they have
     afresh: bool = False  # clients are given the parameters that training started from
-    heard: np.ndarray | None = None  # clients whose reports count; None: the whole cohort
+    reporting: np.ndarray | None = None  # clients whose reports count; None: the whole cohort
     sample: int | None = None  # number of the public sample; None: the round's
 
     @property
     def counted(self) -> np.ndarray:
         """The clients whose reports count."""
-        return self.cohort if self.heard is None else self.heard
+        return self.cohort if self.reporting is None else self.reporting
 
 
 class GroupResult(NamedTuple):

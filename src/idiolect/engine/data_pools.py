@@ -65,7 +65,7 @@ class DataPools:
     @property
     def test_pools(self) -> dict[str, Pool]:
         """What clients are scored on, by stream."""
-        return dict.fromkeys(("exam", "common", "marked"), self.pools["train"])
+        return dict.fromkeys(("test", "common", "marked"), self.pools["train"])
 
     def public(self) -> "StoredExamples":
         """Return the public examples of all runs, as they are stored."""
@@ -124,7 +124,7 @@ class DataPools:
 
             def member(client: int) -> ClientRows:
                 beside = {stream: moved[id(held[client])] for stream, held in more.items()}
-                return ClientRows(seed, client, {"exam": rows[client] + offset, **beside})
+                return ClientRows(seed, client, {"test": rows[client] + offset, **beside})
 
             members = LazyClients(member, len(rows))
             self._tested[key] = (rows, members)

@@ -151,7 +151,7 @@ class ClientRuntime:
         told, deployed = self._run("tell", Tell(self.method, keep=True), sent, round)
         return told, deployed
 
-    def judge(
+    def evaluate(
         self,
         sent: Sent,
         round: int,

@@ -46,7 +46,7 @@ class ClientScores(NamedTuple):
 
 def evaluate(
     simulation: SimulationState,
-    exams: Sequence[TestData] | None = None,
+    test_data: Sequence[TestData] | None = None,
     *,
     only_global: bool = False,
     keep: bool = False,
@@ -66,29 +66,29 @@ def evaluate(
     of their own; without `adapt`, which may train, their personal models have no score.
     """
     method, runs = simulation.method, simulation.runs
-    extras = [] if exams is None else [own.extras for own in exams]
+    extras = [] if test_data is None else [own.extras for own in test_data]
     task = ScoreTask(
         method,
-        beside=exams is not None,
+        beside=test_data is not None,
         measured=tuple(sorted(set(extras[0]).intersection(*extras))) if extras else (),
         only_global=only_global,
         keep=keep,
         newcomers=newcomers,
-        grouped=grouped and exams is not None and not runs[0].train_data.dataset.sequential,
+        grouped=grouped and test_data is not None and not runs[0].train_data.dataset.sequential,
     )
     wanted = clients or [np.arange(len(run.train_data.names)) for run in runs]
     never = [np.intersect1d(own, simulation.strangers(run)) for run, own in enumerate(wanted)]
     alike = newcomers or only_global or not (simulation.round and capabilities.adapts(method))
     if alike or not any(map(len, never)):
-        return _scored(simulation, task, exams, clients, simulation.told)
+        return _scored(simulation, task, test_data, clients, simulation.told)
     took = [np.setdiff1d(own, rest) for own, rest in zip(wanted, never, strict=True)]
     first = [ClientScores({}, {}, [])] * len(runs)
     sums = simulation.told
     if any(map(len, took)):
-        first = _scored(simulation, task, exams, took, ())
+        first = _scored(simulation, task, test_data, took, ())
         sums = [own.told for own in first] if has(method, FinalExchange) else ()
     strangers = replace(task, only_global=not adapt, keep=keep and adapt, newcomers=adapt)
-    second = _scored(simulation, strangers, exams, never, sums)
+    second = _scored(simulation, strangers, test_data, never, sums)
     return [
         mixed((own, one), (rest, other))
         for own, one, rest, other in zip(took, first, never, second, strict=True)
@@ -98,13 +98,13 @@ def evaluate(
 def _scored(
     simulation: SimulationState,
     task: "ScoreTask",
-    exams: Sequence[TestData] | None,
+    test_data: Sequence[TestData] | None,
     clients: Sequence[np.ndarray] | None,
     sums: Sequence[Sums],
 ) -> list[ClientScores]:
     """Score some clients of each run, or all; newcomers receive the others' sums."""
     runs = range(len(simulation.runs))
-    tests = simulation.test_members(exams)
+    tests = simulation.test_members(test_data)
     tells = has(task.method, FinalExchange) and not task.only_global
     told = _exchanged(simulation, clients) if tells and not task.newcomers else None
     task = replace(task, hears=tells and bool(sums or not task.newcomers))
@@ -274,7 +274,7 @@ class ScoreTask(ClientTask):
             said = capabilities.predict_all(method, models, batch.x, local)
             return {name: _scores(logits, batch) for name, logits in said.items()}
 
-        marks = _completed(test.mean(score, "exam"))
+        marks = _completed(test.mean(score, "test"))
         if self.grouped:
             for name, groups in right_by_group(
                 lambda batch: capabilities.predict_all(method, models, batch.x, local), test
@@ -312,7 +312,7 @@ def right_by_group(
         good = [(out.argmax(-1) == batch.y) & ~out.isnan().any(-1) for out in said.values()]
         return torch.stack([one.to(batch.weight.dtype) * batch.weight for one in good], -1)
 
-    rows = test.rows(right, "exam")  # [row, model]
+    rows = test.rows(right, "test")  # [row, model]
     filled = torch.nn.functional.pad(rows, (0, 0, 0, -len(rows) % GROUPS))
     counts = filled.reshape(-1, GROUPS, rows.shape[-1]).sum(0)
     return {name: counts[:, place] for place, name in enumerate(names)}

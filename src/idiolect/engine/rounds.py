@@ -57,7 +57,7 @@ class Simulation(SimulationState):
     _next: "PendingRound | None" = None  # a round that was started early
     _pace, _ended = float("inf"), float("-inf")  # seconds of the last round, and when it ended
 
-    judge = evaluation.evaluate
+    evaluate = evaluation.evaluate
 
     def advance(self) -> Round:
         """Run one round of every run.
@@ -129,14 +129,14 @@ class Simulation(SimulationState):
     def _request(self, run: int, state: Tree | None, round: int) -> CohortRequest:
         """Sample a run's cohort; with the server's state also what is sent to it."""
         attendance = self._attendance[run]
-        heard = self.cohort(run) if round == self.round else attendance.heard(round)
-        cohort = attendance.training(round) if self._all_train else heard
+        reporting = self.cohort(run) if round == self.round else attendance.reporting(round)
+        cohort = attendance.training(round) if self._all_train else reporting
         return CohortRequest(
             cohort,
             Sent() if state is None else self.send(state, cohort),
             self._trained[run],
             even=self.method.steps > 0,
-            heard=heard if self._all_train else None,
+            reporting=reporting if self._all_train else None,
             sample=self._samples(round)[run],
         )
 

@@ -54,13 +54,13 @@ class Attendance:
         self._size = len(eligible) if size is None else size
         self._all_train = all_train
 
-    def heard(self, round: int) -> np.ndarray:
+    def reporting(self, round: int) -> np.ndarray:
         """Return whose reports reach the server: the cohort."""
         return self._draw(self._seed, round, self._eligible, self._size)
 
     def training(self, round: int) -> np.ndarray:
         """Return the cohort, and the bystanders where they train too."""
-        return self._eligible if self._all_train else self.heard(round)
+        return self._eligible if self._all_train else self.reporting(round)
 
     def strangers(self, clients: int, rounds: int, since: int = 0) -> np.ndarray:
         """Return which of the clients trained in none of the first rounds, or `since` one."""
@@ -81,11 +81,11 @@ class SecretCohort(Attendance):
 
     def __init__(self, eligible: np.ndarray, size: int | None, draw: str, all_train: bool) -> None:
         super().__init__(0, eligible, size, draw, all_train)
-        self._heard = _SECRET[draw](eligible, self._size)
+        self._reporting = _SECRET[draw](eligible, self._size)
 
-    def heard(self, round: int) -> np.ndarray:
+    def reporting(self, round: int) -> np.ndarray:
         """Return the cohort; there is an object for each round."""
-        return self._heard
+        return self._reporting
 
 
 def _secret_cohort(clients: np.ndarray, size: int) -> np.ndarray:

@@ -113,10 +113,10 @@ def _flags(broken: Tensor | None, request: CohortRequest, device: torch.device) 
 
 def _heard_places(request: CohortRequest, device: torch.device) -> Tensor | None:
     """Return the places in the cohort of those that are heard; None: they are all."""
-    if request.heard is None:
+    if request.reporting is None:
         return None
     places = {int(client): n for n, client in enumerate(request.cohort)}
-    return device_ints([places[int(client)] for client in request.heard], device)
+    return device_ints([places[int(client)] for client in request.reporting], device)
 
 
 def _joined_reports(method: Method, results: Sequence[GroupResult]) -> Tree:

@@ -49,13 +49,13 @@ class SimulationState:
         bystanders: str = "rest",
         backend: Backend | None = None,
         newcomers: bool = False,
-        shelf: Path | None = None,
+        state_folder: Path | None = None,
     ) -> None:
         """`draw` says how a cohort is drawn, by its name in `sampling.DRAWS`.
 
         `bystanders`, clients outside the cohort, rest, or train as well without being heard.
-        Of `newcomers`, who come to an existing state, only its form is made. `shelf` is the folder
-        for personal state on disk; without one it is deleted with the simulation.
+        Of `newcomers`, who come to an existing state, only its form is made. `state_folder` is for
+        personal state on disk; without one it is deleted with the simulation.
         """
         if method.alone:
             cohort, draw = None, "fixed"
@@ -72,7 +72,7 @@ class SimulationState:
         self._idle = [0 for _ in runs]  # rounds in which no report reached the server
         self._backend = backend or Backend()
         self.device = self._backend.place
-        self._folder = shelf
+        self._folder = state_folder
         self._clients = len(runs[0].train_data.names)
         if any(len(run.train_data.names) != self._clients for run in runs):
             raise ConfigError(
@@ -215,7 +215,7 @@ class SimulationState:
 
     def cohort(self, run: int) -> np.ndarray:
         """Return who takes part in the coming round of one run."""
-        return self._attendance[run].heard(self.round)
+        return self._attendance[run].reporting(self.round)
 
     def strangers(self, run: int) -> np.ndarray:
         """Return the clients that took part in no round so far: never called, or always broken."""
@@ -254,12 +254,12 @@ class SimulationState:
         """Whether clients are run in other processes."""
         return self._job is not None
 
-    def test_members(self, exams: Sequence[TestData] | None) -> list[Sequence[ClientRows]]:
+    def test_members(self, test_data: Sequence[TestData] | None) -> list[Sequence[ClientRows]]:
         """Return each run's clients with the rows they are scored on: test or validation rows."""
-        if exams is None:
+        if test_data is None:
             rows: Sequence[Any] = [(run.train_data.val, {}) for run in self.runs]
         else:
-            rows = [(own.test, own.extras) for own in exams]
+            rows = [(own.test, own.extras) for own in test_data]
         return [self._pools.test_members(n, self.runs[n].seed, *own) for n, own in enumerate(rows)]
 
     def send(self, state: Tree, clients: np.ndarray, newcomers: bool = False) -> Sent:

@@ -104,8 +104,8 @@ def adapt_newcomers(
     )
     runs = [SeededRun(run.seed, federation.train_data)]
     simulation = Simulation(method, runs, architectures, backend=backend, newcomers=True)
-    exams = [federation.test_data] if any(len(rows) for rows in federation.test) else None
-    return catch_up(simulation, method, run, exams, place, backend.place)
+    test_data = [federation.test_data] if any(len(rows) for rows in federation.test) else None
+    return catch_up(simulation, method, run, test_data, place, backend.place)
 
 
 class NewcomerRounds(Protocol):
@@ -123,9 +123,9 @@ class NewcomerRounds(Protocol):
     def meet(self) -> None:
         """Show the current server state to all newcomers, without training."""
 
-    def judge(
+    def evaluate(
         self,
-        exams: Sequence[TestData] | None = None,
+        test_data: Sequence[TestData] | None = None,
         *,
         keep: bool = False,
         newcomers: bool = False,
@@ -137,7 +137,7 @@ def catch_up(
     guests: NewcomerRounds,
     method: Method,
     run: FinishedRun,
-    exams: Sequence[TestData] | None,
+    test_data: Sequence[TestData] | None,
     place: int = 0,
     device: torch.device = _CPU,
 ) -> Adapted:
@@ -164,8 +164,8 @@ def catch_up(
         guests.tree = {**kept, "groups": (there,)}
     if run.told:
         guests.told = [{name: leaf.to(device) for name, leaf in run.told.items()}]
-    (verdict,) = guests.judge(exams, keep=True, newcomers=True)
-    if exams is None:  # then the scores are those on validation data
+    (verdict,) = guests.evaluate(test_data, keep=True, newcomers=True)
+    if test_data is None:  # then the scores are those on validation data
         scores = {
             model: {f"val_{metric}": values for metric, values in metrics.items()}
             for model, metrics in verdict.scores.items()

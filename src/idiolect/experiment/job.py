@@ -64,9 +64,9 @@ class Rounds(Protocol):
     def advance(self) -> Round:
         """Run one round of every seed."""
 
-    def judge(
+    def evaluate(
         self,
-        exams: Sequence[TestData] | None = None,
+        test_data: Sequence[TestData] | None = None,
         *,
         only_global: bool = False,
         keep: bool = False,
@@ -145,7 +145,7 @@ class Job(ABC):
 
     @property
     @abstractmethod
-    def exams(self) -> Sequence[TestData]:
+    def test_data(self) -> Sequence[TestData]:
         """The test data; empty where clients keep it to themselves."""
 
     @property
@@ -235,7 +235,7 @@ class SimulatedJob(Job):
         )
 
     @property
-    def exams(self) -> list[TestData]:
+    def test_data(self) -> list[TestData]:
         """The test data of each seed."""
         return [federation.test_data for federation in self.federations]
 
@@ -269,7 +269,7 @@ class SimulatedJob(Job):
             draw=self.draw,
             bystanders=self.bystanders,
             backend=self.backend,
-            shelf=personal,
+            state_folder=personal,
         )
 
 

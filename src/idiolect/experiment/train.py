@@ -212,7 +212,7 @@ def _evaluated(job: Job, simulation: Rounds, state: RunState) -> RunState:
         if job.validated:
             scores |= _scores(_evaluate(simulation, None, some, **how), "val/")
         if job.evaluate.test_curve:
-            scores |= _scores(_evaluate(simulation, job.exams, some, **how), "test_curve/")
+            scores |= _scores(_evaluate(simulation, job.test_data, some, **how), "test_curve/")
     point = (CurvePoint(simulation.round, scores),) if scores else ()
     return _timed(state, start)._replace(curve=(*state.curve, *point), widths=simulation.widths)
 
@@ -227,7 +227,7 @@ def _finish(
     keep = tree.nbytes(simulation.tree["server"]) * scored <= _KEPT_BYTES
     grouped = isinstance(simulation, Simulation) and clients <= _GROUPED
     more = {"grouped": True} if grouped else {}
-    verdicts = _evaluate(simulation, job.exams, some, keep=keep, **more)
+    verdicts = _evaluate(simulation, job.test_data, some, keep=keep, **more)
     if folder is not None and job.evaluate.save_models:
         for members, verdict in zip(job.members, verdicts, strict=True):
             if verdict.deployed:
@@ -268,7 +268,7 @@ def _timed(state: RunState, start: float) -> RunState:
 
 def _evaluate(
     simulation: Rounds,
-    exams: Sequence[TestData] | None,
+    test_data: Sequence[TestData] | None,
     clients: Clients | None,
     **options: Any,
 ) -> list[ClientScores]:
@@ -280,7 +280,7 @@ def _evaluate(
                 "them out where clients are nodes of their own"
             )
         options["clients"] = clients
-    return simulation.judge(exams, **options)
+    return simulation.evaluate(test_data, **options)
 
 
 def _scores(verdicts: list[ClientScores], prefix: str) -> Scores:

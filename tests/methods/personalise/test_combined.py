@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+from test_shared_rounds import Told
 
 import tiny
 import worlds
@@ -18,7 +19,6 @@ from idiolect.experiment.train import train
 from idiolect.methods import METHODS
 from idiolect.methods.personalise import TABLE_2, Combined, Mixture, Tuned, spoken
 from test_laws import made
-from test_shared_rounds import Told
 
 TIGHT = 1e-9
 SETTINGS = {"tune_epochs": 1, "tune_lr": 0.1, "expert_epochs": 2, "expert_lr": 0.1}
@@ -37,7 +37,7 @@ def outcome(method, world=None, rounds=2, **options):
     for _ in range(rounds):
         simulation.advance()
     exams = [one.test_data for one in world] if many else [world.test_data]
-    verdicts = simulation.judge(exams, keep=True)
+    verdicts = simulation.evaluate(exams, keep=True)
     found = [(v.scores, v.facts, v.deployed[0][1]) for v in verdicts]
     return found if many else found[0]
 
@@ -134,7 +134,7 @@ def test_the_chosen_one_is_the_best_on_validation_data(float64):
 def test_a_newcomer_gets_it_too(float64):
     simulation = worlds.simulation(combined("fedper"), worlds.federation(), cohort=3)
     simulation.advance()
-    (found,) = simulation.judge([worlds.federation().test_data], newcomers=True, keep=True)
+    (found,) = simulation.evaluate([worlds.federation().test_data], newcomers=True, keep=True)
     assert {spoken(one) for one in TABLE_2} <= set(found.scores)
     assert np.isfinite(found.scores["personal"]["loss"]).all()
 

@@ -237,7 +237,7 @@ def test_in_a_simulation_all_are_held_by_the_mean_of_their_informations(
         monkeypatch.setattr(final_exchange, "_ROOM", room)
         simulation = worlds.simulation(method, world)
         simulation.advance()
-        (verdict,) = simulation.judge([world.test_data], keep=True)
+        (verdict,) = simulation.evaluate([world.test_data], keep=True)
         found.append(verdict.deployed[0][1])
     assert not worlds.differing(*found, 1e-12)
     sent = Sent(simulation.states[0])
@@ -296,7 +296,7 @@ def test_clients_of_a_block_share_the_memory_for_the_fisher(monkeypatch):
     monkeypatch.setattr(local_training, "side_by_side", lambda part, n: seen.append(n) or 2)
     method = Tuned(BASE, ewc_weight=1.0, tune_epochs=1)
     for kind in ("vectorised", "sequential"):
-        worlds.simulation(method, worlds.federation(), kind=kind, width=4).judge()
+        worlds.simulation(method, worlds.federation(), kind=kind, width=4).evaluate()
     assert max(seen) > 1 and set(seen[-6:]) == {1}
 
 

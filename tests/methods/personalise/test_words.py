@@ -24,7 +24,7 @@ def test_the_thirteen_agree_on_both_backends(gate, float64):
     for kind in ("vectorised", "sequential"):
         simulation = worlds.simulation(method, world(), build=build, kind=kind)
         simulation.advance()
-        (verdict,) = simulation.judge([world().test_data])
+        (verdict,) = simulation.evaluate([world().test_data])
         found.append(verdict.scores)
     for one in TABLE_2:
         left, right = (scores[spoken(one)] for scores in found)
