@@ -7,16 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from idiolect.cli.command_base import (
-    BACKEND,
-    DATA,
-    DEVICE,
-    JSON,
-    SET,
-    guarded,
-    interruptible,
-    overrides_of,
-)
+from idiolect.cli import command_base as base
+from idiolect.cli.command_base import guarded
 
 
 @guarded
@@ -24,7 +16,7 @@ def compare(
     experiment: Annotated[
         Path, typer.Argument(help="An experiment, a TOML file; or a folder of results.")
     ],
-    set: Annotated[list[str] | None, SET] = None,
+    set: Annotated[list[str] | None, base.SET] = None,
     out: Annotated[
         Path | None, typer.Option("--out", help="Folder for the results; runs/NAME by default.")
     ] = None,
@@ -41,10 +33,10 @@ def compare(
             help="What a verdict is over: clients (clients like these) or examples (these clients)."
         ),
     ] = None,
-    device: Annotated[str | None, DEVICE] = None,
-    backend: Annotated[str | None, BACKEND] = None,
-    data_dir: Annotated[Path | None, DATA] = None,
-    json: Annotated[bool, JSON] = False,
+    device: Annotated[str | None, base.DEVICE] = None,
+    backend: Annotated[str | None, base.BACKEND] = None,
+    data_dir: Annotated[Path | None, base.DATA] = None,
+    json: Annotated[bool, base.JSON] = False,
 ) -> None:
     """Compare methods over seeds and splits, with a verdict.
 
@@ -67,9 +59,9 @@ def compare(
     if experiment.is_dir():
         content, folder = compare_folder(experiment, **asked), experiment
     else:
-        loaded = load_experiment(experiment, overrides_of(set, device, backend))
+        loaded = load_experiment(experiment, base.overrides_of(set, device, backend))
         saved = "interrupted; the last whole round is saved: go on with the same command"
-        with interruptible(saved), progress(console(stderr=json)) as watch:
+        with base.interruptible(saved), progress(console(stderr=json)) as watch:
             content, folder = compare_experiment(
                 loaded, out, data_dir=data_dir, watch=watch, **asked
             )

@@ -7,17 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from idiolect.cli.command_base import (
-    DATA,
-    DEVICE,
-    JSON,
-    LABEL_COLUMN,
-    SIZE,
-    SPLIT_COLUMN,
-    TEXT_COLUMN,
-    guarded,
-    reading_options,
-)
+from idiolect.cli import command_base as base
+from idiolect.cli.command_base import guarded
 from idiolect.errors import ConfigError, DataError, printable
 
 if TYPE_CHECKING:
@@ -112,7 +103,7 @@ def server(
     public: Annotated[
         str | None, typer.Option(help="Public examples, for methods that train on the server.")
     ] = None,
-    data_dir: Annotated[Path | None, DATA] = None,
+    data_dir: Annotated[Path | None, base.DATA] = None,
     policy: Annotated[Path | None, _POLICY] = None,
 ) -> None:
     """Run the federation's server until interrupted."""
@@ -148,15 +139,15 @@ def node(
     client: Annotated[
         int | None, typer.Option(help="Take this client's share of the experiment's own data.")
     ] = None,
-    label: Annotated[str | None, LABEL_COLUMN] = None,
-    split_column: Annotated[str | None, SPLIT_COLUMN] = None,
-    size: Annotated[str | None, SIZE] = None,
-    text: Annotated[str | None, TEXT_COLUMN] = None,
+    label: Annotated[str | None, base.LABEL_COLUMN] = None,
+    split_column: Annotated[str | None, base.SPLIT_COLUMN] = None,
+    size: Annotated[str | None, base.SIZE] = None,
+    text: Annotated[str | None, base.TEXT_COLUMN] = None,
     public: Annotated[
         str | None, typer.Option(help="The public examples, where asked for.")
     ] = None,
-    device: Annotated[str, DEVICE] = "auto",
-    data_dir: Annotated[Path | None, DATA] = None,
+    device: Annotated[str, base.DEVICE] = "auto",
+    data_dir: Annotated[Path | None, base.DATA] = None,
     limit_mb: Annotated[int, typer.Option(help="The largest message that is read.")] = 256,
     secure: Annotated[
         bool, typer.Option("--secure", help="Take part only in runs with deploy.secure = true.")
@@ -179,7 +170,7 @@ def node(
         own.federation,
         own.home,
         _own_path("--data", data, "this site's data") or "",
-        reading_options(size, label=label, split=split_column, text=text),
+        base.reading_options(size, label=label, split=split_column, text=text),
         client,
         data_dir.resolve() if data_dir else None,
         _own_path("--public", public, "the public examples"),
@@ -193,7 +184,7 @@ def node(
 
 
 @guarded
-def status(kit: Annotated[Path, _KIT], json: Annotated[bool, JSON] = False) -> None:
+def status(kit: Annotated[Path, _KIT], json: Annotated[bool, base.JSON] = False) -> None:
     """Show who is connected and how far the runs are."""
     from idiolect.cli.screen import print_json
     from idiolect.deploy.flare.admin import described

@@ -5,20 +5,8 @@ from typing import Annotated, Any
 
 import typer
 
-from idiolect.cli.command_base import (
-    DATA,
-    DEVICE,
-    JSON,
-    LABEL_COLUMN,
-    SIZE,
-    SPLIT_COLUMN,
-    TEXT_COLUMN,
-    TRUST,
-    complete_label,
-    guarded,
-    numbers,
-    reading_options,
-)
+from idiolect.cli import command_base as base
+from idiolect.cli.command_base import guarded
 
 _NODE = typer.Argument(help="A node's kit, or a node's folder of a local run.")
 _METHOD = typer.Option("--method", help="The method's label, where a run had several.")
@@ -40,24 +28,24 @@ def adapt(
     ] = None,
     method: Annotated[
         str | None,
-        typer.Option(help="The method's label in the run.", autocompletion=complete_label),
+        typer.Option(help="The method's label in the run.", autocompletion=base.complete_label),
     ] = None,
     seed: Annotated[int | None, typer.Option(help="A seed of the run; its first.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder; RUN/newcomers/DATA by default.")] = None,
     split: Annotated[
         str, typer.Option(help="Shares of train, val, test; `file`: as the data says.")
     ] = "0.6,0.2,0.2",
-    label: Annotated[str | None, LABEL_COLUMN] = None,
+    label: Annotated[str | None, base.LABEL_COLUMN] = None,
     client: Annotated[str | None, typer.Option(help="The client column.")] = None,
-    split_column: Annotated[str | None, SPLIT_COLUMN] = None,
-    size: Annotated[str | None, SIZE] = None,
+    split_column: Annotated[str | None, base.SPLIT_COLUMN] = None,
+    size: Annotated[str | None, base.SIZE] = None,
     network: Annotated[
         str | None, typer.Option(help="The newcomers' network, where the run had several.")
     ] = None,
-    device: Annotated[str | None, DEVICE] = None,
-    data_dir: Annotated[Path | None, DATA] = None,
-    trust_code: Annotated[bool, TRUST] = False,
-    json: Annotated[bool, JSON] = False,
+    device: Annotated[str | None, base.DEVICE] = None,
+    data_dir: Annotated[Path | None, base.DATA] = None,
+    trust_code: Annotated[bool, base.TRUST] = False,
+    json: Annotated[bool, base.JSON] = False,
 ) -> None:
     """Make personal models for clients that join after training.
 
@@ -81,11 +69,11 @@ def adapt(
             method,
             seed,
             out=out,
-            split=split if split == "file" else numbers("--split", split, float, 3),
+            split=split if split == "file" else base.numbers("--split", split, float, 3),
             network=network,
             device=device,
             data_dir=data_dir,
-            options=reading_options(size, label=label, client=client, split=split_column),
+            options=base.reading_options(size, label=label, client=client, split=split_column),
             trust_code=trust_code,
         )
         where = f"Models: {content['folder']}"
@@ -135,18 +123,18 @@ def predict(
     method: Annotated[str | None, _METHOD] = None,
     seed: Annotated[int | None, _SEED] = None,
     label: Annotated[str | None, typer.Option(help="The label column, if there is one.")] = None,
-    size: Annotated[str | None, SIZE] = None,
-    text: Annotated[str | None, TEXT_COLUMN] = None,
+    size: Annotated[str | None, base.SIZE] = None,
+    text: Annotated[str | None, base.TEXT_COLUMN] = None,
     every: Annotated[
         bool, typer.Option("--probabilities", help="A column for each class's probability.")
     ] = False,
-    trust_code: Annotated[bool, TRUST] = False,
+    trust_code: Annotated[bool, base.TRUST] = False,
 ) -> None:
     """Predict with this node's own model; nothing is sent."""
     from idiolect.core.checkpoint import write_whole
     from idiolect.deploy import personal_models
 
-    options = reading_options(size, label=label, text=text)
+    options = base.reading_options(size, label=label, text=text)
     home = personal_models.models_home(node)
     model = personal_models.load_personal_model(home, method, seed)
     found = personal_models.predict(model, data, options, trust_code)
@@ -168,7 +156,7 @@ def export(
     out: Annotated[Path, typer.Option("--out", help="A .safetensors, .pt2 or .onnx file.")],
     method: Annotated[str | None, _METHOD] = None,
     seed: Annotated[int | None, _SEED] = None,
-    trust_code: Annotated[bool, TRUST] = False,
+    trust_code: Annotated[bool, base.TRUST] = False,
 ) -> None:
     """Write this node's own model for other programs.
 

@@ -6,17 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from idiolect.cli.command_base import (
-    BACKEND,
-    DATA,
-    DEVICE,
-    JSON,
-    ONLY,
-    SET,
-    guarded,
-    interruptible,
-    overrides_of,
-)
+from idiolect.cli import command_base as base
+from idiolect.cli.command_base import guarded
 from idiolect.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -42,14 +33,14 @@ def repro(
     show: Annotated[
         bool, typer.Option("--show", help="Show its figures and files; run nothing.")
     ] = False,
-    set: Annotated[list[str] | None, SET] = None,
+    set: Annotated[list[str] | None, base.SET] = None,
     out: Annotated[Path, typer.Option("--out", help="Folder of the runs' folders.")] = Path("runs"),
-    method: Annotated[list[str] | None, ONLY] = None,
+    method: Annotated[list[str] | None, base.ONLY] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on where it stopped.")] = False,
-    device: Annotated[str | None, DEVICE] = None,
-    backend: Annotated[str | None, BACKEND] = None,
-    data_dir: Annotated[Path | None, DATA] = None,
-    json: Annotated[bool, JSON] = False,
+    device: Annotated[str | None, base.DEVICE] = None,
+    backend: Annotated[str | None, base.BACKEND] = None,
+    data_dir: Annotated[Path | None, base.DATA] = None,
+    json: Annotated[bool, base.JSON] = False,
 ) -> None:
     """List the papers' tables and figures, or run one of them."""
     from idiolect.cli.screen import console, print_json
@@ -72,7 +63,7 @@ def repro(
     paper, item = find_item(name)
     fresh = None
     if not show:
-        overrides = overrides_of(set, device, backend)
+        overrides = base.overrides_of(set, device, backend)
         fresh = _run(paper, item, overrides, out, method or [], resume, data_dir)
     if json:
         print_json(_described(paper, item, measured, fresh))
@@ -111,7 +102,7 @@ def _run(
         return content
 
     saved = "interrupted; the last whole round is saved: go on with the same and --resume"
-    with interruptible(saved):
+    with base.interruptible(saved):
         return run_item(item, paper.figure, one, out, overrides)
 
 
@@ -184,7 +175,7 @@ def bench(
     only: Annotated[
         list[str] | None, typer.Argument(help="Workloads; by default those meant for the device.")
     ] = None,
-    device: Annotated[str, DEVICE] = "auto",
+    device: Annotated[str, base.DEVICE] = "auto",
     grow: Annotated[
         bool, typer.Option("--grow", help="Also time how it grows with clients, batch and network.")
     ] = False,
@@ -195,8 +186,8 @@ def bench(
     check: Annotated[bool, typer.Option(help="First compare with sequential float64.")] = True,
     seconds: Annotated[float, typer.Option(help="Seconds to time each workload for.")] = 6.0,
     out: Annotated[Path | None, typer.Option("--out", help="Write the JSON here too.")] = None,
-    data_dir: Annotated[Path | None, DATA] = None,
-    json: Annotated[bool, JSON] = False,
+    data_dir: Annotated[Path | None, base.DATA] = None,
+    json: Annotated[bool, base.JSON] = False,
 ) -> None:
     """Time backends, plain loops and peers on the same workloads."""
     from idiolect.bench.run_benchmark import Options, bench

@@ -7,17 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from idiolect.cli.command_base import (
-    BACKEND,
-    DATA,
-    DEVICE,
-    JSON,
-    ONLY,
-    SET,
-    guarded,
-    interruptible,
-    overrides_of,
-)
+from idiolect.cli import command_base as base
+from idiolect.cli.command_base import guarded
 
 if TYPE_CHECKING:
     from idiolect.cli.screen import PlainConsole
@@ -41,13 +32,13 @@ _REMARK = (
 @guarded
 def run(
     experiment: Annotated[Path, typer.Argument(help="The experiment, a TOML file.")],
-    set: Annotated[list[str] | None, SET] = None,
+    set: Annotated[list[str] | None, base.SET] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on where the run stopped.")] = False,
     out: Annotated[Path | None, _OUT] = None,
-    device: Annotated[str | None, DEVICE] = None,
-    backend: Annotated[str | None, BACKEND] = None,
-    data_dir: Annotated[Path | None, DATA] = None,
-    method: Annotated[list[str] | None, ONLY] = None,
+    device: Annotated[str | None, base.DEVICE] = None,
+    backend: Annotated[str | None, base.BACKEND] = None,
+    data_dir: Annotated[Path | None, base.DATA] = None,
+    method: Annotated[list[str] | None, base.ONLY] = None,
     serve: Annotated[
         bool, typer.Option("--serve", help="Serve the report while it grows, to this machine.")
     ] = False,
@@ -65,7 +56,7 @@ def run(
         str | None,
         typer.Option("--on", help="An admin's kit of a federation, or `local`: a process a node."),
     ] = None,
-    json: Annotated[bool, JSON] = False,
+    json: Annotated[bool, base.JSON] = False,
 ) -> None:
     """Run an experiment: train, score every client, write results."""
     from idiolect.analysis.live import address
@@ -75,7 +66,7 @@ def run(
 
     wanted = serve or serve_at is not None
     served = address(serve_at or "", anyone=serve_anyone) if wanted else None
-    loaded = load_experiment(experiment, overrides_of(set, device, backend))
+    loaded = load_experiment(experiment, base.overrides_of(set, device, backend))
     if on is not None:
         from idiolect.cli.federation_commands import run_on, say, say_aside
 
@@ -89,10 +80,10 @@ def run(
 
 @guarded
 def demo(
-    set: Annotated[list[str] | None, SET] = None,
+    set: Annotated[list[str] | None, base.SET] = None,
     out: Annotated[Path, _OUT] = Path("runs/demo"),
-    device: Annotated[str | None, DEVICE] = None,
-    json: Annotated[bool, JSON] = False,
+    device: Annotated[str | None, base.DEVICE] = None,
+    json: Annotated[bool, base.JSON] = False,
 ) -> None:
     """Train five methods on real digits, beside the paper's figures.
 
@@ -100,7 +91,7 @@ def demo(
     """
     from idiolect.experiment.load import parse_experiment
 
-    loaded = parse_experiment(demo_experiment(), overrides_of(set, device), "the demo")
+    loaded = parse_experiment(demo_experiment(), base.overrides_of(set, device), "the demo")
     _execute(loaded, out, "start it again", json, published=True, overwrite=True)
 
 
@@ -123,7 +114,7 @@ def _execute(
 
     screen = console(stderr=json)
     saved = f"interrupted; the last whole round is saved in the run's folder: {advice}"
-    with interruptible(saved), progress(screen) as watch:
+    with base.interruptible(saved), progress(screen) as watch:
         content, folder = run_experiment(loaded, out, watch=watch, **options)
     _print(screen, content, folder, json, published)
 
@@ -147,7 +138,7 @@ def show(
     fairness: Annotated[
         bool, typer.Option("--fairness", help="Compare methods by spread over clients.")
     ] = False,
-    json: Annotated[bool, JSON] = False,
+    json: Annotated[bool, base.JSON] = False,
 ) -> None:
     """Print the tables of a run again."""
     from idiolect.cli.screen import (

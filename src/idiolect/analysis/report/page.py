@@ -10,24 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
-from idiolect.analysis.report.client_sections import (
-    choices,
-    clients,
-    coefficients,
-    fairness,
-    held_data,
-    persfl,
-)
+from idiolect.analysis.report import client_sections, result_sections, setting_sections
 from idiolect.analysis.report.figures import Chart, Section, Table, styles
 from idiolect.analysis.report.report_data import ReportData
-from idiolect.analysis.report.result_sections import (
-    communication,
-    differences,
-    learning_curves,
-    overview,
-    results,
-)
-from idiolect.analysis.report.setting_sections import privacy, settings
 from idiolect.version import VERSION
 
 if TYPE_CHECKING:
@@ -43,18 +28,18 @@ _POLICY = (
 
 
 _SECTIONS = (
-    results,
-    differences,
-    clients,
-    choices,
-    learning_curves,
-    fairness,
-    communication,
-    held_data,
-    persfl,
-    coefficients,
-    privacy,
-    settings,
+    result_sections.results,
+    result_sections.differences,
+    client_sections.clients,
+    client_sections.choices,
+    result_sections.learning_curves,
+    client_sections.fairness,
+    result_sections.communication,
+    client_sections.held_data,
+    client_sections.persfl,
+    client_sections.coefficients,
+    setting_sections.privacy,
+    setting_sections.settings,
 )
 
 
@@ -79,7 +64,7 @@ def page_content(
     ]
     if len(data) > 1:
         first = {"name": "", "facts": [], "verdict": verdict, "status": {}}
-        runs.insert(0, {**first, "sections": [overview(data)]})
+        runs.insert(0, {**first, "sections": [result_sections.overview(data)]})
     looks = styles([pair for one in data for pair in one.labels.items()])
     return {
         "title": title or " · ".join(dict.fromkeys(one.name for one in data)),
