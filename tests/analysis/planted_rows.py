@@ -9,7 +9,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-from idiolect.analysis.scores import ClientScores
+from idiolect.analysis.scores import ComparedScores
 from idiolect.engine.outcome import RIGHT
 
 GROUPS = 64
@@ -55,7 +55,7 @@ def planted(
             padded = np.pad(good, ((0, 0), (0, -rows % GROUPS)))
             right[method, seed] = padded.reshape(clients, -1, GROUPS).sum(1)
     shape = (seeds, clients)
-    return ClientScores(
+    return ComparedScores(
         tuple("ABCDEFG"[:methods]),
         accuracy,
         tuple(range(seeds)),

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from idiolect.analysis import fixed_clients, significance
-from idiolect.analysis.scores import ClientScores, Floats, MethodFigures, figures, scores
+from idiolect.analysis.scores import ComparedScores, Floats, MethodFigures, figures, scores
 from idiolect.analysis.significance import Ranks, ranks, sampled
 from idiolect.analysis.verdict import Verdict, verdict
 from idiolect.errors import ConfigError, DataError
@@ -144,7 +144,7 @@ def compare(
     )
 
 
-def fitting(held: ClientScores, alpha: float = ALPHA) -> str:
+def fitting(held: ComparedScores, alpha: float = ALPHA) -> str:
     """Choose what a verdict is over.
 
     Few clients that are the same under every seed are a fixed set: the question is which method is
@@ -160,7 +160,7 @@ def fitting(held: ClientScores, alpha: float = ALPHA) -> str:
     return "examples" if few else "clients"
 
 
-def scope(held: ClientScores, over: str) -> str:
+def scope(held: ComparedScores, over: str) -> str:
     """Say in words which clients a verdict is about, and over what it was tested."""
     clients, seeds = held.scored, len(held.seeds)
     many = f"{seeds} seeds" if seeds > 1 else "one seed"
@@ -174,7 +174,7 @@ def scope(held: ClientScores, over: str) -> str:
 
 
 def _pairs(
-    held: ClientScores, means: Mapping[str, Floats], order: list[str], alpha: float, over: str
+    held: ComparedScores, means: Mapping[str, Floats], order: list[str], alpha: float, over: str
 ) -> list[MethodPair]:
     """Test every pair; `means` are resampled by label, `order` is by mean, best first."""
     units = dict(zip(held.labels, held.units, strict=True))

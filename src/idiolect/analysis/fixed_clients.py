@@ -1,6 +1,6 @@
 """How sure a mean or a difference is for a fixed set of clients: over their test rows and seeds.
 
-Four hospitals are all the clients there are; nobody asks what would hold for a fifth. What could
+Four hospitals are all the clients there are; what would hold for a fifth is not asked. What could
 have come out otherwise is the training (seeds) and which of a client's examples were the test rows.
 
 The mean over clients is taken under each seed, and the variance of its mean over seeds is that of
@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from idiolect.analysis.scores import ClientScores, Floats
+from idiolect.analysis.scores import ComparedScores, Floats
 
 _TINY = 1e-12  # a difference that is rounding
 
@@ -73,20 +73,20 @@ class FixedMean(NamedTuple):
         return self.mean - wide, self.mean + wide
 
 
-def difference(held: ClientScores, one: str, other: str) -> FixedMean:
+def difference(held: ComparedScores, one: str, other: str) -> FixedMean:
     """Compare two methods on these clients, by pairs of the same test rows."""
     apart = held.method(one) - held.method(other)
     return _combined(apart, *_paired(held, one, other), held)
 
 
-def average(held: ClientScores, label: str) -> FixedMean:
+def average(held: ComparedScores, label: str) -> FixedMean:
     """Estimate one method's mean over these clients."""
     own = held.method(label)
     rows = _tested(held)
     return _combined(own, _smoothed(own * (1 - own), rows), np.maximum(rows - 1, 1), held)
 
 
-def _combined(values: Floats, spread: Floats, freedom: Floats, held: ClientScores) -> FixedMean:
+def _combined(values: Floats, spread: Floats, freedom: Floats, held: ComparedScores) -> FixedMean:
     """Join what seeds show and what they cannot; arrays are [seed, client], `spread` of a row."""
     rows = _tested(held)
     if not held.same_test and len(values) > 1:  # one seed shows nothing of other rows
@@ -112,12 +112,12 @@ def _combined(values: Floats, spread: Floats, freedom: Floats, held: ClientScore
     )
 
 
-def _paired(held: ClientScores, one: str, other: str) -> tuple[Floats, Floats]:
+def _paired(held: ComparedScores, one: str, other: str) -> tuple[Floats, Floats]:
     """Estimate the variance over examples of a paired difference, and degrees of freedom.
 
-    From counts of right answers in groups of rows, where they are known: then methods that err on
-    the same rows are told apart sooner. Else as if methods erred independently, which is more than
-    the truth unless they err on different rows.
+    From counts of right answers in groups of rows, where they are known: methods that err on the
+    same rows then need fewer rows to differ. Else as if methods erred independently, which is more
+    than the truth unless they err on different rows.
     """
     rows = _tested(held)
     first, second = held.method(one), held.method(other)
@@ -146,7 +146,7 @@ def _smoothed(variance: Floats, rows: Floats) -> Floats:
     return np.asarray((np.nan_to_num(variance) * rows + 1) / (rows + 2))
 
 
-def _tested(held: ClientScores) -> Floats:
+def _tested(held: ComparedScores) -> Floats:
     return np.zeros(held.accuracy.shape[1:]) if held.tested is None else held.tested
 
 

@@ -15,7 +15,7 @@ from idiolect.results import statistics
 Floats = NDArray[np.float64]
 
 
-class ClientScores(NamedTuple):
+class ComparedScores(NamedTuple):
     """Test accuracy of every method, seed and client; NaN where a client has no test data."""
 
     labels: tuple[str, ...]
@@ -59,7 +59,7 @@ class ClientScores(NamedTuple):
         return np.asarray(self.accuracy[self.labels.index(label)])
 
 
-def scores(content: Mapping[str, Any], model: str | None = None) -> ClientScores:
+def scores(content: Mapping[str, Any], model: str | None = None) -> ComparedScores:
     """Read the scores of a result's methods, of their headline models or of `model`.
 
     Where methods were run with different seeds, those that all share are compared.
@@ -86,7 +86,7 @@ def scores(content: Mapping[str, Any], model: str | None = None) -> ClientScores
         for name, rows in zip(models.values(), clients, strict=True)
     ]
     accuracy = [[[own["accuracy"] for own in row] for row in rows] for rows in found]
-    return ClientScores(
+    return ComparedScores(
         tuple(models),
         np.array(accuracy, np.float64),  # None becomes NaN
         seeds,
@@ -142,7 +142,7 @@ class MethodFigures:
 
 
 def figures(
-    held: ClientScores, label: str, interval: tuple[float, float], local: str | None
+    held: ComparedScores, label: str, interval: tuple[float, float], local: str | None
 ) -> MethodFigures:
     """Describe one method; `local` is the label of the method that trains each client alone."""
     own = held.method(label)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from idiolect.analysis.scores import ClientScores, Floats
+from idiolect.analysis.scores import ComparedScores, Floats
 from idiolect.errors import MissingExtra
 from idiolect.results import statistics
 
@@ -82,7 +82,7 @@ def _crossed_mean(held: Floats) -> SampledMean:
     return SampledMean(float(grand), total / held.size, freedom)
 
 
-def resampled(held: ClientScores, resamples: int = RESAMPLES, seed: int = 0) -> Floats:
+def resampled(held: ComparedScores, resamples: int = RESAMPLES, seed: int = 0) -> Floats:
     """Return every method's mean in each bootstrap resample, [method, resample].
 
     Seeds are drawn with replacement. Where each seed has clients of its own, clients are then drawn

@@ -67,11 +67,11 @@ def add(project: Annotated[Path, _PROJECT], out: Annotated[Path | None, _KITS] =
     from idiolect.experiment.federation_file import load_project
 
     wanted = load_project(project)
-    made, told = make(wanted, out or Path(f"{wanted.name}-kits"))
+    made, changed = make(wanted, out or Path(f"{wanted.name}-kits"))
     for folder in made:
         say(str(folder))
     say(_HAND_OUT if made else "every member of the file has a kit already")
-    for path in told:
+    for path in changed:
         say(f"the list of sites has changed: give {path} to that admin (it is no secret)")
 
 
@@ -225,7 +225,7 @@ def run_on(
     out: Path | None,
     resume: bool,
     only: list[str],
-    tell: Callable[[str], None] = say,
+    echo: Callable[[str], None] = say,
 ) -> Path:
     """Run an experiment on a federation: that of a kit, or one of processes on this machine."""
     from idiolect.deploy.serve_experiment import served_methods
@@ -234,20 +234,20 @@ def run_on(
     from idiolect.results.models import folder_name
 
     refuse_unknown_labels(experiment, only)
-    served_methods(experiment, only)  # what no federation can run is told before anyone is asked
+    served_methods(experiment, only)  # refuses what no federation can run before any node is asked
     folder = out or Path("runs") / folder_name(experiment.name)
     with open_run_folder(folder, resume=resume):
         if place == "local":
             from idiolect.deploy.serve_experiment import run_local
 
-            return run_local(experiment, folder, only, tell)
+            return run_local(experiment, folder, only, echo)
         from idiolect.deploy.flare.admin import FederationRun, run_task
         from idiolect.deploy.flare.kits import read
 
         kit = read(place, "admin")
         try:
             return FederationRun(
-                kit, run_task(kit, experiment, folder, only), folder, tell
+                kit, run_task(kit, experiment, folder, only), folder, echo
             ).finish()
         except KeyboardInterrupt:
             print(
@@ -266,7 +266,7 @@ def adapt_on(
     method: str | None,
     seed: int | None,
     network: str | None,
-    tell: Callable[[str], None] = say,
+    echo: Callable[[str], None] = say,
 ) -> dict[str, Any]:
     """Give nodes that come after a run their personal models; return the findings."""
     import json
@@ -279,7 +279,7 @@ def adapt_on(
     target = out or folder / "newcomers" / "-".join(sites) / task.run
     if target.exists() and any(target.iterdir()):
         raise ConfigError(f"{target} is not empty; choose another --out")
-    FederationRun(kit, task, target, tell).finish()
+    FederationRun(kit, task, target, echo).finish()
     (path,) = target.glob("*-seed-*.json")
     content: dict[str, Any] = json.loads(path.read_text())
     return {**content, "folder": str(target)}

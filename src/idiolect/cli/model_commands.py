@@ -57,8 +57,8 @@ def adapt(
     if on is not None:
         from idiolect.cli.federation_commands import adapt_on, say, say_aside
 
-        tell = say_aside if json else say
-        content = adapt_on(on, folder, site or [], out, method, seed, network, tell)
+        echo = say_aside if json else say
+        content = adapt_on(on, folder, site or [], out, method, seed, network, echo)
         where = f"Each model is on its node; scores: {content['folder']}"
     elif data is None:
         raise ConfigError("give the newcomers' --data, or --on KIT --site NAME where it is a node")

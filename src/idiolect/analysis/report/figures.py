@@ -129,7 +129,7 @@ class Column(NamedTuple):
     best: str = ""  # "high" or "low": which value is set in bold
 
 
-class Cell(NamedTuple):
+class TableCell(NamedTuple):
     """A cell of a table on the page."""
 
     text: str
@@ -165,7 +165,7 @@ class Table:
     rows: Sequence[Sequence[Any]]
     methods: Sequence[str] = ()  # the method of each row, with which it is hidden
 
-    def cells(self) -> list[tuple[str, list[Cell]]]:
+    def cells(self) -> list[tuple[str, list[TableCell]]]:
         """Return each row's method and its cells, for the page."""
         best = [
             _best(column, [_number(row[n]) for row in self.rows])
@@ -176,7 +176,7 @@ class Table:
             (
                 method,
                 [
-                    Cell(
+                    TableCell(
                         text,
                         "" if number is None else repr(number),
                         top is not None and number == top,
@@ -320,7 +320,7 @@ def chart(
     suffix: str = "",
     **values: Any,
 ) -> Chart:
-    """Return a chart with its words of texts.toml; prefix and suffix tell several apart."""
+    """Return a chart with its words of texts.toml; prefix and suffix make ids of several unique."""
     words = _texts("chart")[ident]
     title, caption = (words[key].format(**values) for key in ("title", "caption"))
     head = words["header"]
