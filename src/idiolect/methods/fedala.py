@@ -9,6 +9,8 @@ a pass moves W_i by less than `tolerance` on average; the released code asks ins
 each of a pass's last batch, whose deviation is below a threshold. It also takes the share from a
 random place on end rather than at random. Deployed is the mixture, before training, as their code
 evaluates it. Running statistics are Θ's. A newcomer has no model of its own: it trains Θ.
+Equations, preset and what is said of released code are by our notes: the text was not at hand to
+check.
 """
 
 from dataclasses import dataclass

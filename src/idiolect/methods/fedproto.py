@@ -12,6 +12,8 @@ only trains the features (`predict_by = "head"` predicts by it).
 
 What is reported are sums of features and counts by class, over the client's number of examples:
 prototypes and counts follow, also from the mean over clients, so secure sums will do.
+Equations, presets and what is said of released code are by our notes: the text was not at hand to
+check.
 """
 
 from dataclasses import dataclass
