@@ -11,4 +11,4 @@ class ShipExperiments(BuildHookInterface):  # type: ignore[type-arg]
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Add the folder to a wheel that is not editable."""
         if version == "standard":
-            build_data["force_include"]["experiments"] = "idiolect/repro/experiments"
+            build_data["force_include"]["experiments"] = "idiolect/experiment/repro/experiments"

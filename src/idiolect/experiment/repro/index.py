@@ -184,7 +184,7 @@ class Paper:
 def experiments_folder() -> Path:
     """Return where the experiment files are: in the package if installed, else in the checkout."""
     inside = Path(__file__).parent / "experiments"
-    return inside if inside.is_dir() else Path(__file__).parents[3] / "experiments"
+    return inside if inside.is_dir() else Path(__file__).parents[4] / "experiments"
 
 
 def _short(cell: Cell, measured: Measured) -> float:
