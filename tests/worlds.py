@@ -11,11 +11,13 @@ from idiolect.core import tree
 from idiolect.core.batchnorm import BatchNorm
 from idiolect.core.client import Local, Network
 from idiolect.data import Dataset, Federation
+from idiolect.data.text import SPECIAL, UserText, streams
 from idiolect.engine.architecture import Architecture
 from idiolect.engine.backend import Backend, Ray
 from idiolect.engine.batch_plan import BatchPlanner
 from idiolect.engine.data_pools import DataPools
 from idiolect.engine.rounds import SeededRun, Simulation
+from idiolect.models import NextWord
 
 FEATURES, CLASSES = 4, 3
 PUBLIC = 8  # examples that everyone holds
@@ -45,6 +47,23 @@ class Batched(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.fc2(self.norm(self.fc1(x)).tanh())
+
+
+class Plain(nn.Module):
+    """Another network, with other parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.only = nn.Linear(FEATURES, CLASSES)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.only(x)
+
+
+TWO = {
+    "normed": Architecture(Normed, clients=(4, 1, 2)),
+    "plain": Architecture(Plain, clients=(5, 0, 3)),
+}
 
 
 def dataset(rows: int, seed: int = 0) -> Dataset:
@@ -148,3 +167,23 @@ def differing(left, right, tolerance: float = 0.0) -> dict[str, float]:
         if not same:
             found[name] = float((one.double() - other.double()).nan_to_num().abs().max())
     return found
+
+
+LENGTH, SIZES = 4, (6, 3, 5, 2)  # of next-word examples: words, and training rows of each user
+
+
+def next_word_federation(seed: int = 0) -> Federation:
+    """Four users of unequal length; the last row of each is filled up, the vocabulary is given."""
+    draw = np.random.default_rng(seed)
+    users = [
+        UserText(f"u{n}", [list(draw.choice(list("abcdefgh"), 5 * size - 5))])
+        for n, size in enumerate((9, 6, 8, 5))
+    ]
+    data = streams("tiny", users, LENGTH, 99)
+    rows = [np.flatnonzero(data.clients == n) for n in range(4)]
+    cuts = [np.split(own, [size, size + 1]) for own, size in zip(rows, SIZES, strict=True)]
+    return Federation(data, *(tuple(part) for part in zip(*cuts, strict=True)))
+
+
+def next_word_network() -> NextWord:
+    return NextWord((LENGTH,), 8 + len(SPECIAL), units=3, layers=1, dropout=0.0)

@@ -1,6 +1,8 @@
 import hashlib
 import io
 import json
+import time
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -9,6 +11,7 @@ import pytest
 from hubserver import serving
 from PIL import Image
 
+import idiolect.data
 from idiolect.data import SOURCES, federate, load
 from idiolect.data.dataset import fitted
 from idiolect.errors import ConfigError, DataError
@@ -181,3 +184,28 @@ def test_real_mnist_under_the_papers_splits(shared_data, shared_cache):
     assert (mnist.origin[held] == 0).all()
     assert 58_510 <= federate(mnist, "persfl-ds2").counts().sum() <= 58_570
     assert federate(mnist, "pfml-pairs", split=(0.75, 0, 0.25)).counts().sum() == 70_000
+
+
+def test_six_hundred_of_each_digit_in_under_a_second():
+    start = time.perf_counter()
+    digits = load()
+    assert time.perf_counter() - start < 1
+    assert digits.counts().tolist() == [600] * 10
+    assert digits.x.shape == (6000, 1, 28, 28) and digits.x.dtype == np.uint8
+    assert "CC BY-SA 3.0" in digits.provenance
+
+
+def test_attribution_travels_with_the_file():
+    folder = Path(idiolect.data.__file__).parent / "embedded"
+    assert (folder / "digits.xz").stat().st_size < 1_000_000
+    assert "LeCun" in (folder / "ATTRIBUTION.md").read_text()
+
+
+@pytest.mark.shared
+def test_pixels_are_those_of_the_training_file(shared_data, shared_cache):
+    mnist = load("mnist", shared_data, shared_cache)
+    train = mnist.pool("train")
+    first = [train[np.flatnonzero(mnist.y[train] == digit)[:600]] for digit in range(10)]
+    rows = np.sort(np.concatenate(first))
+    digits = load()
+    assert np.array_equal(digits.x, mnist.x[rows]) and np.array_equal(digits.y, mnist.y[rows])

@@ -11,7 +11,6 @@ from idiolect.core.method import Report, Sent
 from idiolect.errors import ConfigError
 from idiolect.methods import FedAvg, FedDF, PFedDF
 from methods.tiny import Line, client, close, line, pair, plus, setup, sigmoid, slope
-from test_mixed import TWO, Plain
 
 PUBLIC = [(2.0, 0), (-1.0, 1)]
 
@@ -143,7 +142,7 @@ def test_patience_is_of_a_number_of_steps():
 @pytest.fixture
 def mixed(float64):
     method = FedDF(sample=5, public_batch=3, batch=3, lr=0.1)
-    return worlds.simulation(method, worlds.with_public(), architectures=TWO)
+    return worlds.simulation(method, worlds.with_public(), architectures=worlds.TWO)
 
 
 def test_what_crosses_are_the_parameters_of_each_clients_own_architecture(mixed):
@@ -151,7 +150,10 @@ def test_what_crosses_are_the_parameters_of_each_clients_own_architecture(mixed)
 
     Predictions are the server's own work and cross nothing.
     """
-    sizes = [sum(leaf.numel() for leaf in build().parameters()) for build in (worlds.Normed, Plain)]
+    sizes = [
+        sum(leaf.numel() for leaf in build().parameters())
+        for build in (worlds.Normed, worlds.Plain)
+    ]
     numbers = 3 * sizes[0] + 2 * sizes[1]
     (traffic,) = mixed.advance().traffic
     assert traffic.bytes_down == 8 * numbers

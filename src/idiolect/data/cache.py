@@ -176,7 +176,7 @@ def _fetch(url: str, part: Path) -> tuple[str, int | None]:
         return _fetch(url, part)
     stated = memory.stated or _digest_in(response.headers)
     if have and not stated:
-        # Without a digest nobody would notice that the file has changed since the first half.
+        # Without a digest a change of the file since the first half would go unnoticed.
         response.close()
         part.unlink()
         return _fetch(url, part)

@@ -145,13 +145,13 @@ class Dataset:
         if self.unfitted:
             raise DataError(
                 f"dataset '{self.name}': normalisation {self.unfitted} is fitted on training rows, "
-                "and nobody has said which they are; divide it with federate, or call "
+                "and these are not known yet; divide it with federate, or call "
                 "fitted(dataset, rows)"
             )
         return (examples.astype(np.float32) - self.shift) / self.scale
 
     def counts(self) -> Rows:
-        """Labels per class; a class that nobody has counts zero."""
+        """Labels per class; a class without rows counts zero."""
         return np.bincount(self.y[self.y >= 0], minlength=len(self.classes)).astype(np.int64)
 
     def pool(self, which: str) -> Rows:
@@ -171,7 +171,7 @@ class Dataset:
 
 
 def with_classes(dataset: Dataset, classes: tuple[str, ...], whose: str) -> Dataset:
-    """Number labels by a given list of class names; a name that is not in it is told."""
+    """Number labels by a given list of class names; refuse a name that is not in it."""
     codes = np.full(len(dataset.classes), -1, np.int64)
     for code in np.flatnonzero(dataset.counts()):
         name = dataset.classes[code]
@@ -186,14 +186,14 @@ def with_classes(dataset: Dataset, classes: tuple[str, ...], whose: str) -> Data
 
 
 def rows_of(dataset: Dataset, rows: Rows) -> Dataset:
-    """Keep these rows only, as a set of examples that belongs to nobody."""
+    """Keep these rows only, as a set of examples without clients."""
     return replace(
         dataset, x=dataset.x[rows], y=dataset.y[rows], clients=None, client_names=(), origin=None
     )
 
 
 def without(dataset: Dataset, rows: Rows) -> Dataset:
-    """Leave these rows out: what is public is nobody's private example."""
+    """Leave these rows out, so that public examples are not private ones too."""
     kept = np.setdiff1d(np.arange(len(dataset)), rows)
     if not len(kept):
         raise DataError(f"nothing is left of {dataset.name} beside its public examples")
@@ -337,8 +337,8 @@ def alike(dataset: Dataset, shape: tuple[int, ...], private: str) -> Dataset:
         )
     x = _coloured(np.asarray(dataset.x), shape[0])
     x = _sized(_sized(x, 2, shape[1]), 3, shape[2])
-    told = f"{dataset.provenance} Images of {own} brought to {shape}.".strip()
-    return replace(dataset, x=np.ascontiguousarray(x), provenance=told)
+    provenance = f"{dataset.provenance} Images of {own} brought to {shape}.".strip()
+    return replace(dataset, x=np.ascontiguousarray(x), provenance=provenance)
 
 
 def _coloured(x: AnyArray, channels: int) -> AnyArray:

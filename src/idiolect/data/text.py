@@ -219,7 +219,7 @@ def encoded_as(dataset: Dataset, words: tuple[str, ...]) -> Dataset:
 
 
 def hashed_words(size: int) -> tuple[str, ...]:
-    """Return a vocabulary of so many entries that nobody has to know a word for.
+    """Return a vocabulary of so many entries that are numbers, not words.
 
     A word's entry follows from its letters alone, so those who hold different texts number words
     alike without telling each other any. Words that fall on one entry are one to a network.

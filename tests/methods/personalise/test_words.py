@@ -12,7 +12,6 @@ from idiolect.core.method import Sent
 from idiolect.methods import FedAvg
 from idiolect.methods.personalise import TABLE_2, Combined, spoken
 from idiolect.methods.personalise.local_training import fisher, ground
-from test_sequences import build, world
 
 FAST = {"tune_epochs": 1, "tune_lr": 0.5, "expert_epochs": 1, "expert_lr": 0.5}
 
@@ -22,9 +21,11 @@ def test_the_thirteen_agree_on_both_backends(gate, float64):
     method = Combined(FedAvg(batch=4, lr=0.5), gate=gate, gate_epochs=2, **FAST)
     found = []
     for kind in ("vectorised", "sequential"):
-        simulation = worlds.simulation(method, world(), build=build, kind=kind)
+        simulation = worlds.simulation(
+            method, worlds.next_word_federation(), build=worlds.next_word_network, kind=kind
+        )
         simulation.advance()
-        (verdict,) = simulation.evaluate([world().test_data])
+        (verdict,) = simulation.evaluate([worlds.next_word_federation().test_data])
         found.append(verdict.scores)
     for one in TABLE_2:
         left, right = (scores[spoken(one)] for scores in found)
@@ -35,13 +36,16 @@ def test_the_thirteen_agree_on_both_backends(gate, float64):
 
 def test_the_fisher_of_sequences_is_a_loop_weighed_by_words(float64):
     """Each sequence's mean loss, its gradient squared, averaged by how many words it has."""
-    held = world()
+    held = worlds.next_word_federation()
     labels = held.dataset.y.copy()
     labels[held.train[0][0], 1:] = -1  # one sequence of a single word
     held = dataclasses.replace(held, dataset=dataclasses.replace(held.dataset, y=labels))
-    local = worlds.local(held, 0, build=build)
+    local = worlds.local(held, 0, build=worlds.next_word_network)
     torch.manual_seed(1)
-    params = {name: value.detach().clone() for name, value in build().named_parameters()}
+    params = {
+        name: value.detach().clone()
+        for name, value in worlds.next_word_network().named_parameters()
+    }
     at = ground(FedAvg(), Sent(params), params)
     got = fisher(FedAvg(), at, params.__contains__, local)
     rows = torch.from_numpy(held.train[0])

@@ -7,7 +7,6 @@ from functools import cache
 
 import pytest
 import torch
-from torch import nn
 
 import worlds
 from idiolect.core import tree
@@ -20,24 +19,7 @@ MIXED = [name for name, kind in METHODS.items() if kind.public or name == "local
 every_mixed_method = pytest.mark.parametrize("name", MIXED)
 
 
-class Plain(nn.Module):
-    """Another network, with other parameters."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.only = nn.Linear(worlds.FEATURES, worlds.CLASSES)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.only(x)
-
-
-TWO = {
-    "normed": Architecture(worlds.Normed, clients=(4, 1, 2)),
-    "plain": Architecture(Plain, clients=(5, 0, 3)),
-}
-
-
-def simulated(name, architectures=TWO, cohort=3, **options):
+def simulated(name, architectures=worlds.TWO, cohort=3, **options):
     return worlds.simulation(
         made(name), worlds.with_public(), architectures=architectures, cohort=cohort, **options
     )
@@ -76,7 +58,7 @@ def test_resumed_equals_uninterrupted_bit_for_bit(name, float64):
 @every_mixed_method
 def test_which_network_is_named_first_changes_nothing(name, float64):
     """Nobody's number, batches or teacher depend on the order of the architectures."""
-    turned = ended(simulated(name, dict(reversed(TWO.items()))))
+    turned = ended(simulated(name, dict(reversed(worlds.TWO.items()))))
     kept = reference(name)
     assert not worlds.differing(kept["server"], turned["server"], TIGHT)
     for part in ("personal", "deployed"):
@@ -86,7 +68,7 @@ def test_which_network_is_named_first_changes_nothing(name, float64):
 @every_mixed_method
 def test_seeds_trained_together_are_as_trained_alone(name, float64):
     both = [worlds.with_public(), worlds.with_public((2, 8, 4, 1, 6, 3), seed=5)]
-    together = worlds.simulation(made(name), both, seeds=(0, 7), architectures=TWO, cohort=3)
+    together = worlds.simulation(made(name), both, seeds=(0, 7), architectures=worlds.TWO, cohort=3)
     for _ in range(3):
         together.advance()
     mine = tree.map(lambda leaf: leaf[:3], together.tree["personal"])
@@ -109,7 +91,7 @@ def test_methods_that_share_parameters_refuse():
 
 THREE = {
     "batched": Architecture(worlds.Batched, clients=(4, 1)),
-    "plain": Architecture(Plain, clients=(5, 0)),
+    "plain": Architecture(worlds.Plain, clients=(5, 0)),
     "normed": Architecture(lambda: worlds.Normed(8), clients=(3, 2)),
 }
 

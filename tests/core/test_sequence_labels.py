@@ -10,28 +10,8 @@ from torch import nn
 import worlds
 from idiolect.core import losses, tree
 from idiolect.data import Federation
-from idiolect.data.text import SPECIAL, UNK, UserText, streams
+from idiolect.data.text import SPECIAL, UNK
 from idiolect.methods import METHODS
-from idiolect.models import NextWord
-
-LENGTH, SIZES = 4, (6, 3, 5, 2)
-
-
-def world(seed=0):
-    """Four users of unequal length; the last row of each is filled up, the vocabulary is given."""
-    draw = np.random.default_rng(seed)
-    users = [
-        UserText(f"u{n}", [list(draw.choice(list("abcdefgh"), 5 * size - 5))])
-        for n, size in enumerate((9, 6, 8, 5))
-    ]
-    data = streams("tiny", users, LENGTH, 99)
-    rows = [np.flatnonzero(data.clients == n) for n in range(4)]
-    cuts = [np.split(own, [size, size + 1]) for own, size in zip(rows, SIZES, strict=True)]
-    return Federation(data, *(tuple(part) for part in zip(*cuts, strict=True)))
-
-
-def build():
-    return NextWord((LENGTH,), 8 + len(SPECIAL), units=3, layers=1, dropout=0.0)
 
 
 class Normed(nn.Module):
@@ -39,7 +19,7 @@ class Normed(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.words, self.norm = build(), nn.LayerNorm(8 + len(SPECIAL))
+        self.words, self.norm = worlds.next_word_network(), nn.LayerNorm(8 + len(SPECIAL))
 
     def forward(self, x):
         return self.norm(self.words(x))
@@ -69,9 +49,9 @@ def test_a_mean_is_over_labels_not_over_sequences():
 @pytest.mark.parametrize("batch", [1, 2, 7])
 def test_a_clients_mean_does_not_depend_on_its_batches(batch):
     """The last row of a client has fewer labels, so batches weigh by labels."""
-    held = world()
-    local = worlds.local(held, 0, build=build)
-    params = dict(build().named_parameters())
+    held = worlds.next_word_federation()
+    local = worlds.local(held, 0, build=worlds.next_word_network)
+    params = dict(worlds.next_word_network().named_parameters())
     seen = local.mean(lambda now: local.loss(params, now), "train", batch=batch)
     rows = held.train[0]
     x = torch.from_numpy(held.dataset.x[rows])
@@ -83,12 +63,12 @@ def test_a_clients_mean_does_not_depend_on_its_batches(batch):
 
 
 def test_a_batch_weighs_each_label_and_padding_nothing():
-    held = world()
-    local = worlds.local(held, 3, build=build)
+    held = worlds.next_word_federation()
+    local = worlds.local(held, 3, build=worlds.next_word_network)
     seen = []
 
     def look(carry, batch):
-        assert batch.weight.shape == batch.y.shape == (5, LENGTH) and batch.y.min() >= 0
+        assert batch.weight.shape == batch.y.shape == (5, worlds.LENGTH) and batch.y.min() >= 0
         seen.append(batch.weight.sum())
         return carry
 
@@ -104,9 +84,11 @@ ALONE = [name for name in METHODS if "sample" not in METHODS[name].__dataclass_f
 def test_every_method_predicts_words_alike_vectorised_and_in_turn(name, float64):
     ends = []
     for kind in ("vectorised", "sequential"):
-        simulation = worlds.simulation(settings(name), world(), build=Normed, kind=kind)
+        simulation = worlds.simulation(
+            settings(name), worlds.next_word_federation(), build=Normed, kind=kind
+        )
         simulation.advance()
-        (verdict,) = simulation.evaluate([world().test_data])
+        (verdict,) = simulation.evaluate([worlds.next_word_federation().test_data])
         ends.append((simulation.tree, verdict.scores))
     assert not worlds.differing(ends[0][0], ends[1][0], 1e-9)
     for model, metrics in ends[0][1].items():
@@ -116,13 +98,13 @@ def test_every_method_predicts_words_alike_vectorised_and_in_turn(name, float64)
 
 def test_scores_tell_perplexity_and_what_unk_hides():
     """A network that always says <unk>: right where the label is <unk>, and never counted so."""
-    held = world()
+    held = worlds.next_word_federation()
     y = held.dataset.y.copy()
     y[y == 5] = UNK
     held = Federation(
         type(held.dataset)(**{**vars(held.dataset), "y": y}), held.train, held.val, held.test
     )
-    simulation = worlds.simulation(settings("fedavg"), held, build=build)
+    simulation = worlds.simulation(settings("fedavg"), held, build=worlds.next_word_network)
     state = tree.map(torch.zeros_like, simulation.states[0])
     state["decoder.bias"][UNK] = 1.0
     simulation.states = [state]
