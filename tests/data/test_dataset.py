@@ -110,7 +110,7 @@ def test_tokens_are_left_alone_and_wrong_requests_named(toy):
         normalised(toy(), "minmax")
 
 
-def test_data_pools(toy):
+def test_pools(toy):
     assert len(toy().pool("train")) == 48 and len(toy().pool("test")) == 12
     assert len(toy(origin=None).pool("train")) == 60
     with pytest.raises(DataError, match="no test file"):

@@ -30,7 +30,7 @@ def test_distinct_datasets_are_laid_one_behind_the_other():
         exams = library.test_members(run, 10 + run, world.test)
         for client, (member, exam) in enumerate(zip(members, exams, strict=True)):
             assert (member.seed, member.client) == (10 + run, client)
-            pools = {**library.pools, **library.test_data_pools}
+            pools = {**library.pools, **library.test_pools}
             rows = {**member.rows, **exam.rows}
             for stream, own in (("train", world.train), ("val", world.val), ("test", world.test)):
                 assert_holds(pools[stream], rows[stream], world.dataset, own[client])
