@@ -10,7 +10,7 @@ import torch
 import worlds
 from idiolect.core import capabilities, tree
 from idiolect.core.capabilities import FinalExchange, has
-from idiolect.deploy import server
+from idiolect.engine import final_exchange
 from idiolect.engine.architecture import Architecture
 from idiolect.engine.deployment_runtime import ClientIdentity, ClientRuntime
 from idiolect.errors import DataError
@@ -58,7 +58,7 @@ def test_clients_alone_are_the_sequential_simulation_bit_for_bit(name):
         for place, client in enumerate(cohort.tolist()):
             own = tree.map(lambda leaf, row=place: leaf[row : row + 1], sent.own)
             node = nodes[client]
-            work = node.first if round == 0 else node.step
+            work = node.step if node.prepared(round) else node.first
             report, node.personal = work(sent._replace(own=own), round)
             reports.append(report)
         state = method.server_step(state, cohort, tree.stack(reports))
@@ -78,13 +78,13 @@ def test_clients_alone_are_the_sequential_simulation_bit_for_bit(name):
     heard = [{} for _ in nodes]
     if has(method, FinalExchange):
         spoken = {client: nodes[client].tell(addressed[client], 2) for client in took}
-        everything = server.sums_of_messages({n: told for n, (told, _) in spoken.items()}, 0)
-        heard = [{"others": everything.sums} for _ in nodes]  # a newcomer told none of it
-        for client, (told, deployed) in spoken.items():
-            heard[client] = {
-                "others": server.sums_of_others(everything.sums, told),
-                "deployed": deployed,
-            }
+        rows = tree.stack([told for told, _ in spoken.values()])
+        sums = final_exchange.added(rows)
+        others = final_exchange.without(sums, rows)
+        heard = [{"others": sums} for _ in nodes]  # a newcomer told none of it
+        for place, (client, (_, deployed)) in enumerate(spoken.items()):
+            own = {name: leaf[place] for name, leaf in others.items()}
+            heard[client] = {"others": own, "deployed": deployed}
     for client, node in enumerate(nodes):
         flags = ["newcomers"] if client in never else []
         marks, facts, _ = node.evaluate(
