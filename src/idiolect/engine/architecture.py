@@ -116,8 +116,10 @@ def refuse_unequal_states(method: Method, name: str, first: Setup, other: Setup)
     if states[0] != states[1]:
         leaf = sorted(set(states[0].items()) ^ set(states[1].items()))[0][0]
         raise MethodError(
-            f"{method.title} shares parameters, but architecture {name!r} differs from the first "
-            f"in {leaf!r}; give every client the same network, or use a method that exchanges "
+            f"{method.title} shares {leaf!r} among all clients, but architecture {name!r} differs "
+            f"from the first in it: {states[1].get(leaf, 'absent')}, not "
+            f"{states[0].get(leaf, 'absent')}; give every client the same network (or, where "
+            "features are shared, features of the same size), or use a method that exchanges "
             "predictions"
         )
 
