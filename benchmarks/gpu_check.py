@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from idiolect.aggregation import Krum, Median, TrimmedMean
 from idiolect.aggregation.aggregator import Aggregated
+from idiolect.aggregation.robust import Krum, Median, TrimmedMean
 from idiolect.bench.workloads import CLASSES, federation
 from idiolect.core import tree
 from idiolect.core.method import Method

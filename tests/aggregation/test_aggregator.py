@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import worlds
-from idiolect.aggregation import Krum, Mean, Median
 from idiolect.aggregation.aggregator import Aggregated
+from idiolect.aggregation.robust import Krum, Mean, Median
 from idiolect.core import tree
 from idiolect.core.capabilities import Averaging, Tampering, has
 from idiolect.core.method import Report

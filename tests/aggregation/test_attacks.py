@@ -8,7 +8,7 @@ import torch
 
 import worlds
 from idiolect import api
-from idiolect.aggregation import MODEL_ATTACKS, Attacked, Median
+from idiolect.aggregation import MODEL_ATTACKS, Attacked
 from idiolect.aggregation.aggregator import Aggregated
 from idiolect.aggregation.attacks import (
     AttackState,
@@ -18,6 +18,7 @@ from idiolect.aggregation.attacks import (
     SignFlip,
     _generator,
 )
+from idiolect.aggregation.robust import Median
 from idiolect.data.poison import attackers, backdoor, label_flip
 from idiolect.errors import ConfigError, Diverged, MethodError
 from idiolect.experiment.build import build_jobs

@@ -9,7 +9,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from idiolect.aggregation import GeometricMedian, Krum, Median, MultiKrum, NormBound, TrimmedMean
+from idiolect.aggregation.robust import (
+    GeometricMedian,
+    Krum,
+    Median,
+    MultiKrum,
+    NormBound,
+    TrimmedMean,
+)
 
 WIDTH = 4
 LIES = (1e20, -1e20, 3e38, -3e38, 1e-30, 0.0, 1e6, float("nan"), float("inf"), -float("inf"))

@@ -9,8 +9,9 @@ import torch
 
 import tiny
 import worlds
-from idiolect.aggregation import Mean, Private
+from idiolect.aggregation import Private
 from idiolect.aggregation.aggregator import Aggregated
+from idiolect.aggregation.robust import Mean
 from idiolect.core import tree
 from idiolect.core.capabilities import Averaging
 from idiolect.core.method import RunPlan, Setup

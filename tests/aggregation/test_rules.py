@@ -8,7 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from idiolect.aggregation import RULES, GeometricMedian, Krum, Mean, Median, NormBound, TrimmedMean
+from idiolect.aggregation import RULES
+from idiolect.aggregation.robust import GeometricMedian, Krum, Mean, Median, NormBound, TrimmedMean
 from idiolect.core import tree
 from idiolect.errors import ConfigError
 

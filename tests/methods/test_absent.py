@@ -4,6 +4,8 @@ import pytest
 import torch
 
 import worlds
+from idiolect.core import tree
+from idiolect.methods import METHODS
 from test_laws import choose, made
 
 KEPT = {
@@ -35,6 +37,23 @@ def test_rounds_of_others_leave_the_rows_of_the_absent(name, float64):
     for _ in range(2):
         simulation.advance()
     assert torch.equal(before, row(simulation.states[0], KEPT[name], 0))
+
+
+MADE_ANEW = {"teachers"}  # for every client, from the reports of a round
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_state_with_rows_is_under_the_law(name):
+    """Fields of the server's state whose leaves all have one row for each of thirteen clients."""
+    world = worlds.with_public((7, 4, 5, 9, 3, 4, 2, 2, 2, 2, 2, 2, 2))
+    state = worlds.simulation(made(name), world).states[0]
+    rowed = {
+        field
+        for field in getattr(state, "_fields", ())
+        if (leaves := tree.leaves(getattr(state, field)))
+        and all(leaf.dim() and len(leaf) == 13 for leaf in leaves)
+    }
+    assert rowed - MADE_ANEW == set(KEPT.get(name, ()))
 
 
 @pytest.mark.parametrize("name", ["ktpfl-weights", "fedamp", "heurfedamp"])

@@ -1,44 +1,18 @@
 """How the server joins reports: the mean, robust rules, differential privacy; and the attacks."""
 
-from idiolect.aggregation.accounting import PrivacyTerms, affordable, epsilon, solved
+from idiolect.aggregation import robust
 from idiolect.aggregation.aggregator import Aggregator
-from idiolect.aggregation.attacks import MODEL_ATTACKS, Attack, Attacked
-from idiolect.aggregation.private_mean import Private
-from idiolect.aggregation.robust import (
-    GeometricMedian,
-    Krum,
-    Mean,
-    Median,
-    MultiKrum,
-    NormBound,
-    TrimmedMean,
-)
+from idiolect.aggregation.attacks import MODEL_ATTACKS as MODEL_ATTACKS
+from idiolect.aggregation.attacks import Attack as Attack
+from idiolect.aggregation.attacks import Attacked as Attacked
+from idiolect.aggregation.private_mean import Private as Private
 
 RULES: dict[str, type[Aggregator]] = {
-    "mean": Mean,
-    "median": Median,
-    "geometric-median": GeometricMedian,
-    "trimmed-mean": TrimmedMean,
-    "krum": Krum,
-    "multi-krum": MultiKrum,
-    "norm-bound": NormBound,
+    "mean": robust.Mean,
+    "median": robust.Median,
+    "geometric-median": robust.GeometricMedian,
+    "trimmed-mean": robust.TrimmedMean,
+    "krum": robust.Krum,
+    "multi-krum": robust.MultiKrum,
+    "norm-bound": robust.NormBound,
 }
-
-__all__ = [
-    "MODEL_ATTACKS",
-    "RULES",
-    "Attack",
-    "Attacked",
-    "GeometricMedian",
-    "Krum",
-    "Mean",
-    "Median",
-    "MultiKrum",
-    "NormBound",
-    "PrivacyTerms",
-    "Private",
-    "TrimmedMean",
-    "affordable",
-    "epsilon",
-    "solved",
-]

@@ -2,55 +2,22 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from idiolect.aggregation import accounting
 from idiolect.aggregation.accounting import RELATIONS, PrivacyTerms
 from idiolect.core.method import RunPlan
 from idiolect.errors import ConfigError
 
+if TYPE_CHECKING:
+    from idiolect.aggregation.private_mean import Private
+
 LEAST_CLIENTS = 30  # to hide among
 MOST_EPSILON = 20.0  # beyond it odds may change by a factor of hundreds of millions
 MOST_DELTA = 0.01  # the chance that nothing is promised at all
 
 
-class Settings(Protocol):
-    """The settings of the private rule that a promise depends on."""
-
-    @property
-    def noise(self) -> float:
-        """The noise multiplier."""
-
-    @property
-    def delta(self) -> float:
-        """δ, or 0."""
-
-    @property
-    def budget(self) -> float:
-        """The ε at which the run ends, or 0."""
-
-    @property
-    def clip(self) -> float:
-        """The first S."""
-
-    @property
-    def adaptive(self) -> bool:
-        """Whether S moves."""
-
-    @property
-    def accountant(self) -> str:
-        """How ε is computed."""
-
-    @property
-    def force(self) -> bool:
-        """Whether a meaningless promise is welcome."""
-
-    @property
-    def noise_source(self) -> str:
-        """Where noise comes from."""
-
-
-def terms(rule: Settings, plan: RunPlan) -> PrivacyTerms:
+def terms(rule: "Private", plan: RunPlan) -> PrivacyTerms:
     """Gather what ε depends on.
 
     That a cohort is drawn hides clients only while nobody knows who was drawn. A hub draws it in
@@ -68,11 +35,6 @@ def terms(rule: Settings, plan: RunPlan) -> PrivacyTerms:
 def drawn(plan: RunPlan) -> int:
     """Return how many clients a round has, or is expected to have."""
     return min(plan.cohort or plan.clients, plan.clients)
-
-
-def solved(given: PrivacyTerms, target: float, plan: RunPlan) -> float:
-    """Return the noise with which all releases of a plan together end at a target."""
-    return accounting.solved(given, plan.rounds * plan.releases, target)
 
 
 def affordable(given: PrivacyTerms, plan: RunPlan, budget: float) -> int:
@@ -93,7 +55,7 @@ def _together(plan: RunPlan) -> str:
     return f" under {plan.releases} seeds" if plan.releases > 1 else ""
 
 
-def refuse_meaningless(rule: Settings, plan: RunPlan) -> None:
+def refuse_meaningless(rule: "Private", plan: RunPlan) -> None:
     """Say why a guarantee would mean nothing, unless the user wants to see it all the same."""
     if rule.force:
         return
@@ -130,7 +92,7 @@ def _most_delta(clients: int) -> float:
     return min(math.pow(clients, -1.1), MOST_DELTA)
 
 
-def _spent(rule: Settings, given: PrivacyTerms, rounds: int) -> float:
+def _spent(rule: "Private", given: PrivacyTerms, rounds: int) -> float:
     """Return ε; a forced run promises nothing, so it also runs where nothing can be computed."""
     try:
         return accounting.epsilon(given, rounds)
@@ -148,7 +110,7 @@ def _worth(given: PrivacyTerms, plan: RunPlan, spent: float) -> bool:
     )
 
 
-def promise(rule: Settings, plan: RunPlan) -> dict[str, Any]:
+def promise(rule: "Private", plan: RunPlan) -> dict[str, Any]:
     """Lay out (ε, δ), all they depend on, and a statement.
 
     Every seed is a release of its own of what was learnt from the same clients, so ε is of all of
@@ -236,7 +198,7 @@ def _finite(epsilon: float) -> float | None:
 
 
 def _statement(
-    rule: Settings,
+    rule: "Private",
     given: PrivacyTerms,
     plan: RunPlan,
     spent: float,
@@ -289,7 +251,7 @@ def _statement(
     return " ".join(word for word in words if word)
 
 
-def _draw(rule: Settings, plan: RunPlan, known: float) -> str:
+def _draw(rule: "Private", plan: RunPlan, known: float) -> str:
     """Say what becomes of the promise where it is known who took part in which round."""
     if drawn(plan) == plan.clients or not math.isfinite(known):
         return ""

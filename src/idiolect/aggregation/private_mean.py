@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from idiolect.aggregation import guarantee
+from idiolect.aggregation.accounting import solved
 from idiolect.aggregation.aggregator import Aggregator, Shortened, shorten
 from idiolect.aggregation.noise import SPREAD, NoiseStream, from_seed, from_system, require
 from idiolect.core import tree
@@ -210,7 +211,7 @@ class Private(Aggregator):
             ready = dataclasses.replace(ready, noise_source="system")
         if self.epsilon and not self.noise:
             terms = guarantee.terms(ready, plan)
-            found = guarantee.solved(terms, self.epsilon, plan)
+            found = solved(terms, plan.rounds * plan.releases, self.epsilon)
             ready = dataclasses.replace(ready, noise=found, epsilon=0.0)
         elif self.epsilon:
             raise ConfigError("give noise or epsilon, not both: one follows from the other")

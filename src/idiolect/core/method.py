@@ -287,19 +287,3 @@ def mean_report(reports: Report, uniform: bool = False) -> Params:
     """Average reported parameters, by examples or each client alike; without examples none."""
     averaged: Params = tree.mean(reports.params, alike(reports.size) if uniform else reports.size)
     return averaged
-
-
-__all__ = [
-    "CORE",
-    "PLAIN_STEPS",
-    "Capability",
-    "Method",
-    "Report",
-    "RunPlan",
-    "Sent",
-    "Setup",
-    "alike",
-    "check_setting",
-    "mean_report",
-    "setting",
-]

@@ -1,6 +1,6 @@
 """Methods made of methods: a wrapper passes every step on to the method inside, but for its own.
 
-`Mixture(FineTuned(FedAvg()))` is FedAvg, fine-tuned at every client, mixed there with a local
+`Mixture(Tuned(FedAvg()))` is FedAvg, fine-tuned at every client, mixed there with a local
 expert. Functions of the contract are passed on by generated functions, those of capabilities by
 attribute look-up, so that neither is named here.
 """

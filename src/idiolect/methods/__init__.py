@@ -1,29 +1,35 @@
 """Every method by name. A method joins the laws, the command line and the docs by being listed."""
 
 from idiolect.core.method import Method
-from idiolect.methods.apfl import APFL
-from idiolect.methods.ditto import Ditto
-from idiolect.methods.fedala import FedALA
-from idiolect.methods.fedamp import FedAMP, HeurFedAMP
-from idiolect.methods.fedavg import FedAvg, FedAvgFT
-from idiolect.methods.fedbn import FedBN
-from idiolect.methods.feddf import FedDF, PFedDF
-from idiolect.methods.fedfomo import FedFomo
-from idiolect.methods.fedmd import FedMD
-from idiolect.methods.fedper import FedPer
-from idiolect.methods.fedproto import FedProto
-from idiolect.methods.fedprox import FedProx
-from idiolect.methods.fedrep import FedRep
-from idiolect.methods.fml import FML
-from idiolect.methods.ktpfl import KTpFL, KTpFLWeights
-from idiolect.methods.local import Centralised, LocalOnly
-from idiolect.methods.perfedavg import PerFedAvg
-from idiolect.methods.persfl import PersFL
-from idiolect.methods.pfedhn import PFedHN
-from idiolect.methods.pfedme import PFedMe
-from idiolect.methods.pfml import PFML
-from idiolect.methods.portfolio import Portfolio
-from idiolect.methods.simpfl import SimPFL, TopKPFL
+from idiolect.methods.apfl import APFL as APFL
+from idiolect.methods.ditto import Ditto as Ditto
+from idiolect.methods.fedala import FedALA as FedALA
+from idiolect.methods.fedamp import FedAMP as FedAMP
+from idiolect.methods.fedamp import HeurFedAMP as HeurFedAMP
+from idiolect.methods.fedavg import FedAvg as FedAvg
+from idiolect.methods.fedavg import FedAvgFT as FedAvgFT
+from idiolect.methods.fedbn import FedBN as FedBN
+from idiolect.methods.feddf import FedDF as FedDF
+from idiolect.methods.feddf import PFedDF as PFedDF
+from idiolect.methods.fedfomo import FedFomo as FedFomo
+from idiolect.methods.fedmd import FedMD as FedMD
+from idiolect.methods.fedper import FedPer as FedPer
+from idiolect.methods.fedproto import FedProto as FedProto
+from idiolect.methods.fedprox import FedProx as FedProx
+from idiolect.methods.fedrep import FedRep as FedRep
+from idiolect.methods.fml import FML as FML
+from idiolect.methods.ktpfl import KTpFL as KTpFL
+from idiolect.methods.ktpfl import KTpFLWeights as KTpFLWeights
+from idiolect.methods.local import Centralised as Centralised
+from idiolect.methods.local import LocalOnly as LocalOnly
+from idiolect.methods.perfedavg import PerFedAvg as PerFedAvg
+from idiolect.methods.persfl import PersFL as PersFL
+from idiolect.methods.pfedhn import PFedHN as PFedHN
+from idiolect.methods.pfedme import PFedMe as PFedMe
+from idiolect.methods.pfml import PFML as PFML
+from idiolect.methods.portfolio import Portfolio as Portfolio
+from idiolect.methods.simpfl import SimPFL as SimPFL
+from idiolect.methods.simpfl import TopKPFL as TopKPFL
 
 METHODS: dict[str, type[Method]] = {
     "local": LocalOnly,
@@ -56,36 +62,3 @@ METHODS: dict[str, type[Method]] = {
     "apfl": APFL,
     "portfolio": Portfolio,
 }
-
-__all__ = [
-    "APFL",
-    "FML",
-    "METHODS",
-    "PFML",
-    "Centralised",
-    "Ditto",
-    "FedALA",
-    "FedAMP",
-    "FedAvg",
-    "FedAvgFT",
-    "FedBN",
-    "FedDF",
-    "FedFomo",
-    "FedMD",
-    "FedPer",
-    "FedProto",
-    "FedProx",
-    "FedRep",
-    "HeurFedAMP",
-    "KTpFL",
-    "KTpFLWeights",
-    "LocalOnly",
-    "PFedDF",
-    "PFedHN",
-    "PFedMe",
-    "PerFedAvg",
-    "PersFL",
-    "Portfolio",
-    "SimPFL",
-    "TopKPFL",
-]

@@ -25,15 +25,9 @@ from idiolect.core.tree import Params, Tree
 from idiolect.errors import ConfigError
 from idiolect.methods.fedavg import FedAvg
 from idiolect.methods.persfl import Teacher, better, grid, no_teacher
-from idiolect.methods.personalise import choosing
+from idiolect.methods.personalise import choosing, local_training
 from idiolect.methods.personalise.choosing import Blend, CandidateScores, Votes
-from idiolect.methods.personalise.local_training import (
-    LossTerms,
-    StartingPoint,
-    adapted,
-    chosen,
-    fisher,
-)
+from idiolect.methods.personalise.local_training import LossTerms, StartingPoint, chosen
 
 WORDS = {
     "local": "local model",
@@ -303,12 +297,12 @@ class Portfolio(Facts, FinalExchange, NewcomerHistory, NewcomerModel, Reason, Fe
             return ()
         at, held = StartingPoint(start, start, start), any(trial.ewc for trial in trials)
         taught = any(trial.share for trial in trials)
-        importance = fisher(self, at, wanted, local) if held else {}
+        importance = local_training.fisher(self, at, wanted, local) if held else {}
 
         def one(share: Tensor, temperature: Tensor, ewc: Tensor, pace: Tensor) -> Tree:
             terms = LossTerms(share if taught else None, temperature, ewc if held else None)
             rate, epochs = self.tune_lr * pace, self.tune_epochs
-            return adapted(self, at, wanted, terms, importance, local, rate, epochs)
+            return local_training.adapted(self, at, wanted, terms, importance, local, rate, epochs)
 
         columns = zip(*[trial[1:] for trial in trials], strict=True)
         stack: Params = local.each(one, *(local.numbers(column) for column in columns))

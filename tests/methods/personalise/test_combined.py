@@ -8,8 +8,8 @@ from test_shared_rounds import Told
 
 import tiny
 import worlds
-from idiolect.aggregation import Median
 from idiolect.aggregation.aggregator import Aggregated
+from idiolect.aggregation.robust import Median
 from idiolect.core import checkpoint, tree
 from idiolect.errors import MethodError
 from idiolect.experiment.build import build_jobs

@@ -16,44 +16,15 @@ import torch
 from torch import Tensor
 
 from idiolect.core import losses, tree
-from idiolect.core.capabilities import (
-    Facts,
-    FinalExchange,
-    JointPrediction,
-    Privacy,
-    adapt,
-    facts,
-    has,
-)
+from idiolect.core.capabilities import Facts, FinalExchange, JointPrediction, adapt, facts, has
 from idiolect.core.client import Batch, Local
-from idiolect.core.method import Capability, Sent, setting
+from idiolect.core.method import Sent, setting
 from idiolect.core.tree import Params, Tree
-from idiolect.core.wrap import Wrapper
 from idiolect.errors import ConfigError
-from idiolect.methods.personalise.fine_tuning import TuneSettings
-from idiolect.methods.personalise.local_training import (
-    FisherHold,
-    LossTerms,
-    StartingPoint,
-    adapted,
-    chosen,
-    fisher,
-    ground,
-    held,
-    of_all,
-    parameters,
-    told,
-)
-from idiolect.methods.personalise.mixture import (
-    LocalExpert,
-    Mixed,
-    MixSettings,
-    expert,
-    first_least,
-    mixed,
-    predict_all,
-)
-from idiolect.methods.personalise.mixture import predict as predict_mixed
+from idiolect.methods.personalise import local_training, mixture
+from idiolect.methods.personalise.fine_tuning import LocalTraining
+from idiolect.methods.personalise.local_training import FisherHold, LossTerms, StartingPoint
+from idiolect.methods.personalise.mixture import LocalExpert, Mixed, MixSettings
 
 NAMES = {"ft": "FT", "fb": "FB", "kd": "KD", "ewc": "EWC", "moe": "MoE"}
 
@@ -102,7 +73,7 @@ class CombinedModels(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Combined(Facts, FinalExchange, JointPrediction, TuneSettings, MixSettings, Wrapper):
+class Combined(Facts, JointPrediction, LocalTraining, MixSettings):
     """Any method, then every listed combination at every client; each is scored, one is chosen."""
 
     tunes: ClassVar[bool] = True
@@ -156,11 +127,11 @@ class Combined(Facts, FinalExchange, JointPrediction, TuneSettings, MixSettings,
 
     def predict(self, model: Tree, x: Tensor, local: Local) -> Tensor:
         """Mix, where it is a mixture."""
-        return predict_mixed(self.base, model, x, local, self.gate)
+        return mixture.predict(self.base, model, x, local, self.gate)
 
     def predict_all(self, models: dict[str, Tree], x: Tensor, local: Local) -> dict[str, Tensor]:
         """Run what the combinations have in common once."""
-        return predict_all(self.base, models, x, local, self.gate)
+        return mixture.predict_all(self.base, models, x, local, self.gate)
 
     def facts(self, deployed: CombinedModels) -> dict[str, Tensor]:
         """What was chosen, and the weight of the federated model in every mixture."""
@@ -173,31 +144,21 @@ class Combined(Facts, FinalExchange, JointPrediction, TuneSettings, MixSettings,
             known["validation_accuracy_of_combinations"] = deployed.accuracies
         return known
 
-    def offers(self, kind: type[Capability]) -> bool:
-        """Exchange only for EWC with everyone's Fisher information, and never past a private rule.
-
-        Nothing may leave a client beside what privacy hides.
-        """
-        if kind is FinalExchange:
-            some = any("ewc" in combination for combination in self.combinations)
-            wanted = some and bool(self.ewc_weight) and self.ewc_fisher == "federation"
-            return wanted and not has(self.base, Privacy)
-        return super().offers(kind)
+    @property
+    def elastic(self) -> bool:
+        """Whether some combination has EWC."""
+        return bool(self.ewc_weight) and any("ewc" in one for one in self.combinations)
 
     @property
     def models_held(self) -> int:
         """With what is held until `hear`."""
         return getattr(self.base, "models_held", 1) + len(self.combinations) + 6
 
-    def tell(self, deployed: CombinedModels, local: Local) -> Tree:
-        """Tell what matters to the federated task, by the own examples."""
-        return told(deployed.held) if isinstance(deployed.held, FisherHold) else ()
-
     def hear(self, deployed: CombinedModels, others: Tree, local: Local) -> CombinedModels:
         """Train what elastic weights hold once more, held to what matters to all; choose again."""
-        if not isinstance(deployed.held, FisherHold):
+        if not deployed.held:
             return deployed
-        importance = of_all(deployed.held, others)
+        importance = local_training.of_all(deployed.held, others)
         elastic = [one for one in self.combinations if "ewc" in one]
         models = branches_of(self, elastic, deployed.held.at, importance, local)
         candidates = dict(deployed.candidates)
@@ -206,7 +167,7 @@ class Combined(Facts, FinalExchange, JointPrediction, TuneSettings, MixSettings,
             assert branch is not None
             model = models[branch]
             if isinstance(before, Mixed):
-                model = mixed(self.base, model, before.expert, self, local)
+                model = mixture.mixed(self.base, model, before.expert, self, local)
             candidates[spoken(combination)] = model
         return self._chosen(deployed.inner, candidates, local)
 
@@ -216,7 +177,7 @@ class Combined(Facts, FinalExchange, JointPrediction, TuneSettings, MixSettings,
         settled = self._chosen(inner, candidates, local)
         if not has(self, FinalExchange):
             return settled
-        return settled._replace(held=held(self.base, sent, inner, importance, local))
+        return settled._replace(held=local_training.held(self.base, sent, inner, importance, local))
 
     def _chosen(self, inner: Tree, candidates: dict[str, Tree], local: Local) -> CombinedModels:
         if len(candidates) == 1:
@@ -228,7 +189,7 @@ class Combined(Facts, FinalExchange, JointPrediction, TuneSettings, MixSettings,
         lost = torch.where(lost.isnan(), float("inf"), lost)
         if self.choose == "accuracy":
             lost = torch.where(accuracies == accuracies.max(), lost, float("inf"))
-        best = first_least(lost)
+        best = mixture.first_least(lost)
         return CombinedModels(
             inner, candidates, picked(list(candidates.values()), best), best, accuracies
         )
@@ -268,12 +229,12 @@ def candidates_of(
         inner = make()
         if not trains:
             return inner, {}, {}
-        at = ground(base, sent, inner)
+        at = local_training.ground(base, sent, inner)
         importance = importance_of(method, combinations, at, local)
         return inner, branches_of(method, combinations, at, importance, local), importance
 
     (inner, models, importance), own = local.alike(
-        branched, lambda: expert(base, method, local) if mixes else ()
+        branched, lambda: mixture.expert(base, method, local) if mixes else ()
     )
     start = base.models(sent, inner)["personal"]
     candidates: dict[str, Tree] = {}
@@ -281,7 +242,7 @@ def candidates_of(
         branch = branch_of(combination)
         model = start if branch is None else models[branch]
         if "moe" in combination:
-            model = mixed(base, model, own, method, local)
+            model = mixture.mixed(base, model, own, method, local)
         candidates[spoken(combination)] = model
     return inner, candidates, importance
 
@@ -294,7 +255,7 @@ def importance_of(
     if not elastic:
         return {}
     only_head = all(branch.trains == "fb" for branch in elastic)
-    return fisher(method.base, at, _wanted(method, at, only_head), local)
+    return local_training.fisher(method.base, at, _wanted(method, at, only_head), local)
 
 
 def branches_of(
@@ -335,7 +296,7 @@ def trained(
     def one(kd: Tensor, ewc: Tensor) -> Tree:
         terms = LossTerms(kd if taught else None, method.kd_temperature, ewc if holds else None)
         rate, epochs = method.tune_lr, method.tune_epochs
-        return adapted(base, at, wanted, terms, importance, local, rate, epochs)
+        return local_training.adapted(base, at, wanted, terms, importance, local, rate, epochs)
 
     return local.each(
         one,
@@ -345,8 +306,8 @@ def trained(
 
 
 def _wanted(method: Combined, at: StartingPoint, only_head: bool) -> Callable[[str], bool]:
-    params = parameters(method.base, at.start)
-    return chosen(params, only_head, method.fb_layers, method.fb_names)
+    params = local_training.parameters(method.base, at.start)
+    return local_training.chosen(params, only_head, method.fb_layers, method.fb_names)
 
 
 def branch_of(combination: Combination) -> Branch | None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor
 
@@ -11,24 +11,13 @@ from idiolect.core.client import Local
 from idiolect.core.method import Capability, Sent, setting
 from idiolect.core.tree import Params, Tree
 from idiolect.core.wrap import Wrapper
-from idiolect.methods.personalise.local_training import (
-    FisherHold,
-    LossTerms,
-    StartingPoint,
-    adapted,
-    chosen,
-    fisher,
-    ground,
-    held,
-    of_all,
-    parameters,
-    told,
-)
+from idiolect.methods.personalise import local_training
+from idiolect.methods.personalise.local_training import FisherHold, LossTerms, StartingPoint
 
 
 @dataclass(frozen=True, kw_only=True)
-class TuneSettings:
-    """How a client trains what it received."""
+class LocalTraining(FinalExchange, Wrapper):
+    """How a client trains what it received, and EWC's exchange of Fisher information."""
 
     tune_epochs: int = setting(10, "passes over the client's data after the rounds", least=1)
     tune_lr: float = setting(0.01, "learning rate of that training", above=0)
@@ -43,6 +32,25 @@ class TuneSettings:
     )
     kd_temperature: float = setting(6.0, "temperature of the distillation (T)", above=0)
 
+    def offers(self, kind: type[Capability]) -> bool:
+        """Exchange only for EWC with everyone's Fisher information.
+
+        Never where a private rule hides clients: nothing may leave them beside what it hides.
+        """
+        if kind is FinalExchange:
+            wanted = self.elastic and self.ewc_fisher == "federation"
+            return wanted and not has(self.base, Privacy)
+        return super().offers(kind)
+
+    @property
+    def elastic(self) -> bool:
+        """Whether some training is held by EWC."""
+        raise NotImplementedError
+
+    def tell(self, deployed: Any, local: Local) -> Tree:
+        """Return what matters to the federated task, by the client's own examples."""
+        return local_training.told(deployed.held) if deployed.held else ()
+
 
 class Tuning(NamedTuple):
     """What the inner method deploys, that model trained further, and what EWC waits with."""
@@ -53,7 +61,7 @@ class Tuning(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tuned(FinalExchange, TuneSettings, Wrapper):
+class Tuned(LocalTraining):
     """Any method, then local training of what it deploys."""
 
     tunes: ClassVar[bool] = True
@@ -90,46 +98,43 @@ class Tuned(FinalExchange, TuneSettings, Wrapper):
         """The facts of the inner method."""
         return facts(self.base, deployed.inner)
 
-    def offers(self, kind: type[Capability]) -> bool:
-        """Exchange only for EWC with everyone's Fisher information, and never past a private rule.
-
-        Nothing may leave a client beside what privacy hides.
-        """
-        if kind is FinalExchange:
-            wanted = bool(self.ewc_weight) and self.ewc_fisher == "federation"
-            return wanted and not has(self.base, Privacy)
-        return super().offers(kind)
+    @property
+    def elastic(self) -> bool:
+        """Whether there is a hold at all."""
+        return bool(self.ewc_weight)
 
     @property
     def models_held(self) -> int:
         """With what is held until `hear`."""
         return getattr(self.base, "models_held", 1) + 5
 
-    def tell(self, deployed: Tuning, local: Local) -> Tree:
-        """Tell what matters to the federated task, by the own examples."""
-        return told(deployed.held) if isinstance(deployed.held, FisherHold) else ()
-
     def hear(self, deployed: Tuning, others: Tree, local: Local) -> Tuning:
         """Train once more, held to what matters to all."""
-        if not isinstance(deployed.held, FisherHold):
+        if not deployed.held:
             return deployed
-        importance = of_all(deployed.held, others)
+        importance = local_training.of_all(deployed.held, others)
         model = self._trained(deployed.held.at, importance, local)
         return deployed._replace(model=model, held=())
 
     def _tuned(self, inner: Tree, sent: Sent, local: Local) -> Tuning:
-        at = ground(self.base, sent, inner)
-        importance = fisher(self.base, at, self._chosen(at), local) if self.ewc_weight else {}
+        at = local_training.ground(self.base, sent, inner)
+        importance = (
+            local_training.fisher(self.base, at, self._chosen(at), local) if self.ewc_weight else {}
+        )
         model = self._trained(at, importance, local)
-        kept = held(self.base, sent, inner, importance, local) if has(self, FinalExchange) else ()
+        kept = (
+            local_training.held(self.base, sent, inner, importance, local)
+            if has(self, FinalExchange)
+            else ()
+        )
         return Tuning(inner, model, kept)
 
     def _chosen(self, at: StartingPoint) -> Callable[[str], bool]:
-        params = parameters(self.base, at.start)
-        return chosen(params, self.trains == "head", self.fb_layers, self.fb_names)
+        params = local_training.parameters(self.base, at.start)
+        return local_training.chosen(params, self.trains == "head", self.fb_layers, self.fb_names)
 
     def _trained(self, at: StartingPoint, importance: Params, local: Local) -> Tree:
         terms = LossTerms(self.kd_weight or None, self.kd_temperature, self.ewc_weight or None)
         rate, epochs = self.tune_lr, self.tune_epochs
         wanted = self._chosen(at)
-        return adapted(self.base, at, wanted, terms, importance, local, rate, epochs)
+        return local_training.adapted(self.base, at, wanted, terms, importance, local, rate, epochs)
