@@ -21,10 +21,7 @@ from typing import Any, NamedTuple
 
 from idiolect.errors import ConfigError
 
-RELATIONS = {
-    "poisson": "one client more or less",
-    "fixed": "one client replaced by another",
-}
+RELATIONS = {"poisson": "one client more or less", "fixed": "one client replaced by another"}
 
 
 class NoAccountant(ConfigError):

@@ -107,11 +107,7 @@ class PFedHN(NewcomerMessage, NewcomerModel, StateTrace, Method):
         drawn = [torch.randn(first, generator=draw) for _ in range(setup.clients)]
         embeddings = torch.stack(drawn).to(like)
         return Writer(
-            network,
-            embeddings,
-            tree.zeros_like(network),
-            torch.zeros_like(embeddings),
-            statistics,
+            network, embeddings, tree.zeros_like(network), torch.zeros_like(embeddings), statistics
         )
 
     def send(self, state: Writer, cohort: Tensor) -> Sent:

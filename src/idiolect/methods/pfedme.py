@@ -50,11 +50,7 @@ class PFedMe(NewcomerModel, FedAvg):
             return tree.axpy(-self.lr * self.pull, tree.sub(w, theta), w), theta
 
         w, theta = local.scan(
-            step,
-            (sent.shared, sent.shared),
-            batch=self.batch,
-            epochs=self.epochs,
-            steps=self.steps,
+            step, (sent.shared, sent.shared), batch=self.batch, epochs=self.epochs, steps=self.steps
         )
         return Report(w, local.size), theta
 

@@ -79,16 +79,14 @@ class Mixture(Facts, JointPrediction, MixSettings, Wrapper):
     def deploy(self, sent: Sent, personal: Tree, local: Local) -> tuple[Tree, Mixed]:
         """Train an expert beside what the inner method deploys, and mix them."""
         inner, own = local.alike(
-            lambda: self.base.deploy(sent, personal, local),
-            lambda: expert(self.base, self, local),
+            lambda: self.base.deploy(sent, personal, local), lambda: expert(self.base, self, local)
         )
         return self._mixed(inner, own, sent, local)
 
     def adapt(self, sent: Sent, personal: Tree, local: Local) -> tuple[Tree, Mixed]:
         """Do the same for a newcomer."""
         inner, own = local.alike(
-            lambda: adapt(self.base, sent, personal, local),
-            lambda: expert(self.base, self, local),
+            lambda: adapt(self.base, sent, personal, local), lambda: expert(self.base, self, local)
         )
         return self._mixed(inner, own, sent, local)
 
