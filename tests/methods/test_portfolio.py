@@ -245,9 +245,9 @@ def test_of_one_member_accuracy_decides_not_likelihood():
     val = [(2.0, 1), (2.0, 1), (2.0, 0)]
     one = settled(UPWARD, val, (0.1, -9.0), (0.1, 0.0), members=1, tune_lr=1e-9, margin=0.0)[1]
     assert one.accuracies.tolist() == pytest.approx([2 / 3, 1 / 3])
-    assert one.told.weights.tolist() == [1.0, 0.0]
+    assert one.votes.weights.tolist() == [1.0, 0.0]
     two = settled(UPWARD, val, (0.1, -9.0), (0.1, 0.0), members=2, tune_lr=1e-9, margin=0.0)[1]
-    assert 0 < float(two.told.weights[1]) < 1
+    assert 0 < float(two.votes.weights[1]) < 1
 
 
 # Newcomers.

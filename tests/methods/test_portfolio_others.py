@@ -113,10 +113,10 @@ def test_what_is_told():
     assert float(told.weights.sum()) == pytest.approx(1.0) and 0.5 < told.weights[1] < 1
     assert tree.equal(method.tell(then, client()), told)  # not what it heard, told again
     for silent in (settled([(1.0, 1)], others())[1], settled(UPWARD, others(), size=[])[1]):
-        assert all(not leaf.any() for leaf in tree.leaves(silent.told))
+        assert all(not leaf.any() for leaf in tree.leaves(silent.votes))
     # Two validation examples, and one to train on, are something to tell of.
     for heard in (settled(UPWARD[:2], others())[1], settled(UPWARD, others(), size=UPWARD[:1])[1]):
-        assert float(heard.told.voices) == 1.0
+        assert float(heard.votes.voices) == 1.0
 
 
 def test_everyone_alone_chooses_as_before(float64):

@@ -97,7 +97,7 @@ class FedAMP(NewcomerMessage, NewcomerModel, StateTrace, Method):
             sigma = distance[pairs > 0].median() if bool(pairs.any()) else sigma + 1
         share: float | Tensor = self.share or 1 / state.heard.sum().clamp(min=1)
         others = pairs * share * (-distance / sigma.clamp(min=1e-30)).exp()
-        others = others / others.sum(1, keepdim=True).clamp(min=1.0)  # nobody owes itself
+        others = others / others.sum(1, keepdim=True).clamp(min=1.0)  # weights of others: at most 1
         return others + torch.diag(1 - others.sum(1))
 
     def deploy(self, sent: Sent, personal: Params, local: Local) -> Params:

@@ -70,8 +70,8 @@ class PortfolioModels(NamedTuple):
     accuracies: Tensor  # [candidate]
     accuracy: Tensor  # of the mixture
     proven: Tensor  # 1 where the client's own validation data speak for leaving the local model
-    told: Votes  # to the others, before anything was heard of them
-    others: Tensor  # how many told something
+    votes: Votes  # its own, before the exchange
+    others: Tensor  # how many others voted
     others_gain: Tensor  # in accuracy over their local models, in the mean; NaN without others
 
 
@@ -207,13 +207,13 @@ class Portfolio(Facts, FinalExchange, NewcomerHistory, NewcomerModel, Reason, Fe
         return self.choose(candidates, local)
 
     def tell(self, deployed: PortfolioModels, local: Local) -> Votes:
-        """Tell the others the weights of the mixture, and what it gains."""
-        return deployed.told
+        """Return the weights of the mixture, and what it gains."""
+        return deployed.votes
 
     def hear(self, deployed: PortfolioModels, others: Votes, local: Local) -> PortfolioModels:
-        """Choose again from the same candidates, with what the others told."""
+        """Choose again from the same candidates, with the others' votes."""
         chosen = self.choose(deployed.candidates, local, others)
-        return chosen._replace(told=deployed.told)
+        return chosen._replace(votes=deployed.votes)
 
     def choose(
         self, candidates: Params, local: Local, others: Votes | None = None
@@ -226,7 +226,7 @@ class Portfolio(Facts, FinalExchange, NewcomerHistory, NewcomerModel, Reason, Fe
         first = tree.map(lambda leaf: leaf[0], candidates)
         compared = choosing.compared(blend, first, local)
         accuracy, evident = compared.accuracy, scores.counts.sum() > 1
-        told = choosing.told(weights, compared, evident & (local.size > 0))
+        votes = choosing.votes(weights, compared, evident & (local.size > 0))
         proven = torch.ones_like(evident)
         if "local" in self.candidates:
             # The promise, and more: without evidence a client stays with what it has by itself.
@@ -239,7 +239,7 @@ class Portfolio(Facts, FinalExchange, NewcomerHistory, NewcomerModel, Reason, Fe
             mixture = torch.where(taken, mixture, choosing.alone(mixture.new_zeros(()), scores))
             accuracy = torch.where(taken, accuracy, scores.accuracies[0])
             blend, mixture = choosing.blended(candidates, mixture, self.members)
-        heard = tree.zeros_like(told) if others is None else others
+        heard = tree.zeros_like(votes) if others is None else others
         return PortfolioModels(
             blend,
             candidates,
@@ -247,7 +247,7 @@ class Portfolio(Facts, FinalExchange, NewcomerHistory, NewcomerModel, Reason, Fe
             scores.accuracies,
             accuracy,
             proven.to(accuracy.dtype),
-            told,
+            votes,
             heard.voices,
             choosing.mean_gain(heard),
         )
@@ -325,7 +325,7 @@ class Portfolio(Facts, FinalExchange, NewcomerHistory, NewcomerModel, Reason, Fe
         return local.logits(model, x)
 
     def facts(self, deployed: PortfolioModels) -> dict[str, Tensor]:
-        """The weights of the mixture, how each candidate did on validation data, who else told."""
+        """The weights of the mixture, how each candidate did on validation data, who else voted."""
         return {
             "weights": deployed.weights,
             "validation_accuracy": deployed.accuracy,
@@ -343,25 +343,25 @@ class Portfolio(Facts, FinalExchange, NewcomerHistory, NewcomerModel, Reason, Fe
         if not parts:
             return ""
         words = [f"{self._spoken(place)} {-weight:.2f}" for weight, place in parts]
-        told = self._spoken(parts[0][1]) if len(parts) == 1 else "mixture of " + ", ".join(words)
+        text = self._spoken(parts[0][1]) if len(parts) == 1 else "mixture of " + ", ".join(words)
         members = [self.names[place] for _, place in parts]
         if len(parts) == 2 and "local" in members:
             other = members.index("local") ^ 1
-            told = f"MoE of {self._spoken(parts[other][1])}, weight {-parts[other][0]:.2f}"
+            text = f"MoE of {self._spoken(parts[other][1])}, weight {-parts[other][0]:.2f}"
         own = float(facts["validation_accuracy"])
         word = ""
         if "local" in self.candidates and members != ["local"] and not facts.get("proven", 1):
             gain = 100 * float(facts["others_gain"])
             word = f"; on the word of {facts['others']:.0f} others, who gained {gain:.1f} points"
         if math.isnan(own):
-            return f"{told}; there was no validation data to choose by{word}"
-        told = f"{told}: {100 * own:.1f} %"
+            return f"{text}; there was no validation data to choose by{word}"
+        text = f"{text}: {100 * own:.1f} %"
         if "local" not in self.candidates:
-            return told
+            return text
         if members == ["local"]:
-            return f"{told}; nothing else was surely better"
+            return f"{text}; nothing else was surely better"
         alone = float(facts["validation_accuracy_of_candidates"][0])
-        return f"{told} against {100 * alone:.1f} % local{word}"
+        return f"{text} against {100 * alone:.1f} % local{word}"
 
     def _spoken(self, place: int) -> str:
         name = self.names[place]

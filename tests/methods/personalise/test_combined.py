@@ -4,10 +4,10 @@ import json
 
 import numpy as np
 import pytest
-from test_shared_rounds import Told
 
 import tiny
 import worlds
+from experiment.small import Told
 from idiolect.aggregation.aggregator import Aggregated
 from idiolect.aggregation.robust import Median
 from idiolect.core import checkpoint, tree

@@ -15,7 +15,7 @@ def number(value):
 
 def spoken(weights, gain=0.0, error=0.0):
     """What one client tells."""
-    return choosing.told(
+    return choosing.votes(
         number(weights), Compared(number(0.5), number(gain), number(error)), number(1.0) > 0
     )
 
@@ -114,7 +114,7 @@ def test_few_others_prove_nothing(count):
 
 def test_who_has_no_evidence_tells_nothing():
     nothing = number(float("nan"))
-    silent = choosing.told(number([0.5, 0.5]), Compared(*[nothing] * 3), number(0.0) > 0)
+    silent = choosing.votes(number([0.5, 0.5]), Compared(*[nothing] * 3), number(0.0) > 0)
     assert all(float(leaf.abs().sum()) == 0.0 for leaf in tree.leaves(silent))
     assert spoken([1.0], -0.3, 0.2)._asdict() == {
         **Votes(*map(number, (1.0, [1.0], -0.3, 0.09, 0.2)))._asdict(),

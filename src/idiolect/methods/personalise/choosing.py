@@ -9,13 +9,11 @@ The sum is concave in w. With few examples w stays near q, an average of all or 
 chose (`pooling`); with many it goes where the likelihood is. One candidate gets all only if no
 mixture explains the data better.
 
-What the other clients know: a prior for a client's mixture, and whether such mixtures help.
-
-After they have trained their candidates, clients tell a few numbers each, and hear the sums of what
-the others told. Both uses are empirical Bayes. The prior q above is the mean of the others'
-weights. And where a client's own few examples cannot tell whether its mixture is more accurate than
-its local model, the others' gains are a prior for its own: with n others whose gains g have the
-mean μ, the variance v and squared standard errors of e in the mean,
+Other clients help twice, by sums of a few numbers that all contribute (`Votes`); each client gets
+the sum over the others. Both uses are empirical Bayes. The prior q is the mean of the others'
+weights. And where a client's few examples cannot show whether its mixture is more accurate than its
+local model, the others' gains are a prior for its own: with n others whose gains g have the mean μ,
+the variance v and squared standard errors of e in the mean,
 
     gain ~ N(μ, τ²),    τ² = (v − e) + (v / n) (n − 1) / (n − 3)
 
@@ -182,24 +180,24 @@ def best_of(scores: CandidateScores, sound: Tensor) -> Tensor:
 
 
 class Votes(NamedTuple):
-    """What a client tells, each number from −1 to 1; or the sum of what several told."""
+    """What a client contributes to the exchange, from −1 to 1; or a sum over clients."""
 
-    voices: Tensor  # 1 for a client that has something to tell; all is 0 for others
+    voices: Tensor  # 1 for a client with evidence; all is 0 for others
     weights: Tensor  # [candidate] of its mixture, chosen without the others
     gain: Tensor  # of accuracy on validation data, over its local model
     square: Tensor  # of the gain
     error: Tensor  # the gain's standard error, squared
 
 
-def told(weights: Tensor, compared: Compared, evident: Tensor) -> Votes:
-    """Make what a client tells; nothing unless it is evident, by examples of its own."""
+def votes(weights: Tensor, compared: Compared, evident: Tensor) -> Votes:
+    """Return a client's contribution; zeros unless it has examples of its own."""
     gain, error = compared.gain, compared.error
     whole = Votes(torch.ones_like(gain), weights, gain, gain.square(), error)
     return Votes(*(torch.where(evident, leaf, 0.0) for leaf in whole))
 
 
 def prior(others: Votes, sound: Tensor, caution: float, heed: float) -> tuple[Tensor, Tensor]:
-    """Return q, and the examples that it counts as: `heed`, or `caution` where nobody told."""
+    """Return q, and the examples that it counts as: `heed`, or `caution` without votes."""
     weights = torch.where(sound, others.weights, 0.0)
     total = weights.sum()  # 0 without any voice
     heard = total > 0
@@ -208,7 +206,7 @@ def prior(others: Votes, sound: Tensor, caution: float, heed: float) -> tuple[Te
 
 
 def mean_gain(others: Votes) -> Tensor:
-    """Return μ, by how much more accurate the others' mixtures are; NaN where nobody told."""
+    """Return μ, by how much more accurate the others' mixtures are; NaN without votes."""
     return others.gain / others.voices
 
 

@@ -69,7 +69,7 @@ class CombinedModels(NamedTuple):
     personal: Tree
     chosen: Tensor  # place in the list
     accuracies: Tensor  # [combination] on validation data
-    held: FisherHold | tuple[()] = ()  # what EWC waits with until the others have told
+    held: FisherHold | tuple[()] = ()  # what EWC needs in `hear`
 
 
 @dataclass(frozen=True, kw_only=True)

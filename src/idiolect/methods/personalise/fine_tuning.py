@@ -49,7 +49,7 @@ class LocalTraining(FinalExchange, Wrapper):
 
     def tell(self, deployed: Any, local: Local) -> Tree:
         """Return what matters to the federated task, by the client's own examples."""
-        return local_training.told(deployed.held) if deployed.held else ()
+        return local_training.contribution(deployed.held) if deployed.held else ()
 
 
 class Tuning(NamedTuple):

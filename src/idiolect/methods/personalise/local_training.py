@@ -5,10 +5,10 @@ The loss at one client is (1 − α) · cross-entropy + α T² · KL(federated �
 the code it builds on does not; F is the diagonal of the Fisher information, example by example.
 
 F is there to say what matters to the federated task, so it is of the federation's data: after the
-rounds every client finds its own at the federated model, tells it, and holds to the mean of all
-(`ewc_fisher = "federation"`). A client cannot see that mean before all have told, so it trains with
-its own F first, which is all there is for `ewc_fisher = "client"`, for a method without a federated
-model, and where a private rule lets nothing pass it by.
+rounds every client computes its own at the federated model, and is held by the mean of all
+(`ewc_fisher = "federation"`). A client does not know that mean before the exchange, so it trains
+with its own F first. That is all there is for `ewc_fisher = "client"`, for a method without a
+federated model, and under a private rule, beside which nothing may leave a client.
 """
 
 from collections.abc import Callable
@@ -47,7 +47,7 @@ class LossTerms(NamedTuple):
 
 
 class FisherHold(NamedTuple):
-    """What a client keeps until the others have told: where it starts from, and its own F."""
+    """What a client keeps until `hear`: where it starts from, and its own F."""
 
     at: StartingPoint
     importance: Params
@@ -55,7 +55,7 @@ class FisherHold(NamedTuple):
 
 
 class FisherSum(NamedTuple):
-    """What a client tells, each number from 0 to 1; or the sum of what several told."""
+    """What a client contributes to the exchange, from 0 to 1; or a sum over clients."""
 
     voices: Tensor
     importance: Params
@@ -75,22 +75,22 @@ def _alike(left: Params, right: Params) -> bool:
 
 
 def held(base: Method, sent: Sent, deployed: Tree, importance: Params, local: Local) -> FisherHold:
-    """Keep what the mean of all clients' F will be heard with."""
+    """Return what a client keeps until it gets the mean of all clients' F."""
     models, at = base.models(sent, deployed), ground(base, sent, deployed)
     own, common = parameters(base, at.start), parameters(base, at.federated)
     joint = "global" in models and _alike(own, common)
     return FisherHold(at, importance, (local.size > 0).to(local.size.dtype) * float(joint))
 
 
-def told(own: FisherHold) -> FisherSum:
-    """Tell the own F; above 1 it counts as 1, for numbers told are at most that."""
+def contribution(own: FisherHold) -> FisherSum:
+    """Return the client's F; above 1 it counts as 1, the most that may be exchanged."""
     shares = tree.map(lambda leaf: own.voice * leaf.clamp(0, 1), own.importance)
     return FisherSum(own.voice, shares)
 
 
 def of_all(own: FisherHold, others: FisherSum) -> Params:
-    """Return the mean of all clients' F, this one's among them; its own where nobody told."""
-    mine = told(own)
+    """Return the mean of all clients' F, this one's among them; its own where no other has one."""
+    mine = contribution(own)
     count = mine.voices + others.voices
 
     def mean(one: Tensor, rest: Tensor, alone: Tensor) -> Tensor:
