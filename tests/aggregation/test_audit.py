@@ -59,7 +59,7 @@ def same_every_round(monkeypatch):
 
 
 def same_in_every_leaf(monkeypatch):
-    class Stuck(rules.Stream):
+    class Stuck(rules.NoiseStream):
         kept = None
 
         def gaussians(self, count):
@@ -106,7 +106,7 @@ def test_the_command_says_both_bounds_and_its_exit_code_tells(tmp_path, monkeypa
     told = json.loads(good.stdout)["result"]["DP"]
     assert told["passed"] and 0 <= told["lower_bound"] <= told["promised_epsilon"] <= 15
     assert told["attacks"][0]["rounds"] == 1 and told["confidence"] == 0.95
-    monkeypatch.setattr(rules, "from_seed", lambda seed, round: rules.Stream(bytes(32)))
+    monkeypatch.setattr(rules, "from_seed", lambda seed, round: rules.NoiseStream(bytes(32)))
     bad = CliRunner().invoke(app, given)
     assert bad.exit_code == 11 and "more than promised" in bad.output
     assert "publish nothing" in bad.output

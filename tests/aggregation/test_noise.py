@@ -19,7 +19,7 @@ from idiolect.core import tree
 from idiolect.core.capabilities import Privacy, has
 from idiolect.core.checkpoint import save
 from idiolect.core.method import Report, RunPlan, Setup
-from idiolect.deploy.server import server_update
+from idiolect.deploy.server import apply_reports
 from idiolect.errors import CheckpointError, ConfigError
 from idiolect.experiment import run_state
 from idiolect.methods.fedavg import FedAvg
@@ -184,7 +184,7 @@ def test_a_round_in_which_every_report_is_bad_is_noised_all_the_same():
     assert int(after.memory.round) == 1
     # The hub's step is guarded by the same rule.
     rows = tree.map(lambda leaf: torch.full((3, *leaf.shape), math.nan), before.inner)
-    new = server_update(method, before, [0, 1, 2], Report(rows, torch.ones(3)))
+    new = apply_reports(method, before, [0, 1, 2], Report(rows, torch.ones(3)))
     assert tree.leaves(new.inner)[0].isfinite().all()
     assert worlds.differing(new.inner, before.inner, 1e-3)
 
