@@ -9,7 +9,7 @@ from idiolect.methods import METHODS
 from test_laws import choose, made
 
 KEPT = {
-    "ktpfl-weights": ("models", "heard"),
+    "ktpfl-weights": ("affinity", "models", "heard"),
     "fedamp": ("models", "heard"),
     "heurfedamp": ("models", "heard"),
     "fedfomo": ("models", "heard", "worth"),
