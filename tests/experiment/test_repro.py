@@ -184,7 +184,7 @@ def test_an_installed_package_brings_the_experiments(tmp_path: Path) -> None:
     subprocess.run(build, cwd=ROOT, capture_output=True, check=True)
     with zipfile.ZipFile(next(tmp_path.glob("*.whl"))) as wheel:
         wheel.extractall(tmp_path / "site")
-    home = "from idiolect.experiment.repro.item import experiments_folder as f"
+    home = "from idiolect.experiment.repro.index import experiments_folder as f"
     code = f"{home}; print(f() / 'demo.toml')"
     told = subprocess.run(
         [sys.executable, "-c", code],
