@@ -10,7 +10,7 @@ from pathlib import Path
 from idiolect.deploy.node import Node
 from idiolect.deploy.node_process import InProcess
 from idiolect.deploy.serve_experiment import make_messenger, serve
-from idiolect.deploy.site import Site
+from idiolect.deploy.site import NodeSettings
 from idiolect.experiment.load import parse_experiment
 from idiolect.experiment.portable import export_experiment
 
@@ -52,7 +52,8 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as scratch:
             home = Path(scratch)
             sites = [
-                Site(f"n{n}", "bench", home / f"n{n}", "embedded", client=n) for n in range(10)
+                NodeSettings(f"n{n}", "bench", home / f"n{n}", "embedded", client=n)
+                for n in range(10)
             ]
             transport = InProcess({site.name: Node(site) for site in sites})
             text = export_experiment(experiment)

@@ -16,7 +16,7 @@ from idiolect.deploy.flare.kits import init
 from idiolect.deploy.node import Node
 from idiolect.deploy.node_process import InProcess
 from idiolect.deploy.serve_experiment import make_messenger, serve
-from idiolect.deploy.site import Site
+from idiolect.deploy.site import NodeSettings
 from idiolect.engine.outcome import Silent, Tick
 from idiolect.experiment.federation_file import load_project
 from idiolect.experiment.load import parse_experiment
@@ -89,7 +89,7 @@ def main() -> None:
                 )
                 home, clock = Path(scratch) / name, Clock()
                 sites = [
-                    Site(f"n{n}", "bench", home / f"n{n}", "embedded", client=n)
+                    NodeSettings(f"n{n}", "bench", home / f"n{n}", "embedded", client=n)
                     for n in range(clients)
                 ]
                 if signed:

@@ -13,7 +13,7 @@ from idiolect.deploy.limits import UNLIMITED
 from idiolect.deploy.node import Node
 from idiolect.deploy.node_process import InProcess
 from idiolect.deploy.serve_experiment import ServerSettings, make_messenger, serve
-from idiolect.deploy.site import Site
+from idiolect.deploy.site import NodeSettings
 from idiolect.experiment.load import parse_experiment
 from idiolect.experiment.portable import export_experiment
 from idiolect.experiment.run import run_experiment
@@ -72,11 +72,11 @@ def _smaller(name: str) -> str:
     return "sample = 8\n" if "sample" in fields else ""
 
 
-def sites(home: Path, count: int = 4, **settings) -> list[Site]:
+def sites(home: Path, count: int = 4, **settings) -> list[NodeSettings]:
     """Sites of a few rows each, which set no limits unless told."""
     settings = {"policy": UNLIMITED, "packages": HOST.packages, **settings}
     return [
-        Site(f"site-{n}", "test", home / f"site-{n}", "embedded", client=n, **settings)
+        NodeSettings(f"site-{n}", "test", home / f"site-{n}", "embedded", client=n, **settings)
         for n in range(count)
     ]
 

@@ -14,7 +14,7 @@ from test_limits import TOML, joined
 from idiolect.core import checkpoint
 from idiolect.deploy.limits import UNLIMITED
 from idiolect.deploy.node import Node
-from idiolect.deploy.site import Site
+from idiolect.deploy.site import NodeSettings
 from idiolect.experiment.load import parse_experiment
 
 pytestmark = [
@@ -100,7 +100,7 @@ def test_without_limits_the_same_command_shows_the_rows(federation):
     data = federation.folder / "site-0.csv"
     rows = torch.from_numpy(np.loadtxt(data, delimiter=",", skiprows=1, usecols=range(12)))
     # What everyone starts from follows from the seed; anyone with the software can compute it.
-    site = Site("any", "test", federation.folder / "any", str(data), {"label": "diagnosis"})
+    site = NodeSettings("any", "test", federation.folder / "any", str(data), {"label": "diagnosis"})
     node = Node(dataclasses.replace(site, policy=UNLIMITED))
     wanted = parse_experiment(ATTACK + METHOD)
     joined(node, wanted, clients=1)

@@ -17,7 +17,7 @@ from idiolect.deploy.node import Node
 from idiolect.deploy.node_process import InProcess
 from idiolect.deploy.protocol import POLICY_LIMITS, Refused
 from idiolect.deploy.serve_experiment import make_messenger, serve
-from idiolect.deploy.site import Site
+from idiolect.deploy.site import NodeSettings
 from idiolect.errors import ConfigError
 from idiolect.experiment.components import build_method
 from idiolect.experiment.load import parse_experiment
@@ -56,7 +56,9 @@ def site(folder, rows=100, name="hospital", seed=0, policy=None):
     path = folder / f"{name}.csv"
     patients(path, rows, seed)
     options = {"label": "diagnosis"}
-    return Site(name, "test", folder / name, str(path), options, policy=policy or SitePolicy())
+    return NodeSettings(
+        name, "test", folder / name, str(path), options, policy=policy or SitePolicy()
+    )
 
 
 def ask(node, kind, head=None, content=()):
@@ -321,7 +323,7 @@ def test_a_policy_that_cannot_be_right_is_told(line, told, tmp_path):
 def test_a_policy_reaches_the_training_process(tmp_path):
     policy = SitePolicy(min_batch=99, methods=("fedavg",), packages=("clinic_nets",))
     own = site(tmp_path, policy=policy)
-    assert Site.from_json(own.to_json()) == own
+    assert NodeSettings.from_json(own.to_json()) == own
     assert fed.sites(tmp_path, 1)[0].policy == UNLIMITED
 
 

@@ -18,7 +18,7 @@ from idiolect.deploy.node import Node
 from idiolect.deploy.node_process import InProcess
 from idiolect.deploy.personal_models import load_personal_model, predict
 from idiolect.deploy.serve_experiment import make_messenger
-from idiolect.deploy.site import Site
+from idiolect.deploy.site import NodeSettings
 from idiolect.errors import ConfigError, DataError, DeployError, MethodError
 from idiolect.experiment.adapt import adapt
 from idiolect.experiment.build import build_federations
@@ -46,7 +46,7 @@ def digits(tmp_path_factory):
 
 def guests(home, digits, **changes):
     changes = {"policy": UNLIMITED, "packages": fed.HOST.packages, **changes}
-    sites = [Site(n, "test", home / n, str(digits / f"{n}.npz"), **changes) for n in LATE]
+    sites = [NodeSettings(n, "test", home / n, str(digits / f"{n}.npz"), **changes) for n in LATE]
     return InProcess({site.name: Node(site) for site in sites})
 
 

@@ -11,7 +11,7 @@ import torch
 from idiolect.core import checkpoint
 from idiolect.deploy import handshake, node_records, protocol
 from idiolect.deploy.node import Node
-from idiolect.deploy.site import Site
+from idiolect.deploy.site import NodeSettings
 from idiolect.experiment.components import build_method
 from idiolect.experiment.portable import export_experiment
 from idiolect.version import VERSION
@@ -77,7 +77,7 @@ def test_what_does_not_fit_is_one_word(tmp_path):
     assert code(ask(node, "open", opening(wanted, place=True))) == "format"
     assert code(ask(node, "dance")) == "protocol"
     assert code(protocol.unpack(node.answer(b"noise"))) == "format"
-    own = Site(
+    own = NodeSettings(
         "a", "test", tmp_path / "a", str(tmp_path / "absent.csv"), packages=fed.HOST.packages
     )
     assert code(ask(Node(own), "open", opening(wanted))) == "data"

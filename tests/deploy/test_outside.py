@@ -23,7 +23,7 @@ from idiolect.deploy.node import Node
 from idiolect.deploy.node_process import InProcess, NodeProcess, isolated
 from idiolect.deploy.personal_models import PersonalModel
 from idiolect.deploy.serve_experiment import ServerSettings, make_messenger, serve
-from idiolect.deploy.site import Site
+from idiolect.deploy.site import NodeSettings
 from idiolect.errors import ConfigError, DataError
 from idiolect.experiment.adapt import adapt
 from idiolect.experiment.components import build_method
@@ -137,8 +137,8 @@ def test_an_experiment_from_outside_names_built_in_things_only(evil, tmp_path):
     """On a node with a share, on one with data of its own, and on the server."""
     for name in MODELS:  # with every option written out
         assert export_experiment(parse_experiment(with_model(f'name = "{name}"')))
-    share = Site("a", "test", tmp_path / "a", "embedded", client=0, policy=UNLIMITED)
-    own = Site("b", "test", tmp_path / "b", str(tmp_path / "evil.npz"), policy=UNLIMITED)
+    share = NodeSettings("a", "test", tmp_path / "a", "embedded", client=0, policy=UNLIMITED)
+    own = NodeSettings("b", "test", tmp_path / "b", str(tmp_path / "evil.npz"), policy=UNLIMITED)
     assert opened(share, GOOD).kind == "yes"
     for what, text in FORBIDDEN.items():
         text = text.replace("FILE", str(tmp_path / "evil"))
@@ -154,7 +154,7 @@ def test_an_experiment_from_outside_names_built_in_things_only(evil, tmp_path):
 def test_a_mark_for_a_file_opens_none(evil, tmp_path):
     """Where `own` stands for a file, a file of that name is not meant."""
     (tmp_path / "own").write_bytes((tmp_path / "evil.npz").read_bytes())
-    share = Site("a", "test", tmp_path / "a", "embedded", client=0, policy=UNLIMITED)
+    share = NodeSettings("a", "test", tmp_path / "a", "embedded", client=0, policy=UNLIMITED)
     public = with_line('public = { source = "own", size = 4 }').replace("fedavg", "fedmd")
     for text in (public, with_line('source = "own"')):
         assert opened(share, text).head == {"code": "data"}
@@ -199,7 +199,7 @@ def test_no_dataset_is_fetched_because_an_experiment_names_it(tmp_path, monkeypa
     own = np.savez(tmp_path / "own.npz", x=np.zeros((9, 4), np.float32), y=np.arange(9) % 2)
     assert own is None
     for data, client in (("embedded", 0), (str(tmp_path / "own.npz"), None)):
-        site = Site("a", "test", tmp_path / "a", data, client=client, policy=UNLIMITED)
+        site = NodeSettings("a", "test", tmp_path / "a", data, client=client, policy=UNLIMITED)
         told = opened(site, with_classes(text) if client is None else text)
         assert told.head == {"code": "data"}
     assert not asked
@@ -235,7 +235,7 @@ def test_a_package_counts_that_the_operator_installed_and_named(tmp_path, monkey
     monkeypatch.setitem(sys.modules, "lab_nets", None)
     del sys.modules["lab_nets"]
     sites = {
-        name: Site(
+        name: NodeSettings(
             name, "test", home, "embedded", client=0, policy=replace(UNLIMITED, packages=packages)
         )
         for name, packages in (("a", ("lab_nets",)), ("b", ("lab",)), ("c", ()))
@@ -249,7 +249,7 @@ def test_a_package_counts_that_the_operator_installed_and_named(tmp_path, monkey
     assert import_experiment(text, reach=host.reach).model.name == "lab_nets:net"
     with pytest.raises(ConfigError, match="of a package that is allowed here; this list has other"):
         import_experiment(text, reach=Permissions(packages=("other",)))
-    assert Site.from_json(sites["a"].to_json()).reach == sites["a"].reach
+    assert NodeSettings.from_json(sites["a"].to_json()).reach == sites["a"].reach
 
 
 def test_the_lead_is_told_before_anyone_is_asked(evil, tmp_path):
@@ -278,7 +278,7 @@ def test_a_nodes_process_imports_nothing_from_where_it_works(tmp_path, monkeypat
             (folder / f"{name}.py").write_text(EVIL.format(mark=str(mark)))
     monkeypatch.chdir(home)
     monkeypatch.setenv("PYTHONPATH", f":{home.parent}:.")
-    child = NodeProcess(Site("a", "test", home, "embedded", client=0, policy=UNLIMITED))
+    child = NodeProcess(NodeSettings("a", "test", home, "embedded", client=0, policy=UNLIMITED))
     try:
         assert protocol.unpack(child.answer(b"noise")).head == {"code": "format"}
     finally:
@@ -328,7 +328,7 @@ def test_a_stored_models_module_is_imported_only_if_the_user_says_so(tmp_path, m
     monkeypatch.chdir(tmp_path)
     wanted = parse_experiment(GOOD)
     text = export_experiment(wanted)
-    site = Site("a", "test", tmp_path / "a", "embedded", client=0, policy=UNLIMITED)
+    site = NodeSettings("a", "test", tmp_path / "a", "embedded", client=0, policy=UNLIMITED)
     digests = {"FedAvg": handshake.method_fingerprint(build_method(wanted.methods[0]))}
     fed.served(wanted, InProcess({"a": Node(site), "b": Node(site_of(tmp_path))}), tmp_path / "hub")
     from idiolect.deploy.personal_models import load_personal_model
@@ -343,7 +343,7 @@ def test_a_stored_models_module_is_imported_only_if_the_user_says_so(tmp_path, m
 
 
 def site_of(folder):
-    return Site("b", "test", folder / "b", "embedded", client=1, policy=UNLIMITED)
+    return NodeSettings("b", "test", folder / "b", "embedded", client=1, policy=UNLIMITED)
 
 
 # Jobs.

@@ -13,7 +13,7 @@ from idiolect.deploy.limits import UNLIMITED
 from idiolect.deploy.node import Node
 from idiolect.deploy.node_process import InProcess
 from idiolect.deploy.serve_experiment import ServerSettings
-from idiolect.deploy.site import Site
+from idiolect.deploy.site import NodeSettings
 from idiolect.errors import DataError, DeployError
 
 TOML = """
@@ -63,7 +63,7 @@ def clinics(tmp_path):
 def nodes(tmp_path, files):
     names = [f"clinic {n}" for n in range(len(files))]
     return {
-        name: Node(Site(name, "test", tmp_path / name, str(file), policy=UNLIMITED))
+        name: Node(NodeSettings(name, "test", tmp_path / name, str(file), policy=UNLIMITED))
         for name, file in zip(names, files, strict=True)
     }
 
@@ -187,7 +187,9 @@ def test_nodes_tell_nothing_of_their_test_rows(tmp_path):
             poison = np.intersect1d(*tests).tolist() if name == "foul" else []
             assert poison or name == "clean", "every node has something to poison"
             path = write_one(own / "own.csv", place, poison)
-            site = Site(f"clinic {place}", "test", own / "state", str(path), policy=UNLIMITED)
+            site = NodeSettings(
+                f"clinic {place}", "test", own / "state", str(path), policy=UNLIMITED
+            )
             nodes[site.name] = Node(site)
         transport = InProcess(nodes)
         wanted = fed.experiment(toml=RAW.format(source=path.as_posix()))

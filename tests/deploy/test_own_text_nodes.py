@@ -14,7 +14,7 @@ from idiolect.deploy.limits import UNLIMITED
 from idiolect.deploy.node import Node
 from idiolect.deploy.node_process import InProcess
 from idiolect.deploy.personal_models import load_personal_model, predict
-from idiolect.deploy.site import Site
+from idiolect.deploy.site import NodeSettings
 from idiolect.errors import ConfigError, DataError, DeployError
 from idiolect.experiment.adapt import adapt
 
@@ -93,7 +93,7 @@ class Overheard(InProcess):
 
 def nodes(tmp_path, files):
     sites = [
-        Site(f"writer {n}", "test", tmp_path / str(n), str(f), policy=UNLIMITED)
+        NodeSettings(f"writer {n}", "test", tmp_path / str(n), str(f), policy=UNLIMITED)
         for n, f in enumerate(files)
     ]
     return Overheard({site.name: Node(site) for site in sites})

@@ -161,11 +161,11 @@ def node(
     from idiolect.deploy.flare.kits import read
     from idiolect.deploy.flare.supervisor import keep_running
     from idiolect.deploy.limits import SitePolicy, policy_path, read_site_policy
-    from idiolect.deploy.site import Site
+    from idiolect.deploy.site import NodeSettings
 
     own = read(kit, "node")
     file = policy_path(own.folder, policy)
-    site = Site(
+    site = NodeSettings(
         own.name,
         own.federation,
         own.home,

@@ -29,7 +29,7 @@ from idiolect.deploy.data_summary import ExampleForm
 from idiolect.deploy.handshake import features_fingerprint, method_fingerprint
 from idiolect.deploy.node_records import PersonalState, ReleaseLog, StateOwner
 from idiolect.deploy.protocol import MOST_EXCHANGED, Message, Refused
-from idiolect.deploy.site import NodeData, Site, load_node_data
+from idiolect.deploy.site import NodeData, NodeSettings, load_node_data
 from idiolect.engine.backend import Backend
 from idiolect.engine.deployment_runtime import ClientIdentity, ClientRuntime
 from idiolect.engine.final_exchange import Sums, without
@@ -94,7 +94,7 @@ class _JoinedRun:
 class Node:
     """Answers messages with one client's data."""
 
-    def __init__(self, site: Site) -> None:
+    def __init__(self, site: NodeSettings) -> None:
         self._site = site
         self._joined: _JoinedRun | None = None
         # Without a kit (within a process, or `--on local`) keys of secure sums are not signed.

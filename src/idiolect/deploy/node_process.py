@@ -22,7 +22,7 @@ from idiolect.deploy import protocol
 from idiolect.deploy.messenger import Transport
 from idiolect.deploy.node import Node
 from idiolect.deploy.protocol import Refused
-from idiolect.deploy.site import Site
+from idiolect.deploy.site import NodeSettings
 
 
 def isolated(environment: Mapping[str, str], folder: Path) -> dict[str, str]:
@@ -71,7 +71,7 @@ _GRACE = 5.0  # seconds a child has to end by itself
 class NodeProcess:
     """A node's process, started when it is first asked, and again after it died."""
 
-    def __init__(self, site: Site) -> None:
+    def __init__(self, site: NodeSettings) -> None:
         self._site = site
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
@@ -189,7 +189,7 @@ def main() -> None:
         return
     asked: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(questions, asked), daemon=True).start()
-    site = Site.from_json(settings.decode())
+    site = NodeSettings.from_json(settings.decode())
     with locked(site.home) as free:
         node = Node(site) if free else None
         while True:
@@ -223,7 +223,7 @@ class InProcess(Transport):
 class Processes(Transport):
     """Each node a process of this machine: a federation to try things on."""
 
-    def __init__(self, sites: Sequence[Site]) -> None:
+    def __init__(self, sites: Sequence[NodeSettings]) -> None:
         self.sites: Sequence[str] = tuple(site.name for site in sites)
         self.children = {site.name: NodeProcess(site) for site in sites}
 

@@ -22,7 +22,7 @@ from idiolect.deploy.messenger import FaultLog, Messenger, Transport, WaitPolicy
 from idiolect.deploy.node_process import Processes
 from idiolect.deploy.node_records import NOBODY
 from idiolect.deploy.server import Server, refuse_pooled
-from idiolect.deploy.site import Site
+from idiolect.deploy.site import NodeSettings
 from idiolect.engine.architecture import labels
 from idiolect.engine.backend import Backend
 from idiolect.engine.outcome import Members, Silent, Tick, Watch
@@ -358,7 +358,7 @@ def run_local(
     experiment = experiment.model_copy(update={"deploy": deploy})
     sites = [
         # One machine's own data: no site whose limits would protect it from another.
-        Site(
+        NodeSettings(
             f"node-{n}",
             "local",
             folder / "nodes" / f"node-{n}",

@@ -28,7 +28,7 @@ from idiolect.experiment.untrusted import Permissions
 
 
 @dataclass(frozen=True)
-class Site:
+class NodeSettings:
     """A node's own settings; nothing of it leaves the node but its name."""
 
     name: str
@@ -62,7 +62,7 @@ class Site:
         return json.dumps(plain)
 
     @classmethod
-    def from_json(cls, text: str) -> "Site":
+    def from_json(cls, text: str) -> "NodeSettings":
         """Read what `to_json` wrote."""
         try:
             plain = json.loads(text)
@@ -120,7 +120,7 @@ class NodeData:
         return dataclasses.replace(self, federations=tuple(made))
 
 
-def load_node_data(site: Site, text: str, place: int, newcomer: bool = False) -> NodeData:
+def load_node_data(site: NodeSettings, text: str, place: int, newcomer: bool = False) -> NodeData:
     """Read a node's data as an experiment asks; `place` is the node's number among all."""
     parse_untrusted(text, site.reach)  # before anything is looked at
     if newcomer and site.client is not None:
@@ -131,7 +131,7 @@ def load_node_data(site: Site, text: str, place: int, newcomer: bool = False) ->
     return _share(site, text) if site.client is not None else _own(site, text, place)
 
 
-def _share(site: Site, text: str) -> NodeData:
+def _share(site: NodeSettings, text: str) -> NodeData:
     """Take one client's share of the experiment's own partition, as a simulation divides it."""
     client, wanted = site.client or 0, source_of(text)
     if site.data != wanted:
@@ -150,7 +150,7 @@ def _share(site: Site, text: str) -> NodeData:
     return NodeData(experiment, client, own, held[0].dataset.name, held[0].clients)
 
 
-def _given(site: Site) -> tuple[str, ...]:
+def _given(site: NodeSettings) -> tuple[str, ...]:
     """Return the data that the operator named: no other is downloaded because a run names it."""
     return tuple(name for name in (site.data, site.public) if name is not None)
 
@@ -179,7 +179,7 @@ def _compact(federation: Federation, client: int) -> Federation:
     )
 
 
-def _own(site: Site, text: str, place: int) -> NodeData:
+def _own(site: NodeSettings, text: str, place: int) -> NodeData:
     """Read the node's own file; classes are the experiment's, so that labels mean the same."""
     if site.data in SOURCES:
         raise DataError(
@@ -222,7 +222,7 @@ def _own(site: Site, text: str, place: int) -> NodeData:
     return dataclasses.replace(found, seen=seen)
 
 
-def _held(site: Site, experiment: Experiment, dataset: Dataset, place: int) -> NodeData:
+def _held(site: NodeSettings, experiment: Experiment, dataset: Dataset, place: int) -> NodeData:
     """Make one client of all rows, with the public examples beside them."""
     data, public = experiment.data, None
     if data.public is not None:

@@ -34,7 +34,7 @@ from idiolect.deploy.protocol import Refused
 from idiolect.deploy.serve_experiment import ServerSettings, make_messenger, serve
 from idiolect.deploy.server import RestartNeeded
 from idiolect.deploy.signing import Authority, Identity, NodeChannel, ServerChannel
-from idiolect.deploy.site import Site
+from idiolect.deploy.site import NodeSettings
 from idiolect.engine.outcome import Silent, Tick
 from idiolect.errors import ConfigError, DeployError, IdiolectError
 
@@ -105,7 +105,9 @@ class NodeSide:
                 if not path.is_file():
                     raise Refused("data", f"{path} is missing; start with `idiolect node`")
                 # Whatever the file says: over this engine a node has the identity of its kit.
-                site = dataclasses.replace(Site.from_json(path.read_text()), kit=root.resolve())
+                site = dataclasses.replace(
+                    NodeSettings.from_json(path.read_text()), kit=root.resolve()
+                )
                 self._child = NodeProcess(site)
             return self._child
 

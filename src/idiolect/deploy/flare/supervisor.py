@@ -15,7 +15,7 @@ from idiolect.deploy.flare.job_layout import MODULES
 from idiolect.deploy.flare.kits import HOST_FILE, NODE_FILE, MemberKit, settle
 from idiolect.deploy.node_process import isolated, locked
 from idiolect.deploy.serve_experiment import ServerSettings
-from idiolect.deploy.site import Site
+from idiolect.deploy.site import NodeSettings
 from idiolect.errors import DeployError
 
 Say = Callable[[str], None]
@@ -36,14 +36,14 @@ _SIGNS = {
 }
 
 
-def keep_running(kit: MemberKit, own: Site | ServerSettings, say: Say) -> None:
+def keep_running(kit: MemberKit, own: NodeSettings | ServerSettings, say: Say) -> None:
     """Run a kit's process until interrupted, starting it again whenever it ends by itself.
 
     `own` is what the operator says of this machine.
     """
     require()
     settle(kit)
-    name = NODE_FILE if isinstance(own, Site) else HOST_FILE
+    name = NODE_FILE if isinstance(own, NodeSettings) else HOST_FILE
     write_whole(kit.home / name, own.to_json().encode())
     with locked(kit.home / "parent", 1.0) as free:
         if not free:
