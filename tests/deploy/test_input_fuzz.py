@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save
 
 from idiolect.core import checkpoint
-from idiolect.deploy import compression, protocol, server
+from idiolect.deploy import compression, node, protocol
 from idiolect.deploy.data_summary import ExampleForm
 from idiolect.deploy.flare import kits
 from idiolect.deploy.protocol import Refused
@@ -148,7 +148,7 @@ def test_any_form_and_any_sums_are_read_or_refused(told, key):
             pass
     for one in (told, {"x": told}):
         try:
-            server.read_sums(one)
+            node._read_sums(one)
         except Refused:
             pass
 
