@@ -4,6 +4,7 @@ import ast
 import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import idiolect
@@ -166,3 +167,23 @@ import idiolect.methods, idiolect.models, idiolect.engine.rounds, idiolect.data
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_name_stands_for_one_thing():
+    """No two classes, and no two files, have the same name."""
+    names = [("file", path.stem) for path in FILES if not path.stem.startswith("__")]
+    for path in FILES:
+        kinds = [node for node in ast.walk(ast.parse(path.read_text())) if hasattr(node, "bases")]
+        names += [("class", node.name) for node in kinds]
+    twice = sorted(name for name, count in Counter(names).items() if count > 1)
+    assert not twice, twice
+
+
+def test_files_that_the_pages_for_engineers_name_are_there():
+    root = HOME.parents[1]
+    for page in ("docs/first-hour.md", "CONTRIBUTING.md"):
+        for named in re.findall(
+            r"`([a-z_/]+\.(?:py|md)|[a-z_]+/[a-z_]+/)`", (root / page).read_text()
+        ):
+            places = (HOME / named, root / named, root / "docs" / named)
+            assert any(place.exists() for place in places), f"{page} names {named}"
