@@ -7,7 +7,7 @@ from torch.func import functional_call, grad, vmap
 
 from idiolect.core import losses
 from idiolect.errors import DataError
-from idiolect.models.text import LSTM, KimCNN, NextWord
+from idiolect.models.text_networks import LSTM, KimCNN, NextWord
 
 WORDS = [f"w{n}" for n in range(30)]
 

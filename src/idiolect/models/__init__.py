@@ -8,7 +8,7 @@ from idiolect.models.check import check, group_norm_instead, masked_batch_norm_i
 from idiolect.models.feedforward import DNN, MLR, AlexNet, LeNet5, McMahanCNN
 from idiolect.models.resnet import ResNet18
 from idiolect.models.shufflenet import ShuffleNetV2
-from idiolect.models.text import KimCNN, NextWord
+from idiolect.models.text_networks import KimCNN, NextWord
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
     "mlr": MLR,
