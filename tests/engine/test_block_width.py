@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from idiolect.engine import blocks
+from idiolect.engine import block_runner
 
 
 class Clock:
@@ -19,7 +19,7 @@ class Clock:
 def clock(monkeypatch):
     """A busy machine must not decide these tests."""
     Clock.now = 0.0
-    monkeypatch.setattr(blocks, "time", SimpleNamespace(perf_counter=Clock()))
+    monkeypatch.setattr(block_runner, "time", SimpleNamespace(perf_counter=Clock()))
 
 
 class Work:
@@ -46,24 +46,24 @@ class Work:
 )
 def test_the_fastest_per_client_is_chosen(cost, most, best, monkeypatch):
     work = Work(cost)
-    assert blocks.choose_width(work, most, "key", None) == best
+    assert block_runner.choose_width(work, most, "key", None) == best
     assert max(work.tried) == most and min(work.tried) == 1
 
 
 def test_hopeless_widths_are_not_tried_again():
     work = Work(lambda wide: 1 if wide == 1 else 10)
-    blocks.choose_width(work, 4, "key", None)
+    block_runner.choose_width(work, 4, "key", None)
     assert work.tried.count(4) == 1 < work.tried.count(1)
 
 
 def test_a_choice_is_kept_on_disk_for_its_key(tmp_path):
     cache = tmp_path / "deep" / "widths.json"
     first = Work(lambda wide: 4 / wide)
-    assert blocks.choose_width(first, 16, "this work", cache) == 16
+    assert block_runner.choose_width(first, 16, "this work", cache) == 16
     again = Work(lambda wide: 4 * wide)
-    assert blocks.choose_width(again, 16, "this work", cache) == 16 and not again.tried
-    assert blocks.choose_width(again, 5, "this work", cache) == 5 and not again.tried
-    assert blocks.choose_width(Work(lambda wide: 0.5 * wide), 4, "other work", cache) == 1
+    assert block_runner.choose_width(again, 16, "this work", cache) == 16 and not again.tried
+    assert block_runner.choose_width(again, 5, "this work", cache) == 5 and not again.tried
+    assert block_runner.choose_width(Work(lambda wide: 0.5 * wide), 4, "other work", cache) == 1
     assert sorted(json.loads(cache.read_text()).values()) == [1, 16]
     assert not list(cache.parent.glob("*.part"))
 
@@ -74,16 +74,14 @@ def test_a_choice_is_kept_on_disk_for_its_key(tmp_path):
 def test_a_damaged_cache_costs_one_measurement(tmp_path, damage):
     cache = tmp_path / "widths.json"
     work = Work(lambda wide: 2 / wide)
-    blocks.choose_width(work, 4, "key", cache)
+    block_runner.choose_width(work, 4, "key", cache)
     (key,) = json.loads(cache.read_text())
     cache.write_text(damage.replace("KEY", key))
-    assert blocks.choose_width(work, 4, "key", cache) == 4
+    assert block_runner.choose_width(work, 4, "key", cache) == 4
     assert json.loads(cache.read_text())[key] == 4
 
 
 def test_a_cache_that_cannot_be_written_is_done_without(tmp_path):
     (tmp_path / "file").touch()
-    assert (
-        blocks.choose_width(Work(lambda wide: 2 / wide), 4, "key", tmp_path / "file" / "x.json")
-        == 4
-    )
+    cache = tmp_path / "file" / "x.json"
+    assert block_runner.choose_width(Work(lambda wide: 2 / wide), 4, "key", cache) == 4

@@ -4,14 +4,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from idiolect.engine.blocks import PADDING, cut
+from idiolect.engine.block_runner import PADDING, cut_blocks
 
 lengths = st.lists(st.integers(0, 60), min_size=1, max_size=40).map(lambda x: sorted(x)[::-1])
 
 
 @given(lengths, st.integers(1, 45))
 def test_blocks_cover_everyone_in_order_within_the_span(lengths, span):
-    cuts = cut(lengths, span)
+    cuts = cut_blocks(lengths, span)
     assert [n for first, last in cuts for n in range(first, last)] == list(range(len(lengths)))
     assert all(1 <= last - first <= span for first, last in cuts)
 
@@ -19,7 +19,7 @@ def test_blocks_cover_everyone_in_order_within_the_span(lengths, span):
 @given(lengths)
 def test_little_is_padded_or_many_blocks_were_made(lengths):
     """A block is as long as its first client; a client without examples still costs a step."""
-    cuts = cut(lengths, len(lengths))
+    cuts = cut_blocks(lengths, len(lengths))
     real = [max(1, length) for length in lengths]
     planned = sum(real[first] * (last - first) for first, last in cuts)
     assert 1 - sum(real) / planned <= PADDING + 1e-9 or len(cuts) == 8
@@ -39,9 +39,9 @@ def test_little_is_padded_or_many_blocks_were_made(lengths):
     ],
 )
 def test_cuts_by_hand(lengths, span, expected):
-    assert cut(lengths, span) == expected
+    assert cut_blocks(lengths, span) == expected
 
 
 def test_the_cut_is_the_best_for_its_number_of_blocks():
     """8 4 4 2 2 2: two blocks plan 8 + 20 = 28 of 22 real; three plan all of it exactly."""
-    assert cut([8, 4, 4, 2, 2, 2], 6) == [(0, 1), (1, 3), (3, 6)]
+    assert cut_blocks([8, 4, 4, 2, 2, 2], 6) == [(0, 1), (1, 3), (3, 6)]

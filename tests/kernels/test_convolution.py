@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch.func import grad, vmap
 from torch.nn import functional as F
 
-from idiolect.kernels import conv_relu_pool, convolution, convolution_cuda, replace_layers
+from idiolect.core import network
+from idiolect.kernels import conv_relu_pool, convolution, convolution_cuda
 from idiolect.kernels.convolution import PLAIN
 from idiolect.kernels.convolution_cuda import ConvShape
 from idiolect.kernels.vmap_rules import call
@@ -156,9 +157,7 @@ def test_quicken_replaces_plain_layers_alone() -> None:
     ]
     model = nn.Sequential(*every)
     names = list(model.state_dict())
-    quick = [
-        type(layer) is convolution.StackedConv2d for layer in replace_layers.replace_layers(model)
-    ]
+    quick = [type(layer) is convolution.StackedConv2d for layer in network.replace_layers(model)]
     assert quick == [True, True, False, False, False, False, False, False]
     assert list(model.state_dict()) == names
 
@@ -183,9 +182,9 @@ def test_layers_in_a_row_are_run_as_one_where_they_are_plain() -> None:
         return layer(x).relu()  # type: ignore[no-any-return]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(replace_layers, "conv_relu_pool", pooled)
-        patch.setattr(replace_layers, "conv_relu", cut)
-        torch.testing.assert_close(replace_layers.replace_layers(model)(x), expected)
+        patch.setattr(network, "conv_relu_pool", pooled)
+        patch.setattr(network, "conv_relu", cut)
+        torch.testing.assert_close(network.replace_layers(model)(x), expected)
     assert seen == [("pooled", every[0]), ("cut", every[3])]
     assert list(model.state_dict()) == names
 

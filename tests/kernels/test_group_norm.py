@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torch.func import grad, vmap
 from torch.nn import functional as F
 
-from idiolect.kernels import group_norm, replace_layers
+from idiolect.core import network
+from idiolect.kernels import group_norm
 from idiolect.kernels.group_norm import GroupNormSizes
 from idiolect.kernels.vmap_rules import call
 from idiolect.models import MODELS
@@ -92,7 +93,7 @@ def test_networks_are_the_same(name: str) -> None:
         return [model(x), *gradients]
 
     expected = seen()
-    replace_layers.replace_layers(model)
+    network.replace_layers(model)
     assert any(isinstance(layer, group_norm.StackedGroupNorm) for layer in model.modules())
     for left, right in zip(seen(), expected, strict=True):
         torch.testing.assert_close(left, right, rtol=1e-7, atol=1e-9)
@@ -104,7 +105,7 @@ def test_relu_is_part_of_it() -> None:
     x = torch.randn(3, 4, 5, 5)
     expected = model(x)
     met: list[bool] = []
-    replace_layers.replace_layers(model)
+    network.replace_layers(model)
 
     def note(
         layer: nn.GroupNorm, x: Tensor, relu: bool, own: Fn = group_norm._normalised
@@ -123,9 +124,7 @@ def test_plain_layers_alone_are_replaced() -> None:
         pass
 
     model = nn.Sequential(nn.GroupNorm(2, 4), nn.GroupNorm(2, 4, affine=False), Own(2, 4))
-    quick = [
-        type(layer) is group_norm.StackedGroupNorm for layer in replace_layers.replace_layers(model)
-    ]
+    quick = [type(layer) is group_norm.StackedGroupNorm for layer in network.replace_layers(model)]
     assert quick == [True, False, False]
 
 

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torch.func import grad, vmap
 from torch.nn import functional as F
 
-from idiolect.kernels import linear, replace_layers
+from idiolect.core import network
+from idiolect.kernels import linear
 from idiolect.kernels.linear import LinearSizes
 from idiolect.kernels.vmap_rules import call
 
@@ -89,7 +90,7 @@ def test_a_layer_and_relu_at_once() -> None:
     model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
     x = torch.randn(5, 3)
     expected, deep = model(x), model(x[None])
-    replace_layers.replace_layers(model)
+    network.replace_layers(model)
     assert torch.equal(model(x), expected) and torch.equal(model(x[None]), deep)
     first = model[0]
     together = vmap(lambda x: linear.linear_relu(first, x))(x[None].expand(2, 5, 3))  # type: ignore[arg-type]
@@ -104,7 +105,7 @@ def test_plain_layers_alone_are_replaced() -> None:
     model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2, bias=False), Own(2, 2))
     x = torch.randn(4, 5, 3)
     expected = model(x)
-    quick = [type(layer) is linear.StackedLinear for layer in replace_layers.replace_layers(model)]
+    quick = [type(layer) is linear.StackedLinear for layer in network.replace_layers(model)]
     assert quick == [True, False, False]
     assert torch.equal(model(x), expected)
 

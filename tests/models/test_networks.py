@@ -9,10 +9,10 @@ from torch.nn import functional as F
 
 import worlds
 from idiolect.core.client import Network
+from idiolect.engine.architecture import mappable
 from idiolect.errors import MethodError, ModelError
 from idiolect.methods import METHODS, FedAvg
 from idiolect.models import DNN, MLR, MODELS, LeNet5, McMahanCNN, check, group_norm_instead
-from idiolect.models.check import mappable
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ from idiolect.data import Dataset, Federation, federate, load
 from idiolect.engine.architecture import Architecture
 from idiolect.engine.backend import Backend
 from idiolect.engine.batch_plan import narrowed
-from idiolect.engine.blocks import cut
+from idiolect.engine.block_runner import cut_blocks
 from idiolect.engine.rounds import SeededRun, Simulation
 from idiolect.errors import IdiolectError
 from idiolect.methods import FedAvg, FedPer, PersFL
@@ -278,7 +278,7 @@ def padding(seeds: int = 5, batch: int = 128) -> list[dict[str, Any]]:
 def padded_share(sizes: list[int], batch: int, blocks: bool = True) -> float:
     """Return the share of an epoch's places that hold no example; `blocks`: cut by length."""
     line = sorted(sizes, reverse=True)
-    cuts = cut(line, len(line)) if blocks else [(0, len(line))]
+    cuts = cut_blocks(line, len(line)) if blocks else [(0, len(line))]
     planned = sum(
         (last - first) * -(-line[first] // batch) * narrowed(batch, line[first])
         for first, last in cuts

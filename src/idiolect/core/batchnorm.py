@@ -6,14 +6,16 @@ running statistics are leaves of the parameters' tree that no gradient reaches: 
 holds how far they drift instead (`tree.Drift`), and the step that applies it moves them.
 """
 
+import copy
 import math
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from idiolect.core import tree
 from idiolect.errors import ModelError
@@ -199,3 +201,72 @@ def parameters(params: tree.Tree) -> tree.Params:
 def _along(channels: Tensor, x: Tensor) -> Tensor:
     """Lay a value per channel along the second axis of x."""
     return channels.reshape(-1, *[1] * (x.dim() - 2))
+
+
+# Torch's own layers are refused before training, or replaced.
+
+
+def check(model: nn.Module) -> None:
+    """Refuse what would be silently wrong: layers whose result depends on padded examples."""
+    for name, layer in model.named_modules():
+        if _sees_the_batch(layer):
+            masked = (
+                ", or masked_batch_norm_instead(model) to keep batch normalisation"
+                if isinstance(layer, _BatchNorm)
+                else ""
+            )
+            raise ModelError(
+                f"layer {name!r} is {type(layer).__name__}, whose statistics would take in padding "
+                "and never be averaged; use idiolect.models.group_norm_instead(model), which "
+                f"returns the network with every such layer replaced{masked}"
+            )
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise ModelError(f"{type(model).__name__} has no trainable parameter; give it a layer")
+
+
+def _sees_the_batch(layer: nn.Module) -> bool:
+    return isinstance(layer, _BatchNorm) or (
+        isinstance(layer, _NormBase) and layer.track_running_stats
+    )
+
+
+def masked_batch_norm_instead(model: nn.Module) -> nn.Module:
+    """Return a copy with each batch normalisation of torch replaced by one that heeds padding.
+
+    Weights and running statistics are taken over. Evaluation goes by running statistics, also where
+    torch's layer kept none, since a prediction must not depend on what else is in the batch.
+    """
+    return with_layers_replaced(model, _BatchNorm, _masked)
+
+
+def with_layers_replaced(
+    model: nn.Module, kind: type[_NormBase], other: Callable[[Any], nn.Module]
+) -> nn.Module:
+    """Copy a network with its layers of a kind replaced, where they see the batch."""
+    if isinstance(model, kind):
+        return other(model)
+    model = copy.deepcopy(model)
+    for parent in list(model.modules()):
+        for name, child in parent.named_children():
+            if isinstance(child, kind) and _sees_the_batch(child):
+                setattr(parent, name, other(child))
+    return model
+
+
+def _masked(layer: _BatchNorm) -> BatchNorm:
+    if layer.momentum is None:
+        raise ModelError(
+            f"{type(layer).__name__} has momentum None: an average over all batches so far, whose "
+            "number cannot be averaged over clients; give it a momentum such as 0.1"
+        )
+    masked = BatchNorm(layer.num_features, layer.eps, layer.momentum, layer.affine)
+    if layer.affine:
+        masked.weight, masked.bias = (
+            nn.Parameter(p.detach().clone(), p.requires_grad) for p in (layer.weight, layer.bias)
+        )
+    if layer.running_mean is not None and layer.running_var is not None:
+        masked.running_mean, masked.running_var = (
+            layer.running_mean.clone(),
+            layer.running_var.clone(),
+        )
+    return masked.train(layer.training)

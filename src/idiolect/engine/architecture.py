@@ -10,13 +10,15 @@ import torch
 from torch import Tensor, nn
 
 from idiolect.core import tree
+from idiolect.core.batchnorm import check
 from idiolect.core.client import Network
 from idiolect.core.method import Method, Setup
 from idiolect.data.dataset import Dataset
 from idiolect.data.federation import TrainData
 from idiolect.engine.backend import Backend
 from idiolect.errors import IdiolectError, MethodError, ModelError
-from idiolect.models.check import check, mappable
+
+_RECURRENT = (nn.RNNBase, nn.RNNCellBase)
 
 Build = Callable[[], nn.Module]
 
@@ -228,3 +230,14 @@ def _setup(
         public is not None and public.classes == train_data.dataset.classes,
         seed,
     )
+
+
+def mappable(model: nn.Module) -> str:
+    """Return why vmap cannot map this network, or an empty string where it can."""
+    for name, layer in model.named_modules():
+        if isinstance(layer, _RECURRENT):
+            return (
+                f"layer {name!r} is {type(layer).__name__}, which torch cannot vmap; its clients "
+                "are trained one after the other"
+            )
+    return ""

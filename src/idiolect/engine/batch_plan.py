@@ -16,7 +16,6 @@ from torch import Tensor
 
 from idiolect.core import randomness
 from idiolect.core.client import Plan, Pool, Request
-from idiolect.engine.rng import generators
 from idiolect.errors import MethodError
 from idiolect.kernels import permutations
 from idiolect.kernels.compiled import attempt
@@ -410,7 +409,9 @@ def _orders(
     The last batch of an epoch may be short; a client without data has no step.
     """
     keys = [(own.seed, BATCHES, round, own.client, request.call) for own in members]
-    draws: Iterator[Any] = generators(keys) if request.shuffled else iter([None] * len(keys))
+    draws: Iterator[Any] = (
+        randomness.generators(keys) if request.shuffled else iter([None] * len(keys))
+    )
     for own, draw, count, wanted in zip(members, draws, counts, steps, strict=True):
         per_epoch = -(-count // request.batch)
         order = np.full((-(-wanted // max(per_epoch, 1)), per_epoch * request.batch), -1, np.int64)

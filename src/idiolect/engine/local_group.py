@@ -18,11 +18,17 @@ from idiolect.core.capabilities import ArchitectureState, has
 from idiolect.core.client import Network, Pool
 from idiolect.core.tree import Tree
 from idiolect.core.wrap import sums
-from idiolect.engine import blocks
 from idiolect.engine.architecture import BuiltNetworks
 from idiolect.engine.backend import Backend, device_ints, multiplying
 from idiolect.engine.batch_plan import ClientRows
-from idiolect.engine.block_runner import Block, BlockRunner, SharedInput
+from idiolect.engine.block_runner import (
+    TRIAL_STEPS,
+    Block,
+    BlockRunner,
+    SharedInput,
+    choose_width,
+    cut_blocks,
+)
 from idiolect.engine.client_group import (
     SERVER,
     Answer,
@@ -99,7 +105,7 @@ class LocalGroup(ClientGroup):
         if not members:
             return
         samples = _samples(requests, keys, round)
-        cuts = blocks.cut(lengths, self._width or self.widths.get("step", len(members)))
+        cuts = cut_blocks(lengths, self._width or self.widths.get("step", len(members)))
         for runner, (first, last) in zip(runners, cuts, strict=False):
             runner.prepare(members[first:last], round, samples[first:last])
 
@@ -168,7 +174,7 @@ class LocalGroup(ClientGroup):
                 self.widths[task.kind] = width
 
     def _run_blocks(self, task: ClientTask, cohort: "CohortSlice", width: int) -> Tree:
-        cuts = blocks.cut(cohort.lengths, width)
+        cuts = cut_blocks(cohort.lengths, width)
         runners = []
         # Past so many blocks they share runners in turn, so that a runner is always of one thread.
         for number in range(min(len(cuts), _MOST_RUNNERS * len(self._networks))):
@@ -240,10 +246,10 @@ class LocalGroup(ClientGroup):
             key = f"{kind} {most} {cohort.form()} {about}"
             cache = self._backend.cache
             trial = partial(self._trial, task, cohort, {})
-            self.widths[kind] = blocks.choose_width(trial, most, key, cache)
+            self.widths[kind] = choose_width(trial, most, key, cache)
             if self.widths[kind] == 1 and kind == "step" and self._pools["train"].x.dim() == 4:
                 trial = partial(self._trial, task, cohort, {}, 1)
-                chosen = blocks.choose_width(trial, _CHANNELS_LAST, f"layout {key}", cache)
+                chosen = choose_width(trial, _CHANNELS_LAST, f"layout {key}", cache)
                 self.widths[_LAYOUT] = chosen
         return self.widths[kind]
 
@@ -263,7 +269,7 @@ class LocalGroup(ClientGroup):
         count = 1 if width > 1 else min(4 * len(self._networks), len(cohort.keys))
         key = width, layout
         if key not in known:
-            steps = blocks.TRIAL_STEPS
+            steps = TRIAL_STEPS
             known[key] = [self._runner(task, width, n, steps, layout) for n in range(count)]
         if width > 1:
             cohort.run(known[key][0], 0, width)

@@ -4,8 +4,9 @@ from collections.abc import Callable
 
 from torch import nn
 
-from idiolect.models.check import check, group_norm_instead, masked_batch_norm_instead
+from idiolect.core.batchnorm import check, masked_batch_norm_instead
 from idiolect.models.feedforward import DNN, MLR, AlexNet, LeNet5, McMahanCNN
+from idiolect.models.layers import group_norm_instead
 from idiolect.models.resnet import ResNet18
 from idiolect.models.shufflenet import ShuffleNetV2
 from idiolect.models.text_networks import KimCNN, NextWord

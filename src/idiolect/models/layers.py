@@ -4,8 +4,9 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 
-from idiolect.core.batchnorm import BatchNorm
+from idiolect.core.batchnorm import BatchNorm, with_layers_replaced
 from idiolect.errors import ModelError
 
 Norm = Literal["group", "batch"]
@@ -67,3 +68,17 @@ class Pointwise(nn.Conv2d):
 def convolution(inside: int, out: int, stride: int = 1, groups: int = 1) -> nn.Conv2d:
     """Make a 3×3 convolution that keeps the size but for its stride; the norm after it shifts."""
     return nn.Conv2d(inside, out, 3, stride, padding=1, groups=groups, bias=False)
+
+
+def group_norm_instead(model: nn.Module, groups: int = 8) -> nn.Module:
+    """Return a copy with each batch normalisation replaced by group normalisation.
+
+    Group normalisation looks at one example at a time, so neither padding nor averaging over
+    clients can disturb it. `groups` is lowered where it does not divide a layer's channels.
+    """
+    return with_layers_replaced(model, _NormBase, lambda layer: _group_norm(layer, groups))
+
+
+def _group_norm(layer: _NormBase, groups: int) -> nn.GroupNorm:
+    channels = layer.num_features
+    return nn.GroupNorm(dividing(groups, channels), channels, affine=layer.affine)
