@@ -66,7 +66,7 @@ def test_one_sites_statistics_do_not_move_the_others(lie, methods, tmp_path):
     assert np.abs(told["shift"]).max() < 0.5  # the honest clinics' columns have mean 0 and spread 1
     assert 0.7 < min(told["scale"]) and max(told["scale"]) < 1.5
     (found,) = content["methods"].values()
-    assert "clinic-0 told means or deviations far" in found["notices"][0] and not counted
+    assert "clinic-0 sent means or deviations far" in found["notices"][0] and not counted
     assert np.mean([one["global"]["accuracy"] for one in found["seeds"][0]["clients"][1:]]) > 0.8
 
 

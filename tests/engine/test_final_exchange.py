@@ -72,7 +72,7 @@ def heard(verdict):
 def test_each_hears_the_sum_of_the_others(kind):
     _, (verdict,) = judged(Teller(), kind=kind, width=4)
     np.testing.assert_allclose(heard(verdict), (SIZES.sum() - SIZES) / 10, atol=1e-6)
-    assert verdict.told["size"] == pytest.approx(2.8)
+    assert verdict.exchange_sums["size"] == pytest.approx(2.8)
     # Two numbers of 8 bytes and one more down; the same in single precision up.
     assert verdict.traffic == (0, 6 * 3 * 8, 6 * 3 * 4, 0)
 
@@ -162,7 +162,7 @@ def test_candidates_that_are_not_held_are_trained_again(monkeypatch, float64):
         simulation.advance()
         trainings.append(0)
         (verdict,) = simulation.evaluate([world.test_data], keep=True)
-        ends.append(([models for _, models in verdict.deployed], dict(verdict.told)))
+        ends.append(([models for _, models in verdict.deployed], dict(verdict.exchange_sums)))
     assert trainings[1] - 1 == 2 * (trainings[0] - 1) > 0  # the last client's is one, in both
     assert tree.equal(*ends)
 
@@ -172,12 +172,12 @@ def test_newcomers_hear_those_who_were_there():
     world = worlds.federation()
     simulation = worlds.simulation(Teller(), world)
     (verdict,) = simulation.evaluate([world.test_data], newcomers=True)
-    assert np.isnan(heard(verdict)).all() and not verdict.told
+    assert np.isnan(heard(verdict)).all() and not verdict.exchange_sums
     sums = {"size": torch.tensor(3.5).double(), "both": torch.zeros(2).double()}
-    simulation.told = [sums]
+    simulation.exchange_sums = [sums]
     (verdict,) = simulation.evaluate([world.test_data], newcomers=True)
     assert heard(verdict).tolist() == [3.5] * 6
-    simulation.told = [{"size": torch.zeros(3).double()}]
+    simulation.exchange_sums = [{"size": torch.zeros(3).double()}]
     with pytest.raises(MethodError, match="came as the sum of what others told"):
         simulation.evaluate([world.test_data], newcomers=True)
 
@@ -201,4 +201,4 @@ def test_wrappers_hand_on_but_not_past_what_hides_clients():
     np.testing.assert_allclose(heard(verdict), (SIZES.sum() - SIZES) / 10, atol=1e-6)
     method = Aggregated(Teller(), Private(noise=1.0))
     _, (verdict,) = judged(dataclasses.replace(method))
-    assert np.isnan(heard(verdict)).all() and not verdict.told
+    assert np.isnan(heard(verdict)).all() and not verdict.exchange_sums

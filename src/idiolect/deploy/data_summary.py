@@ -56,25 +56,28 @@ class ExampleForm:
         )
 
     @classmethod
-    def read(cls, told: Any) -> "ExampleForm":
+    def read(cls, given: Any) -> "ExampleForm":
         """Read the form out of a message, trusting nothing in it."""
-        good = isinstance(told, dict) and set(told) == set(cls.__dataclass_fields__)
+        good = isinstance(given, dict) and set(given) == set(cls.__dataclass_fields__)
         if not (
             good
-            and is_list(told["shape"], int)
-            and is_list(told["classes"], str)
-            and told["classes"]
-            and told["shape"]
-            and is_list(told["words"], str)
-            and all(isinstance(told[key], bool) for key in ("sequential", "public_labels"))
-            and (told["public"] is None or (isinstance(told["public"], int) and told["public"] > 0))
-            and all(is_text(one) for one in (*told["classes"], *told["words"]))
-            and told["dtype"] in _DTYPES
-            and 0 < math.prod(told["shape"]) <= _NUMBERS
-            and all(size > 0 for size in told["shape"])
+            and is_list(given["shape"], int)
+            and is_list(given["classes"], str)
+            and given["classes"]
+            and given["shape"]
+            and is_list(given["words"], str)
+            and all(isinstance(given[key], bool) for key in ("sequential", "public_labels"))
+            and (
+                given["public"] is None
+                or (isinstance(given["public"], int) and given["public"] > 0)
+            )
+            and all(is_text(one) for one in (*given["classes"], *given["words"]))
+            and given["dtype"] in _DTYPES
+            and 0 < math.prod(given["shape"]) <= _NUMBERS
+            and all(size > 0 for size in given["shape"])
         ):
             raise Refused("format", "data described in another form")
-        return cls(**told)
+        return cls(**given)
 
     def plain(self) -> dict[str, Any]:
         """Return the form as JSON has it."""
@@ -207,10 +210,10 @@ def read_scalings(path: Path, seeds: int) -> list[Scaling]:
 def refuse_impossible(site: str, answer: Answer, entry: NodeEntry, seeds: int) -> None:
     """Refuse a node's statistics that are impossible for its stated data."""
     try:
-        told = read_statistics(answer, seeds)
+        given = read_statistics(answer, seeds)
     except DeployError as error:
         raise Refused("statistics", f"{site}: {error}") from error
-    for one, sizes in zip(told, entry.sizes, strict=True):
+    for one, sizes in zip(given, entry.sizes, strict=True):
         if isinstance(one, Moments):
             _refuse_impossible(site, one, sizes[0], entry.form)
 

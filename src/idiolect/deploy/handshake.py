@@ -238,7 +238,7 @@ class NodeRegistry:
         found, far = joined(moments, robust)
         for site in far:
             text = (
-                f"{site} told means or deviations far from the other sites'; the columns in which "
+                f"{site} sent means or deviations far from the other sites'; the columns in which "
                 "it did are scaled by the median over the sites: check its units and its data"
             )
             if text not in self.remarks:

@@ -86,7 +86,7 @@ def find_model(
         text = Text(words=own, length=first.form.shape[0], next_word=first.form.sequential)
     unscaled = one.data.model_copy(update={"classes": classes, "normalise": None, "text": text})
     patience = {key: getattr(one.deploy, key) for key in _KEPT}
-    told = one.model_copy(
+    shortened = one.model_copy(
         update={
             "seeds": (run.seed,),
             "cohort": None,
@@ -96,7 +96,7 @@ def find_model(
         }
     )
     place = network_index(experiment, wanted.network)
-    return AvailableModel(experiment_toml(told), experiment, table, run, model, place, folder)
+    return AvailableModel(experiment_toml(shortened), experiment, table, run, model, place, folder)
 
 
 def adapt_nodes(

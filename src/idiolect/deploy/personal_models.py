@@ -75,8 +75,8 @@ def save_personal_model(
     same = known.get("run") == about.run
     labels: dict[str, list[int]] = known.get("labels", {}) if same else {}
     seeds = sorted({*labels.get(about.label, []), about.seed})
-    told = {"run": about.run, "labels": {**labels, about.label: seeds}}
-    checkpoint.write_whole(latest, (json.dumps(told, indent=1) + "\n").encode())
+    content = {"run": about.run, "labels": {**labels, about.label: seeds}}
+    checkpoint.write_whole(latest, (json.dumps(content, indent=1) + "\n").encode())
     return path
 
 

@@ -353,7 +353,7 @@ def run_local(
     given = experiment.data.public
     public = None if given is None or given.source in SOURCES else given.source
     own = trust_named_code(experiment.model_dump())
-    told: dict[str, Any] = {"packages": own.packages, "folders": own.folders, "public": public}
+    settings: dict[str, Any] = {"packages": own.packages, "folders": own.folders, "public": public}
     deploy = experiment.deploy.model_copy(update={"packages": own.packages})
     experiment = experiment.model_copy(update={"deploy": deploy})
     sites = [
@@ -365,7 +365,7 @@ def run_local(
             source,
             client=n,
             policy=UNLIMITED,
-            **told,
+            **settings,
         )
         for n in range(clients)
     ]
@@ -374,10 +374,10 @@ def run_local(
     try:
         text = export_experiment(experiment)
         calls, watch = (
-            make_messenger(transport, text, folder, ServerSettings(**told)),
+            make_messenger(transport, text, folder, ServerSettings(**settings)),
             _PrintProgress(say),
         )
-        serve(calls, text, run, folder, only=only, watch=watch, host=ServerSettings(**told))
+        serve(calls, text, run, folder, only=only, watch=watch, host=ServerSettings(**settings))
     finally:
         transport.close()
     return folder

@@ -90,7 +90,9 @@ class Server:
                 )
         self.round = 0
         self.notices: list[str] = []
-        self.told: Sequence[Sums] = ()  # for newcomers: sums of the final exchange before them
+        self.exchange_sums: Sequence[
+            Sums
+        ] = ()  # for newcomers: sums of the final exchange before them
         self.widths: Mapping[str, int] = {}
         self._label, self._run, self._method = label, run, method
         self._seeds = tuple(seeds)
@@ -352,13 +354,13 @@ class Server:
             if newcomers or only_global or not (self.round and capabilities.adapts(self._method)):
                 never = never[:0]
             took = np.setdiff1d(everyone, never)
-            sums = self.told[run] if self.told else None
+            sums = self.exchange_sums[run] if self.exchange_sums else None
             first = self._scored(run, took, flags, sums)
             if not len(never):
                 scores.append(first)
                 continue
             if has(self._method, FinalExchange):
-                sums = first.told or None
+                sums = first.exchange_sums or None
             guests = {**flags, "only_global": not adapt, "keep": keep and adapt, "newcomers": adapt}
             scores.append(mixed((took, first), (never, self._scored(run, never, guests, sums))))
         if not any(own.scores for own in scores):

@@ -148,8 +148,8 @@ class ClientRuntime:
 
     def tell(self, sent: Sent, round: int) -> tuple[Tree, Tree]:
         """Deploy without the others; return what they may know of it, and what was deployed."""
-        told, deployed = self._run("tell", Tell(self.method, keep=True), sent, round)
-        return told, deployed
+        numbers, deployed = self._run("tell", Tell(self.method, keep=True), sent, round)
+        return numbers, deployed
 
     def evaluate(
         self,

@@ -40,7 +40,7 @@ class ClientScores(NamedTuple):
     scores: dict[str, dict[str, np.ndarray]]  # model -> metric -> [client]
     facts: dict[str, np.ndarray]  # what the method tells of its choices, [client, ...]
     deployed: list[tuple[np.ndarray, Tree]]  # per architecture: clients, personal models; if kept
-    told: Sums = MappingProxyType({})  # what all clients told, added up, where they tell something
+    exchange_sums: Sums = MappingProxyType({})  # of the final exchange, over all clients
     traffic: Traffic = Traffic(0, 0, 0)  # of that, and of hearing it
 
 
@@ -80,13 +80,13 @@ def evaluate(
     never = [np.intersect1d(own, simulation.strangers(run)) for run, own in enumerate(wanted)]
     alike = newcomers or only_global or not (simulation.round and capabilities.adapts(method))
     if alike or not any(map(len, never)):
-        return _scored(simulation, task, test_data, clients, simulation.told)
+        return _scored(simulation, task, test_data, clients, simulation.exchange_sums)
     took = [np.setdiff1d(own, rest) for own, rest in zip(wanted, never, strict=True)]
     first = [ClientScores({}, {}, [])] * len(runs)
-    sums = simulation.told
+    sums = simulation.exchange_sums
     if any(map(len, took)):
         first = _scored(simulation, task, test_data, took, ())
-        sums = [own.told for own in first] if has(method, FinalExchange) else ()
+        sums = [own.exchange_sums for own in first] if has(method, FinalExchange) else ()
     strangers = replace(task, only_global=not adapt, keep=keep and adapt, newcomers=adapt)
     second = _scored(simulation, strangers, test_data, never, sums)
     return [
@@ -106,24 +106,24 @@ def _scored(
     runs = range(len(simulation.runs))
     tests = simulation.test_members(test_data)
     tells = has(task.method, FinalExchange) and not task.only_global
-    told = _exchanged(simulation, clients) if tells and not task.newcomers else None
+    exchange = _exchanged(simulation, clients) if tells and not task.newcomers else None
     task = replace(task, hears=tells and bool(sums or not task.newcomers))
     parts: list[list[ClientScores | None]] = []
     for requests in simulation.everyone(task.newcomers, clients):
         asked = [one._replace(tests=own) for one, own in zip(requests, tests, strict=True)]
-        if task.hears and told is None:
+        if task.hears and exchange is None:
             asked = welcomed(sums, asked)
         started = [
-            group.begin(task, told.handed(n, asked) if told else asked, simulation.round)
+            group.begin(task, exchange.handed(n, asked) if exchange else asked, simulation.round)
             for n, group in enumerate(simulation.groups)
         ]
         results = [wait() for wait in started]
         parts.append([_run_scores(run, results) for run in runs])
     found = [_joined([part[run] for part in parts]) for run in runs]
-    if told is None:
+    if exchange is None:
         return found
-    exchanged = zip(found, told.sums, told.traffic, strict=True)
-    return [own._replace(told=sums, traffic=traffic) for own, sums, traffic in exchanged]
+    exchanged = zip(found, exchange.sums, exchange.traffic, strict=True)
+    return [own._replace(exchange_sums=sums, traffic=traffic) for own, sums, traffic in exchanged]
 
 
 def _exchanged(simulation: SimulationState, clients: Sequence[np.ndarray] | None) -> Exchange:

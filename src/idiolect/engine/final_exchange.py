@@ -59,7 +59,7 @@ def heard(method: Method, deployed: Tree, others: Sums, local: Local) -> Tree:
     own = method.tell(deployed, local)
     form = {name: tuple(leaf.shape) for name, leaf in tree.named(own).items()}
     if (given := {name: tuple(leaf.shape) for name, leaf in others.items()}) != form:
-        raise MethodError(f"clients tell {form}, and {given} came as the sum of what others told")
+        raise MethodError(f"clients tell {form}, and {given} came as the sum over the others")
     sums = tree.map(lambda leaf, total: total.to(leaf.dtype), own, tree.like(own, others))
     local.restart()  # what it deployed may have been kept, or made once more just now
     return method.hear(deployed, sums, local)
@@ -106,7 +106,7 @@ class _Contributions(NamedTuple):
     """What the clients of one group contributed, a row for each key."""
 
     rows: Mapping[ClientKey, int]
-    told: Tree
+    numbers: Tree
     deployed: Tree
 
 
@@ -117,19 +117,19 @@ class Exchange:
         self._groups = list(groups)
         self._left = [len(group.rows) for group in groups]  # clients that were not addressed yet
         present = [group for group in groups if group.rows]
-        refuse_unequal([group.told for group in present])
-        rows = tree.concat([group.told for group in present])
+        refuse_unequal([group.numbers for group in present])
+        rows = tree.concat([group.numbers for group in present])
         keys = [key for group in present for key in group.rows]
         device = tree.leaves(rows)[0].device
         self.sums: list[Sums] = []
         self.traffic: list[Traffic] = []
         for run in range(runs):
             mine = sorted((key.client, n) for n, key in enumerate(keys) if key.run == run)
-            told = tree.take(rows, device_ints([n for _, n in mine], device))
-            total = added(told)
+            numbers = tree.take(rows, device_ints([n for _, n in mine], device))
+            total = added(numbers)
             self.sums.append(total)
             down = len(mine) * tree.nbytes(dict(total))
-            self.traffic.append(Traffic(0, down, tree.nbytes(told)))
+            self.traffic.append(Traffic(0, down, tree.nbytes(numbers)))
 
     def handed(self, place: int, requests: Sequence[CohortRequest]) -> list[CohortRequest]:
         """Address the clients of one group, each with the sums of the others."""
@@ -141,9 +141,9 @@ class Exchange:
             others: Sums = {}
             deployed: Tree = ()
             if group.rows:  # if not of this run, then rows of the same form, but none
-                device = tree.leaves(group.told)[0].device
+                device = tree.leaves(group.numbers)[0].device
                 rows = device_ints([group.rows[keys[n]] for n in known], device)
-                others = without(self.sums[run], tree.take(group.told, rows))
+                others = without(self.sums[run], tree.take(group.numbers, rows))
                 deployed = tree.take(group.deployed, rows)
             made.append(_handing(request, known, others, deployed))
             self._left[place] -= len(known)
@@ -180,9 +180,9 @@ def _joined(parts: Sequence[tuple[Sequence[ClientKey], Tree]]) -> _Contributions
     present = [(keys, found) for keys, found in parts if keys]
     if not present:
         return _Contributions({}, (), ())
-    told, deployed = tree.concat([found for _, found in present])
+    numbers, deployed = tree.concat([found for _, found in present])
     keys = [key for own, _ in present for key in own]
-    return _Contributions({key: row for row, key in enumerate(keys)}, told, deployed)
+    return _Contributions({key: row for row, key in enumerate(keys)}, numbers, deployed)
 
 
 def welcomed(sums: Sequence[Sums], requests: Sequence[CohortRequest]) -> list[CohortRequest]:

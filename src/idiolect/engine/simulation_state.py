@@ -67,7 +67,9 @@ class SimulationState:
         self.method = method
         self.round = 0
         self.runs = runs
-        self.told: Sequence[Sums] = ()  # for newcomers: what those told who were there before
+        self.exchange_sums: Sequence[
+            Sums
+        ] = ()  # for newcomers: sums of the final exchange before them
         self._draw = draw
         self._idle = [0 for _ in runs]  # rounds in which no report reached the server
         self._backend = backend or Backend()

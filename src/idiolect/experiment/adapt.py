@@ -49,7 +49,7 @@ class FinishedRun(NamedTuple):
     path: Path  # where it was read
     earlier: tuple[tuple[int, Path], ...]  # rounds before, in order, where the run kept them
     groups: tuple[dict[str, Tensor], ...] = ()  # what the server kept for each architecture
-    told: Sums = MappingProxyType({})  # sums of the final exchange
+    exchange_sums: Sums = MappingProxyType({})  # sums of the final exchange
 
 
 class Adapted(NamedTuple):
@@ -114,7 +114,7 @@ class NewcomerRounds(Protocol):
     round: int
     states: list[Tree]
     tree: Tree
-    told: Sequence[Sums]  # of the clients of the run
+    exchange_sums: Sequence[Sums]  # of the clients of the run
 
     @property
     def notices(self) -> Sequence[str]:
@@ -162,8 +162,8 @@ def catch_up(
         kept = guests.tree
         there = checkpoint.fitted(kept["groups"][0], run.groups[place], run.path)
         guests.tree = {**kept, "groups": (there,)}
-    if run.told:
-        guests.told = [{name: leaf.to(device) for name, leaf in run.told.items()}]
+    if run.exchange_sums:
+        guests.exchange_sums = [{name: leaf.to(device) for name, leaf in run.exchange_sums.items()}]
     (verdict,) = guests.evaluate(test_data, keep=True, newcomers=True)
     if test_data is None:  # then the scores are those on validation data
         scores = {

@@ -63,12 +63,14 @@ class RunState(NamedTuple):
     trace: tuple[TraceRecord, ...] = ()  # in a file of its own
     left_out: tuple[Mapping[str, int], ...] = ()  # per seed: client -> rounds it was left out of
     crossing: Mapping[str, Mapping[str, list[int]]] = MappingProxyType({})  # what went where
-    told: tuple[Mapping[str, torch.Tensor], ...] = ()  # per seed: sums of the final exchange
+    exchange_sums: tuple[
+        Mapping[str, torch.Tensor], ...
+    ] = ()  # per seed: sums of the final exchange
     exchanged: tuple[Wire, ...] = ()  # traffic of the final exchange
 
     def unscored(self) -> "RunState":
         """Return the state before it was evaluated on test data."""
-        return self._replace(final=None, facts={}, told=(), exchanged=())
+        return self._replace(final=None, facts={}, exchange_sums=(), exchanged=())
 
 
 # Paths in a run folder.
@@ -180,7 +182,7 @@ def save(path: Path, state: RunState, identity: Mapping[str, Any], place: str) -
         "curve": {key: _tensor(np.stack([p.scores[key] for p in state.curve])) for key in keys},
         "final": {key: _tensor(values) for key, values in (state.final or {}).items()},
         "facts": {key: _tensor(values) for key, values in state.facts.items()},
-        "told": {str(place): dict(sums) for place, sums in enumerate(state.told)},
+        "told": {str(place): dict(sums) for place, sums in enumerate(state.exchange_sums)},
     }
     meta = {
         "identity": identity,
@@ -245,7 +247,9 @@ def load(path: Path, identity: Mapping[str, Any], place: str) -> RunState:
         shared=meta["shared"],
         left_out=tuple(meta.get("left_out", ())),
         crossing=meta.get("crossing", {}),
-        told=tuple(seed_leaves(parts["told"], f"{place}.") for place in range(len(exchanged))),
+        exchange_sums=tuple(
+            seed_leaves(parts["told"], f"{place}.") for place in range(len(exchanged))
+        ),
         exchanged=exchanged,
     )
 

@@ -253,7 +253,7 @@ def _finish(
         final=final,
         notices=(*state.notices, *notices),
         facts=_spread(facts, some, clients),
-        told=tuple(verdict.told for verdict in verdicts),
+        exchange_sums=tuple(verdict.exchange_sums for verdict in verdicts),
         exchanged=tuple(_wire(verdict.traffic) for verdict in verdicts),
         widths=simulation.widths,
     )

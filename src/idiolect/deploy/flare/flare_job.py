@@ -173,23 +173,23 @@ class _Progress(Silent):
     """How far the run is, for an admin who asks."""
 
     def __init__(self, run: str) -> None:
-        self.told: dict[str, Any] = {"run": run, "state": "starting"}
+        self.state: dict[str, Any] = {"run": run, "state": "starting"}
         self.post: Messenger | None = None
         self._tidy = Tidy()
 
-    def tell(self, **told: Any) -> None:
+    def update(self, **changes: Any) -> None:
         """Replace what is reported."""
         absent = [] if self.post is None else self.post.absent()
-        self.told = {**self.told, **told, "absent": absent}
+        self.state = {**self.state, **changes, "absent": absent}
 
     def begin(self, label: str, round: int, rounds: int) -> None:
         """Note that a method starts, or resumes."""
-        self.tell(state="training", label=label, round=round, rounds=rounds)
+        self.update(state="training", label=label, round=round, rounds=rounds)
 
     def tick(self, tick: Tick) -> None:
         """Note that a round is over."""
         self._tidy()
-        self.tell(label=tick.label, round=tick.round, rounds=tick.rounds, time=time.time())
+        self.update(label=tick.label, round=tick.round, rounds=tick.rounds, time=time.time())
 
     def note(self, text: str) -> None:
         """Log something the user should know."""
@@ -197,7 +197,7 @@ class _Progress(Silent):
 
     def end(self, label: str, seconds: float) -> None:
         """Note that a method is trained and scored."""
-        self.tell(state="scored", label=label)
+        self.update(state="scored", label=label)
 
 
 class ServerSide(FLComponent):  # type: ignore[misc]
@@ -230,7 +230,7 @@ class ServerSide(FLComponent):  # type: ignore[misc]
             if isinstance(collector, GroupInfoCollector):
                 calls = self._progress.post
                 waiting = [] if calls is None else calls.waiting()
-                collector.set_info("idiolect", {**self._progress.told, "waiting": waiting})
+                collector.set_info("idiolect", {**self._progress.state, "waiting": waiting})
 
     @collab.main  # type: ignore[untyped-decorator]
     def work(self) -> None:
@@ -251,7 +251,7 @@ class ServerSide(FLComponent):  # type: ignore[misc]
             cells.hang_up()
         if outcome["state"] != "done" and cells.stopped():
             raise RunAborted("the run was stopped")
-        self._progress.tell(**outcome)
+        self._progress.update(**outcome)
         write_whole(job / OUTCOME, json.dumps(outcome).encode())
 
     def done(self, transport: Transport, home: Path, job: Path, submitter: str) -> dict[str, str]:
@@ -304,7 +304,7 @@ class ServerSide(FLComponent):  # type: ignore[misc]
         host = ServerSettings.read(home / HOST_FILE)
         found = find_model(_run_folder(home, wanted.run), wanted, host)
         calls = self._progress.post = make_messenger(transport, found.text, folder, host)
-        self._progress.tell(state="adapting", label=found.kept.label)
+        self._progress.update(state="adapting", label=found.kept.label)
         adapt_nodes(calls, found, self._run, folder, submitter, host)
 
 

@@ -232,15 +232,15 @@ def add(project: Project, out: Path) -> tuple[list[Path], list[Path]]:
         built = provision(project, _members(project), Path(scratch), root)
         made = [_placed(project, one, built, out / one.folder) for one in new]
     keep_members(out / AUTHORITY, [*known, *(one.folder for one in new)])
-    told = []
+    written = []
     for one in _members(project):
         if one.role == "admin" and one not in new:
             # Its kit may have been handed out and be here no more.
-            told.append(out / RENEWED / one.folder / FILE)
+            written.append(out / RENEWED / one.folder / FILE)
             own = [out / one.folder / FILE] if (out / one.folder).exists() else []
-            for path in (told[-1], *own):
+            for path in (written[-1], *own):
                 write_whole(path, dump_toml(_about(project, one)).encode())
-    return made, told
+    return made, written
 
 
 def renew(project: Project, out: Path, names: Sequence[str]) -> list[Path]:
