@@ -178,7 +178,7 @@ def test_newcomers_hear_those_who_were_there():
     (verdict,) = simulation.evaluate([world.test_data], newcomers=True)
     assert heard(verdict).tolist() == [3.5] * 6
     simulation.exchange_sums = [{"size": torch.zeros(3).double()}]
-    with pytest.raises(MethodError, match="came as the sum of what others told"):
+    with pytest.raises(MethodError, match="came as the sum over the others"):
         simulation.evaluate([world.test_data], newcomers=True)
 
 

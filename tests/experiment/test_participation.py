@@ -46,7 +46,7 @@ def as_newcomers(simulation, world, told):
     guests.states, guests.round = simulation.states, simulation.round
     if "groups" in (kept := simulation.tree):
         guests.tree = {**guests.tree, "groups": kept["groups"]}
-    guests.told = [told] if told else ()
+    guests.exchange_sums = [told] if told else ()
     (found,) = guests.evaluate([world.test_data], newcomers=True)
     return found
 
@@ -59,7 +59,7 @@ def test_a_client_that_never_took_part_has_a_newcomers_model(name, kind, float64
     simulation, world = advanced(name, kind)
     (found,) = simulation.evaluate([world.test_data], keep=True)
     assert simulation.strangers(0).tolist() == [1, 3, 4, 5]
-    newcomers = as_newcomers(simulation, world, found.told)
+    newcomers = as_newcomers(simulation, world, found.exchange_sums)
     for model, metrics in newcomers.scores.items():
         for metric, values in metrics.items():
             mine = found.scores[model][metric][NEVER]

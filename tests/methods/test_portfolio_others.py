@@ -145,5 +145,5 @@ def test_no_client_that_hears_is_below_its_local_model(seed):
     own, alone = (verdict.scores[name]["val_accuracy"] for name in ("personal", "local"))
     assert (own >= alone - 1e-6).all()
     assert verdict.facts["others"].tolist() == [5.0] * 6
-    gains = verdict.told["gain"]
+    gains = verdict.exchange_sums["gain"]
     assert np.allclose(verdict.facts["others_gain"].mean(), gains / 6, atol=1e-6)
