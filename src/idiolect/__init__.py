@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from idiolect.methods import METHODS as METHODS
     from idiolect.models import MODELS as MODELS
     from idiolect.results.document import table as table
-    from idiolect.results.models import load_model as load_model
+    from idiolect.results.run_files import load_model as load_model
 
 _HOMES = {  # in the order in which one meets them
     "federation": "api",
@@ -40,7 +40,7 @@ _HOMES = {  # in the order in which one meets them
     "compare": "experiment.compare",
     "adapt": "experiment.adapt",
     "table": "results.document",
-    "load_model": "results.models",
+    "load_model": "results.run_files",
     "load_experiment": "experiment.load",
     "Result": "api",
     "METHODS": "methods",

@@ -23,7 +23,7 @@ from idiolect.experiment.train import train
 from idiolect.methods import METHODS
 from idiolect.models import MODELS
 from idiolect.results import document
-from idiolect.results.models import Deployed, fill, named_stacks, one_client
+from idiolect.results.run_files import Deployed, fill, named_stacks, one_client
 from idiolect.results.statistics import mean, participation_of_seed
 
 Model = str | nn.Module | Callable[..., nn.Module]

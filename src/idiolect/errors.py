@@ -66,13 +66,3 @@ class MissingExtra(IdiolectError):
 
     def __init__(self, what: str, extra: str) -> None:
         super().__init__(f"{what}; install it with: pip install 'idiolect[{extra}]'")
-
-
-def printable(text: str) -> str:
-    """Return text that a terminal only shows: each control character is written as its escape.
-
-    Names of clients, sites, classes and columns come from other people's files.
-    """
-    if text.isprintable():
-        return text
-    return "".join(one if one.isprintable() or one in "\n\t" else ascii(one)[1:-1] for one in text)

@@ -17,7 +17,7 @@ from idiolect.core import tree
 from idiolect.core.batchnorm import BatchNorm
 from idiolect.core.client import Network
 from idiolect.methods import METHODS, FedAvg, FedBN, PerFedAvg
-from idiolect.results.models import load_model, save_models
+from idiolect.results.run_files import load_model, save_models
 from test_laws import TIGHT, ended, every_method, made, play
 
 STATISTICS = {"norm.running_mean", "norm.running_var"}

@@ -18,7 +18,7 @@ from idiolect.data.dataset import normalised
 from idiolect.experiment.build import build_jobs
 from idiolect.experiment.load import parse_experiment
 from idiolect.experiment.train import train
-from idiolect.results import data_record
+from idiolect.results import run_files
 
 SEEDS = (0, 1)
 TOML = """
@@ -225,7 +225,7 @@ def test_newcomers_are_scaled_as_the_run_was_under_their_seed(tmp_path, monkeypa
     idiolect.run("e.toml", out="out")
     made, _ = build_jobs(parse_experiment(text))
     for seed, held in zip(SEEDS, made[0].federations, strict=True):
-        found = data_record.read_scaling(tmp_path / "out", seed)
+        found = run_files.read_scaling(tmp_path / "out", seed)
         assert np.array_equal(found.shift, held.dataset.shift)
-        late = data_record.match_scaling(normalised(read(tmp_path / "own.csv"), "feature"), found)
+        late = run_files.match_scaling(normalised(read(tmp_path / "own.csv"), "feature"), found)
         assert np.array_equal(late.scale, held.dataset.scale) and not late.unfitted

@@ -13,7 +13,7 @@ from running import ADMIN, MEMBER, CommandFailed, Running
 from idiolect.deploy.personal_models import load_personal_model
 from idiolect.experiment.adapt import adapt
 from idiolect.experiment.build import build_federations
-from idiolect.results.models import load_model
+from idiolect.results.run_files import load_model
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("nvflare") is None, reason="nvflare is not installed (extra flare)"

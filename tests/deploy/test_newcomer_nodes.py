@@ -23,7 +23,7 @@ from idiolect.errors import ConfigError, DataError, DeployError, MethodError
 from idiolect.experiment.adapt import adapt
 from idiolect.experiment.build import build_federations
 from idiolect.methods import METHODS
-from idiolect.results.models import load_model
+from idiolect.results.run_files import load_model
 
 LATE = ("late-0", "late-1")
 

@@ -18,8 +18,8 @@ from idiolect.data import federate, read
 from idiolect.data.dataset import normalised
 from idiolect.errors import CheckpointError, ConfigError, DataError, MethodError
 from idiolect.methods import METHODS, FedAvg
-from idiolect.results import data_record
-from idiolect.results.models import fill, load_model
+from idiolect.results import run_files
+from idiolect.results.run_files import fill, load_model
 
 invoke = CliRunner().invoke
 
@@ -338,10 +338,10 @@ def test_a_run_that_is_absent_unfinished_or_of_many_methods_is_one_line(home, tm
     path.unlink()
     with pytest.raises(DataError, match="no checkpoint of FedPer; finish it"):
         idiolect.adapt("run", late, "FedPer")
-    (tmp_path / "run" / data_record.SCALING_FILE).unlink()
+    (tmp_path / "run" / run_files.SCALING_FILE).unlink()
     with pytest.raises(DataError, match=r"no scaling.safetensors.*--resume"):
         idiolect.adapt("run", late, "pFedMe")
-    shutil.copy(home / "run" / data_record.SCALING_FILE, "run")
+    shutil.copy(home / "run" / run_files.SCALING_FILE, "run")
     path = path.with_name("pFedMe.safetensors")
     named, meta = checkpoint.read(path)
     checkpoint.save(path, {n: v for n, v in named.items() if "bias" not in n}, meta)

@@ -20,7 +20,7 @@ from idiolect.experiment.components import build_architectures
 from idiolect.experiment.load import load_experiment, parse_experiment
 from idiolect.experiment.untrusted import CLOSED
 from idiolect.models import DNN, MLR, LeNet5, ResNet18
-from idiolect.results.models import fill, load_model
+from idiolect.results.run_files import fill, load_model
 
 TOML = """
 name = "mixed"

@@ -7,7 +7,7 @@ import torch
 import idiolect
 from idiolect.core import checkpoint
 from idiolect.errors import ConfigError
-from idiolect.results.models import load_model
+from idiolect.results.run_files import load_model
 
 TOML = """
 name = "fused"

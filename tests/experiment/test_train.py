@@ -20,7 +20,7 @@ from idiolect.experiment.build import build_jobs
 from idiolect.experiment.load import parse_experiment
 from idiolect.experiment.run import open_run_folder, run_jobs
 from idiolect.experiment.train import train
-from idiolect.results.models import load_model
+from idiolect.results.run_files import load_model
 
 
 @pytest.fixture(autouse=True)

@@ -17,7 +17,7 @@ from idiolect.analysis.report.page import page_content, page_html, page_update
 from idiolect.analysis.report.report_data import ReportData, curves_of, experiment_text, read_run
 from idiolect.engine.outcome import Outcome, Silent, Tick
 from idiolect.errors import ConfigError, IdiolectError
-from idiolect.results import data_record, document
+from idiolect.results import document, run_files
 
 HOST, PORT = "127.0.0.1", 8484
 _SECONDS = 1.0  # between two updates of the page
@@ -126,7 +126,7 @@ class LiveRun(Silent):
             changes, status, made = self.changes, dict(self._status), dict(self._outcomes)
         outcomes = [make() for make in made.values()]
         scored = [outcome for outcome in outcomes if outcome.final]
-        text, holdings = experiment_text(self._folder), data_record.read_holdings(self._folder)
+        text, holdings = experiment_text(self._folder), run_files.read_holdings(self._folder)
         experiment = tomllib.loads(text)
         source = Path(str(experiment.get("data", {}).get("source", ""))).name
         about: dict[str, Any] = {"source": source}

@@ -12,7 +12,7 @@ import numpy as np
 from idiolect.engine.outcome import RIGHT, Outcome, Silent, Tick
 from idiolect.errors import ConfigError, MissingExtra
 from idiolect.results import statistics
-from idiolect.results.models import folder_name
+from idiolect.results.run_files import folder_name
 
 _LONGEST = 500  # letters of a parameter that every MLflow store takes
 _ODD = re.compile(r"[^\w\-./ :]")  # what MLflow refuses in a metric's name

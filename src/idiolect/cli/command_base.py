@@ -13,7 +13,7 @@ from typing import Annotated, Any, NoReturn, ParamSpec, TypeVar
 
 import typer
 
-from idiolect.errors import ConfigError, IdiolectError, printable
+from idiolect.errors import ConfigError, IdiolectError
 from idiolect.version import VERSION
 
 # Heavy imports stand inside the commands, so that --help and completion answer at once.
@@ -82,6 +82,26 @@ def _terminable() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def printable(text: str) -> str:
+    """Return text that a terminal only shows: each control character is written as its escape.
+
+    Names of clients, sites, classes and columns come from other people's files.
+    """
+    if text.isprintable():
+        return text
+    return "".join(one if one.isprintable() or one in "\n\t" else ascii(one)[1:-1] for one in text)
+
+
+def say(text: str) -> None:
+    """Print a line at once, for someone who waits."""
+    print(printable(text), flush=True)
+
+
+def say_aside(text: str) -> None:
+    """Do the same where standard output is for a program."""
+    print(printable(text), file=sys.stderr, flush=True)
 
 
 def _complain(text: str) -> None:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from idiolect.cli import command_base as base
-from idiolect.cli.command_base import guarded
-from idiolect.errors import ConfigError, DataError, printable
+from idiolect.cli.command_base import guarded, say
+from idiolect.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from idiolect.experiment.schema import Experiment
@@ -21,16 +21,6 @@ _PROJECT = typer.Argument(help="The members, a TOML file.")
 _KITS = typer.Option("--out", help="Folder of the kits; NAME-kits by default.")
 _POLICY = typer.Option(help="What this machine allows; policy.toml of the kit by default.")
 _HAND_OUT = "Give each member its own, over a channel you trust: it holds a private key."
-
-
-def say(text: str) -> None:
-    """Print a line at once, for someone who waits."""
-    print(printable(text), flush=True)
-
-
-def say_aside(text: str) -> None:
-    """Do the same where standard output is for a program."""
-    print(printable(text), file=sys.stderr, flush=True)
 
 
 @app.callback()
@@ -231,7 +221,7 @@ def run_on(
     from idiolect.deploy.serve_experiment import served_methods
     from idiolect.experiment.build import refuse_unknown_labels
     from idiolect.experiment.run import open_run_folder
-    from idiolect.results.models import folder_name
+    from idiolect.results.run_files import folder_name
 
     refuse_unknown_labels(experiment, only)
     served_methods(experiment, only)  # refuses what no federation can run before any node is asked

@@ -55,9 +55,9 @@ def adapt(
     from idiolect.experiment.adapt import adapt as adapt_to
 
     if on is not None:
-        from idiolect.cli.federation_commands import adapt_on, say, say_aside
+        from idiolect.cli.federation_commands import adapt_on
 
-        echo = say_aside if json else say
+        echo = base.say_aside if json else base.say
         content = adapt_on(on, folder, site or [], out, method, seed, network, echo)
         where = f"Each model is on its node; scores: {content['folder']}"
     elif data is None:

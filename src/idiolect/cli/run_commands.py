@@ -68,9 +68,9 @@ def run(
     served = address(serve_at or "", anyone=serve_anyone) if wanted else None
     loaded = load_experiment(experiment, base.overrides_of(set, device, backend))
     if on is not None:
-        from idiolect.cli.federation_commands import run_on, say, say_aside
+        from idiolect.cli.federation_commands import run_on
 
-        folder = run_on(on, loaded, out, resume, method or [], say_aside if json else say)
+        folder = run_on(on, loaded, out, resume, method or [], base.say_aside if json else base.say)
         _print(console(), read_document(folder), folder, json)
         return
     options: dict[str, Any] = {"resume": resume, "data_dir": data_dir, "only": method or ()}

@@ -12,8 +12,8 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.table import Table
 from rich.text import Text
 
+from idiolect.cli.command_base import printable
 from idiolect.engine.outcome import Silent, Tick, Watch
-from idiolect.errors import printable
 from idiolect.results import statistics
 from idiolect.results.document import Document, per_client, summary
 from idiolect.version import VERSION

@@ -67,9 +67,8 @@ class Local:
         self._look: Callable[[Request], None] | None = None
         self.random = Random(lambda: plans.keys()[slot], size)
         self._statistics = frozenset().union(*(own.statistics for own in networks.values()))
-        self._gradients: list[
-            batchnorm.RunningStatistics
-        ] = []  # a gradient being taken each, innermost last
+        # For each gradient being taken, innermost last; None where nothing is normalised by batch.
+        self._gradients: list[batchnorm.RunningStatistics | None] = []
         self._last_batch: tuple[Tensor, Tensor] | None = None  # its examples and weights
 
     def watched(self, look: Callable[[Request], None]) -> "Local":
@@ -157,7 +156,8 @@ class Local:
                 "the network has batch normalisation, which cannot tell padding among examples "
                 f"that are not a batch's own; pass {part}(..., weight=batch.weight)"
             )
-        if not self._gradients:
+        moving = self._gradients[-1] if self._gradients else None
+        if moving is None:
             raise MethodError(
                 "the network has batch normalisation and was run in training mode outside of "
                 "local.gradient and local.fit, so its running statistics would stand still; take "
@@ -165,7 +165,7 @@ class Local:
             )
         if weight.dim() > 1:  # of labels; an example with any is one
             weight = weight.flatten(1).amax(1)
-        return chosen.run_noted(params, x, weight, self._gradients[-1], part)
+        return chosen.run_noted(params, x, weight, moving, part)
 
     def loss(self, params: Params, batch: Batch, network: str = "main") -> Tensor:
         """Cross-entropy on a batch, padding ignored; in nats a label."""
@@ -188,10 +188,11 @@ class Local:
         def objective(trained: Params) -> tuple[Tensor, Params]:
             # Closed over rather than passed, so that torch does not wrap batch and statistics:
             # they are known again by identity.
-            self._gradients.append(batchnorm.RunningStatistics(held))
+            moving = batchnorm.RunningStatistics(held) if self._statistics else None
+            self._gradients.append(moving)
             try:
                 value = loss(_ordered(params, trained, held), batch)
-                return value, self._gradients[-1].drifts()
+                return value, moving.drifts() if moving else {}
             finally:
                 self._gradients.pop()
 

@@ -91,15 +91,8 @@ class TopK:
         return max(1, math.ceil(self._keep * len(self._base)))
 
 
-def down(deploy: Deployment) -> Codec:
-    """Choose what is done to what nodes are sent."""
-    return Half() if deploy.compress == "fp16" else UNCOMPRESSED
-
-
-def up(deploy: Deployment, sent: Sent, left: Mapping[str, Tensor] | None = None) -> Codec:
-    """Choose what is done to a report on what was sent."""
-    if deploy.compress == "topk":
-        return TopK(deploy.keep, sent.shared, left)
+def codec_of(deploy: Deployment) -> Codec:
+    """Choose what is done to messages both ways; `topk` is for reports alone, by `TopK`."""
     return Half() if deploy.compress == "fp16" else UNCOMPRESSED
 
 

@@ -112,7 +112,7 @@ class NodeExchange:
         self._messenger = registry.messenger
         self._registry = registry
         self._templates = templates
-        self._deploy = deploy
+        self._deploy, self._codec = deploy, compression.codec_of(deploy)
         self._limited: dict[str, str] = {}  # sites whose policy refused the last message, and why
         self._bytes = [0, 0]
 
@@ -149,8 +149,7 @@ class NodeExchange:
             if key not in packed:
                 own = tree.map(lambda leaf, row=row: leaf[row : row + 1], sent.own)
                 content = Sent(sent.shared, own, groups[architecture] if groups else ())
-                codec = compression.down(self._deploy)
-                packed[key] = protocol.pack(kind, {**head, **own_fields}, content, codec)
+                packed[key] = protocol.pack(kind, {**head, **own_fields}, content, self._codec)
             messages[client] = packed[key]
 
         def read(client: int, message: Message) -> Tree:
@@ -160,7 +159,8 @@ class NodeExchange:
             template = () if empty else self._templates.answer(client, kind, **flags)
             codec: protocol.Codec = protocol.UNCOMPRESSED
             if kind == "step" and not empty:
-                codec = compression.up(self._deploy, sent)
+                topk = self._deploy.compress == "topk"
+                codec = compression.TopK(self._deploy.keep, sent.shared) if topk else self._codec
             content = protocol.fitted(template, message.leaves, codec)
             if kind == "step":
                 protocol.refuse_nonfinite(content)

@@ -72,6 +72,7 @@ class _JoinedRun:
     newcomer: bool  # the run is over: adapt to its result
     data: NodeData
     sums: secure_sum.NodeSums
+    codec: protocol.Codec  # of its messages
     agreed: bool = False  # on the scaling of examples
     runtimes: dict[tuple[str, int], tuple[ClientRuntime, PersonalState]] = field(
         default_factory=dict
@@ -141,7 +142,8 @@ class Node:
         run, clients = message.field("run", str), message.field("clients", int)
         home, policy = self._site.home, self._site.policy
         sums = secure_sum.NodeSums(self._site.name, self._signer, home, policy.min_cohort)
-        joined = _JoinedRun(run, text, clients, newcomer, data, sums)
+        codec = compression.codec_of(data.experiment.deploy)
+        joined = _JoinedRun(run, text, clients, newcomer, data, sums, codec)
         for label, digest in message.field("methods", dict).items():
             own = method_fingerprint(joined.method(label))
             if own != digest:
@@ -256,7 +258,9 @@ class Node:
         joined, leaves, left = self._run_of(message), tree.named(report), kept.left
         if leaves:
             self._releases.count(joined.run, "reports")
-            codec = compression.up(joined.data.experiment.deploy, sent, left)
+            codec, deploy = joined.codec, joined.data.experiment.deploy
+            if deploy.compress == "topk":
+                codec = compression.TopK(deploy.keep, sent.shared, left)
             leaves = codec.encode({name: leaf.cpu() for name, leaf in leaves.items()})
             left = dict(codec.left) if isinstance(codec, compression.TopK) else left
         state.put(round + 1, request, personal, leaves, left)
@@ -425,10 +429,9 @@ class Node:
 
     def _sent(self, runtime: ClientRuntime, message: Message) -> Sent:
         """Check the server's message against what this method's servers send."""
-        codec = compression.down(self._run_of(message).data.experiment.deploy)
         guest = message.kind == "judge" and message.field("newcomers", bool)
         form = runtime.guest_form if guest else runtime.form
-        sent: Sent = protocol.fitted(form, message.leaves, codec)
+        sent: Sent = protocol.fitted(form, message.leaves, self._run_of(message).codec)
         protocol.refuse_nonfinite(sent, form)
         return sent
 

@@ -28,7 +28,7 @@ from idiolect.deploy.limits import (
 )
 from idiolect.deploy.protocol import Refused
 from idiolect.errors import CheckpointError, ConfigError, DeployError, IdiolectError
-from idiolect.results.models import folder_name
+from idiolect.results.run_files import folder_name
 
 
 class StateOwner(NamedTuple):

@@ -24,7 +24,7 @@ from idiolect.experiment.components import assign_networks, build_method
 from idiolect.experiment.load import parse_toml
 from idiolect.experiment.portable import import_experiment
 from idiolect.experiment.untrusted import CLOSED, refuse_code, trust_named_code
-from idiolect.results.models import folder_name
+from idiolect.results.run_files import folder_name
 
 LATEST = "latest.json"
 

@@ -37,7 +37,7 @@ from idiolect.experiment.run import EXPERIMENT
 from idiolect.experiment.run import run_jobs as run_jobs
 from idiolect.experiment.schema import Deployment, Experiment
 from idiolect.experiment.untrusted import Permissions, trust_named_code
-from idiolect.results import data_record
+from idiolect.results import run_files
 from idiolect.results.document import Document
 
 
@@ -229,7 +229,7 @@ def serve(
         if (path := run_state.checkpoint_path(folder, job.label)).exists():
             run_state.load(path, job.identity, job.place)
     write_whole(folder / EXPERIMENT, text.encode())
-    data_record.save_scaling(folder, dict(zip(experiment.seeds, blank, strict=True)))
+    run_files.save_scaling(folder, dict(zip(experiment.seeds, blank, strict=True)))
     return run_jobs(jobs, folder, _about(experiment, registry), resume=True, watch=watch)
 
 

@@ -32,9 +32,9 @@ from idiolect.experiment.schema import Experiment, MethodTable, ModelTable
 from idiolect.experiment.seed_parts import part_with_seed
 from idiolect.experiment.untrusted import CLOSED, Permissions, refuse_code, refuse_untrusted
 from idiolect.experiment.validation import suggest
-from idiolect.results import data_record
+from idiolect.results import run_files
 from idiolect.results.document import Document, plain, versions, write_json
-from idiolect.results.models import folder_name, save_models
+from idiolect.results.run_files import folder_name, save_models
 
 _CPU = torch.device("cpu")
 
@@ -269,11 +269,11 @@ def adapt(
         experiment = _experiment(part, device, trust_code)
         table, folder = choose_method(experiment, label), part
     run = load_finished(folder, label, seed)
-    fitting = data_record.read_scaling(folder, run.seed)
+    fitting = run_files.read_scaling(folder, run.seed)
     if not isinstance(data, Dataset):
         own = {**_readable(str(data), fitting), **(options or {})}
         data = load_source(str(data), own, Path(data_dir) if data_dir else None)
-    federation = _federation(data_record.match_scaling(data, fitting), run.seed, split)
+    federation = _federation(run_files.match_scaling(data, fitting), run.seed, split)
     reach = Permissions(Path.cwd()) if trust_code else CLOSED
     networks = build_architectures(with_one_network(experiment, network), [federation], reach)
     settled = build_method(table)
@@ -316,7 +316,7 @@ def _experiment(folder: Path, device: str | None, trust_code: bool) -> Experimen
     return resolve(raw, str(path), Permissions(folder) if trust_code else CLOSED)
 
 
-def _readable(source: str, fitting: data_record.Scaling) -> dict[str, Any]:
+def _readable(source: str, fitting: run_files.Scaling) -> dict[str, Any]:
     """Return the options that make a source, or own data, fit the run's text."""
     known = SOURCES[source].options() if source in SOURCES else fitting.reading
     return {name: value for name, value in fitting.reading.items() if name in known}

@@ -36,9 +36,9 @@ from idiolect.experiment.tune import (
     tune_method,
     with_settings,
 )
-from idiolect.results import data_record, document, statistics, trace
+from idiolect.results import document, run_files, statistics, trace
 from idiolect.results.document import Document, plain, versions
-from idiolect.results.models import PARTS, folder_name
+from idiolect.results.run_files import PARTS, folder_name
 
 FILE = "comparison.json"
 
@@ -204,7 +204,7 @@ class SplitComparison:
         self._label(self.folder, self.experiment)
         seeds = self.experiment.seeds
         divided = [self._held.federations[seed] for seed in seeds]
-        data_record.save_holdings(self.folder, seeds, divided)
+        run_files.save_holdings(self.folder, seeds, divided)
         outcomes: list[Outcome] = []
         content: Document = {}
         for table in self.experiment.methods:
@@ -283,7 +283,7 @@ class SplitComparison:
         folder.mkdir(parents=True, exist_ok=True)
         write_whole(folder / EXPERIMENT, experiment_toml(experiment).encode())
         held = self._held.federations
-        data_record.save_scaling(folder, {seed: held[seed].dataset for seed in experiment.seeds})
+        run_files.save_scaling(folder, {seed: held[seed].dataset for seed in experiment.seeds})
 
 
 class _Group(NamedTuple):

@@ -32,7 +32,7 @@ from idiolect.experiment.validation import (
     with_defaults,
 )
 from idiolect.methods import METHODS
-from idiolect.results.models import folder_name
+from idiolect.results.run_files import folder_name
 
 Raw = dict[str, Any]
 

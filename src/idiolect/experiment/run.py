@@ -24,15 +24,15 @@ from idiolect.experiment.run_state import PERSONAL, first_difference
 from idiolect.experiment.schema import Experiment
 from idiolect.experiment.train import finished, train
 from idiolect.experiment.validation import suggest
-from idiolect.results import data_record, document
+from idiolect.results import document, run_files
 from idiolect.results.document import Document
-from idiolect.results.models import folder_name
+from idiolect.results.run_files import folder_name
 
 EXPERIMENT = "experiment.toml"
 _FILES = (
     EXPERIMENT,
-    data_record.SCALING_FILE,
-    data_record.HOLDINGS_FILE,
+    run_files.SCALING_FILE,
+    run_files.HOLDINGS_FILE,
     document.FILE,
     document.METRICS_FILE,
     "comparison.json",
@@ -45,7 +45,7 @@ _FOLDERS = (
     "traces",
     "parts",
     "tune",
-    data_record.VOCABULARY,
+    run_files.VOCABULARY,
     PERSONAL,
 )
 
@@ -110,8 +110,8 @@ def run_experiment(
             write_whole(path, experiment_toml(experiment).encode())
             federations = jobs[0].federations
             decoded = [federation.dataset for federation in federations]
-            data_record.save_scaling(folder, dict(zip(experiment.seeds, decoded, strict=True)))
-            data_record.save_holdings(folder, experiment.seeds, federations)
+            run_files.save_scaling(folder, dict(zip(experiment.seeds, decoded, strict=True)))
+            run_files.save_holdings(folder, experiment.seeds, federations)
             try:
                 content = run_jobs(jobs, folder, about, resume=resume, only=only, watch=callbacks)
             except CheckpointError:  # refused: the folder stays as it was

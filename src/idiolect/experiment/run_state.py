@@ -20,7 +20,7 @@ from idiolect.engine.sampling import watched
 from idiolect.errors import CheckpointError
 from idiolect.experiment.job import Job, Rounds
 from idiolect.results import trace
-from idiolect.results.models import folder_name
+from idiolect.results.run_files import folder_name
 from idiolect.results.trace import Trace
 
 PERSONAL = "personal"  # the folder of personal state on disk

@@ -18,7 +18,7 @@ from idiolect.experiment import run_state
 from idiolect.experiment.job import Job
 from idiolect.experiment.train import Trained, finished, train
 from idiolect.results import trace
-from idiolect.results.models import PARTS, folder_name
+from idiolect.results.run_files import PARTS, folder_name
 
 _PART, _FAILED = "part.json", "failed.json"
 _LONGEST = 60  # letters of a folder's name

@@ -30,7 +30,7 @@ from idiolect.experiment.run_state import (
     trace_records,
 )
 from idiolect.results import statistics
-from idiolect.results.models import Deployed, save_models
+from idiolect.results.run_files import Deployed, save_models
 
 _GROUPED = 64  # clients: with more, comparisons are over clients themselves
 _KEPT_BYTES = 1 << 31  # of personal models that are kept after the last round
@@ -320,7 +320,9 @@ def _count_left_out(
 ) -> tuple[Mapping[str, int], ...]:
     """Add a round to the counts of clients that were left out, by name."""
     counts = [dict(own) for own in state.left_out] or [{} for _ in job.seeds]
-    for own, members, clients in zip(counts, job.members, clients_of, strict=bool(clients_of)):
+    if not any(len(clients) for clients in clients_of):
+        return tuple(counts)
+    for own, members, clients in zip(counts, job.members, clients_of, strict=True):
         for name in (members.names[client] for client in clients):
             own[name] = own.get(name, 0) + 1
     return tuple(counts)

@@ -21,7 +21,7 @@ from idiolect.experiment.seed_parts import PartTrainer, Seeds, train_parts
 from idiolect.experiment.validation import as_tuples, suggest, validate
 from idiolect.results import statistics
 from idiolect.results.document import plain
-from idiolect.results.models import folder_name
+from idiolect.results.run_files import folder_name
 
 Settings = dict[str, Any]
 Space = dict[str, "tuple[Any, ...] | Range"]

@@ -17,6 +17,7 @@ check.
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -55,12 +56,7 @@ class FedProto(Averaging, NewcomerModel, Method):
     }
 
     pull: float = setting(1.0, "weight of the distance to the prototypes (λ)", least=0)
-    predict_by: str = setting(
-        "prototype",
-        "what predicts: the nearest prototype, or the head",
-        choices=("prototype", "head"),
-        deploy=True,
-    )
+    predict_by: str = setting("prototype", "or by head", choices=("prototype", "head"), deploy=True)
     newcomer_epochs: int = setting(20, "passes in which a newcomer trains", least=1, deploy=True)
 
     def init_server(self, setup: Setup) -> Prototypes:
@@ -74,13 +70,12 @@ class FedProto(Averaging, NewcomerModel, Method):
 
     def client_step(self, sent: Sent, personal: Params, local: Local) -> tuple[Report, Params]:
         """Train towards the global prototypes; report sums of features and counts by class."""
-        params = self.fit(local, personal, self._loss(sent.shared, local))
+        params = self.fit(local, personal, partial(self._loss, local, sent.shared))
 
         def by_class(batch: Batch) -> Params:
             features = local.features(params, batch.x).flatten(0, -2)
-            weight = batch.weight.flatten().unsqueeze(-1)
-            classes = torch.arange(len(sent.shared.known), device=weight.device)
-            member = (batch.y.flatten().unsqueeze(-1) == classes) * weight
+            y, weight = batch.y.reshape(-1, 1), batch.weight.reshape(-1, 1)
+            member = (y == torch.arange(len(sent.shared.known), device=y.device)) * weight
             labels = weight.sum().clamp(min=1)
             return {"features": member.T @ features / labels, "classes": member.sum(0) / labels}
 
@@ -90,18 +85,14 @@ class FedProto(Averaging, NewcomerModel, Method):
     def server_step(self, state: Prototypes, cohort: Tensor, reports: Report) -> Prototypes:
         """Average prototypes by the examples behind them."""
         mean = tree.mean(reports.params, self.weights(reports.size))
-        reported = mean["classes"].unsqueeze(-1)
-        features = torch.where(
-            reported > 0, mean["features"] / reported.clamp(min=1e-12), state.features
-        )
-        return Prototypes(features, torch.where(reported.squeeze(-1) > 0, 1.0, state.known))
+        count, known = mean["classes"].unsqueeze(-1), mean["classes"] > 0
+        features = torch.where(count > 0, mean["features"] / count.clamp(min=1e-12), state.features)
+        return Prototypes(features, torch.where(known, 1.0, state.known))
 
     def reference(self, state: Prototypes, cohort: Tensor) -> Params:
         """Reports are not changes of a state: clipping and robust rules go from zero."""
-        return {
-            "features": torch.zeros_like(state.features),
-            "classes": torch.zeros_like(state.known),
-        }
+        features, classes = tree.map(torch.zeros_like, state)
+        return {"features": features, "classes": classes}
 
     def deploy(self, sent: Sent, personal: Params, local: Local) -> Classifier:
         """Use the own network with the global prototypes."""
@@ -109,8 +100,8 @@ class FedProto(Averaging, NewcomerModel, Method):
 
     def adapt(self, sent: Sent, personal: Params, local: Local) -> Classifier:
         """A newcomer trains its network towards the prototypes, which stay as they are."""
-        rule, loss = self.local_optimiser(local, self.lr), self._loss(sent.shared, local)
-        fitted = local.fit(loss, personal, rule, batch=self.batch, epochs=self.newcomer_epochs)
+        loss = partial(self._loss, local, sent.shared)
+        fitted = self.fit(local, personal, loss, lr=self.lr, epochs=self.newcomer_epochs)
         return Classifier(fitted, sent.shared)
 
     def models(self, sent: Sent, deployed: Classifier) -> dict[str, Tree]:
@@ -119,23 +110,14 @@ class FedProto(Averaging, NewcomerModel, Method):
 
     def predict(self, model: Classifier, x: Tensor, local: Local) -> Tensor:
         """Return minus the squared distance to each known prototype, or the head's logits."""
-        features = local.features(model.params, x)
         if self.predict_by == "head":
-            return local.head(model.params, features)
-        prototypes, known = model.prototypes
-        distance = (features.unsqueeze(-2) - prototypes).square().sum(-1)
-        return -distance - _UNKNOWN * (1 - known)
+            return local.logits(model.params, x)
+        off = local.features(model.params, x).unsqueeze(-2) - model.prototypes.features
+        return -off.square().sum(-1) - 1e4 * (1 - model.prototypes.known)  # unknown classes last
 
-    def _loss(self, prototypes: Prototypes, local: Local) -> Any:
-        def loss(params: Params, batch: Batch) -> Tensor:
-            given = (batch.training, "main", batch.weight)
-            features = local.features(params, batch.x, *given)
-            off = (features - prototypes.features[batch.y]).square().mean(-1)
-            pull = losses.weighted_mean(off * prototypes.known[batch.y], batch.weight)
-            logits = local.head(params, features, *given)
-            return losses.cross_entropy(logits, batch.y, batch.weight) + self.pull * pull
-
-        return loss
-
-
-_UNKNOWN = 1e4  # added to the distance of a class that nobody reported
+    def _loss(self, local: Local, to: Prototypes, params: Params, batch: Batch) -> Tensor:
+        features = local.features(params, batch.x, batch.training, weight=batch.weight)
+        logits = local.head(params, features, batch.training, weight=batch.weight)
+        off = (features - to.features[batch.y]).square().mean(-1) * to.known[batch.y]
+        pull = self.pull * losses.weighted_mean(off, batch.weight)
+        return losses.cross_entropy(logits, batch.y, batch.weight) + pull

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from idiolect.core import checkpoint
 from idiolect.errors import DataError
-from idiolect.results.models import folder_name
+from idiolect.results.run_files import folder_name
 
 FOLDER = "traces"
 

@@ -18,7 +18,7 @@ from idiolect.analysis.report.page import page_content, page_html, page_update, 
 from idiolect.analysis.report.report_data import ReportData, curves_of, read_run
 from idiolect.cli import app
 from idiolect.errors import DataError, MissingExtra
-from idiolect.results import data_record, document
+from idiolect.results import document, run_files
 
 
 def charts(folder):
@@ -91,10 +91,10 @@ def test_holdings_are_the_federations(finished):
     from idiolect.experiment.build import build_federations
 
     for kept, federation in zip(
-        data_record.read_holdings(finished), build_federations(experiment), strict=True
+        run_files.read_holdings(finished), build_federations(experiment), strict=True
     ):
         assert kept.names == federation.names and kept.classes == federation.dataset.classes
-        for place, part in enumerate(data_record.DATA_PARTS):
+        for place, part in enumerate(run_files.DATA_PARTS):
             assert (kept.counts[place] == federation.counts(part)).all()
 
 

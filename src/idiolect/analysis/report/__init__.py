@@ -10,7 +10,7 @@ from idiolect.analysis.report.report_data import ReportData, read_runs
 from idiolect.analysis.report.svg import svg
 from idiolect.core.checkpoint import write_whole
 from idiolect.errors import ConfigError
-from idiolect.results.models import folder_name
+from idiolect.results.run_files import folder_name
 
 PAGE = "report.html"
 

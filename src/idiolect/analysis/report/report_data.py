@@ -13,9 +13,9 @@ import numpy as np
 from idiolect.analysis.comparison import Comparison, compare
 from idiolect.engine.outcome import Outcome
 from idiolect.errors import DataError, MissingExtra
-from idiolect.results import data_record, document, statistics, trace
-from idiolect.results.data_record import Holdings
+from idiolect.results import document, run_files, statistics, trace
 from idiolect.results.document import Document
+from idiolect.results.run_files import Holdings
 from idiolect.results.trace import Trace
 
 EXPERIMENT = "experiment.toml"
@@ -94,7 +94,7 @@ def read_run(folder: str | Path) -> ReportData:
     return ReportData(
         content,
         sorted(_curves_of_file(path), key=lambda curve: order.get(curve.method, len(order))),
-        data_record.read_holdings(path),
+        run_files.read_holdings(path),
         experiment_text(path),
         str(folder),
         [trace.read_trace(path, label) for label in trace.traced_labels(path)],
