@@ -4,6 +4,9 @@ The command line prints their text on one line and exits with `code`; nothing el
 decides an exit status.
 """
 
+import difflib
+from collections.abc import Iterable
+
 
 class IdiolectError(Exception):
     """Something the user can mend; the text names the remedy."""
@@ -66,3 +69,40 @@ class MissingExtra(IdiolectError):
 
     def __init__(self, what: str, extra: str) -> None:
         super().__init__(f"{what}; install it with: pip install 'idiolect[{extra}]'")
+
+
+# Names that other libraries use for the same thing, too far from ours to be found by spelling.
+_ELSEWHERE = {
+    "learning_rate": "lr",
+    "eta": "lr",
+    "batch_size": "batch",
+    "minibatch": "batch",
+    "local_epochs": "epochs",
+    "num_clients": "clients",
+    "num_users": "clients",
+    "n_clients": "clients",
+    "num_rounds": "rounds",
+    "global_rounds": "rounds",
+    "communication_rounds": "rounds",
+    "fraction": "cohort",
+    "participation": "cohort",
+    "clients_per_round": "cohort",
+    "optimizer": "optimiser",
+    "wd": "weight_decay",
+    "dataset": "source",
+    "normalize": "normalise",
+    "algorithm": "methods",
+    "mu": "pull",
+    "seed": "seeds",
+}
+
+
+def suggest(key: str, known: Iterable[str]) -> str:
+    """Quote a wrong name with the nearest right one, or else with all of them."""
+    names = sorted(known)
+    close = difflib.get_close_matches(key, names, 1, 0.6)
+    if _ELSEWHERE.get(key) in names:
+        close = [_ELSEWHERE[key]]
+    if close:
+        return f"{key!r}; did you mean {close[0]!r}?"
+    return f"{key!r}; expected one of {', '.join(names) or 'nothing'}"

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from idiolect.core.batches import Pool
-from idiolect.kernels import gather
+from idiolect.kernels import gpu_batches
 
 pytestmark = pytest.mark.skipif(emulate.COMPILER is None, reason="needs g++ to run CUDA sources")
 
@@ -31,7 +31,7 @@ def test_taken_and_decoded(
     expected = pool.decode(x[rows])
 
     def take(rows: torch.Tensor) -> torch.Tensor:
-        return gather.take(x, rows, *pool[2:4])
+        return gpu_batches.take(x, rows, *pool[2:4])
 
     got = torch.vmap(take)(rows)
     by_step = torch.vmap(torch.vmap(take), (1,))(rows)
@@ -49,11 +49,11 @@ def test_what_has_no_kernel_is_told() -> None:
         return torch.zeros(shape, dtype=kind).as_subclass(Far)
 
     def suits(x: torch.Tensor, shift: torch.Tensor) -> bool:
-        return gather.suits(x, shift, torch.zeros_like(shift))
+        return gpu_batches.suits_take(x, shift, torch.zeros_like(shift))
 
     shift = torch.zeros(3, 1, 1)
     assert suits(far(5, 3, 8, 8), shift) and suits(far(5, 3, 8, 8), torch.zeros(1))
-    assert not gather.suits(far(5, 3, 8, 8), shift, torch.zeros(1))
+    assert not gpu_batches.suits_take(far(5, 3, 8, 8), shift, torch.zeros(1))
     assert not suits(far(5, 3, 8, 8, kind=torch.float32), shift)
     assert not suits(torch.zeros(5, 3, 8, 8, dtype=torch.uint8), shift)
     assert not suits(far(5, 3, 8, 8), torch.zeros(8))

@@ -9,7 +9,7 @@ import torch
 
 from idiolect.core.batches import Pool, Request
 from idiolect.engine.batch_plan import BatchPlanner, ClientRows, DeviceShuffler, laid_out
-from idiolect.kernels import compiled, permutations
+from idiolect.kernels import compiled, gpu_batches
 
 pytestmark = pytest.mark.skipif(emulate.COMPILER is None, reason="needs g++ to run CUDA sources")
 
@@ -68,9 +68,9 @@ def test_only_what_numpy_would_draw_is_dealt(monkeypatch: pytest.MonkeyPatch) ->
     """Where they differ the host goes on drawing, and says so."""
     asked = Request("train", 4, 1, 0, True, 0)
     plain, wrong = book(False), book(True)
-    real = permutations.shuffle
+    real = gpu_batches.shuffle
     monkeypatch.setattr(
-        permutations,
+        gpu_batches,
         "shuffle",
         lambda *own: real(*own[:5], (own[5][0], own[5][1] + 1, 0), *own[6:]),
     )

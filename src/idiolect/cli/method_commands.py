@@ -39,7 +39,7 @@ def list_methods(
 ) -> None:
     """List the methods, or describe one with all its settings."""
     from idiolect.cli.screen import console, new_table, print_json
-    from idiolect.experiment.validation import suggest
+    from idiolect.errors import suggest
     from idiolect.methods import METHODS
 
     if name is not None and name not in METHODS:

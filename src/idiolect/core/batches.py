@@ -5,7 +5,7 @@ from typing import NamedTuple, Protocol, Required, TypedDict
 import torch
 from torch import Tensor, nn
 
-from idiolect.kernels import gather
+from idiolect.kernels import gpu_batches
 
 
 class Batch(NamedTuple):
@@ -46,8 +46,8 @@ class Pool(NamedTuple):
             which, own = rows // len(self.x), rows % len(self.x)
             return (self._taken(own).to(shift.dtype) - shift[which]) * factor[which]
         if rows.is_cuda and shift is not None and factor is not None:
-            if gather.suits(self.x, shift, factor):
-                return gather.take(self.x, rows, shift, factor)
+            if gpu_batches.suits_take(self.x, shift, factor):
+                return gpu_batches.take(self.x, rows, shift, factor)
         return self.decode(self._taken(rows))
 
     def _taken(self, rows: Tensor) -> Tensor:

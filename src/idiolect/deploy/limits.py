@@ -18,12 +18,11 @@ from idiolect.core.method import Method, RunPlan
 from idiolect.core.wrap import Wrapper
 from idiolect.deploy import protocol
 from idiolect.deploy.protocol import Refused
-from idiolect.errors import ConfigError, IdiolectError
+from idiolect.errors import ConfigError, IdiolectError, suggest
 from idiolect.experiment.build import cohort_size
 from idiolect.experiment.components import build_method as made_method
 from idiolect.experiment.load import read_toml
-from idiolect.experiment.schema import Experiment
-from idiolect.experiment.validation import signature_model, suggest, validate
+from idiolect.experiment.schema import Experiment, signature_model, validate
 from idiolect.methods import METHODS
 
 POLICY_FILE = "policy.toml"  # in a kit

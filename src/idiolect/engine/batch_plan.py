@@ -17,7 +17,7 @@ from torch import Tensor
 from idiolect.core import randomness
 from idiolect.core.client import Plan, Pool, Request
 from idiolect.errors import MethodError
-from idiolect.kernels import permutations
+from idiolect.kernels import gpu_batches
 from idiolect.kernels.compiled import attempt
 
 BATCHES = 11  # keeps these draws apart from other uses of the same seed
@@ -120,7 +120,9 @@ class DeviceShuffler:
             epochs = -(-request.steps * request.batch // max(longest, 1))
         whole = not request.sample and plan.places is None and request.share == 1
         return (
-            request.shuffled and whole and permutations.suits(longest, max(epochs, 1), plan.weight)
+            request.shuffled
+            and whole
+            and gpu_batches.suits_shuffle(longest, max(epochs, 1), plan.weight)
         )
 
     def fill(
@@ -141,7 +143,7 @@ class DeviceShuffler:
             return copied(request, plan)
 
         def drawn() -> BatchLayout:
-            permutations.shuffle(
+            gpu_batches.shuffle(
                 table.who,
                 table.held,
                 plan.rows,

@@ -22,7 +22,7 @@ from idiolect.engine.backend import Backend
 from idiolect.engine.evaluation import ClientScores
 from idiolect.engine.final_exchange import Sums
 from idiolect.engine.rounds import SeededRun, Simulation
-from idiolect.errors import ConfigError, DataError, MethodError
+from idiolect.errors import ConfigError, DataError, MethodError, suggest
 from idiolect.experiment.build import build_backend, load_source
 from idiolect.experiment.components import build_architectures, build_method, networks_by_label
 from idiolect.experiment.load import read_toml, resolve
@@ -31,7 +31,6 @@ from idiolect.experiment.run_state import checkpoint_path, globals_folder, seed_
 from idiolect.experiment.schema import Experiment, MethodTable, ModelTable
 from idiolect.experiment.seed_parts import part_with_seed
 from idiolect.experiment.untrusted import CLOSED, Permissions, refuse_code, refuse_untrusted
-from idiolect.experiment.validation import suggest
 from idiolect.results import run_files
 from idiolect.results.document import Document, plain, versions, write_json
 from idiolect.results.run_files import folder_name, save_models

@@ -15,7 +15,7 @@ from idiolect.data.sources import cache_root
 from idiolect.data.text import SPECIAL, encoded_as, enlarged, hashed_words
 from idiolect.engine.architecture import Architecture
 from idiolect.engine.backend import Backend, Ray
-from idiolect.errors import ConfigError, DataError
+from idiolect.errors import ConfigError, DataError, suggest
 from idiolect.experiment.components import (
     Wrap,
     apply_attack,
@@ -25,7 +25,6 @@ from idiolect.experiment.components import (
 from idiolect.experiment.job import Evaluate, SimulatedJob
 from idiolect.experiment.schema import Data, Experiment, MethodTable, Named, Public, Text
 from idiolect.experiment.untrusted import Permissions
-from idiolect.experiment.validation import suggest
 
 _PUBLIC = 5  # keeps the draw of public examples apart from other uses of the same seed
 

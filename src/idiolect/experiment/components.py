@@ -16,7 +16,7 @@ from idiolect.core.wrap import Wrapper
 from idiolect.data import Federation
 from idiolect.data.poison import attackers, backdoor, label_flip, unscored
 from idiolect.engine.architecture import Architecture, Build, bound
-from idiolect.errors import ConfigError
+from idiolect.errors import ConfigError, suggest
 from idiolect.experiment.schema import (
     AttackTable,
     Experiment,
@@ -24,15 +24,12 @@ from idiolect.experiment.schema import (
     MethodTable,
     ModelTable,
     Named,
-)
-from idiolect.experiment.untrusted import AGGREGATORS, CLOSED, Permissions, import_factory
-from idiolect.experiment.validation import (
     signature_model,
-    suggest,
     validate,
     validate_options,
     with_defaults,
 )
+from idiolect.experiment.untrusted import AGGREGATORS, CLOSED, Permissions, import_factory
 from idiolect.methods import METHODS
 from idiolect.methods.personalise import Combined
 from idiolect.models import MODELS

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, Field, field_validator, model_validator
 
 from idiolect.experiment.load import read_toml
-from idiolect.experiment.validation import STRICT, validate
+from idiolect.experiment.schema import STRICT, validate
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,62}")
 _ORG = re.compile(r"[A-Za-z0-9_]{1,63}")

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 from idiolect.data import PARTITIONS, SOURCES, read
 from idiolect.data.text import SPECIAL
-from idiolect.errors import ConfigError, DataError, IdiolectError
+from idiolect.errors import ConfigError, DataError, IdiolectError, suggest
 from idiolect.experiment.components import (
     build_method,
     resolve_aggregate,
@@ -21,16 +21,19 @@ from idiolect.experiment.components import (
     settings_model,
     settings_of,
 )
-from idiolect.experiment.schema import Data, Experiment, MethodTable, Named, SplitTable
-from idiolect.experiment.tune import checked_tune
-from idiolect.experiment.untrusted import OWN, Permissions
-from idiolect.experiment.validation import (
+from idiolect.experiment.schema import (
+    Data,
+    Experiment,
+    MethodTable,
+    Named,
+    SplitTable,
     signature_model,
-    suggest,
     validate,
     validate_options,
     with_defaults,
 )
+from idiolect.experiment.tune import checked_tune
+from idiolect.experiment.untrusted import OWN, Permissions
 from idiolect.methods import METHODS
 from idiolect.results.run_files import folder_name
 

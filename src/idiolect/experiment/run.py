@@ -16,14 +16,13 @@ from idiolect.analysis.loggers import LOGGERS, logger
 from idiolect.analysis.report import report
 from idiolect.core.checkpoint import write_whole
 from idiolect.engine.outcome import Several, Silent, Watch
-from idiolect.errors import CheckpointError, ConfigError, IdiolectError
+from idiolect.errors import CheckpointError, ConfigError, IdiolectError, suggest
 from idiolect.experiment.build import build_jobs, refuse_unknown_labels
 from idiolect.experiment.job import Job
 from idiolect.experiment.load import dump_toml, load_experiment
 from idiolect.experiment.run_state import PERSONAL, first_difference
 from idiolect.experiment.schema import Experiment
 from idiolect.experiment.train import finished, train
-from idiolect.experiment.validation import suggest
 from idiolect.results import document, run_files
 from idiolect.results.document import Document
 from idiolect.results.run_files import folder_name

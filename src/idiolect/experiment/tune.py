@@ -13,12 +13,11 @@ from typing import Any, Protocol
 import numpy as np
 
 from idiolect.engine.outcome import Outcome
-from idiolect.errors import ConfigError, Diverged, IdiolectError, MissingExtra
+from idiolect.errors import ConfigError, Diverged, IdiolectError, MissingExtra, suggest
 from idiolect.experiment.components import build_method, settings_model
 from idiolect.experiment.job import Job
-from idiolect.experiment.schema import MethodTable, Range, Tune
+from idiolect.experiment.schema import MethodTable, Range, Tune, as_tuples, validate
 from idiolect.experiment.seed_parts import PartTrainer, Seeds, train_parts
-from idiolect.experiment.validation import as_tuples, suggest, validate
 from idiolect.results import statistics
 from idiolect.results.document import plain
 from idiolect.results.run_files import folder_name

@@ -20,8 +20,7 @@ from typing import Any, NamedTuple
 from idiolect.aggregation import RULES, Private
 from idiolect.aggregation.aggregator import Aggregator
 from idiolect.data import PARTITIONS, SOURCES
-from idiolect.errors import ConfigError
-from idiolect.experiment.validation import suggest
+from idiolect.errors import ConfigError, suggest
 from idiolect.methods import METHODS
 from idiolect.methods.personalise import Combined
 from idiolect.models import MODELS

@@ -1,4 +1,7 @@
-"""Gathers and decodes examples stored as bytes in one launch, for every step of every client."""
+"""Batches made on the GPU, one launch each: rows drawn and examples taken, for every client.
+
+Rows are NumPy's permutations. Examples stored as bytes are gathered and decoded at once.
+"""
 
 from typing import Any
 
@@ -6,13 +9,15 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from idiolect.kernels.compiled import attempt, launch
+from idiolect.kernels.compiled import REALS, attempt, launch, round_up
 from idiolect.kernels.vmap_rules import call
 
-_THREADS = 256
+_TAKE_THREADS, _SHUFFLE_THREADS = 256, 64
+_BYTES = 4  # of a place in shared memory
+_MOST = 1 << 13  # places that a client's one thread shuffles; beyond that the host is faster
 
 
-def suits(x: Tensor, shift: Tensor, factor: Tensor) -> bool:
+def suits_take(x: Tensor, shift: Tensor, factor: Tensor) -> bool:
     """Return whether there is a kernel: bytes on a GPU, one shift for all or for each channel."""
     channels = x.shape[1] if x.dim() > 2 else 1
     return (
@@ -62,8 +67,38 @@ class _Take(Function):
 def _launched(x: Tensor, rows: Tensor, shift: Tensor, factor: Tensor) -> Tensor:
     numbers, rows = x[0].numel(), rows.contiguous()
     out = shift.new_empty(*rows.shape, *x.shape[1:])
-    constants = {"NUMBERS": numbers, "PLANE": numbers // shift.numel(), "THREADS": _THREADS}
+    constants = {"NUMBERS": numbers, "PLANE": numbers // shift.numel(), "THREADS": _TAKE_THREADS}
     if rows.numel():
         given = [x.contiguous(), rows, shift.contiguous(), factor.contiguous(), out]
-        launch("gather.cu", "take", constants, (rows.numel(), 1, 1), _THREADS, given)
+        launch("gather.cu", "take", constants, (rows.numel(), 1, 1), _TAKE_THREADS, given)
     return out
+
+
+def suits_shuffle(longest: int, epochs: int, weight: Tensor) -> bool:
+    """Return whether there is a kernel that is faster than the host."""
+    return longest * epochs <= _MOST and weight.dtype in REALS
+
+
+def shuffle(
+    who: Tensor,
+    held: Tensor,
+    rows: Tensor,
+    weight: Tensor,
+    longest: int,
+    key: tuple[int, int, int],
+    batch: int,
+    steps: int,
+    epochs: int,
+) -> None:
+    """Write rows and weights [client, step, example] of a round.
+
+    `who` has for every client its seed, number, count of examples and where its rows begin in
+    `held`; `key` is what else the draws depend on: tag, round and call. Without `steps` they are as
+    many as the epochs take.
+    """
+    shared = round_up(_BYTES * max(longest, 1), 4096)
+    constants: dict[str, int | str] = {"REAL": REALS[weight.dtype], "THREADS": _SHUFFLE_THREADS}
+    given = [who, held, rows, weight, *key, batch, steps, epochs, *rows.shape[1:]]
+    launch(
+        "permutations.cu", "shuffle", constants, (len(who), 1, 1), _SHUFFLE_THREADS, given, shared
+    )
