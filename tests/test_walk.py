@@ -9,7 +9,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
 walk = pytest.importorskip("walk")
 
 # What was reached; the goal is 45 and 25. `make walk` prints the modules. Lower these, never raise.
-RUN, DEPLOYED_ROUND = 49, 34
+RUN, DEPLOYED_ROUND = 47, 34
 
 
 def modules(calls):

@@ -20,9 +20,11 @@ from idiolect.core.capabilities import (
     Tampering,
     functions,
     has,
+    settled,
+    sums,
 )
 from idiolect.core.method import CORE, Capability, Method, RunPlan, Sent
-from idiolect.core.wrap import Served, Stateful, Wrapper, settled, sums
+from idiolect.core.wrap import Served, Stateful, Wrapper
 from idiolect.methods import FedAvg
 
 KINDS = [kind for kind in vars(capabilities).values() if isinstance(kind, type)]

@@ -11,8 +11,8 @@ from idiolect.aggregation import RULES
 from idiolect.aggregation.aggregator import Aggregated
 from idiolect.aggregation.attacks import Attacked, SignFlip
 from idiolect.core import tree
+from idiolect.core.capabilities import sums
 from idiolect.core.method import Method, mean_report
-from idiolect.core.wrap import sums
 from idiolect.engine.client_group import GroupResult
 from idiolect.engine.server_update import sum_reports, summable
 from idiolect.methods import METHODS, FedAvg, FedPer

@@ -5,6 +5,7 @@ offer. A wrapper passes on what the method inside offers. Override `Capability.o
 depends on settings whether a method has a capability.
 """
 
+import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -234,6 +235,20 @@ class JointPrediction(Capability):
 
 
 # What is done where a method lacks a capability.
+
+
+def settled(method: Method, plan: RunPlan) -> tuple[Method, int]:
+    """Fit a method to a plan, what is inside first; return it with how many rounds may be done."""
+    if isinstance(base := getattr(method, "base", None), Method):
+        inner: dict[str, Any] = {}
+        inner["base"], rounds = settled(base, plan)
+        method, plan = dataclasses.replace(method, **inner), plan._replace(rounds=rounds)
+    return method.settled(plan) if isinstance(method, Privacy) else (method, plan.rounds)
+
+
+def sums(method: Method) -> bool:
+    """Say whether the mean of the reports does in place of them, so that it may come in parts."""
+    return has(method, Averaging) and not (has(method, Tampering) or method.single_reports)
 
 
 def welcome(method: Method, state: Tree, cohort: Tensor) -> Sent:

@@ -108,6 +108,7 @@ class Method(Capability):
     title: ClassVar[str] = ""
     paper: ClassVar[str] = ""
     pooled: ClassVar[bool] = False  # trains on the union of all clients' data: a reference only
+    single_reports: ClassVar[bool] = False  # a wrapper looks at them, so a mean will not do
     presets: ClassVar[dict[str, dict[str, Any]]] = {}  # named settings, such as the paper's
     unused: ClassVar[tuple[str, ...]] = ()  # settings below that its steps have no use for
     trained_as: ClassVar["type[Method] | None"] = None  # the method whose rounds these are

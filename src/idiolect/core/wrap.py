@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import Tensor
 
-from idiolect.core.capabilities import Averaging, Privacy, Tampering, has, idle
-from idiolect.core.method import CORE, Capability, Method, RunPlan, Sent, Setup, check_setting
+from idiolect.core.capabilities import idle
+from idiolect.core.method import CORE, Capability, Method, Sent, Setup, check_setting
 from idiolect.core.tree import Tree
 from idiolect.errors import ConfigError
 
@@ -47,6 +47,8 @@ class Wrapper(Method):
             object.__setattr__(self, name, getattr(self.base, name))
         for name in ("tunes", "starts_over"):
             object.__setattr__(self, name, getattr(type(self), name) or getattr(self.base, name))
+        looks = type(self).server_step not in (Wrapper.server_step, Stateful.server_step)
+        object.__setattr__(self, "single_reports", looks or self.base.single_reports)
         object.__setattr__(self, "title", self.titled(self.base.title))
 
     if not TYPE_CHECKING:  # who asks `has` first knows the type
@@ -140,21 +142,3 @@ class Stateful(Wrapper):
     def idle(self, state: Served) -> Served:
         """Let the inner method add its noise."""
         return state._replace(inner=idle(self.base, state.inner))
-
-
-def settled(method: Method, plan: RunPlan) -> tuple[Method, int]:
-    """Fit a method to a plan, what is inside first; return it with how many rounds may be done."""
-    if isinstance(method, Wrapper):
-        base, rounds = settled(method.base, plan)
-        method, plan = dataclasses.replace(method, base=base), plan._replace(rounds=rounds)
-    return method.settled(plan) if isinstance(method, Privacy) else (method, plan.rounds)
-
-
-def sums(method: Method) -> bool:
-    """Say whether the mean of the reports does in place of them, so that it may come in parts."""
-    inner = method
-    while isinstance(inner, Wrapper):
-        if type(inner).server_step not in (Wrapper.server_step, Stateful.server_step):
-            return False  # it looks at single reports
-        inner = inner.base
-    return has(method, Averaging) and not has(method, Tampering)

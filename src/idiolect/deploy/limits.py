@@ -11,7 +11,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from idiolect.core import capabilities, wrap
+from idiolect.core import capabilities
 from idiolect.core.batches import Request
 from idiolect.core.capabilities import Privacy, has
 from idiolect.core.method import Method, RunPlan
@@ -289,7 +289,7 @@ def _refuse_open(policy: SitePolicy, experiment: Experiment, clients: int) -> di
         rounds, seeds = table.rounds or experiment.rounds, len(experiment.seeds)
         plan = RunPlan(rounds, clients, cohort, experiment.draw, seeds, federated=True)
         try:
-            ready, rounds = wrap.settled(method, plan)
+            ready, rounds = capabilities.settled(method, plan)
             promised = capabilities.promise(ready, plan._replace(rounds=rounds)).get("privacy", {})
         except IdiolectError as error:
             raise Refused("require_privacy", f"{table.name}: {error}") from error

@@ -14,10 +14,9 @@ import numpy as np
 import torch
 
 from idiolect.core import tree
-from idiolect.core.capabilities import ArchitectureState, has
+from idiolect.core.capabilities import ArchitectureState, has, sums
 from idiolect.core.client import Network, Pool
 from idiolect.core.tree import Tree
-from idiolect.core.wrap import sums
 from idiolect.engine.architecture import BuiltNetworks
 from idiolect.engine.backend import Backend, device_ints, multiplying
 from idiolect.engine.batch_plan import ClientRows

@@ -14,10 +14,9 @@ import torch
 from torch import Tensor
 
 from idiolect.core import capabilities, tree
-from idiolect.core.capabilities import ArchitectureState, Averaging, Privacy, Tampering, has
+from idiolect.core.capabilities import ArchitectureState, Averaging, Privacy, Tampering, has, sums
 from idiolect.core.method import Method, Report, Sent
 from idiolect.core.tree import Tree
-from idiolect.core.wrap import sums
 from idiolect.data.federation import TrainData
 from idiolect.engine.backend import device_ints
 from idiolect.engine.batch_plan import ClientRows

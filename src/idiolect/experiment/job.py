@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Protocol, Self
 import numpy as np
 import torch
 
-from idiolect.core import wrap
+from idiolect.core import capabilities
 from idiolect.core.method import Method, RunPlan
 from idiolect.core.tree import Tree
 from idiolect.data.federation import Federation, TestData
@@ -114,7 +114,7 @@ class Job(ABC):
 
     def settled(self) -> Self:
         """Fit the method to who takes part and how often, before training."""
-        method, rounds = wrap.settled(self.method, self.plan(self.rounds))
+        method, rounds = capabilities.settled(self.method, self.plan(self.rounds))
         return dataclasses.replace(self, method=method, rounds=rounds)
 
     def plan(self, rounds: int) -> RunPlan:
