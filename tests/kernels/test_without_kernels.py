@@ -67,6 +67,7 @@ def broken(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     failed: set[str] = set()
     monkeypatch.setattr(compiled, "_failed", failed)
     monkeypatch.setattr(compiled, "make_current", no_driver)
+    monkeypatch.setattr(Tensor, "is_cuda", True)
     monkeypatch.setattr(compiled, "has_kernels", lambda tensor: True)
     chip = SimpleNamespace(multi_processor_count=3)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: chip)

@@ -138,13 +138,13 @@ def test_weights_are_first_learned_in_the_second_round(
     method = FedALA(batch=4, lr=0.3, weight_lr=5.0, tolerance=0.0, start_epochs=2)
     simulation = worlds.simulation(method, worlds.federation(), kind=kind, cohort=4)
     asked: list[tuple[int, list[int]]] = []
-    between = simulation._between
+    run_apart = simulation._run_apart
 
-    def noted(kind: str, work: object, calls: list[Any]) -> None:
-        asked.append((simulation.round, sorted(calls[0].cohort.tolist())))
-        between(kind, work, calls)
+    def noted(task: object, requests: list[Any]) -> None:
+        asked.append((simulation.round, sorted(requests[0].cohort.tolist())))
+        run_apart(task, requests)
 
-    monkeypatch.setattr(simulation, "_between", noted)
+    monkeypatch.setattr(simulation, "_run_apart", noted)
     met: set[int] = set()
     for number in range(5):
         cohort = set(simulation.cohort(0).tolist())
@@ -152,7 +152,7 @@ def test_weights_are_first_learned_in_the_second_round(
         if number:
             assert asked[-1] == (number, sorted(cohort - met))
             met |= cohort
-        store = simulation._crews[0].store.take(torch.arange(6))
+        store = simulation.groups[0].store.take(torch.arange(6))
         learned = [bool((row != 1).any()) for row in tree.flat(store.weights)]
         assert learned == [client in met for client in range(6)]
     assert len(asked) == 4
