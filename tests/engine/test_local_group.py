@@ -57,7 +57,7 @@ def test_the_layout_is_measured_where_clients_work_one_by_one(monkeypatch):
         assert trial(1) == trial(most) if key.startswith("layout") else trial(1)
         return 2 if key.startswith("layout") else 1
 
-    monkeypatch.setattr(local_group.blocks, "choose_width", choose)
+    monkeypatch.setattr(local_group, "choose_width", choose)
     sim = simulation()
     SEEN.clear()
     sim.advance()
