@@ -75,7 +75,8 @@ def simulation(method: Method, fed: Federation, build: object, backend: Backend)
 
 def difference(method: Method, shape: tuple[int, ...] = SHAPE, build: object = network) -> float:
     """Largest relative difference of any tree after 4 rounds and deployment, in float64."""
-    fed = federation([90, 61, 40, 33, 20, 7, 64, 80], shape, held_out=10)
+    # At batch 16 no last batch is of one example, of which batch normalisation keeps only rounding.
+    fed = federation([90, 61, 40, 34, 20, 7, 64, 80], shape, held_out=10)
     fed = with_public(fed) if shape == SHAPE else fed
     sides = []
     torch.set_default_dtype(torch.float64)
