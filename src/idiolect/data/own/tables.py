@@ -44,13 +44,18 @@ class ReadOptions(NamedTuple):
 
 
 def read_table(path: Path, options: ReadOptions) -> Dataset:
-    """Read rows of numbers, of text or of encoded images, with a label, perhaps client and split.
+    """Read rows of numbers, of text or of encoded images, with a label, perhaps client and split."""
+    table = read_parquet(path) if path.suffix == ".parquet" else _csv(path)
+    return table_dataset(path, table, options)
+
+
+def table_dataset(path: Path, table: Any, options: ReadOptions) -> Dataset:
+    """Make a dataset of an Arrow table; `path` is the file it was read from, or a name for it.
 
     For the next word there is no label, and rows stand in the order they were written in. Rows that
     need not be labelled are of one class, `UNLABELLED`, where they are not.
     """
     label, client, split = options.label, options.client, options.split
-    table = read_parquet(path) if path.suffix == ".parquet" else _csv(path)
     if not table.num_rows:
         raise DataError(f"{path} has no rows; expected at least one example")
     names = list(table.column_names)
