@@ -44,7 +44,7 @@ class ReadOptions(NamedTuple):
 
 
 def read_table(path: Path, options: ReadOptions) -> Dataset:
-    """Read rows of numbers, of text or of encoded images, with a label, perhaps client and split."""
+    """Read rows of numbers, text or encoded images, with a label, perhaps client and split."""
     table = read_parquet(path) if path.suffix == ".parquet" else _csv(path)
     return table_dataset(path, table, options)
 
