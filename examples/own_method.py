@@ -1,4 +1,7 @@
-"""A method of your own: FedAvg whose server remembers where it was going."""
+"""A method of your own: FedAvg whose server remembers where it was going.
+
+In an experiment file beside this one it is `name = "own_method:FedAvgM"`: see own_method.toml.
+"""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -41,5 +44,7 @@ class FedAvgM(Method):
         return State(tree.add(state.params, velocity), velocity)
 
 
-result = fit(FedAvgM(lr=0.05), federation("embedded", partition="dirichlet", seed=0), rounds=5)
-print(f"FedAvgM: {result.mean:.1%}")
+if __name__ == "__main__":
+    held = federation("embedded", partition="dirichlet", seed=0)
+    result = fit(FedAvgM(lr=0.05), held, rounds=5)
+    print(f"FedAvgM: {result.mean:.1%}")

@@ -199,7 +199,7 @@ def complete_label(context: typer.Context, incomplete: str) -> Iterable[str]:
 SET = typer.Option("--set", help="Change a key of the file: --set training.lr=0.1.")
 DATA = typer.Option("--data-dir", help="Folder with datasets; else IDIOLECT_DATA.")
 TRUST = typer.Option(
-    "--trust-code", help="Import the network's module that the folder names, and run it."
+    "--trust-code", help="Import and run the modules (network, method) that the folder names."
 )
 JSON = typer.Option("--json", help="Print JSON instead of tables.")
 DEVICE = typer.Option(help="auto, cpu or cuda.", autocompletion=_completing("auto", "cpu", "cuda"))

@@ -33,18 +33,21 @@ def _complete_method(incomplete: str) -> Iterable[tuple[str, str]]:
 def list_methods(
     name: Annotated[
         str | None,
-        typer.Argument(help="One method, with all its settings.", autocompletion=_complete_method),
+        typer.Argument(
+            help="One method, with all its settings; your own as module:Class.",
+            autocompletion=_complete_method,
+        ),
     ] = None,
     json: Annotated[bool, JSON] = False,
 ) -> None:
     """List the methods, or describe one with all its settings."""
     from idiolect.cli.screen import console, new_table, print_json
-    from idiolect.errors import suggest
+    from idiolect.experiment.untrusted import Permissions, import_method, packaged_methods
     from idiolect.methods import METHODS
 
-    if name is not None and name not in METHODS:
-        raise ConfigError(f"unknown method {suggest(name, METHODS)}")
-    found = {key: _described(METHODS[key]) for key in METHODS if name in (None, key)}
+    here = Permissions(Path.cwd())
+    keys = [*METHODS, *packaged_methods()] if name is None else [name]
+    found = {key: _described(import_method(key, "methods", here)) for key in keys}
     if json:
         print_json(found if name is None else found[name])
         return
@@ -71,7 +74,7 @@ def list_methods(
 def _described(method: "type[Method]") -> dict[str, Any]:
     """Return what a method's declaration says about it."""
     return {
-        "title": method.title,
+        "title": method.title or method.__name__,
         "about": (method.__doc__ or "").strip().split("\n\n")[0].replace("\n    ", " "),
         "paper": method.paper,
         "presets": method.presets,

@@ -60,7 +60,7 @@ class SitePolicy:
             ):
                 raise ConfigError(f"{spec.name} is {value!r}, expected a number of 1 or more")
         for name in self.methods:
-            if name not in METHODS:
+            if name not in METHODS and ":" not in name:  # of a package: `module:Class`
                 raise ConfigError(f"methods: unknown method {suggest(name, METHODS)}")
         for name in self.packages:
             if not all(part.isidentifier() for part in name.split(".")):

@@ -29,8 +29,13 @@ from idiolect.experiment.schema import (
     validate_options,
     with_defaults,
 )
-from idiolect.experiment.untrusted import AGGREGATORS, CLOSED, Permissions, import_factory
-from idiolect.methods import METHODS
+from idiolect.experiment.untrusted import (
+    AGGREGATORS,
+    CLOSED,
+    Permissions,
+    import_factory,
+    imported_method,
+)
 from idiolect.methods.personalise import Combined
 from idiolect.models import MODELS
 
@@ -44,7 +49,7 @@ def build_method(table: MethodTable) -> Method:
     """Build the method of a resolved table, from the inside out."""
     parts = _PARTS if table.personalise else set()
     inner = {key: value for key, value in table.settings.items() if key not in parts}
-    method: Method = METHODS[table.name](**inner)
+    method: Method = imported_method(table.name)(**inner)
     if table.aggregate is not None:
         rule = AGGREGATORS[table.aggregate.name](**table.aggregate.options)
         method = Aggregated(method, rule)
@@ -56,7 +61,8 @@ def build_method(table: MethodTable) -> Method:
 
 def settings_model(table: MethodTable, where: str, place: int) -> type[BaseModel]:
     """Return the settings a table may hold: the method's, and those of the parts around it."""
-    own = signature_model(METHODS[table.name], METHODS[table.name].unused)
+    kind = imported_method(table.name)
+    own = signature_model(kind, kind.unused)
     if not table.personalise:
         return own
     both = sorted(_PARTS & set(own.model_fields))
@@ -87,7 +93,7 @@ def resolve_aggregate(
     """Validate a method's aggregation rule, its own or everyone's, with every option."""
     own = table.aggregate is not None
     named = table.aggregate or given.aggregate
-    method = METHODS[table.name]
+    method = imported_method(table.name)
     # A rule for everyone skips methods in which nobody's report could do harm.
     if named is None or (not own and (method.pooled or method.alone)):
         return None

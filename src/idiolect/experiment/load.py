@@ -33,7 +33,7 @@ from idiolect.experiment.schema import (
     with_defaults,
 )
 from idiolect.experiment.tune import checked_tune
-from idiolect.experiment.untrusted import OWN, Permissions
+from idiolect.experiment.untrusted import OWN, Permissions, import_method, imported_method
 from idiolect.methods import METHODS
 from idiolect.results.run_files import folder_name
 
@@ -111,7 +111,7 @@ def _steps(raw: Raw, key: str, override: str) -> list[str | int]:
     for place, method in enumerate(raw.get("methods", ())):
         own = method.get("name")
         shown = METHODS[own].title if own in METHODS else None  # its label, where none is given
-        for name in (method.get("label") or shown, own):
+        for name in (method.get("label") or shown, own, str(own).rpartition(":")[2]):
             names += [name] if name else []
             if name and rest.startswith(f"{name}."):
                 return ["methods", place, rest.removeprefix(f"{name}.")]
@@ -160,7 +160,7 @@ def parse_experiment(text: str, overrides: Sequence[str] = (), where: str = "tex
 def resolve(raw: Raw, where: str, reach: Permissions) -> Experiment:
     """Check a raw table and write every default out; nothing beyond `reach` is opened."""
     given = validate(Experiment, with_splits(raw), where)
-    methods = _methods(given, where)
+    methods = _methods(given, where, reach)
     return given.model_copy(
         update={
             "data": _data(given.data, where, reach, "data"),
@@ -200,12 +200,9 @@ def _data(data: D, where: str, reach: Permissions, key: str) -> D:
 # Methods.
 
 
-def _methods(given: Experiment, where: str) -> tuple[MethodTable, ...]:
+def _methods(given: Experiment, where: str, reach: Permissions) -> tuple[MethodTable, ...]:
     for place, table in enumerate(given.methods):
-        if table.name not in METHODS:
-            raise ConfigError(
-                f"{where}: methods[{place}].name: unknown method {suggest(table.name, METHODS)}"
-            )
+        import_method(table.name, f"{where}: methods[{place}].name", reach)
     forms = [settings_model(table, where, place) for place, table in enumerate(given.methods)]
     known = {name for own in forms for name in own.model_fields}
     for key in given.training:
@@ -236,7 +233,7 @@ def _methods(given: Experiment, where: str) -> tuple[MethodTable, ...]:
         done.append(
             MethodTable(
                 **named,
-                label=table.label or method.title or table.name,
+                label=table.label or method.title or table.name.rpartition(":")[2],
                 rounds=table.rounds or given.rounds,
                 preset=table.preset,
                 **settings_of(method, own),
@@ -248,7 +245,7 @@ def _methods(given: Experiment, where: str) -> tuple[MethodTable, ...]:
 
 def _preset(table: MethodTable, where: str, place: int) -> dict[str, Any]:
     """Return the settings a preset stands for."""
-    presets = METHODS[table.name].presets
+    presets = imported_method(table.name).presets
     if table.preset is not None and table.preset not in presets:
         none = f"{table.preset!r}; {table.name} has none: leave it out"
         known = suggest(table.preset, presets) if presets else none

@@ -80,7 +80,8 @@ def import_experiment(
     elif source != data.get("source", NOWHERE):
         data.update(source=source, options=dict(options or {}), partition={"name": "natural"})
         named = [METHODS.get(own.get("name", "")) for own in raw.get("methods", ())]
-        if not any(method and method.public == side for method in named):
+        # A package's method is not imported yet, so it may need them.
+        if not any(method is None or method.public == side for method in named):
             data.pop("public", None)
     elif options:
         data["options"] = {**data.get("options", {}), **options}

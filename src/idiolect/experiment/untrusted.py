@@ -7,18 +7,21 @@ operator allows beyond that is a `Reach`.
 
 import importlib
 import importlib.machinery
+import importlib.metadata
 import inspect
 import os
 import re
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import Field, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from idiolect.aggregation import RULES, Private
 from idiolect.aggregation.aggregator import Aggregator
+from idiolect.core.method import Method
+from idiolect.core.wrap import Wrapper
 from idiolect.data import PARTITIONS, SOURCES
 from idiolect.errors import ConfigError, suggest
 from idiolect.methods import METHODS
@@ -56,7 +59,7 @@ class Permissions(NamedTuple):
 
     base: Path | None = None
     files: tuple[str, ...] = ()  # data that the operator gave, by path or name
-    packages: tuple[str, ...] = ()  # installed packages that networks may come from
+    packages: tuple[str, ...] = ()  # installed packages that networks and methods may come from
     folders: tuple[str, ...] = ()  # where own modules may lie besides, on a user's own machine
     closed: tuple[str, ...] = ()  # folders that nothing is imported from
 
@@ -64,27 +67,81 @@ class Permissions(NamedTuple):
 CLOSED = Permissions()
 
 
-# Importing a network's module.
+# Importing the module of a network or a method.
 
 
-def import_factory(name: str, where: str, reach: Permissions) -> Callable[..., Any]:
+def import_factory(
+    name: str, where: str, reach: Permissions, what: str = "model"
+) -> Callable[..., Any]:
     """Import `package.module:factory`, if the reach allows the package; the only place to do so."""
     module, _, attribute = name.partition(":")
     if reach.base is None and not is_allowed(module, reach.packages):
-        raise ConfigError(f"{where}: {refusal(name, reach.packages)}")
+        raise ConfigError(f"{where}: {refusal(name, reach.packages, what)}")
     with _path(reach):
         try:
             found = getattr(importlib.import_module(module), attribute)
-        except (ImportError, AttributeError, ValueError) as error:
-            raise ConfigError(f"{where}: model {name!r} cannot be imported: {error}") from error
+        except Exception as error:  # a module of somebody's raises anything
+            said = f"{type(error).__name__}: {error}".splitlines()[0]
+            raise ConfigError(
+                f"{where}: {what} {name!r} cannot be imported ({said}); its module has to lie "
+                "beside the experiment file or where the command is given, or be installed"
+            ) from error
     own = reach.base is not None or reach.folders
     if not own and not _defined(found, attribute, reach.packages):
         raise ConfigError(
-            f"{where}: model {name!r} is no function or class that {module} itself defines; from "
+            f"{where}: {what} {name!r} is no function or class that {module} itself defines; from "
             "outside nothing else of it is called"
         )
     made: Callable[..., Any] = found
     return made
+
+
+def packaged_methods() -> dict[str, str]:
+    """List the methods that installed packages bring: a name, and its `module:Class`.
+
+    A package declares them as entry points of the group `idiolect.methods`.
+    """
+    found = importlib.metadata.entry_points(group="idiolect.methods")
+    return {one.name: one.value for one in found if one.name not in METHODS}
+
+
+def import_method(name: str, where: str, reach: Permissions) -> type[Method]:
+    """Find a method: a built-in one, one of a package, or `module:Class` where permitted."""
+    if name in METHODS:
+        return METHODS[name]
+    packaged = packaged_methods()
+    if name not in packaged and ":" not in name:
+        raise ConfigError(
+            f"{where}: unknown method {suggest(name, [*METHODS, *packaged])} (your own: "
+            "'module:Class')"
+        )
+    found = import_factory(packaged.get(name, name), where, reach, "method")
+    _refuse_half_methods(found, f"{where}: method {name!r}")
+    return found  # type: ignore[return-value]
+
+
+def imported_method(name: str) -> type[Method]:
+    """Return the method of a resolved experiment; its module was imported when it was allowed."""
+    if name in METHODS:
+        return METHODS[name]
+    module, _, attribute = packaged_methods().get(name, name).partition(":")
+    if module not in sys.modules:
+        raise ConfigError(f"method {name!r} was not imported; load the experiment again")
+    found: type[Method] = getattr(sys.modules[module], attribute)
+    return found
+
+
+def _refuse_half_methods(found: Any, what: str) -> None:
+    """Refuse what is no method, or one that would fail in its first round."""
+    if not inspect.isclass(found) or not issubclass(found, Method) or issubclass(found, Wrapper):
+        raise ConfigError(f"{what} is no class derived from Method; see docs/method.md")
+    if any(isinstance(value, Field) for value in vars(found).values()):
+        raise ConfigError(
+            f"{what} declares settings and is no dataclass; write @dataclass(frozen=True, "
+            "kw_only=True) above the class"
+        )
+    if found.client_step is Method.client_step:
+        raise ConfigError(f"{what} has no client_step, which says what a client does in a round")
 
 
 def is_allowed(module: str, packages: Collection[str]) -> bool:
@@ -95,13 +152,28 @@ def is_allowed(module: str, packages: Collection[str]) -> bool:
     return any(parts[: len(own)] == own for own in (one.split(".") for one in packages if one))
 
 
-def refusal(name: str, packages: Collection[str]) -> str:
-    """Return that a network is somebody's code, and how to allow it."""
+def refusal(name: str, packages: Collection[str], what: str = "model") -> str:
+    """Return that a network or a method is somebody's code, and how to allow it."""
     known = f"; this list has {', '.join(packages)}" if packages else ""
     return (
-        f"model {name!r} is neither built in nor of a package that is allowed here{known} (built "
-        f"in: {', '.join(MODELS)})"
+        f"{what} {name!r} is neither built in nor of a package that is allowed here{known} (built "
+        f"in: {', '.join(METHODS if what == 'method' else MODELS)})"
     )
+
+
+def custom_code(raw: Mapping[str, Any]) -> dict[str, str]:
+    """Find what of a raw experiment is not built in: `module:attribute`, and whether a network."""
+    methods = raw.get("methods", ())
+    named = [
+        own.get("name") if isinstance(own, Mapping) else own
+        for own in (methods if isinstance(methods, list | tuple) else ())
+    ]
+    packaged = packaged_methods() if any(name not in METHODS for name in named) else {}
+    codes = [packaged.get(name, name) for name in named if isinstance(name, str)]
+    return {
+        **dict.fromkeys(custom_networks(raw), "network"),
+        **{name: "method" for name in codes if ":" in name},
+    }
 
 
 def custom_networks(raw: Mapping[str, Any]) -> list[str]:
@@ -123,9 +195,18 @@ def custom_networks(raw: Mapping[str, Any]) -> list[str]:
 
 
 def trust_named_code(raw: Mapping[str, Any]) -> Permissions:
-    """Allow the modules that an experiment names, installed or where the command was given."""
-    packages = tuple(name.partition(":")[0] for name in custom_networks(raw))
-    return Permissions(packages=packages, folders=(str(Path.cwd()),))
+    """Allow the modules that an experiment names, installed or where the command was given.
+
+    Those that were imported already, for a user's own experiment, may lie where they were found.
+    """
+    packages = tuple(name.partition(":")[0] for name in custom_code(raw))
+    folders = {str(Path.cwd()): None}
+    for name in packages:
+        top = sys.modules.get(name.partition(".")[0])
+        if top is not None and top.__file__:
+            file = Path(top.__file__).resolve()
+            folders[str(file.parents[1] if file.name == "__init__.py" else file.parent)] = None
+    return Permissions(packages=packages, folders=tuple(folders))
 
 
 def refuse_code(raw: Mapping[str, Any], where: str, *folders: Path) -> None:
@@ -133,9 +214,9 @@ def refuse_code(raw: Mapping[str, Any], where: str, *folders: Path) -> None:
 
     For files that may be somebody else's: only their user can say that they are trusted.
     """
-    for name in custom_networks(raw):
+    for name, what in custom_code(raw).items():
         raise ConfigError(
-            f"{where} names the network {name!r}, which is code: it would be imported from "
+            f"{where} names the {what} {name!r}, which is code: it would be imported from "
             f"{_origin(name, folders)}. If you trust it, add --trust-code (from Python: "
             "trust_code=True)"
         )
@@ -241,7 +322,8 @@ def _experiment(packages: Collection[str]) -> Rule:
         deploy=_named(_never, packages=_listed(_text), compress=_word),
         methods=_listed(
             _named(
-                _one_of(METHODS, "method"),
+                _method(packages),
+                words=bool(packages),
                 label=_text,
                 preset=_word,
                 personalise=parts,
@@ -256,16 +338,27 @@ def _experiment(packages: Collection[str]) -> Rule:
 
 
 def _network(packages: Collection[str]) -> Rule:
+    return _code(packages, MODELS, "model")
+
+
+def _method(packages: Collection[str]) -> Rule:
+    return _code(packages, METHODS, "method")
+
+
+def _code(packages: Collection[str], known: Collection[str], what: str) -> Rule:
+    """Allow what is built in, and `module:attribute` of the operator's packages."""
+
     def rule(value: Any, at: str) -> None:
         if not isinstance(value, str):
-            raise _Forbidden(f"{at} is {_shown(value)}, expected the name of a network")
-        if value in MODELS:
+            raise _Forbidden(f"{at} is {_shown(value)}, expected the name of a {what}")
+        if value in known:
             return
-        module, colon, attribute = value.partition(":")
+        full = packaged_methods().get(value, value) if what == "method" else value
+        module, colon, attribute = full.partition(":")
         if not colon:
-            raise _Forbidden(f"{at}: unknown model {suggest(value[:_LONGEST], MODELS)}")
+            raise _Forbidden(f"{at}: unknown {what} {suggest(value[:_LONGEST], known)}")
         if not is_allowed(module, packages) or not attribute.isidentifier():
-            raise _Forbidden(f"{at}: {refusal(value[:_LONGEST], packages)}")
+            raise _Forbidden(f"{at}: {refusal(value[:_LONGEST], packages, what)}")
 
     return rule
 
@@ -403,8 +496,8 @@ def _named(name: Rule, words: bool = False, **rules: Rule) -> Rule:
             return name(value, at)
         own = _dict(value, at)
         _table(**known)({key: own[key] for key in own if key in known}, at)
-        # Built-in networks take no text that is not in the list; a package's own may.
-        builtin = own.get("name") in MODELS or not words
+        # What is built in takes no text that is not in the list; a package's own may.
+        builtin = own.get("name") in (*MODELS, *METHODS) or not words
         _options(not builtin)({key: own[key] for key in own if key not in known}, at)
 
     return rule
