@@ -1,0 +1,298 @@
+"""The encoder of a table: how typed columns become the numbers that a network takes.
+
+It is fitted from the `ColumnSums` of training rows alone, travels with the model as JSON, and takes
+raw tables: columns by name, in any order, with gaps and categories that nobody saw in training.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from idiolect.data.column_sums import (
+    LONGEST,
+    ColumnPlan,
+    ColumnSums,
+    RawColumn,
+    RawTable,
+    is_number,
+)
+from idiolect.errors import ConfigError, DataError
+
+DATE_FEATURES = ("days", "year sin", "year cos", "week sin", "week cos")
+
+_MOST = {"one-hot": 100, "embedding": 1000}  # categories of a column
+_YEAR, _WEEK, _MONDAY = 365.2425, 7.0, 3.0  # days; 1970-01-01 was a Thursday
+_MOST_COLUMNS, _WIDEST = 20_000, 1 << 20
+_FIELDS = ("name", "width", "value", "fill", "shift", "scale", "categories", "other", "flag")
+
+
+@dataclass(frozen=True)
+class ColumnEncoder:
+    """How one column becomes features: its value or categories, a flag for missing, then nothing.
+
+    `width` may be larger than what is used, so that encoders of several seeds have one shape.
+    """
+
+    name: str
+    plan: ColumnPlan
+    width: int
+    value: bool = False  # of a number: whether it varied in training; else only its gaps are told
+    fill: float = 0.0
+    shift: float = 0.0
+    scale: float = 1.0
+    categories: tuple[str, ...] = ()
+    other: bool = False  # a place for categories that were rare in training
+    flag: bool = False  # a place that says that the cell was missing
+
+    @classmethod
+    def fit(cls, name: str, plan: ColumnPlan, sums: ColumnSums, minimum: int) -> ColumnEncoder:
+        """Fit a column's encoder to sums of training rows."""
+        flag = sums.missing > 0 and sums.present > 0
+        if plan.kind == "category":
+            order = sorted(sums.counts, key=lambda one: (-sums.counts[one], one))
+            kept = [one for one in order if sums.counts[one] >= minimum][: _MOST[plan.encode]]
+            pooled = sums.present > sum(sums.counts[one] for one in kept)
+            if len(kept) + pooled < 2:
+                kept, pooled = [], False  # of one category only its gaps tell anything
+            names = tuple(sorted(kept))
+            made = cls(name, plan, 0, categories=names, other=pooled, flag=flag)
+            if plan.imputation == "mode" and kept:
+                made = replace(made, fill=float(names.index(kept[0])))
+            return replace(made, width=made.used)
+        # The mean of equal numbers may differ from them in the last bit.
+        varies = sums.deviation > max(1e-10 * abs(sums.mean), 1e-150)
+        made = cls(name, plan, 0, value=varies, flag=flag)
+        if varies:
+            of = {"median": sums.quantile(0.5), "mean": sums.mean, "mode": sums.mode}
+            fill = of[plan.imputation]  # no histogram: all its cells were too small to be told
+            made = replace(made, fill=sums.mean if math.isnan(fill) else fill)
+            if plan.scale and plan.kind != "boolean":
+                made = replace(made, shift=sums.mean, scale=sums.deviation)
+        return replace(made, width=made.used)
+
+    @property
+    def used(self) -> int:
+        """How many features carry something."""
+        own = len(DATE_FEATURES) if self.plan.kind == "date" else 1
+        return self.value * own + len(self.categories) + self.other + self.flag
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """The name of each feature."""
+        dated = self.plan.kind == "date"
+        own = [f"{self.name} {one}" for one in DATE_FEATURES] if dated else [self.name]
+        names = own if self.value else []
+        names = names + [f"{self.name}={one}" for one in self.categories]
+        names += [f"{self.name}=(other)"] * self.other + [f"{self.name} missing"] * self.flag
+        unused = range(1, self.width - self.used + 1)
+        return (*names, *(f"{self.name} unused {n}" for n in unused))
+
+    def write(self, column: RawColumn | None, out: NDArray[np.float32]) -> None:
+        """Encode the cells of a column into zeros [row, width]; None is a column that is absent."""
+        if column is not None and column.plan.kind != self.plan.kind:
+            raise DataError(
+                f"column '{self.name}' is a {column.plan.kind} here, and a {self.plan.kind} where "
+                f'the encoder was fitted; declare {self.name} = "{self.plan.kind}"'
+            )
+        if not self.used or not len(out):
+            return
+        if column is None:
+            absent = np.ones(len(out), bool)
+        else:
+            absent = column.absent
+        if self.flag:
+            out[absent, self.used - 1] = 1.0
+        if self.plan.kind == "category":
+            self._write_categories(column, absent, out)
+        elif self.value:
+            values = np.full(len(out), self.fill) if column is None else column.values
+            filled = np.where(absent, self.fill, values)
+            out[:, 0] = (filled - self.shift) / self.scale
+            if self.plan.kind == "date":
+                turns = np.stack([filled / _YEAR, (filled + _MONDAY) / _WEEK], 1) * (2 * np.pi)
+                cycle = np.stack([np.sin(turns), np.cos(turns)], 2).reshape(len(out), 4)
+                out[:, 1:5] = np.where(absent[:, None], 0.0, cycle)
+
+    def _write_categories(
+        self, column: RawColumn | None, absent: NDArray[np.bool_], out: NDArray[np.float32]
+    ) -> None:
+        known = {name: place for place, name in enumerate(self.categories)}
+        elsewhere = len(known) if self.other else -1
+        names = () if column is None else column.names
+        lookup = np.array([known.get(name, elsewhere) for name in names] + [-1], np.int64)
+        codes = np.full(len(out), -1) if column is None else column.values
+        places = lookup[codes]  # a missing cell has code -1, which is the last
+        if self.plan.imputation == "mode" and known:
+            places = np.where(absent, int(self.fill), places)
+        rows = np.flatnonzero(places >= 0)
+        out[rows, places[rows]] = 1.0
+
+
+@dataclass(frozen=True)
+class TableEncoder:
+    """How a raw table becomes the numbers that a network takes: by name, column after column."""
+
+    columns: tuple[ColumnEncoder, ...]
+
+    @classmethod
+    def fit(
+        cls,
+        plans: Mapping[str, ColumnPlan],
+        sums: Mapping[str, ColumnSums],
+        minimum: int | None = None,
+    ) -> TableEncoder:
+        """Fit to sums of training rows; categories of fewer than `minimum` rows are pooled.
+
+        Without a minimum it is one row in a hundred, but at least 2 and at most 10.
+        """
+        made = []
+        for name, plan in plans.items():
+            if plan.kind == "ignore":
+                continue
+            least = min(10, max(2, sums[name].rows // 100)) if minimum is None else minimum
+            made.append(ColumnEncoder.fit(name, plan, sums[name], least))
+        found = cls(tuple(made))
+        if not found.width:
+            raise DataError(
+                f"no column varies over the training rows ({', '.join(plans) or 'there is none'}); "
+                "expected at least one to learn from"
+            )
+        return found
+
+    @property
+    def width(self) -> int:
+        """The number of features."""
+        return sum(column.width for column in self.columns)
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """The name of each feature."""
+        return tuple(name for column in self.columns for name in column.features)
+
+    @property
+    def plans(self) -> dict[str, ColumnPlan]:
+        """The plan of every column, to read another table by."""
+        return {column.name: column.plan for column in self.columns}
+
+    @property
+    def embedded(self) -> tuple[tuple[int, int], ...]:
+        """First feature and width of every category that a network is to embed."""
+        starts = np.cumsum([0, *(column.width for column in self.columns)]).tolist()
+        return tuple(
+            (start, column.width)
+            for start, column in zip(starts, self.columns, strict=False)
+            if column.plan.encode == "embedding" and column.plan.kind == "category" and column.width
+        )
+
+    def encode(self, table: RawTable) -> NDArray[np.float32]:
+        """Encode the rows of a table: [row, feature]."""
+        x = np.zeros((len(table), self.width), np.float32)
+        start = 0
+        for column in self.columns:
+            column.write(table.columns.get(column.name), x[:, start : start + column.width])
+            start += column.width
+        return x
+
+    def absent(self, table: RawTable) -> tuple[str, ...]:
+        """List the columns that a table lacks; all their cells count as missing."""
+        return tuple(c.name for c in self.columns if c.width and c.name not in table.columns)
+
+    def enlarged(self, widths: Sequence[int]) -> TableEncoder:
+        """Give every column a width at least as large as it uses."""
+        pairs = zip(self.columns, widths, strict=True)
+        return TableEncoder(tuple(replace(one, width=width) for one, width in pairs))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the encoder as JSON has it."""
+        return {"version": 1, "columns": [_column_json(column) for column in self.columns]}
+
+    @classmethod
+    def from_json(cls, given: Any) -> TableEncoder:
+        """Read an encoder that may come from outside; anything malformed is refused."""
+        if not isinstance(given, dict) or given.get("version") != 1:
+            version = given.get("version") if isinstance(given, dict) else None
+            raise DataError(f"a table's encoder is of version {version!r}; this idiolect knows 1")
+        columns = given.get("columns")
+        if set(given) != {"version", "columns"} or not isinstance(columns, list):
+            raise DataError("a table's encoder is malformed; expected a list of columns")
+        made = cls(tuple(_column_of(one) for one in columns[:_MOST_COLUMNS]))
+        names = [column.name for column in made.columns]
+        if len(columns) > _MOST_COLUMNS or len(set(names)) < len(names) or not made.width:
+            raise DataError("a table's encoder has columns twice, too many or none that is used")
+        return made
+
+
+def _column_json(column: ColumnEncoder) -> dict[str, Any]:
+    plan = column.plan
+    kept: dict[str, Any] = {"type": plan.kind, "encode": plan.encode, "impute": plan.imputation}
+    kept |= {"missing": list(plan.missing)} if plan.missing else {}
+    own = {key: getattr(column, key) for key in _FIELDS}
+    return kept | {"scaled": plan.scale} | own | {"categories": list(column.categories)}
+
+
+def _column_of(given: Any) -> ColumnEncoder:
+    """Read one column's encoder, trusting nothing in it."""
+    wanted = {*_FIELDS, "type", "encode", "impute", "scaled"}
+    if not isinstance(given, dict) or not wanted <= set(given) <= wanted | {"missing"}:
+        raise DataError("a table's encoder is malformed: a column has other keys than expected")
+    names, spellings = given["categories"], given.get("missing", [])
+    good = (
+        _are_names([given["name"]])
+        and _are_names(names)
+        and _are_names(spellings)
+        and len(set(names)) == len(names) <= max(_MOST.values())
+        and all(isinstance(given[key], bool) for key in ("value", "other", "flag", "scaled"))
+        and all(is_number(given[key]) for key in ("fill", "shift", "scale"))
+        and given["scale"] > 0
+        and all(isinstance(given[key], str) for key in ("type", "encode", "impute"))
+        and type(given["width"]) is int
+    )
+    if not good:
+        raise DataError("a table's encoder is malformed: a column holds impossible values")
+    try:
+        plan = ColumnPlan(
+            given["type"], given["encode"], given["impute"], given["scaled"], tuple(spellings)
+        )
+    except ConfigError as error:
+        raise DataError(f"a table's encoder is malformed: {error}") from None
+    own = {key: given[key] for key in _FIELDS} | {"categories": tuple(names)}
+    made = ColumnEncoder(plan=plan, **own)
+    category = plan.kind == "category"
+    consistent = (
+        made.used <= made.width <= _WIDEST
+        and (not made.value or not category)
+        and (category or not (names or made.other))
+        and (not category or 0 <= made.fill < max(len(names), 1))
+        and plan.kind != "ignore"
+    )
+    if not consistent:
+        raise DataError(f"a table's encoder is malformed: column '{made.name[:40]}' is impossible")
+    return made
+
+
+def _are_names(given: Any) -> bool:
+    return isinstance(given, list) and all(
+        isinstance(one, str) and len(one) <= LONGEST for one in given
+    )
+
+
+def read_encoder(text: str | bytes) -> TableEncoder:
+    """Read an encoder from the text of its JSON."""
+    try:
+        return TableEncoder.from_json(json.loads(text))
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"a table's encoder is no JSON ({error}); write it again") from error
+
+
+def same_widths(encoders: Iterable[TableEncoder]) -> list[TableEncoder]:
+    """Enlarge encoders of the same columns to one shape: networks of several seeds have one."""
+    held = list(encoders)
+    widths = np.array([[column.width for column in one.columns] for one in held]).max(0).tolist()
+    return [one.enlarged(widths) for one in held]
