@@ -294,7 +294,8 @@ def _bins(values: Numbers) -> NDArray[np.int64]:
     """Number the bin of each value: equal steps of the logarithm on both sides of zero."""
     size = np.where(values == 0, 1.0, np.abs(values))
     keys = np.sign(values) * (np.floor(np.log2(size) * _PER_OCTAVE) + _ZERO)
-    return keys.astype(np.int64)
+    numbered: NDArray[np.int64] = keys.astype(np.int64)
+    return numbered
 
 
 def _added(one: Mapping[Any, int], two: Mapping[Any, int]) -> dict[Any, int]:
