@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from idiolect.core.method import Sent as Sent
     from idiolect.core.method import Setup as Setup
     from idiolect.core.method import setting as setting
+    from idiolect.data.federation import Federation as Federation
     from idiolect.experiment.adapt import adapt as adapt
     from idiolect.experiment.compare import compare as compare
     from idiolect.experiment.load import load_experiment as load_experiment
@@ -43,6 +44,7 @@ _HOMES = {  # in the order in which one meets them
     "load_model": "results.run_files",
     "load_experiment": "experiment.load",
     "Result": "api",
+    "Federation": "data.federation",
     "METHODS": "methods",
     "MODELS": "models",
     "Method": "core.method",

@@ -4,6 +4,7 @@ import copy
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,14 @@ import numpy as np
 from torch import nn
 
 from idiolect.core.method import Method
-from idiolect.data import SOURCES, Federation, federate, load, read
-from idiolect.data.dataset import normalised
+from idiolect.data import SOURCES, Dataset, Federation, load, read
+from idiolect.data.federate import federate_by_clients
+from idiolect.data.own import reading_options
 from idiolect.data.sources import cache_root
 from idiolect.engine.architecture import Architecture, Build, bound
 from idiolect.engine.backend import Backend
 from idiolect.engine.outcome import Outcome, Watch
-from idiolect.errors import ConfigError, DataError
+from idiolect.errors import ConfigError, DataError, suggest
 from idiolect.experiment.job import Evaluate, SimulatedJob
 from idiolect.experiment.train import train
 from idiolect.methods import METHODS
@@ -34,7 +36,7 @@ name. Clients that are given the very same one are trained together."""
 
 
 def federation(
-    source: str | Path = "embedded",
+    source: Any = "embedded",
     partition: str | None = None,
     seed: int = 0,
     *,
@@ -44,15 +46,21 @@ def federation(
     options: Mapping[str, Any] | None = None,
     **partition_options: Any,
 ) -> Federation:
-    """Load a named dataset or own data and divide it; by its own clients where it has them."""
-    if str(source) in SOURCES:
+    """Load a named dataset or own data and divide it; by its own clients where it has them.
+
+    Own data is a path or a DataFrame; its `label`, `client` and the other options of `data.read`
+    may be given here or in `options`. See also `Federation.from_frame` and `from_arrays`.
+    """
+    if isinstance(source, Dataset):
+        dataset = source
+    elif isinstance(source, str | Path) and str(source) in SOURCES:
         dataset = load(str(source), data_dir, **(options or {}))
     else:
-        dataset = read(source, **(options or {}))
-    if normalise is not None:
-        dataset = normalised(dataset, normalise)
+        dataset = read(source, **{**(options or {}), **reading_options(partition_options)})
     own = "iid" if dataset.clients is None else "natural"
-    return federate(dataset, partition or own, seed, split, **partition_options)
+    return federate_by_clients(
+        dataset, partition or own, seed, split, normalise, **partition_options
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,6 +143,7 @@ def fit(
 
     `backend` is the name of a kind, or a `Backend` with settings of its own.
     """
+    _check_arguments(federation, rounds=rounds, seed=seed, every=every)
     chosen = _method(method, settings)
     if cohort is not None and not 1 <= cohort <= federation.clients:
         raise ConfigError(
@@ -161,6 +170,19 @@ def fit(
     return Result(trained.outcome, trained.deployed[0], builds)
 
 
+def _check_arguments(federation: Any, **numbers: Any) -> None:
+    """Refuse what is no federation, and what is no whole number."""
+    if not isinstance(federation, Federation):
+        raise ConfigError(
+            f"the data is of type {type(federation).__name__}; expected a federation, such as "
+            "idiolect.federation(data, client=..., label=...) makes of a file or a DataFrame"
+        )
+    for name, value in numbers.items():
+        least = 1 if name == "every" else 0
+        if not isinstance(value, Integral) or value < least:
+            raise ConfigError(f"{name} is {value!r}; expected a whole number, {least} or more")
+
+
 def _machine(backend: str | Backend, device: str) -> Backend:
     if isinstance(backend, str):
         return Backend(backend, device, cache=cache_root(None) / "widths.json")
@@ -177,13 +199,25 @@ def _method(method: str | Method, settings: Mapping[str, Any]) -> Method:
                 f"there: {type(method).__name__}({next(iter(settings))}=...)"
             )
         return method
+    if not isinstance(method, str):
+        raise ConfigError(
+            f"the method is of type {type(method).__name__}; expected a name such as 'fedavg' "
+            "(idiolect.METHODS lists them), or a method that is made, such as FedAvg(lr=0.1)"
+        )
     if method not in METHODS:
-        raise ConfigError(f"unknown method {method!r}; expected one of {', '.join(METHODS)}")
+        raise ConfigError(f"unknown method {suggest(method, METHODS)}")
     known = inspect.signature(METHODS[method]).parameters
     for name in settings:
         if name not in known:
             raise ConfigError(f"{method} has no setting {name!r}; it has {', '.join(known)}")
-    return METHODS[method](**settings)
+    try:
+        return METHODS[method](**settings)
+    except TypeError as error:  # a value of another kind cannot be compared with its bounds
+        shown = ", ".join(f"{name}={value!r}" for name, value in settings.items())
+        raise ConfigError(
+            f"{method} cannot be made of {shown} ({error}); `idiolect methods {method}` lists its "
+            "settings"
+        ) from error
 
 
 def _assigned(
@@ -248,8 +282,13 @@ def _build(model: Model, federation: Federation) -> Build:
         return lambda: model
     if isinstance(model, str):
         if model not in MODELS:
-            raise ConfigError(f"unknown model {model!r}; expected one of {', '.join(MODELS)}")
+            raise ConfigError(f"unknown model {suggest(model, MODELS)}")
         factory: Callable[..., nn.Module] = MODELS[model]
+    elif not callable(model):
+        raise ConfigError(
+            f"the model is of type {type(model).__name__}; expected a name such as 'dnn' "
+            "(idiolect.MODELS lists them), an nn.Module, or a function of (shape, classes) that makes one"
+        )
     else:
         factory = model
         parameters = inspect.signature(factory).parameters.values()

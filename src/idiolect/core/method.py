@@ -136,6 +136,22 @@ class Method(Capability):
         100, "rounds to a step of the step schedule, or to the cosine's end", least=1
     )
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Keep the short `repr` below: a dataclass would write out every setting."""
+        super().__init_subclass__(**options)
+        if "__repr__" not in vars(cls):
+            cls.__repr__ = Method.__repr__  # type: ignore[method-assign]
+
+    def __repr__(self) -> str:
+        inner = getattr(self, "base", None)  # of a wrapper, whose common settings these are
+        values = {spec: getattr(self, spec.name) for spec in dataclasses.fields(self)}
+        given = [
+            f"{spec.name}={value!r}"
+            for spec, value in values.items()
+            if value != getattr(inner, spec.name, spec.default)
+        ]
+        return f"{type(self).__name__}({', '.join(given)})"
+
     def __post_init__(self) -> None:
         for spec in dataclasses.fields(self):
             value = getattr(self, spec.name)

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from idiolect.data import display
 from idiolect.errors import ConfigError, DataError
 
 Rows: TypeAlias = NDArray[np.int64]
@@ -126,6 +127,12 @@ class Dataset:
 
     def __len__(self) -> int:
         return len(self.x)
+
+    def __repr__(self) -> str:
+        return display.dataset_text(self)
+
+    def _repr_html_(self) -> str:
+        return display.dataset_html(self)
 
     @property
     def sequential(self) -> bool:

@@ -2,13 +2,14 @@
 
 import inspect
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
 
-from idiolect.data.dataset import Dataset, Rows, check_options, check_value, fitted
+from idiolect.data.dataset import Dataset, Rows, check_options, check_value, fitted, normalised
 from idiolect.data.federation import Federation
 from idiolect.data.partition import DEFAULT_POOL, PARTITIONS
 from idiolect.data.partition.general import Candidates, Seed
@@ -51,8 +52,8 @@ def federate(
     known = {option.name for option in parameters if option.kind is option.KEYWORD_ONLY}
     check_options(f"partition '{partition}'", options, known)
     _check_sequences(dataset, partition, stratify, public)
-    if seed < 0:
-        raise ConfigError(f"seed is {seed}; expected 0 or more")
+    if not isinstance(seed, Integral) or seed < 0:
+        raise ConfigError(f"seed is {seed!r}; expected a whole number, 0 or more")
     if "min_size" in known:
         options["min_size"] = min_size
     source = pool or DEFAULT_POOL[partition]
@@ -91,6 +92,25 @@ def federate(
     words += [f"pool={source}", f"seed={seed}"]
     words += [f"{left_out} clients left out"] * bool(left_out)
     return Federation(dataset, *parts, names, ", ".join(words), public)
+
+
+def federate_by_clients(
+    dataset: Dataset,
+    partition: str | None = None,
+    seed: int = 0,
+    split: Sequence[float] | str = (0.6, 0.2, 0.2),
+    normalise: str | None = None,
+    **options: Any,
+) -> Federation:
+    """Divide a dataset by its own clients; where it has none, a partition has to be named."""
+    if partition is None and dataset.clients is None:
+        raise ConfigError(
+            f"{dataset.name} does not say whose a row is; name the column with client=..., or "
+            'divide it yourself, such as partition="iid", clients=5'
+        )
+    if normalise is not None:
+        dataset = normalised(dataset, normalise)
+    return federate(dataset, partition or "natural", seed, split, **options)
 
 
 def _check_sequences(
@@ -176,10 +196,11 @@ def split_rows(
 
 def _check_ratios(ratios: Sequence[float]) -> None:
     """Refuse ratios that are not three shares of one whole."""
-    whole = len(ratios) == 3 and all(math.isfinite(r) and 0 <= r <= 1 for r in ratios)
-    if not whole or abs(sum(ratios) - 1) > 1e-6:
+    shares = list(ratios) if isinstance(ratios, Iterable) else [ratios]
+    numbers = all(isinstance(r, Real) and math.isfinite(r) and 0 <= r <= 1 for r in shares)
+    if len(shares) != 3 or not numbers or abs(sum(shares) - 1) > 1e-6:
         raise ConfigError(
-            f"split {tuple(ratios)} is not a division; expected three shares (train, val, test) "
+            f"split {tuple(shares)} is not a division; expected three shares (train, val, test) "
             "that sum to 1, such as (0.6, 0.2, 0.2) or (0.75, 0, 0.25)"
         )
     if ratios[0] <= 0:

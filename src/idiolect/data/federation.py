@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
+from idiolect.data import display
 from idiolect.data.dataset import Dataset, Rows, check_value
 from idiolect.errors import ConfigError, DataError
 
@@ -22,6 +24,9 @@ class TrainData:
     val: tuple[Rows, ...]
     names: tuple[str, ...]
     public: Dataset | None = None
+
+    def __repr__(self) -> str:
+        return display.part_text(self)
 
     @property
     def clients(self) -> int:
@@ -57,6 +62,9 @@ class TestData:
         if self.marked is not None:
             found["marked"] = self.marked
         return found
+
+    def __repr__(self) -> str:
+        return display.part_text(self)
 
     @property
     def clients(self) -> int:
@@ -110,6 +118,74 @@ class Federation:
                 f"({_PARTS[part[one]]}) and by {self.names[owner[two]]} ({_PARTS[part[two]]}); "
                 "each row needs one owner and one part"
             )
+
+    @classmethod
+    def from_frame(
+        cls,
+        frame: Any,
+        *,
+        label: Any = "label",
+        client: str | None = None,
+        partition: str | None = None,
+        split: Sequence[float] | str = (0.6, 0.2, 0.2),
+        seed: int = 0,
+        normalise: str | None = None,
+        **more: Any,
+    ) -> Federation:
+        """Divide a DataFrame (pandas, polars, Arrow, a dict of columns) by its clients.
+
+        `client` names the column that says whose a row is, `label` what is predicted. Without a
+        client column, a `partition` divides the rows. `split` is the shares of train, val and test,
+        or a column that says train or test. Further arguments are those of `data.read`, such as
+        `task` and `columns`, and those of `federate`, such as `stratify`.
+        """
+        from idiolect.data.federate import federate_by_clients
+        from idiolect.data.own import read, reading_options
+        from idiolect.data.own.frames import frame_table
+
+        table = frame_table(frame)
+        if client is None and partition is None and "client" not in table.column_names:
+            raise ConfigError(
+                f"client is missing: which of the columns {listed(table.column_names)} says "
+                'whose a row is? Or divide the rows yourself, such as partition="iid", clients=5'
+            )
+        reading = reading_options(more)
+        if isinstance(split, str) and split != "file":
+            reading["split"], split = split, "file"
+        dataset = read(table, label=label, **({"client": client} if client else {}), **reading)
+        return federate_by_clients(dataset, partition, seed, split, normalise, **more)
+
+    @classmethod
+    def from_arrays(
+        cls,
+        x: Any,
+        y: Any,
+        clients: Any = None,
+        *,
+        features: Sequence[str] = (),
+        partition: str | None = None,
+        split: Sequence[float] = (0.6, 0.2, 0.2),
+        seed: int = 0,
+        normalise: str | None = None,
+        **more: Any,
+    ) -> Federation:
+        """Divide arrays: x [row, ...], y [row], and whose each row is, [row] of names or numbers.
+
+        With a `partition` such as "dirichlet", `clients` is how many there are to be.
+        """
+        from idiolect.data.federate import federate_by_clients
+        from idiolect.data.own.frames import read_arrays
+
+        if isinstance(clients, int) and partition is not None:  # how many a partition makes
+            more["clients"], clients = clients, None
+        dataset = read_arrays(x, y, clients, features)
+        return federate_by_clients(dataset, partition, seed, split, normalise, **more)
+
+    def __repr__(self) -> str:
+        return display.federation_text(self)
+
+    def _repr_html_(self) -> str:
+        return display.federation_html(self)
 
     def _check_rows(self, rows: Rows, owner: Rows) -> None:
         if not np.issubdtype(rows.dtype, np.integer):

@@ -300,7 +300,17 @@ def method_fingerprint(method: Method) -> str:
     modules = {contract, client, losses, optim, tree, block_runner, batch_plan, *_modules(method)}
     # A module without source (frozen into an executable) is known by its name alone.
     sources = [_source(module).encode() for module in sorted(modules, key=lambda m: m.__name__)]
-    return digest(repr(method).encode(), *sources)
+    return digest(_written(method).encode(), *sources)
+
+
+def _written(part: Any) -> str:
+    """Write out every setting of a method, and of the methods and rules inside it."""
+    if not dataclasses.is_dataclass(part):
+        return repr(part)
+    fields = [
+        f"{spec.name}={_written(getattr(part, spec.name))}" for spec in dataclasses.fields(part)
+    ]
+    return f"{type(part).__qualname__}({', '.join(fields)})"
 
 
 def features_fingerprint(federations: Sequence[Federation]) -> str:

@@ -1,6 +1,8 @@
 """Reading a user's own data, whichever common layout it is in."""
 
+import inspect
 from pathlib import Path
+from typing import Any
 
 from idiolect.data.dataset import Dataset
 from idiolect.data.own.folders import (
@@ -11,6 +13,7 @@ from idiolect.data.own.folders import (
     read_user_files,
     user_files,
 )
+from idiolect.data.own.frames import read_frame
 from idiolect.data.own.tables import ReadOptions, read_npz, read_table
 from idiolect.errors import DataError
 
@@ -22,7 +25,7 @@ _EXPECTED = (
 
 
 def read(
-    path: str | Path,
+    path: Any,
     *,
     label: str = "label",
     client: str = "client",
@@ -34,7 +37,7 @@ def read(
     next_word: bool = False,
     labelled: bool = True,
 ) -> Dataset:
-    """Read own data; the layout is recognised by the path.
+    """Read own data: a path, whose layout is recognised, or a DataFrame.
 
     `label`, `client` and `split` name columns (the last two need not exist); `size` is the (width,
     height) that a folder's images are brought to. A
@@ -43,6 +46,8 @@ def read(
     to predict need not be `labelled`, in a table or an npz file.
     """
     options = ReadOptions(label, client, split, size, text, length, vocabulary, next_word, labelled)
+    if not isinstance(path, str | Path):
+        return read_frame(path, options)
     where = Path(path).expanduser()
     if not where.exists():
         raise DataError(f"{where} does not exist; expected {_EXPECTED}")
@@ -55,6 +60,12 @@ def read(
     if where.suffix == ".json":
         return read_leaf(where, options)
     raise DataError(f"{where} is a '{where.suffix}' file; expected {_EXPECTED}")
+
+
+def reading_options(given: dict[str, Any]) -> dict[str, Any]:
+    """Take the options of `read` out of others; `split` is not among them, which may be shares."""
+    known = inspect.signature(read).parameters.keys() - {"path", "split"}
+    return {name: given.pop(name) for name in list(given) if name in known}
 
 
 def _read_folder(folder: Path, options: ReadOptions) -> Dataset:

@@ -1,0 +1,100 @@
+"""Data that is already in memory: DataFrames of any library, and arrays."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from idiolect.data.dataset import AnyArray, Dataset
+from idiolect.data.own.tables import ReadOptions, assembled, examples, table_dataset
+from idiolect.errors import DataError
+
+FRAME = Path("data frame")  # stands for the file's name in messages
+_EXPECTED = (
+    "a DataFrame (pandas, polars, or anything that speaks Arrow), a pyarrow.Table, a dict of "
+    "columns or a list of rows as dicts"
+)
+
+
+def read_frame(frame: Any, options: ReadOptions) -> Dataset:
+    """Make a dataset of a frame, as of a file with the same columns."""
+    return table_dataset(FRAME, frame_table(frame), options)
+
+
+def frame_table(frame: Any) -> Any:
+    """Turn a frame into an Arrow table; an index of pandas is no column."""
+    import pyarrow
+
+    try:
+        table = _table(frame)
+    except (pyarrow.ArrowException, TypeError, ValueError, OverflowError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise DataError(
+            f"the {type(frame).__name__} cannot be read as a table ({reason}); give each column "
+            "values of one type"
+        ) from error
+    if table is None:
+        hint = "; for arrays use Federation.from_arrays" if isinstance(frame, np.ndarray) else ""
+        raise DataError(f"data is of type {type(frame).__name__}; expected {_EXPECTED}{hint}")
+    for place, field in enumerate(table.schema):
+        if pyarrow.types.is_dictionary(field.type):  # a category of pandas or polars
+            plain = table.column(place).cast(field.type.value_type)
+            table = table.set_column(place, field.name, plain)
+    return table
+
+
+def _table(frame: Any) -> Any:
+    """Return an Arrow table, or None where it is no frame."""
+    import pyarrow
+    from pyarrow import interchange
+
+    if isinstance(frame, pyarrow.Table):
+        return frame
+    if type(frame).__module__.partition(".")[0] == "pandas" and hasattr(frame, "columns"):
+        named = frame.rename(columns=str)  # pandas allows numbers as names
+        return pyarrow.Table.from_pandas(named, preserve_index=False).replace_schema_metadata()
+    if isinstance(frame, Mapping):
+        return pyarrow.table({str(name): _column(values) for name, values in frame.items()})
+    if isinstance(frame, Sequence) and frame and all(isinstance(row, Mapping) for row in frame):
+        return pyarrow.Table.from_pylist([dict(row) for row in frame])
+    if hasattr(frame, "__arrow_c_stream__"):
+        return pyarrow.table(frame)
+    if hasattr(frame, "__dataframe__"):
+        return interchange.from_dataframe(frame)
+    return None
+
+
+def _column(values: Any) -> Any:
+    """Bring a column to what Arrow takes: a list, or an array of one dimension."""
+    return values if hasattr(values, "__arrow_c_array__") else array_of(values, "a column")
+
+
+def array_of(values: Any, what: str) -> AnyArray:
+    """Return values as an array: of a list, NumPy, torch on the CPU, or a column of a frame."""
+    try:
+        found: AnyArray = np.asarray(values)
+    except (TypeError, ValueError, RuntimeError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise DataError(
+            f"{what} is of type {type(values).__name__} and no array ({reason}); expected numbers, "
+            "strings or a tensor on the CPU, one entry for each row"
+        ) from error
+    if found.dtype.kind in "VOM" and found.dtype.kind != "O":
+        raise DataError(f"{what} is of type {found.dtype}; expected numbers or strings")
+    return found
+
+
+def read_arrays(x: Any, y: Any, clients: Any, features: Sequence[str] = ()) -> Dataset:
+    """Make a dataset of arrays: x [row, ...], y [row], and whose each row is [row]."""
+    made = examples(array_of(x, "x"), "x")
+    labels, owners = array_of(y, "y"), None if clients is None else array_of(clients, "clients")
+    for name, own in (("y", labels), ("clients", owners)):
+        if own is not None and own.shape != (len(made),):
+            raise DataError(
+                f"{name} has shape {own.shape} and x has {len(made)} rows; expected one entry for "
+                "each row"
+            )
+    if features and (made.ndim != 2 or len(features) != made.shape[1]):
+        raise DataError(f"{len(features)} names of features for x of shape {made.shape}")
+    return assembled(Path("arrays"), made, labels, owners, None, "arrays", tuple(features))

@@ -1,0 +1,133 @@
+"""DataFrames and arrays as data: the same rows as a file with the same columns."""
+
+import numpy as np
+import pyarrow
+import pytest
+import torch
+from pyarrow import csv
+
+import idiolect
+from idiolect.data import Federation
+from idiolect.errors import ConfigError, DataError
+
+pandas = pytest.importorskip("pandas", reason="frames of pandas are not tried: needs pandas")
+
+
+def columns(rows=60):
+    draws = np.random.default_rng(3)
+    return {
+        "age": draws.integers(20, 80, rows).tolist(),
+        "pressure": draws.normal(120, 10, rows).round(1).tolist(),
+        "hospital": draws.choice(["Köln", "Ulm", "Ålesund"], rows).tolist(),
+        "target": draws.choice(["well", "sick"], rows).tolist(),
+    }
+
+
+class Stream:
+    """What polars, DuckDB and others offer: Arrow's C stream, and nothing else."""
+
+    def __init__(self, table):
+        self._table = table
+
+    def __arrow_c_stream__(self, requested_schema=None):
+        return self._table.__arrow_c_stream__(requested_schema)
+
+
+class Interchange:
+    """What older libraries offer."""
+
+    def __init__(self, table):
+        self._table = table
+
+    def __dataframe__(self, nan_as_null=False, allow_copy=True):
+        return self._table.__dataframe__(nan_as_null, allow_copy)
+
+
+def test_a_frame_of_any_kind_is_the_file_with_the_same_columns(tmp_path):
+    held = columns()
+    table = pyarrow.table(held)
+    path = tmp_path / "visits.csv"
+    csv.write_csv(table, path)
+    options = {"client": "hospital", "label": "target", "seed": 4}
+    wanted = idiolect.federation(path, **options)
+    frame = pandas.DataFrame(held, index=range(100, 160))
+    coded = frame.assign(
+        hospital=frame["hospital"].astype("category"), target=frame["target"].astype("category")
+    )
+    rows = [dict(zip(held, row, strict=True)) for row in zip(*held.values(), strict=True)]
+    for given in (frame, coded, table, held, rows, Stream(table), Interchange(table)):
+        for made in (
+            Federation.from_frame(given, **options),
+            idiolect.federation(given, **options),
+        ):
+            assert made.names == wanted.names == ("Köln", "Ulm", "Ålesund")
+            assert made.dataset.classes == ("sick", "well")
+            assert made.dataset.features == wanted.dataset.features
+            assert np.array_equal(made.dataset.x, wanted.dataset.x)
+            assert np.array_equal(made.dataset.y, wanted.dataset.y)
+            for part in ("train", "val", "test"):
+                pairs = zip(getattr(made, part), getattr(wanted, part), strict=True)
+                assert all(np.array_equal(one, other) for one, other in pairs)
+
+
+def test_a_column_may_say_which_rows_are_test_rows():
+    held = columns()
+    held["part"] = ["train"] * 45 + ["test"] * 15
+    made = Federation.from_frame(held, client="hospital", label="target", split="part")
+    assert set(np.concatenate(made.test)) == set(range(45, 60))
+    assert made.dataset.features == ("age", "pressure")
+
+
+def test_arrays_of_any_kind_are_the_same_federation():
+    held = pandas.DataFrame(columns())
+    x = held[["age", "pressure"]].to_numpy(np.float32)
+    wanted = Federation.from_arrays(x, held["target"].to_numpy(), held["hospital"].to_numpy())
+    tensor = Federation.from_arrays(
+        torch.from_numpy(x), held["target"].tolist(), held["hospital"], features=["age", "pressure"]
+    )
+    assert wanted.names == tensor.names
+    assert tensor.dataset.features == ("age", "pressure")
+    assert np.array_equal(wanted.dataset.x, tensor.dataset.x)
+    images = Federation.from_arrays(
+        np.zeros((20, 8, 8), np.uint8), [0, 1] * 10, 2, partition="iid", seed=1
+    )
+    assert images.clients == 2 and images.dataset.x.shape == (20, 1, 8, 8)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda held: Federation.from_frame(held, label="target"), "client is missing: which of"),
+        (lambda held: Federation.from_frame(held, label="x", client="age"), "no column 'x'"),
+        (lambda held: Federation.from_frame(held, label="target", client="x"), "no column 'x'"),
+        (lambda held: Federation.from_frame(7, client="x"), "data is of type int; expected a Data"),
+        (
+            lambda held: Federation.from_frame(np.zeros((2, 2)), client="x"),
+            "Federation.from_arrays",
+        ),
+        (lambda held: Federation.from_frame({"a": [1], "b": [1, 2]}), "cannot be read as a table"),
+        (
+            lambda held: Federation.from_frame(
+                held, label="target", client="hospital", columns_of="x"
+            ),
+            "no option 'columns_of'",
+        ),
+        (
+            lambda held: Federation.from_frame(held, label="target", client="hospital", split=0.2),
+            "expected three shares",
+        ),
+        (
+            lambda held: Federation.from_frame(held, label="target", client="hospital", seed="a"),
+            "seed is 'a'; expected a whole number",
+        ),
+        (lambda held: Federation.from_arrays([[1, 2], [3]], [0, 1], [0, 1]), "and no array"),
+        (lambda held: Federation.from_arrays(np.zeros((3, 2)), [0, 1], [0, 1, 2]), "y has shape"),
+        (lambda held: Federation.from_arrays(np.zeros((3, 2)), [0, 1, 1]), "whose a row is"),
+        (lambda held: idiolect.fit("fedavg", held), "expected a federation, such as"),
+        (lambda held: idiolect.fit(3, columns()), "expected a federation"),
+    ],
+)
+def test_what_cannot_be_data_is_one_clear_line(make, words):
+    with pytest.raises((ConfigError, DataError), match=words) as found:
+        make(columns())
+    assert "\n" not in str(found.value)
