@@ -287,7 +287,8 @@ def _build(model: Model, federation: Federation) -> Build:
     elif not callable(model):
         raise ConfigError(
             f"the model is of type {type(model).__name__}; expected a name such as 'dnn' "
-            "(idiolect.MODELS lists them), an nn.Module, or a function of (shape, classes) that makes one"
+            "(idiolect.MODELS lists them), an nn.Module, or a function of (shape, classes) "
+            "that makes one"
         )
     else:
         factory = model
