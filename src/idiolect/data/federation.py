@@ -149,10 +149,11 @@ class Federation:
                 f"client is missing: which of the columns {listed(table.column_names)} says "
                 'whose a row is? Or divide the rows yourself, such as partition="iid", clients=5'
             )
-        reading = reading_options(more)
+        reading = {"label": label, **({"client": client} if client else {})}
+        reading |= reading_options(more)
         if isinstance(split, str) and split != "file":
             reading["split"], split = split, "file"
-        dataset = read(table, label=label, **({"client": client} if client else {}), **reading)
+        dataset = read(table, **reading)
         return federate_by_clients(dataset, partition, seed, split, normalise, **more)
 
     @classmethod

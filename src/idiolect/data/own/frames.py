@@ -1,6 +1,7 @@
 """Data that is already in memory: DataFrames of any library, and arrays."""
 
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,6 @@ def frame_table(frame: Any) -> Any:
 def _table(frame: Any) -> Any:
     """Return an Arrow table, or None where it is no frame."""
     import pyarrow
-    from pyarrow import interchange
 
     if isinstance(frame, pyarrow.Table):
         return frame
@@ -61,7 +61,7 @@ def _table(frame: Any) -> Any:
     if hasattr(frame, "__arrow_c_stream__"):
         return pyarrow.table(frame)
     if hasattr(frame, "__dataframe__"):
-        return interchange.from_dataframe(frame)
+        return import_module("pyarrow.interchange").from_dataframe(frame)
     return None
 
 
