@@ -8,9 +8,11 @@ from idiolect.methods.fedamp import FedAMP as FedAMP
 from idiolect.methods.fedamp import HeurFedAMP as HeurFedAMP
 from idiolect.methods.fedavg import FedAvg as FedAvg
 from idiolect.methods.fedavg import FedAvgFT as FedAvgFT
+from idiolect.methods.fedbabu import FedBABU as FedBABU
 from idiolect.methods.fedbn import FedBN as FedBN
 from idiolect.methods.feddf import FedDF as FedDF
 from idiolect.methods.feddf import PFedDF as PFedDF
+from idiolect.methods.feddyn import FedDyn as FedDyn
 from idiolect.methods.fedfomo import FedFomo as FedFomo
 from idiolect.methods.fedmd import FedMD as FedMD
 from idiolect.methods.fedper import FedPer as FedPer
@@ -18,16 +20,22 @@ from idiolect.methods.fedproto import FedProto as FedProto
 from idiolect.methods.fedprox import FedProx as FedProx
 from idiolect.methods.fedrep import FedRep as FedRep
 from idiolect.methods.fml import FML as FML
+from idiolect.methods.ifca import IFCA as IFCA
 from idiolect.methods.ktpfl import KTpFL as KTpFL
 from idiolect.methods.ktpfl import KTpFLWeights as KTpFLWeights
+from idiolect.methods.l2sgd import L2SGD as L2SGD
+from idiolect.methods.lgfedavg import LGFedAvg as LGFedAvg
 from idiolect.methods.local import Centralised as Centralised
 from idiolect.methods.local import LocalOnly as LocalOnly
+from idiolect.methods.moon import MOON as MOON
+from idiolect.methods.mrmtl import MRMTL as MRMTL
 from idiolect.methods.perfedavg import PerFedAvg as PerFedAvg
 from idiolect.methods.persfl import PersFL as PersFL
 from idiolect.methods.pfedhn import PFedHN as PFedHN
 from idiolect.methods.pfedme import PFedMe as PFedMe
 from idiolect.methods.pfml import PFML as PFML
 from idiolect.methods.portfolio import Portfolio as Portfolio
+from idiolect.methods.scaffold import Scaffold as Scaffold
 from idiolect.methods.simpfl import SimPFL as SimPFL
 from idiolect.methods.simpfl import TopKPFL as TopKPFL
 
@@ -36,10 +44,15 @@ METHODS: dict[str, type[Method]] = {
     "centralised": Centralised,
     "fedavg": FedAvg,
     "fedprox": FedProx,
+    "scaffold": Scaffold,
+    "feddyn": FedDyn,
+    "moon": MOON,
     "fedavg-ft": FedAvgFT,
     "persfl": PersFL,
     "fedper": FedPer,
     "fedrep": FedRep,
+    "fedbabu": FedBABU,
+    "lg-fedavg": LGFedAvg,
     "fedbn": FedBN,
     "fedala": FedALA,
     "fedproto": FedProto,
@@ -59,6 +72,9 @@ METHODS: dict[str, type[Method]] = {
     "fedfomo": FedFomo,
     "pfedhn": PFedHN,
     "ditto": Ditto,
+    "mr-mtl": MRMTL,
+    "l2sgd": L2SGD,
+    "ifca": IFCA,
     "apfl": APFL,
     "portfolio": Portfolio,
 }
