@@ -11,8 +11,9 @@ from idiolect.kernels import gpu_batches
 class Batch(NamedTuple):
     """Examples of one step; `weight` is 0 for padding, `row` is the place in the pool.
 
-    Where an example is a sequence with a label for each of its places, `y` and `weight` are
-    [example, place]: losses and means are then over labels, whichever example they belong to.
+    `y` is what the task's loss takes, see `core.task`. Where an example is a sequence with a label
+    for each of its places, `y` and `weight` are [example, place]: losses and means are then over
+    labels, whichever example they belong to. In training a rare class may weigh more than 1.
 
     `place` is the place in the round's public examples, in the order in which `rows` gives them:
     what a teacher's row is looked up by. Private examples have none.
@@ -20,7 +21,7 @@ class Batch(NamedTuple):
 
     x: Tensor
     y: Tensor
-    weight: Tensor  # of the shape of y
+    weight: Tensor  # [example], or of the shape of a sequence's y
     row: Tensor
     training: bool = False
     place: Tensor | None = None
@@ -34,10 +35,11 @@ class Pool(NamedTuple):
     """
 
     x: Tensor
-    y: Tensor  # [example], or [example, place] with -1 where a place has no label
+    y: Tensor  # as the task's loss takes it; [example, place] of sequences: -1 for no label
     shift: Tensor | None = None  # None: stored as the network takes them
     inverse_scale: Tensor | None = None
     several: bool = False
+    importance: Tensor | None = None  # of each row in a training loss; None: all alike
 
     def examples(self, rows: Tensor) -> Tensor:
         """Return decoded examples."""
@@ -45,6 +47,8 @@ class Pool(NamedTuple):
         if self.several and shift is not None and factor is not None:
             which, own = rows // len(self.x), rows % len(self.x)
             return (self._taken(own).to(shift.dtype) - shift[which]) * factor[which]
+        if self.several:  # tokens: only labels differ between the runs
+            return self._taken(rows % len(self.x))
         if rows.is_cuda and shift is not None and factor is not None:
             if gpu_batches.suits_take(self.x, shift, factor):
                 return gpu_batches.take(self.x, rows, shift, factor)
@@ -59,8 +63,16 @@ class Pool(NamedTuple):
         return taken.reshape(*rows.shape, *self.x.shape[1:])
 
     def labels(self, rows: Tensor) -> Tensor:
-        """Return the labels of examples."""
-        return self.y[rows % len(self.y) if self.several else rows].to(torch.int64)
+        """Return the labels of examples: whole numbers, or real ones."""
+        found = self.y[rows % len(self.y) if self.several else rows]
+        real = found.is_floating_point()
+        return found.to(torch.get_default_dtype() if real else torch.int64)
+
+    def weighed(self, rows: Tensor, weight: Tensor) -> Tensor:
+        """Return the weights of examples in a training loss."""
+        if self.importance is None:
+            return weight
+        return weight * self.importance[rows % len(self.importance) if self.several else rows]
 
     def decode(self, x: Tensor) -> Tensor:
         """Turn stored examples of the first scaling into what the network takes."""

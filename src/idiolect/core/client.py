@@ -14,12 +14,13 @@ import torch
 from torch import Tensor
 from torch.func import grad
 
-from idiolect.core import batchnorm, losses, tree
+from idiolect.core import batchnorm, tree
 from idiolect.core.batches import Batch, Batching, Plan, Plans, Pool, Request
 from idiolect.core.graph_scan import GraphScan
 from idiolect.core.network import Network, Part
 from idiolect.core.optim import Optimiser
 from idiolect.core.randomness import Random
+from idiolect.core.task import Task
 from idiolect.core.tree import Params, Tree
 from idiolect.errors import MethodError
 
@@ -66,6 +67,7 @@ class Local:
         self._calls = 0
         self._look: Callable[[Request], None] | None = None
         self.random = Random(lambda: plans.keys()[slot], size)
+        self._weighed = False  # whether training weighs some examples more than others
         self._statistics = frozenset().union(*(own.statistics for own in networks.values()))
         # For each gradient being taken, innermost last; None where nothing is normalised by batch.
         self._gradients: list[batchnorm.RunningStatistics | None] = []
@@ -86,6 +88,11 @@ class Local:
                 "says so; set `starts_over = True` in its class"
             )
         return self._initial
+
+    @property
+    def task(self) -> Task:
+        """What labels are, and how outputs are compared with them and with each other."""
+        return self._networks["main"].task
 
     @property
     def beside(self) -> int:
@@ -165,17 +172,23 @@ class Local:
             )
         if weight.dim() > 1:  # of labels; an example with any is one
             weight = weight.flatten(1).amax(1)
+        if self._weighed:  # a rare class counts more in the loss, but not in the statistics
+            weight = (weight > 0).to(weight.dtype)
         return chosen.run_noted(params, x, weight, moving, part)
 
     def loss(self, params: Params, batch: Batch, network: str = "main") -> Tensor:
-        """Cross-entropy on a batch, padding ignored; in nats a label."""
+        """The task's loss of a batch, padding ignored; of classes cross-entropy in nats."""
         logits = self.logits(params, batch.x, batch.training, network, batch.weight)
-        return losses.cross_entropy(logits, batch.y, batch.weight)
+        return self.task.loss(logits, batch.y, batch.weight)
 
     def accuracy(self, params: Params, batch: Batch, network: str = "main") -> Tensor:
-        """Share of the batch that is classified rightly, padding ignored."""
+        """Share of the batch that is classified rightly; of other tasks `score`."""
+        return self.score(params, batch, network)
+
+    def score(self, params: Params, batch: Batch, network: str = "main") -> Tensor:
+        """How good a model is on a batch, higher is better; of classes the accuracy."""
         logits = self.logits(params, batch.x, network=network)
-        return losses.accuracy(logits, batch.y, batch.weight)
+        return self.task.score(logits, batch.y, batch.weight)
 
     def gradient(self, loss: Loss, params: Params, batch: Batch) -> Params:
         """Return the gradient of a batch loss at some parameters.
@@ -240,6 +253,7 @@ class Local:
     ) -> Any:
         """Do as `scan` does, with batches that are looked up by the number of the step."""
         rows, weights = plan.rows[self._slot], plan.weight[self._slot]
+        weights = self._training_weight(plan, rows, weights)
         places = None if plan.places is None else plan.places[self._slot]
         steps = plan.rows.shape[1]
 
@@ -363,6 +377,8 @@ class Local:
     def _batches(self, plan: Plan, training: bool) -> Iterator[Batch]:
         """Yield the batches of a plan; in each step random numbers begin anew."""
         rows, weight = plan.rows[self._slot], plan.weight[self._slot]
+        if training:
+            weight = self._training_weight(plan, rows, weight)
         places = None if plan.places is None else plan.places[self._slot]
         # Cut once a round rather than once a step: each piece costs as much as a small product.
         order, weights = rows.unbind(0), weight.unbind(0)
@@ -372,6 +388,10 @@ class Local:
             self.random.step(step)
             yield self._batch(x, y, weights[step], order[step], training, place)
         self.random.leave(outer)
+
+    def _training_weight(self, plan: Plan, rows: Tensor, weight: Tensor) -> Tensor:
+        self._weighed = plan.pool.importance is not None
+        return plan.pool.weighed(rows, weight)
 
     def _batch(
         self,
@@ -385,7 +405,8 @@ class Local:
         if self._channels_last and x.dim() == 4:
             x = x.contiguous(memory_format=torch.channels_last)
         self._last_batch = (x, weight)
-        if inner := y.dim() - weight.dim():  # a label for each place of a sequence
+        inner = 0 if y.is_floating_point() else y.dim() - weight.dim()
+        if inner:  # a label for each place of a sequence
             weight = weight.reshape(*weight.shape, *[1] * inner) * (y >= 0).to(weight.dtype)
             y = y.clamp(min=0)  # any class will do where nothing is counted
         return Batch(x, y, weight, row, training, place)

@@ -5,6 +5,7 @@ logits have one axis more, the classes.
 """
 
 from torch import Tensor
+from torch.nn import functional
 
 from idiolect.kernels import cross_entropy as entropy
 
@@ -74,3 +75,12 @@ def distil(
 ) -> Tensor:
     """Hinton's soft loss T²·KL at temperature T; T² keeps its gradient's size independent of T."""
     return temperature**2 * divergence(student / temperature, teacher / temperature, weight)
+
+
+def binary_divergence(student: Tensor, target: Tensor) -> Tensor:
+    """KL of two shares, target and 1 − target, from a logit's; one value for each logit."""
+    target = target.detach()
+    there = target * (target.clamp(min=1e-30).log() - functional.logsigmoid(student))
+    rest = 1 - target
+    absent = rest * (rest.clamp(min=1e-30).log() - functional.logsigmoid(-student))
+    return there + absent

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from idiolect.core import optim, tree
 from idiolect.core.client import Local, Loss
+from idiolect.core.task import Classes, Task
 from idiolect.core.tree import Params, Tree
 from idiolect.errors import ConfigError
 
@@ -31,7 +32,7 @@ class Setup(NamedTuple):
     params: Params  # initial parameters, equal for all clients of the architecture
     auxiliary: Params  # initial parameters of the auxiliary network; `params` where there is none
     sizes: Tensor  # [client] number of training examples
-    classes: int
+    classes: int  # outputs of the network: of classes their number, see `core.task`
     norms: frozenset[str] = frozenset()  # names of the parameters of normalisation layers
     statistics: frozenset[str] = frozenset()  # of these, running statistics: carried, not trained
     public: int = 0  # examples that everyone holds
@@ -39,6 +40,7 @@ class Setup(NamedTuple):
     seed: int = 0  # of the run; known to all who take part
     federated: bool = False  # a real federation, whose server must not draw secrets from the seed
     features: tuple[int, ...] = ()  # shape of what enters the network's head, for one example
+    task: Task = Classes()  # what a label is
 
     @property
     def clients(self) -> int:
@@ -200,7 +202,7 @@ class Method(Capability):
         return {"personal": deployed, "global": sent.shared}
 
     def predict(self, model: Tree, x: Tensor, local: Local) -> Tensor:
-        """Return logits [example, class] of one of `models`."""
+        """Return outputs [example, output] of one of `models`: logits of classes."""
         return local.logits(model, x)
 
     # What most client steps are made of.
@@ -225,7 +227,7 @@ class Method(Capability):
         lr: float | Tensor | None = None,
         epochs: int = 0,
     ) -> Params:
-        """Train on the client's data for a round, or some epochs; on cross-entropy by default."""
+        """Train on the client's data for a round, or some epochs; on the task's loss by default."""
         return local.fit(
             loss or local.loss,
             params,

@@ -11,6 +11,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 
 from idiolect.core import batchnorm, tree
+from idiolect.core.task import Classes, Task
 from idiolect.core.tree import Params
 from idiolect.errors import MethodError, ModelError
 from idiolect.kernels.conv_relu_pool import conv_relu, conv_relu_pool
@@ -31,11 +32,19 @@ _THROUGH = nn.Identity()
 class Network:
     """A module as a pure function of its parameters, in training and in evaluation mode."""
 
-    def __init__(self, model: nn.Module, precision: str = "fp32", stacked: bool = True) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        precision: str = "fp32",
+        stacked: bool = True,
+        task: Task | None = None,
+    ) -> None:
         """`bf16` multiplies in bfloat16 where torch's autocast deems it safe.
 
-        A network that runs many clients at once has layers made for that (`stacked`).
+        A network that runs many clients at once has layers made for that (`stacked`). `task` says
+        what its outputs mean; by default they are logits of classes.
         """
+        self.task: Task = task or Classes()
         self.params: Params = {
             name: value.detach().clone() for name, value in batchnorm.learned(model).items()
         }

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from idiolect.core.task import Classes, Task
 from idiolect.data import display
 from idiolect.errors import ConfigError, DataError
 
@@ -55,8 +56,10 @@ class Dataset:
 
     name: str
     x: AnyArray  # [example, ...]: uint8 [example, channel, height, width], float32, or int32 tokens
-    y: Rows  # [example], or [example, place]: a label for each place of a sequence, -1 for none
-    classes: tuple[str, ...]
+    # Of classes [example], or [example, place]: a label for each place of a sequence, -1 for none;
+    # of other tasks real numbers in the user's unit, see `core.task`.
+    y: AnyArray
+    classes: tuple[str, ...]  # a name for each output of a network: of classes theirs
     # Broadcastable to one example; by default images are brought to [-1, 1], all else stays.
     shift: Floats = field(default_factory=lambda: np.empty(0, np.float32))
     scale: Floats = field(default_factory=lambda: np.empty(0, np.float32))
@@ -68,6 +71,7 @@ class Dataset:
     words: tuple[str, ...] = ()  # of text: token -> word
     vocabulary: int = 0  # of text not coded yet: how many words a network is to know at most
     unfitted: str = ""  # a normalisation that waits for training rows: channel, pixel or feature
+    task: Task = field(default_factory=Classes)  # what a label is; a federation fits it
 
     def __post_init__(self) -> None:
         if not self.shift.size:
@@ -79,12 +83,17 @@ class Dataset:
             raise DataError(f"dataset '{self.name}' has no rows; expected at least one example")
         for name, column in (("y", self.y), ("clients", self.clients), ("origin", self.origin)):
             shape = (rows, *self.x.shape[1:]) if name == "y" and self.sequential else (rows,)
+            if name == "y" and not self.sequential and self.task.kind != "classes":
+                shape = (rows, *self.y.shape[1:])
             if column is not None and column.shape != shape:
                 raise DataError(
                     f"dataset '{self.name}': {name} has shape {column.shape} and x has {rows} "
                     f"rows; expected {shape}"
                 )
-        self._check_range("label", self.y, len(self.classes), "classes")
+        if wrong := self.task.check(self.y, len(self.classes)):
+            raise DataError(f"dataset '{self.name}', task {self.task.title}: {wrong}")
+        if self.task.kind == "classes":
+            self._check_range("label", self.y, len(self.classes), "classes")
         if self.clients is not None:
             self._check_range("client code", self.clients, len(self.client_names), "client names")
         if self.origin is not None:
@@ -137,7 +146,7 @@ class Dataset:
     @property
     def sequential(self) -> bool:
         """Whether every place of an example has a label of its own, as in next-word prediction."""
-        return self.y.ndim == 2
+        return self.task.kind == "classes" and self.y.ndim == 2
 
     @property
     def decodes(self) -> bool:
@@ -157,9 +166,46 @@ class Dataset:
             )
         return (examples.astype(np.float32) - self.shift) / self.scale
 
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """What `tally` counts, by task: classes, labels, rows, or events and censored rows."""
+        if self.sequential:
+            return ("words",)
+        return {"number": ("rows",), "survival": ("event", "censored")}.get(
+            self.task.kind, self.classes
+        )
+
+    def tally(self, rows: Rows) -> Rows:
+        """Return what each of these rows counts as: [row, column] of 0 and 1, or words."""
+        own = self.y[rows]
+        if self.sequential:
+            own = (own >= 0).sum(1, keepdims=True)
+        elif self.task.kind == "classes":
+            own = own[:, None] == np.arange(len(self.classes))
+        elif self.task.kind == "survival":
+            own = np.stack([own[:, 1], 1 - own[:, 1]], 1)
+        elif self.task.kind == "number":
+            own = np.ones((len(rows), 1))
+        return np.asarray(own, np.int64)
+
     def counts(self) -> Rows:
-        """Labels per class; a class without rows counts zero."""
+        """Labels per class; a class without rows counts zero. Of other tasks as `tally`."""
+        if self.task.kind != "classes":
+            return np.asarray(self.tally(np.arange(len(self))).sum(0), np.int64)
         return np.bincount(self.y[self.y >= 0], minlength=len(self.classes)).astype(np.int64)
+
+    @property
+    def strata(self) -> Rows | None:
+        """A class for each row to divide rows by; None where rows have none.
+
+        Of survival whether the event was seen, of labels whether there is any.
+        """
+        if self.sequential or self.task.kind == "number":
+            return None
+        if self.task.kind == "classes":
+            return self.y
+        found = self.y[:, 1] if self.task.kind == "survival" else (self.y > 0).any(1)
+        return np.asarray(found, np.int64)
 
     def pool(self, which: str) -> Rows:
         """List the rows of the source's "train" file, of its "test" file, or of "all" rows.
@@ -178,7 +224,17 @@ class Dataset:
 
 
 def with_classes(dataset: Dataset, classes: tuple[str, ...], whose: str) -> Dataset:
-    """Number labels by a given list of class names; refuse a name that is not in it."""
+    """Number labels by a given list of class names; refuse a name that is not in it.
+
+    Of other tasks than classes there is nothing to number: the names of labels must be the same.
+    """
+    if dataset.task.kind != "classes":
+        if dataset.task.kind == "labels" and dataset.classes != classes:
+            raise DataError(
+                f"{dataset.name} has labels {', '.join(dataset.classes)} and {whose} "
+                f"{', '.join(classes)}; name the same columns in the same order"
+            )
+        return replace(dataset, classes=classes)
     codes = np.full(len(dataset.classes), -1, np.int64)
     for code in np.flatnonzero(dataset.counts()):
         name = dataset.classes[code]

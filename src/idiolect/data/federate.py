@@ -19,6 +19,8 @@ from idiolect.errors import ConfigError, DataError
 # Stages draw from seeds of their own, so that changing one leaves the other's draws alone.
 _PARTITION, _SPLIT = 1, 2
 
+_UNLABELLED = ("iid", "natural")  # partitions that look at no label
+
 Parts = tuple[tuple[Rows, ...], tuple[Rows, ...], tuple[Rows, ...]]
 
 
@@ -58,7 +60,7 @@ def federate(
         options["min_size"] = min_size
     source = pool or DEFAULT_POOL[partition]
     rows = dataset.pool(source)
-    column = dataset.y if not dataset.sequential else np.zeros(len(dataset), np.int64)
+    column = column_of(dataset)
     names = tuple[str, ...]()
     if partition == "natural":
         if dataset.clients is None:
@@ -76,7 +78,7 @@ def federate(
     if isinstance(split, str):
         parts = _split_by_file(dataset, held, split, val, draws, stratify, ordered, first)
     else:
-        parts = split_rows(held, dataset.y, split, draws, stratify, ordered, first)
+        parts = split_rows(held, column_of(dataset), split, draws, stratify, ordered, first)
     dataset = fitted(dataset, np.concatenate(parts[0]))
     if public is not None and public.unfitted:
         public = replace(public, shift=dataset.shift, scale=dataset.scale, unfitted="")
@@ -113,6 +115,12 @@ def federate_by_clients(
     return federate(dataset, partition or "natural", seed, split, **options)
 
 
+def column_of(dataset: Dataset) -> Rows:
+    """Return a class for each row, the same for all where rows have none."""
+    found = dataset.strata
+    return np.zeros(len(dataset), np.int64) if found is None else found
+
+
 def _check_sequences(
     dataset: Dataset, partition: str, stratify: bool, public: Dataset | None
 ) -> None:
@@ -122,11 +130,19 @@ def _check_sequences(
             f"dataset '{dataset.name}' has a label for each word, and methods that use public "
             "examples exchange one prediction for each; leave data.public out"
         )
-    if dataset.sequential and (partition not in ("iid", "natural") or stratify):
-        what = "stratify" if stratify else f"partition {partition}"
+    if partition in _UNLABELLED and not stratify:
+        return
+    what = "stratify" if stratify else f"partition {partition}"
+    if dataset.strata is None:
+        why = "a label for each word" if dataset.sequential else "numbers as labels"
         raise ConfigError(
-            f"dataset '{dataset.name}' has a label for each word, so there is none to divide rows "
-            f"by, which {what} does; use partition natural or iid, without stratify"
+            f"dataset '{dataset.name}' has {why}, so there is no class to divide rows by, which "
+            f"{what} does; use partition natural or iid, without stratify"
+        )
+    if dataset.task.kind != "classes" and partition not in _UNLABELLED:
+        raise ConfigError(
+            f"dataset '{dataset.name}' has task {dataset.task.kind}, and {what} divides rows by "
+            "class; use partition natural or iid"
         )
 
 
@@ -242,5 +258,6 @@ def _split_by_file(
         )
     not_test = [rows[origin[rows] == 0] for rows in held]
     ratios = (1 - val, val, 0.0)
-    train, validation, _ = split_rows(not_test, dataset.y, ratios, seed, stratify, ordered, first)
+    labels = column_of(dataset)
+    train, validation, _ = split_rows(not_test, labels, ratios, seed, stratify, ordered, first)
     return train, validation, tuple(rows[origin[rows] == 1] for rows in held)

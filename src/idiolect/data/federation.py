@@ -109,6 +109,7 @@ class Federation:
                 f"{self.names[empty]} holds no rows (and {int((held == 0).sum()) - 1} more clients "
                 "like it); use fewer clients, or federate(min_size=1, drop=True) to leave them out"
             )
+        self._fit_task()
         order = np.argsort(rows, kind="stable")
         again = np.flatnonzero(rows[order][1:] == rows[order][:-1])
         if len(again):
@@ -188,6 +189,18 @@ class Federation:
     def _repr_html_(self) -> str:
         return display.federation_html(self)
 
+    def _fit_task(self) -> None:
+        """Let the task take what it needs from the training rows of all clients, and no others."""
+        dataset = self.dataset
+        if dataset.task.waiting:
+            labels = dataset.y[np.sort(np.concatenate(self.train))]
+            task = dataset.task.fit(labels, len(dataset.classes))
+            object.__setattr__(self, "dataset", replace(dataset, task=task))
+        if self.public is not None and self.public.task.waiting:
+            same = type(self.public.task) is type(self.dataset.task)
+            task = self.dataset.task if same else self.public.task
+            object.__setattr__(self, "public", replace(self.public, task=task))
+
     def _check_rows(self, rows: Rows, owner: Rows) -> None:
         if not np.issubdtype(rows.dtype, np.integer):
             raise DataError(f"row numbers must be int64; got {rows.dtype}")
@@ -224,8 +237,8 @@ class Federation:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """What `counts` counts: the classes, or words where each is a class and they are many."""
-        return ("words",) if self.dataset.sequential else self.dataset.classes
+        """What `counts` counts: classes, or words where they are many; see `Dataset.columns`."""
+        return self.dataset.columns
 
     def without_test(self) -> Federation:
         """Take every test row out of reach: what is chosen by this knows validation alone."""
@@ -233,7 +246,10 @@ class Federation:
         return replace(self, test=nothing, common=None, marked=None)
 
     def counts(self, part: str = "all") -> Rows:
-        """Rows per client and class: [client, class]; of sequences the words to predict."""
+        """Rows per client and class: [client, class]; of sequences the words to predict.
+
+        Of other tasks: rows with each label, rows, or events and censored rows (see `columns`).
+        """
         check_value("part", part, (*_PARTS, "all"))
         rows, owner, held = self._flat()
         if part != "all":
@@ -243,6 +259,10 @@ class Federation:
             labels = (self.dataset.y[rows] >= 0).sum(1)
             words = np.bincount(owner, labels, minlength=self.clients)
             return words.astype(np.int64).reshape(-1, 1)
+        if self.dataset.task.kind != "classes":
+            total = np.zeros((self.clients, len(self.columns)), np.int64)
+            np.add.at(total, owner, self.dataset.tally(rows))
+            return total
         width = len(self.dataset.classes)
         cells = np.bincount(owner * width + self.dataset.y[rows], minlength=self.clients * width)
         return cells.reshape(self.clients, width).astype(np.int64)
@@ -268,7 +288,8 @@ class Federation:
         missing = np.flatnonzero(self.counts().sum(axis=0) == 0)
         if len(missing):
             names = listed([self.columns[i] for i in missing])
-            found.append(f"no client has a row of class {names}")
+            what = "class" if self.dataset.task.kind == "classes" else "kind"
+            found.append(f"no client has a row of {what} {names}")
         for part in _PARTS:
             held = zip(self.names, getattr(self, part), strict=True)
             if empty := [name for name, rows in held if not len(rows)]:

@@ -13,6 +13,7 @@ from idiolect.core import tree
 from idiolect.core.batchnorm import check
 from idiolect.core.client import Network
 from idiolect.core.method import Method, Setup
+from idiolect.core.task import Task
 from idiolect.data.dataset import Dataset
 from idiolect.data.federation import TrainData
 from idiolect.engine.backend import Backend
@@ -97,7 +98,8 @@ def make(
     ]
     unmappable = next(filter(None, map(mappable, models[0].values())), "")
     stacked = backend.kind != "sequential" and not unmappable
-    networks = [_networks(own, backend, stacked) for own in models]
+    task = train_data[0].dataset.task
+    networks = [_networks(own, backend, stacked, task) for own in models]
     for network in networks[0].values():
         _try(name, network, examples, train_data[0].dataset)
         network.find_head(examples)
@@ -165,10 +167,10 @@ def _models(
 
 
 def _networks(
-    models: Mapping[str, nn.Module], backend: Backend, stacked: bool
+    models: Mapping[str, nn.Module], backend: Backend, stacked: bool, task: Task
 ) -> dict[str, Network]:
     networks = {
-        role: Network(model, backend.precision, stacked).to(backend.place)
+        role: Network(model, backend.precision, stacked, task).to(backend.place)
         for role, model in models.items()
     }
     return {"auxiliary": networks["main"], **networks}
@@ -186,13 +188,22 @@ def _try(name: str, network: Network, examples: Tensor, dataset: Dataset) -> Non
             "network, or the data"
         ) from error
     classes = len(dataset.classes)
-    expected = (len(examples), *dataset.y.shape[1:], classes)
+    places = dataset.y.shape[1:] if dataset.sequential else ()
+    expected = (len(examples), *places, classes)
     if not isinstance(logits, Tensor) or tuple(logits.shape) != expected:
         got = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
         raise ModelError(
-            f"network {name!r} returns {got} for {expected[0]} examples of {classes} classes, "
-            f"expected logits of shape {expected}"
+            f"network {name!r} returns {got} for {expected[0]} examples of {_outputs(dataset)}, "
+            f"expected outputs of shape {expected}"
         )
+
+
+def _outputs(dataset: Dataset) -> str:
+    """Say in words what a network is to return."""
+    kind, width = dataset.task.kind, len(dataset.classes)
+    if kind in ("classes", "labels"):
+        return f"{width} {kind}"
+    return f"task {dataset.task.title} ({width} output{'s' * (width > 1)})"
 
 
 def _words(error: Exception) -> str:
@@ -227,8 +238,11 @@ def _setup(
         networks["main"].norms,
         networks["main"].statistics,
         0 if public is None else len(public),
-        public is not None and public.classes == train_data.dataset.classes,
+        public is not None
+        and public.classes == train_data.dataset.classes
+        and public.task.kind == train_data.dataset.task.kind,
         seed,
+        task=train_data.dataset.task,
     )
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from idiolect.core.client import Pool
+from idiolect.core.task import Classes, Task
 from idiolect.data.dataset import Dataset
 from idiolect.data.federation import TrainData
 from idiolect.engine.batch_plan import ClientRows
@@ -138,13 +139,30 @@ class StoredExamples(NamedTuple):
     y: np.ndarray
     shift: np.ndarray  # [scaling, ...]
     scale: np.ndarray
+    tasks: tuple[Task, ...] = (Classes(),)  # one for each scaling: they hold that of labels
+
+    def labels(self) -> np.ndarray:
+        """Return labels as losses take them; where tasks differ, those of each after the other."""
+        return _of_each([task.encode(self.y) for task in self.tasks])
+
+    def importance(self) -> np.ndarray | None:
+        """Return how much each row counts in training; None where all count alike."""
+        each = [task.importance(self.y) for task in self.tasks]
+        if all(own is None for own in each):
+            return None
+        ones = np.ones(len(self.y), np.float32)
+        return _of_each([ones if own is None else own for own in each])
 
     def pool(self, device: torch.device) -> Pool:
         """Put them on a device."""
-        pool = Pool(_tensor(self.x, device), _tensor(self.y, device))
+        real = torch.get_default_dtype()
+        pool = Pool(_tensor(self.x, device), _tensor(self.labels(), device))
+        if (importance := self.importance()) is not None:
+            pool = pool._replace(importance=_tensor(importance, device).to(real))
+        if len(self.tasks) > 1:
+            pool = pool._replace(several=True)
         kind = self.x.dtype
         if kind == np.uint8 or np.issubdtype(kind, np.floating):  # other whole numbers are tokens
-            real = torch.get_default_dtype()
             several = len(self.shift) > 1
             shift, scale = (
                 torch.from_numpy(np.array(values if several else values[0])).to(device, real)
@@ -155,7 +173,7 @@ class StoredExamples(NamedTuple):
                 if several:  # scaled when taken, but no longer turned from bytes into floats then
                     pool = pool._replace(x=pool.x.to(real))
                 else:
-                    pool = Pool(pool.decode(pool.x), pool.y)
+                    pool = Pool(pool.decode(pool.x), pool.y, importance=pool.importance)
         return pool
 
 
@@ -169,6 +187,7 @@ class JoinedDatasets:
     def __init__(self, datasets: Sequence[Dataset]) -> None:
         self._distinct: list[Dataset] = []
         self._scalings: list[tuple[np.ndarray, np.ndarray]] = []
+        self._tasks: list[Task] = []
         places = []
         for dataset in datasets:
             held = [_same_examples(dataset, known) for known in self._distinct]
@@ -177,9 +196,13 @@ class JoinedDatasets:
             scaling = (dataset.shift, dataset.scale)
             if not dataset.decodes:  # tokens are not scaled, whatever is noted beside them
                 scaling = (np.zeros(1, np.float32), np.ones(1, np.float32))
-            alike = [_same(scaling, known) for known in self._scalings]
+            alike = [
+                _same(scaling, known) and dataset.task.same_units(task)
+                for known, task in zip(self._scalings, self._tasks, strict=True)
+            ]
             if not any(alike):
                 self._scalings.append(scaling)
+                self._tasks.append(dataset.task)
             places.append(([*held, True].index(True), [*alike, True].index(True)))
         self._starts = np.cumsum([0] + [len(dataset.y) for dataset in self._distinct])
         self.stored = int(self._starts[-1])
@@ -189,7 +212,7 @@ class JoinedDatasets:
         """Return all examples."""
         first = self._distinct[0]
         if len(self._distinct) == 1:
-            return StoredExamples(first.x, first.y, *self._stacked())
+            return StoredExamples(first.x, first.y, *self._stacked(), tuple(self._tasks))
         return self.excerpt(np.arange(self.stored))
 
     def excerpt(self, rows: np.ndarray) -> StoredExamples:
@@ -203,7 +226,7 @@ class JoinedDatasets:
         ]
         x = np.concatenate([np.asarray(dataset.x[own]) for dataset, own in parts])
         y = np.concatenate([dataset.y[own] for dataset, own in parts])
-        return StoredExamples(x, y, *self._stacked())
+        return StoredExamples(x, y, *self._stacked(), tuple(self._tasks))
 
     def _stacked(self) -> tuple[np.ndarray, np.ndarray]:
         """Stack shifts and scales, in the shape that fits all of them."""
@@ -216,6 +239,13 @@ class JoinedDatasets:
             for part in range(2)
         )
         return shift, scale
+
+
+def _of_each(arrays: Sequence[np.ndarray]) -> np.ndarray:
+    """Lay the rows of each scaling after each other, unless they are all the same."""
+    if all(own is arrays[0] or np.array_equal(own, arrays[0]) for own in arrays[1:]):
+        return arrays[0]
+    return np.concatenate(arrays)
 
 
 def _same_examples(one: Dataset, other: Dataset) -> bool:

@@ -13,7 +13,9 @@ from idiolect.core import capabilities, losses, tree
 from idiolect.core.capabilities import FinalExchange, has
 from idiolect.core.client import Batch, Local
 from idiolect.core.method import Sent
+from idiolect.core.task import Task
 from idiolect.core.tree import Tree
+from idiolect.data.dataset import Dataset
 from idiolect.data.federation import TestData
 from idiolect.data.text import UNK
 from idiolect.engine.client_group import ClientKey, ClientTask
@@ -74,7 +76,7 @@ def evaluate(
         only_global=only_global,
         keep=keep,
         newcomers=newcomers,
-        grouped=grouped and test_data is not None and not runs[0].train_data.dataset.sequential,
+        grouped=grouped and test_data is not None and _one_class(runs[0].train_data.dataset),
     )
     wanted = clients or [np.arange(len(run.train_data.names)) for run in runs]
     never = [np.intersect1d(own, simulation.strangers(run)) for run, own in enumerate(wanted)]
@@ -272,7 +274,7 @@ class ScoreTask(ClientTask):
 
         def score(batch: Batch) -> Tree:
             said = capabilities.predict_all(method, models, batch.x, local)
-            return {name: _scores(logits, batch) for name, logits in said.items()}
+            return {name: _scores(logits, batch, local.task) for name, logits in said.items()}
 
         marks = _completed(test.mean(score, "test"))
         if self.grouped:
@@ -355,15 +357,22 @@ def weighed_by_class(
     }
 
 
-def _scores(logits: torch.Tensor, batch: Batch) -> dict[str, torch.Tensor]:
+def _scores(logits: torch.Tensor, batch: Batch, task: Task) -> dict[str, torch.Tensor]:
     scores = {
-        "accuracy": losses.accuracy(logits, batch.y, batch.weight),
-        "loss": losses.cross_entropy(logits, batch.y, batch.weight),
+        "accuracy": task.score(logits, batch.y, batch.weight),
+        "loss": task.loss(logits, batch.y, batch.weight),
     }
-    if batch.y.dim() == 2:  # words: a network that says <unk> all the time should be found out
+    if (
+        task.kind == "classes" and batch.y.dim() == 2
+    ):  # words: a network that says <unk> all the time should be found out
         known = torch.where(batch.y == UNK, -1, batch.y)
         scores["accuracy_unk_wrong"] = losses.accuracy(logits, known, batch.weight)
     return scores
+
+
+def _one_class(dataset: Dataset) -> bool:
+    """Say whether an example has one label, a class, so that answers are right or wrong."""
+    return dataset.task.kind == "classes" and not dataset.sequential
 
 
 def _completed(marks: dict[str, dict[str, torch.Tensor]]) -> dict[str, dict[str, torch.Tensor]]:
