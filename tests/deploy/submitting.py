@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from idiolect.deploy.flare import job_layout
-from idiolect.deploy.flare.admin import AdminSession, Task
+from idiolect.deploy.flare.admin import AdminSession, FlareTask
 from idiolect.deploy.flare.kits import read
 from idiolect.errors import DeployError
 
@@ -37,7 +37,7 @@ def written(folder: Path, mark: Path, kind: str) -> Path:
     text = GOOD.replace(
         "mlr", f"{JOB}.app_server.config.evil:net" if kind == "config" else "evil:net"
     )
-    job_layout.write(folder, Task("intruder", ("site-0",), 1, 60, text))
+    job_layout.write(folder, FlareTask("intruder", ("site-0",), 1, 60, text))
     if kind in ("config", "network"):
         evil = f"open({str(mark)!r}, 'w').close()\ndef net(shape, classes):\n    pass\n"
         if kind == "config":

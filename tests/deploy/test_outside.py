@@ -353,9 +353,9 @@ guard = pytest.importorskip("idiolect.deploy.flare.job_guard", reason="nvflare i
 
 @pytest.fixture
 def job(tmp_path):
-    from idiolect.deploy.flare.admin import Task
+    from idiolect.deploy.flare.admin import FlareTask
 
-    folder = job_layout.write(tmp_path / "job", Task("abc", ("site-0",), 1, 60, GOOD))
+    folder = job_layout.write(tmp_path / "job", FlareTask("abc", ("site-0",), 1, 60, GOOD))
     assert guard.foreign(folder / "app") == ""
     return folder
 

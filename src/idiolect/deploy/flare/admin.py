@@ -19,7 +19,7 @@ from typing import Any
 
 from idiolect.core.checkpoint import write_whole
 from idiolect.deploy.flare import job_layout, require
-from idiolect.deploy.flare.job_layout import Task
+from idiolect.deploy.flare.job_layout import FlareTask
 from idiolect.deploy.flare.kits import OUTCOME, RESULT, RETURNED, MemberKit
 from idiolect.deploy.messenger import WaitPolicy
 from idiolect.deploy.newcomer_nodes import WantedModel
@@ -31,13 +31,15 @@ RUN_FILE = "federation.json"  # in a run's folder: which run of which federation
 _JOIN = 120.0  # seconds that newcomers have to connect
 
 
-def run_task(kit: MemberKit, experiment: Experiment, folder: Path, only: Sequence[str]) -> Task:
+def run_task(
+    kit: MemberKit, experiment: Experiment, folder: Path, only: Sequence[str]
+) -> FlareTask:
     """Ask for an experiment; what a folder holds is gone on with."""
     deploy = experiment.deploy
     policy = WaitPolicy(deploy.timeout, deploy.join, deploy.minimum)
     run = known_run(kit, folder) or uuid.uuid4().hex[:12]
     least = policy.needed(len(kit.sites))
-    return Task(run, kit.sites, least, deploy.join, export_experiment(experiment), tuple(only))
+    return FlareTask(run, kit.sites, least, deploy.join, export_experiment(experiment), tuple(only))
 
 
 def newcomers_task(
@@ -47,7 +49,7 @@ def newcomers_task(
     method: str | None,
     seed: int | None,
     network: str | None,
-) -> Task:
+) -> FlareTask:
     """Ask for models of newcomers, from a run of which the folder holds the results."""
     run = known_run(kit, folder)
     if not run:
@@ -58,7 +60,7 @@ def newcomers_task(
     if not sites or len(set(sites)) < len(sites):
         raise ConfigError("--site: name every newcomer once, such as --site lab")
     wanted = WantedModel(run, method, seed, network)
-    return Task(uuid.uuid4().hex[:12], tuple(sites), len(sites), _JOIN, wanted=wanted)
+    return FlareTask(uuid.uuid4().hex[:12], tuple(sites), len(sites), _JOIN, wanted=wanted)
 
 
 def known_run(kit: MemberKit, folder: Path) -> str:
@@ -240,7 +242,7 @@ def _abort(job: str, session: Any) -> None:
 class FederationRun:
     """A run on a federation, through as many jobs as it takes."""
 
-    def __init__(self, kit: MemberKit, task: Task, folder: Path, say: Say) -> None:
+    def __init__(self, kit: MemberKit, task: FlareTask, folder: Path, say: Say) -> None:
         self._kit = kit
         self._task = task
         self._folder = folder

@@ -29,7 +29,7 @@ _RUNTIME = "nvflare.collab.runtime"
 
 
 @dataclass(frozen=True)
-class Task:
+class FlareTask:
     """What a job is to do, and of whom it is asked."""
 
     run: str  # its own number, through however many jobs
@@ -99,7 +99,7 @@ def meta(run: str, least: int, sites: list[str]) -> dict[str, Any]:
     }
 
 
-def write(folder: Path, task: Task) -> Path:
+def write(folder: Path, task: FlareTask) -> Path:
     """Write a job's folder: two configurations and no code."""
     arguments: ServerArguments = {
         "run": task.run,
