@@ -15,6 +15,7 @@ from idiolect.data import Dataset
 from idiolect.engine.outcome import Outcome, Prefixed, Silent, Watch
 from idiolect.errors import DataError
 from idiolect.experiment.build import build_job, build_shared, describe
+from idiolect.experiment.early_checks import refuse_misfits
 from idiolect.experiment.job import Job
 from idiolect.experiment.load import load_experiment, split_experiments
 from idiolect.experiment.run import EXPERIMENT, experiment_toml, open_run_folder
@@ -110,7 +111,10 @@ def compare_experiment(
     held: dict[str, Document] = {}
     with open_run_folder(folder, resume=True):
         for name, split in splits.items():
-            held[name] = split.run(Prefixed(watch or Silent(), f"{name}: " if name else ""))
+            own = Prefixed(watch or Silent(), f"{name}: " if name else "")
+            for text in split.notes:
+                own.note(text)
+            held[name] = split.run(own)
         write_whole(folder / EXPERIMENT, experiment_toml(experiment).encode())
         content = _laid_out(
             experiment.name,
@@ -196,6 +200,9 @@ class SplitComparison:
         self._held = build_shared(wider, data_dir, datasets)
         bare = {seed: own.without_test() for seed, own in self._held.federations.items()}
         self._bare = self._held._replace(federations=bare)
+        jobs = [build_job(experiment, one, self._held, wider.seeds) for one in experiment.methods]
+        whole = experiment.model_copy(update={"tune": tune})
+        self.notes = refuse_misfits(whole, jobs, folder)
 
     def run(self, watch: Watch) -> Document:
         """Train every method; the result is written after each."""

@@ -18,6 +18,7 @@ from idiolect.core.checkpoint import write_whole
 from idiolect.engine.outcome import Several, Silent, Watch
 from idiolect.errors import CheckpointError, ConfigError, IdiolectError, suggest
 from idiolect.experiment.build import build_jobs, refuse_unknown_labels
+from idiolect.experiment.early_checks import refuse_misfits
 from idiolect.experiment.job import Job
 from idiolect.experiment.load import dump_toml, load_experiment
 from idiolect.experiment.run_state import PERSONAL, first_difference
@@ -101,6 +102,9 @@ def run_experiment(
         # Data and settings are refused before anything is written, or an older run is cleared away.
         refuse_unknown_labels(experiment, only)
         jobs, about = build_jobs(experiment, data_dir)
+        wanted = [job for job in jobs if not only or job.label in only]
+        for text in refuse_misfits(experiment, wanted, folder):
+            callbacks.note(text)
         with open_run_folder(folder, resume=resume, overwrite=overwrite):
             path = folder / EXPERIMENT
             if resume and path.exists():
