@@ -168,7 +168,7 @@ def test_image_folders(tmp_path):
     with pytest.raises(DataError, match="expected class/image or client/class/image"):
         read(tmp_path / "two")
     picture(tmp_path / "bad" / "cat" / "1.png", b"no picture")
-    with pytest.raises(DataError, match=r"1\.png: the image cannot be decoded"):
+    with pytest.raises(DataError, match=r"images cannot be decoded: cat/1\.png"):
         read(tmp_path / "bad")
 
 

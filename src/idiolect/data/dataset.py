@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeAlias
 
@@ -72,6 +72,7 @@ class Dataset:
     vocabulary: int = 0  # of text not coded yet: how many words a network is to know at most
     unfitted: str = ""  # a normalisation that waits for training rows: channel, pixel or feature
     task: Task = field(default_factory=Classes)  # what a label is; a federation fits it
+    remarks: tuple[str, ...] = ()  # what reading changed about the data, for the user
 
     def __post_init__(self) -> None:
         if not self.shift.size:
@@ -147,6 +148,10 @@ class Dataset:
     def sequential(self) -> bool:
         """Whether every place of an example has a label of its own, as in next-word prediction."""
         return self.task.kind == "classes" and self.y.ndim == 2
+
+    def with_remarks(self, remarks: Sequence[str]) -> Dataset:
+        """Return the same with what its reader has to say about it."""
+        return replace(self, remarks=(*self.remarks, *remarks))
 
     @property
     def decodes(self) -> bool:

@@ -285,6 +285,7 @@ class Federation:
     def warnings(self) -> list[str]:
         """List what is legal but worth knowing before a number is quoted."""
         found = [f"{self.attack}; they are not scored"] * bool(self.attack)
+        found += self.dataset.remarks
         missing = np.flatnonzero(self.counts().sum(axis=0) == 0)
         if len(missing):
             names = listed([self.columns[i] for i in missing])

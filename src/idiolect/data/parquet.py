@@ -15,10 +15,10 @@ from idiolect.data.text import UserText, sentences, streams
 from idiolect.errors import ConfigError, DataError
 
 _BATCH = 1024
-_FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF")
+IMAGE_FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF")
 _UNPACKED = 256 << 20  # bytes that any file may unpack to
 _RATIO = 200  # larger ones by this factor at most
-_PIXELS = 50_000_000  # of one image: a small file can claim to be a huge one
+MOST_PIXELS = 50_000_000  # of one image: a small file can claim to be a huge one
 
 
 def open_parquet(path: Path) -> Any:
@@ -90,15 +90,15 @@ def picture(encoded: bytes, where: str, size: tuple[int, int] | None = None) -> 
     from PIL import Image, UnidentifiedImageError
 
     try:
-        with Image.open(io.BytesIO(encoded), formats=_FORMATS) as opened:
-            if opened.width * opened.height > _PIXELS:
-                raise ValueError(f"{opened.width} x {opened.height} pixels, at most {_PIXELS:,}")
+        with Image.open(io.BytesIO(encoded), formats=IMAGE_FORMATS) as opened:
+            if opened.width * opened.height > MOST_PIXELS:
+                raise ValueError(f"{opened.width} x {opened.height} pixels, at most {MOST_PIXELS:,}")
             image = opened if opened.mode in ("L", "RGB") else opened.convert(_plain(opened.mode))
             if size is not None and image.size != size:
                 image = image.resize(size, Image.Resampling.BILINEAR)
             pixels = np.asarray(image)
     except Exception as error:  # a damaged image makes Pillow's decoders raise anything
-        known = ", ".join(_FORMATS)
+        known = ", ".join(IMAGE_FORMATS)
         said = f"none of {known}" if isinstance(error, UnidentifiedImageError) else error
         raise DataError(f"{where}: the image cannot be decoded ({said}); replace it") from error
     return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)

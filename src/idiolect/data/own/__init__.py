@@ -6,14 +6,13 @@ from typing import Any
 
 from idiolect.data.dataset import Dataset
 from idiolect.data.own.folders import (
-    image_files,
-    read_image_folder,
     read_leaf,
     read_pfllib,
     read_user_files,
     user_files,
 )
 from idiolect.data.own.frames import read_frame
+from idiolect.data.own.photographs import image_files, read_image_folder
 from idiolect.data.own.tables import ReadOptions, read_npz, read_table
 from idiolect.errors import DataError
 

@@ -1,10 +1,8 @@
-"""Own data in folders: images, PFLlib's and LEAF's clients, a text file for each user."""
+"""Own data in folders: PFLlib's and LEAF's clients, a text file for each user."""
 
 import csv
 import json
-import os
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,42 +16,8 @@ from idiolect.data.own.tables import (
     labelled_texts,
     next_word_texts,
 )
-from idiolect.data.parquet import picture
 from idiolect.data.text import Tokens, UserText
 from idiolect.errors import DataError
-
-_IMAGES = {".png", ".jpg", ".jpeg", ".webp", ".bmp"}
-
-
-def image_files(folder: Path) -> list[Path]:
-    """List every image below a folder, in the order of their names."""
-    return sorted(file for file in folder.rglob("*") if file.suffix.lower() in _IMAGES)
-
-
-def read_image_folder(folder: Path, size: tuple[int, int] | None) -> Dataset:
-    """Read a folder of images; `size` (width, height) defaults to that of the first.
-
-    One colour image makes all of them RGB.
-    """
-    files = image_files(folder)
-    places = [file.relative_to(folder).parts for file in files]
-    depths = {len(parts): file for parts, file in zip(places, files, strict=True)}
-    if len(depths) != 1 or not depths.keys() <= {2, 3}:
-        shown = ", ".join(str(file.relative_to(folder)) for file in depths.values())
-        raise DataError(
-            f"{folder} holds {shown}; expected class/image or client/class/image throughout"
-        )
-    if size is None:
-        _, height, width = picture(files[0].read_bytes(), str(files[0])).shape
-        size = (width, height)
-    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-        decode = pool.map(lambda file: picture(file.read_bytes(), str(file), size), files)
-        pictures = list(decode)
-    channels = max(len(pixels) for pixels in pictures)
-    x = np.stack([np.broadcast_to(p, (channels, *p.shape[1:])) for p in pictures])
-    labels = np.array([parts[-2] for parts in places])
-    clients = np.array([parts[0] for parts in places]) if len(places[0]) == 3 else None
-    return assembled(folder, x, labels, clients, None, "image folder")
 
 
 class _Share(NamedTuple):
