@@ -92,7 +92,9 @@ def picture(encoded: bytes, where: str, size: tuple[int, int] | None = None) -> 
     try:
         with Image.open(io.BytesIO(encoded), formats=IMAGE_FORMATS) as opened:
             if opened.width * opened.height > MOST_PIXELS:
-                raise ValueError(f"{opened.width} x {opened.height} pixels, at most {MOST_PIXELS:,}")
+                raise ValueError(
+                    f"{opened.width} x {opened.height} pixels, at most {MOST_PIXELS:,}"
+                )
             image = opened if opened.mode in ("L", "RGB") else opened.convert(_plain(opened.mode))
             if size is not None and image.size != size:
                 image = image.resize(size, Image.Resampling.BILINEAR)
