@@ -227,5 +227,5 @@ def test_newcomers_are_scaled_as_the_run_was_under_their_seed(tmp_path, monkeypa
     for seed, held in zip(SEEDS, made[0].federations, strict=True):
         found = run_files.read_scaling(tmp_path / "out", seed)
         assert np.array_equal(found.shift, held.dataset.shift)
-        late = run_files.match_scaling(normalised(read(tmp_path / "own.csv"), "feature"), found)
+        late = found.matched(normalised(read(tmp_path / "own.csv"), "feature"))
         assert np.array_equal(late.scale, held.dataset.scale) and not late.unfitted

@@ -403,20 +403,21 @@ def alike(dataset: Dataset, shape: tuple[int, ...], private: str) -> Dataset:
             f"public examples of {dataset.name} are {own} and the private ones of {private} "
             f"{shape}; choose a public source of the same shape"
         )
-    x = _coloured(np.asarray(dataset.x), shape[0])
+    x = coloured(np.asarray(dataset.x), shape[0])
     x = _sized(_sized(x, 2, shape[1]), 3, shape[2])
     provenance = f"{dataset.provenance} Images of {own} brought to {shape}.".strip()
     return replace(dataset, x=np.ascontiguousarray(x), provenance=provenance)
 
 
-def _coloured(x: AnyArray, channels: int) -> AnyArray:
+def coloured(x: AnyArray, channels: int) -> AnyArray:
+    """Bring images [example, channel, height, width] to 1 or 3 channels."""
     if x.shape[1] == channels:
         return x
     if channels == 3:
         return np.repeat(x, 3, axis=1)
     grey = np.tensordot(x, _LUMINANCE, axes=(1, 0))
-    coloured: AnyArray = np.rint(grey).astype(np.uint8)[:, None]
-    return coloured
+    weighed: AnyArray = np.rint(grey).astype(np.uint8)[:, None]
+    return weighed
 
 
 def _sized(x: AnyArray, axis: int, size: int) -> AnyArray:

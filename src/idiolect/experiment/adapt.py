@@ -17,6 +17,7 @@ from idiolect.core.method import Method, Setup
 from idiolect.core.tree import Tree
 from idiolect.data import SOURCES, Dataset, federate
 from idiolect.data.federation import Federation, TestData
+from idiolect.data.preprocessing import Preprocessing
 from idiolect.engine.architecture import Architecture, blank
 from idiolect.engine.backend import Backend
 from idiolect.engine.evaluation import ClientScores
@@ -272,7 +273,7 @@ def adapt(
     if not isinstance(data, Dataset):
         own = {**_readable(str(data), fitting), **(options or {})}
         data = load_source(str(data), own, Path(data_dir) if data_dir else None)
-    federation = _federation(run_files.match_scaling(data, fitting), run.seed, split)
+    federation = _federation(fitting.matched(data), run.seed, split)
     reach = Permissions(Path.cwd()) if trust_code else CLOSED
     networks = build_architectures(with_one_network(experiment, network), [federation], reach)
     settled = build_method(table)
@@ -315,7 +316,7 @@ def _experiment(folder: Path, device: str | None, trust_code: bool) -> Experimen
     return resolve(raw, str(path), Permissions(folder) if trust_code else CLOSED)
 
 
-def _readable(source: str, fitting: run_files.Scaling) -> dict[str, Any]:
+def _readable(source: str, fitting: Preprocessing) -> dict[str, Any]:
     """Return the options that make a source, or own data, fit the run's text."""
     known = SOURCES[source].options() if source in SOURCES else fitting.reading
     return {name: value for name, value in fitting.reading.items() if name in known}

@@ -290,7 +290,9 @@ class SplitComparison:
         folder.mkdir(parents=True, exist_ok=True)
         write_whole(folder / EXPERIMENT, experiment_toml(experiment).encode())
         held = self._held.federations
-        run_files.save_scaling(folder, {seed: held[seed].dataset for seed in experiment.seeds})
+        datasets = {seed: held[seed].dataset for seed in experiment.seeds}
+        public = held[experiment.seeds[0]].public
+        run_files.save_scaling(folder, datasets, experiment.data.options, public)
 
 
 class _Group(NamedTuple):

@@ -113,7 +113,9 @@ def run_experiment(
             write_whole(path, experiment_toml(experiment).encode())
             federations = jobs[0].federations
             decoded = [federation.dataset for federation in federations]
-            run_files.save_scaling(folder, dict(zip(experiment.seeds, decoded, strict=True)))
+            held = dict(zip(experiment.seeds, decoded, strict=True))
+            options, public = experiment.data.options, federations[0].public
+            run_files.save_scaling(folder, held, options, public)
             run_files.save_holdings(folder, experiment.seeds, federations)
             try:
                 content = run_jobs(jobs, folder, about, resume=resume, only=only, watch=callbacks)

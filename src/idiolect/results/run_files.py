@@ -5,7 +5,6 @@
 `holdings.safetensors` counts every client's examples by class.
 """
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,9 +16,9 @@ from torch import Tensor, nn
 from idiolect.core import checkpoint, tree
 from idiolect.core.batchnorm import learned
 from idiolect.core.tree import Tree
-from idiolect.data.dataset import Dataset, Floats, Rows, with_classes
+from idiolect.data.dataset import Dataset, Rows
 from idiolect.data.federation import Federation
-from idiolect.data.text import encoded_as
+from idiolect.data.preprocessing import Preprocessing
 from idiolect.errors import DataError, MethodError
 
 Deployed = Sequence[tuple[np.ndarray, Tree]]
@@ -108,53 +107,47 @@ SCALING_FILE = "scaling.safetensors"
 VOCABULARY = "vocabulary"
 
 
-class Scaling(NamedTuple):
-    """Classes in the order of the outputs, the form of an example, and how it is decoded."""
+def save_scaling(
+    folder: Path,
+    datasets: Mapping[int, Dataset],
+    options: Mapping[str, Any] | None = None,
+    public: Dataset | None = None,
+) -> None:
+    """Write how a run reads and scales examples, by seed: all that is needed once it is over.
 
-    classes: tuple[str, ...]
-    shape: tuple[int, ...]
-    dtype: str
-    shift: Floats
-    scale: Floats
-    text: str = ""  # "labelled" or "next word", where examples are text
-    words: tuple[str, ...] = ()  # of text
-
-    @property
-    def reading(self) -> dict[str, Any]:
-        """The options that own data must be read with to fit."""
-        if not self.text:
-            return {}
-        return {"length": self.shape[0], "next_word": self.text == "next word"}
-
-
-def save_scaling(folder: Path, datasets: Mapping[int, Dataset]) -> None:
-    """Write how a run decodes examples, by seed: all that is needed of its data once it is over."""
+    `options` are those that its own file was read with.
+    """
     for seed, own in datasets.items():
         if own.words:
             text = "".join(f"{word}\n" for word in own.words)
             checkpoint.write_whole(_vocabulary(folder, seed), text.encode())
-    dataset = next(iter(datasets.values()))
+    forms = {seed: Preprocessing.of(own, options) for seed, own in datasets.items()}
+    first = next(iter(forms.values()))
     arrays = {
         f"seed-{seed}": {
             name: torch.from_numpy(np.array(values))
             for name, values in (("shift", own.shift), ("scale", own.scale))
         }
-        for seed, own in datasets.items()
+        for seed, own in forms.items()
     }
     checkpoint.save(
         folder / SCALING_FILE,
         arrays,
         {
             # Where words are the classes, they are in the vocabulary of each seed.
-            "classes": [] if dataset.sequential else list(dataset.classes),
-            "text": _kind(dataset),
-            "shape": list(dataset.x.shape[1:]),
-            "dtype": str(dataset.x.dtype),
+            "classes": [] if first.sequential else list(first.classes),
+            "text": ("next word" if first.sequential else "labelled") if first.words else "",
+            "shape": list(first.shape),
+            "dtype": first.dtype,
+            "features": list(first.features),
+            "columns": dict(first.columns),
+            "public": 0 if public is None else len(public),
+            "public_labels": public is not None and public.classes == first.classes,
         },
     )
 
 
-def read_scaling(folder: Path, seed: int) -> Scaling:
+def read_scaling(folder: Path, seed: int) -> Preprocessing:
     """Read what `save_scaling` wrote for a seed."""
     if not (folder / SCALING_FILE).is_file():
         raise DataError(
@@ -171,21 +164,30 @@ def read_scaling(folder: Path, seed: int) -> Scaling:
         )
     kind = meta.get("text", "")
     words = _words(_vocabulary(folder, seed)) if kind else ()
-    return Scaling(
-        words if kind == "next word" else tuple(meta["classes"]),
+    return Preprocessing(
         tuple(meta["shape"]),
         meta["dtype"],
+        words if kind == "next word" else tuple(meta["classes"]),
         named[f"{own}shift"].numpy(),
         named[f"{own}scale"].numpy(),
-        kind,
+        tuple(meta.get("features", ())),
         words,
+        kind == "next word",
+        meta.get("columns", {}),
     )
 
 
-def _kind(dataset: Dataset) -> str:
-    if not dataset.words:
-        return ""
-    return "next word" if dataset.sequential else "labelled"
+class PublicForm(NamedTuple):
+    """How many public examples a run had, and whether they were of the same classes."""
+
+    size: int
+    labels: bool
+
+
+def read_public(folder: Path) -> PublicForm:
+    """Read how many public examples a run had; none where an older idiolect wrote it."""
+    _, meta = checkpoint.read(folder / SCALING_FILE)
+    return PublicForm(int(meta.get("public", 0)), bool(meta.get("public_labels", False)))
 
 
 def _vocabulary(folder: Path, seed: int) -> Path:
@@ -200,32 +202,6 @@ def _words(path: Path) -> tuple[str, ...]:
             f"{path}, the words that the run knows, cannot be read ({error}); write it with "
             "`idiolect run EXPERIMENT.toml --resume`"
         ) from error
-
-
-def match_scaling(dataset: Dataset, scaling: Scaling) -> Dataset:
-    """Give other data a run's classes, matched by name, and its decoding; refuse misfits."""
-    if _kind(dataset) != scaling.text:
-        raise DataError(
-            f"{dataset.name} is {_kind(dataset) or 'no'} text and the run was on "
-            f"{scaling.text or 'no'} text; give data of the same kind"
-        )
-    if dataset.x.shape[1:] != scaling.shape:
-        raise DataError(
-            f"examples of {dataset.name} have shape {dataset.x.shape[1:]} and the run's "
-            f"{scaling.shape}; bring them to that shape"
-        )
-    if str(dataset.x.dtype) != scaling.dtype:
-        # The run's shift and scale are in the units of its own numbers, bytes say.
-        raise DataError(
-            f"examples of {dataset.name} are {dataset.x.dtype} and the run's {scaling.dtype}; give "
-            "them in the same units and type"
-        )
-    if scaling.words:
-        dataset = encoded_as(dataset, scaling.words)
-    if dataset.sequential:
-        return dataset
-    known = with_classes(dataset, scaling.classes, "the run")
-    return dataclasses.replace(known, shift=scaling.shift, scale=scaling.scale, unfitted="")
 
 
 # Who held what.

@@ -1,0 +1,501 @@
+"""Everything between what a user's file holds and what a network takes: `Preprocessing`."""
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from idiolect.data.dataset import AnyArray, Dataset, Floats, Rows, coloured, with_classes
+from idiolect.data.own import read
+from idiolect.data.own.folders import image_files
+from idiolect.data.own.tables import UNLABELLED, examples, read_columns
+from idiolect.data.parquet import image_column, picture
+from idiolect.data.text import encoded_as, sentences
+from idiolect.errors import DataError
+
+VERSION = 1
+_DTYPES = ("uint8", "float32", "float64", "int32", "int64")  # what a Dataset holds
+_NUMBERS = 1 << 24  # the most numbers of one example
+_NAMES = 1 << 20  # the most classes, features or words
+_LONGEST = 4096  # characters of a name
+_COLUMNS = ("label", "client", "split", "text")  # options that name columns
+
+
+class NewRows(NamedTuple):
+    """Rows to predict, as a network with its scaling takes them."""
+
+    x: AnyArray  # in the type and shape of the training examples, not scaled
+    y: AnyArray | None  # labels, -1 where a row has none; None where no row has one
+    names: tuple[str, ...]  # of each row
+    column: str  # what the names are: `row`, counted from 1, or `file`
+
+
+@dataclass(frozen=True, eq=False)
+class Preprocessing:
+    """How examples are read, and scaled: (x - shift) / scale; and what outputs stand for.
+
+    `columns` says which columns of a table were what: label, client, split, text.
+    """
+
+    shape: tuple[int, ...]  # of one example; of an image channel, height and width
+    dtype: str
+    classes: tuple[str, ...]
+    shift: Floats
+    scale: Floats
+    features: tuple[str, ...] = ()  # of a table: names of the columns, in the network's order
+    words: tuple[str, ...] = ()  # of text: token -> word
+    sequential: bool = False  # a label for every place of a sequence: the next word
+    columns: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, dataset: Dataset, options: Mapping[str, Any] | None = None) -> "Preprocessing":
+        """Describe how a divided dataset's examples are read; `options` are those of reading."""
+        columns = {name: (options or {}).get(name) for name in _COLUMNS}
+        return cls(
+            tuple(dataset.x.shape[1:]),
+            str(dataset.x.dtype),
+            tuple(dataset.classes),
+            np.asarray(dataset.shift, np.float32),
+            np.asarray(dataset.scale, np.float32),
+            tuple(dataset.features),
+            tuple(dataset.words),
+            dataset.sequential,
+            {name: value for name, value in columns.items() if isinstance(value, str)},
+        )
+
+    @property
+    def kind(self) -> str:
+        """What examples are: images, numbers or text."""
+        if self.words:
+            return "text"
+        return "images" if self.dtype == "uint8" and len(self.shape) == 3 else "numbers"
+
+    @property
+    def decodes(self) -> bool:
+        """Whether an example is shifted and scaled; tokens are not."""
+        return self.dtype == "uint8" or self.dtype.startswith("float")
+
+    @property
+    def reading(self) -> dict[str, Any]:
+        """The options that own text must be read with to fit."""
+        if not self.words:
+            return {}
+        return {"length": self.shape[0], "next_word": self.sequential}
+
+    # As JSON.
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON has it."""
+        return {
+            "version": VERSION,
+            "kind": self.kind,
+            "shape": list(self.shape),
+            "dtype": self.dtype,
+            "classes": [] if self.sequential else list(self.classes),  # there they are the words
+            "shift": self.shift.tolist(),
+            "scale": self.scale.tolist(),
+            "features": list(self.features),
+            "words": list(self.words),
+            "sequential": self.sequential,
+            "columns": dict(self.columns),
+        }
+
+    @classmethod
+    def from_json(cls, given: Any, where: str) -> "Preprocessing":
+        """Read what `to_json` gave, trusting nothing in it."""
+        try:
+            return cls._from_json(given)
+        except (_Malformed, KeyError, TypeError, ValueError, OverflowError) as error:
+            said = f"no {error}" if isinstance(error, KeyError) else error
+            raise DataError(
+                f"{where} is no preprocessing of idiolect ({said}); export the model again"
+            ) from None
+
+    @classmethod
+    def _from_json(cls, given: Any) -> "Preprocessing":
+        _check(isinstance(given, dict), "expected an object")
+        _check(
+            given["version"] == VERSION, f"version {given['version']!r}, this idiolect reads 1"
+        )
+        shape, dtype = given["shape"], given["dtype"]
+        _check(
+            isinstance(shape, list)
+            and 0 < len(shape) <= 8
+            and all(type(size) is int and size > 0 for size in shape)
+            and math.prod(shape) <= _NUMBERS,
+            "shape is no list of sizes",
+        )
+        _check(dtype in _DTYPES, f"dtype is none of {', '.join(_DTYPES)}")
+        _check(type(given["sequential"]) is bool, "sequential is neither true nor false")
+        columns = given["columns"]
+        _check(isinstance(columns, dict) and set(columns) <= set(_COLUMNS), "columns")
+        words = _names(given, "words")
+        made = cls(
+            tuple(shape),
+            dtype,
+            words if given["sequential"] else _names(given, "classes"),
+            _numbers(given, "shift", shape),
+            _numbers(given, "scale", shape),
+            _names(given, "features"),
+            words,
+            given["sequential"],
+            dict(zip(columns, _texts(list(columns.values()), "columns"), strict=True)),
+        )
+        _check(bool((made.scale > 0).all()), "scale is not above 0 everywhere")
+        _check(bool(made.classes), "no classes")
+        _check(not made.features or [len(made.features)] == shape, "features do not fit the shape")
+        _check(given["kind"] == made.kind, f"kind is {given['kind']!r}, expected {made.kind!r}")
+        return made
+
+    # Other data in the same form.
+
+    def matched(self, dataset: Dataset) -> Dataset:
+        """Give newcomers' data the run's classes, matched by name, and scaling; refuse misfits."""
+        if (own := _text_kind(dataset)) != (kind := self._text_kind):
+            raise DataError(
+                f"{dataset.name} is {own or 'no'} text and the run was on {kind or 'no'} text; "
+                "give data of the same kind"
+            )
+        if self.features and dataset.features and dataset.features != self.features:
+            dataset = _reordered(dataset, self.features)
+        if dataset.x.shape[1:] != self.shape:
+            raise DataError(
+                f"examples of {dataset.name} have shape {dataset.x.shape[1:]} and the run's "
+                f"{self.shape}; bring them to that shape"
+            )
+        if str(dataset.x.dtype) != self.dtype:
+            # The run's shift and scale are in the units of its own numbers, bytes say.
+            raise DataError(
+                f"examples of {dataset.name} are {dataset.x.dtype} and the run's {self.dtype}; "
+                "give them in the same units and type"
+            )
+        if self.words:
+            dataset = encoded_as(dataset, self.words)
+        if dataset.sequential:
+            return dataset
+        known = with_classes(dataset, self.classes, "the run")
+        return replace(known, shift=self.shift, scale=self.scale, unfitted="")
+
+    @property
+    def _text_kind(self) -> str:
+        return ("next word" if self.sequential else "labelled") if self.words else ""
+
+    def blank(self, rows: int) -> Dataset:
+        """Return a dataset of zeros in this form."""
+        return Dataset(
+            "blank",
+            np.zeros((rows, *self.shape), np.dtype(self.dtype)),
+            np.zeros((rows, *self.shape) if self.sequential else rows, np.int64),
+            self.classes,
+            self.shift,
+            self.scale,
+            words=self.words,
+        )
+
+    # Rows to predict.
+
+    def rows(self, given: Any, options: Mapping[str, Any] | None = None) -> NewRows:
+        """Read rows to predict, labelled or not.
+
+        `given` is the path of a file or of a folder of images, a DataFrame or an Arrow table, an
+        array or a tensor, a list of texts, or one or more images. `options` are those of `read`.
+        """
+        columns: dict[str, Any] = {**self.columns, **(options or {})}
+        if isinstance(given, str | Path):
+            return self._file(Path(given).expanduser(), columns)
+        if (table := _arrow(given)) is not None:
+            return self._table(table, columns, "the table")
+        if self.kind == "text" and _all(given, str):
+            return self._texts(list(given))
+        if self.kind == "images" and (pictures := _pictures(given)) is not None:
+            return _numbered(np.concatenate([self._image(one, "the image") for one in pictures]))
+        return _numbered(self._array(given))
+
+    def _file(self, path: Path, columns: dict[str, Any]) -> NewRows:
+        if self.kind == "images" and path.suffix.lower() not in (".npz", ".parquet", ".csv"):
+            return self._images(path)
+        if path.suffix.lower() in (".csv", ".parquet", ".tsv", ".txt") and not self.sequential:
+            table = read_columns(path)
+            if self.kind == "images" and (image := image_column(table.schema)) is not None:
+                return self._encoded_images(path, table, image, columns)
+            return self._table(table, columns, str(path))
+        dataset = read(path, labelled=False, **{**columns, **self.reading})
+        if self.words:
+            if not dataset.words:
+                raise DataError(f"{dataset.name} holds no text, and the model reads text")
+            dataset = encoded_as(dataset, self.words)
+        if self.features and dataset.features and dataset.features != self.features:
+            dataset = _reordered(dataset, self.features)
+        self._refuse_misfit(dataset.x, dataset.name)
+        if dataset.sequential:
+            return _numbered(dataset.x, dataset.y)
+        if dataset.classes == (UNLABELLED,):
+            return _numbered(dataset.x)
+        return _numbered(dataset.x, with_classes(dataset, self.classes, "the model").y)
+
+    def _images(self, path: Path) -> NewRows:
+        """Read one image, or every image below a folder."""
+        if not path.exists():
+            raise DataError(f"{path} does not exist; expected an image or a folder of images")
+        files = image_files(path) if path.is_dir() else [path]
+        if not files:
+            raise DataError(f"{path} holds no image; expected .png, .jpg, .webp or .bmp files")
+        x = np.concatenate([self._image(file.read_bytes(), str(file)) for file in files])
+        names = [str(file.relative_to(path)) if path.is_dir() else file.name for file in files]
+        parents = [file.parent.name for file in files] if path.is_dir() else []
+        # A folder of class/image or client/class/image says what each one is.
+        known = bool(parents) and all(parent in self.classes for parent in parents)
+        y = np.array([self.classes.index(parent) for parent in parents]) if known else None
+        return NewRows(x, y, tuple(names), "file")
+
+    def _encoded_images(
+        self, path: Path, table: Any, column: str, columns: dict[str, Any]
+    ) -> NewRows:
+        """Read the images that a column of a table holds."""
+        held = [one["bytes"] if isinstance(one, dict) else one for one in table[column].to_pylist()]
+        x = [self._image(one, f"{path}, row {row}") for row, one in enumerate(held, 1)]
+        return _numbered(np.concatenate(x), self._labels(table, columns, str(path)))
+
+    def _image(self, given: Any, where: str) -> AnyArray:
+        """Bring one image to the model's size and channels: [1, channel, height, width]."""
+        channels, height, width = self.shape
+        if isinstance(given, bytes):
+            pixels = picture(given, where, (width, height))
+        else:
+            pixels = _resized(given, (width, height))
+        if len(pixels) != channels:
+            if channels not in (1, 3):
+                raise DataError(
+                    f"{where} has {len(pixels)} channels and the model takes {channels}"
+                )
+            return coloured(pixels[None], channels)
+        return pixels[None]
+
+    def _texts(self, texts: Sequence[str]) -> NewRows:
+        if self.sequential:
+            raise DataError(
+                "a model of the next word reads a file of text; give the path of one"
+            )
+        x, words = sentences(texts, self.shape[0], 1 << 30)
+        blank = Dataset("texts", x, np.zeros(len(x), np.int64), (UNLABELLED,), words=words)
+        return _numbered(encoded_as(blank, self.words).x)
+
+    def _table(self, table: Any, columns: dict[str, Any], where: str) -> NewRows:
+        """Take the features out of a table by their names, whatever else it holds."""
+        if not table.num_rows:
+            raise DataError(f"{where} has no rows; expected at least one to predict")
+        y = self._labels(table, columns, where)
+        if self.kind == "text":
+            name = columns.get("text", "text")
+            if name not in table.column_names:
+                raise DataError(
+                    f"{where} has no column {name!r} of text; it has "
+                    f"{_listed(table.column_names)}: name it with --text"
+                )
+            texts = [str(one or "") for one in table[name].to_pylist()]
+            return self._texts(texts)._replace(y=y)
+        if self.kind == "images":
+            raise DataError(f"{where} is a table, and the model reads images of {self.shape}")
+        return _numbered(self._features(table, where), y)
+
+    def _features(self, table: Any, where: str) -> AnyArray:
+        names = self.features
+        if not names:
+            label = {self.columns.get(key, key) for key in ("label", "client", "split")}
+            names = tuple(name for name in table.column_names if name not in label)
+        if missing := [name for name in names if name not in table.column_names]:
+            raise DataError(
+                f"{where} has no column {missing[0]!r}, which the model reads ("
+                f"{len(missing)} of {len(names)} are missing); it has "
+                f"{_listed(table.column_names)}"
+            )
+        x = np.empty((table.num_rows, len(names)), np.dtype(self.dtype))
+        for place, name in enumerate(names):
+            x[:, place] = _number_column(table[name], name, where)
+        self._refuse_misfit(x, where)
+        return x
+
+    def _labels(self, table: Any, columns: Mapping[str, Any], where: str) -> AnyArray | None:
+        """Return the labels, where the table has them."""
+        name = columns.get("label", "label")
+        if name not in table.column_names or name in self.features:
+            return None
+        known = {one: code for code, one in enumerate(self.classes)}
+        y = np.full(table.num_rows, -1, np.int64)
+        for row, value in enumerate(table[name].to_pylist()):
+            if value is None or value == "":
+                continue
+            text = str(int(value)) if isinstance(value, float | bool) else str(value)
+            if text not in known and str(value) not in known:
+                raise DataError(
+                    f"{where} has class {str(value)!r} in row {row + 1}, which the model does not "
+                    f"know; its classes are {_listed(self.classes)}"
+                )
+            y[row] = known.get(text, known.get(str(value), -1))
+        return y if (y >= 0).any() else None
+
+    def _array(self, given: Any) -> AnyArray:
+        """Bring an array to the form of the training examples; one example may stand alone."""
+        x = np.asarray(given.detach().cpu() if hasattr(given, "detach") else given)
+        if x.dtype.kind not in "buif":
+            raise DataError(
+                f"the rows are of type {x.dtype}; expected numbers of shape {self.shape} each"
+            )
+        if x.shape == self.shape:
+            x = x[None]
+        if self.kind == "images" and x.dtype.kind in "iu" and x.shape[1:] != self.shape:
+            x = examples(x.astype(np.uint8), "the images")
+        if x.shape[1:] != self.shape:
+            raise DataError(
+                f"the rows have shape {x.shape[1:]} each and the model takes {self.shape}"
+            )
+        if self.dtype == "uint8" and (x.dtype != np.uint8):
+            if x.size and (x.min() < 0 or x.max() > 255 or (x.dtype.kind == "f" and x.max() <= 1)):
+                raise DataError(
+                    f"pixels run from {x.min():g} to {x.max():g}; the model takes them as they "
+                    "are read from a file, 0 to 255, and scales them itself"
+                )
+            x = np.rint(x)
+        x = x.astype(np.dtype(self.dtype))
+        if x.dtype.kind == "f" and not np.isfinite(x).all():
+            row = int(np.argwhere(~np.isfinite(x))[0][0])
+            raise DataError(f"row {row + 1} holds NaN or infinity; fill the gap")
+        return x
+
+    def _refuse_misfit(self, x: AnyArray, name: str) -> None:
+        if x.shape[1:] != self.shape or str(x.dtype) != self.dtype:
+            raise DataError(
+                f"examples of {name} are {x.dtype} {x.shape[1:]} and the model's {self.dtype} "
+                f"{self.shape}; bring them to that form"
+            )
+
+
+class _Malformed(Exception):
+    pass
+
+
+def _check(good: bool, what: str) -> None:
+    if not good:
+        raise _Malformed(what)
+
+
+def _texts(values: Any, what: str) -> tuple[str, ...]:
+    _check(
+        isinstance(values, list)
+        and len(values) <= _NAMES
+        and all(isinstance(one, str) and len(one) <= _LONGEST for one in values),
+        f"{what} is no list of names",
+    )
+    return tuple(values)
+
+
+def _names(given: Mapping[str, Any], key: str) -> tuple[str, ...]:
+    names = _texts(given[key], key)
+    _check(len(set(names)) == len(names), f"{key} holds a name twice")
+    return names
+
+
+def _numbers(given: Mapping[str, Any], key: str, shape: Iterable[int]) -> Floats:
+    """Read numbers that can be broadcast to one example."""
+    if json.dumps(given[key]).count(",") > _NUMBERS:
+        raise _Malformed(f"{key} has too many numbers")
+    values = np.array(given[key])
+    _check(values.dtype.kind in "if", f"{key} holds other than numbers")
+    values = values.astype(np.float32)
+    _check(bool(np.isfinite(values).all()), f"{key} holds NaN or infinity")
+    fits = np.broadcast_shapes(values.shape, tuple(shape)) == tuple(shape)
+    _check(fits, f"{key} does not fit the shape")
+    return values
+
+
+def _text_kind(dataset: Dataset) -> str:
+    if not dataset.words:
+        return ""
+    return "next word" if dataset.sequential else "labelled"
+
+
+def _reordered(dataset: Dataset, features: tuple[str, ...]) -> Dataset:
+    """Put a table's columns into the run's order; refuse other columns."""
+    own = dataset.features
+    if missing := [name for name in features if name not in own]:
+        raise DataError(
+            f"{dataset.name} has no column {missing[0]!r}, which the model reads; it has "
+            f"{_listed(own)}"
+        )
+    places = [own.index(name) for name in features]
+    return replace(dataset, x=np.ascontiguousarray(dataset.x[:, places]), features=features)
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:20]) + (", ..." if len(names) > 20 else "")
+
+
+def _numbered(x: AnyArray, y: Rows | None = None) -> NewRows:
+    return NewRows(x, y, tuple(str(row) for row in range(1, len(x) + 1)), "row")
+
+
+def _number_column(column: Any, name: str, where: str) -> AnyArray:
+    from pyarrow import types
+
+    kind = column.type
+    if not (types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)):
+        raise DataError(
+            f"{where}: column {name!r} is {kind}, and the model was trained on numbers there"
+        )
+    values: AnyArray = column.to_numpy().astype(np.float32)
+    missing = np.flatnonzero(~np.isfinite(values))
+    if len(missing):
+        raise DataError(
+            f"{where}: column {name!r} is empty, NaN or infinite in row {int(missing[0]) + 1}; "
+            "fill the gap"
+        )
+    return values
+
+
+def _arrow(given: Any) -> Any:
+    """Return a DataFrame (pandas, polars) or an Arrow table as an Arrow table; None if neither."""
+    if type(given).__module__.partition(".")[0] not in ("pandas", "pyarrow", "polars"):
+        return None
+    import pyarrow
+
+    if isinstance(given, pyarrow.Table):
+        return given
+    if hasattr(given, "to_arrow"):
+        return given.to_arrow()
+    if not hasattr(given, "columns"):  # a single row of a DataFrame
+        given = given.to_frame().T.infer_objects() if hasattr(given, "to_frame") else given
+    try:
+        return pyarrow.Table.from_pandas(given, preserve_index=False)
+    except (pyarrow.ArrowException, AttributeError, TypeError) as error:
+        raise DataError(f"the table cannot be read ({error}); expected plain columns") from None
+
+
+def _all(given: Any, kind: type) -> bool:
+    return (
+        isinstance(given, list | tuple)
+        and bool(given)
+        and all(isinstance(one, kind) for one in given)
+    )
+
+
+def _pictures(given: Any) -> list[Any] | None:
+    """Return Pillow's images as a list; None where it is something else."""
+    some = list(given) if isinstance(given, list | tuple) else [given]
+    if some and all(hasattr(one, "convert") and hasattr(one, "resize") for one in some):
+        return some
+    if some and all(isinstance(one, str | Path) for one in some):
+        return [Path(one).expanduser().read_bytes() for one in some]
+    return None
+
+
+def _resized(image: Any, size: tuple[int, int]) -> AnyArray:
+    """Decode one of Pillow's images as a file's would be."""
+    import io
+
+    kept = io.BytesIO()
+    image.save(kept, "PNG")
+    return picture(kept.getvalue(), "the image", size)
