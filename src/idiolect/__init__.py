@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from idiolect.data.federation import Federation as Federation
     from idiolect.experiment.adapt import adapt as adapt
     from idiolect.experiment.compare import compare as compare
+    from idiolect.experiment.exported import load_exported as load_exported
     from idiolect.experiment.load import load_experiment as load_experiment
     from idiolect.experiment.run import run as run
     from idiolect.methods import METHODS as METHODS
@@ -42,6 +43,7 @@ _HOMES = {  # in the order in which one meets them
     "adapt": "experiment.adapt",
     "table": "results.document",
     "load_model": "results.run_files",
+    "load_exported": "experiment.exported",
     "load_experiment": "experiment.load",
     "Result": "api",
     "Federation": "data.federation",

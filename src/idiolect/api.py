@@ -11,21 +11,24 @@ from typing import Any
 import numpy as np
 from torch import nn
 
+from idiolect.core import tree
 from idiolect.core.method import Method
 from idiolect.data import SOURCES, Dataset, Federation, load, read
 from idiolect.data.federate import federate_by_clients
 from idiolect.data.own import reading_options
+from idiolect.data.preprocessing import Preprocessing
 from idiolect.data.sources import cache_root
-from idiolect.engine.architecture import Architecture, Build, bound
+from idiolect.engine.architecture import Architecture, Build, bound, build_modules
 from idiolect.engine.backend import Backend
 from idiolect.engine.outcome import Outcome, Watch
-from idiolect.errors import ConfigError, DataError, suggest
+from idiolect.engine.personal_model import PersonalModel, Predictions
+from idiolect.errors import ConfigError, DataError, MethodError, suggest
 from idiolect.experiment.job import Evaluate, SimulatedJob
 from idiolect.experiment.train import train
 from idiolect.methods import METHODS
 from idiolect.models import MODELS
 from idiolect.results import document
-from idiolect.results.run_files import Deployed, fill, named_stacks, one_client
+from idiolect.results.run_files import Deployed
 from idiolect.results.statistics import mean, participation_of_seed
 
 Model = str | nn.Module | Callable[..., nn.Module]
@@ -69,7 +72,7 @@ class Result:
 
     outcome: Outcome
     deployed: Deployed
-    builds: Sequence[Build]
+    job: SimulatedJob | None = None
 
     @property
     def mean(self) -> float:
@@ -108,20 +111,44 @@ class Result:
         values = self.outcome.curves[f"val/{model}/{metric}"]
         return {round: mean(values[place, 0]) for place, round in enumerate(self.outcome.evaluated)}
 
-    def model(self, client: int | str) -> nn.Module:
-        """Return a client's own model, by its number or its name, ready to predict."""
-        if isinstance(client, str):
-            names = list(self.outcome.members[0].names)
-            if client not in names:
-                raise DataError(
-                    f"there is no client {client!r}; the clients are {', '.join(names[:8])}"
-                    f"{', ...' if len(names) > 8 else ''}"
-                )
-            client = names.index(client)
+    def model(self, client: int | str) -> PersonalModel:
+        """Return a client's own model, by its number or its name, ready to predict.
+
+        It takes examples as they were read (pixels from 0 to 255, a table's own numbers) and scales
+        them itself; `.classes` names its outputs. `.network` is the bare network.
+        """
+        if self.job is None:
+            raise MethodError("the result was made without its job, so its models are not known")
+        number = self._number(client)
         places = [clients.tolist() for clients, _ in self.deployed]
-        leaves = one_client(named_stacks(self.deployed), places, client)
-        build = next(b for b, own in zip(self.builds, places, strict=True) if client in own)
-        return fill(copy.deepcopy(build()), leaves)  # a user's own module stays as it is
+        place = next((n for n, own in enumerate(places) if number in own), None)
+        if place is None:
+            raise DataError(f"client {client!r} has no model of its own; it was not scored")
+        row, architectures = places[place].index(number), list(self.job.architectures.values())
+        deployed = tree.map(lambda leaf: leaf[row].cpu(), self.deployed[place][1])
+        own = next(a for a in architectures if a.clients is None or number in a.clients)
+        dataset, seed = self.job.federations[0].dataset, self.job.seeds[0]
+        modules = build_modules("main", own, seed, dataset.words)
+        copies = {role: copy.deepcopy(made) for role, made in modules.items()}
+        return PersonalModel(self.job.method, copies, deployed, Preprocessing.of(dataset))
+
+    def _number(self, client: int | str) -> int:
+        names = list(self.outcome.members[0].names)
+        known = client in names if isinstance(client, str) else 0 <= client < len(names)
+        if not known:
+            raise DataError(
+                f"there is no client {client!r}; the clients are {', '.join(names[:8])}"
+                f"{', ...' if len(names) > 8 else ''}"
+            )
+        return names.index(client) if isinstance(client, str) else int(client)
+
+    def predict(self, client: int | str, x: Any, **options: Any) -> Predictions:
+        """Predict with a client's own model: class names and probabilities.
+
+        `x` is an array of examples as they were read, a DataFrame, one or more images, texts, or
+        the path of a file or of a folder of images; `options` are those of reading it.
+        """
+        return self.model(client).predict(x, options)
 
 
 def fit(
@@ -166,8 +193,7 @@ def fit(
         evaluate=Evaluate(every=every),
     ).settled()
     trained = train(job, watch=watch)
-    builds = [architecture.main for architecture in architectures.values()]
-    return Result(trained.outcome, trained.deployed[0], builds)
+    return Result(trained.outcome, trained.deployed[0], job)
 
 
 def _check_arguments(federation: Any, **numbers: Any) -> None:

@@ -179,7 +179,7 @@ def test_a_clients_model_has_its_statistics_and_they_are_saved(tmp_path):
     """What `Result.model` returns predicts as the client's own parameters do."""
     world = worlds.with_public()
     result = fit("fedbn", world, worlds.Batched, rounds=2, batch=3, lr=0.1, device="cpu")
-    model = result.model(1)
+    model = result.model(1).network
     (_, deployed), *_ = result.deployed
     own = tree.map(lambda leaf: leaf[1], deployed)
     assert torch.equal(model.norm.running_var, own["norm.running_var"])

@@ -16,12 +16,13 @@ from idiolect.deploy.limits import UNLIMITED
 from idiolect.deploy.newcomer_nodes import WantedModel, adapt_nodes, find_model
 from idiolect.deploy.node import Node
 from idiolect.deploy.node_process import InProcess
-from idiolect.deploy.personal_models import load_personal_model, predict
+from idiolect.deploy.personal_models import load_personal_model
 from idiolect.deploy.serve_experiment import make_messenger
 from idiolect.deploy.site import NodeSettings
 from idiolect.errors import ConfigError, DataError, DeployError, MethodError
 from idiolect.experiment.adapt import adapt
 from idiolect.experiment.build import build_federations
+from idiolect.experiment.stored_models import make_model
 from idiolect.methods import METHODS
 from idiolect.results.run_files import load_model
 
@@ -107,9 +108,9 @@ def test_a_newcomer_uses_its_model_and_the_run_stays_as_it_was(digits, tmp_path)
     assert (tmp_path / "served" / "checkpoints" / "FedPer.safetensors").read_bytes() == before
     own = load_personal_model(tmp_path / "late-1")
     assert own.about.newcomer and own.clients == 4
-    rows = predict(own, digits / "late-1.npz", {}, trust=True)
+    rows = make_model(own, trust=True).predict(digits / "late-1.npz")
     held = np.load(digits / "late-1.npz")
-    assert rows.accuracy == np.mean(np.array(rows.classes, int) == held["y"])
+    assert rows.accuracy == np.mean(np.array(rows.predicted, int) == held["y"])
     with pytest.raises(ConfigError, match="--seed is 7, and the run has seeds 2, 3"):
         visited(tmp_path, digits, seed=7)
 

@@ -13,10 +13,11 @@ from idiolect.data.text import SPECIAL, encoded_as, hashed_words
 from idiolect.deploy.limits import UNLIMITED
 from idiolect.deploy.node import Node
 from idiolect.deploy.node_process import InProcess
-from idiolect.deploy.personal_models import load_personal_model, predict
+from idiolect.deploy.personal_models import load_personal_model
 from idiolect.deploy.site import NodeSettings
 from idiolect.errors import ConfigError, DataError, DeployError
 from idiolect.experiment.adapt import adapt
+from idiolect.experiment.stored_models import make_model
 
 TOML = """
 name = "letters"
@@ -116,12 +117,14 @@ def test_texts_apart_learn_as_one_corpus_and_no_word_leaves(kind, words, writers
     assert not any(word.encode() in transport.said for word in (*SECRET, "cold"))
     own = load_personal_model(tmp_path / "1")
     assert len(own.form.words) == (12 if words == 12 else 8)
-    score = predict(own, files[1], {})
+    score = make_model(own).predict(files[1])
     if kind is LABELLED:
         said = [label for _, label in letters(1, 24)]
-        assert score.accuracy == np.mean([a == b for a, b in zip(score.classes, said, strict=True)])
+        assert score.accuracy == np.mean(
+            [a == b for a, b in zip(score.predicted, said, strict=True)]
+        )
     else:  # after each row a word of the vocabulary; how often it was right, over all places
-        assert set(score.classes) <= set(own.form.words) and 0 < score.accuracy < 1
+        assert set(score.predicted) <= set(own.form.words) and 0 < score.accuracy < 1
     newcomer = adapt(tmp_path / "served", files[2], out=tmp_path / "adapted")
     assert newcomer["newcomers"][0]["train"] > 0
 
@@ -136,7 +139,7 @@ def test_unlabelled_text_is_predicted_too(writers, tmp_path):
     assert found.exit_code == 0 and len(found.output.splitlines()) == 3, found.output
     with pytest.raises(DataError, match="holds no text, and the model reads text"):
         np.savez(tmp_path / "x.npz", x=np.zeros((2, 6)))
-        predict(load_personal_model(tmp_path / "0"), tmp_path / "x.npz", {})
+        make_model(load_personal_model(tmp_path / "0")).predict(tmp_path / "x.npz")
 
 
 def test_text_without_an_agreement_is_refused(writers, tmp_path):

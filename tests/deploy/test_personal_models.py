@@ -11,8 +11,9 @@ from typer.testing import CliRunner
 
 from idiolect.cli import app
 from idiolect.core import checkpoint
-from idiolect.deploy.personal_models import PersonalModel, load_personal_model
+from idiolect.deploy.personal_models import load_personal_model
 from idiolect.experiment.build import build_federations
+from idiolect.experiment.stored_models import make_model
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +57,7 @@ def test_predictions_on_the_test_rows_meet_the_score_of_the_run(trained, tmp_pat
 def test_exports_give_the_same_logits(trained, tmp_path):
     home, _, x = trained
     rows = torch.from_numpy(x)
-    expected = PersonalModel(load_personal_model(home / "site-2")).eval()(rows)
+    expected = make_model(load_personal_model(home / "site-2"))(rows)
     run("export", home / "site-2", "--out", tmp_path / "model.pt2")
     program = torch.export.load(tmp_path / "model.pt2").module()
     for count in (len(rows), 1):  # a batch of any size
@@ -76,7 +77,7 @@ def test_onnx_gives_the_same_logits(trained, tmp_path):
     run("export", home / "site-2", "--out", tmp_path / "model.onnx")
     program = ReferenceEvaluator(str(tmp_path / "model.onnx"))
     (found,) = program.run(None, {program.input_names[0]: x})
-    expected = PersonalModel(load_personal_model(home / "site-2")).eval()(torch.from_numpy(x))
+    expected = make_model(load_personal_model(home / "site-2"))(torch.from_numpy(x))
     np.testing.assert_allclose(found, expected.numpy(), atol=1e-4)
 
 
@@ -103,11 +104,11 @@ def test_a_node_knows_what_it_chose_and_why(tmp_path):
     np.savez(tmp_path / "test.npz", x=x, y=y)
     words = ("predict", tmp_path / "site-2", "--data", tmp_path / "test.npz")
     printed = run(*words, "--out", tmp_path / "out.csv").output
-    assert f"this node's model: {one['reason']}" in printed
+    assert f"this client's model: {one['reason']}" in printed
     assert f"{100 * one['personal']['accuracy']:.2f} %" in printed
     exported = tmp_path / "model.pt2"
     run("export", tmp_path / "site-2", "--out", exported)
     rows = torch.from_numpy(x)
-    expected = PersonalModel(load_personal_model(tmp_path / "site-2")).eval()(rows)
+    expected = make_model(load_personal_model(tmp_path / "site-2"))(rows)
     found = torch.export.load(exported).module()(rows)
     torch.testing.assert_close(found, expected)

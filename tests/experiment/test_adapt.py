@@ -16,10 +16,11 @@ from idiolect.core import checkpoint
 from idiolect.core.method import Sent
 from idiolect.data import federate, read
 from idiolect.data.dataset import normalised
+from idiolect.engine.personal_model import fill
 from idiolect.errors import CheckpointError, ConfigError, DataError, MethodError
 from idiolect.methods import METHODS, FedAvg
 from idiolect.results import run_files
-from idiolect.results.run_files import fill, load_model
+from idiolect.results.run_files import load_model
 
 invoke = CliRunner().invoke
 

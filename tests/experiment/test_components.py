@@ -13,6 +13,7 @@ import idiolect
 import tiny
 import worlds
 from idiolect.core import checkpoint
+from idiolect.engine.personal_model import fill
 from idiolect.errors import ConfigError
 from idiolect.experiment.build import build_jobs
 from idiolect.experiment.components import assign_networks as networks_of
@@ -20,7 +21,7 @@ from idiolect.experiment.components import build_architectures
 from idiolect.experiment.load import load_experiment, parse_experiment
 from idiolect.experiment.untrusted import CLOSED
 from idiolect.models import DNN, MLR, LeNet5, ResNet18
-from idiolect.results.run_files import fill, load_model
+from idiolect.results.run_files import load_model
 
 TOML = """
 name = "mixed"
@@ -253,18 +254,20 @@ def test_a_list_is_dealt_and_modules_are_given_to_anyone():
     one, fit = Own(5), four()
     result = fit(["mlr", one])
     assert [row["network"] for row in result.table()] == ["mlr", "Own", "mlr", "Own"]
-    assert isinstance(result.model(2), MLR) and isinstance(result.model("client 3"), Own)
-    assert not torch.equal(result.model(1).out.weight, result.model(3).out.weight)
-    assert not torch.equal(one.out.weight, result.model(1).out.weight)
+    assert isinstance(result.model(2).network, MLR)
+    assert isinstance(result.model("client 3").network, Own)
+    assert not torch.equal(result.model(1).network.out.weight, result.model(3).network.out.weight)
+    assert not torch.equal(one.out.weight, result.model(1).network.out.weight)
     assert [clients.tolist() for clients, _ in result.deployed] == [[0, 2], [1, 3]]
 
 
 def test_each_client_gets_its_own_by_number_or_name():
     small, large = Own(2), Own(4)
     result = four()({0: small, "client 1": large, 2: MLR, 3: "dnn"})
-    sizes = [getattr(result.model(n), "out", None) for n in range(2)]
+    sizes = [getattr(result.model(n).network, "out", None) for n in range(2)]
     assert [layer.in_features for layer in sizes] == [2, 4]
-    assert isinstance(result.model(2), MLR) and isinstance(result.model(3), DNN)
+    assert isinstance(result.model(2).network, MLR)
+    assert isinstance(result.model(3).network, DNN)
     assert [row["network"] for row in result.table()] == ["Own", "Own 1", "MLR", "dnn"]
 
 

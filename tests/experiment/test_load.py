@@ -220,7 +220,7 @@ def test_python_is_as_short_as_the_command_line():
 
     dataset = federation.dataset
     own = federation.test[2]
-    logits = result.model(2)(torch.from_numpy(dataset.decoded(own)))
+    logits = result.model(2)(torch.from_numpy(dataset.x[own]))
     right = (logits.argmax(1).numpy() == dataset.y[own]).mean()
     assert right == pytest.approx(result.accuracy[2])
     for wrong in ({"learning": 1}, {"lr": -1}):

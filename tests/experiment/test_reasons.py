@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 from typer.testing import CliRunner
 
 import idiolect
@@ -99,5 +100,8 @@ def test_newcomers_are_told_too(finished, tmp_path):
 def test_a_mixture_is_no_single_network():
     held = idiolect.federation("embedded", "iid", seed=0, clients=2, per_client=30)
     result = idiolect.fit("portfolio", held, model="mlr", rounds=1, tune_epochs=1)
-    with pytest.raises(MethodError, match=r"read them with idiolect\.load_model"):
-        result.model(0)
+    model = result.model(0)
+    right = model(torch.from_numpy(held.dataset.x[held.test[0]])).argmax(1).numpy()
+    assert (right == held.dataset.y[held.test[0]]).mean() == pytest.approx(result.accuracy[0])
+    with pytest.raises(MethodError, match="do not fill a MLR; use the model itself"):
+        _ = model.network

@@ -1,16 +1,68 @@
 """Personal models: adapt (for clients that join later), predict, export."""
 
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from idiolect.cli import command_base as base
 from idiolect.cli.command_base import guarded
 
-_NODE = typer.Argument(help="A node's kit, or a node's folder of a local run.")
-_METHOD = typer.Option("--method", help="The method's label, where a run had several.")
+if TYPE_CHECKING:
+    from idiolect.experiment.stored_models import StoredModel
+
+
+def _complete_client(context: typer.Context, incomplete: str) -> Iterable[str]:
+    """Complete the name of a client in the run that was named before."""
+    from idiolect.errors import IdiolectError
+    from idiolect.experiment.stored_models import model_names
+
+    named = [context.params.get("folder"), *context.args]
+    try:
+        folder = next(Path(one) for one in named if one is not None)
+        return [name for name in model_names(folder) if name.startswith(incomplete)]
+    except (OSError, ValueError, KeyError, TypeError, StopIteration, IdiolectError):
+        return []
+
+
+_FOLDER = typer.Argument(
+    help="A folder of run, compare, adapt or export; or a node's kit.", show_default=False
+)
+_CLIENT = typer.Option(
+    "--client", help="Whose model: a name or a number.", autocompletion=_complete_client
+)
+_METHOD = typer.Option(
+    "--method",
+    help="The method's label, where there are several; `best` by validation data.",
+    autocompletion=base.complete_label,
+)
 _SEED = typer.Option("--seed", help="A seed of the run; its first.")
+
+
+def _stored(
+    folder: Path, client: str | None, method: str | None, seed: int | None, trust: bool
+) -> "StoredModel":
+    """Read a model from whatever kind of folder was given."""
+    from idiolect.deploy import personal_models
+    from idiolect.errors import ConfigError, DataError
+    from idiolect.experiment.exported import is_exported, read_exported
+    from idiolect.experiment.stored_models import find_model
+
+    if not folder.is_dir():
+        raise DataError(f"{folder} is no folder; give one of run, compare, adapt or export")
+    if is_exported(folder):
+        return read_exported(folder)
+    if not personal_models.is_node(folder):
+        node = personal_models.node_of_client(folder, client)
+        if node is None:
+            if below := sorted(p.parent.name for p in folder.glob("*/model.json")):
+                some = ", ".join(str(folder / one) for one in below[:6])
+                raise ConfigError(f"{folder} holds several models; give one of them: {some}")
+            return find_model(folder, client, method, seed, trust=trust)
+        folder = node
+    home = personal_models.models_home(folder)
+    return personal_models.load_personal_model(home, method, seed)
 
 
 @guarded
@@ -117,8 +169,14 @@ def _print_newcomers(content: dict[str, Any], where: str) -> None:
 
 @guarded
 def predict(
-    node: Annotated[Path, _NODE],
-    data: Annotated[Path, typer.Option("--data", help="Rows to predict; labels are not needed.")],
+    folder: Annotated[Path, _FOLDER],
+    data: Annotated[
+        Path,
+        typer.Option(
+            "--data", help="Rows to predict, labelled or not: a table, an image, a folder of them."
+        ),
+    ],
+    client: Annotated[str | None, _CLIENT] = None,
     out: Annotated[Path | None, typer.Option("--out", help="A CSV file; else the screen.")] = None,
     method: Annotated[str | None, _METHOD] = None,
     seed: Annotated[int | None, _SEED] = None,
@@ -130,40 +188,74 @@ def predict(
     ] = False,
     trust_code: Annotated[bool, base.TRUST] = False,
 ) -> None:
-    """Predict with this node's own model; nothing is sent."""
+    """Predict with a client's own model; nothing is trained or sent."""
     from idiolect.core.checkpoint import write_whole
-    from idiolect.deploy import personal_models
+    from idiolect.experiment.stored_models import make_model
 
     options = base.reading_options(size, label=label, text=text)
-    home = personal_models.models_home(node)
-    model = personal_models.load_personal_model(home, method, seed)
-    found = personal_models.predict(model, data, options, trust_code)
-    csv = personal_models.as_csv(found, model.form.classes, every)
+    stored = _stored(folder, client, method, seed, trust_code)
+    found = make_model(stored, trust_code).predict(data, options)
+    csv = found.to_csv(every=every)
     if out is None:
         print(csv, end="")
     else:
         write_whole(out, csv.encode())
-        print(f"{len(found.classes)} predictions: {out}")
-    if model.about.reason:
-        typer.echo(f"this node's model: {model.about.reason}", err=out is None)
+        base.say(f"{len(found)} predictions: {out}")
+    aside = base.say if out is not None else base.say_aside
+    if stored.name and (client or method):
+        aside(f"model of {stored.name}, {stored.about.label}, seed {stored.about.seed}")
+    if stored.about.reason:
+        aside(f"this client's model: {stored.about.reason}")
     if found.accuracy is not None:
-        typer.echo(f"accuracy on the labels given: {100 * found.accuracy:.2f} %", err=out is None)
+        aside(f"accuracy on the labels given: {100 * found.accuracy:.2f} %")
 
 
 @guarded
 def export(
-    node: Annotated[Path, _NODE],
-    out: Annotated[Path, typer.Option("--out", help="A .safetensors, .pt2 or .onnx file.")],
+    folder: Annotated[Path, _FOLDER],
+    out: Annotated[
+        Path,
+        typer.Option("--out", help="A folder; or one .safetensors, .pt2 or .onnx file."),
+    ],
+    client: Annotated[str | None, _CLIENT] = None,
+    every: Annotated[
+        bool, typer.Option("--all", help="Every client's model, a folder each in --out.")
+    ] = False,
+    format: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--format",
+            help="pt2 or onnx beside the safetensors; may be repeated.",
+        ),
+    ] = None,
     method: Annotated[str | None, _METHOD] = None,
     seed: Annotated[int | None, _SEED] = None,
     trust_code: Annotated[bool, base.TRUST] = False,
 ) -> None:
-    """Write this node's own model for other programs.
+    """Write a client's own model for other people and programs.
 
-    The name's end chooses: tensors (.safetensors), a torch.export program (.pt2), or ONNX.
+    The folder has tensors, how rows are read, a model card and, if asked for, ONNX or a
+    torch.export program. It holds no code; `idiolect predict` takes it.
     """
-    from idiolect.deploy import personal_models
+    from idiolect.errors import ConfigError
+    from idiolect.experiment.exported import FORMATS, export_file, export_folder
+    from idiolect.experiment.stored_models import model_names
+    from idiolect.results.run_files import folder_name
 
-    home = personal_models.models_home(node)
-    personal_models.export(personal_models.load_personal_model(home, method, seed), out, trust_code)
-    print(out)
+    formats = [part for one in format or () for part in one.split(",")]
+    single = out.suffix.removeprefix(".") in FORMATS or (out.suffix != "" and not formats)
+    if every and client is not None:
+        raise ConfigError("--all and --client were both given; choose one")
+    if every and single:
+        raise ConfigError(f"--all writes a folder for each client, and --out is {out}; name one")
+    names: list[str | None] = [*model_names(folder, None)] if every else [client]
+    if every and not names:
+        names = [None]
+    for name in names:
+        stored = _stored(folder, name, method, seed, trust_code)
+        if single and out.suffix:
+            export_file(stored, out, trust_code)
+            print(out)
+            continue
+        target = out / folder_name(stored.name or "model") if every else out
+        base.say(str(export_folder(stored, target, formats, trust_code)))

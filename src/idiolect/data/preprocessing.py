@@ -118,9 +118,7 @@ class Preprocessing:
     @classmethod
     def _from_json(cls, given: Any) -> "Preprocessing":
         _check(isinstance(given, dict), "expected an object")
-        _check(
-            given["version"] == VERSION, f"version {given['version']!r}, this idiolect reads 1"
-        )
+        _check(given["version"] == VERSION, f"version {given['version']!r}, this idiolect reads 1")
         shape, dtype = given["shape"], given["dtype"]
         _check(
             isinstance(shape, list)
@@ -277,9 +275,7 @@ class Preprocessing:
 
     def _texts(self, texts: Sequence[str]) -> NewRows:
         if self.sequential:
-            raise DataError(
-                "a model of the next word reads a file of text; give the path of one"
-            )
+            raise DataError("a model of the next word reads a file of text; give the path of one")
         x, words = sentences(texts, self.shape[0], 1 << 30)
         blank = Dataset("texts", x, np.zeros(len(x), np.int64), (UNLABELLED,), words=words)
         return _numbered(encoded_as(blank, self.words).x)

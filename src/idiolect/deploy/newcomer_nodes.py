@@ -25,17 +25,16 @@ from idiolect.experiment.adapt import (
     FinishedRun,
     adaptation_document,
     catch_up,
-    choose_method,
     load_finished,
     network_index,
     refuse_per_client_state,
-    with_one_network,
     write_adaptation,
 )
 from idiolect.experiment.components import assign_networks, build_method
 from idiolect.experiment.portable import import_experiment
 from idiolect.experiment.run import EXPERIMENT, experiment_toml
 from idiolect.experiment.schema import Deployment, Experiment, MethodTable, Text
+from idiolect.experiment.stored_models import choose_method, with_one_network
 from idiolect.results import document
 from idiolect.results.document import Document
 

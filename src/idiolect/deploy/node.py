@@ -42,6 +42,7 @@ from idiolect.errors import (
     ModelError,
 )
 from idiolect.experiment.components import assign_networks, build_method
+from idiolect.experiment.stored_models import ModelInfo
 from idiolect.version import VERSION
 
 log = logging.getLogger("idiolect.node")
@@ -339,9 +340,7 @@ class Node:
             if reason:
                 log.info("%s, seed %d, chose: %s", label, seed, reason)
             client, newcomer = joined.data.client, joined.newcomer
-            info = personal_models.ModelInfo(
-                joined.run, label, seed, round, client, joined.text, newcomer, reason
-            )
+            info = ModelInfo(joined.run, label, seed, round, client, joined.text, newcomer, reason)
             held, home = joined.data.of_seed(seed), self._site.home
             personal_models.save_personal_model(home, info, held, joined.clients, kept)
         return _yes(message, {"marks": marks, "facts": facts})

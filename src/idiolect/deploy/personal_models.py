@@ -1,75 +1,40 @@
-"""A node's finished personal models: stored on its disk, used for predictions, exported."""
+"""A node's finished personal models: stored on its disk, and read back."""
 
-import csv
-import io
 import json
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor, nn
 
-from idiolect.core import checkpoint, tree
+from idiolect.core import checkpoint
 from idiolect.core.tree import Tree
-from idiolect.data import Dataset, Federation, read
-from idiolect.data.dataset import with_classes
-from idiolect.data.own.tables import UNLABELLED
-from idiolect.data.text import PAD, encoded_as
-from idiolect.deploy.data_summary import ExampleForm
-from idiolect.engine.deployment_runtime import ClientIdentity, ClientRuntime
-from idiolect.errors import ConfigError, DataError, DeployError
-from idiolect.experiment.components import assign_networks, build_method
-from idiolect.experiment.load import parse_toml
-from idiolect.experiment.portable import import_experiment
-from idiolect.experiment.untrusted import CLOSED, refuse_code, trust_named_code
-from idiolect.results.run_files import folder_name
+from idiolect.data import Federation
+from idiolect.data.preprocessing import Preprocessing
+from idiolect.errors import ConfigError, DataError
+from idiolect.experiment.stored_models import ModelInfo, StoredModel, client_number
+from idiolect.results.document import FILE
+from idiolect.results.run_files import PublicForm, folder_name
 
 LATEST = "latest.json"
-
-
-class ModelInfo(NamedTuple):
-    """Which run a model is of."""
-
-    run: str
-    label: str
-    seed: int
-    round: int
-    client: int
-    experiment: str  # as TOML
-    newcomer: bool = False  # adapted to a run that was over
-    reason: str = ""  # what the method chose for this client, and why, in words
-
-
-class StoredModel(NamedTuple):
-    """A finished model, read back."""
-
-    about: ModelInfo
-    leaves: dict[str, Tensor]  # of the deployed tree, by name
-    form: ExampleForm
-    shift: np.ndarray
-    scale: np.ndarray
-    clients: int
 
 
 def save_personal_model(
     home: Path, about: ModelInfo, held: Federation, clients: int, deployed: Tree
 ) -> Path:
     """Write a personal model; it never leaves the node."""
-    dataset = held.dataset
     path = _path(home, about.run, about.label, about.seed)
-    arrays = {"shift": dataset.shift, "scale": dataset.scale}
-    content = {
-        "model": deployed,
-        "scaling": {name: torch.from_numpy(np.array(values)) for name, values in arrays.items()},
-    }
+    public = held.public
     meta = {
         "about": about._asdict(),
-        "form": ExampleForm.of(held).plain(),
+        "preprocessing": Preprocessing.of(held.dataset).to_json(),
+        "public": PublicForm(
+            0 if public is None else len(public),
+            public is not None and public.classes == held.dataset.classes,
+        ),
         "clients": clients,
+        "name": held.names[0],
     }
-    checkpoint.save(path, content, meta)
+    checkpoint.save(path, {"model": deployed}, meta)
     latest = home / "models" / LATEST
     known = _latest(latest) if latest.exists() else {}
     same = known.get("run") == about.run
@@ -105,14 +70,40 @@ def load_personal_model(
         raise DataError(f"{path} does not exist; this node has models of {_or(labels)}")
     named, meta = checkpoint.read(path)
     prefix = "model."
+    if "form" in meta:  # of version 0.3
+        form, public = _earlier_form(meta["form"], named)
+    else:
+        form = Preprocessing.from_json(meta["preprocessing"], str(path))
+        public = PublicForm(*meta["public"])
     return StoredModel(
         ModelInfo(**meta["about"]),
-        {n.removeprefix(prefix): leaf for n, leaf in named.items() if n.startswith(prefix)},
-        ExampleForm(**meta["form"]),
-        named["scaling.shift"].numpy(),
-        named["scaling.scale"].numpy(),
+        # A tree that is a single tensor has no name of its own.
+        {n.removeprefix(prefix): leaf for n, leaf in named.items() if n.startswith(prefix)}
+        or {"value": named["model"]},
+        form,
         meta["clients"],
+        public,
+        meta.get("name", ""),
+        {"run": meta["about"]["run"], "reason": meta["about"].get("reason", "")},
     )
+
+
+def _earlier_form(form: dict[str, Any], named: dict[str, Any]) -> tuple[Preprocessing, PublicForm]:
+    found = Preprocessing(
+        tuple(form["shape"]),
+        form["dtype"],
+        tuple(form["classes"]),
+        named["scaling.shift"].numpy().astype(np.float32),
+        named["scaling.scale"].numpy().astype(np.float32),
+        words=tuple(form["words"]),
+        sequential=form["sequential"],
+    )
+    return found, PublicForm(form["public"] or 0, form["public_labels"])
+
+
+def is_node(folder: Path) -> bool:
+    """Say whether a folder is a node's kit, or a node's folder of a local run."""
+    return any((home / "models" / LATEST).is_file() for home in (folder / "idiolect", folder))
 
 
 def models_home(folder: Path) -> Path:
@@ -121,9 +112,31 @@ def models_home(folder: Path) -> Path:
         if (home / "models").is_dir():
             return home
     raise DataError(
-        f"{folder} holds no personal model; give a node's kit (or RUN/nodes/NAME of a local run) "
-        "after a run is finished"
+        f"{folder} holds no personal model; give the folder of a finished run, one that `idiolect "
+        "export` wrote, or a node's kit (or RUN/nodes/NAME of a local run)"
     )
+
+
+def node_of_client(folder: Path, client: str | None) -> Path | None:
+    """Find a client's node in the folder of a run by `--on local`; None where it is no such run."""
+    nodes = folder / "nodes"
+    if not nodes.is_dir():
+        return None
+    homes = sorted(nodes.glob("node-*"), key=lambda path: (len(path.name), path.name))
+    known = [home.name for home in homes]
+    try:
+        content = json.loads((folder / FILE).read_text(encoding="utf-8"))
+        first = next(iter(content["methods"].values()))["seeds"][0]["clients"]
+        names = [str(one["client"]) for one in first]
+    except (OSError, ValueError, KeyError, IndexError, StopIteration, TypeError):
+        names = known
+    place = client_number(client, names)
+    if place is None and client in known:
+        place = known.index(client)
+    if place is None or place >= len(homes):
+        some = " | ".join(names[:8])
+        raise ConfigError(f"--client is {client!r}; this run has {some}, a node each")
+    return nodes / f"node-{place}"
 
 
 def _latest(path: Path) -> dict[str, Any]:
@@ -140,154 +153,3 @@ def _or(labels: dict[str, Any]) -> str:
 
 def _path(home: Path, run: str, label: str, seed: int) -> Path:
     return home / "models" / run / folder_name(label) / f"seed-{seed}.safetensors"
-
-
-_ROWS = 512  # examples that are predicted at once
-KINDS = (".safetensors", ".pt2", ".onnx")
-
-
-class PersonalModel(nn.Module):
-    """One client's model: examples as they were read in, logits out."""
-
-    shift: Tensor
-    scale: Tensor
-
-    def __init__(self, stored: StoredModel, trust: bool = False) -> None:
-        super().__init__()
-        self._alone, form = _rehearsed(stored, trust)
-        self._form = tree.map(lambda leaf: leaf, form)
-        self._names = {name: f"leaf_{n}" for n, name in enumerate(tree.named(form))}
-        for name, leaf in stored.leaves.items():
-            self.register_buffer(self._names[name], leaf.clone())
-        floats = np.dtype(stored.form.dtype).kind == "f" or stored.form.dtype == "uint8"
-        self._decodes = floats  # other whole numbers are tokens
-        self.register_buffer("shift", torch.from_numpy(stored.shift.copy()))
-        self.register_buffer("scale", torch.from_numpy(stored.scale.copy()))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return logits [example, class]."""
-        if self._decodes:
-            x = (x.to(self.shift.dtype) - self.shift) * (1 / self.scale)
-        own = {name: getattr(self, place) for name, place in self._names.items()}
-        return self._alone.predict(tree.like(self._form, own), x)
-
-
-def _rehearsed(stored: StoredModel, trust: bool) -> tuple[ClientRuntime, Any]:
-    """Make the client anew, and the form of what it deploys, from blank examples."""
-    about, form = stored.about, stored.form
-    raw = parse_toml(about.experiment, "the stored model's experiment")
-    if not trust:
-        refuse_code(raw, "the stored model", Path.cwd())
-    reach = trust_named_code(raw) if trust else CLOSED
-    experiment = import_experiment(about.experiment, reach=reach)
-    table = next((t for t in experiment.methods if (t.label or t.name) == about.label), None)
-    if table is None:
-        raise DeployError(f"the experiment of run {about.run} has no method {about.label!r}")
-    shape, words = tuple(form.shape), tuple(form.words)
-    classes = len(form.classes)
-    bound = assign_networks(experiment, shape, classes, stored.clients, words, reach=reach)
-    own = next(a for a in bound.values() if a.clients is None or about.client in a.clients)
-    lessons, test = form.blank_client()
-    place = ClientIdentity(about.client, stored.clients, about.seed, about.newcomer)
-    alone = ClientRuntime(build_method(table), place, lessons, test, own, torch.device("cpu"))
-    flags = ["keep", "newcomers"] if about.newcomer else ["keep"]
-    _, _, deployed = alone.evaluate(alone.form, about.round, tested=True, flags=flags)
-    return alone, checkpoint.fitted(deployed, stored.leaves, Path("the stored model"))
-
-
-class Predictions(NamedTuple):
-    """A class for every row, its probability, and the share that is right where that is known."""
-
-    classes: list[str]
-    probabilities: np.ndarray  # [row, class]
-    accuracy: float | None
-
-
-def predict(
-    stored: StoredModel, data: str | Path, options: Mapping[str, Any], trust: bool = False
-) -> Predictions:
-    """Predict every row of a file; where it has labels, say how often they are met.
-
-    A model of the next word predicts the one after the last of each row.
-    """
-    dataset, labelled = _dataset(stored, data, options)
-    model = PersonalModel(stored, trust).eval()
-    shares, right, seen = [], 0, 0
-    with torch.no_grad():
-        for start in range(0, len(dataset), _ROWS):
-            rows = slice(start, start + _ROWS)
-            x, y = (np.array(part[rows]) for part in (dataset.x, dataset.y))
-            logits = model(torch.from_numpy(x)).numpy()
-            right += int((logits.argmax(-1) == y).sum())
-            seen += int((y >= 0).sum())
-            if stored.form.sequential:
-                last = np.maximum((x != PAD).sum(1) - 1, 0)
-                logits = logits[np.arange(len(x)), last]
-            shares.append(torch.from_numpy(logits).softmax(1).numpy())
-    joined = np.concatenate(shares)
-    chosen = [stored.form.classes[n] for n in joined.argmax(1)]
-    return Predictions(chosen, joined, right / seen if labelled and seen else None)
-
-
-def _dataset(
-    stored: StoredModel, data: str | Path, options: Mapping[str, Any]
-) -> tuple[Dataset, bool]:
-    """Read rows, with their labels if they have any that the model knows."""
-    form = stored.form
-    if form.words:
-        own = {"length": form.shape[0], "next_word": form.sequential}
-        dataset = read(data, labelled=False, **{**options, **own})
-        if not dataset.words:
-            raise DataError(f"{dataset.name} holds no text, and the model reads text")
-        dataset = encoded_as(dataset, tuple(form.words))
-    else:
-        dataset = read(data, labelled=False, **options)
-    if list(dataset.x.shape[1:]) != form.shape or str(dataset.x.dtype) != form.dtype:
-        raise DataError(
-            f"examples of {dataset.name} are {dataset.x.dtype} {dataset.x.shape[1:]} and the "
-            f"model's {form.dtype} {tuple(form.shape)}; bring them to that form"
-        )
-    if dataset.sequential:
-        return dataset, True
-    if dataset.classes == (UNLABELLED,):
-        return dataset, False
-    return with_classes(dataset, tuple(form.classes), "the model"), True
-
-
-def as_csv(found: Predictions, classes: list[str], every: bool) -> str:
-    """Write predictions as a table; with `every`, a column for each class's probability."""
-    out = io.StringIO()
-    table = csv.writer(out, lineterminator="\n")
-    table.writerow(["row", "predicted", "probability", *(classes if every else ())])
-    for row, (name, shares) in enumerate(zip(found.classes, found.probabilities, strict=True)):
-        rest = [f"{share:.6f}" for share in shares] if every else []
-        table.writerow([row, name, f"{shares.max():.6f}", *rest])
-    return out.getvalue()
-
-
-def export(stored: StoredModel, path: Path, trust: bool = False) -> None:
-    """Write the model for others: its tensors, a `torch.export` program, or ONNX."""
-    if path.suffix not in KINDS:
-        raise ConfigError(f"{path} ends in {path.suffix!r}; expected one of {', '.join(KINDS)}")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if path.suffix == ".safetensors":
-        scaling = {"shift": torch.from_numpy(stored.shift), "scale": torch.from_numpy(stored.scale)}
-        about = {key: value for key, value in stored.about._asdict().items()}
-        meta = {"about": about, "form": stored.form.plain()}
-        checkpoint.save(path, {"model": stored.leaves, "scaling": scaling}, meta, private=False)
-        return
-    model = PersonalModel(stored, trust).eval()
-    rows = torch.zeros((2, *stored.form.shape), dtype=getattr(torch, stored.form.dtype))
-    batch = torch.export.Dim("batch", min=1, max=1 << 20)
-    program = torch.export.export(model, (rows,), dynamic_shapes=({0: batch},))
-    if path.suffix == ".pt2":
-        torch.export.save(program, path)
-        return
-    try:
-        import onnxscript  # noqa: F401
-    except ImportError:
-        raise DeployError(
-            "ONNX needs onnxscript, which is not installed; install it with `pip install "
-            "'idiolect[onnx]'`, or export to .pt2"
-        ) from None
-    torch.onnx.export(program, (rows,), str(path), dynamo=True, verbose=False)

@@ -93,7 +93,7 @@ def make(
     Where clients run one by one the layers are torch's: quicker there, and a second opinion.
     """
     models = [
-        _models(name, architecture, seed, held.dataset)
+        build_modules(name, architecture, seed, held.dataset.words)
         for seed, held in zip(seeds, train_data, strict=True)
     ]
     unmappable = next(filter(None, map(mappable, models[0].values())), "")
@@ -140,8 +140,8 @@ def blank(setup: Setup) -> Setup:
     )
 
 
-def _models(
-    name: str, architecture: Architecture, seed: int, dataset: Dataset
+def build_modules(
+    name: str, architecture: Architecture, seed: int, words: tuple[str, ...]
 ) -> dict[str, nn.Module]:
     """Build the modules under a seed, leaving torch's own random state alone."""
     builders = {"main": architecture.main}
@@ -149,7 +149,7 @@ def _models(
         builders["auxiliary"] = architecture.auxiliary
     for role, build in builders.items():
         if isinstance(build, WordNetwork):
-            builders[role] = replace(build, words=dataset.words)
+            builders[role] = replace(build, words=words)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         try:

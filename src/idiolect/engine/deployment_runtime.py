@@ -20,7 +20,7 @@ from idiolect.data.dataset import Rows
 from idiolect.data.federation import TrainData
 from idiolect.engine.architecture import Architecture, blank, make
 from idiolect.engine.backend import Backend, multiplying
-from idiolect.engine.batch_plan import BatchPlanner, ClientRows
+from idiolect.engine.batch_plan import ClientRows
 from idiolect.engine.block_runner import Block, BlockRunner, SharedInput
 from idiolect.engine.client_group import ClientTask, Fuse, Meet, Prepare
 from idiolect.engine.data_pools import DataPools
@@ -176,14 +176,6 @@ class ClientRuntime:
         test = self._tests["test" if tested else "val"]
         scores, facts, kept = self._run(task.kind, task, sent, round, test, sample)
         return scores, facts, kept
-
-    def predict(self, model: Tree, x: torch.Tensor) -> torch.Tensor:
-        """Return logits of a deployed model on decoded examples."""
-        nothing = torch.zeros((), dtype=torch.int64, device=self._device)
-        size = self.setup.sizes[0 if self._place.newcomer else self._place.client]
-        plans = BatchPlanner({}, self._device)  # a prediction asks for no batches
-        local = Local(self.networks, plans, nothing, size, size.new_zeros(()), stacked=False)
-        return self.method.predict(model, x, local)
 
     def _run(
         self,

@@ -51,16 +51,19 @@ class PersonalModel(nn.Module):
     def __init__(
         self,
         method: Method,
-        networks: Mapping[str, Network],
+        modules: Mapping[str, nn.Module],
         deployed: Tree,
         preprocessing: Preprocessing,
-        build: Any = None,
     ) -> None:
+        """`modules` are the client's networks: `main`, and perhaps `auxiliary`."""
         super().__init__()
         self.preprocessing = preprocessing
         self.classes = preprocessing.classes
         self.features = preprocessing.features
-        self._method, self._networks, self._build = method, networks, build
+        self._method = method
+        self._networks = {role: Network(own, stacked=False) for role, own in modules.items()}
+        self._networks.setdefault("auxiliary", self._networks["main"])
+        self._modules_made = dict(modules)  # no submodules: the method says how they are used
         self._form = tree.map(lambda leaf: leaf.new_empty(0), deployed)
         self._names = {name: f"leaf_{n}" for n, name in enumerate(tree.named(deployed))}
         for name, leaf in tree.named(deployed).items():
@@ -70,13 +73,17 @@ class PersonalModel(nn.Module):
         inverse = 1 / torch.from_numpy(np.array(preprocessing.scale))
         self.register_buffer("inverse", inverse)
         self.eval()
+        blank = torch.zeros((2, *preprocessing.shape), dtype=getattr(torch, preprocessing.dtype))
+        for network in self._networks.values():
+            network.find_head(self._decoded(blank))
 
     def forward(self, x: Tensor) -> Tensor:
         """Return logits [example, class] of examples as they were read in."""
-        if self._decodes:
-            x = (x.to(self.shift.dtype) - self.shift) * self.inverse
         model = tree.like(self._form, self.leaves)
-        return predict_alone(self._method, self._networks, model, x)
+        return predict_alone(self._method, self._networks, model, self._decoded(x))
+
+    def _decoded(self, x: Tensor) -> Tensor:
+        return (x.to(self.shift.dtype) - self.shift) * self.inverse if self._decodes else x
 
     @property
     def leaves(self) -> dict[str, Tensor]:
@@ -86,9 +93,7 @@ class PersonalModel(nn.Module):
     @property
     def network(self) -> nn.Module:
         """The bare network, for examples that are scaled already; of a mixture there is none."""
-        if self._build is None:
-            raise MethodError("the model was made without its network; use the model itself")
-        return fill(copy.deepcopy(self._build()), self.leaves)  # a user's own stays as it is
+        return fill(copy.deepcopy(self._modules_made["main"]), self.leaves)
 
     def predict(self, given: Any, options: Mapping[str, Any] | None = None) -> "Predictions":
         """Predict a file, a folder of images, a DataFrame, an array, texts or images.
@@ -121,7 +126,7 @@ class PersonalModel(nn.Module):
         )
 
     def _apply(self, fn: Any, recurse: bool = True) -> "PersonalModel":
-        super()._apply(fn, recurse)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         for network in self._networks.values():
             network.to(self.shift.device)  # what it holds beside its parameters
         return self
@@ -184,7 +189,7 @@ class Predictions:
     def to_pandas(self, every: bool | None = None) -> Any:
         """Return the table as a pandas DataFrame."""
         try:
-            import pandas
+            import pandas  # type: ignore[import-untyped,unused-ignore]
         except ImportError:
             raise ConfigError(
                 "to_pandas needs pandas, which is not installed: `pip install pandas`, or use "

@@ -17,21 +17,26 @@ from idiolect.core.method import Method, Setup
 from idiolect.core.tree import Tree
 from idiolect.data import SOURCES, Dataset, federate
 from idiolect.data.federation import Federation, TestData
+from idiolect.data.own.tables import read_columns
 from idiolect.data.preprocessing import Preprocessing
 from idiolect.engine.architecture import Architecture, blank
 from idiolect.engine.backend import Backend
 from idiolect.engine.evaluation import ClientScores
 from idiolect.engine.final_exchange import Sums
 from idiolect.engine.rounds import SeededRun, Simulation
-from idiolect.errors import ConfigError, DataError, MethodError, suggest
+from idiolect.errors import ConfigError, DataError, MethodError
 from idiolect.experiment.build import build_backend, load_source
 from idiolect.experiment.components import build_architectures, build_method, networks_by_label
-from idiolect.experiment.load import read_toml, resolve
-from idiolect.experiment.run import EXPERIMENT
 from idiolect.experiment.run_state import checkpoint_path, globals_folder, seed_leaves
-from idiolect.experiment.schema import Experiment, MethodTable, ModelTable
+from idiolect.experiment.schema import Experiment, MethodTable
 from idiolect.experiment.seed_parts import part_with_seed
-from idiolect.experiment.untrusted import CLOSED, Permissions, refuse_code, refuse_untrusted
+from idiolect.experiment.stored_models import (
+    alone,
+    choose_method,
+    read_experiment,
+    with_one_network,
+)
+from idiolect.experiment.untrusted import CLOSED, Permissions
 from idiolect.results import run_files
 from idiolect.results.document import Document, plain, versions, write_json
 from idiolect.results.run_files import folder_name, save_models
@@ -262,16 +267,16 @@ def adapt(
     is imported and run.
     """
     folder = Path(run_dir)
-    experiment = _experiment(folder, device, trust_code)
+    experiment = read_experiment(folder, trust_code, device)
     table = choose_method(experiment, method)
     label = table.label_or_name
     if (part := part_with_seed(folder, label, seed)) is not None:  # of a comparison
-        experiment = _experiment(part, device, trust_code)
+        experiment = read_experiment(part, trust_code, device)
         table, folder = choose_method(experiment, label), part
     run = load_finished(folder, label, seed)
     fitting = run_files.read_scaling(folder, run.seed)
     if not isinstance(data, Dataset):
-        own = {**_readable(str(data), fitting), **(options or {})}
+        own = {**_readable(str(data), fitting, options or {}), **(options or {})}
         data = load_source(str(data), own, Path(data_dir) if data_dir else None)
     federation = _federation(fitting.matched(data), run.seed, split)
     reach = Permissions(Path.cwd()) if trust_code else CLOSED
@@ -285,56 +290,27 @@ def adapt(
     sizes = [[len(part[place]) for part in parts] for place in range(federation.clients)]
     content = adaptation_document(experiment, table, run, about, federation.names, sizes, found)
     save_models(target, label, run.seed, federation.names, found.verdict.deployed)
-    write_adaptation(target, content)
+    # What `idiolect predict` and `export` need, wherever the folder goes.
+    beside = {
+        "experiment": alone(experiment, table, network, trust_code),
+        "preprocessing": fitting.to_json(),
+        "public": run_files.read_public(folder),
+    }
+    write_adaptation(target, {**content, **beside})
     return {**content, "folder": str(target)}
 
 
-_UNUSED = ("data", "splits", "tune", "attack", "logging")  # tables without a meaning for newcomers
-
-
-def _experiment(folder: Path, device: str | None, trust_code: bool) -> Experiment:
-    """Read what a run was, without its data: that may be gone, or somebody else's."""
-    path = folder / EXPERIMENT
-    if not path.is_file():
-        raise DataError(f"{folder} holds no {EXPERIMENT}; give the folder of a finished run")
-    raw = read_toml(path)
-    raw = {key: value for key, value in raw.items() if key not in _UNUSED}
-    if isinstance(raw.get("backend"), dict):
-        raw["backend"].pop(
-            "ray", None
-        )  # the cluster of whoever ran it; RAY_ADDRESS names one's own
-    if not trust_code:
-        refuse_code(raw, str(path), folder, Path.cwd())
-        try:
-            refuse_untrusted(raw, str(path))
-        except ConfigError as error:
-            raise ConfigError(
-                f"{error}. If you trust the folder, add --trust-code (from Python: trust_code=True)"
-            ) from None
-    if device is not None:
-        raw["backend"] = {**raw.get("backend", {}), "device": device}
-    return resolve(raw, str(path), Permissions(folder) if trust_code else CLOSED)
-
-
-def _readable(source: str, fitting: Preprocessing) -> dict[str, Any]:
-    """Return the options that make a source, or own data, fit the run's text."""
-    known = SOURCES[source].options() if source in SOURCES else fitting.reading
-    return {name: value for name, value in fitting.reading.items() if name in known}
-
-
-def choose_method(experiment: Experiment, label: str | None) -> MethodTable:
-    """Find the method newcomers are to have a model of."""
-    tables = {table.label_or_name: table for table in experiment.methods}
-    if label is None:
-        if len(tables) > 1:
-            raise ConfigError(f"the run has several methods; add --method {' | '.join(tables)}")
-        return experiment.methods[0]
-    named = [table for table in experiment.methods if table.name == label]
-    if label not in tables and len(named) == 1:  # as in --set, its name will do
-        return named[0]
-    if label not in tables:
-        raise ConfigError(f"--method: unknown label {suggest(label, tables)}")
-    return tables[label]
+def _readable(source: str, fitting: Preprocessing, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options that make a source, or own data, fit the run: its columns, its text."""
+    if source in SOURCES:
+        known = SOURCES[source].options()
+        return {name: value for name, value in fitting.reading.items() if name in known}
+    path = Path(source).expanduser()
+    names = set(read_columns(path).column_names) if path.suffix in (".csv", ".parquet") else set()
+    own = {key: name for key, name in fitting.columns.items() if key not in given}
+    # One newcomer's file need not say who it is.
+    columns = {key: name for key, name in own.items() if name in names or key == "label"}
+    return {**columns, **fitting.reading}
 
 
 def _federation(dataset: Dataset, seed: int, split: Sequence[float] | str) -> Federation:
@@ -343,20 +319,6 @@ def _federation(dataset: Dataset, seed: int, split: Sequence[float] | str) -> Fe
         one = np.zeros(len(dataset), np.int64)
         dataset = dataclasses.replace(dataset, clients=one, client_names=("newcomer",))
     return federate(dataset, "natural", seed, split, drop=True)
-
-
-def with_one_network(experiment: Experiment, label: str | None) -> Experiment:
-    """Bind newcomers to one network: which one, only the user can say where there were several."""
-    networks = networks_by_label(experiment.model)
-    if label is None and len(networks) > 1:
-        raise ConfigError(
-            f"the run's clients had several networks; add --network {' | '.join(networks)}"
-        )
-    if label is not None and label not in networks:
-        raise ConfigError(f"--network: unknown network {suggest(label, networks)}")
-    one = networks[label or next(iter(networks))]
-    model = ModelTable(name=one.name, auxiliary=experiment.model.auxiliary, **one.options)
-    return experiment.model_copy(update={"model": model})
 
 
 def network_index(experiment: Experiment, label: str | None) -> int:

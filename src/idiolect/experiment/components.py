@@ -269,7 +269,7 @@ def assign_networks(
         return bound(maker, shape, classes, words, one.options)
 
     second = None if network.auxiliary is None else built(network.auxiliary)
-    known, labels = networks_by_label(network), _labels(network, clients, names)
+    known, labels = networks_by_label(network), client_labels(network, clients, names)
     if len(known) == 1:
         return {label: Architecture(built(one), second) for label, one in known.items()}
     own = {label: tuple(n for n in range(clients) if labels[n] == label) for label in known}
@@ -280,7 +280,7 @@ def assign_networks(
     }
 
 
-def _labels(network: ModelTable, clients: int, names: Sequence[str]) -> list[str]:
+def client_labels(network: ModelTable, clients: int, names: Sequence[str]) -> list[str]:
     """Return the label of each client's network."""
     if network.each is not None:
         labels = [name for name, times in network.each.items() for _ in range(times)]

@@ -11,20 +11,20 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from idiolect.core import checkpoint, tree
-from idiolect.core.batchnorm import learned
+from idiolect.core import checkpoint
 from idiolect.core.tree import Tree
 from idiolect.data.dataset import Dataset, Rows
 from idiolect.data.federation import Federation
 from idiolect.data.preprocessing import Preprocessing
-from idiolect.errors import DataError, MethodError
+from idiolect.errors import DataError
 
 Deployed = Sequence[tuple[np.ndarray, Tree]]
 """Per architecture: its clients, and what they deploy, stacked on axis 0."""
 
 
+NEWCOMERS = "newcomers"  # of a run's folder: newcomers/DATA has models of clients that came later
 PARTS = "parts"  # of a comparison's folder: parts/METHOD/SETTINGS/SEEDS are runs of their own
 
 
@@ -37,7 +37,7 @@ def folder_name(label: str) -> str:
 def save_models(folder: Path, label: str, seed: int, names: Sequence[str], kept: Deployed) -> None:
     """Write what every client of one seed deploys."""
     checkpoint.save(
-        _path(folder, label, seed),
+        models_path(folder, label, seed),
         {str(place): stacked for place, (_, stacked) in enumerate(kept)},
         {"clients": list(names), "architectures": [clients.tolist() for clients, _ in kept]},
     )
@@ -45,7 +45,7 @@ def save_models(folder: Path, label: str, seed: int, names: Sequence[str], kept:
 
 def load_model(folder: str | Path, method: str, seed: int, client: int | str) -> dict[str, Tensor]:
     """Return what one client of a finished run deploys, by the names of its leaves."""
-    path = _path(Path(folder), method, seed)
+    path = models_path(Path(folder), method, seed)
     if not path.is_file():
         raise DataError(f"{path} does not exist; finish the run with evaluate.save_models = true")
     named, meta = checkpoint.read(path)
@@ -72,28 +72,7 @@ def one_client(
     raise DataError(f"there is no client {client}; expected 0..{sum(map(len, architectures)) - 1}")
 
 
-def fill(module: nn.Module, leaves: dict[str, Tensor]) -> nn.Module:
-    """Load a client's leaves into a network, wherever in the deployed tree its parameters are."""
-    wanted = {name: value.shape for name, value in learned(module).items()}
-    first = next(iter(wanted))
-    prefixes = sorted({name[: -len(first)] for name in leaves if name.endswith(first)})
-    for prefix in prefixes:
-        found = {name: leaves[prefix + name] for name in wanted if prefix + name in leaves}
-        if {name: value.shape for name, value in found.items()} == wanted:
-            module.load_state_dict(found, strict=False)
-            return module.eval()
-    raise MethodError(
-        f"the deployed model has leaves {', '.join(list(leaves)[:4])}, ..., which do not fill a "
-        f"{type(module).__name__}; read them with idiolect.load_model"
-    )
-
-
-def named_stacks(kept: Deployed) -> dict[str, Tensor]:
-    """Name the leaves of all architectures as the file does."""
-    return tree.named({str(place): stacked for place, (_, stacked) in enumerate(kept)})
-
-
-def _path(folder: Path, label: str, seed: int) -> Path:
+def models_path(folder: Path, label: str, seed: int) -> Path:
     """Find the file: in the run's folder, or in the part of a comparison that holds the seed."""
     own = Path("models") / folder_name(label) / f"seed-{seed}.safetensors"
     parts = folder.glob(f"{PARTS}/{folder_name(label)}/*/*/{own}")

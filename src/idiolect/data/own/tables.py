@@ -45,8 +45,14 @@ class ReadOptions(NamedTuple):
 
 def read_table(path: Path, options: ReadOptions) -> Dataset:
     """Read rows of numbers, text or encoded images, with a label, perhaps client and split."""
-    table = read_parquet(path) if path.suffix == ".parquet" else _csv(path)
-    return table_dataset(path, table, options)
+    return table_dataset(path, read_columns(path), options)
+
+
+def read_columns(path: Path) -> Any:
+    """Read a file as an Arrow table, its columns as they are."""
+    if not path.is_file():
+        raise DataError(f"{path} does not exist; expected a .csv or .parquet file")
+    return read_parquet(path) if path.suffix == ".parquet" else _csv(path)
 
 
 def table_dataset(path: Path, table: Any, options: ReadOptions) -> Dataset:

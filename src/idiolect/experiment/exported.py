@@ -1,0 +1,399 @@
+"""A personal model in someone's hands: a folder with tensors, scaling, programs and a card."""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from idiolect.core import checkpoint
+from idiolect.core.checkpoint import write_whole
+from idiolect.data.preprocessing import Preprocessing
+from idiolect.engine.personal_model import PersonalModel
+from idiolect.errors import ConfigError, DataError, MissingExtra
+from idiolect.experiment.stored_models import ModelInfo, StoredModel, make_model
+from idiolect.results.document import plain, versions
+from idiolect.results.run_files import PublicForm
+
+FORMATS = ("safetensors", "pt2", "onnx")
+MODEL, ABOUT, PREPROCESSING, CARD = (
+    "model.safetensors",
+    "model.json",
+    "preprocessing.json",
+    "README.md",
+)
+VERSION = 1
+_CLIENTS = 10_000_000
+_NUMBERS = 1 << 31  # the most numbers of blank public examples
+_LONGEST = 1 << 23  # characters of model.json
+
+
+def export_folder(
+    stored: StoredModel, out: Path, formats: Sequence[str] = (), trust: bool = False
+) -> Path:
+    """Write a model for others: tensors, scaling and a card; as a program where that is asked."""
+    for one in formats:
+        if one not in FORMATS:
+            raise ConfigError(f"--format is {one!r}; expected one of {', '.join(FORMATS)}")
+    if out.is_file():
+        raise ConfigError(f"{out} is a file; give --out a folder, or a name ending in .onnx")
+    model = make_model(stored, trust)  # refused before anything is written
+    out.mkdir(parents=True, exist_ok=True)
+    export_file(stored, out / MODEL, trust)
+    for kind in formats:
+        if kind != "safetensors":
+            _write_program(model, out / f"model.{kind}")
+    about = _description(stored)
+    for name, content in ((ABOUT, about), (PREPROCESSING, stored.form.to_json())):
+        text = json.dumps(content, indent=1, allow_nan=False, ensure_ascii=False)
+        write_whole(out / name, (text + "\n").encode())
+    write_whole(out / CARD, _card(stored, about, formats).encode())
+    return out
+
+
+def export_file(stored: StoredModel, path: Path, trust: bool = False) -> None:
+    """Write the model as one file: its tensors, a `torch.export` program, or ONNX."""
+    if path.suffix.removeprefix(".") not in FORMATS:
+        known = ", ".join(f".{one}" for one in FORMATS)
+        raise ConfigError(
+            f"{path} ends in {path.suffix!r}; expected one of {known}, or a folder's name without "
+            "an end"
+        )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix != ".safetensors":
+        _write_program(make_model(stored, trust), path)
+        return
+    scaling = {
+        "shift": torch.from_numpy(stored.form.shift),
+        "scale": torch.from_numpy(stored.form.scale),
+    }
+    meta = {"about": stored.about._asdict(), "form": stored.form.to_json()}
+    checkpoint.save(path, {"model": stored.leaves, "scaling": scaling}, meta, private=False)
+
+
+def _write_program(model: PersonalModel, path: Path) -> None:
+    form = model.preprocessing
+    rows = torch.zeros((2, *form.shape), dtype=getattr(torch, form.dtype))
+    batch = torch.export.Dim("batch", min=1, max=1 << 20)
+    if path.suffix == ".onnx":
+        try:
+            import onnxscript  # noqa: F401
+        except ImportError:
+            raise MissingExtra("ONNX needs onnxscript (or export to pt2)", "onnx") from None
+    program = torch.export.export(model, (rows,), dynamic_shapes=({0: batch},))
+    if path.suffix == ".pt2":
+        torch.export.save(program, path)
+        return
+    torch.onnx.export(
+        program,
+        (rows,),
+        str(path),
+        dynamo=True,
+        verbose=False,
+        external_data=False,  # one file
+        input_names=["examples"],
+        output_names=["outputs"],
+    )
+
+
+# Reading it back, trusting nothing in it.
+
+
+def is_exported(folder: Path) -> bool:
+    """Say whether a folder is one that `export_folder` wrote."""
+    return (folder / ABOUT).is_file() and (folder / PREPROCESSING).is_file()
+
+
+def load_exported(folder: str | Path, trust_code: bool = False) -> PersonalModel:
+    """Return the model of an exported folder, ready to predict.
+
+    Nothing in the folder is run. A model of an own network names its module, which is imported only
+    with `trust_code`.
+    """
+    return make_model(read_exported(Path(folder)), trust_code)
+
+
+def read_exported(folder: Path) -> StoredModel:
+    """Read what `export_folder` wrote."""
+    if not is_exported(folder):
+        raise DataError(
+            f"{folder} holds no {ABOUT} and {PREPROCESSING}; give a folder that `idiolect export` "
+            "wrote"
+        )
+    about, form = _read_json(folder / ABOUT), _read_json(folder / PREPROCESSING)
+    where = str(folder / ABOUT)
+    preprocessing = Preprocessing.from_json(form, str(folder / PREPROCESSING))
+    _check_about(about, preprocessing, where)
+    named, _ = checkpoint.read(folder / MODEL)
+    info = ModelInfo(
+        about["run"],
+        about["method"]["label"],
+        about["seed"],
+        about["round"],
+        about["client"]["number"],
+        about["experiment"],
+        about["newcomer"],
+        about["reason"],
+    )
+    return StoredModel(
+        info,
+        {n.removeprefix("model."): leaf for n, leaf in named.items() if n.startswith("model.")},
+        preprocessing,
+        about["clients"],
+        PublicForm(about["public"]["size"], about["public"]["labels"]),
+        about["client"]["name"],
+        {"run": about["run"], "reason": about["reason"]},
+    )
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        text = path.read_text(encoding="utf-8")
+        if len(text) > _LONGEST * 16:
+            raise ValueError(f"{len(text)} characters")
+        return json.loads(text)
+    except (OSError, ValueError, RecursionError) as error:
+        raise DataError(f"{path} cannot be read ({error}); export the model again") from None
+
+
+def _check_about(about: Any, form: Preprocessing, where: str) -> None:
+    """Refuse a model.json of another make."""
+
+    def whole(value: Any, most: int) -> bool:
+        return type(value) is int and 0 <= value < most
+
+    try:
+        public = about["public"]
+        good = (
+            about["version"] == VERSION
+            and all(isinstance(about[key], str) for key in ("run", "experiment", "reason"))
+            and isinstance(about["method"]["label"], str)
+            and isinstance(about["client"]["name"], str)
+            and type(about["newcomer"]) is bool
+            and whole(about["seed"], 1 << 63)
+            and whole(about["round"], 1 << 31)
+            and whole(about["clients"], _CLIENTS)
+            and whole(about["client"]["number"], about["clients"])
+            and whole(public["size"], _NUMBERS // math.prod(form.shape))
+            and type(public["labels"]) is bool
+        )
+    except (KeyError, TypeError):
+        good = False
+    if not good:
+        raise DataError(
+            f"{where} is no description of a model that this idiolect reads; export it again"
+        )
+
+
+# The card.
+
+
+def _description(stored: StoredModel) -> dict[str, Any]:
+    """Lay out what a model is: how it was made, of what, and how well it did."""
+    about, found = stored.about, stored.found
+    own = found.get("client", {})
+    data = found.get("data", {})
+    described = {
+        "version": VERSION,
+        "run": str(found.get("run", about.run)),
+        "client": {
+            "name": stored.name,
+            "number": about.client,
+            "train": own.get("train"),
+            "test": own.get("test"),
+        },
+        "clients": stored.clients,
+        "newcomer": about.newcomer,
+        "reason": about.reason,
+        "method": {"label": about.label, "settings": found.get("settings", {})},
+        "seed": about.seed,
+        "round": about.round,
+        "data": {
+            "source": data.get("source", ""),
+            "provenance": data.get("provenance", ""),
+            "licence": _licence(str(data.get("provenance", ""))),
+        },
+        "scores": {
+            "client": _own_scores(own),
+            "all clients": _mean_scores(found.get("headline", {})),
+        },
+        "privacy": found.get("privacy") or "none",
+        "public": stored.public._asdict(),
+        "experiment": about.experiment,
+        "versions": versions(),
+    }
+    laid: dict[str, Any] = plain(described)
+    return laid
+
+
+def _licence(provenance: str) -> str:
+    """Find the licence that a dataset's provenance names."""
+    import re
+
+    named = re.search(
+        r"CC[ -]BY[-A-Z]*(?: \d\.\d)?|CC0(?: \d\.\d)?|MIT|Apache[- ]2\.0|public domain"
+        r"|no explicit licence",
+        provenance,
+    )
+    if named:
+        return named.group(0)
+    if "own data" in provenance or "own text" in provenance:
+        return "the user's own data"
+    return "not known"
+
+
+def _own_scores(client: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the client's own scores on its test rows, accuracy with its interval."""
+    scores = client.get("personal") or client.get("global") or {}
+    kept: dict[str, Any] = {
+        name: value
+        for name, value in scores.items()
+        if isinstance(value, int | float) and not name.startswith("val_")
+    }
+    rows, accuracy = client.get("test"), kept.get("accuracy")
+    if rows and accuracy is not None:
+        kept["accuracy_interval"] = wilson(accuracy, rows)
+    return kept
+
+
+def _mean_scores(headline: Mapping[str, Any]) -> dict[str, Any]:
+    model = "personal" if "personal" in headline else next(iter(headline), "")
+    figures = headline.get(model, {}).get("seeds", {})
+    return {"model": model, **figures} if figures else {}
+
+
+def wilson(share: float, rows: int, z: float = 1.959964) -> list[float]:
+    """Return Wilson's 95 % interval of a share of so many rows."""
+    centre = (share + z * z / (2 * rows)) / (1 + z * z / rows)
+    half = z * math.sqrt(share * (1 - share) / rows + z * z / (4 * rows**2)) / (1 + z * z / rows)
+    return [max(0.0, centre - half), min(1.0, centre + half)]
+
+
+def _card(stored: StoredModel, about: Mapping[str, Any], formats: Sequence[str]) -> str:
+    """Write the model card, for people."""
+    form = stored.form
+    data, client = about["data"], about["client"]
+    lines = [
+        f"# {_cell(stored.name or 'A personal model')}: {_cell(about['method']['label'])}",
+        "",
+        f"A personal model of one of {stored.clients} clients that learned together in the run "
+        f"{_cell(about['run'])}, made by idiolect {about['versions']['idiolect']}."
+        + (" The client joined after training." if about["newcomer"] else ""),
+    ]
+    if about["reason"]:
+        lines += ["", f"The method chose for this client: {_cell(about['reason'])}"]
+    lines += [
+        "",
+        "| | |",
+        "|---|---|",
+        f"| input | {_input(form)} |",
+        f"| output | {_output(form)} |",
+        f"| data | {_cell(data['source'])}. {_cell(data['provenance'])} |",
+        f"| licence of the data | {_cell(data['licence'])} |",
+        f"| rows of this client | {client['train'] or '?'} trained, {client['test'] or '?'} test |",
+        f"| method | {_cell(about['method']['label'])}, {about['round']} rounds, seed "
+        f"{about['seed']} |",
+        f"| settings | {_cell(_settings(about['method']['settings']))} |",
+        f"| privacy | {_cell(_privacy(about['privacy']))} |",
+        "",
+        "## Scores on test rows",
+        "",
+        *_score_lines(about["scores"]),
+        "",
+        "They are of the client's own kind of rows; on others' rows it may do worse.",
+        "",
+        "## Use",
+        "",
+        "```python",
+        "import idiolect",
+        "",
+        'model = idiolect.load_exported(".")  # this folder',
+        f"print(model.predict({_example(form)}).to_csv())",
+        "```",
+        "",
+        "or `idiolect predict THIS_FOLDER --data new.csv`. "
+        f"`{MODEL}` holds the tensors, `{PREPROCESSING}` how rows become the network's input, "
+        f"`{ABOUT}` this card for programs. Nothing in this folder is code.",
+    ]
+    if "onnx" in formats:
+        lines += ["", *_onnx_lines(form)]
+    if "pt2" in formats:
+        lines += [
+            "",
+            '`model.pt2`: `torch.export.load("model.pt2").module()(x)`, x as the input above.',
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def _cell(text: Any) -> str:
+    """Make a text fit for one cell of a table."""
+    return " ".join(str(text).replace("|", "/").split()) or "not known"
+
+
+def _input(form: Preprocessing) -> str:
+    if form.kind == "images":
+        channels, height, width = form.shape
+        return (
+            f"images, uint8 [example, {channels}, {height}, {width}], 0 to 255 as read; the model "
+            "scales them"
+        )
+    if form.kind == "text":
+        return f"{form.shape[0]} tokens of a vocabulary of {len(form.words)} words"
+    names = ", ".join(form.features[:12]) + (", ..." if len(form.features) > 12 else "")
+    shape = ", ".join(map(str, form.shape))
+    return f"numbers, {form.dtype} [example, {shape}], not scaled: {_cell(names or 'no names')}"
+
+
+def _output(form: Preprocessing) -> str:
+    shown = ", ".join(form.classes[:12]) + (", ..." if len(form.classes) > 12 else "")
+    return f"a logit for each class (softmax gives probabilities): {_cell(shown)}"
+
+
+def _example(form: Preprocessing) -> str:
+    if form.kind == "images":
+        return '"photo.png"'
+    return '["some text"]' if form.kind == "text" and not form.sequential else '"new.csv"'
+
+
+def _settings(settings: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key} = {value}" for key, value in settings.items())
+
+
+def _privacy(found: Any) -> str:
+    if not isinstance(found, Mapping):
+        return "none: the model was trained without noise, and may reveal rows it was trained on"
+    if "statement" in found:
+        return str(found["statement"])
+    return ", ".join(f"{key} = {value}" for key, value in found.items())
+
+
+def _score_lines(scores: Mapping[str, Any]) -> list[str]:
+    lines = ["| | |", "|---|---|"]
+    own = dict(scores["client"])
+    interval = own.pop("accuracy_interval", None)
+    for name, value in own.items():
+        said = f"{value:.4f}"
+        if name == "accuracy" and interval:
+            said += f" (95 % interval {interval[0]:.4f} to {interval[1]:.4f}, Wilson's)"
+        lines.append(f"| this client, {name} | {said} |")
+    mean = scores["all clients"]
+    if mean.get("mean") is not None:
+        spread = "" if mean.get("std") is None else f" ± {mean['std']:.4f} over seeds"
+        lines.append(f"| mean over all clients | {mean['mean']:.4f}{spread} |")
+    return lines if len(lines) > 2 else ["The run left no scores beside the model."]
+
+
+def _onnx_lines(form: Preprocessing) -> list[str]:
+    kind = {"uint8": "uint8", "int32": "int32", "int64": "int64"}.get(form.dtype, form.dtype)
+    return [
+        "```python",
+        "import numpy as np",
+        "import onnxruntime",
+        "",
+        'session = onnxruntime.InferenceSession("model.onnx")',
+        f"x = np.zeros((1, {', '.join(map(str, form.shape))}), np.{kind})  # as the input above",
+        'outputs = session.run(None, {"examples": x})[0]',
+        "```",
+    ]
