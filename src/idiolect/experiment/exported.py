@@ -1,8 +1,11 @@
 """A personal model in someone's hands: a folder with tensors, scaling, programs and a card."""
 
 import json
+import logging
 import math
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -82,20 +85,35 @@ def _write_program(model: PersonalModel, path: Path) -> None:
             import onnxscript  # noqa: F401
         except ImportError:
             raise MissingExtra("ONNX needs onnxscript (or export to pt2)", "onnx") from None
-    program = torch.export.export(model, (rows,), dynamic_shapes=({0: batch},))
-    if path.suffix == ".pt2":
-        torch.export.save(program, path)
-        return
-    torch.onnx.export(
-        program,
-        (rows,),
-        str(path),
-        dynamo=True,
-        verbose=False,
-        external_data=False,  # one file
-        input_names=["examples"],
-        output_names=["outputs"],
-    )
+    with _quiet():
+        program = torch.export.export(model, (rows,), dynamic_shapes=({0: batch},))
+        if path.suffix == ".pt2":
+            torch.export.save(program, path)
+            return
+        torch.onnx.export(
+            program,
+            (rows,),
+            str(path),
+            dynamo=True,
+            verbose=False,
+            external_data=False,  # one file
+            input_names=["examples"],
+            output_names=["outputs"],
+        )
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep torch's exporters from telling users about libraries that nobody asked for."""
+    logger = logging.getLogger("torch.onnx")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(before)
 
 
 # Reading it back, trusting nothing in it.
