@@ -1,5 +1,6 @@
 """Everything between what a user's file holds and what a network takes: `Preprocessing`."""
 
+import io
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,7 +12,8 @@ import numpy as np
 
 from idiolect.data.dataset import AnyArray, Dataset, Floats, Rows, coloured, with_classes
 from idiolect.data.own import read
-from idiolect.data.own.folders import image_files
+from idiolect.data.own.frames import frame_table
+from idiolect.data.own.photographs import image_files, upright_image
 from idiolect.data.own.tables import UNLABELLED, examples, read_columns
 from idiolect.data.parquet import image_column, picture
 from idiolect.data.text import encoded_as, sentences
@@ -262,7 +264,7 @@ class Preprocessing:
         """Bring one image to the model's size and channels: [1, channel, height, width]."""
         channels, height, width = self.shape
         if isinstance(given, bytes):
-            pixels = picture(given, where, (width, height))
+            pixels = picture(upright_image(given, where), where, (width, height))
         else:
             pixels = _resized(given, (width, height))
         if len(pixels) != channels:
@@ -453,21 +455,16 @@ def _number_column(column: Any, name: str, where: str) -> AnyArray:
 
 
 def _arrow(given: Any) -> Any:
-    """Return a DataFrame (pandas, polars) or an Arrow table as an Arrow table; None if neither."""
-    if type(given).__module__.partition(".")[0] not in ("pandas", "pyarrow", "polars"):
-        return None
-    import pyarrow
-
-    if isinstance(given, pyarrow.Table):
-        return given
-    if hasattr(given, "to_arrow"):
-        return given.to_arrow()
-    if not hasattr(given, "columns"):  # a single row of a DataFrame
-        given = given.to_frame().T.infer_objects() if hasattr(given, "to_frame") else given
-    try:
-        return pyarrow.Table.from_pandas(given, preserve_index=False)
-    except (pyarrow.ArrowException, AttributeError, TypeError) as error:
-        raise DataError(f"the table cannot be read ({error}); expected plain columns") from None
+    """Return a DataFrame, or rows as dicts, as an Arrow table; None where it is neither."""
+    if isinstance(given, Mapping):
+        single = not any(np.ndim(value) for value in given.values())
+        return frame_table([given] if single else given)
+    if _all(given, Mapping):
+        return frame_table(given)
+    if type(given).__module__.partition(".")[0] == "pandas" and not hasattr(given, "columns"):
+        given = given.to_frame().T.infer_objects()  # one row of a DataFrame
+    frame = any(hasattr(given, name) for name in ("__arrow_c_stream__", "__dataframe__"))
+    return frame_table(given) if frame or hasattr(given, "columns") else None
 
 
 def _all(given: Any, kind: type) -> bool:
@@ -490,8 +487,8 @@ def _pictures(given: Any) -> list[Any] | None:
 
 def _resized(image: Any, size: tuple[int, int]) -> AnyArray:
     """Decode one of Pillow's images as a file's would be."""
-    import io
+    from PIL import ImageOps
 
     kept = io.BytesIO()
-    image.save(kept, "PNG")
-    return picture(kept.getvalue(), "the image", size)
+    ImageOps.exif_transpose(image).save(kept, "PNG")
+    return picture(upright_image(kept.getvalue(), "the image"), "the image", size)

@@ -210,17 +210,21 @@ def _refuse_damaged(
 
 
 def upright(file: Path) -> bytes:
-    """Return an image as a camera saw it: turned by its EXIF, on white, with 8 bits a pixel.
+    """Return the image of a file as a camera saw it."""
+    return upright_image(file.read_bytes(), str(file))
+
+
+def upright_image(content: bytes, where: str) -> bytes:
+    """Turn an encoded image by its EXIF, put it on white, with 8 bits a pixel.
 
     Most images are all that already, and their bytes are returned as they are.
     """
     from PIL import Image, ImageOps
 
-    content = file.read_bytes()
     try:
         with Image.open(io.BytesIO(content), formats=IMAGE_FORMATS) as image:
             plain = image.mode in ("L", "RGB") and "transparency" not in image.info
-            png = file.suffix.lower() == ".png"
+            png = image.format == "PNG"
             if plain and (png or image.getexif().get(_ORIENTATION, 1) in (0, 1)):
                 return content
             made: Any = ImageOps.exif_transpose(image)
@@ -239,7 +243,7 @@ def upright(file: Path) -> bytes:
             made.save(held, "BMP")
             return held.getvalue()
     except Exception as error:
-        raise DataError(f"{file}: the image cannot be decoded ({error}); replace it") from error
+        raise DataError(f"{where}: the image cannot be decoded ({error}); replace it") from error
 
 
 def _by(size: Size) -> str:
