@@ -56,6 +56,14 @@ class NoiseStream:
             done += len(some)
         return found
 
+    def laplaces(self, count: int, scale: float) -> np.ndarray:
+        """Return so many whole numbers n, each with a chance in proportion to exp(-|n| / scale).
+
+        The difference of two geometric numbers is one such; counts that it is added to stay whole.
+        """
+        steps = np.floor(-scale * np.log(self._uniform(2 * count)))
+        return steps[:count] - steps[count:]
+
     def _candidates(self, count: int) -> np.ndarray:
         """Draw integers of a discrete Laplace distribution, and keep those the Gaussian accepts."""
         words = self.words(count)

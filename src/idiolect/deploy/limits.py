@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from idiolect.core import capabilities
 from idiolect.core.batches import Request
@@ -47,6 +47,9 @@ class SitePolicy:
     max_seeds: int = 3
     max_reports: int = 2000
     max_runs: int = 20
+    describe: Literal["all", "pooled", "none"] = "all"
+    min_cell: int = 5
+    describe_epsilon: float = 0.0
     short_batches: bool = False
     packages: tuple[str, ...] = ()
 
@@ -59,6 +62,8 @@ class SitePolicy:
                 else value > 0 and not math.isnan(value)
             ):
                 raise ConfigError(f"{spec.name} is {value!r}, expected a number of 1 or more")
+        if not 0 <= self.describe_epsilon < math.inf:
+            raise ConfigError(f"describe_epsilon is {self.describe_epsilon}, expected 0 or more")
         for name in self.methods:
             if name not in METHODS and ":" not in name:  # of a package: `module:Class`
                 raise ConfigError(f"methods: unknown method {suggest(name, METHODS)}")
@@ -96,6 +101,7 @@ UNLIMITED = SitePolicy(
     max_seeds=10**9,
     max_reports=10**9,
     max_runs=10**9,
+    min_cell=1,
     short_batches=True,
 )
 """No limits: for data that are nobody's secret."""

@@ -18,6 +18,7 @@ from idiolect.core.method import Method, Report, Sent
 from idiolect.core.tree import Tree
 from idiolect.deploy import (
     compression,
+    disclosure,
     limits,
     node_records,
     personal_models,
@@ -120,6 +121,8 @@ class Node:
                 "unmask": self._sum_stage,
                 "tell": self._tell,
                 "judge": self._judge,
+                "describe": self._describe,
+                "remark": self._remark,
             }
             if message.kind not in answers:
                 raise Refused("protocol", f"unknown kind of message {message.kind!r}")
@@ -212,6 +215,15 @@ class Node:
         joined.data = joined.data.scaled(shift, scale)
         joined.agreed = True
         joined.runtimes.clear()
+        return protocol.pack("yes")
+
+    def _describe(self, message: Message, blob: bytes) -> bytes:
+        """Tell what the site allows of its columns, before any training."""
+        return disclosure.described(self._site, message, self._releases)
+
+    def _remark(self, message: Message, blob: bytes) -> bytes:
+        """Show this site's people what is odd about their data beside the others'."""
+        disclosure.log_remarks(log, message.head.get("remarks"))
         return protocol.pack("yes")
 
     # Rounds.

@@ -33,6 +33,8 @@ POLICY_LIMITS = {
     "max_seeds": "so many seeds",
     "max_reports": "so many reports or scorings in a run",
     "max_runs": "so many runs in a day",
+    "describe": "statistics before training",
+    "min_cell": "statistics of so few rows",
 }
 """The limits of a site's policy (`site_policy`), and what a run beyond each of them asks for."""
 

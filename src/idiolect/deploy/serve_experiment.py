@@ -335,19 +335,16 @@ class _PrintProgress(Silent):
         self._say(f"note: {text}")
 
 
-def run_local(
-    experiment: Experiment, folder: Path, only: Sequence[str], say: Callable[[str], None]
-) -> Path:
-    """Run an experiment with a process for every client of its partition."""
+def local_sites(
+    experiment: Experiment, folder: Path
+) -> tuple[Experiment, list[NodeSettings], ServerSettings]:
+    """Return a node for every client of an experiment's partition, all on this machine."""
     clients = build_federations(experiment)[0].clients
     if clients > _MOST:
         raise ConfigError(
             f"--on local would start {clients} processes, one a client; {_MOST} at most: use the "
             "simulator, or fewer clients"
         )
-    path = folder / _FILE
-    run = json.loads(path.read_text())["run"] if path.exists() else uuid.uuid4().hex[:12]
-    write_whole(path, json.dumps({"run": run, "federation": "local"}).encode())
     source = experiment.data.source
     # Own files and own modules are the user's, who sits at this very machine.
     given = experiment.data.public
@@ -369,15 +366,23 @@ def run_local(
         )
         for n in range(clients)
     ]
+    return experiment, sites, ServerSettings(**settings)
+
+
+def run_local(
+    experiment: Experiment, folder: Path, only: Sequence[str], say: Callable[[str], None]
+) -> Path:
+    """Run an experiment with a process for every client of its partition."""
+    experiment, sites, host = local_sites(experiment, folder)
+    path = folder / _FILE
+    run = json.loads(path.read_text())["run"] if path.exists() else uuid.uuid4().hex[:12]
+    write_whole(path, json.dumps({"run": run, "federation": "local"}).encode())
     transport = Processes(sites)
-    say(f"{clients} nodes start, a process each; their state is in {folder / 'nodes'}")
+    say(f"{len(sites)} nodes start, a process each; their state is in {folder / 'nodes'}")
     try:
         text = export_experiment(experiment)
-        calls, watch = (
-            make_messenger(transport, text, folder, ServerSettings(**settings)),
-            _PrintProgress(say),
-        )
-        serve(calls, text, run, folder, only=only, watch=watch, host=ServerSettings(**settings))
+        calls, watch = make_messenger(transport, text, folder, host), _PrintProgress(say)
+        serve(calls, text, run, folder, only=only, watch=watch, host=host)
     finally:
         transport.close()
     return folder

@@ -120,15 +120,24 @@ class NodeData:
         return dataclasses.replace(self, federations=tuple(made))
 
 
-def load_node_data(site: NodeSettings, text: str, place: int, newcomer: bool = False) -> NodeData:
-    """Read a node's data as an experiment asks; `place` is the node's number among all."""
+def load_node_data(
+    site: NodeSettings, text: str, place: int, newcomer: bool = False, describing: bool = False
+) -> NodeData:
+    """Read a node's data as an experiment asks; `place` is the node's number among all.
+
+    For a description the experiment need not declare classes: whatever labels there are.
+    """
     parse_untrusted(text, site.reach)  # before anything is looked at
     if newcomer and site.client is not None:
         raise DataError(
             "this node was given a client of the experiment's own partition, all of whom took part "
             "in the run; start it without --client, with data of its own, to adapt to it"
         )
-    return _share(site, text) if site.client is not None else _own(site, text, place)
+    return (
+        _share(site, text)
+        if site.client is not None
+        else _own(site, text, place, describing)
+    )
 
 
 def _share(site: NodeSettings, text: str) -> NodeData:
@@ -179,7 +188,7 @@ def _compact(federation: Federation, client: int) -> Federation:
     )
 
 
-def _own(site: NodeSettings, text: str, place: int) -> NodeData:
+def _own(site: NodeSettings, text: str, place: int, describing: bool = False) -> NodeData:
     """Read the node's own file; classes are the experiment's, so that labels mean the same."""
     if site.data in SOURCES:
         raise DataError(
@@ -191,14 +200,14 @@ def _own(site: NodeSettings, text: str, place: int) -> NodeData:
     experiment = import_experiment(text, source=path, **own)
     data = experiment.data
     dataset = load_source(data.source, source_options(data), site.data_dir)
-    if dataset.words and data.text is None:
+    if dataset.words and data.text is None and not describing:
         raise Refused(
             "words",
             "the experiment does not say how words are numbered, so every node would number its "
             "own; add [data.text] with words to the experiment",
         )
     dataset = encode_text(dataset, data.text)
-    if dataset.sequential:
+    if dataset.sequential or describing:
         return _held(site, experiment, dataset, place)
     if data.classes is None:
         raise Refused(
