@@ -62,7 +62,8 @@ class NoiseStream:
         The difference of two geometric numbers is one such; counts that it is added to stay whole.
         """
         steps = np.floor(-scale * np.log(self._uniform(2 * count)))
-        return steps[:count] - steps[count:]
+        drawn: np.ndarray = steps[:count] - steps[count:]
+        return drawn
 
     def _candidates(self, count: int) -> np.ndarray:
         """Draw integers of a discrete Laplace distribution, and keep those the Gaussian accepts."""

@@ -24,7 +24,6 @@ ALL = "all sites"
 _MOST_PANELS = 24  # columns that are drawn
 _MOST_ROWS = 4000  # of a table
 _MOST_CATEGORIES = 30  # of a column in the table; JSON has them all
-_NO_CELL = "·"  # a category that a site does not have, or does not tell
 HEADS = ("rows", "gaps", "mean", "deviation", "5 %", "25 %", "median", "75 %", "95 %")
 
 
@@ -59,7 +58,8 @@ def _facts(content: Description) -> list[str]:
 
 def rows_words(content: Description) -> str:
     """Say which rows the figures are of."""
-    return "training rows" if content["part"] == "train" else f"{content['part']} rows"
+    words = {"train": "training rows", "val": "validation rows", "test": "test rows"}
+    return words.get(content["part"], "rows")
 
 
 def parts_of(content: Description) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -81,14 +81,12 @@ def number_rows(content: Description, names: Sequence[str]) -> list[list[Any]]:
 
 
 def _numbers(figures: Mapping[str, Any]) -> list[Any]:
-    written = [_value(figures["kind"], figures.get(key)) for key in ("mean",)]
-    deviation = figures.get("deviation")
     quantiles = figures.get("quantiles") or {}
     return [
         figures["count"],
         gaps(figures),
-        *written,
-        deviation,
+        _value(figures["kind"], figures.get("mean")),
+        figures.get("deviation"),
         *(_value(figures["kind"], quantiles.get(str(key))) for key in (5, 25, 50, 75, 95)),
     ]
 
@@ -115,33 +113,31 @@ def category_rows(content: Description, names: Sequence[str]) -> list[list[Any]]
     parts = dict(parts_of(content))
     found: list[list[Any]] = []
     for name in names:
-        pooled = parts[ALL].get(name, {})
-        counts = {key: 0 for site in parts.values() for key in site.get(name, {}).get("categories", {})}
-        counts.update(pooled.get("categories", {}))
+        own = [columns.get(name, {}) for columns in parts.values()]
+        counts = {key: 0 for figures in own for key in figures.get("categories", {})}
+        counts.update(own[0].get("categories", {}))
         order = sorted(counts, key=lambda key: (-counts[key], key))
         for key in order[:_MOST_CATEGORIES]:
-            found.append([name, key, *(_share(site.get(name), key) for site in parts.values())])
+            found.append([name, key, *(_share(figures, key) for figures in own)])
         if len(order) > _MOST_CATEGORIES:
             more = f"{len(order) - _MOST_CATEGORIES} more"
             found.append([name, more, *(None for _ in parts)])
-        if any(site.get(name, {}).get("other") for site in parts.values()):
-            rare = [_share_of(site.get(name), "other") for site in parts.values()]
-            found.append([name, "(too rare to tell)", *rare])
-        if any(site.get(name, {}).get("missing") for site in parts.values()):
-            found.append([name, "(gap)", *(_share_of(site.get(name), "missing") for site in parts.values())])
+        for key, words in (("other", "(too rare to tell)"), ("missing", "(gap)")):
+            if any(figures.get(key) for figures in own):
+                found.append([name, words, *(_share_of(figures, key) for figures in own)])
     return found
 
 
-def _share(figures: Mapping[str, Any] | None, key: str) -> float | None:
-    if figures is None or key not in figures.get("categories", {}) or not figures["rows"]:
-        return None
-    return float(figures["categories"][key] / figures["rows"])
+def _share(figures: Mapping[str, Any], key: str) -> float | None:
+    return _of(figures, figures.get("categories", {}).get(key))
 
 
-def _share_of(figures: Mapping[str, Any] | None, key: str) -> float | None:
-    if figures is None or not figures.get(key) or not figures["rows"]:
-        return None
-    return float(figures[key] / figures["rows"])
+def _share_of(figures: Mapping[str, Any], key: str) -> float | None:
+    return _of(figures, figures.get(key))
+
+
+def _of(figures: Mapping[str, Any], count: int | None) -> float | None:
+    return count / figures["rows"] if count and figures["rows"] else None
 
 
 def columns_of(content: Description, *roles: str, numbers: bool) -> list[str]:
@@ -166,37 +162,22 @@ def site_rows(content: Description) -> list[list[Any]]:
 
 
 def _sections(content: Description) -> list[Section | None]:
-    target_numbers = columns_of(content, "target", numbers=True)
-    target_names = columns_of(content, "target", numbers=False)
-    numbers = columns_of(content, "feature", numbers=True)
-    names = columns_of(content, "feature", numbers=False)
     which = rows_words(content)
+    only = "; validation and test rows are only counted" if content["part"] == "train" else ""
+    lead = f"Who holds how many rows, and what each site tells. Figures are of {which}{only}."
+    caption = "Rows by the split of the first seed. What a site tells is its own decision."
+    heads = [Column(head, "whole") for head in ("train", "validation", "test")]
+    heads = [Column("site"), *heads, Column("tells")]
+    sites = Table("site-rows", "Rows of each site", caption, heads, site_rows(content))
+    targets, names = (columns_of(content, "target", numbers=kind) for kind in (True, False))
+    number, words = (columns_of(content, "feature", numbers=kind) for kind in (True, False))
+    figures = "Mean, deviation and quantiles."
     return [
         _warnings(content),
-        Section(
-            "sites",
-            "Sites",
-            f"Who holds how many rows, and what each site tells of them. All figures below are of "
-            f"{which}; validation and test rows are only counted."
-            if content["part"] == "train"
-            else f"Who holds how many rows, and what each site tells of them ({which}).",
-            [
-                Table(
-                    "site-rows",
-                    "Rows of each site",
-                    "Rows by the split of the first seed. What a site tells is its own decision.",
-                    [
-                        Column("site"),
-                        *(Column(head, "whole") for head in ("train", "validation", "test")),
-                        Column("tells"),
-                    ],
-                    site_rows(content),
-                )
-            ],
-        ),
-        _part(content, "target", "Target", "What is to be predicted.", target_numbers, target_names),
-        _part(content, "numbers", "Columns of numbers", "Mean, deviation and quantiles.", numbers, []),
-        _part(content, "categories", "Categories", "Shares of all rows.", [], names),
+        Section("sites", "Sites", lead, [sites]),
+        _part(content, "target", "Target", "What is to be predicted.", targets, names),
+        _part(content, "numbers", "Columns of numbers", figures, number, []),
+        _part(content, "categories", "Categories", "Shares of all rows.", [], words),
     ]
 
 

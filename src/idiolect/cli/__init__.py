@@ -6,6 +6,7 @@ from idiolect.cli import (
     command_base,
     compare_commands,
     data_commands,
+    describe_commands,
     federation_commands,
     method_commands,
     model_commands,
@@ -31,6 +32,7 @@ app.command()(compare_commands.report)
 app.command()(repro_commands.repro)
 app.command()(repro_commands.bench)
 app.command(name="methods")(method_commands.list_methods)
+app.command()(describe_commands.describe)
 app.add_typer(data_commands.app, name="data")
 app.add_typer(method_commands.privacy_app, name="privacy")
 app.add_typer(federation_commands.app, name="federation")

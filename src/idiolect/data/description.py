@@ -90,7 +90,9 @@ def far_words(site: str, column: str, mean: float, others: Sequence[float]) -> s
         ratio = max(mean / centre, centre / mean)
         near = [words for factor, words in _UNITS if abs(np.log(ratio / factor)) < np.log(1.12)]
         if near:
-            text += f"; {ratio:.3g} times {'less' if abs(mean) < abs(centre) else 'more'}, {near[0]}"
+            text += (
+                f"; {ratio:.3g} times {'less' if abs(mean) < abs(centre) else 'more'}, {near[0]}"
+            )
     return f"{text}; check its units and how it codes gaps"
 
 
@@ -249,7 +251,8 @@ def _features(dataset: Dataset, rows: Rows) -> dict[str, RawColumn]:
 
 def _targets(dataset: Dataset, rows: Rows) -> dict[str, RawColumn]:
     """Return the target's columns: classes, each label, the number, or time and event."""
-    own, kind = dataset.y[np.sort(rows)], dataset.task.kind
+    own = dataset.y[np.sort(rows)]
+    kind = getattr(getattr(dataset, "task", None), "kind", "classes")
     if dataset.sequential:
         return {}
     if kind == "classes":
@@ -369,7 +372,8 @@ def _pooled(sites: Sequence[Sums], names: Mapping[str, str]) -> dict[str, Any]:
     found = {}
     for name in names:
         usual = _usual(sites, name) if any(name in own for own in sites) else ""
-        own = [columns[name] for columns in sites if name in columns and columns[name].kind == usual]
+        held = [columns[name] for columns in sites if name in columns]
+        own = [column for column in held if column.kind == usual]
         if not own:
             continue
         total = own[0].sums

@@ -13,7 +13,7 @@ from idiolect.core.checkpoint import write_whole
 from idiolect.data.description import Description, SiteSums, description, site_warnings
 from idiolect.deploy import protocol
 from idiolect.deploy.disclosure import read_site
-from idiolect.deploy.messenger import Answer, Messenger, Transport
+from idiolect.deploy.messenger import Answer, Messenger
 from idiolect.deploy.node_process import Processes
 from idiolect.deploy.node_records import NOBODY
 from idiolect.deploy.protocol import CODES
@@ -100,7 +100,7 @@ def describe_local(experiment: Experiment, say: Callable[[str], None]) -> Descri
         names = build_federations(experiment)[0].names
         sites = [replace(site, name=name) for site, name in zip(sites, names, strict=True)]
         say(f"{len(sites)} nodes start, a process each")
-        transport: Transport = Processes(sites)
+        transport = Processes(sites)
         try:
             text = export_experiment(experiment)
             messenger = make_messenger(transport, text, folder, host)

@@ -65,8 +65,12 @@ def protected(column: ToldColumn, least: int) -> ToldColumn:
         told = dataclasses.replace(sums, missing=sums.missing + spare, counts=counts)
         return column._replace(sums=told, hidden=few)
     if column.kind == "boolean":
-        if min(bins.values(), default=0) < least and bins:
-            bins = {max(bins, key=lambda key: bins[key]): sums.present}
+        rare = bool(bins) and min(bins.values()) < least
+        if not rare and not spare:
+            return column
+        if rare:  # under `least` rows are told as `least`, of neither value
+            usual = max(bins, key=lambda key: bins[key])
+            bins = {usual: sums.present - least} if sums.present >= 2 * least else {}
         _take(bins, spare)
         return column._replace(sums=_of_bins(sums, sums.missing + spare, bins), hidden=few)
     bins = _grouped(sums, least)
@@ -170,9 +174,7 @@ def noisy(
     return {name: _noisy(column, scale, least, stream) for name, column in columns.items()}
 
 
-def _noisy(
-    column: ToldColumn, scale: float, least: float, stream: noise.NoiseStream
-) -> ToldColumn:
+def _noisy(column: ToldColumn, scale: float, least: float, stream: noise.NoiseStream) -> ToldColumn:
     sums = dataclasses.replace(column.sums, whole=False)  # which is a fact about every row
     cells: dict[Any, int] = dict(sums.counts)
     if column.kind == "boolean":
@@ -181,7 +183,9 @@ def _noisy(
     elif column.kind != "category":
         cells = {}
         for key, count in sums.bins.items():
-            wide = int(math.copysign(abs(key) // _COARSE * _COARSE + _COARSE // 2, key)) if key else 0
+            wide = (
+                int(math.copysign(abs(key) // _COARSE * _COARSE + _COARSE // 2, key)) if key else 0
+            )
             cells[wide] = cells.get(wide, 0) + count
     drawn = stream.laplaces(len(cells) + 1, scale).astype(np.int64).tolist()
     missing = min(max(0, sums.missing + drawn[-1]), sums.rows)
@@ -258,7 +262,7 @@ def row_digests(dataset: Dataset, rows: Rows) -> np.ndarray:
     found = np.zeros(len(rows), np.uint64)
     table = getattr(dataset, "table", None)
     if table is not None:
-        for name, column in sorted(table.columns.items()):
+        for _, column in sorted(table.columns.items()):
             if column.plan.kind == "category":
                 names = [protocol.digest(one.encode()) for one in (*column.names, "")]
                 codes = np.array([int(one[:16], 16) for one in names], np.uint64)

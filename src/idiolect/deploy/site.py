@@ -133,11 +133,7 @@ def load_node_data(
             "this node was given a client of the experiment's own partition, all of whom took part "
             "in the run; start it without --client, with data of its own, to adapt to it"
         )
-    return (
-        _share(site, text)
-        if site.client is not None
-        else _own(site, text, place, describing)
-    )
+    return _share(site, text) if site.client is not None else _own(site, text, place, describing)
 
 
 def _share(site: NodeSettings, text: str) -> NodeData:

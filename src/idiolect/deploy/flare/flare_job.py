@@ -26,6 +26,7 @@ from nvflare.widgets.info_collector import GroupInfoCollector, InfoCollector
 
 from idiolect.core.checkpoint import write_whole
 from idiolect.deploy import node_records, protocol
+from idiolect.deploy.describe_nodes import describe_nodes
 from idiolect.deploy.flare.kits import HOME, HOST_FILE, NODE_FILE, OUTCOME, RESULT, RETURNED
 from idiolect.deploy.messenger import Messenger, Transport
 from idiolect.deploy.newcomer_nodes import WantedModel, adapt_nodes, find_model
@@ -210,10 +211,12 @@ class ServerSide(FLComponent):  # type: ignore[misc]
         sites: list[str],
         only: list[str],
         wanted: list[Any] | None = None,
+        describe: bool = False,
     ) -> None:
         """`experiment` is TOML in base64: FLARE would read braces as its own variables.
 
-        With `wanted` the sites are newcomers, who adapt to a run that is over.
+        With `wanted` the sites are newcomers, who adapt to a run that is over; to `describe` is to
+        ask for statistics and to train nothing.
         """
         super().__init__()
         self._run = run
@@ -221,6 +224,7 @@ class ServerSide(FLComponent):  # type: ignore[misc]
         self._sites = sites
         self._only = only
         self._wanted = None if wanted is None else WantedModel(*wanted)
+        self._describe = describe
         self._progress = _Progress(run)
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
@@ -266,7 +270,11 @@ class ServerSide(FLComponent):  # type: ignore[misc]
                 node_records.check_owner(home, self._wanted.run, submitter)
             node_records.claim_run(home, self._run, submitter, folder)
             folder.mkdir(parents=True, exist_ok=True)
-            if self._wanted is None:
+            if self._describe:
+                host = ServerSettings.read(home / HOST_FILE)
+                calls = self._progress.post = make_messenger(transport, self._text, folder, host)
+                describe_nodes(calls, self._text, self._run, folder, submitter, host)
+            elif self._wanted is None:
                 self._serve(transport, home, folder, submitter)
             else:
                 self._welcome(transport, home, folder, submitter, self._wanted)

@@ -76,7 +76,7 @@ def _well_formed(arguments: Any) -> bool:
     lists = [arguments["sites"], arguments["only"], arguments["wanted"] or []]
     if not all(isinstance(arguments[key], str) for key in _STRINGS):
         return False
-    if not all(isinstance(own, list) for own in lists):
+    if not all(isinstance(own, list) for own in lists) or type(arguments["describe"]) is not bool:
         return False
     entries = [entry for own in lists for entry in own]
     plain = all(entry is None or isinstance(entry, str | int) for entry in entries)

@@ -39,6 +39,7 @@ class FlareTask:
     experiment: str = ""  # as TOML
     only: tuple[str, ...] = ()  # labels; empty: all methods
     wanted: Sequence[Any] | None = None  # of newcomers: what they adapt to
+    describe: bool = False  # statistics of the sites' data instead of training
 
 
 class ServerArguments(TypedDict):
@@ -49,6 +50,7 @@ class ServerArguments(TypedDict):
     sites: list[str]
     only: list[str]
     wanted: list[Any] | None
+    describe: bool
 
 
 def server(arguments: ServerArguments) -> dict[str, Any]:
@@ -107,6 +109,7 @@ def write(folder: Path, task: FlareTask) -> Path:
         "sites": list(task.sites),
         "only": list(task.only),
         "wanted": None if task.wanted is None else list(task.wanted),
+        "describe": task.describe,
     }
     files = {
         META: meta(task.run, task.least, list(task.sites)),
