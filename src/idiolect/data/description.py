@@ -252,7 +252,7 @@ def _features(dataset: Dataset, rows: Rows) -> dict[str, RawColumn]:
 def _targets(dataset: Dataset, rows: Rows) -> dict[str, RawColumn]:
     """Return the target's columns: classes, each label, the number, or time and event."""
     own = dataset.y[np.sort(rows)]
-    kind = getattr(getattr(dataset, "task", None), "kind", "classes")
+    kind = dataset.task.kind
     if dataset.sequential:
         return {}
     if kind == "classes":

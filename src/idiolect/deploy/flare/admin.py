@@ -42,12 +42,12 @@ def run_task(
     return FlareTask(run, kit.sites, least, deploy.join, export_experiment(experiment), tuple(only))
 
 
-def describe_task(kit: MemberKit, experiment: Experiment) -> Task:
+def describe_task(kit: MemberKit, experiment: Experiment) -> FlareTask:
     """Ask for statistics of the sites' data; nothing is trained."""
     deploy = experiment.deploy
     least = WaitPolicy(deploy.timeout, deploy.join, deploy.minimum).needed(len(kit.sites))
     text = export_experiment(experiment)
-    return Task(uuid.uuid4().hex[:12], kit.sites, least, deploy.join, text, describe=True)
+    return FlareTask(uuid.uuid4().hex[:12], kit.sites, least, deploy.join, text, describe=True)
 
 
 def newcomers_task(
