@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -165,6 +165,7 @@ class Federation:
         clients: Any = None,
         *,
         features: Sequence[str] = (),
+        task: str | Mapping[str, Any] | None = None,
         partition: str | None = None,
         split: Sequence[float] = (0.6, 0.2, 0.2),
         seed: int = 0,
@@ -173,6 +174,8 @@ class Federation:
     ) -> Federation:
         """Divide arrays: x [row, ...], y [row], and whose each row is, [row] of names or numbers.
 
+        `task` says what y is, if not a class: see `data.read`.
+
         With a `partition` such as "dirichlet", `clients` is how many there are to be.
         """
         from idiolect.data.federate import federate_by_clients
@@ -180,7 +183,7 @@ class Federation:
 
         if isinstance(clients, int) and partition is not None:  # how many a partition makes
             more["clients"], clients = clients, None
-        dataset = read_arrays(x, y, clients, features)
+        dataset = read_arrays(x, y, clients, features, task)
         return federate_by_clients(dataset, partition, seed, split, normalise, **more)
 
     def __repr__(self) -> str:

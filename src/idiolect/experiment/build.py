@@ -12,6 +12,7 @@ from idiolect.data import SOURCES, Dataset, Federation, federate, load, read
 from idiolect.data.dataset import Rows, alike, fitted, normalised, rows_of, with_classes, without
 from idiolect.data.federation import same_clients, same_test
 from idiolect.data.sources import cache_root
+from idiolect.data.targets import make_task, with_class_weights, with_task
 from idiolect.data.text import SPECIAL, encoded_as, enlarged, hashed_words
 from idiolect.engine.architecture import Architecture
 from idiolect.engine.backend import Backend, Ray
@@ -54,8 +55,12 @@ def _sourced(
     if key not in known:
         known[key] = load_source(data.source, options, data_dir, data.normalise, fetched)
     dataset = encode_text(known[key], data.text)
+    if data.task is not None and data.source in SOURCES:
+        dataset = with_task(dataset, make_task(data.task.model_dump()))
     if data.classes is not None:
         dataset = with_classes(dataset, data.classes, "the experiment")
+    if data.class_weights is not None:
+        dataset = with_class_weights(dataset, data.class_weights)
     if data.public is None:
         return dataset, None
     if data.public.source == data.source:
@@ -352,11 +357,14 @@ def _data_identity(data: Data) -> dict[str, Any]:
 
 def source_options(data: Data) -> dict[str, Any]:
     """Return the options that a source is read with; those of [data.text] take precedence."""
+    given = dict(data.options)
+    if data.task is not None and data.source not in SOURCES:
+        given["task"] = data.task.model_dump()
     if data.text is None:
-        return dict(data.options)
+        return given
     own = {"length": data.text.length, "next_word": data.text.next_word}
     if data.source not in SOURCES:
-        return {**data.options, **own}
+        return {**given, **own}
     if any(own.values()):
         raise ConfigError(
             f"data.text has a length or next_word, which are for own text, and data.source is "

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import hashlib
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ import torch
 
 from idiolect.core import capabilities
 from idiolect.core.method import Method, RunPlan
+from idiolect.core.task import Classes
 from idiolect.core.tree import Tree
 from idiolect.data.federation import Federation, TestData
 from idiolect.engine.architecture import Architecture, labels
@@ -288,5 +290,9 @@ def _digest(federation: Federation) -> str:
         for rows in part:
             digest.update(f"{len(rows)};".encode())
             digest.update(rows.astype(np.int64).tobytes())
-            digest.update(federation.dataset.y[rows].astype(np.int64).tobytes())
+            y = dataset.y[rows]
+            whole = y.dtype.kind in "iub"
+            digest.update(y.astype(np.int64 if whole else np.float32).tobytes())
+    if dataset.task != Classes():
+        digest.update(json.dumps(dataset.task.to_json()).encode())
     return digest.hexdigest()[:16]

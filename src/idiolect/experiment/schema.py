@@ -82,6 +82,17 @@ class Text(BaseModel):
         return words
 
 
+class TaskTable(WithOptions):
+    """What a label is, with options of the task beside its name; a bare string is a name."""
+
+    name: Literal["classes", "labels", "number", "survival"]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _bare(cls, value: Any) -> Any:
+        return {"name": value} if isinstance(value, str) else value
+
+
 class Data(BaseModel):
     """Where examples come from and who holds them."""
 
@@ -89,6 +100,9 @@ class Data(BaseModel):
 
     source: str = "embedded"
     options: dict[str, Any] = {}  # of the source
+    task: TaskTable | None = None  # absent: the source's own; of own data, classes
+    # In training: "balanced" by the training rows of all clients, or a weight for each class.
+    class_weights: Literal["balanced"] | dict[str, float] | None = None
     normalise: str | None = None
     classes: Annotated[tuple[str, ...], Field(min_length=2)] | None = None  # names, in order
     partition: Named | None = None  # absent: the data's own clients, else iid

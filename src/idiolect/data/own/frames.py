@@ -8,7 +8,16 @@ from typing import Any
 import numpy as np
 
 from idiolect.data.dataset import AnyArray, Dataset
-from idiolect.data.own.tables import ReadOptions, assembled, examples, table_dataset
+from idiolect.data.own.tables import (
+    ReadOptions,
+    array_columns,
+    assembled,
+    examples,
+    table_dataset,
+    targeted,
+    unlabelled,
+)
+from idiolect.data.targets import TaskLike, make_task
 from idiolect.errors import DataError
 
 FRAME = Path("data frame")  # stands for the file's name in messages
@@ -85,16 +94,27 @@ def array_of(values: Any, what: str) -> AnyArray:
     return found
 
 
-def read_arrays(x: Any, y: Any, clients: Any, features: Sequence[str] = ()) -> Dataset:
-    """Make a dataset of arrays: x [row, ...], y [row], and whose each row is [row]."""
+def read_arrays(
+    x: Any, y: Any, clients: Any, features: Sequence[str] = (), task: TaskLike | None = None
+) -> Dataset:
+    """Make a dataset of arrays: x [row, ...], y [row], and whose each row is [row].
+
+    With task "labels" y is [row, label] of 0 and 1, with "survival" [row, 2]: time and event.
+    """
+    chosen = make_task(task)
     made = examples(array_of(x, "x"), "x")
     labels, owners = array_of(y, "y"), None if clients is None else array_of(clients, "clients")
     for name, own in (("y", labels), ("clients", owners)):
-        if own is not None and own.shape != (len(made),):
+        wide = name == "y" and chosen.kind != "classes" and own is not None and own.ndim == 2
+        if own is not None and own.shape[: 1 if wide else None] != (len(made),):
             raise DataError(
                 f"{name} has shape {own.shape} and x has {len(made)} rows; expected one entry for "
                 "each row"
             )
     if features and (made.ndim != 2 or len(features) != made.shape[1]):
         raise DataError(f"{len(features)} names of features for x of shape {made.shape}")
-    return assembled(Path("arrays"), made, labels, owners, None, "arrays", tuple(features))
+    path, names = Path("arrays"), tuple(features)
+    if chosen.kind == "classes":
+        return assembled(path, made, labels, owners, None, "arrays", names)
+    plain = assembled(path, made, unlabelled(len(made)), owners, None, "arrays", names)
+    return targeted(plain, array_columns(labels, "y"), chosen, "arrays")

@@ -3,13 +3,14 @@
 import re
 import zipfile
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from idiolect.core.task import Classes, Task
 from idiolect.data.dataset import AnyArray, Dataset, Rows
 from idiolect.data.parquet import (
     decode_images,
@@ -18,6 +19,7 @@ from idiolect.data.parquet import (
     read_parquet,
     refuse_bomb,
 )
+from idiolect.data.targets import targets
 from idiolect.data.text import Tokens, UserText, sentences, streams
 from idiolect.errors import DataError, IdiolectError
 
@@ -36,6 +38,8 @@ class ReadOptions(NamedTuple):
     vocabulary: int
     next_word: bool
     labelled: bool
+    task: Task = Classes()  # what the label columns hold
+    labels: tuple[str, ...] = ()  # their names, where the task is another than classes
 
     @property
     def words(self) -> int:
@@ -61,6 +65,8 @@ def table_dataset(path: Path, table: Any, options: ReadOptions) -> Dataset:
     For the next word there is no label, and rows stand in the order they were written in. Rows that
     need not be labelled are of one class, `UNLABELLED`, where they are not.
     """
+    if options.task.kind != "classes":
+        return _with_targets(path, table, options)
     label, client, split = options.label, options.client, options.split
     if not table.num_rows:
         raise DataError(f"{path} has no rows; expected at least one example")
@@ -93,6 +99,37 @@ def table_dataset(path: Path, table: Any, options: ReadOptions) -> Dataset:
     features = tuple(name for name in names if name not in (label, client, split))
     x = _numbers(path, table, features)
     return assembled(path, x, labels, clients, origin, "table", features)
+
+
+def _with_targets(path: Path, table: Any, options: ReadOptions) -> Dataset:
+    """Make a dataset with labels of another task than classes: first of the rows without them."""
+    names, task = table.column_names, options.task
+    found = [name for name in options.labels if name in names]
+    if options.labelled and (missing := [name for name in options.labels if name not in names]):
+        raise DataError(
+            f"{path} has no column '{missing[0]}'; it has {', '.join(names)}: name the label "
+            f"{'columns' if task.kind == 'survival' else 'column'} of task {task.kind} with the "
+            "option label (data.options.label, --label)"
+        )
+    plain = options._replace(label=options.labels[0], labelled=False, task=Classes())
+    kept = table.select([name for name in names if name not in found])
+    if not kept.num_columns:
+        raise DataError(f"{path} has no feature column beside the label; expected at least one")
+    dataset = table_dataset(path, kept, plain)
+    if len(found) < len(options.labels):
+        return dataset
+    cells = task.kind == "labels" and len(found) == 1  # may be empty: no label
+    columns = {
+        name: np.asarray(table[name].to_pylist()) if cells else _values(path, table, name)
+        for name in found
+    }
+    return targeted(dataset, columns, task, str(path))
+
+
+def targeted(dataset: Dataset, columns: Mapping[str, AnyArray], task: Task, where: str) -> Dataset:
+    """Give a dataset label columns of another task than classes."""
+    y, outputs = targets(columns, task, where)
+    return replace(dataset, y=y, classes=tuple(outputs), task=task)
 
 
 def _texts(path: Path, table: Any, options: ReadOptions) -> list[str] | None:
@@ -213,7 +250,21 @@ def read_npz(path: Path, options: ReadOptions) -> Dataset:
     origin = origin_codes(found[split], str(path)) if split in found else None
     x = examples(found["x"], str(path))
     labels = found[label] if label in found else unlabelled(len(x))
-    return assembled(path, x, labels, found.get(client), origin, "file")
+    if options.task.kind == "classes" or label not in found:
+        return assembled(path, x, labels, found.get(client), origin, "file")
+    if len(labels) != len(x) or labels.ndim > 2:
+        raise DataError(
+            f"{path}: y has shape {labels.shape} for {len(x)} examples; expected as many"
+        )
+    plain = assembled(path, x, unlabelled(len(x)), found.get(client), origin, "file")
+    return targeted(plain, array_columns(labels, label), options.task, str(path))
+
+
+def array_columns(labels: AnyArray, name: str) -> dict[str, AnyArray]:
+    """Give the columns of an array of labels names."""
+    if labels.ndim == 1:
+        return {name: labels}
+    return {f"{name} {place + 1}": own for place, own in enumerate(labels.T)}
 
 
 def _refuse_false_sizes(path: Path) -> None:
