@@ -30,6 +30,7 @@ from idiolect.engine.deployment_runtime import ServerRuntime
 from idiolect.engine.evaluation import ClientScores, mixed
 from idiolect.engine.final_exchange import Sums, added
 from idiolect.engine.rounds import Round
+from idiolect.engine.row_metrics import MetricChoice
 from idiolect.engine.server_update import Traffic
 from idiolect.errors import ConfigError, DataError, DeployError, MethodError
 from idiolect.experiment.schema import Deployment
@@ -335,6 +336,8 @@ class Server:
         keep: bool = False,
         newcomers: bool = False,
         adapt: bool = True,
+        choice: MetricChoice | None = None,
+        detail: bool = False,
     ) -> list[ClientScores]:
         """Let every node score its models on its own data; `keep` stores the model on the node.
 

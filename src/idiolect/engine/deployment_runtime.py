@@ -174,7 +174,7 @@ class ClientRuntime:
             rows = tree.map(lambda leaf: leaf.unsqueeze(0), (dict(others), deployed))
             sent = sent._replace(own=ExchangeInput(sent.own, *rows))
         test = self._tests["test" if tested else "val"]
-        scores, facts, kept = self._run(task.kind, task, sent, round, test, sample)
+        scores, facts, kept, _ = self._run(task.kind, task, sent, round, test, sample)
         return scores, facts, kept
 
     def _run(

@@ -1,10 +1,10 @@
 """Evaluation: every client's models, scored by the same task in a simulation and on a node."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -13,9 +13,9 @@ from idiolect.core import capabilities, losses, tree
 from idiolect.core.capabilities import FinalExchange, has
 from idiolect.core.client import Batch, Local
 from idiolect.core.method import Sent
+from idiolect.core.metrics import CLASSES, NUMBER, SURVIVAL, Answers
 from idiolect.core.task import Task
 from idiolect.core.tree import Tree
-from idiolect.data.dataset import Dataset
 from idiolect.data.federation import TestData
 from idiolect.data.text import UNK
 from idiolect.engine.client_group import ClientKey, ClientTask
@@ -30,10 +30,21 @@ from idiolect.engine.final_exchange import (
     welcomed,
 )
 from idiolect.engine.outcome import RIGHT
+from idiolect.engine.row_metrics import (
+    GROUPS,
+    VALIDATION,
+    ClientMetrics,
+    ClientOutputs,
+    MetricChoice,
+    in_users_unit,
+    measure,
+)
 from idiolect.engine.server_update import Traffic
 from idiolect.engine.simulation_state import SimulationState
+from idiolect.errors import ConfigError
 
-GROUPS = 64  # of a client's test rows; results of runs with other numbers cannot be paired
+_SQUARE = "mean_square"  # of which the root is taken once all batches are added up
+_MOST_OUTPUTS = 1 << 25  # numbers; more rows than that have the chosen metric alone
 
 
 class ClientScores(NamedTuple):
@@ -44,6 +55,7 @@ class ClientScores(NamedTuple):
     deployed: list[tuple[np.ndarray, Tree]]  # per architecture: clients, personal models; if kept
     exchange_sums: Sums = MappingProxyType({})  # of the final exchange, over all clients
     traffic: Traffic = Traffic(0, 0, 0)  # of that, and of hearing it
+    answers: Mapping[str, Sequence[tuple[int, Answers]]] = MappingProxyType({})  # by model: client
 
 
 def evaluate(
@@ -56,13 +68,17 @@ def evaluate(
     clients: Sequence[np.ndarray] | None = None,
     adapt: bool = True,
     grouped: bool = False,
+    choice: MetricChoice | None = None,
+    detail: bool = False,
 ) -> list[ClientScores]:
     """Score every client's models on validation data, or on test and validation data both.
 
     `only_global` skips `deploy`, which may train; `keep` returns the personal models; clients
     that are `newcomers` adapt instead of deploying. `clients` of each run are scored, or all;
     some at a time, so that only what is kept of them takes room. `grouped` also counts right
-    answers in groups of the test rows, which comparisons of few clients are paired by.
+    answers in groups of the test rows, which comparisons of few clients are paired by. The metric
+    of a `choice` is among the scores; with `detail` all metrics of its task are, those of a
+    baseline too, and the answers about every test row.
 
     Clients that took part in no round adapt as newcomers do, since they have no trained state
     of their own; without `adapt`, which may train, their personal models have no score.
@@ -76,7 +92,8 @@ def evaluate(
         only_global=only_global,
         keep=keep,
         newcomers=newcomers,
-        grouped=grouped and test_data is not None and _one_class(runs[0].train_data.dataset),
+        grouped=grouped and test_data is not None and not runs[0].train_data.dataset.sequential,
+        **_outputs_wanted(simulation, test_data, choice, detail),
     )
     wanted = clients or [np.arange(len(run.train_data.names)) for run in runs]
     never = [np.intersect1d(own, simulation.strangers(run)) for run, own in enumerate(wanted)]
@@ -120,7 +137,8 @@ def _scored(
             for n, group in enumerate(simulation.groups)
         ]
         results = [wait() for wait in started]
-        parts.append([_run_scores(run, results) for run in runs])
+        labels = [_Labels(simulation, test_data, run) for run in runs]
+        parts.append([_run_scores(run, results, task, labels[run]) for run in runs])
     found = [_joined([part[run] for part in parts]) for run in runs]
     if exchange is None:
         return found
@@ -141,19 +159,87 @@ def _exchanged(simulation: SimulationState, clients: Sequence[np.ndarray] | None
     return exchange(Tell(method, keep), simulation.groups, parts, simulation.round)
 
 
+class _Labels:
+    """The labels of one run's clients, in the user's unit."""
+
+    def __init__(
+        self, simulation: SimulationState, test_data: Sequence[TestData] | None, run: int
+    ) -> None:
+        self._train = simulation.runs[run].train_data
+        self._test = None if test_data is None else test_data[run]
+        self.task = self._train.dataset.task
+
+    def outputs(self, client: int, said: Mapping[str, Mapping[str, np.ndarray]]) -> ClientOutputs:
+        """Put a client's labels beside what its models say."""
+        held = self._train
+        y = held.dataset.y
+        val = y[held.val[client]]
+        test = val if self._test is None else self._test.dataset.y[self._test.test[client]]
+        train = y[held.train[client]]
+        return ClientOutputs(self.task, said["test"], said.get("val", {}), test, val, train)
+
+
+def _outputs_wanted(
+    simulation: SimulationState,
+    test_data: Sequence[TestData] | None,
+    choice: MetricChoice | None,
+    detail: bool,
+) -> dict[str, Any]:
+    """Return how the outputs of rows are asked for: padded to the longest of all clients."""
+    if choice is None:
+        return {}
+    runs = simulation.runs
+    dataset = runs[0].train_data.dataset
+    if dataset.sequential:
+        if not choice.native:
+            raise ConfigError(
+                f"evaluate.metric is {choice.name}, and every word has a label; expected accuracy "
+                "or loss"
+            )
+        return {"choice": choice}
+    val = max(len(rows) for run in runs for rows in run.train_data.val)
+    test = val
+    if test_data is not None:
+        test = max(len(rows) for own in test_data for rows in own.test)
+    clients = sum(len(run.train_data.names) for run in runs)
+    detail = detail and clients * test * max(1, len(dataset.classes)) <= _MOST_OUTPUTS
+    moved = choice.threshold is not None and test_data is not None
+    if choice.native and not (detail or moved):
+        return {"choice": choice}
+    beside = test_data is not None and (not choice.native or choice.threshold == VALIDATION)
+    return {"choice": choice, "detail": detail, "outputs": (test, val if beside else -1)}
+
+
 def _run_scores(
-    run: int, results: Sequence[tuple[Sequence[ClientKey], Tree]]
+    run: int,
+    results: Sequence[tuple[Sequence[ClientKey], Tree]],
+    task: "ScoreTask",
+    labels: _Labels,
 ) -> ClientScores | None:
     """Bring one run's results into the order of its clients; None where nobody was asked."""
     clients, parts, deployed = [], [], []
+    answers: dict[str, list[tuple[int, Answers]]] = {}
     for keys, found in results:
         mine = sorted((key.client, n) for n, key in enumerate(keys) if key.run == run)
         if not mine:
             continue
-        scores, facts, kept = found
+        scores, facts, kept, said = found
         clients += [client for client, _ in mine]
         rows = np.array([n for _, n in mine])
-        parts.append(tree.map(lambda leaf, rows=rows: leaf.cpu().numpy()[rows], (scores, facts)))
+        scores, facts, said = tree.map(
+            lambda leaf, rows=rows: leaf.cpu().numpy()[rows], (scores, facts, said)
+        )
+        scores = in_users_unit(scores, labels.task)
+        if said:
+            measured = [
+                task.measure(labels.outputs(client, tree.map(lambda leaf, n=n: leaf[n], said)))
+                for n, (client, _) in enumerate(mine)
+            ]
+            for (client, _), own in zip(mine, measured, strict=True):
+                for name, answer in own.answers.items() if task.detail else ():
+                    answers.setdefault(name, []).append((client, answer))
+            scores = with_marks(scores, [own.marks for own in measured])
+        parts.append((scores, facts))
         for first in tree.leaves(kept)[:1]:
             places = torch.from_numpy(rows).to(first.device)
             deployed.append((np.array([client for client, _ in mine]), tree.take(kept, places)))
@@ -161,7 +247,19 @@ def _run_scores(
         return None
     order = np.argsort(clients)
     scores, facts = tree.map(lambda *leaves: np.concatenate(leaves)[order], *parts)
-    return ClientScores(scores, facts, deployed)
+    return ClientScores(scores, facts, deployed, answers=answers)
+
+
+def with_marks(
+    scores: Mapping[str, Mapping[str, np.ndarray]],
+    marks: Sequence[Mapping[str, Mapping[str, Any]]],
+) -> dict[str, dict[str, np.ndarray]]:
+    """Put the metrics of clients beside their scores; by model and metric, [client]."""
+    found = {model: dict(own) for model, own in scores.items()}
+    for model, own in marks[0].items():
+        stacked = {name: np.stack([one[model][name] for one in marks]) for name in own}
+        found[model] = {**found.get(model, {}), **stacked}
+    return found
 
 
 def _joined(parts: Sequence[ClientScores | None]) -> ClientScores:
@@ -172,7 +270,14 @@ def _joined(parts: Sequence[ClientScores | None]) -> ClientScores:
     scores, facts = tree.map(
         lambda *leaves: np.concatenate(leaves), *[(part.scores, part.facts) for part in some]
     )
-    return ClientScores(scores, facts, _deployed(some))
+    return ClientScores(scores, facts, _deployed(some), answers=_all_answers(some))
+
+
+def _all_answers(parts: Sequence[ClientScores]) -> dict[str, list[tuple[int, Answers]]]:
+    """Put the answers of parts of the clients together, in the clients' order."""
+    names = dict.fromkeys(name for part in parts for name in part.answers)
+    found = {name: [one for part in parts for one in part.answers.get(name, ())] for name in names}
+    return {name: sorted(own, key=lambda pair: pair[0]) for name, own in found.items()}
 
 
 def _deployed(parts: Sequence[ClientScores]) -> list[tuple[np.ndarray, Tree]]:
@@ -212,7 +317,12 @@ def mixed(
         for name in dict.fromkeys([*first.scores, *second.scores])
     }
     kept = _deployed([first, second])
-    return first._replace(scores=scores, facts=laid(first.facts, second.facts), deployed=kept)
+    return first._replace(
+        scores=scores,
+        facts=laid(first.facts, second.facts),
+        deployed=kept,
+        answers=_all_answers([first, second]),
+    )
 
 
 def _both(
@@ -226,7 +336,7 @@ def _both(
 
 @dataclass(frozen=True)
 class ScoreTask(ClientTask):
-    """Scores a client's models on test rows; returns scores, facts and the personal model.
+    """Scores a client's models on test rows; returns scores, facts, personal model and outputs.
 
     `beside` adds scores on validation data; `measured` names further test rows: a test set `common`
     to all, rows that a backdoor `marked`; `only_global` skips `deploy`, which may train; `keep`
@@ -241,6 +351,14 @@ class ScoreTask(ClientTask):
     newcomers: bool = False
     hears: bool = False
     grouped: bool = False  # also count right answers in groups of the test rows
+    choice: MetricChoice | None = None  # what is measured; None: what needs no outputs of rows
+    detail: bool = False  # all metrics of the task
+    outputs: tuple[int, int] = (-1, -1)  # rows that outputs on test and val are padded to; -1: none
+
+    def measure(self, own: ClientOutputs) -> ClientMetrics:
+        """Take the metrics of one client from its outputs."""
+        assert self.choice is not None
+        return measure(own, self.choice, detail=self.detail, grouped=self.grouped)
 
     @property
     def kind(self) -> str:
@@ -253,6 +371,7 @@ class ScoreTask(ClientTask):
             "newcomers": self.newcomers,
             "hears": self.hears,
             "grouped": self.grouped,
+            f"outputs {self.outputs}": self.outputs[0] >= 0,
             **dict.fromkeys(self.measured, True),
         }
         return " ".join(word for word, chosen in words.items() if chosen)
@@ -277,7 +396,7 @@ class ScoreTask(ClientTask):
             return {name: _scores(logits, batch, local.task) for name, logits in said.items()}
 
         marks = _completed(test.mean(score, "test"))
-        if self.grouped:
+        if self.grouped and self.outputs[0] < 0 and local.task.kind == CLASSES:
             for name, groups in right_by_group(
                 lambda batch: capabilities.predict_all(method, models, batch.x, local), test
             ).items():
@@ -295,7 +414,35 @@ class ScoreTask(ClientTask):
             for name, accuracy in weighed.items():
                 marks[name]["common_accuracy"] = accuracy
         facts = {} if self.only_global else capabilities.facts(method, deployed)
-        return marks, facts, models["personal"] if self.keep else ()
+        said = {}
+        for stream, (own, rows) in {
+            "test": (test, self.outputs[0]),
+            "val": (local, self.outputs[1]),
+        }.items():
+            if rows >= 0:
+                said[stream] = outputs_of_rows(
+                    lambda batch: capabilities.predict_all(method, models, batch.x, local),
+                    own,
+                    stream,
+                    rows,
+                )
+        return marks, facts, models["personal"] if self.keep else (), said
+
+
+def outputs_of_rows(
+    predict: Callable[[Batch], dict[str, torch.Tensor]], local: Local, stream: str, rows: int
+) -> dict[str, torch.Tensor]:
+    """Return each model's outputs on a stream's rows, [row, output], padded to so many rows."""
+    names: list[str] = []
+
+    def ask(batch: Batch) -> torch.Tensor:
+        said = predict(batch)
+        names[:] = said
+        return torch.stack(list(said.values()), -1)
+
+    found = local.rows(ask, stream)  # [row, output, model]
+    found = torch.nn.functional.pad(found, (0, 0, 0, 0, 0, rows - len(found)))
+    return {name: found[..., place] for place, name in enumerate(names)}
 
 
 def right_by_group(
@@ -357,27 +504,32 @@ def weighed_by_class(
     }
 
 
-def _scores(logits: torch.Tensor, batch: Batch, task: Task) -> dict[str, torch.Tensor]:
-    scores = {
-        "accuracy": task.score(logits, batch.y, batch.weight),
-        "loss": task.loss(logits, batch.y, batch.weight),
-    }
-    if (
-        task.kind == "classes" and batch.y.dim() == 2
-    ):  # words: a network that says <unk> all the time should be found out
+def _scores(outputs: torch.Tensor, batch: Batch, task: Task) -> dict[str, torch.Tensor]:
+    """Return what can be added up over batches; see `row_metrics.NATIVE`."""
+    y, weight = batch.y, batch.weight
+    loss = task.loss(outputs, y, weight)
+    if task.kind == NUMBER:  # in units of the loss
+        off = outputs.squeeze(-1) - y
+        squares = losses.weighted_mean(off.square(), weight)
+        return {_SQUARE: squares, "mae": losses.weighted_mean(off.abs(), weight), "loss": loss}
+    if task.kind == SURVIVAL:
+        return {"loss": loss}
+    scores = {"accuracy": task.score(outputs, y, weight), "loss": loss}
+    if task.kind == CLASSES and y.dim() == 2:
+        # Words: a network that says <unk> all the time should be found out.
         known = torch.where(batch.y == UNK, -1, batch.y)
-        scores["accuracy_unk_wrong"] = losses.accuracy(logits, known, batch.weight)
+        scores["accuracy_unk_wrong"] = losses.accuracy(outputs, known, weight)
     return scores
 
 
-def _one_class(dataset: Dataset) -> bool:
-    """Say whether an example has one label, a class, so that answers are right or wrong."""
-    return dataset.task.kind == "classes" and not dataset.sequential
-
-
 def _completed(marks: dict[str, dict[str, torch.Tensor]]) -> dict[str, dict[str, torch.Tensor]]:
-    """Add what is no mean itself: the perplexity of next-word models, exp of the mean loss."""
-    return {
-        name: {**seen, "perplexity": seen["loss"].exp()} if "accuracy_unk_wrong" in seen else seen
-        for name, seen in marks.items()
-    }
+    """Add what is no mean itself: perplexity, exp of the mean loss of words; roots of squares."""
+    found = {}
+    for name, seen in marks.items():
+        if "accuracy_unk_wrong" in seen:
+            seen = {**seen, "perplexity": seen["loss"].exp()}
+        if _SQUARE in seen:
+            rest = {metric: value for metric, value in seen.items() if metric != _SQUARE}
+            seen = {"rmse": seen[_SQUARE].sqrt(), **rest}
+        found[name] = seen
+    return found

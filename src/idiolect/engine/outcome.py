@@ -13,6 +13,14 @@ Scores = dict[str, NDArray[Any]]
 RIGHT = "right_by_group"
 """The metric that is no single figure: right answers in groups of a client's test rows, [group]."""
 
+WITHOUT = "without_group"
+"""The chosen metric without each group of a client's test rows in turn, [group]."""
+
+BY_GROUP = (RIGHT, WITHOUT)
+THRESHOLD = "threshold"  # the probability from which a row is called positive, as a metric
+BASELINE = "baseline"
+"""The model that is none: the majority or the mean of a client's training rows."""
+
 
 @dataclass(frozen=True, eq=False)
 class Members:
@@ -88,11 +96,15 @@ class Outcome:
     left_out: tuple[Mapping[str, int], ...] = ()  # per seed: client -> rounds it was left out of
     took_part: tuple[NDArray[Any], ...] = ()  # per seed: [client] in some round; empty: not known
     reasons: tuple[tuple[str, ...], ...] = ()  # per seed: each client's facts in words; or none
+    metric: str = "accuracy"  # that chooses and gives the verdict
+    task: str = "classes"  # the kind of task
+    precision: float = 0.9  # of the metric "recall_at_precision"
+    pooled: tuple[Mapping[str, Any], ...] = ()  # per seed, by model: all clients' rows together
 
     @property
     def models(self) -> list[str]:
         """The models that were scored, `personal` first."""
-        names = sorted({key.split("/")[0] for key in self.final})
+        names = sorted({key.split("/")[0] for key in self.final} - {BASELINE})
         return sorted(names, key=lambda name: (name != "personal", name != "global", name))
 
     @property
@@ -111,6 +123,8 @@ class Tick(NamedTuple):
     accuracy: float
     examples_per_second: float
     seconds_left: float
+    score: float = float("nan")  # the chosen metric on validation data
+    metric: str = "accuracy"  # its name
 
 
 class Watch(Protocol):

@@ -281,6 +281,9 @@ class SplitComparison:
         evaluate = dataclasses.replace(
             made.evaluate, test_curve=False, save_models=False, keep_globals=False
         )
+        by = self._tune and self._tune.metric
+        if by and not evaluate.choice(made.task).natively(by):  # then it has to be measured
+            evaluate = dataclasses.replace(evaluate, metric=by)
         rounds = (self._tune and self._tune.rounds) or made.rounds
         label = f"{made.label} with {settings_text(settings)[:_LONGEST]}"
         return dataclasses.replace(made, label=label, evaluate=evaluate, rounds=rounds)

@@ -15,6 +15,7 @@ import torch
 
 from idiolect.core import capabilities
 from idiolect.core.method import Method, RunPlan
+from idiolect.core.metrics import CLASSES, LABELS, metric
 from idiolect.core.task import Classes
 from idiolect.core.tree import Tree
 from idiolect.data.federation import Federation, TestData
@@ -23,6 +24,7 @@ from idiolect.engine.backend import Backend
 from idiolect.engine.evaluation import ClientScores
 from idiolect.engine.outcome import Members
 from idiolect.engine.rounds import Round, SeededRun, Simulation
+from idiolect.engine.row_metrics import VALIDATION, MetricChoice
 from idiolect.errors import ConfigError, DataError
 
 _SAMPLED = 256  # examples in a federation's digest: enough to detect another file, cheap to read
@@ -42,6 +44,9 @@ class Evaluate:
     clients: int | None = None  # how many curves are of, always the same ones; None: all
     final_clients: int | None = None  # how many are evaluated at the end; None: all
     trace: int = 0  # rounds between records of the server's trace; 0: as `every`
+    metric: str | None = None  # what gives the verdict; None: the task's own
+    precision: float = 0.9  # of the metric "recall_at_precision"
+    threshold: float | str | None = None  # from which a row is positive; None: the likelier answer
 
     def __post_init__(self) -> None:
         if self.every < 1:
@@ -53,6 +58,20 @@ class Evaluate:
             raise ConfigError(
                 f"evaluate.personal is {self.personal!r}, expected one of {', '.join(PERSONAL)}"
             )
+        if isinstance(self.threshold, str) and self.threshold != VALIDATION:
+            raise ConfigError(
+                f"evaluate.threshold is {self.threshold!r}, expected a probability or "
+                f"{VALIDATION!r}"
+            )
+
+    def choice(self, kind: str) -> MetricChoice:
+        """Return what is measured for a kind of task."""
+        name = metric(self.metric or "", kind).name
+        if self.threshold is not None and kind not in (CLASSES, LABELS):
+            raise ConfigError(
+                f"evaluate.threshold is for classes, and the task is {kind}; leave it out"
+            )
+        return MetricChoice(name, kind, self.precision, self.threshold)
 
 
 class Rounds(Protocol):
@@ -73,10 +92,13 @@ class Rounds(Protocol):
         only_global: bool = False,
         keep: bool = False,
         adapt: bool = True,
+        choice: MetricChoice | None = None,
+        detail: bool = False,
     ) -> list[ClientScores]:
         """Evaluate every client on validation data, or on test and validation data.
 
-        With `adapt`, clients that took part in no round adapt as newcomers do.
+        With `adapt`, clients that took part in no round adapt as newcomers do. The metric of a
+        `choice` is among the scores, with `detail` all of its task's.
         """
 
     def padding(self) -> float:
@@ -123,6 +145,16 @@ class Job(ABC):
         """Return who takes part in how many rounds; of several seeds the one with fewest able."""
         able = min(sum(size > 0 for size in members.train) for members in self.members)
         return RunPlan(rounds, able, self.cohort, self.draw, self.releases, self.federated)
+
+    @property
+    def task(self) -> str:
+        """The kind of task."""
+        return CLASSES
+
+    @property
+    def choice(self) -> MetricChoice:
+        """What is measured."""
+        return self.evaluate.choice(self.task)
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -204,8 +236,24 @@ class SimulatedJob(Job):
                 "personal": self.evaluate.personal,
                 "test_curve": self.evaluate.test_curve,
                 **({"clients": self.evaluate.clients} if self.evaluate.clients else {}),
+                **self._measured(),
             },
             "rows": [_digest(federation) for federation in self.federations],
+        }
+
+    @property
+    def task(self) -> str:
+        """The kind of task."""
+        return self.federations[0].dataset.task.kind
+
+    def _measured(self) -> dict[str, Any]:
+        """Return what differs from the usual in what is measured."""
+        asked = self.evaluate
+        usual = metric("", self.task).name
+        return {
+            **({"metric": asked.metric} if asked.metric not in (None, usual) else {}),
+            **({"threshold": asked.threshold} if asked.threshold is not None else {}),
+            **({"precision": asked.precision} if asked.metric == "recall_at_precision" else {}),
         }
 
     def trains_as(self, other: Job) -> bool:

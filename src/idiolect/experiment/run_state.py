@@ -67,10 +67,11 @@ class RunState(NamedTuple):
         Mapping[str, torch.Tensor], ...
     ] = ()  # per seed: sums of the final exchange
     exchanged: tuple[Wire, ...] = ()  # traffic of the final exchange
+    pooled: tuple[Mapping[str, Any], ...] = ()  # per seed, by model: all clients' rows together
 
     def unscored(self) -> "RunState":
         """Return the state before it was evaluated on test data."""
-        return self._replace(final=None, facts={}, exchange_sums=(), exchanged=())
+        return self._replace(final=None, facts={}, exchange_sums=(), exchanged=(), pooled=())
 
 
 # Paths in a run folder.
@@ -199,6 +200,7 @@ def save(path: Path, state: RunState, identity: Mapping[str, Any], place: str) -
         "left_out": [dict(counts) for counts in state.left_out],
         "crossing": dict(state.crossing),
         "exchanged": [dataclasses.asdict(wire) for wire in state.exchanged],
+        "pooled": list(state.pooled),
     }
     checkpoint.save(path, kept, meta)
 
@@ -251,6 +253,7 @@ def load(path: Path, identity: Mapping[str, Any], place: str) -> RunState:
             seed_leaves(parts["told"], f"{place}.") for place in range(len(exchanged))
         ),
         exchanged=exchanged,
+        pooled=tuple(meta.get("pooled", ())),
     )
 
 
@@ -398,6 +401,10 @@ def outcome_of(job: Job, state: RunState) -> Outcome:
         notices=state.notices,
         left_out=state.left_out,
         took_part=_took_part(job, state),
+        metric=job.choice.name,
+        task=job.task,
+        precision=job.evaluate.precision,
+        pooled=state.pooled,
     )
 
 

@@ -19,6 +19,7 @@ from pydantic import (
     model_validator,
 )
 
+from idiolect.core.metrics import metric
 from idiolect.errors import ConfigError, suggest
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -203,6 +204,21 @@ class Evaluation(BaseModel):
     keep_globals: bool = False
     save_models: bool = True
     trace: Whole = 0  # rounds between records of the server's trace; 0: as every
+    metric: str | None = None  # what tunes and gives the verdict; absent: the task's own
+    precision: Share = 0.9  # of the metric recall_at_precision
+    # The probability from which a row is called positive, for two classes and for labels; or
+    # "validation": each client's best on its validation rows. Absent: the likelier answer.
+    threshold: Share | Literal["validation"] | None = None
+
+    @field_validator("metric")
+    @classmethod
+    def _known(cls, name: str | None) -> str | None:
+        if name is not None:
+            try:
+                metric(name)
+            except ConfigError as error:
+                raise ValueError(str(error)) from None
+        return name
 
 
 class Range(BaseModel):
@@ -230,11 +246,17 @@ class Tune(BaseModel):
     search: Literal["grid", "random", "optuna"] = "grid"
     budget: Count | None = None  # trials a method; absent: the largest grid, or 10
     rounds: Count | None = None  # of a trial; absent: as many as the method's own
-    metric: Literal["accuracy", "loss"] = "accuracy"  # on validation data, of the personal models
+    # On validation data, of the personal models; absent: that of [evaluate].
+    metric: str | None = None
     choose: Literal["seed", "all"] = "seed"  # each seed for itself, or one choice by the mean
     seed: Whole = 0  # of the draws
     space: dict[str, Any] = {}  # for every method that has the setting
     methods: dict[str, dict[str, Any]] = {}  # by label: settings of that method alone
+
+    @field_validator("metric")
+    @classmethod
+    def _known(cls, name: str | None) -> str | None:
+        return Evaluation._known(name)
 
 
 class Workers(BaseModel):

@@ -239,6 +239,7 @@ def outcome_of_seeds(outcome: Outcome, seeds: Sequence[int]) -> Outcome:
         final={key: values[places] for key, values in outcome.final.items()},
         facts={key: values[places] for key, values in outcome.facts.items()},
         reasons=tuple(outcome.reasons[place] for place in places) if outcome.reasons else (),
+        pooled=tuple(outcome.pooled[place] for place in places) if outcome.pooled else (),
         speed=outcome.speed.share(len(places) / len(held)),
     )
 
@@ -259,6 +260,9 @@ def joined_outcome(outcomes: Sequence[Outcome], seeds: Sequence[int]) -> Outcome
         final=_together(outcomes, lambda one: one.final, axis=0),
         facts=_together(outcomes, lambda one: one.facts, axis=0),
         reasons=tuple(own for one in outcomes for own in one.reasons),
+        pooled=tuple(own for one in outcomes for own in one.pooled)
+        if all(one.pooled for one in outcomes)
+        else (),
         speed=Speed(
             sum(one.speed.examples for one in outcomes),
             sum(one.speed.train_seconds for one in outcomes),

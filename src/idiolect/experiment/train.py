@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 from idiolect.core import capabilities, checkpoint, tree
 from idiolect.data.federation import TestData
 from idiolect.engine.evaluation import ClientScores
-from idiolect.engine.outcome import Outcome, Scores, Silent, Tick, Watch, Wire
+from idiolect.engine.outcome import BASELINE, Outcome, Scores, Silent, Tick, Watch, Wire
 from idiolect.engine.rounds import Simulation
+from idiolect.engine.row_metrics import pooled
 from idiolect.engine.server_update import Traffic
 from idiolect.errors import ConfigError
 from idiolect.experiment.job import Job, Rounds
@@ -30,9 +31,11 @@ from idiolect.experiment.run_state import (
     trace_records,
 )
 from idiolect.results import statistics
+from idiolect.results.document import plain
 from idiolect.results.run_files import Deployed, save_models
 
 _GROUPED = 64  # clients: with more, comparisons are over clients themselves
+_DETAILED = 300  # clients: with more, the chosen metric alone is taken of each
 _KEPT_BYTES = 1 << 31  # of personal models that are kept after the last round
 
 
@@ -180,16 +183,21 @@ def _wire(traffic: Traffic) -> Wire:
 
 
 def _tick(job: Job, state: RunState, pace: float) -> Tick:
-    loss = accuracy = math.nan
+    loss = accuracy = score = math.nan
+    chosen = job.choice.name
     if state.curve:
         scores = state.curve[-1].scores
         model = "personal" if "val/personal/loss" in scores else "global"
         if f"val/{model}/loss" in scores:
             loss = statistics.mean(scores[f"val/{model}/loss"].reshape(-1))
-            accuracy = statistics.mean(scores[f"val/{model}/accuracy"].reshape(-1))
+            nothing = np.full(1, math.nan)
+            accuracy, score = (
+                statistics.mean(scores.get(f"val/{model}/{name}", nothing).reshape(-1))
+                for name in ("accuracy", chosen)
+            )
     left = pace * (job.rounds - state.round)
     rate = state.speed.examples_per_second
-    return Tick(job.label, state.round, job.rounds, loss, accuracy, rate, left)
+    return Tick(job.label, state.round, job.rounds, loss, accuracy, rate, left, score, chosen)
 
 
 # Evaluation.
@@ -208,7 +216,8 @@ def _evaluated(job: Job, simulation: Rounds, state: RunState) -> RunState:
     if simulation.round % job.evaluate.every == 0 or simulation.round == job.rounds:
         some = sampled_clients(job, job.evaluate.clients)
         # Adapting means training: during the run only where personal models are always wanted.
-        how = {"only_global": job.only_global, "adapt": job.evaluate.personal == "always"}
+        how: dict[str, Any] = {"only_global": job.only_global, "choice": job.choice}
+        how["adapt"] = job.evaluate.personal == "always"
         if job.validated:
             scores |= _scores(_evaluate(simulation, None, some, **how), "val/")
         if job.evaluate.test_curve:
@@ -226,7 +235,8 @@ def _finish(
     scored = clients if some is None else len(some[0])
     keep = tree.nbytes(simulation.tree["server"]) * scored <= _KEPT_BYTES
     grouped = isinstance(simulation, Simulation) and clients <= _GROUPED
-    more = {"grouped": True} if grouped else {}
+    more: dict[str, Any] = {"grouped": True} if grouped else {}
+    more |= {"choice": job.choice, "detail": clients <= _DETAILED}
     verdicts = _evaluate(simulation, job.test_data, some, keep=keep, **more)
     if folder is not None and job.evaluate.save_models:
         for members, verdict in zip(job.members, verdicts, strict=True):
@@ -256,6 +266,7 @@ def _finish(
         exchange_sums=tuple(verdict.exchange_sums for verdict in verdicts),
         exchanged=tuple(_wire(verdict.traffic) for verdict in verdicts),
         widths=simulation.widths,
+        pooled=tuple(plain(pooled(verdict.answers, job.choice)) for verdict in verdicts),
     )
     return state, [verdict.deployed for verdict in verdicts]
 
@@ -374,7 +385,7 @@ def _divergence_notices(job: Job, final: Scores, scored: Clients | None) -> list
         for own, clients in zip(chosen, scored, strict=True):
             own[clients] = True
         tested &= chosen
-    for model in sorted({key.split("/")[0] for key in final}):
+    for model in sorted({key.split("/")[0] for key in final} - {BASELINE}):
         rows = np.argwhere(tested & ~np.isfinite(final[f"{model}/loss"]))
         if len(rows):
             seed, client = rows[0]

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from idiolect.core.metrics import metric
 from idiolect.engine.outcome import Outcome
 from idiolect.errors import ConfigError, Diverged, IdiolectError, MissingExtra, suggest
 from idiolect.experiment.components import build_method, settings_model
@@ -308,7 +309,8 @@ def tune_method(
         trials += own
         for seed in batch:
             chosen[seed] = _best(tune, own, batch if tune.choose == "all" else (seed,), label)
-    return TuningResult(chosen, plain(_record(tune, held, trials, chosen)))
+    name = tune.metric or make(chosen[seeds[0]], seeds[:1]).choice.name
+    return TuningResult(chosen, plain(_record(tune, name, held, trials, chosen)))
 
 
 def settings_folder(folder: Path, settings: Settings) -> Path:
@@ -348,13 +350,20 @@ def _tried(
 
 def _scores(tune: Tune, outcome: Outcome) -> list[float]:
     """Return each seed's mean over clients, of what they would deploy; higher is better."""
-    values = outcome.final[f"{outcome.headline}/val_{tune.metric}"]
-    sign = -1.0 if tune.metric == "loss" else 1.0
-    means = [sign * statistics.mean(np.asarray(row, np.float64)) for row in values]
-    if any(math.isnan(one) for one in means) and tune.metric == "accuracy":
+    own = metric(tune.metric or outcome.metric, outcome.task, outcome.precision)
+    values = outcome.final[f"{outcome.headline}/val_{own.name}"]
+    means = [own.sign * statistics.mean(np.asarray(row, np.float64)) for row in values]
+    if any(math.isnan(one) for one in means) and own.name == "accuracy":
         raise ConfigError(
             "[tune] needs validation rows and some seed has none; give the second share of "
             "data.split more"
+        )
+    losses = np.asarray(outcome.final[f"{outcome.headline}/val_loss"], np.float64)
+    if any(math.isnan(one) for one in means) and own.name != "loss" and np.isfinite(losses).any():
+        raise ConfigError(
+            f"[tune] by {own.title} is not defined on the validation rows of any client, which may "
+            "be too few or of one class; give the second share of data.split more, or set "
+            'tune.metric = "loss"'
         )
     return means
 
@@ -375,14 +384,18 @@ def _best(tune: Tune, trials: Sequence[TuningTrial], seeds: Sequence[int], label
 
 
 def _record(
-    tune: Tune, held: Space, trials: Sequence[TuningTrial], chosen: dict[int, Settings]
+    tune: Tune,
+    name: str,
+    held: Space,
+    trials: Sequence[TuningTrial],
+    chosen: dict[int, Settings],
 ) -> dict[str, Any]:
-    sign = -1.0 if tune.metric == "loss" else 1.0
+    own = metric(name)
     return {
         "search": tune.search,
         "budget": tune.budget,
         "choose": tune.choose,
-        "metric": f"validation {tune.metric}",
+        "metric": f"validation {own.title}",
         "space": {
             key: list(values) if isinstance(values, tuple) else values.model_dump()
             for key, values in held.items()
@@ -391,7 +404,8 @@ def _record(
             {
                 "settings": trial.settings,
                 "validation": [
-                    {"seed": seed, "score": sign * score} for seed, score in trial.scores.items()
+                    {"seed": seed, "score": own.sign * score}
+                    for seed, score in trial.scores.items()
                 ],
                 "failed": trial.failed or None,
             }

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from idiolect.aggregation.guarantee import together
 from idiolect.core.checkpoint import write_whole
-from idiolect.engine.outcome import RIGHT, Outcome
+from idiolect.core.metrics import PRECISION, Metric, fitting, metric
+from idiolect.engine.outcome import BASELINE, BY_GROUP, RIGHT, Outcome
 from idiolect.errors import DataError
 from idiolect.results import statistics
 from idiolect.results.statistics import known_mean
@@ -25,6 +26,7 @@ Row = dict[str, Any]
 
 FILE = "result.json"
 METRICS_FILE = "metrics.parquet"
+_BESIDE = ("val_accuracy", "common_accuracy", "attack_success")
 
 
 def build_document(
@@ -39,9 +41,11 @@ def build_document(
             "complete": complete,
             "seeds": [members.seed for members in outcomes[0].members] if outcomes else [],
             "data": about.get("data", {}),
+            **(_metric(outcomes[0]) if outcomes else {}),
+            **_baseline(outcomes),
             "methods": {outcome.label: _method(outcome) for outcome in outcomes},
             "fairness": statistics.fairness(
-                {one.label: one.final[f"{one.headline}/accuracy"] for one in outcomes}
+                {one.label: one.final[f"{one.headline}/{one.metric}"] for one in outcomes}
             ),
             # Private methods are releases of the same data, so their guarantees add up.
             **({"privacy": together(private, others)} if private else {}),
@@ -113,7 +117,7 @@ def _method(outcome: Outcome) -> Document:
         "rounds": outcome.rounds,
         "notices": list(outcome.notices),
         "headline": {
-            model: statistics.over_seeds(outcome.final[f"{model}/accuracy"])
+            model: statistics.over_seeds(outcome.final[f"{model}/{outcome.metric}"])
             for model in outcome.models
         },
         "best_validation_round": _best_round(outcome),
@@ -146,9 +150,10 @@ def _seed(outcome: Outcome, place: int) -> Document:
         "left_out": dict(outcome.left_out[place]) if outcome.left_out else {},
     }
     if outcome.took_part:
-        scores = {model: outcome.final[f"{model}/accuracy"][place] for model in outcome.models}
+        name = outcome.metric
+        scores = {model: outcome.final[f"{model}/{name}"][place] for model in outcome.models}
         present = np.asarray(outcome.took_part[place], bool)
-        found["participation"] = statistics.participation_of_seed(scores, present)
+        found["participation"] = statistics.participation_of_seed(scores, present, name)
     found["models"] = {model: _model(outcome, place, model) for model in outcome.models}
     found["clients"] = [_client(outcome, place, client) for client in range(len(members.names))]
     return found
@@ -162,13 +167,106 @@ def _model(outcome: Outcome, place: int, model: str) -> Document:
     # Unlike accuracy, the loss of a client that diverged is not left out of the mean.
     losses = np.asarray(outcome.final[f"{model}/loss"][place], np.float64)[tested]
     return {
-        **statistics.over_clients(outcome.final[f"{model}/accuracy"][place], sizes),
+        **statistics.over_clients(outcome.final[f"{model}/{outcome.metric}"][place], sizes),
         "loss": float(losses.mean()) if len(losses) else math.nan,
         **{
-            metric: statistics.mean(outcome.final[f"{model}/{metric}"][place])
-            for metric in ("val_accuracy", "common_accuracy", "attack_success")
-            if metric == "val_accuracy" or f"{model}/{metric}" in outcome.final
+            name: statistics.mean(outcome.final[f"{model}/{name}"][place])
+            for name in (*_BESIDE, f"val_{outcome.metric}")
+            if f"{model}/{name}" in outcome.final
         },
+        **_metrics(outcome, place, model),
+    }
+
+
+def _metrics(outcome: Outcome, place: int, model: str) -> Document:
+    """Return a model's metrics: mean over clients, of how many, and of all rows together."""
+    names = [one for one in fitting(outcome.task) if f"{model}/{one}" in outcome.final]
+    values = {name: outcome.final[f"{model}/{name}"][place] for name in names}
+    pooled = outcome.pooled[place].get(model, {}) if outcome.pooled else {}
+    return {
+        "metrics": {name: statistics.mean(own) for name, own in values.items()},
+        "defined": {name: int((~np.isnan(own)).sum()) for name, own in values.items()},
+        "pooled": pooled.get("metrics") or _pooled_from_clients(outcome, place, values),
+        **{name: own for name, own in pooled.items() if name != "metrics"},
+    }
+
+
+def _pooled_from_clients(
+    outcome: Outcome, place: int, values: Mapping[str, NDArray[Any]]
+) -> Document:
+    """Pool the metrics that are means over rows, where only clients' values are known."""
+    rows = np.asarray(outcome.members[place].test, np.float64)
+    found: dict[str, float] = {}
+    for name, own in values.items():
+        seen = ~np.isnan(own) & (rows > 0)
+        if not seen.any():
+            continue
+        if metric(name).rows is not None:
+            found[name] = float((own * rows)[seen].sum() / rows[seen].sum())
+        elif name == "rmse":
+            found[name] = math.sqrt(float((own**2 * rows)[seen].sum() / rows[seen].sum()))
+    return found
+
+
+def _metric(outcome: Outcome) -> Document:
+    """Say by what methods are compared."""
+    own = metric(outcome.metric, outcome.task, outcome.precision)
+    return {
+        "task": outcome.task,
+        "metric": {
+            "name": own.name,
+            "title": own.title,
+            "higher": own.higher,
+            "percent": own.percent,
+            **({"precision": outcome.precision} if own.name == "recall_at_precision" else {}),
+        },
+    }
+
+
+def metric_of(content: Mapping[str, Any]) -> Metric:
+    """Return the metric by which a result compares methods; accuracy in older ones."""
+    own = content.get("metric") or {}
+    return metric(own.get("name", "accuracy"), None, own.get("precision", PRECISION))
+
+
+_GUESSES = {
+    "classes": "majority class",
+    "labels": "share of each label",
+    "number": "mean",
+    "survival": "the same risk for all",
+}
+
+
+def _baseline(outcomes: Sequence[Outcome]) -> Document:
+    """Return what guessing scores: from each client's own training rows, without a model."""
+    key = f"{BASELINE}/"
+    known = [one for one in outcomes if any(name.startswith(key) for name in one.final)]
+    if not known or f"{key}{known[0].metric}" not in known[0].final:
+        return {}
+    one = known[0]
+    return {
+        "baseline": {
+            "name": _GUESSES[one.task],
+            "headline": statistics.over_seeds(one.final[key + one.metric]),
+            "seeds": [
+                {
+                    "seed": members.seed,
+                    **_metrics(one, place, BASELINE),
+                    "clients": [
+                        {
+                            "client": name,
+                            **{
+                                full.removeprefix(key): values[place, client]
+                                for full, values in one.final.items()
+                                if full.startswith(key)
+                            },
+                        }
+                        for client, name in enumerate(members.names)
+                    ],
+                }
+                for place, members in enumerate(one.members)
+            ],
+        }
     }
 
 
@@ -176,9 +274,10 @@ def _client(outcome: Outcome, place: int, client: int) -> Document:
     members = outcome.members[place]
     models: dict[str, dict[str, Any]] = {model: {} for model in outcome.models}
     for key, values in outcome.final.items():
-        model, metric = key.split("/")
-        found = values[place, client]
-        models[model][metric] = _counts(found) if metric == RIGHT else found
+        model, name = key.split("/")
+        if model != BASELINE:
+            found = values[place, client]
+            models[model][name] = _line(found, name) if name in BY_GROUP else found
     return {
         "client": members.names[client],
         **({"network": members.networks[client]} if members.networks else {}),
@@ -191,23 +290,25 @@ def _client(outcome: Outcome, place: int, client: int) -> Document:
     }
 
 
-def _counts(groups: NDArray[np.floating]) -> str | None:
-    """Write counts of right answers in a line; None for a client that was not evaluated."""
-    if not np.isfinite(groups).all():
-        return None
-    return " ".join(str(int(count)) for count in groups)
+def _line(groups: NDArray[np.floating], name: str) -> str | None:
+    """Write the values of groups in a line; None for a client that was not evaluated."""
+    if name == RIGHT:
+        whole = np.isfinite(groups).all()
+        return " ".join(str(int(count)) for count in groups) if whole else None
+    seen = groups[~np.isnan(groups)]  # a group without rows has none
+    return " ".join(f"{value:.9g}" for value in seen) if len(seen) else None
 
 
 def _best_round(outcome: Outcome) -> Document:
     """Return where validation was best, beside the headline, which is always the last round."""
     best = {}
     for model in outcome.models:
-        curve = outcome.curves.get(f"val/{model}/accuracy")
+        curve = outcome.curves.get(f"val/{model}/{outcome.metric}")
         if curve is None or np.isnan(curve).all():
             continue
         means = [statistics.mean(point.reshape(-1)) for point in curve]
-        place = int(np.nanargmax(means))
-        best[model] = {"round": outcome.evaluated[place], "val_accuracy": means[place]}
+        place = int(np.nanargmax(metric(outcome.metric).sign * np.array(means)))
+        best[model] = {"round": outcome.evaluated[place], f"val_{outcome.metric}": means[place]}
     return best
 
 
@@ -215,10 +316,10 @@ def _curves(outcome: Outcome) -> Document:
     """Return the curves on validation data: mean over clients, [evaluation, seed]."""
     models: dict[str, dict[str, list[list[float]]]] = {}
     for key, curve in outcome.curves.items():
-        split, model, metric = key.split("/")
+        split, model, name = key.split("/")
         if split == "val":
             rows = [[statistics.mean(seed) for seed in point] for point in curve]
-            models.setdefault(model, {})[metric] = rows
+            models.setdefault(model, {})[name] = rows
     return {"rounds": list(outcome.evaluated), "val": models}
 
 
@@ -271,21 +372,21 @@ def _score_columns(outcome: Outcome) -> Iterator[dict[str, Any]]:
         clients = names if chosen is None else [names[client] for client in chosen]
         for point, round in enumerate(outcome.evaluated):
             for key in sorted(outcome.curves):
-                split, model, metric = key.split("/")
+                split, model, name = key.split("/")
                 values = np.asarray(outcome.curves[key][point, place], np.float64)
-                found = {"model": model, "metric": metric, "value": values, "split": split}
+                found = {"model": model, "metric": name, "value": values, "split": split}
                 yield {**both, "round": round, "client": clients, **found}
         chosen = outcome.scored[place] if outcome.scored else None
         clients = names if chosen is None else [names[client] for client in chosen]
         for key in sorted(outcome.final):
-            model, metric = key.split("/")
-            if metric == RIGHT:
+            model, name = key.split("/")
+            if name in BY_GROUP:
                 continue
             values = np.asarray(outcome.final[key][place], np.float64)
             values = values if chosen is None else values[chosen]
-            split = "val" if metric.startswith("val_") else "test"
-            metric = metric.removeprefix("val_")
-            found = {"model": model, "metric": metric, "value": values, "split": split}
+            split = "val" if name.startswith("val_") else "test"
+            name = name.removeprefix("val_")
+            found = {"model": model, "metric": name, "value": values, "split": split}
             yield {**both, "round": outcome.rounds, "client": clients, **found}
 
 
@@ -318,12 +419,13 @@ def table(result: str | Path | Document) -> list[Row]:
 def summary(content: Document) -> list[Row]:
     """Return one row per method and model: the figures of a paper's table."""
     rows = []
+    own = metric_of(content)
     for label, method in content["methods"].items():
         traffic = [seed["traffic"] for seed in method["seeds"]]
         megabytes = known_mean([(own["bytes_down"] + own["bytes_up"]) for own in traffic])
         for model, figures in method["headline"].items():
             per_seed = [seed["models"][model] for seed in method["seeds"]]
-            means = [value for value in _client_means(method, model) if value is not None]
+            means = [v for v in _client_means(method, model, own.name) if v is not None]
             rows.append(
                 {
                     "method": label,
@@ -332,7 +434,7 @@ def summary(content: Document) -> list[Row]:
                     "std_seeds": figures["seeds"]["std"],
                     "std_clients": figures["clients"]["std"],
                     "weighted_mean": known_mean([seed["weighted_mean"] for seed in per_seed]),
-                    "worst_client": min(means, default=None),
+                    "worst_client": (min if own.higher else max)(means, default=None),
                     "rounds": method["rounds"],
                     "megabytes": None if megabytes is None else megabytes / 1e6,
                     "seconds": method["speed"]["seconds"],
@@ -342,20 +444,21 @@ def summary(content: Document) -> list[Row]:
 
 
 def per_client(content: Document) -> tuple[list[str], list[tuple[str, list[float | None]]]]:
-    """Return the clients' names, and per method their personal accuracy, mean over seeds.
+    """Return the clients' names, and per method their personal score, mean over seeds.
 
     Where names differ from seed to seed, clients are numbered.
     """
     columns = []
     names: list[str] = []
+    own = metric_of(content).name
     for label, method in content["methods"].items():
         listed = [[client["client"] for client in seed["clients"]] for seed in method["seeds"]]
         same = all(one == listed[0] for one in listed)
         names = listed[0] if same else [f"client {place}" for place in range(len(listed[0]))]
-        columns.append((label, _client_means(method, next(iter(method["headline"])))))
+        columns.append((label, _client_means(method, next(iter(method["headline"])), own)))
     return names, columns
 
 
-def _client_means(method: Mapping[str, Any], model: str) -> list[float | None]:
-    scores = [[c[model]["accuracy"] for c in seed["clients"]] for seed in method["seeds"]]
+def _client_means(method: Mapping[str, Any], model: str, name: str) -> list[float | None]:
+    scores = [[c[model][name] for c in seed["clients"]] for seed in method["seeds"]]
     return [known_mean(values) for values in zip(*scores, strict=True)]

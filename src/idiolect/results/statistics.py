@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from idiolect.core.metrics import metric
 from idiolect.engine.outcome import Outcome
 
 Figures = dict[str, float]
@@ -119,14 +120,14 @@ def _pair(own: float, other: float) -> dict[str, Any]:
 
 
 def participation_of_seed(
-    scores: Mapping[str, Scores], took_part: NDArray[np.bool_]
+    scores: Mapping[str, Scores], took_part: NDArray[np.bool_], name: str = "accuracy"
 ) -> dict[str, Any]:
-    """Count the clients of one seed, and average each model's accuracy over all and both parts."""
+    """Count the clients of one seed, and average each model's metric over all and both parts."""
     masks = (np.ones_like(took_part), took_part, ~took_part)
     parts = dict(zip(PARTICIPATION, masks, strict=True))
     return {
         "clients": {kind: int(chosen.sum()) for kind, chosen in parts.items()},
-        "accuracy": {
+        name: {
             model: {kind: mean(values[chosen]) for kind, chosen in parts.items()}
             for model, values in scores.items()
         },
@@ -138,16 +139,17 @@ def participation_over_seeds(method: Mapping[str, Any]) -> dict[str, Any]:
     seeds = [seed["participation"] for seed in method["seeds"] if "participation" in seed]
     if not seeds:
         return {}
+    name = next(key for key in seeds[0] if key != "clients")
     return {
         "clients": {
             kind: known_mean([own["clients"][kind] for own in seeds]) for kind in PARTICIPATION
         },
-        "accuracy": {
+        name: {
             model: {
-                kind: known_mean([own["accuracy"][model][kind] for own in seeds])
+                kind: known_mean([own[name][model][kind] for own in seeds])
                 for kind in PARTICIPATION
             }
-            for model in seeds[0]["accuracy"]
+            for model in seeds[0][name]
         },
     }
 
@@ -160,32 +162,36 @@ def participation_lines(methods: Mapping[str, Mapping[str, Any]]) -> list[str]:
         if not found or not found["clients"]["never"]:
             continue
         clients = found["clients"]
-        first = next(iter(found["accuracy"].values()))
+        name = next(key for key in found if key != "clients")
+        first = next(iter(found[name].values()))
         lines.append(
-            f"{label}: {_percent(first['all'])} over all {clients['all']:g} clients; "
-            f"{_percent(first['took_part'])} over the {clients['took_part']:g} that took part; "
-            f"{_percent(first['never'])} over the {clients['never']:g} that never did, with models "
-            "as newcomers get them"
+            f"{label}: {_written(name, first['all'])} over all {clients['all']:g} clients; "
+            f"{_written(name, first['took_part'])} over the {clients['took_part']:g} that took "
+            f"part; {_written(name, first['never'])} over the {clients['never']:g} that never did, "
+            "with models as newcomers get them"
         )
     return lines
 
 
-def _percent(value: float | None) -> str:
-    return "–" if value is None else f"{100 * value:.2f} %"
+def _written(name: str, value: float | None) -> str:
+    own = metric(name)
+    if value is None or not own.percent:
+        return own.written(value)
+    return f"{100 * value:.2f} %"
 
 
 # Rounds and bytes until the last round's validation accuracy was nearly reached.
 
 
 def reached(outcome: Outcome, tolerance: float = TOLERANCE) -> dict[str, Any] | None:
-    """Find the first evaluated round from which validation accuracy stays near the last round's.
+    """Find the first evaluated round from which the metric stays near the last round's.
 
-    Accuracy is the mean over clients and seeds, of personal models where they were evaluated during
-    training, else of the global one. A round sends the same trees to as many clients as any other,
-    so bytes grow with rounds. None where there is no curve.
+    It is taken on validation data, the mean over clients and seeds, of personal models where they
+    were evaluated during training, else of the global one. A round sends the same trees to as many
+    clients as any other, so bytes grow with rounds. None where there is no curve.
     """
     for model in outcome.models:
-        curve = outcome.curves.get(f"val/{model}/accuracy")
+        curve = outcome.curves.get(f"val/{model}/{outcome.metric}")
         if curve is not None and not np.isnan(curve[-1]).all():
             break
     else:
@@ -204,8 +210,13 @@ def reached(outcome: Outcome, tolerance: float = TOLERANCE) -> dict[str, Any] | 
 
 
 def _first_near(outcome: Outcome, curve: np.ndarray, tolerance: float) -> int:
-    """Go back from the end while accuracy is at most the tolerance below the last."""
-    means = [mean(point.reshape(-1)) for point in curve]
+    """Go back from the end while the metric is at most the tolerance worse than the last.
+
+    Of a metric that is no share, the tolerance is a share of the last value.
+    """
+    own = metric(outcome.metric)
+    means = [own.sign * mean(point.reshape(-1)) for point in curve]
+    tolerance *= 1 if own.percent else abs(means[-1])
     enough = means[-1] - tolerance - 1e-9  # 0.80 - 0.01 is not 0.79 in binary
     place = len(means) - 1
     while place and means[place - 1] >= enough:
