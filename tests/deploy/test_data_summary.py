@@ -10,11 +10,13 @@ from test_limits import FEDAVG, TOML, site
 from idiolect.data.dataset import Moments, decoding
 from idiolect.deploy import data_summary, handshake, protocol
 from idiolect.deploy.data_summary import ExampleForm
+from idiolect.deploy.flare.supervisor import node_words
 from idiolect.deploy.messenger import Answer
 from idiolect.deploy.node import Node
 from idiolect.deploy.node_process import InProcess
 from idiolect.deploy.protocol import Refused
 from idiolect.deploy.serve_experiment import make_messenger, serve
+from idiolect.engine.outcome import Silent
 from idiolect.experiment.load import parse_experiment
 from idiolect.experiment.portable import export_experiment
 
@@ -160,3 +162,43 @@ def test_bytes_have_bounds():
     for mean, squares in ((flat * 3, flat), (flat, flat * 1e7), (-flat, flat)):
         with pytest.raises(Refused):
             data_summary._refuse_impossible("x", Moments(10.0, mean, squares), 10, form)
+
+
+def test_a_unit_mix_up_is_named_to_the_lead_and_to_the_site_before_round_1(tmp_path, caplog):
+    """Glucose of one site in mmol/L: 18 times less, well within ten spreads."""
+    tmp_path.mkdir(exist_ok=True)
+    nodes = []
+    for n in range(4):
+        own = site(tmp_path, 110, f"clinic-{n}", n)
+        path = tmp_path / f"clinic-{n}.csv"
+        head, *lines = path.read_text().splitlines()
+        by = 18 if n == 2 else 1
+        cells = [one.split(",", 1) for one in lines]
+        changed = [f"{(105 + 25 * float(one)) / by:.4f},{rest}" for one, rest in cells]
+        path.write_text("\n".join([head, *changed]) + "\n")
+        nodes.append(Node(own))
+    text = export_experiment(parse_experiment(TOML + FEDAVG, (*SETS, "rounds=1")))
+    said = []
+
+    class Heard(Silent):
+        def note(self, text):
+            said.append(text)
+
+        def tick(self, tick):
+            said.append("round 1")
+
+    transport = InProcess({node._site.name: node for node in nodes})
+    serve(make_messenger(transport, text, tmp_path), text, "r1", tmp_path, watch=Heard())
+    first = said[: said.index("round 1")]
+    assert len([one for one in first if "the mean of clinic-2" in one and "mmol/L" in one]) == 1
+    assert not [one for one in said if "the mean of clinic-0" in one]
+    told = [record for record in caplog.records if "beside the other sites: " in record.message]
+    assert len(told) == 1 and "clinic-2" in told[0].message
+
+
+def test_the_console_of_a_node_shows_remarks_and_refusals_only():
+    kept = "2026 WARNING beside the other sites: x: check its units"
+    assert node_words(kept) == "beside the other sites: x: check its units"
+    assert node_words("2026 ERROR refused with 'data': no column") == "refused 'data': no column"
+    assert node_words("2026 ERROR refused with 'closed': a message") == ""
+    assert node_words("2026 INFO round 3 of fedavg is done") == ""

@@ -18,6 +18,7 @@ import numpy as np
 
 from idiolect.data import Dataset, Federation
 from idiolect.data.dataset import Moments
+from idiolect.data.description import far_from_others, far_words
 from idiolect.data.federation import TrainData
 from idiolect.deploy import protocol
 from idiolect.deploy.messenger import Answer
@@ -188,6 +189,30 @@ def joined(moments: Mapping[str, Moments], robust: bool) -> tuple[Moments, list[
         np.where(columns, centre, total.mean),
         np.where(columns, typical * total.seen, total.squares),
     ), names
+
+
+_MOST_NAMED = 3  # columns of one site
+
+
+def unlike_means(moments: Mapping[str, Moments]) -> list[tuple[str, str]]:
+    """Return each site that is far from the others in some column of a table, with words on it.
+
+    Names of columns stay at the sites, so columns are counted.
+    """
+    sites = sorted(moments)
+    if len(sites) < 2 or moments[sites[0]].mean.ndim != 1:
+        return []
+    mean = np.stack([np.ravel(moments[site].mean) for site in sites])
+    squares = np.stack([np.ravel(moments[site].squares) for site in sites])
+    counts = np.array([[moments[site].seen] for site in sites], np.float64)
+    far = far_from_others(mean, np.sqrt(squares / counts), np.broadcast_to(counts, mean.shape))
+    found = []
+    for place, site in enumerate(sites):
+        for column in np.flatnonzero(far[place])[:_MOST_NAMED]:
+            others = np.delete(mean[:, column], place).tolist()
+            name = f"column {column + 1}"
+            found.append((site, far_words(site, name, float(mean[place, column]), others)))
+    return found
 
 
 def _worst(values: np.ndarray) -> float:

@@ -34,6 +34,7 @@ from idiolect.deploy.data_summary import (
     read_statistics,
     refuse_impossible,
     refuse_unlike,
+    unlike_means,
 )
 from idiolect.deploy.messenger import SILENT, Answer, Messenger
 from idiolect.deploy.node_records import NOBODY
@@ -85,7 +86,9 @@ class NodeRegistry:
         self.entries: dict[str, NodeEntry] = read_entries(path) if path.exists() else {}
         self._agreed = b""
         self._least: dict[str, tuple[int, int]] = {}  # sites in a run and a round, by each policy
-        self.remarks: list[str] = []  # about sites, for readers of the result
+        self.remarks: list[str] = []  # about sites, for the lead and for readers of the result
+        self._shown: set[str] = set()  # sites whose figures others may see
+        self._odd: dict[str, list[str]] = {}  # the same by site, for the sites
         messenger.reopen = self._reopen
 
     # Joining.
@@ -106,6 +109,8 @@ class NodeRegistry:
                 raise Refused("data", f"{site} brings other data than when the run began")
             refuse_impossible(site, answer, entry, self._seeds)
             self._least[site] = _least(answer)
+            if answer.message.head.get("shown", True) is True:
+                self._shown.add(site)
             answers[site] = answer
             self.entries[site] = entry
 
@@ -121,8 +126,30 @@ class NodeRegistry:
         self._agreed = protocol.pack("agree", head, self._scaling(answers, normalise, robust))
         agreed = dict.fromkeys(answers, self._agreed)
         messenger.ask(agreed, messenger.policy.join, lambda site, answer: None)
+        self._tell_remarks()
         plain = {site: asdict(entry) for site, entry in self.entries.items()}
         write_whole(self._path, (json.dumps(plain, indent=1) + "\n").encode())
+
+    def _tell_remarks(self) -> None:
+        """Tell each site what is odd about its own data beside the others', before round 1."""
+        messages = {
+            site: protocol.pack("remark", {"run": self._run, "remarks": words})
+            for site, words in self._odd.items()
+            if self.messenger.there(site)
+        }
+        self.messenger.ask(messages, self.messenger.policy.join, lambda site, answer: None)
+
+    def _note(self, site: str, text: str, figures: bool = False) -> None:
+        """Remark on a site once: for the log, the lead, the result, and the site itself.
+
+        Remarks with `figures` of a site that is not to be shown are for this site alone.
+        """
+        if text in self._odd.setdefault(site, []):
+            return
+        self._odd[site].append(text)
+        if not figures or site in self._shown:
+            log.warning(text)
+            self.remarks.append(text)
 
     def _refuse(self, refused: Mapping[str, Refused], first_time: bool) -> None:
         """Report who cannot join; at the first start, go on only without absent nodes."""
@@ -237,13 +264,14 @@ class NodeRegistry:
             raise DeployError("the nodes' statistics do not fit each other")
         found, far = joined(moments, robust)
         for site in far:
-            text = (
+            self._note(
+                site,
                 f"{site} sent means or deviations far from the other sites'; the columns in which "
-                "it did are scaled by the median over the sites: check its units and its data"
+                "it did are scaled by the median over the sites: check its units and its data",
             )
-            if text not in self.remarks:
-                log.warning(text)
-                self.remarks.append(text)
+        for site, text in unlike_means(moments):
+            if site not in far:
+                self._note(site, text, figures=True)
         return found
 
     # What is known.

@@ -187,6 +187,7 @@ class Node:
             "descriptions": [h.description if data.source else "" for h in data.federations],
             "sizes": sizes,
             "least": [policy.min_sites, policy.min_cohort],
+            "shown": policy.describe == "all",
             "form": ExampleForm.of(data.federations[0]).plain(),
             "features": features_fingerprint(data.federations),
         }

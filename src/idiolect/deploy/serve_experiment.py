@@ -219,6 +219,9 @@ def serve(
     )
     rules = {table.aggregate.name for table in experiment.methods if table.aggregate}
     registry.gather(experiment.data.normalise, bool(rules & (set(RULES) - {"mean"})))
+    if watch is not None:
+        for text in registry.remarks:
+            watch.note(text)  # before round 1
     blank = _described(registry, folder, seeds)
     public = None
     if any(method.public == "server" for method in methods.values()):

@@ -258,6 +258,7 @@ class FederationRun:
         self._session = AdminSession(kit)
         self._seen = ("", -1)  # label and round of the last progress
         self._since = time.monotonic()
+        self._noted: set[str] = set()  # what the server noted and was said
         self._waited: list[str] = []  # of whom it was said that they are waited for
 
     def finish(self) -> Path:
@@ -355,6 +356,11 @@ class FederationRun:
 
     def _tell(self, job: str) -> None:
         found = progress(self._session, job)
+        notes = found.get("notes", ())
+        for text in notes if isinstance(notes, list) else ():
+            if isinstance(text, str) and text not in self._noted:
+                self._noted.add(text)
+                self._say(f"note: {text}")
         seen = (str(found.get("label", "")), int(found.get("round", -1)))
         if found.get("state") and seen != self._seen and seen[1] >= 0:
             self._seen, self._since, self._waited = seen, time.monotonic(), []

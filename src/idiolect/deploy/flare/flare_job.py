@@ -56,6 +56,7 @@ class Tidy:
 
 log = logging.getLogger("idiolect.flare")
 _SERVER = "server"  # what the engine calls the server's end of a job
+_MOST_NOTES, _LONGEST_NOTE = 20, 400  # for an admin who asks how far the run is
 _PATIENCE = 10.0  # timeouts of the server until a call is given up
 
 
@@ -175,6 +176,7 @@ class _Progress(Silent):
 
     def __init__(self, run: str) -> None:
         self.state: dict[str, Any] = {"run": run, "state": "starting"}
+        self.notes: list[str] = []
         self.post: Messenger | None = None
         self._tidy = Tidy()
 
@@ -193,8 +195,11 @@ class _Progress(Silent):
         self.update(label=tick.label, round=tick.round, rounds=tick.rounds, time=time.time())
 
     def note(self, text: str) -> None:
-        """Log something the user should know."""
+        """Log something the user should know, and keep it for an admin who asks."""
         log.info(text)
+        if len(self.notes) < _MOST_NOTES:
+            self.notes.append(text[:_LONGEST_NOTE])
+            self.update(notes=list(self.notes))
 
     def end(self, label: str, seconds: float) -> None:
         """Note that a method is trained and scored."""

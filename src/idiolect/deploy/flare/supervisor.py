@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from idiolect.core.checkpoint import write_whole
+from idiolect.deploy.disclosure import REMARK
 from idiolect.deploy.flare import require
 from idiolect.deploy.flare.job_layout import MODULES
 from idiolect.deploy.flare.kits import HOST_FILE, NODE_FILE, MemberKit, settle
@@ -112,22 +113,43 @@ def end_group(process: "subprocess.Popen[bytes]", grace: float = 5.0) -> None:
 
 
 def _follow(kit: MemberKit, process: "subprocess.Popen[bytes]", say: Say) -> None:
-    """Tell what the log shows, until the process ends."""
+    """Tell what the logs show, until the process ends."""
     path, signs = _log(kit), _SIGNS[kit.role]
-    place = path.stat().st_size if path.exists() else 0
+    own = kit.home / "node.log"  # of the training process
+    places = {one: one.stat().st_size if one.exists() else 0 for one in (path, own)}
     while process.poll() is None:
         time.sleep(0.5)
-        if not path.exists():
-            continue
-        place = min(place, path.stat().st_size)  # the log may have been rotated
-        with path.open("rb") as file:
-            file.seek(place)
-            text = file.read().decode(errors="replace")
-            place = file.tell()
-        for line in text.splitlines():
+        for line in _new_lines(path, places):
             for mark, words in signs.items():
                 if mark in line:
                     say(words + (f": {line.split(mark)[1][:60]}" if mark.endswith(" ") else ""))
+        for line in _new_lines(own, places):
+            if words := node_words(line):
+                say(words)
+
+
+def _new_lines(path: Path, places: "dict[Path, int]") -> list[str]:
+    """Return the lines that were added to a log since the last look."""
+    if not path.exists():
+        return []
+    with path.open("rb") as file:
+        file.seek(min(places[path], path.stat().st_size))  # the log may have been rotated
+        text = file.read().decode(errors="replace")
+        places[path] = file.tell()
+    return text.splitlines()
+
+
+def node_words(line: str) -> str:
+    """Return what of a line in a training process's log is for the operator's eyes, if anything.
+
+    Remarks about the site's data, and refusals with their cause; not those that a restart mends.
+    """
+    for mark, words in ((f"WARNING {REMARK}", REMARK), ("ERROR refused with ", "refused ")):
+        if mark in line:
+            said = line.split(mark, 1)[1]
+            passing = said.startswith(("'closed'", "'protocol'", "'busy'"))
+            return "" if passing else f"{words}{said[:400]}"
+    return ""
 
 
 _SETTINGS = {
