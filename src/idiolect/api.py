@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from torch import nn
 
+from idiolect.analysis.progress import shown
 from idiolect.core import tree
 from idiolect.core.method import Method
 from idiolect.data import SOURCES, Dataset, Federation, load, read
@@ -20,7 +21,7 @@ from idiolect.data.preprocessing import Preprocessing
 from idiolect.data.sources import cache_root
 from idiolect.engine.architecture import Architecture, Build, bound, build_modules
 from idiolect.engine.backend import Backend
-from idiolect.engine.outcome import Outcome, Watch
+from idiolect.engine.outcome import Outcome, Several, Watch
 from idiolect.engine.personal_model import PersonalModel, Predictions
 from idiolect.errors import ConfigError, DataError, MethodError, suggest
 from idiolect.experiment.job import Evaluate, SimulatedJob
@@ -164,11 +165,13 @@ def fit(
     backend: str | Backend = "vectorised",
     every: int = 1,
     watch: Watch | None = None,
+    progress: bool | None = None,
     **settings: Any,
 ) -> Result:
     """Train a method on a federation; further arguments are the method's settings.
 
-    `backend` is the name of a kind, or a `Backend` with settings of its own.
+    `backend` is the name of a kind, or a `Backend` with settings of its own. `progress` shows a
+    bar; by default in a notebook and on a terminal.
     """
     _check_arguments(federation, rounds=rounds, seed=seed, every=every)
     chosen = _method(method, settings)
@@ -192,7 +195,8 @@ def fit(
         backend=_machine(backend, device),
         evaluate=Evaluate(every=every),
     ).settled()
-    trained = train(job, watch=watch)
+    with shown(progress) as screen:
+        trained = train(job, watch=Several([screen, *([watch] if watch else [])]))
     return Result(trained.outcome, trained.deployed[0], job)
 
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from idiolect.analysis.report.page import page_content, page_html, page_update
 from idiolect.analysis.report.report_data import ReportData, curves_of, experiment_text, read_run
-from idiolect.engine.outcome import Outcome, Silent, Tick
+from idiolect.engine.outcome import Outcome, Silent, Stage, Tick
 from idiolect.errors import ConfigError, IdiolectError
 from idiolect.results import document, run_files
 
@@ -104,6 +104,12 @@ class LiveRun(Silent):
     def tick(self, tick: Tick) -> None:
         """Note the round."""
         self._note(tick.label, f"round {tick.round} of {tick.rounds}")
+
+    def stage(self, stage: Stage) -> None:
+        """Note what is done after the rounds."""
+        if stage.label and stage.name != "rounds":
+            of = f", {stage.done:.0f} of {stage.clients} clients" if stage.clients > 1 else ""
+            self._note(stage.label, f"{stage.name}{of}")
 
     def scored(self, outcome: Callable[[], Outcome]) -> None:
         """Keep the latest scores without computing them."""

@@ -1,25 +1,22 @@
 """The screen: tables of results, JSON, and progress of a run."""
 
 import json
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.table import Table
 from rich.text import Text
 
 from idiolect.cli.command_base import printable
-from idiolect.engine.outcome import Silent, Tick, Watch
+from idiolect.engine.outcome import Watch
 from idiolect.results import statistics
 from idiolect.results.document import Document, per_client, summary
 from idiolect.version import VERSION
 
 MOST_CLIENTS = 30  # more make a table that nobody reads; result.json has them all
-_LINES = 10  # of progress for each method, where the output is no terminal
 
 
 class PlainConsole(Console):
@@ -167,96 +164,8 @@ def print_traffic(screen: Console, methods: Document) -> None:
 
 @contextmanager
 def progress(screen: Console) -> Iterator[Watch]:
-    """Show progress while the block runs: a bar per method on a terminal, else a few lines."""
-    if not screen.is_terminal:
-        yield ProgressLines(screen)
-        return
-    with Progress(
-        TextColumn("{task.fields[label]}", markup=False),
-        BarColumn(bar_width=24),
-        TextColumn("{task.completed:.0f}/{task.total:.0f}"),
-        TextColumn("{task.fields[figures]}", markup=False),
-        console=screen,
-    ) as bars:
-        yield ProgressBars(bars)
+    """Show progress while the block runs: one bar for the whole run on a terminal, else lines."""
+    from idiolect.analysis.progress import bar_on
 
-
-class ProgressLines(Silent):
-    """Lines for logs and pipes."""
-
-    def __init__(self, screen: Console) -> None:
-        self._screen = screen
-        self._printed = 0  # tenths of the current method
-
-    def begin(self, label: str, round: int, rounds: int) -> None:
-        """Print where a resumed method starts."""
-        self._printed = round * _LINES // rounds
-        if round >= rounds:
-            self._print(f"{label}: {rounds} rounds were done before")
-        elif round:
-            self._print(f"{label}: going on after round {round} of {rounds}")
-
-    def tick(self, tick: Tick) -> None:
-        """Print a line at every tenth of the rounds."""
-        tenth = tick.round * _LINES // tick.rounds
-        if tenth > self._printed:
-            self._printed = tenth
-            self._print(f"{tick.label}: round {tick.round}/{tick.rounds}, {_figures(tick)}")
-
-    def note(self, text: str) -> None:
-        """Print a notice."""
-        self._print(f"note: {text}")
-
-    def end(self, label: str, seconds: float) -> None:
-        """Print that a method is done."""
-        self._print(f"{label}: done in {clock(seconds)}")
-
-    def _print(self, text: str) -> None:
-        self._screen.print(text, markup=False, highlight=False, soft_wrap=True)
-
-
-class ProgressBars(Silent):
-    """A bar for each method."""
-
-    def __init__(self, progress: Progress) -> None:
-        self._progress = progress
-        self._bars: dict[str, TaskID] = {}
-
-    def begin(self, label: str, round: int, rounds: int) -> None:
-        """Add a bar."""
-        self._bars[label] = self._progress.add_task(
-            label, total=rounds, completed=round, label=printable(label), figures="starting"
-        )
-
-    def tick(self, tick: Tick) -> None:
-        """Move the bar."""
-        self._progress.update(self._bars[tick.label], completed=tick.round, figures=_figures(tick))
-
-    def note(self, text: str) -> None:
-        """Print a notice above the bars."""
-        self._progress.console.print(f"note: {text}", markup=False, highlight=False)
-
-    def end(self, label: str, seconds: float) -> None:
-        """Write into the bar how long it took."""
-        self._progress.update(self._bars[label], figures=f"done in {clock(seconds)}")
-
-
-def _figures(tick: Tick) -> str:
-    """Write a tick's figures; those that are not known are left out."""
-    parts = []
-    if not math.isnan(tick.loss):
-        parts.append(f"loss {tick.loss:.3f}" if tick.loss < 1e4 else f"loss {tick.loss:.1e}")
-        parts.append(f"validation accuracy {100 * tick.accuracy:.1f}%")
-    parts.append(f"{tick.examples_per_second:,.0f} examples/s")
-    if tick.round < tick.rounds:
-        parts.append(f"{clock(tick.seconds_left)} left")
-    return ", ".join(parts)
-
-
-def clock(seconds: float) -> str:
-    """Write a duration as a person would."""
-    if seconds < 60:
-        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d} min"
+    with bar_on(screen) as watch:
+        yield watch

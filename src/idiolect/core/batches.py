@@ -123,6 +123,16 @@ class Plan(NamedTuple):
     places: Tensor | None = None  # like `rows`: places in the round's public examples
 
 
+class Pulse(Protocol):
+    """Hears how far long work of a client's is: one that has no end in sight would look stuck."""
+
+    def step(self, number: int, steps: int) -> None:
+        """So many steps of a scan are done."""
+
+    def turn(self, number: int, turns: int) -> None:
+        """Of work that is repeated in turn, this repetition begins."""
+
+
 class Plans(Protocol):
     """Where plans come from: an engine that simulates a block, or a node with its own data."""
 

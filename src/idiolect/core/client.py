@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.func import grad
 
 from idiolect.core import batchnorm, tree
-from idiolect.core.batches import Batch, Batching, Plan, Plans, Pool, Request
+from idiolect.core.batches import Batch, Batching, Plan, Plans, Pool, Pulse, Request
 from idiolect.core.graph_scan import GraphScan
 from idiolect.core.network import Network, Part
 from idiolect.core.optim import Optimiser
@@ -50,10 +50,11 @@ class Local:
         initial: Params | None = None,
         channels_last: bool = False,
         graphs: GraphScan | None = None,
+        pulse: Pulse | None = None,
     ) -> None:
         """`channels_last` lays out images so; some networks are faster then on a CPU.
 
-        With `graphs`, scans may be captured in pieces on CUDA.
+        With `graphs`, scans may be captured in pieces on CUDA. `pulse` hears of every step.
         """
         self.size = size  # number of training examples
         self.round = round  # rounds completed before this one
@@ -64,6 +65,7 @@ class Local:
         self._initial = initial
         self._channels_last = channels_last
         self._graphs = graphs
+        self._pulse = pulse
         self._calls = 0
         self._look: Callable[[Request], None] | None = None
         self.random = Random(lambda: plans.keys()[slot], size)
@@ -243,9 +245,12 @@ class Local:
         graphs = None if self._gradients else self._graphs
         if graphs is not None and graphs.worth(plan.rows.shape[1], plan.rows.device):
             return self._captured_scan(graphs, step, carry, plan)
+        pulse, steps = self._pulse, plan.rows.shape[1]
         for number, batch in enumerate(self._batches(plan, training=True)):
             # Where every client has examples no mask is needed, which saves a copy.
             carry = _stepped(step, carry, batch, certain=number < plan.certain)
+            if pulse is not None:
+                pulse.step(number + 1, steps)
         return carry
 
     def _captured_scan(
@@ -331,8 +336,10 @@ class Local:
         calls, drawn = self._calls, self.random.calls
         if self._stacked:
             return torch.vmap(fn, randomness="different")(*rows)
-        results = []
-        for place in range(len(tree.leaves(rows)[0])):
+        results, turns = [], len(tree.leaves(rows)[0])
+        for place in range(turns):
+            if self._pulse is not None:
+                self._pulse.turn(place, turns)
             self._calls, self.random.calls = calls, drawn
             results.append(fn(*tree.map(lambda leaf, n=place: leaf[n], rows)))
         return tree.stack(results)

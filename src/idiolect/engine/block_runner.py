@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -26,6 +26,9 @@ from idiolect.engine.batch_plan import BatchPlanner, ClientRows
 from idiolect.errors import MethodError
 from idiolect.kernels.autotune import add_to_cache, read_cache
 from idiolect.kernels.cuda_graph import GraphSequence
+
+if TYPE_CHECKING:
+    from idiolect.engine.stage_progress import BlockPulse
 
 _LAYERS = 13  # keeps the layers' own draws apart from other uses of the same seed
 
@@ -82,6 +85,7 @@ class BlockRunner:
         self._seen: tuple[Any, ...] | None = None
         self._capturable = True
         self._draws = any(network.draws for network in networks.values())
+        self.pulse: BlockPulse | None = None  # hears the steps of a long block
         self._inspected = False  # whether client code was watched for draws of its own
         self.begin()
 
@@ -161,6 +165,7 @@ class BlockRunner:
     def _client(
         self, slot: Tensor, size: Tensor, given: SharedInput, own: Tree, personal: Tree
     ) -> Tree:
+        pulse = self.pulse
         local, test = (
             Local(
                 self._networks,
@@ -172,12 +177,15 @@ class BlockRunner:
                 initial,
                 self._channels_last,
                 self._graphs,
+                pulse,
             )
             for plans, initial in (
                 (self._train_plans, given.initial or None),
                 (self._test_plans, None),
             )
         )
+        if pulse is not None:
+            test = test.watched(pulse.scores)
         return self._fn(Sent(given.shared, own, given.group), personal, local, test)
 
     def _run_one(self, sizes: Tensor, block: Block) -> Tree:

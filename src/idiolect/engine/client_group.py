@@ -5,7 +5,7 @@ Where they are run is up to the subclasses: `LocalGroup` in this process, `RayGr
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -19,6 +19,9 @@ from idiolect.core.tree import Tree
 from idiolect.engine.backend import device_ints
 from idiolect.engine.batch_plan import ClientRows
 from idiolect.engine.state_store import DiskStore, MemoryStore
+
+if TYPE_CHECKING:
+    from idiolect.engine.stage_progress import StageProgress
 
 SERVER = 1 << 40  # the server's client number where it draws batches: no client has it
 
@@ -146,6 +149,7 @@ class ClientGroup:
         self.groups: list[Tree] = [() for _ in range(runs)]  # each server's state for them
         self.device = device  # of reports
         self.widths: dict[str, int] = {}  # of blocks, measured
+        self.stage: StageProgress | None = None  # hears how far a task is
         self._place = {int(client): place for place, client in enumerate(clients)}
 
     def rows(self, keys: Sequence[ClientKey]) -> Tensor:

@@ -4,7 +4,7 @@ import copy
 import gc
 import operator
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -143,6 +143,8 @@ class LocalGroup(ClientGroup):
         self._active[task.kind] = []
         if not cohort.keys:
             return [], ()
+        if self.stage is not None:
+            self.stage.begin(task, len(cohort.keys))
         with multiplying(self._backend.precision, self.device):
             return cohort.keys, self._run_fitting(task, cohort)
 
@@ -184,17 +186,35 @@ class LocalGroup(ClientGroup):
             runners.append(self._runners[key])
         self._active[task.kind] = runners
         if width == 1:
-            return self._run_threads(runners, cohort, len(cuts))
+            return self._run_threads(runners, cohort, len(cuts), self._run_block)
         # A mean uses a round's reports up; others may keep them, as scores are kept.
         method = task.method
         used_up = isinstance(task, Train) and sums(method) and not has(method, ArchitectureState)
         lend = used_up and len(cuts) == len(runners)
+        run = self._run_block
         return tree.concat(
-            [cohort.run(runners[n % len(runners)], *cut, lend) for n, cut in enumerate(cuts)]
+            [run(cohort, runners[n % len(runners)], *cut, lend) for n, cut in enumerate(cuts)]
         )
 
+    def _run_block(
+        self, cohort: "CohortSlice", runner: BlockRunner, first: int, last: int, lend: bool = False
+    ) -> Tree:
+        """Run a block, followed where somebody wants to know how far it is."""
+        if self.stage is None:
+            return cohort.run(runner, first, last, lend)
+        with self.stage.block(last - first) as pulse:
+            runner.pulse = pulse
+            try:
+                return cohort.run(runner, first, last, lend)
+            finally:
+                runner.pulse = None
+
     def _run_threads(
-        self, runners: Sequence[BlockRunner], cohort: "CohortSlice", count: int
+        self,
+        runners: Sequence[BlockRunner],
+        cohort: "CohortSlice",
+        count: int,
+        run: Callable[["CohortSlice", BlockRunner, int, int], Tree],
     ) -> Tree:
         """Run single clients, dealt out to threads in turn, one core each."""
         threads, most = len(self._networks), len(runners)
@@ -202,7 +222,8 @@ class LocalGroup(ClientGroup):
         def work(thread: int) -> list[Tree]:
             if threads > 1:
                 torch.set_num_threads(1)
-            return [cohort.run(runners[n % most], n, n + 1) for n in range(thread, count, threads)]
+            mine = range(thread, count, threads)
+            return [run(cohort, runners[n % most], n, n + 1) for n in mine]
 
         if threads == 1:
             return tree.concat(work(0))
@@ -273,7 +294,7 @@ class LocalGroup(ClientGroup):
         if width > 1:
             cohort.run(known[key][0], 0, width)
             return width
-        self._run_threads(known[key], cohort, count)
+        self._run_threads(known[key], cohort, count, CohortSlice.run)
         return count
 
 

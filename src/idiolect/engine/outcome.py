@@ -122,13 +122,42 @@ class Tick(NamedTuple):
     loss: float  # on validation data, mean over clients and seeds, at the last evaluation
     accuracy: float
     examples_per_second: float
-    seconds_left: float
+    seconds_left: float  # of the method's rounds; NaN before that can be said
     score: float = float("nan")  # the chosen metric on validation data
     metric: str = "accuracy"  # its name
 
 
+class PlannedWork(NamedTuple):
+    """A method that is going to be trained, and what it is weighed by in an estimate of time.
+
+    A unit of work is a pass over the data of all clients under one seed.
+    """
+
+    label: str
+    rounds: int
+    round_work: float = 1.0
+    final_work: float = 0.5  # after the rounds: adapting, exchanging, scoring
+    times: int = 1  # so many, such as trials of settings: their labels begin with this one
+
+
+class Stage(NamedTuple):
+    """What a run is doing outside of its rounds, or within a long one."""
+
+    name: str  # reading data, preparing, rounds, adapting, exchanging, scoring, writing
+    label: str = ""  # of the method, where it is one's
+    share: float = 0.0  # of the method's work after the rounds, or of the round, that is done
+    done: float = 0.0  # clients
+    clients: int = 0
+
+
 class Watch(Protocol):
     """Callbacks of a run."""
+
+    def plan(self, works: Sequence[PlannedWork]) -> None:
+        """Take all that is going to be trained, as far as it is known."""
+
+    def stage(self, stage: Stage) -> None:
+        """Take that another stage has begun, or how far it is; a few times a second at most."""
 
     def begin(self, label: str, round: int, rounds: int) -> None:
         """A method starts, or goes on after `round`."""
@@ -153,6 +182,12 @@ class Watch(Protocol):
 class Silent:
     """No callbacks."""
 
+    def plan(self, works: Sequence[PlannedWork]) -> None:
+        """Do nothing."""
+
+    def stage(self, stage: Stage) -> None:
+        """Do nothing."""
+
     def begin(self, label: str, round: int, rounds: int) -> None:
         """Do nothing."""
 
@@ -174,6 +209,16 @@ class Several:
 
     def __init__(self, watches: Sequence[Watch]) -> None:
         self._watches = watches
+
+    def plan(self, works: Sequence[PlannedWork]) -> None:
+        """Pass it on."""
+        for watch in self._watches:
+            watch.plan(works)
+
+    def stage(self, stage: Stage) -> None:
+        """Pass it on."""
+        for watch in self._watches:
+            watch.stage(stage)
 
     def begin(self, label: str, round: int, rounds: int) -> None:
         """Pass it on."""
@@ -206,6 +251,14 @@ class Prefixed:
 
     def __init__(self, watch: Watch, words: str) -> None:
         self._watch, self._words = watch, words
+
+    def plan(self, works: Sequence[PlannedWork]) -> None:
+        """Pass on what is going to be trained."""
+        self._watch.plan([work._replace(label=self._words + work.label) for work in works])
+
+    def stage(self, stage: Stage) -> None:
+        """Pass on what is being done."""
+        self._watch.stage(stage._replace(label=stage.label and self._words + stage.label))
 
     def begin(self, label: str, round: int, rounds: int) -> None:
         """Pass on that a method starts."""

@@ -12,7 +12,7 @@ from idiolect.analysis.significance import stats
 from idiolect.analysis.verdict import overall
 from idiolect.core.checkpoint import write_whole
 from idiolect.data import Dataset
-from idiolect.engine.outcome import Outcome, Prefixed, Silent, Watch
+from idiolect.engine.outcome import Outcome, PlannedWork, Prefixed, Silent, Stage, Watch
 from idiolect.errors import DataError
 from idiolect.experiment.build import build_job, build_shared, describe
 from idiolect.experiment.early_checks import refuse_misfits
@@ -30,8 +30,11 @@ from idiolect.experiment.seed_parts import (
     list_parts,
     train_parts,
 )
+from idiolect.experiment.train import planned_work
 from idiolect.experiment.tune import (
     Settings,
+    proposals,
+    search_space,
     settings_folder,
     settings_text,
     tune_method,
@@ -100,21 +103,26 @@ def compare_experiment(
     """Train and compare; return the comparison and its folder, by default runs/NAME."""
     folder = out or Path("runs") / folder_name(experiment.name)
     stats()  # missing at the end, it would cost the user the wait
+    watch = watch or Silent()
+    watch.stage(Stage("reading data"))
     datasets: dict[str, Dataset] = {}
     # Data is divided, and refused, before anything is written.
     splits = {
         name: SplitComparison(own, experiment.tune, _at(folder, name), data_dir, datasets)
         for name, own in split_experiments(experiment).items()
     }
-    if watch is not None and any(experiment.logging.model_dump().values()):
+    if any(experiment.logging.model_dump().values()):
         watch.note("[logging] is for `idiolect run`; a comparison logs nothing")
     held: dict[str, Document] = {}
     with open_run_folder(folder, resume=True):
+        followed = {name: Prefixed(watch, f"{name}: " if name else "") for name in splits}
         for name, split in splits.items():
-            own = Prefixed(watch or Silent(), f"{name}: " if name else "")
+            followed[name].plan(split.planned())
             for text in split.notes:
-                own.note(text)
-            held[name] = split.run(own)
+                followed[name].note(text)
+        for name, split in splits.items():
+            held[name] = split.run(followed[name])
+        watch.stage(Stage("writing"))
         write_whole(folder / EXPERIMENT, experiment_toml(experiment).encode())
         content = _laid_out(
             experiment.name,
@@ -203,6 +211,29 @@ class SplitComparison:
         jobs = [build_job(experiment, one, self._held, wider.seeds) for one in experiment.methods]
         whole = experiment.model_copy(update={"tune": tune})
         self.notes = refuse_misfits(whole, jobs, folder)
+
+    def planned(self) -> list[PlannedWork]:
+        """List all that is going to be trained: trials of settings, then what they choose."""
+        works = []
+        for table in self.experiment.methods:
+            made = build_job(self.experiment, table, self._held, self.experiment.seeds)
+            space = search_space(self._tune, table) if self._tune else {}
+            if self._tune and space:
+                label, rounds = table.label_or_name, self._tune.rounds or made.rounds
+                listed = self._tune.search != "optuna"
+                each = 1 if listed or self._tune.choose == "all" else len(made.seeds)
+                count = sum(1 for _ in proposals(self._tune, label, space)) if listed else 0
+                work = planned_work(made, (count or self._tune.budget or 0) * each)
+                works.append(
+                    work._replace(
+                        label=f"{made.label} with",
+                        rounds=rounds,
+                        round_work=work.round_work / each,
+                        final_work=work.final_work / each,
+                    )
+                )
+            works.append(planned_work(made))
+        return works
 
     def run(self, watch: Watch) -> Document:
         """Train every method; the result is written after each."""

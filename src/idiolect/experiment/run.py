@@ -15,7 +15,7 @@ from idiolect.analysis.live import Address, address, serving
 from idiolect.analysis.loggers import LOGGERS, logger
 from idiolect.analysis.report import report
 from idiolect.core.checkpoint import write_whole
-from idiolect.engine.outcome import Several, Silent, Watch
+from idiolect.engine.outcome import Several, Silent, Stage, Watch
 from idiolect.errors import CheckpointError, ConfigError, IdiolectError, suggest
 from idiolect.experiment.build import build_jobs, refuse_unknown_labels
 from idiolect.experiment.early_checks import refuse_misfits
@@ -23,7 +23,7 @@ from idiolect.experiment.job import Job
 from idiolect.experiment.load import dump_toml, load_experiment
 from idiolect.experiment.run_state import PERSONAL, first_difference
 from idiolect.experiment.schema import Experiment
-from idiolect.experiment.train import finished, train
+from idiolect.experiment.train import finished, planned_work, train
 from idiolect.results import document, run_files
 from idiolect.results.document import Document
 from idiolect.results.run_files import folder_name
@@ -101,6 +101,7 @@ def run_experiment(
     with run_callbacks(experiment, folder, watch or Silent(), serve=serve, log=log) as callbacks:
         # Data and settings are refused before anything is written, or an older run is cleared away.
         refuse_unknown_labels(experiment, only)
+        callbacks.stage(Stage("reading data"))
         jobs, about = build_jobs(experiment, data_dir)
         wanted = [job for job in jobs if not only or job.label in only]
         for text in refuse_misfits(experiment, wanted, folder):
@@ -184,11 +185,14 @@ def run_jobs(
     left_out = [job for job in jobs if resume and job not in wanted]
     done = {job.label: kept for job in left_out if (kept := finished(job, folder))}
     content: Document = {}
+    watch = watch or Silent()
+    watch.plan([planned_work(job) for job in wanted])
     for job in wanted:
         earlier = list(done.values())
         done[job.label] = train(job, folder, resume=resume, watch=watch, earlier=earlier)
         outcomes = [done[job.label].outcome for job in jobs if job.label in done]
         complete = len(outcomes) == len(jobs)
+        watch.stage(Stage("writing"))
         content = document.write_results(folder, about, outcomes, complete)
     return content
 

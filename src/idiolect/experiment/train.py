@@ -1,10 +1,11 @@
 """Train a job round by round, evaluate it, and survive being killed at any moment."""
 
+import contextlib
 import dataclasses
 import functools
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,12 +13,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from idiolect.core import capabilities, checkpoint, tree
+from idiolect.core.method import Method
 from idiolect.data.federation import TestData
 from idiolect.engine.evaluation import ClientScores
-from idiolect.engine.outcome import BASELINE, Outcome, Scores, Silent, Tick, Watch, Wire
+from idiolect.engine.outcome import (
+    BASELINE,
+    Outcome,
+    PlannedWork,
+    Scores,
+    Silent,
+    Stage,
+    Tick,
+    Watch,
+    Wire,
+)
 from idiolect.engine.rounds import Simulation
 from idiolect.engine.row_metrics import pooled
 from idiolect.engine.server_update import Traffic
+from idiolect.engine.stage_progress import StageProgress
 from idiolect.errors import ConfigError
 from idiolect.experiment.job import Job, Rounds
 from idiolect.experiment.run_state import (
@@ -36,6 +49,8 @@ from idiolect.results.run_files import Deployed, save_models
 
 _GROUPED = 64  # clients: with more, comparisons are over clients themselves
 _DETAILED = 300  # clients: with more, the chosen metric alone is taken of each
+_TELLING = 20.0  # seconds of a first round from which on it says how long the others take
+_SCORING = 0.5  # of a pass over the training data
 _KEPT_BYTES = 1 << 31  # of personal models that are kept after the last round
 
 
@@ -66,6 +81,7 @@ def train(
     state = checkpointer.load() if resume else None
     if state is None:
         state = next((_taken_over(done, job) for done in earlier if job.trains_as(done.job)), None)
+    watch.plan([planned_work(job)])
     watch.begin(job.label, state.round if state else 0, job.rounds)
     deployed: list[Deployed] = []
     if state is None or state.final is None:
@@ -131,20 +147,30 @@ def _run_rounds(
     job: Job, simulation: Rounds, state: RunState, checkpointer: Checkpointer, watch: Watch
 ) -> RunState:
     began, first = time.perf_counter(), state.round
+    clients = sum(len(members.names) for members in job.members)
+    stage = StageProgress(watch.stage, job.label, clients)
+    # On a GPU rounds are short, and nothing should stand between two of them.
+    long = isinstance(simulation, Simulation) and simulation.device.type == "cpu"
     try:
         if state.round and _unevaluated(job, state):  # killed after a round, before its evaluation
             state = _evaluated(job, simulation, state)
         while state.round < job.rounds:
             # One assignment for each whole step: an interrupt leaves the last one in `state`,
             # however far the simulation itself has got.
-            before, state = state, _advanced(job, simulation, state)
+            with _followed(simulation, stage if long else None):
+                before, state = state, _advanced(job, simulation, state)
             checkpointer.save_before_release(state)
             state = _evaluated(job, simulation, state)
             for text in _newly_left_out(job, before, state):
                 watch.note(text)
             checkpointer.keep_globals(state)
             checkpointer.save_if_due(state)
-            pace = (time.perf_counter() - began) / (state.round - first)
+            now = time.perf_counter()
+            if state.round == first + 1 < job.rounds:
+                # The first round of a session measures and compiles: later ones say how long.
+                began, pace = now, math.nan if now - began < _TELLING else now - began
+            else:
+                pace = (now - began) / max(state.round - first - 1, 1)
             watch.tick(_tick(job, state, pace))
             if state.curve and state.curve[-1].round == state.round:
                 watch.scored(functools.partial(outcome_of, job, state))
@@ -153,6 +179,41 @@ def _run_rounds(
         checkpointer.save_last(state)
         raise
     return state
+
+
+@contextlib.contextmanager
+def _followed(simulation: Rounds, stage: StageProgress | None) -> Iterator[None]:
+    """Let simulated clients say how far they are, for as long as the block lasts."""
+    groups = simulation.groups if isinstance(simulation, Simulation) else []
+    for group in groups:
+        group.stage = stage
+    try:
+        yield
+    finally:
+        for group in groups:
+            group.stage = None
+
+
+def planned_work(job: Job, times: int = 1) -> PlannedWork:
+    """Weigh a job's rounds, and what comes after them, by passes over the data."""
+    seeds, clients = len(job.seeds), len(job.members[0].names)
+    cohort = getattr(job, "cohort", None)
+    part = min(cohort / clients, 1.0) if cohort and not job.method.alone else 1.0
+    passes = _passes_after(job.method) if job.method.tunes else 0.0
+    each = seeds * part * (1 if job.method.steps else job.method.epochs)
+    return PlannedWork(job.label, job.rounds, each, seeds * (passes + _SCORING), times)
+
+
+def _passes_after(method: Method) -> float:
+    """Guess how often `deploy` passes over the data by its settings; measured, it is corrected."""
+    found = 0.0
+    for spec in dataclasses.fields(method):
+        value = getattr(method, spec.name)
+        if isinstance(value, Method):
+            found += _passes_after(value)
+        elif spec.name.endswith("epochs") and spec.name != "epochs" and isinstance(value, int):
+            found += value
+    return found * len(getattr(method, "cells", ())) if hasattr(method, "cells") else found
 
 
 def _advanced(job: Job, simulation: Rounds, state: RunState) -> RunState:
@@ -237,7 +298,10 @@ def _finish(
     grouped = isinstance(simulation, Simulation) and clients <= _GROUPED
     more: dict[str, Any] = {"grouped": True} if grouped else {}
     more |= {"choice": job.choice, "detail": clients <= _DETAILED}
-    verdicts = _evaluate(simulation, job.test_data, some, keep=keep, **more)
+    stage = StageProgress(watch.stage, job.label, scored * len(job.seeds))
+    with _followed(simulation, stage):
+        verdicts = _evaluate(simulation, job.test_data, some, keep=keep, **more)
+    watch.stage(Stage("writing", job.label, 1.0))
     if folder is not None and job.evaluate.save_models:
         for members, verdict in zip(job.members, verdicts, strict=True):
             if verdict.deployed:
