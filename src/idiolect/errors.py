@@ -106,3 +106,9 @@ def suggest(key: str, known: Iterable[str]) -> str:
     if close:
         return f"{key!r}; did you mean {close[0]!r}?"
     return f"{key!r}; expected one of {', '.join(names) or 'nothing'}"
+
+
+def shortened(text: str, most: int = 40) -> str:
+    """Cut a long name; control characters and line breaks become spaces."""
+    plain = "".join(letter if letter.isprintable() else " " for letter in text)
+    return plain if len(plain) <= most else plain[: most - 1] + "…"

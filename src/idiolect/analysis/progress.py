@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from idiolect.data.display import shortened
 from idiolect.engine.outcome import PlannedWork, Silent, Stage, Tick, Watch
+from idiolect.errors import shortened
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -8,23 +8,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from idiolect.errors import shortened
+
 if TYPE_CHECKING:
     from idiolect.data.dataset import Dataset, Rows
     from idiolect.data.federation import Federation, TestData, TrainData
 
-_LONGEST = 40  # letters of a name
 _MOST_ROWS, _MOST_COLUMNS = 30, 24  # of a heat map
 _PALE, _STRONG = (236, 243, 250), (8, 69, 121)
 _STYLE = (
     "font:13px/1.4 system-ui,sans-serif;color:#111;background:#fff;max-width:100%;"
     "overflow-x:auto;padding:8px"
 )
-
-
-def shortened(text: str, most: int = _LONGEST) -> str:
-    """Cut a long name; control characters and line breaks become spaces."""
-    plain = "".join(letter if letter.isprintable() else " " for letter in text)
-    return plain if len(plain) <= most else plain[: most - 1] + "…"
 
 
 def count(number: int, word: str, plural: str = "") -> str:
