@@ -38,6 +38,7 @@ class ColumnPlan:
     impute: str = ""
     scale: bool = True
     missing: tuple[str, ...] = ()  # spellings of a missing cell in this column, beside the usual
+    format: str = ""  # of a date, such as %d/%m/%Y; empty: recognised
 
     def __post_init__(self) -> None:
         for key, allowed in (("kind", KINDS), ("encode", ENCODINGS), ("impute", IMPUTATIONS)):
@@ -63,7 +64,7 @@ class ColumnPlan:
         """Read what a user declared: a type, or a table with a type and options."""
         options: dict[str, Any] = {"type": given} if isinstance(given, str) else dict(given)
         known = {"type": "kind", "encode": "encode", "impute": "impute", "scale": "scale"}
-        known["missing"] = "missing"
+        known |= {"missing": "missing", "format": "format"}
         for key in options:
             if key not in known:
                 raise ConfigError(f"{where}: unknown key {suggest(str(key), list(known))}")

@@ -233,6 +233,7 @@ def _column_json(column: ColumnEncoder) -> dict[str, Any]:
     plan = column.plan
     kept: dict[str, Any] = {"type": plan.kind, "encode": plan.encode, "impute": plan.imputation}
     kept |= {"missing": list(plan.missing)} if plan.missing else {}
+    kept |= {"format": plan.format} if plan.format else {}
     own = {key: getattr(column, key) for key in _FIELDS}
     return kept | {"scaled": plan.scale} | own | {"categories": list(column.categories)}
 
@@ -240,13 +241,14 @@ def _column_json(column: ColumnEncoder) -> dict[str, Any]:
 def _column_of(given: Any) -> ColumnEncoder:
     """Read one column's encoder, trusting nothing in it."""
     wanted = {*_FIELDS, "type", "encode", "impute", "scaled"}
-    if not isinstance(given, dict) or not wanted <= set(given) <= wanted | {"missing"}:
+    if not isinstance(given, dict) or not wanted <= set(given) <= wanted | {"missing", "format"}:
         raise DataError("a table's encoder is malformed: a column has other keys than expected")
     names, spellings = given["categories"], given.get("missing", [])
     good = (
         _are_names([given["name"]])
         and _are_names(names)
         and _are_names(spellings)
+        and _are_names([given.get("format", "")])
         and len(set(names)) == len(names) <= max(_MOST.values())
         and all(isinstance(given[key], bool) for key in ("value", "other", "flag", "scaled"))
         and all(is_number(given[key]) for key in ("fill", "shift", "scale"))
@@ -257,13 +259,12 @@ def _column_of(given: Any) -> ColumnEncoder:
     if not good:
         raise DataError("a table's encoder is malformed: a column holds impossible values")
     try:
-        plan = ColumnPlan(
-            given["type"], given["encode"], given["impute"], given["scaled"], tuple(spellings)
-        )
+        own = (given["type"], given["encode"], given["impute"], given["scaled"])
+        plan = ColumnPlan(*own, tuple(spellings), given.get("format", ""))
     except ConfigError as error:
         raise DataError(f"a table's encoder is malformed: {error}") from None
-    own = {key: given[key] for key in _FIELDS} | {"categories": tuple(names)}
-    made = ColumnEncoder(plan=plan, **own)
+    fields = {key: given[key] for key in _FIELDS} | {"categories": tuple(names)}
+    made = ColumnEncoder(plan=plan, **fields)
     category = plan.kind == "category"
     consistent = (
         made.used <= made.width <= _WIDEST

@@ -1,0 +1,272 @@
+"""What the columns of a table hold: numbers, booleans, categories, dates; and what is missing.
+
+Types are inferred from the file unless they are declared. Whatever is guessed is remarked on, with
+the line that corrects the guess.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from idiolect.data.column_sums import ColumnPlan, RawColumn, RawTable
+from idiolect.data.own.cell_values import (
+    DAYS,
+    PLAIN,
+    SECONDS,
+    Cells,
+    arrow_compute,
+    as_numbers,
+    booleans,
+    categories,
+    dates,
+    declared_column,
+    leading_zeros,
+    shown,
+    string_cells,
+)
+from idiolect.data.own.csv_files import TableSource
+from idiolect.errors import DataError
+
+EVERY_OTHER = "*"  # declares the columns that are not named
+
+_ENOUGH = 20  # rows from which on a column of distinct strings is an identifier
+_IDENTIFIER = re.compile(r"(^|[_ .-])(id|uid|nr|no|key|index|record|mrn)$|^(id|row|index)\b", re.I)
+_CLIENT = re.compile(
+    r"(^|[_ .-])(site|hospital|clinic|client|cent(er|re)|user|school|bank|branch|region|store|"
+    r"institution|facility|practice|device|silo|party)([_ .-]?(id|name|code|nr|no))?$",
+    re.I,
+)
+
+Found: TypeAlias = tuple[ColumnPlan, NDArray[Any], tuple[str, ...]]
+
+
+class Remark(NamedTuple):
+    """Something worth knowing about a column, and the line that changes it."""
+
+    column: str
+    what: str
+    remedy: str = ""
+
+
+@dataclass(frozen=True)
+class TableFacts:
+    """What was found in a table beside its values."""
+
+    source: TableSource
+    remarks: tuple[Remark, ...] = ()
+    spellings: Mapping[str, Mapping[str, int]] = ()  # type: ignore[assignment]
+    clients: tuple[str, ...] = ()  # columns that look like the client
+    label: str = ""
+
+
+def typed_columns(
+    table: Any, names: Sequence[str], declared: Mapping[str, ColumnPlan], source: TableSource
+) -> RawTable:
+    """Type these columns of an Arrow table; what is declared is not guessed."""
+    known = set(names) | set(table.column_names) | {EVERY_OTHER}
+    everything = declared.get(EVERY_OTHER)
+
+    def one(name: str) -> tuple[RawColumn | str, list[Remark], dict[str, int]]:
+        plan = declared.get(name, everything)
+        try:
+            return _column(name, table[name].combine_chunks(), plan, source)
+        except DataError as error:
+            raise DataError(f"{source.path}: {error}") from None
+
+    with ThreadPoolExecutor(4) as pool:
+        found = dict(zip(names, pool.map(one, names), strict=True))
+    columns = {name: own for name, (own, _, _) in found.items() if isinstance(own, RawColumn)}
+    ignored = {name: own for name, (own, _, _) in found.items() if isinstance(own, str)}
+    remarks = [remark for _, own, _ in found.values() for remark in own]
+    remarks += [
+        Remark(name, "is declared, and the table has no such column")
+        for name in declared
+        if name not in known
+    ]
+    spellings = {name: own for name, (_, _, own) in found.items() if own}
+    clients = [name for name, own in columns.items() if _like_client(name, own)]
+    facts = TableFacts(source, tuple(remarks), spellings, tuple(clients))
+    return RawTable(columns, table.num_rows, ignored, facts)
+
+
+def _like_client(name: str, column: RawColumn) -> bool:
+    if not _CLIENT.search(name) or column.plan.kind not in ("category", "number"):
+        return False
+    distinct = len(np.unique(column.values[~column.absent]))
+    return 2 <= distinct <= len(column.values) / 5
+
+
+def _column(
+    name: str, cells: Any, plan: ColumnPlan | None, source: TableSource
+) -> tuple[RawColumn | str, list[Remark], dict[str, int]]:
+    """Type one column: its values, or why it is ignored; with remarks and missing spellings."""
+    from pyarrow import types
+
+    compute = arrow_compute()
+
+    if plan is not None and plan.kind == "ignore":
+        return "declared so", [], {}
+    kind = cells.type
+    if types.is_dictionary(kind):
+        cells, kind = cells.dictionary_decode(), kind.value_type
+    if types.is_nested(kind) or types.is_binary(kind) or types.is_large_binary(kind):
+        raise DataError(
+            f"column '{name}' holds {kind}; expected one number, date or string a row: remove it, "
+            f'or declare {quoted(name)} = "ignore"'
+        )
+    if types.is_null(kind):
+        cells, kind = cells.cast("string"), "string"
+    number = types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind)
+    wanted = plan.kind if plan is not None else ""
+    if types.is_temporal(kind):
+        plain = types.is_timestamp(kind) or types.is_date(kind)
+        if wanted in ("", "date") and plain:
+            seconds = compute.cast(compute.cast(cells, "timestamp[s]", safe=False), "int64")
+            days = _floats(seconds) / SECONDS
+            return RawColumn(plan or ColumnPlan("date"), days), [], _gaps(days)
+        if not plain:
+            cells, number = compute.cast(cells, "int64"), True
+    if types.is_boolean(kind) and wanted != "category":
+        values = _floats(compute.cast(cells, "int8"))
+        return RawColumn(plan or ColumnPlan("boolean"), values), [], _gaps(values)
+    if number and wanted in ("", "number", "boolean"):
+        values = _floats(cells)
+        return _judged_number(name, values, plan, source, _gaps(values))
+    return _of_strings(name, cells.cast("string"), plan, source)
+
+
+def _floats(cells: Any) -> NDArray[np.float64]:
+    values: NDArray[np.float64] = cells.cast("float64").to_numpy(zero_copy_only=False)
+    return values
+
+
+def _gaps(values: NDArray[np.float64]) -> dict[str, int]:
+    gaps = int(np.isnan(values).sum())
+    return {"": gaps} if gaps else {}
+
+
+def quoted(name: str) -> str:
+    """Write a column's name as a key of TOML."""
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else '"' + name.replace('"', '\\"') + '"'
+
+
+def _of_strings(
+    name: str, cells: Any, plan: ColumnPlan | None, source: TableSource
+) -> tuple[RawColumn | str, list[Remark], dict[str, int]]:
+    own = string_cells(cells, () if plan is None else plan.missing)
+    if plan is not None:
+        made = declared_column(name, own, plan, source)
+        if plan.kind == "number":
+            _refuse_infinite(name, made.values, source)
+        return made, [], own.spellings
+    if not own.present:
+        return "all cells are missing", [], own.spellings
+    if (truths := booleans(own)) is not None:
+        return RawColumn(ColumnPlan("boolean"), own.spread(truths)), [], own.spellings
+    zeros = leading_zeros(own)
+    if not zeros and (numbers := as_numbers(own.texts, source.delimiter)) is not None:
+        values = own.spread(numbers)
+        return _judged_number(name, values, None, source, own.spellings)
+    if (dated := dates(own.texts, DAYS)) is not None:
+        days, form, other = dated
+        said = f"dates such as {own.texts[0].as_py()} are read as {form}"
+        remedy = f'{quoted(name)} = {{ type = "date", format = "{other}" }}'
+        remarks = [Remark(name, said, remedy)] if other else []
+        return RawColumn(ColumnPlan("date", format=form), own.spread(days)), remarks, own.spellings
+    return _judged_strings(name, own, source, zeros)
+
+
+def _judged_number(
+    name: str,
+    values: NDArray[np.float64],
+    plan: ColumnPlan | None,
+    source: TableSource,
+    spellings: dict[str, int],
+) -> tuple[RawColumn | str, list[Remark], dict[str, int]]:
+    """Accept a column of numbers, unless they only number the rows."""
+    _refuse_infinite(name, values, source)
+    if plan is not None:
+        return RawColumn(plan, values), [], spellings
+    present = values[~np.isnan(values)]
+    if not len(present):
+        return "all cells are missing", [], spellings
+    whole = bool((present == np.round(present)).all())
+    distinct = np.unique(present) if whole else present[:0]
+    remarks = []
+    if whole and len(distinct) == len(values) >= _ENOUGH:
+        unnamed = name.startswith(("column ", "Unnamed"))
+        counting = bool(len(distinct) and distinct[-1] - distinct[0] == len(distinct) - 1)
+        if _IDENTIFIER.search(name) or (counting and unnamed):
+            return "it numbers the rows", [_override(name, "number")], spellings
+    if whole and 3 <= len(distinct) <= 10 and len(values) >= 2 * _ENOUGH:
+        shown = ", ".join(f"{one:g}" for one in distinct)
+        said = f"holds only the whole numbers {shown} and is read as a number; if they are codes:"
+        remarks.append(Remark(name, said, f'{quoted(name)} = "category"'))
+    return RawColumn(ColumnPlan("number"), values), remarks, spellings
+
+
+def _override(name: str, kind: str) -> Remark:
+    return Remark(name, "is ignored; to use it all the same:", f'{quoted(name)} = "{kind}"')
+
+
+def _refuse_infinite(name: str, values: NDArray[Any], source: TableSource) -> None:
+    if values.dtype.kind == "f" and len(wrong := np.flatnonzero(np.isinf(values))):
+        raise DataError(
+            f"{source.place(int(wrong[0]))}: column '{name}' is infinite; fill or drop the row"
+        )
+
+
+def _judged_strings(
+    name: str, own: Cells, source: TableSource, zeros: bool
+) -> tuple[RawColumn | str, list[Remark], dict[str, int]]:
+    """Take strings as categories, unless they look like text, identifiers, a split or typos."""
+    lower = {one.lower() for one in own.some(20)}
+    if {"train", "test"} <= lower and len(own.texts) <= 6:
+        remedy = f'options = {{ split = "{name}" }}'
+        said = "says train and test, and is ignored as a feature; to split by it:"
+        return "it says train and test", [Remark(name, said, remedy)], own.spellings
+    _refuse_stray(name, own, source)
+    distinct, sample = len(own.texts), own.some()
+    words = np.mean([len(one.split()) for one in sample])
+    length = np.mean([len(one) for one in sample])
+    many = own.present >= _ENOUGH
+    if many and (words >= 4 or length > 60) and distinct > own.present / 2:
+        said = "is free text and is ignored; to learn from the text alone:"
+        remark = Remark(name, said, f'options = {{ text = "{name}" }}')
+        return "it is free text", [remark], own.spellings
+    if many and distinct > 0.9 * own.present:
+        why = f"{distinct:,} of {own.present:,} values differ: an identifier"
+        return why, [_override(name, "category")], own.spellings
+    remarks = []
+    if zeros:
+        said = "has leading zeros and is read as a category; if they are numbers:"
+        remarks.append(Remark(name, said, f'{quoted(name)} = "number"'))
+    if many and distinct > 100:
+        said = f"has {distinct:,} categories, of which rare ones share a place; or leave it out:"
+        remarks.append(Remark(name, said, f'{quoted(name)} = "ignore"'))
+    return categories(own, ColumnPlan("category")), remarks, own.spellings
+
+
+def _refuse_stray(name: str, own: Cells, source: TableSource) -> None:
+    """Refuse a column of numbers with a few words in it: nobody meant it as categories."""
+    compute = arrow_compute()
+
+    fits = compute.match_substring_regex(own.texts, f"^({PLAIN})$")
+    wrong = np.flatnonzero(~fits.to_numpy(zero_copy_only=False))
+    if not 0 < len(wrong) <= 3 or own.times[wrong].sum() > own.present / 10:
+        return
+    if len(own.texts) - len(wrong) < 5:
+        return
+    text = own.texts[int(wrong[0])].as_py()
+    row = int(np.flatnonzero(own.codes == wrong[0])[0])
+    key = quoted(name)
+    raise DataError(
+        f"{source.place(row)}: column '{name}' is {shown(text)}, and nearly all others are "
+        f'numbers; if it means missing: [data.columns] {key} = {{ type = "number", missing = '
+        f'["{text[:40]}"] }}, else {key} = "category"'
+    )
