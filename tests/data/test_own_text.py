@@ -29,8 +29,10 @@ def test_a_table_with_text_labels_and_clients(tmp_path):
 
 def test_the_text_column_can_have_another_name(tmp_path):
     (tmp_path / "r.csv").write_text(CSV.replace("text,", "review,"))
-    with pytest.raises(DataError, match=r"'review' is string.*name it with the option text"):
-        read(tmp_path / "r.csv")
+    rows = [f"text number {n} of many,{n % 2}\n" for n in range(30)]
+    (tmp_path / "long.csv").write_text("review,label\n" + "".join(rows))
+    with pytest.raises(DataError, match=r"review: it is free text.*name it with the option text"):
+        read(tmp_path / "long.csv")
     assert len(read(tmp_path / "r.csv", text="review")) == 3
     with pytest.raises(DataError, match="no column 'words' of text; it has review, label, client"):
         read(tmp_path / "r.csv", text="words")
@@ -38,7 +40,7 @@ def test_the_text_column_can_have_another_name(tmp_path):
 
 def test_missing_text_and_labels_are_told(tmp_path):
     (tmp_path / "r.csv").write_text("text,label\n,1\nb,0\n")
-    with pytest.raises(DataError, match="column 'text' is empty in row 0"):
+    with pytest.raises(DataError, match="column 'text' is empty in line 2"):
         read(tmp_path / "r.csv")
     (tmp_path / "r.csv").write_text("text,client\na,1\nb,0\n")
     with pytest.raises(DataError, match="no column 'label'"):

@@ -141,6 +141,12 @@ class RawTable:
             x[:, place] = column.values
         return x
 
+    def placeholder(self) -> NDArray[np.float32]:
+        """Stand for the features until they are encoded: the numbers of a plain table, or zeros."""
+        if self.plain:
+            return self.matrix()
+        return np.broadcast_to(np.zeros((), np.float32), (self.rows, len(self.columns)))
+
     def sums(self, rows: NDArray[np.int64] | None = None) -> dict[str, ColumnSums]:
         """Sum up every column, over these rows or all."""
         taken = self if rows is None else self.taken(np.sort(rows))

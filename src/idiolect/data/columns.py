@@ -200,6 +200,15 @@ class TableEncoder:
             start += column.width
         return x
 
+    def respaced(self, x: NDArray[np.float32], narrow: TableEncoder) -> NDArray[np.float32]:
+        """Bring features of an encoder that was enlarged to this one to its width."""
+        wide = np.zeros((len(x), self.width), np.float32)
+        start = place = 0
+        for column, old in zip(self.columns, narrow.columns, strict=True):
+            wide[:, start : start + old.used] = x[:, place : place + old.used]
+            start, place = start + column.width, place + old.width
+        return wide
+
     def absent(self, table: RawTable) -> tuple[str, ...]:
         """List the columns that a table lacks; all their cells count as missing."""
         return tuple(c.name for c in self.columns if c.width and c.name not in table.columns)

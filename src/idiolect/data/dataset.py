@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 
 from idiolect.core.task import Classes, Task
 from idiolect.data import display
+from idiolect.data.column_sums import RawTable
+from idiolect.data.columns import TableEncoder, same_widths
 from idiolect.errors import ConfigError, DataError
 
 Rows: TypeAlias = NDArray[np.int64]
@@ -19,6 +21,8 @@ AnyArray: TypeAlias = NDArray[Any]
 
 # Enough rows to keep numpy busy, few enough that a memory-mapped pool is never read at once.
 _BLOCK = 4096
+
+TABLE = "table"  # of `Dataset.unfitted`: columns that are not encoded yet
 
 NORMALISATIONS = ("unit", "channel", "pixel", "feature", "none")
 
@@ -70,9 +74,12 @@ class Dataset:
     features: tuple[str, ...] = ()  # names of a table's columns, in order
     words: tuple[str, ...] = ()  # of text: token -> word
     vocabulary: int = 0  # of text not coded yet: how many words a network is to know at most
-    unfitted: str = ""  # a normalisation that waits for training rows: channel, pixel or feature
+    # What waits for training rows: a normalisation (channel, pixel, feature), or a table's encoder.
+    unfitted: str = ""
     task: Task = field(default_factory=Classes)  # what a label is; a federation fits it
     remarks: tuple[str, ...] = ()  # what reading changed about the data, for the user
+    table: RawTable | None = None  # the typed columns as they were read, row by row as x
+    encoder: TableEncoder | None = None  # how x was made of the table
 
     def __post_init__(self) -> None:
         if not self.shift.size:
@@ -82,6 +89,8 @@ class Dataset:
         rows = len(self.x)
         if rows == 0:
             raise DataError(f"dataset '{self.name}' has no rows; expected at least one example")
+        if self.table is not None and len(self.table) != rows:
+            raise DataError(f"dataset '{self.name}': {len(self.table)} rows of columns for {rows}")
         for name, column in (("y", self.y), ("clients", self.clients), ("origin", self.origin)):
             shape = (rows, *self.x.shape[1:]) if name == "y" and self.sequential else (rows,)
             if name == "y" and not self.sequential and self.task.kind != "classes":
@@ -165,7 +174,7 @@ class Dataset:
             return examples
         if self.unfitted:
             raise DataError(
-                f"dataset '{self.name}': normalisation {self.unfitted} is fitted on training rows, "
+                f"dataset '{self.name}': its {_waiting(self.unfitted)} is fitted on training rows, "
                 "and these are not known yet; divide it with federate, or call "
                 "fitted(dataset, rows)"
             )
@@ -255,8 +264,19 @@ def with_classes(dataset: Dataset, classes: tuple[str, ...], whose: str) -> Data
 
 def rows_of(dataset: Dataset, rows: Rows) -> Dataset:
     """Keep these rows only, as a set of examples without clients."""
+    kept = taken(dataset, rows)
+    return replace(kept, clients=None, client_names=(), origin=None)
+
+
+def taken(dataset: Dataset, rows: Rows) -> Dataset:
+    """Keep these rows, in this order, with all that is known of each."""
     return replace(
-        dataset, x=dataset.x[rows], y=dataset.y[rows], clients=None, client_names=(), origin=None
+        dataset,
+        x=np.asarray(dataset.x[rows]),
+        y=dataset.y[rows],
+        clients=None if dataset.clients is None else dataset.clients[rows],
+        origin=None if dataset.origin is None else dataset.origin[rows],
+        table=None if dataset.table is None else dataset.table.taken(rows),
     )
 
 
@@ -265,13 +285,7 @@ def without(dataset: Dataset, rows: Rows) -> Dataset:
     kept = np.setdiff1d(np.arange(len(dataset)), rows)
     if not len(kept):
         raise DataError(f"nothing is left of {dataset.name} beside its public examples")
-    return replace(
-        dataset,
-        x=dataset.x[kept],
-        y=dataset.y[kept],
-        clients=None if dataset.clients is None else dataset.clients[kept],
-        origin=None if dataset.origin is None else dataset.origin[kept],
-    )
+    return taken(dataset, kept)
 
 
 def default_decoding(x: AnyArray) -> tuple[Floats, Floats]:
@@ -288,18 +302,56 @@ def normalised(dataset: Dataset, how: str) -> Dataset:
     validation or test row has a share in them, and two seeds that divide rows otherwise have
     statistics of their own.
     """
-    if (plain := fixed_decoding(dataset, how)) is not None:
-        return plain
-    return replace(dataset, unfitted=how)
+    plain = fixed_decoding(dataset, how)
+    if dataset.table is not None and not dataset.table.plain:
+        scaled = plain is None  # each column by its plan
+        return dataset if scaled else replace(dataset, table=dataset.table.unscaled())
+    return replace(dataset, unfitted=how) if plain is None else plain
 
 
 def fitted(dataset: Dataset, rows: Rows) -> Dataset:
     """Take the statistics that a dataset's normalisation waits for from these rows."""
     if not dataset.unfitted:
         return dataset
+    if dataset.table is not None and dataset.unfitted == TABLE:
+        if not len(rows):
+            raise DataError(f"dataset '{dataset.name}' has no training row to fit columns to")
+        return encoded_by(dataset, TableEncoder.fit(dataset.table.plans, dataset.table.sums(rows)))
     how = dataset.unfitted
     shift, scale = decoding(moments(dataset, how, rows), how, dataset.x.dtype == np.uint8)
     return replace(dataset, shift=shift, scale=scale, unfitted="")
+
+
+def encoded_by(dataset: Dataset, encoder: TableEncoder) -> Dataset:
+    """Make the features of a dataset that was read from a table, by a fitted encoder."""
+    if dataset.table is None:
+        raise DataError(f"dataset '{dataset.name}' holds no table, and the encoder reads tables")
+    return replace(
+        dataset,
+        x=encoder.encode(dataset.table),
+        features=encoder.features,
+        encoder=encoder,
+        unfitted="",
+        shift=np.zeros(1, np.float32),
+        scale=np.ones(1, np.float32),
+    )
+
+
+def encoded_alike(datasets: Sequence[Dataset]) -> list[Dataset]:
+    """Bring datasets whose tables were encoded for several seeds to one number of features."""
+    encoders = [one.encoder for one in datasets if one.encoder is not None]
+    if len(encoders) < len(datasets) or len({one.features for one in encoders}) == 1:
+        return list(datasets)
+    made = []
+    for own, old, new in zip(datasets, encoders, same_widths(encoders), strict=True):
+        same = old.features == new.features
+        x = own.x if same else new.respaced(own.x, old)
+        made.append(own if same else replace(own, x=x, features=new.features, encoder=new))
+    return made
+
+
+def _waiting(unfitted: str) -> str:
+    return "encoder of columns" if unfitted == TABLE else f"normalisation {unfitted}"
 
 
 def fixed_decoding(dataset: Dataset, how: str) -> Dataset | None:
@@ -314,6 +366,8 @@ def fixed_decoding(dataset: Dataset, how: str) -> Dataset | None:
         )
     if how not in ("unit", "none"):
         return None
+    if dataset.table is not None and not dataset.table.plain:
+        return dataset
     shift, scale = np.zeros(1, np.float32), np.ones(1, np.float32)
     if how == "unit":
         shift, scale = default_decoding(dataset.x)

@@ -9,7 +9,15 @@ from typing import Any
 
 import numpy as np
 
-from idiolect.data.dataset import Dataset, Rows, check_options, check_value, fitted, normalised
+from idiolect.data.dataset import (
+    Dataset,
+    Rows,
+    check_options,
+    check_value,
+    encoded_by,
+    fitted,
+    normalised,
+)
 from idiolect.data.federation import Federation
 from idiolect.data.partition import DEFAULT_POOL, PARTITIONS
 from idiolect.data.partition.general import Candidates, Seed
@@ -81,7 +89,10 @@ def federate(
         parts = split_rows(held, column_of(dataset), split, draws, stratify, ordered, first)
     dataset = fitted(dataset, np.concatenate(parts[0]))
     if public is not None and public.unfitted:
-        public = replace(public, shift=dataset.shift, scale=dataset.scale, unfitted="")
+        if dataset.encoder is not None:
+            public = encoded_by(public, dataset.encoder)
+        else:
+            public = replace(public, shift=dataset.shift, scale=dataset.scale, unfitted="")
     if dataset.vocabulary:
         dataset = encoded(dataset, parts[0])
     if public is not None and public.vocabulary:

@@ -172,6 +172,7 @@ def _compact(federation: Federation, client: int) -> Federation:
         clients=None,
         client_names=(),
         origin=None,
+        table=None if one.dataset.table is None else one.dataset.table.taken(rows),
     )
     train, val, test = np.split(np.arange(len(rows)), ends[:-1])
     return dataclasses.replace(

@@ -9,7 +9,17 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from idiolect.data import SOURCES, Dataset, Federation, federate, load, read
-from idiolect.data.dataset import Rows, alike, fitted, normalised, rows_of, with_classes, without
+from idiolect.data.dataset import (
+    Rows,
+    alike,
+    encoded_alike,
+    encoded_by,
+    fitted,
+    normalised,
+    rows_of,
+    with_classes,
+    without,
+)
 from idiolect.data.federation import same_clients, same_test
 from idiolect.data.sources import cache_root
 from idiolect.data.targets import make_task, with_class_weights, with_task
@@ -143,7 +153,9 @@ def _with_common_test(federation: Federation, wanted: bool | int) -> Federation:
 
 
 def _of_one_size(made: dict[int, Federation]) -> dict[int, Federation]:
-    """Enlarge the vocabularies of all seeds to the largest: networks have one shape."""
+    """Enlarge vocabularies, or a table's features, of all seeds to the largest: one shape."""
+    if any(own.dataset.encoder is not None for own in made.values()):
+        return _encoded_alike(made)
     size = max(len(own.dataset.words) for own in made.values())
     return {
         seed: own
@@ -155,6 +167,17 @@ def _of_one_size(made: dict[int, Federation]) -> dict[int, Federation]:
         )
         for seed, own in made.items()
     }
+
+
+def _encoded_alike(made: dict[int, Federation]) -> dict[int, Federation]:
+    private = encoded_alike([own.dataset for own in made.values()])
+    found = {}
+    for (seed, own), dataset in zip(made.items(), private, strict=True):
+        public = own.public
+        if public is not None and public.table is not None and dataset.encoder is not None:
+            public = encoded_by(public, dataset.encoder)
+        found[seed] = replace(own, dataset=dataset, public=public)
+    return found
 
 
 class SharedParts(NamedTuple):

@@ -1,11 +1,13 @@
 """Reading a user's own data, whichever common layout it is in."""
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from idiolect.data.column_sums import ColumnPlan
 from idiolect.data.dataset import Dataset
+from idiolect.data.own.csv_files import is_csv
 from idiolect.data.own.folders import (
     read_leaf,
     read_pfllib,
@@ -19,7 +21,7 @@ from idiolect.data.targets import TaskLike, make_task
 from idiolect.errors import ConfigError, DataError
 
 _EXPECTED = (
-    "a .parquet, .csv, .npz or LEAF .json file, a folder of images (class/*.png or "
+    "a .parquet, .csv, .tsv, .csv.gz, .npz or LEAF .json file, a folder of images (class/*.png or "
     "client/class/*.png), a PFLlib or LEAF folder with train/ and test/, or, for the next word, a "
     "folder with a .jsonl, .csv or .txt file for each user"
 )
@@ -38,6 +40,9 @@ def read(
     next_word: bool = False,
     labelled: bool = True,
     task: TaskLike | None = None,
+    columns: Mapping[str, Any] | None = None,
+    delimiter: str = "",
+    encoding: str = "",
 ) -> Dataset:
     """Read own data: a path, whose layout is recognised, or a DataFrame.
 
@@ -45,36 +50,47 @@ def read(
     height) that a folder's images are brought to. A
     column (or field) of words named `text` makes it text, cut to `length` words, of which a network
     knows the `vocabulary` most frequent; with `next_word` there are no labels but the words. Rows
-    to predict need not be `labelled`, in a table or an npz file. `task` says what the label is, if
-    not a class: "labels" (several columns of 0 and 1, or cells such as a|b), "number", "survival"
-    (label = [time, event]), or a table with options, see `targets.make_task`.
+    to predict need not be `labelled`, in a table or an npz file. `task` says what the label is:
+    "classes", "labels" (several columns of 0 and 1, or cells such as a|b), "number", "survival"
+    (label = [time, event]), or a table with options, see `targets.make_task`; of a table the label
+    decides, if it is absent.
+
+    `columns` declares the types of a table's columns, such as {"zip": "category"}, "*" for those
+    that are not named; `delimiter` and `encoding` of a CSV file are recognised.
     """
-    chosen, names = make_task(task), (label,) if isinstance(label, str) else tuple(label)
-    if not names or (chosen.kind == "classes" and len(names) > 1):
+    chosen = None if task is None else make_task(task)
+    names = (label,) if isinstance(label, str) else tuple(label)
+    if not names or (chosen is not None and chosen.kind == "classes" and len(names) > 1):
         raise ConfigError(
             f"label names {len(names)} columns, and task classes has one; say task = 'labels', or "
             "task = 'survival' for [time, event]"
         )
+    plans = {name: _plan(name, given) for name, given in (columns or {}).items()}
     options = ReadOptions(
         *(names[0], client, split, size, text, length, vocabulary, next_word, labelled),
-        *(chosen, names),
+        *(chosen, names, plans, delimiter, encoding),
     )
     if not isinstance(path, str | Path):
         return read_frame(path, options)
     where = Path(path).expanduser()
     if not where.exists():
         raise DataError(f"{where} does not exist; expected {_EXPECTED}")
-    if chosen.kind != "classes" and where.suffix not in (".parquet", ".csv", ".npz"):
+    tabular = where.suffix in (".parquet", ".npz") or is_csv(where)
+    if chosen is not None and chosen.kind != "classes" and not tabular:
         raise DataError(f"task {chosen.kind} is read from .parquet, .csv and .npz; {where} is not")
     if where.is_dir():
         return _read_folder(where, options)
-    if where.suffix in (".parquet", ".csv"):
+    if where.suffix == ".parquet" or is_csv(where):
         return read_table(where, options)
     if where.suffix == ".npz":
         return read_npz(where, options)
     if where.suffix == ".json":
         return read_leaf(where, options)
     raise DataError(f"{where} is a '{where.suffix}' file; expected {_EXPECTED}")
+
+
+def _plan(name: str, given: Any) -> ColumnPlan:
+    return given if isinstance(given, ColumnPlan) else ColumnPlan.of(given, f"columns.{name}")
 
 
 def reading_options(given: dict[str, Any]) -> dict[str, Any]:

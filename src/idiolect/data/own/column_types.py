@@ -120,7 +120,8 @@ def _column(
             f'or declare {quoted(name)} = "ignore"'
         )
     if types.is_null(kind):
-        cells, kind = cells.cast("string"), "string"
+        cells = cells.cast("string")
+        kind = cells.type
     number = types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind)
     wanted = plan.kind if plan is not None else ""
     if types.is_temporal(kind):
@@ -141,7 +142,7 @@ def _column(
 
 
 def _floats(cells: Any) -> NDArray[np.float64]:
-    values: NDArray[np.float64] = cells.cast("float64").to_numpy(zero_copy_only=False)
+    values: NDArray[np.float64] = cells.cast("float64", safe=False).to_numpy(zero_copy_only=False)
     return values
 
 
@@ -270,3 +271,19 @@ def _refuse_stray(name: str, own: Cells, source: TableSource) -> None:
         f'numbers; if it means missing: [data.columns] {key} = {{ type = "number", missing = '
         f'["{text[:40]}"] }}, else {key} = "category"'
     )
+
+
+def plainly_typed(table: Any, source: TableSource) -> Any:
+    """Turn columns of strings into numbers where all cells that are there are numbers."""
+    import pyarrow
+
+    columns = []
+    for column in table.columns:
+        own = string_cells(column.combine_chunks())
+        numbers = None if leading_zeros(own) else as_numbers(own.texts, source.delimiter)
+        if numbers is None or not own.present:
+            columns.append(column)
+        else:
+            values = own.spread(numbers)
+            columns.append(pyarrow.array(values, mask=np.isnan(values)))
+    return pyarrow.table(columns, names=table.column_names)

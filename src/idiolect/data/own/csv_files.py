@@ -72,13 +72,17 @@ def read_csv(path: Path, delimiter: str = "", encoding: str = "") -> tuple[Any, 
     text, encoding = _utf8(path, encoding)
     if not text.strip():
         raise DataError(f"{path} is empty; expected a line of column names and a line for each row")
-    sample = text[:_SAMPLE].decode("utf-8", "ignore")
+    end = 0
+    for _ in range(4):  # lines may be long; the first are needed whole
+        end = text.find(b"\n", end) + 1 or len(text)
+    end = max(end, _SAMPLE)
+    sample = text[:end].decode("utf-8", "ignore")
     if delimiter and delimiter not in DELIMITERS:
         shown = ", ".join(repr(one) for one in DELIMITERS)
         raise ConfigError(f"delimiter {delimiter!r} is unknown; expected one of {shown}")
     delimiter = delimiter or _delimiter(path, sample)
     source = TableSource(path, delimiter, encoding)
-    names = _names(path, sample, len(text) > _SAMPLE, delimiter)
+    names = _names(path, sample, len(text) > end, delimiter)
     places = [str(place) for place in range(len(names))]
     try:
         table = arrow.read_csv(

@@ -6,12 +6,17 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from idiolect.core.task import Classes, Task
-from idiolect.data.dataset import AnyArray, Dataset, Rows
+from idiolect.data.column_sums import ColumnPlan
+from idiolect.data.dataset import TABLE, AnyArray, Dataset, Rows
+from idiolect.data.own.column_types import plainly_typed, typed_columns
+from idiolect.data.own.csv_files import TableSource, read_csv
+from idiolect.data.own.label_columns import Decided, class_names_of, column_values, decided_task
 from idiolect.data.parquet import (
     decode_images,
     image_column,
@@ -38,8 +43,11 @@ class ReadOptions(NamedTuple):
     vocabulary: int
     next_word: bool
     labelled: bool
-    task: Task = Classes()  # what the label columns hold
-    labels: tuple[str, ...] = ()  # their names, where the task is another than classes
+    task: Task | None = None  # None: the label columns of a table decide; else classes
+    labels: tuple[str, ...] = ("label",)  # the names of all label columns
+    columns: Mapping[str, ColumnPlan] = MappingProxyType({})  # declared types
+    delimiter: str = ""  # of text; empty: recognised
+    encoding: str = ""  # the same
 
     @property
     def words(self) -> int:
@@ -48,47 +56,86 @@ class ReadOptions(NamedTuple):
 
 
 def read_table(path: Path, options: ReadOptions) -> Dataset:
-    """Read rows of numbers, text or encoded images, with a label, perhaps client and split."""
-    return table_dataset(path, read_columns(path), options)
+    """Read rows of typed columns, text or images, with a label, perhaps client and split."""
+    if path.suffix == ".parquet":
+        return table_dataset(path, read_parquet(path), options)
+    table, source = read_csv(path, options.delimiter, options.encoding)
+    return table_dataset(path, table, options, source)
 
 
 def read_columns(path: Path) -> Any:
-    """Read a file as an Arrow table, its columns as they are."""
+    """Read a file as an Arrow table: of text, columns of numbers where all cells are some."""
     if not path.is_file():
         raise DataError(f"{path} does not exist; expected a .csv or .parquet file")
-    return read_parquet(path) if path.suffix == ".parquet" else _csv(path)
+    if path.suffix == ".parquet":
+        return read_parquet(path)
+    table, source = read_csv(path)
+    return plainly_typed(table, source)
 
 
-def table_dataset(path: Path, table: Any, options: ReadOptions) -> Dataset:
+def table_dataset(
+    path: Path, table: Any, options: ReadOptions, source: TableSource | None = None
+) -> Dataset:
     """Make a dataset of an Arrow table; `path` is the file it was read from, or a name for it.
 
     For the next word there is no label, and rows stand in the order they were written in. Rows that
-    need not be labelled are of one class, `UNLABELLED`, where they are not.
+    need not be labelled are of one class, `UNLABELLED`, where they are not. Columns stay as they
+    were read until training rows are known, see `Dataset.table`.
     """
-    if options.task.kind != "classes":
-        return _with_targets(path, table, options)
-    label, client, split = options.label, options.client, options.split
+    source = source or TableSource(path)
     if not table.num_rows:
         raise DataError(f"{path} has no rows; expected at least one example")
     names = list(table.column_names)
     if twice := [name for name, times in Counter(names).items() if times > 1]:
         raise DataError(f"{path} has two columns '{twice[0]}'; rename or remove one")
-    texts = _texts(path, table, options)
-    if label not in names and not options.next_word and options.labelled:
-        raise DataError(
-            f"{path} has no column '{label}'; it has {', '.join(names)}: name the label column "
-            "with the option label (data.options.label, --label)"
-        )
-    for option, column in (("client", client), ("split", split)):
+    texts = _texts(path, table, options, source)
+    labels = options.labels
+    if absent := [one for one in labels if one not in names]:
+        if options.labelled and not options.next_word:
+            raise DataError(
+                f"{path} has no column '{absent[0]}'; it has {_listed(names)}: name the label "
+                f"column with the option label (data.options.label, --label){_headless(names)}"
+            )
+        labels = ()
+    for option, column in (("client", options.client), ("split", options.split)):
         if column != option and column not in names:
             raise DataError(
-                f"{path} has no column '{column}' for {option}; it has {', '.join(names)}"
+                f"{path} has no column '{column}' for {option}; it has {_listed(names)}"
             )
-    clients = _values(path, table, client) if client in names else None
-    origin = origin_codes(_values(path, table, split), str(path)) if split in names else None
+    clients = _owners(table, options.client, source) if options.client in names else None
+    origin = None
+    if options.split in names:
+        origin = origin_codes(column_values(table, options.split, source), str(path), source)
     if texts is not None and options.next_word:
         return next_word_texts(path, _user_texts(texts, clients, origin), options)
-    labels = _values(path, table, label) if label in names else unlabelled(table.num_rows)
+    values, decided = unlabelled(table.num_rows), Decided(options.task or Classes())
+    if labels:
+        decided = decided_task(table, labels, options.task, source)
+        if decided.task.kind == "classes":
+            values = column_values(table, labels[0], source)
+    made = _examples(path, table, options, texts, values, clients, origin, source)
+    if made.table is not None and decided.remarks:
+        facts = replace(made.table.source, remarks=(*decided.remarks, *made.table.source.remarks))
+        made = replace(made, table=replace(made.table, source=facts))
+    if not labels:
+        return made
+    if decided.task.kind == "classes":
+        known = class_names_of(table, labels[0], values)
+        return made if known is None else replace(made, y=values.astype(np.int64), classes=known)
+    return targeted(made, decided.columns, decided.task, str(path))
+
+
+def _examples(
+    path: Path,
+    table: Any,
+    options: ReadOptions,
+    texts: list[str] | None,
+    labels: AnyArray,
+    clients: AnyArray | None,
+    origin: Rows | None,
+    source: TableSource,
+) -> Dataset:
+    """Make a dataset of a table's text, images or columns."""
     if texts is not None:
         return labelled_texts(path, texts, labels, clients, origin, options, "table")
     image = image_column(table.schema) if path.suffix == ".parquet" else None
@@ -96,34 +143,19 @@ def table_dataset(path: Path, table: Any, options: ReadOptions) -> Dataset:
         x = np.empty((table.num_rows, *image_shape(path, image)), np.uint8)
         decode_images([path], image, x)
         return assembled(path, x, labels, clients, origin, "table")
-    features = tuple(name for name in names if name not in (label, client, split))
-    x = _numbers(path, table, features)
-    return assembled(path, x, labels, clients, origin, "table", features)
-
-
-def _with_targets(path: Path, table: Any, options: ReadOptions) -> Dataset:
-    """Make a dataset with labels of another task than classes: first of the rows without them."""
-    names, task = table.column_names, options.task
-    found = [name for name in options.labels if name in names]
-    if options.labelled and (missing := [name for name in options.labels if name not in names]):
-        raise DataError(
-            f"{path} has no column '{missing[0]}'; it has {', '.join(names)}: name the label "
-            f"{'columns' if task.kind == 'survival' else 'column'} of task {task.kind} with the "
-            "option label (data.options.label, --label)"
-        )
-    plain = options._replace(label=options.labels[0], labelled=False, task=Classes())
-    kept = table.select([name for name in names if name not in found])
-    if not kept.num_columns:
+    apart = (*options.labels, options.client, options.split)
+    features = tuple(name for name in table.column_names if name not in apart)
+    if not features:
         raise DataError(f"{path} has no feature column beside the label; expected at least one")
-    dataset = table_dataset(path, kept, plain)
-    if len(found) < len(options.labels):
-        return dataset
-    cells = task.kind == "labels" and len(found) == 1  # may be empty: no label
-    columns = {
-        name: np.asarray(table[name].to_pylist()) if cells else _values(path, table, name)
-        for name in found
-    }
-    return targeted(dataset, columns, task, str(path))
+    raw = typed_columns(table, features, options.columns, source)
+    if not raw.columns:
+        why = "; ".join(f"{name}: {reason}" for name, reason in raw.ignored.items())
+        raise DataError(
+            f"{path} has no column to learn from ({why}); declare one in data.columns, or, if it "
+            "is the text to learn from, name it with the option text"
+        )
+    made = assembled(path, raw.placeholder(), labels, clients, origin, "table", tuple(raw.columns))
+    return replace(made, table=raw, unfitted="" if raw.plain else TABLE)
 
 
 def targeted(dataset: Dataset, columns: Mapping[str, AnyArray], task: Task, where: str) -> Dataset:
@@ -132,7 +164,27 @@ def targeted(dataset: Dataset, columns: Mapping[str, AnyArray], task: Task, wher
     return replace(dataset, y=y, classes=tuple(outputs), task=task)
 
 
-def _texts(path: Path, table: Any, options: ReadOptions) -> list[str] | None:
+def _owners(table: Any, name: str, source: TableSource) -> AnyArray:
+    """Return whose each row is, as written."""
+    values = column_values(table, name, source)
+    strings = table.schema.field(name).type in ("string", "large_string")
+    if not strings or values.dtype.kind in "US":
+        return values
+    return np.asarray([str(one).strip() for one in table[name].to_pylist()])
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:40]) + (f" and {len(names) - 40} more" if len(names) > 40 else "")
+
+
+def _headless(names: Sequence[str]) -> str:
+    """Say where the line of names may be missing."""
+    numbers = [name for name in names if re.fullmatch(r"[-+.\deE]+", name)]
+    missing = len(numbers) == len(names) and names != [str(n) for n in range(len(names))]
+    return "; line 1 holds numbers: is the line of column names missing?" if missing else ""
+
+
+def _texts(path: Path, table: Any, options: ReadOptions, source: TableSource) -> list[str] | None:
     """Return the text column, if there is one of words."""
     from pyarrow import types
 
@@ -140,8 +192,10 @@ def _texts(path: Path, table: Any, options: ReadOptions) -> list[str] | None:
     found = options.text in names and (
         types.is_string(table[options.text].type) or types.is_large_string(table[options.text].type)
     )
-    if found:
-        return [str(value) for value in _values(path, table, options.text)]
+    if found and options.columns.get(options.text) is None:
+        values = column_values(table, options.text, source)
+        if values.dtype.kind in "US":
+            return [str(value) for value in table[options.text].to_pylist()]
     if options.next_word or options.text != "text":
         raise DataError(
             f"{path} has no column '{options.text}' of text; it has {', '.join(names)}: name it "
@@ -161,74 +215,9 @@ def _user_texts(
     return [UserText(user, held[part, user], part) for part, user in sorted(held)]
 
 
-def _csv(path: Path) -> Any:
-    import pyarrow
-    from pyarrow import csv
-
-    try:
-        table = csv.read_csv(path)
-        names, kinds = table.column_names, table.schema.types
-        foreign = [n for n, k in zip(names, kinds, strict=True) if pyarrow.types.is_binary(k)]
-    except UnicodeDecodeError:
-        foreign = ["the names of columns"]
-    except (pyarrow.ArrowException, ValueError) as error:
-        raise DataError(f"{path} cannot be read as CSV ({error}); mend the file") from error
-    if foreign:
-        raise DataError(
-            f"{path} is not UTF-8 text (see {foreign[0]}); save it as UTF-8, for example with "
-            "`iconv -f LATIN1 -t UTF-8`"
-        )
-    return table
-
-
-def _values(path: Path, table: Any, name: str) -> AnyArray:
-    from pyarrow import types
-
-    column = table[name]
-    if types.is_nested(column.type) or types.is_binary(column.type):
-        raise DataError(
-            f"{path}: column '{name}' holds {column.type}; expected one number or string a row"
-        )
-    if column.null_count:
-        row = column.is_null().to_pylist().index(True)
-        raise DataError(f"{path}: column '{name}' is empty in row {row}; fill or drop the row")
-    values: AnyArray = np.asarray(column.to_pylist())
-    blank = np.flatnonzero(values == "")  # what CSV makes of missing text
-    if len(blank):
-        raise DataError(
-            f"{path}: column '{name}' is empty in row {int(blank[0])}; fill or drop the row"
-        )
-    return values
-
-
-def _numbers(path: Path, table: Any, names: tuple[str, ...]) -> AnyArray:
-    from pyarrow import types
-
-    if not names:
-        raise DataError(f"{path} has no feature column beside the label; expected at least one")
-    x = np.empty((table.num_rows, len(names)), np.float32)
-    for place, name in enumerate(names):
-        kind = table[name].type
-        numeric = types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)
-        if not numeric:
-            raise DataError(
-                f"{path}: column '{name}' is {kind}, not numeric; encode it as numbers, remove it, "
-                "or, if it is the text to learn from, name it with the option text"
-            )
-        column = table[name].to_numpy().astype(np.float32)
-        missing = np.flatnonzero(~np.isfinite(column))
-        if len(missing):
-            raise DataError(
-                f"{path}: column '{name}' is empty, NaN or infinite in row {int(missing[0])}; fill "
-                "or drop the row"
-            )
-        x[:, place] = column
-    return x
-
-
 def read_npz(path: Path, options: ReadOptions) -> Dataset:
     """Read arrays x and y, and perhaps client and split, from an npz file."""
-    label = "y" if options.label == "label" else options.label
+    label, task = "y" if options.label == "label" else options.label, options.task or Classes()
     client, split = options.client, options.split
     try:
         _refuse_false_sizes(path)
@@ -250,14 +239,14 @@ def read_npz(path: Path, options: ReadOptions) -> Dataset:
     origin = origin_codes(found[split], str(path)) if split in found else None
     x = examples(found["x"], str(path))
     labels = found[label] if label in found else unlabelled(len(x))
-    if options.task.kind == "classes" or label not in found:
+    if task.kind == "classes" or label not in found:
         return assembled(path, x, labels, found.get(client), origin, "file")
     if len(labels) != len(x) or labels.ndim > 2:
         raise DataError(
             f"{path}: y has shape {labels.shape} for {len(x)} examples; expected as many"
         )
     plain = assembled(path, x, unlabelled(len(x)), found.get(client), origin, "file")
-    return targeted(plain, array_columns(labels, label), options.task, str(path))
+    return targeted(plain, array_columns(labels, label), task, str(path))
 
 
 def array_columns(labels: AnyArray, name: str) -> dict[str, AnyArray]:
@@ -301,18 +290,18 @@ def label_codes(values: AnyArray, where: str) -> tuple[Rows, tuple[str, ...]]:
     if values.dtype.kind == "f":
         wrong = np.flatnonzero(~np.isfinite(values))
         if len(wrong):
-            raise DataError(f"{where}: row {int(wrong[0])} has no label; fill or drop it")
+            raise DataError(f"{where}: row {int(wrong[0]) + 1} has no label; fill or drop it")
         wrong = np.flatnonzero((values != np.round(values)) | (np.abs(values) > 2**53))
         if len(wrong):
             raise DataError(
-                f"{where}: label {values[wrong[0]]} in row {int(wrong[0])} is not a class; "
+                f"{where}: label {values[wrong[0]]} in row {int(wrong[0]) + 1} is not a class; "
                 "expected whole numbers or strings"
             )
         values = values.astype(np.int64)
     if values.dtype.kind == "O":
         empty = [row for row, value in enumerate(values) if value is None]
         if empty:
-            raise DataError(f"{where}: the label in row {empty[0]} is missing; fill or drop it")
+            raise DataError(f"{where}: the label in row {empty[0] + 1} is missing; fill or drop it")
         values = values.astype(str)
     found, codes = np.unique(values, return_inverse=True)
     if values.dtype.kind in "iu" and found[0] >= 0 and found[-1] < 2 * len(found):
@@ -334,13 +323,16 @@ def _by_number(name: str) -> list[tuple[int, str]]:
     return [(int(run), "") if run.isdecimal() else (-1, run) for run in re.split(r"(\d+)", name)]
 
 
-def origin_codes(values: AnyArray, where: str) -> Rows:
+def origin_codes(values: AnyArray, where: str, source: TableSource | None = None) -> Rows:
     """Code a split column: 0 for train, 1 for test."""
     known = {"train": 0, "0": 0, "test": 1, "1": 1}
-    for row, value in enumerate(values):
+    found, codes = np.unique(values, return_inverse=True)
+    for place, value in enumerate(found):
         if str(value) not in known:
-            raise DataError(f"{where}: split '{value}' in row {row}; expected train or test")
-    return np.array([known[str(value)] for value in values], np.int64)
+            row = int(np.flatnonzero(codes.reshape(-1) == place)[0])
+            at = f"row {row + 1}" if source is None else source.place(row)
+            raise DataError(f"{where}: split '{value}' in {at}; expected train or test")
+    return np.array([known[str(value)] for value in found], np.int64)[codes.reshape(-1)]
 
 
 def examples(x: AnyArray, where: str) -> AnyArray:
