@@ -72,7 +72,7 @@ def test_columns_can_be_renamed_or_absent(write):
         ({}, {"client": "user"}, "no column 'user' for client"),
         ({"height": [0.5, float("inf"), 1, 2]}, {}, "(row 2|line 3): column 'height' is infinite"),
         ({"label": [0.5, 1, 1, 0]}, {"task": "classes"}, "label 0.5 in row 1 is not a class"),
-        ({"label": ["a", "b", "b", "a"]}, {"task": "number"}, "has 'a' in row 1, expected a number"),
+        ({"label": ["a", "b", "b", "a"]}, {"task": "number"}, "has 'a' in row 1"),
         ({"split": ["train", "test", "train", "val"]}, {}, "split 'val' in (row 4|line 5)"),
         ({"label": ["cat", "cat", "cat", "emu"]}, {}, "label 'emu' occurs only in test rows"),
         ({"age": None, "height": None}, {}, "no feature column"),
