@@ -118,7 +118,8 @@ def _floats(values: AnyArray, name: str, where: str) -> AnyArray:
     except (TypeError, ValueError) as error:
         wrong = next((row for row, one in enumerate(values) if not _is_number(one)), 0)
         raise DataError(
-            f"{where}: column '{name}' has {str(values[wrong])!r} in row {wrong + 1}, expected a number"
+            f"{where}: column '{name}' has {str(values[wrong])!r} in row {wrong + 1}, expected a "
+            "number"
         ) from error
     gaps = np.flatnonzero(~np.isfinite(found))
     if len(gaps):
