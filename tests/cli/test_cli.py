@@ -146,10 +146,12 @@ def test_a_full_disk_is_one_line_and_the_run_can_go_on(tmp_path):
     )
     try:
         options = {} if mounted else {"preexec_fn": _small_files}
-        full = tiny.idiolect("run", "tiny.toml", "--out", "disk/out", cwd=tmp_path, **options)
+        unsaved = ("--set", "evaluate.save_models=false")  # or it would be refused beforehand
+        command = ("run", "tiny.toml", "--out", "disk/out", *unsaved)
+        full = tiny.idiolect(*command, cwd=tmp_path, **options)
         if mounted:
             subprocess.run(["mount", "-o", "remount,size=20m", str(disk)], check=True)
-        done = tiny.idiolect("run", "tiny.toml", "--out", "disk/out", "--resume", cwd=tmp_path)
+        done = tiny.idiolect(*command, "--resume", cwd=tmp_path)
     finally:
         if mounted:
             subprocess.run(["umount", "-l", str(disk)], check=True)

@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from idiolect.cli.screen import PlainConsole, new_table, percent
+from idiolect.cli.layout import print_table, print_texts
+from idiolect.cli.screen import PlainConsole, percent
 
 _MOST_PAIRS = 10  # more make a table that nobody reads; --json has them all
 
@@ -32,23 +33,23 @@ def _print_methods(screen: PlainConsole, found: dict[str, Any]) -> None:
     """Print a line per method, the best mean first."""
     confidence = f"{100 * (1 - found['alpha']):g}% interval"
     heads = ["mean", confidence, "± clients", "± seeds", "worst tenth", "below local", "Jain"]
-    table = new_table(
+    title = (
         f"Test accuracy of clients' own models, %: {found['clients']} clients, "
-        f"{len(found['seeds'])} seeds",
-        ["method"],
-        [*heads, "rank"],
+        f"{len(found['seeds'])} seeds"
     )
-    for label, own in found["methods"].items():
-        shares = ("std_clients", "std_seeds", "worst_decile", "below_local")
-        table.add_row(
+    shares = ("std_clients", "std_seeds", "worst_decile", "below_local")
+    rows = [
+        [
             label,
             percent(own["mean"]),
             _between(own["interval"]),
             *(percent(own[key]) for key in shares),
             _number(own["jain"], ".3f"),
             _number(found["ranks"]["average"][label], ".2f"),
-        )
-    screen.print(table)
+        ]
+        for label, own in found["methods"].items()
+    ]
+    print_table(screen, title, ["method"], [*heads, "rank"], rows)
 
 
 def _print_costs(screen: PlainConsole, found: dict[str, Any]) -> None:
@@ -58,15 +59,15 @@ def _print_costs(screen: PlainConsole, found: dict[str, Any]) -> None:
         target = f"{percent(found['target'])}%"
         heads += [f"rounds to {target}", f"MB to {target}", f"seconds to {target}"]
     title = "What it took: MB both ways, mean over seeds; seconds of all seeds together"
-    table = new_table(title, ["method"], heads)
+    rows = []
     for label, cost in found["costs"].items():
         cells = [str(cost["rounds"]), _mega(cost["bytes"]), _number(cost["seconds"], ".1f")]
         if found["target"] is not None:
             reach = found["reach"].get(label) or {}
             cells += [_number(reach.get("round"), "d"), _mega(reach.get("bytes"))]
             cells.append(_number(reach.get("seconds"), ".1f"))
-        table.add_row(label, *cells)
-    screen.print(table)
+        rows.append([label, *cells])
+    print_table(screen, title, ["method"], heads, rows)
 
 
 def _print_pairs(screen: PlainConsole, found: dict[str, Any]) -> None:
@@ -78,24 +79,26 @@ def _print_pairs(screen: PlainConsole, found: dict[str, Any]) -> None:
     tests = {"wilcoxon": "Wilcoxon", "seeds": "over seeds"}
     if found["replication"] == "examples":
         tests = {"examples": "over rows and seeds"}
-    table = new_table(
+    title = (
         f"Differences in points, paired by {found['unit']} ({found['pairs_tested']} pairs); "
-        f"p {found['scope']}, by Holm over all pairs of methods",
-        ("ahead", "behind"),
-        ("points", "interval", "won-lost-level", *tests.values(), "p"),
+        f"p {found['scope']}, by Holm over all pairs of methods"
     )
-    table.add_column("")
-    for pair in some:
-        table.add_row(
+    heads = ("points", "interval", "p", "difference", "won-lost-level", *tests.values())
+    rows = [
+        [
             pair["better"],
             pair["worse"],
             percent(pair["difference"]),
             _between(pair["interval"]),
+            _number(pair["p_holm"], ".2g"),
+            "different" if pair["different"] else "none found",
             f"{pair['wins']}-{pair['losses']}-{pair['ties']}",
-            *(_number(pair[key], ".2g") for key in (*tests, "p_holm")),
-            "different" if pair["different"] else "no difference found",
-        )
-    screen.print(table)
+            *(_number(pair[key], ".2g") for key in tests),
+        ]
+        for pair in some
+    ]
+    spare = ("won-lost-level", *tests.values())
+    print_table(screen, title, ("ahead", "behind"), heads, rows, spare=spare)
 
 
 def _ranked(ranks: dict[str, Any]) -> str:
@@ -114,11 +117,11 @@ def _print_tuned(screen: PlainConsole, tuned: dict[str, Any]) -> None:
     if not tuned:
         return
     first = next(iter(tuned.values()))
-    table = new_table(
+    title = (
         f"Tuned by {first.get('metric', 'validation')}, {first.get('search', '')}, at most "
-        f"{first.get('budget', 0)} settings each",
-        ("method", "tried", "chosen"),
+        f"{first.get('budget', 0)} settings each"
     )
+    rows = []
     for label, record in tuned.items():
         chosen: dict[str, list[str]] = {}
         for one in record["chosen"]:
@@ -127,18 +130,19 @@ def _print_tuned(screen: PlainConsole, tuned: dict[str, Any]) -> None:
         text = "; ".join(f"{words} (seed {', '.join(own)})" for words, own in chosen.items())
         failed = sum(trial["failed"] is not None for trial in record["trials"])
         count = str(len(record["trials"])) + (f", {failed} diverged" if failed else "")
-        table.add_row(label, count, text or "nothing to tune")
-    screen.print(table)
+        rows.append([label, count, text or "nothing to tune"])
+    print_texts(screen, ("method", "tried", "chosen"), rows, title)
 
 
 def _print_overall(screen: PlainConsole, found: dict[str, Any]) -> None:
     """Print every method's mean on every split, and its rank over splits."""
     splits = list(next(iter(found["means"].values())))
-    table = new_table("Mean test accuracy on every split, %", ["method"], [*splits, "rank"])
+    rows = []
     for label, rank in found["ranks"]["average"].items():
         means = [percent(found["means"][label][split]) for split in splits]
-        table.add_row(label, *means, f"{rank:.2f}")
-    screen.print(table)
+        rows.append([label, *means, f"{rank:.2f}"])
+    title = "Mean test accuracy on every split, %"
+    print_table(screen, title, ["method"], [*splits, "rank"], rows)
 
 
 def _between(ends: list[float | None]) -> str:

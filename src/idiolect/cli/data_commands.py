@@ -10,6 +10,7 @@ import typer
 from idiolect.cli.command_base import DATA, JSON, SET, complete_source, guarded
 
 if TYPE_CHECKING:
+    from idiolect.cli.screen import PlainConsole
     from idiolect.data.federation import Federation
 
 app = typer.Typer(
@@ -38,7 +39,8 @@ def _complete_target(incomplete: str) -> Iterable[str]:
 @guarded
 def list_data(json: Annotated[bool, JSON] = False) -> None:
     """List the datasets and the ways to divide them."""
-    from idiolect.cli.screen import console, new_table, print_json
+    from idiolect.cli.layout import print_texts
+    from idiolect.cli.screen import console, print_json
     from idiolect.data import PARTITIONS, SOURCES
     from idiolect.data.partition import describe
 
@@ -49,11 +51,8 @@ def list_data(json: Annotated[bool, JSON] = False) -> None:
         return
     screen = console()
     for head, listed in (("source", sources), ("partition", partitions)):
-        table = new_table("", (head, "what it is"))
-        for row in listed.items():
-            table.add_row(*row)
-        screen.print(table)
-    screen.print("A path to your own .csv, .parquet, .npz or folder of images is a source too.")
+        print_texts(screen, (head, "what it is"), list(listed.items()))
+    screen.say("A path to your own .csv, .parquet, .npz or folder of images is a source too.")
 
 
 @app.command()
@@ -110,9 +109,10 @@ def inspect(
     svg: Annotated[Path | None, typer.Option(help="Also write the picture to a file.")] = None,
 ) -> None:
     """Show who holds how many examples of which class."""
-    from idiolect.cli.screen import print_json
+    from idiolect.cli.screen import console, print_json
     from idiolect.core.checkpoint import write_whole
     from idiolect.experiment.build import build_federations
+    from idiolect.experiment.early_checks import few_examples
     from idiolect.experiment.load import dump_toml, load_experiment, parse_experiment
 
     overrides = list(set or ())
@@ -132,7 +132,10 @@ def inspect(
     if json:
         print_json(_holdings(federation, counts))
     else:
-        _print_holdings(federation, counts)
+        screen = console()
+        _print_holdings(screen, federation, counts)
+        for text in dict.fromkeys([*federation.warnings(), *few_examples(federation)]):
+            screen.say(f"note: {text}")
 
 
 def _holdings(federation: "Federation", counts: Any) -> dict[str, Any]:
@@ -154,42 +157,45 @@ def _holdings(federation: "Federation", counts: Any) -> dict[str, Any]:
     }
 
 
-def _print_holdings(federation: "Federation", counts: Any) -> None:
+def _print_holdings(screen: "PlainConsole", federation: "Federation", counts: Any) -> None:
     """Draw a row per client: a shade for each class, with counts where they fit, and totals."""
-    from rich.text import Text
-
-    from idiolect.cli.screen import console, new_table
+    from idiolect.cli.layout import NARROW, print_table, short
 
     classes = federation.columns
     roomy = len(classes) <= _MOST_CLASSES
-    table = new_table(federation.description, ["client"])
-    if roomy:
-        for name in classes:
-            table.add_column(name if len(name) <= 6 else name[:5] + "…", justify="right")
-    else:
-        table.add_column(f"{classes[0]} … {classes[-1]}", no_wrap=True)
-    table.add_column("total", justify="right")
+    heads = [short(name, 14) for name in classes]
+    if not roomy:
+        heads = [f"{short(classes[0], 14)} to {short(classes[-1], 14)}"]
     most = max(int(counts.max()), 1)
+    shaded = len(classes) <= 6 or screen.width >= NARROW
+    rows = []
     for name, row in zip(federation.names[:_MOST_CLIENTS], counts, strict=False):
-        empty = Text("·", style="dim")
-        cells = [Text(f"{_shade(n, most)} {int(n)}") if n else empty for n in row]
-        shades = "".join(_shade(n, most) for n in row)
-        table.add_row(name, *(cells if roomy else [Text(shades)]), f"{int(row.sum()):,}")
-    table.add_section()
+        cells = [f"{_shade(n, most)} {int(n)}" if shaded else str(n) for n in row]
+        cells = [cell if n else "·" for cell, n in zip(cells, row, strict=True)]
+        shades = cells if roomy else [_strip(row, most, screen.width - 40)]
+        rows.append([name, f"{int(row.sum()):,}", *shades])
     totals = counts.sum(axis=0)
-    shades = "".join(_shade(n, max(totals.max(), 1)) for n in totals)
-    sums = [f"{int(n):,}" for n in totals] if roomy else [shades]
-    table.add_row("all", *sums, f"{int(counts.sum()):,}", style="bold")
-    screen = console()
-    screen.print(table)
+    sums = [f"{int(n):,}" for n in totals]
+    if not roomy:
+        sums = [_strip(totals, max(totals.max(), 1), screen.width - 40)]
+    total = ["all", f"{int(counts.sum()):,}", *sums]
+    print_table(
+        screen, federation.description, ["client"], ["total", *heads], rows, total=total, cut=False
+    )
     hidden = len(federation.names) - _MOST_CLIENTS
     if hidden > 0:
-        screen.print(f"... and {hidden} more clients (--json or --svg shows all)")
+        screen.say(f"... and {hidden} more clients (--json or --svg shows all)")
     parts = (federation.train, federation.val, federation.test)
     train, val, test = (sum(len(rows) for rows in part) for part in parts)
-    screen.print(f"{train:,} train, {val:,} validation, {test:,} test rows")
-    for text in federation.warnings():
-        screen.say(f"note: {text}")
+    screen.say(f"{train:,} train, {val:,} validation, {test:,} test rows")
+
+
+def _strip(row: Any, most: Any, width: int) -> str:
+    """Draw many classes as a strip of shades; several share one where they do not fit."""
+    import numpy as np
+
+    parts = np.array_split(row, min(len(row), max(width, 10)))
+    return "".join(_shade(part.max(), most) for part in parts)
 
 
 def _shade(count: Any, most: int) -> str:

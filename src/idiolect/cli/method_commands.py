@@ -41,7 +41,8 @@ def list_methods(
     json: Annotated[bool, JSON] = False,
 ) -> None:
     """List the methods, or describe one with all its settings."""
-    from idiolect.cli.screen import console, new_table, print_json
+    from idiolect.cli.layout import print_texts
+    from idiolect.cli.screen import console, print_json
     from idiolect.experiment.untrusted import Permissions, import_method, packaged_methods
     from idiolect.methods import METHODS
 
@@ -53,20 +54,18 @@ def list_methods(
         return
     screen = console()
     if name is None:
-        table = new_table("", ("name", "method", "what it is", "paper"))
-        for key, about in found.items():
-            table.add_row(key, about["title"], about["about"], about["paper"] or "-")
-        screen.print(table)
-        screen.print("`idiolect methods NAME` shows a method's settings.", markup=False)
+        rows = [[k, one["title"], one["about"], one["paper"] or "-"] for k, one in found.items()]
+        print_texts(screen, ("name", "method", "what it is", "paper"), rows)
+        screen.say("`idiolect methods NAME` shows a method's settings.")
         return
     about = found[name]
     screen.say(f"{about['title']} ({name}): {about['about']}")
     screen.say(f"Paper: {about['paper']}" if about["paper"] else "")
-    table = new_table("", ("setting", "default", "values", "meaning"))
-    for one in about["settings"]:
-        values = one["range"] or one["type"]
-        table.add_row(one["name"], str(one["default"]), values, one["meaning"])
-    screen.print(table)
+    rows = [
+        [one["name"], str(one["default"]), one["range"] or one["type"], one["meaning"]]
+        for one in about["settings"]
+    ]
+    print_texts(screen, ("setting", "default", "values", "meaning"), rows)
     for preset, given in about["presets"].items():
         screen.say(f"preset {preset}: " + ", ".join(f"{key} = {given[key]}" for key in given))
 
@@ -161,12 +160,13 @@ def _only_label(folder: Path) -> str:
 
 
 def _print_matrix(title: str, found: "Trace", matrix: Any, order: list[int]) -> None:
-    from idiolect.cli.screen import MOST_CLIENTS, console, new_table
+    from idiolect.cli.layout import print_table
+    from idiolect.cli.screen import MOST_CLIENTS, console
 
     top = max(float(matrix.max()), 1e-12)
     shown = order[:MOST_CLIENTS]
     heads = [found.clients[place].removeprefix("client ") for place in shown]
-    table = new_table(f"{title}, round {found.rounds[-1]}, %", ["learns from"], heads)
+    rows = []
     for row in shown:
         values = [float(matrix[row, column]) for column in shown]
         shades = [round(value / top * (len(_SHADES) - 1)) for value in values]
@@ -174,9 +174,9 @@ def _print_matrix(title: str, found: "Trace", matrix: Any, order: list[int]) -> 
             f"{_SHADES[min(len(_SHADES) - 1, max(0, shade))]}{100 * value:.0f}"
             for shade, value in zip(shades, values, strict=True)
         ]
-        table.add_row(found.clients[row], *cells)
+        rows.append([found.clients[row], *cells])
     screen = console()
-    screen.print(table)
+    print_table(screen, f"{title}, round {found.rounds[-1]}, %", ["learns from"], heads, rows)
     if len(order) > len(shown):
         screen.print(f"... and {len(order) - len(shown)} more clients (--svg or --json shows all)")
 
@@ -219,17 +219,17 @@ def audit(
 
 
 def _print_audit(label: str, found: "Audit") -> None:
-    from rich.table import Table
-
+    from idiolect.cli.layout import print_table
     from idiolect.cli.screen import console
 
-    heads = ("attack", "rounds", "promised at most", "shown at least", "")
-    table = Table(*heads, title=f"{label}: ε at δ = {found.delta:.2g}")
+    heads = ("rounds", "promised at most", "shown at least", "promise")
+    rows = []
     for row in found.rows:
-        kept = "more than promised" if row.broken else "kept"
-        table.add_row(row.attack, str(row.rounds), f"{row.promised:.3g}", f"{row.found:.3g}", kept)
+        kept = "broken" if row.broken else "kept"
+        figures = (f"{row.promised:.3g}", f"{row.found:.3g}")
+        rows.append([row.attack, str(row.rounds), *figures, kept])
     screen = console()
-    screen.print(table)
+    print_table(screen, f"{label}: ε at δ = {found.delta:.2g}", ["attack"], heads, rows)
     broken = "" if found.passed else " The promise is broken: publish nothing of this run."
     screen.say(
         f"{label}: the run promises ε ≤ {found.promised:.3g}, the attacks show ε ≥ "

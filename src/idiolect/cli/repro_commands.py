@@ -11,6 +11,7 @@ from idiolect.cli.command_base import guarded
 from idiolect.errors import ConfigError
 
 if TYPE_CHECKING:
+    from idiolect.cli.screen import PlainConsole
     from idiolect.experiment.repro.index import Item, Measured, Paper
     from idiolect.experiment.schema import Experiment
     from idiolect.results.document import Document
@@ -53,11 +54,10 @@ def repro(
         if json:
             print_json({n: _described(p, i, measured) for n, (p, i) in items().items()})
             return
-        screen.print(_overview(measured))
-        screen.print(
+        _print_overview(screen, measured)
+        screen.say(
             "`idiolect repro NAME --show` shows a row's figures and files; without --show it is "
-            "run.\nWhat a status means: docs/reproduction/README.md, or --json.",
-            markup=False,
+            "run.\nWhat a status means: docs/reproduction/README.md, or --json."
         )
         return
     paper, item = find_item(name)
@@ -74,7 +74,7 @@ def repro(
     for failed in item.failed(measured):
         screen.print(failed, markup=False)
     if item.cells:
-        screen.print(_figures(item, measured, fresh))
+        _print_figures(screen, item, measured, fresh)
     for one in item.experiments:
         screen.print(f"experiments/{one.file} {' '.join(one.set)}".rstrip(), markup=False)
 
@@ -106,34 +106,41 @@ def _run(
         return run_item(item, paper.figure, one, out, overrides)
 
 
-def _overview(measured: "Measured") -> Any:
-    from idiolect.cli.screen import new_table
+def _print_overview(screen: "PlainConsole", measured: "Measured") -> None:
+    from idiolect.cli.layout import NARROW, print_table, print_texts
     from idiolect.experiment.repro.index import items
 
-    table = new_table("", ("name", "what", "status"), ("ours", "paper"))
-    table.add_column("of (furthest below)")
+    rows = []
     for name, (_, item) in items().items():
         cell = item.headline(measured)
         ours = cell.ours(measured) if cell else None
         figures = (
-            (f"{ours.mean:.1f} ± {ours.deviation:.1f}", f"{cell.paper:.1f}", cell.what)
+            [f"{ours.mean:.1f} ± {ours.deviation:.1f}", f"{cell.paper:.1f}", cell.what]
             if cell and ours
-            else ("", "", "")
+            else ["", "", ""]
         )
-        table.add_row(name, item.title, item.status(measured), *figures)
-    return table
+        rows.append([name, item.title, item.status(measured), *figures])
+    if screen.width >= NARROW:
+        heads = ("name", "what", "status", "ours", "paper", "of (furthest below)")
+        print_texts(screen, heads, rows)
+        return
+    shown = [[row[0], row[2], row[3], row[4]] for row in rows]
+    print_table(screen, "", ("name", "status"), ("ours", "paper"), shown)
+    screen.say("Figures of the table's method that is furthest below the paper's.")
 
 
-def _figures(item: "Item", measured: "Measured", fresh: "Measured | None") -> Any:
-    from idiolect.cli.screen import new_table
+def _print_figures(
+    screen: "PlainConsole", item: "Item", measured: "Measured", fresh: "Measured | None"
+) -> None:
+    from idiolect.cli.layout import print_table
 
     columns = {"kept": measured} if fresh is None else {"this run": fresh, "kept": measured}
-    table = new_table("", ["%"], [*columns, "paper"])
+    rows = []
     for cell in item.cells:
         found = [cell.ours(one) for one in columns.values()]
         shown = [f"{one.mean:.1f} ± {one.deviation:.1f}" if one else "-" for one in found]
-        table.add_row(cell.what, *shown, f"{cell.paper:.1f}")
-    return table
+        rows.append([cell.what, *shown, f"{cell.paper:.1f}"])
+    print_table(screen, "", ["%"], [*columns, "paper"], rows)
 
 
 def _described(

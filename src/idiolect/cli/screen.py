@@ -1,6 +1,7 @@
 """The screen: tables of results, JSON, and progress of a run."""
 
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -11,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from idiolect.cli.command_base import printable
+from idiolect.cli.layout import print_table, short
 from idiolect.engine.outcome import Watch
 from idiolect.results import statistics
 from idiolect.results.document import Document, per_client, summary
@@ -35,7 +37,11 @@ class PlainConsole(Console):
 def console(stderr: bool = False) -> PlainConsole:
     """Return where to write; in a pipe, lines are as long as they need to be."""
     screen = PlainConsole(highlight=False, stderr=stderr)
-    return screen if screen.is_terminal else PlainConsole(highlight=False, stderr=stderr, width=200)
+    if screen.is_terminal:
+        return screen
+    wanted = os.environ.get("COLUMNS", "")
+    width = max(40, int(wanted)) if wanted.isdecimal() else 200
+    return PlainConsole(highlight=False, stderr=stderr, width=width)
 
 
 def print_json(value: Any) -> None:
@@ -71,13 +77,13 @@ def print_result(
         _print_reasons(screen, content)
     heads = ["mean", "± seeds", "± clients", "by samples", "worst client"]
     heads += ["rounds", "MB in all", "seconds in all"]
-    table = new_table("Last round, test data, %", ("method", "model"), heads)
     keys = ("mean", "std_seeds", "std_clients", "weighted_mean", "worst_client")
+    rows = []
     for row in summary(content):
         shares = [percent(row[key]) for key in keys]
         costs = [str(row["rounds"]), f"{row['megabytes']:,.1f}", f"{row['seconds']:.1f}"]
-        table.add_row(row["method"], row["model"], *shares, *costs)
-    screen.print(table)
+        rows.append([row["method"], row["model"], *shares, *costs])
+    print_table(screen, "Last round, test data, %", ("method", "model"), heads, rows)
     for text in statistics.participation_lines(content["methods"]):
         screen.say(text)
 
@@ -89,27 +95,27 @@ def _print_clients(
     published: Mapping[str, Sequence[float]],
 ) -> None:
     """Print test accuracy, a row per client and a column per method."""
-    title = "Test accuracy of each client's own model, %, mean over seeds"
-    table = new_table(title, ["client"], [label for label, _ in columns])
-    for label in published:
-        table.add_column(label, justify="right", style="dim")
+    heads = [*(label for label, _ in columns), *published]
+    rows = []
     for place, name in enumerate(names):
         ours = [percent(values[place]) for _, values in columns]
         theirs = [f"{values[place]:.1f}" for values in published.values()]
-        table.add_row(name, *ours, *theirs)
-    table.add_section()
+        rows.append([name, *ours, *theirs])
     known = [[value for value in values if value is not None] for _, values in columns]
     means = [percent(sum(seen) / len(seen) if seen else None) for seen in known]
     theirs = [f"{sum(values) / len(values):.1f}" for values in published.values()]
-    table.add_row("mean", *means, *theirs, style="bold")
-    screen.print(table)
+    title = "Test accuracy of each client's own model, %, mean over seeds"
+    total = ["mean", *means, *theirs]
+    print_table(screen, title, ["client"], heads, rows, total=total, dim=list(published))
 
 
 def _print_reasons(screen: PlainConsole, content: Document) -> None:
     """Print what each client chose and why, under the first seed, where a method reports it."""
     for label, method in content["methods"].items():
         first = method["seeds"][0]
-        chosen = {one["client"]: one["reason"] for one in first["clients"] if one.get("reason")}
+        chosen = {
+            short(one["client"]): one["reason"] for one in first["clients"] if one.get("reason")
+        }
         if chosen:
             screen.print(f"What {label} chose, seed {first['seed']}, on validation data:")
             for name, reason in chosen.items():
@@ -120,15 +126,15 @@ def print_fairness(screen: Console, found: Document) -> None:
     """Print who is fairer than whom, and by which factor the deviation over clients differs."""
     title = "Is the row fairer than the column? Deviation of the column over that of the row"
     methods = found["methods"]
-    table = new_table(title, ["method"], ["± clients, %", *methods])
+    rows = []
     for label, own in methods.items():
         cells = []
         for pair in (found["pairs"][label].get(other) for other in methods):
             known = pair is not None and pair["verdict"] is not None
             ratio = f" {pair['ratio']:.2f}x" if known and pair["ratio"] is not None else ""
             cells.append(f"{pair['verdict']}{ratio}" if known else "-")
-        table.add_row(label, percent(own["std"]), *cells)
-    screen.print(table)
+        rows.append([label, percent(own["std"]), *cells])
+    print_table(screen, title, ["method"], ["± clients, %", *methods], rows)
 
 
 def print_reached(screen: Console, methods: Document) -> None:
@@ -139,27 +145,27 @@ def print_reached(screen: Console, methods: Document) -> None:
     points = next(100 * one["tolerance"] for one in found.values() if one)
     title = f"First within {points:g} point of the last validation accuracy"
     heads = ("from round", "of", "MB down", "MB up")
-    table = new_table(title, ("method", "model"), heads)
+    rows = []
     for label, one in found.items():
         rounds = str(methods[label]["rounds"])
         if one is None:
-            table.add_row(label, "-", "-", rounds, "-", "-")
+            rows.append([label, "-", "-", rounds, "-", "-"])
             continue
         bytes = [f"{one[key] / 1e6:,.1f}" for key in ("bytes_down", "bytes_up")]
-        table.add_row(label, one["model"], str(one["round"]), rounds, *bytes)
-    screen.print(table)
+        rows.append([label, one["model"], str(one["round"]), rounds, *bytes])
+    print_table(screen, title, ("method", "model"), heads, rows)
 
 
 def print_traffic(screen: Console, methods: Document) -> None:
     """Print what crossed the network, mean over seeds; public examples, sent once, apart."""
     heads = ("down a round", "up a round", "down", "up", "public, once")
-    table = new_table("What crossed the network, MB a seed", ["method"], heads)
     keys = ("bytes_down_per_round", "bytes_up_per_round", "bytes_down", "bytes_up", "public_bytes")
+    rows = []
     for label, own in methods.items():
         seeds = [seed["traffic"] for seed in own["seeds"]]
         means = [sum(one.get(key, 0) for one in seeds) / len(seeds) / 1e6 for key in keys]
-        table.add_row(label, *[f"{mean:,.3f}" if mean else "-" for mean in means])
-    screen.print(table)
+        rows.append([label, *[f"{mean:,.3f}" if mean else "-" for mean in means]])
+    print_table(screen, "What crossed the network, MB a seed", ["method"], heads, rows)
 
 
 @contextmanager
