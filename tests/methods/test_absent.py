@@ -14,6 +14,7 @@ KEPT = {
     "heurfedamp": ("models", "heard"),
     "fedfomo": ("models", "heard", "worth"),
     "pfedhn": ("embeddings", "embedding_velocity"),
+    "fedpac": ("heads", "weights"),
     "ktpfl": ("affinity",),
     "sim-pfl": ("affinity",),
     "topk-pfl": ("affinity",),

@@ -14,23 +14,9 @@ from idiolect.engine.architecture import Architecture
 from idiolect.errors import MethodError
 from idiolect.methods import FedProto
 from idiolect.methods.fedproto import Classifier, Prototypes
-from methods.tiny import Chain, alike, client, close, refuses, setup
+from methods.tiny import Split, alike, client, close, refuses, setup
 
 LN3 = math.log(3)
-
-
-class Split(Chain):
-    """Logits [0, b · a · x]; the feature a · x enters the head b."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.features(x))
-
-    def features(self, x: Tensor) -> Tensor:
-        return self.a(x.reshape(-1, 1))
-
-    def head(self, features: Tensor) -> Tensor:
-        z = self.b(features)
-        return torch.cat([torch.zeros_like(z), z], -1)
 
 
 def tensor(values: Any) -> Tensor:

@@ -78,6 +78,20 @@ class Chain(nn.Module):
         return _logits(x.reshape(-1))
 
 
+class Split(Chain):
+    """Logits [0, b · a · x]; the feature a · x enters the head b."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.features(x))
+
+    def features(self, x: Tensor) -> Tensor:
+        return self.a(x.reshape(-1, 1))
+
+    def head(self, features: Tensor) -> Tensor:
+        z = self.b(features)
+        return torch.cat([torch.zeros_like(z), z], -1)
+
+
 def _logits(z: Tensor) -> Tensor:
     return torch.stack([torch.zeros_like(z), z], -1)
 

@@ -4,6 +4,7 @@ Labels and weights are [example], or [example, place] where every place of a seq
 logits have one axis more, the classes.
 """
 
+import torch
 from torch import Tensor
 from torch.nn import functional
 
@@ -84,3 +85,12 @@ def binary_divergence(student: Tensor, target: Tensor) -> Tensor:
     rest = 1 - target
     absent = rest * (rest.clamp(min=1e-30).log() - functional.logsigmoid(-student))
     return there + absent
+
+
+def by_class(labels: Tensor, weight: Tensor, classes: int) -> Tensor:
+    """Return the weight of each label in the column of its class: [label, class], in one row each.
+
+    Its transpose times values [label, ...] adds those of each class up.
+    """
+    one = labels.reshape(-1, 1) == torch.arange(classes, device=labels.device)
+    return one * weight.reshape(-1, 1)

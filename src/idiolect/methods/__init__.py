@@ -10,16 +10,21 @@ from idiolect.methods.fedavg import FedAvg as FedAvg
 from idiolect.methods.fedavg import FedAvgFT as FedAvgFT
 from idiolect.methods.fedbabu import FedBABU as FedBABU
 from idiolect.methods.fedbn import FedBN as FedBN
+from idiolect.methods.fedcp import FedCP as FedCP
+from idiolect.methods.feddbe import FedDBE as FedDBE
 from idiolect.methods.feddf import FedDF as FedDF
 from idiolect.methods.feddf import PFedDF as PFedDF
 from idiolect.methods.feddyn import FedDyn as FedDyn
 from idiolect.methods.fedfomo import FedFomo as FedFomo
 from idiolect.methods.fedmd import FedMD as FedMD
+from idiolect.methods.fedpac import FedPAC as FedPAC
 from idiolect.methods.fedper import FedPer as FedPer
 from idiolect.methods.fedproto import FedProto as FedProto
 from idiolect.methods.fedprox import FedProx as FedProx
 from idiolect.methods.fedrep import FedRep as FedRep
+from idiolect.methods.fedrod import FedRoD as FedRoD
 from idiolect.methods.fml import FML as FML
+from idiolect.methods.gpfl import GPFL as GPFL
 from idiolect.methods.ifca import IFCA as IFCA
 from idiolect.methods.ktpfl import KTpFL as KTpFL
 from idiolect.methods.ktpfl import KTpFLWeights as KTpFLWeights
@@ -56,6 +61,11 @@ METHODS: dict[str, type[Method]] = {
     "fedbn": FedBN,
     "fedala": FedALA,
     "fedproto": FedProto,
+    "fedrod": FedRoD,
+    "feddbe": FedDBE,
+    "fedcp": FedCP,
+    "gpfl": GPFL,
+    "fedpac": FedPAC,
     "pfedme": PFedMe,
     "per-fedavg": PerFedAvg,
     "pfml": PFML,
