@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import worlds
+from idiolect.core.tree import onto_simplex
 from idiolect.data import Federation, load
 from idiolect.engine.architecture import Architecture
 from idiolect.methods import KTpFL
 from idiolect.methods.distilled import SoftReport, TeacherState
-from idiolect.methods.ktpfl import onto_simplex
 from idiolect.models import MODELS
 from methods.tiny import Line, close, refuses, setup
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.func import grad
 
-from idiolect.core import batchnorm, tree
+from idiolect.core import batchnorm, losses, tree
 from idiolect.core.batches import Batch, Batching, Plan, Plans, Pool, Pulse, Request
 from idiolect.core.graph_scan import GraphScan
 from idiolect.core.network import Network, Part
@@ -310,6 +310,17 @@ class Local:
             part = tree.scale(labels, fn(now))
             total, count = part if total is None else tree.add(total, part), count + labels
         return total, count
+
+    def class_shares(self, classes: int) -> Tensor:
+        """Return how often each class is among the client's training labels; zeros without any."""
+
+        def shares(batch: Batch) -> Tensor:
+            counts = losses.by_class(batch.y, batch.weight, classes).sum(0)
+            return counts / batch.weight.sum().clamp(min=1)
+
+        total, labels = self.total(shares, "train")
+        found: Tensor = total / labels.clamp(min=1)
+        return found
 
     def rows(
         self,

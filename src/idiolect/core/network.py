@@ -202,6 +202,16 @@ class Network:
         )
 
 
+def drawn_dense(inside: int, outside: int, draw: torch.Generator, like: Tensor) -> Params:
+    """Draw a dense layer as torch does: uniform within ± 1 / √inside."""
+    bound = 1 / math.sqrt(inside)
+
+    def uniform(*shape: int) -> Tensor:
+        return ((torch.rand(shape, generator=draw, dtype=torch.float64) * 2 - 1) * bound).to(like)
+
+    return {"weight": uniform(outside, inside), "bias": uniform(outside)}
+
+
 def _ramp(x: Tensor) -> Tensor:
     """Make two examples like those of a batch, which may be mapped, to try a network on."""
     shape = (2, *x.shape[1:])

@@ -273,6 +273,19 @@ def shares(weights: Tensor) -> Tensor:
     return torch.where(total > 0, weights / total.clamp(min=1e-30), torch.zeros_like(weights))
 
 
+def onto_simplex(rows: Tensor) -> Tensor:
+    """Return the nearest point of the simplex to each row.
+
+    It is (row − τ)₊ with the τ that makes it add up to one: of the k largest entries, for the
+    largest k whose smallest entry stays positive.
+    """
+    ordered = rows.sort(1, descending=True).values
+    place = torch.arange(1, rows.shape[1] + 1, device=rows.device, dtype=rows.dtype)
+    excess = (ordered.cumsum(1) - 1) / place
+    kept = (ordered > excess).sum(1, keepdim=True)
+    return (rows - excess.gather(1, kept - 1)).clamp(min=0)
+
+
 def mixed(weights: Tensor, tree: Tree) -> Tree:
     """Mix the rows of a stack: weights [result, row] give a stack of as many rows as results."""
     return map(lambda leaf: torch.tensordot(weights.to(leaf.dtype), leaf, dims=1), tree)

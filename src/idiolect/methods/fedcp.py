@@ -16,7 +16,6 @@ are random; the paper has none, nor have we. A newcomer trains a head, from the 
 rest fixed.
 """
 
-import math
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -29,6 +28,7 @@ from idiolect.core import tree
 from idiolect.core.capabilities import NewcomerModel
 from idiolect.core.client import Batch, Local
 from idiolect.core.method import Report, Sent, Setup, setting
+from idiolect.core.network import drawn_dense
 from idiolect.core.tree import Params, Tree
 from idiolect.methods.fedavg import FedAvg
 
@@ -142,16 +142,6 @@ def discrepancy(left: Tensor, right: Tensor, weight: Tensor) -> Tensor:
         return share @ kernel @ share
 
     return alike(left, left) + alike(right, right) - 2 * alike(left, right)
-
-
-def drawn_dense(inside: int, outside: int, draw: torch.Generator, like: Tensor) -> Params:
-    """Draw a dense layer as torch does: uniform within ± 1 / √inside."""
-    bound = 1 / math.sqrt(inside)
-
-    def uniform(*shape: int) -> Tensor:
-        return ((torch.rand(shape, generator=draw, dtype=torch.float64) * 2 - 1) * bound).to(like)
-
-    return {"weight": uniform(outside, inside), "bias": uniform(outside)}
 
 
 def _context(own: Params, features: Tensor, local: Local) -> Tensor:

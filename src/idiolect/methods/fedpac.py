@@ -27,7 +27,6 @@ from idiolect.core.capabilities import NewcomerMessage, NewcomerModel, StateTrac
 from idiolect.core.client import Batch, Local
 from idiolect.core.method import Method, Report, Sent, Setup, alike, mean_report, setting
 from idiolect.core.tree import Params, Tree
-from idiolect.methods.ktpfl import onto_simplex
 
 
 class Collaboration(NamedTuple):
@@ -151,9 +150,9 @@ class FedPAC(NewcomerMessage, NewcomerModel, StateTrace, Method):
         curve = products + torch.diag(spread)
         rate = 1 / curve.abs().sum(1).max().clamp(min=1e-12)
         absent = 1e9 * (1 - there)  # far below what the projection keeps
-        alpha = ahead = onto_simplex(there.expand_as(products) / there.sum() - absent)
+        alpha = ahead = tree.onto_simplex(there.expand_as(products) / there.sum() - absent)
         for step in range(self.solver_steps):
-            new = onto_simplex(ahead - rate * (ahead @ curve - products) - absent)
+            new = tree.onto_simplex(ahead - rate * (ahead @ curve - products) - absent)
             ahead = new + step / (step + 3) * (new - alpha)
             alpha = new
         return alpha

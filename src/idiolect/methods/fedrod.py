@@ -60,7 +60,7 @@ class FedRoD(Preparation, NewcomerModel, FedAvg):
 
     def prepare(self, sent: Sent, personal: PersonalHead, local: Local) -> PersonalHead:
         """Count the classes."""
-        return personal._replace(prior=class_shares(local, len(personal.prior)))
+        return personal._replace(prior=local.class_shares(len(personal.prior)))
 
     def client_step(
         self, sent: Sent, personal: PersonalHead, local: Local
@@ -114,15 +114,3 @@ def _parted(params: Params) -> tuple[Params, Params]:
     """Part the personal head, under the names of the generic one, from the generic network."""
     own, generic = tree.split(params, lambda name: name.startswith(OWN))
     return {name.removeprefix(OWN): leaf for name, leaf in own.items()}, generic
-
-
-def class_shares(local: Local, classes: int) -> Tensor:
-    """Return how often each class is among the client's labels; zeros where it has none."""
-
-    def shares(batch: Batch) -> Tensor:
-        counts = losses.by_class(batch.y, batch.weight, classes).sum(0)
-        return counts / batch.weight.sum().clamp(min=1)
-
-    total, labels = local.total(shares, "train")
-    found: Tensor = total / labels.clamp(min=1)
-    return found

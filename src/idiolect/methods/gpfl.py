@@ -26,10 +26,10 @@ from idiolect.core import losses, tree
 from idiolect.core.capabilities import NewcomerModel, Preparation
 from idiolect.core.client import Batch, Local
 from idiolect.core.method import Report, Sent, Setup, setting
+from idiolect.core.network import drawn_dense
 from idiolect.core.tree import Params, Tree
 from idiolect.methods.fedavg import FedAvg
-from idiolect.methods.fedcp import drawn_dense
-from idiolect.methods.fedrod import PersonalHead, class_shares
+from idiolect.methods.fedrod import PersonalHead
 
 EXTRA = "gpfl."  # before the names of what is not the network's
 
@@ -82,7 +82,7 @@ class GPFL(Preparation, NewcomerModel, FedAvg):
 
     def prepare(self, sent: Sent, personal: PersonalHead, local: Local) -> PersonalHead:
         """Count the classes."""
-        return personal._replace(prior=class_shares(local, len(personal.prior)))
+        return personal._replace(prior=local.class_shares(len(personal.prior)))
 
     def client_step(
         self, sent: Sent, personal: PersonalHead, local: Local
@@ -120,7 +120,7 @@ class GPFL(Preparation, NewcomerModel, FedAvg):
 
     def adapt(self, sent: Sent, personal: PersonalHead, local: Local) -> Guided:
         """A newcomer counts its classes and trains a head."""
-        prior = class_shares(local, len(personal.prior))
+        prior = local.class_shares(len(personal.prior))
 
         def loss(head: Params, batch: Batch) -> Tensor:
             logits = self.predict(Guided(sent.shared, head, prior), batch.x, local)

@@ -104,7 +104,7 @@ class Matrix(Method):
 
     def _projected(self, rows: Tensor) -> Tensor:
         if self.projection == "simplex":
-            return onto_simplex(rows)
+            return tree.onto_simplex(rows)
         return (self.sharpness * rows).softmax(1) if self.projection == "softmax" else rows
 
 
@@ -277,16 +277,3 @@ class KTpFLWeights(NewcomerMessage, NewcomerModel, StateTrace, Matrix):
     def trace(self, state: Mixtures) -> dict[str, Tensor]:
         """Record who learns from whom: [receiver, sender]."""
         return {"weights": self.mixture(state)}
-
-
-def onto_simplex(rows: Tensor) -> Tensor:
-    """Return the nearest point of the simplex to each row.
-
-    It is (row − τ)₊ with the τ that makes it add up to one: of the k largest entries, for the
-    largest k whose smallest entry stays positive.
-    """
-    ordered = rows.sort(1, descending=True).values
-    place = torch.arange(1, rows.shape[1] + 1, device=rows.device, dtype=rows.dtype)
-    excess = (ordered.cumsum(1) - 1) / place
-    kept = (ordered > excess).sum(1, keepdim=True)
-    return (rows - excess.gather(1, kept - 1)).clamp(min=0)
