@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from idiolect.core import losses
-from idiolect.core.task import Array, Classes, Labels, Number, Real, Task
+from idiolect.core.task import Array, Classes, Evidence, Labels, Number, Real, Task
 from idiolect.errors import ConfigError, DataError
 
 INTERVALS = 10  # of the discrete form, unless told
@@ -87,6 +87,18 @@ class Cox(Real):
         """Concordance within the batch."""
         return concordance(outputs.squeeze(-1), y, weight)
 
+    def evidence(self, outputs: Tensor, y: Tensor, weight: Tensor) -> Evidence:
+        """Give for each event its share of the risk of all at risk, and of pairs told rightly."""
+        risk, time, event = outputs.squeeze(-1), y[..., 0], y[..., 1]
+        at_risk = (time.unsqueeze(-2) >= time.unsqueeze(-1)) & (weight > 0).unsqueeze(-2)
+        others = torch.where(at_risk, risk.unsqueeze(-2), _NEVER).logsumexp(-1)
+        later = at_risk & (time.unsqueeze(-2) > time.unsqueeze(-1))
+        below = (risk.unsqueeze(-1) > risk.unsqueeze(-2)).to(risk.dtype)
+        even = (risk.unsqueeze(-1) == risk.unsqueeze(-2)).to(risk.dtype) / 2
+        pairs = later.to(risk.dtype)
+        right = ((below + even) * pairs).sum(-1) / pairs.sum(-1).clamp(min=1)
+        return Evidence((risk - others).exp(), right, weight * event)
+
 
 @dataclass(frozen=True)
 class Discrete(Labels):
@@ -155,6 +167,16 @@ class Discrete(Labels):
         each = passed * functional.softplus(outputs)
         each = each + here * event * functional.softplus(-outputs)
         return losses.weighted_mean(each.sum(-1), weight)
+
+    def evidence(self, outputs: Tensor, y: Tensor, weight: Tensor) -> Evidence:
+        """Give the probability of what was seen in each interval; right is 1 − Brier's score."""
+        last, event = y[..., :1], y[..., 1:]
+        place = torch.arange(outputs.shape[-1], device=y.device).to(y.dtype)
+        before, here = (place < last).to(outputs.dtype), (place == last).to(outputs.dtype)
+        seen = here * event > 0
+        chance = torch.where(seen, outputs, -outputs).sigmoid()
+        count = before + here * (1 + event) / 2
+        return Evidence(chance, 1 - (1 - chance).square(), weight.unsqueeze(-1) * count)
 
     def score(self, outputs: Tensor, y: Tensor, weight: Tensor) -> Tensor:
         """Concordance within the batch, of whole intervals."""

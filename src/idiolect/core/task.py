@@ -17,7 +17,7 @@ of a discrete survival are numbers of intervals. Outputs are always in the units
 import dataclasses
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self, TypeAlias
+from typing import Any, ClassVar, NamedTuple, Self, TypeAlias
 
 import numpy as np
 import torch
@@ -41,6 +41,7 @@ class Task:
     form: ClassVar[str] = ""  # which loss, where a kind has several
     primary: ClassVar[str] = ""  # the metric that is looked at first, see results/metrics.py
     single: ClassVar[bool] = True  # whether a single example has a loss; Cox's compares examples
+    softens: ClassVar[bool] = True  # whether outputs are logits, which a temperature softens
     waits: ClassVar[tuple[str, ...]] = ()  # what `fit` takes from training rows, in words
 
     fitted: bool = dataclasses.field(default=False, kw_only=True)
@@ -101,6 +102,10 @@ class Task:
         """Return how far a student's outputs are from a teacher's, which are constants."""
         raise NotImplementedError
 
+    def divergence(self, student: Tensor, teacher: Tensor, weight: Tensor) -> Tensor:
+        """Do as `distil` does at temperature 1."""
+        return self.distil(student, teacher, weight)
+
     def soften(self, outputs: Tensor, temperature: float | Tensor = 1.0) -> Tensor:
         """Return outputs in the form in which several models' are averaged: shares, or numbers."""
         raise NotImplementedError
@@ -110,14 +115,37 @@ class Task:
         raise NotImplementedError
 
     def mixture(self, outputs: Tensor, log_weight: Tensor) -> Tensor:
-        """Mix outputs [model, ..., output] by log weights [model]; return outputs again."""
+        """Mix outputs [model, ..., output] by log weights; return outputs again.
+
+        Weights are [model], or have a value for each row: [model, row, 1].
+        """
         raise NotImplementedError
+
+    def evidence(self, outputs: Tensor, y: Tensor, weight: Tensor) -> "Evidence":
+        """Say row by row what outputs are worth: what models are mixed and compared by."""
+        raise NotImplementedError
+
+    def relative(self, chance: Tensor, count: Tensor) -> Tensor:
+        """Make likelihoods [label, model] of the chances in `evidence`, up to a factor a label."""
+        return chance
+
+    def surprise(self, lost: Tensor, count: Tensor) -> Tensor:
+        """Return minus the log likelihood, up to a constant, of a sum of losses over rows."""
+        return lost
 
     def to_json(self) -> dict[str, Any]:
         """Describe the task by plain values."""
         values = {one.name: getattr(self, one.name) for one in dataclasses.fields(self)}
         lists = {name: list(v) if isinstance(v, tuple) else v for name, v in values.items()}
         return {"kind": self.kind, "form": self.form, **lists}
+
+
+class Evidence(NamedTuple):
+    """What outputs are worth, for each row, or for each of its labels or intervals."""
+
+    chance: Tensor  # likelihood of the truth; of numbers the squared error
+    right: Tensor  # from 0 to 1
+    counts: Tensor  # how much it counts; 0 for padding
 
 
 @dataclass(frozen=True)
@@ -179,6 +207,15 @@ class Classes(Task):
         """Hinton's T²·KL(teacher ‖ student)."""
         return losses.distil(student, teacher, weight, temperature)
 
+    def divergence(self, student: Tensor, teacher: Tensor, weight: Tensor) -> Tensor:
+        """KL(teacher ‖ student)."""
+        return losses.divergence(student, teacher, weight)
+
+    def evidence(self, outputs: Tensor, y: Tensor, weight: Tensor) -> Evidence:
+        """Give the probability of the true class, and whether it is the highest."""
+        chance = outputs.log_softmax(-1).gather(-1, y.unsqueeze(-1)).squeeze(-1).exp()
+        return Evidence(chance, losses.right(outputs, y).to(chance.dtype), weight)
+
     def soften(self, outputs: Tensor, temperature: float | Tensor = 1.0) -> Tensor:
         """Return the share of each class."""
         return (outputs / temperature).softmax(-1)
@@ -238,6 +275,13 @@ class Labels(Task):
         """KL of each label's two shares, mean over labels."""
         return losses.weighted_mean(losses.binary_divergence(student, target).mean(-1), weight)
 
+    def evidence(self, outputs: Tensor, y: Tensor, weight: Tensor) -> Evidence:
+        """Give the probability of the truth about each label; all of a row count as one."""
+        told = torch.where(y > 0.5, outputs, -outputs)
+        right = (told > 0).to(outputs.dtype)
+        count = weight.unsqueeze(-1).expand(outputs.shape) / outputs.shape[-1]
+        return Evidence(told.sigmoid(), right, count)
+
     def mixture(self, outputs: Tensor, log_weight: Tensor) -> Tensor:
         """Return the logits of mixed probabilities, label by label."""
         beside = _beside(log_weight, outputs)
@@ -249,6 +293,8 @@ class Labels(Task):
 @dataclass(frozen=True)
 class Real(Task):
     """Outputs that are numbers themselves, compared by their squared difference."""
+
+    softens: ClassVar[bool] = False
 
     def distil(
         self, student: Tensor, teacher: Tensor, weight: Tensor, temperature: float | Tensor = 1.0
@@ -326,9 +372,29 @@ class Number(Real):
         """1 − squared error: 1 is perfect, 0 as good as the mean of all clients' training rows."""
         return 1 - losses.weighted_mean((outputs.squeeze(-1) - y).square(), weight)
 
+    def evidence(self, outputs: Tensor, y: Tensor, weight: Tensor) -> Evidence:
+        """Give squared errors; right is 1 − a quarter of them, 0 beyond two deviations."""
+        off = (outputs.squeeze(-1) - y).square()
+        return Evidence(off, 1 - off.clamp(max=4) / 4, weight)
+
+    def relative(self, chance: Tensor, count: Tensor) -> Tensor:
+        """Take errors as normal, with the variance of the best model's."""
+        mean = (chance * count.unsqueeze(-1)).sum(0) / count.sum().clamp(min=1e-12)
+        known = torch.where(mean.isfinite(), mean, float("inf")).min()
+        spread = 2 * torch.where(known.isfinite(), known, 1.0).clamp(min=1e-6)
+        least = torch.where(chance.isfinite(), chance, float("inf")).amin(1, keepdim=True)
+        return (-(chance - least.nan_to_num(posinf=0.0)) / spread).exp()
+
+    def surprise(self, lost: Tensor, count: Tensor) -> Tensor:
+        """Take errors as normal, of the variance that fits best."""
+        rows = count.clamp(min=1)
+        return rows / 2 * (lost / rows).clamp(min=1e-12).log()
+
 
 def _beside(values: Tensor, outputs: Tensor) -> Tensor:
-    """Let one value for each model stand beside its outputs."""
+    """Let values for each model stand beside its outputs."""
+    if values.dim() > 1:
+        return values
     return values.reshape(-1, *[1] * (outputs.dim() - 1))
 
 

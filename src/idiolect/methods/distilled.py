@@ -19,10 +19,11 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from idiolect.core import losses, tree
+from idiolect.core import tree
 from idiolect.core.capabilities import NewcomerMessage, NewcomerModel, StateTrace
 from idiolect.core.client import Batch, Local
 from idiolect.core.method import Method, Sent, Setup, setting
+from idiolect.core.task import Task
 from idiolect.core.tree import Params, Tree
 from idiolect.errors import ConfigError
 
@@ -30,7 +31,7 @@ from idiolect.errors import ConfigError
 class SoftReport(NamedTuple):
     """What a client uploads: predictions on the round's public examples, and its size."""
 
-    prediction: Tensor  # [example, class], rows on the simplex
+    prediction: Tensor  # [example, output]: of classes rows on the simplex
     size: Tensor
 
 
@@ -38,7 +39,8 @@ class TeacherState(NamedTuple):
     """What the server keeps: who learns from whom, and what each would be taught now."""
 
     affinity: Tensor  # [receiver, sender]
-    teachers: Tensor  # [client, example, class]; zero where there is nothing to teach yet
+    teachers: Tensor  # [client, example, output]; zero where there is nothing to teach yet
+    real: Tensor | tuple[()] = ()  # something where predictions are no shares of classes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +73,9 @@ class Distilled(NewcomerMessage, NewcomerModel, StateTrace, Method):
         count = setup.clients
         filled = (setup.sizes > 0).to(setup.sizes.dtype)
         affinity = (filled / filled.sum().clamp(min=1)).repeat(count, 1)
-        return TeacherState(affinity, setup.sizes.new_zeros(count, held, setup.classes))
+        teachers = setup.sizes.new_zeros(count, held, setup.classes)
+        shares = setup.task.kind == "classes"
+        return TeacherState(affinity, teachers, () if shares else setup.sizes.new_ones(()))
 
     def init_personal(self, setup: Setup) -> Params:
         """A client keeps a network of its own architecture."""
@@ -95,9 +99,9 @@ class Distilled(NewcomerMessage, NewcomerModel, StateTrace, Method):
 
         def loss(params: Params, batch: Batch) -> Tensor:
             logits = local.logits(params, batch.x, batch.training, weight=batch.weight)
-            soft = self.towards(logits, teacher[batch.place], batch.weight)
+            soft = self.towards(local.task, logits, teacher[batch.place], batch.weight)
             if self.labelled:
-                soft = soft + losses.cross_entropy(logits, batch.y, batch.weight)
+                soft = soft + local.task.loss(logits, batch.y, batch.weight)
             return soft
 
         taught = local.fit(
@@ -113,32 +117,37 @@ class Distilled(NewcomerMessage, NewcomerModel, StateTrace, Method):
         chosen: Params = tree.where((teacher != 0).any(), taught, params)
         return chosen
 
-    def towards(self, logits: Tensor, target: Tensor, weight: Tensor) -> Tensor:
-        """Return how far logits are from what was taught."""
-        soft = losses.divergence_from(logits / self.temperature, target, weight)
-        return self._factor(logits.shape[-1]) * soft
+    def towards(self, task: Task, outputs: Tensor, target: Tensor, weight: Tensor) -> Tensor:
+        """Return how far outputs are from what was taught; of numbers the squared error."""
+        if not task.softens:
+            return task.distil_from(outputs, target, weight)
+        soft = task.distil_from(outputs / self.temperature, target, weight)
+        return self._factor(outputs.shape[-1]) * soft
 
     def predictions(self, params: Params, local: Local) -> Tensor:
         """Predict this round's public examples at the temperature."""
 
         def soft(batch: Batch) -> Tensor:
-            return (local.logits(params, batch.x) / self.temperature).softmax(-1)
+            return local.task.soften(local.logits(params, batch.x), self.temperature)
 
         return local.rows(soft, "public", sample=self.sample)
 
     def server_step(self, state: TeacherState, cohort: Tensor, reports: SoftReport) -> TeacherState:
         """Learn who should learn from whom in the cohort; mix everyone's next teacher from it."""
         known = state.affinity[cohort][:, cohort]
-        learned = self.learn(known, reports, len(cohort) / len(state.affinity))
+        real = isinstance(state.real, Tensor)
+        learned = self.learn(known, reports, len(cohort) / len(state.affinity), real)
         rows = state.affinity[cohort].index_copy(1, cohort, learned)
         affinity = state.affinity.index_copy(0, cohort, rows)
         weights = self.mix(affinity[:, cohort])
-        return TeacherState(affinity, torch.tensordot(weights, reports.prediction, dims=1))
+        teachers = torch.tensordot(weights, reports.prediction, dims=1)
+        return TeacherState(affinity, teachers, state.real)
 
-    def learn(self, known: Tensor, reports: SoftReport, share: float) -> Tensor:
+    def learn(self, known: Tensor, reports: SoftReport, share: float, real: bool = False) -> Tensor:
         """Return the cohort's new affinities [receiver, sender] from what it predicted.
 
-        `share` is the cohort's part of all clients.
+        `share` is the cohort's part of all clients; predictions may be `real` numbers instead of
+        shares of classes.
         """
         return known
 

@@ -20,7 +20,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from idiolect.core import losses, optim, tree
+from idiolect.core import optim, tree
 from idiolect.core.capabilities import ArchitectureState
 from idiolect.core.client import Batch, Local
 from idiolect.core.method import Method, Report, Sent, Setup, mean_report, setting
@@ -121,14 +121,16 @@ class FedDF(ArchitectureState, Method):
 
     def fuse(self, group: Params, state: Tensor, local: Local) -> Params:
         """Let an average learn what all models say together."""
-        target = (state / self.temperature).softmax(-1)
+        target = local.task.soften(state, self.temperature)
         held = max(1, len(target) // 10) if self.patience else 0
         inside = len(target) - held
         optimiser = optim.adam if self.fuse_optimiser == "adam" else optim.sgd
         falls = self.fuse_schedule == "cosine"
 
         def apart(logits: Tensor, target: Tensor, weight: Tensor) -> Tensor:
-            soft = losses.divergence_from(logits / self.temperature, target, weight)
+            if not local.task.softens:
+                return local.task.distil_from(logits, target, weight)
+            soft = local.task.distil_from(logits / self.temperature, target, weight)
             return self.temperature**2 * soft
 
         def loss(params: Params, batch: Batch) -> Tensor:

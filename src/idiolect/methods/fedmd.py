@@ -17,6 +17,7 @@ from idiolect.core import losses
 from idiolect.core.capabilities import Preparation
 from idiolect.core.client import Batch, Local
 from idiolect.core.method import Capability, Sent, setting
+from idiolect.core.task import Task
 from idiolect.core.tree import Params
 from idiolect.methods.distilled import Distilled
 
@@ -88,8 +89,8 @@ class FedMD(Preparation, Distilled):
 
         return local.rows(raw, "public", sample=self.sample)
 
-    def towards(self, logits: Tensor, target: Tensor, weight: Tensor) -> Tensor:
-        """Return how far logits are from what was taught."""
+    def towards(self, task: Task, outputs: Tensor, target: Tensor, weight: Tensor) -> Tensor:
+        """Return how far outputs are from what was taught."""
         if self.exchange == "soft":
-            return super().towards(logits, target, weight)
-        return losses.weighted_mean((logits - target.detach()).abs().mean(-1), weight)
+            return super().towards(task, outputs, target, weight)
+        return losses.weighted_mean((outputs - target.detach()).abs().mean(-1), weight)

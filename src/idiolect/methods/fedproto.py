@@ -28,6 +28,7 @@ from idiolect.core.capabilities import Averaging, NewcomerModel
 from idiolect.core.client import Batch, Local
 from idiolect.core.method import Method, Report, Sent, Setup, setting
 from idiolect.core.tree import Params, Tree
+from idiolect.errors import ConfigError
 
 
 class Prototypes(NamedTuple):
@@ -60,7 +61,12 @@ class FedProto(Averaging, NewcomerModel, Method):
     newcomer_epochs: int = setting(20, "passes in which a newcomer trains", least=1, deploy=True)
 
     def init_server(self, setup: Setup) -> Prototypes:
-        """No prototype is known."""
+        """No prototype is known; without classes there can be none."""
+        if setup.task.kind != "classes":
+            raise ConfigError(
+                f"FedProto has a prototype for each class, and task {setup.task.kind} has no "
+                "classes; use fedrep, fedper, ditto or fedavg-ft"
+            )
         features = setup.sizes.new_zeros(setup.classes, *setup.features[-1:])
         return Prototypes(features, setup.sizes.new_zeros(setup.classes))
 

@@ -10,10 +10,10 @@ from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 
-from idiolect.core import losses
 from idiolect.core.capabilities import NewcomerModel
 from idiolect.core.client import Batch, Local
 from idiolect.core.method import Report, Sent, Setup, setting
+from idiolect.core.task import Task
 from idiolect.core.tree import Params, Tree
 from idiolect.methods.fedavg import FedAvg
 
@@ -73,8 +73,8 @@ class FML(NewcomerModel, FedAvg):
 
         def step(now: FmlCarry, batch: Batch) -> FmlCarry:
             gradient_shared, gradient_private = mutual_gradients(
-                Peer(now.shared, "main", _loss(self.shared_share, batch)),
-                Peer(now.private, "auxiliary", _loss(self.private_share, batch)),
+                Peer(now.shared, "main", _loss(self.shared_share, batch, local.task)),
+                Peer(now.private, "auxiliary", _loss(self.private_share, batch, local.task)),
                 batch,
                 local,
             )
@@ -109,12 +109,12 @@ class FML(NewcomerModel, FedAvg):
         return logits_of(model, x, local)
 
 
-def _loss(labels: float, batch: Batch) -> Callable[[Params, Tensor, Tensor], Tensor]:
+def _loss(labels: float, batch: Batch, task: Task) -> Callable[[Params, Tensor, Tensor], Tensor]:
     """Weigh the labels of a batch against what the other model says of it."""
 
     def loss(own: Params, logits: Tensor, taught: Tensor) -> Tensor:
-        hard = losses.cross_entropy(logits, batch.y, batch.weight)
-        return labels * hard + (1 - labels) * losses.divergence(logits, taught, batch.weight)
+        hard = task.loss(logits, batch.y, batch.weight)
+        return labels * hard + (1 - labels) * task.divergence(logits, taught, batch.weight)
 
     return loss
 

@@ -152,16 +152,19 @@ class KTpFL(Matrix, Distilled):
         choices=("mean", "sum"),
     )
 
-    def learn(self, known: Tensor, reports: SoftReport, share: float) -> Tensor:
+    def learn(self, known: Tensor, reports: SoftReport, share: float, real: bool = False) -> Tensor:
         """Descend on the cohort's block of c."""
-        return self.descend(known, share, lambda block: self.gradient(block, reports))
+        return self.descend(known, share, lambda block: self.gradient(block, reports, real))
 
-    def gradient(self, block: Tensor, reports: SoftReport) -> Tensor:
-        """Return the gradient of the objective of c at a cohort's block: Eq. 7, or the code's."""
+    def gradient(self, block: Tensor, reports: SoftReport, real: bool = False) -> Tensor:
+        """Return the gradient of the objective of c at a cohort's block: Eq. 7, or the code's.
+
+        Where predictions are no shares of classes, it is that of the squared error.
+        """
         soft, size = reports  # [sender, example, class]
         taught = torch.tensordot(block, soft, dims=1)
         examples, classes = soft.shape[1:]
-        if self.objective == "mse":
+        if self.objective == "mse" or real:
             gap = torch.einsum("nxk,mxk->nm", taught - soft, soft) / (examples * classes)
             return 2 * gap + 2 * self.pull / len(block) * (block - 1 / len(block))
         ratio = taught.clamp(min=TINY).log() - soft.clamp(min=TINY).log()

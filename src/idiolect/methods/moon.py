@@ -51,7 +51,7 @@ class MOON(FedAvg):
             )
             # −log of a share of two is a softplus of the difference.
             apart = functional.softplus((far - near) / self.temperature)
-            wanted = losses.cross_entropy(logits, batch.y, batch.weight)
+            wanted = local.task.loss(logits, batch.y, batch.weight)
             return wanted + self.contrast * losses.weighted_mean(apart, batch.weight)
 
         trained = self.fit(local, sent.shared, loss)

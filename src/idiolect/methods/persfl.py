@@ -118,7 +118,7 @@ class PersFL(Facts, NewcomerHistory, FedAvg):
 
         def cell(share: Tensor, temperature: Tensor) -> tuple[Params, Tensor, Tensor]:
             student = self._distil(teacher.params, share, temperature, local)
-            accuracy = local.mean(lambda batch: local.accuracy(student, batch))
+            accuracy = local.mean(lambda batch: local.score(student, batch))
             return student, accuracy, local.mean(lambda batch: local.loss(student, batch))
 
         students, accuracies, lost = local.each(cell, shares, temperatures)
@@ -155,11 +155,15 @@ class PersFL(Facts, NewcomerHistory, FedAvg):
     def _distil(self, teacher: Params, share: Tensor, temperature: Tensor, local: Local) -> Params:
         """Train a student from the teacher on (1 - λ) · hard + λ T² · soft."""
         soft = losses.divergence if self.soft_loss == "kl" else losses.soft_cross_entropy
+        task = local.task
 
         def loss(student: Params, batch: Batch) -> Tensor:
             logits = local.logits(student, batch.x, batch.training)
             taught = local.logits(teacher, batch.x).detach()
-            hard = losses.cross_entropy(logits, batch.y, batch.weight)
+            hard = task.loss(logits, batch.y, batch.weight)
+            if task.kind != "classes":
+                near = task.distil(logits, taught, batch.weight, temperature)
+                return (1 - share) * hard + share * near
             softened = soft(logits / temperature, taught / temperature, batch.weight)
             return (1 - share) * hard + share * temperature**2 * softened
 
@@ -168,7 +172,7 @@ class PersFL(Facts, NewcomerHistory, FedAvg):
     def _choose(self, accuracies: Tensor, lost: Tensor) -> Tensor:
         """Return the best cell; ties go to the lower loss, then to the first in the grid."""
         # A student that diverged has no loss and comes last; without validation data all do.
-        accuracies = torch.where(lost.isnan(), -1.0, accuracies)
+        accuracies = torch.where(lost.isnan(), float("-inf"), accuracies)
         lost = torch.where(lost.isnan(), float("inf"), lost)
         if self.select == "accuracy":
             lost = torch.where(accuracies == accuracies.max(), lost, float("inf"))

@@ -19,7 +19,7 @@ from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 
-from idiolect.core import losses, tree
+from idiolect.core import tree
 from idiolect.core.capabilities import NewcomerModel
 from idiolect.core.client import Batch, Local
 from idiolect.core.method import PLAIN_STEPS, Report, Sent, Setup, setting
@@ -139,9 +139,9 @@ class PFML(NewcomerModel, FedAvg):
         """Gradients of f(own) + share · KL(peer ‖ own), of both models at the same values."""
 
         def loss(own: Params, logits: Tensor, taught: Tensor) -> Tensor:
-            total = losses.cross_entropy(logits, batch.y, batch.weight)
+            total = local.task.loss(logits, batch.y, batch.weight)
             if self.share:
-                total = total + self.share * losses.divergence(logits, taught, batch.weight)
+                total = total + self.share * local.task.divergence(logits, taught, batch.weight)
             if self.weight_decay:
                 total = total + self.weight_decay / 2 * tree.dot(own, own)
             return total

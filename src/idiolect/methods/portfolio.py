@@ -73,6 +73,7 @@ class PortfolioModels(NamedTuple):
     votes: Votes  # its own, before the exchange
     others: Tensor  # how many others voted
     others_gain: Tensor  # in accuracy over their local models, in the mean; NaN without others
+    real: Tensor | tuple[()] = ()  # something where what is called accuracy here is another score
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -250,6 +251,7 @@ class Portfolio(Facts, FinalExchange, NewcomerHistory, NewcomerModel, Reason, Fe
             votes,
             heard.voices,
             choosing.mean_gain(heard),
+            () if local.task.kind == "classes" else torch.ones_like(accuracy),
         )
 
     def _weights(self, scores: CandidateScores, sound: Tensor, others: Votes | None) -> Tensor:
@@ -326,7 +328,9 @@ class Portfolio(Facts, FinalExchange, NewcomerHistory, NewcomerModel, Reason, Fe
 
     def facts(self, deployed: PortfolioModels) -> dict[str, Tensor]:
         """The weights of the mixture, how each candidate did on validation data, who else voted."""
+        score = {} if isinstance(deployed.real, tuple) else {"score_of_task": deployed.real}
         return {
+            **score,
             "weights": deployed.weights,
             "validation_accuracy": deployed.accuracy,
             "validation_accuracy_of_candidates": deployed.accuracies,
@@ -355,13 +359,13 @@ class Portfolio(Facts, FinalExchange, NewcomerHistory, NewcomerModel, Reason, Fe
             word = f"; on the word of {facts['others']:.0f} others, who gained {gain:.1f} points"
         if math.isnan(own):
             return f"{text}; there was no validation data to choose by{word}"
-        text = f"{text}: {100 * own:.1f} %"
+        text = f"{text}: {_told(facts, own)}"
         if "local" not in self.candidates:
             return text
         if members == ["local"]:
             return f"{text}; nothing else was surely better"
         alone = float(facts["validation_accuracy_of_candidates"][0])
-        return f"{text} against {100 * alone:.1f} % local{word}"
+        return f"{text} against {_told(facts, alone)} local{word}"
 
     def _spoken(self, place: int) -> str:
         name = self.names[place]
@@ -372,3 +376,8 @@ class Portfolio(Facts, FinalExchange, NewcomerHistory, NewcomerModel, Reason, Fe
             return f"{WORDS[trains]} at {pace} times the rate"
         share, temperature = (part.split("=")[1] for part in name.split())
         return f"{WORDS['persfl']} (λ {share}, T {temperature})"
+
+
+def _told(facts: Mapping[str, Any], score: float) -> str:
+    """Say how good a model is on validation data."""
+    return f"score {score:.3f}" if "score_of_task" in facts else f"{100 * score:.1f} %"

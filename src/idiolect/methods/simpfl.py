@@ -29,7 +29,7 @@ class SimPFL(Distilled):
         state = super().init_server(setup)
         return state._replace(affinity=torch.ones_like(state.affinity))
 
-    def learn(self, known: Tensor, reports: SoftReport, share: float) -> Tensor:
+    def learn(self, known: Tensor, reports: SoftReport, share: float, real: bool = False) -> Tensor:
         """Compare all pairs of the cohort anew."""
         flat = normalize(reports.prediction.flatten(1), dim=1)
         alike = flat @ flat.T

@@ -28,6 +28,7 @@ from torch import Tensor
 
 from idiolect.core import losses, tree
 from idiolect.core.client import Batch, Local
+from idiolect.core.task import Task
 from idiolect.core.tree import Params
 
 _TURNS = 50  # of the fixed-point iteration
@@ -54,25 +55,22 @@ class CandidateScores(NamedTuple):
 
 def scored(candidates: Params, local: Local) -> CandidateScores:
     """Ask every candidate about every validation example."""
+    task = local.task
 
     def ask(batch: Batch) -> Tensor:
         def one(params: Params) -> Tensor:
-            logits = local.logits(params, batch.x)
-            chance = logits.log_softmax(-1).gather(-1, batch.y.unsqueeze(-1)).squeeze(-1).exp()
-            right = losses.right(logits, batch.y).to(chance.dtype)
-            return torch.stack([chance, right], -1)
+            found = task.evidence(local.logits(params, batch.x), batch.y, batch.weight)
+            return torch.stack([found.chance, found.right, found.counts.to(found.chance.dtype)], -1)
 
-        said = local.each(one, candidates).movedim(0, -1)  # [..., 2, candidate]
-        counts = batch.weight.unsqueeze(-1).unsqueeze(-1).expand(*batch.weight.shape, 1, 1)
-        counts = counts.expand(*batch.weight.shape, 1, said.shape[-1])
-        return torch.cat([said, counts.to(said.dtype)], -2)
+        said: Tensor = local.each(one, candidates).movedim(0, -1)  # [..., 3, candidate]
+        return said
 
     rows = local.rows(ask, "val", batch=_AT_ONCE)
-    rows = rows.reshape(-1, *rows.shape[-2:])  # a sequence's labels stand one behind the other
+    rows = rows.reshape(-1, *rows.shape[-2:])  # an example's labels stand one behind the other
     chances, right, counts = rows.unbind(-2)
     counts = counts[:, 0]
     accuracies = (right * counts.unsqueeze(-1)).sum(0) / counts.sum()
-    return CandidateScores(chances, counts, accuracies)
+    return CandidateScores(task.relative(chances, counts), counts, accuracies)
 
 
 def sound(candidates: Params, scores: CandidateScores) -> Tensor:
@@ -138,7 +136,11 @@ def surely_better(scores: CandidateScores, weights: Tensor, margin: float) -> Te
 
 
 def predict(model: Blend, x: Tensor, local: Local) -> Tensor:
-    """Return log Σ w_m softmax(logits_m): logits again."""
+    """Return log Σ w_m softmax(logits_m): logits again. Other tasks mix outputs as they do."""
+    if local.task.kind != "classes":
+        outputs = local.each(lambda params: local.logits(params, x), model.members)
+        beside = model.weights.reshape(-1, *[1] * (outputs.dim() - 1))
+        return local.task.mixture(torch.where(beside > 0, outputs, 0.0), model.weights.log())
     said = local.each(lambda params: local.logits(params, x).log_softmax(-1), model.members)
     weights = model.weights.reshape(-1, *[1] * (said.dim() - 1))
     # A member of no weight may be anything, even no number.
@@ -158,7 +160,7 @@ def compared(model: Blend, first: Params, local: Local) -> Compared:
 
     def score(batch: Batch) -> Tensor:
         said = (predict(model, batch.x, local), local.logits(first, batch.x))
-        ours, theirs = (losses.right(one, batch.y).to(batch.weight.dtype) for one in said)
+        ours, theirs = (_right(local.task, one, batch) for one in said)
         gains = ours - theirs
         values = (ours, gains, gains.square())
         return torch.stack([losses.weighted_mean(value, batch.weight) for value in values])
@@ -167,6 +169,16 @@ def compared(model: Blend, first: Params, local: Local) -> Compared:
     accuracy, gain, square = (total / count).unbind()
     error = (square - gain.square()).clamp(min=0) / (count - 1).clamp(min=1)
     return Compared(accuracy, gain, error)
+
+
+def _right(task: Task, outputs: Tensor, batch: Batch) -> Tensor:
+    """Return how right each label is, or each example of several labels or intervals."""
+    if task.kind == "classes":
+        return losses.right(outputs, batch.y).to(batch.weight.dtype)
+    found = task.evidence(outputs, batch.y, batch.weight)
+    if found.right.dim() == batch.weight.dim():
+        return found.right * (found.counts > 0)
+    return (found.right * found.counts).sum(-1) / found.counts.sum(-1).clamp(min=1e-12)
 
 
 def best_of(scores: CandidateScores, sound: Tensor) -> Tensor:

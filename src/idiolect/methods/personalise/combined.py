@@ -15,7 +15,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from idiolect.core import losses, tree
+from idiolect.core import tree
 from idiolect.core.capabilities import Facts, FinalExchange, JointPrediction, adapt, facts, has
 from idiolect.core.client import Batch, Local
 from idiolect.core.method import Sent, setting
@@ -200,8 +200,8 @@ class Combined(Facts, JointPrediction, LocalTraining, MixSettings):
         def score(batch: Batch) -> tuple[Tensor, Tensor]:
             said = self.predict_all(models, batch.x, local).values()
             return (
-                torch.stack([losses.accuracy(own, batch.y, batch.weight) for own in said]),
-                torch.stack([losses.cross_entropy(own, batch.y, batch.weight) for own in said]),
+                torch.stack([local.task.score(own, batch.y, batch.weight) for own in said]),
+                torch.stack([local.task.loss(own, batch.y, batch.weight) for own in said]),
             )
 
         accuracies, lost = local.mean(score, "val")

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.func import grad
 
-from idiolect.core import losses, tree
+from idiolect.core import tree
 from idiolect.core.client import Batch, Local
 from idiolect.core.method import Method, Sent
 from idiolect.core.tree import Params, Tree
@@ -161,10 +161,10 @@ def adapted(
 
     def loss(part: Params, batch: Batch) -> Tensor:
         own = logits(part, batch)
-        total = losses.cross_entropy(own, batch.y, batch.weight)
+        total = local.task.loss(own, batch.y, batch.weight)
         if terms.kd is not None:
             taught = base.predict(at.federated, batch.x, local).detach()
-            soft = losses.distil(own, taught, batch.weight, terms.temperature)
+            soft = local.task.distil(own, taught, batch.weight, terms.temperature)
             total = (1 - terms.kd) * total + terms.kd * soft
         if terms.ewc is not None:
             gaps = [
@@ -195,7 +195,18 @@ def fisher(base: Method, at: StartingPoint, trained: Callable[[str], bool], loca
     def loss(part: Params, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
         whole = {name: part[name] if name in part else rest[name] for name in at.anchor}
         own = base.predict(refilled(at.start, whole), x.unsqueeze(0), local)
-        return losses.cross_entropy(own, y.unsqueeze(0), weight.unsqueeze(0))
+        return local.task.loss(own, y.unsqueeze(0), weight.unsqueeze(0))
+
+    def by_batch(batch: Batch) -> Params:
+        """Where one patient alone has no loss, square a batch's gradient, times its patients."""
+
+        def together(part: Params) -> Tensor:
+            whole = {name: part[name] if name in part else rest[name] for name in at.anchor}
+            own = base.predict(refilled(at.start, whole), batch.x, local)
+            return local.task.loss(own, batch.y, batch.weight)
+
+        gradients, rows = grad(together)(part), batch.weight.sum()
+        return {name: rows * gradient.square() for name, gradient in gradients.items()}
 
     def squares(batch: Batch) -> Params:
         each = (batch.x, batch.y, batch.weight)
@@ -210,6 +221,12 @@ def fisher(base: Method, at: StartingPoint, trained: Callable[[str], bool], loca
         gradients = grad(loss)(part, batch.x[0], batch.y[0], batch.weight[0])
         return {name: gradient.square() for name, gradient in gradients.items()}
 
+    if not local.task.single:
+        found: Params = tree.map(
+            lambda leaf: torch.where(leaf.isnan(), 0.0, leaf),
+            local.mean(by_batch, "train", batch=base.batch),
+        )
+        return found
     try:
         mean = local.mean(squares, "train", batch=side_by_side(part, local.beside))
     except torch.OutOfMemoryError:  # a narrower block is the engine's to try
@@ -217,5 +234,4 @@ def fisher(base: Method, at: StartingPoint, trained: Callable[[str], bool], loca
     except RuntimeError:  # a network that vmap cannot map: then one example at a time
         mean = local.mean(one_by_one, "train", batch=1)
     # Without examples there is nothing to hold on to, and nothing that would move either.
-    found: Params = tree.map(lambda leaf: torch.where(leaf.isnan(), 0.0, leaf), mean)
-    return found
+    return {name: torch.where(leaf.isnan(), 0.0, leaf) for name, leaf in mean.items()}

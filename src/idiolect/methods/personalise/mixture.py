@@ -18,9 +18,12 @@ from idiolect.core import losses, optim, tree
 from idiolect.core.capabilities import Facts, JointPrediction, adapt, facts
 from idiolect.core.client import Batch, Local
 from idiolect.core.method import Method, Sent, setting
+from idiolect.core.task import Classes, Task
 from idiolect.core.tree import Params, Tree
 from idiolect.core.wrap import Wrapper
 from idiolect.errors import MethodError
+
+_CLASSES = Classes()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,7 +140,7 @@ def predict(base: Method, model: Tree, x: Tensor, local: Local, gate: str) -> Te
     if not isinstance(model, Mixed):
         return base.predict(model, x, local)
     first = base.predict(model.model, x, local)
-    return _joined(model, x, first, local.logits(model.expert, x), gate)
+    return _joined(local.task, model, x, first, local.logits(model.expert, x), gate)
 
 
 def predict_all(
@@ -164,41 +167,54 @@ def predict_all(
             return once(alone, model.params)
         if not isinstance(model, Mixed):
             return once(federated, model)
-        return _joined(model, x, said(model.model), once(alone, model.expert), gate)
+        return _joined(local.task, model, x, said(model.model), once(alone, model.expert), gate)
 
     return {name: said(model) for name, model in models.items()}
 
 
-def _joined(model: Mixed, x: Tensor, first: Tensor, other: Tensor, gate: str) -> Tensor:
-    """Mix the logits of a mixture's two models; a weight of 1 is the first, gate or not."""
+def _joined(task: Task, model: Mixed, x: Tensor, first: Tensor, other: Tensor, gate: str) -> Tensor:
+    """Mix the outputs of a mixture's two models; a weight of 1 is the first, gate or not."""
     if model.gate:
-        return torch.where(model.weight >= 1, first, _gated(model.gate, gate, x, first, other))
-    return _at(model.weight, first, other)
+        mixed = _gated(task, model.gate, gate, x, first, other)
+        return torch.where(model.weight >= 1, first, mixed)
+    return _at(task, model.weight, first, other)
 
 
-def blend(first: Tensor, other: Tensor, share: Tensor, rest: Tensor) -> Tensor:
+def blend(
+    first: Tensor, other: Tensor, share: Tensor, rest: Tensor, task: Task = _CLASSES
+) -> Tensor:
     """Return log(α · softmax(first) + (1 − α) · softmax(other)), given log α and log(1 − α).
 
-    Those are logits again.
+    Those are logits again. Other tasks mix their outputs as they do.
     """
+    if task.kind != "classes":
+        return task.mixture(torch.stack([first, other]), torch.stack([share, rest]))
     return torch.logaddexp(share + first.log_softmax(-1), rest + other.log_softmax(-1))
 
 
 def _weight(base: Method, model: Tree, own: Params, settings: MixSettings, local: Local) -> Tensor:
     """Return the client's weight; one without validation data takes the first of the grid."""
-    weights = local.numbers(settings.moe_weights)
+    weights, task = local.numbers(settings.moe_weights), local.task
 
     def wrong(at: Tensor, batch: Batch) -> Tensor:
         """The share of wrong answers at each of some weights."""
         first, other = base.predict(model, batch.x, local), local.logits(own, batch.x)
         marks = [
-            1 - losses.accuracy(_at(weight, first, other), batch.y, batch.weight)
+            1 - task.score(_at(task, weight, first, other), batch.y, batch.weight)
             for weight in at.unbind()
         ]
         return torch.stack(marks)
 
+    def loss(batch: Batch) -> Tensor:
+        """The loss at each weight of the grid."""
+        first, other = base.predict(model, batch.x, local), local.logits(own, batch.x)
+        mixtures = [_at(task, weight, first, other) for weight in weights]
+        return torch.stack([task.loss(one, batch.y, batch.weight) for one in mixtures])
+
     def surprise(batch: Batch) -> Tensor:
         """The cross-entropy at each weight of the grid."""
+        if task.kind != "classes":
+            return loss(batch)
         # Only the label's probability is needed: for a vocabulary of words that matters.
         label = batch.y.unsqueeze(-1)
         sure, alone = (
@@ -220,18 +236,19 @@ def _weight(base: Method, model: Tree, own: Params, settings: MixSettings, local
         return weights.index_select(0, best.reshape(1)).squeeze(0)
     # Few labels say little, and the least of eleven noisy figures less: each weight counts by how
     # likely it makes the labels. Many labels leave the best alone standing.
-    mean = ((-lost).softmax(0) * weights).sum()
+    mean = ((-task.surprise(lost, labels)).softmax(0) * weights).sum()
     mean = torch.where((labels == 0) | mean.isnan(), weights[0], mean)
     if 1.0 not in settings.moe_weights:
         return mean
     whole = torch.ones_like(mean)
     mistakes, _ = local.total(partial(wrong, torch.stack([mean, whole])), "val")
-    return torch.where(mistakes[0] > mistakes[1] + 0.5, whole, mean)
+    half = 0.5 if task.kind == "classes" else 0.0  # half a mistake: rounding apart
+    return torch.where(mistakes[0] > mistakes[1] + half, whole, mean)
 
 
-def _at(weight: Tensor, first: Tensor, other: Tensor) -> Tensor:
+def _at(task: Task, weight: Tensor, first: Tensor, other: Tensor) -> Tensor:
     """Blend at one weight; at 1 it is the first, to the last digit."""
-    mixed = blend(first, other, weight.log(), (1 - weight).log())
+    mixed = blend(first, other, weight.log(), (1 - weight).log(), task)
     return torch.where(weight >= 1, first, mixed)
 
 
@@ -243,15 +260,15 @@ def first_least(values: Tensor) -> Tensor:
 
 
 def _gate(base: Method, model: Tree, own: Params, settings: MixSettings, local: Local) -> Params:
-    """Fit α(x) = sigmoid(w · features + b) on validation data by the mixture's cross-entropy."""
+    """Fit α(x) = sigmoid(w · features + b) on validation data by the mixture's loss."""
     width = _width(model, settings.gate, base, own, local)
     start = {"w": local.size.new_zeros(width), "b": local.size.new_zeros(())}
 
     def loss(gate: Params, batch: Batch) -> Tensor:
         first = base.predict(model, batch.x, local).detach()
         other = local.logits(own, batch.x).detach()
-        blended = _gated(gate, settings.gate, batch.x, first, other)
-        return losses.cross_entropy(blended, batch.y, batch.weight)
+        blended = _gated(local.task, gate, settings.gate, batch.x, first, other)
+        return local.task.loss(blended, batch.y, batch.weight)
 
     optimiser = optim.adam(settings.gate_lr)
     return local.fit(loss, start, optimiser, "val", batch=base.batch, epochs=settings.gate_epochs)
@@ -263,14 +280,16 @@ def _width(model: Tree, kind: str, base: Method, own: Params, local: Local) -> i
 
     def look(batch: Batch) -> Tensor:
         first = base.predict(model, batch.x, local)
-        seen.append(_features(kind, batch.x, first, first).shape[-1])
+        seen.append(_features(local.task, kind, batch.x, first, first).shape[-1])
         return batch.weight.sum()
 
     local.mean(look, "train", batch=1)
     return seen[0]
 
 
-def _features(kind: str, x: Tensor, first: Tensor, other: Tensor) -> Tensor:
+def _features(task: Task, kind: str, x: Tensor, first: Tensor, other: Tensor) -> Tensor:
+    if kind == "outputs" and task.kind != "classes":
+        return torch.cat([first, other], -1)
     if kind == "outputs":
         return torch.cat([first.log_softmax(-1), other.log_softmax(-1)], -1)
     if not x.is_floating_point():
@@ -280,7 +299,7 @@ def _features(kind: str, x: Tensor, first: Tensor, other: Tensor) -> Tensor:
     return x.flatten(1)
 
 
-def _gated(gate: Params, kind: str, x: Tensor, first: Tensor, other: Tensor) -> Tensor:
+def _gated(task: Task, gate: Params, kind: str, x: Tensor, first: Tensor, other: Tensor) -> Tensor:
     """Blend by what a gate says of every example."""
-    said = (_features(kind, x, first, other) @ gate["w"] + gate["b"]).unsqueeze(-1)
-    return blend(first, other, logsigmoid(said), logsigmoid(-said))
+    said = (_features(task, kind, x, first, other) @ gate["w"] + gate["b"]).unsqueeze(-1)
+    return blend(first, other, logsigmoid(said), logsigmoid(-said), task)
