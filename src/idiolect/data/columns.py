@@ -156,7 +156,7 @@ class TableEncoder:
         for name, plan in plans.items():
             if plan.kind == "ignore":
                 continue
-            least = min(10, max(2, sums[name].rows // 100)) if minimum is None else minimum
+            least = rare_below(sums[name].rows) if minimum is None else minimum
             made.append(ColumnEncoder.fit(name, plan, sums[name], least))
         found = cls(tuple(made))
         if not found.width:
@@ -291,6 +291,11 @@ def _are_names(given: Any) -> bool:
     return isinstance(given, list) and all(
         isinstance(one, str) and len(one) <= LONGEST for one in given
     )
+
+
+def rare_below(rows: int) -> int:
+    """Return how many training rows a category needs for a place of its own."""
+    return min(10, max(2, rows // 100))
 
 
 def read_encoder(text: str | bytes) -> TableEncoder:
