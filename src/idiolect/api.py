@@ -16,6 +16,7 @@ from idiolect.core import tree
 from idiolect.core.method import Method
 from idiolect.data import SOURCES, Dataset, Federation, load, read
 from idiolect.data.federate import federate_by_clients
+from idiolect.data.inspection import refuse_unclear
 from idiolect.data.own import reading_options
 from idiolect.data.preprocessing import Preprocessing
 from idiolect.data.sources import cache_root
@@ -61,6 +62,7 @@ def federation(
         dataset = load(str(source), data_dir, **(options or {}))
     else:
         dataset = read(source, **{**(options or {}), **reading_options(partition_options)})
+    refuse_unclear(dataset, partition)
     own = "iid" if dataset.clients is None else "natural"
     return federate_by_clients(
         dataset, partition or own, seed, split, normalise, **partition_options

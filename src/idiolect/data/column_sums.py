@@ -120,7 +120,7 @@ class RawTable:
     def plain(self) -> bool:
         """Whether all columns are numbers without a gap, so that nothing but scaling is open."""
         return all(
-            c.plan.kind in ("number", "boolean") and not np.isnan(c.values).any()
+            c.plan.kind in ("number", "boolean") and c.plan.scale and not np.isnan(c.values).any()
             for c in self.columns.values()
         )
 

@@ -120,7 +120,8 @@ def _percent(share: float) -> str:
 
 
 def _clients(dataset: Dataset) -> ColumnView:
-    sizes = np.bincount(dataset.clients, minlength=len(dataset.client_names))
+    owners = np.zeros(0, np.int64) if dataset.clients is None else dataset.clients
+    sizes = np.bincount(owners, minlength=len(dataset.client_names))
     names = len(dataset.client_names)
     holds = f"{names} of {sizes.min():,} to {sizes.max():,} rows"
     return ColumnView("client", "client", 0.0, holds, "each is a client")

@@ -21,6 +21,7 @@ from idiolect.data.dataset import (
     without,
 )
 from idiolect.data.federation import same_clients, same_test
+from idiolect.data.inspection import refuse_unclear
 from idiolect.data.sources import cache_root
 from idiolect.data.targets import make_task, with_class_weights, with_task
 from idiolect.data.text import SPECIAL, encoded_as, enlarged, hashed_words
@@ -53,7 +54,15 @@ def build_federations(
     """
     known = {} if datasets is None else datasets
     dataset, public = _sourced(experiment.data, data_dir, known, fetched)
+    if experiment.data.source not in SOURCES:
+        partition = experiment.data.partition
+        refuse_unclear(dataset, partition.name if partition is not None else None)
     return divide(experiment, dataset, public)
+
+
+def load_dataset(experiment: Experiment, data_dir: Path | None = None) -> Dataset:
+    """Load an experiment's data as it is read, divided among nobody yet."""
+    return _sourced(experiment.data, data_dir, {}, tuple(SOURCES))[0]
 
 
 def _sourced(
@@ -383,6 +392,14 @@ def source_options(data: Data) -> dict[str, Any]:
     given = dict(data.options)
     if data.task is not None and data.source not in SOURCES:
         given["task"] = data.task.model_dump()
+    if data.columns is not None:
+        if data.source in SOURCES:
+            raise ConfigError(
+                f"data.columns is for own tables, and data.source is {data.source!r}; leave it out"
+            )
+        given["columns"] = {
+            name: own.model_dump(exclude_none=True) for name, own in data.columns.items()
+        }
     if data.text is None:
         return given
     own = {"length": data.text.length, "next_word": data.text.next_word}

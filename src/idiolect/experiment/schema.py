@@ -94,6 +94,33 @@ class TaskTable(WithOptions):
         return {"name": value} if isinstance(value, str) else value
 
 
+class ColumnTable(BaseModel):
+    """What is done with one column of a table; a bare string is its type."""
+
+    model_config = STRICT
+
+    type: Literal["number", "boolean", "category", "date", "ignore"]
+    encode: Literal["one-hot", "embedding"] = "one-hot"  # of a category
+    # For a missing value; absent: the median of numbers and dates, no value but a flag otherwise.
+    impute: Literal["median", "mean", "mode", "none"] | None = None
+    scale: bool = True  # to mean 0 and deviation 1
+    missing: tuple[str, ...] = ()  # spellings of a missing cell beside the usual
+    format: str | None = None  # of a date, such as "%d/%m/%Y"; absent: recognised
+
+    @model_validator(mode="before")
+    @classmethod
+    def _bare(cls, value: Any) -> Any:
+        return {"type": value} if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _fits(self) -> "ColumnTable":
+        if self.type == "category" and self.impute in ("median", "mean"):
+            raise ValueError(f"impute {self.impute!r} is for numbers; use mode or none")
+        if self.type in ("number", "date", "boolean") and self.impute == "none":
+            raise ValueError("impute 'none' is for categories; use median, mean or mode")
+        return self
+
+
 class Data(BaseModel):
     """Where examples come from and who holds them."""
 
@@ -101,7 +128,8 @@ class Data(BaseModel):
 
     source: str = "embedded"
     options: dict[str, Any] = {}  # of the source
-    task: TaskTable | None = None  # absent: the source's own; of own data, classes
+    task: TaskTable | None = None  # absent: the source's own; of an own table, by its label
+    columns: dict[str, ColumnTable] | None = None  # of an own table; absent ones are recognised
     # In training: "balanced" by the training rows of all clients, or a weight for each class.
     class_weights: Literal["balanced"] | dict[str, float] | None = None
     normalise: str | None = None

@@ -280,10 +280,17 @@ class _Forbidden(Exception):
 
 def _experiment(packages: Collection[str]) -> Rule:
     numbers = _listed(_number)
+    column = _table(
+        **dict.fromkeys(("type", "encode", "impute"), _word),
+        scale=_number,
+        missing=_listed(_text),
+        format=_text,
+    )
     data = _table(
         source=_one_of((*SOURCES, OWN), "source"),
         options=_options(),
         normalise=_word,
+        columns=_mapping(_text, _either(_word, column)),
         classes=_listed(_text),
         partition=_named(_one_of(PARTITIONS, "partition")),
         split=_either(_word, numbers),

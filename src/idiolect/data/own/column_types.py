@@ -228,8 +228,10 @@ def _judged_strings(
     """Take strings as categories, unless they look like text, identifiers, a split or typos."""
     lower = {one.lower() for one in own.some(20)}
     if {"train", "test"} <= lower and len(own.texts) <= 6:
-        remedy = f'options = {{ split = "{name}" }}'
-        said = "says train and test, and is ignored as a feature; to split by it:"
+        exact = lower == {"train", "test"}
+        remedy = f'options = {{ split = "{name}" }}' if exact else ""
+        said = "says train and test, and is ignored as a feature"
+        said += '; to split by it, with split = "file":' if exact else ""
         return "it says train and test", [Remark(name, said, remedy)], own.spellings
     _refuse_stray(name, own, source)
     distinct, sample = len(own.texts), own.some()
