@@ -12,9 +12,11 @@ from idiolect.analysis import fixed_clients, significance
 from idiolect.analysis.scores import ComparedScores, Floats, MethodFigures, figures, scores
 from idiolect.analysis.significance import Ranks, ranks, sampled
 from idiolect.analysis.verdict import Verdict, verdict
+from idiolect.core.metrics import METRICS, Metric
 from idiolect.errors import ConfigError, DataError
-from idiolect.results.document import plain
+from idiolect.results.document import beside_baseline, plain
 
+_INDEPENDENT = ", counted as if methods erred independently"
 ALPHA = 0.05
 FEW = 10  # clients: fewer are a fixed set, if they are the same under every seed
 UNITS = ("clients", "examples")
@@ -74,10 +76,17 @@ class Comparison:
     methods: dict[str, MethodFigures]  # by label, the best mean first
     pairs: list[MethodPair]
     ranks: Ranks
-    target: float | None  # the accuracy on validation that `reach` is about
+    target: float | None  # the score on validation data that `reach` is about
     reach: dict[str, CostToReach]
     costs: dict[str, RunCost]
     verdict: Verdict
+    metric: str = "accuracy"  # by which methods are compared
+    metric_title: str = "accuracy"
+    higher: bool = True  # whether more of it is better
+    percent: bool = True  # whether it is a share
+    baseline: float | None = None  # of guessing without a model; None: not known
+    baseline_name: str = ""  # how that guesses
+    baseline_line: str = ""  # said where no method is better than that
 
     def pair(self, one: str, other: str) -> MethodPair:
         """Return the pair of two labels, in either order."""
@@ -97,22 +106,31 @@ def compare(
     target: float | None = None,
     resamples: int = significance.RESAMPLES,
     unit: str | None = None,
+    metric: str | None = None,
 ) -> Comparison:
-    """Compare the methods of a result (what result.json holds) by every client's test accuracy.
+    """Compare the methods of a result (what result.json holds) by every client's test score.
 
     `unit` says what a verdict is over: "clients", which are a sample of those there could be, or
-    "examples" of these very clients; without it `fitting` chooses.
+    "examples" of these very clients; without it `fitting` chooses. `metric` is another than the
+    one that the run has chosen.
     """
     if unit not in (None, *UNITS):
         raise ConfigError(f"unit is {unit!r}; expected one of {', '.join(UNITS)}")
-    held = scores(content, model)
+    held = scores(content, model, metric)
+    turned, own_metric = held.turned, held.metric
     over = unit or fitting(held, alpha)
     if over == "examples" and held.tested is None:
         raise DataError(
             "the result does not say how many test rows clients have, which unit examples needs; "
             "use unit clients"
         )
-    means = dict(zip(held.labels, significance.resampled(held, resamples), strict=True))
+    if over == "examples" and not held.paired:
+        raise DataError(
+            f"the result does not say how {own_metric.title} differs from row to row, which unit "
+            f'examples needs; run it with evaluate.metric = "{own_metric.name}", or use unit '
+            "clients"
+        )
+    means = dict(zip(held.labels, significance.resampled(turned, resamples), strict=True))
     methods = content["methods"]
     local = next((one for one in held.labels if methods[one].get("method") == "local"), None)
     described = {}
@@ -121,12 +139,15 @@ def compare(
             low, high = fixed_clients.average(held, label).interval(1 - alpha)
         else:
             own = sampled(held.method(label), held.same_clients)
-            low, high = significance.interval(row, own, 1 - alpha)
-        described[label] = figures(held, label, (max(low, 0.0), min(high, 1.0)), local)
-    described = dict(sorted(described.items(), key=lambda item: -item[1].mean))
-    pairs = _pairs(held, means, list(described), alpha, over)
+            low, high = significance.interval(own_metric.sign * row, own, 1 - alpha)
+        low = low if own_metric.low is None else max(low, own_metric.low)
+        high = high if own_metric.high is None else min(high, own_metric.high)
+        described[label] = figures(held, label, (low, high), local)
+    described = dict(sorted(described.items(), key=lambda item: -own_metric.sign * item[1].mean))
+    pairs = _pairs(turned, means, list(described), alpha, over)
     words = scope(held, over)
     by_mean = {label: own.mean for label, own in described.items()}
+    baseline, guess, line = beside_baseline(content, own_metric, by_mean)
     return Comparison(
         alpha,
         held.seeds,
@@ -137,10 +158,17 @@ def compare(
         held.units.shape[1],
         described,
         pairs,
-        ranks(held.labels, held.units, alpha),
-        *costs_to_reach(methods, target),
+        ranks(held.labels, turned.units, alpha),
+        *costs_to_reach(methods, target, own_metric),
         {label: _cost(own) for label, own in methods.items() if label in described},
-        verdict(by_mean, pairs, len(held.seeds), words),
+        verdict(by_mean, pairs, len(held.seeds), words, own_metric),
+        own_metric.name,
+        own_metric.title,
+        own_metric.higher,
+        own_metric.percent,
+        baseline,
+        guess,
+        line,
     )
 
 
@@ -156,7 +184,7 @@ def fitting(held: ComparedScores, alpha: float = ALPHA) -> str:
     enough = FEW
     while pairs * 2 * (enough + 1) / 2**enough >= alpha:
         enough += 1
-    few = held.same_clients and held.scored < enough and held.tested is not None
+    few = held.same_clients and held.scored < enough and held.paired
     return "examples" if few else "clients"
 
 
@@ -169,7 +197,8 @@ def scope(held: ComparedScores, over: str) -> str:
     whose = f"these {clients} clients" if clients > 1 else "this client"
     if not held.same_clients:
         whose = f"these data, divided among {clients} clients"
-    known = "" if held.right is not None else ", counted as if methods erred independently"
+    accuracy = held.metric.name == "accuracy"
+    known = "" if held.right is not None or not accuracy else _INDEPENDENT
     return f"of {whose}, over their test rows and {many}{known}"
 
 
@@ -184,7 +213,7 @@ def _pairs(
         apart = held.method(better) - held.method(worse)
         wilcoxon = significance.signed_rank(moved)
         seeds = significance.over_seeds(apart, held.same_clients)
-        fixed = None if held.tested is None else fixed_clients.difference(held, better, worse)
+        fixed = fixed_clients.difference(held, better, worse) if held.paired else None
         if over == "examples" and fixed is not None:
             p, mean, between = fixed.p, fixed.mean, fixed.interval(1 - alpha)
         else:
@@ -236,23 +265,26 @@ def _cost(method: Mapping[str, Any]) -> RunCost:
 
 
 def costs_to_reach(
-    methods: Mapping[str, Any], target: float | None = None
+    methods: Mapping[str, Any], target: float | None = None, metric: Metric = METRICS["accuracy"]
 ) -> tuple[float | None, dict[str, CostToReach]]:
     """Return the target and, by label, what each method needed to reach it.
 
-    Curves are means over clients and seeds of validation accuracy. Without a target it is where
-    the lowest curve ends, so that every method gets there. Bytes and seconds grow evenly with
+    Curves are means over clients and seeds on validation data. Without a target it is where
+    the worst curve ends, so that every method gets there. Bytes and seconds grow evenly with
     rounds: a round sends the same trees to as many clients as any other.
     """
-    curves = {label: curve for label, own in methods.items() if (curve := _curve(own)) is not None}
+    found_curves = {label: _curve(own, metric.name) for label, own in methods.items()}
+    curves = {label: curve for label, curve in found_curves.items() if curve is not None}
     if target is None:
-        target = min((points[-1][1] for _, points in curves.values()), default=None)
+        worst = min if metric.higher else max
+        target = worst((points[-1][1] for _, points in curves.values()), default=None)
     if target is None:
         return None, {}
     found = {}
     for label, (model, points) in curves.items():
         # 0.8 summed in another order is not 0.8 in binary.
-        round = next((r for r, accuracy in points if accuracy >= target - 1e-9), None)
+        sign = metric.sign
+        round = next((r for r, value in points if sign * value >= sign * target - 1e-9), None)
         found[label] = CostToReach(model, None, None, None)
         if round is not None:
             cost = _cost(methods[label])
@@ -261,11 +293,11 @@ def costs_to_reach(
     return target, found
 
 
-def _curve(method: Mapping[str, Any]) -> tuple[str, list[tuple[int, float]]] | None:
+def _curve(method: Mapping[str, Any], name: str) -> tuple[str, list[tuple[int, float]]] | None:
     """Return the mean validation curve of the first model that was scored in the rounds."""
     held = method.get("curves") or {"val": {}, "rounds": ()}
     for model in method["headline"]:
-        rows = held["val"].get(model, {}).get("accuracy", [])
+        rows = held["val"].get(model, {}).get(name, [])
         points = [
             (round, sum(seen) / len(seen))
             for round, row in zip(held["rounds"], rows, strict=False)

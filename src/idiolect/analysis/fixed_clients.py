@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from idiolect.analysis.scores import ComparedScores, Floats
 
 _TINY = 1e-12  # a difference that is rounding
+_GRADED = 0.2  # rows added where a metric is graded: methods seldom agree entirely
 
 
 class FixedMean(NamedTuple):
@@ -83,6 +84,8 @@ def average(held: ComparedScores, label: str) -> FixedMean:
     """Estimate one method's mean over these clients."""
     own = held.method(label)
     rows = _tested(held)
+    if held.metric.name != "accuracy":
+        return _combined(own, *_jackknifed(held, _without(held, label)), held)
     return _combined(own, _smoothed(own * (1 - own), rows), np.maximum(rows - 1, 1), held)
 
 
@@ -117,8 +120,11 @@ def _paired(held: ComparedScores, one: str, other: str) -> tuple[Floats, Floats]
 
     From counts of right answers in groups of rows, where they are known: methods that err on the
     same rows then need fewer rows to differ. Else as if methods erred independently, which is more
-    than the truth unless they err on different rows.
+    than the truth unless they err on different rows. Of other metrics than accuracy it comes from
+    leaving out groups of rows.
     """
+    if held.metric.name != "accuracy":
+        return _jackknifed(held, _without(held, one) - _without(held, other))
     rows = _tested(held)
     first, second = held.method(one), held.method(other)
     if held.right is None:
@@ -138,12 +144,46 @@ def _paired(held: ComparedScores, one: str, other: str) -> tuple[Floats, Floats]
     return _smoothed(found, rows), freedom.astype(np.float64)
 
 
-def _smoothed(variance: Floats, rows: Floats) -> Floats:
+def _without(held: ComparedScores, label: str) -> Floats:
+    assert held.without is not None
+    return np.asarray(held.without[held.labels.index(label)])
+
+
+def _jackknifed(held: ComparedScores, left: Floats) -> tuple[Floats, Floats]:
+    """Estimate the variance over examples, and degrees of freedom, from leaving out groups.
+
+    With G groups left out in turn, [seed, client, group], the variance of a client's value is
+    (G - 1)/G Σ (value - mean)². Times its test rows it is a variance over examples, as that of a
+    mean would be. Few rows that agree prove little here too: half a row of those that decide the
+    metric, such as the rarer class's, is added to each way of differing, where the metric counts
+    decisions, and a tenth where it is a share of another kind.
+    """
+    if held.same_test:
+        left = np.broadcast_to(_known_mean(left, 0), left.shape)
+    groups = (~np.isnan(left)).sum(axis=2)
+    apart = left - _known_mean(left, 2)[..., None]
+    found = np.nansum(apart**2, axis=2) * (groups - 1) / np.maximum(groups, 1)
+    rows = _tested(held)
+    decide = rows if held.effective is None else np.nan_to_num(held.effective)
+    if held.metric.percent:
+        decide = np.maximum(decide, 1)
+        added = 1.0 if held.metric.decides else _GRADED
+        found = _smoothed(found * decide, decide, added) / decide
+    return found * rows, np.maximum(np.minimum(groups, decide) - 1, 1).astype(np.float64)
+
+
+def _known_mean(values: Floats, axis: int) -> Floats:
+    seen = ~np.isnan(values)
+    total = np.where(seen, values, 0).sum(axis)
+    return np.asarray(np.where(seen.any(axis), total / np.maximum(seen.sum(axis), 1), np.nan))
+
+
+def _smoothed(variance: Floats, rows: Floats, added: float = 1.0) -> Floats:
     """Add half a row to each of the two ways to differ: few rows that agree prove little.
 
     Agresti and Min (Biometrics 61, 2005) do so for matched pairs.
     """
-    return np.asarray((np.nan_to_num(variance) * rows + 1) / (rows + 2))
+    return np.asarray((np.nan_to_num(variance) * rows + added) / (rows + 2 * added))
 
 
 def _tested(held: ComparedScores) -> Floats:

@@ -1,4 +1,4 @@
-"""The test accuracies of a result, what they are paired by, and the figures of one method."""
+"""The test scores of a result, what they are paired by, and the figures of one method."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -8,24 +8,45 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from idiolect.engine.outcome import RIGHT
+from idiolect.core.metrics import METRICS, Metric, metric
+from idiolect.engine.outcome import EFFECTIVE, RIGHT, WITHOUT
 from idiolect.errors import DataError
 from idiolect.results import statistics
+from idiolect.results.document import metric_of
 
 Floats = NDArray[np.float64]
 
 
 class ComparedScores(NamedTuple):
-    """Test accuracy of every method, seed and client; NaN where a client has no test data."""
+    """A metric of every method, seed and client; NaN where a client's test rows define none."""
 
     labels: tuple[str, ...]
-    accuracy: Floats  # [method, seed, client]
+    accuracy: Floats  # [method, seed, client] of the metric, which is accuracy unless said
     seeds: tuple[int, ...]
     same_clients: bool  # whether client i is the same under every seed
     tested: Floats | None = None  # [seed, client] test rows; None: not known
     train: Floats | None = None  # [seed, client] training rows
     right: Floats | None = None  # [method, seed, client, group] right answers by group of rows
     same_test: bool = True  # whether a client's test rows are the same under every seed
+    metric: Metric = METRICS["accuracy"]
+    without: Floats | None = (
+        None  # [method, seed, client, group] the metric without a group of rows
+    )
+    effective: Floats | None = None  # [seed, client] rows that decide it, such as the positive ones
+
+    @property
+    def turned(self) -> "ComparedScores":
+        """The same with more being better."""
+        sign = self.metric.sign
+        without = None if self.without is None else sign * self.without
+        return self._replace(accuracy=sign * self.accuracy, without=without)
+
+    @property
+    def paired(self) -> bool:
+        """Whether it is known how methods differ from row to row, or can be guessed."""
+        return self.tested is not None and (
+            self.metric.name == "accuracy" or self.without is not None
+        )
 
     @property
     def rows(self) -> Floats:
@@ -47,7 +68,7 @@ class ComparedScores(NamedTuple):
     def units(self) -> Floats:
         """Scores by unit, [method, unit].
 
-        Clients that are the same under all seeds are averaged over seeds: their accuracies are
+        Clients that are the same under all seeds are averaged over seeds: their scores are
         repeated measures, and counting each as another client would invent evidence.
         """
         held = self.accuracy
@@ -59,11 +80,16 @@ class ComparedScores(NamedTuple):
         return np.asarray(self.accuracy[self.labels.index(label)])
 
 
-def scores(content: Mapping[str, Any], model: str | None = None) -> ComparedScores:
+def scores(
+    content: Mapping[str, Any], model: str | None = None, name: str | None = None
+) -> ComparedScores:
     """Read the scores of a result's methods, of their headline models or of `model`.
 
-    Where methods were run with different seeds, those that all share are compared.
+    Where methods were run with different seeds, those that all share are compared. `name` is a
+    metric other than the one that the run has chosen.
     """
+    chosen = metric_of(content)
+    own_metric = chosen if name in (None, chosen.name) else metric(name, content.get("task"))
     models = {
         label: model or next(iter(one["headline"]))
         for label, one in content["methods"].items()
@@ -85,17 +111,48 @@ def scores(content: Mapping[str, Any], model: str | None = None) -> ComparedScor
         [[client[name] for client in row] for row in rows]
         for name, rows in zip(models.values(), clients, strict=True)
     ]
-    accuracy = [[[own["accuracy"] for own in row] for row in rows] for rows in found]
+    values = [[[own.get(own_metric.name) for own in row] for row in rows] for rows in found]
+    accuracy = np.array(values, np.float64)  # None becomes NaN
+    if np.isnan(accuracy).all() and own_metric.name != "accuracy":
+        raise DataError(
+            f"the result has no {own_metric.title} of clients, or none is defined; run it with "
+            f'evaluate.metric = "{own_metric.name}"'
+        )
+    same = own_metric.name == chosen.name
     return ComparedScores(
         tuple(models),
-        np.array(accuracy, np.float64),  # None becomes NaN
+        accuracy,
         seeds,
         _same_clients(content, seeds),
         _row_counts(clients[0], "test"),
         _row_counts(clients[0], "train"),
         _right_answers(found),
         bool(content.get("data", {}).get("same_test", True)),
+        own_metric,
+        _without_groups(found) if same else None,
+        _effective_rows(found[0]) if same else None,
     )
+
+
+def _without_groups(found: Sequence[Sequence[Sequence[Mapping[str, Any]]]]) -> Floats | None:
+    """Return the metric without each group of rows; None where no client has it."""
+    lines = [[[own.get(WITHOUT) for own in row] for row in rows] for rows in found]
+    texts = [line.split() for rows in lines for row in rows for line in row if line]
+    if not texts:
+        return None
+    width = max(map(len, texts))
+    values = np.full((len(found), len(found[0]), len(found[0][0]), width), np.nan)
+    for method, rows in enumerate(lines):
+        for seed, row in enumerate(rows):
+            for client, line in enumerate(row):
+                own = (line or "").split()
+                values[method, seed, client, : len(own)] = [float(one) for one in own]
+    return values
+
+
+def _effective_rows(found: Sequence[Sequence[Mapping[str, Any]]]) -> Floats | None:
+    rows = np.array([[own.get(EFFECTIVE) for own in row] for row in found], np.float64)
+    return None if np.isnan(rows).all() else rows
 
 
 def _row_counts(clients: Sequence[Sequence[Mapping[str, Any]]], part: str) -> Floats | None:
@@ -129,9 +186,9 @@ def _same_clients(content: Mapping[str, Any], seeds: tuple[int, ...]) -> bool:
 
 @dataclass(frozen=True)
 class MethodFigures:
-    """One method's test accuracy. Each is computed seed by seed, then averaged over seeds."""
+    """One method's test scores. Each is computed seed by seed, then averaged over seeds."""
 
-    mean: float  # of the clients' accuracies, each client alike
+    mean: float  # of the clients' scores, each client alike
     interval: tuple[float, float]  # of the mean, over seeds and clients
     std_clients: float  # sample deviation over a seed's clients: "± clients" everywhere
     std_seeds: float  # sample deviation of the seeds' means
@@ -145,15 +202,15 @@ def figures(
     held: ComparedScores, label: str, interval: tuple[float, float], local: str | None
 ) -> MethodFigures:
     """Describe one method; `local` is the label of the method that trains each client alone."""
-    own = held.method(label)
+    own, sign = held.method(label), held.metric.sign
     spread = statistics.spread_over_clients(own)
     return MethodFigures(
         mean=_over_seeds(own, statistics.mean),
         interval=interval,
         std_clients=spread,
         std_seeds=statistics.deviation(np.array([statistics.mean(row) for row in own])),
-        worst_decile=_over_seeds(own, worst_decile),
-        below_local=None if local is None else below(own, held.method(local)),
+        worst_decile=sign * _over_seeds(sign * own, worst_decile),
+        below_local=None if local is None else below(sign * own, sign * held.method(local)),
         jain=_over_seeds(own, jain),
         variance=spread**2,
     )

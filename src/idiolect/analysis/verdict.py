@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from idiolect.analysis.significance import Ranks, ranks
+from idiolect.core.metrics import METRICS, Metric
 
 if TYPE_CHECKING:
     from idiolect.analysis.comparison import Comparison, MethodPair
@@ -27,12 +28,17 @@ class Verdict:
 
 
 def verdict(
-    means: Mapping[str, float], pairs: "Sequence[MethodPair]", seeds: int, scope: str
+    means: Mapping[str, float],
+    pairs: "Sequence[MethodPair]",
+    seeds: int,
+    scope: str,
+    metric: Metric = METRICS["accuracy"],
 ) -> Verdict:
     """Return the verdict; `means` by label, best first, and pairs are named in that order.
 
     `scope` says which clients it is about, and ends the sentence.
     """
+    words = _Words(metric)
     best, *others = means
     own = {pair.worse: pair for pair in pairs if pair.better == best}
     beats = [label for label in others if own[label].different]
@@ -40,43 +46,66 @@ def verdict(
     found = any(pair.different for pair in pairs)
     if not others:
         sentence = (
-            f"{best} has a mean accuracy of {100 * means[best]:.1f}%; there is no other method to "
-            "compare."
+            f"{best} has a mean {metric.title} of {metric.written(means[best])}; there is no other "
+            "method to compare."
         )
     elif seeds == 1:
-        sentence = _one_seed(means, own)
+        sentence = _one_seed(means, own, words)
     elif not found:
-        sentence = _nothing_found(means, own, seeds)
+        sentence = _nothing_found(means, own, seeds, words)
     else:
-        sentence = _something_found(means, own, beats, level)
+        sentence = _something_found(means, own, beats, level, words)
     return Verdict(
         f"{sentence} This is {scope}." if others else sentence, best, beats, level, found
     )
 
 
-def _one_seed(means: Mapping[str, float], own: "Mapping[str, MethodPair]") -> str:
+class _Words:
+    """How a metric's values and differences are written in a sentence."""
+
+    def __init__(self, metric: Metric) -> None:
+        self._metric = metric
+        self.most = "highest" if metric.higher else "lowest"
+
+    def value(self, value: float) -> str:
+        """Write a mean; accuracy, the usual metric, goes without saying."""
+        title = "" if self._metric.name == "accuracy" else f"{self._metric.title} "
+        return f"{title}{self._metric.written(value)}"
+
+    def gap(self, pair: "MethodPair") -> str:
+        """Write by how much one method is ahead of another."""
+        low, high = pair.interval
+        if self._metric.percent:
+            low, high = 100 * low, 100 * high
+            return f"{100 * pair.difference:.1f} points (interval {low:.1f} to {high:.1f})"
+        return f"{pair.difference:.3g} (interval {low:.3g} to {high:.3g})"
+
+
+def _one_seed(means: Mapping[str, float], own: "Mapping[str, MethodPair]", words: _Words) -> str:
     best, second = list(means)[:2]
     beaten = [label for label, pair in own.items() if pair.models_differ]
     models = f" Of these trained models, that of {best} does better than that of "
     return (
-        f"{best} is ahead in this one run ({100 * means[best]:.1f}%; {_gap(own[second])} ahead of "
-        f"{second}), but one seed cannot tell a method from luck: {NONE} without more."
+        f"{best} is ahead in this one run ({words.value(means[best])}; {words.gap(own[second])} "
+        f"ahead of {second}), but one seed cannot tell a method from luck: {NONE} without more."
         f"{f'{models}{_listed(beaten)}.' if beaten else ''}"
     )
 
 
-def _nothing_found(means: Mapping[str, float], own: "Mapping[str, MethodPair]", seeds: int) -> str:
+def _nothing_found(
+    means: Mapping[str, float], own: "Mapping[str, MethodPair]", seeds: int, words: _Words
+) -> str:
     best, second = list(means)[:2]
-    gap = _gap(own[second])
+    gap = words.gap(own[second])
     few = f"; {seeds} seeds let only large ones show" if seeds < _FEW else ""
     if len(means) == 2:
         return (
-            f"{NONE.capitalize()} between {best} ({100 * means[best]:.1f}%) and {second} "
-            f"({100 * means[second]:.1f}%): {gap} apart, {_p(own[second].p_holm)}{few}."
+            f"{NONE.capitalize()} between {best} ({words.value(means[best])}) and {second} "
+            f"({words.value(means[second])}): {gap} apart, {_p(own[second].p_holm)}{few}."
         )
     return (
-        f"{NONE.capitalize()} between the {len(means)} methods; {best} has the highest mean "
-        f"({100 * means[best]:.1f}%), {gap} ahead of {second}{few}."
+        f"{NONE.capitalize()} between the {len(means)} methods; {best} has the {words.most} mean "
+        f"({words.value(means[best])}), {gap} ahead of {second}{few}."
     )
 
 
@@ -85,27 +114,23 @@ def _something_found(
     own: "Mapping[str, MethodPair]",
     beats: Sequence[str],
     level: Sequence[str],
+    words: _Words,
 ) -> str:
     best, second = list(means)[:2]
-    figure = f"{100 * means[best]:.1f}%"
+    figure = words.value(means[best])
     if not level:
         rest = "" if len(means) == 2 else f", and better than the other {len(means) - 2}"
         p = _p(max(pair.p_holm for pair in own.values()))
-        return f"{best} is best ({figure}): {_gap(own[second])} ahead of {second} ({p}){rest}."
+        return f"{best} is best ({figure}): {words.gap(own[second])} ahead of {second} ({p}){rest}."
     if not beats:
         return (
-            f"{best} has the highest mean ({figure}), but {NONE} between it and any other method; "
-            f"differences lie between the others."
+            f"{best} has the {words.most} mean ({figure}), but {NONE} between it and any other "
+            "method; differences lie between the others."
         )
     return (
-        f"{best} has the highest mean ({figure}) and is better than {_listed(beats)}; {NONE} "
+        f"{best} has the {words.most} mean ({figure}) and is better than {_listed(beats)}; {NONE} "
         f"between it and {_listed(level)} ({_p(min(own[one].p_holm for one in level))})."
     )
-
-
-def _gap(pair: "MethodPair") -> str:
-    low, high = (100 * end for end in pair.interval)
-    return f"{100 * pair.difference:.1f} points (interval {low:.1f} to {high:.1f})"
 
 
 def _p(value: float) -> str:
@@ -140,7 +165,8 @@ def overall(comparisons: "Mapping[str, Comparison]") -> Overall | None:
     for split, own in comparisons.items():
         if own.verdict.beats and not own.verdict.level:
             best.setdefault(own.verdict.best, []).append(split)
-    units = np.array([list(own.values()) for own in means.values()])
+    higher = all(own.higher for own in comparisons.values())
+    units = (1 if higher else -1) * np.array([list(own.values()) for own in means.values()])
     return Overall(means, ranks(labels, units), best, _splits_sentence(best, len(comparisons)))
 
 

@@ -16,6 +16,9 @@ RIGHT = "right_by_group"
 WITHOUT = "without_group"
 """The chosen metric without each group of a client's test rows in turn, [group]."""
 
+EFFECTIVE = "effective_rows"
+"""How many rows decide the chosen metric: those of the rarest class, events, or all."""
+
 BY_GROUP = (RIGHT, WITHOUT)
 THRESHOLD = "threshold"  # the probability from which a row is called positive, as a metric
 BASELINE = "baseline"

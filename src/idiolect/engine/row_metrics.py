@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from idiolect.core import metrics
 from idiolect.core.metrics import CLASSES, LABELS, NUMBER, SURVIVAL, Answers, Metric
-from idiolect.engine.outcome import BASELINE, RIGHT, THRESHOLD, WITHOUT
+from idiolect.engine.outcome import BASELINE, EFFECTIVE, RIGHT, THRESHOLD, WITHOUT
 
 GROUPS = 64  # of a client's test rows; results of runs with other numbers cannot be paired
 MODELS = ("personal", "global", BASELINE)  # that all metrics are taken of; others the chosen one
@@ -151,7 +151,18 @@ def _by_group(own: Answers, chosen: Metric) -> dict[str, NDArray[np.float64]]:
         found[RIGHT] = right.astype(np.float64)
     if chosen.name not in ("accuracy", "loss"):
         found[WITHOUT] = metrics.without_groups(own, chosen, GROUPS)
+        found[EFFECTIVE] = np.array(float(_effective(own, chosen)))
     return found
+
+
+def _effective(own: Answers, chosen: Metric) -> int:
+    """Return how many rows decide a metric."""
+    if chosen.rows is None and len(own.y):
+        if own.kind == CLASSES:
+            return int(np.unique(own.y, return_counts=True)[1].min())
+        if own.kind == SURVIVAL:
+            return int((own.y[:, 1] > 0).sum())
+    return len(own.y)
 
 
 def _width(outputs: Mapping[str, NDArray[Any]]) -> int:

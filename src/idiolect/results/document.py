@@ -229,6 +229,42 @@ def metric_of(content: Mapping[str, Any]) -> Metric:
     return metric(own.get("name", "accuracy"), None, own.get("precision", PRECISION))
 
 
+def beside_baseline(
+    content: Mapping[str, Any], own: Metric, means: Mapping[str, float]
+) -> tuple[float | None, str, str]:
+    """Return what guessing scores, how it guesses, and a line where no method is better.
+
+    `means` are the methods' by label. The line is empty where one is better, or it is not known.
+    """
+    found = content.get("baseline")
+    if not found:
+        return None, "", ""
+    value = known_mean([seed["metrics"].get(own.name) for seed in found["seeds"]])
+    known = [mean for mean in means.values() if mean is not None and mean == mean]
+    if value is None or not known:
+        return value, found["name"], ""
+    best = own.sign * max(own.sign * mean for mean in known)
+    if own.sign * best > own.sign * value + 1e-9:
+        return value, found["name"], ""
+    whose = "" if content.get("task") == "survival" else " of each client's training rows"
+    line = (
+        f"No method is better than guessing the {found['name']}{whose} ({own.title} "
+        f"{own.written(value)}; the best method has {own.written(best)})."
+    )
+    return value, found["name"], line.replace("guessing the the", "guessing the")
+
+
+def baseline_line(content: Mapping[str, Any]) -> str:
+    """Say that no method of a result is better than guessing; empty where one is."""
+    means = {
+        label: known_mean([next(iter(method["headline"].values()))["seeds"]["mean"]])
+        for label, method in content["methods"].items()
+        if method["headline"]
+    }
+    known = {label: mean for label, mean in means.items() if mean is not None}
+    return beside_baseline(content, metric_of(content), known)[2]
+
+
 _GUESSES = {
     "classes": "majority class",
     "labels": "share of each label",
