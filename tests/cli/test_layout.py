@@ -6,7 +6,7 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from idiolect.cli import app
+from idiolect.cli import app, main
 from idiolect.cli.comparison_tables import print_comparison
 from idiolect.cli.layout import print_table, print_texts, short
 from idiolect.cli.screen import PlainConsole, print_fairness, print_result
@@ -113,3 +113,30 @@ def test_spare_columns_are_left_out_and_said_to_be():
     made = screen(80)
     print_table(made, "", ["ahead"], heads, [["FedAvg", "1", "2", "3", "4"]], spare=heads[2:])
     assert "Left out" not in made.file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["nosuch"], "there is no command 'nosuch'"),
+        (["repoort", "x"], "there is no command 'repoort'; did you mean 'report'?"),
+        (["run"], "idiolect run: missing argument"),
+        (["run", "x.toml", "--nosuch"], "idiolect run: no such option: --nosuch"),
+        (["compare", "x.toml", "--alpha", "a"], "idiolect compare: invalid value for '--alpha'"),
+        (["data", "nosuch"], "idiolect data: there is no command 'nosuch'"),
+    ],
+)
+def test_a_wrong_command_line_is_one_line_and_status_2(words, said, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["idiolect", *words])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    errors = capsys.readouterr().err
+    assert caught.value.code == 2 and errors.count("\n") == 1
+    assert errors.startswith("error: ") and said in errors
+
+
+@pytest.mark.parametrize("group", [[], ["data"], ["federation"]])
+def test_no_summary_of_a_command_is_cut(group, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    lines = CliRunner().invoke(app, [*group, "--help"]).output.splitlines()
+    assert not [line for line in lines[1:] if line.endswith("...")]

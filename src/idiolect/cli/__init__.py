@@ -1,5 +1,9 @@
 """The command line: parse, call, print."""
 
+import re
+import sys
+from typing import Any
+
 import typer
 
 from idiolect.cli import (
@@ -13,9 +17,11 @@ from idiolect.cli import (
     repro_commands,
     run_commands,
 )
+from idiolect.errors import suggest
 
 app = typer.Typer(
     name="idiolect",
+    cls=command_base.CommandGroup,
     no_args_is_help=True,
     rich_markup_mode=None,  # plain text, so that errors stay on one line
     pretty_exceptions_enable=False,
@@ -43,4 +49,28 @@ app.command()(federation_commands.stop)
 app.command()(model_commands.predict)
 app.command()(model_commands.export)
 
-main = app  # what the `idiolect` script calls
+
+def main() -> None:
+    """Do what the `idiolect` script does: a wrong command line too is one line and status 2."""
+    try:
+        status = app(standalone_mode=False)
+    except Exception as error:
+        if not hasattr(error, "format_message"):  # of typer's own, under whichever name
+            raise
+        if type(error).__name__ == "NoArgsIsHelpError":
+            error.show()  # type: ignore[attr-defined]
+        else:
+            command_base.complain(_usage(error))
+        status = getattr(error, "exit_code", 2)
+    sys.exit(status if isinstance(status, int) else 0)
+
+
+def _usage(error: Any) -> str:
+    """Say in one line what is wrong with a command line, and where help is."""
+    said = str(error.format_message()).rstrip(".")
+    context = getattr(error, "ctx", None)
+    path = context.command_path if context is not None else "idiolect"
+    known = getattr(getattr(context, "command", None), "commands", {})
+    if said.startswith("No such command") and (wrong := re.search("'([^']*)'", said)):
+        said = f"there is no command {suggest(wrong[1], known)}"
+    return f"{path}: {said[:1].lower()}{said[1:]} (see {path} --help)"

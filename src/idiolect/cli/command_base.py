@@ -12,6 +12,7 @@ from types import FrameType
 from typing import Annotated, Any, NoReturn, ParamSpec, TypeVar
 
 import typer
+from typer.core import TyperGroup
 
 from idiolect.errors import ConfigError, IdiolectError
 from idiolect.version import VERSION
@@ -22,6 +23,21 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 INTERRUPTED, TERMINATED = 130, 143  # exit status of shells for Ctrl-C and for SIGTERM
+
+
+class CommandGroup(TyperGroup):
+    """A group whose help has each command's whole first sentence, on several lines if need be."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write a line or more for each command."""
+        found = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
+        rows = [
+            (name, str(one.help or "").strip().split("\n\n")[0].replace("\n", " "))
+            for name, one in found
+            if one is not None and not one.hidden
+        ]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
 
 
 class Terminated(KeyboardInterrupt):
@@ -39,7 +55,7 @@ def guarded(command: Callable[P, T]) -> Callable[P, T]:
         except IdiolectError as error:
             if _debugging():
                 raise
-            _complain(str(error))
+            complain(str(error))
             raise typer.Exit(error.code) from None
         except BrokenPipeError:
             # The reader, say `head`, has seen enough. Python would complain again at exit.
@@ -48,7 +64,7 @@ def guarded(command: Callable[P, T]) -> Callable[P, T]:
         except (OSError, MemoryError, RuntimeError) as error:
             if _debugging() or not (words := _system_error(error)):
                 raise
-            _complain(words)
+            complain(words)
             raise typer.Exit(1) from None
 
     return wrapped
@@ -62,7 +78,7 @@ def interruptible(message: str) -> Iterator[None]:
     except KeyboardInterrupt as error:
         if _debugging():
             raise
-        _complain(message)
+        complain(message)
         code = TERMINATED if isinstance(error, Terminated) else INTERRUPTED
         raise typer.Exit(code) from None
 
@@ -104,7 +120,8 @@ def say_aside(text: str) -> None:
     print(printable(text), file=sys.stderr, flush=True)
 
 
-def _complain(text: str) -> None:
+def complain(text: str) -> None:
+    """Print an error as one line."""
     print("error: " + printable(" ".join(text.split())), file=sys.stderr)
 
 
@@ -202,7 +219,10 @@ TRUST = typer.Option(
     "--trust-code", help="Import and run the modules (network, method) that the folder names."
 )
 JSON = typer.Option("--json", help="Print JSON instead of tables.")
-DEVICE = typer.Option(help="auto, cpu or cuda.", autocompletion=_completing("auto", "cpu", "cuda"))
+DEVICE = typer.Option(
+    help="auto, cpu, cuda or mps (Apple).",
+    autocompletion=_completing("auto", "cpu", "cuda", "mps"),
+)
 BACKEND = typer.Option(
     help="vectorised, sequential or ray.",
     autocompletion=_completing("vectorised", "sequential", "ray"),

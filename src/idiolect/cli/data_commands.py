@@ -7,14 +7,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from idiolect.cli.command_base import DATA, JSON, SET, complete_source, guarded
+from idiolect.cli.command_base import DATA, JSON, SET, CommandGroup, complete_source, guarded
 
 if TYPE_CHECKING:
     from idiolect.cli.screen import PlainConsole
     from idiolect.data.federation import Federation
 
 app = typer.Typer(
-    help="List, prepare and inspect data.", no_args_is_help=True, rich_markup_mode=None
+    help="List, prepare and inspect data.",
+    no_args_is_help=True,
+    cls=CommandGroup,
+    rich_markup_mode=None,
 )
 
 _SHADES = " ░▒▓█"

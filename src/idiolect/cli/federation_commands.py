@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from idiolect.cli import command_base as base
-from idiolect.cli.command_base import guarded, say
+from idiolect.cli.command_base import CommandGroup, guarded, say
 from idiolect.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from idiolect.experiment.schema import Experiment
 
-app = typer.Typer(help="Make the kits of a federation.", no_args_is_help=True)
+app = typer.Typer(help="Make the kits of a federation.", no_args_is_help=True, cls=CommandGroup)
 
 _KIT = typer.Argument(help="The folder of a kit.")
 _PROJECT = typer.Argument(help="The members, a TOML file.")

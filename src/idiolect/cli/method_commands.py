@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from idiolect.cli.command_base import DATA, JSON, SET, guarded
+from idiolect.cli.command_base import DATA, JSON, SET, CommandGroup, guarded
 from idiolect.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -16,7 +16,10 @@ if TYPE_CHECKING:
     from idiolect.results.trace import Trace
 
 privacy_app = typer.Typer(
-    help="Audit differential privacy.", no_args_is_help=True, rich_markup_mode=None
+    help="Audit differential privacy.",
+    no_args_is_help=True,
+    cls=CommandGroup,
+    rich_markup_mode=None,
 )
 
 _SHADES = " ░▒▓█"

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from idiolect.core import tree
 from idiolect.errors import MethodError
 
 _GOLDEN = -7046029254386353131  # 2^64 / golden ratio, as a signed number
@@ -43,7 +44,7 @@ class Random:
     def normal(self, shape: int | Sequence[int] = ()) -> Tensor:
         """Draw normal numbers of mean 0 and deviation 1."""
         whole = (self._whole(shape) >> 12) & ((1 << 52) - 1)
-        return _quantile((whole.to(torch.float64) + 0.5) * 2.0**-52).to(self._like.dtype)
+        return _quantile((tree.double(whole) + 0.5) * 2.0**-52).to(self._like.dtype)
 
     def permutation(self, count: int) -> Tensor:
         """Draw an order of so many things."""

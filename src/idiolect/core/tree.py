@@ -154,6 +154,11 @@ def drifting(grads: Tree) -> bool:
     return any(isinstance(leaf, Drift) for leaf in pytree.tree_leaves(grads, is_leaf=_drifts))
 
 
+def double(leaf: Tensor) -> Tensor:
+    """Return a leaf in double precision, or in single where the device has none: Apple's mps."""
+    return leaf.float() if leaf.device.type == "mps" else leaf.double()
+
+
 def zeros_like(tree: Tree) -> Tree:
     """Return zeros of the same shapes."""
     return map(torch.zeros_like, tree)

@@ -23,7 +23,7 @@ from idiolect.errors import ConfigError
 
 KINDS = ("vectorised", "sequential", "ray")
 STORES = ("auto", "memory", "disk")
-DEVICES = ("auto", "cpu", "cuda")
+DEVICES = ("auto", "cpu", "cuda", "mps")
 
 
 @dataclass(frozen=True)
@@ -63,10 +63,14 @@ class Backend:
         if self.device not in DEVICES:
             raise ConfigError(f"device is {self.device!r}, expected one of {', '.join(DEVICES)}")
         if self.kind == "ray":
+            if self.device == "mps":
+                raise ConfigError("device is 'mps', which Ray's workers cannot share; use 'cpu'")
             if self.device == "cuda" and not self.ray.gpus:
                 raise ConfigError("device is 'cuda', but Ray's workers get no GPU; set ray.gpus")
         elif self.device == "cuda" and not torch.cuda.is_available():
             raise ConfigError("device is 'cuda', but torch sees no CUDA device; use device='cpu'")
+        elif self.device == "mps" and not torch.backends.mps.is_available():
+            raise ConfigError("device is 'mps', but torch sees no Apple GPU; use device='cpu'")
         if self.personal not in STORES:
             raise ConfigError(f"personal is {self.personal!r}, expected one of {', '.join(STORES)}")
         if self.personal_mb < 0:
@@ -82,7 +86,7 @@ class Backend:
 
     @property
     def place(self) -> torch.device:
-        """The torch device meant; `auto` is CUDA where there is one.
+        """The torch device meant; `auto` is CUDA where there is one, never Apple's mps.
 
         With Ray it is where the servers are; workers have devices of their own.
         """

@@ -87,7 +87,7 @@ def without(total: Sums, rows: Tree) -> Sums:
 
 
 def _only(good: Tensor, leaf: Tensor) -> Tensor:
-    return torch.where(good.reshape(-1, *[1] * (leaf.dim() - 1)), leaf.double(), 0.0)
+    return torch.where(good.reshape(-1, *[1] * (leaf.dim() - 1)), tree.double(leaf), 0.0)
 
 
 def holds(method: Method, sent: Sent, clients: int, device: torch.device) -> bool:

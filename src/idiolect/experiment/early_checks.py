@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from idiolect.core import capabilities, tree
-from idiolect.core.capabilities import ArchitectureState, has
+from idiolect.core.capabilities import ArchitectureState, Privacy, has
 from idiolect.core.method import Method, Setup
 from idiolect.data.dataset import Dataset
 from idiolect.data.federation import Federation
@@ -42,6 +42,11 @@ def refuse_misfits(experiment: Experiment, jobs: Sequence[SimulatedJob], folder:
             raise ConfigError(
                 f"bystanders = 'train' does not go with {job.label}, whose groups hear all who "
                 "train; leave it at 'rest'"
+            )
+        if job.backend.device == "mps" and has(job.method, Privacy):
+            raise ConfigError(
+                f"{job.label}: noise of aggregate = 'dp' needs double precision, which device "
+                "'mps' lacks; use device = 'cpu'"
             )
         _refuse_unmet_needs(job, setups)
         if any(own.statistics for own in setups.values()) and _batch(job.method) == 1:

@@ -39,6 +39,7 @@ from idiolect.results.run_files import folder_name
 
 Raw = dict[str, Any]
 
+_LONGEST = 200  # letters of what an error is about
 _DEPTH = 20  # tables in tables that a file may have
 
 
@@ -146,7 +147,8 @@ D = TypeVar("D", bound=Data)
 def load_experiment(path: str | Path, overrides: Sequence[str] = ()) -> Experiment:
     """Read, check and complete an experiment file."""
     path = Path(path)
-    where = f"{path} with --set" if overrides else str(path)
+    where = f"{path} with {', '.join(overrides)}" if overrides else str(path)
+    where = where if len(where) <= _LONGEST else f"{where[:_LONGEST]}..."
     return resolve(with_overrides(read_toml(path), overrides), where, Permissions(path.parent))
 
 

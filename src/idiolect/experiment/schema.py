@@ -304,7 +304,7 @@ class BackendTable(BaseModel):
     model_config = STRICT
 
     kind: Literal["vectorised", "sequential", "ray"] = "vectorised"
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     width: Whole = 0  # clients in a block; 0: measured
     checkpoint_every: Whole = 0  # rounds; 0: every few seconds
     personal: Literal["auto", "memory", "disk"] = "auto"  # where personal state is kept

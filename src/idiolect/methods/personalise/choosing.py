@@ -82,7 +82,7 @@ def sound(candidates: Params, scores: CandidateScores) -> Tensor:
 
 def even(sound: Tensor) -> Tensor:
     """Return a prior that is the same for every sound candidate."""
-    prior = sound.double()
+    prior = tree.double(sound)
     return prior / prior.sum().clamp(min=1)
 
 
