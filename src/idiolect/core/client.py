@@ -339,6 +339,26 @@ class Local:
         outputs = [fn(now) for now in self._batches(plan, training=False)]
         return torch.cat(outputs)[: plan.longest]
 
+    def own_rows(
+        self, fn: Callable[[Batch], Tree], most: int, stream: str = "train", *, batch: int = 500
+    ) -> Tree:
+        """Return fn's outputs, a row each, for at most so many of the client's own examples.
+
+        Those are drawn at random. There are always `most` rows, zeros after the examples: return
+        `batch.weight` among the outputs to tell them.
+        """
+        plan = self._plan(stream, True, batch=batch)
+        outputs = [fn(now) for now in self._batches(plan, training=False)]
+
+        there = plan.weight[self._slot].flatten() > 0
+
+        def filled(*parts: Tensor) -> Tensor:
+            found = torch.cat(parts)
+            found = torch.where(there.reshape(-1, *[1] * (found.dim() - 1)), found, 0)[:most]
+            return torch.cat([found, found.new_zeros(most - len(found), *found.shape[1:])])
+
+        return tree.map(filled, *outputs)
+
     def each(self, fn: Callable[..., Tree], *rows: Tree) -> Tree:
         """Apply fn to each row of the given stacks and stack the results; all see equal batches.
 

@@ -26,6 +26,7 @@ from idiolect.methods.fedrod import FedRoD as FedRoD
 from idiolect.methods.fml import FML as FML
 from idiolect.methods.gpfl import GPFL as GPFL
 from idiolect.methods.ifca import IFCA as IFCA
+from idiolect.methods.knnper import KNNPer as KNNPer
 from idiolect.methods.ktpfl import KTpFL as KTpFL
 from idiolect.methods.ktpfl import KTpFLWeights as KTpFLWeights
 from idiolect.methods.l2sgd import L2SGD as L2SGD
@@ -53,6 +54,7 @@ METHODS: dict[str, type[Method]] = {
     "feddyn": FedDyn,
     "moon": MOON,
     "fedavg-ft": FedAvgFT,
+    "knn-per": KNNPer,
     "persfl": PersFL,
     "fedper": FedPer,
     "fedrep": FedRep,
