@@ -14,6 +14,7 @@ from idiolect.version import VERSION as __version__
 
 if TYPE_CHECKING:
     from idiolect.api import Result as Result
+    from idiolect.api import compare as compare
     from idiolect.api import federation as federation
     from idiolect.api import fit as fit
     from idiolect.core import losses as losses
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from idiolect.core.method import setting as setting
     from idiolect.data.federation import Federation as Federation
     from idiolect.experiment.adapt import adapt as adapt
-    from idiolect.experiment.compare import compare as compare
     from idiolect.experiment.exported import load_exported as load_exported
     from idiolect.experiment.load import load_experiment as load_experiment
     from idiolect.experiment.run import run as run
@@ -39,7 +39,7 @@ _HOMES = {  # in the order in which one meets them
     "federation": "api",
     "fit": "api",
     "run": "experiment.run",
-    "compare": "experiment.compare",
+    "compare": "api",
     "adapt": "experiment.adapt",
     "table": "results.document",
     "load_model": "results.run_files",

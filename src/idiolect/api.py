@@ -3,7 +3,8 @@
 import copy
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from importlib import import_module
 from numbers import Integral
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,11 @@ from typing import Any
 import numpy as np
 from torch import nn
 
+from idiolect.analysis import pictures
+from idiolect.analysis.comparison import ALPHA, Comparison
+from idiolect.analysis.comparison import compare as compare_document
 from idiolect.analysis.progress import shown
+from idiolect.analysis.significance import stats
 from idiolect.core import tree
 from idiolect.core.method import Method
 from idiolect.data import SOURCES, Dataset, Federation, load, read
@@ -24,9 +29,9 @@ from idiolect.engine.architecture import Architecture, Build, bound, build_modul
 from idiolect.engine.backend import Backend
 from idiolect.engine.outcome import Outcome, Several, Watch
 from idiolect.engine.personal_model import PersonalModel, Predictions
-from idiolect.errors import ConfigError, DataError, MethodError, suggest
+from idiolect.errors import ConfigError, DataError, MethodError, MissingExtra, shortened, suggest
 from idiolect.experiment.job import Evaluate, SimulatedJob
-from idiolect.experiment.train import train
+from idiolect.experiment.train import Trained, planned_work, train
 from idiolect.methods import METHODS
 from idiolect.models import MODELS
 from idiolect.results import document
@@ -77,16 +82,46 @@ class Result:
     deployed: Deployed
     job: SimulatedJob | None = None
 
+    def __repr__(self) -> str:
+        more = "  .plot(), .table(), .to_pandas(), .predict(client, x), .model(client)"
+        return f"{pictures.outcome_text(self.outcome)}\n{more}"
+
+    def _repr_html_(self) -> str:
+        return pictures.outcome_html(self.outcome)
+
+    def plot(self) -> pictures.Picture:
+        """Draw each client's score and the curve over the rounds; `.save(path)` writes an SVG."""
+        return pictures.picture_of([self.outcome])
+
+    def to_pandas(self) -> Any:
+        """Return `table` as a DataFrame of pandas."""
+        return _frame(self.table())
+
+    def compare(self, *others: "Result") -> "ComparedResults":
+        """Compare with other results on the same federation: a verdict, a table, pictures."""
+        return _compare_results([self, *others])
+
+    @property
+    def metric(self) -> str:
+        """The name of the metric that the result is told by."""
+        return self.outcome.metric
+
+    @property
+    def scores(self) -> np.ndarray:
+        """The metric of each client's own model on its test data, [client]."""
+        found: np.ndarray = self.outcome.final[f"{self.outcome.headline}/{self.metric}"][0]
+        return found
+
     @property
     def mean(self) -> float:
-        """Mean test accuracy of the clients' own models, each client alike."""
-        return mean(self.accuracy)
+        """Mean of `scores`, each client alike: test accuracy unless another metric was chosen."""
+        return mean(self.scores)
 
     @property
     def took_part(self) -> np.ndarray:
         """Whether each client took part in some round; the others' models are newcomers'."""
         if not self.outcome.took_part:
-            return np.ones(len(self.accuracy), bool)
+            return np.ones(len(self.scores), bool)
         return np.asarray(self.outcome.took_part[0], bool)
 
     @property
@@ -102,7 +137,13 @@ class Result:
     @property
     def accuracy(self) -> np.ndarray:
         """Test accuracy of each client's own model."""
-        scores: np.ndarray = self.outcome.final[f"{self.outcome.headline}/accuracy"][0]
+        key = f"{self.outcome.headline}/accuracy"
+        if key not in self.outcome.final:
+            raise DataError(
+                f"there is no accuracy of the task {self.outcome.task}; use `scores`, which is "
+                f"{self.metric}, or `table()`"
+            )
+        scores: np.ndarray = self.outcome.final[key][0]
         return scores
 
     def table(self) -> list[dict[str, Any]]:
@@ -166,16 +207,51 @@ def fit(
     device: str = "auto",
     backend: str | Backend = "vectorised",
     every: int = 1,
+    metric: str | None = None,
     watch: Watch | None = None,
     progress: bool | None = None,
     **settings: Any,
 ) -> Result:
     """Train a method on a federation; further arguments are the method's settings.
 
-    `backend` is the name of a kind, or a `Backend` with settings of its own. `progress` shows a
-    bar; by default in a notebook and on a terminal.
+    `backend` is the name of a kind, or a `Backend` with settings of its own. `metric` is what the
+    result is told by, such as "auroc"; by default the task's own. `progress` shows a bar; by
+    default in a notebook and on a terminal.
     """
-    _check_arguments(federation, rounds=rounds, seed=seed, every=every)
+    job = _job(
+        method,
+        federation,
+        model,
+        settings,
+        rounds=rounds,
+        seeds=(seed,),
+        cohort=cohort,
+        auxiliary=auxiliary,
+        backend=_machine(backend, device),
+        evaluate=Evaluate(every=_whole("every", every, 1), metric=metric),
+    )
+    with shown(progress) as screen:
+        trained = train(job, watch=Several([screen, *([watch] if watch else [])]))
+    return Result(trained.outcome, trained.deployed[0], job)
+
+
+def _job(
+    method: str | Method,
+    federation: Federation,
+    model: Models,
+    settings: Mapping[str, Any],
+    *,
+    rounds: int,
+    seeds: Sequence[int],
+    cohort: int | None,
+    auxiliary: Model | None,
+    backend: Backend,
+    evaluate: Evaluate,
+    label: str = "",
+) -> SimulatedJob:
+    """Check what was given and make a job of it."""
+    _refuse_no_federation(federation)
+    seeds = tuple(_whole("seed", seed) for seed in seeds)
     chosen = _method(method, settings)
     if cohort is not None and not 1 <= cohort <= federation.clients:
         raise ConfigError(
@@ -185,34 +261,207 @@ def fit(
     second = None if auxiliary is None else _build(auxiliary, federation)
     architectures = _assigned(model, second, federation)
     name = method if isinstance(method, str) else type(method).__name__
-    job = SimulatedJob(
-        label=chosen.title or name,
+    return SimulatedJob(
+        label=label or chosen.title or name,
         name=name,
         method=chosen,
-        seeds=(seed,),
-        federations=(federation,),
+        seeds=seeds,
+        federations=(federation,) * len(seeds),
         architectures=architectures,
-        rounds=rounds,
+        rounds=_whole("rounds", rounds),
         cohort=cohort,
-        backend=_machine(backend, device),
-        evaluate=Evaluate(every=every),
+        backend=backend,
+        evaluate=evaluate,
     ).settled()
-    with shown(progress) as screen:
-        trained = train(job, watch=Several([screen, *([watch] if watch else [])]))
-    return Result(trained.outcome, trained.deployed[0], job)
 
 
-def _check_arguments(federation: Any, **numbers: Any) -> None:
-    """Refuse what is no federation, and what is no whole number."""
+def _refuse_no_federation(federation: Any) -> None:
     if not isinstance(federation, Federation):
         raise ConfigError(
             f"the data is of type {type(federation).__name__}; expected a federation, such as "
             "idiolect.federation(data, client=..., label=...) makes of a file or a DataFrame"
         )
-    for name, value in numbers.items():
-        least = 1 if name == "every" else 0
-        if not isinstance(value, Integral) or value < least:
-            raise ConfigError(f"{name} is {value!r}; expected a whole number, {least} or more")
+
+
+def _whole(name: str, value: Any, least: int = 0) -> int:
+    """Refuse what is no whole number, or too small."""
+    if not isinstance(value, Integral) or value < least:
+        raise ConfigError(f"{name} is {value!r}; expected a whole number, {least} or more")
+    return int(value)
+
+
+@dataclass(frozen=True, eq=False)
+class ComparedResults:
+    """Several methods on one federation: their results by label, and which is better."""
+
+    results: Mapping[str, Result]
+    comparison: Comparison
+
+    @property
+    def verdict(self) -> str:
+        """What can be said about which is better, in a sentence or two."""
+        return self.comparison.verdict.sentence
+
+    def __getitem__(self, label: str) -> Result:
+        if label not in self.results:
+            raise ConfigError(f"there is no result {suggest(label, self.results)}")
+        return self.results[label]
+
+    def __repr__(self) -> str:
+        own = pictures.chosen(self._outcomes[0])
+        lines = [shortened(self.verdict, 250), f"  test {own.title}, mean over clients:"]
+        for label, figures in list(self.comparison.methods.items())[:4]:
+            lines.append(f"  {shortened(label, 24):24} {own.written(figures.mean)}")
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        return pictures.comparison_html(self._outcomes, self.comparison)
+
+    def plot(self) -> pictures.Picture:
+        """Draw each client's score by method, and the curves over the rounds."""
+        return pictures.picture_of(self._outcomes)
+
+    def table(self) -> list[dict[str, Any]]:
+        """Return a row per method, seed, client and model."""
+        return document.table(document.build_document({}, self._outcomes, complete=True))
+
+    def to_pandas(self) -> Any:
+        """Return `table` as a DataFrame of pandas."""
+        return _frame(self.table())
+
+    @property
+    def _outcomes(self) -> list[Outcome]:
+        return [result.outcome for result in self.results.values()]
+
+
+def compare(what: Any, federation: Any = None, model: Models = "dnn", **options: Any) -> Any:
+    """Compare methods: of an experiment file, of a folder of results, or given here.
+
+    `compare("experiment.toml", ...)` does as `idiolect compare` and returns comparison.json.
+    `compare(["local", "fedavg", FedPer(lr=0.1)], federation, model, rounds=..., seeds=(0, 1))`
+    trains the methods and returns `ComparedResults`; so does `compare([result, other])` of results
+    that are there. Methods are names, made methods, or either by label in a dict; further options
+    are those of `fit`, and settings that the named methods have.
+    """
+    if isinstance(what, str | Path):
+        from idiolect.experiment.compare import compare as compare_file
+
+        return compare_file(what, *([] if federation is None else [federation]), **options)
+    if isinstance(what, Sequence) and what and all(isinstance(one, Result) for one in what):
+        return _compare_results(what)
+    return _compare_methods(what, federation, model, **options)
+
+
+def _compare_results(results: Sequence[Result]) -> ComparedResults:
+    labels = [_free(one.outcome.label, results[:n]) for n, one in enumerate(results)]
+    return _compared(dict(zip(labels, results, strict=True)))
+
+
+def _free(label: str, before: Sequence[Result]) -> str:
+    """Number a label that occurs again."""
+    same = sum(one.outcome.label == label for one in before)
+    return f"{label} {same + 1}" if same else label
+
+
+def _compared(results: Mapping[str, Result], alpha: float = ALPHA) -> ComparedResults:
+    if len(results) < 2:
+        raise ConfigError("there is one result; a comparison needs two or more")
+    named = {
+        label: replace(one, outcome=replace(one.outcome, label=label))
+        for label, one in results.items()
+    }
+    outcomes = [one.outcome for one in named.values()]
+    first = outcomes[0]
+    for other in outcomes[1:]:
+        same = [(m.names, m.test) for m in first.members] == [
+            (m.names, m.test) for m in other.members
+        ]
+        if not same or other.metric != first.metric:
+            raise ConfigError(
+                f"{other.label} and {first.label} are not of the same clients, test rows, seeds "
+                "and metric; fit both to one federation"
+            )
+    content = document.build_document({}, outcomes, complete=True)
+    return ComparedResults(named, compare_document(content, alpha=alpha))
+
+
+def _compare_methods(
+    methods: Any,
+    federation: Federation | None,
+    model: Models,
+    *,
+    rounds: int = 50,
+    seeds: int | Sequence[int] = (0, 1, 2),
+    cohort: int | None = None,
+    auxiliary: Model | None = None,
+    device: str = "auto",
+    backend: str | Backend = "vectorised",
+    every: int = 1,
+    metric: str | None = None,
+    alpha: float = ALPHA,
+    progress: bool | None = None,
+    **settings: Any,
+) -> ComparedResults:
+    stats()  # missing at the end, it would cost the user the wait
+    if isinstance(methods, Mapping):
+        listed = list(methods.items())
+    elif isinstance(methods, Sequence):
+        listed = [("", one) for one in methods]
+    else:
+        raise ConfigError(
+            f"the methods are of type {type(methods).__name__}; expected a list such as "
+            "['local', 'fedavg'], or a dict of labels and methods"
+        )
+    if federation is None:
+        raise ConfigError("the federation is missing: compare(methods, federation, ...)")
+    jobs: list[SimulatedJob] = []
+    known = {name for _, one in listed for name in _settings_of(one)}
+    if unknown := sorted(settings.keys() - known):
+        raise ConfigError(f"none of the methods has a setting {suggest(unknown[0], known)}")
+    for label, one in listed:
+        own = {name: value for name, value in settings.items() if name in _settings_of(one)}
+        jobs.append(
+            _job(
+                one,
+                federation,
+                model,
+                own if isinstance(one, str) else {},
+                rounds=rounds,
+                seeds=(seeds,) if isinstance(seeds, int) else tuple(seeds),
+                cohort=cohort,
+                auxiliary=auxiliary,
+                backend=_machine(backend, device),
+                evaluate=Evaluate(every=_whole("every", every, 1), metric=metric),
+                label=label,
+            )
+        )
+    labels = [job.label for job in jobs]
+    if twice := [label for label in labels if labels.count(label) > 1]:
+        raise ConfigError(
+            f"two methods are called {twice[0]!r}; give them labels: {{'one': ..., 'other': ...}}"
+        )
+    done: list[Trained] = []
+    with shown(progress) as screen:
+        screen.plan([planned_work(job) for job in jobs])
+        for job in jobs:
+            done.append(train(job, watch=screen, earlier=done))
+    results = {
+        job.label: Result(one.outcome, one.deployed[0], job)
+        for job, one in zip(jobs, done, strict=True)
+    }
+    return _compared(results, alpha)
+
+
+def _settings_of(method: Any) -> set[str]:
+    kind = METHODS.get(method) if isinstance(method, str) else None
+    return set(inspect.signature(kind).parameters) if kind is not None else set()
+
+
+def _frame(rows: list[dict[str, Any]]) -> Any:
+    try:
+        return import_module("pandas").DataFrame(rows)
+    except ImportError as error:
+        raise MissingExtra("a DataFrame needs pandas; table() does not", "pandas") from error
 
 
 def _machine(backend: str | Backend, device: str) -> Backend:

@@ -65,10 +65,9 @@ def part_text(data: TrainData | TestData) -> str:
 def dataset_html(dataset: Dataset) -> str:
     """Describe a dataset, with a bar for each class."""
     body = ""
-    if dataset.classes and not dataset.sequential and dataset.y.dtype.kind in "iu":
-        body = heat_table(
-            ["rows"], list(dataset.classes), dataset.counts()[None], "Rows of each class"
-        )
+    if not dataset.sequential and len(dataset.columns) > 1:
+        counts = dataset.counts()[None]
+        body = heat_table(["rows"], list(dataset.columns), counts, "Rows of each kind", corner="")
     return _framed(dataset_text(dataset), body)
 
 
@@ -94,7 +93,7 @@ def heat_table(
     columns, turned = _folded(list(columns), counts.T, _MOST_COLUMNS)
     counts = turned.T
     top = max(int(counts.max(initial=0)), 1)
-    cell = "padding:2px 6px;text-align:right;border:1px solid #fff"
+    cell = "padding:2px 6px;text-align:right;border:1px solid #fff;white-space:nowrap"
     heads = "".join(f'<th style="{cell}">{escape(shortened(name, 18))}</th>' for name in columns)
     total = f'<th style="{cell}">all</th>' if len(columns) > 1 else ""
     rows = []
@@ -106,8 +105,8 @@ def heat_table(
         label = f'<th style="{cell};text-align:left">{escape(shortened(name))}</th>'
         rows.append(f"<tr>{label}{cells}{whole}</tr>")
     return (
+        f'<div style="color:#444">{escape(caption)}</div>'
         f'<div style="overflow-x:auto"><table style="border-collapse:collapse;font-size:12px">'
-        f'<caption style="text-align:left;color:#444">{escape(caption)}</caption>'
         f'<thead><tr><th style="{cell};text-align:left">{escape(corner)}</th>{heads}{total}</tr>'
         f"</thead><tbody>{''.join(rows)}</tbody></table></div>"
     )
@@ -160,6 +159,13 @@ def _classes(dataset: Dataset) -> str:
         return f"the next of {len(dataset.words) or dataset.vocabulary:,} words is predicted"
     names = [shortened(name, 20) for name in dataset.classes[:6]]
     more = ", …" if len(dataset.classes) > 6 else ""
+    if dataset.task.kind == "number":
+        return f"a number is predicted: {names[0]}"
+    if dataset.task.kind == "survival":
+        events = int(dataset.counts()[0])
+        return f"survival is predicted: {count(events, 'event')} in {count(len(dataset), 'row')}"
+    if dataset.task.kind == "labels":
+        return f"{count(len(dataset.classes), 'label')}: {', '.join(names)}{more}"
     return f"{count(len(dataset.classes), 'class', 'classes')}: {', '.join(names)}{more}"
 
 
