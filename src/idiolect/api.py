@@ -412,6 +412,8 @@ def _compare_methods(
             f"the methods are of type {type(methods).__name__}; expected a list such as "
             "['local', 'fedavg'], or a dict of labels and methods"
         )
+    if len(listed) < 2:
+        raise ConfigError(f"{len(listed)} methods were given; a comparison needs two or more")
     if federation is None:
         raise ConfigError("the federation is missing: compare(methods, federation, ...)")
     jobs: list[SimulatedJob] = []

@@ -13,7 +13,7 @@ from idiolect.methods import METHODS
 
 @pytest.fixture(scope="module")
 def held():
-    return idiolect.federation("embedded", "persfl-ds1", clients=4, per_client=60, seed=0)
+    return idiolect.federation("embedded", "classes", clients=4, classes_per_client=3, seed=0)
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +47,7 @@ def test_a_picture_holds_every_client_and_every_round(result, tmp_path):
     root = ET.parse(path).getroot()
     assert root.tag.endswith("svg") and len(root) == 2
     assert "<!doctype html>" in picture.save(tmp_path / "r.html").read_text()
-    with pytest.raises(ConfigError, match="expected .svg or .html"):
+    with pytest.raises(ConfigError, match=r"expected \.svg or \.html"):
         picture.save(tmp_path / "r.png")
 
 
