@@ -10,11 +10,23 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from idiolect.data.dataset import AnyArray, Dataset, Floats, Rows, coloured, with_classes
+from idiolect.data.column_sums import ColumnPlan
+from idiolect.data.columns import TableEncoder
+from idiolect.data.dataset import (
+    AnyArray,
+    Dataset,
+    Floats,
+    Rows,
+    coloured,
+    encoded_by,
+    with_classes,
+)
 from idiolect.data.own import read
+from idiolect.data.own.column_types import EVERY_OTHER, typed_columns
+from idiolect.data.own.csv_files import TableSource, is_csv
 from idiolect.data.own.frames import frame_table
 from idiolect.data.own.photographs import image_files, upright_image
-from idiolect.data.own.tables import UNLABELLED, examples, read_columns
+from idiolect.data.own.tables import UNLABELLED, examples, read_cells, read_columns
 from idiolect.data.parquet import image_column, picture
 from idiolect.data.text import encoded_as, sentences
 from idiolect.errors import DataError
@@ -52,6 +64,7 @@ class Preprocessing:
     words: tuple[str, ...] = ()  # of text: token -> word
     sequential: bool = False  # a label for every place of a sequence: the next word
     columns: Mapping[str, str] = field(default_factory=dict)
+    encoder: TableEncoder | None = None  # of a table with typed columns: how features are made
 
     @classmethod
     def of(cls, dataset: Dataset, options: Mapping[str, Any] | None = None) -> "Preprocessing":
@@ -67,6 +80,7 @@ class Preprocessing:
             tuple(dataset.words),
             dataset.sequential,
             {name: value for name, value in columns.items() if isinstance(value, str)},
+            encoder=dataset.encoder,
         )
 
     @property
@@ -83,7 +97,9 @@ class Preprocessing:
 
     @property
     def reading(self) -> dict[str, Any]:
-        """The options that own text must be read with to fit."""
+        """The options that own text or an own table must be read with to fit."""
+        if self.encoder is not None:
+            return {"columns": {**self.encoder.plans, EVERY_OTHER: ColumnPlan("ignore")}}
         if not self.words:
             return {}
         return {"length": self.shape[0], "next_word": self.sequential}
@@ -104,6 +120,7 @@ class Preprocessing:
             "words": list(self.words),
             "sequential": self.sequential,
             "columns": dict(self.columns),
+            **({"encoder": self.encoder.to_json()} if self.encoder is not None else {}),
         }
 
     @classmethod
@@ -144,6 +161,11 @@ class Preprocessing:
             words,
             given["sequential"],
             dict(zip(columns, _texts(list(columns.values()), "columns"), strict=True)),
+            encoder=TableEncoder.from_json(given["encoder"]) if "encoder" in given else None,
+        )
+        _check(
+            made.encoder is None or made.encoder.features == made.features,
+            "the encoder makes other features",
         )
         _check(bool((made.scale > 0).all()), "scale is not above 0 everywhere")
         _check(bool(made.classes), "no classes")
@@ -160,6 +182,8 @@ class Preprocessing:
                 f"{dataset.name} is {own or 'no'} text and the run was on {kind or 'no'} text; "
                 "give data of the same kind"
             )
+        if self.encoder is not None:
+            dataset = encoded_by(dataset, self.encoder)
         if self.features and dataset.features and dataset.features != self.features:
             dataset = _reordered(dataset, self.features)
         if dataset.x.shape[1:] != self.shape:
@@ -218,7 +242,11 @@ class Preprocessing:
     def _file(self, path: Path, columns: dict[str, Any]) -> NewRows:
         if self.kind == "images" and path.suffix.lower() not in (".npz", ".parquet", ".csv"):
             return self._images(path)
-        if path.suffix.lower() in (".csv", ".parquet", ".tsv", ".txt") and not self.sequential:
+        tabular = is_csv(path) or path.suffix.lower() in (".parquet", ".txt")
+        if tabular and self.encoder is not None:
+            table, source = read_cells(path)
+            return self._table(table, columns, str(path), source)
+        if tabular and not self.sequential:
             table = read_columns(path)
             if self.kind == "images" and (image := image_column(table.schema)) is not None:
                 return self._encoded_images(path, table, image, columns)
@@ -282,7 +310,9 @@ class Preprocessing:
         blank = Dataset("texts", x, np.zeros(len(x), np.int64), (UNLABELLED,), words=words)
         return _numbered(encoded_as(blank, self.words).x)
 
-    def _table(self, table: Any, columns: dict[str, Any], where: str) -> NewRows:
+    def _table(
+        self, table: Any, columns: dict[str, Any], where: str, source: TableSource | None = None
+    ) -> NewRows:
         """Take the features out of a table by their names, whatever else it holds."""
         if not table.num_rows:
             raise DataError(f"{where} has no rows; expected at least one to predict")
@@ -298,7 +328,21 @@ class Preprocessing:
             return self._texts(texts)._replace(y=y)
         if self.kind == "images":
             raise DataError(f"{where} is a table, and the model reads images of {self.shape}")
+        if self.encoder is not None:
+            return _numbered(self._encoded(table, source or TableSource(Path(where))), y)
         return _numbered(self._features(table, where), y)
+
+    def _encoded(self, table: Any, source: TableSource) -> AnyArray:
+        """Encode the columns that the model knows; a column that is not there counts as missing."""
+        assert self.encoder is not None
+        plans = self.encoder.plans
+        names = [name for name in table.column_names if name in plans]
+        if not names:
+            raise DataError(
+                f"{source.path} has none of the columns that the model reads, "
+                f"{_listed(list(plans))}; it has {_listed(table.column_names)}"
+            )
+        return self.encoder.encode(typed_columns(table, names, plans, source))
 
     def _features(self, table: Any, where: str) -> AnyArray:
         names = self.features

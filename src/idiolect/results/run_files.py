@@ -15,6 +15,7 @@ from torch import Tensor
 
 from idiolect.core import checkpoint
 from idiolect.core.tree import Tree
+from idiolect.data.columns import TableEncoder
 from idiolect.data.dataset import Dataset, Rows
 from idiolect.data.federation import Federation
 from idiolect.data.preprocessing import Preprocessing
@@ -109,6 +110,9 @@ def save_scaling(
         }
         for seed, own in forms.items()
     }
+    encoders = {
+        str(seed): own.encoder.to_json() for seed, own in forms.items() if own.encoder is not None
+    }
     checkpoint.save(
         folder / SCALING_FILE,
         arrays,
@@ -120,6 +124,7 @@ def save_scaling(
             "dtype": first.dtype,
             "features": list(first.features),
             "columns": dict(first.columns),
+            **({"encoders": encoders} if encoders else {}),
             "public": 0 if public is None else len(public),
             "public_labels": public is not None and public.classes == first.classes,
         },
@@ -143,16 +148,19 @@ def read_scaling(folder: Path, seed: int) -> Preprocessing:
         )
     kind = meta.get("text", "")
     words = _words(_vocabulary(folder, seed)) if kind else ()
+    encoder = meta.get("encoders", {}).get(str(seed))
+    made = None if encoder is None else TableEncoder.from_json(encoder)
     return Preprocessing(
         tuple(meta["shape"]),
         meta["dtype"],
         words if kind == "next word" else tuple(meta["classes"]),
         named[f"{own}shift"].numpy(),
         named[f"{own}scale"].numpy(),
-        tuple(meta.get("features", ())),
+        tuple(meta.get("features", ())) if made is None else made.features,
         words,
         kind == "next word",
         meta.get("columns", {}),
+        encoder=made,
     )
 
 

@@ -57,20 +57,23 @@ class ReadOptions(NamedTuple):
 
 def read_table(path: Path, options: ReadOptions) -> Dataset:
     """Read rows of typed columns, text or images, with a label, perhaps client and split."""
-    if path.suffix == ".parquet":
-        return table_dataset(path, read_parquet(path), options)
-    table, source = read_csv(path, options.delimiter, options.encoding)
+    table, source = read_cells(path, options.delimiter, options.encoding)
     return table_dataset(path, table, options, source)
+
+
+def read_cells(path: Path, delimiter: str = "", encoding: str = "") -> tuple[Any, TableSource]:
+    """Read a file as an Arrow table, the cells of text as strings; and say how it was written."""
+    if not path.is_file():
+        raise DataError(f"{path} does not exist; expected a .csv or .parquet file")
+    if path.suffix == ".parquet":
+        return read_parquet(path), TableSource(path)
+    return read_csv(path, delimiter, encoding)
 
 
 def read_columns(path: Path) -> Any:
     """Read a file as an Arrow table: of text, columns of numbers where all cells are some."""
-    if not path.is_file():
-        raise DataError(f"{path} does not exist; expected a .csv or .parquet file")
-    if path.suffix == ".parquet":
-        return read_parquet(path)
-    table, source = read_csv(path)
-    return plainly_typed(table, source)
+    table, source = read_cells(path)
+    return plainly_typed(table, source) if source.delimiter else table
 
 
 def table_dataset(
