@@ -1,6 +1,7 @@
 """Tiny worlds: a handful of examples, clients of unequal size, a network of a few weights."""
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 
 import numpy as np
@@ -10,6 +11,8 @@ from torch import nn
 from idiolect.core import tree
 from idiolect.core.batchnorm import BatchNorm
 from idiolect.core.client import Local, Network
+from idiolect.core.survival import Cox, Discrete
+from idiolect.core.task import Classes, Labels, Number
 from idiolect.data import Dataset, Federation
 from idiolect.data.text import SPECIAL, UserText, streams
 from idiolect.engine.architecture import Architecture
@@ -26,11 +29,11 @@ PUBLIC = 8  # examples that everyone holds
 class Normed(nn.Module):
     """A small smooth network with a normalisation layer, so that FedBN has something to keep."""
 
-    def __init__(self, hidden: int = 6) -> None:
+    def __init__(self, hidden: int = 6, outputs: int = CLASSES) -> None:
         super().__init__()
         self.fc1 = nn.Linear(FEATURES, hidden)
         self.norm = nn.GroupNorm(2, hidden)
-        self.fc2 = nn.Linear(hidden, CLASSES)
+        self.fc2 = nn.Linear(hidden, outputs)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.fc2(self.norm(self.fc1(x)).tanh())
@@ -96,6 +99,44 @@ def with_public(*arguments, **options) -> Federation:
     """Make a federation whose clients hold public examples too."""
     world = federation(*arguments, **options)
     return dataclasses.replace(world, public=dataset(PUBLIC, 99))
+
+
+TASKS = {
+    "number": (Number(), ("price",)),
+    "labels": (Labels(), ("a", "b")),
+    "cox": (Cox(), ("log risk",)),
+    "discrete": (Discrete(intervals=4), ("1", "2", "3", "4")),
+    "weighted": (Classes(balanced=True), tuple(f"class {n}" for n in range(CLASSES))),
+}
+
+
+def with_task(world: Federation, name: str) -> Federation:
+    """Make the same world of another task; its public examples have labels of it too."""
+    return dataclasses.replace(
+        world,
+        dataset=_tasked(world.dataset, name),
+        public=None if world.public is None else _tasked(world.public, name),
+    )
+
+
+def _tasked(data: Dataset, name: str) -> Dataset:
+    task, outputs = TASKS[name]
+    draw = np.random.default_rng(len(data))
+    said = data.x @ np.array([1.0, -2.0, 0.5, 1.0]) + 0.1 * draw.normal(size=len(data))
+    y = {
+        "number": 100 + 20 * said,
+        "labels": np.stack([said > 0, data.x[:, 1] > 0], 1),
+        "weighted": data.y,
+    }.get(name)
+    if y is None:
+        y = np.stack([np.round(3 * np.exp(-said / 2), 1), draw.random(len(data)) < 0.7], 1)
+    kind = np.int64 if name == "weighted" else np.float32
+    return dataclasses.replace(data, y=np.asarray(y, kind), classes=outputs, task=task)
+
+
+def network_for(name: str):
+    """Return a builder of the world's network with the outputs that a task needs."""
+    return functools.partial(Normed, outputs=len(TASKS[name][1]))
 
 
 def simulation(
