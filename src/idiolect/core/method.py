@@ -117,6 +117,7 @@ class Method(Capability):
     tunes: ClassVar[bool] = False  # deploy trains, so curves of personal models cost a training
     starts_over: ClassVar[bool] = False  # deploy trains a model from `local.initial`
     alone: ClassVar[bool] = False  # needs no server: all clients train in every round
+    needs_classes: ClassVar[str] = ""  # what it has for each class, if other tasks make no sense
     public: ClassVar[str] = ""  # who needs the public examples: "clients", "server" or nobody
 
     batch: int = setting(32, "examples in a step", least=1)
@@ -291,6 +292,15 @@ def check_setting(owner: str, spec: "dataclasses.Field[Any]", value: Any) -> Non
         else:
             continue
         raise ConfigError(f"{owner}: {spec.name} is {one!r}, expected {expected}")
+
+
+def refuse_task(method: Method, task: Task) -> None:
+    """Refuse a task that makes no sense for a method, and name methods for which it does."""
+    if method.needs_classes and task.kind != "classes":
+        raise ConfigError(
+            f"{method.title} has {method.needs_classes} for each class, and task {task.kind} has "
+            "no classes; use fedrep, ditto, fedavg-ft or portfolio, which learn every task"
+        )
 
 
 PLAIN_STEPS = ("optimiser", "momentum", "nesterov", "clip", "schedule", "decay", "decay_rounds")

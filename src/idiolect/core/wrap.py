@@ -43,7 +43,7 @@ class Wrapper(Method):
                     f"{type(self.base).__name__}; set it there"
                 )
             object.__setattr__(self, spec.name, inner)
-        for name in ("paper", "pooled", "public", "alone"):
+        for name in ("paper", "pooled", "public", "alone", "needs_classes"):
             object.__setattr__(self, name, getattr(self.base, name))
         for name in ("tunes", "starts_over"):
             object.__setattr__(self, name, getattr(type(self), name) or getattr(self.base, name))

@@ -14,7 +14,7 @@ import torch
 from idiolect.core import capabilities, tree
 from idiolect.core.capabilities import ArchitectureState, NewcomerMessage, Preparation, has
 from idiolect.core.client import Local, Request
-from idiolect.core.method import Method, Sent, Setup
+from idiolect.core.method import Method, Sent, Setup, refuse_task
 from idiolect.core.tree import Tree
 from idiolect.data.dataset import Rows
 from idiolect.data.federation import TrainData
@@ -75,6 +75,7 @@ class ClientRuntime:
             for kind, rows in {"val": train_data.val[0], "test": test}.items()
         }
         backend = Backend(device=device.type, width=1)
+        refuse_task(method, train_data.dataset.task)
         built = make("main", architecture, [place.seed], [train_data], pools.examples(), backend)
         self.setup: Setup = built.setups[0]  # of a newcomer, who is alone in it
         if not place.newcomer:

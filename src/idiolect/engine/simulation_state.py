@@ -9,7 +9,7 @@ import torch
 
 from idiolect.core import capabilities, tree
 from idiolect.core.capabilities import ArchitectureState, has
-from idiolect.core.method import Method, Sent, Setup
+from idiolect.core.method import Method, Sent, Setup, refuse_task
 from idiolect.core.tree import Tree
 from idiolect.data.federation import TestData, TrainData
 from idiolect.engine import architecture, sampling
@@ -96,6 +96,7 @@ class SimulationState:
             self._job = RayJob(self._backend, self._pools, trained, self._clients, self._touched)
         self.notices: list[str] = []  # for the user
         self.groups: list[ClientGroup] = []
+        refuse_task(method, trained[0].dataset.task)
         setups = self._make_groups(architectures, trained, newcomers)
         if newcomers:
             self.states = [method.init_server(architecture.blank(setup)) for setup in setups]

@@ -13,7 +13,7 @@ from torch import nn
 
 from idiolect.core import capabilities, tree
 from idiolect.core.capabilities import ArchitectureState, Privacy, has
-from idiolect.core.method import Method, Setup
+from idiolect.core.method import Method, Setup, refuse_task
 from idiolect.data.dataset import Dataset
 from idiolect.data.federation import Federation
 from idiolect.engine import architecture
@@ -161,6 +161,7 @@ def _refuse_unmet_needs(job: SimulatedJob, setups: Mapping[str, Setup]) -> None:
     method, first = job.method, next(iter(setups.values()))
     for name, setup in setups.items():
         for make in (
+            lambda own: refuse_task(method, own.task),
             lambda own: method.init_server(own),
             lambda own: method.init_personal(own),
             lambda own: capabilities.init_group(method, own),

@@ -64,6 +64,7 @@ class FedPAC(NewcomerMessage, NewcomerModel, StateTrace, Method):
     """Clients align features with global class centroids; the server mixes each a head."""
 
     title: ClassVar[str] = "FedPAC"
+    needs_classes: ClassVar[str] = "a centroid"
     paper: ClassVar[str] = "Xu et al. 2023, Algorithm 1"
     presets: ClassVar[dict[str, dict[str, Any]]] = {
         "paper": {

@@ -28,7 +28,6 @@ from idiolect.core.capabilities import Averaging, NewcomerModel
 from idiolect.core.client import Batch, Local
 from idiolect.core.method import Method, Report, Sent, Setup, setting
 from idiolect.core.tree import Params, Tree
-from idiolect.errors import ConfigError
 
 
 class Prototypes(NamedTuple):
@@ -50,6 +49,7 @@ class FedProto(Averaging, NewcomerModel, Method):
     """Clients pull their features towards the common prototype of each class."""
 
     title: ClassVar[str] = "FedProto"
+    needs_classes: ClassVar[str] = "a prototype"
     paper: ClassVar[str] = "Tan et al. 2022, Algorithm 1"
     presets: ClassVar[dict[str, dict[str, Any]]] = {
         "paper": {"lr": 0.01, "momentum": 0.5, "batch": 8},
@@ -61,12 +61,7 @@ class FedProto(Averaging, NewcomerModel, Method):
     newcomer_epochs: int = setting(20, "passes in which a newcomer trains", least=1, deploy=True)
 
     def init_server(self, setup: Setup) -> Prototypes:
-        """No prototype is known; without classes there can be none."""
-        if setup.task.kind != "classes":
-            raise ConfigError(
-                f"FedProto has a prototype for each class, and task {setup.task.kind} has no "
-                "classes; use fedrep, fedper, ditto or fedavg-ft"
-            )
+        """No prototype is known."""
         features = setup.sizes.new_zeros(setup.classes, *setup.features[-1:])
         return Prototypes(features, setup.sizes.new_zeros(setup.classes))
 

@@ -45,6 +45,7 @@ class FedRoD(Preparation, NewcomerModel, FedAvg):
     """Clients share a network trained on balanced classes and add a head of their own to it."""
 
     title: ClassVar[str] = "FedRoD"
+    needs_classes: ClassVar[str] = "a share in the balanced loss"
     paper: ClassVar[str] = "Chen and Chao 2022, Algorithm 1"
     presets: ClassVar[dict[str, dict[str, Any]]] = {"pfllib": {"lr": 0.005, "batch": 10}}
 

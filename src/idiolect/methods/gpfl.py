@@ -47,6 +47,7 @@ class GPFL(Preparation, NewcomerModel, FedAvg):
     """Clients learn general features near shared class embeddings, and personal ones beside."""
 
     title: ClassVar[str] = "GPFL"
+    needs_classes: ClassVar[str] = "an embedding"
     paper: ClassVar[str] = "Zhang et al. 2023 (GPFL), Algorithm 1"
     presets: ClassVar[dict[str, dict[str, Any]]] = {
         "paper": {"lr": 0.005, "batch": 10, "guide": 0.01, "extra_decay": 0.1}
