@@ -53,14 +53,13 @@ def _stored(
         raise DataError(f"{folder} is no folder; give one of run, compare, adapt or export")
     if is_exported(folder):
         return read_exported(folder)
+    if personal_models.local_clients(folder):
+        return personal_models.local_model(folder, client, method, seed)
     if not personal_models.is_node(folder):
-        node = personal_models.node_of_client(folder, client)
-        if node is None:
-            if below := sorted(p.parent.name for p in folder.glob("*/model.json")):
-                some = ", ".join(str(folder / one) for one in below[:6])
-                raise ConfigError(f"{folder} holds several models; give one of them: {some}")
-            return find_model(folder, client, method, seed, trust=trust)
-        folder = node
+        if below := sorted(p.parent.name for p in folder.glob("*/model.json")):
+            some = ", ".join(str(folder / one) for one in below[:6])
+            raise ConfigError(f"{folder} holds several models; give one of them: {some}")
+        return find_model(folder, client, method, seed, trust=trust)
     home = personal_models.models_home(folder)
     return personal_models.load_personal_model(home, method, seed)
 
@@ -237,6 +236,7 @@ def export(
     The folder has tensors, how rows are read, a model card and, if asked for, ONNX or a
     torch.export program. It holds no code; `idiolect predict` takes it.
     """
+    from idiolect.deploy.personal_models import local_clients
     from idiolect.errors import ConfigError
     from idiolect.experiment.exported import FORMATS, export_file, export_folder
     from idiolect.experiment.stored_models import model_names
@@ -248,9 +248,9 @@ def export(
         raise ConfigError("--all and --client were both given; choose one")
     if every and single:
         raise ConfigError(f"--all writes a folder for each client, and --out is {out}; name one")
-    names: list[str | None] = [*model_names(folder, None)] if every else [client]
-    if every and not names:
-        names = [None]
+    names: list[str | None] = [client]
+    if every:
+        names = [*(local_clients(folder) or model_names(folder))] or [None]
     for name in names:
         stored = _stored(folder, name, method, seed, trust_code)
         if single and out.suffix:

@@ -44,6 +44,7 @@ from idiolect.errors import (
 )
 from idiolect.experiment.components import assign_networks, build_method
 from idiolect.experiment.stored_models import ModelInfo
+from idiolect.results import document
 from idiolect.version import VERSION
 
 log = logging.getLogger("idiolect.node")
@@ -355,7 +356,16 @@ class Node:
             client, newcomer = joined.data.client, joined.newcomer
             info = ModelInfo(joined.run, label, seed, round, client, joined.text, newcomer, reason)
             held, home = joined.data.of_seed(seed), self._site.home
-            personal_models.save_personal_model(home, info, held, joined.clients, kept)
+            found = {
+                "client": {
+                    **{part: len(getattr(held, part)[0]) for part in ("train", "test")},
+                    **tree.map(lambda leaf: float(leaf) if leaf.dim() == 0 else None, marks),
+                },
+                "privacy": has(runtime.method, Privacy) and "see the server's result",
+            }
+            personal_models.save_personal_model(
+                home, info, held, joined.clients, kept, document.plain(found)
+            )
         return _yes(message, {"marks": marks, "facts": facts})
 
     def _others(

@@ -1,6 +1,7 @@
 """A node's finished personal models: stored on its disk, and read back."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,17 +12,30 @@ from idiolect.core.tree import Tree
 from idiolect.data import Federation
 from idiolect.data.preprocessing import Preprocessing
 from idiolect.errors import ConfigError, DataError
-from idiolect.experiment.stored_models import ModelInfo, StoredModel, client_number
-from idiolect.results.document import FILE
+from idiolect.experiment.load import parse_toml
+from idiolect.experiment.stored_models import (
+    BEST,
+    ModelInfo,
+    StoredModel,
+    best_method,
+    client_number,
+    findings,
+    read_content,
+)
 from idiolect.results.run_files import PublicForm, folder_name
 
 LATEST = "latest.json"
 
 
 def save_personal_model(
-    home: Path, about: ModelInfo, held: Federation, clients: int, deployed: Tree
+    home: Path,
+    about: ModelInfo,
+    held: Federation,
+    clients: int,
+    deployed: Tree,
+    found: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Write a personal model; it never leaves the node."""
+    """Write a personal model, which never leaves the node, and what was `found` of it."""
     path = _path(home, about.run, about.label, about.seed)
     public = held.public
     meta = {
@@ -33,6 +47,11 @@ def save_personal_model(
         ),
         "clients": clients,
         "name": held.names[0],
+        "found": {
+            "run": parse_toml(about.experiment, "the experiment").get("name", about.run),
+            "data": {"source": held.dataset.name, "provenance": held.dataset.provenance},
+            **(found or {}),
+        },
     }
     checkpoint.save(path, {"model": deployed}, meta)
     latest = home / "models" / LATEST
@@ -84,7 +103,7 @@ def load_personal_model(
         meta["clients"],
         public,
         meta.get("name", ""),
-        {"run": meta["about"]["run"], "reason": meta["about"].get("reason", "")},
+        meta.get("found", {}),
     )
 
 
@@ -117,26 +136,29 @@ def models_home(folder: Path) -> Path:
     )
 
 
-def node_of_client(folder: Path, client: str | None) -> Path | None:
-    """Find a client's node in the folder of a run by `--on local`; None where it is no such run."""
-    nodes = folder / "nodes"
-    if not nodes.is_dir():
-        return None
-    homes = sorted(nodes.glob("node-*"), key=lambda path: (len(path.name), path.name))
-    known = [home.name for home in homes]
-    try:
-        content = json.loads((folder / FILE).read_text(encoding="utf-8"))
-        first = next(iter(content["methods"].values()))["seeds"][0]["clients"]
-        names = [str(one["client"]) for one in first]
-    except (OSError, ValueError, KeyError, IndexError, StopIteration, TypeError):
-        names = known
-    place = client_number(client, names)
-    if place is None and client in known:
-        place = known.index(client)
-    if place is None or place >= len(homes):
-        some = " | ".join(names[:8])
-        raise ConfigError(f"--client is {client!r}; this run has {some}, a node each")
-    return nodes / f"node-{place}"
+def local_clients(folder: Path) -> dict[str, Path]:
+    """List the clients of a run by `--on local`, and each one's node; nothing for other folders."""
+    homes = sorted((folder / "nodes").glob("node-*"), key=lambda path: (len(path.name), path.name))
+    names = [home.name for home in homes]
+    for method in read_content(folder).get("methods", {}).values():
+        names = [str(one["client"]) for one in method["seeds"][0]["clients"]]
+    return dict(zip(names, homes, strict=False))
+
+
+def local_model(
+    folder: Path, client: str | None, label: str | None, seed: int | None
+) -> StoredModel:
+    """Read a client's model from its node in the folder of a run by `--on local`."""
+    nodes = local_clients(folder)
+    number = client_number(client, list(nodes))
+    if number is None:
+        raise ConfigError(f"the run has several clients; add --client {_or(nodes)}")
+    content = read_content(folder)
+    if label == BEST:
+        label = best_method(content, list(content.get("methods", {})), folder)
+    stored = load_personal_model(list(nodes.values())[number], label, seed)
+    found = findings(folder, content, stored.about.label, stored.about.seed, number)
+    return stored._replace(name=list(nodes)[number], found=found)
 
 
 def _latest(path: Path) -> dict[str, Any]:
@@ -147,8 +169,8 @@ def _latest(path: Path) -> dict[str, Any]:
     return known
 
 
-def _or(labels: dict[str, Any]) -> str:
-    return " | ".join(labels) or "none"
+def _or(labels: Mapping[str, Any]) -> str:
+    return " | ".join(list(labels)[:8]) + (" | ..." if len(labels) > 8 else "") or "none"
 
 
 def _path(home: Path, run: str, label: str, seed: int) -> Path:

@@ -363,6 +363,7 @@ def local_sites(
             "local",
             folder / "nodes" / f"node-{n}",
             source,
+            {} if source in SOURCES else experiment.data.options,
             client=n,
             policy=UNLIMITED,
             **settings,

@@ -24,7 +24,7 @@ from idiolect.experiment.build import (
 )
 from idiolect.experiment.portable import import_experiment, parse_untrusted, source_of
 from idiolect.experiment.schema import Experiment
-from idiolect.experiment.untrusted import Permissions
+from idiolect.experiment.untrusted import OWN, Permissions
 
 
 @dataclass(frozen=True)
@@ -139,12 +139,20 @@ def load_node_data(
 def _share(site: NodeSettings, text: str) -> NodeData:
     """Take one client's share of the experiment's own partition, as a simulation divides it."""
     client, wanted = site.client or 0, source_of(text)
-    if site.data != wanted:
+    own_file = wanted == OWN and site.data not in SOURCES  # a path is in no experiment that is sent
+    if site.data != wanted and not own_file:
         raise DataError(
             f"the experiment divides {wanted!r}, and this node was given a client of {site.data!r};"
             f" start it with --data {wanted}, or without --client for data of its own"
         )
-    experiment = import_experiment(text, source=site.data, public=site.public, reach=site.reach)
+    experiment = import_experiment(
+        text,
+        source=site.data,
+        options=site.options,
+        public=site.public,
+        divided=own_file,
+        reach=site.reach,
+    )
     held = build_federations(experiment, site.data_dir, fetched=_given(site))
     if client >= held[0].clients:
         raise DataError(

@@ -16,6 +16,7 @@ from idiolect.core.checkpoint import write_whole
 from idiolect.data.preprocessing import Preprocessing
 from idiolect.engine.personal_model import PersonalModel
 from idiolect.errors import ConfigError, DataError, MissingExtra
+from idiolect.experiment.load import parse_toml
 from idiolect.experiment.stored_models import ModelInfo, StoredModel, make_model
 from idiolect.results.document import plain, versions
 from idiolect.results.run_files import PublicForm
@@ -225,7 +226,7 @@ def _description(stored: StoredModel) -> dict[str, Any]:
         "clients": stored.clients,
         "newcomer": about.newcomer,
         "reason": about.reason,
-        "method": {"label": about.label, "settings": found.get("settings", {})},
+        "method": {"label": about.label, "settings": found.get("settings") or _told(about)},
         "seed": about.seed,
         "round": about.round,
         "data": {
@@ -244,6 +245,13 @@ def _description(stored: StoredModel) -> dict[str, Any]:
     }
     laid: dict[str, Any] = plain(described)
     return laid
+
+
+def _told(about: ModelInfo) -> dict[str, Any]:
+    """Return the settings that a model's experiment names."""
+    tables = parse_toml(about.experiment, "the model's experiment").get("methods", [])
+    own = [one for one in tables if about.label in (one.get("label"), one.get("name"))]
+    return {k: v for k, v in (own or [{}])[0].items() if k not in ("label", "rounds", "preset")}
 
 
 def _licence(provenance: str) -> str:
@@ -380,6 +388,8 @@ def _settings(settings: Mapping[str, Any]) -> str:
 
 
 def _privacy(found: Any) -> str:
+    if isinstance(found, str) and found != "none":
+        return found
     if not isinstance(found, Mapping):
         return "none: the model was trained without noise, and may reveal rows it was trained on"
     if "statement" in found:

@@ -64,10 +64,12 @@ def import_experiment(
     options: Mapping[str, Any] | None = None,
     public: str | None = None,
     side: str = "clients",
+    divided: bool = False,
     reach: Permissions = CLOSED,
 ) -> Experiment:
     """Read an experiment with this machine's data instead of its author's.
 
+    Data of another source is one client's, unless it is `divided` as the experiment says.
     Without a source it is read for its settings alone. `public` stands for the public examples
     where the experiment names a file of its author's; a side without use for them is spared them.
     Nothing else that the experiment names is opened, and no package but those in `reach` imported.
@@ -77,6 +79,8 @@ def import_experiment(
     if source is None:
         data.update(source=NOWHERE, options={}, partition={"name": "iid"})
         data.pop("public", None)
+    elif divided:
+        data.update(source=source, options={**data.get("options", {}), **(options or {})})
     elif source != data.get("source", NOWHERE):
         data.update(source=source, options=dict(options or {}), partition={"name": "natural"})
         named = [METHODS.get(own.get("name", "")) for own in raw.get("methods", ())]

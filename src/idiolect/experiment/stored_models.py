@@ -138,7 +138,7 @@ def find_model(
     if newcomers := _newcomer_files(home):
         return _newcomer_model(newcomers, client, method, seed, home)
     refuse_no_run(home)
-    content = _content(home)
+    content = read_content(home)
     experiment = read_experiment(home, trust)
     label = _label(experiment, content, method, home)
     places = _places(home, label)
@@ -161,7 +161,7 @@ def find_model(
     if place != home and (place / EXPERIMENT).is_file():  # settings that the seed chose
         experiment = read_experiment(place, trust)
     table = choose_method(experiment, label)
-    found = _findings(home, content, label, chosen, number)
+    found = findings(home, content, label, chosen, number)
     fitting = place if (place / run_files.SCALING_FILE).is_file() else home
     about = ModelInfo(
         experiment.name,
@@ -459,14 +459,15 @@ def client_number(client: int | str | None, names: Sequence[str]) -> int | None:
     return None
 
 
-def _content(home: Path) -> Document:
+def read_content(home: Path) -> Document:
+    """Read a run's result; nothing where it left none."""
     try:
         return document.read_document(home)
     except DataError:
         return {}
 
 
-def _findings(home: Path, content: Document, label: str, seed: int, number: int) -> dict[str, Any]:
+def findings(home: Path, content: Document, label: str, seed: int, number: int) -> dict[str, Any]:
     """Collect what a result says of one client's model, for its card."""
     method = content.get("methods", {}).get(label, {})
     found: dict[str, Any] = {
