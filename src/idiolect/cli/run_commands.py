@@ -31,7 +31,9 @@ _REMARK = (
 
 @guarded
 def run(
-    experiment: Annotated[Path, typer.Argument(help="The experiment, a TOML file.")],
+    experiment: Annotated[
+        Path, typer.Argument(help="The experiment, a TOML file; or a run's folder, to run it here.")
+    ],
     set: Annotated[list[str] | None, base.SET] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on where the run stopped.")] = False,
     out: Annotated[Path | None, _OUT] = None,
@@ -56,6 +58,7 @@ def run(
         str | None,
         typer.Option("--on", help="An admin's kit of a federation, or `local`: a process a node."),
     ] = None,
+    trust_code: Annotated[bool, base.TRUST] = False,
     json: Annotated[bool, base.JSON] = False,
 ) -> None:
     """Run an experiment: train, score every client, write results."""
@@ -66,7 +69,7 @@ def run(
 
     wanted = serve or serve_at is not None
     served = address(serve_at or "", anyone=serve_anyone) if wanted else None
-    loaded = load_experiment(experiment, base.overrides_of(set, device, backend))
+    loaded = load_experiment(experiment, base.overrides_of(set, device, backend), trust_code)
     if on is not None:
         from idiolect.cli.federation_commands import run_on
 

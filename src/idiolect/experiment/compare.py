@@ -114,7 +114,7 @@ def compare_experiment(
     if any(experiment.logging.model_dump().values()):
         watch.note("[logging] is for `idiolect run`; a comparison logs nothing")
     held: dict[str, Document] = {}
-    with open_run_folder(folder, resume=True):
+    with open_run_folder(folder, resume=True, comparison=True):
         followed = {name: Prefixed(watch, f"{name}: " if name else "") for name in splits}
         for name, split in splits.items():
             followed[name].plan(split.planned())

@@ -33,12 +33,19 @@ from idiolect.experiment.schema import (
     with_defaults,
 )
 from idiolect.experiment.tune import checked_tune
-from idiolect.experiment.untrusted import OWN, Permissions, import_method, imported_method
+from idiolect.experiment.untrusted import (
+    OWN,
+    Permissions,
+    import_method,
+    imported_method,
+    refuse_code,
+)
 from idiolect.methods import METHODS
 from idiolect.results.run_files import folder_name
 
 Raw = dict[str, Any]
 
+EXPERIMENT = "experiment.toml"  # what a run's folder was run with
 _LONGEST = 200  # letters of what an error is about
 _DEPTH = 20  # tables in tables that a file may have
 
@@ -144,12 +151,39 @@ def _put(table: Any, steps: Sequence[str | int], value: Any, override: str) -> A
 D = TypeVar("D", bound=Data)
 
 
-def load_experiment(path: str | Path, overrides: Sequence[str] = ()) -> Experiment:
-    """Read, check and complete an experiment file."""
+def load_experiment(
+    path: str | Path, overrides: Sequence[str] = (), trust_code: bool = False
+) -> Experiment:
+    """Read, check and complete an experiment file, or the experiment of a run's folder.
+
+    A folder may be somebody else's: what it names as `module:name` needs `trust_code`.
+    """
     path = Path(path)
+    if path.is_dir():
+        return _load_folder(path, overrides, trust_code)
     where = f"{path} with {', '.join(overrides)}" if overrides else str(path)
     where = where if len(where) <= _LONGEST else f"{where[:_LONGEST]}..."
     return resolve(with_overrides(read_toml(path), overrides), where, Permissions(path.parent))
+
+
+def _load_folder(folder: Path, overrides: Sequence[str], trust_code: bool) -> Experiment:
+    """Read the experiment that a folder was run with, here and now: with this machine's data."""
+    path = folder / EXPERIMENT
+    if not path.is_file():
+        raise ConfigError(
+            f"{folder} holds no {EXPERIMENT}; give an experiment file, or the folder of a run"
+        )
+    raw = with_overrides(read_toml(path), overrides)
+    if not trust_code:
+        refuse_code(raw, str(path), folder, Path.cwd())
+    data = raw.get("data")
+    source = data.get("source") if isinstance(data, dict) else None
+    if isinstance(source, str) and source not in SOURCES and not Path(source).expanduser().exists():
+        raise ConfigError(
+            f"{path} was run on {source!r}, which is not on this machine; give your copy with "
+            "--set data.source=PATH"
+        )
+    return resolve(raw, str(path), Permissions(Path.cwd()))
 
 
 def parse_experiment(text: str, overrides: Sequence[str] = (), where: str = "text") -> Experiment:

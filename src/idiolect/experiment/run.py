@@ -20,6 +20,7 @@ from idiolect.errors import CheckpointError, ConfigError, IdiolectError, suggest
 from idiolect.experiment.build import build_jobs, refuse_unknown_labels
 from idiolect.experiment.early_checks import refuse_misfits
 from idiolect.experiment.job import Job
+from idiolect.experiment.load import EXPERIMENT as EXPERIMENT
 from idiolect.experiment.load import dump_toml, load_experiment
 from idiolect.experiment.run_state import PERSONAL, first_difference
 from idiolect.experiment.schema import Experiment
@@ -28,7 +29,6 @@ from idiolect.results import document, run_files
 from idiolect.results.document import Document
 from idiolect.results.run_files import folder_name
 
-EXPERIMENT = "experiment.toml"
 _FILES = (
     EXPERIMENT,
     run_files.SCALING_FILE,
@@ -198,9 +198,19 @@ def run_jobs(
 
 
 @contextmanager
-def open_run_folder(folder: Path, *, resume: bool, overwrite: bool = False) -> Iterator[Path]:
-    """Lock a folder for a run; refuse one that holds another run, or is in use."""
+def open_run_folder(
+    folder: Path, *, resume: bool, overwrite: bool = False, comparison: bool = False
+) -> Iterator[Path]:
+    """Lock a folder for a run; refuse one that holds another run, or is in use.
+
+    Only a `comparison` goes on in a comparison's folder.
+    """
     held = [name for name in (*_FILES, *_FOLDERS) if (folder / name).exists()]
+    if (folder / run_files.PARTS).is_dir() and not (comparison or overwrite):
+        raise CheckpointError(
+            f"{folder} holds a comparison, whose results a run would overwrite; go on with "
+            "`idiolect compare`, or choose another --out"
+        )
     if held and not (resume or overwrite):
         raise CheckpointError(
             f"{folder} already holds a run; add --resume to go on with it (or to see its result), "
