@@ -48,6 +48,7 @@ def _stored(
     from idiolect.errors import ConfigError, DataError
     from idiolect.experiment.exported import is_exported, read_exported
     from idiolect.experiment.stored_models import find_model
+    from idiolect.results.run_files import folder_name
 
     if not folder.is_dir():
         raise DataError(f"{folder} is no folder; give one of run, compare, adapt or export")
@@ -57,6 +58,8 @@ def _stored(
         return personal_models.local_model(folder, client, method, seed)
     if not personal_models.is_node(folder):
         if below := sorted(p.parent.name for p in folder.glob("*/model.json")):
+            if client is not None and folder_name(client) in below:
+                return read_exported(folder / folder_name(client))
             some = ", ".join(str(folder / one) for one in below[:6])
             raise ConfigError(f"{folder} holds several models; give one of them: {some}")
         return find_model(folder, client, method, seed, trust=trust)
@@ -205,8 +208,8 @@ def predict(
         aside(f"model of {stored.name}, {stored.about.label}, seed {stored.about.seed}")
     if stored.about.reason:
         aside(f"this client's model: {stored.about.reason}")
-    if found.accuracy is not None:
-        aside(f"accuracy on the labels given: {100 * found.accuracy:.2f} %")
+    if found.told:
+        aside(found.told)
 
 
 @guarded

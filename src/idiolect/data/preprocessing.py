@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from idiolect.core.survival import task_from_json
+from idiolect.core.task import Classes, Task
 from idiolect.data.column_sums import ColumnPlan
 from idiolect.data.columns import TableEncoder
 from idiolect.data.dataset import (
@@ -28,8 +30,9 @@ from idiolect.data.own.frames import frame_table
 from idiolect.data.own.photographs import image_files, upright_image
 from idiolect.data.own.tables import UNLABELLED, examples, read_cells, read_columns
 from idiolect.data.parquet import image_column, picture
+from idiolect.data.targets import targets
 from idiolect.data.text import encoded_as, sentences
-from idiolect.errors import DataError
+from idiolect.errors import ConfigError, DataError
 
 VERSION = 1
 _DTYPES = ("uint8", "float32", "float64", "int32", "int64")  # what a Dataset holds
@@ -63,13 +66,14 @@ class Preprocessing:
     features: tuple[str, ...] = ()  # of a table: names of the columns, in the network's order
     words: tuple[str, ...] = ()  # of text: token -> word
     sequential: bool = False  # a label for every place of a sequence: the next word
-    columns: Mapping[str, str] = field(default_factory=dict)
+    columns: Mapping[str, str | tuple[str, ...]] = field(default_factory=dict)
+    task: Task = field(default_factory=Classes)
     encoder: TableEncoder | None = None  # of a table with typed columns: how features are made
 
     @classmethod
     def of(cls, dataset: Dataset, options: Mapping[str, Any] | None = None) -> "Preprocessing":
         """Describe how a divided dataset's examples are read; `options` are those of reading."""
-        columns = {name: (options or {}).get(name) for name in _COLUMNS}
+        columns = {name: _column_names((options or {}).get(name)) for name in _COLUMNS}
         return cls(
             tuple(dataset.x.shape[1:]),
             str(dataset.x.dtype),
@@ -79,8 +83,9 @@ class Preprocessing:
             tuple(dataset.features),
             tuple(dataset.words),
             dataset.sequential,
-            {name: value for name, value in columns.items() if isinstance(value, str)},
-            encoder=dataset.encoder,
+            {name: value for name, value in columns.items() if value},
+            dataset.task,
+            dataset.encoder,
         )
 
     @property
@@ -119,7 +124,10 @@ class Preprocessing:
             "features": list(self.features),
             "words": list(self.words),
             "sequential": self.sequential,
-            "columns": dict(self.columns),
+            "columns": {
+                key: own if isinstance(own, str) else list(own) for key, own in self.columns.items()
+            },
+            "task": self.task.to_json(),
             **({"encoder": self.encoder.to_json()} if self.encoder is not None else {}),
         }
 
@@ -128,7 +136,7 @@ class Preprocessing:
         """Read what `to_json` gave, trusting nothing in it."""
         try:
             return cls._from_json(given)
-        except (_Malformed, KeyError, TypeError, ValueError, OverflowError) as error:
+        except (_Malformed, KeyError, TypeError, ValueError, OverflowError, ConfigError) as error:
             said = f"no {error}" if isinstance(error, KeyError) else error
             raise DataError(
                 f"{where} is no preprocessing of idiolect ({said}); export the model again"
@@ -151,6 +159,10 @@ class Preprocessing:
         columns = given["columns"]
         _check(isinstance(columns, dict) and set(columns) <= set(_COLUMNS), "columns")
         words = _names(given, "words")
+        for key, own in columns.items():
+            _check(isinstance(own, str) or key == "label", f"column {key}")
+            _texts([own] if isinstance(own, str) else own, f"column {key}")
+        _check(isinstance(given["task"], dict), "task is no table")
         made = cls(
             tuple(shape),
             dtype,
@@ -160,8 +172,9 @@ class Preprocessing:
             _names(given, "features"),
             words,
             given["sequential"],
-            dict(zip(columns, _texts(list(columns.values()), "columns"), strict=True)),
-            encoder=TableEncoder.from_json(given["encoder"]) if "encoder" in given else None,
+            {key: own if isinstance(own, str) else tuple(own) for key, own in columns.items()},
+            task_from_json(given["task"]),
+            TableEncoder.from_json(given["encoder"]) if "encoder" in given else None,
         )
         _check(
             made.encoder is None or made.encoder.features == made.features,
@@ -201,7 +214,12 @@ class Preprocessing:
             dataset = encoded_as(dataset, self.words)
         if dataset.sequential:
             return dataset
-        known = with_classes(dataset, self.classes, "the run")
+        if dataset.task.kind != self.task.kind:
+            raise DataError(
+                f"{dataset.name} has labels for task {dataset.task.kind} and the run was on "
+                f"{self.task.kind}; read them alike"
+            )
+        known = replace(with_classes(dataset, self.classes, "the run"), task=self.task)
         return replace(known, shift=self.shift, scale=self.scale, unfitted="")
 
     @property
@@ -210,14 +228,19 @@ class Preprocessing:
 
     def blank(self, rows: int) -> Dataset:
         """Return a dataset of zeros in this form."""
+        y: AnyArray = np.zeros((rows, *self.shape) if self.sequential else rows, np.int64)
+        if self.task.kind != "classes":
+            width = {"labels": (len(self.classes),), "number": (), "survival": (2,)}[self.task.kind]
+            y = np.ones((rows, *width), np.float32)
         return Dataset(
             "blank",
             np.zeros((rows, *self.shape), np.dtype(self.dtype)),
-            np.zeros((rows, *self.shape) if self.sequential else rows, np.int64),
+            y,
             self.classes,
             self.shift,
             self.scale,
             words=self.words,
+            task=self.task,
         )
 
     # Rows to predict.
@@ -347,8 +370,11 @@ class Preprocessing:
     def _features(self, table: Any, where: str) -> AnyArray:
         names = self.features
         if not names:
-            label = {self.columns.get(key, key) for key in ("label", "client", "split")}
-            names = tuple(name for name in table.column_names if name not in label)
+            taken: set[str] = set()
+            for key in ("label", "client", "split"):
+                own = self.columns.get(key, key)
+                taken |= {own} if isinstance(own, str) else set(own)
+            names = tuple(name for name in table.column_names if name not in taken)
         if missing := [name for name in names if name not in table.column_names]:
             raise DataError(
                 f"{where} has no column {missing[0]!r}, which the model reads ("
@@ -364,6 +390,8 @@ class Preprocessing:
     def _labels(self, table: Any, columns: Mapping[str, Any], where: str) -> AnyArray | None:
         """Return the labels, where the table has them."""
         name = columns.get("label", "label")
+        if self.task.kind != "classes":
+            return self._targets(table, [name] if isinstance(name, str) else list(name), where)
         if name not in table.column_names or name in self.features:
             return None
         known = {one: code for code, one in enumerate(self.classes)}
@@ -379,6 +407,24 @@ class Preprocessing:
                 )
             y[row] = known.get(text, known.get(str(value), -1))
         return y if (y >= 0).any() else None
+
+    def _targets(self, table: Any, names: list[str], where: str) -> AnyArray | None:
+        """Return what the task learns of whole label columns; None where one is not there."""
+        if not set(names) <= set(table.column_names) - set(self.features):
+            return None
+        if any(table[name].null_count for name in names):
+            return None
+        held = {name: np.array(table[name].to_pylist()) for name in names}
+        y, known = targets(held, self.task, where)
+        if self.task.kind != "labels":
+            return y
+        if unknown := [name for name in known if name not in self.classes]:
+            raise DataError(
+                f"{where} has label {unknown[0]!r}, which the model does not know; its labels are "
+                f"{_listed(self.classes)}"
+            )
+        places = [list(known).index(one) if one in known else -1 for one in self.classes]
+        return np.concatenate([y, np.zeros((len(y), 1), y.dtype)], 1)[:, places]
 
     def _array(self, given: Any) -> AnyArray:
         """Bring an array to the form of the training examples; one example may stand alone."""
@@ -452,6 +498,13 @@ def _numbers(given: Mapping[str, Any], key: str, shape: Iterable[int]) -> Floats
     fits = np.broadcast_shapes(values.shape, tuple(shape)) == tuple(shape)
     _check(fits, f"{key} does not fit the shape")
     return values
+
+
+def _column_names(given: Any) -> str | tuple[str, ...] | None:
+    """Return the name of a column, or the names of several."""
+    if isinstance(given, str):
+        return given
+    return tuple(map(str, given)) if isinstance(given, list | tuple) and given else None
 
 
 def _text_kind(dataset: Dataset) -> str:

@@ -15,7 +15,10 @@ from torch import Tensor, nn
 from idiolect.core import batchnorm, tree
 from idiolect.core.client import Local
 from idiolect.core.method import Method
+from idiolect.core.metrics import answers, metric
 from idiolect.core.network import Network
+from idiolect.core.survival import Discrete
+from idiolect.core.task import Number, Task
 from idiolect.core.tree import Tree
 from idiolect.data.preprocessing import NewRows, Preprocessing
 from idiolect.data.text import PAD
@@ -41,8 +44,9 @@ class PersonalModel(nn.Module):
     """A client's own model, whatever its method deploys: one network or a mixture of several.
 
     It takes examples as they were read in (pixels from 0 to 255, a table's numbers), scales them
-    itself and returns logits [example, class]. `classes` names the outputs, `features` a table's
-    columns. `predict` takes files, tables and images too, and gives names and probabilities.
+    itself and returns outputs [example, output]: a logit for each class, numbers in their own unit.
+    `classes` names the outputs, `features` a table's columns. `predict` takes files, tables and
+    images too, and gives names and probabilities.
     """
 
     shift: Tensor
@@ -61,7 +65,10 @@ class PersonalModel(nn.Module):
         self.classes = preprocessing.classes
         self.features = preprocessing.features
         self._method = method
-        self._networks = {role: Network(own, stacked=False) for role, own in modules.items()}
+        self.task = preprocessing.task
+        self._networks = {
+            role: Network(own, stacked=False, task=self.task) for role, own in modules.items()
+        }
         self._networks.setdefault("auxiliary", self._networks["main"])
         self._modules_made = dict(modules)  # no submodules: the method says how they are used
         self._form = tree.map(lambda leaf: leaf.new_empty(0), deployed)
@@ -78,9 +85,12 @@ class PersonalModel(nn.Module):
             network.find_head(self._decoded(blank))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return logits [example, class] of examples as they were read in."""
+        """Return the outputs for examples as they were read in."""
         model = tree.like(self._form, self.leaves)
-        return predict_alone(self._method, self._networks, model, self._decoded(x))
+        outputs = predict_alone(self._method, self._networks, model, self._decoded(x))
+        if isinstance(self.task, Number):  # learnt in units of the training rows' deviation
+            outputs = outputs * self.task.scale + self.task.shift
+        return outputs
 
     def _decoded(self, x: Tensor) -> Tensor:
         return (x.to(self.shift.dtype) - self.shift) * self.inverse if self._decodes else x
@@ -108,22 +118,20 @@ class PersonalModel(nn.Module):
         for start in range(0, len(rows.x), _ROWS):
             x = np.array(rows.x[start : start + _ROWS])
             with torch.no_grad():
-                logits = self(torch.from_numpy(x).to(self.shift.device)).cpu().numpy()
-            if rows.y is not None:
+                found = self(torch.from_numpy(x).to(self.shift.device)).cpu().numpy()
+            if rows.y is not None and self.task.kind == "classes":
                 y = np.array(rows.y[start : start + _ROWS])
-                right += int((logits.argmax(-1) == y).sum())
+                right += int((found.argmax(-1) == y).sum())
                 seen += int((y >= 0).sum())
             if self.preprocessing.sequential:
                 last = np.maximum((x != PAD).sum(1) - 1, 0)
-                logits = logits[np.arange(len(x)), last]
-            outputs.append(torch.from_numpy(logits).softmax(1).numpy())
-        return Predictions(
-            rows.names,
-            rows.column,
-            self.classes,
-            np.concatenate(outputs),
-            right / seen if seen else None,
-        )
+                found = found[np.arange(len(x)), last]
+            outputs.append(found)
+        joined = np.concatenate(outputs)
+        score = right / seen if seen else None
+        if rows.y is not None and self.task.kind != "classes":
+            score = metric("", self.task.kind)(answers(self.task.kind, joined, rows.y))
+        return Predictions(rows.names, rows.column, self.classes, self.task, joined, score)
 
     def _apply(self, fn: Any, recurse: bool = True) -> "PersonalModel":
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
@@ -150,41 +158,79 @@ def fill(module: nn.Module, leaves: Mapping[str, Tensor]) -> nn.Module:
 
 @dataclass(frozen=True, eq=False)
 class Predictions:
-    """A class for every row and its probability; the share that is right where that is known."""
+    """What a model says of every row: a class and its probability, labels, a number or a risk."""
 
     names: tuple[str, ...]  # of the rows
     column: str  # what the names are: row or file
-    classes: tuple[str, ...]
-    probabilities: np.ndarray  # [row, class]
-    accuracy: float | None = None
+    classes: tuple[str, ...]  # names of the outputs
+    task: Task
+    outputs: np.ndarray  # [row, output]; numbers in the user's unit
+    score: float | None = None  # by the task's first metric, where labels were given
 
     def __len__(self) -> int:
         return len(self.names)
 
-    @property
-    def predicted(self) -> list[str]:
-        """The most probable class of every row."""
-        return [self.classes[place] for place in self.probabilities.argmax(1)]
-
-    def __iter__(self) -> Iterator[str]:
+    def __iter__(self) -> Iterator[Any]:
         return iter(self.predicted)
+
+    @property
+    def accuracy(self) -> float | None:
+        """The share of the labels given that are met; None without labels, or without classes."""
+        return self.score if self.task.kind == "classes" else None
+
+    @property
+    def probabilities(self) -> np.ndarray:
+        """Probabilities of classes or labels, or of surviving intervals; empty for numbers."""
+        found = self.task.probabilities(self.outputs)
+        return np.zeros((len(self), 0)) if found is None else found
+
+    @property
+    def predicted(self) -> list[Any]:
+        """The most probable class of every row, its labels with | between, number, or risk."""
+        if self.task.kind == "number":
+            return [float(one) for one in self.outputs[:, 0]]
+        said = self.task.predictions(self.outputs)
+        if self.task.kind == "classes":
+            return [self.classes[place] for place in said]
+        if self.task.kind == "labels":
+            return [
+                "|".join(name for name, one in zip(self.classes, row, strict=True) if one)
+                for row in said
+            ]
+        return [float(one) for one in said]
+
+    @property
+    def told(self) -> str:
+        """How well the labels given are met, in words; nothing without labels."""
+        if self.score is None:
+            return ""
+        own = metric("", self.task.kind)
+        said = f"{100 * self.score:.2f} %" if own.percent else own.written(self.score)
+        return f"{own.title} on the labels given: {said}"
 
     def table(self, every: bool | None = None) -> dict[str, list[Any]]:
         """Return columns: row (or file), predicted, probability; with `every` each class's too.
 
-        By default each class's where there are few.
+        By default each class's where there are few. Survival has a risk, the higher the sooner.
         """
-        best = self.probabilities.max(1)
-        found: dict[str, list[Any]] = {
-            self.column: list(self.names),
-            "predicted": self.predicted,
-            "probability": [round(float(share), 6) for share in best],
-        }
-        if every or (every is None and len(self.classes) <= _FEW):
-            for place, name in enumerate(self.classes):
+        word = "risk" if self.task.kind == "survival" else "predicted"
+        found: dict[str, list[Any]] = {self.column: list(self.names), word: self.predicted}
+        shares = self.probabilities
+        if self.task.kind == "classes":
+            found["probability"] = [round(float(share), 6) for share in shares.max(1)]
+        few = every is None and len(self.classes) <= _FEW
+        if every or few or self.task.kind in ("labels", "survival"):
+            for place, name in enumerate(self._shown[: shares.shape[1]]):
                 key = name if name not in found else f"probability of {name}"
-                found[key] = [round(float(share), 6) for share in self.probabilities[:, place]]
+                found[key] = [round(float(share), 6) for share in shares[:, place]]
         return found
+
+    @property
+    def _shown(self) -> list[str]:
+        """Names of the columns of probabilities."""
+        if isinstance(self.task, Discrete):
+            return [f"survives {cut:g}" for cut in self.task.cuts]  # the last has no end
+        return list(self.classes)
 
     def to_pandas(self, every: bool | None = None) -> Any:
         """Return the table as a pandas DataFrame."""
@@ -204,20 +250,22 @@ class Predictions:
         held = self.table(every)
         writer.writerow(held)
         for row in zip(*held.values(), strict=True):
-            writer.writerow(f"{v:.6f}" if isinstance(v, float) else v for v in row)
+            writer.writerow(_cell(value) for value in row)
         if path is not None:
             Path(path).write_text(out.getvalue(), encoding="utf-8")
         return out.getvalue()
 
     def __repr__(self) -> str:
-        head = f"Predictions of {len(self)} rows"
-        if self.accuracy is not None:
-            head += f", {self.accuracy:.1%} of the labels given are met"
-        names, predicted = self.names[:10], self.predicted[:10]
-        shares = self.probabilities.max(1)[:10]
-        lines = [
-            f"  {name}: {one} ({share:.1%})"
-            for name, one, share in zip(names, predicted, shares, strict=True)
-        ]
+        told = f"; {self.told}" if self.told else ""
+        held = self.table(every=False)
+        rows = list(zip(*held.values(), strict=True))[:10]
+        lines = ["  " + "  ".join(str(_cell(value)) for value in row) for row in (held, *rows)]
         more = [f"  ... {len(self) - 10} more"] * (len(self) > 10)
-        return "\n".join([head, *lines, *more])
+        return "\n".join([f"Predictions of {len(self)} rows{told}", *lines, *more])
+
+
+def _cell(value: Any) -> Any:
+    """Write a probability with six digits behind the point, other numbers with seven in all."""
+    if not isinstance(value, float):
+        return value
+    return f"{value:.6f}" if 0 <= value <= 1 else f"{value:.7g}"

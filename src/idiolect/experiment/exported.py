@@ -373,8 +373,17 @@ def _input(form: Preprocessing) -> str:
 
 
 def _output(form: Preprocessing) -> str:
-    shown = ", ".join(form.classes[:12]) + (", ..." if len(form.classes) > 12 else "")
-    return f"a logit for each class (softmax gives probabilities): {_cell(shown)}"
+    shown = _cell(", ".join(form.classes[:12]) + (", ..." if len(form.classes) > 12 else ""))
+    kind = form.task.kind
+    if kind == "labels":
+        return f"a logit for each label (sigmoid gives its probability): {shown}"
+    if kind == "number":
+        return f"a number in the unit of the data: {shown}"
+    if kind == "survival" and form.task.form == "discrete":
+        return f"a logit of the hazard for each interval: {shown}"
+    if kind == "survival":
+        return "the log of the relative risk: the higher, the sooner"
+    return f"a logit for each class (softmax gives probabilities): {shown}"
 
 
 def _example(form: Preprocessing) -> str:

@@ -108,7 +108,7 @@ def _rehearsed(stored: StoredModel, table: MethodTable, own: Architecture, newco
     about, rows, public = stored.about, np.arange(4), None
     if stored.public.size:
         public = stored.form.blank(stored.public.size)
-        if not stored.public.labels:
+        if not stored.public.labels and stored.form.task.kind == "classes":
             public = dataclasses.replace(public, classes=("any", "other"))
     lessons = TrainData(stored.form.blank(4), (rows[:2],), (rows[2:3],), ("nobody",), public)
     place = ClientIdentity(about.client, stored.clients, about.seed, newcomer)

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 
 from idiolect.core import checkpoint
+from idiolect.core.survival import task_from_json
+from idiolect.core.task import Classes
 from idiolect.core.tree import Tree
 from idiolect.data.columns import TableEncoder
 from idiolect.data.dataset import Dataset, Rows
@@ -123,7 +125,8 @@ def save_scaling(
             "shape": list(first.shape),
             "dtype": first.dtype,
             "features": list(first.features),
-            "columns": dict(first.columns),
+            "columns": first.to_json()["columns"],
+            "tasks": {str(seed): own.task.to_json() for seed, own in forms.items()},
             **({"encoders": encoders} if encoders else {}),
             "public": 0 if public is None else len(public),
             "public_labels": public is not None and public.classes == first.classes,
@@ -159,8 +162,9 @@ def read_scaling(folder: Path, seed: int) -> Preprocessing:
         tuple(meta.get("features", ())) if made is None else made.features,
         words,
         kind == "next word",
-        meta.get("columns", {}),
-        encoder=made,
+        {k: v if isinstance(v, str) else tuple(v) for k, v in meta.get("columns", {}).items()},
+        task_from_json(meta["tasks"][str(seed)]) if "tasks" in meta else Classes(),
+        made,
     )
 
 
