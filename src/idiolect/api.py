@@ -27,7 +27,7 @@ from idiolect.data.preprocessing import Preprocessing
 from idiolect.data.sources import cache_root
 from idiolect.engine.architecture import Architecture, Build, bound, build_modules
 from idiolect.engine.backend import Backend
-from idiolect.engine.outcome import Outcome, Several, Watch
+from idiolect.engine.outcome import THRESHOLD, Outcome, Several, Watch
 from idiolect.engine.personal_model import PersonalModel, Predictions
 from idiolect.errors import ConfigError, DataError, MethodError, MissingExtra, shortened, suggest
 from idiolect.experiment.job import Evaluate, SimulatedJob
@@ -174,7 +174,9 @@ class Result:
         dataset, seed = self.job.federations[0].dataset, self.job.seeds[0]
         modules = build_modules("main", own, seed, dataset.words)
         copies = {role: copy.deepcopy(made) for role, made in modules.items()}
-        return PersonalModel(self.job.method, copies, deployed, Preprocessing.of(dataset))
+        cuts = self.outcome.final.get(f"personal/{THRESHOLD}")
+        cut = None if cuts is None or np.isnan(cuts[0][number]) else float(cuts[0][number])
+        return PersonalModel(self.job.method, copies, deployed, Preprocessing.of(dataset), cut)
 
     def _number(self, client: int | str) -> int:
         names = list(self.outcome.members[0].names)

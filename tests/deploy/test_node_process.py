@@ -6,9 +6,13 @@ import time
 from pathlib import Path
 
 import federations as fed
+from typer.testing import CliRunner
 
-from idiolect.deploy import protocol
-from idiolect.deploy.node_process import NodeProcess, locked
+from idiolect.cli import app
+from idiolect.deploy import protocol, serve_experiment
+from idiolect.deploy.node import Node
+from idiolect.deploy.node_process import InProcess, NodeProcess, locked
+from idiolect.experiment.load import load_experiment
 from idiolect.results import document
 
 
@@ -88,3 +92,29 @@ def command(folder, *words, status=0):
     )
     assert done.returncode == status, done.stderr
     return done
+
+
+def test_ones_own_file_is_divided_among_local_nodes(tmp_path, monkeypatch):
+    """The path is in no experiment that is sent; every node takes its client's rows of the file."""
+    monkeypatch.chdir(tmp_path)
+    lines = [f"{n % 7},{n % 5},{'abc'[n % 3]},{'yes' if n % 2 else 'no'}" for n in range(60)]
+    (tmp_path / "own.csv").write_text("\n".join(["age,dose,site,ill", *lines]))
+    toml = fed.TOML.partition("[data]")[0] + (
+        '[data]\nsource = "own.csv"\nnormalise = "feature"\n'
+        'options = { label = "ill", client = "site" }\n'
+        '[model]\nname = "mlr"\n[[methods]]\nname = "fedper"\n'
+    )
+    (tmp_path / "e.toml").write_text(toml)
+    # The same nodes, but in this process: three torches take as long as all else.
+    in_process = lambda sites: InProcess({site.name: Node(site) for site in sites})  # noqa: E731
+    monkeypatch.setattr(serve_experiment, "Processes", in_process)
+    done = CliRunner().invoke(app, ["run", "e.toml", "--on", "local", "--out", "out"])
+    assert done.exit_code == 0 and "3 nodes start" in done.output, done.output
+    content = fed.simulated(load_experiment("e.toml"), tmp_path / "simulated")
+    found = document.read_document(tmp_path / "out")
+    assert fed.scores(found, "FedPer") == fed.scores(content, "FedPer")
+    for folder in ("out", "simulated"):
+        words = ["predict", folder, "--client", "b", "--data", "own.csv", "--out", f"{folder}.csv"]
+        done = CliRunner().invoke(app, words)
+        assert done.exit_code == 0, done.output
+    assert (tmp_path / "out.csv").read_text() == (tmp_path / "simulated.csv").read_text()

@@ -58,9 +58,15 @@ class PersonalModel(nn.Module):
         modules: Mapping[str, nn.Module],
         deployed: Tree,
         preprocessing: Preprocessing,
+        threshold: float | None = None,
     ) -> None:
-        """`modules` are the client's networks: `main`, and perhaps `auxiliary`."""
+        """`modules` are the client's networks: `main`, and perhaps `auxiliary`.
+
+        `threshold` is the probability from which a row is called positive, for two classes and for
+        labels; without it the likelier answer is taken.
+        """
         super().__init__()
+        self.threshold = threshold
         self.preprocessing = preprocessing
         self.classes = preprocessing.classes
         self.features = preprocessing.features
@@ -121,7 +127,7 @@ class PersonalModel(nn.Module):
                 found = self(torch.from_numpy(x).to(self.shift.device)).cpu().numpy()
             if rows.y is not None and self.task.kind == "classes":
                 y = np.array(rows.y[start : start + _ROWS])
-                right += int((found.argmax(-1) == y).sum())
+                right += int((_chosen(found, self.threshold) == y).sum())
                 seen += int((y >= 0).sum())
             if self.preprocessing.sequential:
                 last = np.maximum((x != PAD).sum(1) - 1, 0)
@@ -131,7 +137,9 @@ class PersonalModel(nn.Module):
         score = right / seen if seen else None
         if rows.y is not None and self.task.kind != "classes":
             score = metric("", self.task.kind)(answers(self.task.kind, joined, rows.y))
-        return Predictions(rows.names, rows.column, self.classes, self.task, joined, score)
+        return Predictions(
+            rows.names, rows.column, self.classes, self.task, joined, score, self.threshold
+        )
 
     def _apply(self, fn: Any, recurse: bool = True) -> "PersonalModel":
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
@@ -166,6 +174,7 @@ class Predictions:
     task: Task
     outputs: np.ndarray  # [row, output]; numbers in the user's unit
     score: float | None = None  # by the task's first metric, where labels were given
+    threshold: float | None = None  # from which a row is called positive
 
     def __len__(self) -> int:
         return len(self.names)
@@ -189,15 +198,15 @@ class Predictions:
         """The most probable class of every row, its labels with | between, number, or risk."""
         if self.task.kind == "number":
             return [float(one) for one in self.outputs[:, 0]]
-        said = self.task.predictions(self.outputs)
         if self.task.kind == "classes":
-            return [self.classes[place] for place in said]
+            return [self.classes[place] for place in _chosen(self.outputs, self.threshold)]
         if self.task.kind == "labels":
+            least = 0.5 if self.threshold is None else self.threshold
             return [
-                "|".join(name for name, one in zip(self.classes, row, strict=True) if one)
-                for row in said
+                "|".join(n for n, one in zip(self.classes, row, strict=True) if one >= least)
+                for row in self.probabilities
             ]
-        return [float(one) for one in said]
+        return [float(one) for one in self.task.predictions(self.outputs)]
 
     @property
     def told(self) -> str:
@@ -217,7 +226,10 @@ class Predictions:
         found: dict[str, list[Any]] = {self.column: list(self.names), word: self.predicted}
         shares = self.probabilities
         if self.task.kind == "classes":
-            found["probability"] = [round(float(share), 6) for share in shares.max(1)]
+            said = _chosen(self.outputs, self.threshold)
+            found["probability"] = [
+                round(float(row[n]), 6) for row, n in zip(shares, said, strict=True)
+            ]
         few = every is None and len(self.classes) <= _FEW
         if every or few or self.task.kind in ("labels", "survival"):
             for place, name in enumerate(self._shown[: shares.shape[1]]):
@@ -262,6 +274,14 @@ class Predictions:
         lines = ["  " + "  ".join(str(_cell(value)) for value in row) for row in (held, *rows)]
         more = [f"  ... {len(self) - 10} more"] * (len(self) > 10)
         return "\n".join([f"Predictions of {len(self)} rows{told}", *lines, *more])
+
+
+def _chosen(outputs: np.ndarray, threshold: float | None) -> np.ndarray:
+    """Return the class that is said: the likeliest, or of two the second from a threshold on."""
+    if threshold is None or outputs.shape[-1] != 2:
+        return np.asarray(outputs.argmax(-1))
+    odds = outputs[..., 1].astype(np.float64) - outputs[..., 0]
+    return np.asarray(1 / (1 + np.exp(-odds)) >= threshold, np.int64)
 
 
 def _cell(value: Any) -> Any:

@@ -14,6 +14,7 @@ import torch
 from idiolect.core import checkpoint
 from idiolect.core.checkpoint import write_whole
 from idiolect.data.preprocessing import Preprocessing
+from idiolect.engine.outcome import THRESHOLD
 from idiolect.engine.personal_model import PersonalModel
 from idiolect.errors import ConfigError, DataError, MissingExtra
 from idiolect.experiment.load import parse_toml
@@ -163,7 +164,7 @@ def read_exported(folder: Path) -> StoredModel:
         about["clients"],
         PublicForm(about["public"]["size"], about["public"]["labels"]),
         about["client"]["name"],
-        {"run": about["run"], "reason": about["reason"]},
+        {"run": about["run"], "client": {"personal": {THRESHOLD: about["threshold"]}}},
     )
 
 
@@ -197,6 +198,7 @@ def _check_about(about: Any, form: Preprocessing, where: str) -> None:
             and whole(about["client"]["number"], about["clients"])
             and whole(public["size"], _NUMBERS // math.prod(form.shape))
             and type(public["labels"]) is bool
+            and (about["threshold"] is None or isinstance(about["threshold"], float | int))
         )
     except (KeyError, TypeError):
         good = False
@@ -236,9 +238,10 @@ def _description(stored: StoredModel) -> dict[str, Any]:
         },
         "scores": {
             "client": _own_scores(own),
-            "all clients": _mean_scores(found.get("headline", {})),
+            "all clients": _mean_scores(found.get("headline", {}), found.get("metric", "accuracy")),
         },
         "privacy": found.get("privacy") or "none",
+        "threshold": stored.threshold,
         "public": stored.public._asdict(),
         "experiment": about.experiment,
         "versions": versions(),
@@ -284,10 +287,14 @@ def _own_scores(client: Mapping[str, Any]) -> dict[str, Any]:
     return kept
 
 
-def _mean_scores(headline: Mapping[str, Any]) -> dict[str, Any]:
+def _mean_scores(headline: Mapping[str, Any], metric: str) -> dict[str, Any]:
+    """Return the mean over clients, its deviation over clients, and over seeds."""
     model = "personal" if "personal" in headline else next(iter(headline), "")
-    figures = headline.get(model, {}).get("seeds", {})
-    return {"model": model, **figures} if figures else {}
+    figures = headline.get(model)
+    if not figures:
+        return {}
+    both = {"over_seeds": figures["seeds"]["std"], "over_clients": figures["clients"]["std"]}
+    return {"model": model, "metric": metric, "mean": figures["seeds"]["mean"], **both}
 
 
 def wilson(share: float, rows: int, z: float = 1.959964) -> list[float]:
@@ -316,6 +323,11 @@ def _card(stored: StoredModel, about: Mapping[str, Any], formats: Sequence[str])
         "|---|---|",
         f"| input | {_input(form)} |",
         f"| output | {_output(form)} |",
+        *(
+            [f"| called positive | from a probability of {about['threshold']:.4g} |"]
+            if about["threshold"] is not None
+            else []
+        ),
         f"| data | {_cell(data['source'])}. {_cell(data['provenance'])} |",
         f"| licence of the data | {_cell(data['licence'])} |",
         f"| rows of this client | {client['train'] or '?'} trained, {client['test'] or '?'} test |",
@@ -417,8 +429,12 @@ def _score_lines(scores: Mapping[str, Any]) -> list[str]:
         lines.append(f"| this client, {name} | {said} |")
     mean = scores["all clients"]
     if mean.get("mean") is not None:
-        spread = "" if mean.get("std") is None else f" ± {mean['std']:.4f} over seeds"
-        lines.append(f"| mean over all clients | {mean['mean']:.4f}{spread} |")
+        spread = ", ".join(
+            f"± {mean[key]:.4f} {key.replace('_', ' ')}"
+            for key in ("over_clients", "over_seeds")
+            if mean.get(key) is not None
+        )
+        lines.append(f"| mean over all clients, {mean['metric']} | {mean['mean']:.4f} {spread} |")
     return lines if len(lines) > 2 else ["The run left no scores beside the model."]
 
 

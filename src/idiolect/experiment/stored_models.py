@@ -16,6 +16,7 @@ from idiolect.data.federation import TrainData
 from idiolect.data.preprocessing import Preprocessing
 from idiolect.engine.architecture import Architecture, build_modules
 from idiolect.engine.deployment_runtime import ClientIdentity, ClientRuntime
+from idiolect.engine.outcome import THRESHOLD
 from idiolect.engine.personal_model import PersonalModel
 from idiolect.errors import CheckpointError, ConfigError, DataError, suggest
 from idiolect.experiment.components import (
@@ -66,6 +67,13 @@ class StoredModel(NamedTuple):
     name: str = ""  # of the client
     found: Mapping[str, Any] = {}  # what a result says of it: data, method, scores, privacy
 
+    @property
+    def threshold(self) -> float | None:
+        """The probability from which a row is called positive, where the run chose one."""
+        own = self.found.get("client", {}).get("personal", {})
+        value = own.get(THRESHOLD) if isinstance(own, Mapping) else None
+        return float(value) if isinstance(value, int | float) else None
+
 
 # A module again.
 
@@ -99,7 +107,7 @@ def make_model(stored: StoredModel, trust: bool = False) -> PersonalModel:
             failed = failed or error
             continue
         modules = build_modules("main", own, about.seed, form.words)
-        return PersonalModel(build_method(table), modules, deployed, form)
+        return PersonalModel(build_method(table), modules, deployed, form, stored.threshold)
     raise DataError(f"the stored model does not fit its method {about.label}: {failed}")
 
 
@@ -359,13 +367,14 @@ def _label(experiment: Experiment, content: Document, method: str | None, home: 
 
 def best_method(content: Document, labels: Sequence[str], home: Path) -> str:
     """Return the method whose clients' own models score best on validation data."""
+    metric = document.metric_of(content)
     scores: dict[str, float] = {}
     for label, own in content.get("methods", {}).items():
         model = next(iter(own.get("headline", {})), "personal")
-        seen = [seed["models"].get(model, {}).get("val_accuracy") for seed in own["seeds"]]
+        seen = [seed["models"].get(model, {}).get(f"val_{metric.name}") for seed in own["seeds"]]
         score = statistics.known_mean(seen)
         if label in labels and score is not None:
-            scores[label] = score
+            scores[label] = metric.sign * score
     if not scores:
         raise DataError(
             f"{home} has no scores on validation data to choose by; name one with --method "
@@ -476,6 +485,7 @@ def findings(home: Path, content: Document, label: str, seed: int, number: int) 
         "settings": method.get("settings", {}),
         "privacy": method.get("privacy"),
         "headline": method.get("headline", {}),
+        "metric": document.metric_of(content).title,
         "versions": content.get("versions", {}),
     }
     for one in method.get("seeds", ()):
