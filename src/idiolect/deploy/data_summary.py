@@ -9,13 +9,15 @@ import dataclasses
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from idiolect.core.survival import task_from_json
+from idiolect.core.task import Classes, Task
 from idiolect.data import Dataset, Federation
 from idiolect.data.dataset import Moments
 from idiolect.data.description import far_from_others, far_words
@@ -23,7 +25,7 @@ from idiolect.data.federation import TrainData
 from idiolect.deploy import protocol
 from idiolect.deploy.messenger import Answer
 from idiolect.deploy.protocol import Refused
-from idiolect.errors import DeployError
+from idiolect.errors import ConfigError, DeployError
 
 _WORDS = 4096  # characters of the longest text a node may send
 _NUMBERS = 1 << 24  # the most numbers of one example
@@ -41,10 +43,11 @@ class ExampleForm:
     words: list[str]  # of text: token -> word
     public: int | None
     public_labels: bool  # whether public examples are of the same classes
+    task: dict[str, Any] = field(default_factory=lambda: Classes().to_json())  # before it is fitted
 
     @classmethod
-    def of(cls, federation: Federation) -> "ExampleForm":
-        """Describe a node's data."""
+    def of(cls, federation: Federation, task: Task) -> "ExampleForm":
+        """Describe a node's data; `task` is what was asked for."""
         dataset, public = federation.dataset, federation.public
         return cls(
             list(dataset.x.shape[1:]),
@@ -54,6 +57,7 @@ class ExampleForm:
             list(dataset.words),
             None if public is None else len(public),
             public is not None and public.classes == dataset.classes,
+            task.to_json(),
         )
 
     @classmethod
@@ -78,6 +82,10 @@ class ExampleForm:
             and all(size > 0 for size in given["shape"])
         ):
             raise Refused("format", "data described in another form")
+        try:
+            task_from_json(given["task"])
+        except (ConfigError, TypeError, ValueError, AttributeError) as error:
+            raise Refused("format", "data with an unknown task") from error
         return cls(**given)
 
     def plain(self) -> dict[str, Any]:
@@ -85,15 +93,21 @@ class ExampleForm:
         return asdict(self)
 
     def blank(self, rows: int, shift: Any = (0.0,), scale: Any = (1.0,)) -> Dataset:
-        """Return a dataset of zeros in this form."""
+        """Return a dataset of zeros in this form, and of the same label throughout."""
+        task = dataclasses.replace(task_from_json(self.task), fitted=True)
+        y = np.zeros((rows, *self.shape) if self.sequential else rows, np.int64)
+        if task.kind != "classes":
+            width = {"labels": (len(self.classes),), "survival": (2,)}.get(task.kind, ())
+            y = np.ones((rows, *width), np.float32)
         return Dataset(
             "blank",
             np.zeros((rows, *self.shape), np.dtype(self.dtype)),
-            np.zeros((rows, *self.shape) if self.sequential else rows, np.int64),
+            y,
             tuple(self.classes),
             np.array(shift, np.float32),
             np.array(scale, np.float32),
             words=tuple(self.words),
+            task=task,
         )
 
     def blank_client(self) -> tuple[TrainData, np.ndarray]:
@@ -120,6 +134,7 @@ class NodeEntry:
     source: str
     clients: int
     descriptions: list[str]
+    table: str = ""  # "plain": of numbers without gaps; "typed": other columns too; else no table
 
 
 def is_text(value: Any) -> bool:
@@ -268,6 +283,7 @@ SAME = {
     "form.classes": "the classes",
     "form.sequential": "whether every place of a sequence has a label",
     "form.words": "the words that its tokens stand for",
+    "form.task": "the task, or its settings",
     "form.public": "the number of public examples",
     "form.public_labels": "whether public examples are of the same classes",
     "features": "the names or the order of a table's columns, or the vocabulary of text",
@@ -282,8 +298,12 @@ SAME_FOR_NEWCOMERS = (
     "form.classes",
     "form.sequential",
     "form.words",
+    "form.task",
     "features",
 )
+
+OF_COLUMNS = ("form.shape", "form.dtype", "features")
+"""What may differ where an encoder makes the same features of all tables."""
 
 
 def read_entries(path: Path) -> dict[str, NodeEntry]:
@@ -316,6 +336,7 @@ def read_entry(site: str, answer: Answer, seeds: int) -> NodeEntry:
     good = (
         all(type(head[key]) is int and head[key] >= 0 for key in ("client", "clients"))
         and all(is_text(head[key]) for key in ("name", "features", "source"))
+        and head["table"] in ("", "plain", "typed")
         and is_list(head["descriptions"], str, seeds)
         and all(is_text(one) for one in head["descriptions"])
         and is_list(head["sizes"], list, seeds)

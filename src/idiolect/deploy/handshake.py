@@ -18,10 +18,12 @@ from idiolect.core import client, losses, optim, tree
 from idiolect.core import method as contract
 from idiolect.core.checkpoint import write_whole
 from idiolect.core.method import Method
+from idiolect.core.survival import task_from_json
 from idiolect.data import Federation
 from idiolect.data.dataset import Moments, decoding
 from idiolect.deploy import protocol
 from idiolect.deploy.data_summary import (
+    OF_COLUMNS,
     SAME,
     SAME_FOR_NEWCOMERS,
     NodeEntry,
@@ -36,6 +38,7 @@ from idiolect.deploy.data_summary import (
     refuse_unlike,
     unlike_means,
 )
+from idiolect.deploy.encoder_agreement import Agreement, SiteColumns, agree, odd_sites
 from idiolect.deploy.messenger import SILENT, Answer, Messenger
 from idiolect.deploy.node_records import NOBODY
 from idiolect.deploy.protocol import CODES, POLICY_LIMITS, Refused, digest
@@ -85,6 +88,7 @@ class NodeRegistry:
         self._path = path
         self.entries: dict[str, NodeEntry] = read_entries(path) if path.exists() else {}
         self._agreed = b""
+        self.agreement = Agreement.load(path.parent, seeds)  # on encoders and tasks
         self._least: dict[str, tuple[int, int]] = {}  # sites in a run and a round, by each policy
         self.remarks: list[str] = []  # about sites, for the lead and for readers of the result
         self._shown: set[str] = set()  # sites whose figures others may see
@@ -121,9 +125,19 @@ class NodeRegistry:
                 messenger.lose(site)
         self._refuse(refused, first_time)
         self._refuse_few()
-        self._compare()
+        encoded = self._encoded()
+        self._compare(OF_COLUMNS if encoded else ())
+        self._agree_columns(answers, encoded, robust, first_time)
         head = {"run": self._run, "classes": self.first.form.classes}
-        self._agreed = protocol.pack("agree", head, self._scaling(answers, normalise, robust))
+        if self.agreement.encoders:
+            ones = torch.ones(self._seeds, 1)
+            content = {"shift": torch.zeros(self._seeds, 1), "scale": ones}
+            self._keep_scaling([(np.zeros(1), np.ones(1))] * self._seeds)
+        else:
+            content = self._scaling(answers, normalise, robust)
+        if self.agreement != Agreement():
+            content = {**content, "agreed": self.agreement.leaf()}
+        self._agreed = protocol.pack("agree", head, content)
         agreed = dict.fromkeys(answers, self._agreed)
         messenger.ask(agreed, messenger.policy.join, lambda site, answer: None)
         self._tell_remarks()
@@ -206,12 +220,55 @@ class NodeRegistry:
 
     # Agreement.
 
-    def _compare(self) -> None:
+    def _encoded(self) -> bool:
+        """Return whether an encoder is to make the features: of categories, gaps, other columns."""
+        tables = [entry.table for entry in self.entries.values()]
+        if self.agreement.encoders or "typed" in tables:
+            return True
+        features = {entry.features for entry in self.entries.values()}
+        return self.finished is None and all(tables) and len(features) > 1
+
+    def _agree_columns(
+        self, answers: Mapping[str, Answer], encoded: bool, robust: bool, first_time: bool
+    ) -> None:
+        """Let nodes tell sums of their columns, and fit encoder and task for all of them."""
+        task = task_from_json(self.first.form.task)
+        decided = self.agreement != Agreement() or self.finished is not None
+        if decided or not (encoded or (task.waiting and not self.first.source)):
+            return
+        if plain := [site for site in answers if encoded and not self.entries[site].table]:
+            raise DeployError(
+                f"{plain[0]} holds no table of columns, and others do; bring their data to one form"
+            )
+        told: dict[str, SiteColumns] = {}
+
+        def read(site: str, answer: Answer) -> None:
+            told[site] = SiteColumns.read(site, answer.message, self.entries[site].sizes)
+
+        message = protocol.pack("columns", {"run": self._run, "table": encoded})
+        asked = {site: message for site in self.sites if site in answers}
+        refused = self.messenger.ask(asked, self.messenger.policy.join, read)
+        for site, why in refused.items():
+            if why.reason not in SILENT:
+                self.messenger.lose(site)
+        self._refuse(refused, first_time)
+        for site, text in odd_sites(told):
+            self._note(site, text, figures=True)
+        try:
+            self.agreement = agree(told, task, self.first.form.classes, self._seeds, robust)
+        except ConfigError:
+            self._tell_remarks()
+            raise
+        self.agreement.save(self._path.parent)
+
+    def _compare(self, spared: Sequence[str] = ()) -> None:
         """Refuse nodes whose data cannot be learnt from together, naming who differs in what."""
         entries = list(self.entries.values())
-        refuse_unlike(entries[0].site, entries[0], entries[1:], tuple(SAME))
+        alike = [key for key in SAME if key not in spared]
+        refuse_unlike(entries[0].site, entries[0], entries[1:], alike)
         if self.finished is not None:
-            refuse_unlike("the run", self.finished.entry, entries, SAME_FOR_NEWCOMERS)
+            alike = [key for key in SAME_FOR_NEWCOMERS if key not in spared]
+            refuse_unlike("the run", self.finished.entry, entries, alike)
         numbers = [entry.client for entry in entries]
         if len(set(numbers)) != len(numbers) or max(numbers) >= self.clients:
             raise DeployError(
@@ -234,12 +291,15 @@ class NodeRegistry:
                 site: read_statistics(answer, self._seeds)
                 for site, answer in sorted(answers.items())
             }
-            each = self._decided(stated, str(normalise), robust)
-            plain = [{"shift": shift.tolist(), "scale": scale.tolist()} for shift, scale in each]
-            write_whole(kept, json.dumps({"seeds": plain}).encode())
+            self._keep_scaling(self._decided(stated, str(normalise), robust))
         shift, scale = zip(*read_scalings(kept, self._seeds), strict=True)
         stacked = {"shift": np.stack(shift), "scale": np.stack(scale)}
         return {name: torch.from_numpy(leaf) for name, leaf in stacked.items()}
+
+    def _keep_scaling(self, each: Sequence[Scaling]) -> None:
+        plain = [{"shift": shift.tolist(), "scale": scale.tolist()} for shift, scale in each]
+        kept = self._path.with_name("scaling.json")
+        write_whole(kept, json.dumps({"seeds": plain}).encode())
 
     def _decided(
         self, stated: Mapping[str, list["Moments | Scaling"]], normalise: str, robust: bool
@@ -278,8 +338,13 @@ class NodeRegistry:
 
     @property
     def first(self) -> NodeEntry:
-        """Any one node's entry: in what matters they are alike."""
-        return next(iter(self.entries.values()))
+        """Any one node's entry: in what matters they are alike, once tables are encoded."""
+        entry = next(iter(self.entries.values()))
+        if not self.agreement.encoders:
+            return entry
+        width = self.agreement.encoders[0].width
+        form = dataclasses.replace(entry.form, shape=[width], dtype="float32")
+        return dataclasses.replace(entry, form=form)
 
     @property
     def clients(self) -> int:

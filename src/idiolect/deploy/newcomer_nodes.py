@@ -15,6 +15,7 @@ from idiolect.core.checkpoint import write_whole
 from idiolect.data.text import SPECIAL
 from idiolect.deploy import handshake
 from idiolect.deploy.data_summary import read_entries, read_scalings
+from idiolect.deploy.encoder_agreement import Agreement
 from idiolect.deploy.handshake import NodeRegistry, RunSummary
 from idiolect.deploy.messenger import Messenger
 from idiolect.deploy.node_records import NOBODY
@@ -78,7 +79,8 @@ def find_model(
     clients = int(document.read_document(folder)["data"]["clients"])
     model = RunSummary(clients, dataclasses.replace(first, features=digest))
     one = with_one_network(experiment, wanted.network)
-    classes = None if first.form.sequential else tuple(first.form.classes)
+    classed = not first.form.sequential and first.form.task["kind"] == "classes"
+    classes = tuple(first.form.classes) if classed else None
     text = one.data.text
     if text is None and first.form.words:  # then a newcomer's words are numbered as the run's were
         own = tuple(first.form.words[len(SPECIAL) :])
@@ -120,6 +122,10 @@ def adapt_nodes(
     shift, scale = read_scalings(found.folder / "scaling.json", len(seeds))[seeds.index(run.seed)]
     own = {"seeds": [{"shift": shift.tolist(), "scale": scale.tolist()}]}
     write_whole(folder / "scaling.json", json.dumps(own).encode())
+    place = seeds.index(run.seed)
+    agreed = Agreement.load(found.folder, len(seeds))
+    if agreed != Agreement():
+        Agreement(agreed.encoders[place:][:1], agreed.tasks[place:][:1]).save(folder)
     path = folder / "roster.json"
     registry = NodeRegistry(messenger, visit, found.text, digests, 1, path, found.model, submitter)
     registry.gather(None)

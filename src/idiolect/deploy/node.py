@@ -19,6 +19,7 @@ from idiolect.core.tree import Tree
 from idiolect.deploy import (
     compression,
     disclosure,
+    encoder_agreement,
     limits,
     node_records,
     personal_models,
@@ -122,6 +123,7 @@ class Node:
                 "unmask": self._sum_stage,
                 "tell": self._tell,
                 "judge": self._judge,
+                "columns": self._columns,
                 "describe": self._describe,
                 "remark": self._remark,
             }
@@ -189,8 +191,9 @@ class Node:
             "sizes": sizes,
             "least": [policy.min_sites, policy.min_cohort],
             "shown": policy.describe == "all",
-            "form": ExampleForm.of(data.federations[0]).plain(),
+            "form": ExampleForm.of(data.federations[0], data.task).plain(),
             "features": features_fingerprint(data.federations),
+            "table": data.table,
         }
         if data.seen is None:
             each = [(held.dataset.shift, held.dataset.scale) for held in data.federations]
@@ -202,9 +205,26 @@ class Node:
         stacked = (torch.tensor(np.stack(part)) for part in zip(*each, strict=True))
         return protocol.pack("yes", entry, dict(zip(names, stacked, strict=True)))
 
+    def _columns(self, message: Message, blob: bytes) -> bytes:
+        """Tell sums of the table's columns, and of the target: for one encoder of all sites."""
+        joined, data = self._run_of(message), self._run_of(message).data
+        if joined.newcomer:
+            raise Refused("newcomer", "statistics were asked for in a run that is over")
+        if not (data.table or data.task.waiting) or data.source:
+            raise Refused("columns", "this site's data is no table")
+        self._releases.divide([held.train[0] for held in data.federations])
+        table = message.field("table", bool)
+        sums = encoder_agreement.told_columns(data, table, self._site.policy.min_cell)
+        plans = encoder_agreement.stated_plans(data) if table else {}
+        return protocol.pack("yes", {"plans": plans}, sums)
+
     def _agree(self, message: Message, blob: bytes) -> bytes:
-        """Scale examples as all nodes do."""
-        joined, leaves = self._run_of(message), message.leaves
+        """Scale examples, encode tables and measure targets as all nodes do."""
+        joined, leaves = self._run_of(message), dict(message.leaves)
+        agreement = encoder_agreement.Agreement()
+        if "agreed" in leaves:
+            seeds = len(joined.data.federations)
+            agreement = encoder_agreement.Agreement.read(leaves.pop("agreed"), seeds)
         if set(leaves) != {"shift", "scale"}:
             raise Refused("structure", f"expected shift and scale, got {sorted(leaves)}")
         protocol.refuse_nonfinite(leaves)
@@ -214,7 +234,11 @@ class Node:
         shift, scale = (leaves[name].to(torch.float32).numpy() for name in ("shift", "scale"))
         if len(shift) != len(joined.data.federations) or shift.shape != scale.shape:
             raise Refused("structure", f"expected a shift and a scale a seed, got {shift.shape}")
-        joined.data = joined.data.scaled(shift, scale)
+        data = joined.data.scaled(shift, scale)
+        joined.data = data.agreed(agreement.encoders, agreement.tasks)
+        if agreement.encoders and data.dataset.table is not None:
+            for name in agreement.encoders[0].absent(data.dataset.table):
+                log.warning("%sthis site has no column %r", disclosure.REMARK, name)
         joined.agreed = True
         joined.runtimes.clear()
         return protocol.pack("yes")

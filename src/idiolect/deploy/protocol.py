@@ -69,6 +69,7 @@ CODES = {
     "model": "it cannot build the network; its log says why",
     "data": "its data is missing, cannot be read or not be divided as asked; its log says why",
     "classes": "its labels do not fit the classes that the experiment declares",
+    "columns": "a column of its table does not fit the other sites'; its console says which",
     "words": "its data is text, and the experiment has no [data.text] that numbers words alike",
     "open": "its site takes part only under masks (require_secure or --secure); set deploy.secure",
     "newcomer": "it was asked for a report in a run that is over, where only its scores may leave",

@@ -312,8 +312,15 @@ def _about(experiment: Experiment, registry: NodeRegistry) -> dict[str, Any]:
 
 def _described(registry: NodeRegistry, folder: Path, seeds: int) -> list[Dataset]:
     """Describe how examples are decoded under each seed, as a dataset of one blank example."""
-    known = read_scalings(folder / "scaling.json", seeds)
-    return [registry.first.form.blank(1, shift, scale) for shift, scale in known]
+    form, agreement = registry.first.form, registry.agreement
+    blank = [form.blank(1, *own) for own in read_scalings(folder / "scaling.json", seeds)]
+    if agreement.encoders:
+        pairs = zip(blank, agreement.encoders, strict=True)
+        blank = [dataclasses.replace(d, encoder=e, features=e.features) for d, e in pairs]
+    if agreement.tasks:
+        fitted = zip(blank, agreement.tasks, strict=True)
+        blank = [dataclasses.replace(dataset, task=task) for dataset, task in fitted]
+    return blank
 
 
 def _scaled(public: Dataset, private: Dataset) -> Dataset:

@@ -2,15 +2,25 @@
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from idiolect.core.task import Classes, Task
 from idiolect.data import SOURCES, Dataset, Federation
-from idiolect.data.dataset import Moments, fixed_decoding, moments, with_classes
+from idiolect.data.columns import TableEncoder
+from idiolect.data.dataset import (
+    Moments,
+    encoded_by,
+    fixed_decoding,
+    moments,
+    normalised,
+    with_classes,
+)
+from idiolect.data.targets import with_class_weights
 from idiolect.deploy.limits import SitePolicy
 from idiolect.deploy.protocol import LIMIT, Refused
 from idiolect.errors import DataError, DeployError
@@ -98,6 +108,7 @@ class NodeData:
     clients: int = 0  # of the experiment's partition, where the node has a share of one
     # Moments of the training rows under each seed, where all nodes' together decide the scaling.
     seen: tuple[Moments, ...] | None = None
+    task: Task = field(default_factory=Classes)  # before it was fitted, where all nodes' rows do
 
     @property
     def dataset(self) -> Dataset:
@@ -111,6 +122,29 @@ class NodeData:
             raise Refused("experiment", f"seed {seed} is none of the experiment's {seeds}")
         return self.federations[seeds.index(seed)]
 
+    @property
+    def table(self) -> str:
+        """Whether own data is a table, and of numbers without gaps ("plain") or not ("typed")."""
+        table = self.dataset.table
+        if table is None or self.source:  # a share of a source was encoded with all its rows
+            return ""
+        return "plain" if table.plain else "typed"
+
+    def agreed(self, encoders: Sequence[TableEncoder], tasks: Sequence[Task]) -> "NodeData":
+        """Encode tables, and measure targets, as all nodes agreed to under each seed."""
+        made = []
+        for place, held in enumerate(self.federations):
+            dataset = held.dataset
+            if encoders:
+                refuse_other_types(dataset, encoders[place])
+                dataset = encoded_by(dataset, encoders[place])
+            if tasks:
+                if type(tasks[place]) is not type(self.task):
+                    raise Refused("format", f"a task {tasks[place].title}, and not {self.task.title}")
+                dataset = dataclasses.replace(dataset, task=tasks[place])
+            made.append(dataclasses.replace(held, dataset=dataset))
+        return dataclasses.replace(self, federations=tuple(made))
+
     def scaled(self, shift: np.ndarray, scale: np.ndarray) -> "NodeData":
         """Decode examples as all nodes agreed to; the first axis is of seeds."""
         made = []
@@ -118,6 +152,21 @@ class NodeData:
             dataset = dataclasses.replace(held.dataset, shift=own_shift, scale=own_scale)
             made.append(dataclasses.replace(held, dataset=dataset))
         return dataclasses.replace(self, federations=tuple(made))
+
+
+def refuse_other_types(dataset: Dataset, encoder: TableEncoder) -> None:
+    """Refuse a table of which a column is of another type than the encoder's."""
+    if dataset.table is None:
+        raise Refused("columns", "the run is on tables, and this site's data is none")
+    numbers = ("number", "boolean")
+    for name, plan in encoder.plans.items():
+        own = dataset.table.plans.get(name, plan)
+        if own.kind != plan.kind and not (own.kind in numbers and plan.kind in numbers):
+            raise Refused(
+                "columns",
+                f"column {name!r} is read as {own.kind} here and is {plan.kind} in the run; "
+                "mend the file, or ask the lead to declare it in [data.columns]",
+            )
 
 
 def load_node_data(
@@ -160,7 +209,8 @@ def _share(site: NodeSettings, text: str) -> NodeData:
             f"0..{held[0].clients - 1}"
         )
     own = tuple(_compact(federation, client) for federation in held)
-    return NodeData(experiment, client, own, held[0].dataset.name, held[0].clients)
+    task = held[0].dataset.task
+    return NodeData(experiment, client, own, held[0].dataset.name, held[0].clients, task=task)
 
 
 def _given(site: NodeSettings) -> tuple[str, ...]:
@@ -214,22 +264,30 @@ def _own(site: NodeSettings, text: str, place: int, describing: bool = False) ->
     dataset = encode_text(dataset, data.text)
     if dataset.sequential or describing:
         return _held(site, experiment, dataset, place)
-    if data.classes is None:
+    if data.classes is None and dataset.task.kind == "classes":
         raise Refused(
             "classes",
             "the experiment declares no classes, so labels could be numbered differently on "
             "every node; add data.classes = [...] to the experiment",
         )
     try:
-        dataset = with_classes(dataset, data.classes, "the experiment")
+        if data.classes is not None:
+            dataset = with_classes(dataset, data.classes, "the experiment")
+        if data.class_weights is not None:
+            dataset = with_class_weights(dataset, data.class_weights)
     except DataError as error:
         raise Refused("classes", str(error)) from error
-    how = data.normalise
-    if how is None:
-        return _held(site, experiment, dataset, place)
-    fixed = fixed_decoding(dataset, how)
+    task, how = dataset.task, data.normalise
+    if task.waiting:  # all nodes' rows decide
+        dataset = dataclasses.replace(dataset, task=dataclasses.replace(task, fitted=True))
+    if dataset.table is not None and not dataset.table.plain:
+        dataset = normalised(dataset, how) if how is not None else dataset
+        dataset = dataclasses.replace(dataset, unfitted="")  # until there is a common encoder
+        return dataclasses.replace(_held(site, experiment, dataset, place), task=task)
+    fixed = dataset if how is None else fixed_decoding(dataset, how)
     found = _held(site, experiment, dataset if fixed is None else fixed, place)
-    if fixed is not None:
+    found = dataclasses.replace(found, task=task)
+    if fixed is not None or how is None:
         return found
     # Statistics are of the training rows alone, which depend on the seed.
     seen = tuple(moments(own.dataset, how, own.train[0]) for own in found.federations)
