@@ -259,7 +259,7 @@ class ColumnSums:
         """Return the sums as JSON has them."""
         bins = [[key, self.bins[key]] for key in sorted(self.bins)]
         plain: dict[str, Any] = {"rows": self.rows, "missing": self.missing}
-        if bins:
+        if bins or self.mean or self.squares:
             plain |= {"mean": self.mean, "squares": self.squares, "whole": self.whole, "bins": bins}
         if self.counts:
             plain["counts"] = dict(self.counts)

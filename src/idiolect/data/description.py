@@ -239,7 +239,7 @@ def column_sums(dataset: Dataset, rows: Rows) -> dict[str, ToldColumn]:
 
 
 def _features(dataset: Dataset, rows: Rows) -> dict[str, RawColumn]:
-    table = getattr(dataset, "table", None)
+    table = dataset.table
     if table is not None:
         return dict(table.taken(np.sort(rows)).columns)
     if dataset.x.ndim != 2 or not dataset.decodes or dataset.x.shape[1] > _MOST_COLUMNS:

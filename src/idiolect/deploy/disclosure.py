@@ -260,7 +260,7 @@ def row_digests(dataset: Dataset, rows: Rows) -> np.ndarray:
     """Return a number for each row that depends on all that is in it, and not on its place."""
     rows = np.sort(rows)
     found = np.zeros(len(rows), np.uint64)
-    table = getattr(dataset, "table", None)
+    table = dataset.table
     if table is not None:
         for _, column in sorted(table.columns.items()):
             if column.plan.kind == "category":

@@ -21,7 +21,7 @@ from idiolect.data.columns import TableEncoder, same_widths
 from idiolect.data.dataset import Moments
 from idiolect.data.description import SiteSums, ToldColumn, site_warnings
 from idiolect.data.target_sums import target_sums, task_from_sums
-from idiolect.deploy.data_summary import joined
+from idiolect.deploy.data_summary import is_list, joined
 from idiolect.deploy.disclosure import pack_columns, protected, unpack_columns
 from idiolect.deploy.protocol import Message, Refused
 from idiolect.deploy.site import NodeData
@@ -118,14 +118,14 @@ def _free(told: Told) -> str:
     return name
 
 
-def stated_plans(data: NodeData) -> dict[str, dict[str, Any]]:
-    """Return how this site would encode each column, by what the experiment declares."""
+def stated_plans(data: NodeData) -> list[list[Any]]:
+    """Return how this site would encode each column, in its order, as the experiment declares."""
     table = data.dataset.table
-    plans = {} if table is None else table.plans
-    return {
-        name: {"type": plan.kind, "encode": plan.encode, "impute": plan.impute, "scale": plan.scale}
-        for name, plan in plans.items()
-    }
+    keys = {"type": "kind", "encode": "encode", "scale": "scale"}
+    return [
+        [name, {key: getattr(plan, own) for key, own in keys.items()} | {"impute": plan.imputation}]
+        for name, plan in (table.plans if table is not None else {}).items()
+    ]
 
 
 # The server's part.
@@ -153,9 +153,12 @@ class SiteColumns:
             each.append(told)
         plans: Any = message.head.get("plans")
         try:
-            if not isinstance(plans, dict) or not all(isinstance(p, dict) for p in plans.values()):
+            if not is_list(plans, list) or not all(
+                len(one) == 2 and isinstance(one[0], str) and isinstance(one[1], dict)
+                for one in plans
+            ):
                 raise ConfigError("plans of another form")
-            read = {name: ColumnPlan.of(own, "a column") for name, own in plans.items()}
+            read = {name: ColumnPlan.of(own, "a column") for name, own in plans}
         except (ConfigError, TypeError, ValueError) as error:
             raise Refused("statistics", f"{site}: {error}") from error
         features = {name for name, own in each[0].items() if own.role == "feature"}
@@ -178,7 +181,14 @@ def agree(
         plans = _plans(told)
         for seed in range(seeds):
             sums = {
-                name: _merged({s: own.seeds[seed][name] for s, own in told.items() if name in own.seeds[seed]}, robust)
+                name: _merged(
+                    {
+                        s: own.seeds[seed][name]
+                        for s, own in told.items()
+                        if name in own.seeds[seed]
+                    },
+                    robust,
+                )
                 for name in plans
             }
             encoders.append(TableEncoder.fit(plans, sums))

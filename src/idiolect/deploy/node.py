@@ -215,7 +215,7 @@ class Node:
         self._releases.divide([held.train[0] for held in data.federations])
         table = message.field("table", bool)
         sums = encoder_agreement.told_columns(data, table, self._site.policy.min_cell)
-        plans = encoder_agreement.stated_plans(data) if table else {}
+        plans = encoder_agreement.stated_plans(data) if table else []
         return protocol.pack("yes", {"plans": plans}, sums)
 
     def _agree(self, message: Message, blob: bytes) -> bytes:

@@ -106,6 +106,11 @@ class RemoteJob(Job):
     federated: ClassVar[bool] = True
 
     @property
+    def task(self) -> str:
+        """The kind of task."""
+        return str(self.registry.first.form.task["kind"])
+
+    @property
     def identity(self) -> dict[str, Any]:
         """All that decides the course of training; the registry compares the nodes' data."""
         return {

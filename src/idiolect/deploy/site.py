@@ -140,7 +140,9 @@ class NodeData:
                 dataset = encoded_by(dataset, encoders[place])
             if tasks:
                 if type(tasks[place]) is not type(self.task):
-                    raise Refused("format", f"a task {tasks[place].title}, and not {self.task.title}")
+                    raise Refused(
+                        "format", f"a task {tasks[place].title}, and not {self.task.title}"
+                    )
                 dataset = dataclasses.replace(dataset, task=tasks[place])
             made.append(dataclasses.replace(held, dataset=dataset))
         return dataclasses.replace(self, federations=tuple(made))

@@ -292,6 +292,11 @@ def _experiment(packages: Collection[str]) -> Rule:
         normalise=_word,
         columns=_mapping(_text, _either(_word, column)),
         classes=_listed(_text),
+        task=_either(
+            _word,
+            _table(name=_word, form=_word, loss=_word, intervals=_number, cuts=numbers),
+        ),
+        class_weights=_either(_word, _mapping(_text, _number)),
         partition=_named(_one_of(PARTITIONS, "partition")),
         split=_either(_word, numbers),
         pool=_word,
