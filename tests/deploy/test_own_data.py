@@ -102,15 +102,6 @@ def test_statistics_merge_as_if_all_rows_lay_in_one_place(clinics):
     np.testing.assert_allclose(scale, whole.scale, rtol=1e-6)
 
 
-def test_columns_in_another_order_are_refused_by_name_of_site(clinics, tmp_path):
-    files, together = clinics
-    written(files[2], rows(5, 12), names=["dose", "age", "pulse"])
-    with pytest.raises(
-        DeployError, match=r"clinic 0 and clinic 2 differ in the names or the order"
-    ):
-        fed.served(experiment(together), InProcess(nodes(tmp_path, files)), tmp_path / "served")
-
-
 def test_a_label_the_experiment_does_not_declare_is_refused(clinics, tmp_path):
     files, together = clinics
     written(files[1], [[*row[:3], "dead"] for row in rows(5, 12)])

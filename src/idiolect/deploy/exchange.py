@@ -23,6 +23,7 @@ from idiolect.deploy.protocol import CODES, POLICY_LIMITS, Message, Refused
 from idiolect.deploy.secure_sum import SumFailed, run_secure_sum
 from idiolect.engine.architecture import Architecture
 from idiolect.engine.deployment_runtime import ClientIdentity, ClientRuntime, ServerRuntime
+from idiolect.engine.row_metrics import MetricChoice
 from idiolect.errors import ConfigError, DeployError
 from idiolect.experiment.schema import Deployment
 
@@ -60,6 +61,7 @@ class MessageTemplates:
             ]
             for seed in seeds
         ]
+        self.choice: MetricChoice | None = None  # what nodes measure when they are scored
         self._answers: dict[tuple[Any, ...], Tree] = {}
 
     def architecture(self, client: int) -> int:
@@ -74,7 +76,7 @@ class MessageTemplates:
     def answer(self, client: int, kind: str, **flags: bool) -> Tree:
         """Return a tree with the structure of a client's answer to a kind of message."""
         place = self.architecture(client)
-        key = (place, kind, *sorted(flags.items()))
+        key = (place, kind, self.choice if kind == "judge" else None, *sorted(flags.items()))
         if key not in self._answers:
             self._answers[key] = self._answered(self.runtimes[0][place], kind, flags)
         return self._answers[key]
@@ -88,7 +90,8 @@ class MessageTemplates:
             return runtime.tell(runtime.form, 0)[0]
         chosen = [flag for flag in ("only_global", "newcomers") if flags[flag]]
         sent = runtime.guest_form if flags["newcomers"] else runtime.form
-        marks, facts, _ = runtime.evaluate(sent, 0, tested=flags["tested"], flags=chosen)
+        own: Any = {"flags": chosen, "choice": self.choice}
+        marks, facts, _ = runtime.evaluate(sent, 0, tested=flags["tested"], **own)
         return {"marks": marks, "facts": facts}
 
     def server_runtimes(self, run: int, public: Dataset | None) -> list[ServerRuntime]:

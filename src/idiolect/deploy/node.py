@@ -35,6 +35,7 @@ from idiolect.deploy.site import NodeData, NodeSettings, load_node_data
 from idiolect.engine.backend import Backend
 from idiolect.engine.deployment_runtime import ClientIdentity, ClientRuntime
 from idiolect.engine.final_exchange import Sums, without
+from idiolect.engine.row_metrics import MetricChoice
 from idiolect.errors import (
     CheckpointError,
     ConfigError,
@@ -44,6 +45,7 @@ from idiolect.errors import (
     ModelError,
 )
 from idiolect.experiment.components import assign_networks, build_method
+from idiolect.experiment.job import Evaluate
 from idiolect.experiment.stored_models import ModelInfo
 from idiolect.results import document
 from idiolect.version import VERSION
@@ -87,6 +89,12 @@ class _JoinedRun:
     def secure(self) -> bool:
         """Whether reports leave in secure sums only."""
         return self.data.experiment.deploy.secure
+
+    @property
+    def choice(self) -> MetricChoice:
+        """What is measured: as the experiment says, whatever a message asks for."""
+        asked = Evaluate(**self.data.experiment.evaluate.model_dump())
+        return asked.choice(self.data.dataset.task.kind)
 
     def method(self, label: str) -> Method:
         """Return the experiment's method of that label."""
@@ -371,6 +379,7 @@ class Node:
             others=others,
             deployed=deployed,
             sample=message.sample(),
+            choice=joined.choice if message.head.get("measured") is True else None,
         )
         if "keep" in flags:
             numbers = tree.map(lambda leaf: leaf.cpu().numpy(), facts)

@@ -4,7 +4,7 @@ Both draw the batches that they would draw in a simulation of everyone, from the
 a federation of nodes and a simulation of it give the same result.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
@@ -27,6 +27,7 @@ from idiolect.engine.data_pools import DataPools
 from idiolect.engine.evaluation import ScoreTask
 from idiolect.engine.final_exchange import ExchangeInput, Sums, Tell
 from idiolect.engine.local_group import server_group
+from idiolect.engine.row_metrics import VALIDATION, ClientOutputs, MetricChoice, in_users_unit
 from idiolect.engine.server_update import server_request
 from idiolect.errors import DataError
 
@@ -70,9 +71,11 @@ class ClientRuntime:
         (member,) = pools.members(0, place.seed, train_data)
         self._member = member._replace(client=place.client, short_batches=short_batches)
         self._look = look
+        self._held = train_data
+        self._rows = {"val": train_data.val[0], "test": test}
         self._tests = {
             kind: pools.test_members(0, place.seed, [rows])[0]._replace(client=place.client)
-            for kind, rows in {"val": train_data.val[0], "test": test}.items()
+            for kind, rows in self._rows.items()
         }
         backend = Backend(device=device.type, width=1)
         refuse_task(method, train_data.dataset.task)
@@ -162,21 +165,54 @@ class ClientRuntime:
         others: Sums | None = None,
         deployed: Tree = (),
         sample: int | None = None,
+        choice: MetricChoice | None = None,
     ) -> tuple[Tree, Tree, Tree]:
         """Score on test data (and validation data beside), or on validation data alone.
 
         Flags are those of `ScoreTask`. With the sums of the `others`, what was `deployed` for them
-        is not deployed again, if it is still there. Returns scores, facts and the personal model,
-        if kept.
+        is not deployed again, if it is still there. The metric of a `choice` is among the scores;
+        outputs of single rows stay here. Returns scores, facts and the personal model, if kept.
         """
         chosen: dict[str, Any] = dict.fromkeys(flags, True)
+        if choice is not None:
+            chosen |= {"choice": choice, "outputs": self._outputs_wanted(choice, tested)}
         task = ScoreTask(self.method, beside=tested, hears=others is not None, **chosen)
         if others is not None:
             rows = tree.map(lambda leaf: leaf.unsqueeze(0), (dict(others), deployed))
             sent = sent._replace(own=ExchangeInput(sent.own, *rows))
         test = self._tests["test" if tested else "val"]
-        scores, facts, kept, _ = self._run(task.kind, task, sent, round, test, sample)
-        return scores, facts, kept
+        scores, facts, kept, said = self._run(task.kind, task, sent, round, test, sample)
+        return self._measured(task, scores, said, tested), facts, kept
+
+    def _outputs_wanted(self, choice: MetricChoice, tested: bool) -> tuple[int, int]:
+        """Return how many test and validation rows a metric needs the outputs of; -1: none."""
+        if self._held.dataset.sequential or (
+            choice.native and (choice.threshold is None or not tested)
+        ):
+            return -1, -1
+        beside = tested and (not choice.native or choice.threshold == VALIDATION)
+        scored = len(self._rows["test" if tested else "val"])
+        return scored, len(self._rows["val"]) if beside else -1
+
+    def _measured(
+        self, task: ScoreTask, scores: Tree, said: Mapping[str, Any], tested: bool
+    ) -> dict[str, dict[str, torch.Tensor]]:
+        """Return scores in the user's unit, with the chosen metric beside them."""
+        dataset = self._held.dataset
+        found = in_users_unit(scores, dataset.task)
+        if not said:
+            return found
+        own = tree.map(lambda leaf: leaf.detach().cpu().numpy(), said)
+        val = dataset.y[self._rows["val"]]
+        scored = dataset.y[self._rows["test"]] if tested else val
+        train = dataset.y[self._held.train[0]]
+        outputs = ClientOutputs(dataset.task, own["test"], own.get("val", {}), scored, val, train)
+        for model, marks in task.measure(outputs).marks.items():
+            more = {
+                name: torch.tensor(float(own), dtype=torch.float64) for name, own in marks.items()
+            }
+            found[model] = {**found.get(model, {}), **more}
+        return found
 
     def _run(
         self,
