@@ -140,8 +140,8 @@ def call(*words):
     return 0
 
 
-small = ["--set", "rounds=2", "--set", "seeds=[0]", "--set", "evaluate.every=1"]
-assert call("demo", *small, "--set", "methods.PersFL.distil_epochs=1") == 0
+small = ["rounds=1", "seeds=[0]", "model.hidden=8", "methods.PersFL.distil_epochs=1"]
+assert call("demo", *[word for one in small for word in ("--set", one)]) == 0
 assert call("report", "runs/demo", "--out", "report.html") == 0
 assert call("show", "runs/demo") == 0
 rows = [{"a": n % 7, "b": n * 0.5, "site": "xy"[n % 2], "sick": n % 3 == 0} for n in range(60)]

@@ -116,6 +116,7 @@ def compare(
     """
     if unit not in (None, *UNITS):
         raise ConfigError(f"unit is {unit!r}; expected one of {', '.join(UNITS)}")
+    significance.stats()  # whatever the figures, it is missed in the same words
     held = scores(content, model, metric)
     turned, own_metric = held.turned, held.metric
     over = unit or fitting(held, alpha)
