@@ -7,11 +7,24 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from idiolect.cli.command_base import DATA, JSON, SET, CommandGroup, complete_source, guarded
+from idiolect.cli.command_base import (
+    DATA,
+    JSON,
+    SET,
+    SIZE,
+    CommandGroup,
+    complete_source,
+    guarded,
+    reading_options,
+)
+from idiolect.errors import ConfigError, DataError, IdiolectError
 
 if TYPE_CHECKING:
     from idiolect.cli.screen import PlainConsole
+    from idiolect.data import Dataset
     from idiolect.data.federation import Federation
+    from idiolect.data.inspection import Inspection
+    from idiolect.experiment.schema import Experiment
 
 app = typer.Typer(
     help="List, prepare and inspect data.",
@@ -92,6 +105,11 @@ def prepare(
         print_json(found)
 
 
+_CLIENT_COLUMN = typer.Option("--client", help="The column that says who holds a row.")
+_LABELS = typer.Option("--label", help="The label column; repeat it for several.")
+_TASK = typer.Option("--task", help="What the label is: classes, labels, number or survival.")
+
+
 @app.command()
 @guarded
 def inspect(
@@ -101,6 +119,10 @@ def inspect(
             help="An experiment file, a dataset, or own data.", autocompletion=_complete_target
         ),
     ],
+    label: Annotated[list[str] | None, _LABELS] = None,
+    client: Annotated[str | None, _CLIENT_COLUMN] = None,
+    task: Annotated[str | None, _TASK] = None,
+    size: Annotated[str | None, SIZE] = None,
     partition: Annotated[
         str | None, typer.Option(help="How to divide it.", autocompletion=_complete_partition)
     ] = None,
@@ -111,34 +133,164 @@ def inspect(
     json: Annotated[bool, JSON] = False,
     svg: Annotated[Path | None, typer.Option(help="Also write the picture to a file.")] = None,
 ) -> None:
-    """Show who holds how many examples of which class."""
+    """Show what data holds, what will be done with it, and who holds how much.
+
+    Of a table every column: its type, what is missing, how it is encoded. Notes say what to write
+    in an experiment where a guess is wrong.
+    """
     from idiolect.cli.screen import console, print_json
     from idiolect.core.checkpoint import write_whole
+    from idiolect.data.inspection import inspected
     from idiolect.experiment.build import build_federations
     from idiolect.experiment.early_checks import few_examples
-    from idiolect.experiment.load import dump_toml, load_experiment, parse_experiment
 
     overrides = list(set or ())
     if partition is not None:
         overrides.append(f"data.partition.name={partition}")
     if seed is not None:
         overrides.append(f"seeds=[{seed}]")
-    if target.endswith(".toml"):
-        experiment = load_experiment(target, overrides)
-    else:
-        raw = {"name": "inspect", "data": {"source": target}, "methods": [{"name": "local"}]}
-        experiment = parse_experiment(dump_toml(raw), overrides, "inspect")
-    federation = build_federations(experiment, data_dir)[0]
-    counts = federation.counts(part)
-    if svg is not None:
-        write_whole(svg, _holdings_svg(federation, counts).encode())
+    given = _reading(label, client, size)
+    experiment, guessed = _inspected_experiment(target, given, task, overrides)
+    read: dict[str, Dataset] = {}
+    federation, trouble = None, ""
+    try:
+        federation = build_federations(experiment, data_dir, read)[0]
+    except IdiolectError as error:
+        if not read:
+            raise
+        trouble = str(error)
+    found = inspected(next(iter(read.values())))
+    notes = [] if federation is None else federation.warnings() + few_examples(federation)
+    if federation is not None and svg is not None:
+        write_whole(svg, _holdings_svg(federation, federation.counts(part)).encode())
     if json:
-        print_json(_holdings(federation, counts))
+        whole = {} if federation is None else _holdings(federation, federation.counts(part))
+        print_json({**whole, **_plain(found), "guessed": guessed, "trouble": trouble})
     else:
         screen = console()
-        _print_holdings(screen, federation, counts)
-        for text in dict.fromkeys([*federation.warnings(), *few_examples(federation)]):
+        _print_inspection(screen, found, guessed)
+        if federation is not None:
+            _print_holdings(screen, federation, federation.counts(part))
+        told = {one.what for one in found.advice}
+        for text in dict.fromkeys(one for one in notes if one not in told):
             screen.say(f"note: {text}")
+    if trouble:
+        raise DataError(trouble)
+
+
+def _reading(label: list[str] | None, client: str | None, size: str | None) -> dict[str, Any]:
+    """Return the given options of reading own data."""
+    named = None if not label else label[0] if len(label) == 1 else list(label)
+    found = reading_options(size, client=client)
+    found = {key: list(v) if isinstance(v, tuple) else v for key, v in found.items()}
+    return {**({} if named is None else {"label": named}), **found}
+
+
+def _inspected_experiment(
+    target: str, given: dict[str, Any], task: str | None, overrides: list[str]
+) -> "tuple[Experiment, dict[str, str]]":
+    """Return the experiment that is meant: a file, or one around data, with what was guessed."""
+    from idiolect.data import SOURCES
+    from idiolect.experiment.load import dump_toml, load_experiment, parse_experiment
+    from idiolect.experiment.starter import guess_options
+
+    if target.endswith(".toml"):
+        for option, value in (*given.items(), ("task", task)):
+            if value is not None:
+                raise ConfigError(
+                    f"--{option} is for data; change the file, or --set data.options.{option}=..."
+                )
+        return load_experiment(target, overrides), {}
+    options, said = given, dict[str, str]()
+    if target not in SOURCES and Path(target).expanduser().exists():
+        options, said = guess_options(Path(target).expanduser(), given)
+        if "size" in said:  # for training; what is there is shown as it is
+            options.pop("size")
+            said.pop("size")
+    data = {"source": target, "options": options, **({"task": task} if task else {})}
+    raw = {"name": "inspect", "data": data, "methods": [{"name": "local"}]}
+    shown = {key: _shown(options[key]) + f" ({why})" for key, why in said.items()}
+    return parse_experiment(dump_toml(raw), overrides, target), shown
+
+
+def _shown(value: Any) -> str:
+    return value if isinstance(value, str) else ", ".join(map(str, value))
+
+
+def _plain(found: "Inspection") -> dict[str, Any]:
+    return {
+        "form": found.form,
+        "rows": found.rows,
+        "task": found.task,
+        "columns": [one._asdict() for one in found.columns],
+        "advice": [one._asdict() for one in found.advice],
+    }
+
+
+def _print_inspection(screen: "PlainConsole", found: "Inspection", guessed: dict[str, str]) -> None:
+    """Print what was found, a line for each column, and what to write where it is wrong."""
+    from idiolect.cli.layout import print_texts, short
+
+    screen.say(f"{found.form}; {found.rows:,} rows; task {found.task}")
+    for option, words in guessed.items():
+        screen.say(f"guessed: {option} is {words}; another: --{option} COLUMN")
+    rows = [
+        [
+            short(one.name, 28),
+            one.kind,
+            f"{one.missing:.0%}" if one.missing else "-",
+            one.done or "-",
+            short(one.holds, 200),
+        ]
+        for one in found.columns
+    ]
+    print_texts(screen, ("column", "type", "missing", "what is done", "what it holds"), rows)
+    for one in found.advice:
+        where = f" in [{one.where}]" if one.where else ""
+        remedy = f": write {one.remedy}{where}" if one.remedy else ""
+        screen.say(f"note: {one.what}{remedy}")
+
+
+@guarded
+def new(
+    data: Annotated[
+        str | None,
+        typer.Argument(
+            help="A dataset, or own data; the embedded digits if absent.",
+            autocompletion=_complete_target,
+        ),
+    ] = None,
+    out: Annotated[Path, typer.Option("--out", help="The file to write.")] = Path(
+        "experiment.toml"
+    ),
+    label: Annotated[list[str] | None, _LABELS] = None,
+    client: Annotated[str | None, _CLIENT_COLUMN] = None,
+    task: Annotated[str | None, _TASK] = None,
+    size: Annotated[str | None, SIZE] = None,
+    name: Annotated[str | None, typer.Option("--name", help="Of the experiment.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace a file that is there.")] = False,
+) -> None:
+    """Write a first experiment file for your data, with comments; it runs as it is.
+
+    Label, client and types of columns are guessed where they are not given, and said.
+    """
+    from idiolect.cli.screen import console
+    from idiolect.core.checkpoint import write_whole
+    from idiolect.experiment.starter import starter
+
+    if out.suffix != ".toml":
+        raise ConfigError(f"--out is {out}; expected a file that ends in .toml")
+    if out.exists() and not force:
+        raise ConfigError(f"{out} is there already; choose another --out, or --force")
+    if not out.resolve().parent.is_dir():
+        raise ConfigError(f"--out is {out}, and {out.parent} is no folder; make it first")
+    made = starter(data, _reading(label, client, size), task, name, out.resolve().parent)
+    write_whole(out, made.text.encode())
+    screen = console()
+    for text in made.said:
+        screen.say(f"note: {text}")
+    screen.say(f"Written: {out}")
+    screen.say(f"Look: idiolect data inspect {out}   Train: idiolect run {out}")
 
 
 def _holdings(federation: "Federation", counts: Any) -> dict[str, Any]:
@@ -254,7 +406,6 @@ def words(
     from idiolect.core.checkpoint import write_whole
     from idiolect.data import SOURCES, load, read
     from idiolect.data.text import frequent_words
-    from idiolect.errors import DataError
 
     if target in SOURCES:
         dataset = load(target, data_dir)

@@ -446,10 +446,10 @@ def _table(value: Any) -> bool:
 
 
 def _key(key: str) -> str:
-    return key if _BARE.fullmatch(key) else _quoted(key)
+    return key if _BARE.fullmatch(key) else quoted_text(key)
 
 
-def _quoted(text: str) -> str:
+def quoted_text(text: str) -> str:
     """Quote as JSON does: its escapes are TOML's, save that TOML wants DEL escaped too."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
@@ -460,7 +460,7 @@ def _value(value: Any) -> str:
     if isinstance(value, (int, float)):
         return repr(value)  # of inf and nan too, it is what TOML calls them
     if isinstance(value, str):
-        return _quoted(value)
+        return quoted_text(value)
     if isinstance(value, (list, tuple)):
         return "[" + ", ".join(_value(inner) for inner in value) + "]"
     if isinstance(value, Mapping):
