@@ -22,6 +22,7 @@ from idiolect.data.cache import (
 )
 from idiolect.data.dataset import Dataset, check_options, check_value, normalised
 from idiolect.data.generated import generated_text, synthetic
+from idiolect.data.named_tables import BRCA, SCHOOL, heart, read_brca, read_school
 from idiolect.data.parquet import SourceFiles, read_images, read_products, read_reviews, read_users
 from idiolect.errors import DataError
 
@@ -40,9 +41,12 @@ class Source:
     columns: str = "image {bytes, path} and label"
     read: Callable[..., Dataset] = read_images  # (SourceFiles, options)
     make: Callable[..., Dataset] | None = None  # (options), for data that is not read from files
+    table: Callable[[Path], Dataset] | None = None  # (file), for a small table that is not cached
 
     def options(self) -> dict[str, inspect.Parameter]:
         """List the options of the source."""
+        if self.table is not None:
+            return {}
         parameters = dict(inspect.signature(self.make or self.read).parameters)
         parameters.pop("files", None)
         return parameters
@@ -74,6 +78,7 @@ def _hub_files(folder: str) -> tuple[str, ...]:
 
 SOURCES: dict[str, Source] = {
     "embedded": Source("6,000 MNIST digits that come with idiolect", {}, make=load_embedded),
+    "heart": Source("Heart disease in four real hospitals, comes with idiolect", {}, make=heart),
     "synthetic": Source("Synthetic(alpha, beta), generated", {}, make=synthetic),
     "generated_text": Source(
         "Next word, any number of users with dialects, generated", {}, make=generated_text
@@ -150,6 +155,16 @@ SOURCES: dict[str, Source] = {
         columns="text and client",
         read=read_users,
     ),
+    "tcga_brca": Source(
+        "Survival with breast cancer, clients are six regions; from a data directory only",
+        {"tcga_brca": BRCA},
+        table=read_brca,
+    ),
+    "school": Source(
+        "Examination scores, clients are 139 schools; from a data directory only",
+        {"school": SCHOOL},
+        table=read_school,
+    ),
 }
 
 
@@ -178,7 +193,17 @@ def load(
         where = data_dir or os.environ.get("IDIOLECT_DATA")
         found = _in_folder(source, where)
         found = found or _from_hub(name, source, root, download, where)
+        if source.table is not None:
+            return _read_small(source.table, found, standardise)
         dataset = _read_cached(name, source, found, root, options)
+    return dataset if standardise is None else normalised(dataset, standardise)
+
+
+def _read_small(
+    read: Callable[[Path], Dataset], found: "_Found", standardise: str | None
+) -> Dataset:
+    _verify(found)
+    dataset = read(found.paths[0])
     return dataset if standardise is None else normalised(dataset, standardise)
 
 
@@ -200,8 +225,9 @@ def _in_folder(source: Source, where: str | Path | None) -> _Found | None:
         raise DataError(f"the data directory {base} does not exist; correct it or leave it out")
     for folder, provenance in source.folders.items():
         # Test files last, so that row numbers of the training file are those of the dataset.
+        pattern = "*.parquet" if source.table is None else "*.csv*"
         paths = sorted(
-            (base / folder).rglob("*.parquet"),
+            (base / folder).rglob(pattern),
             key=lambda path: (path.name.startswith("test"), path.as_posix()),
         )
         if paths:
@@ -255,12 +281,7 @@ def _read_cached(
 
     def write(folder: Path) -> Dataset:
         # A manifest's digests make the key without reading the files, so they are verified here.
-        for path, expected in zip(found.paths, found.stated, strict=True):
-            if expected and file_digest(path) != expected:
-                raise DataError(
-                    f"{path} does not have the sha256 {expected[:12]}... of MANIFEST.json; it is "
-                    "damaged or was replaced: fetch it again or correct the manifest"
-                )
+        _verify(found)
         files = SourceFiles(name, found.paths, source.label, found.provenance, folder)
         return source.read(files, **options)
 
@@ -268,3 +289,13 @@ def _read_cached(
     chosen = {key: option.default for key, option in source.options().items()} | options
     marks = [json.dumps(chosen, sort_keys=True)] if chosen else []
     return cached(root, cache_key(name, [*found.digests, *marks]), write)
+
+
+def _verify(found: _Found) -> None:
+    """Refuse files that are not what MANIFEST.json states."""
+    for path, expected in zip(found.paths, found.stated, strict=True):
+        if expected and file_digest(path) != expected:
+            raise DataError(
+                f"{path} does not have the sha256 {expected[:12]}... of MANIFEST.json; it is "
+                "damaged or was replaced: fetch it again or correct the manifest"
+            )
