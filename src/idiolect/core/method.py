@@ -227,6 +227,7 @@ class Method(Capability):
         *,
         lr: float | Tensor | None = None,
         epochs: int = 0,
+        steps: int = 0,
     ) -> Params:
         """Train on the client's data for a round, or some epochs; on the task's loss by default."""
         return local.fit(
@@ -235,7 +236,7 @@ class Method(Capability):
             self.local_optimiser(local, lr),
             batch=self.batch,
             epochs=epochs or self.epochs,
-            steps=0 if epochs else self.steps,
+            steps=steps or (0 if epochs else self.steps),
         )
 
     # What a run asks of the settings; only wrappers change it.

@@ -1,5 +1,6 @@
 """Named tables: four real hospitals that come with idiolect, and two more from a data directory."""
 
+import io
 from dataclasses import replace
 from importlib import resources
 from pathlib import Path
@@ -9,7 +10,7 @@ import numpy as np
 
 from idiolect.data.dataset import Dataset, check_value
 from idiolect.data.own import read
-from idiolect.errors import DataError
+from idiolect.errors import ConfigError, DataError
 
 HEART = (
     "Heart disease of 920 patients of four hospitals: Cleveland, Budapest, Zurich and Basel, Long "
@@ -28,51 +29,58 @@ _NUMBERS = ("age", "sex", "trestbps", "chol", "fbs", "thalach", "exang", "oldpea
 _NEVER_ZERO = ("trestbps", "chol")
 
 
-def heart(folds: str = "drawn") -> Dataset:
-    """Load the heart hospitals: is there disease, and who was asked.
+def heart(folds: str = "drawn", features: str = "all") -> Dataset:
+    """Load the heart hospitals, where the question is whether there is disease.
 
-    `folds = "flamby"` is FLamby's Fed-Heart-Disease instead: its patients (740 without gaps in the
-    ten columns that it keeps), 13 features, fixed test rows, and its scaling, which every hospital
-    takes from its own training rows.
+    `folds = "flamby"` keeps the patients of FLamby's Fed-Heart-Disease (740 without gaps in the ten
+    columns that it uses) and its test rows; `features = "flamby"` also its 13 features and its
+    scaling, which every hospital takes from its own training rows.
     """
     check_value("folds", folds, ("drawn", "flamby"))
+    check_value("features", features, ("all", "flamby"))
     table = _csv(resources.files("idiolect.data").joinpath("embedded/heart.csv").read_bytes())
-    sick = np.asarray(table["target"]) > 0
-    disease = np.where(sick, "yes", "no")
+    table = table.append_column("disease", [np.where(np.asarray(table["target"]) > 0, "yes", "no")])
     if folds == "flamby":
-        return _flamby(table, disease)
-    import pyarrow.compute
+        table = table.filter(np.asarray(table["flamby"]) != "incomplete")
+        table = table.append_column("split", table["flamby"])
+    if features == "flamby":
+        return _flamby(table)
+    import pyarrow
 
     # A pressure or cholesterol of 0 was not measured; in Switzerland that is everyone's.
-    for name in _NEVER_ZERO:
-        found = table[name]
-        known = pyarrow.compute.if_else(pyarrow.compute.equal(found, 0), None, found)
-        table = table.set_column(table.column_names.index(name), name, known)
-    table = table.drop_columns(["target", "flamby"]).append_column("disease", [disease])
+    for place, name in enumerate(table.column_names):
+        if name in _NEVER_ZERO:
+            values = np.asarray(table[name], np.float64)
+            known = pyarrow.array(np.where(values == 0, np.nan, values), from_pandas=True)
+            table = table.set_column(place, name, known)
+    table = table.drop_columns(["target", "flamby"])
     coded = dict.fromkeys(("cp", "restecg", "slope", "thal"), "category")
     return _named("heart", read(table, label="disease", client="hospital", columns=coded), HEART)
 
 
-def _flamby(table: Any, disease: Any) -> Dataset:
-    fold = np.asarray(table["flamby"])
-    kept = fold != "incomplete"
-    hospital = np.asarray(table["hospital"])[kept]
-    columns = {name: np.asarray(table[name], np.float64)[kept] for name in _NUMBERS}
+def _flamby(table: Any) -> Dataset:
+    """Take FLamby's features, each scaled by the training rows of the patient's own hospital."""
+    if "split" not in table.column_names:
+        raise ConfigError('features = "flamby" are scaled by FLamby\'s folds; add folds = "flamby"')
+    import pyarrow
+
+    hospital, train = np.asarray(table["hospital"]), np.asarray(table["split"]) == "train"
+    columns: dict[str, Any] = {name: np.asarray(table[name], np.float64) for name in _NUMBERS}
     for name, codes in (("cp", (2, 3, 4)), ("restecg", (1, 2))):
-        given = np.asarray(table[name], np.float64)[kept]
+        given = np.asarray(table[name], np.float64)
         columns |= {f"{name} {code}": (given == code).astype(np.float64) for code in codes}
-    train = fold[kept] == "train"
     for name, values in columns.items():
+        scaled = np.zeros(len(values), np.float32)
         for own in np.unique(hospital):
             rows = hospital == own
             seen = values[rows & train]
-            values[rows] = (values[rows] - seen.mean()) / (seen.std(ddof=1) + 1e-9)
-        columns[name] = values.astype(np.float32)
-    import pyarrow
-
-    laid = {**columns, "disease": disease[kept], "hospital": hospital, "split": fold[kept]}
+            scaled[rows] = (values[rows] - seen.mean()) / (seen.std(ddof=1) + 1e-9)
+        columns[name] = scaled
+    beside = {name: table[name] for name in ("disease", "hospital", "split")}
     unscaled = {"*": {"type": "number", "scale": False}}
-    dataset = read(pyarrow.table(laid), label="disease", client="hospital", columns=unscaled)
+    dataset = read(
+        pyarrow.table({**columns, **beside}), label="disease", client="hospital", columns=unscaled
+    )
     return _named("heart", dataset, f"{HEART} Patients, features and folds of FLamby.")
 
 
@@ -100,7 +108,7 @@ def _csv(content: bytes) -> Any:
     from pyarrow import csv
 
     try:
-        return csv.read_csv(pyarrow.BufferReader(content))
+        return csv.read_csv(io.BytesIO(content))
     except pyarrow.ArrowInvalid as error:
         raise DataError(f"the table is damaged ({error}); fetch it again") from error
 

@@ -15,7 +15,7 @@ from idiolect.core.metrics import CLASSES, LABELS, NUMBER
 from idiolect.data.dataset import Rows
 from idiolect.data.federation import Federation
 from idiolect.engine.outcome import Members, Outcome, Scores, Speed, Wire
-from idiolect.engine.row_metrics import ClientOutputs, MetricChoice, measure, pooled_answers
+from idiolect.engine.row_metrics import ClientOutputs, MetricChoice, measure
 from idiolect.errors import ConfigError, IdiolectError
 
 _LEAST = 1e-6  # probability of a class that a client's training rows do not show
@@ -53,9 +53,7 @@ def _ridge() -> Any:
 
 
 REFERENCES = {
-    "boosting": Reference(
-        "Boosted trees, alone", _boosting("Classifier"), _boosting("Regressor")
-    ),
+    "boosting": Reference("Boosted trees, alone", _boosting("Classifier"), _boosting("Regressor")),
     "logistic": Reference("Linear model, alone", _logistic, _ridge),
 }
 
@@ -129,9 +127,7 @@ class _SeedScores(NamedTuple):
     scores: Scores
 
 
-def _seed_scores(
-    reference: Reference, federation: Federation, choice: MetricChoice
-) -> _SeedScores:
+def _seed_scores(reference: Reference, federation: Federation, choice: MetricChoice) -> _SeedScores:
     """Train and score one seed's clients; arrays are [client]."""
     marks = []
     for client in range(federation.clients):
@@ -174,9 +170,7 @@ def _outputs(
             part: np.stack([np.log(one[part][:, 1] / one[part][:, 0]) for one in columns], 1)
             for part in examples
         }
-    return {
-        part: np.log(own) for part, own in _chances(reference, x, y, examples, width).items()
-    }
+    return {part: np.log(own) for part, own in _chances(reference, x, y, examples, width).items()}
 
 
 def _chances(

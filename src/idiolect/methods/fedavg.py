@@ -56,8 +56,12 @@ class FedAvgFT(FedAvg):
     tune_epochs: int = setting(
         10, "passes over the client's data after training", least=1, deploy=True
     )
+    tune_steps: int = setting(
+        0, "steps after training instead of passes; 0: use tune_epochs", least=0, deploy=True
+    )
     tune_lr: float = setting(0.01, "learning rate of the fine-tuning", above=0, deploy=True)
 
     def deploy(self, sent: Sent, personal: Tree, local: Local) -> Params:
         """Fine-tune the global model."""
-        return self.fit(local, sent.shared, lr=self.tune_lr, epochs=self.tune_epochs)
+        epochs, steps = self.tune_epochs, self.tune_steps
+        return self.fit(local, sent.shared, lr=self.tune_lr, epochs=epochs, steps=steps)
