@@ -286,7 +286,7 @@ def _jobs(
             rounds=table.rounds or experiment.rounds,
             cohort=cohort_size(experiment.cohort, registry.clients),
             draw=experiment.draw,
-            evaluate=Evaluate(**experiment.evaluate.model_dump()),
+            evaluate=Evaluate(**experiment.evaluate.of_job()),
             preset=table.preset or "",
             described={"model": experiment.model.model_dump(exclude_none=True)},
             run=run,

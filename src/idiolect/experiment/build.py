@@ -245,7 +245,7 @@ def build_job(
         draw=experiment.draw,
         bystanders=experiment.bystanders,
         backend=build_backend(experiment),
-        evaluate=Evaluate(**experiment.evaluate.model_dump()),
+        evaluate=Evaluate(**experiment.evaluate.of_job()),
         checkpoint_every=experiment.backend.checkpoint_every,
         preset=table.preset or "",
         described={

@@ -16,8 +16,9 @@ from idiolect.engine.outcome import Outcome, PlannedWork, Prefixed, Silent, Stag
 from idiolect.errors import DataError
 from idiolect.experiment.build import build_job, build_shared, describe
 from idiolect.experiment.early_checks import refuse_misfits
-from idiolect.experiment.job import Job
+from idiolect.experiment.job import Evaluate, Job
 from idiolect.experiment.load import load_experiment, split_experiments
+from idiolect.experiment.references import references_of, train_reference
 from idiolect.experiment.run import EXPERIMENT, experiment_toml, open_run_folder
 from idiolect.experiment.schema import Experiment, MethodTable, Tune
 from idiolect.experiment.seed_parts import (
@@ -208,6 +209,11 @@ class SplitComparison:
         self._held = build_shared(wider, data_dir, datasets)
         bare = {seed: own.without_test() for seed, own in self._held.federations.items()}
         self._bare = self._held._replace(federations=bare)
+        first = self._held.federations[experiment.seeds[0]]
+        evaluated = Evaluate(**experiment.evaluate.of_job())
+        self._choice = evaluated.choice(first.dataset.task.kind)
+        asked = experiment.evaluate.references
+        self._references = references_of(asked, first, len(experiment.seeds))
         jobs = [build_job(experiment, one, self._held, wider.seeds) for one in experiment.methods]
         whole = experiment.model_copy(update={"tune": tune})
         self.notes = refuse_misfits(whole, jobs, folder)
@@ -249,6 +255,10 @@ class SplitComparison:
             outcomes.append(self._method(table, bench))
             complete = len(outcomes) == len(self.experiment.methods)
             content = document.write_results(self.folder, described, outcomes, complete)
+        for name in self._references:
+            own = {seed: self._held.federations[seed] for seed in seeds}
+            outcomes.append(train_reference(name, own, self._choice))
+            content = document.write_results(self.folder, described, outcomes, True)
         return content
 
     def _method(self, table: MethodTable, bench: PartTrainer) -> Outcome:

@@ -6,19 +6,24 @@ is chosen by test rows; settings are scikit-learn's defaults, and the same for a
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from idiolect.core.metrics import CLASSES, LABELS, NUMBER
+from idiolect.core import metrics
+from idiolect.core.metrics import CLASSES, LABELS, NUMBER, Answers
 from idiolect.data.dataset import Rows
 from idiolect.data.federation import Federation
 from idiolect.engine.outcome import Members, Outcome, Scores, Speed, Wire
-from idiolect.engine.row_metrics import ClientOutputs, MetricChoice, measure
+from idiolect.engine.row_metrics import NATIVE, ClientOutputs, MetricChoice, measure, pooled
 from idiolect.errors import ConfigError, IdiolectError
 
 _LEAST = 1e-6  # probability of a class that a client's training rows do not show
+_MOST = 200  # models that are trained without being asked for
+
+MODEL = "personal"
 
 Array = NDArray[Any]
 
@@ -58,28 +63,39 @@ REFERENCES = {
 }
 
 
-def refuse_references(names: Sequence[str], federation: Federation) -> None:
-    """Refuse references that cannot be trained on this data, before anything is trained."""
+def references_of(
+    asked: Sequence[str] | None, federation: Federation, seeds: int
+) -> tuple[str, ...]:
+    """Return which references are trained: those asked for, or all where a table is small.
+
+    What cannot be trained on this data is refused, or left out where nobody asked for it.
+    """
     dataset = federation.dataset
-    for name in names:
-        if name not in REFERENCES:
-            raise ConfigError(
-                f"evaluate.references has {name!r}, expected some of {', '.join(REFERENCES)}"
-            )
-    if not names:
-        return
-    if dataset.task.kind not in (CLASSES, LABELS, NUMBER) or dataset.x.ndim != 2:
+    unknown = [name for name in asked or () if name not in REFERENCES]
+    if unknown:
+        raise ConfigError(
+            f"evaluate.references has {unknown[0]!r}, expected some of {', '.join(REFERENCES)}"
+        )
+    if asked is not None and not asked:
+        return ()
+    table = bool(dataset.features) and dataset.x.ndim == 2
+    fits = table and dataset.task.kind in (CLASSES, LABELS, NUMBER)
+    installed = find_spec("sklearn") is not None
+    if asked is None:
+        few = federation.clients * seeds <= _MOST
+        return tuple(REFERENCES) if fits and installed and few else ()
+    if not fits:
         raise ConfigError(
             "evaluate.references are for tables with classes, labels or numbers to predict; "
             f"'{dataset.name}' has examples of shape {dataset.x.shape[1:]} and the task "
             f"{dataset.task.kind}: leave them out"
         )
-    try:
-        import sklearn  # noqa: F401
-    except ImportError:
+    if not installed:
         raise IdiolectError(
-            "evaluate.references needs scikit-learn; install idiolect[boosting], or leave them out"
-        ) from None
+            "evaluate.references needs scikit-learn: pip install 'idiolect[boosting]', or leave "
+            "them out"
+        )
+    return tuple(asked)
 
 
 def train_reference(
@@ -119,35 +135,48 @@ def train_reference(
         wire=tuple(Wire() for _ in federations),
         speed=Speed(0, spent, 0.0),
         metric=choice.name,
+        task=choice.kind,
         precision=choice.precision,
+        pooled=tuple(one.pooled for one in found),
     )
 
 
 class _SeedScores(NamedTuple):
-    scores: Scores
+    scores: Scores  # [client]
+    pooled: dict[str, Any]  # by model: all clients' rows together
 
 
 def _seed_scores(reference: Reference, federation: Federation, choice: MetricChoice) -> _SeedScores:
-    """Train and score one seed's clients; arrays are [client]."""
-    marks = []
+    """Train and score one seed's clients."""
+    y, task = federation.dataset.y, federation.dataset.task
+    marks: list[dict[str, dict[str, Any]]] = []
+    answers: dict[str, list[tuple[int, Answers]]] = {}
     for client in range(federation.clients):
-        parts = federation.train[client], federation.val[client], federation.test[client]
-        train, val, test = parts
-        y = federation.dataset.y
+        train, val, test = (
+            part[client] for part in (federation.train, federation.val, federation.test)
+        )
         said = _outputs(reference, federation, train, {"val": val, "test": test})
         own = ClientOutputs(
-            federation.dataset.task,
-            {"personal": said["test"]},
-            {"personal": said["val"]},
-            y[test],
-            y[val],
-            y[train],
+            task, {MODEL: said["test"]}, {MODEL: said["val"]}, y[test], y[val], y[train]
         )
-        marks.append(measure(own, choice, detail=True, grouped=True).marks)
+        found = measure(own, choice, detail=True, grouped=True)
+        for name, one in found.answers.items():
+            answers.setdefault(name, []).append((client, one))
+        marks.append(
+            {**found.marks, MODEL: {**_native(found.answers[MODEL]), **found.marks[MODEL]}}
+        )
     keys = [(model, name) for model in marks[0] for name in marks[0][model]]
-    return _SeedScores(
-        {f"{model}/{name}": np.stack([one[model][name] for one in marks]) for model, name in keys}
-    )
+    scores = {
+        f"{model}/{name}": np.stack([one[model][name] for one in marks]) for model, name in keys
+    }
+    return _SeedScores(scores, pooled(answers, choice))
+
+
+def _native(own: Answers) -> dict[str, float]:
+    """Take the metrics that the engine adds up itself where it trains."""
+    loss = {NUMBER: "rmse"}.get(own.kind, "log_loss")
+    names = {name: name for name in NATIVE[own.kind] if name != "loss"} | {"loss": loss}
+    return {name: metrics.metric(used, own.kind)(own) for name, used in names.items()}
 
 
 def _outputs(

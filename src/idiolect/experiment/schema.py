@@ -237,6 +237,13 @@ class Evaluation(BaseModel):
     # The probability from which a row is called positive, for two classes and for labels; or
     # "validation": each client's best on its validation rows. Absent: the likelier answer.
     threshold: Share | Literal["validation"] | None = None
+    # What a client would use instead, trained by scikit-learn on its rows alone, beside the methods
+    # of `compare`: "boosting", "logistic". Absent: both for a table of few clients; []: none.
+    references: tuple[str, ...] | None = None
+
+    def of_job(self) -> dict[str, Any]:
+        """Return what concerns the training of one method."""
+        return self.model_dump(exclude={"references"})
 
     @field_validator("metric")
     @classmethod
