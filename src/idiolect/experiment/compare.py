@@ -18,7 +18,7 @@ from idiolect.experiment.build import build_job, build_shared, describe
 from idiolect.experiment.early_checks import refuse_misfits
 from idiolect.experiment.job import Evaluate, Job
 from idiolect.experiment.load import load_experiment, split_experiments
-from idiolect.experiment.references import references_of, train_reference
+from idiolect.experiment.references import REFERENCES, references_of, train_reference
 from idiolect.experiment.run import EXPERIMENT, experiment_toml, open_run_folder
 from idiolect.experiment.schema import Experiment, MethodTable, Tune
 from idiolect.experiment.seed_parts import (
@@ -257,6 +257,7 @@ class SplitComparison:
             content = document.write_results(self.folder, described, outcomes, complete)
         for name in self._references:
             own = {seed: self._held.federations[seed] for seed in seeds}
+            watch.stage(Stage("training references", REFERENCES[name].title))
             outcomes.append(train_reference(name, own, self._choice))
             content = document.write_results(self.folder, described, outcomes, True)
         return content
