@@ -210,6 +210,8 @@ def predict(
         aside(f"this client's model: {stored.about.reason}")
     if found.told:
         aside(found.told)
+    for text in found.remarks:
+        aside(f"note: {text}")
 
 
 @guarded

@@ -49,6 +49,7 @@ class NewRows(NamedTuple):
     y: AnyArray | None  # labels, -1 where a row has none; None where no row has one
     names: tuple[str, ...]  # of each row
     column: str  # what the names are: `row`, counted from 1, or `file`
+    remarks: tuple[str, ...] = ()  # what is worth knowing about how they were read
 
 
 @dataclass(frozen=True, eq=False)
@@ -352,10 +353,12 @@ class Preprocessing:
         if self.kind == "images":
             raise DataError(f"{where} is a table, and the model reads images of {self.shape}")
         if self.encoder is not None:
-            return _numbered(self._encoded(table, source or TableSource(Path(where))), y)
+            x, absent = self._encoded(table, source or TableSource(Path(where)))
+            said = f"{where} has no column {_listed(absent)}; its cells count as missing"
+            return _numbered(x, y)._replace(remarks=(said,) if absent else ())
         return _numbered(self._features(table, where), y)
 
-    def _encoded(self, table: Any, source: TableSource) -> AnyArray:
+    def _encoded(self, table: Any, source: TableSource) -> tuple[AnyArray, tuple[str, ...]]:
         """Encode the columns that the model knows; a column that is not there counts as missing."""
         assert self.encoder is not None
         plans = self.encoder.plans
@@ -365,7 +368,8 @@ class Preprocessing:
                 f"{source.path} has none of the columns that the model reads, "
                 f"{_listed(list(plans))}; it has {_listed(table.column_names)}"
             )
-        return self.encoder.encode(typed_columns(table, names, plans, source))
+        held = typed_columns(table, names, plans, source)
+        return self.encoder.encode(held), self.encoder.absent(held)
 
     def _features(self, table: Any, where: str) -> AnyArray:
         names = self.features

@@ -133,7 +133,7 @@ def adapt_nodes(
     shape, words = tuple(form.shape), tuple(form.words)
     names, classes = registry.names, len(form.classes)
     bound = assign_networks(experiment, shape, classes, registry.clients, words, names, host.reach)
-    refuse_per_client_state(method, bound, len(form.classes), clients)
+    refuse_per_client_state(method, bound, form.blank(2), clients)
     server = Server(
         label, method, (run.seed,), visit, registry, bound, None, "fixed", experiment.deploy
     )

@@ -138,7 +138,14 @@ class PersonalModel(nn.Module):
         if rows.y is not None and self.task.kind != "classes":
             score = metric("", self.task.kind)(answers(self.task.kind, joined, rows.y))
         return Predictions(
-            rows.names, rows.column, self.classes, self.task, joined, score, self.threshold
+            rows.names,
+            rows.column,
+            self.classes,
+            self.task,
+            joined,
+            score,
+            self.threshold,
+            rows.remarks,
         )
 
     def _apply(self, fn: Any, recurse: bool = True) -> "PersonalModel":
@@ -175,6 +182,7 @@ class Predictions:
     outputs: np.ndarray  # [row, output]; numbers in the user's unit
     score: float | None = None  # by the task's first metric, where labels were given
     threshold: float | None = None  # from which a row is called positive
+    remarks: tuple[str, ...] = ()  # what is worth knowing about how rows were read
 
     def __len__(self) -> int:
         return len(self.names)

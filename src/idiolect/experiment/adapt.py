@@ -104,9 +104,7 @@ def adapt_newcomers(
 
     Their architecture was the run's, in this place.
     """
-    refuse_per_client_state(
-        method, architectures, len(federation.dataset.classes), federation.clients
-    )
+    refuse_per_client_state(method, architectures, federation.dataset, federation.clients)
     runs = [SeededRun(run.seed, federation.train_data)]
     simulation = Simulation(method, runs, architectures, backend=backend, newcomers=True)
     test_data = [federation.test_data] if any(len(rows) for rows in federation.test) else None
@@ -219,20 +217,33 @@ def _globals(folder: Path, label: str, meta: checkpoint.Meta) -> Iterator[tuple[
 
 
 def refuse_per_client_state(
-    method: Method, architectures: Mapping[str, Architecture], classes: int, clients: int
+    method: Method, architectures: Mapping[str, Architecture], like: Dataset, clients: int
 ) -> None:
-    """A server state with a place for each client has none for a newcomer, unless one is made."""
+    """A server state with a place for each client has none for a newcomer, unless one is made.
+
+    `like` shows the form of an example.
+    """
     for architecture in () if has(method, NewcomerMessage) else architectures.values():
-        _refuse_architecture(method, architecture, classes, clients)
+        _refuse_architecture(method, architecture, like, clients)
 
 
 def _refuse_architecture(
-    method: Method, architecture: Architecture, classes: int, clients: int
+    method: Method, architecture: Architecture, like: Dataset, clients: int
 ) -> None:
     with torch.random.fork_rng(devices=[]):
-        main = Network(architecture.main())
+        main = Network(architecture.main(), task=like.task)
         second = Network(architecture.auxiliary()) if architecture.auxiliary else main
-    setup = Setup(main.params, second.params, torch.ones(1), classes, main.norms, main.statistics)
+    main.find_head(torch.from_numpy(np.asarray(like.decoded(np.zeros(2, np.int64)))))
+    setup = Setup(
+        main.params,
+        second.params,
+        torch.ones(1),
+        len(like.classes),
+        main.norms,
+        main.statistics,
+        features=main.features,
+        task=like.task,
+    )
     one, two = (
         tree.named(method.init_server(blank(setup._replace(sizes=torch.ones(n)))))
         for n in (clients, clients + 1)

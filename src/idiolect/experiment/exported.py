@@ -379,6 +379,13 @@ def _input(form: Preprocessing) -> str:
         )
     if form.kind == "text":
         return f"{form.shape[0]} tokens of a vocabulary of {len(form.words)} words"
+    if form.encoder is not None:
+        columns = _cell(", ".join(list(form.encoder.plans)[:12]))
+        return (
+            f"a table with the columns {columns}; `{PREPROCESSING}` says how they become the "
+            f"{form.shape[0]} numbers, float32 [example, {form.shape[0]}], that the network (and "
+            "`model.onnx`, `model.pt2`) takes"
+        )
     names = ", ".join(form.features[:12]) + (", ..." if len(form.features) > 12 else "")
     shape = ", ".join(map(str, form.shape))
     return f"numbers, {form.dtype} [example, {shape}], not scaled: {_cell(names or 'no names')}"
