@@ -98,21 +98,22 @@ def client_advice(name: str) -> Advice:
 
 
 def _label(dataset: Dataset) -> ColumnView:
-    y, kind = dataset.y, dataset.task.kind
+    y, kind, facts = dataset.y, dataset.task.kind, table_facts(dataset)
+    name = (facts.label if facts is not None else "") or "label"
     if dataset.sequential:
-        return ColumnView("label", "label", 0.0, "the words", "each next word is predicted")
+        return ColumnView(name, "label", 0.0, "the words", "each next word is predicted")
     if kind == "number":
-        return ColumnView("label", "label", 0.0, _span(y), "predicted; scaled for training")
+        return ColumnView(name, "label", 0.0, _span(y), "predicted; scaled for training")
     if kind == "survival":
         seen = float(y[:, 1].mean())
         holds = f"times {_span(y[:, 0])}, {seen:.0%} with an event"
-        return ColumnView("label", "label", 0.0, holds, "the risk is predicted")
+        return ColumnView(name, "label", 0.0, holds, "the risk is predicted")
     counts = dataset.counts()
     order = np.argsort(-counts, kind="stable")[:_SHOWN]
     shown = [f"{dataset.classes[place]} {_percent(counts[place] / len(y))}" for place in order]
     more = [f"{len(counts) - _SHOWN} more"] * (len(counts) > _SHOWN)
     done = "one class is predicted" if kind == "classes" else "each label is predicted"
-    return ColumnView("label", "label", 0.0, ", ".join([*shown, *more]), done)
+    return ColumnView(name, "label", 0.0, ", ".join([*shown, *more]), done)
 
 
 def _percent(share: float) -> str:
@@ -122,9 +123,10 @@ def _percent(share: float) -> str:
 def _clients(dataset: Dataset) -> ColumnView:
     owners = np.zeros(0, np.int64) if dataset.clients is None else dataset.clients
     sizes = np.bincount(owners, minlength=len(dataset.client_names))
-    names = len(dataset.client_names)
-    holds = f"{names} of {sizes.min():,} to {sizes.max():,} rows"
-    return ColumnView("client", "client", 0.0, holds, "each is a client")
+    facts = table_facts(dataset)
+    name = (facts.client if facts is not None else "") or "client"
+    holds = f"{len(dataset.client_names)} of {sizes.min():,} to {sizes.max():,} rows"
+    return ColumnView(name, "client", 0.0, holds, "each is a client")
 
 
 def _label_advice(dataset: Dataset) -> list[Advice]:

@@ -61,7 +61,8 @@ class TableFacts:
     remarks: tuple[Remark, ...] = ()
     spellings: Mapping[str, Mapping[str, int]] = ()  # type: ignore[assignment]
     clients: tuple[str, ...] = ()  # columns that look like the client
-    label: str = ""
+    label: str = ""  # the names of the label columns
+    client: str = ""  # of the client's, where there is one
 
 
 def typed_columns(

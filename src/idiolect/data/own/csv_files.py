@@ -97,6 +97,8 @@ def read_csv(path: Path, delimiter: str = "", encoding: str = "") -> tuple[Any, 
         )
     except (pyarrow.ArrowException, ValueError) as error:
         raise DataError(_uneven(text, source, len(names)) or _unreadable(path, error)) from error
+    if text.count(b'"') % 2 and (line := _unclosed(text, source)):
+        raise DataError(f"{path}: line {line} opens a quote that is never closed; mend the line")
     return table.rename_columns(names), source
 
 
@@ -214,6 +216,19 @@ def _records(text: bytes, source: TableSource) -> Iterator[tuple[int, list[str]]
         if row:
             yield line, row
         line = reader.line_num + 1
+
+
+def _unclosed(text: bytes, source: TableSource) -> int:
+    """Return the line where the last row begins, if it ends within a quote; else 0."""
+    lines = io.StringIO(text.decode(), newline="")
+    reader = csv.reader(lines, delimiter=source.delimiter, strict=True)
+    line = 1
+    try:
+        for _ in reader:
+            line = reader.line_num + 1
+    except csv.Error as error:
+        return line if "end of data" in str(error) else 0
+    return 0
 
 
 def _uneven(text: bytes, source: TableSource, width: int) -> str:

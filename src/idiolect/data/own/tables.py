@@ -117,8 +117,13 @@ def table_dataset(
         if decided.task.kind == "classes":
             values = column_values(table, labels[0], source)
     made = _examples(path, table, options, texts, values, clients, origin, source)
-    if made.table is not None and decided.remarks:
-        facts = replace(made.table.source, remarks=(*decided.remarks, *made.table.source.remarks))
+    if made.table is not None:
+        facts = replace(
+            made.table.source,
+            remarks=(*decided.remarks, *made.table.source.remarks),
+            label=", ".join(labels),
+            client="" if clients is None else options.client,
+        )
         made = replace(made, table=replace(made.table, source=facts))
     if not labels:
         return made
@@ -158,7 +163,7 @@ def _examples(
             "is the text to learn from, name it with the option text"
         )
     made = assembled(path, raw.placeholder(), labels, clients, origin, "table", tuple(raw.columns))
-    return replace(made, table=raw, unfitted="" if raw.plain else TABLE)
+    return replace(made, table=raw, unfitted=TABLE)
 
 
 def targeted(dataset: Dataset, columns: Mapping[str, AnyArray], task: Task, where: str) -> Dataset:
