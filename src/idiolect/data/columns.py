@@ -96,7 +96,10 @@ class ColumnEncoder:
 
     def write(self, column: RawColumn | None, out: NDArray[np.float32]) -> None:
         """Encode the cells of a column into zeros [row, width]; None is a column that is absent."""
-        if column is not None and column.plan.kind != self.plan.kind:
+        numbers = {"number", "boolean"}  # what is a boolean here may be a number elsewhere
+        if column is not None and not (
+            column.plan.kind == self.plan.kind or {column.plan.kind, self.plan.kind} <= numbers
+        ):
             raise DataError(
                 f"column '{self.name}' is a {column.plan.kind} here, and a {self.plan.kind} where "
                 f'the encoder was fitted; declare {self.name} = "{self.plan.kind}"'

@@ -124,11 +124,11 @@ class NodeData:
 
     @property
     def table(self) -> str:
-        """Whether own data is a table, and of numbers without gaps ("plain") or not ("typed")."""
+        """Whether own data is a table, and of numbers to normalise ("plain") or else ("typed")."""
         table = self.dataset.table
         if table is None or self.source:  # a share of a source was encoded with all its rows
             return ""
-        return "plain" if table.plain else "typed"
+        return "plain" if table.plain and self.experiment.data.normalise else "typed"
 
     def agreed(self, encoders: Sequence[TableEncoder], tasks: Sequence[Task]) -> "NodeData":
         """Encode tables, and measure targets, as all nodes agreed to under each seed."""
@@ -282,10 +282,12 @@ def _own(site: NodeSettings, text: str, place: int, describing: bool = False) ->
     task, how = dataset.task, data.normalise
     if task.waiting:  # all nodes' rows decide
         dataset = dataclasses.replace(dataset, task=dataclasses.replace(task, fitted=True))
-    if dataset.table is not None and not dataset.table.plain:
-        dataset = normalised(dataset, how) if how is not None else dataset
+    if dataset.table is not None:
+        plain = dataset.table.plain and how is not None
+        dataset = dataset if plain or how is None else normalised(dataset, how)
         dataset = dataclasses.replace(dataset, unfitted="")  # until there is a common encoder
-        return dataclasses.replace(_held(site, experiment, dataset, place), task=task)
+        if not plain:
+            return dataclasses.replace(_held(site, experiment, dataset, place), task=task)
     fixed = dataset if how is None else fixed_decoding(dataset, how)
     found = _held(site, experiment, dataset if fixed is None else fixed, place)
     found = dataclasses.replace(found, task=task)
