@@ -22,7 +22,7 @@ def compare(
     ] = None,
     target: Annotated[
         float | None,
-        typer.Option(help="Validation accuracy to reach, 0 to 1; else where the lowest ends."),
+        typer.Option(help="Validation score to reach, such as 0.9; else where the worst ends."),
     ] = None,
     alpha: Annotated[
         float, typer.Option(help="How often equal methods may be called different.")

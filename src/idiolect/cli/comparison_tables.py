@@ -4,6 +4,7 @@ from typing import Any
 
 from idiolect.cli.layout import print_table, print_texts
 from idiolect.cli.screen import PlainConsole, percent
+from idiolect.core.metrics import Metric, metric
 
 _MOST_PAIRS = 10  # more make a table that nobody reads; --json has them all
 
@@ -22,8 +23,9 @@ def print_comparison(screen: PlainConsole, content: dict[str, Any]) -> None:
         screen.say(_ranked(found["ranks"]))
         _print_tuned(screen, split["tuned"])
         screen.say(f"Verdict: {found['verdict']['sentence']}")
+        screen.say(found.get("baseline_line", ""))
     if content["overall"] is not None:
-        _print_overall(screen, content["overall"])
+        _print_overall(screen, content["overall"], _metric(content["splits"][0]["comparison"]))
         screen.say(f"Over all splits: {content['overall']['sentence']}")
     if not content["complete"]:
         screen.say("Not complete: some methods are not finished yet.")
@@ -33,22 +35,28 @@ def _print_methods(screen: PlainConsole, found: dict[str, Any]) -> None:
     """Print a line per method, the best mean first."""
     confidence = f"{100 * (1 - found['alpha']):g}% interval"
     heads = ["mean", confidence, "± clients", "± seeds", "worst tenth", "below local", "Jain"]
+    own_metric = _metric(found)
+    unit = ", %" if own_metric.percent else ""
     title = (
-        f"Test accuracy of clients' own models, %: {found['clients']} clients, "
+        f"Test {own_metric.title} of clients' own models{unit}: {found['clients']} clients, "
         f"{len(found['seeds'])} seeds"
     )
-    shares = ("std_clients", "std_seeds", "worst_decile", "below_local")
+    shares = ("std_clients", "std_seeds", "worst_decile")
     rows = [
         [
             label,
-            percent(own["mean"]),
-            _between(own["interval"]),
-            *(percent(own[key]) for key in shares),
+            own_metric.cell(own["mean"]),
+            _between(own_metric, own["interval"]),
+            *(own_metric.cell(own[key]) for key in shares),
+            percent(own["below_local"]),
             _number(own["jain"], ".3f"),
             _number(found["ranks"]["average"][label], ".2f"),
         ]
         for label, own in found["methods"].items()
     ]
+    if found.get("baseline") is not None:
+        guess = [f"guessing: {found['baseline_name']}", own_metric.cell(found["baseline"])]
+        rows.append([*guess, *["-"] * (len(heads) - 1), "-"])
     print_table(screen, title, ["method"], [*heads, "rank"], rows)
 
 
@@ -56,7 +64,7 @@ def _print_costs(screen: PlainConsole, found: dict[str, Any]) -> None:
     """Print what the whole run took, and what had been sent and computed at the target."""
     heads = ["rounds", "MB in all", "seconds in all"]
     if found["target"] is not None:
-        target = f"{percent(found['target'])}%"
+        target = _metric(found).written(found["target"])
         heads += [f"rounds to {target}", f"MB to {target}", f"seconds to {target}"]
     title = "What it took: MB both ways, mean over seeds; seconds of all seeds together"
     rows = []
@@ -79,17 +87,20 @@ def _print_pairs(screen: PlainConsole, found: dict[str, Any]) -> None:
     tests = {"wilcoxon": "Wilcoxon", "seeds": "over seeds"}
     if found["replication"] == "examples":
         tests = {"examples": "over rows and seeds"}
+    own_metric = _metric(found)
+    points = " in points" if own_metric.percent else f" of {own_metric.title}"
     title = (
-        f"Differences in points, paired by {found['unit']} ({found['pairs_tested']} pairs); "
+        f"Differences{points}, paired by {found['unit']} ({found['pairs_tested']} pairs); "
         f"p {found['scope']}, by Holm over all pairs of methods"
     )
-    heads = ("points", "interval", "p", "difference", "won-lost-level", *tests.values())
+    head = "points" if own_metric.percent else "difference of means"
+    heads = (head, "interval", "p", "difference", "won-lost-level", *tests.values())
     rows = [
         [
             pair["better"],
             pair["worse"],
-            percent(pair["difference"]),
-            _between(pair["interval"]),
+            own_metric.cell(pair["difference"]),
+            _between(own_metric, pair["interval"]),
             _number(pair["p_holm"], ".2g"),
             "different" if pair["different"] else "none found",
             f"{pair['wins']}-{pair['losses']}-{pair['ties']}",
@@ -134,19 +145,24 @@ def _print_tuned(screen: PlainConsole, tuned: dict[str, Any]) -> None:
     print_texts(screen, ("method", "tried", "chosen"), rows, title)
 
 
-def _print_overall(screen: PlainConsole, found: dict[str, Any]) -> None:
+def _print_overall(screen: PlainConsole, found: dict[str, Any], own: Metric) -> None:
     """Print every method's mean on every split, and its rank over splits."""
     splits = list(next(iter(found["means"].values())))
     rows = []
     for label, rank in found["ranks"]["average"].items():
-        means = [percent(found["means"][label][split]) for split in splits]
+        means = [own.cell(found["means"][label][split]) for split in splits]
         rows.append([label, *means, f"{rank:.2f}"])
-    title = "Mean test accuracy on every split, %"
+    title = f"Mean test {own.title} on every split{', %' if own.percent else ''}"
     print_table(screen, title, ["method"], [*splits, "rank"], rows)
 
 
-def _between(ends: list[float | None]) -> str:
-    return " to ".join(percent(end) for end in ends)
+def _metric(found: dict[str, Any]) -> Metric:
+    """Return the metric of a comparison; accuracy in older ones."""
+    return metric(found.get("metric", "accuracy"))
+
+
+def _between(own: Metric, ends: list[float | None]) -> str:
+    return " to ".join(own.cell(end) for end in ends)
 
 
 def _mega(value: float | None) -> str:

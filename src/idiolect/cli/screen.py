@@ -13,9 +13,17 @@ from rich.text import Text
 
 from idiolect.cli.command_base import printable
 from idiolect.cli.layout import print_table, short
+from idiolect.core.metrics import Metric, metric
 from idiolect.engine.outcome import Watch
 from idiolect.results import statistics
-from idiolect.results.document import Document, per_client, summary
+from idiolect.results.document import (
+    Document,
+    baseline_line,
+    metric_of,
+    metric_rows,
+    per_client,
+    summary,
+)
 from idiolect.version import VERSION
 
 MOST_CLIENTS = 30  # more make a table that nobody reads; result.json has them all
@@ -67,44 +75,70 @@ def percent(value: float | None) -> str:
 def print_result(
     screen: PlainConsole, content: Document, published: Mapping[str, Sequence[float]] | None = None
 ) -> None:
-    """Print each client's accuracy per method, then one line per method and model.
+    """Print each client's score per method, then one line per method and model.
 
     `published` adds columns of a paper's figures, in per cent.
     """
     names, columns = per_client(content)
+    own = metric_of(content)
     if len(names) <= MOST_CLIENTS:
-        _print_clients(screen, names, columns, published or {})
+        _print_clients(screen, own, names, columns, published or {})
         _print_reasons(screen, content)
     heads = ["mean", "± seeds", "± clients", "by samples", "worst client"]
     heads += ["rounds", "MB in all", "seconds in all"]
     keys = ("mean", "std_seeds", "std_clients", "weighted_mean", "worst_client")
     rows = []
     for row in summary(content):
-        shares = [percent(row[key]) for key in keys]
+        shares = [own.cell(row[key]) for key in keys]
         costs = [str(row["rounds"]), f"{row['megabytes']:,.1f}", f"{row['seconds']:.1f}"]
         rows.append([row["method"], row["model"], *shares, *costs])
-    print_table(screen, "Last round, test data, %", ("method", "model"), heads, rows)
+    if guess := content.get("baseline"):
+        figures = guess["headline"]
+        seeds, clients = figures["seeds"], figures["clients"]
+        cells = [own.cell(one) for one in (seeds["mean"], seeds["std"], clients["std"])]
+        rows.append(["guessing", guess["name"], *cells, *["-"] * 5])
+    which = "" if own.name == "accuracy" else f", {own.title}"
+    title = f"Last round, test data{which}{', %' if own.percent else ''}"
+    print_table(screen, title, ("method", "model"), heads, rows)
+    _print_metrics(screen, content)
+    screen.say(baseline_line(content))
     for text in statistics.participation_lines(content["methods"]):
         screen.say(text)
 
 
+def _print_metrics(screen: PlainConsole, content: Document) -> None:
+    """Print every metric of the task, mean over clients, of the methods' headline models."""
+    rows, names = metric_rows(content)
+    if len(names) > 1:
+        heads = [f"{metric(n).title}{', %' if metric(n).percent else ''}" for n in names]
+        cells = [[label, *map(_cell, names, values)] for label, values in rows.items()]
+        title = "All metrics, test data, mean over clients where defined and over seeds"
+        print_table(screen, title, ["method"], heads, cells)
+
+
+def _cell(name: str, value: float | None) -> str:
+    return metric(name).cell(value)
+
+
 def _print_clients(
     screen: Console,
+    own: Metric,
     names: Sequence[str],
     columns: Sequence[tuple[str, list[float | None]]],
     published: Mapping[str, Sequence[float]],
 ) -> None:
-    """Print test accuracy, a row per client and a column per method."""
+    """Print a metric on test data, a row per client and a column per method."""
     heads = [*(label for label, _ in columns), *published]
     rows = []
     for place, name in enumerate(names):
-        ours = [percent(values[place]) for _, values in columns]
+        ours = [own.cell(values[place]) for _, values in columns]
         theirs = [f"{values[place]:.1f}" for values in published.values()]
         rows.append([name, *ours, *theirs])
     known = [[value for value in values if value is not None] for _, values in columns]
-    means = [percent(sum(seen) / len(seen) if seen else None) for seen in known]
+    means = [own.cell(sum(seen) / len(seen) if seen else None) for seen in known]
     theirs = [f"{sum(values) / len(values):.1f}" for values in published.values()]
-    title = "Test accuracy of each client's own model, %, mean over seeds"
+    unit = ", %" if own.percent else ""
+    title = f"Test {own.title} of each client's own model{unit}, mean over seeds"
     total = ["mean", *means, *theirs]
     print_table(screen, title, ["client"], heads, rows, total=total, dim=list(published))
 
@@ -138,12 +172,14 @@ def print_fairness(screen: Console, found: Document) -> None:
 
 
 def print_reached(screen: Console, methods: Document) -> None:
-    """Print how soon each method came near its last round's validation accuracy."""
+    """Print how soon each method came near its last round's validation score."""
     found = {label: own.get("reached") for label, own in methods.items()}
     if not any(found.values()):
         return
-    points = next(100 * one["tolerance"] for one in found.values() if one)
-    title = f"First within {points:g} point of the last validation accuracy"
+    first = next(one for one in found.values() if one)
+    own = metric(first.get("metric", "accuracy"))
+    points = f"{100 * first['tolerance']:g} {'point' if own.percent else '%'}"
+    title = f"First within {points} of the last validation {own.title}"
     heads = ("from round", "of", "MB down", "MB up")
     rows = []
     for label, one in found.items():

@@ -347,6 +347,10 @@ class Metric:
             return f"{100 * value:.{digits}f}%"
         return f"{value:.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
 
+    def cell(self, value: float | None) -> str:
+        """Write a value for a table: shares in per cent, without the sign."""
+        return self.written(value).removesuffix("%")
+
 
 def _by_rows(name: str, title: str, kinds: tuple[str, ...], rows: Any, **more: Any) -> Metric:
     return Metric(name, title, kinds, lambda own: _mean(rows(own)), rows=rows, **more)

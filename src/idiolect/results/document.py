@@ -254,6 +254,24 @@ def beside_baseline(
     return value, found["name"], line.replace("guessing the the", "guessing the")
 
 
+def metric_rows(content: Mapping[str, Any]) -> tuple[dict[str, list[float | None]], list[str]]:
+    """Return by method, and for guessing, the mean of every metric that is known; their names."""
+    held = {
+        label: [seed["models"][next(iter(method["headline"]))] for seed in method["seeds"]]
+        for label, method in content["methods"].items()
+        if method["headline"]
+    }
+    if guess := content.get("baseline"):
+        held[f"guessing: {guess['name']}"] = guess["seeds"]
+    seen = {name for seeds in held.values() for seed in seeds for name in seed.get("metrics", {})}
+    names = [name for name in fitting(str(content.get("task", "classes"))) if name in seen]
+    rows = {
+        label: [known_mean([seed.get("metrics", {}).get(name) for seed in seeds]) for name in names]
+        for label, seeds in held.items()
+    }
+    return rows, names
+
+
 def baseline_line(content: Mapping[str, Any]) -> str:
     """Say that no method of a result is better than guessing; empty where one is."""
     means = {

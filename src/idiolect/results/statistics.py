@@ -201,6 +201,7 @@ def reached(outcome: Outcome, tolerance: float = TOLERANCE) -> dict[str, Any] | 
     seeds = len(outcome.members)
     return {
         "model": model,
+        **({} if outcome.metric == "accuracy" else {"metric": outcome.metric}),
         "tolerance": tolerance,
         "round": round,
         "round_of_seeds": [_first_near(outcome, curve[:, [n]], tolerance) for n in range(seeds)],

@@ -17,6 +17,7 @@ from idiolect.analysis.report.figures import (
     table,
 )
 from idiolect.analysis.report.report_data import ReportData
+from idiolect.core.metrics import Metric
 from idiolect.results.document import per_client
 from idiolect.results.trace import Trace, similar_order
 
@@ -36,8 +37,13 @@ def _mean(values: Sequence[float | None]) -> float | None:
     return statistics.fmean(seen) if seen else None
 
 
-def _percent(value: float | None) -> str:
-    return "no test data" if value is None else f"{100 * value:.1f}%"
+def _told(own: Metric, value: float | None) -> str:
+    return "no figure" if value is None else own.written(value)
+
+
+def _axis(own: Metric, words: str = "test") -> Axis:
+    """Return the axis of a metric's values."""
+    return Axis(f"{words} {own.title}", "%" if own.percent else "")
 
 
 def _height(rows: int, total: int, most: int, least: int) -> int:
@@ -51,9 +57,9 @@ def _by_client(method: Method, read: Callable[[Method], Any]) -> list[list[Any]]
     return [list(values) for values in zip(*by_seed, strict=True)]
 
 
-def _accuracies(method: Method, model: str = "") -> list[list[float | None]]:
+def _scores(method: Method, own: Metric, model: str = "") -> list[list[float | None]]:
     name = model or next(iter(method["headline"]))
-    return _by_client(method, lambda client: client[name]["accuracy"])
+    return _by_client(method, lambda client: client[name][own.name])
 
 
 def clients(data: ReportData) -> Section | None:
@@ -61,13 +67,14 @@ def clients(data: ReportData) -> Section | None:
     if not data.methods:
         return None
     names, columns = per_client(data.content)
-    charts = [_rows_of_methods(names, columns)]
+    charts = [_rows_of_methods(data.metric, names, columns)]
     if len(names) <= _MOST_ROWS:
         charts.insert(0, _rows_of_clients(data, names, columns))
     return section("clients", charts)
 
 
 def _rows_of_clients(data: ReportData, names: Sequence[str], columns: Columns) -> Chart:
+    metric = data.metric
     known = [
         [v for v in row if v is not None] for row in zip(*(c for _, c in columns), strict=True)
     ]
@@ -82,9 +89,9 @@ def _rows_of_clients(data: ReportData, names: Sequence[str], columns: Columns) -
     ]
     for rank, (label, values) in enumerate(columns):
         text = [
-            f"{name}<br>{label}: {_percent(value)}{_over_seeds(own)}"
+            f"{name}<br>{label}: {_told(metric, value)}{_over_seeds(metric, own)}"
             for name, value, own in zip(
-                names, values, _accuracies(data.methods[label]), strict=True
+                names, values, _scores(data.methods[label], metric), strict=True
             )
         ]
         # Methods stand a little apart, so that equal figures do not hide each other.
@@ -93,10 +100,10 @@ def _rows_of_clients(data: ReportData, names: Sequence[str], columns: Columns) -
         marks.append(Mark("dots", method=label, x=values, y=heights, text=text))
     return chart(
         "by-client",
-        [Panel("", Axis("test accuracy", "%"), Axis(categories=tuple(names)))],
+        [Panel("", _axis(metric), Axis(categories=tuple(names)))],
         marks,
         [
-            (name, label, seed["seed"], client[next(iter(method["headline"]))]["accuracy"])
+            (name, label, seed["seed"], client[next(iter(method["headline"]))][metric.name])
             for label, method in data.methods.items()
             for seed in method["seeds"]
             for name, client in zip(names, seed["clients"], strict=True)
@@ -105,31 +112,31 @@ def _rows_of_clients(data: ReportData, names: Sequence[str], columns: Columns) -
     )
 
 
-def _over_seeds(values: Sequence[float | None]) -> str:
+def _over_seeds(own: Metric, values: Sequence[float | None]) -> str:
     seen = [value for value in values if value is not None]
     if len(seen) < 2:
         return ""
-    return f"<br>over {len(seen)} seeds: {_percent(min(seen))} to {_percent(max(seen))}"
+    return f"<br>over {len(seen)} seeds: {_told(own, min(seen))} to {_told(own, max(seen))}"
 
 
-def _rows_of_methods(names: Sequence[str], columns: Columns) -> Chart:
+def _rows_of_methods(metric: Metric, names: Sequence[str], columns: Columns) -> Chart:
     marks: list[Mark] = []
     for place, (label, values) in enumerate(columns):
         seen = [(name, v) for name, v in zip(names, values, strict=True) if v is not None]
         # The golden ratio spreads dots evenly over a row and keeps neighbours apart.
         wide = 0.5 if len(seen) > 1 else 0.0
         heights = [place + (rank * 0.618034 % 1 - 0.5) * wide for rank in range(len(seen))]
-        text = [f"{name}<br>{label}: {_percent(value)}" for name, value in seen]
+        text = [f"{name}<br>{label}: {_told(metric, value)}" for name, value in seen]
         dots = [value for _, value in seen]
         marks.append(Mark("dots", method=label, x=dots, y=heights, text=text, faint=True))
         if seen:
             middle = statistics.fmean(dots)
-            text = [f"{label}: mean over clients {_percent(middle)}"]
+            text = [f"{label}: mean over clients {_told(metric, middle)}"]
             marks.append(Mark("dots", method=label, x=[middle], y=[place], text=text, big=True))
     labels = tuple(label for label, _ in columns)
     return chart(
         "by-method",
-        [Panel("", Axis("test accuracy", "%"), Axis(categories=labels))],
+        [Panel("", _axis(metric), Axis(categories=labels))],
         marks,
         [
             (name, label, value)
@@ -143,7 +150,13 @@ def _rows_of_methods(names: Sequence[str], columns: Columns) -> Chart:
 def choices(data: ReportData) -> Section | None:
     """List the clients of methods that give a reason for what each client chose."""
     rows = [
-        (label, client["client"], seed["seed"], client["reason"], client["personal"]["accuracy"])
+        (
+            label,
+            client["client"],
+            seed["seed"],
+            client["reason"],
+            client["personal"][data.metric.name],
+        )
         for label, method in data.methods.items()
         for seed in method["seeds"]
         for client in seed["clients"]
@@ -164,10 +177,11 @@ def fairness(data: ReportData) -> Section | None:
         seen = sorted(v for v in values if v is not None)
         spread = found.get(label, {}).get("std")
         if seen and spread is not None:
-            text = [f"{label}: deviation over clients {100 * spread:.2f} points"]
+            shown = f"{100 * spread:.2f} points" if data.metric.percent else f"{spread:.3g}"
+            text = [f"{label}: deviation over clients {shown}"]
             marks.append(Mark("bars", method=label, x=[spread], y=[place], text=text))
             rows.append((label, spread, found[label]["variance"], seen[0], seen[-1]))
-    axis = Axis("deviation over clients", "%", low=0.0)
+    axis = Axis("deviation over clients", "%" if data.metric.percent else "", low=0.0)
     panel = Panel("", axis, Axis(categories=tuple(label for label, _ in columns)))
     height = max(200, 34 * len(columns) + 70)
     blocks: list[Block] = [chart("fairness", [panel], marks, rows, height=height)]
@@ -229,7 +243,7 @@ def persfl(data: ReportData) -> Section | None:
     charts = [_teachers(found, names), _chosen(found, names)]
     for number, (label, method) in enumerate(found.items()):
         if any(_CELL.fullmatch(model) for model in method["headline"]):
-            charts.append(_grid(number, label, method, names))
+            charts.append(_grid(number, label, method, names, data.metric))
     return section("persfl", charts)
 
 
@@ -290,14 +304,14 @@ def _chosen(found: Mapping[str, Method], names: Sequence[str]) -> Chart:
     return chart("chosen", panels, marks, rows, height=height)
 
 
-def _grid(number: int, label: str, method: Method, names: Sequence[str]) -> Chart:
+def _grid(number: int, label: str, method: Method, names: Sequence[str], metric: Metric) -> Chart:
     """Draw accuracy over λ, a line per T: a panel per client, or their mean where they are many."""
     cells = sorted(
         (float(found[1]), float(found[2]), model)
         for model in method["headline"]
         if (found := _CELL.fullmatch(model))
     )
-    scores = {model: list(map(_mean, _accuracies(method, model))) for _, _, model in cells}
+    scores = {model: list(map(_mean, _scores(method, metric, model))) for _, _, model in cells}
     shares = [share for share, _, _ in cells]
     few = len(names) <= _MOST_PANELS
     titles = list(names) if few else ["mean over clients"]
@@ -312,11 +326,13 @@ def _grid(number: int, label: str, method: Method, names: Sequence[str]) -> Char
             ]
             name = f"T = {temperature:g}"
             x, y = [share for share, _ in line], [value for _, value in line]
-            text = [f"{title}, {name}, λ = {share:g}: {_percent(value)}" for share, value in line]
+            text = [
+                f"{title}, {name}, λ = {share:g}: {_told(metric, value)}" for share, value in line
+            ]
             marks.append(Mark("line", panel, name=name, tone=tone, x=x, y=y, text=text))
     return chart(
         "grid",
-        [Panel(title, Axis("λ"), Axis("test accuracy", "%")) for title in titles],
+        [Panel(title, Axis("λ"), _axis(metric)) for title in titles],
         marks,
         [
             (name, share, temperature, scores[model][n])

@@ -142,6 +142,7 @@ _FORMS = {
     "percent": (".1f", 100.0, 1),
     "points": ("+.1f", 100.0, 1),
     "interval": (".1f", 100.0, 1),
+    "interval of numbers": (".4g", 1, 1),
     "whole": (",.0f", 1, 1),
     "kilo": (",.1f", 1, 1e3),
     "mega": (",.1f", 1, 1e6),
@@ -212,7 +213,11 @@ class Table:
             heads = [column.head]
             if any(isinstance(row[n], tuple) for row in self.rows):
                 ends = [f"{column.head}, low", f"{column.head}, high"]
-                heads = ends if column.form == "interval" else [column.head, f"± {column.head}"]
+                heads = (
+                    ends
+                    if column.form.startswith("interval")
+                    else [column.head, f"± {column.head}"]
+                )
             header += heads
             columns += [
                 [_scaled(column.form, pair[k]) for pair in values] for k in range(len(heads))
@@ -230,7 +235,7 @@ def _written(form: str, value: Any) -> str:
     """Write a value as its column says; a dash where there is none."""
     if isinstance(value, tuple):
         first, second = (_written(form, part) for part in value)
-        if form == "interval":
+        if form.startswith("interval"):
             return f"{first} to {second}"
         return first if _unknown(value[1]) else f"{first} ± {second}"
     if _unknown(value):

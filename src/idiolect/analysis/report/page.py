@@ -10,7 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
-from idiolect.analysis.report import client_sections, result_sections, setting_sections
+from idiolect.analysis.report import (
+    client_sections,
+    metric_sections,
+    result_sections,
+    setting_sections,
+)
 from idiolect.analysis.report.figures import Chart, Section, Table, styles
 from idiolect.analysis.report.report_data import ReportData
 from idiolect.version import VERSION
@@ -30,6 +35,7 @@ _POLICY = (
 _SECTIONS = (
     result_sections.results,
     result_sections.differences,
+    metric_sections.all_metrics,
     client_sections.clients,
     client_sections.choices,
     result_sections.learning_curves,
@@ -45,7 +51,8 @@ _SECTIONS = (
 
 def sections(data: ReportData) -> list[Section]:
     """Return every section that the run has something for, in the order they are read."""
-    return [made for section in _SECTIONS if (made := section(data)) is not None]
+    found = [made for section in _SECTIONS if (made := section(data)) is not None]
+    return [metric_sections.reworded(made, data.metric) for made in found]
 
 
 def page_content(

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from idiolect.analysis.comparison import Comparison, compare
+from idiolect.core.metrics import Metric
 from idiolect.engine.outcome import Outcome
 from idiolect.errors import DataError, MissingExtra
 from idiolect.results import document, run_files, statistics, trace
@@ -24,7 +25,7 @@ COMPARISON = "comparison.json"
 
 @dataclass(frozen=True)
 class Curve:
-    """Accuracy of a model over the rounds, each client alike; a value per seed at every point."""
+    """A model's metric over the rounds, each client alike; a value per seed at every point."""
 
     method: str
     model: str
@@ -70,6 +71,16 @@ class ReportData:
         return found
 
     @property
+    def task(self) -> str:
+        """The kind of task; of older results classes."""
+        return str(self.content.get("task", "classes"))
+
+    @property
+    def metric(self) -> Metric:
+        """The metric by which methods are compared."""
+        return document.metric_of(self.content)
+
+    @property
     def labels(self) -> dict[str, str]:
         """Every label with its method's registered name, in order; those in training too."""
         own = {label: str(method["method"]) for label, method in self.methods.items()}
@@ -90,10 +101,11 @@ def read_run(folder: str | Path) -> ReportData:
         comparison = compare(content, **_compare_options(path))
     except (MissingExtra, DataError) as error:
         why_not = f"The methods are not compared: {error}."
+    curves = _curves_of_file(path, document.metric_of(content).name)
     order = {label: place for place, label in enumerate(content["methods"])}
     return ReportData(
         content,
-        sorted(_curves_of_file(path), key=lambda curve: order.get(curve.method, len(order))),
+        sorted(curves, key=lambda curve: order.get(curve.method, len(order))),
         run_files.read_holdings(path),
         experiment_text(path),
         str(folder),
@@ -147,13 +159,13 @@ def curves_of(outcome: Outcome) -> list[Curve]:
     found = []
     for key, values in sorted(outcome.curves.items()):
         split, model, metric = key.split("/")
-        if metric == "accuracy":
+        if metric == outcome.metric:
             seeds = tuple(tuple(statistics.mean(row) for row in point) for point in values)
             found.append(Curve(outcome.label, model, split, outcome.evaluated, seeds))
     return found
 
 
-def _curves_of_file(folder: Path) -> list[Curve]:
+def _curves_of_file(folder: Path, metric: str) -> list[Curve]:
     """Average metrics.parquet over clients."""
     import pyarrow.compute as pc
     from pyarrow import parquet
@@ -169,7 +181,7 @@ def _curves_of_file(folder: Path) -> list[Curve]:
         place = table.schema.get_field_index(name)
         table = table.set_column(place, name, table[name].cast("string"))
     field = pc.field
-    seen = (field("metric") == "accuracy") & (field("split") != "test") & ~field("value").is_nan()
+    seen = (field("metric") == metric) & (field("split") != "test") & ~field("value").is_nan()
     keys = ["method", "model", "split", "round", "seed"]
     means = table.filter(seen).group_by(keys).aggregate([("value", "mean")])
     lines: dict[tuple[str, str, str], dict[int, list[float]]] = {}

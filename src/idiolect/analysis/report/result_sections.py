@@ -19,13 +19,14 @@ from idiolect.analysis.report.figures import (
     table,
 )
 from idiolect.analysis.report.report_data import Curve, ReportData
+from idiolect.core.metrics import Metric
 from idiolect.results.document import summary
 from idiolect.results.statistics import PARTICIPATION, participation_over_seeds
 
 _MODELS = {"personal": "Personal models", "global": "Global model"}
-_SPLITS = {  # id of the chart, the data in its title, its axis
-    "val": ("", "validation data", "validation accuracy"),
-    "test_curve": ("test-", "test data (watched only; nothing is chosen by it)", "test accuracy"),
+_SPLITS = {  # id of the chart, the data in its title, the first word of its axis
+    "val": ("", "validation data", "validation"),
+    "test_curve": ("test-", "test data (watched only; nothing is chosen by it)", "test"),
 }
 
 
@@ -33,7 +34,7 @@ def results(data: ReportData) -> Section | None:
     """Show one row per method: test data, last round."""
     if not data.methods:
         return None
-    rows = []
+    rows: list[tuple[Any, ...]] = []
     by_model = {(row["method"], row["model"]): row for row in summary(data.content)}
     for label, method in data.methods.items():
         own = by_model[label, next(iter(method["headline"]))]
@@ -55,7 +56,13 @@ def results(data: ReportData) -> Section | None:
         )
     confidence = 100 * (1 - data.comparison.alpha) if data.comparison else 95
     seeds = _seeds(data.content["seeds"])
-    tables = [table("headline", rows, data.methods, confidence=confidence, seeds=seeds)]
+    labels = list(data.methods)
+    if guess := data.content.get("baseline"):
+        figures_of = guess["headline"]["seeds"]
+        own_mean = (figures_of["mean"], figures_of["std"])
+        rows.append((f"guessing: {guess['name']}", own_mean, *[None] * 8))
+        labels.append("")
+    tables = [table("headline", rows, labels, confidence=confidence, seeds=seeds)]
     found = {label: participation_over_seeds(method) for label, method in data.methods.items()}
     found = {label: own for label, own in found.items() if own and own["clients"]["never"]}
     if found:  # some clients took part in no round
@@ -70,7 +77,7 @@ def _seeds(seeds: Sequence[int]) -> str:
 def _participation(found: dict[str, Any]) -> list[list[Any]]:
     rows = []
     for label, own in found.items():
-        means = next(iter(own["accuracy"].values()))
+        means = next(iter(next(own[key] for key in own if key != "clients").values()))
         pairs = [(own["clients"][kind], means[kind]) for kind in PARTICIPATION]
         rows.append([label, *(value for pair in pairs for value in pair)])
     return rows
@@ -81,7 +88,11 @@ def overview(runs: Sequence[ReportData]) -> Section:
     labels = list(dict.fromkeys(label for one in runs for label in one.methods))
     names = [one.name for one in runs]
     heads = [one.name if names.count(one.name) == 1 else one.folder for one in runs]
-    columns = [Column("method"), *(Column(head, "percent", best="high") for head in heads)]
+    columns = [Column("method")]
+    for head, one in zip(heads, runs, strict=True):
+        form, best = "percent" if one.metric.percent else "figure", one.metric.higher
+        title = head if one.metric.name == "accuracy" else f"{head}: {one.metric.title}"
+        columns.append(Column(title, form, best="high" if best else "low"))
     rows = [(label, *(_accuracy(one, label) for one in runs)) for label in labels]
     return section("overview", [table("overview-table", rows, labels, columns)])
 
@@ -160,20 +171,27 @@ def learning_curves(data: ReportData) -> Section | None:
     for split in _SPLITS:
         curves = [c for c in data.curves if c.split == split and c.model in _MODELS]
         if curves:
-            charts.append(_curve_chart(curves, *_SPLITS[split]))
+            charts.append(_curve_chart(curves, data.metric, *_SPLITS[split]))
     return section("curves", charts) if charts else None
 
 
-def _curve_chart(curves: Sequence[Curve], prefix: str, source: str, axis: str) -> Chart:
+def _axis(own: Metric, words: str) -> Axis:
+    """Return the axis of a metric's values."""
+    return Axis(f"{words} {own.title}", "%" if own.percent else "")
+
+
+def _curve_chart(
+    curves: Sequence[Curve], own: Metric, prefix: str, source: str, words: str
+) -> Chart:
     models = [model for model in _MODELS if any(curve.model == model for curve in curves)]
     marks: list[Mark] = []
     for curve in curves:
         same = [c for c in curves if c.model == curve.model and c.rounds == curve.rounds]
         alike = [c.method for c in same if c.seeds == curve.seeds]
-        marks += _curve_marks(curve, models.index(curve.model), alike)
+        marks += _curve_marks(curve, models.index(curve.model), alike, own)
     return chart(
         "curves",
-        [Panel(_MODELS[model], Axis("round", low=0.0), Axis(axis, "%")) for model in models],
+        [Panel(_MODELS[model], Axis("round", low=0.0), _axis(own, words)) for model in models],
         marks,
         [
             (curve.method, curve.model, round, mean, spread, len(seeds))
@@ -188,12 +206,12 @@ def _curve_chart(curves: Sequence[Curve], prefix: str, source: str, axis: str) -
     )
 
 
-def _curve_marks(curve: Curve, panel: int, alike: Sequence[str]) -> list[Mark]:
+def _curve_marks(curve: Curve, panel: int, alike: Sequence[str], own: Metric) -> list[Mark]:
     """Draw a curve; methods that share their rounds share a band, which would else grow dark."""
     mean, spread, rounds = curve.mean, curve.spread, curve.rounds
     text = [
-        f"{', '.join(alike)}, round {round}: {100 * m:.1f}%"
-        + (f" ± {100 * s:.1f}" if len(seeds) > 1 else "")
+        f"{', '.join(alike)}, round {round}: {own.written(m)}"
+        + (f" ± {_spread(own, s)}" if len(seeds) > 1 else "")
         for round, m, s, seeds in zip(rounds, mean, spread, curve.seeds, strict=True)
     ]
     kind = "line" if len(rounds) > 1 else "dots"
@@ -205,6 +223,10 @@ def _curve_marks(curve: Curve, panel: int, alike: Sequence[str]) -> list[Mark]:
     return [Mark("band", panel, curve.method, x=rounds, low=low, high=high), line]
 
 
+def _spread(own: Metric, value: float) -> str:
+    return f"{100 * value:.1f}" if own.percent else f"{value:.3g}"
+
+
 def communication(data: ReportData) -> Section | None:
     """Draw accuracy over all that was sent, in the end and round by round."""
     if not data.methods:
@@ -213,7 +235,7 @@ def communication(data: ReportData) -> Section | None:
     if data.comparison is not None and data.comparison.reach:
         reach = data.comparison.reach
         rows = [(label, r.model, r.round, r.bytes, r.seconds) for label, r in reach.items()]
-        target = f"{100 * (data.comparison.target or 0):.1f}%"
+        target = data.metric.written(data.comparison.target or 0.0)
         blocks.append(table("reach", rows, reach, target=target))
     return section("traffic", blocks)
 
@@ -231,12 +253,12 @@ def _accuracy_by_traffic(data: ReportData) -> Chart:
         model, figures = next(iter(method["headline"].items()))
         mega = _megabytes(data, label)
         mean, spread = figures["seeds"]["mean"], figures["seeds"]["std"]
-        around = "" if spread is None else f" ± {100 * spread:.1f}"
-        shown = "no figure" if mean is None else f"{100 * mean:.1f}%{around}"
+        around = "" if spread is None else f" ± {_spread(data.metric, spread)}"
+        shown = "no figure" if mean is None else f"{data.metric.written(mean)}{around}"
         text = f"{label}: {shown}<br>{mega:,.1f} MB in {method['rounds']} rounds"
         marks.append(Mark("dots", method=label, x=[mega], y=[mean], text=[text], big=True))
         rows.append((label, model, method["rounds"], mega, mean, spread))
-    panel = Panel("", Axis("MB in all, both ways", low=0.0), Axis("test accuracy", "%"))
+    panel = Panel("", Axis("MB in all, both ways", low=0.0), _axis(data.metric, "test"))
     return chart("traffic", [panel], marks, rows)
 
 
@@ -257,9 +279,10 @@ def _curves_by_traffic(data: ReportData) -> list[Chart]:
             mega = [round * per_round for round in curve.rounds]
             points = list(zip(curve.rounds, mega, curve.mean, strict=True))
             text = [
-                f"{curve.method}, {m:,.1f} MB (round {r}): {100 * v:.1f}%" for r, m, v in points
+                f"{curve.method}, {m:,.1f} MB (round {r}): {data.metric.written(v)}"
+                for r, m, v in points
             ]
             marks.append(Mark("line", method=curve.method, x=mega, y=curve.mean, text=text))
             rows += [(curve.method, curve.model, *point) for point in points]
-    panel = Panel("", Axis("MB so far, both ways", low=0.0), Axis("validation accuracy", "%"))
+    panel = Panel("", Axis("MB so far, both ways", low=0.0), _axis(data.metric, "validation"))
     return [chart("traffic-way", [panel], marks, rows)] if marks else []
