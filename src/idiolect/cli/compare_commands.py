@@ -33,6 +33,10 @@ def compare(
             help="What a verdict is over: clients (clients like these) or examples (these clients)."
         ),
     ] = None,
+    metric: Annotated[
+        str | None,
+        typer.Option(help="What methods are compared by, such as auroc; else evaluate.metric."),
+    ] = None,
     device: Annotated[str | None, base.DEVICE] = None,
     backend: Annotated[str | None, base.BACKEND] = None,
     data_dir: Annotated[Path | None, base.DATA] = None,
@@ -53,13 +57,15 @@ def compare(
         raise ConfigError(f"--alpha is {alpha}; expected between 0 and 1, such as 0.05")
     if unit not in (None, "clients", "examples"):
         raise ConfigError(f"--unit is {unit!r}; expected clients or examples")
-    if target is not None and not 0 < target <= 1:
-        raise ConfigError(f"--target is {target}; expected an accuracy between 0 and 1")
+    if target is not None and not target > 0:
+        raise ConfigError(f"--target is {target}; expected a score above 0, such as 0.9")
     asked: dict[str, Any] = {"alpha": alpha, "target": target, "unit": unit}
     if experiment.is_dir():
-        content, folder = compare_folder(experiment, **asked), experiment
+        content, folder = compare_folder(experiment, **asked, metric=metric), experiment
     else:
-        loaded = load_experiment(experiment, base.overrides_of(set, device, backend))
+        chosen = [f"evaluate.metric={metric}"] if metric else []
+        given = base.overrides_of([*(set or []), *chosen], device, backend)
+        loaded = load_experiment(experiment, given)
         saved = "interrupted; the last whole round is saved: go on with the same command"
         with base.interruptible(saved), progress(console(stderr=json)) as watch:
             content, folder = compare_experiment(

@@ -57,15 +57,17 @@ def compare(
     alpha: float = ALPHA,
     target: float | None = None,
     unit: str | None = None,
+    metric: str | None = None,
 ) -> Document:
     """Compare an experiment file's methods, as `idiolect compare` does; return comparison.json.
 
     A folder of results, of `run` or `compare`, is compared as it is.
     """
     if Path(path).is_dir():
-        return compare_folder(Path(path), alpha, target, unit)
+        return compare_folder(Path(path), alpha, target, unit, metric)
+    chosen = [f"evaluate.metric={metric}"] if metric else []
     content, _ = compare_experiment(
-        load_experiment(path, overrides),
+        load_experiment(path, [*overrides, *chosen]),
         Path(out) if out else None,
         data_dir=Path(data_dir) if data_dir else None,
         alpha=alpha,
@@ -76,9 +78,16 @@ def compare(
 
 
 def compare_folder(
-    folder: Path, alpha: float = ALPHA, target: float | None = None, unit: str | None = None
+    folder: Path,
+    alpha: float = ALPHA,
+    target: float | None = None,
+    unit: str | None = None,
+    metric: str | None = None,
 ) -> Document:
-    """Compare what a folder holds: one result, or those of several splits."""
+    """Compare what a folder holds: one result, or those of several splits.
+
+    `metric` is another than the run's own.
+    """
     if (folder / document.FILE).exists() or not (folder / FILE).exists():
         splits = {"": folder}
     else:
@@ -88,7 +97,7 @@ def compare_folder(
     if not all(content["methods"] for content in held.values()):
         raise DataError(f"{folder} holds no finished method; run its experiment to the end")
     name = next(iter(held.values()))["name"].split(":")[0]
-    return _laid_out(name, held, splits, folder, alpha, target, unit)
+    return _laid_out(name, held, splits, folder, alpha, target, unit, metric)
 
 
 def compare_experiment(
@@ -150,9 +159,10 @@ def _laid_out(
     alpha: float,
     target: float | None,
     unit: str | None,
+    metric: str | None = None,
 ) -> Document:
     comparisons: dict[str, Comparison] = {
-        split: compared(content, alpha=alpha, target=target, unit=unit)
+        split: compared(content, alpha=alpha, target=target, unit=unit, metric=metric)
         for split, content in held.items()
     }
     together = overall(comparisons)
@@ -170,7 +180,7 @@ def _laid_out(
             }
             for split, content in held.items()
         ],
-        "asked": {"alpha": alpha, "target": target, "unit": unit},
+        "asked": {"alpha": alpha, "target": target, "unit": unit, "metric": metric},
         "overall": None if together is None else plain(dataclasses.asdict(together)),
         "versions": versions(),
     }

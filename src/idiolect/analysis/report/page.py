@@ -34,8 +34,8 @@ _POLICY = (
 
 _SECTIONS = (
     result_sections.results,
-    result_sections.differences,
     metric_sections.all_metrics,
+    result_sections.differences,
     client_sections.clients,
     client_sections.choices,
     result_sections.learning_curves,

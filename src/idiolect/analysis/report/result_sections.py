@@ -56,13 +56,7 @@ def results(data: ReportData) -> Section | None:
         )
     confidence = 100 * (1 - data.comparison.alpha) if data.comparison else 95
     seeds = _seeds(data.content["seeds"])
-    labels = list(data.methods)
-    if guess := data.content.get("baseline"):
-        figures_of = guess["headline"]["seeds"]
-        own_mean = (figures_of["mean"], figures_of["std"])
-        rows.append((f"guessing: {guess['name']}", own_mean, *[None] * 8))
-        labels.append("")
-    tables = [table("headline", rows, labels, confidence=confidence, seeds=seeds)]
+    tables = [table("headline", rows, data.methods, confidence=confidence, seeds=seeds)]
     found = {label: participation_over_seeds(method) for label, method in data.methods.items()}
     found = {label: own for label, own in found.items() if own and own["clients"]["never"]}
     if found:  # some clients took part in no round
