@@ -342,8 +342,8 @@ def compare(what: Any, federation: Any = None, model: Models = "dnn", **options:
     `compare("experiment.toml", ...)` does as `idiolect compare` and returns comparison.json.
     `compare(["local", "fedavg", FedPer(lr=0.1)], federation, model, rounds=..., seeds=(0, 1))`
     trains the methods and returns `ComparedResults`; so does `compare([result, other])` of results
-    that are there. Methods are names, made methods, or either by label in a dict; further options
-    are those of `fit`, and settings that the named methods have.
+    that are there. Methods are names, made methods, or either by label in a dict; `seeds` are
+    numbers, or how many; further options are those of `fit`, and settings of the named methods.
     """
     if isinstance(what, str | Path):
         from idiolect.experiment.compare import compare as compare_file
@@ -431,7 +431,9 @@ def _compare_methods(
                 model,
                 own if isinstance(one, str) else {},
                 rounds=rounds,
-                seeds=(seeds,) if isinstance(seeds, int) else tuple(seeds),
+                seeds=tuple(range(_whole("seeds", seeds, 1)))
+                if isinstance(seeds, int)
+                else tuple(seeds),
                 cohort=cohort,
                 auxiliary=auxiliary,
                 backend=_machine(backend, device),

@@ -131,3 +131,31 @@ def test_what_cannot_be_data_is_one_clear_line(make, words):
     with pytest.raises((ConfigError, DataError), match=words) as found:
         make(columns())
     assert "\n" not in str(found.value)
+
+
+def test_arrays_of_numbers_are_scaled_and_filled_in_and_predicted_as_they_are():
+    draws = np.random.default_rng(5)
+    x = draws.normal(50, 20, (120, 3))
+    y = np.where(x[:, 0] > 50, "high", "low")
+    x[draws.random(x.shape) < 0.1] = np.nan
+    made = Federation.from_arrays(x, y, draws.integers(0, 2, 120))
+    assert made.dataset.features[:2] == ("x0", "x0 missing")
+    seen = made.dataset.decoded(np.concatenate(made.train))[:, 0]
+    assert abs(seen.mean()) < 0.1 and abs(seen.std() - 1) < 0.1
+    result = idiolect.fit("fedavg", made, "mlr", rounds=10, lr=0.1)
+    kept = result.predict(0, x[:6])
+    again = result.predict(0, {f"x{n}": x[:6, n].tolist() for n in range(3)})
+    assert np.array_equal(kept.probabilities, again.probabilities)
+    with pytest.raises(DataError, match="x is infinite in row 1, feature 0"):
+        Federation.from_arrays([[1.0], [np.inf]], [0, 1], [0, 1])
+
+
+def test_a_declared_column_that_is_not_there_is_refused():
+    with pytest.raises(DataError, match="no column 'agee'; did you mean 'age'"):
+        Federation.from_frame(
+            columns(), client="hospital", label="target", columns={"agee": "category"}
+        )
+    made = Federation.from_frame(
+        columns(), client="hospital", label="target", columns={"age": "ignore"}
+    )
+    assert made.dataset.features == ("pressure",)

@@ -79,7 +79,7 @@ def federation_html(federation: Federation) -> str:
         federation.counts(),
         "What each client holds: training, validation and test rows together",
     )
-    return _framed(federation_text(federation), body)
+    return _framed(federation_text(federation), body + _notes(federation.warnings()))
 
 
 def heat_table(
@@ -110,6 +110,11 @@ def heat_table(
         f'<thead><tr><th style="{cell};text-align:left">{escape(corner)}</th>{heads}{total}</tr>'
         f"</thead><tbody>{''.join(rows)}</tbody></table></div>"
     )
+
+
+def _notes(texts: Sequence[str]) -> str:
+    lines = [escape(shortened(text, 300)) for text in texts[:5]]
+    return "".join(f'<div style="color:#7a4b00">note: {line}</div>' for line in lines)
 
 
 def _framed(text: str, body: str) -> str:

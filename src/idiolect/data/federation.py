@@ -175,16 +175,16 @@ class Federation:
     ) -> Federation:
         """Divide arrays: x [row, ...], y [row], and whose each row is, [row] of names or numbers.
 
-        `task` says what y is, if not a class: see `data.read`.
-
-        With a `partition` such as "dirichlet", `clients` is how many there are to be.
+        Where x is [row, feature], features are scaled by the training rows, and filled in where
+        they are NaN, unless `normalise` says otherwise. `task` says what y is, if not a class: see
+        `data.read`. With a `partition` such as "dirichlet", `clients` is how many there are to be.
         """
         from idiolect.data.federate import federate_by_clients
         from idiolect.data.own.frames import read_arrays
 
         if isinstance(clients, int) and partition is not None:  # how many a partition makes
             more["clients"], clients = clients, None
-        dataset = read_arrays(x, y, clients, features, task)
+        dataset = read_arrays(x, y, clients, features, task, normalise is None)
         return federate_by_clients(dataset, partition, seed, split, normalise, **more)
 
     def __repr__(self) -> str:

@@ -261,7 +261,21 @@ class Preprocessing:
             return self._texts(list(given))
         if self.kind == "images" and (pictures := _pictures(given)) is not None:
             return _numbered(np.concatenate([self._image(one, "the image") for one in pictures]))
+        if self.encoder is not None and (table := self._raw_columns(given)) is not None:
+            return self._table(table, columns, "the rows")
         return _numbered(self._array(given))
+
+    def _raw_columns(self, given: Any) -> Any:
+        """Take an array [row, column] for the columns of training in their order; else None."""
+        assert self.encoder is not None
+        names = [name for name, plan in self.encoder.plans.items() if plan.kind != "ignore"]
+        x = np.asarray(given.detach().cpu() if hasattr(given, "detach") else given)
+        if x.dtype.kind not in "buif" or x.ndim not in (1, 2) or x.shape[-1] != len(names):
+            return None
+        import pyarrow
+
+        wide = x.reshape(-1, len(names))
+        return pyarrow.table({name: wide[:, place] for place, name in enumerate(names)})
 
     def _file(self, path: Path, columns: dict[str, Any]) -> NewRows:
         if self.kind == "images" and path.suffix.lower() not in (".npz", ".parquet", ".csv"):

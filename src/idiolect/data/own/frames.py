@@ -1,13 +1,17 @@
 """Data that is already in memory: DataFrames of any library, and arrays."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from idiolect.data.dataset import AnyArray, Dataset
+from idiolect.data.column_sums import ColumnPlan, RawColumn, RawTable
+from idiolect.data.dataset import TABLE, AnyArray, Dataset
+from idiolect.data.own.column_types import EVERY_OTHER, TableFacts
+from idiolect.data.own.csv_files import TableSource
 from idiolect.data.own.tables import (
     ReadOptions,
     array_columns,
@@ -18,7 +22,7 @@ from idiolect.data.own.tables import (
     unlabelled,
 )
 from idiolect.data.targets import TaskLike, make_task
-from idiolect.errors import DataError
+from idiolect.errors import DataError, suggest
 
 FRAME = Path("data frame")  # stands for the file's name in messages
 _EXPECTED = (
@@ -29,7 +33,11 @@ _EXPECTED = (
 
 def read_frame(frame: Any, options: ReadOptions) -> Dataset:
     """Make a dataset of a frame, as of a file with the same columns."""
-    return table_dataset(FRAME, frame_table(frame), options)
+    table = frame_table(frame)
+    for name in options.columns:
+        if name not in (*table.column_names, EVERY_OTHER):
+            raise DataError(f"columns: there is no column {suggest(name, table.column_names)}")
+    return table_dataset(FRAME, table, options)
 
 
 def frame_table(frame: Any) -> Any:
@@ -95,14 +103,24 @@ def array_of(values: Any, what: str) -> AnyArray:
 
 
 def read_arrays(
-    x: Any, y: Any, clients: Any, features: Sequence[str] = (), task: TaskLike | None = None
+    x: Any,
+    y: Any,
+    clients: Any,
+    features: Sequence[str] = (),
+    task: TaskLike | None = None,
+    scaled: bool = True,
 ) -> Dataset:
     """Make a dataset of arrays: x [row, ...], y [row], and whose each row is [row].
 
+    Where x is [row, feature], features are numbers as in a table: `scaled`, and filled in where
+    they are NaN.
     With task "labels" y is [row, label] of 0 and 1, with "survival" [row, 2]: time and event.
     """
     chosen = make_task(task)
-    made = examples(array_of(x, "x"), "x")
+    given = array_of(x, "x")
+    numbers = scaled and given.ndim <= 2 and given.dtype.kind in "buif"
+    raw = _number_columns(given, features) if numbers else None
+    made = examples(given, "x") if raw is None else raw.placeholder()
     labels, owners = array_of(y, "y"), None if clients is None else array_of(clients, "clients")
     for name, own in (("y", labels), ("clients", owners)):
         wide = name == "y" and chosen.kind != "classes" and own is not None and own.ndim == 2
@@ -111,10 +129,30 @@ def read_arrays(
                 f"{name} has shape {own.shape} and x has {len(made)} rows; expected one entry for "
                 "each row"
             )
-    if features and (made.ndim != 2 or len(features) != made.shape[1]):
+    if features and raw is None and (made.ndim != 2 or len(features) != made.shape[1]):
         raise DataError(f"{len(features)} names of features for x of shape {made.shape}")
-    path, names = Path("arrays"), tuple(features)
-    if chosen.kind == "classes":
-        return assembled(path, made, labels, owners, None, "arrays", names)
-    plain = assembled(path, made, unlabelled(len(made)), owners, None, "arrays", names)
-    return targeted(plain, array_columns(labels, "y"), chosen, "arrays")
+    path, names = Path("arrays"), tuple(features) if raw is None else tuple(raw.columns)
+    classes = chosen.kind == "classes"
+    known = labels if classes else unlabelled(len(made))
+    plain = assembled(path, made, known, owners, None, "arrays", names)
+    if raw is not None:
+        plain = replace(plain, table=raw, unfitted=TABLE)
+    return plain if classes else targeted(plain, array_columns(labels, "y"), chosen, "arrays")
+
+
+def _number_columns(x: AnyArray, names: Sequence[str]) -> RawTable:
+    """Take the columns of x [row, feature] for numbers; NaN is a missing one."""
+    wide = x.reshape(len(x), -1).astype(np.float64)
+    if np.isinf(wide).any():
+        row, column = (int(at) for at in np.argwhere(np.isinf(wide))[0])
+        raise DataError(f"x is infinite in row {row}, feature {column}; make it NaN, or drop it")
+    if names and len(names) != wide.shape[1]:
+        raise DataError(f"{len(names)} names of features for x of shape {x.shape}")
+    called = [str(name) for name in names] or [f"x{n}" for n in range(wide.shape[1])]
+    columns = {
+        name: RawColumn(ColumnPlan("number"), np.ascontiguousarray(wide[:, place]))
+        for place, name in enumerate(called)
+    }
+    if len(columns) < wide.shape[1]:
+        raise DataError("two features have the same name; give each its own")
+    return RawTable(columns, len(wide), {}, TableFacts(TableSource(Path("arrays")), (), {}, ()))
