@@ -128,7 +128,7 @@ def test_a_newcomer_trains_a_head_from_the_global_one() -> None:
     state = shared(1.0, 0.0, 99.0, 0.0)
     found = method.adapt(Sent(state), {"b.w": tensor(5.0)}, client(main=Split(1.0, 0.0)))
     assert float(found.head["b.w"]) == close(0.1)
-    assert float(found.shared["b.w"]) == 0
+    assert float(found.params["b.w"]) == 0
 
 
 def test_settings_out_of_range_are_refused() -> None:

@@ -76,7 +76,7 @@ def test_a_newcomer_trains_a_head_alone() -> None:
     found = method.adapt(Sent(params(1.0, 0.0)), kept(0.0, 0, 0), client(main=Split(1.0, 0.0)))
     assert isinstance(found, TwoHeads)
     assert float(found.head["b.w"]) == close(0.1)
-    assert {n: float(v) for n, v in found.generic.items()} == {"a.w": 1.0, "b.w": 0.0}
+    assert {n: float(v) for n, v in found.params.items()} == {"a.w": 1.0, "b.w": 0.0}
 
 
 def test_settings_out_of_range_are_refused() -> None:

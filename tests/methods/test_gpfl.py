@@ -129,7 +129,7 @@ def test_a_newcomer_counts_its_classes_and_trains_a_head() -> None:
         for model in (before, found)
     ]
     assert losses[1] < losses[0]
-    assert found.shared is state
+    assert found.params is state
 
 
 def test_settings_out_of_range_are_refused() -> None:

@@ -35,6 +35,7 @@ class Aggregator:
     title: ClassVar[str] = ""
     source: ClassVar[str] = ""  # where it comes from
     hides: ClassVar[bool] = False  # it hides any one client, so that nothing may pass it by
+    mean_only: ClassVar[bool] = False  # it uses the mean by the method's own weights, nothing else
     shortens: ClassVar[bool] = False  # the sum of updates that clients shorten themselves will do
 
     def __post_init__(self) -> None:
@@ -92,6 +93,8 @@ class Aggregated(Privacy, Stateful):
         super().__post_init__()
         if not has(self.base, Averaging) or self.base.pooled:
             raise MethodError(refusal(self.base, self.by.title))
+        if self.by.mean_only:
+            object.__setattr__(self, "single_reports", self.base.single_reports)
 
     def titled(self, title: str) -> str:
         """Name the rule behind the method."""
@@ -117,14 +120,19 @@ class Aggregated(Privacy, Stateful):
         return self.by.repeatable and (not has(self.base, Privacy) or self.base.repeatable)
 
     def memory(self, setup: Setup) -> Tree:
-        """Let the rule remember."""
-        return self.by.start(setup)
+        """Let the rule remember; the parameters it is shown are those that clients report."""
+        nobody = torch.zeros(1, dtype=torch.int64, device=setup.sizes.device)
+        sent = reference(self.base, self.base.init_server(setup), nobody)
+        return self.by.start(setup._replace(params=sent))
 
     def server_step(self, state: Served, cohort: Tensor, reports: Report) -> Served:
         """Join the reports by the rule; the inner method averages the one that is left."""
         sent = reference(self.base, state.inner, cohort)
         _refuse_unlike(self.base, sent, reports.params)
-        joined, memory = self.by.combine(state.memory, sent, reports.params, reports.size)
+        weight = reports.size
+        if self.by.mean_only and has(self.base, Averaging):
+            weight = self.base.weights(weight)
+        joined, memory = self.by.combine(state.memory, sent, reports.params, weight)
         return Served(self._inner(state.inner, cohort, joined), memory)
 
     def sum_step(self, state: Served, cohort: Tensor, total: "Shortened") -> Served:

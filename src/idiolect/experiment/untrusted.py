@@ -18,7 +18,7 @@ from dataclasses import Field, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from idiolect.aggregation import RULES, Private
+from idiolect.aggregation import RULES, SERVER_OPTIMISERS, Private
 from idiolect.aggregation.aggregator import Aggregator
 from idiolect.core.method import Method
 from idiolect.core.wrap import Wrapper
@@ -28,7 +28,7 @@ from idiolect.methods import METHODS
 from idiolect.methods.personalise import Combined
 from idiolect.models import MODELS
 
-AGGREGATORS: dict[str, type[Aggregator]] = {**RULES, "dp": Private}
+AGGREGATORS: dict[str, type[Aggregator]] = {**RULES, **SERVER_OPTIMISERS, "dp": Private}
 
 OWN = "own"  # stands for a file that whoever reads the experiment has to give
 
@@ -110,6 +110,11 @@ def import_method(name: str, where: str, reach: Permissions) -> type[Method]:
     if name in METHODS:
         return METHODS[name]
     packaged = packaged_methods()
+    if name in AGGREGATORS:
+        raise ConfigError(
+            f"{where}: {name!r} is no method but a rule of the server, for any method that "
+            f"averages; write name = 'fedavg', aggregate = {name!r}"
+        )
     if name not in packaged and ":" not in name:
         raise ConfigError(
             f"{where}: unknown method {suggest(name, [*METHODS, *packaged])} (your own: "

@@ -39,7 +39,7 @@ WIDTHS = (10.0, 15.0, 20.0, 50.0)
 class Separated(NamedTuple):
     """What a client uses: what is shared (network and policy), and its own head."""
 
-    shared: Params
+    params: Params
     head: Params
 
 
@@ -112,10 +112,10 @@ class FedCP(NewcomerModel, FedAvg):
 
     def predict(self, model: Separated, x: Tensor, local: Local) -> Tensor:
         """Add the outputs of both heads, each on its part of the features."""
-        network = _network(model.shared)
+        network = _network(model.params)
         own = {**network, **model.head}
         features = local.features(network, x)
-        mine, rest = separate(model.shared, _context(own, features, local), features)
+        mine, rest = separate(model.params, _context(own, features, local), features)
         return local.head(own, mine) + local.head(network, rest)
 
 

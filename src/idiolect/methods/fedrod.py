@@ -36,7 +36,7 @@ class PersonalHead(NamedTuple):
 class TwoHeads(NamedTuple):
     """What a client uses: the generic network and a second head."""
 
-    generic: Params
+    params: Params
     head: Params
 
 
@@ -106,9 +106,9 @@ class FedRoD(Preparation, NewcomerModel, FedAvg):
         """Return the generic logits, or those of both heads added up."""
         if not isinstance(model, TwoHeads):
             return local.logits(model, x)
-        features = local.features(model.generic, x)
-        added = local.head({**model.generic, **model.head}, features)
-        return local.head(model.generic, features) + added
+        features = local.features(model.params, x)
+        added = local.head({**model.params, **model.head}, features)
+        return local.head(model.params, features) + added
 
 
 def _parted(params: Params) -> tuple[Params, Params]:

@@ -37,7 +37,7 @@ EXTRA = "gpfl."  # before the names of what is not the network's
 class Guided(NamedTuple):
     """What a client uses: what is shared, its own head, and how often it has each class."""
 
-    shared: Params
+    params: Params
     head: Params
     prior: Tensor
 
@@ -136,7 +136,7 @@ class GPFL(Preparation, NewcomerModel, FedAvg):
 
     def predict(self, model: Guided, x: Tensor, local: Local) -> Tensor:
         """Return the head's logits on the personal features."""
-        extra, body = tree.split(model.shared, lambda name: name.startswith(EXTRA))
+        extra, body = tree.split(model.params, lambda name: name.startswith(EXTRA))
         network, own = {**body, **model.head}, model.prior @ extra[EXTRA + "embeddings"]
         return local.head(network, valve(extra, local.features(network, x), own))
 
