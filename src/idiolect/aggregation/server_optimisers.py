@@ -20,7 +20,7 @@ from idiolect.core.method import Setup, setting
 from idiolect.core.tree import Params, Tree
 
 
-class Moments(NamedTuple):
+class ServerMoments(NamedTuple):
     """What the server remembers of earlier updates, by the names of parameters."""
 
     first: Params  # m
@@ -70,17 +70,17 @@ class FedAdam(FedAvgM):
     beta2: float = setting(0.99, "how much of earlier squares is kept (β₂)", least=0, most=1)
     tau: float = setting(1e-3, "added to the root of the squares (τ)", above=0)
 
-    def start(self, setup: Setup) -> Moments:
+    def start(self, setup: Setup) -> ServerMoments:
         """No update is known; squares start at τ²."""
         zeros = tree.zeros_like(batchnorm.parameters(setup.params))
-        return Moments(zeros, tree.map(lambda leaf: leaf + self.tau**2, zeros))
+        return ServerMoments(zeros, tree.map(lambda leaf: leaf + self.tau**2, zeros))
 
-    def step(self, update: Params, memory: Moments) -> tuple[Params, Moments]:
+    def step(self, update: Params, memory: ServerMoments) -> tuple[Params, ServerMoments]:
         """Scale each coordinate by the size of its updates so far."""
         first = tree.map(lambda m, d: self.beta1 * m + (1 - self.beta1) * d, memory.first, update)
         second = tree.map(lambda v, d: self.squares(v, d.square()), memory.second, update)
         step = tree.map(lambda m, v: m / (v.sqrt() + self.tau), first, second)
-        return step, Moments(first, second)
+        return step, ServerMoments(first, second)
 
     def squares(self, v: Tensor, square: Tensor) -> Tensor:
         """Return the new v."""

@@ -42,6 +42,7 @@ class KNNPer(Facts, Reason, FedAvg):
     title: ClassVar[str] = "kNN-Per"
     paper: ClassVar[str] = "Marfoq et al. 2022, Eq. 8"
     trained_as: ClassVar[type[Method] | None] = FedAvg
+    needs_classes: ClassVar[str] = "votes of neighbours"
 
     neighbours: int = setting(10, "examples that vote (k)", least=1, deploy=True)
     scale: float = setting(1.0, "distance at which a vote falls to 1/e", above=0, deploy=True)
