@@ -122,7 +122,7 @@ def category_rows(content: Description, names: Sequence[str]) -> list[list[Any]]
         if len(order) > _MOST_CATEGORIES:
             more = f"{len(order) - _MOST_CATEGORIES} more"
             found.append([name, more, *(None for _ in parts)])
-        for key, words in (("other", "(too rare to tell)"), ("missing", "(gap)")):
+        for key, words in (("other", "(rare)"), ("missing", "(gap)")):
             if any(figures.get(key) for figures in own):
                 found.append([name, words, *(_share_of(figures, key) for figures in own)])
     return found
@@ -212,7 +212,10 @@ def _part(
         rows = category_rows(content, names)
         heads = [Column("column"), Column("category")]
         heads += [Column(site, "percent") for site, _ in parts_of(content)]
-        caption = "Per cent of a site's rows. A dash: none, or too few to be told."
+        caption = (
+            "Per cent of a site's rows. A dash: none, or too few to be told; (rare): all those "
+            "that are too rare to be told one by one."
+        )
         blocks.append(Table(f"{ident}-shares", title, caption, heads, rows[:_MOST_ROWS]))
     return Section(ident, title, lead, blocks) if blocks else None
 

@@ -177,7 +177,7 @@ class ColumnSums:
         if not len(values):
             return cls(rows, rows)
         mean = float(values.mean())
-        bins, times = np.unique(_bins(values), return_counts=True)
+        bins, times = np.unique(bin_numbers(values), return_counts=True)
         return cls(
             rows,
             rows - len(values),
@@ -297,7 +297,7 @@ class ColumnSums:
         return cls(rows, missing, float(mean), float(squares), whole, found, dict(counts))
 
 
-def _bins(values: Numbers) -> NDArray[np.int64]:
+def bin_numbers(values: Numbers) -> NDArray[np.int64]:
     """Number the bin of each value: equal steps of the logarithm on both sides of zero."""
     size = np.where(values == 0, 1.0, np.abs(values))
     keys = np.sign(values) * (np.floor(np.log2(size) * _PER_OCTAVE) + _ZERO)

@@ -18,7 +18,7 @@ import numpy as np
 from idiolect.aggregation import noise
 from idiolect.core.checkpoint import write_whole
 from idiolect.data import Dataset
-from idiolect.data.column_sums import ColumnPlan, ColumnSums, RawColumn
+from idiolect.data.column_sums import ColumnSums, bin_numbers
 from idiolect.data.dataset import Rows
 from idiolect.data.description import SiteSums, ToldColumn, column_sums
 from idiolect.deploy import node_records, protocol
@@ -102,34 +102,37 @@ def _grouped(sums: ColumnSums, least: int) -> dict[int, int]:
 
     A bin that has enough by itself stays. So no extreme is told, and no value of few.
     """
+    if not sums.bins:
+        return {}
     groups: list[list[int]] = [[]]
+    held = 0  # rows of the last group
     for key in sorted(sums.bins):
-        if sum(sums.bins[own] for own in groups[-1]) >= least:
+        if held >= least:
             groups.append([])
+            held = 0
         groups[-1].append(key)
-    if len(groups) > 1 and sum(sums.bins[own] for own in groups[-1]) < least:
+        held += sums.bins[key]
+    if len(groups) > 1 and held < least:
         last = groups.pop()
         groups[-1] += last
+    counts = [sum(sums.bins[key] for key in group) for group in groups]
+    means = [
+        sum(_bin_value(key, sums.whole) * sums.bins[key] for key in group) / count
+        if len(group) > 1
+        else 0.0
+        for group, count in zip(groups, counts, strict=True)
+    ]
+    middles = bin_numbers(np.array(means)).tolist()
     told: dict[int, int] = {}
-    for group in groups:
-        counts = [sums.bins[key] for key in group]
-        key = group[0]
-        if len(group) > 1:
-            values = [_bin_value(own, sums.whole) for own in group]
-            key = _bin_of(float(np.average(values, weights=counts)))
-        told[key] = told.get(key, 0) + sum(counts)
+    for group, count, middle in zip(groups, counts, middles, strict=True):
+        key = group[0] if len(group) == 1 else int(middle)
+        told[key] = told.get(key, 0) + count
     return told
 
 
 def _bin_value(key: int, whole: bool) -> float:
     """Return the number that stands for a bin of a histogram."""
     return ColumnSums(1, 0, whole=whole, bins={key: 1}).quantile(0.5)
-
-
-def _bin_of(value: float) -> int:
-    """Return the bin that a number is in."""
-    (key,) = ColumnSums.of(RawColumn(ColumnPlan("number"), np.array([value]))).bins
-    return key
 
 
 def _take(counts: "dict[Any, int]", spare: int) -> None:
@@ -178,7 +181,7 @@ def _noisy(column: ToldColumn, scale: float, least: float, stream: noise.NoiseSt
     sums = dataclasses.replace(column.sums, whole=False)  # which is a fact about every row
     cells: dict[Any, int] = dict(sums.counts)
     if column.kind == "boolean":
-        one = _bin_of(1.0)
+        one = int(bin_numbers(np.ones(1))[0])
         cells, least = {0: sums.bins.get(0, 0), one: sums.bins.get(one, 0)}, 1.0
     elif column.kind != "category":
         cells = {}

@@ -93,7 +93,7 @@ class _JoinedRun:
     @property
     def choice(self) -> MetricChoice:
         """What is measured: as the experiment says, whatever a message asks for."""
-        asked = Evaluate(**self.data.experiment.evaluate.model_dump())
+        asked = Evaluate(**self.data.experiment.evaluate.of_job())
         return asked.choice(self.data.dataset.task.kind)
 
     def method(self, label: str) -> Method:
