@@ -109,6 +109,9 @@ def suggest(key: str, known: Iterable[str]) -> str:
 
 
 def shortened(text: str, most: int = 40) -> str:
-    """Cut a long name; control characters and line breaks become spaces."""
+    """Cut a long name in its middle; control characters and line breaks become spaces."""
     plain = "".join(letter if letter.isprintable() else " " for letter in text)
-    return plain if len(plain) <= most else plain[: most - 1] + "…"
+    if len(plain) <= most:
+        return plain
+    head = (most - 1) * 2 // 3
+    return f"{plain[:head]}…{plain[len(plain) - (most - 1 - head) :]}"

@@ -8,8 +8,9 @@ from typer.testing import CliRunner
 
 from idiolect.cli import app, main
 from idiolect.cli.comparison_tables import print_comparison
-from idiolect.cli.layout import print_table, print_texts, short
+from idiolect.cli.layout import print_table, print_texts
 from idiolect.cli.screen import PlainConsole, print_fairness, print_result
+from idiolect.errors import shortened
 from idiolect.methods import METHODS
 
 WIDTHS = (80, 120)
@@ -96,8 +97,8 @@ def test_commands(command, width, monkeypatch, tmp_path):
 
 def test_names_of_any_length_are_shortened_in_the_middle():
     name = "hospital " + "x" * 5000 + " ward 7"
-    assert len(short(name)) == 40 and short(name).startswith("hospital ")
-    assert short(name).endswith("ward 7") and short("plain") == "plain"
+    assert len(shortened(name)) == 40 and shortened(name).startswith("hospital ")
+    assert shortened(name).endswith("ward 7") and shortened("plain") == "plain"
     made = screen(80)
     print_table(made, "", ["client"], ["mean"], [[name, "50.0"]])
     print_texts(made, ("name", "text"), [[name, "word " * 50]])

@@ -17,7 +17,7 @@ from idiolect.cli.command_base import (
     guarded,
     reading_options,
 )
-from idiolect.errors import ConfigError, DataError, IdiolectError
+from idiolect.errors import ConfigError, DataError, IdiolectError, shortened
 
 if TYPE_CHECKING:
     from idiolect.cli.screen import PlainConsole
@@ -229,22 +229,26 @@ def _plain(found: "Inspection") -> dict[str, Any]:
 
 def _print_inspection(screen: "PlainConsole", found: "Inspection", guessed: dict[str, str]) -> None:
     """Print what was found, a line for each column, and what to write where it is wrong."""
-    from idiolect.cli.layout import print_texts, short
+    from idiolect.cli.layout import print_texts
 
     screen.say(f"{found.form}; {found.rows:,} rows; task {found.task}")
     for option, words in guessed.items():
         screen.say(f"guessed: {option} is {words}; another: --{option} COLUMN")
     rows = [
         [
-            short(one.name, 28),
+            shortened(one.name, 28),
             one.kind,
             f"{one.missing:.0%}" if one.missing else "-",
             one.done or "-",
-            short(one.holds, 200),
+            shortened(one.holds, 200),
         ]
         for one in found.columns
     ]
     print_texts(screen, ("column", "type", "missing", "what is done", "what it holds"), rows)
+    if any(one.kind == "number" and one.done == "as it is" for one in found.columns):
+        screen.say(
+            'note: numbers go in unscaled: write normalise = "feature" in [data] to scale them'
+        )
     for one in found.advice:
         where = f" in [{one.where}]" if one.where else ""
         remedy = f": write {one.remedy}{where}" if one.remedy else ""
@@ -314,13 +318,13 @@ def _holdings(federation: "Federation", counts: Any) -> dict[str, Any]:
 
 def _print_holdings(screen: "PlainConsole", federation: "Federation", counts: Any) -> None:
     """Draw a row per client: a shade for each class, with counts where they fit, and totals."""
-    from idiolect.cli.layout import NARROW, print_table, short
+    from idiolect.cli.layout import NARROW, print_table
 
     classes = federation.columns
     roomy = len(classes) <= _MOST_CLASSES
-    heads = [short(name, 14) for name in classes]
+    heads = [shortened(name, 14) for name in classes]
     if not roomy:
-        heads = [f"{short(classes[0], 14)} to {short(classes[-1], 14)}"]
+        heads = [f"{shortened(classes[0], 14)} to {shortened(classes[-1], 14)}"]
     most = max(int(counts.max()), 1)
     shaded = len(classes) <= 6 or screen.width >= NARROW
     rows = []

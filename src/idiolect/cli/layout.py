@@ -11,16 +11,10 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from idiolect.errors import shortened
+
 LONGEST = 40  # letters of a name in a table
 NARROW = 100  # columns of a screen below which names are shorter and spare columns left out
-
-
-def short(text: str, most: int = LONGEST) -> str:
-    """Shorten a name in its middle: both ends tell names apart."""
-    if len(text) <= most:
-        return text
-    head = (most - 1) * 2 // 3
-    return f"{text[:head]}…{text[len(text) - (most - 1 - head) :]}"
 
 
 def print_table(
@@ -44,10 +38,10 @@ def print_table(
     """
     most = 28 if screen.width < NARROW else LONGEST
     lines = [
-        [short(cell, most) if cut or not place else cell for place, cell in enumerate(row)]
+        [shortened(cell, most) if cut or not place else cell for place, cell in enumerate(row)]
         for row in ([*rows, total] if total else rows)
     ]
-    heads = [*left, *right]
+    heads = [shortened(head, LONGEST) for head in (*left, *right)]
     whole = list(range(len(heads)))
     make = partial(_table, left, heads, lines, dim=dim, total=bool(total))
     if title:
@@ -138,6 +132,6 @@ def print_texts(
         beside = [
             cell for place, cell in enumerate(row[1:], 1) if place != body and cell not in ("", "-")
         ]
-        first = Text(short(row[0], screen.width - 4), style="bold")
+        first = Text(shortened(row[0], screen.width - 4), style="bold")
         screen.print(first + Text("".join(f"  {cell}" for cell in beside), style="not bold"))
         screen.print(Text(textwrap.indent(textwrap.fill(row[body], screen.width - 4), "    ")))

@@ -12,9 +12,10 @@ from rich.table import Table
 from rich.text import Text
 
 from idiolect.cli.command_base import printable
-from idiolect.cli.layout import print_table, short
+from idiolect.cli.layout import print_table
 from idiolect.core.metrics import Metric, metric
 from idiolect.engine.outcome import Watch
+from idiolect.errors import shortened
 from idiolect.results import statistics
 from idiolect.results.document import (
     Document,
@@ -148,7 +149,7 @@ def _print_reasons(screen: PlainConsole, content: Document) -> None:
     for label, method in content["methods"].items():
         first = method["seeds"][0]
         chosen = {
-            short(one["client"]): one["reason"] for one in first["clients"] if one.get("reason")
+            shortened(one["client"]): one["reason"] for one in first["clients"] if one.get("reason")
         }
         if chosen:
             screen.print(f"What {label} chose, seed {first['seed']}, on validation data:")

@@ -208,6 +208,8 @@ def _file(
         why = f"{'as given' if task else 'by the label'}; or {_others(kind)}"
         lines.append(_line(f"task = {quoted_text(task or kind)}", why))
     lines += _partition(dataset)
+    if _unscaled(dataset):
+        lines.append(_line('normalise = "feature"', "numbers are scaled by the training rows"))
     lines.append(_line("split = [0.6, 0.2, 0.2]", "of each client: training, validation, test"))
     if _rare(dataset):
         words = "the rarer class counts more in training"
@@ -260,6 +262,11 @@ def _partition(dataset: Dataset) -> list[str]:
         '# write client = "COLUMN" in [data.options] and take this line away.',
         f"partition = {how}",
     ]
+
+
+def _unscaled(dataset: Dataset) -> bool:
+    """Return whether a table's numbers would go in as they are."""
+    return dataset.table is not None and dataset.table.plain and not dataset.unfitted
 
 
 def _rare(dataset: Dataset) -> bool:

@@ -6,6 +6,7 @@
 """
 
 from collections.abc import Mapping, Sequence
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,9 +32,14 @@ NEWCOMERS = "newcomers"  # of a run's folder: newcomers/DATA has models of clien
 PARTS = "parts"  # of a comparison's folder: parts/METHOD/SETTINGS/SEEDS are runs of their own
 
 
+_LONGEST = 150  # bytes of a file's name, below what any system refuses
+
+
 def folder_name(label: str) -> str:
-    """Make a label safe as the name of a file, the same on every system."""
+    """Make a label safe as the name of a file, the same on every system; long ones are cut."""
     name = "".join(c if c.isalnum() or c in "-_." else "_" for c in label)
+    if len(name.encode()) > _LONGEST:
+        name = f"{name[:60]}-{sha256(label.encode()).hexdigest()[:12]}"
     return name if name.strip(".") else "_" * len(name)  # no "..", which is another folder
 
 

@@ -252,11 +252,23 @@ def _fact(method: Method, name: str) -> list[list[float]]:
 
 
 def _fact_dots(
-    label: str, name: str, method: Method, clients: Sequence[str], panel: int, words: str
+    label: str,
+    name: str,
+    method: Method,
+    clients: Sequence[str],
+    panel: int,
+    words: str,
+    grid: bool = False,
 ) -> tuple[Mark, list[tuple[Any, ...]]]:
-    """Draw a fact of every client, mean over seeds; return the mark and a row a client and seed."""
+    """Draw a fact of every client, mean over seeds; return the mark and a row a client and seed.
+
+    Of a setting chosen from a `grid`, what most seeds chose.
+    """
     found = _fact(method, name)
-    means = [statistics.fmean(values) for values in found]
+    # A setting of a grid is chosen, not measured: between 1 and 25 there is nothing to choose.
+    means = [
+        min(statistics.multimode(values)) if grid else statistics.fmean(values) for values in found
+    ]
     text = [
         f"{client}, {label}: {words.format(mean)}<br>over seeds: "
         + ", ".join(f"{value:g}" for value in values)
@@ -292,7 +304,7 @@ def _chosen(found: Mapping[str, Method], names: Sequence[str]) -> Chart:
         for panel, (fact, words) in enumerate(
             (("share", "λ = {:.3g}"), ("temperature", "T = {:.3g}"))
         ):
-            dots, own = _fact_dots(label, fact, method, names, panel, words)
+            dots, own = _fact_dots(label, fact, method, names, panel, words, grid=True)
             marks.append(dots)
             rows += [(*row[:3], fact, row[3]) for row in own]
     clients = Axis(categories=tuple(names))

@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 
 from markupsafe import Markup
 
+from idiolect.errors import shortened
+
 Number = float | int | None
 
 
@@ -25,6 +27,10 @@ class Axis:
     categories: tuple[str, ...] = ()
     low: float | None = None  # ends of the axis; absent: what the marks need
     high: float | None = None
+
+    def __post_init__(self) -> None:
+        names = tuple(shortened(name, 34) for name in self.categories)
+        object.__setattr__(self, "categories", names)
 
 
 @dataclass(frozen=True)

@@ -157,9 +157,15 @@ def _settings(methods: Mapping[str, Method]) -> list[Block]:
     if shared := [f"{row[0]} = {row[1]}" for row in rows if len(set(row[1:])) == 1]:
         words = Markup("<h3>Settings that all methods share</h3><p>{}</p>")
         blocks.append(words.format(", ".join(shared)))
-    if differ := [row for row in rows if len(set(row[1:])) > 1]:
-        columns = [Column("setting"), *(Column(label) for label in methods)]
-        blocks.append(table("methods-settings", differ, columns=columns))
+    differ = {row[0] for row in rows if len(set(row[1:])) > 1}
+    own = [
+        (label, ", ".join(f"{name} = {_written(one[name])}" for name in one if name in differ))
+        for label, one in zip(methods, every, strict=True)
+    ]
+    if differ:
+        found = [row if row[1] else (row[0], "none of its own") for row in own]
+        columns = [Column("method"), Column("settings")]
+        blocks.append(table("methods-settings", found, methods, columns=columns))
     return blocks
 
 

@@ -31,6 +31,16 @@ function sortableTables(root) {
   });
 }
 
+// Tables wider than the window say so.
+function scrollCues() {
+  document.querySelectorAll(".scroll").forEach((box) => {
+    box.classList.toggle("wider", box.scrollWidth > box.clientWidth + 4);
+  });
+}
+window.addEventListener("resize", scrollCues);
+document.addEventListener("toggle", scrollCues, true);
+window.addEventListener("load", scrollCues);
+
 document.addEventListener("click", (event) => {
   const button = event.target.closest("thead button");
   if (!button) return;
