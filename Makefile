@@ -11,8 +11,9 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $(READY)
 
-demo: $(READY)  ## personal models for ten users on real MNIST digits, in about a minute
-	$(BIN)/idiolect demo
+demo: $(READY)  ## personal models for four real hospitals and for ten users' digits, in about a minute
+	$(BIN)/idiolect demo hospitals
+	$(BIN)/idiolect demo digits
 
 check: lint  ## lint, types and the tests that find most, in under a minute
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -q tests/test_layers.py tests/methods --ignore tests/methods/personalise

@@ -36,13 +36,14 @@ def test_a_completed_experiment_is_written_and_read_as_itself():
     assert experiment.methods[2].settings["lr"] == 0.05
 
 
-def test_the_packaged_demo_is_the_one_among_the_experiments():
+@pytest.mark.parametrize(("what", "name"), [("digits", "demo"), ("hospitals", "hospitals")])
+def test_the_packaged_demo_is_the_one_among_the_experiments(what, name):
     from pathlib import Path
 
     from idiolect.cli.run_commands import demo_experiment
 
-    shipped = Path(__file__).parents[2] / "experiments" / "demo.toml"
-    assert load_experiment(shipped) == parse_experiment(demo_experiment())
+    shipped = Path(__file__).parents[2] / "experiments" / f"{name}.toml"
+    assert load_experiment(shipped) == parse_experiment(demo_experiment(what))
 
 
 @pytest.mark.parametrize(

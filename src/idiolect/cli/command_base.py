@@ -185,7 +185,9 @@ def reading_options(size: str | None, **columns: str | None) -> dict[str, Any]:
     return found if size is None else {**found, "size": numbers("--size", size, int, 2)}
 
 
-def _completing(*words: str) -> Callable[[str], Iterable[str]]:
+def completing(*words: str) -> Callable[[str], Iterable[str]]:
+    """Complete an option that takes one of these words."""
+
     def completed(incomplete: str) -> Iterable[str]:
         return [word for word in words if word.startswith(incomplete)]
 
@@ -221,11 +223,11 @@ TRUST = typer.Option(
 JSON = typer.Option("--json", help="Print JSON instead of tables.")
 DEVICE = typer.Option(
     help="auto, cpu, cuda or mps (Apple).",
-    autocompletion=_completing("auto", "cpu", "cuda", "mps"),
+    autocompletion=completing("auto", "cpu", "cuda", "mps"),
 )
 BACKEND = typer.Option(
     help="vectorised, sequential or ray.",
-    autocompletion=_completing("vectorised", "sequential", "ray"),
+    autocompletion=completing("vectorised", "sequential", "ray"),
 )
 ONLY = typer.Option("--method", help="Run only this label; may be repeated.")
 LABEL_COLUMN = typer.Option(help="The label column.")

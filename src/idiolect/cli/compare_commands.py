@@ -3,12 +3,15 @@
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from idiolect.cli import command_base as base
 from idiolect.cli.command_base import guarded
+
+if TYPE_CHECKING:
+    from idiolect.experiment.schema import Experiment
 
 
 @guarded
@@ -47,10 +50,8 @@ def compare(
     Goes on by itself where it was stopped; methods and seeds added to the file are added to what
     is there.
     """
-    from idiolect.cli.comparison_tables import print_comparison
-    from idiolect.cli.screen import console, print_json, progress
     from idiolect.errors import ConfigError
-    from idiolect.experiment.compare import compare_experiment, compare_folder
+    from idiolect.experiment.compare import compare_folder
     from idiolect.experiment.load import load_experiment
 
     if not 0 < alpha < 1:
@@ -61,16 +62,30 @@ def compare(
         raise ConfigError(f"--target is {target}; expected a score above 0, such as 0.9")
     asked: dict[str, Any] = {"alpha": alpha, "target": target, "unit": unit}
     if experiment.is_dir():
-        content, folder = compare_folder(experiment, **asked, metric=metric), experiment
-    else:
-        chosen = [f"evaluate.metric={metric}"] if metric else []
-        given = base.overrides_of([*(set or []), *chosen], device, backend)
-        loaded = load_experiment(experiment, given)
-        saved = "interrupted; the last whole round is saved: go on with the same command"
-        with base.interruptible(saved), progress(console(stderr=json)) as watch:
-            content, folder = compare_experiment(
-                loaded, out, data_dir=data_dir, watch=watch, **asked
-            )
+        _print(compare_folder(experiment, **asked, metric=metric), experiment, json)
+        return
+    chosen = [f"evaluate.metric={metric}"] if metric else []
+    loaded = load_experiment(
+        experiment, base.overrides_of([*(set or []), *chosen], device, backend)
+    )
+    run_comparison(loaded, out, json, data_dir=data_dir, **asked)
+
+
+def run_comparison(loaded: "Experiment", out: Path | None, json: bool, **asked: Any) -> None:
+    """Train, compare and print, with a bar meanwhile."""
+    from idiolect.cli.screen import console, progress
+    from idiolect.experiment.compare import compare_experiment
+
+    saved = "interrupted; the last whole round is saved: go on with the same command"
+    with base.interruptible(saved), progress(console(stderr=json)) as watch:
+        content, folder = compare_experiment(loaded, out, watch=watch, **asked)
+    _print(content, folder, json)
+
+
+def _print(content: dict[str, Any], folder: Path, json: bool) -> None:
+    from idiolect.cli.comparison_tables import print_comparison
+    from idiolect.cli.screen import console, print_json
+
     if json:
         print_json(content)
         return

@@ -81,26 +81,53 @@ def run(
     _execute(loaded, out, f"go on with `{again}`", json, **options, serve=served, log=log or ())
 
 
+_DEMOS = ("digits", "hospitals")
+
+
 @guarded
 def demo(
+    what: Annotated[
+        str,
+        typer.Argument(
+            help="digits: ten users, beside a paper's figures; hospitals: four real ones, with a "
+            "verdict.",
+            autocompletion=base.completing(*_DEMOS),
+        ),
+    ] = "digits",
     set: Annotated[list[str] | None, base.SET] = None,
-    out: Annotated[Path, _OUT] = Path("runs/demo"),
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Folder for the results; runs/demo by default.")
+    ] = None,
     device: Annotated[str | None, base.DEVICE] = None,
     json: Annotated[bool, base.JSON] = False,
 ) -> None:
-    """Train five methods on real digits, beside the paper's figures.
+    """Train personal models on real data that comes with idiolect.
 
-    Local, FedAvg, FedAvg + FT, FedPer and PersFL on the digits that come with idiolect.
+    Five methods on digits beside the paper's figures, or four methods and what a hospital would use
+    instead on patients of four hospitals.
     """
+    from idiolect.errors import ConfigError, suggest
     from idiolect.experiment.load import parse_experiment
 
-    loaded = parse_experiment(demo_experiment(), base.overrides_of(set, device), "the demo")
-    _execute(loaded, out, "start it again", json, published=True, overwrite=True)
+    if what not in _DEMOS:
+        raise ConfigError(f"no demo is called {suggest(what, _DEMOS)}")
+    loaded = parse_experiment(demo_experiment(what), base.overrides_of(set, device), "the demo")
+    if what == "digits":
+        folder = out or Path("runs/demo")
+        _execute(loaded, folder, "start it again", json, published=True, overwrite=True)
+        return
+    from idiolect.cli.compare_commands import run_comparison
+    from idiolect.experiment.run import clear_run_folder
+
+    folder = out or Path("runs/hospitals")
+    clear_run_folder(folder)
+    run_comparison(loaded, folder, json)
 
 
-def demo_experiment() -> str:
-    """Return the experiment file of the demo."""
-    return Path(__file__).with_name("demo.toml").read_text(encoding="utf-8")
+def demo_experiment(what: str = "digits") -> str:
+    """Return the experiment file of a demo."""
+    name = {"digits": "demo.toml", "hospitals": "hospitals.toml"}[what]
+    return Path(__file__).with_name(name).read_text(encoding="utf-8")
 
 
 def _execute(
