@@ -10,7 +10,7 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,8 +29,28 @@ DATE_FEATURES = ("days", "year sin", "year cos", "week sin", "week cos")
 
 _MOST = {"one-hot": 100, "embedding": 1000}  # categories of a column
 _YEAR, _WEEK, _MONDAY = 365.2425, 7.0, 3.0  # days; 1970-01-01 was a Thursday
+_BLOCK = 2048  # rows that are written at once
 _MOST_COLUMNS, _WIDEST = 20_000, 1 << 20
 _FIELDS = ("name", "width", "value", "fill", "shift", "scale", "categories", "other", "flag")
+
+
+class EncodedColumn(NamedTuple):
+    """The features of a column, short of their zeros."""
+
+    values: NDArray[np.float32] | None = None  # [row, feature], the first ones
+    places: NDArray[np.int64] | None = None  # [row]: which feature is 1; -1 for none
+    flag: tuple[int, NDArray[np.bool_]] | None = None  # a feature that is 1 in these rows
+
+    def write(self, out: NDArray[np.float32], rows: slice) -> None:
+        """Write some rows into zeros [row, feature]."""
+        if self.values is not None:
+            out[:, : self.values.shape[1]] = self.values[rows]
+        if self.places is not None:
+            places = self.places[rows]
+            there = np.flatnonzero(places >= 0)
+            out[there, places[there]] = 1.0
+        if self.flag is not None:
+            out[:, self.flag[0]] = self.flag[1][rows]
 
 
 @dataclass(frozen=True)
@@ -94,8 +114,8 @@ class ColumnEncoder:
         unused = range(1, self.width - self.used + 1)
         return (*names, *(f"{self.name} unused {n}" for n in unused))
 
-    def write(self, column: RawColumn | None, out: NDArray[np.float32]) -> None:
-        """Encode the cells of a column into zeros [row, width]; None is a column that is absent."""
+    def encoded(self, column: RawColumn | None, rows: int) -> EncodedColumn:
+        """Encode the cells of a column; None is a column that is absent."""
         numbers = {"number", "boolean"}  # what is a boolean here may be a number elsewhere
         if column is not None and not (
             column.plan.kind == self.plan.kind or {column.plan.kind, self.plan.kind} <= numbers
@@ -104,38 +124,35 @@ class ColumnEncoder:
                 f"column '{self.name}' is a {column.plan.kind} here, and a {self.plan.kind} where "
                 f'the encoder was fitted; declare {self.name} = "{self.plan.kind}"'
             )
-        if not self.used or not len(out):
-            return
-        if column is None:
-            absent = np.ones(len(out), bool)
-        else:
-            absent = column.absent
-        if self.flag:
-            out[absent, self.used - 1] = 1.0
+        if not self.used or not rows:
+            return EncodedColumn()
+        absent = np.ones(rows, bool) if column is None else column.absent
+        flag = (self.used - 1, absent) if self.flag else None
         if self.plan.kind == "category":
-            self._write_categories(column, absent, out)
-        elif self.value:
-            values = np.full(len(out), self.fill) if column is None else column.values
-            filled = np.where(absent, self.fill, values)
-            out[:, 0] = (filled - self.shift) / self.scale
-            if self.plan.kind == "date":
-                turns = np.stack([filled / _YEAR, (filled + _MONDAY) / _WEEK], 1) * (2 * np.pi)
-                cycle = np.stack([np.sin(turns), np.cos(turns)], 2).reshape(len(out), 4)
-                out[:, 1:5] = np.where(absent[:, None], 0.0, cycle)
+            return EncodedColumn(places=self._places(column, absent), flag=flag)
+        if not self.value:
+            return EncodedColumn(flag=flag)
+        values = np.full(rows, self.fill) if column is None else column.values
+        filled = np.where(absent, self.fill, values)
+        scaled = ((filled - self.shift) / self.scale).astype(np.float32)[:, None]
+        if self.plan.kind != "date":
+            return EncodedColumn(scaled, flag=flag)
+        turns = np.stack([filled / _YEAR, (filled + _MONDAY) / _WEEK], 1) * (2 * np.pi)
+        cycle = np.stack([np.sin(turns), np.cos(turns)], 2).reshape(rows, 4)
+        cycle = np.where(absent[:, None], 0.0, cycle).astype(np.float32)
+        return EncodedColumn(np.concatenate([scaled, cycle], 1), flag=flag)
 
-    def _write_categories(
-        self, column: RawColumn | None, absent: NDArray[np.bool_], out: NDArray[np.float32]
-    ) -> None:
+    def _places(self, column: RawColumn | None, absent: NDArray[np.bool_]) -> NDArray[np.int64]:
+        """Return which of the features is 1 in every row, -1 for none."""
         known = {name: place for place, name in enumerate(self.categories)}
         elsewhere = len(known) if self.other else -1
         names = () if column is None else column.names
         lookup = np.array([known.get(name, elsewhere) for name in names] + [-1], np.int64)
-        codes = np.full(len(out), -1) if column is None else column.values
+        codes = np.full(len(absent), -1) if column is None else column.values
         places = lookup[codes]  # a missing cell has code -1, which is the last
         if self.plan.imputation == "mode" and known:
             places = np.where(absent, int(self.fill), places)
-        rows = np.flatnonzero(places >= 0)
-        out[rows, places[rows]] = 1.0
+        return np.asarray(places, np.int64)
 
 
 @dataclass(frozen=True)
@@ -197,10 +214,15 @@ class TableEncoder:
     def encode(self, table: RawTable) -> NDArray[np.float32]:
         """Encode the rows of a table: [row, feature]."""
         x = np.zeros((len(table), self.width), np.float32)
-        start = 0
+        made, start = [], 0
         for column in self.columns:
-            column.write(table.columns.get(column.name), x[:, start : start + column.width])
+            own = column.encoded(table.columns.get(column.name), len(table))
+            made.append((slice(start, start + column.width), own))
             start += column.width
+        for first in range(0, len(table), _BLOCK):  # so many rows fit a cache
+            rows = slice(first, first + _BLOCK)
+            for places, own in made:
+                own.write(x[rows, places], rows)
         return x
 
     def respaced(self, x: NDArray[np.float32], narrow: TableEncoder) -> NDArray[np.float32]:

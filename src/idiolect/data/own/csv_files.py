@@ -70,7 +70,7 @@ def read_csv(path: Path, delimiter: str = "", encoding: str = "") -> tuple[Any, 
     arrow: Any = arrow_csv  # its stubs know files only
 
     text, encoding = _utf8(path, encoding)
-    if not text.strip():
+    if not text[:_SAMPLE].strip() and not text.strip():
         raise DataError(f"{path} is empty; expected a line of column names and a line for each row")
     end = 0
     for _ in range(4):  # lines may be long; the first are needed whole
@@ -86,7 +86,7 @@ def read_csv(path: Path, delimiter: str = "", encoding: str = "") -> tuple[Any, 
     places = [str(place) for place in range(len(names))]
     try:
         table = arrow.read_csv(
-            pyarrow.BufferReader(text.lstrip(b"\r\n")),
+            pyarrow.BufferReader(text.lstrip(b"\r\n") if text[:1] in b"\r\n" else text),
             read_options=arrow.ReadOptions(
                 column_names=places, skip_rows_after_names=1, block_size=1 << 22
             ),
