@@ -141,21 +141,26 @@ def adapt(
 
 def _print_newcomers(content: dict[str, Any], where: str) -> None:
     """Print what every newcomer holds, how its models score, and what its method chose."""
-    from idiolect.cli.screen import console, new_table, percent
+    from idiolect.cli.screen import console, new_table
+    from idiolect.core.metrics import LOSS, METRICS, PRIMARY
 
     first = content["newcomers"][0]
+    known: dict[str, Any] = next(iter(first["models"].values()), {})
+    some = [name for name in PRIMARY.values() if {name, f"val_{name}"} & set(known)]
+    metric = METRICS[some[0]] if some else LOSS
     facts = [name for name, value in first["facts"].items() if not isinstance(value, list)]
     models = [f"{model}, {part}" for model in first["models"] for part in ("test", "val")]
     table = new_table(
-        f"Newcomers to {content['label']} of {content['run']}, seed {content['seed']}: accuracy, %",
+        f"Newcomers to {content['label']} of {content['run']}, seed {content['seed']}: "
+        f"{metric.title}{', %' if metric.percent else ''}",
         ["newcomer"],
         ["train", "val", "test", *models, *(name.replace("_", " ") for name in facts)],
     )
     for one in content["newcomers"]:
         scores = [
-            percent(own.get(metric))
+            metric.written(own.get(name)).removesuffix("%")
             for own in one["models"].values()
-            for metric in ("accuracy", "val_accuracy")
+            for name in (metric.name, f"val_{metric.name}")
         ]
         chosen = [f"{one['facts'][name]:g}" for name in facts]
         sizes = [str(one[part]) for part in ("train", "val", "test")]

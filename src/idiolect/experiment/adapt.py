@@ -17,6 +17,8 @@ from idiolect.core.method import Method, Setup
 from idiolect.core.tree import Tree
 from idiolect.data import SOURCES, Dataset, federate
 from idiolect.data.federation import Federation, TestData
+from idiolect.data.own.column_types import EVERY_OTHER
+from idiolect.data.own.csv_files import is_csv
 from idiolect.data.own.tables import read_columns
 from idiolect.data.preprocessing import Preprocessing
 from idiolect.engine.architecture import Architecture, blank
@@ -317,11 +319,17 @@ def _readable(source: str, fitting: Preprocessing, given: Mapping[str, Any]) -> 
         known = SOURCES[source].options()
         return {name: value for name, value in fitting.reading.items() if name in known}
     path = Path(source).expanduser()
-    names = set(read_columns(path).column_names) if path.suffix in (".csv", ".parquet") else set()
+    table = is_csv(path) or path.suffix == ".parquet"
+    names = set(read_columns(path).column_names) if table else set()
     own = {key: name for key, name in fitting.columns.items() if key not in given}
     # One newcomer's file need not say who it is.
     columns = {key: name for key, name in own.items() if name in names or key == "label"}
-    return {**columns, **fitting.reading}
+    task = {} if fitting.task.kind == "classes" else {"task": fitting.task}
+    reading = {**columns, **task, **fitting.reading}
+    if "columns" in reading:  # one that the newcomer lacks counts as missing
+        plans = reading["columns"].items()
+        reading["columns"] = {k: plan for k, plan in plans if k in names or k == EVERY_OTHER}
+    return reading
 
 
 def _federation(dataset: Dataset, seed: int, split: Sequence[float] | str) -> Federation:

@@ -311,9 +311,12 @@ def _card(stored: StoredModel, about: Mapping[str, Any], formats: Sequence[str])
     lines = [
         f"# {_cell(stored.name or 'A personal model')}: {_cell(about['method']['label'])}",
         "",
-        f"A personal model of one of {stored.clients} clients that learned together in the run "
-        f"{_cell(about['run'])}, made by idiolect {about['versions']['idiolect']}."
-        + (" The client joined after training." if about["newcomer"] else ""),
+        (
+            "A personal model of a client that joined after training"
+            if about["newcomer"]
+            else f"A personal model of one of {stored.clients} clients that learned together"
+        )
+        + f" in the run {_cell(about['run'])}, made by idiolect {about['versions']['idiolect']}.",
     ]
     if about["reason"]:
         lines += ["", f"The method chose for this client: {_cell(about['reason'])}"]
