@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from idiolect.core.method import setting as setting
     from idiolect.data.federation import Federation as Federation
     from idiolect.experiment.adapt import adapt as adapt
+    from idiolect.experiment.exported import client_model as client_model
     from idiolect.experiment.exported import load_exported as load_exported
     from idiolect.experiment.load import load_experiment as load_experiment
     from idiolect.experiment.run import run as run
@@ -43,6 +44,7 @@ _HOMES = {  # in the order in which one meets them
     "adapt": "experiment.adapt",
     "table": "results.document",
     "load_model": "results.run_files",
+    "client_model": "experiment.exported",
     "load_exported": "experiment.exported",
     "load_experiment": "experiment.load",
     "Result": "api",

@@ -30,12 +30,17 @@ from idiolect.engine.backend import Backend
 from idiolect.engine.outcome import THRESHOLD, Outcome, Several, Watch
 from idiolect.engine.personal_model import PersonalModel, Predictions
 from idiolect.errors import ConfigError, DataError, MethodError, MissingExtra, shortened, suggest
+from idiolect.experiment.exported import export_folder, export_program
 from idiolect.experiment.job import Evaluate, SimulatedJob
+from idiolect.experiment.load import resolve
+from idiolect.experiment.run import experiment_toml
+from idiolect.experiment.stored_models import ModelInfo, StoredModel, findings
 from idiolect.experiment.train import Trained, planned_work, train
+from idiolect.experiment.untrusted import CLOSED
 from idiolect.methods import METHODS
 from idiolect.models import MODELS
 from idiolect.results import document
-from idiolect.results.run_files import Deployed
+from idiolect.results.run_files import Deployed, PublicForm
 from idiolect.results.statistics import mean, participation_of_seed
 
 Model = str | nn.Module | Callable[..., nn.Module]
@@ -195,6 +200,54 @@ class Result:
         the path of a file or of a folder of images; `options` are those of reading it.
         """
         return self.model(client).predict(x, options)
+
+    def export(self, client: int | str, out: str | Path, formats: Sequence[str] = ()) -> Path:
+        """Write a client's own model for others, as `idiolect export` does; return where.
+
+        A name ending in .onnx or .pt2 is one program; else it is a folder with a model card, and a
+        program for each of `formats`. A folder needs a method and a network that idiolect knows.
+        """
+        target, model = Path(out), self.model(client)
+        if target.suffix in (".onnx", ".pt2"):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            export_program(model, target)
+            return target
+        return export_folder(self._stored(self._number(client), model), target, formats)
+
+    def _stored(self, number: int, model: PersonalModel) -> StoredModel:
+        """Describe a client's model so that others can make it again."""
+        job = self.job
+        assert job is not None
+        names, label = self.outcome.members[0].names, self.outcome.label
+        networks = [n for n, a in job.architectures.items() if number in (a.clients or (number,))]
+        known = type(job.method) is METHODS.get(job.name) and networks[0] in MODELS
+        if not known or any(a.auxiliary for a in job.architectures.values()):
+            raise ConfigError(
+                "a folder that others load holds no code, and this model's network or method is "
+                "your own; export it to a .onnx or .pt2 file"
+            )
+        raw = {
+            "name": "fit",
+            "rounds": job.rounds,
+            "methods": [{"name": job.name, "label": label, **job.method.settings()}],
+            "model": {"name": networks[0]},
+        }
+        text = experiment_toml(resolve(raw, "the method", CLOSED))
+        held = job.federations[0]
+        about = {
+            "name": held.dataset.name,
+            "data": {"source": held.dataset.name, "provenance": held.dataset.provenance},
+        }
+        content = document.build_document(about, [self.outcome], complete=True)
+        found = findings(Path(), document.plain(content), label, job.seeds[0], number)
+        reason = str(found.get("reason", ""))
+        info = ModelInfo("fit", label, job.seeds[0], job.rounds, number, text, False, reason)
+        public = held.public
+        size = 0 if public is None else len(public)
+        same = public is not None and public.classes == held.dataset.classes
+        form = model.preprocessing
+        shape = PublicForm(size, same)
+        return StoredModel(info, model.leaves, form, len(names), shape, names[number], found)
 
 
 def fit(

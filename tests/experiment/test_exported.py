@@ -212,6 +212,51 @@ def test_a_result_takes_raw_examples_and_tells_names():
     assert "Predictions of 8 rows" in repr(found)
 
 
+def test_a_result_is_exported_from_python(tmp_path):
+    federation = idiolect.federation("embedded", "iid", clients=3, per_client=40)
+    result = idiolect.fit("apfl", federation, "mlr", rounds=1, lr=0.05, batch=10)
+    x = torch.from_numpy(federation.dataset.x[:4].copy())
+    again = idiolect.load_exported(result.export(1, tmp_path / "one"))
+    torch.testing.assert_close(again(x), result.model(1)(x), rtol=0, atol=0)
+    assert "CC BY-SA 3.0" in (tmp_path / "one" / "README.md").read_text()
+    own = idiolect.fit(
+        "local", federation, nn.Sequential(nn.Flatten(), nn.Linear(784, 10)), rounds=1
+    )
+    with pytest.raises(ConfigError, match=r"export it to a \.onnx or \.pt2 file"):
+        own.export(1, tmp_path / "own")
+    assert not (tmp_path / "own").exists()
+
+
+def test_typed_columns_go_from_file_to_export_and_newcomer(tmp_path):
+    """Categories, gaps, a date and Latin-1: raw rows in, the same answers from the export."""
+    draw = np.random.default_rng(0)
+    lines = ["Alter;Stadt;Aufnahme;klinik;krank"]
+    for n in range(150):
+        age = "" if n % 5 == 0 else str(int(draw.integers(20, 90)))
+        town = ("Zürich", '"Genf; See"', "Bern")[int(draw.integers(3))]
+        sick = "ja" if age and int(age) > 55 else "nein"
+        lines.append(f"{age};{town};2024-0{1 + n % 9}-11;{'abc'[n % 3]};{sick}")
+    (tmp_path / "own.csv").write_text("\n".join(lines), encoding="latin-1")
+    data = 'options = { label = "krank", client = "klinik" }'
+    toml = TOML.format(source="own.csv", data=data, model="dnn").partition("[[methods]]")[0]
+    (tmp_path / "e.toml").write_text(toml + '[[methods]]\nname = "ditto"\n')
+    idiolect.run(tmp_path / "e.toml", out=tmp_path / "run")
+    (tmp_path / "new.csv").write_text("Stadt,Alter\nParis,80\nBern,\n")
+    for out, folder in (("1", tmp_path / "run"), ("2", tmp_path / "card")):
+        words = ("predict", folder, "--client", "b", "--data", tmp_path / "new.csv")
+        said = invoke(*words, "--out", tmp_path / out).output
+        assert "no column Aufnahme; its cells count as missing" in said
+        invoke("export", tmp_path / "run", "--client", "b", "--out", tmp_path / "card")
+    assert (tmp_path / "1").read_text() == (tmp_path / "2").read_text()
+    late = [
+        line.replace(";a;", ";").replace(";b;", ";").replace(";c;", ";") for line in lines[1:60]
+    ]
+    (tmp_path / "late.csv").write_text("\n".join(["Alter;Stadt;Aufnahme;krank", *late]))
+    found = idiolect.adapt(tmp_path / "run", tmp_path / "late.csv", "best")
+    model = idiolect.client_model(found["folder"], "newcomer")
+    assert model.predict(tmp_path / "late.csv").accuracy > 0.6
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [

@@ -34,7 +34,9 @@ from idiolect.experiment.schema import Experiment, MethodTable
 from idiolect.experiment.seed_parts import part_with_seed
 from idiolect.experiment.stored_models import (
     alone,
+    choose_label,
     choose_method,
+    read_content,
     read_experiment,
     with_one_network,
 )
@@ -281,8 +283,8 @@ def adapt(
     """
     folder = Path(run_dir)
     experiment = read_experiment(folder, trust_code, device)
-    table = choose_method(experiment, method)
-    label = table.label_or_name
+    label = choose_label(experiment, read_content(folder), method, folder)
+    table = choose_method(experiment, label)
     if (part := part_with_seed(folder, label, seed)) is not None:  # of a comparison
         experiment = read_experiment(part, trust_code, device)
         table, folder = choose_method(experiment, label), part

@@ -18,7 +18,12 @@ from idiolect.engine.outcome import THRESHOLD
 from idiolect.engine.personal_model import PersonalModel
 from idiolect.errors import ConfigError, DataError, MissingExtra
 from idiolect.experiment.load import parse_toml
-from idiolect.experiment.stored_models import ModelInfo, StoredModel, make_model
+from idiolect.experiment.stored_models import (
+    ModelInfo,
+    StoredModel,
+    find_model,
+    make_model,
+)
 from idiolect.results.document import plain, versions
 from idiolect.results.run_files import PublicForm
 
@@ -49,7 +54,7 @@ def export_folder(
     export_file(stored, out / MODEL, trust)
     for kind in formats:
         if kind != "safetensors":
-            _write_program(model, out / f"model.{kind}")
+            export_program(model, out / f"model.{kind}")
     about = _description(stored)
     for name, content in ((ABOUT, about), (PREPROCESSING, stored.form.to_json())):
         text = json.dumps(content, indent=1, allow_nan=False, ensure_ascii=False)
@@ -68,7 +73,7 @@ def export_file(stored: StoredModel, path: Path, trust: bool = False) -> None:
         )
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.suffix != ".safetensors":
-        _write_program(make_model(stored, trust), path)
+        export_program(make_model(stored, trust), path)
         return
     scaling = {
         "shift": torch.from_numpy(stored.form.shift),
@@ -78,7 +83,8 @@ def export_file(stored: StoredModel, path: Path, trust: bool = False) -> None:
     checkpoint.save(path, {"model": stored.leaves, "scaling": scaling}, meta, private=False)
 
 
-def _write_program(model: PersonalModel, path: Path) -> None:
+def export_program(model: PersonalModel, path: Path) -> None:
+    """Write the module as a `torch.export` program or as ONNX, by the end of the name."""
     form = model.preprocessing
     rows = torch.zeros((2, *form.shape), dtype=getattr(torch, form.dtype))
     batch = torch.export.Dim("batch", min=1, max=1 << 20)
@@ -133,6 +139,22 @@ def load_exported(folder: str | Path, trust_code: bool = False) -> PersonalModel
     with `trust_code`.
     """
     return make_model(read_exported(Path(folder)), trust_code)
+
+
+def client_model(
+    folder: str | Path,
+    client: int | str | None = None,
+    method: str | None = None,
+    seed: int | None = None,
+    trust_code: bool = False,
+) -> PersonalModel:
+    """Return a client's own model from the folder of a run, a comparison, newcomers or an export.
+
+    Names and numbers are as those of `idiolect predict`; `method="best"` is by validation data.
+    """
+    if is_exported(Path(folder)):
+        return load_exported(folder, trust_code)
+    return make_model(find_model(folder, client, method, seed, trust=trust_code), trust_code)
 
 
 def read_exported(folder: Path) -> StoredModel:

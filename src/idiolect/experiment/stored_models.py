@@ -148,7 +148,7 @@ def find_model(
     refuse_no_run(home)
     content = read_content(home)
     experiment = read_experiment(home, trust)
-    label = _label(experiment, content, method, home)
+    label = choose_label(experiment, content, method, home)
     places = _places(home, label)
     if not places:
         raise DataError(_no_models(home, experiment, label))
@@ -353,7 +353,8 @@ def with_one_network(experiment: Experiment, label: str | None) -> Experiment:
     return experiment.model_copy(update={"model": model})
 
 
-def _label(experiment: Experiment, content: Document, method: str | None, home: Path) -> str:
+def choose_label(experiment: Experiment, content: Document, method: str | None, home: Path) -> str:
+    """Find a method's label by what a user gave; `best` is the best on validation data."""
     labels = [table.label_or_name for table in experiment.methods]
     if method == BEST and BEST not in labels:
         return best_method(content, labels, home)
