@@ -16,9 +16,11 @@ from idiolect.data.columns import TableEncoder
 from idiolect.deploy import protocol
 from idiolect.deploy.encoder_agreement import Agreement, SiteColumns
 from idiolect.deploy.limits import UNLIMITED, SitePolicy
+from idiolect.deploy.newcomer_nodes import WantedModel, adapt_nodes, find_model
 from idiolect.deploy.node import Node
 from idiolect.deploy.node_process import InProcess
 from idiolect.deploy.protocol import Refused
+from idiolect.deploy.serve_experiment import make_messenger
 from idiolect.deploy.site import NodeSettings
 from idiolect.errors import ConfigError, DeployError
 from idiolect.experiment.build import build_federations
@@ -315,3 +317,35 @@ def test_an_encoder_of_another_type_is_refused_by_the_node(clinics, tmp_path):
     content["agreed"] = Agreement((false, false)).leaf()
     head = {"run": "r1", "classes": ["ill", "well"]}
     assert code(ask(node, "agree", head, content)) == "columns"
+
+
+def test_a_newcomer_is_given_the_runs_encoder(clinics, tmp_path):
+    """Its columns in another order, one lacking, a category that nobody had."""
+    files, together = clinics
+    fed.served(experiment(together), InProcess(nodes(tmp_path, files)), tmp_path / "served")
+    order = [3, 1, 0, 2, 5]
+    table = [[row[n] if n != 1 or row[n] != "m" else "other" for n in order] for row in rows(7, 60)]
+    path = written(tmp_path / "late.csv", table, [NAMES[n] for n in order])
+    own = NodeSettings("late", "test", tmp_path / "late", str(path), policy=UNLIMITED)
+    found = find_model(tmp_path / "served", WantedModel("r1", seed=2))
+    messenger = make_messenger(InProcess({"late": Node(own)}), found.text, tmp_path / "visit")
+    content = adapt_nodes(messenger, found, "v1", tmp_path / "visit")
+    assert content["newcomers"][0]["models"]["personal"]["accuracy"] > 0.4
+    agreed = Agreement.load(tmp_path / "served", 2).encoders[1]
+    assert Agreement.load(tmp_path / "visit", 1).encoders == (agreed,)
+
+
+def test_declared_columns_hold_at_every_site(clinics, tmp_path):
+    """A code of digits is a category where the experiment says so, at sites as in a simulation."""
+    files, together = clinics
+    for path in (*files, together):
+        with path.open(newline="") as file:
+            head, *table = list(csv.reader(file))
+        place = head.index("age")
+        ward = [[str(100 + int(float(row[place])) % 3), *row] for row in table]
+        written(path, ward, ["ward", *head])
+    data = f'{CLASSES}\n[data.columns]\nward = "category"\nseen = {{type = "ignore"}}'
+    both(experiment(together, data), tmp_path, nodes(tmp_path, files))
+    encoder = Agreement.load(tmp_path / "served", 2).encoders[0]
+    (ward,) = [one for one in encoder.columns if one.name == "ward"]
+    assert ward.categories == ("100", "101", "102") and "seen" not in encoder.plans
