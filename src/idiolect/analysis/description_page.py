@@ -225,7 +225,14 @@ def _quantile_chart(content: Description, ident: str, names: Sequence[str]) -> C
     sites = [site for site, _ in parts_of(content)][:30]
     panels, marks, table = [], [], []
     for place, name in enumerate(names):
-        panels.append(Panel(name, Axis(), Axis(categories=tuple(sites))))
+        ends = [
+            columns[name]["quantiles"][str(key)]
+            for _, columns in parts_of(content)
+            for key in (5, 95)
+            if (columns.get(name) or {}).get("quantiles")
+        ]
+        reach = Axis(low=min(ends), high=max(ends)) if ends else Axis(low=0.0, high=1.0)
+        panels.append(Panel(name, reach, Axis(categories=tuple(sites))))
         for height, (site, columns) in enumerate(parts_of(content)):
             quantiles = (columns.get(name) or {}).get("quantiles")
             if height >= len(sites) or not quantiles:

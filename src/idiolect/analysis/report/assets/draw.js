@@ -102,6 +102,8 @@ function layout(chart, { theme, width, ink, soft, line, paper }) {
     showlegend: false, annotations: [], bargap: 0.3,
     legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom" },
   };
+  // Panels of different quantities say where each of their axes begins and ends.
+  const apart = many && panels.every((one) => one.x && one.x.low !== undefined) && !panels.every((one) => sameAxis(one.x, panels[0].x));
   panels.forEach((panel, n) => {
     const column = n % across, row = Math.floor(n / across);
     const wide = (inner.w - gap.across * (across - 1)) / across / inner.w;
@@ -114,11 +116,11 @@ function layout(chart, { theme, width, ink, soft, line, paper }) {
     made["xaxis" + suffix] = { ...axis(panel.x || {}, common, "x"), domain: [left, left + wide], anchor: "y" + suffix };
     made["yaxis" + suffix] = { ...axis(panel.y || {}, common, "y"), domain: [Math.max(high - tall, 0), high], anchor: "x" + suffix };
     const x = made["xaxis" + suffix], y = made["yaxis" + suffix];
-    if (n && many) { x.matches = "x"; y.matches = "y"; }
+    if (n && many) { if (!apart) x.matches = "x"; y.matches = "y"; }
     if (n && panels.length === 2 && sameAxis(panels[0].y, panel.y)) y.matches = "y";
     if (many || (panels.length === 2 && column && sameAxis(panels[0].y, panel.y))) {
       if (column) { y.showticklabels = false; y.title = undefined; }
-      if (many && !last) x.showticklabels = false;
+      if (many && !last && !apart) x.showticklabels = false;
       if (many && !(last && column === 0)) x.title = undefined;
       if (many && n) y.title = undefined;
     }
