@@ -1,4 +1,4 @@
-"""The notebook runs top to bottom in a real kernel, and is kept without outputs."""
+"""The notebooks run top to bottom in a real kernel, and are kept without outputs."""
 
 import json
 import os
@@ -7,15 +7,18 @@ from pathlib import Path
 
 import pytest
 
-NOTEBOOK = Path(__file__).resolve().parent.parent / "examples" / "tour.ipynb"
+EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
+NOTEBOOKS = sorted(EXAMPLES.glob("*.ipynb"))
 
 
-def test_the_notebook_is_kept_without_outputs() -> None:
-    for cell in json.loads(NOTEBOOK.read_text())["cells"]:
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_is_kept_without_outputs(path: Path) -> None:
+    for cell in json.loads(path.read_text())["cells"]:
         assert not cell.get("outputs") and cell.get("execution_count") is None
 
 
-def test_the_notebook_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+def run(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[dict]:
+    """Run a notebook; return its cells."""
     left_out = "the notebook is not run: needs nbclient and ipykernel"
     pytest.importorskip("ipykernel", reason=left_out)
     nbclient = pytest.importorskip("nbclient", reason=left_out)
@@ -23,11 +26,39 @@ def test_the_notebook_runs(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
-    book = nbformat.read(NOTEBOOK, as_version=4)
+    book = nbformat.read(EXAMPLES / name, as_version=4)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the kernel's machinery, not of ours
-        done = nbclient.NotebookClient(book, timeout=120, kernel_name="python3").execute()
-    texts = ["".join(o.get("text", "") for o in c.get("outputs", ())) for c in done.cells]
-    together = next(text for text in texts if text.startswith("local"))
+        where = {"metadata": {"path": str(folder)}}
+        made = nbclient.NotebookClient(book, timeout=120, kernel_name="python3", resources=where)
+        return list(made.execute().cells)
+
+
+def said(cell: dict) -> str:
+    return "".join(output.get("text", "") for output in cell.get("outputs", ()))
+
+
+def shown(cell: dict, kind: str) -> list[str]:
+    return [output["data"].get(kind, "") for output in cell["outputs"] if "data" in output]
+
+
+def test_the_tour_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cells = run("tour.ipynb", tmp_path, monkeypatch)
+    together = next(text for text in map(said, cells) if text.startswith("local"))
     scores = {line.split()[0]: float(line.split()[1].rstrip("%")) for line in together.splitlines()}
     assert scores["fedavg-ft"] > scores["fedavg"]  # what the tour tells
+
+
+def test_a_data_frame_becomes_predictions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("pandas", reason="the notebook is not run: needs pandas")
+    pytest.importorskip("scipy", reason="the notebook is not run: needs scipy")
+    cells = [c for c in run("hospitals.ipynb", tmp_path, monkeypatch) if c["cell_type"] == "code"]
+    _, federation, fitted, compared, _, predicted, saved = cells
+    assert "Federation of 4 clients: 480 rows" in shown(federation, "text/plain")[0]
+    assert "Zürich" in shown(federation, "text/html")[0]
+    bar, result = shown(fitted, "text/plain")
+    assert bar.startswith("done in ") and result.startswith("FedAvg + FT: 4 clients")
+    assert all("<svg" in shown(cell, "text/html")[1] for cell in (fitted, compared))
+    rows = [line.split() for line in said(predicted).splitlines() if line.strip()[0] in "12"]
+    assert [row[1] for row in rows] == ["yes", "no"]
+    assert said(saved).strip() == "hospitals.svg" and (tmp_path / "hospitals.svg").is_file()
