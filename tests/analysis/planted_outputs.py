@@ -40,7 +40,7 @@ def planted(
     tilt = tilt + draw.normal(0, 0.3, (methods, seeds, clients)) * wobble
     for seed in range(seeds):
         for client in range(clients):
-            chosen = draw.permutation(pool)[:rows]
+            chosen = draw.permutation(pool)[:rows] if redrawn else np.arange(rows)
             t = truth[client, chosen]
             y = (t > cut[client]).astype(int)
             for method in range(methods):

@@ -144,13 +144,15 @@ def _confusion_of_clients(data: ReportData) -> Table | None:
         return None
     rows: list[tuple[Any, ...]] = []
     for label, seeds in _models(data).items():
-        clients = data.methods[label]["seeds"][0]["clients"]
-        for place, client in enumerate(clients):
-            held = [seed.get("confusion_of_clients", {}).get(str(place)) for seed in seeds]
+        names = [one["client"] for one in data.methods[label]["seeds"][0]["clients"]]
+        parts = [[seed.get("confusion") for seed in seeds]]
+        for place in range(len(names)):
+            parts.append([seed.get("confusion_of_clients", {}).get(str(place)) for seed in seeds])
+        for name, held in zip(["all clients", *names], parts, strict=True):
             known = [np.asarray(one) for one in held if one is not None]
             if known:
                 (tn, fp), (fn, tp) = sum(known[1:], known[0])
-                rows.append((label, client["client"], int(tp), int(fn), int(fp), int(tn)))
+                rows.append((label, name, int(tp), int(fn), int(fp), int(tn)))
                 rows[-1] += (
                     tp / (tp + fn) if tp + fn else None,
                     tn / (tn + fp) if tn + fp else None,
