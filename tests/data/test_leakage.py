@@ -66,6 +66,22 @@ def write_table(path, poison=()):
     return path
 
 
+def write_typed(path, poison=()):
+    """Write numbers with gaps, categories, dates: poisoned rows would change all that is fitted."""
+    draw = np.random.default_rng(5)
+    with path.open("w", newline="") as file:
+        out = csv.writer(file, delimiter=";")
+        out.writerow(["age", "dose", "ward", "seen", "label", "client"])
+        for row in range(60):
+            age, dose = draw.normal(loc=(50, 2), scale=(9, 0.5))
+            gap, ward, day = draw.random() < 0.3, "abc"[draw.integers(3)], draw.integers(1, 28)
+            own = ["NA" if gap else age, dose, ward, f"2020-01-{day:02d}"]
+            if row in poison:
+                own = [1e6, "?", f"new, ward {row % 2}", f"2031-12-{day:02d}"]
+            out.writerow([*own, "ab"[int(dose > 2)], f"clinic {row % 3}"])
+    return path
+
+
 def write_images(path, poison=()):
     draw = np.random.default_rng(4)
     x = draw.integers(0, 90, (60, 1, 4, 4)).astype(np.uint8)
@@ -89,6 +105,7 @@ def write_text(path, poison=()):
 
 
 KINDS = {
+    "typed": (write_typed, "own.csv", ("", 'name = "mlr"'), ("",)),
     "table": (write_table, "own.csv", TABLE, ("none", "unit", "feature")),
     "images": (write_images, "own.npz", IMAGES, ("none", "unit", "channel", "pixel", "feature")),
     "text": (write_text, "own.csv", WORDS, ("",)),
@@ -229,3 +246,16 @@ def test_newcomers_are_scaled_as_the_run_was_under_their_seed(tmp_path, monkeypa
         assert np.array_equal(found.shift, held.dataset.shift)
         late = found.matched(normalised(read(tmp_path / "own.csv"), "feature"))
         assert np.array_equal(late.scale, held.dataset.scale) and not late.unfitted
+
+
+def test_an_encoder_of_a_table_is_of_training_rows(tmp_path):
+    """Two seeds have encoders of their own, brought to one shape; each only knows its rows."""
+    held = trained(write_typed(tmp_path / "own.csv"), "typed", "", SEEDS)[2]
+    encoders = [one.dataset.encoder for one in held]
+    assert encoders[0] != encoders[1] and encoders[0].width == encoders[1].width
+    for one in held:
+        raw, train = one.dataset.table.columns["age"].values, np.sort(np.concatenate(one.train))
+        age = one.dataset.encoder.columns[0]
+        assert age.shift == pytest.approx(np.nanmean(raw[train]), rel=1e-12)
+        assert age.scale == pytest.approx(np.nanstd(raw[train]), rel=1e-12)
+        assert age.fill == pytest.approx(np.nanmedian(raw[train]), rel=2e-4)
