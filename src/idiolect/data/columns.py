@@ -318,6 +318,12 @@ def _are_names(given: Any) -> bool:
     )
 
 
+def embedded_blocks(encoders: Sequence[TableEncoder | None]) -> tuple[tuple[int, int], ...]:
+    """Return the categories that a network is to embed; encoders of several seeds have one form."""
+    first = encoders[0] if encoders else None
+    return () if first is None else first.embedded
+
+
 def rare_below(rows: int) -> int:
     """Return how many training rows a category needs for a place of its own."""
     return min(10, max(2, rows // 100))

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from idiolect.core.checkpoint import write_whole
+from idiolect.data.columns import embedded_blocks
 from idiolect.data.text import SPECIAL
 from idiolect.deploy import handshake
 from idiolect.deploy.data_summary import read_entries, read_scalings
@@ -132,7 +133,10 @@ def adapt_nodes(
     form, clients = registry.first.form, found.model.clients
     shape, words = tuple(form.shape), tuple(form.words)
     names, classes = registry.names, len(form.classes)
-    bound = assign_networks(experiment, shape, classes, registry.clients, words, names, host.reach)
+    blocks = embedded_blocks(registry.agreement.encoders)
+    bound = assign_networks(
+        experiment, shape, classes, registry.clients, words, names, host.reach, blocks
+    )
     refuse_per_client_state(method, bound, form.blank(2), clients)
     server = Server(
         label, method, (run.seed,), visit, registry, bound, None, "fixed", experiment.deploy

@@ -16,6 +16,7 @@ from idiolect.core import capabilities, tree
 from idiolect.core.capabilities import FinalExchange, Privacy, has
 from idiolect.core.method import Method, Report, Sent
 from idiolect.core.tree import Tree
+from idiolect.data.columns import embedded_blocks
 from idiolect.deploy import (
     compression,
     disclosure,
@@ -461,7 +462,13 @@ class Node:
         held = data.of_seed(seed)
         shape, classes = tuple(held.dataset.x.shape[1:]), len(held.dataset.classes)
         bound = assign_networks(
-            data.experiment, shape, classes, joined.clients, held.dataset.words, reach=site.reach
+            data.experiment,
+            shape,
+            classes,
+            joined.clients,
+            held.dataset.words,
+            reach=site.reach,
+            blocks=embedded_blocks([held.dataset.encoder]),
         )
         runtime = ClientRuntime(
             method,

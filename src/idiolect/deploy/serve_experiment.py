@@ -13,6 +13,7 @@ from idiolect.core.capabilities import ArchitectureState, has
 from idiolect.core.checkpoint import write_whole
 from idiolect.core.method import Method
 from idiolect.data import SOURCES, Dataset
+from idiolect.data.columns import embedded_blocks
 from idiolect.data.federation import TestData
 from idiolect.deploy import handshake, secure_sum
 from idiolect.deploy.data_summary import NodeEntry, read_scalings
@@ -275,7 +276,14 @@ def _jobs(
     shape, words = tuple(form.shape), tuple(form.words)
     classes = len(form.classes)
     bound = assign_networks(
-        experiment, shape, classes, registry.clients, words, registry.names, reach
+        experiment,
+        shape,
+        classes,
+        registry.clients,
+        words,
+        registry.names,
+        reach,
+        embedded_blocks(registry.agreement.encoders),
     )
     return [
         RemoteJob(

@@ -42,10 +42,14 @@ def bound(
     classes: int,
     words: tuple[str, ...],
     options: Mapping[str, Any],
+    blocks: Sequence[tuple[int, int]] = (),
 ) -> Build:
-    """Bind a factory of networks to the shape, the classes and, where it asks, words of data."""
+    """Bind a factory to the shape, the classes and, where it asks, words or categories of data."""
+    asked = inspect.signature(factory).parameters
+    if "blocks" in asked:
+        options = {**options, "blocks": tuple(blocks)}
     build = functools.partial(factory, shape, classes, **options)
-    if "words" not in inspect.signature(factory).parameters:
+    if "words" not in asked:
         return build
     if not words:
         raise ModelError(

@@ -14,6 +14,7 @@ from idiolect.aggregation.attacks import Replace
 from idiolect.core.method import Method
 from idiolect.core.wrap import Wrapper
 from idiolect.data import Federation
+from idiolect.data.columns import embedded_blocks
 from idiolect.data.poison import attackers, backdoor, label_flip, unscored
 from idiolect.engine.architecture import Architecture, Build, bound
 from idiolect.errors import ConfigError, suggest
@@ -246,7 +247,10 @@ def build_architectures(
             )
     shape, classes = tuple(first.dataset.x.shape[1:]), len(first.dataset.classes)
     words = first.dataset.words
-    return assign_networks(experiment, shape, classes, first.clients, words, first.names, reach)
+    blocks = embedded_blocks([first.dataset.encoder])
+    return assign_networks(
+        experiment, shape, classes, first.clients, words, first.names, reach, blocks
+    )
 
 
 def assign_networks(
@@ -257,8 +261,9 @@ def assign_networks(
     words: tuple[str, ...] = (),
     names: Sequence[str] = (),
     reach: Permissions = CLOSED,
+    blocks: Sequence[tuple[int, int]] = (),
 ) -> dict[str, Architecture]:
-    """Bind the networks to the examples' shape (and words), and every client to its network.
+    """Bind the networks to the examples' shape (words, categories), each client to its network.
 
     Without names (a node of a real federation knows only its own) clients go by their numbers.
     """
@@ -266,7 +271,7 @@ def assign_networks(
 
     def built(one: Named) -> Build:
         maker = model_factory(one.name, "model", reach)
-        return bound(maker, shape, classes, words, one.options)
+        return bound(maker, shape, classes, words, one.options, blocks)
 
     second = None if network.auxiliary is None else built(network.auxiliary)
     known, labels = networks_by_label(network), client_labels(network, clients, names)
@@ -327,7 +332,9 @@ def _refuse_equal_networks(several: Sequence[Labelled], where: str) -> None:
 def _network_options(
     name: str, options: Mapping[str, Any], where: str, reach: Permissions, path: list[str | int]
 ) -> dict[str, Any]:
-    form = signature_model(model_factory(name, where, reach), ("shape", "classes", "words"))
+    form = signature_model(
+        model_factory(name, where, reach), ("shape", "classes", "words", "blocks")
+    )
     beside = ModelTable.model_fields if path == ["model"] else ("name", "label")
     return with_defaults(validate_options(form, options, where, path, beside))
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from idiolect.core import checkpoint, tree
 from idiolect.core.tree import Tree
+from idiolect.data.columns import embedded_blocks
 from idiolect.data.federation import TrainData
 from idiolect.data.preprocessing import Preprocessing
 from idiolect.engine.architecture import Architecture, build_modules
@@ -94,7 +95,13 @@ def make_model(stored: StoredModel, trust: bool = False) -> PersonalModel:
     if table is None:
         raise DataError(f"the experiment of run {about.run} has no method {about.label!r}")
     bound = assign_networks(
-        experiment, form.shape, len(form.classes), stored.clients, form.words, reach=reach
+        experiment,
+        form.shape,
+        len(form.classes),
+        stored.clients,
+        form.words,
+        reach=reach,
+        blocks=embedded_blocks([form.encoder]),
     )
     own = next(a for a in bound.values() if a.clients is None or about.client in a.clients)
     failed: CheckpointError | None = None

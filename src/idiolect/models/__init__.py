@@ -9,6 +9,7 @@ from idiolect.models.feedforward import DNN, MLR, AlexNet, LeNet5, McMahanCNN
 from idiolect.models.layers import group_norm_instead
 from idiolect.models.resnet import ResNet18
 from idiolect.models.shufflenet import ShuffleNetV2
+from idiolect.models.table_networks import TableMLP
 from idiolect.models.text_networks import KimCNN, NextWord
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
@@ -19,12 +20,14 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "alexnet": AlexNet,
     "resnet18": ResNet18,
     "shufflenet": ShuffleNetV2,
+    "table-mlp": TableMLP,
     "kim-cnn": KimCNN,
     "next-word-lstm": NextWord,
 }
 """Each is called with the shape of one example and the number of classes, then its own options.
 
-One that has a parameter `words` is given the vocabulary of its data.
+One that has a parameter `words` is given the vocabulary of its data, one that has `blocks` the
+categories of a table that are to be embedded.
 """
 
 __all__ = ["MODELS", "check", "group_norm_instead", "masked_batch_norm_instead"]
