@@ -89,6 +89,36 @@ def test_what_is_predicted_is_what_was_scored(table, label):
             np.testing.assert_allclose(-np.log(shares).mean(), one["personal"]["loss"], rtol=1e-4)
 
 
+@pytest.fixture(scope="module")
+def forms(tmp_path_factory):
+    """One round of methods whose clients use more than one network's parameters."""
+    home = tmp_path_factory.mktemp("forms")
+    draw = np.random.default_rng(0)
+    x, owner = draw.normal(3, 10, (90, 5)).astype(np.float32), np.arange(90) % 3
+    y = (x[:, 0] + x[:, 1] * (owner - 1) > 3).astype(int)
+    np.savez(home / "own.npz", x=x, y=y, client=owner)
+    head = TOML.format(source="own.npz", data='normalise = "feature"', model="dnn")
+    names = ("knn-per", "fedrod", "fedcp", "ifca", "pfedhn", "fedbabu")
+    tables = "".join(f'[[methods]]\nname = "{name}"\n' for name in names)
+    (home / "e.toml").write_text(head.partition("[[methods]]")[0] + tables)
+    content = idiolect.run(home / "e.toml", ["rounds=1", "seeds=[0]"], out=home / "run")
+    return home, content
+
+
+def test_models_of_every_form_predict_what_was_scored(forms):
+    home, content = forms
+    from idiolect.experiment.build import build_federations
+    from idiolect.experiment.load import load_experiment
+
+    held = build_federations(load_experiment(home / "e.toml"))[0]
+    x, y = held.dataset.x[held.test[1]], held.dataset.y[held.test[1]]
+    assert len(content["methods"]) == 6
+    for label, method in content["methods"].items():
+        found = idiolect.client_model(home / "run", "1", label).predict(x)
+        right = np.mean(np.array(found.predicted, int) == y)
+        assert right == pytest.approx(method["seeds"][0]["clients"][1]["personal"]["accuracy"])
+
+
 def read_rows(path, rows):
     held = list(csv.DictReader(path.read_text().splitlines()))
     plain = [{k: v if k in ("site", "sick") else float(v) for k, v in r.items()} for r in held]
