@@ -132,6 +132,12 @@ def test_a_site_shown_in_sums_only_is_in_no_figure_of_its_own_and_not_in_a_diffe
     two = description("d", "train", told("B", "C"))
     assert two["pooled"]["sites"] == ["A", "B", "C"]
     assert [bool(site["columns"]) for site in two["sites"]] == [True, False, False]
+    own["B"]["ward"] = category(x=20, y=30)
+    own["C"]["ward"] = category(x=25, z=25)  # z is C's alone, as y is B's
+    own["C"]["only"] = number(draw.normal(size=50))
+    pooled = description("d", "train", told("B", "C"))["pooled"]["columns"]
+    assert pooled["ward"]["categories"] == {"x": 45} and pooled["ward"]["other"] == 55
+    assert "only" not in pooled
     own["C"] = {"x": number(draw.normal(100, 1, 50))}
     assert not texts(description("d", "train", told("B", "C")))  # of C nobody else hears
     assert [one["site"] for one in site_warnings(told("B", "C"))] == ["C"]

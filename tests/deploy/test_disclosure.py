@@ -20,6 +20,7 @@ from idiolect.deploy.node import Node
 from idiolect.deploy.node_process import InProcess
 from idiolect.deploy.protocol import Refused
 from idiolect.deploy.serve_experiment import make_messenger
+from idiolect.deploy.site import NodeSettings
 from idiolect.errors import DeployError
 from idiolect.experiment.load import parse_experiment
 from idiolect.experiment.portable import export_experiment
@@ -170,8 +171,34 @@ def test_rows_that_differ_in_few_are_not_described_twice(tmp_path):
     assert (
         code(ask(Node(own), "describe", question(run="d4", experiment=ordered))) == "min_examples"
     )
+    path.write_text("\n".join([lines[0], *lines[2:], lines[1]]) + "\n")  # another at its end
+    assert (
+        code(ask(Node(own), "describe", question(run="d5", experiment=ordered))) == "min_examples"
+    )
     path.write_text("\n".join(lines) + "\n")
-    assert ask(Node(own), "describe", question(run="d5", experiment=ordered)).kind == "yes"
+    assert ask(Node(own), "describe", question(run="d6", experiment=ordered)).kind == "yes"
+
+
+def test_calling_a_value_a_gap_does_not_tell_how_many_have_it(tmp_path):
+    """Two runs whose columns differ in what is missing would tell of the rows between."""
+    path = tmp_path / "hospital.csv"
+    draw = np.random.default_rng(0)
+    lines = [f"{draw.integers(30, 80)},{draw.integers(3)},{n % 2}" for n in range(200)]
+    path.write_text("\n".join(["age,ward,label", *lines]) + "\n")
+    own = NodeSettings("hospital", "test", tmp_path / "home", str(path), policy=SitePolicy())
+
+    def described(run, *columns):
+        more = tuple(f"data.columns.{one}" for one in columns)
+        wanted = parse_experiment(TOML.replace('["healthy", "ill"]', '["0", "1"]') + FEDAVG, more)
+        text = export_experiment(wanted)
+        return ask(Node(own), "describe", question(run=run, experiment=text))
+
+    assert described("d1").kind == "yes"
+    hole = 'age={type="number", missing=["42"]}'
+    assert code(described("d2", hole)) == "min_examples"
+    assert code(described("d3", hole, 'ward="ignore"')) == "min_examples"
+    assert code(described("d4", 'age={type="category", missing=["42"]}')) == "min_examples"
+    assert described("d5", 'ward="category"').kind == "yes"
 
 
 def test_the_same_rows_get_the_same_noise_and_epsilon_adds_up(tmp_path):

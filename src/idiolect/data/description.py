@@ -5,8 +5,9 @@ categories, per site and pooled, with warnings. It is made of sums, so it is the
 rows lie in one place or sums of them were sent.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -333,7 +334,9 @@ def description(title: str, part: str, sites: Sequence[SiteSums]) -> Description
         "pooled": {
             "sites": [one.site for one in counted],
             "rows": sum(_counted(one.rows, part) for one in counted),
-            "columns": _pooled([one.columns for one in counted], roles),
+            "columns": _pooled(
+                [*(one.columns for one in shown), *_shared([one.columns for one in hidden])], roles
+            ),
         },
         "warnings": warnings,
     }
@@ -360,6 +363,27 @@ def _site_figures(one: SiteSums) -> dict[str, Any]:
 
 def _counted(rows: Mapping[str, int], part: str) -> int:
     return sum(n for name, n in rows.items() if part in (name, "all"))
+
+
+def _shared(hidden: Sequence[Sums]) -> list[Sums]:
+    """Keep columns and categories that at least two of these sites have.
+
+    Of another the sum over them would be one site's own figure.
+    """
+    columns = Counter(name for own in hidden for name in own)
+    names = Counter(
+        (name, one) for own in hidden for name, column in own.items() for one in column.sums.counts
+    )
+    found: list[Sums] = []
+    for own in hidden if len(hidden) > 1 else ():
+        kept = {}
+        for name, column in own.items():
+            if columns[name] < 2:
+                continue
+            counts = {one: n for one, n in column.sums.counts.items() if names[name, one] > 1}
+            kept[name] = column._replace(sums=replace(column.sums, counts=counts))
+        found.append(kept)
+    return found
 
 
 def _usual(sites: Sequence[Sums], name: str) -> str:

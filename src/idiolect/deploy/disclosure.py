@@ -9,7 +9,7 @@ import dataclasses
 import json
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ log = logging.getLogger("idiolect.node")
 REMARK = "beside the other sites: "  # before each remark in a node's log
 DELTA = 1e-6
 _MOST_REMARKS = 20
+_MOST_APART = 500  # numbers of an example that are compared one by one
 _COARSE = 1024  # bins of a histogram that noise takes together: four in an octave
 _MOST_CATEGORIES = 1000  # of a column that are told
 _MOST_COLUMNS = 20_000
@@ -211,22 +212,31 @@ class DescriptionLog:
         self._folder = home / "descriptions"
         self._policy = policy
 
-    def refuse_difference(self, rows: np.ndarray) -> None:
-        """Refuse rows that differ in few from others that a description was given of.
+    def refuse_difference(self, dataset: Dataset, rows: Rows) -> None:
+        """Refuse statistics of rows that were told of before, of which few cells differ now.
 
-        Rows are known by what is in them, so that rows added, removed or changed are noticed.
+        The difference of the two would tell of these cells: values that were changed, or that an
+        experiment's columns call gaps this time. Other sets of rows: `ReleaseLog.divide`.
         """
-        rows = np.sort(rows)
-        for path in sorted(self._folder.glob("*.rows")):
-            other = np.frombuffer(path.read_bytes(), np.uint64)
-            gap = _differ(rows, other)
-            if 0 < gap < self._policy.min_examples:
-                raise self._policy.refusal(
-                    "min_examples",
-                    f"a description of rows of which {gap} differ from those described before",
-                )
-        name = protocol.digest(rows.tobytes())
-        write_whole(self._folder / f"{name}.rows", rows.tobytes(), private=True)
+        held = np.zeros(int(rows.max(initial=-1)) + 1, bool)
+        held[rows] = True
+        folder = self._folder / protocol.digest(np.packbits(held).tobytes())
+        new: dict[Path, bytes] = {}
+        for name, own in cell_digests(dataset, np.sort(rows)).items():
+            column = protocol.digest(name.encode())
+            for path in sorted(folder.glob(f"{column}-*.cells")):
+                other = np.frombuffer(path.read_bytes(), np.uint16)
+                changed = _changed(own, other)
+                if 0 < changed < self._policy.min_examples:
+                    raise self._policy.refusal(
+                        "min_examples",
+                        f"statistics of rows told of before, {changed} of whose cells in column "
+                        f"{name!r} differ now (if that is no secret, remove {folder})",
+                    )
+            new[folder / f"{column}-{protocol.digest(own.tobytes())}.cells"] = own.tobytes()
+        for path, content in new.items():
+            if not path.exists():
+                write_whole(path, content, private=True)
 
     def answer(self, columns: Mapping[str, ToldColumn]) -> dict[str, ToldColumn]:
         """Return what is told of these columns by the site's policy; noise is drawn once."""
@@ -250,41 +260,66 @@ class DescriptionLog:
         return told
 
 
-def _differ(one: np.ndarray, two: np.ndarray) -> int:
-    """Count the rows that two sorted sets do not share, each as often as it occurs."""
-    values, places = np.unique(np.concatenate([one, two]), return_inverse=True)
-    counts = np.bincount(places[: len(one)], minlength=len(values)) - np.bincount(
-        places[len(one) :], minlength=len(values)
-    )
-    return int(np.abs(counts).sum())
+def _changed(one: np.ndarray, two: np.ndarray) -> int:
+    """Count the cells that differ, wherever they stand if there are many different ones."""
+    moved = int((one != two).sum()) if len(one) == len(two) else max(len(one), len(two))
+    if 4 * len(np.unique(one)) < len(one):
+        return moved  # such columns are nearly alike by chance, in any order
+    counts = [np.bincount(part, minlength=1 << 16) for part in (one, two)]
+    return min(moved, int(np.abs(counts[0] - counts[1]).sum()))
 
 
-def row_digests(dataset: Dataset, rows: Rows) -> np.ndarray:
-    """Return a number for each row that depends on all that is in it, and not on its place."""
-    rows = np.sort(rows)
-    found = np.zeros(len(rows), np.uint64)
-    table = dataset.table
-    if table is not None:
-        for _, column in sorted(table.columns.items()):
-            if column.plan.kind == "category":
-                names = [protocol.digest(one.encode()) for one in (*column.names, "")]
-                codes = np.array([int(one[:16], 16) for one in names], np.uint64)
-                own = codes[column.values[rows]]  # a missing cell has code -1: the last
-            else:
-                own = np.ascontiguousarray(column.values[rows], np.float64).view(np.uint64)
-            found = _mixed(found, own)
-    else:
-        flat = np.asarray(dataset.x[rows]).reshape(len(rows), -1)
+def cell_digests(dataset: Dataset, rows: Rows) -> dict[str, np.ndarray]:
+    """Return 16 bits of a digest of every cell by column, the same whatever its column's type."""
+    found: dict[str, np.ndarray] = {}
+    flat = np.asarray(dataset.x[rows]).reshape(len(rows), -1)
+    if dataset.table is not None:
+        for name, column in dataset.table.columns.items():
+            values = column.values[rows]
+            found[name] = (
+                _digests(_codes(column.names)[values])  # a missing cell has code -1: the last
+                if column.plan.kind == "category"
+                else _digests(_bits(values))
+            )
+    elif flat.shape[1] <= _MOST_APART:
         for place in range(flat.shape[1]):
-            found = _mixed(found, np.ascontiguousarray(flat[:, place], np.float64).view(np.uint64))
-    for place in range(int(np.prod(dataset.y.shape[1:], dtype=np.int64))):
-        own = dataset.y[rows].reshape(len(rows), -1)[:, place]
-        found = _mixed(found, np.ascontiguousarray(own, np.float64).view(np.uint64))
+            found[str(place)] = _digests(_bits(flat[:, place]))
+    else:
+        whole = np.zeros(len(rows), np.uint64)
+        for place in range(flat.shape[1]):
+            whole = _mixed(whole, _bits(flat[:, place]))
+        found["x"] = _digests(whole)
+    y = dataset.y[rows].reshape(len(rows), -1)
+    for place in range(y.shape[1]):
+        classed = dataset.task.kind == "classes"
+        own = _codes(dataset.classes)[y[:, place]] if classed else _bits(y[:, place])
+        found[f"label {place}"] = _digests(own)
     return found
 
 
+def _codes(names: Sequence[str]) -> np.ndarray:
+    """Return a number for each name, and one for a gap; a name that is a number is that number."""
+    found = []
+    for name in names:
+        try:
+            found.append(int(_bits(np.array([float(name)]))[0]))
+        except ValueError:
+            found.append(int(protocol.digest(name.encode())[:16], 16))
+    return np.array([*found, int(_bits(np.array([np.nan]))[0])], np.uint64)
+
+
+def _bits(values: np.ndarray) -> np.ndarray:
+    """Return numbers as bits, all gaps alike."""
+    plain = np.asarray(values, np.float64) + 0.0  # -0 is 0
+    return np.where(np.isnan(plain), np.nan, plain).view(np.uint64)
+
+
+def _digests(bits: np.ndarray) -> np.ndarray:
+    return (_mixed(np.zeros(len(bits), np.uint64), bits) >> np.uint64(48)).astype(np.uint16)
+
+
 def _mixed(found: np.ndarray, own: np.ndarray) -> np.ndarray:
-    """Mix a column into the digests (splitmix64's finaliser)."""
+    """Mix a column into digests (splitmix64's finaliser)."""
     with np.errstate(over="ignore"):
         state = found * np.uint64(0x9E3779B97F4A7C15) + own + np.uint64(1)
         state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -315,7 +350,7 @@ def described(site: NodeSettings, message: Message, releases: ReleaseLog) -> byt
     releases.begin(run)
     releases.divide([rows])
     log_of = DescriptionLog(site.home, policy)
-    log_of.refuse_difference(row_digests(held.dataset, rows))
+    log_of.refuse_difference(held.dataset, rows)
     told = log_of.answer(column_sums(held.dataset, rows))
     sizes = {name: len(getattr(held, name)[0]) for name in ("train", "val", "test")}
     sums = SiteSums(

@@ -222,6 +222,9 @@ class Node:
         if not (data.table or data.task.waiting) or data.source:
             raise Refused("columns", "this site's data is no table")
         self._releases.divide([held.train[0] for held in data.federations])
+        told = disclosure.DescriptionLog(self._site.home, self._site.policy)
+        for held in data.federations:
+            told.refuse_difference(held.dataset, held.train[0])
         table = message.field("table", bool)
         sums = encoder_agreement.told_columns(data, table, self._site.policy.min_cell)
         plans = encoder_agreement.stated_plans(data) if table else []
