@@ -102,7 +102,8 @@ class RunEstimate:
         if part is None or not stage.label or stage.name in ("rounds", "preparing"):
             return
         now = self._clock()
-        part.since = now if part.since is None else part.since
+        if part.since is None or (part.share == 0 and stage.share == 0):
+            part.since = now  # what is measured and compiled before says nothing about the rest
         part.spent = now - part.since
         part.share = max(part.share, min(stage.share, 1.0))
 

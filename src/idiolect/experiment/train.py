@@ -299,6 +299,8 @@ def _finish(
     more: dict[str, Any] = {"grouped": True} if grouped else {}
     more |= {"choice": job.choice, "detail": clients <= _DETAILED}
     stage = StageProgress(watch.stage, job.label, scored * len(job.seeds))
+    first = "adapting" if job.method.tunes else "scoring"
+    watch.stage(Stage(first, job.label, clients=scored * len(job.seeds)))  # of nodes elsewhere too
     with _followed(simulation, stage):
         verdicts = _evaluate(simulation, job.test_data, some, keep=keep, **more)
     watch.stage(Stage("writing", job.label, 1.0))
