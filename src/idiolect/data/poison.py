@@ -149,6 +149,11 @@ def _number(federation: Federation, client: int | str) -> int:
 
 
 def _refuse_sequences(federation: Federation) -> None:
+    if federation.dataset.task.kind != "classes":
+        raise ConfigError(
+            f"attack: labels are falsified by class, and the task is {federation.dataset.task.kind}"
+            "; use an attack on the model, such as sign-flip"
+        )
     if federation.dataset.sequential:
         raise ConfigError(
             "attack: labels are falsified where an example has one, and here every word has its "
