@@ -138,9 +138,11 @@ def test_a_site_shown_in_sums_only_is_in_no_figure_of_its_own_and_not_in_a_diffe
     pooled = description("d", "train", told("B", "C"))["pooled"]["columns"]
     assert pooled["ward"]["categories"] == {"x": 45} and pooled["ward"]["other"] == 55
     assert "only" not in pooled
+    del own["B"]["ward"]
     own["C"] = {"x": number(draw.normal(100, 1, 50))}
     assert not texts(description("d", "train", told("B", "C")))  # of C nobody else hears
     assert [one["site"] for one in site_warnings(told("B", "C"))] == ["C"]
+    assert not texts(description("d", "train", told("A", "C")))  # nor of A's by what C's is beside
 
 
 def test_columns_of_plain_arrays_and_images_are_described():

@@ -142,7 +142,7 @@ def _far(column: str, own: Mapping[str, Figures]) -> list[Figures]:
         if far:
             others = [mean for other, mean in means.items() if other != site]
             found.append(_warning(site, column, far_words(site, column, means[site], others)))
-    return found[:1] if len(numbers) == 2 else found  # of two nobody can say which
+    return found[-1:] if len(numbers) == 2 else found  # of two nobody can say which
 
 
 def _lonely(column: str, own: Mapping[str, Figures]) -> list[Figures]:
@@ -308,7 +308,7 @@ def description(title: str, part: str, sites: Sequence[SiteSums]) -> Description
     shown = [one for one in sites if one.tells == "all"]
     hidden = [one for one in sites if one.tells == "pooled"]
     counted = [*shown, *(hidden if len(hidden) > 1 else ())]
-    warnings = [one for one in site_warnings(sites) if one["site"] in {s.site for s in shown}]
+    warnings = site_warnings(shown)
     if len(hidden) == 1:
         text = f"{hidden[0].site} is shown in sums only, and is the only such site"
         warnings.append(_warning(hidden[0].site, "", f"{text}: it is in no figure"))
@@ -343,9 +343,20 @@ def description(title: str, part: str, sites: Sequence[SiteSums]) -> Description
 
 
 def site_warnings(sites: Sequence[SiteSums]) -> list[Figures]:
-    """Return all warnings, also about sites that are shown in sums only: for these sites' eyes."""
-    figures = {one.site: _site_figures(one) for one in sites if one.tells != "none"}
-    return findings(figures, _roles(sites))
+    """Return all warnings, also about sites that are shown in sums only: for these sites' eyes.
+
+    A warning compares with sites that are shown, so that it tells of no other.
+    """
+    shown = [one for one in sites if one.tells == "all"]
+    found = _warnings_of(shown)
+    for one in sites:
+        if one.tells == "pooled":
+            found += [own for own in _warnings_of([*shown, one]) if own["site"] == one.site]
+    return found
+
+
+def _warnings_of(sites: Sequence[SiteSums]) -> list[Figures]:
+    return findings({one.site: _site_figures(one) for one in sites}, _roles(sites))
 
 
 def _roles(sites: Sequence[SiteSums]) -> dict[str, str]:

@@ -8,7 +8,7 @@ others is scaled by medians over the sites instead of by all rows together.
 import dataclasses
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from operator import attrgetter
 from pathlib import Path
@@ -209,21 +209,25 @@ def joined(moments: Mapping[str, Moments], robust: bool) -> tuple[Moments, list[
 _MOST_NAMED = 3  # columns of one site
 
 
-def unlike_means(moments: Mapping[str, Moments]) -> list[tuple[str, str]]:
-    """Return each site that is far from the others in some column of a table, with words on it.
+def unlike_means(moments: Mapping[str, Moments], shown: Collection[str]) -> list[tuple[str, str]]:
+    """Return each site that is far from those that are shown in some column, with words on it.
 
     Names of columns stay at the sites, so columns are counted.
     """
-    sites = sorted(moments)
-    if len(sites) < 2 or moments[sites[0]].mean.ndim != 1:
+    if any(one.mean.ndim != 1 for one in moments.values()):
         return []
-    mean = np.stack([np.ravel(moments[site].mean) for site in sites])
-    squares = np.stack([np.ravel(moments[site].squares) for site in sites])
-    counts = np.array([[moments[site].seen] for site in sites], np.float64)
-    far = far_from_others(mean, np.sqrt(squares / counts), np.broadcast_to(counts, mean.shape))
     found = []
-    for place, site in enumerate(sites):
-        for column in np.flatnonzero(far[place])[:_MOST_NAMED]:
+    for site in sorted(moments):
+        sites = sorted({site, *(one for one in moments if one in shown)})
+        if len(sites) < 2:
+            continue
+        place = sites.index(site)
+        mean = np.stack([np.ravel(moments[one].mean) for one in sites])
+        squares = np.stack([np.ravel(moments[one].squares) for one in sites])
+        counts = np.array([[moments[one].seen] for one in sites], np.float64)
+        spread = np.sqrt(squares / counts)
+        far = far_from_others(mean, spread, np.broadcast_to(counts, mean.shape))[place]
+        for column in np.flatnonzero(far)[:_MOST_NAMED]:
             others = np.delete(mean[:, column], place).tolist()
             name = f"column {column + 1}"
             found.append((site, far_words(site, name, float(mean[place, column]), others)))

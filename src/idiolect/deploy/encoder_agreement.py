@@ -5,7 +5,7 @@ task, and sends both to all. No row leaves, and no count of few rows.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -246,7 +246,10 @@ def _merged(own: Mapping[str, ToldColumn], robust: bool) -> ColumnSums:
     return replace(total, mean=float(safe.mean[0]), squares=float(safe.squares[0]))
 
 
-def odd_sites(told: Mapping[str, SiteColumns]) -> list[tuple[str, str]]:
-    """Return each site that is unlike the others, with words on it, by the first seed's rows."""
-    sites = [SiteSums(site, {}, one.seeds[0]) for site, one in told.items()]
+def odd_sites(told: Mapping[str, SiteColumns], shown: Collection[str]) -> list[tuple[str, str]]:
+    """Return each site that is unlike those that are shown, with words on it, by the first seed."""
+    sites = [
+        SiteSums(site, {}, one.seeds[0], "all" if site in shown else "pooled")
+        for site, one in told.items()
+    ]
     return [(one["site"], one["text"]) for one in site_warnings(sites)]

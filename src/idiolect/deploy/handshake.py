@@ -252,7 +252,7 @@ class NodeRegistry:
             if why.reason not in SILENT:
                 self.messenger.lose(site)
         self._refuse(refused, first_time)
-        for site, text in odd_sites(told):
+        for site, text in odd_sites(told, self._shown):
             self._note(site, text, figures=True)
         try:
             self.agreement = agree(told, task, self.first.form.classes, self._seeds, robust)
@@ -329,7 +329,7 @@ class NodeRegistry:
                 f"{site} sent means or deviations far from the other sites'; the columns in which "
                 "it did are scaled by the median over the sites: check its units and its data",
             )
-        for site, text in unlike_means(moments):
+        for site, text in unlike_means(moments, self._shown):
             if site not in far:
                 self._note(site, text, figures=True)
         return found
