@@ -2,6 +2,7 @@
 
 import csv
 import importlib.util
+import shutil
 
 import federations as fed
 import numpy as np
@@ -112,3 +113,20 @@ def test_a_node_knows_what_it_chose_and_why(tmp_path):
     expected = make_model(load_personal_model(tmp_path / "site-2"))(rows)
     found = torch.export.load(exported).module()(rows)
     torch.testing.assert_close(found, expected)
+
+
+def test_a_model_that_version_0_3_wrote_is_still_used(trained, tmp_path):
+    home, score, _ = trained
+    site = tmp_path / "site"
+    shutil.copytree(home / "site-2", site)
+    (path,) = site.glob("models/*/APFL/seed-*.safetensors")
+    named, meta = checkpoint.read(path)
+    form = meta.pop("preprocessing")
+    kept = {"shape", "dtype", "classes", "sequential", "words"}
+    meta["form"] = {k: v for k, v in form.items() if k in kept}
+    meta["form"] |= {"public": None, "public_labels": False}
+    scaling = {f"scaling.{key}": torch.tensor(form[key]) for key in ("shift", "scale")}
+    old = {"about": meta["about"], "form": meta["form"], "clients": meta["clients"]}
+    checkpoint.save(path, {**named, **scaling}, old)
+    found = make_model(load_personal_model(site)).predict(home / "test.npz")
+    assert found.accuracy == pytest.approx(score["accuracy"])

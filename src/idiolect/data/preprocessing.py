@@ -27,7 +27,7 @@ from idiolect.data.own import read
 from idiolect.data.own.column_types import EVERY_OTHER, typed_columns
 from idiolect.data.own.csv_files import TableSource, is_csv
 from idiolect.data.own.frames import frame_table
-from idiolect.data.own.photographs import image_files, upright_image
+from idiolect.data.own.photographs import IMAGE_FILES, image_files, upright_image
 from idiolect.data.own.tables import UNLABELLED, examples, read_cells, read_columns
 from idiolect.data.parquet import image_column, picture
 from idiolect.data.targets import targets
@@ -289,6 +289,8 @@ class Preprocessing:
             if self.kind == "images" and (image := image_column(table.schema)) is not None:
                 return self._encoded_images(path, table, image, columns)
             return self._table(table, columns, str(path))
+        if self.kind == "numbers" and path.suffix.lower() in IMAGE_FILES:
+            raise DataError(f"{path} is an image, and the model reads numbers or a table")
         dataset = read(path, labelled=False, **{**columns, **self.reading})
         if self.words:
             if not dataset.words:

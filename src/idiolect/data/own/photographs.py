@@ -14,7 +14,7 @@ from idiolect.data.own.tables import assembled
 from idiolect.data.parquet import IMAGE_FORMATS, MOST_PIXELS, picture
 from idiolect.errors import DataError
 
-_IMAGES = {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff"}
+IMAGE_FILES = {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff"}
 _OTHERS = {".heic", ".heif", ".avif", ".dcm", ".dicom", ".nii", ".svs", ".raw", ".cr2", ".nef"}
 _TRAIN, _TEST = {"train", "training", "val", "valid", "validation"}, {"test", "testing"}
 _ORIENTATION = 0x0112  # EXIF's tag: how a camera was held
@@ -101,7 +101,7 @@ def _listed(folder: Path) -> tuple[list[Path], Counter[str]]:
         hidden = any(part.startswith((".", "__MACOSX")) or part == "Thumbs.db" for part in parts)
         if hidden or not file.is_file():
             continue
-        if file.suffix.lower() in _IMAGES:
+        if file.suffix.lower() in IMAGE_FILES:
             images.append(file)
         else:
             others[file.suffix.lower()] += 1
