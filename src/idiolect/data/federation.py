@@ -127,7 +127,7 @@ class Federation:
         frame: Any,
         *,
         label: Any = "label",
-        client: str | None = None,
+        client: Any = None,
         partition: str | None = None,
         split: Sequence[float] | str = (0.6, 0.2, 0.2),
         seed: int = 0,
@@ -143,7 +143,7 @@ class Federation:
         """
         from idiolect.data.federate import federate_by_clients
         from idiolect.data.own import read, reading_options
-        from idiolect.data.own.frames import frame_table
+        from idiolect.data.own.frames import column_name, frame_table
 
         table = frame_table(frame)
         if client is None and partition is None and "client" not in table.column_names:
@@ -151,7 +151,11 @@ class Federation:
                 f"client is missing: which of the columns {listed(table.column_names)} says "
                 'whose a row is? Or divide the rows yourself, such as partition="iid", clients=5'
             )
-        reading = {"label": label, **({"client": client} if client else {})}
+        several = isinstance(label, list | tuple) and len(label) > 0
+        named = [column_name("label", one) for one in (label if several else [label])]
+        reading: dict[str, Any] = {"label": named if several else named[0]}
+        if client is not None:
+            reading["client"] = column_name("client", client)
         reading |= reading_options(more)
         if isinstance(split, str) and split != "file":
             reading["split"], split = split, "file"

@@ -22,7 +22,7 @@ from idiolect.data.own.tables import (
     unlabelled,
 )
 from idiolect.data.targets import TaskLike, make_task
-from idiolect.errors import DataError, suggest
+from idiolect.errors import ConfigError, DataError, suggest
 
 FRAME = Path("data frame")  # stands for the file's name in messages
 _EXPECTED = (
@@ -75,7 +75,7 @@ def _table(frame: Any) -> Any:
         return pyarrow.table({str(name): _column(values) for name, values in frame.items()})
     if isinstance(frame, Sequence) and frame and all(isinstance(row, Mapping) for row in frame):
         return pyarrow.Table.from_pylist([dict(row) for row in frame])
-    if hasattr(frame, "__arrow_c_stream__"):
+    if hasattr(frame, "__arrow_c_stream__") and not hasattr(frame, "to_frame"):  # no Series
         return pyarrow.table(frame)
     if hasattr(frame, "__dataframe__"):
         return import_module("pyarrow.interchange").from_dataframe(frame)
@@ -85,6 +85,13 @@ def _table(frame: Any) -> Any:
 def _column(values: Any) -> Any:
     """Bring a column to what Arrow takes: a list, or an array of one dimension."""
     return values if hasattr(values, "__arrow_c_array__") else array_of(values, "a column")
+
+
+def column_name(option: str, given: Any) -> str:
+    """Return the name of a column, which pandas may know as a number."""
+    if not isinstance(given, str | int):
+        raise ConfigError(f"{option} is {given!r}; expected the name of a column")
+    return str(given)
 
 
 def array_of(values: Any, what: str) -> AnyArray:
