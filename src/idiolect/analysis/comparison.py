@@ -221,6 +221,8 @@ def _pairs(
             own = sampled(apart, held.same_clients)
             p, mean = max(wilcoxon, seeds or 0.0), own.mean
             between = significance.interval(means[better] - means[worse], own, 1 - alpha)
+        if held.metric.percent:  # no two shares are further apart
+            between = (max(between[0], -1.0), min(between[1], 1.0))
         found.append(
             MethodPair(
                 better,

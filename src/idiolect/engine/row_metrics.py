@@ -115,6 +115,8 @@ def measure(
             if choice.threshold == VALIDATION and model != BASELINE:
                 cut = metrics.best_threshold(valid, choice.maximised)
                 found[THRESHOLD] = cut
+                # At the threshold that settings would be used with; it is what tuning compares.
+                valid = read(choice.kind, own.task, own.val[model], own.y_val, cut)
             if chosen.name not in NATIVE[choice.kind]:
                 found[f"val_{chosen.name}"] = chosen(valid)
         if model == BASELINE:  # in the user's unit already
