@@ -10,6 +10,9 @@ import pytest
 from idiolect.data import federate, read
 from idiolect.data.inspection import inspected
 from idiolect.errors import ConfigError, DataError
+from idiolect.experiment.build import build_federations
+from idiolect.experiment.load import parse_experiment
+from idiolect.experiment.untrusted import refuse_untrusted
 
 ROWS = 60
 
@@ -223,3 +226,46 @@ def test_what_is_odd_is_seen_with_its_remedy(tmp_path):
     assert "98%" in advice['metric = "auroc"'].what
     assert advice['age = "ignore"'].where == "data.columns"
     assert any("NA (20)" in one.what and "empty (20)" in one.what for one in seen.advice)
+
+
+TOML = """
+name = "typed"
+rounds = 1
+[data]
+source = "{path}"
+{more}
+[model]
+name = "mlr"
+[[methods]]
+name = "fedavg"
+"""
+
+
+def test_an_experiment_declares_columns(tmp_path):
+    path = written(
+        tmp_path / "a.csv", grade=lambda n: n % 4, site=lambda n: f"S{n % 3}", x=lambda n: n / 9
+    )
+
+    def held(more):
+        experiment = parse_experiment(TOML.format(path=path.as_posix(), more=more), [], "typed")
+        return build_federations(experiment)[0]
+
+    clients = 'options = { client = "site" }\n'
+    columns = '[data.columns]\ngrade = "category"\nx = { type = "number", scale = false }'
+    found = held(clients + columns)
+    assert found.names == ("S0", "S1", "S2")
+    assert found.dataset.features == ("grade=0", "grade=1", "grade=2", "grade=3", "x")
+    assert found.dataset.x[9, 4] == 1.0
+    with pytest.raises(DataError, match=r"'site' looks like the client.*client = \"site\""):
+        held(columns)
+    iid = held('partition = { name = "iid", clients = 2 }\n' + columns)  # asked for: no objection
+    assert iid.clients == 2
+    with pytest.raises(ConfigError, match=r"data\.columns\.grade"):
+        held(clients + '[data.columns]\ngrade = "categry"')
+    one = written(tmp_path / "b.csv", x=lambda n: n, y=lambda n: "same")
+    experiment = TOML.format(path=one.as_posix(), more='options = { label = "y" }')
+    with pytest.raises(DataError, match="all 60 labels are 'same'; expected at least two"):
+        build_federations(parse_experiment(experiment, [], "typed"))
+    refuse_untrusted({"data": {"columns": {"an age": {"type": "number", "scale": False}}}}, "job")
+    with pytest.raises(ConfigError, match="columns"):
+        refuse_untrusted({"data": {"columns": {"age": "/etc/passwd"}}}, "job")

@@ -123,6 +123,21 @@ def leading_zeros(own: Cells) -> bool:
     return bool(compute.all(compute.match_substring_regex(own.texts, r"^\d+$")).as_py())
 
 
+def quick_numbers(cells: Any) -> NDArray[np.float64] | None:
+    """Read a column whose cells are all plain numbers, without a gap or a code such as 007."""
+    import pyarrow
+
+    if cells.null_count or not len(cells):
+        return None
+    try:
+        values: NDArray[np.float64] = cells.cast("float64").to_numpy(zero_copy_only=False)
+    except pyarrow.ArrowInvalid:
+        return None
+    compute = arrow_compute()
+    zeros = compute.any(compute.match_substring_regex(cells, r"^0\d")).as_py()
+    return None if zeros else values
+
+
 def as_numbers(texts: Any, delimiter: str = "") -> NDArray[np.float64] | None:
     """Read texts as numbers; None where one is none. A comma is read as files of a form have it."""
     import pyarrow

@@ -26,6 +26,7 @@ from idiolect.data.own.cell_values import (
     dates,
     declared_column,
     leading_zeros,
+    quick_numbers,
     shown,
     string_cells,
 )
@@ -71,11 +72,12 @@ def typed_columns(
     """Type these columns of an Arrow table; what is declared is not guessed."""
     known = set(names) | set(table.column_names) | {EVERY_OTHER}
     everything = declared.get(EVERY_OTHER)
+    places = {name: place for place, name in enumerate(table.column_names)}
 
     def one(name: str) -> tuple[RawColumn | str, list[Remark], dict[str, int]]:
         plan = declared.get(name, everything)
         try:
-            return _column(name, table[name].combine_chunks(), plan, source)
+            return _column(name, table.column(places[name]).combine_chunks(), plan, source)
         except DataError as error:
             raise DataError(f"{source.path}: {error}") from None
 
@@ -139,7 +141,7 @@ def _column(
     if number and wanted in ("", "number", "boolean"):
         values = _floats(cells)
         return _judged_number(name, values, plan, source, _gaps(values))
-    return _of_strings(name, cells.cast("string"), plan, source)
+    return _of_strings(name, cells if types.is_string(kind) else cells.cast("string"), plan, source)
 
 
 def _floats(cells: Any) -> NDArray[np.float64]:
@@ -147,9 +149,9 @@ def _floats(cells: Any) -> NDArray[np.float64]:
     return values
 
 
-def _gaps(values: NDArray[np.float64]) -> dict[str, int]:
+def _gaps(values: NDArray[np.float64], spelling: str = "") -> dict[str, int]:
     gaps = int(np.isnan(values).sum())
-    return {"": gaps} if gaps else {}
+    return {spelling: gaps} if gaps else {}
 
 
 def quoted(name: str) -> str:
@@ -160,6 +162,8 @@ def quoted(name: str) -> str:
 def _of_strings(
     name: str, cells: Any, plan: ColumnPlan | None, source: TableSource
 ) -> tuple[RawColumn | str, list[Remark], dict[str, int]]:
+    if plan is None and (values := quick_numbers(cells)) is not None:
+        return _judged_number(name, values, None, source, _gaps(values, "nan"))
     own = string_cells(cells, () if plan is None else plan.missing)
     if plan is not None:
         made = declared_column(name, own, plan, source)
@@ -197,6 +201,8 @@ def _judged_number(
     present = values[~np.isnan(values)]
     if not len(present):
         return "all cells are missing", [], spellings
+    if len(values) < _ENOUGH:
+        return RawColumn(ColumnPlan("number"), values), [], spellings
     whole = bool((present == np.round(present)).all())
     distinct = np.unique(present) if whole else present[:0]
     remarks = []
