@@ -401,7 +401,7 @@ class Node:
                 "privacy": has(runtime.method, Privacy) and "see the server's result",
             }
             personal_models.save_personal_model(
-                home, info, held, joined.clients, kept, document.plain(found)
+                home, info, held, joined.clients, kept, document.plain(found), self._site.options
             )
         return _yes(message, {"marks": marks, "facts": facts})
 

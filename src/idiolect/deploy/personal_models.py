@@ -34,13 +34,17 @@ def save_personal_model(
     clients: int,
     deployed: Tree,
     found: Mapping[str, Any] | None = None,
+    options: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Write a personal model, which never leaves the node, and what was `found` of it."""
+    """Write a personal model, which never leaves the node, and what was `found` of it.
+
+    `options` are those that the node's own file was read with.
+    """
     path = _path(home, about.run, about.label, about.seed)
     public = held.public
     meta = {
         "about": about._asdict(),
-        "preprocessing": Preprocessing.of(held.dataset).to_json(),
+        "preprocessing": Preprocessing.of(held.dataset, options).to_json(),
         "public": PublicForm(
             0 if public is None else len(public),
             public is not None and public.classes == held.dataset.classes,
