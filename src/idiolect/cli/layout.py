@@ -36,7 +36,7 @@ def print_table(
     Where rows do not fit, `spare` columns are left out and said to be; then columns that still do
     not fit follow in a table of their own, with the names again.
     """
-    most = 28 if screen.width < NARROW else LONGEST
+    most = 32 if screen.width < NARROW else LONGEST
     lines = [
         [shortened(cell, most) if cut or not place else cell for place, cell in enumerate(row)]
         for row in ([*rows, total] if total else rows)
@@ -134,4 +134,6 @@ def print_texts(
         ]
         first = Text(shortened(row[0], screen.width - 4), style="bold")
         screen.print(first + Text("".join(f"  {cell}" for cell in beside), style="not bold"))
-        screen.print(Text(textwrap.indent(textwrap.fill(row[body], screen.width - 4), "    ")))
+        if row[body]:
+            words = textwrap.fill(row[body], screen.width - 4)
+            screen.print(Text(textwrap.indent(words, "    ")))

@@ -216,7 +216,7 @@ def _file(
         lines.append(_line('class_weights = "balanced"', words))
     if own and options:
         lines += ["", _line("[data.options]", "how the data is read")]
-        holds = {one.name: one.holds for one in found.columns}
+        holds = {one.kind: one.holds for one in found.columns if one.kind in ("label", "client")}
         for key, value in options.items():
             words = "; ".join(
                 [
@@ -226,7 +226,7 @@ def _file(
             )
             lines.append(_line(f"{key} = {_toml(value)}", words))
     lines += _columns(dataset)
-    lines += ["", "[model]", *_model(dataset), "", "[training]", *_training(kind)]
+    lines += ["", "[model]", *_model(dataset), "", "[training]", *_training(dataset)]
     lines += ["", "[evaluate]", _metric(dataset), *_methods()]
     return lines
 
@@ -252,7 +252,7 @@ def _partition(dataset: Dataset) -> list[str]:
             lines.append(_line(f"min_size = {_FEW}", f"{small} clients have fewer rows"))
             lines.append(_line("drop = true", "and are left out"))
         return lines
-    clients = max(2, min(10, len(dataset) // 40))
+    clients = _made_up(dataset)
     if dataset.task.kind == "classes" and not dataset.sequential:
         how = f'{{ name = "dirichlet", clients = {clients}, alpha = 0.5 }}'
     else:
@@ -262,6 +262,11 @@ def _partition(dataset: Dataset) -> list[str]:
         '# write client = "COLUMN" in [data.options] and take this line away.',
         f"partition = {how}",
     ]
+
+
+def _made_up(dataset: Dataset) -> int:
+    """Return among how many clients rows are dealt that have no owner."""
+    return max(2, min(10, len(dataset) // 40))
 
 
 def _unscaled(dataset: Dataset) -> bool:
@@ -305,11 +310,15 @@ def _model(dataset: Dataset) -> list[str]:
     return [_line('name = "dnn"', words), "hidden = 64"]
 
 
-def _training(kind: str) -> list[str]:
-    rate = {"number": 0.02, "survival": 0.02}.get(kind, 0.05)
+def _training(dataset: Dataset) -> list[str]:
+    """Choose a rate for the task, and batches of which a client's rows make several."""
+    rate = {"number": 0.02, "survival": 0.02}.get(dataset.task.kind, 0.05)
+    owners = _made_up(dataset) if dataset.clients is None else len(dataset.client_names)
+    rows = 0.6 * len(dataset) / owners
+    batch = 32 if rows >= 150 else 16 if rows >= 50 else 8
     return [
         _line(f"lr = {rate}", "of every method that has the setting"),
-        "batch = 32",
+        _line(f"batch = {batch}", f"a client trains on {rows:,.0f} rows on average"),
         _line("epochs = 2", "passes over a client's data in a round"),
     ]
 
