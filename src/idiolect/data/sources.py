@@ -247,7 +247,9 @@ def _manifest(base: Path) -> dict[str, str]:
         entries = json.loads(path.read_text())["datasets"].values()
         return {n: f["sha256"] for entry in entries for n, f in entry.get("files", {}).items()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise DataError(f"{path} is not a manifest ({error!r}); mend or remove it") from error
+        raise DataError(
+            f"{path} is not a manifest ({type(error).__name__}: {error}); mend or remove it"
+        ) from error
 
 
 def _from_hub(

@@ -86,6 +86,8 @@ def read_document(folder: str | Path) -> Document:
     try:
         content: Document = json.loads(path.read_text(encoding="utf-8"))
     except OSError:
+        if not Path(folder).exists():
+            raise DataError(f"{folder} does not exist; give the folder of a run") from None
         raise DataError(
             f"{folder} holds no {FILE}; give the folder of a run, or finish it with "
             "`idiolect run EXPERIMENT.toml --resume`"

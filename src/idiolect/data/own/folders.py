@@ -58,7 +58,8 @@ def read_pfllib(folder: Path) -> Dataset:
                     x, y = arrays["x"], arrays["y"]
             except (KeyError, ValueError, TypeError, OSError) as error:
                 raise DataError(
-                    f"{file} cannot be read ({error!r}); expected an npz with plain arrays x and y"
+                    f"{file} cannot be read ({_said(error)}); expected an npz with plain arrays x "
+                    "and y"
                 ) from error
             shares.append(_Share(f"client {file.stem}", origin, x, y))
     return _joined(folder, shares, "PFLlib folder")
@@ -120,13 +121,20 @@ def _leaf_shares(file: Path, origin: int) -> list[_Share]:
         sizes = [(len(share.x), len(share.y)) for share in shares]
     except (ValueError, KeyError, TypeError, RecursionError, OSError) as error:
         raise DataError(
-            f"{file} is not LEAF's JSON ({error!r}); expected users, and user_data with x and y "
-            "for each user"
+            f"{file} is not LEAF's JSON ({_said(error)}); expected users, and user_data with x "
+            "and y for each user"
         ) from error
     for share, (x, y) in zip(shares, sizes, strict=True):
         if x != y:
             raise DataError(f"{file}: user '{share.client}' has {x} x and {y} y; expected as many")
     return [share for share in shares if len(share.x)]
+
+
+def _said(error: Exception) -> str:
+    """Put into words what a file lacks."""
+    if isinstance(error, KeyError):
+        return f"it has no {error}"
+    return str(error) or type(error).__name__
 
 
 def _joined(path: Path, shares: list[_Share], form: str) -> Dataset:
