@@ -235,7 +235,11 @@ def _origin(name: str, folders: Collection[Path]) -> str:
         spec = importlib.machinery.PathFinder.find_spec(top, path)
     except (ImportError, ValueError):
         spec = None
-    return "no file that is found here (give the command in its folder)" if spec is None else spec.origin or top
+    return (
+        "no file that is found here (give the command in its folder)"
+        if spec is None
+        else spec.origin or top
+    )
 
 
 def _defined(found: Any, attribute: str, packages: Collection[str]) -> bool:
