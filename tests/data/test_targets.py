@@ -56,7 +56,7 @@ def test_labels_in_columns_or_in_one_cell(table):
 
 
 def test_arrays_of_every_task():
-    x, clients = np.zeros((6, 2)), [0, 0, 0, 1, 1, 1]
+    x, clients = np.arange(12.0).reshape(6, 2), [0, 0, 0, 1, 1, 1]
     survival = np.array([[1, 1], [2, 0], [3, 1]] * 2, float)
     world = Federation.from_arrays(x, survival, clients, task="survival")
     assert world.dataset.task.kind == "survival" and world.counts().tolist() == [[2, 1], [2, 1]]
