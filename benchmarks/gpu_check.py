@@ -19,6 +19,7 @@ from torch import nn
 
 from idiolect.aggregation.aggregator import Aggregated
 from idiolect.aggregation.robust import Krum, Median, TrimmedMean
+from idiolect.aggregation.server_optimisers import FedAdam
 from idiolect.bench.workloads import CLASSES, federation
 from idiolect.core import tree
 from idiolect.core.method import Method
@@ -54,6 +55,7 @@ def wrapped(**settings: Any) -> dict[str, Method]:
         "fedavg, median": Aggregated(fedavg, Median()),
         "fedavg, trimmed mean": Aggregated(fedavg, TrimmedMean()),
         "fedavg, krum": Aggregated(fedavg, Krum()),
+        "fedavg, fedadam": Aggregated(fedavg, FedAdam()),
     }
 
 
