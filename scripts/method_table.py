@@ -13,6 +13,7 @@ from idiolect.methods import METHODS
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "methods.md"
 PAGES = ROOT / "docs" / "methods"
+FIGURES = ROOT / "scripts" / "field_figures.md"  # of experiments/field/digits.toml
 MATHS: dict[str, str] = tomllib.loads((ROOT / "scripts" / "maths.toml").read_text())
 MEASURED = json.loads(
     (ROOT / "src" / "idiolect" / "experiment" / "repro" / "measured.json").read_text()
@@ -35,6 +36,7 @@ def page() -> str:
         f"| [`{name}`](methods/{name}.md) | {kind.title} | {kind.paper or '–'} | {_summary(kind)} |"
         for name, kind in METHODS.items()
     ]
+    lines += ["", FIGURES.read_text().rstrip("\n")]
     lines += ["", "## Settings of every method", "", *_settings(list(COMMON.values()))]
     return "\n".join(lines) + "\n"
 
