@@ -62,6 +62,7 @@ class MessageTemplates:
             for seed in seeds
         ]
         self.choice: MetricChoice | None = None  # what nodes measure when they are scored
+        self.detail = False  # all metrics of the task
         self._answers: dict[tuple[Any, ...], Tree] = {}
 
     def architecture(self, client: int) -> int:
@@ -76,7 +77,8 @@ class MessageTemplates:
     def answer(self, client: int, kind: str, **flags: bool) -> Tree:
         """Return a tree with the structure of a client's answer to a kind of message."""
         place = self.architecture(client)
-        key = (place, kind, self.choice if kind == "judge" else None, *sorted(flags.items()))
+        measured = (self.choice, self.detail) if kind == "judge" else None
+        key = (place, kind, measured, *sorted(flags.items()))
         if key not in self._answers:
             self._answers[key] = self._answered(self.runtimes[0][place], kind, flags)
         return self._answers[key]
@@ -90,7 +92,7 @@ class MessageTemplates:
             return runtime.tell(runtime.form, 0)[0]
         chosen = [flag for flag in ("only_global", "newcomers") if flags[flag]]
         sent = runtime.guest_form if flags["newcomers"] else runtime.form
-        own: Any = {"flags": chosen, "choice": self.choice}
+        own: Any = {"flags": chosen, "choice": self.choice, "detail": self.detail}
         marks, facts, _ = runtime.evaluate(sent, 0, tested=flags["tested"], **own)
         return {"marks": marks, "facts": facts}
 

@@ -384,6 +384,7 @@ class Node:
             deployed=deployed,
             sample=message.sample(),
             choice=joined.choice if message.head.get("measured") is True else None,
+            detail=message.head.get("detail") is True,
         )
         if "keep" in flags:
             numbers = tree.map(lambda leaf: leaf.cpu().numpy(), facts)

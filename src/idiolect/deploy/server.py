@@ -342,10 +342,10 @@ class Server:
         """Let every node score its models on its own data; `keep` stores the model on the node.
 
         Nodes that took part in no round adapt as newcomers do; without `adapt` their personal
-        models have no score. With a `choice` each node measures what the experiment chooses; of
-        other metrics, which `detail` would have, nothing leaves a site.
+        models have no score. With a `choice` each node measures what the experiment chooses, with
+        `detail` all metrics of its task; outputs of rows stay there.
         """
-        self._templates.choice = choice
+        self._templates.choice, self._templates.detail = choice, detail
         flags = {
             "tested": test_data is not None,
             "only_global": only_global,
@@ -389,6 +389,7 @@ class Server:
                     exchanged = self._exchanged(run, clients, sent)
             head, true_for = self._head(run), {}
             head["measured"] = self._templates.choice is not None
+            head["detail"] = self._templates.detail
             if exchanged is not None:
                 # As text, to the last digit: compression would round tensors.
                 head["sums"] = {name: leaf.tolist() for name, leaf in exchanged.sums.items()}

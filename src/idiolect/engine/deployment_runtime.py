@@ -166,16 +166,20 @@ class ClientRuntime:
         deployed: Tree = (),
         sample: int | None = None,
         choice: MetricChoice | None = None,
+        detail: bool = False,
     ) -> tuple[Tree, Tree, Tree]:
         """Score on test data (and validation data beside), or on validation data alone.
 
         Flags are those of `ScoreTask`. With the sums of the `others`, what was `deployed` for them
-        is not deployed again, if it is still there. The metric of a `choice` is among the scores;
-        outputs of single rows stay here. Returns scores, facts and the personal model, if kept.
+        is not deployed again, if it is still there. The metric of a `choice` is among the scores,
+        with `detail` all of its task's; outputs of single rows stay here. Returns scores, facts and
+        the personal model, if kept.
         """
         chosen: dict[str, Any] = dict.fromkeys(flags, True)
         if choice is not None:
-            chosen |= {"choice": choice, "outputs": self._outputs_wanted(choice, tested)}
+            detail = detail and not self._held.dataset.sequential
+            wanted = self._outputs_wanted(choice, tested, detail)
+            chosen |= {"choice": choice, "detail": detail, "outputs": wanted}
         task = ScoreTask(self.method, beside=tested, hears=others is not None, **chosen)
         if others is not None:
             rows = tree.map(lambda leaf: leaf.unsqueeze(0), (dict(others), deployed))
@@ -184,10 +188,10 @@ class ClientRuntime:
         scores, facts, kept, said = self._run(task.kind, task, sent, round, test, sample)
         return self._measured(task, scores, said, tested), facts, kept
 
-    def _outputs_wanted(self, choice: MetricChoice, tested: bool) -> tuple[int, int]:
+    def _outputs_wanted(self, choice: MetricChoice, tested: bool, detail: bool) -> tuple[int, int]:
         """Return how many test and validation rows a metric needs the outputs of; -1: none."""
         if self._held.dataset.sequential or (
-            choice.native and (choice.threshold is None or not tested)
+            choice.native and not detail and (choice.threshold is None or not tested)
         ):
             return -1, -1
         beside = tested and (not choice.native or choice.threshold == VALIDATION)
