@@ -392,7 +392,7 @@ def source_options(data: Data) -> dict[str, Any]:
     given = dict(data.options)
     if data.task is not None and data.source not in SOURCES:
         given["task"] = data.task.model_dump()
-    if data.columns is not None:
+    if data.columns:
         if data.source in SOURCES:
             raise ConfigError(
                 f"data.columns is for own tables, and data.source is {data.source!r}; leave it out"

@@ -225,7 +225,7 @@ def _file(
                 ]
             )
             lines.append(_line(f"{key} = {_toml(value)}", words))
-    lines += _columns(dataset)
+    lines += _columns(dataset) if source not in SOURCES else []
     lines += ["", "[model]", *_model(dataset), "", "[training]", *_training(dataset)]
     lines += ["", "[evaluate]", _metric(dataset), *_methods()]
     return lines
