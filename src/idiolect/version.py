@@ -1,3 +1,3 @@
 """The version, in one place; the package's metadata are made from it."""
 
-VERSION = "0.3.0"
+VERSION = "0.4.0"
