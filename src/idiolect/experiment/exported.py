@@ -405,8 +405,8 @@ def _input(form: Preprocessing) -> str:
     if form.kind == "text":
         return f"{form.shape[0]} tokens of a vocabulary of {len(form.words)} words"
     if form.encoder is not None:
-        names = list(form.encoder.plans)
-        columns = _cell(", ".join(names[:40]) + (", ..." if len(names) > 40 else ""))
+        taken = list(form.encoder.plans)
+        columns = _cell(", ".join(taken[:40]) + (", ..." if len(taken) > 40 else ""))
         return (
             f"a table with the columns {columns}; `{PREPROCESSING}` says how they become the "
             f"{form.shape[0]} numbers, float32 [example, {form.shape[0]}], that the network (and "
