@@ -49,11 +49,27 @@ def test_every_method_has_its_maths(monkeypatch) -> None:
     assert set(method_table.MATHS) == set(METHODS), "write it in scripts/maths.toml"
 
 
-def test_the_readme_and_the_start_page_show_the_example_as_it_is() -> None:
+def test_the_start_page_shows_the_example_as_it_is() -> None:
     example = (ROOT / "examples" / "visits.toml").read_text()
-    for page in (ROOT / "README.md", ROOT / "docs" / "index.md"):
-        blocks = re.findall(r"```toml\n(.*?)```", page.read_text(), re.DOTALL)
-        assert any(textwrap.dedent(block) == example for block in blocks), page
+    blocks = re.findall(r"```toml\n(.*?)```", (ROOT / "docs" / "index.md").read_text(), re.DOTALL)
+    assert any(textwrap.dedent(block) == example for block in blocks)
+
+
+def test_the_commands_of_the_readme_have_the_options_they_are_given() -> None:
+    from typer.main import get_command
+
+    from idiolect.cli import app
+
+    blocks = re.findall(r"```sh\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    lines = [line.split("#")[0].split() for block in blocks for line in block.splitlines()]
+    commands = [words[1:] for words in lines if words[:1] == ["idiolect"]]
+    assert len(commands) >= 8
+    for words in commands:
+        found = get_command(app)
+        while hasattr(found, "commands"):
+            found = found.commands[words.pop(0)]
+        known = {option for one in found.params for option in one.opts}
+        assert {word for word in words if word.startswith("--")} <= known, (found.name, words)
 
 
 def test_figures_of_the_readme_are_the_measured_ones() -> None:
