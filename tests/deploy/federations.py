@@ -112,9 +112,11 @@ def fused_models(folder: Path, label: str) -> Mapping[str, torch.Tensor]:
 def scores(content, label: str):
     """Return all that was found of a method, apart from how long it took and what it weighed.
 
-    Which test rows were right is known to simulations only: nodes tell figures of all their rows.
+    Which test rows were right, and figures and pictures of all clients' rows together, are known to
+    simulations only: nodes tell figures of their own.
     """
-    rows = ("right_by_group",)
+    rows = ("right_by_group", "without_group", "pooled", "confusion", "confusion_of_clients")
+    rows += ("reliability", "points")
 
     def told(found):
         if isinstance(found, dict):

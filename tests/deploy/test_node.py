@@ -177,7 +177,9 @@ def test_scores_leave_and_the_model_stays(joined):
     assert {name.split(".")[0] for name in answer.leaves} <= {"marks", "facts"}
     (path,) = home.glob("models/r1/FedPer/seed-3.safetensors")
     named, meta = checkpoint.read(path)
-    assert meta["about"]["round"] == 2 and meta["form"]["classes"] == [str(n) for n in range(10)]
+    assert meta["about"]["round"] == 2 and meta["preprocessing"]["classes"] == [
+        str(n) for n in range(10)
+    ]
     assert sum(leaf.numel() for leaf in named.values()) > 8 * 784
     assert json.loads((home / "models" / "latest.json").read_text())["labels"] == {"FedPer": [3]}
 
