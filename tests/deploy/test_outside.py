@@ -21,9 +21,9 @@ from idiolect.deploy.flare import job_layout, kits
 from idiolect.deploy.limits import UNLIMITED
 from idiolect.deploy.node import Node
 from idiolect.deploy.node_process import InProcess, NodeProcess, isolated
-from idiolect.deploy.personal_models import PersonalModel
 from idiolect.deploy.serve_experiment import ServerSettings, make_messenger, serve
 from idiolect.deploy.site import NodeSettings
+from idiolect.engine.personal_model import PersonalModel
 from idiolect.errors import ConfigError, DataError
 from idiolect.experiment.adapt import adapt
 from idiolect.experiment.components import build_method
