@@ -108,7 +108,7 @@ def test_the_command_says_both_bounds_and_its_exit_code_tells(tmp_path, monkeypa
     assert told["attacks"][0]["rounds"] == 1 and told["confidence"] == 0.95
     monkeypatch.setattr(rules, "from_seed", lambda seed, round: rules.NoiseStream(bytes(32)))
     bad = CliRunner().invoke(app, given)
-    assert bad.exit_code == 11 and "more than promised" in bad.output
+    assert bad.exit_code == 11 and "promise is broken" in bad.output
     assert "publish nothing" in bad.output
 
 

@@ -23,13 +23,13 @@ from idiolect.deploy.node import Node
 from idiolect.deploy.node_process import InProcess, NodeProcess, isolated
 from idiolect.deploy.serve_experiment import ServerSettings, make_messenger, serve
 from idiolect.deploy.site import NodeSettings
-from idiolect.engine.personal_model import PersonalModel
 from idiolect.errors import ConfigError, DataError
 from idiolect.experiment.adapt import adapt
 from idiolect.experiment.components import build_method
 from idiolect.experiment.load import parse_experiment
 from idiolect.experiment.portable import export_experiment, import_experiment
 from idiolect.experiment.run import run
+from idiolect.experiment.stored_models import make_model
 from idiolect.experiment.untrusted import AGGREGATORS, WORDS, Permissions
 from idiolect.methods import METHODS
 from idiolect.methods.personalise import Combined
@@ -338,7 +338,7 @@ def test_a_stored_models_module_is_imported_only_if_the_user_says_so(tmp_path, m
     false = kept._replace(about=kept.about._replace(experiment=with_model('name = "evil:net"')))
     (tmp_path / "evil.py").write_text(EVIL.format(mark=str(tmp_path / "mark")))
     with pytest.raises(ConfigError, match=r"evil\.py.*--trust-code"):
-        PersonalModel(false)
+        make_model(false)
     assert not (tmp_path / "mark").exists()
 
 
