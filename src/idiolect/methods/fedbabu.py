@@ -6,6 +6,8 @@ the server averages it by examples. Personal models are fine-tuned after the rou
 whole, as the paper's are. A newcomer does the same. PFLlib (d832e76) fine-tunes once after the last
 round, but prints as "best accuracy" the best of the rounds before, which is that of the global
 model.
+
+Written from notes and released code: the paper's text was not at hand to check equation numbers.
 """
 
 from dataclasses import dataclass

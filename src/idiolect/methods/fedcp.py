@@ -14,6 +14,8 @@ logits in the features, so that any head will do; it is that of the head before 
 The released code draws the shares by a Gumbel softmax, in evaluation too, so that its predictions
 are random; the paper has none, nor have we. A newcomer trains a head, from the global one, with the
 rest fixed.
+
+Written from notes and released code: the paper's text was not at hand to check equation numbers.
 """
 
 from dataclasses import dataclass

@@ -10,6 +10,8 @@ without all this and reports the mean of its features. Here that is what a clien
 first round; the server takes the mean of the first cohort at the end of the first round, which
 therefore has no pull yet. For a client's mean the released code takes the running one, at μ = 1
 that of its last batch alone; here it is over all its examples. A newcomer fits the vector alone.
+
+Written from notes and released code: the paper's text was not at hand to check equation numbers.
 """
 
 from dataclasses import dataclass

@@ -6,6 +6,8 @@ the gradient of f there. The server keeps h, which falls by α/m times the sum o
 the cohort, m the number of all clients; the model is the cohort's mean, each alike, less h/α.
 PFLlib (d832e76) has α/2 ‖θ − θ_received‖ without the square: its pull has the same size however far
 the model is, and g is no longer a gradient. Running statistics are averaged, nothing else.
+
+Written from notes and released code: the paper's text was not at hand to check equation numbers.
 """
 
 from dataclasses import dataclass

@@ -14,6 +14,8 @@ V_i is (mean ‖φ(x)‖² − ‖H_i‖²) / n_i, as in the released code. That
 PFLlib's copy (d832e76) does so without making the rest add up to one again, and averages centroids
 by client. A client that is absent keeps its head on the server. A newcomer gets the mean of all
 heads and trains it on the fixed body. Classification only.
+
+Written from notes and released code: the paper's text was not at hand to check equation numbers.
 """
 
 from dataclasses import dataclass

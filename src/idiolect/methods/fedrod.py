@@ -9,6 +9,8 @@ or the generic head. The server averages body and generic head by examples: the 
 sum is the personal model. The personal head starts as the generic one, as in PFLlib. A newcomer
 fits a personal head on the fixed rest. Classes that a client has not are left out of its balanced
 softmax. Classification only.
+
+Written from notes and released code: the paper's text was not at hand to check equation numbers.
 """
 
 from dataclasses import dataclass

@@ -13,6 +13,8 @@ c is made of the received embeddings. PFLlib (d832e76) makes it of those that th
 trained the round before, and of zeros before its first; its distance is one norm over the whole
 batch, so that λ depends on the batch's size, here it is the mean over examples. A newcomer trains a
 head on the fixed rest. Classification only.
+
+Written from notes and released code: the paper's text was not at hand to check equation numbers.
 """
 
 from dataclasses import dataclass

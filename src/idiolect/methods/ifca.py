@@ -7,6 +7,8 @@ model over those who chose it, alike as printed. A model that nobody chose stays
 paper starts from k random models. Here the first is the network as it was drawn, and each other one
 has the entries of every leaf in another random order: a draw of the same law where entries are
 drawn alike. A newcomer chooses by its training data, without training.
+
+Written from notes and released code: the paper's text was not at hand to check equation numbers.
 """
 
 from collections.abc import Mapping

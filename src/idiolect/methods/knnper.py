@@ -8,6 +8,8 @@ of it is taken, λ, the client chooses among `shares` by validation accuracy, th
 without validation data it takes `share`. Nothing is trained after the rounds, so a newcomer does
 the same. At most `store` examples, drawn at random, are remembered. Features of a client's examples
 are part of its personal model: they stay where the data are. Classification only.
+
+Written from notes and released code: the paper's text was not at hand to check equation numbers.
 """
 
 from collections.abc import Mapping

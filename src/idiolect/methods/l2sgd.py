@@ -8,6 +8,8 @@ what lies between two of those. With rate η = α/(n(1−p)) and K local steps, 
 mean of (1 − p)/p, the step to the mean has the length αλ/(np) = λ η K, at most one: K is fixed by
 `steps` or `epochs` in place of the coin, so that clients of equal size agree on it. Clients are
 weighed alike. The variance-reduced L2SGD+ is not done. A newcomer starts from the mean.
+
+Written from notes and released code: the paper's text was not at hand to check equation numbers.
 """
 
 from dataclasses import dataclass

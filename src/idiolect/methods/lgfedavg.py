@@ -5,6 +5,8 @@ Representations", 2020, Algorithm 1. Each client learns a representation of its 
 the global layers on top of it together with it; only those are averaged, by examples. In the
 paper's experiments both parts start from a model that FedAvg trained; here, as in PFLlib, they
 start as they were drawn. A newcomer fits a representation under the fixed global layers.
+
+Written from notes and released code: the paper's text was not at hand to check equation numbers.
 """
 
 from dataclasses import dataclass

@@ -7,6 +7,8 @@ the former are to be near, the latter far (Eq. 3). The paper contrasts the outpu
 head of two layers that it adds to the network; here, as in PFLlib, it is what enters the
 classifier, so that any network will do. Before a client's first round its last model is the initial
 one.
+
+Written from notes and released code: the paper's text was not at hand to check equation numbers.
 """
 
 from dataclasses import dataclass

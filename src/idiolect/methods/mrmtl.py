@@ -5,6 +5,8 @@ Algorithm 1: client k minimises f_k(w_k) + λ/2 ‖w_k − w̄‖² from its own
 server takes the mean, each client alike. λ = 0 is local training; a large λ comes near FedAvg. It
 is Ditto without the second, global training: half the work, and the mean is of personal models. A
 newcomer starts from the mean.
+
+Written from notes and released code: the paper's text was not at hand to check equation numbers.
 """
 
 from dataclasses import dataclass

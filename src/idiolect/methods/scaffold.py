@@ -6,6 +6,8 @@ gradient and c of everyone's; after K steps from x to y it keeps c_i − c + (x 
 server moves x by the mean of y − x, each client alike, and c by the sum of the changes of c_i over
 the number N of all clients. Steps are plain: momentum would make (x − y) / (K η) no mean of
 gradients. Running statistics of batch normalisation have no control variate.
+
+Written from notes and released code: the paper's text was not at hand to check equation numbers.
 """
 
 from dataclasses import dataclass
