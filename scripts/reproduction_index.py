@@ -53,7 +53,10 @@ def measured() -> str:
 def _models(own: dict[str, Any], name: str) -> dict[str, Figure]:
     """Read a method's figures: of every client of each seed, each seed's means, or per cents."""
     if "models" in own:
-        return {model: figure_of(means[name]) for model, means in own["models"].items()}
+        return {
+            model: figure_of(means[name if name in means else "pooled"])
+            for model, means in own["models"].items()
+        }
     scores = own["accuracy"]
     if isinstance(scores, list):  # KT-pFL's page: the personal models alone
         return {"personal": figure_of([score / 100 for score in scores])}

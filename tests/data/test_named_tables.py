@@ -48,6 +48,14 @@ def test_flambys_folds_and_features():
         np.testing.assert_allclose(x[:, varies].std(0, ddof=1), 1, atol=1e-4)
 
 
+def test_hospitals_may_be_scaled_together():
+    dataset = load("heart", folds="flamby", features="flamby", scaling="joint")
+    federation = federate(dataset, "natural", 0, "file", val=0.0)
+    x = federation.dataset.decoded(np.concatenate(federation.train))
+    np.testing.assert_allclose(x.mean(0), 0, atol=1e-5)
+    np.testing.assert_allclose(x.std(0, ddof=1), 1, atol=1e-4)
+
+
 def test_flambys_features_need_its_folds():
     with pytest.raises(ConfigError, match='add folds = "flamby"'):
         load("heart", features="flamby")

@@ -29,22 +29,23 @@ _NUMBERS = ("age", "sex", "trestbps", "chol", "fbs", "thalach", "exang", "oldpea
 _NEVER_ZERO = ("trestbps", "chol")
 
 
-def heart(folds: str = "drawn", features: str = "all") -> Dataset:
+def heart(folds: str = "drawn", features: str = "all", scaling: str = "hospital") -> Dataset:
     """Load the heart hospitals, where the question is whether there is disease.
 
     `folds = "flamby"` keeps the patients of FLamby's Fed-Heart-Disease (740 without gaps in the ten
     columns that it uses) and its test rows; `features = "flamby"` also its 13 features and its
-    scaling, which every hospital takes from its own training rows.
+    scaling, which every hospital takes from its own training rows (`scaling = "joint"`: from all).
     """
     check_value("folds", folds, ("drawn", "flamby"))
     check_value("features", features, ("all", "flamby"))
+    check_value("scaling", scaling, ("hospital", "joint"))
     table = _csv(resources.files("idiolect.data").joinpath("embedded/heart.csv").read_bytes())
     table = table.append_column("disease", [np.where(np.asarray(table["target"]) > 0, "yes", "no")])
     if folds == "flamby":
         table = table.filter(np.asarray(table["flamby"]) != "incomplete")
         table = table.append_column("split", table["flamby"])
     if features == "flamby":
-        return _flamby(table)
+        return _flamby(table, scaling == "joint")
     import pyarrow
 
     # A pressure or cholesterol of 0 was not measured; in Switzerland that is everyone's.
@@ -58,8 +59,8 @@ def heart(folds: str = "drawn", features: str = "all") -> Dataset:
     return _named("heart", read(table, label="disease", client="hospital", columns=coded), HEART)
 
 
-def _flamby(table: Any) -> Dataset:
-    """Take FLamby's features, each scaled by the training rows of the patient's own hospital."""
+def _flamby(table: Any, joint: bool) -> Dataset:
+    """Take FLamby's features, scaled by training rows: of the patient's own hospital, or of all."""
     if "split" not in table.column_names:
         raise ConfigError('features = "flamby" are scaled by FLamby\'s folds; add folds = "flamby"')
     import pyarrow
@@ -72,7 +73,7 @@ def _flamby(table: Any) -> Dataset:
     for name, values in columns.items():
         scaled = np.zeros(len(values), np.float32)
         for own in np.unique(hospital):
-            rows = hospital == own
+            rows = (hospital == own) | joint
             seen = values[rows & train]
             scaled[rows] = (values[rows] - seen.mean()) / (seen.std(ddof=1) + 1e-9)
         columns[name] = scaled

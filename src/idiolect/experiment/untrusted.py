@@ -42,7 +42,7 @@ _WORD = re.compile(r"[A-Za-z0-9_+-]{0,40}")
 # Options of built-in networks, sources, partitions, methods and rules that are chosen by a word (or
 # a list of words). Each of them compares the word with a fixed set; none opens anything by it.
 _WORDS = "candidates fb_names features folds home init kind leave_out middle norm order scheme"
-_WORDS += " sizes stem variant"
+_WORDS += " scaling sizes stem variant"
 WORDS = frozenset(_WORDS.split()) | {
     spec.name
     for owner in (*METHODS.values(), *AGGREGATORS.values(), Combined)

@@ -49,14 +49,25 @@ def shipped_figures() -> Measured:
 
 
 def figures_of_result(result: Mapping[str, Any], name: str) -> dict[str, dict[str, Figure]]:
-    """Return a finished run's figures; `name` is `mean` or `weighted_mean`, as the paper has it."""
+    """Return a finished run's figures; `name` is what the paper prints.
+
+    `mean` or `weighted_mean` over clients, or `pooled`: of all clients' test rows together.
+    """
     return {
         label: {
-            model: figure_of([seed["models"][model][name] for seed in own["seeds"]])
+            model: figure_of(
+                [_score_of(seed["models"][model], name, result) for seed in own["seeds"]]
+            )
             for model in own["headline"]
         }
         for label, own in result["methods"].items()
     }
+
+
+def _score_of(scores: Mapping[str, Any], name: str, result: Mapping[str, Any]) -> float:
+    if name == "pooled":
+        return float(scores["pooled"][result["metric"]["name"]])
+    return float(scores[name])
 
 
 # A table or figure of a paper: what it compares, what it claims, and what its status is.
@@ -139,6 +150,7 @@ class Item:
     given: str = ""
     note: str = ""
     link: str = ""
+    figure: str = ""  # which figure of a result is printed, where it is not the paper's usual one
 
     def status(self, measured: Measured) -> str:
         """Find the status by RULES."""
@@ -208,7 +220,7 @@ def _score(measured: Measured, run: str, name: str) -> float:
 # The index, read from a file a paper.
 
 
-PAPERS = ("persfl", "ktpfl", "combinations", "pfml")
+PAPERS = ("persfl", "ktpfl", "combinations", "pfml", "flamby")
 
 
 @cache
@@ -257,6 +269,7 @@ def _item(key: str, page: str, raw: dict[str, Any]) -> Item:
         given=raw.get("status", ""),
         note=raw.get("note", ""),
         link=f"{page}#{at}" if at else "",
+        figure=raw.get("figure", ""),
     )
 
 
@@ -284,7 +297,7 @@ def run_item(
         for one in item.experiments
     ]
     return {
-        name: figures_of_result(execute(experiment, out / name), figure)
+        name: figures_of_result(execute(experiment, out / name), item.figure or figure)
         for name, experiment in loaded
     }
 
