@@ -199,7 +199,8 @@ def test_methods_and_data_are_listed():
     assert "embedded" in data["sources"] and "dirichlet" in data["partitions"]
 
 
-def test_inspect_draws_clients_and_classes(tmp_path):
+def test_inspect_draws_clients_and_classes(tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "140")
     drawn = invoke(
         app, ["data", "inspect", "embedded", "--partition", "persfl-ds1", "--svg", "a.svg"]
     )

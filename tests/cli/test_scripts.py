@@ -49,7 +49,8 @@ def test_a_run_prints_its_result_and_tells_its_progress_elsewhere(tmp_path):
     assert "FedAvg: round 2/2" in told
 
 
-def test_a_comparison_prints_itself_and_its_tables(tmp_path):
+def test_a_comparison_prints_itself_and_its_tables(tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
     arguments = ["compare", "tiny.toml", "--set", "rounds=2", "--out", "out"]
     shown = invoke(app, arguments)
     assert shown.exit_code == 0, shown.output
@@ -80,8 +81,8 @@ def test_every_command_that_prints_a_table_takes_json():
         assert "--json" in invoke(app, ["data", name, "--help"]).stdout
 
 
-# Those of a real federation tell in lines; `predict` and `export` write files.
-NO_TABLE = {"server", "node", "status", "stop", "predict", "export"}
+# Those of a real federation tell in lines; `predict`, `export` and `new` write files.
+NO_TABLE = {"server", "node", "status", "stop", "predict", "export", "new"}
 
 
 CASES = {

@@ -26,7 +26,7 @@ def built(name):
 SHAPES = {  # from the layers' sizes: the inputs of the output layer
     "mlr": (2 * 20 * 24,), "dnn": (100,), "lenet5": (84,), "mcmahan-cnn": (512,),
     "alexnet": (4096,), "resnet18": (512,), "shufflenet": (1024,), "kim-cnn": (300,),
-    "next-word-lstm": (6, 8),
+    "next-word-lstm": (6, 8), "table-mlp": (64,),
 }  # fmt: skip
 
 

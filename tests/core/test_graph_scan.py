@@ -64,7 +64,7 @@ def folded(monkeypatch):
     def switch(mode):
         def graphed(networks, book, slot, size, round, stacked, *rest):
             made = graphs(mode) if stacked else None
-            return Local(networks, book, slot, size, round, stacked, *rest[:-1], graphs=made)
+            return Local(networks, book, slot, size, round, stacked, *rest[:2], graphs=made)
 
         monkeypatch.setattr(block_runner, "Local", graphed if mode else Local)
         return done

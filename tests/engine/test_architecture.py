@@ -34,7 +34,7 @@ def test_a_network_that_takes_another_shape():
     ],
 )
 def test_a_network_that_returns_something_else(build, got):
-    with pytest.raises(ModelError, match=rf"returns {got} .* expected logits of shape \(2, 3\)"):
+    with pytest.raises(ModelError, match=rf"returns {got} .* expected outputs of shape \(2, 3\)"):
         start(build)
 
 

@@ -230,7 +230,8 @@ def test_a_pfedme_newcomer_finds_its_theta_near_w(home):
         assert 0 < apart < 0.5 * sum(float(leaf.square().sum()) for leaf in w.values())
 
 
-def test_a_table_and_files_are_left_in_the_runs_folder(home, tmp_path):
+def test_a_table_and_files_are_left_in_the_runs_folder(home, tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "160")
     shutil.copytree(home / "run", tmp_path / "run")
     arguments = ["adapt", "run", "--data", str(home / "late.npz"), "--method", "PersFL"]
     shown = invoke(app, arguments)

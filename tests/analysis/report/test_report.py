@@ -161,7 +161,7 @@ def test_the_page_says_which_command_made_it(finished, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     ("given", "words"),
-    [(["absent"], "holds no result.json"), (["."], "holds no result.json")],
+    [(["absent"], "absent does not exist"), (["."], "holds no result.json")],
 )
 def test_a_folder_without_a_result_is_one_line(tmp_path, monkeypatch, given, words):
     monkeypatch.chdir(tmp_path)
