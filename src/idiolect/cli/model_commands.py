@@ -141,7 +141,8 @@ def adapt(
 
 def _print_newcomers(content: dict[str, Any], where: str) -> None:
     """Print what every newcomer holds, how its models score, and what its method chose."""
-    from idiolect.cli.screen import console, new_table
+    from idiolect.cli.layout import print_table
+    from idiolect.cli.screen import console
     from idiolect.core.metrics import LOSS, METRICS, PRIMARY
 
     first = content["newcomers"][0]
@@ -150,12 +151,7 @@ def _print_newcomers(content: dict[str, Any], where: str) -> None:
     metric = METRICS[some[0]] if some else LOSS
     facts = [name for name, value in first["facts"].items() if not isinstance(value, list)]
     models = [f"{model}, {part}" for model in first["models"] for part in ("test", "val")]
-    table = new_table(
-        f"Newcomers to {content['label']} of {content['run']}, seed {content['seed']}: "
-        f"{metric.title}{', %' if metric.percent else ''}",
-        ["newcomer"],
-        ["train", "val", "test", *models, *(name.replace("_", " ") for name in facts)],
-    )
+    rows = []
     for one in content["newcomers"]:
         scores = [
             metric.written(own.get(name)).removesuffix("%")
@@ -164,9 +160,16 @@ def _print_newcomers(content: dict[str, Any], where: str) -> None:
         ]
         chosen = [f"{one['facts'][name]:g}" for name in facts]
         sizes = [str(one[part]) for part in ("train", "val", "test")]
-        table.add_row(one["client"], *sizes, *scores, *chosen)
+        rows.append([one["client"], *sizes, *scores, *chosen])
     screen = console()
-    screen.print(table)
+    print_table(
+        screen,
+        f"Newcomers to {content['label']} of {content['run']}, seed {content['seed']}: "
+        f"{metric.title}{', %' if metric.percent else ''}",
+        ["newcomer"],
+        ["train", "val", "test", *models, *(name.replace("_", " ") for name in facts)],
+        rows,
+    )
     for one in content["newcomers"]:
         screen.say(f"  {one['client']}: {one['reason']}" if one.get("reason") else "")
     for text in content["notices"]:
