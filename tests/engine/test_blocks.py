@@ -1,10 +1,13 @@
 """Cutting a line of clients into blocks."""
 
+from types import SimpleNamespace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from idiolect.engine.block_runner import PADDING, cut_blocks
+from idiolect.engine.local_group import LocalGroup
 
 lengths = st.lists(st.integers(0, 60), min_size=1, max_size=40).map(lambda x: sorted(x)[::-1])
 
@@ -45,3 +48,11 @@ def test_cuts_by_hand(lengths, span, expected):
 def test_the_cut_is_the_best_for_its_number_of_blocks():
     """8 4 4 2 2 2: two blocks plan 8 + 20 = 28 of 22 real; three plan all of it exactly."""
     assert cut_blocks([8, 4, 4, 2, 2, 2], 6) == [(0, 1), (1, 3), (3, 6)]
+
+
+def test_tiny_networks_run_in_one_block_and_larger_ones_by_length():
+    """A step of a tiny network is all overhead, so that padding costs less than steps do."""
+    lengths = [150, 100, 60, 30, 10, 5]
+    assert LocalGroup._cuts(SimpleNamespace(_one_block=True), lengths, 6) == [(0, 6)]
+    assert len(LocalGroup._cuts(SimpleNamespace(_one_block=False), lengths, 6)) > 1
+    assert LocalGroup._cuts(SimpleNamespace(_one_block=True), lengths, 1) == cut_blocks(lengths, 1)

@@ -41,6 +41,7 @@ from idiolect.engine.state_store import DiskStore, MemoryStore
 from idiolect.kernels import autotune, compiled
 
 _MOST_RUNNERS = 32  # for each thread
+_TINY = 2_000  # parameters of a network whose steps on a CPU take as long for many rows as for few
 # What torch says where the host has no room, and what oneDNN does.
 _NO_MEMORY = (
     "can't allocate memory",
@@ -83,6 +84,9 @@ class LocalGroup(ClientGroup):
         if self.device.type == "cuda":
             autotune.set_cache(backend.cache and backend.cache.with_name("kernels.json"))
             compiled.set_cache(backend.cache and backend.cache.with_name("kernels"))
+        # On a CPU a step of a tiny network is all overhead: more steps cost more than padding does.
+        own = sum(leaf.numel() for leaf in tree.leaves(self.starts[0]))
+        self._one_block = self.device.type == "cpu" and own < _TINY
         self._prefetches = self.device.type == "cuda"  # works by itself, so the host has time
         self._runners: dict[tuple[str, int, bool], BlockRunner] = {}
         self._fits: dict[str, int] = {}  # widths that fitted in memory after wider ones did not
@@ -104,7 +108,7 @@ class LocalGroup(ClientGroup):
         if not members:
             return
         samples = _samples(requests, keys, round)
-        cuts = cut_blocks(lengths, self._width or self.widths.get("step", len(members)))
+        cuts = self._cuts(lengths, self._width or self.widths.get("step", len(members)))
         for runner, (first, last) in zip(runners, cuts, strict=False):
             runner.prepare(members[first:last], round, samples[first:last])
 
@@ -174,8 +178,12 @@ class LocalGroup(ClientGroup):
             if task.kind in self.widths:
                 self.widths[task.kind] = width
 
+    def _cuts(self, lengths: Sequence[int], width: int) -> list[tuple[int, int]]:
+        even = self._one_block and width > 1
+        return cut_blocks([1] * len(lengths) if even else lengths, width)
+
     def _run_blocks(self, task: ClientTask, cohort: "CohortSlice", width: int) -> Tree:
-        cuts = cut_blocks(cohort.lengths, width)
+        cuts = self._cuts(cohort.lengths, width)
         runners = []
         # Past so many blocks they share runners in turn, so that a runner is always of one thread.
         for number in range(min(len(cuts), _MOST_RUNNERS * len(self._networks))):
