@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo check test test-faults browser lint format bench bench-population walk docs clean
+.PHONY: demo check test test-faults suite browser lint format bench bench-population walk docs clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -19,8 +19,12 @@ check: lint  ## lint, types and the tests that find most, in under a minute
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -q tests/test_layers.py tests/methods --ignore tests/methods/personalise
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -q tests/test_laws.py -k "fedavg or ktpfl"
 
-test: lint browser  ## everything that CI runs
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -q
+test: $(READY) browser  ## everything that CI runs: lint and types beside the tests
+	@$(MAKE) --no-print-directory -j 2 lint suite
+
+# Three on two cores: tests of real federations, browsers and notebooks wait much of their time.
+suite: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal -q
 
 test-faults: $(READY)  ## kills, lies, full disks and intruders on a real federation: some twenty minutes
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m faults -q

@@ -22,14 +22,15 @@ from idiolect.kernels import compiled
 COMPILER = shutil.which("g++")
 
 _SHIM = """
-#include <cmath>
-#include <cstring>
-#include <cstdlib>
-#include <algorithm>
-#include <vector>
+#include <math.h>
+#include <string.h>
+#include <stdlib.h>
 #include <setjmp.h>
 #include <ucontext.h>
-using std::min; using std::max; using std::isnan; using std::isinf;
+#define isnan __builtin_isnan
+#define isinf __builtin_isinf
+template <class T> static T min(T a, T b) { return b < a ? b : a; }
+template <class T> static T max(T a, T b) { return a < b ? b : a; }
 #define __global__
 #define __device__
 #define __forceinline__ inline
@@ -41,8 +42,8 @@ static Three threadIdx, blockIdx, blockDim, gridDim;
 static float4* shared_memory;
 struct Place { jmp_buf at; };
 static jmp_buf home;                    // long jumps, since swapcontext asks the system each time
-static std::vector<Place> places;
-static std::vector<char> ended;
+static Place places[1024];
+static char ended[1024];
 static int now;
 static void pass_on() {
   if (!_setjmp(places[now].at)) _longjmp(home, 1);
@@ -102,20 +103,20 @@ extern "C" void launch(const int* grid, int threads, int shared, void** argument
   if (posix_memalign(&room, 16, shared + 16)) abort();
   shared_memory = (float4*)room;
   const size_t depth = 1 << 16;
-  std::vector<char> stacks(depth * threads);
+  char* stacks = (char*)malloc(depth * threads);
   for (int block = 0; block < grid[0] * grid[1] * grid[2]; block++) {
     blockIdx = {block % grid[0], block / grid[0] % grid[1], block / grid[0] / grid[1]};
     for (int i = 0; i < shared / 4; i++) ((float*)room)[i] = NAN;
-    places.assign(threads, Place{}); ended.assign(threads, 0);
+    memset(ended, 0, threads);
     for (bool first = true, left = true; left; first = false) {
       left = false;
       for (int t = 0; t < threads; t++) if (!ended[t]) {
-        resume(t, first, stacks.data(), depth);
+        resume(t, first, stacks, depth);
         left |= !ended[t];
       }
     }
   }
-  free(room);
+  free(room); free(stacks);
 }
 """
 
