@@ -36,6 +36,14 @@ class UserText(NamedTuple):
     origin: int = 0
 
 
+def for_pretraining(user: str) -> bool:
+    """Say whether a user's text is dealt to pretraining (half are), and not to studies, by name.
+
+    So a base never saw a word of the users whom a study of it is about.
+    """
+    return hashlib.sha256(user.encode()).digest()[0] % 2 == 0
+
+
 def tokenise(text: str) -> list[str]:
     """Part a text into lower-case words and marks of punctuation; anything else is dropped."""
     return _WORD.findall(text.lower().replace("’", "'"))

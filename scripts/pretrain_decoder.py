@@ -1,0 +1,238 @@
+"""Pretrain a small decoder on public text: a folder that `hf:` and idiolect both read.
+
+    python scripts/pretrain_decoder.py DATA --out base --size small --seconds 120 --device cuda
+
+DATA holds cross_sector/ and tinyshakespeare_roles/ (docs/data.md). What is read is the reviews of
+`yelp` and `hotel` and the roles that `data.text.for_pretraining` deals to bases; so no text of the
+other roles, and none of cross_product, is in it: those are for studies. `amazon`, the third client
+of cross_sector, is a client of cross_product too and is left out.
+
+OUT gets config.json, model.safetensors (fp16) and tokenizer.json as transformers writes them for
+LlamaForCausalLM, and pretraining.json: what was read, for how long, and the loss on held-back text.
+"""
+
+import argparse
+import json
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet
+import torch
+from safetensors.torch import save_file
+from torch.nn import functional
+
+from idiolect.data.text import for_pretraining
+from idiolect.data.tokenisers import Tokeniser, train_tokeniser
+
+SIZES: dict[str, dict[str, int]] = {
+    "tiny": {"vocabulary": 1024, "width": 128, "layers": 4, "heads": 4, "inner": 344},
+    "small": {"vocabulary": 4096, "width": 384, "layers": 6, "heads": 6, "inner": 1024},
+}
+REVIEWS = ("yelp", "hotel")
+REPEATED = 4  # times that plays are read for each time that reviews are: they are a tenth of them
+HELD_BACK = 50  # of so many texts one, to measure the loss on
+LONGEST = 512  # places that the network is to know
+
+
+def pretraining_texts(data_dir: Path) -> dict[str, list[str]]:
+    """Read the texts of reviews and of plays that bases may be pretrained on."""
+
+    def rows(name: str) -> list[dict[str, Any]]:
+        parts = [data_dir / name / f"{part}.parquet" for part in ("train", "test")]
+        return [row for part in parts for row in pyarrow.parquet.read_table(part).to_pylist()]
+
+    return {
+        "reviews": [r["text"] for r in rows("cross_sector") if r["client"] in REVIEWS],
+        "plays": [r["text"] for r in rows("tinyshakespeare_roles") if for_pretraining(r["client"])],
+    }
+
+
+def stream(texts: list[str], tokeniser: Tokeniser) -> np.ndarray:
+    """Put all texts one after the other, each between its marks."""
+    return np.concatenate([tokeniser.framed(one) for one in tokeniser.encode(texts)])
+
+
+def llama_config(size: dict[str, int]) -> dict[str, Any]:
+    """Describe the network as transformers does."""
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": size["vocabulary"],
+        "hidden_size": size["width"],
+        "intermediate_size": size["inner"],
+        "num_hidden_layers": size["layers"],
+        "num_attention_heads": size["heads"],
+        "num_key_value_heads": size["heads"],
+        "head_dim": size["width"] // size["heads"],
+        "max_position_embeddings": LONGEST,
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+        "attention_bias": False,
+        "mlp_bias": False,
+        "attention_dropout": 0.0,
+        "tie_word_embeddings": True,
+        "initializer_range": 0.02,
+        "use_cache": True,
+        "pad_token_id": 0,
+        "bos_token_id": 2,
+        "eos_token_id": 3,
+        "torch_dtype": "float16",
+        "dtype": "float16",
+    }
+
+
+def build(config: dict[str, Any]) -> torch.nn.Module:
+    """Make the network at its random start."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    given = {k: v for k, v in config.items() if k not in ("torch_dtype", "dtype", "architectures")}
+    return LlamaForCausalLM(LlamaConfig(**given))
+
+
+def logits_of(model: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """Return logits [example, place, token]."""
+    return model(input_ids=x, use_cache=False).logits
+
+
+def loss_of(model: torch.nn.Module, rows: torch.Tensor) -> torch.Tensor:
+    """Mean cross-entropy of the next token."""
+    logits = logits_of(model, rows[:, :-1]).float()
+    return functional.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten())
+
+
+def held_back_loss(model: torch.nn.Module, tokens: torch.Tensor, length: int) -> float:
+    """Measure the loss on held-back text, in nats a token."""
+    count = min(len(tokens) // (length + 1), 256)
+    rows = tokens[: count * (length + 1)].reshape(count, length + 1)
+    with torch.no_grad():
+        parts = [loss_of(model, part).item() * len(part) for part in rows.split(32)]
+    return sum(parts) / count
+
+
+def train(args: argparse.Namespace) -> dict[str, Any]:
+    """Pretrain, writing OUT several times along the way and at the end."""
+    torch.manual_seed(args.seed)
+    draw = np.random.default_rng(args.seed)
+    texts = pretraining_texts(args.data_dir)
+    learnt = {kind: [t for n, t in enumerate(own) if n % HELD_BACK] for kind, own in texts.items()}
+    back = {kind: own[::HELD_BACK] for kind, own in texts.items()}
+    size = SIZES[args.size]
+    some = learnt["reviews"][::3] + learnt["plays"] * 2
+    tokeniser = train_tokeniser(some, size["vocabulary"])
+    streams = {kind: stream(own, tokeniser) for kind, own in learnt.items()}
+    tokens = torch.from_numpy(
+        np.concatenate([streams["reviews"], *[streams["plays"]] * REPEATED])
+    ).to(args.device)
+    tests = {k: torch.from_numpy(stream(own, tokeniser)).to(args.device) for k, own in back.items()}
+    config = llama_config(size)
+    model = build(config).to(args.device)
+    count = sum(p.numel() for p in {id(p): p for p in model.parameters()}.values())
+    print(f"{count:,} parameters; {len(tokens):,} tokens to learn", flush=True)
+    decays = [p for p in model.parameters() if p.dim() > 1]
+    rest = [p for p in model.parameters() if p.dim() < 2]
+    optimiser = torch.optim.AdamW(
+        [{"params": decays, "weight_decay": 0.1}, {"params": rest, "weight_decay": 0.0}],
+        lr=args.lr,
+        betas=(0.9, 0.95),
+        fused=args.device == "cuda" or None,
+    )
+    halved = torch.autocast(args.device, torch.bfloat16, enabled=args.device == "cuda")
+    began, step, share, told, saved = time.monotonic(), 0, 0.0, 0.0, 0.0
+    record: dict[str, Any] = {}
+
+    def save() -> None:
+        with halved:
+            lost = {kind: held_back_loss(model, own, args.length) for kind, own in tests.items()}
+        record.update(
+            size=args.size,
+            parameters=count,
+            vocabulary=size["vocabulary"],
+            tokens_read=step * args.batch * args.length,
+            tokens_of_text=len(tokens),
+            seconds=round(time.monotonic() - began, 1),
+            steps=step,
+            held_back_loss={kind: round(one, 4) for kind, one in lost.items()},
+            bytes_a_token={
+                kind: round(len("".join(back[kind]).encode()) / len(tests[kind]), 3) for kind in back
+            },
+            tokeniser=tokeniser.digest,
+            text="reviews of yelp and hotel (cross_sector), plays: roles that for_pretraining deals",
+            seed=args.seed,
+        )
+        write(args.out, config, model, tokeniser, record)
+        print(json.dumps(record["held_back_loss"]), step, record["seconds"], flush=True)
+
+    while share < 1:
+        passed = time.monotonic() - began
+        # The schedule is by time or by steps, whichever is given.
+        share = step / args.steps if args.steps else passed / args.seconds
+        warm = min(1.0, (step + 1) / 100)
+        rate = args.lr * warm * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * min(share, 1.0))))
+        for group in optimiser.param_groups:
+            group["lr"] = rate
+        at = torch.from_numpy(draw.integers(0, len(tokens) - args.length - 1, args.batch))
+        places = at.to(args.device)[:, None] + torch.arange(args.length + 1, device=args.device)
+        with halved:
+            loss = loss_of(model, tokens[places])
+        optimiser.zero_grad(set_to_none=True)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimiser.step()
+        step += 1
+        if passed - told > 15:
+            told = passed
+            print(f"step {step}, {passed:.0f} s: {loss.item():.3f}", flush=True)
+        if passed - saved > args.save_every:
+            saved = passed
+            save()
+    save()
+    return record
+
+
+def write(
+    out: Path,
+    config: dict[str, Any],
+    model: torch.nn.Module,
+    tokeniser: Tokeniser,
+    record: dict[str, Any],
+) -> None:
+    """Write the folder as transformers does; tied weights once."""
+    out.mkdir(parents=True, exist_ok=True)
+    held = {
+        name: value.detach().to("cpu", torch.float16).contiguous()
+        for name, value in model.state_dict().items()
+        if name != "lm_head.weight"
+    }
+    save_file(held, out / "model.safetensors", metadata={"format": "pt"})
+    (out / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    (out / "tokenizer.json").write_text(tokeniser.json)
+    names = {"bos_token": "<bos>", "eos_token": "<eos>", "unk_token": "<unk>", "pad_token": "<pad>"}
+    kind = {"tokenizer_class": "PreTrainedTokenizerFast", **names}
+    (out / "tokenizer_config.json").write_text(json.dumps(kind, indent=2) + "\n")
+    (out / "pretraining.json").write_text(json.dumps(record, indent=2) + "\n")
+
+
+def main() -> None:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("data_dir", type=Path)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--size", choices=sorted(SIZES), default="small")
+    parser.add_argument("--seconds", type=float, default=120.0)
+    parser.add_argument("--steps", type=int, default=0, help="in place of seconds")
+    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--length", type=int, default=128)
+    parser.add_argument("--lr", type=float, default=2e-3)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--save-every", type=float, default=60.0)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    train(parser.parse_args())
+
+
+if __name__ == "__main__":
+    main()
