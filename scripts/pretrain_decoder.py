@@ -158,10 +158,11 @@ def train(args: argparse.Namespace) -> dict[str, Any]:
             steps=step,
             held_back_loss={kind: round(one, 4) for kind, one in lost.items()},
             bytes_a_token={
-                kind: round(len("".join(back[kind]).encode()) / len(tests[kind]), 3) for kind in back
+                kind: round(len("".join(back[kind]).encode()) / len(tests[kind]), 3)
+                for kind in back
             },
             tokeniser=tokeniser.digest,
-            text="reviews of yelp and hotel (cross_sector), plays: roles that for_pretraining deals",
+            text="reviews of yelp and hotel (cross_sector); roles that for_pretraining deals",
             seed=args.seed,
         )
         write(args.out, config, model, tokeniser, record)

@@ -96,8 +96,8 @@ def test_a_file_for_each_user(tmp_path):
     assert found["zoe"] == ["<bos>", "first", "<eos>", "<bos>", "second", "<eos>"]
     assert found["max"][:4] == ["<bos>", "one", "line", "<eos>"]
     (tmp_path / "bad.jsonl").write_text('{"title": "no"}\n')
-    with pytest.raises(DataError, match=r"bad.jsonl: entry 1 has no text 'text'; it has title"):
+    with pytest.raises(DataError, match=r"bad.jsonl:1 has neither 'text' nor 'mess"):
         read(tmp_path, next_word=True)
     (tmp_path / "bad.jsonl").write_text("{")
-    with pytest.raises(DataError, match=r"bad\.jsonl cannot be read"):
+    with pytest.raises(DataError, match=r"bad\.jsonl:1 is no JSON"):
         read(tmp_path, next_word=True)

@@ -33,7 +33,7 @@ def test_words_are_lower_case_with_apostrophes_inside_and_marks_apart():
 
 
 def test_sentences_are_cut_and_filled_up():
-    x, words = sentences(["a b c d", "b", ""], 3, 9)
+    x, words, *_ = sentences(["a b c d", "b", ""], 3, 9)
     assert words == (*SPECIAL, "a", "b", "c", "d")
     assert x.tolist() == [[4, 5, 6], [5, PAD, PAD], [PAD] * 3]
 
@@ -73,7 +73,7 @@ def test_no_word_of_a_stream_is_lost_or_doubled(texts, length):
 
 
 def test_the_vocabulary_is_of_training_words_by_frequency_then_alphabet():
-    x, words = sentences(["b a a", "c b", "d d d d"], 4, 7)
+    x, words, *_ = sentences(["b a a", "c b", "d d d d"], 4, 7)
     data = dataclasses.replace(
         load("embedded"), x=x, y=np.zeros(3, np.int64), words=words, vocabulary=7
     )

@@ -13,6 +13,7 @@ from idiolect.core.task import Classes, Task
 from idiolect.data import display
 from idiolect.data.column_sums import RawTable
 from idiolect.data.columns import TableEncoder, same_widths
+from idiolect.data.tokenisers import Tokeniser
 from idiolect.errors import ConfigError, DataError
 
 Rows: TypeAlias = NDArray[np.int64]
@@ -74,6 +75,7 @@ class Dataset:
     features: tuple[str, ...] = ()  # names of a table's columns, in order
     words: tuple[str, ...] = ()  # of text: token -> word
     vocabulary: int = 0  # of text not coded yet: how many words a network is to know at most
+    tokeniser: Tokeniser | None = None  # what coded the text, where that is no list of words
     # What waits for training rows: a normalisation (channel, pixel, feature), or a table's encoder.
     unfitted: str = ""
     task: Task = field(default_factory=Classes)  # what a label is; a federation fits it

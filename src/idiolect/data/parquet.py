@@ -6,12 +6,13 @@ import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from idiolect.data.dataset import AnyArray, Dataset, Rows
-from idiolect.data.text import UserText, sentences, streams
+from idiolect.data.text import UserText, for_pretraining, sentences, streams
+from idiolect.data.tokenisers import as_tokeniser
 from idiolect.errors import ConfigError, DataError
 
 _BATCH = 1024
@@ -214,6 +215,7 @@ def read_reviews(
     length: int = 200,
     vocabulary: int = 20_000,
     leave_out: tuple[str, ...] = (),
+    tokeniser: str = "",
 ) -> Dataset:
     """Read texts with a label, one natural client for each source; `leave_out` names clients."""
     tables = [_columns(path, "text", "label", "client") for path in files.paths]
@@ -230,21 +232,21 @@ def read_reviews(
     rows = [row for part in kept for row in part]
     if not rows:
         raise DataError(f"{files.name} has no text left; leave out fewer clients")
-    x, words = sentences([row["text"] for row in rows], length, vocabulary)
+    texts = [row["text"] for row in rows]
+    coded = sentences(texts, length, vocabulary, as_tokeniser(tokeniser))
     y = np.array([row["label"] for row in rows], np.int64)
     clients, client_names = _sorted_codes([str(row["client"]) for row in rows])
-    return Dataset(
+    made = Dataset(
         name=files.name,
-        x=x,
+        x=coded.x,
         y=y,
         classes=class_names(tables[0].schema, "label", y),
         clients=clients,
         client_names=client_names,
         origin=files.origin([len(part) for part in kept]),
         provenance=files.provenance,
-        words=words,
-        vocabulary=vocabulary,
     )
+    return coded.given_to(made)
 
 
 def read_products(
@@ -253,21 +255,37 @@ def read_products(
     length: int = 200,
     vocabulary: int = 20_000,
     leave_out: tuple[str, ...] = ("phones_in",),
+    tokeniser: str = "",
 ) -> Dataset:
     """Read reviews of the five products of the paper; `leave_out = []` keeps the sixth client."""
-    return read_reviews(files, length=length, vocabulary=vocabulary, leave_out=leave_out)
+    return read_reviews(
+        files, length=length, vocabulary=vocabulary, leave_out=leave_out, tokeniser=tokeniser
+    )
 
 
-def read_users(files: SourceFiles, *, length: int = 20, vocabulary: int = 50_000) -> Dataset:
-    """Read what each user wrote, for next-word prediction."""
-    users = []
+def read_users(
+    files: SourceFiles,
+    *,
+    length: int = 20,
+    vocabulary: int = 50_000,
+    tokeniser: str = "",
+    users: Literal["all", "study", "pretraining"] = "all",
+) -> Dataset:
+    """Read what each user wrote, for next-word prediction.
+
+    `users`: all, the half that a base may be pretrained on, or the other half, to study it on.
+    """
+    chosen = []
     for path in files.paths:
         held: dict[str, list[str]] = {}
         for row in _columns(path, "text", "client").to_pylist():
+            if users != "all" and for_pretraining(str(row["client"])) != (users == "pretraining"):
+                continue
             held.setdefault(str(row["client"]), []).append(row["text"])
         origin = int(path.name.startswith("test"))
-        users += [UserText(client, held[client], origin) for client in sorted(held)]
-    return streams(files.name, users, length, vocabulary, files.provenance)
+        chosen += [UserText(client, held[client], origin) for client in sorted(held)]
+    given = as_tokeniser(tokeniser)
+    return streams(files.name, chosen, length, vocabulary, files.provenance, given)
 
 
 def _columns(path: Path, *wanted: str) -> Any:

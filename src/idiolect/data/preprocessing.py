@@ -32,6 +32,7 @@ from idiolect.data.own.tables import UNLABELLED, examples, read_cells, read_colu
 from idiolect.data.parquet import image_column, picture
 from idiolect.data.targets import targets
 from idiolect.data.text import encoded_as, sentences
+from idiolect.data.tokenisers import Tokeniser, refuse_other_tokeniser
 from idiolect.errors import ConfigError, DataError
 
 VERSION = 1
@@ -70,6 +71,7 @@ class Preprocessing:
     columns: Mapping[str, str | tuple[str, ...]] = field(default_factory=dict)
     task: Task = field(default_factory=Classes)
     encoder: TableEncoder | None = None  # of a table with typed columns: how features are made
+    tokeniser: Tokeniser | None = None  # of text: what makes tokens, where that is no list of words
 
     @classmethod
     def of(cls, dataset: Dataset, options: Mapping[str, Any] | None = None) -> "Preprocessing":
@@ -87,6 +89,7 @@ class Preprocessing:
             {name: value for name, value in columns.items() if value},
             dataset.task,
             dataset.encoder,
+            dataset.tokeniser,
         )
 
     @property
@@ -108,7 +111,11 @@ class Preprocessing:
             return {"columns": {**self.encoder.plans, EVERY_OTHER: ColumnPlan("ignore")}}
         if not self.words:
             return {}
-        return {"length": self.shape[0], "next_word": self.sequential}
+        return {
+            "length": self.shape[0],
+            "next_word": self.sequential,
+            **({"tokeniser": self.tokeniser} if self.tokeniser is not None else {}),
+        }
 
     # As JSON.
 
@@ -130,6 +137,7 @@ class Preprocessing:
             },
             "task": self.task.to_json(),
             **({"encoder": self.encoder.to_json()} if self.encoder is not None else {}),
+            **({"tokeniser": self.tokeniser.json} if self.tokeniser is not None else {}),
         }
 
     @classmethod
@@ -176,6 +184,11 @@ class Preprocessing:
             {key: own if isinstance(own, str) else tuple(own) for key, own in columns.items()},
             task_from_json(given["task"]),
             TableEncoder.from_json(given["encoder"]) if "encoder" in given else None,
+            _tokeniser(given["tokeniser"]) if "tokeniser" in given else None,
+        )
+        _check(
+            made.tokeniser is None or made.tokeniser.words == words,
+            "the tokeniser has other tokens",
         )
         _check(
             made.encoder is None or made.encoder.features == made.features,
@@ -211,8 +224,7 @@ class Preprocessing:
                 f"examples of {dataset.name} are {dataset.x.dtype} and the run's {self.dtype}; "
                 "give them in the same units and type"
             )
-        if self.words:
-            dataset = encoded_as(dataset, self.words)
+        dataset = self._coded(dataset)
         if dataset.sequential:
             return dataset
         if dataset.task.kind != self.task.kind:
@@ -222,6 +234,15 @@ class Preprocessing:
             )
         known = replace(with_classes(dataset, self.classes, "the run"), task=self.task)
         return replace(known, shift=self.shift, scale=self.scale, unfitted="")
+
+    def _coded(self, dataset: Dataset) -> Dataset:
+        """Code text as the run's was; tokens of another tokeniser are refused."""
+        if not self.words:
+            return dataset
+        if self.tokeniser is None and dataset.tokeniser is None:
+            return encoded_as(dataset, self.words)
+        refuse_other_tokeniser(dataset.tokeniser, self.tokeniser, dataset.name, "the run")
+        return dataset
 
     @property
     def _text_kind(self) -> str:
@@ -242,6 +263,7 @@ class Preprocessing:
             self.scale,
             words=self.words,
             task=self.task,
+            tokeniser=self.tokeniser,
         )
 
     # Rows to predict.
@@ -295,7 +317,7 @@ class Preprocessing:
         if self.words:
             if not dataset.words:
                 raise DataError(f"{dataset.name} holds no text, and the model reads text")
-            dataset = encoded_as(dataset, self.words)
+            dataset = self._coded(dataset)
         if self.features and dataset.features and dataset.features != self.features:
             dataset = _reordered(dataset, self.features)
         self._refuse_misfit(dataset.x, dataset.name)
@@ -346,9 +368,9 @@ class Preprocessing:
     def _texts(self, texts: Sequence[str]) -> NewRows:
         if self.sequential:
             raise DataError("a model of the next word reads a file of text; give the path of one")
-        x, words = sentences(texts, self.shape[0], 1 << 30)
-        blank = Dataset("texts", x, np.zeros(len(x), np.int64), (UNLABELLED,), words=words)
-        return _numbered(encoded_as(blank, self.words).x)
+        coded = sentences(texts, self.shape[0], 1 << 30, self.tokeniser)
+        blank = Dataset("texts", coded.x, np.zeros(len(coded.x), np.int64), (UNLABELLED,))
+        return _numbered(self._coded(coded.given_to(blank)).x)
 
     def _table(
         self, table: Any, columns: dict[str, Any], where: str, source: TableSource | None = None
@@ -518,6 +540,16 @@ def _numbers(given: Mapping[str, Any], key: str, shape: Iterable[int]) -> Floats
     fits = np.broadcast_shapes(values.shape, tuple(shape)) == tuple(shape)
     _check(fits, f"{key} does not fit the shape")
     return values
+
+
+def _tokeniser(given: Any) -> Tokeniser:
+    _check(isinstance(given, str), "tokeniser is no text")
+    made = Tokeniser(given)
+    try:
+        made.words  # noqa: B018
+    except DataError as error:
+        raise _Malformed(str(error)) from error
+    return made
 
 
 def _column_names(given: Any) -> str | tuple[str, ...] | None:

@@ -5,7 +5,7 @@ import json
 import lzma
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,6 +24,7 @@ from idiolect.data.dataset import Dataset, check_options, check_value, normalise
 from idiolect.data.generated import generated_text, synthetic
 from idiolect.data.named_tables import BRCA, SCHOOL, heart, read_brca, read_school
 from idiolect.data.parquet import SourceFiles, read_images, read_products, read_reviews, read_users
+from idiolect.data.tokenisers import as_tokeniser
 from idiolect.errors import DataError
 
 _DIGITS, _SIDE = 6000, 28  # of the embedded images
@@ -289,8 +290,12 @@ def _read_cached(
 
     # Text is cut to a length when it is read, so its options are part of what is cached.
     chosen = {key: option.default for key, option in source.options().items()} | options
+    tokeniser = as_tokeniser(chosen.get("tokeniser", ""))
+    if tokeniser is not None:  # what it does, not where it lies
+        chosen["tokeniser"] = tokeniser.digest
     marks = [json.dumps(chosen, sort_keys=True)] if chosen else []
-    return cached(root, cache_key(name, [*found.digests, *marks]), write)
+    made = cached(root, cache_key(name, [*found.digests, *marks]), write)
+    return replace(made, tokeniser=tokeniser)
 
 
 def _verify(found: _Found) -> None:

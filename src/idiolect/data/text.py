@@ -13,9 +13,10 @@ from typing import NamedTuple
 import numpy as np
 
 from idiolect.data.dataset import AnyArray, Dataset, Rows
+from idiolect.data.tokenisers import SPECIAL as SPECIAL
+from idiolect.data.tokenisers import Tokeniser
 from idiolect.errors import ConfigError, DataError
 
-SPECIAL = ("<pad>", "<unk>", "<bos>", "<eos>")
 PAD, UNK, BOS, EOS = range(len(SPECIAL))
 """Filling behind a text's end; a word outside the vocabulary; where a text begins, and ends."""
 
@@ -24,8 +25,15 @@ _WORD = re.compile(r"[^\W_]+(?:['’][^\W_]+)*|[.,!?;:]")
 
 _BLOCK = 65536  # rows counted at a time
 
-Tokens = str | Sequence[str]
-"""A text, or words that were parted already."""
+
+class Chat(NamedTuple):
+    """A conversation: what is said in turn, and whether a network is to learn to say it."""
+
+    parts: tuple[tuple[str, bool], ...]
+
+
+Tokens = str | Sequence[str] | Chat
+"""A text, words that were parted already, or a conversation."""
 
 
 class UserText(NamedTuple):
@@ -66,9 +74,9 @@ class Lexicon:
         return tuple(self._codes)
 
 
-def padded(codes: Iterable[list[int]], rows: int, length: int) -> AnyArray:
+def padded(codes: Iterable[Sequence[int]], rows: int, length: int, pad: int = PAD) -> AnyArray:
     """Lay out token lists as [row, length]: what is longer is cut, what is shorter filled up."""
-    x = np.full((rows, length), PAD, np.int32)
+    x = np.full((rows, length), pad, np.int32)
     for row, own in enumerate(codes):
         kept = own[:length]
         x[row, : len(kept)] = kept
@@ -76,57 +84,133 @@ def padded(codes: Iterable[list[int]], rows: int, length: int) -> AnyArray:
 
 
 def sentences(
-    texts: Sequence[Tokens], length: int, vocabulary: int
-) -> tuple[AnyArray, tuple[str, ...]]:
-    """Return tokens [text, length] and the lexicon; longer texts are cut, shorter filled up."""
+    texts: Sequence[Tokens], length: int, vocabulary: int, tokeniser: Tokeniser | None = None
+) -> "Coded":
+    """Return tokens [text, length]; longer texts are cut, shorter filled up.
+
+    A tokeniser's text stands between its marks of beginning and end; the end is not cut off.
+    """
     _check(length, vocabulary)
+    if tokeniser is not None:
+        held = (_cut(tokeniser.framed(one), length) for one in tokeniser.encode(_plain(texts)))
+        return Coded(padded(held, len(texts), length, tokeniser.pad), tokeniser.words, 0, tokeniser)
     lexicon = Lexicon()
     codes = (lexicon.codes(_parted(text)) for text in texts)
-    return padded(codes, len(texts), length), lexicon.words
+    x = padded(codes, len(texts), length)
+    return Coded(x, lexicon.words, vocabulary)
+
+
+class Coded(NamedTuple):
+    """Texts as tokens, and what the tokens stand for: fields of a `Dataset`."""
+
+    x: AnyArray
+    words: tuple[str, ...]
+    vocabulary: int
+    tokeniser: Tokeniser | None = None
+
+    def given_to(self, dataset: Dataset) -> Dataset:
+        """Return a dataset that says what its tokens, these, stand for."""
+        return replace(
+            dataset, words=self.words, vocabulary=self.vocabulary, tokeniser=self.tokeniser
+        )
+
+
+def _cut(tokens: list[int], length: int) -> list[int]:
+    return tokens if len(tokens) <= length else [*tokens[: length - 1], tokens[-1]]
+
+
+def _plain(texts: Sequence[Tokens]) -> list[str]:
+    return [_whole(text) for text in texts]
+
+
+def _whole(text: Tokens) -> str:
+    if isinstance(text, Chat):
+        return "".join(part for part, _ in text.parts)
+    return text if isinstance(text, str) else " ".join(text)
+
+
+class _Stream(NamedTuple):
+    """All tokens of one user, and which of them are to be predicted."""
+
+    codes: list[int]
+    learnt: list[bool]
 
 
 def streams(
-    name: str, users: Iterable[UserText], length: int, vocabulary: int, provenance: str = ""
+    name: str,
+    users: Iterable[UserText],
+    length: int,
+    vocabulary: int,
+    provenance: str = "",
+    tokeniser: Tokeniser | None = None,
 ) -> Dataset:
     """Lay out what users wrote for next-word prediction, one natural client each.
 
     A user's texts, each between <bos> and <eos>, are one stream, cut into rows of length + 1 words
     without overlap: x is the first `length`, y the last. So no word of a row, as input or as label,
-    is in another one, and dividing rows divides words. The last row is filled up.
+    is in another one, and dividing rows divides words. The last row is filled up. With a tokeniser
+    words are its tokens.
     """
     _check(length, vocabulary)
     lexicon = Lexicon()
     pieces: list[AnyArray] = []
+    masks: list[AnyArray] = []
     names: dict[str, int] = {}
     clients: list[int] = []
     origin: list[int] = []
-    for stream in users:
-        codes: list[int] = []
-        for text in stream.texts:
-            codes += [BOS, *lexicon.codes(_parted(text)), EOS]
-        if len(codes) <= 2:
+    pad = PAD if tokeniser is None else tokeniser.pad
+    for user in users:
+        stream = _stream(user.texts, lexicon, tokeniser)
+        if len(stream.codes) <= 2 or not any(stream.learnt[1:]):
             continue  # not one word to predict
-        rows = -(-len(codes) // (length + 1))
-        filled = np.full(rows * (length + 1), PAD, np.int32)
-        filled[: len(codes)] = codes
-        own = filled.reshape(rows, length + 1)
-        # A last row of a single word has nothing to predict.
-        own = own[: rows - 1] if rows > 1 and own[-1, 1] == PAD else own
-        pieces.append(own)
-        clients += [names.setdefault(stream.user, len(names))] * len(own)
-        origin += [stream.origin] * len(own)
+        rows = -(-len(stream.codes) // (length + 1))
+        filled = np.full(rows * (length + 1), pad, np.int32)
+        filled[: len(stream.codes)] = stream.codes
+        mask = np.zeros(len(filled), bool)
+        mask[: len(stream.learnt)] = stream.learnt
+        mask = mask.reshape(rows, length + 1)[:, 1:]
+        kept = mask.any(1)  # a row such as a last one of a single word has nothing to predict
+        pieces.append(filled.reshape(rows, length + 1)[kept])
+        masks.append(mask[kept])
+        clients += [names.setdefault(user.user, len(names))] * int(kept.sum())
+        origin += [user.origin] * int(kept.sum())
     if not pieces:
         raise DataError(f"{name} has no text; expected at least one user who wrote a few words")
-    return next_word_dataset(
+    made = next_word_dataset(
         name,
         np.concatenate(pieces),
-        lexicon.words,
+        lexicon.words if tokeniser is None else tokeniser.words,
         np.array(clients, np.int64),
         tuple(names),
-        vocabulary,
+        vocabulary if tokeniser is None else 0,
         np.array(origin, np.int64) if any(origin) else None,
         provenance,
+        np.concatenate(masks),
     )
+    return replace(made, tokeniser=tokeniser)
+
+
+def _stream(texts: Iterable[Tokens], lexicon: Lexicon, tokeniser: Tokeniser | None) -> _Stream:
+    """Put a user's texts one after the other, each between its marks."""
+    codes: list[int] = []
+    learnt: list[bool] = []
+    for text in texts:
+        parts = text.parts if isinstance(text, Chat) else ((text, True),)
+        if tokeniser is None:
+            coded = [lexicon.codes(_parted(part)) for part, _ in parts]
+            before, after = [BOS], [EOS]
+        else:
+            coded = tokeniser.encode(_plain([part for part, _ in parts]))
+            before = [] if tokeniser.begin is None else [tokeniser.begin]
+            after = [] if tokeniser.end is None else [tokeniser.end]
+        wanted = [own for _, own in parts]
+        codes += [*before, *(one for part in coded for one in part), *after]
+        # That a text begins after another is no word of the user, and sure: it would make a
+        # perplexity look lower. (Of words it has always counted.)
+        learnt += [tokeniser is None] * len(before)
+        learnt += [own for part, own in zip(coded, wanted, strict=True) for _ in part]
+        learnt += [wanted[-1]] * len(after)
+    return _Stream(codes, learnt)
 
 
 def next_word_dataset(
@@ -138,10 +222,14 @@ def next_word_dataset(
     vocabulary: int,
     origin: Rows | None = None,
     provenance: str = "",
+    predicted: AnyArray | None = None,
 ) -> Dataset:
-    """Make a next-word dataset of rows [row, length + 1] of tokens: y is x one word later."""
+    """Make a next-word dataset of rows [row, length + 1] of tokens: y is x one word later.
+
+    `predicted` [row, length] says which of the y are labels; without it all but <pad>.
+    """
     y = tokens[:, 1:].copy()
-    y[y == PAD] = -1
+    y[~predicted if predicted is not None else y == PAD] = -1
     return Dataset(
         name=name,
         x=tokens[:, :-1],
@@ -157,7 +245,7 @@ def next_word_dataset(
 
 
 def _parted(text: Tokens) -> Sequence[str]:
-    return tokenise(text) if isinstance(text, str) else text
+    return tokenise(_whole(text)) if isinstance(text, str | Chat) else text
 
 
 def _check(length: int, vocabulary: int) -> None:

@@ -14,8 +14,10 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from idiolect.data.text import SPECIAL
 from idiolect.errors import DataError
+
+SPECIAL = ("<pad>", "<unk>", "<bos>", "<eos>")
+"""The first tokens of every vocabulary that is made here; see `text`."""
 
 EMBEDDED = "embedded"
 """The name of the tokeniser, and of the small pretrained decoder, that come with idiolect."""
@@ -120,6 +122,27 @@ class Tokeniser:
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text of tokens."""
         return str(self.model.decode(list(tokens)))
+
+
+def as_tokeniser(given: "str | Tokeniser") -> Tokeniser | None:
+    """Return a tokeniser, reading it where its place is given; None for no tokeniser."""
+    return given if isinstance(given, Tokeniser) else Tokeniser.load(given) if given else None
+
+
+def refuse_other_tokeniser(
+    own: Tokeniser | None, expected: Tokeniser | None, data: str, whose: str
+) -> None:
+    """Refuse data that was coded by another tokeniser than a network's: its numbers mean others."""
+    digests = ["words" if one is None else one.digest[:12] for one in (own, expected)]
+    if digests[0] != digests[1]:
+        raise DataError(
+            f"the text of {data} was coded by {_said(digests[0])} and {whose} has "
+            f"{_said(digests[1])}; read the data with that one (data.options.tokeniser)"
+        )
+
+
+def _said(digest: str) -> str:
+    return "a list of words" if digest == "words" else f"the tokeniser with sha256 {digest}..."
 
 
 def train_tokeniser(texts: Iterable[str], size: int) -> Tokeniser:

@@ -257,7 +257,8 @@ def _own(site: NodeSettings, text: str, place: int, describing: bool = False) ->
     experiment = import_experiment(text, source=path, **own)
     data = experiment.data
     dataset = load_source(data.source, source_options(data), site.data_dir)
-    if dataset.words and data.text is None and not describing:
+    numbered = dataset.tokeniser is not None or data.text is not None
+    if dataset.words and not numbered and not describing:
         raise Refused(
             "words",
             "the experiment does not say how words are numbered, so every node would number its "

@@ -12,6 +12,7 @@ from pydantic import BaseModel
 
 from idiolect.data import PARTITIONS, SOURCES, read
 from idiolect.data.text import SPECIAL
+from idiolect.data.tokenisers import EMBEDDED, Tokeniser
 from idiolect.errors import ConfigError, DataError, IdiolectError, suggest
 from idiolect.experiment.components import (
     build_method,
@@ -321,6 +322,7 @@ def _source(
 ) -> tuple[str, dict[str, Any]]:
     """Resolve a named source or a path, which becomes absolute: the file will be copied."""
     path = [*key.split("."), "options"]
+    options = _tokeniser_found(options, where, reach, key)
     if source in SOURCES:
         taker = SOURCES[source].make or SOURCES[source].read
         if taker is None:
@@ -344,6 +346,27 @@ def _source(
     return str(file), _given(
         validate(signature_model(read, ("path", "labelled")), options, where, path)
     )
+
+
+def _tokeniser_found(
+    options: Mapping[str, Any], where: str, reach: Permissions, key: str
+) -> Mapping[str, Any]:
+    """Make the place of a tokeniser absolute, and see that one is there."""
+    given = options.get("tokeniser")
+    if not isinstance(given, str) or given in ("", EMBEDDED):
+        return options
+    if reach.base is None:
+        raise ConfigError(
+            f"{where}: {key}.options.tokeniser is {given!r}, and no path from outside is opened; "
+            f"whoever runs this machine has to give it among the options of the data, or use "
+            f"'{EMBEDDED}'"
+        )
+    file = str((reach.base / Path(given).expanduser()).resolve())
+    try:
+        Tokeniser.load(file)
+    except DataError as error:
+        raise DataError(f"{where}: {key}.options.tokeniser: {error}") from error
+    return {**options, "tokeniser": file}
 
 
 def _read_words(path: Path, where: str) -> tuple[str, ...]:

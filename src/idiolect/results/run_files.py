@@ -22,6 +22,7 @@ from idiolect.data.columns import TableEncoder
 from idiolect.data.dataset import Dataset, Rows
 from idiolect.data.federation import Federation
 from idiolect.data.preprocessing import Preprocessing
+from idiolect.data.tokenisers import FILE, Tokeniser
 from idiolect.errors import DataError
 
 Deployed = Sequence[tuple[np.ndarray, Tree]]
@@ -106,7 +107,9 @@ def save_scaling(
     `options` are those that its own file was read with.
     """
     for seed, own in datasets.items():
-        if own.words:
+        if own.tokeniser is not None:
+            checkpoint.write_whole(folder / VOCABULARY / FILE, own.tokeniser.json.encode())
+        elif own.words:
             text = "".join(f"{word}\n" for word in own.words)
             checkpoint.write_whole(_vocabulary(folder, seed), text.encode())
     forms = {seed: Preprocessing.of(own, options) for seed, own in datasets.items()}
@@ -134,6 +137,7 @@ def save_scaling(
             "columns": first.to_json()["columns"],
             "tasks": {str(seed): own.task.to_json() for seed, own in forms.items()},
             **({"encoders": encoders} if encoders else {}),
+            **({} if first.tokeniser is None else {"tokeniser": first.tokeniser.digest}),
             "public": 0 if public is None else len(public),
             "public_labels": public is not None and public.classes == first.classes,
         },
@@ -156,7 +160,9 @@ def read_scaling(folder: Path, seed: int) -> Preprocessing:
             "`idiolect run EXPERIMENT.toml --resume`"
         )
     kind = meta.get("text", "")
-    words = _words(_vocabulary(folder, seed)) if kind else ()
+    tokeniser = _tokeniser(folder / VOCABULARY, meta["tokeniser"]) if "tokeniser" in meta else None
+    words = _words(_vocabulary(folder, seed)) if kind and tokeniser is None else ()
+    words = words if tokeniser is None else tokeniser.words
     encoder = meta.get("encoders", {}).get(str(seed))
     made = None if encoder is None else TableEncoder.from_json(encoder)
     return Preprocessing(
@@ -171,6 +177,7 @@ def read_scaling(folder: Path, seed: int) -> Preprocessing:
         {k: v if isinstance(v, str) else tuple(v) for k, v in meta.get("columns", {}).items()},
         task_from_json(meta["tasks"][str(seed)]) if "tasks" in meta else Classes(),
         made,
+        tokeniser,
     )
 
 
@@ -185,6 +192,16 @@ def read_public(folder: Path) -> PublicForm:
     """Read how many public examples a run had; none where an older idiolect wrote it."""
     _, meta = checkpoint.read(folder / SCALING_FILE)
     return PublicForm(int(meta.get("public", 0)), bool(meta.get("public_labels", False)))
+
+
+def _tokeniser(folder: Path, digest: str) -> Tokeniser:
+    found = Tokeniser.load(folder / FILE)
+    if found.digest != digest:
+        raise DataError(
+            f"{found.source} is not the run's (sha256 {digest[:12]}...); write it with "
+            "`idiolect run EXPERIMENT.toml --resume`"
+        )
+    return found
 
 
 def _vocabulary(folder: Path, seed: int) -> Path:

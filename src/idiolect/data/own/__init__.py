@@ -15,15 +15,18 @@ from idiolect.data.own.folders import (
     user_files,
 )
 from idiolect.data.own.frames import read_frame
+from idiolect.data.own.json_lines import json_lines_files, read_json_lines
 from idiolect.data.own.photographs import image_files, read_image_folder
 from idiolect.data.own.tables import ReadOptions, read_npz, read_table
 from idiolect.data.targets import TaskLike, make_task
+from idiolect.data.tokenisers import Tokeniser, as_tokeniser
 from idiolect.errors import ConfigError, DataError
 
 _EXPECTED = (
-    "a .parquet, .csv, .tsv, .csv.gz, .npz or LEAF .json file, a folder of images (class/*.png or "
-    "client/class/*.png), a PFLlib or LEAF folder with train/ and test/, or, for the next word, a "
-    "folder with a .jsonl, .csv or .txt file for each user"
+    "a .parquet, .csv, .tsv, .csv.gz, .npz, .jsonl or LEAF .json file, a folder of images "
+    "(class/*.png or client/class/*.png), a PFLlib or LEAF folder with train/ and test/, a folder "
+    "with a .jsonl file for each client, or, for the next word, with a .csv or .txt file for each "
+    "user"
 )
 
 
@@ -43,13 +46,17 @@ def read(
     columns: Mapping[str, Any] | None = None,
     delimiter: str = "",
     encoding: str = "",
+    tokeniser: str | Tokeniser = "",
+    learn: str = "",
 ) -> Dataset:
     """Read own data: a path, whose layout is recognised, or a DataFrame.
 
     `label`, `client` and `split` name columns (the last two need not exist); `size` is the (width,
     height) that a folder's images are brought to. A
     column (or field) of words named `text` makes it text, cut to `length` words, of which a network
-    knows the `vocabulary` most frequent; with `next_word` there are no labels but the words. Rows
+    knows the `vocabulary` most frequent; with `next_word` there are no labels but the words. With a
+    `tokeniser` (a tokenizer.json, a folder that holds one, or "embedded") words are its tokens. Of
+    conversations in JSON lines, `learn` names the role whose part is learnt; else all is. Rows
     to predict need not be `labelled`, in a table or an npz file. `task` says what the label is:
     "classes", "labels" (several columns of 0 and 1, or cells such as a|b), "number", "survival"
     (label = [time, event]), or a table with options, see `targets.make_task`; of a table the label
@@ -69,6 +76,8 @@ def read(
     options = ReadOptions(
         *(names[0], client, split, size, text, length, vocabulary, next_word, labelled),
         *(chosen, names, plans, delimiter, encoding),
+        tokeniser=as_tokeniser(tokeniser),
+        learn=learn,
     )
     if not isinstance(path, str | Path):
         return read_frame(path, options)
@@ -86,6 +95,8 @@ def read(
         return read_npz(where, options)
     if where.suffix == ".json":
         return read_leaf(where, options)
+    if where.suffix == ".jsonl":
+        return read_json_lines(where, options)
     raise DataError(f"{where} is a '{where.suffix}' file; expected {_EXPECTED}")
 
 
@@ -104,6 +115,9 @@ def _read_folder(folder: Path, options: ReadOptions) -> Dataset:
         return read_pfllib(folder)
     if any((folder / "train").glob("*.json")) or any(folder.glob("*.json")):
         return read_leaf(folder, options)
+    lines = json_lines_files(folder)
+    if lines and (not options.next_word or len(lines) == len(user_files(folder))):
+        return read_json_lines(folder, options)
     if options.next_word and user_files(folder):
         return read_user_files(folder, options)
     if image_files(folder):

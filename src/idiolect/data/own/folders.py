@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from idiolect.data.dataset import AnyArray, Dataset, Rows
+from idiolect.data.own.json_lines import json_lines_texts
 from idiolect.data.own.tables import (
     ReadOptions,
     assembled,
@@ -157,9 +158,9 @@ def _joined(path: Path, shares: list[_Share], form: str) -> Dataset:
 def read_user_files(folder: Path, options: ReadOptions) -> Dataset:
     """Read a file for each user, named after the user: JSON lines, CSV, or text with a line each.
 
-    Lines with a time (`created_utc`) are put in its order; other files are taken as they are.
+    Rows with a time (`created_utc`) are put in its order; other files are taken as they are.
     """
-    users = (UserText(file.stem, _texts(file, options.text)) for file in user_files(folder))
+    users = (UserText(file.stem, _texts(file, options)) for file in user_files(folder))
     return next_word_texts(folder, users, options)
 
 
@@ -168,21 +169,19 @@ def user_files(folder: Path) -> list[Path]:
     return sorted(f for f in folder.iterdir() if f.suffix in (".jsonl", ".csv", ".txt"))
 
 
-def _texts(file: Path, field: str) -> list[str]:
+def _texts(file: Path, options: ReadOptions) -> list[Tokens]:
+    if file.suffix == ".jsonl":
+        return json_lines_texts(file, options)
     try:
         with file.open(encoding="utf-8", newline="") as lines:
             if file.suffix == ".txt":
                 return [line.strip() for line in lines if line.strip()]
-            rows: list[dict[str, Any]] = (
-                list(csv.DictReader(lines))
-                if file.suffix == ".csv"
-                else [json.loads(line) for line in lines if line.strip()]
-            )
+            rows: list[dict[str, Any]] = list(csv.DictReader(lines))
         if rows and all(row.get("created_utc") for row in rows):
             rows.sort(key=lambda row: float(row["created_utc"]))
     except (OSError, ValueError, TypeError, AttributeError, RecursionError, csv.Error) as error:
         raise DataError(f"{file} cannot be read ({error}); mend or remove it") from error
-    return [_text(row, field, file, number) for number, row in enumerate(rows, 1)]
+    return [_text(row, options.text, file, number) for number, row in enumerate(rows, 1)]
 
 
 def _text(row: dict[str, Any], field: str, file: Path, number: int) -> str:

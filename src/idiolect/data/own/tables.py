@@ -26,6 +26,7 @@ from idiolect.data.parquet import (
 )
 from idiolect.data.targets import targets
 from idiolect.data.text import Tokens, UserText, sentences, streams
+from idiolect.data.tokenisers import Tokeniser
 from idiolect.errors import DataError, IdiolectError
 
 UNLABELLED = "unlabelled"  # the class of rows that have none
@@ -48,10 +49,17 @@ class ReadOptions(NamedTuple):
     columns: Mapping[str, ColumnPlan] = MappingProxyType({})  # declared types
     delimiter: str = ""  # of text; empty: recognised
     encoding: str = ""  # the same
+    tokeniser: Tokeniser | None = None  # of text; None: words
+    learn: str = ""  # of conversations: whose part is learnt
 
     @property
     def words(self) -> int:
-        """Words in an example: by default 200 of a labelled text, 20 for the next word."""
+        """Words in an example: by default 200 of a labelled text, 20 for the next word.
+
+        Of a tokeniser's tokens 128.
+        """
+        if self.tokeniser is not None:
+            return self.length or 128
         return self.length or (20 if self.next_word else 200)
 
 
@@ -408,15 +416,16 @@ def labelled_texts(
     form: str,
 ) -> Dataset:
     """Make a dataset of texts with labels."""
-    x, words = sentences(texts, options.words, options.vocabulary)
-    made = assembled(path, x, labels, clients, origin, form)
-    return replace(made, words=words, vocabulary=options.vocabulary)
+    coded = sentences(texts, options.words, options.vocabulary, options.tokeniser)
+    return coded.given_to(assembled(path, coded.x, labels, clients, origin, form))
 
 
 def next_word_texts(path: Path, users: Iterable[UserText], options: ReadOptions) -> Dataset:
     """Make a next-word dataset of what users wrote, in the order of their names."""
     provenance = f"The user's own text, {path.name}."
-    made = streams(path.stem, users, options.words, options.vocabulary, provenance)
+    made = streams(
+        *(path.stem, users, options.words, options.vocabulary, provenance), options.tokeniser
+    )
     assert made.clients is not None
     codes, names = client_codes(np.array(made.client_names))
     return replace(made, clients=codes[made.clients], client_names=names)
