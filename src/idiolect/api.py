@@ -56,7 +56,7 @@ def federation(
     partition: str | None = None,
     seed: int = 0,
     *,
-    split: Sequence[float] | str = (0.6, 0.2, 0.2),
+    split: Sequence[float] | str | None = None,
     normalise: str | None = None,
     data_dir: str | Path | None = None,
     options: Mapping[str, Any] | None = None,

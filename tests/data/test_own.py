@@ -177,12 +177,48 @@ def pfllib(folder, part, client, x, y):
     np.savez(folder / part / f"{client}.npz", x=x, y=y)
 
 
-def test_pfllibs_pickles_are_never_loaded(tmp_path):
-    (tmp_path / "train").mkdir()
-    held = {"x": np.zeros((3, 2), np.float32), "y": np.arange(3)}
-    np.savez(tmp_path / "train" / "0.npz", data=np.array(held, object))
-    with pytest.raises(DataError, match=r"is a pickle, .* numpy\.savez\(file, x=data"):
-        read(tmp_path)
+def pickled(folder, **held):
+    (folder / "train").mkdir(exist_ok=True)
+    np.savez_compressed(folder / "train" / "0.npz", data=held)
+
+
+def test_pfllibs_pickled_arrays_are_read(tmp_path):
+    columns_first = np.asfortranarray(np.arange(6, dtype=">f4").reshape(3, 2))
+    pickled(tmp_path, x=columns_first, y=np.array([2, 0, 1]))
+    data = read(tmp_path)
+    assert data.x.tolist() == [[0, 1], [2, 3], [4, 5]] and data.y.tolist() == [2, 0, 1]
+    pickled(tmp_path, x=[[1.0, 2.0], [3.0, 4.0]], y=[np.int64(1), np.int64(0)])
+    data = read(tmp_path)
+    assert data.x.tolist() == [[1, 2], [3, 4]] and data.y.tolist() == [1, 0]
+
+
+class Touch:
+    """A pickle of this touches a file when Python loads it."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return open, (str(self.path), "w")
+
+
+def test_a_pickle_runs_nothing(tmp_path):
+    x, y = np.zeros((3, 2), np.float32), np.arange(3)
+    touched = tmp_path / "touched"
+    for held in (
+        {"x": Touch(touched), "y": y},
+        {"x": np.array([Touch(touched)] * 3), "y": y},
+        {"x": x, "y": y, "z": Touch(touched)},
+        {"x": x, "y": np.array([{1: Touch(touched)}] * 3)},
+    ):
+        pickled(tmp_path, **held)
+        with pytest.raises(DataError, match=r"names .*open.* numpy\.savez\(file, x=data"):
+            read(tmp_path)
+    for held in ({"x": x}, {"x": x, "y": {1, 2}}, {"x": np.array(["2020"], "M8[s]"), "y": y[:1]}):
+        pickled(tmp_path, **held)
+        with pytest.raises(DataError):
+            read(tmp_path)
+    assert not touched.exists()
     for call in (read, load):
         assert "allow_pickle" not in inspect.signature(call).parameters
 

@@ -19,7 +19,7 @@ from idiolect.data.dataset import (
     normalised,
 )
 from idiolect.data.federation import Federation
-from idiolect.data.partition import DEFAULT_POOL, PARTITIONS
+from idiolect.data.partition import DEFAULT_POOL, DEFAULT_SPLIT, DRAWN_IN_ORDER, PARTITIONS
 from idiolect.data.partition.general import Candidates, Seed
 from idiolect.data.text import encoded, encoded_as
 from idiolect.errors import ConfigError, DataError
@@ -36,7 +36,7 @@ def federate(
     dataset: Dataset,
     partition: str = "iid",
     seed: int = 0,
-    split: Sequence[float] | str = (0.6, 0.2, 0.2),
+    split: Sequence[float] | str | None = None,
     *,
     pool: str | None = None,
     min_size: int = 1,
@@ -50,6 +50,7 @@ def federate(
 ) -> Federation:
     """Divide a dataset among clients, and each client's rows into train, val and test.
 
+    Without `split` they are the partition's shares, for most 0.6, 0.2 and 0.2.
     split="file" keeps the rows of the source's test file as test and takes `val`, a share of the
     others, for validation. A client below min_size is an error, or is left out if `drop`. `first`
     is the number of the first client, where these are not all. `ordered` splits each client's rows
@@ -67,6 +68,11 @@ def federate(
     if "min_size" in known:
         options["min_size"] = min_size
     source = pool or DEFAULT_POOL[partition]
+    split = DEFAULT_SPLIT[partition] if split is None else split
+    if partition in DRAWN_IN_ORDER:
+        if stratify:
+            raise ConfigError(f"partition {partition} draws who tests what itself; drop stratify")
+        ordered = True
     rows = dataset.pool(source)
     column = column_of(dataset)
     names = tuple[str, ...]()
@@ -111,7 +117,7 @@ def federate_by_clients(
     dataset: Dataset,
     partition: str | None = None,
     seed: int = 0,
-    split: Sequence[float] | str = (0.6, 0.2, 0.2),
+    split: Sequence[float] | str | None = None,
     normalise: str | None = None,
     **options: Any,
 ) -> Federation:

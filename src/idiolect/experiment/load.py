@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel
 
 from idiolect.data import PARTITIONS, SOURCES, read
+from idiolect.data.partition import DEFAULT_SPLIT, USUAL_SPLIT
 from idiolect.data.text import SPECIAL
 from idiolect.data.tokenisers import EMBEDDED, Tokeniser
 from idiolect.errors import ConfigError, DataError, IdiolectError, suggest
@@ -225,6 +226,8 @@ def _data(data: D, where: str, reach: Permissions, key: str) -> D:
         public = public.model_copy(update={"source": name, "options": public_options})
     found: dict[str, Any] = {"source": source, "options": options, "partition": partition}
     found["public"] = public
+    if data.split is None:
+        found["split"] = USUAL_SPLIT if partition is None else DEFAULT_SPLIT[partition.name]
     if data.text is not None and isinstance(data.text.words, str):
         if reach.base is None:
             raise ConfigError(f"{where}: {key}.text.words: no path from outside is opened")

@@ -135,7 +135,7 @@ class Data(BaseModel):
     normalise: str | None = None
     classes: Annotated[tuple[str, ...], Field(min_length=2)] | None = None  # names, in order
     partition: Named | None = None  # absent: the data's own clients, else iid
-    split: tuple[float, float, float] | Literal["file"] = (0.6, 0.2, 0.2)
+    split: tuple[float, float, float] | Literal["file"] | None = None  # absent: the partition's
     val: Annotated[float, Field(ge=0, lt=1)] = 0.2  # of the training file, where split = "file"
     stratify: bool = False
     ordered: bool = False  # split each client's rows in their order instead of at random

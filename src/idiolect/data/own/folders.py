@@ -10,6 +10,7 @@ import numpy as np
 
 from idiolect.data.dataset import AnyArray, Dataset, Rows
 from idiolect.data.own.json_lines import json_lines_texts
+from idiolect.data.own.pickled_arrays import read_pickled
 from idiolect.data.own.tables import (
     ReadOptions,
     assembled,
@@ -40,8 +41,7 @@ def _owners(shares: list[_Share]) -> tuple[AnyArray, Rows | None]:
 def read_pfllib(folder: Path) -> Dataset:
     """Read PFLlib's layout: train/0.npz, test/0.npz and so on, one client per number.
 
-    Each holds the arrays x and y. PFLlib itself writes them as one pickled object, `data`; loading
-    a pickle runs whatever code it contains, so such files have to be written anew.
+    Each holds the arrays x and y, plain or, as PFLlib writes them, pickled in one object, `data`.
     """
     shares = []
     for origin, part in enumerate(("train", "test")):
@@ -50,18 +50,19 @@ def read_pfllib(folder: Path) -> Dataset:
             try:
                 with np.load(file, allow_pickle=False) as arrays:
                     if "data" in arrays and "x" not in arrays:
-                        raise DataError(
-                            f"{file} is a pickle, and loading one can run any code its author put "
-                            "there, so it is not read. If you trust the files, write each anew: "
-                            "data = numpy.load(file, allow_pickle=True)['data'].item(); "
-                            "numpy.savez(file, x=data['x'], y=data['y'])"
-                        )
-                    x, y = arrays["x"], arrays["y"]
+                        x, y = read_pickled(file, "data", ("x", "y"))
+                    else:
+                        x, y = arrays["x"], arrays["y"]
             except (KeyError, ValueError, TypeError, OSError) as error:
                 raise DataError(
                     f"{file} cannot be read ({_said(error)}); expected an npz with plain arrays x "
                     "and y"
                 ) from error
+            if not x.ndim or y.shape != x.shape[:1] or "O" in (x.dtype.kind, y.dtype.kind):
+                raise DataError(
+                    f"{file}: x has shape {x.shape} and type {x.dtype}, y {y.shape} and {y.dtype}; "
+                    "expected numbers, and one y for each example"
+                )
             shares.append(_Share(f"client {file.stem}", origin, x, y))
     return _joined(folder, shares, "PFLlib folder")
 

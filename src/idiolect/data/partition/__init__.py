@@ -13,6 +13,7 @@ from idiolect.data.partition.papers import (
     pfml_pairs,
     pfml_three,
 )
+from idiolect.data.partition.pfllib_generators import pfllib
 
 Partition = Callable[..., list[Rows]]
 
@@ -29,6 +30,7 @@ PARTITIONS: dict[str, Partition] = {
     "pfml-three": pfml_three,
     "ktpfl-two": ktpfl_two,
     "ktpfl-all": ktpfl_all,
+    "pfllib": pfllib,
 }
 
 # Which rows are assigned unless `pool` says otherwise: all, in PersFL those of the training file.
@@ -37,6 +39,16 @@ DEFAULT_POOL: dict[str, str] = {
     "persfl-ds1": "train",
     "persfl-ds2": "train",
 }
+
+# The shares of train, val and test unless `split` says otherwise.
+USUAL_SPLIT = (0.6, 0.2, 0.2)
+DEFAULT_SPLIT: dict[str, tuple[float, float, float]] = {
+    **dict.fromkeys(PARTITIONS, USUAL_SPLIT),
+    "pfllib": (0.75, 0.0, 0.25),
+}
+
+# These draw the order of a client's rows themselves: training rows first, test rows last.
+DRAWN_IN_ORDER = frozenset({"pfllib"})
 
 
 def describe(name: str) -> str:
