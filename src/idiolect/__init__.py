@@ -33,6 +33,12 @@ if TYPE_CHECKING:
     from idiolect.experiment.run import run as run
     from idiolect.methods import METHODS as METHODS
     from idiolect.models import MODELS as MODELS
+    from idiolect.models.adapters import ADAPTERS as ADAPTERS
+    from idiolect.models.adapters import IA3 as IA3
+    from idiolect.models.adapters import Bias as Bias
+    from idiolect.models.adapters import Last as Last
+    from idiolect.models.adapters import LoRA as LoRA
+    from idiolect.models.adapters import Prompts as Prompts
     from idiolect.results.document import table as table
     from idiolect.results.run_files import load_model as load_model
 
@@ -51,6 +57,8 @@ _HOMES = {  # in the order in which one meets them
     "Federation": "data.federation",
     "METHODS": "methods",
     "MODELS": "models",
+    "ADAPTERS": "models.adapters",
+    **dict.fromkeys(("LoRA", "IA3", "Bias", "Prompts", "Last"), "models.adapters"),
     "Method": "core.method",
     "Report": "core.method",
     "Sent": "core.method",

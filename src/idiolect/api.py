@@ -40,11 +40,15 @@ from idiolect.experiment.train import Trained, planned_work, train
 from idiolect.experiment.untrusted import CLOSED
 from idiolect.methods import METHODS
 from idiolect.models import MODELS
+from idiolect.models.adapters import Adapted, Adapter, make_adapter
 from idiolect.results import document
 from idiolect.results.run_files import Deployed, PublicForm
 from idiolect.results.statistics import mean, participation_of_seed
 
 Model = str | nn.Module | Callable[..., nn.Module]
+
+AdapterLike = str | Adapter | Mapping[str, Any]
+"""An adapter's name, such as "lora", a table with its name and options, or one that is made."""
 
 Models = Model | Sequence[Model] | Mapping[int | str, Model]
 """One for all, several that are dealt to the clients in turn, or each client's own by number or
@@ -260,6 +264,7 @@ def fit(
     seed: int = 0,
     cohort: int | None = None,
     auxiliary: Model | None = None,
+    adapter: AdapterLike | None = None,
     device: str = "auto",
     backend: str | Backend = "vectorised",
     every: int = 1,
@@ -270,6 +275,7 @@ def fit(
 ) -> Result:
     """Train a method on a federation; further arguments are the method's settings.
 
+    `adapter` says what of the network is trained (docs/adapters.md); by default all of it.
     `backend` is the name of a kind, or a `Backend` with settings of its own. `metric` is what the
     result is told by, such as "auroc"; by default the task's own. `progress` shows a bar; by
     default in a notebook and on a terminal.
@@ -283,6 +289,7 @@ def fit(
         seeds=(seed,),
         cohort=cohort,
         auxiliary=auxiliary,
+        adapter=adapter,
         backend=_machine(backend, device),
         evaluate=Evaluate(every=_whole("every", every, 1), metric=metric),
     )
@@ -301,6 +308,7 @@ def _job(
     seeds: Sequence[int],
     cohort: int | None,
     auxiliary: Model | None,
+    adapter: AdapterLike | None,
     backend: Backend,
     evaluate: Evaluate,
     label: str = "",
@@ -316,6 +324,12 @@ def _job(
         )
     second = None if auxiliary is None else _build(auxiliary, federation)
     architectures = _assigned(model, second, federation)
+    if adapter is not None:
+        around = make_adapter(adapter)
+        architectures = {
+            label: own._replace(main=Adapted(own.main, around))
+            for label, own in architectures.items()
+        }
     name = method if isinstance(method, str) else type(method).__name__
     return SimulatedJob(
         label=label or chosen.title or name,
@@ -450,6 +464,7 @@ def _compare_methods(
     seeds: int | Sequence[int] = (0, 1, 2),
     cohort: int | None = None,
     auxiliary: Model | None = None,
+    adapter: AdapterLike | None = None,
     device: str = "auto",
     backend: str | Backend = "vectorised",
     every: int = 1,
@@ -490,6 +505,7 @@ def _compare_methods(
                 else tuple(seeds),
                 cohort=cohort,
                 auxiliary=auxiliary,
+                adapter=adapter,
                 backend=_machine(backend, device),
                 evaluate=Evaluate(every=_whole("every", every, 1), metric=metric),
                 label=label,

@@ -66,9 +66,11 @@ class Network:
         self.running = False  # while it is being run: its layers may draw
         self.draws = any(_draws(layer) for layer in model.modules())  # dropout and the like
         self.steady = not self.draws and all(_steady(layer) for layer in model.modules())
-        # Two copies rather than one switched back and forth: `train()` is hidden state.
-        self._modes = {mode: copy.deepcopy(model).train(mode) for mode in (False, True)}
         self._halved = precision == "bf16"
+        # Two copies rather than one switched back and forth: `train()` is hidden state. What is
+        # frozen is in memory once.
+        frozen = self._frozen(model)
+        self._modes = {mode: copy.deepcopy(model, {**frozen}).train(mode) for mode in (False, True)}
         if stacked and not self._halved:  # our own kernels are for single precision
             self._modes = {mode: replace_layers(own) for mode, own in self._modes.items()}
         self._layers = batchnorm.layers(self._modes[True])
@@ -77,6 +79,19 @@ class Network:
         self._declared: bool | None = None  # whether it does; unknown before `find_head`
         self.features: tuple[int, ...] = ()  # shape of an example's features, once known
         self._locate()
+
+    def _frozen(self, model: nn.Module) -> dict[int, Tensor]:
+        """Return what copies of a module share, by the identity of its own: frozen parameters.
+
+        In half precision the matrices among them are so once and for all, not in every product.
+        """
+
+        def held(own: nn.Parameter) -> Tensor:
+            half = self._halved and own.dim() > 1 and own.is_floating_point()
+            value = own.detach().bfloat16() if half else own.detach()
+            return nn.Parameter(value, requires_grad=False)
+
+        return {id(own): held(own) for own in model.parameters() if not own.requires_grad}
 
     def to(self, device: torch.device) -> "Network":
         """Move constants (buffers) to a device, where the parameters will come from outside."""

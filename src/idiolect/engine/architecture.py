@@ -18,6 +18,7 @@ from idiolect.data.dataset import Dataset
 from idiolect.data.federation import TrainData
 from idiolect.engine.backend import Backend
 from idiolect.errors import IdiolectError, MethodError, ModelError
+from idiolect.models.adapters import Adapted
 
 _RECURRENT = (nn.RNNBase, nn.RNNCellBase)
 
@@ -151,9 +152,7 @@ def build_modules(
     builders = {"main": architecture.main}
     if architecture.auxiliary is not None:
         builders["auxiliary"] = architecture.auxiliary
-    for role, build in builders.items():
-        if isinstance(build, WordNetwork):
-            builders[role] = replace(build, words=words)
+    builders = {role: _with_words(build, words) for role, build in builders.items()}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         try:
@@ -168,6 +167,13 @@ def build_modules(
     for model in models.values():
         check(model)
     return models
+
+
+def _with_words(build: Build, words: tuple[str, ...]) -> Build:
+    """Give a network that reads words the run's own, also where an adapter is around it."""
+    if isinstance(build, Adapted):
+        return replace(build, build=_with_words(build.build, words))
+    return replace(build, words=words) if isinstance(build, WordNetwork) else build
 
 
 def _networks(

@@ -251,6 +251,7 @@ def build_job(
         described={
             "data": _data_identity(experiment.data),
             "model": experiment.model.model_dump(exclude_none=True),
+            **({"adapter": experiment.adapter.model_dump()} if experiment.adapter else {}),
             # A checkpoint of an experiment without an attack has no such key.
             **({"attack": experiment.attack.model_dump()} if experiment.attack else {}),
         },

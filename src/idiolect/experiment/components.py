@@ -39,6 +39,7 @@ from idiolect.experiment.untrusted import (
 )
 from idiolect.methods.personalise import Combined
 from idiolect.models import MODELS
+from idiolect.models.adapters import ADAPTERS, Adapted, make_adapter
 
 # Methods.
 
@@ -168,7 +169,20 @@ def apply_attack(
     return tuple(changed[id(one)] for one in held), wrap
 
 
-# Networks: which client runs which.
+# Networks: which client runs which, and what of it is trained.
+
+
+def resolve_adapter(given: Named, where: str) -> Named:
+    """Validate an adapter, with every option."""
+    if given.name not in ADAPTERS:
+        raise ConfigError(f"{where}: adapter.name: unknown adapter {suggest(given.name, ADAPTERS)}")
+    form = signature_model(ADAPTERS[given.name], ())
+    options = validate_options(form, given.options, where, ["adapter"], ("name",))
+    try:
+        made = ADAPTERS[given.name](**with_defaults(options))
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from None
+    return Named(name=given.name, **made.settings())
 
 
 def resolve_network(network: ModelTable, where: str, reach: Permissions) -> ModelTable:
@@ -269,11 +283,16 @@ def assign_networks(
     """
     network = experiment.model
 
-    def built(one: Named) -> Build:
+    def bare(one: Named) -> Build:
         maker = model_factory(one.name, "model", reach)
         return bound(maker, shape, classes, words, one.options, blocks)
 
-    second = None if network.auxiliary is None else built(network.auxiliary)
+    def built(one: Named) -> Build:
+        if experiment.adapter is None:
+            return bare(one)
+        return Adapted(bare(one), make_adapter(experiment.adapter.model_dump()))
+
+    second = None if network.auxiliary is None else bare(network.auxiliary)
     known, labels = networks_by_label(network), client_labels(network, clients, names)
     if len(known) == 1:
         return {label: Architecture(built(one), second) for label, one in known.items()}

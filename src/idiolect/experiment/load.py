@@ -17,6 +17,7 @@ from idiolect.data.tokenisers import EMBEDDED, Tokeniser
 from idiolect.errors import ConfigError, DataError, IdiolectError, suggest
 from idiolect.experiment.components import (
     build_method,
+    resolve_adapter,
     resolve_aggregate,
     resolve_attack,
     resolve_network,
@@ -203,6 +204,7 @@ def resolve(raw: Raw, where: str, reach: Permissions) -> Experiment:
         update={
             "data": _data(given.data, where, reach, "data"),
             "model": resolve_network(given.model, where, reach),
+            "adapter": given.adapter and resolve_adapter(given.adapter, where),
             "training": {},
             "aggregate": None,
             "attack": given.attack and resolve_attack(given.attack, where),

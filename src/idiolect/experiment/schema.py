@@ -376,6 +376,7 @@ class Experiment(BaseModel):
     bystanders: Literal["rest", "train"] = "rest"  # outside the cohort; who trains is not heard
     data: Data = Data()
     model: ModelTable = ModelTable(name="dnn")
+    adapter: Named | None = None  # what of the network is trained; absent: all of it
     training: dict[str, Any] = {}
     aggregate: Named | None = None  # for every method that averages
     attack: AttackTable | None = None  # simulated, to see what a rule of aggregation withstands

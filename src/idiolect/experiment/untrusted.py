@@ -27,6 +27,7 @@ from idiolect.errors import ConfigError, suggest
 from idiolect.methods import METHODS
 from idiolect.methods.personalise import Combined
 from idiolect.models import MODELS
+from idiolect.models.adapters import ADAPTERS
 
 AGGREGATORS: dict[str, type[Aggregator]] = {**RULES, **SERVER_OPTIMISERS, "dp": Private}
 
@@ -335,6 +336,11 @@ def _experiment(packages: Collection[str]) -> Rule:
             architectures=_listed(labelled),
             assign=_mapping(_text, labelled),
             auxiliary=labelled,
+        ),
+        adapter=_table(
+            name=_one_of(ADAPTERS, "adapter"),
+            targets=_listed(_text),
+            **dict.fromkeys(("rank", "alpha", "count", "layers", "head"), _number),
         ),
         training=_options(),
         aggregate=aggregate,

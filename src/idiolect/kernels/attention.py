@@ -102,8 +102,8 @@ class _AttentionGradient(GroupedFunction):
             rest = (0.0, causal, nothing, nothing)
             return fused(g, q, k, v, out, logs, *sizes, *rest, scale=scale)
         fused = aten._scaled_dot_product_efficient_attention_backward
-        rest = (nothing, nothing, 0.0, [True, True, True, False], causal)
-        return fused(g, q, k, v, _bias(mask, q, k), out, logs, *rest, scale=scale)[:3]
+        more = (nothing, nothing, 0.0, [True, True, True, False], causal)
+        return fused(g, q, k, v, _bias(mask, q, k), out, logs, *more, scale=scale)[:3]
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
