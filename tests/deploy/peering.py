@@ -42,11 +42,11 @@ def install():
 
 def _ask(own, peer, server, blob, kind):
     body = signing._opened(blob).body
-    header = signing._Header(server, peer.name, "", 99, "", signing._sha256(body))
+    header = signing.Header(server, peer.name, "", 99, "", signing._sha256(body))
     letters = {
         "replayed": blob,
         "bare": body,
-        "signed by a node": signing._sealed(own._identity, header, body),
+        "signed by a node": signing.sealed(own._identity, header, body),
     }
     for way, letter in letters.items():
         _note(peer=peer.name, kind=kind, way=way, told=_told(peer, letter))

@@ -88,7 +88,7 @@ def forged(kits, question, signer="server", **changes):
     """Sign a question's header again, changed in one way."""
     found = signing._opened(question)
     header = dataclasses.replace(found.header, **changes)
-    return signing._sealed(kits.identities[signer], header, found.body)
+    return signing.sealed(kits.identities[signer], header, found.body)
 
 
 def test_the_server_is_answered_and_its_messages_work_once_and_for_their_addressee(kits, echoing):
@@ -194,9 +194,9 @@ def test_a_node_gets_no_report_of_another_by_the_hubs_messages_or_its_own(kits, 
     ]
     for letter in asked:
         for signer in ("site-1", "lead"):
-            false = signing._Header(HOST, "site-0", "", 1000, "", signing._sha256(letter))
+            false = signing.Header(HOST, "site-0", "", 1000, "", signing._sha256(letter))
             for session in ("", signing._opened(question).header.session):
                 header = dataclasses.replace(false, session=session)
-                sealed = signing._sealed(kits.identities[signer], header, letter)
+                sealed = signing.sealed(kits.identities[signer], header, letter)
                 assert code(network.deliver("site-0", sealed)) == "identity"
     assert [path.read_bytes() for path in state] == before

@@ -7,6 +7,7 @@ from typing import Any
 import typer
 
 from idiolect.cli import (
+    audit_commands,
     command_base,
     compare_commands,
     data_commands,
@@ -43,6 +44,7 @@ app.command()(describe_commands.describe)
 app.add_typer(data_commands.app, name="data")
 app.add_typer(method_commands.privacy_app, name="privacy")
 app.add_typer(federation_commands.app, name="federation")
+app.add_typer(audit_commands.app, name="audit")
 app.command()(federation_commands.server)
 app.command()(federation_commands.node)
 app.command()(federation_commands.status)

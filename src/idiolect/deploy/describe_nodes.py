@@ -11,7 +11,7 @@ from typing import Any
 
 from idiolect.core.checkpoint import write_whole
 from idiolect.data.description import Description, SiteSums, description, site_warnings
-from idiolect.deploy import protocol
+from idiolect.deploy import audit, protocol
 from idiolect.deploy.disclosure import read_site
 from idiolect.deploy.messenger import Answer, Messenger
 from idiolect.deploy.node_process import Processes
@@ -57,6 +57,7 @@ def describe_nodes(
         "experiment": text,
         "clients": len(sites),
     }
+    messenger.transport.note(audit.RUN, **audit.run_facts(run, submitter, text, {}))
     found: dict[str, SiteSums] = {}
 
     def read(site: str, answer: Answer) -> None:

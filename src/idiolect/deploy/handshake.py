@@ -21,7 +21,7 @@ from idiolect.core.method import Method
 from idiolect.core.survival import task_from_json
 from idiolect.data import Federation
 from idiolect.data.dataset import Moments, decoding
-from idiolect.deploy import protocol
+from idiolect.deploy import audit, protocol
 from idiolect.deploy.data_summary import (
     OF_COLUMNS,
     SAME,
@@ -76,7 +76,7 @@ class NodeRegistry:
         self.finished = finished
         self._seeds = seeds
         self._run = run
-        self._open = {
+        self._open: dict[str, Any] = {
             "run": run,
             "submitter": submitter,
             "version": VERSION,
@@ -102,7 +102,11 @@ class NodeRegistry:
 
         `robust`: statistics are joined so that a site that lies moves them within bounds only.
         """
-        messenger = self.messenger
+        messenger, known = self.messenger, self._open
+        messenger.transport.note(
+            audit.RUN,
+            **audit.run_facts(self._run, known["submitter"], known["experiment"], known["methods"]),
+        )
         first_time = not self.entries
         answers: dict[str, Answer] = {}
 

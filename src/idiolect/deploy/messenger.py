@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from idiolect.core.checkpoint import write_whole
 from idiolect.deploy import protocol
@@ -49,6 +49,10 @@ class Transport(ABC):
     def stopped(self) -> bool:
         """Return whether the server should end."""
         return False
+
+    def note(self, kind: str, **facts: Any) -> None:
+        """Record something in the server's audit log, where it keeps one."""
+        return
 
 
 class Answer(NamedTuple):

@@ -222,6 +222,18 @@ def unpack(blob: bytes, limit: int = LIMIT) -> Message:
         raise Refused("format", f"unreadable: {type(error).__name__}") from error
 
 
+def peek(blob: bytes) -> tuple[str, dict[str, Any]]:
+    """Return kind and head of a message without reading its tensors; empty where it has none."""
+    try:
+        length = int.from_bytes(blob[:8], "little")
+        if not 0 < length <= min(len(blob) - 8, _HEAD_LIMIT):
+            return "", {}
+        _, kind, head = json.loads(json.loads(blob[8 : 8 + length])["__metadata__"][_KEY])
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return "", {}
+    return (kind, head) if isinstance(kind, str) and isinstance(head, dict) else ("", {})
+
+
 def refusal(reason: str) -> bytes:
     """Pack the answer "no" with a code."""
     return pack("no", {"code": reason})

@@ -6,30 +6,32 @@ that the certificate is of this authority, valid today, of the expected member i
 and that the signature is of exactly these bytes.
 """
 
-import tomllib
-from datetime import UTC, datetime
-from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
-
-from idiolect.deploy.protocol import Refused
-from idiolect.errors import DeployError
-
-if TYPE_CHECKING:
-    from cryptography.hazmat.primitives.asymmetric.padding import PSS
-    from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey, RSAPublicKey
-    from cryptography.x509 import Certificate
+import base64
 import hashlib
 import itertools
 import json
 import logging
 import secrets
 import threading
+import tomllib
+from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, fields
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from idiolect.deploy import protocol
+from idiolect.core.checkpoint import write_whole
+from idiolect.deploy import audit, protocol
+from idiolect.deploy.audit import AuditLog
 from idiolect.deploy.messenger import Transport
+from idiolect.deploy.protocol import Refused
+from idiolect.errors import DeployError
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.padding import PSS
+    from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
+    from cryptography.x509 import Certificate
 
 # The kits' keys sign for TLS and for the engine too. What we sign begins with these bytes and has
 # salts of another length than theirs, so that no signature of one can pass for one of another.
@@ -37,6 +39,7 @@ _DOMAIN = b"idiolect signature 1\0"
 _ABOUT = "idiolect.toml"  # what a kit says about itself
 _STARTUP = "startup"  # in a kit: key, certificate and the authority's certificate
 _CN_LIMIT = 64  # characters of a name in a certificate; the engine cuts a longer host name
+_SLACK = timedelta(days=1)  # of clocks, when records of the past are checked
 SERVER, NODE, ADMIN = "server", "node", "admin"
 
 
@@ -128,37 +131,53 @@ class Authority:
 
     def verify(self, signed: Signed, context: bytes, *, name: str, role: str) -> None:
         """Refuse what the member `name`, in the role `role`, has not signed."""
-        from cryptography.exceptions import InvalidSignature
-        from cryptography.hazmat.primitives.hashes import SHA256
+        self._verify(self._member(signed.certificate, name, role), signed, context, name)
 
-        key = self._member(signed.certificate, name, role)
-        try:
-            key.verify(signed.signature, _DOMAIN + context, _padding(), SHA256())
-        except InvalidSignature:
-            raise Refused("identity", f"not what {name} has signed") from None
+    def signer(self, signed: Signed, context: bytes, when: datetime) -> tuple[str, str]:
+        """Return name and role of the member that signed something when its certificate was valid.
 
-    def _member(self, certificate: bytes, name: str, role: str) -> "RSAPublicKey":
-        """Return the key of a certificate that is of the expected member, and valid today."""
-        from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
-        from cryptography.x509.oid import NameOID
+        For records of the past: a certificate that has expired or was revoked since is no matter.
+        """
+        found, name, role = self._named(signed.certificate)
+        if not found.not_valid_before_utc - _SLACK <= when <= found.not_valid_after_utc + _SLACK:
+            raise Refused("identity", f"a certificate of {name} that was not valid then")
+        self._verify(found, signed, context, name)
+        return name, role
 
-        found = self._issued.get(certificate) or self._checked(certificate)
+    def _member(self, certificate: bytes, name: str, role: str) -> "Certificate":
+        """Return a certificate that is of the expected member, and valid today."""
+        found, named, own = self._named(certificate)
         now = datetime.now(UTC)
         for one in (found, self._root):
             if not one.not_valid_before_utc <= now <= one.not_valid_after_utc:
                 raise Refused("identity", f"a certificate that is not valid today, of {name}?")
+        if (named, own) != (name, role):
+            raise Refused("identity", f"signed by {own} {named}, expected {role} {name}")
+        return found
+
+    def _named(self, certificate: bytes) -> "tuple[Certificate, str, str]":
+        """Return a certificate of this authority with the name and the role in it."""
+        from cryptography.x509.oid import NameOID
+
+        found = self._issued.get(certificate) or self._checked(certificate)
         named = _common_name(found)
         # Only an admin's certificate has a role in it; the server is the one with its name.
         if found.subject.get_attributes_for_oid(NameOID.UNSTRUCTURED_NAME):
-            own = ADMIN
-        else:
-            own = SERVER if named == self.server else NODE
-        if (named, own) != (name, role):
-            raise Refused("identity", f"signed by {own} {named}, expected {role} {name}")
+            return found, named, ADMIN
+        return found, named, SERVER if named == self.server else NODE
+
+    def _verify(self, found: "Certificate", signed: Signed, context: bytes, name: str) -> None:
+        from cryptography.exceptions import InvalidSignature
+        from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
+        from cryptography.hazmat.primitives.hashes import SHA256
+
         key = found.public_key()
         if not isinstance(key, RSAPublicKey) or key.key_size < 2048:
             raise Refused("identity", f"{name} has no RSA key of 2048 bits or more")
-        return key
+        try:
+            key.verify(signed.signature, _DOMAIN + context, _padding(), SHA256())
+        except InvalidSignature:
+            raise Refused("identity", f"not what {name} has signed") from None
 
     def _checked(self, certificate: bytes) -> "Certificate":
         """Read a certificate that this authority issued to a member."""
@@ -212,7 +231,7 @@ _LIMIT = 1 << 16  # bytes of an envelope without the message
 
 
 @dataclass(frozen=True)
-class _Header:
+class Header:
     """What is signed beside the message."""
 
     sender: str
@@ -221,27 +240,30 @@ class _Header:
     number: int  # in the session, of the question
     asked: str  # SHA-256 of the question's envelope; empty in a question
     digest: str  # SHA-256 of the message
+    size: int = 0  # bytes of the message
+    head: str = ""  # what the sender's audit log had come to; empty: it keeps none
+    heard: str = ""  # in a question: the last answer in this session that was taken
 
     def plain(self) -> bytes:
         """Write it as it is signed."""
         return json.dumps(vars(self), sort_keys=True, separators=(",", ":")).encode()
 
     @classmethod
-    def read(cls, plain: bytes) -> "_Header":
+    def read(cls, plain: bytes) -> "Header":
         """Read it, trusting nothing in it."""
         try:
             found: Any = json.loads(plain)
             header = cls(**found)
         except (ValueError, TypeError, RecursionError) as error:
             raise Refused("identity", "an envelope that cannot be read") from error
-        words = (header.sender, header.to, header.session, header.asked, header.digest)
-        if not all(isinstance(one, str) for one in words) or type(header.number) is not int:
-            raise Refused("identity", "an envelope of another form")
+        for spec in fields(cls):
+            if type(getattr(header, spec.name)) is not spec.type:
+                raise Refused("identity", "an envelope of another form")
         return header
 
 
 class _Envelope(NamedTuple):
-    header: _Header
+    header: Header
     signed: Signed
     plain: bytes  # the header's bytes
     body: bytes
@@ -251,13 +273,30 @@ class _Envelope(NamedTuple):
         """What an answer names this envelope by; no two are alike, as signatures are salted."""
         return _sha256(self.plain + self.signed.signature)
 
+    @property
+    def blob(self) -> bytes:
+        """The envelope as it travels."""
+        parts = [_MAGIC]
+        for size, part in zip(_SIZES, (self.plain, *self.signed), strict=True):
+            parts += (len(part).to_bytes(size, "little"), part)
+        return b"".join((*parts, self.body))
+
+    @property
+    def evidence(self) -> dict[str, str]:
+        """What proves, without the message, that the sender has sent it."""
+        return {
+            "header": self.plain.decode(),
+            "signature": base64.b64encode(self.signed.signature).decode(),
+            "certificate": _sha256(self.signed.certificate),
+        }
+
     def verify(self, authority: Authority, *, sender: str, role: str, to: str) -> None:
         """Refuse what is not signed by the expected sender, or is for someone else."""
         authority.verify(self.signed, self.plain, name=sender, role=role)
         if (self.header.sender, self.header.to) != (sender, to):
             found = f"from {self.header.sender} to {self.header.to}"
             raise Refused("identity", f"a message {found}, expected from {sender} to {to}")
-        if self.header.digest != _sha256(self.body):
+        if (self.header.digest, self.header.size) != (_sha256(self.body), len(self.body)):
             raise Refused("identity", "a message that was changed on its way")
 
 
@@ -265,13 +304,14 @@ def _sha256(blob: bytes) -> str:
     return hashlib.sha256(blob).hexdigest()
 
 
-def _sealed(identity: Identity, header: _Header, body: bytes) -> bytes:
+def sealed(identity: Identity, header: Header, body: bytes) -> bytes:
+    """Return a message in a signed envelope, as it travels."""
+    return _signed(identity, header, body).blob
+
+
+def _signed(identity: Identity, header: Header, body: bytes) -> _Envelope:
     plain = header.plain()
-    signed = identity.sign(plain)
-    parts = [_MAGIC]
-    for size, part in zip(_SIZES, (plain, *signed), strict=True):
-        parts += (len(part).to_bytes(size, "little"), part)
-    return b"".join((*parts, body))
+    return _Envelope(header, identity.sign(plain), plain, body)
 
 
 def _opened(blob: object) -> _Envelope:
@@ -286,41 +326,93 @@ def _opened(blob: object) -> _Envelope:
             raise Refused("identity", "an envelope that is cut short, or too long")
         parts.append(blob[place - length : place])
     plain, certificate, signature = parts
-    return _Envelope(_Header.read(plain), Signed(certificate, signature), plain, blob[place:])
+    return _Envelope(Header.read(plain), Signed(certificate, signature), plain, blob[place:])
+
+
+def _certificates(*envelopes: _Envelope) -> dict[str, str]:
+    """Return the certificates of envelopes by digest."""
+    found = {one.signed.certificate for one in envelopes}
+    return {_sha256(one): base64.b64encode(one).decode() for one in found}
+
+
+_TOLD = ("run", "label", "seed", "round", "submitter", "code")  # of a message's head, in the log
+
+
+def _about(body: bytes) -> dict[str, Any]:
+    """Say in a few words what a message is about."""
+    kind, head = protocol.peek(body)
+    known = {key: head[key] for key in _TOLD if isinstance(head.get(key), str | int)}
+    return {"what": kind, **known} if kind else {}
 
 
 class NodeChannel:
-    """A node's end: hands on what the server signed for it, and signs the answers."""
+    """A node's end: hands on what the server signed for it, and signs the answers.
 
-    def __init__(self, identity: Identity, authority: Authority) -> None:
+    With a log, each exchange is in it before the answer leaves.
+    """
+
+    def __init__(
+        self, identity: Identity, authority: Authority, audit: AuditLog | None = None
+    ) -> None:
         if identity.role != NODE:
             raise Refused("identity", f"the kit is of a {identity.role}, expected a node's")
-        self._identity, self._authority = identity, authority
+        self._identity, self._authority, self._audit = identity, authority, audit
         self._session = secrets.token_hex(16)
         self._last = 0  # the highest number that was answered
+        self._closed: deque[str] = deque(maxlen=256)  # questions of other sessions
         self._lock = threading.Lock()
 
     def answer(self, blob: bytes, ask: Callable[[bytes], bytes]) -> bytes:
         """Answer one message by `ask`, if it is of the server, for this node, and new."""
-        own, server = self._identity.name, self._authority.server
-        session, number, mark = "", 0, ""
+        server, question = self._authority.server, None
         try:
-            envelope = _opened(blob)
-            mark = envelope.mark
-            envelope.verify(self._authority, sender=server, role=SERVER, to=own)
-            session, number = self._session, envelope.header.number
-            self._refuse_old(envelope.header)
-            body = ask(envelope.body)
+            opened = _opened(blob)
+            opened.verify(self._authority, sender=server, role=SERVER, to=self._identity.name)
+            question = opened
+            self._refuse_old(opened)
+            body = ask(opened.body)
         except Refused as error:
             log.error("refused with %r: %s", error.reason, error)
             body = protocol.refusal(error.reason)
-        header = _Header(own, server, session, number, mark, _sha256(body))
-        return _sealed(self._identity, header, body)
+            if error.reason == "replay":  # anyone may repeat what is in the log already
+                question = None
+        if question is None:
+            return self._answered(None, _mark(blob), body).blob
+        try:
+            return self._answered(question, question.mark, body).blob
+        except DeployError as error:
+            # Outside of the session: what is in no log was never said.
+            log.error("refused with 'disk': %s", error)
+            return self._answered(None, question.mark, protocol.refusal("disk")).blob
 
-    def _refuse_old(self, header: _Header) -> None:
+    def _answered(self, question: _Envelope | None, mark: str, body: bytes) -> _Envelope:
+        """Sign an answer, in the session if it is to a question of the server's; note it."""
+        own, to = self._identity.name, self._authority.server
+        session, number, head = "", 0, ""
+        if question is not None:
+            session, number = self._session, question.header.number
+            head = self._audit.head().plain() if self._audit is not None else ""
+        header = Header(own, to, session, number, mark, _sha256(body), len(body), head)
+        made = _signed(self._identity, header, body)
+        if question is not None and self._audit is not None:
+            self._audit.append_signed(
+                audit.ANSWERED,
+                _certificates(question, made),
+                question=question.evidence,
+                answer=made.evidence,
+                about=_about(question.body),
+                told=_about(body),
+            )
+        return made
+
+    def _refuse_old(self, question: _Envelope) -> None:
+        header = question.header
         if header.asked:
             raise Refused("identity", "an answer, expected a question")
         if header.session != self._session:
+            if question.mark in self._closed:
+                raise Refused("replay", "a message of another session, for the second time")
+            self._closed.append(question.mark)
             raise Refused("closed", "a session of another process; the server gets this one's")
         with self._lock:
             if header.number <= self._last:
@@ -328,16 +420,34 @@ class NodeChannel:
             self._last = header.number
 
 
-class ServerChannel(Transport):
-    """The server's end: a `Transport` that signs what it sends, and checks every answer."""
+def _mark(blob: object) -> str:
+    """Return what an envelope is named by, if it can be read."""
+    try:
+        return _opened(blob).mark
+    except Refused:
+        return ""
 
-    def __init__(self, inner: Transport, identity: Identity, authority: Authority) -> None:
+
+class ServerChannel(Transport):
+    """The server's end: a `Transport` that signs what it sends, and checks every answer.
+
+    With a log, each question is in it before it leaves, and each answer before it is used.
+    """
+
+    def __init__(
+        self,
+        inner: Transport,
+        identity: Identity,
+        authority: Authority,
+        audit: AuditLog | None = None,
+    ) -> None:
         if identity.role != SERVER:
             raise Refused("identity", f"the kit is of a {identity.role}, expected the server's")
         self.sites: Sequence[str] = inner.sites
         self._inner = inner
-        self._identity, self._authority = identity, authority
+        self._identity, self._authority, self._audit = identity, authority, audit
         self._sessions: dict[str, str] = {}
+        self._heard: dict[str, _Envelope] = {}  # the last answer of each site
         self._numbers = itertools.count(1)
 
     def call(self, site: str, blob: bytes, seconds: float) -> bytes:
@@ -351,21 +461,69 @@ class ServerChannel(Transport):
         return answer
 
     def _exchanged(self, site: str, session: str, blob: bytes, seconds: float) -> bytes:
-        number, own = next(self._numbers), self._identity.name
-        header = _Header(own, site, session, number, "", _sha256(blob))
-        question = _sealed(self._identity, header, blob)
-        envelope = _opened(self._inner.call(site, question, seconds))
-        envelope.verify(self._authority, sender=site, role=NODE, to=own)
+        question = self._question(site, session, blob)
+        envelope = _opened(self._inner.call(site, question.blob, seconds))
+        envelope.verify(self._authority, sender=site, role=NODE, to=self._identity.name)
         found = envelope.header
-        if found.asked != _opened(question).mark:
+        if found.asked != question.mark:
             raise Refused("identity", f"{site} answered another message")
         if not found.session:
             protocol.accepted(
                 protocol.unpack(envelope.body)
             )  # it says why it does not know this server
             raise Refused("identity", f"{site} answered outside of a session")
-        self._sessions[site] = found.session
+        self._note(audit.GOT, envelope, "answer", told=_about(envelope.body))
+        self._sessions[site], self._heard[site] = found.session, envelope
         return envelope.body
+
+    def _question(self, site: str, session: str, blob: bytes) -> _Envelope:
+        """Sign a question and note it."""
+        heard = self._heard.get(site)
+        header = Header(
+            self._identity.name,
+            site,
+            session,
+            next(self._numbers),
+            "",
+            _sha256(blob),
+            len(blob),
+            "" if self._audit is None else self._audit.head().plain(),
+            "" if heard is None else heard.mark,
+        )
+        made = _signed(self._identity, header, blob)
+        self._note(audit.ASKED, made, "question", about=_about(blob))
+        return made
+
+    def _note(self, kind: str, envelope: _Envelope, name: str, **more: Any) -> None:
+        if self._audit is None:
+            return
+        proof: dict[str, Any] = {name: envelope.evidence}
+        try:
+            self._audit.append_signed(kind, _certificates(envelope), **proof, **more)
+        except DeployError as error:
+            raise Refused("disk", str(error)) from error
+
+    def note(self, kind: str, **facts: Any) -> None:
+        """Record something in the server's audit log."""
+        if self._audit is not None:
+            self._audit.append(kind, **facts)
+
+    def leave_heads(self, folder: Path) -> None:
+        """Leave in a run's folder what everyone's log has come to, signed by each: for the lead.
+
+        The server's own is in a message to itself, that nobody gets.
+        """
+        if self._audit is None:
+            return
+        last = Header(
+            self._identity.name, "", "", 0, "", _sha256(b""), 0, self._audit.head().plain()
+        )
+        proofs = [_signed(self._identity, last, b""), *self._heard.values()]
+        lines = [
+            json.dumps({**one.evidence, "der": base64.b64encode(one.signed.certificate).decode()})
+            for one in proofs
+        ]
+        write_whole(folder / audit.HEADS_FILE, ("\n".join(lines) + "\n").encode())
 
     def returned(self, site: str) -> bool:
         """Return whether a lost site could take part again after a restart of the run."""

@@ -26,6 +26,7 @@ from nvflare.widgets.info_collector import GroupInfoCollector, InfoCollector
 
 from idiolect.core.checkpoint import write_whole
 from idiolect.deploy import node_records, protocol
+from idiolect.deploy.audit import AuditLog
 from idiolect.deploy.describe_nodes import describe_nodes
 from idiolect.deploy.flare.kits import HOME, HOST_FILE, NODE_FILE, OUTCOME, RESULT, RETURNED
 from idiolect.deploy.messenger import Messenger, Transport
@@ -95,7 +96,9 @@ class NodeSide:
         with self._lock:
             if self._channel is None:
                 root = Path(workspace.get_root_dir())
-                self._channel = NodeChannel(Identity.from_kit(root), Authority.from_kit(root))
+                own = Identity.from_kit(root)
+                kept = AuditLog(root / HOME, own.name, own.role)
+                self._channel = NodeChannel(own, Authority.from_kit(root), kept)
             return self._channel
 
     def _asked(self, workspace: Any) -> NodeProcess:
@@ -252,7 +255,9 @@ class ServerSide(FLComponent):  # type: ignore[misc]
             # What the server's lasting process wrote when it deployed the job: its own record of
             # who submitted it, with the name in the certificate of whoever was logged in.
             submitter = submitter_of(Path(workspace.get_job_meta_path(number)))
-            transport = ServerChannel(cells, Identity.from_kit(root), Authority.from_kit(root))
+            own = Identity.from_kit(root)
+            kept = AuditLog(root / HOME, own.name, own.role)
+            transport = ServerChannel(cells, own, Authority.from_kit(root), kept)
             outcome = self.done(transport, root / HOME, job, submitter)
         except IdiolectError as error:
             outcome = {"state": "error", "text": str(error), "code": str(error.code)}
@@ -283,6 +288,8 @@ class ServerSide(FLComponent):  # type: ignore[misc]
                 self._serve(transport, home, folder, submitter)
             else:
                 self._welcome(transport, home, folder, submitter, self._wanted)
+            if isinstance(transport, ServerChannel):
+                transport.leave_heads(folder)
             shutil.copytree(folder, job / RESULT)
         except RestartNeeded as error:
             return {"state": "again", "text": str(error)}
