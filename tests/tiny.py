@@ -8,6 +8,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from idiolect.cli import app
+
 TOML = """
 name = "tiny"
 seeds = [0, 1]
@@ -64,6 +70,23 @@ def idiolect(*arguments: Any, cwd: Path, **options: Any) -> "subprocess.Complete
         check=False,
         **options,
     )
+
+
+def here(*arguments: Any, cwd: Path) -> "subprocess.CompletedProcess[str]":
+    """Run it in this process, on one core too, where nothing depends on processes.
+
+    Another would spend two seconds on imports.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.chdir(cwd)
+            patch.setenv("IDIOLECT_CACHE", str(cwd / "cache"))
+            done = CliRunner().invoke(app, [str(one) for one in arguments])
+    finally:
+        torch.set_num_threads(threads)
+    return subprocess.CompletedProcess(arguments, done.exit_code, done.stdout, done.stderr)
 
 
 def started(*arguments: Any, cwd: Path) -> "subprocess.Popen[str]":

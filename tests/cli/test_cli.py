@@ -39,7 +39,7 @@ def _here(tmp_path, monkeypatch):
 def finished(tmp_path_factory):
     folder = tmp_path_factory.mktemp("finished")
     tiny.write(folder)
-    done = tiny.idiolect("run", "tiny.toml", "--out", "out", cwd=folder)
+    done = tiny.here("run", "tiny.toml", "--out", "out", cwd=folder)
     assert done.returncode == 0, done.stderr
     return folder, done.stdout
 
@@ -72,7 +72,7 @@ def test_a_run_tells_its_progress_and_leaves_everything(finished):
 def test_a_finished_run_resumed_prints_its_result(finished):
     folder, _ = finished
     before = (folder / "out" / "result.json").read_bytes()
-    done = tiny.idiolect("run", "tiny.toml", "--out", "out", "--resume", cwd=folder)
+    done = tiny.here("run", "tiny.toml", "--out", "out", "--resume", cwd=folder)
     assert done.returncode == 0 and "FedAvg + FT" in done.stdout
     assert (folder / "out" / "result.json").read_bytes() == before
 
@@ -113,20 +113,24 @@ def test_show_tells_who_is_fairer_than_whom(finished):
     assert spread["std"] == pytest.approx(headline["clients"]["std"])
 
 
-@pytest.mark.parametrize(("stop", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_stop_saves_says_how_to_go_on_and_goes_on(tmp_path, stop, status):
-    """By Ctrl-C, or by a scheduler's SIGTERM."""
+def test_a_stop_saves_says_how_to_go_on_and_goes_on(tmp_path):
+    """By Ctrl-C, and again by a scheduler's SIGTERM."""
     tiny.write(tmp_path)
     arguments = ["run", "tiny.toml", "--out", "out", "--method", "FedAvg"]
-    arguments += ["--set", "rounds=400", "--set", "backend.checkpoint_every=0"]
-    process = tiny.started(*arguments, cwd=tmp_path)
-    line = process.stdout.readline()  # the first report: training is under way
-    assert "round 40/400" in line
-    process.send_signal(stop)
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == status
-    assert errors.count("\n") == 1 and "--resume" in errors
-    done = tiny.idiolect(*arguments, "--resume", cwd=tmp_path)
+    arguments += ["--set", "rounds=300", "--set", "backend.checkpoint_every=0"]
+    for stop, status in ((signal.SIGINT, 130), (signal.SIGTERM, 143)):
+        process = tiny.started(*arguments, cwd=tmp_path)
+        line = process.stdout.readline()  # the first report: training is under way
+        if stop == signal.SIGTERM:
+            assert line.startswith("FedAvg: going on after round ")
+            line = process.stdout.readline()
+        assert "/300, loss " in line
+        process.send_signal(stop)
+        _, errors = process.communicate(timeout=60)
+        assert process.returncode == status
+        assert errors.count("\n") == 1 and "--resume" in errors
+        arguments += ["--resume"] * (stop == signal.SIGINT)
+    done = tiny.here(*arguments, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "FedAvg: going on after round" in done.stdout
 
@@ -151,7 +155,7 @@ def test_a_full_disk_is_one_line_and_the_run_can_go_on(tmp_path):
         full = tiny.idiolect(*command, cwd=tmp_path, **options)
         if mounted:
             subprocess.run(["mount", "-o", "remount,size=20m", str(disk)], check=True)
-        done = tiny.idiolect(*command, "--resume", cwd=tmp_path)
+        done = tiny.here(*command, "--resume", cwd=tmp_path)
     finally:
         if mounted:
             subprocess.run(["umount", "-l", str(disk)], check=True)

@@ -23,7 +23,7 @@ COMMON = """
 seeds = [0]
 rounds = 2
 [data]
-partition = { name = "iid", clients = 3, per_client = 40 }
+partition = { name = "iid", clients = 2, per_client = 40 }
 public = { source = "embedded", size = 260 }
 [training]
 batch = 10
@@ -56,7 +56,7 @@ tune_epochs = 1
 PREDICTIONS = f"""name = "predictions"
 {COMMON}
 [model]
-each = {{ mlr = 1, dnn = 2 }}
+each = {{ mlr = 1, dnn = 1 }}
 [[methods]]
 name = "ktpfl"
 sample = 240
@@ -65,7 +65,7 @@ sample = 240
 
 @pytest.fixture
 def federation(tmp_path):
-    running = Running(tmp_path, 3)
+    running = Running(tmp_path, 2)
     try:
         running.start_all()
         yield running
@@ -102,7 +102,7 @@ def test_nodes_over_tls_give_the_simulators_result(federation, tmp_path):
     assert len(list(home.glob("state/test/client-1/*/*.safetensors"))) == 4
     assert not list((federation.kits / "server").rglob("site-*")), "a node's files on the server"
     status = federation.command("status", str(federation.kits / "lead@hub.org")).stdout
-    assert status.count(": connected") == 3 and "nothing is running" in status
+    assert status.count(": connected") == 2 and "nothing is running" in status
     _check_newcomer(federation, tmp_path)
     said = (tmp_path / "site-0.out").read_text()
     assert said.count("a run has started") == said.count("is over; waiting for another") == 1

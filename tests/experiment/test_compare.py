@@ -105,7 +105,7 @@ def test_kill_9_at_random_moments_then_the_same_command_is_the_uninterrupted_com
     assert any(killed)
     before = checkpoints(cut)
     for folder in (cut, whole):
-        done = tiny.idiolect(*arguments, folder, "--json", cwd=tmp_path)
+        done = tiny.here(*arguments, folder, "--json", cwd=tmp_path)
         assert done.returncode == 0, done.stderr
     assert small.findings(cut) == small.findings(whole)
     left, right = (

@@ -60,12 +60,12 @@ def test_kill_9_at_random_moments_then_resume_is_the_uninterrupted_run(tmp_path,
         cut, whole = tmp_path / f"cut-{rounds}", tmp_path / f"whole-{rounds}"
         changes = ("--set", f"rounds={rounds}", "--set", f"backend.width={width}")
         arguments = ("run", "tiny.toml", *changes, "--resume", "--out")
-        killed = sum(killed_at_random(*arguments, cut, cwd=tmp_path, out=cut) for _ in range(3))
+        killed = sum(killed_at_random(*arguments, cut, cwd=tmp_path, out=cut) for _ in range(2))
         if killed:
             break
     assert killed
     for folder in (cut, whole):
-        done = tiny.idiolect(*arguments, folder, cwd=tmp_path)
+        done = tiny.here(*arguments, folder, cwd=tmp_path)
         assert done.returncode == 0, done.stderr
     assert tiny.findings(cut) == tiny.findings(whole), killed
     tables = [pq.read_table(folder / "metrics.parquet") for folder in (cut, whole)]
@@ -245,10 +245,10 @@ def test_clients_that_never_took_part_are_told(tmp_path):
 
 def test_one_method_again_leaves_the_others_in_the_result(tmp_path):
     tiny.write(tmp_path)
-    first = tiny.idiolect("run", "tiny.toml", "--out", "run", cwd=tmp_path)
+    first = tiny.here("run", "tiny.toml", "--out", "run", cwd=tmp_path)
     assert first.returncode == 0, first.stderr
     before = tiny.findings(tmp_path / "run")
-    again = tiny.idiolect(
+    again = tiny.here(
         "run", "tiny.toml", "--out", "run", "--resume", "--method", "FedAvg", cwd=tmp_path
     )
     assert again.returncode == 0, again.stderr
@@ -258,9 +258,9 @@ def test_one_method_again_leaves_the_others_in_the_result(tmp_path):
 def test_a_refused_resume_leaves_the_folder_as_it_was(tmp_path):
     """Fewer rounds than were done cannot be; the experiment written there must not say so."""
     tiny.write(tmp_path)
-    assert tiny.idiolect("run", "tiny.toml", "--out", "run", cwd=tmp_path).returncode == 0
+    assert tiny.here("run", "tiny.toml", "--out", "run", cwd=tmp_path).returncode == 0
     written = (tmp_path / "run" / "experiment.toml").read_bytes()
-    refused = tiny.idiolect(
+    refused = tiny.here(
         "run", "tiny.toml", "--out", "run", "--resume", "--set", "rounds=1", cwd=tmp_path
     )
     assert refused.returncode == 7 and "beyond the 1 asked for" in refused.stderr
