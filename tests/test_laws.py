@@ -47,6 +47,9 @@ SETTINGS = {
     "public_batch": 2,
     "transfer_epochs": 1,
     "private_epochs": 1,
+    "drawn": 2,
+    "fuse_epochs": 1,
+    "cycle": 2,
 }
 
 every_method = pytest.mark.parametrize("name", METHODS)

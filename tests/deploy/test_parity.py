@@ -50,7 +50,7 @@ def test_nodes_that_were_never_asked_get_their_models_as_newcomers_do(name, tmp_
     assert counts["never"] >= 2 or name == "local"
 
 
-@pytest.mark.parametrize("name", ["ktpfl", "feddf"])
+@pytest.mark.parametrize("name", ["ktpfl", "feddf", "fedbe"])
 def test_rounds_that_nobody_came_to_are_the_same_on_nodes(name, tmp_path):
     """By its own coin of one in four: seed 16 draws nobody in rounds 2 and 4."""
     sets = ("cohort=1", "draw=poisson", "rounds=5", "evaluate.every=5", "seeds=[16]")

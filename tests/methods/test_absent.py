@@ -12,6 +12,7 @@ KEPT = {
     "ktpfl-weights": ("affinity", "models", "heard"),
     "fedamp": ("models", "heard"),
     "heurfedamp": ("models", "heard"),
+    "mocha": ("models", "heard"),
     "fedfomo": ("models", "heard", "worth"),
     "pfedhn": ("embeddings", "embedding_velocity"),
     "fedpac": ("heads", "weights"),

@@ -119,7 +119,8 @@ class ArchitectureState(Capability):
 
     After `client_step`, `read` runs on the server for every report, `server_step` gets what it
     returned, `group_step` the reports of one architecture; `fuse` ends the round. `Sent.group`
-    has the state of the client's architecture.
+    has the state of the client's architecture. What goes from `group_step` to `fuse` may hold more
+    than that state, if `unheard` gives it the same form.
     """
 
     def init_group(self, setup: Setup) -> Tree:
@@ -133,6 +134,10 @@ class ArchitectureState(Capability):
     def group_step(self, group: Tree, reports: Tree) -> Tree:
         """Return the new state of an architecture, from its clients' reports stacked on axis 0."""
         raise NotImplementedError
+
+    def unheard(self, group: Tree) -> Tree:
+        """Return what `fuse` gets of an architecture of which no client reported."""
+        return group
 
     def fuse(self, group: Tree, state: Tree, local: Local) -> Tree:
         """Train the same on public examples, once the server's new state is known."""

@@ -9,6 +9,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
+import torch
 from torch import Tensor
 
 from idiolect.core import optim, tree
@@ -208,11 +209,17 @@ class Method(Capability):
 
     # What most client steps are made of.
 
+    def rate(self, local: Local) -> Tensor:
+        """Return this round's learning rate."""
+        if self.schedule == "constant":
+            return torch.full_like(local.size, self.lr)
+        return self.lr * _SCHEDULES[self.schedule](self)(local.round)
+
     def local_optimiser(self, local: Local, lr: float | Tensor | None = None) -> optim.Optimiser:
         """Return the local optimiser at this round's learning rate, or at a given rate."""
         rate: float | Tensor = self.lr if lr is None else lr
         if lr is None and self.schedule != "constant":
-            rate = self.lr * _SCHEDULES[self.schedule](self)(local.round)
+            rate = self.rate(local)
         if self.optimiser == "adam":
             chosen = optim.adam(rate, weight_decay=self.weight_decay)
         else:

@@ -291,9 +291,7 @@ class Server:
         good = (~server_update.rows_to_leave_out(stacked, None, len(read), _CPU)).tolist()
         for place, runtime in enumerate(runtimes if any(good) else ()):
             rows = zip(places, reports, good, strict=True)
-            own = [one for at, one, fine in rows if at == place and fine]
-            if own:
-                runtime.join(tree.stack(own))
+            runtime.join([one for at, one, fine in rows if at == place and fine])
             runtime.fuse(new, self.round, sample)
         return new
 

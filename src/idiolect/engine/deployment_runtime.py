@@ -308,10 +308,14 @@ class ServerRuntime:
         """Return what a report says of the public examples, or of a sample of that number."""
         return self._run(_Read(self._method), report, round, sample)
 
-    def join(self, reports: Tree) -> None:
-        """Join the reports of the architecture's clients, stacked on axis 0."""
-        assert has(self._method, ArchitectureState)
-        self.group = self._method.group_step(self.group, reports)
+    def join(self, reports: Sequence[Tree]) -> None:
+        """Join the reports of the architecture's clients, if there are any."""
+        method = self._method
+        assert has(method, ArchitectureState)
+        if reports:
+            self.group = method.group_step(self.group, tree.stack(reports))
+        else:
+            self.group = method.unheard(self.group)
 
     def fuse(self, state: Tree, round: int, sample: int | None = None) -> None:
         """Train what is kept on the public examples."""

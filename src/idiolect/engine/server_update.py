@@ -274,18 +274,20 @@ def update_architectures(
     """
     if not any(heard):
         return
+    assert has(method, ArchitectureState)
     gone = set(left_out)
+    joined = {id(group): [method.unheard(own) for own in group.groups] for group in groups}
     for own in results:
         for run, state in enumerate(own.group.groups):
             rows = [n for n, key in enumerate(own.keys) if key.run == run and key not in gone]
             if rows:
                 reports = tree.take(own.reports, torch.tensor(rows, device=own.group.device))
-                assert has(method, ArchitectureState)
-                own.group.groups[run] = method.group_step(state, reports)
+                joined[id(own.group)][run] = method.group_step(state, reports)
     for group in groups:
+        old, group.groups = group.groups, joined[id(group)]
         fused = group.serve(Fuse(method), servers, round)
-        trios = zip(heard, fused, group.groups, strict=True)
-        group.groups = [new if someone else old for someone, new, old in trios]
+        trios = zip(heard, fused, old, strict=True)
+        group.groups = [new if someone else was for someone, new, was in trios]
 
 
 # Traffic.

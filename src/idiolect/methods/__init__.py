@@ -9,6 +9,7 @@ from idiolect.methods.fedamp import HeurFedAMP as HeurFedAMP
 from idiolect.methods.fedavg import FedAvg as FedAvg
 from idiolect.methods.fedavg import FedAvgFT as FedAvgFT
 from idiolect.methods.fedbabu import FedBABU as FedBABU
+from idiolect.methods.fedbe import FedBE as FedBE
 from idiolect.methods.fedbn import FedBN as FedBN
 from idiolect.methods.fedcp import FedCP as FedCP
 from idiolect.methods.feddbe import FedDBE as FedDBE
@@ -25,6 +26,7 @@ from idiolect.methods.fedrep import FedRep as FedRep
 from idiolect.methods.fedrod import FedRoD as FedRoD
 from idiolect.methods.fml import FML as FML
 from idiolect.methods.gpfl import GPFL as GPFL
+from idiolect.methods.heterofl import HeteroFL as HeteroFL
 from idiolect.methods.ifca import IFCA as IFCA
 from idiolect.methods.knnper import KNNPer as KNNPer
 from idiolect.methods.ktpfl import KTpFL as KTpFL
@@ -33,6 +35,7 @@ from idiolect.methods.l2sgd import L2SGD as L2SGD
 from idiolect.methods.lgfedavg import LGFedAvg as LGFedAvg
 from idiolect.methods.local import Centralised as Centralised
 from idiolect.methods.local import LocalOnly as LocalOnly
+from idiolect.methods.mocha import MOCHA as MOCHA
 from idiolect.methods.moon import MOON as MOON
 from idiolect.methods.mrmtl import MRMTL as MRMTL
 from idiolect.methods.perfedavg import PerFedAvg as PerFedAvg
@@ -78,6 +81,7 @@ METHODS: dict[str, type[Method]] = {
     "topk-pfl": TopKPFL,
     "feddf": FedDF,
     "pfeddf": PFedDF,
+    "fedbe": FedBE,
     "ktpfl-weights": KTpFLWeights,
     "fedamp": FedAMP,
     "heurfedamp": HeurFedAMP,
@@ -86,7 +90,9 @@ METHODS: dict[str, type[Method]] = {
     "ditto": Ditto,
     "mr-mtl": MRMTL,
     "l2sgd": L2SGD,
+    "mocha": MOCHA,
     "ifca": IFCA,
+    "heterofl": HeteroFL,
     "apfl": APFL,
     "portfolio": Portfolio,
 }

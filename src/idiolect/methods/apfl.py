@@ -6,7 +6,7 @@ port overwrites v by the mixture).
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor
 
@@ -42,6 +42,9 @@ class APFL(Facts, NewcomerModel, FedAvg):
 
     title: ClassVar[str] = "APFL"
     paper: ClassVar[str] = "Deng et al. 2020, Algorithm 1"
+    presets: ClassVar[dict[str, dict[str, Any]]] = {
+        "pfllib": {"lr": 0.005, "batch": 10, "weight": 1.0, "weight_lr": 0.005}
+    }
 
     weight: float = setting(0.5, "initial weight of the personal model (α)", least=0, most=1)
     weight_lr: float = setting(0.01, "learning rate of the weight; 0 keeps it", least=0)

@@ -3,10 +3,13 @@
 Li et al., "Ditto: Fair and Robust Federated Learning Through Personalization", ICML 2021,
 Algorithm 1. The server averages clients alike, as the algorithm prints it; `uniform = false` weighs
 them by their examples.
+
+The preset `pfllib` has the rate and batch of PFLlib; its default μ = 0 would make this local
+training beside FedAvg.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -24,6 +27,7 @@ class Ditto(NewcomerModel, FedAvg):
 
     title: ClassVar[str] = "Ditto"
     paper: ClassVar[str] = "Li et al. 2021, Algorithm 1"
+    presets: ClassVar[dict[str, dict[str, Any]]] = {"pfllib": {"lr": 0.005, "batch": 10}}
 
     uniform: bool = setting(True, "weigh clients alike, as printed, instead of by their examples")
     pull: float = setting(1.0, "strength of the pull to the global model (λ)", least=0)

@@ -21,7 +21,7 @@ deviations nearer weigh e⁴ as much.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -47,6 +47,9 @@ class FedAMP(NewcomerMessage, NewcomerModel, StateTrace, Method):
 
     title: ClassVar[str] = "FedAMP"
     paper: ClassVar[str] = "Huang et al. 2021, Algorithm 1"
+    presets: ClassVar[dict[str, dict[str, Any]]] = {
+        "pfllib": {"lr": 0.005, "batch": 10, "pull": 1.0, "sigma": 1.0}
+    }
 
     pull: float = setting(1.0, "strength of the pull to the mixture (λ/α)", least=0)
     share: float = setting(
@@ -134,6 +137,7 @@ class HeurFedAMP(FedAMP):
 
     title: ClassVar[str] = "HeurFedAMP"
     paper: ClassVar[str] = "Huang et al. 2021, section 5"
+    presets: ClassVar[dict[str, dict[str, Any]]] = {}
 
     self_share: float = setting(0.5, "weight of the client's own model (ξ_ii)", least=0, most=1)
     sharpness: float = setting(

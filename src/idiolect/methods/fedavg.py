@@ -6,7 +6,7 @@ compare with, for example Yu et al., "Salvaging Federated Learning by Local Adap
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -23,6 +23,7 @@ class FedAvg(Averaging, Method):
 
     title: ClassVar[str] = "FedAvg"
     paper: ClassVar[str] = "McMahan et al. 2017, Algorithm 1"
+    presets: ClassVar[dict[str, dict[str, Any]]] = {"pfllib": {"lr": 0.005, "batch": 10}}
 
     uniform: bool = setting(False, "weigh clients alike instead of by their examples")
     server_lr: float = setting(1.0, "how far the server moves towards the average", above=0)
@@ -50,6 +51,7 @@ class FedAvgFT(FedAvg):
 
     title: ClassVar[str] = "FedAvg + FT"
     paper: ClassVar[str] = "Yu et al. 2020"
+    presets: ClassVar[dict[str, dict[str, Any]]] = {}
     trained_as: ClassVar[type[Method] | None] = FedAvg
     tunes: ClassVar[bool] = True
 

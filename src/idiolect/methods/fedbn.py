@@ -6,7 +6,7 @@ normalisation (`norm = "batch"`, the paper's) its running statistics too.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -25,6 +25,7 @@ class FedBN(NewcomerModel, FedAvg):
 
     title: ClassVar[str] = "FedBN"
     paper: ClassVar[str] = "Li et al. 2021, Algorithm 1"
+    presets: ClassVar[dict[str, dict[str, Any]]] = {"pfllib": {"lr": 0.005, "batch": 10}}
 
     newcomer_epochs: int = setting(
         10, "passes in which a newcomer fits its normalisation", least=1, deploy=True

@@ -77,7 +77,8 @@ class FedFomo(NewcomerMessage, NewcomerModel, StateTrace, Method):
             "batch": 50,
             "epochs": 5,
             "weight_decay": 1e-4,
-        }
+        },
+        "pfllib": {"lr": 0.005, "batch": 10, "most": 5, "explore": 0.0},
     }
 
     most: int = setting(5, "models a client weighs, its own among them (M)", least=2)

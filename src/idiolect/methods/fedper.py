@@ -4,7 +4,7 @@ Arivazhagan et al., "Federated Learning with Personalization Layers", 2019, Algo
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -22,6 +22,7 @@ class FedPer(NewcomerModel, FedAvg):
 
     title: ClassVar[str] = "FedPer"
     paper: ClassVar[str] = "Arivazhagan et al. 2019, Algorithms 1-2"
+    presets: ClassVar[dict[str, dict[str, Any]]] = {"pfllib": {"lr": 0.005, "batch": 10}}
 
     head_layers: int = setting(1, "how many last layers are personal", least=0)
     newcomer_epochs: int = setting(

@@ -2,10 +2,12 @@
 
 Li et al., "Federated Optimization in Heterogeneous Networks", MLSys 2020, Algorithm 2. The inexact
 solution of the paper is the given number of epochs or steps.
+
+The preset `pfllib` has the rate and batch of PFLlib; its default μ = 0 would make this FedAvg.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -22,6 +24,7 @@ class FedProx(FedAvg):
 
     title: ClassVar[str] = "FedProx"
     paper: ClassVar[str] = "Li et al. 2020, Algorithm 2"
+    presets: ClassVar[dict[str, dict[str, Any]]] = {"pfllib": {"lr": 0.005, "batch": 10}}
 
     pull: float = setting(0.1, "strength of the pull to the received model (μ)", least=0)
 

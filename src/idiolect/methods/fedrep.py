@@ -6,7 +6,7 @@ them by their examples, as FedPer does.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -22,6 +22,9 @@ class FedRep(FedPer):
 
     title: ClassVar[str] = "FedRep"
     paper: ClassVar[str] = "Collins et al. 2021, Algorithm 1"
+    presets: ClassVar[dict[str, dict[str, Any]]] = {
+        "pfllib": {"lr": 0.005, "batch": 10, "head_epochs": 1, "uniform": False}
+    }
 
     uniform: bool = setting(True, "weigh clients alike, as printed, instead of by their examples")
     head_epochs: int = setting(5, "passes over the data for the head in a round", least=1)

@@ -2,11 +2,14 @@
 
 Shen et al., "Federated Mutual Learning", 2020, Eqs. 4-5 and Algorithm 1. Both models step on the
 same batch; KL is summed over classes (the public port divides by their number).
+
+The preset `pfllib` has the rate and batch of PFLlib; its defaults α = 1, β = 0 would leave
+the private model without a teacher and the shared one without labels.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor
 
@@ -53,6 +56,7 @@ class FML(NewcomerModel, FedAvg):
 
     title: ClassVar[str] = "FML"
     paper: ClassVar[str] = "Shen et al. 2020, Algorithm 1"
+    presets: ClassVar[dict[str, dict[str, Any]]] = {"pfllib": {"lr": 0.005, "batch": 10}}
 
     private_share: float = setting(
         0.5, "weight of the labels in the private model's loss (α)", least=0, most=1

@@ -43,6 +43,7 @@ class KNNPer(Facts, Reason, FedAvg):
 
     title: ClassVar[str] = "kNN-Per"
     paper: ClassVar[str] = "Marfoq et al. 2022, Eq. 8"
+    presets: ClassVar[dict[str, dict[str, Any]]] = {}
     trained_as: ClassVar[type[Method] | None] = FedAvg
     needs_classes: ClassVar[str] = "votes of neighbours"
 

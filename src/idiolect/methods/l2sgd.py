@@ -13,7 +13,7 @@ Written from notes and released code: the paper's text was not at hand to check 
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -32,6 +32,7 @@ class L2SGD(NewcomerModel, FedAvg):
 
     title: ClassVar[str] = "L2SGD"
     paper: ClassVar[str] = "Hanzely and Richtárik 2020, Algorithm 1"
+    presets: ClassVar[dict[str, dict[str, Any]]] = {}
     unused: ClassVar[tuple[str, ...]] = PLAIN_STEPS
 
     uniform: bool = setting(True, "weigh clients alike, as printed, instead of by their examples")

@@ -8,7 +8,7 @@ model on everybody's data, which privacy forbids.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from idiolect.core.capabilities import NewcomerModel
 from idiolect.core.client import Local
@@ -22,6 +22,7 @@ class LocalOnly(NewcomerModel, Method):
     """No federation: each client keeps training its own model, and nothing is sent."""
 
     title: ClassVar[str] = "Local"
+    presets: ClassVar[dict[str, dict[str, Any]]] = {"pfllib": {"lr": 0.005, "batch": 10}}
     alone: ClassVar[bool] = True
 
     newcomer_epochs: int = setting(20, "passes in which a newcomer trains", least=1, deploy=True)
@@ -57,4 +58,5 @@ class Centralised(FedAvg):
 
     title: ClassVar[str] = "Centralised"
     paper: ClassVar[str] = ""
+    presets: ClassVar[dict[str, dict[str, Any]]] = {}
     pooled: ClassVar[bool] = True

@@ -9,6 +9,8 @@ classifier, so that any network will do. Before a client's first round its last 
 one.
 
 Written from notes and released code: the paper's text was not at hand to check equation numbers.
+
+The preset `pfllib` leaves μ as it is here; PFLlib's default of 0 would make this FedAvg.
 """
 
 from dataclasses import dataclass
@@ -31,7 +33,8 @@ class MOON(FedAvg):
     title: ClassVar[str] = "MOON"
     paper: ClassVar[str] = "Li et al. 2021 (MOON), Algorithm 1"
     presets: ClassVar[dict[str, dict[str, Any]]] = {
-        "paper": {"lr": 0.01, "momentum": 0.9, "weight_decay": 1e-5, "batch": 64, "epochs": 10}
+        "paper": {"lr": 0.01, "momentum": 0.9, "weight_decay": 1e-5, "batch": 64, "epochs": 10},
+        "pfllib": {"lr": 0.005, "batch": 10, "temperature": 1.0},
     }
 
     contrast: float = setting(1.0, "weight of the contrast (μ)", least=0)

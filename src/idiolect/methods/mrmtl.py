@@ -10,7 +10,7 @@ Written from notes and released code: the paper's text was not at hand to check 
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -28,6 +28,7 @@ class MRMTL(NewcomerModel, FedAvg):
 
     title: ClassVar[str] = "MR-MTL"
     paper: ClassVar[str] = "Liu et al. 2022, Algorithm 1"
+    presets: ClassVar[dict[str, dict[str, Any]]] = {}
 
     uniform: bool = setting(True, "weigh clients alike, as printed, instead of by their examples")
     pull: float = setting(1.0, "strength of the pull to the mean (λ)", least=0)

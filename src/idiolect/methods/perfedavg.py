@@ -8,7 +8,7 @@ clients alike, as Algorithm 1 prints it; `uniform = false` weighs them by their 
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor
 from torch.func import grad
@@ -27,6 +27,9 @@ class PerFedAvg(FedAvg):
 
     title: ClassVar[str] = "Per-FedAvg"
     paper: ClassVar[str] = "Fallah et al. 2020, Algorithm 1"
+    presets: ClassVar[dict[str, dict[str, Any]]] = {
+        "pfllib": {"lr": 0.005, "batch": 10, "adapt_lr": 0.005}
+    }
     unused: ClassVar[tuple[str, ...]] = (*PLAIN_STEPS, "weight_decay")
 
     uniform: bool = setting(True, "weigh clients alike, as printed, instead of by their examples")

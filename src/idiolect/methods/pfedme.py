@@ -4,10 +4,13 @@ Dinh, Tran, Nguyen, "Personalized Federated Learning with Moreau Envelopes", Neu
 Algorithm 1. The personal model scored is θ. (The authors' code scores w by an aliasing slip, see
 CharlieDinh/pFedMe issues 3 and 5.) The server averages clients alike, as Algorithm 1 prints it;
 their code weighs them by their examples (`uniform = false`).
+
+The preset `pfllib` leaves `server_lr` as it is here; PFLlib's default β = 0 freezes the
+global model.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -25,6 +28,9 @@ class PFedMe(NewcomerModel, FedAvg):
 
     title: ClassVar[str] = "pFedMe"
     paper: ClassVar[str] = "Dinh et al. 2020, Algorithm 1"
+    presets: ClassVar[dict[str, dict[str, Any]]] = {
+        "pfllib": {"lr": 0.005, "batch": 10, "inner_lr": 0.01, "inner_steps": 5, "pull": 1.0}
+    }
     unused: ClassVar[tuple[str, ...]] = PLAIN_STEPS
 
     uniform: bool = setting(True, "weigh clients alike, as printed, instead of by their examples")

@@ -15,7 +15,7 @@ Algorithm 1. Readings:
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor
 
@@ -51,6 +51,7 @@ class PFML(NewcomerModel, FedAvg):
 
     title: ClassVar[str] = "PFML"
     paper: ClassVar[str] = "Yang et al. 2021, Algorithm 1"
+    presets: ClassVar[dict[str, dict[str, Any]]] = {}
     unused: ClassVar[tuple[str, ...]] = PLAIN_STEPS
 
     lr: float = setting(0.01, "rate of the outer updates (η)", above=0)
