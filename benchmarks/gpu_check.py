@@ -1,6 +1,6 @@
 """Check every method's captured CUDA rounds against the sequential backend, and time them.
 
-    PYTHONPATH=src python benchmarks/gpu_check.py [--json FILE]
+    PYTHONPATH=src python benchmarks/gpu_check.py [--json FILE] [--checks] [--part 0/4]
 
 First 3 rounds of 8 ragged clients in float64 on both sides, then milliseconds a round for 20
 clients of 600 examples at batch 20, as in the table of peers.
@@ -10,7 +10,7 @@ import argparse
 import dataclasses
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -75,14 +75,19 @@ def simulation(method: Method, fed: Federation, build: object, backend: Backend)
     )
 
 
-def difference(method: Method, shape: tuple[int, ...] = SHAPE, build: object = network) -> float:
+def difference(
+    method: Method,
+    shape: tuple[int, ...] = SHAPE,
+    build: object = network,
+    device: str = "cuda",
+) -> float:
     """Largest relative difference of any tree after 4 rounds and deployment, in float64."""
     # At batch 16 no last batch is of one example, of which batch normalisation keeps only rounding.
     fed = federation([90, 61, 40, 34, 20, 7, 64, 80], shape, held_out=10)
     fed = with_public(fed) if shape == SHAPE else fed
     sides = []
     torch.set_default_dtype(torch.float64)
-    for backend in (Backend("sequential", "cpu"), Backend("vectorised", "cuda")):
+    for backend in (Backend("sequential", "cpu"), Backend("vectorised", device)):
         sim = simulation(method, fed, build, backend)
         for _ in range(4):
             sim.advance()
@@ -109,49 +114,84 @@ def milliseconds(sim: Simulation, rounds: int = 20) -> float:
     return 1e3 * (time.perf_counter() - start) / rounds
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
-    out: dict[str, dict[str, float]] = {}
-    cuda = Backend(device="cuda")
-    equal = federation([600] * 20, SHAPE, held_out=10)
-    timed = methods(batch=20)
-    for name, made in methods(batch=16, lr=0.05).items():
-        try:
-            out[name] = {"difference": difference(made())}
-            sim = simulation(timed[name](), with_public(equal), network, cuda)
-            out[name]["ms"] = milliseconds(sim, 5)
-        except Exception as error:
-            out[name] = {"error": f"{type(error).__name__}: {str(error)[:300]}"}
-        print(name, out[name], flush=True)
-    for name, more in {
-        "shufflenet": {"norm": "batch"},
-        "resnet18": {"width": 8, "norm": "batch"},
-        "alexnet": {"hidden": 64},
-        "lenet5": {},
-    }.items():
+Row = dict[str, float | str]
+
+
+def checked(name: str, made: Callable[[], Method], device: str, timed: Method | None) -> Row:
+    """Compare a method's captured rounds with the sequential ones; time `timed` as well."""
+    try:
+        row: Row = {"difference": difference(made(), device=device)}
+        if timed is not None:
+            equal = with_public(federation([600] * 20, SHAPE, held_out=10))
+            row["ms"] = milliseconds(simulation(timed, equal, network, Backend(device="cuda")), 5)
+    except Exception as error:
+        torch.set_default_dtype(torch.float32)
+        row = {"error": f"{type(error).__name__}: {str(error)[:300]}"}
+    print(name, row, flush=True)
+    return row
+
+
+NETWORKS: dict[str, dict[str, Any]] = {
+    "shufflenet": {"norm": "batch"},
+    "resnet18": {"width": 8, "norm": "batch"},
+    "alexnet": {"hidden": 64},
+    "lenet5": {},
+}
+
+
+def networks(device: str, part: int, parts: int) -> Iterator[tuple[str, Row]]:
+    """Check FedAvg on networks of the papers."""
+    for name, more in list(NETWORKS.items())[part::parts]:
         try:
             fedavg = METHODS["fedavg"](batch=16, lr=0.05)
             build = lambda name=name, more=more: MODELS[name]((3, 32, 32), CLASSES, **more)  # noqa: E731
-            found = difference(fedavg, (3, 32, 32), build)
-            out[f"fedavg {name} {more}"] = {"difference": found}
+            row: Row = {"difference": difference(fedavg, (3, 32, 32), build, device)}
         except Exception as error:
-            out[f"fedavg {name} {more}"] = {"error": f"{type(error).__name__}: {str(error)[:300]}"}
-        print(name, more, out[f"fedavg {name} {more}"], flush=True)
+            row = {"error": f"{type(error).__name__}: {str(error)[:300]}"}
+        print(name, more, row, flush=True)
+        yield f"fedavg {name} {more}", row
+
+
+def speeds() -> Iterator[tuple[str, Row]]:
+    """Time FedAvg on two networks at two batch sizes."""
+    equal = federation([600] * 20, SHAPE, held_out=10)
     colour = federation([600] * 20, (3, 32, 32), held_out=10)
     for label, fed, build in (
         ("dnn", equal, lambda: MODELS["dnn"](SHAPE, CLASSES)),
         ("lenet5", colour, lambda: MODELS["lenet5"]((3, 32, 32), CLASSES)),
     ):
         for batch in (20, 100):
-            sim = simulation(METHODS["fedavg"](batch=batch), fed, build, cuda)
-            took = milliseconds(sim)
-            out[f"fedavg {label} batch {batch}"] = {"ms": took, "samples_per_s": 12e6 / took}
-            print(label, batch, out[f"fedavg {label} batch {batch}"], flush=True)
-    if options.json:
-        about = {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
-        options.json.write_text(json.dumps({"about": about, "rows": out}, indent=1))
+            backend = Backend(device="cuda")
+            took = milliseconds(simulation(METHODS["fedavg"](batch=batch), fed, build, backend))
+            row: Row = {"ms": took, "samples_per_s": 12e6 / took}
+            print(label, batch, row, flush=True)
+            yield f"fedavg {label} batch {batch}", row
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--json", type=Path, help="where figures go, one by one as they come")
+    parser.add_argument("--part", default="0/1", help="k/n: every n-th method from the k-th on")
+    parser.add_argument("--checks", action="store_true", help="compare, and time nothing")
+    parser.add_argument("--device", default="cuda", help="cpu to try this script without a GPU")
+    options = parser.parse_args()
+    part, parts = map(int, options.part.split("/"))
+    out: dict[str, Row] = {}
+    named = torch.cuda.get_device_name() if options.device == "cuda" else "cpu"
+    about = {"device": named, "torch": torch.__version__}
+
+    def note(name: str, row: Row) -> None:
+        out[name] = row
+        if options.json:
+            options.json.write_text(json.dumps({"about": about, "rows": out}, indent=1))
+
+    timed = methods(batch=20)
+    for name, made in list(methods(batch=16, lr=0.05).items())[part::parts]:
+        note(name, checked(name, made, options.device, None if options.checks else timed[name]()))
+    for name, row in networks(options.device, part, parts):
+        note(name, row)
+    for name, row in speeds() if part == 0 and not options.checks else ():
+        note(name, row)
 
 
 if __name__ == "__main__":
