@@ -38,8 +38,9 @@ def world_of(kind, *arguments, **options):
 
 def play(name, task, world=None, **options):
     world = world or world_of(task)
-    build = worlds.network_for(task)
-    simulation = worlds.simulation(method(name), world, build=build, cohort=3, **options)
+    used = method(name)
+    build = worlds.network_for(task, worlds.network_of(used))
+    simulation = worlds.simulation(used, world, build=build, cohort=3, **options)
     return ended(simulation, [world.test_data], rounds=2)
 
 

@@ -52,6 +52,45 @@ class Batched(nn.Module):
         return self.fc2(self.norm(self.fc1(x)).tanh())
 
 
+class LowRank(nn.Linear):
+    """A frozen layer with LoRA of rank 2, named as `models.adapters` does."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__(inputs, outputs)
+        self.requires_grad_(False)
+        self.lora_A = nn.Parameter(torch.randn(2, inputs) / 2)
+        self.lora_B = nn.Parameter(torch.zeros(outputs, 2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) + 2 * (x @ self.lora_A.mT) @ self.lora_B.mT
+
+
+class Adapted(nn.Module):
+    """The small network with LoRA in its first layer, for methods that divide A and B.
+
+    Its base is the same under every seed, as a pretrained one is.
+    """
+
+    def __init__(self, hidden: int = 6, outputs: int = CLASSES) -> None:
+        super().__init__()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            self.fc1 = LowRank(FEATURES, hidden)
+        nn.init.normal_(self.fc1.lora_A)
+        self.norm = nn.GroupNorm(2, hidden)
+        self.fc2 = nn.Linear(hidden, outputs)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.fc2(self.norm(self.fc1(x)).tanh())
+
+
+def network_of(method) -> type[nn.Module]:
+    """Return the world's network: with LoRA for methods that divide its matrices."""
+    while hasattr(method, "base"):
+        method = method.base
+    return Adapted if "LoRA" in type(method).__name__ else Normed
+
+
 class Plain(nn.Module):
     """Another network, with other parameters."""
 
@@ -134,9 +173,9 @@ def _tasked(data: Dataset, name: str) -> Dataset:
     return dataclasses.replace(data, y=np.asarray(y, kind), classes=outputs, task=task)
 
 
-def network_for(name: str):
+def network_for(name: str, build=Normed):
     """Return a builder of the world's network with the outputs that a task needs."""
-    return functools.partial(Normed, outputs=len(TASKS[name][1]))
+    return functools.partial(build, outputs=len(TASKS[name][1]))
 
 
 def simulation(
@@ -144,7 +183,7 @@ def simulation(
     worlds: Federation | Sequence[Federation],
     *,
     seeds: Sequence[int] = (0,),
-    build=Normed,
+    build=None,
     auxiliary=None,
     architectures=None,
     cohort: int | None = None,
@@ -155,6 +194,7 @@ def simulation(
 ) -> Simulation:
     worlds = [worlds] if isinstance(worlds, Federation) else worlds
     runs = [SeededRun(seed, world.train_data) for seed, world in zip(seeds, worlds, strict=True)]
+    build = build or network_of(method)
     architectures = architectures or {"main": Architecture(build, auxiliary)}
     backend = Backend(kind, "cpu", width, ray=Ray(workers=2, cpus=0.5))
     return Simulation(

@@ -18,6 +18,7 @@ from idiolect.experiment.load import parse_experiment
 from idiolect.experiment.portable import export_experiment
 from idiolect.experiment.run import run_experiment
 from idiolect.methods import METHODS
+from idiolect.models.adapters import LoRA
 
 TOML = """
 name = "small"
@@ -61,7 +62,16 @@ def normed(shape: tuple[int, ...], classes: int) -> nn.Module:
     )
 
 
+def adapted(shape: tuple[int, ...], classes: int) -> nn.Module:
+    """The same with LoRA in its first layer, for methods that divide its matrices."""
+    made = normed(shape, classes)
+    LoRA(targets=("1",)).attach(made)
+    return made
+
+
 def experiment(*methods: str, sets: tuple[str, ...] = (), toml: str = TOML):
+    if any("LoRA" in METHODS[name].__name__ for name in methods if name in METHODS):
+        toml = toml.replace("federations:normed", "federations:adapted")
     tables = "".join(f'[[methods]]\nname = "{method}"\n{_smaller(method)}' for method in methods)
     return parse_experiment(toml + tables, sets)
 

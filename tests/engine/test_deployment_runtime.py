@@ -24,7 +24,7 @@ METHOD_NAMES = [
 
 def lone(world, client, method, *, seed=0):
     own = world.subset([client])
-    architecture = Architecture(worlds.Normed, lambda: worlds.Normed(4))
+    architecture = Architecture(worlds.network_of(method), lambda: worlds.Normed(4))
     place = ClientIdentity(client, world.clients, seed)
     device = torch.device("cpu")
     return ClientRuntime(method, place, own.train_data, own.test[0], architecture, device)
@@ -43,7 +43,7 @@ def test_clients_alone_are_the_sequential_simulation_bit_for_bit(name):
         method,
         world,
         seeds=[5],
-        architectures={"main": Architecture(worlds.Normed, lambda: worlds.Normed(4))},
+        architectures={"main": Architecture(worlds.network_of(method), lambda: worlds.Normed(4))},
         kind="sequential",
         width=1,
     )

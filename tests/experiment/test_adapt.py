@@ -373,9 +373,12 @@ def small(tmp_path, monkeypatch):
     def train(*names, clients=2):
         (tmp_path / "normalised_net.py").write_text(
             "from torch import nn\n"
+            "from idiolect.models.adapters import LoRA\n"
             "def make(shape, classes):\n"
-            "    return nn.Sequential(nn.Flatten(), nn.Linear(784, 6), nn.LayerNorm(6),\n"
+            "    made = nn.Sequential(nn.Flatten(), nn.Linear(784, 6), nn.LayerNorm(6),\n"
             "                         nn.ReLU(), nn.Linear(6, classes))\n"
+            "    LoRA(targets=('1',)).attach(made)\n"
+            "    return made\n"
         )
         text = f"""
 name = "small"

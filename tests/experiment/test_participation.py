@@ -39,7 +39,7 @@ def as_newcomers(simulation, world, told):
     guests = Simulation(
         simulation.method,
         simulation.runs,
-        {"main": Architecture(worlds.Normed)},
+        {"main": Architecture(worlds.network_of(simulation.method))},
         backend=Backend("sequential", "cpu"),
         newcomers=True,
     )

@@ -24,6 +24,10 @@ from idiolect.methods.fedproto import FedProto as FedProto
 from idiolect.methods.fedprox import FedProx as FedProx
 from idiolect.methods.fedrep import FedRep as FedRep
 from idiolect.methods.fedrod import FedRoD as FedRoD
+from idiolect.methods.fedrot_lora import FedRotLoRA as FedRotLoRA
+from idiolect.methods.fedsa_lora import FedSALoRA as FedSALoRA
+from idiolect.methods.ffa_lora import FFALoRA as FFALoRA
+from idiolect.methods.flexlora import FlexLoRA as FlexLoRA
 from idiolect.methods.fml import FML as FML
 from idiolect.methods.gpfl import GPFL as GPFL
 from idiolect.methods.heterofl import HeteroFL as HeteroFL
@@ -41,6 +45,7 @@ from idiolect.methods.mrmtl import MRMTL as MRMTL
 from idiolect.methods.perfedavg import PerFedAvg as PerFedAvg
 from idiolect.methods.persfl import PersFL as PersFL
 from idiolect.methods.pfedhn import PFedHN as PFedHN
+from idiolect.methods.pfedlora import PFedLoRA as PFedLoRA
 from idiolect.methods.pfedme import PFedMe as PFedMe
 from idiolect.methods.pfml import PFML as PFML
 from idiolect.methods.portfolio import Portfolio as Portfolio
@@ -94,5 +99,10 @@ METHODS: dict[str, type[Method]] = {
     "ifca": IFCA,
     "heterofl": HeteroFL,
     "apfl": APFL,
+    "fedsa-lora": FedSALoRA,
+    "ffa-lora": FFALoRA,
+    "flexlora": FlexLoRA,
+    "pfedlora": PFedLoRA,
+    "fedrot-lora": FedRotLoRA,
     "portfolio": Portfolio,
 }
