@@ -65,6 +65,7 @@ def normed(shape: tuple[int, ...], classes: int) -> nn.Module:
 def adapted(shape: tuple[int, ...], classes: int) -> nn.Module:
     """The same with LoRA in its first layer, for methods that divide its matrices."""
     made = normed(shape, classes)
+    made[1].requires_grad_(False)
     LoRA(targets=("1",)).attach(made)
     return made
 

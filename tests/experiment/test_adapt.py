@@ -377,6 +377,7 @@ def small(tmp_path, monkeypatch):
             "def make(shape, classes):\n"
             "    made = nn.Sequential(nn.Flatten(), nn.Linear(784, 6), nn.LayerNorm(6),\n"
             "                         nn.ReLU(), nn.Linear(6, classes))\n"
+            "    made[1].requires_grad_(False)\n"
             "    LoRA(targets=('1',)).attach(made)\n"
             "    return made\n"
         )

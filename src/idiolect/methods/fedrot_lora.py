@@ -19,7 +19,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from idiolect.core import low_rank
+from idiolect.core import lora_pairs
 from idiolect.core.client import Local
 from idiolect.core.method import Report, Sent, Setup, setting
 from idiolect.core.tree import Params, Tree
@@ -37,18 +37,18 @@ class FedRotLoRA(FedAvg):
 
     def init_server(self, setup: Setup) -> Params:
         """The server holds both matrices."""
-        low_rank.refuse_without(setup.params, self.title)
+        lora_pairs.refuse_without(setup.params, self.title)
         return setup.params
 
     def client_step(self, sent: Sent, personal: Tree, local: Local) -> tuple[Report, Tree]:
         """Train, align, report."""
         trained = dict(self.fit(local, sent.shared))
-        for down, up in low_rank.pairs(trained):
+        for down, up in lora_pairs.pairs(trained):
             a, b = (trained[name].flatten(1) for name in (down, up))
             common_a, common_b = (sent.shared[name].flatten(1) for name in (down, up))
             # R with the least ‖Rᵀ A − A₀‖, or the least ‖B R − B₀‖, is the orthogonal one next to:
             near = torch.where(local.round % 2 == 0, a @ common_a.T, b.T @ common_b)
-            turn = self._turn(low_rank.orthogonal(near))
+            turn = self._turn(lora_pairs.orthogonal(near))
             trained[down] = (turn.T @ a).reshape(trained[down].shape)
             trained[up] = (b @ turn).reshape(trained[up].shape)
         return Report(trained, local.size), personal
@@ -58,4 +58,4 @@ class FedRotLoRA(FedAvg):
         if self.strength == 1:
             return whole
         still = torch.eye(len(whole), dtype=whole.dtype, device=whole.device)
-        return low_rank.orthogonal(still + self.strength * (whole - still))
+        return lora_pairs.orthogonal(still + self.strength * (whole - still))

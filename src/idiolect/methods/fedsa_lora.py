@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from idiolect.core import low_rank, tree
+from idiolect.core import lora_pairs, tree
 from idiolect.core.capabilities import NewcomerModel
 from idiolect.core.client import Batch, Local
 from idiolect.core.method import Report, Sent, Setup, setting
@@ -33,7 +33,7 @@ class FedSALoRA(NewcomerModel, FedAvg):
 
     def init_server(self, setup: Setup) -> Params:
         """The server holds A."""
-        low_rank.refuse_without(setup.params, self.title)
+        lora_pairs.refuse_without(setup.params, self.title)
         return tree.split(setup.params, self._shared)[0]
 
     def init_personal(self, setup: Setup) -> Params:
@@ -64,4 +64,4 @@ class FedSALoRA(NewcomerModel, FedAvg):
         return {"personal": deployed}
 
     def _shared(self, name: str) -> bool:
-        return low_rank.is_down(name) or (self.share_head and not low_rank.is_up(name))
+        return lora_pairs.is_down(name) or (self.share_head and not lora_pairs.is_up(name))

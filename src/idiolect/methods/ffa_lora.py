@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from idiolect.core import low_rank, tree
+from idiolect.core import lora_pairs, tree
 from idiolect.core.client import Batch, Local
 from idiolect.core.method import Report, Sent, Setup
 from idiolect.core.tree import Params, Tree
@@ -26,12 +26,12 @@ class FFALoRA(FedAvg):
 
     def init_server(self, setup: Setup) -> Params:
         """The server holds B, and what is trained beside LoRA."""
-        low_rank.refuse_without(setup.params, self.title)
-        return tree.split(setup.params, low_rank.is_down)[1]
+        lora_pairs.refuse_without(setup.params, self.title)
+        return tree.split(setup.params, lora_pairs.is_down)[1]
 
     def init_personal(self, setup: Setup) -> Params:
         """Every client draws the same A from the run's seed; it never changes."""
-        return tree.split(setup.params, low_rank.is_down)[0]
+        return tree.split(setup.params, lora_pairs.is_down)[0]
 
     def client_step(self, sent: Sent, personal: Params, local: Local) -> tuple[Report, Params]:
         """Train B with A fixed, and report it."""

@@ -14,7 +14,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from idiolect.core import low_rank, tree
+from idiolect.core import lora_pairs, tree
 from idiolect.core.capabilities import NewcomerMessage
 from idiolect.core.client import Local
 from idiolect.core.method import Method, Report, Sent, Setup, alike, setting
@@ -36,8 +36,8 @@ class FlexLoRA(NewcomerMessage, Method):
 
     def init_server(self, setup: Setup) -> Params:
         """The server holds the mean product as a pair of the largest rank."""
-        low_rank.refuse_without(setup.params, self.title)
-        rank = low_rank.rank_of(setup.params)
+        lora_pairs.refuse_without(setup.params, self.title)
+        rank = lora_pairs.rank_of(setup.params)
         if self.ranks and max(self.ranks) > rank:
             raise ConfigError(
                 f"FlexLoRA: a client is to have rank {max(self.ranks)}, and the network's LoRA has "
@@ -47,10 +47,10 @@ class FlexLoRA(NewcomerMessage, Method):
 
     def send(self, state: Params, cohort: Tensor) -> Sent:
         """Each client gets the first ranks, as many as it has; they are the largest."""
-        rank = low_rank.rank_of(state)
+        rank = lora_pairs.rank_of(state)
         dealt = cohort.new_tensor(self.ranks or (rank,))[cohort % len(self.ranks or (rank,))]
         kept = torch.arange(rank, device=cohort.device) < dealt.unsqueeze(-1)
-        return Sent(own=low_rank.masked(tree.repeat(state, len(cohort)), kept))
+        return Sent(own=lora_pairs.masked(tree.repeat(state, len(cohort)), kept))
 
     def welcome(self, state: Params, cohort: Tensor) -> Sent:
         """A newcomer has no number, and gets the whole."""
@@ -65,7 +65,7 @@ class FlexLoRA(NewcomerMessage, Method):
         weight = alike(reports.size) if self.uniform else reports.size
         share = weight / weight.sum()
         new: Params = dict(tree.mean(reports.params, share))
-        for down, up in low_rank.pairs(new):
+        for down, up in lora_pairs.pairs(new):
             a, b = reports.params[down].flatten(2), reports.params[up].flatten(2)
             mean = torch.einsum("n,nor,nri->oi", share.to(a.dtype), b, a)
             new[down], new[up] = _cut(mean, state[down], state[up])

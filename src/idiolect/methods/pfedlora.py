@@ -18,7 +18,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from idiolect.core import low_rank
+from idiolect.core import lora_pairs
 from idiolect.core.capabilities import NewcomerModel
 from idiolect.core.client import Batch, Local
 from idiolect.core.method import Report, Sent, Setup, setting
@@ -42,21 +42,21 @@ class PFedLoRA(NewcomerModel, FedAvg):
 
     def init_server(self, setup: Setup) -> Params:
         """The server holds the shared adapter, and what is trained beside LoRA."""
-        low_rank.refuse_without(setup.params, self.title)
-        rank = low_rank.rank_of(setup.params)
+        lora_pairs.refuse_without(setup.params, self.title)
+        rank = lora_pairs.rank_of(setup.params)
         if self.personal_rank >= rank:
             raise ConfigError(
                 f"pFedLoRA: the network's LoRA has rank {rank}, of which {self.personal_rank} are "
                 "to be personal, and some must be left to share; raise adapter.rank or lower "
                 "personal_rank"
             )
-        return low_rank.ranks(setup.params, 0, rank - self.personal_rank)
+        return lora_pairs.ranks(setup.params, 0, rank - self.personal_rank)
 
     def init_personal(self, setup: Setup) -> Params:
         """A client holds its adapter."""
-        rank = low_rank.rank_of(setup.params)
-        last = low_rank.ranks(setup.params, rank - self.personal_rank, rank)
-        return {name: last[name] for pair in low_rank.pairs(last) for name in pair}
+        rank = lora_pairs.rank_of(setup.params)
+        last = lora_pairs.ranks(setup.params, rank - self.personal_rank, rank)
+        return {name: last[name] for pair in lora_pairs.pairs(last) for name in pair}
 
     def client_step(self, sent: Sent, personal: Params, local: Local) -> tuple[Report, Params]:
         """Train the personal adapter, then the shared one; report the latter."""
@@ -87,7 +87,7 @@ class PFedLoRA(NewcomerModel, FedAvg):
     def models(self, sent: Sent, deployed: Params) -> dict[str, Tree]:
         """The mixture, and the shared adapter with nothing beside it."""
         nothing = {}
-        for down, up in low_rank.pairs(sent.shared):
+        for down, up in lora_pairs.pairs(sent.shared):
             a, b = sent.shared[down], sent.shared[up]
             nothing[down] = a.new_zeros(self.personal_rank, *a.shape[1:])
             nothing[up] = b.new_zeros(len(b), self.personal_rank, *b.shape[2:])
@@ -96,7 +96,7 @@ class PFedLoRA(NewcomerModel, FedAvg):
     def _mixed(self, shared: Params, own: Params) -> Params:
         """Put both adapters side by side."""
         whole = dict(shared)
-        for down, up in low_rank.pairs(shared):
+        for down, up in lora_pairs.pairs(shared):
             whole[down] = torch.cat([shared[down], own[down]])
             whole[up] = torch.cat([(1 - self.weight) * shared[up], self.weight * own[up]], 1)
         return whole
