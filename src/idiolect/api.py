@@ -40,7 +40,7 @@ from idiolect.experiment.train import Trained, planned_work, train
 from idiolect.experiment.untrusted import CLOSED
 from idiolect.methods import METHODS
 from idiolect.models import MODELS
-from idiolect.models.adapters import Adapted, Adapter, make_adapter
+from idiolect.models.adapters import AdaptedNetwork, Adapter, make_adapter
 from idiolect.results import document
 from idiolect.results.run_files import Deployed, PublicForm
 from idiolect.results.statistics import mean, participation_of_seed
@@ -327,7 +327,7 @@ def _job(
     if adapter is not None:
         around = make_adapter(adapter)
         architectures = {
-            label: own._replace(main=Adapted(own.main, around))
+            label: own._replace(main=AdaptedNetwork(own.main, around))
             for label, own in architectures.items()
         }
     name = method if isinstance(method, str) else type(method).__name__

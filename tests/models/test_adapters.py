@@ -7,7 +7,7 @@ from torch import nn
 import idiolect
 from idiolect.core.network import Network
 from idiolect.errors import ConfigError, ModelError
-from idiolect.models.adapters import Adapted, adapt_network, make_adapter
+from idiolect.models.adapters import AdaptedNetwork, adapt_network, make_adapter
 
 
 class Net(nn.Module):
@@ -63,7 +63,7 @@ def test_only_the_adapter_is_trained_and_it_begins_as_the_base(base, adapter, tr
 
 
 def test_the_base_is_in_memory_once(base):
-    made = [Adapted(lambda: base, idiolect.LoRA(rank=2))() for _ in range(3)]
+    made = [AdaptedNetwork(lambda: base, idiolect.LoRA(rank=2))() for _ in range(3)]
     networks = [Network(model) for model in made]
     held = {network.constants["q_proj.weight"].data_ptr() for network in networks}
     assert held == {base.q_proj.weight.data_ptr()}
@@ -76,7 +76,7 @@ def test_the_base_is_in_memory_once(base):
 
 
 def test_a_base_that_is_drawn_is_the_same_for_all_seeds_and_its_adapter_is_not():
-    build = Adapted(Net, idiolect.LoRA(rank=2))
+    build = AdaptedNetwork(Net, idiolect.LoRA(rank=2))
     torch.manual_seed(5)
     one, other = build(), build()
     assert torch.equal(one.conv.weight, other.conv.weight)

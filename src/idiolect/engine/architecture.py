@@ -18,7 +18,7 @@ from idiolect.data.dataset import Dataset
 from idiolect.data.federation import TrainData
 from idiolect.engine.backend import Backend
 from idiolect.errors import IdiolectError, MethodError, ModelError
-from idiolect.models.adapters import Adapted
+from idiolect.models.adapters import AdaptedNetwork
 
 _RECURRENT = (nn.RNNBase, nn.RNNCellBase)
 
@@ -171,7 +171,7 @@ def build_modules(
 
 def _with_words(build: Build, words: tuple[str, ...]) -> Build:
     """Give a network that reads words the run's own, also where an adapter is around it."""
-    if isinstance(build, Adapted):
+    if isinstance(build, AdaptedNetwork):
         return replace(build, build=_with_words(build.build, words))
     return replace(build, words=words) if isinstance(build, WordNetwork) else build
 

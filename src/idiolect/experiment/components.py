@@ -39,7 +39,7 @@ from idiolect.experiment.untrusted import (
 )
 from idiolect.methods.personalise import Combined
 from idiolect.models import MODELS
-from idiolect.models.adapters import ADAPTERS, Adapted, make_adapter
+from idiolect.models.adapters import ADAPTERS, AdaptedNetwork, make_adapter
 
 # Methods.
 
@@ -290,7 +290,7 @@ def assign_networks(
     def built(one: Named) -> Build:
         if experiment.adapter is None:
             return bare(one)
-        return Adapted(bare(one), make_adapter(experiment.adapter.model_dump()))
+        return AdaptedNetwork(bare(one), make_adapter(experiment.adapter.model_dump()))
 
     second = None if network.auxiliary is None else bare(network.auxiliary)
     known, labels = networks_by_label(network), client_labels(network, clients, names)

@@ -1,4 +1,4 @@
-"""Networks of the papers by name, and the check every network passes before it is trained."""
+"""Networks by name, and the check every network passes before it is trained."""
 
 from collections.abc import Callable
 
@@ -11,6 +11,7 @@ from idiolect.models.resnet import ResNet18
 from idiolect.models.shufflenet import ShuffleNetV2
 from idiolect.models.table_networks import TableMLP
 from idiolect.models.text_networks import KimCNN, NextWord
+from idiolect.models.transformer import Decoder, Encoder, ViT
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
     "mlr": MLR,
@@ -23,6 +24,9 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "table-mlp": TableMLP,
     "kim-cnn": KimCNN,
     "next-word-lstm": NextWord,
+    "decoder": Decoder,
+    "encoder": Encoder,
+    "vit": ViT,
 }
 """Each is called with the shape of one example and the number of classes, then its own options.
 

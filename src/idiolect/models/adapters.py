@@ -181,7 +181,7 @@ def make_adapter(given: "str | Adapter | Mapping[str, Any]") -> Adapter:
 
 
 @dataclass(frozen=True)
-class Adapted:
+class AdaptedNetwork:
     """Builds a network whose base is frozen, with an adapter drawn under the run's seed.
 
     A base without stored weights is drawn under one seed for all runs: it is what they share.
