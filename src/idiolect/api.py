@@ -1,6 +1,7 @@
 """The library in a few lines of Python: load a federation, fit a method, read the results."""
 
 import copy
+import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -638,9 +639,12 @@ def _build(model: Model, federation: Federation) -> Build:
     if isinstance(model, nn.Module):
         return lambda: model
     if isinstance(model, str):
-        if model not in MODELS:
+        name, colon, folder = model.partition(":")
+        if name not in MODELS or (colon and name != "hf"):
             raise ConfigError(f"unknown model {suggest(model, MODELS)}")
-        factory: Callable[..., nn.Module] = MODELS[model]
+        factory: Callable[..., nn.Module] = MODELS[name]
+        if colon:
+            factory = functools.partial(factory, weights=folder)
     elif not callable(model):
         raise ConfigError(
             f"the model is of type {type(model).__name__}; expected a name such as 'dnn' "

@@ -136,7 +136,8 @@ def opened(site, text, methods=()):
 def test_an_experiment_from_outside_names_built_in_things_only(evil, tmp_path):
     """On a node with a share, on one with data of its own, and on the server."""
     for name in MODELS:  # with every option written out
-        assert export_experiment(parse_experiment(with_model(f'name = "{name}"')))
+        weights = 'weights = "embedded"' if name == "hf" else ""
+        assert export_experiment(parse_experiment(with_model(f'name = "{name}"\n{weights}')))
     share = NodeSettings("a", "test", tmp_path / "a", "embedded", client=0, policy=UNLIMITED)
     own = NodeSettings("b", "test", tmp_path / "b", str(tmp_path / "evil.npz"), policy=UNLIMITED)
     assert opened(share, GOOD).kind == "yes"
@@ -179,7 +180,8 @@ def test_every_option_that_is_text_is_listed_or_closed():
         for name, option in inspect.signature(taker).parameters.items()
         if texty(option) and name not in ("words", "title", "combinations")
     }
-    assert texts - WORDS == {"vectors"}  # a file's path
+    # A path of a file, or of a base, which from outside is named by its digest alone.
+    assert texts - WORDS == {"vectors", "tokeniser", "weights", "digest"}
 
 
 def test_options_that_are_words_open_nothing():

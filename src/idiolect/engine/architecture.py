@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -17,8 +18,9 @@ from idiolect.core.task import Task
 from idiolect.data.dataset import Dataset
 from idiolect.data.federation import TrainData
 from idiolect.engine.backend import Backend
-from idiolect.errors import IdiolectError, MethodError, ModelError
+from idiolect.errors import IdiolectError, MethodError, ModelError, shortened
 from idiolect.models.adapters import AdaptedNetwork
+from idiolect.models.hf import HuggingFace
 
 _RECURRENT = (nn.RNNBase, nn.RNNCellBase)
 
@@ -52,10 +54,12 @@ def bound(
     build = functools.partial(factory, shape, classes, **options)
     if "words" not in asked:
         return build
+    if not words and asked["words"].default is not inspect.Parameter.empty:
+        return build
     if not words:
         raise ModelError(
-            f"network {factory.__name__} reads words, and the data holds none; choose text, or "
-            "another network"
+            f"network {getattr(factory, '__name__', factory)} reads words, and the data holds "
+            "none; choose text, or another network"
         )
     return WordNetwork(build, words)
 
@@ -105,6 +109,11 @@ def make(
     stacked = backend.kind != "sequential" and not unmappable
     task = train_data[0].dataset.task
     networks = [_networks(own, backend, stacked, task) for own in models]
+    if stacked and isinstance(models[0]["main"], HuggingFace):
+        unmappable = _tried_vmap(networks[0]["main"], examples)
+        if unmappable:
+            stacked = False
+            networks = [_networks(own, backend, stacked, task) for own in models]
     for network in networks[0].values():
         _try(name, network, examples, train_data[0].dataset)
         network.find_head(examples)
@@ -254,6 +263,26 @@ def _setup(
         seed,
         task=train_data.dataset.task,
     )
+
+
+def _tried_vmap(network: Network, examples: Tensor) -> str:
+    """Return why vmap cannot map a network of somebody's, or an empty string: by trying."""
+    few = examples[:2].expand(2, *examples[:2].shape)
+    params = tree.map(lambda leaf: leaf.expand(2, *leaf.shape), network.params)
+
+    def total(params: tree.Params, x: Tensor) -> Tensor:
+        return network(params, x, training=True).sum()
+
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", "There is a performance drop", UserWarning)
+            torch.vmap(torch.func.grad(total), randomness="different")(params, few)
+    except Exception as error:
+        return (
+            f"vmap cannot map it ({shortened(_words(error), 120)}); its clients are trained one "
+            "after the other"
+        )
+    return ""
 
 
 def mappable(model: nn.Module) -> str:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, create_model
@@ -17,7 +18,7 @@ from idiolect.data import Federation
 from idiolect.data.columns import embedded_blocks
 from idiolect.data.poison import attackers, backdoor, label_flip, unscored
 from idiolect.engine.architecture import Architecture, Build, bound
-from idiolect.errors import ConfigError, suggest
+from idiolect.errors import ConfigError, ModelError, suggest
 from idiolect.experiment.schema import (
     AttackTable,
     Experiment,
@@ -25,6 +26,7 @@ from idiolect.experiment.schema import (
     MethodTable,
     ModelTable,
     Named,
+    key_path,
     signature_model,
     validate,
     validate_options,
@@ -38,8 +40,9 @@ from idiolect.experiment.untrusted import (
     imported_method,
 )
 from idiolect.methods.personalise import Combined
-from idiolect.models import MODELS
+from idiolect.models import BASED, MODELS
 from idiolect.models.adapters import ADAPTERS, AdaptedNetwork, make_adapter
+from idiolect.models.bases import EMBEDDED, MARK, digest_of, find_base
 
 # Methods.
 
@@ -355,7 +358,27 @@ def _network_options(
         model_factory(name, where, reach), ("shape", "classes", "words", "blocks")
     )
     beside = ModelTable.model_fields if path == ["model"] else ("name", "label")
-    return with_defaults(validate_options(form, options, where, path, beside))
+    found = with_defaults(validate_options(form, options, where, path, beside))
+    if name in BASED and "weights" in found:
+        found |= _base_found(
+            found["weights"], found.get("digest"), f"{where}: {key_path(path)}", reach
+        )
+    return found
+
+
+def _base_found(named: str, digest: str | None, where: str, reach: Permissions) -> dict[str, str]:
+    """Find a base and note its digest; a path is taken from the experiment's own folder."""
+    if named != EMBEDDED and not named.startswith(MARK):
+        if reach.base is None:
+            raise ConfigError(
+                f"{where}.weights is {named!r}, and no path from outside is opened; an experiment "
+                f"from outside names a base by its digest, '{MARK}...'"
+            )
+        named = str((reach.base / Path(named).expanduser()).resolve())
+    try:
+        return {"weights": named, "digest": digest_of(find_base(named, digest))}
+    except ModelError as error:
+        raise ConfigError(f"{where}.weights: {error}") from None
 
 
 def model_factory(name: str, where: str, reach: Permissions) -> Callable[..., nn.Module]:

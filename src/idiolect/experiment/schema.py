@@ -52,7 +52,15 @@ class Named(WithOptions):
     @model_validator(mode="before")
     @classmethod
     def _bare(cls, value: Any) -> Any:
-        return {"name": value} if isinstance(value, str) else value
+        return _from_folder({"name": value} if isinstance(value, str) else value)
+
+
+def _from_folder(value: Any) -> Any:
+    """Read name = "hf:PATH" as the network hf with the weights of a folder."""
+    name = value.get("name") if isinstance(value, Mapping) else None
+    if not isinstance(name, str) or not name.startswith("hf:"):
+        return value
+    return {**value, "name": "hf", "weights": name.removeprefix("hf:")}
 
 
 class Public(BaseModel):
@@ -174,6 +182,11 @@ class ModelTable(WithOptions):
     architectures: Annotated[tuple[Labelled, ...], Field(min_length=1)] | None = None  # in turn
     assign: dict[str, Labelled] | None = None  # by a client's name or number, over all of these
     auxiliary: Named | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _folder(cls, value: Any) -> Any:
+        return _from_folder(value)
 
     @model_validator(mode="after")
     def _one_of_three(self) -> "ModelTable":

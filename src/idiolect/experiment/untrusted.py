@@ -39,11 +39,12 @@ _MANY = 1_000_000  # entries of a list
 _DEPTH = 3  # of lists within lists
 
 _WORD = re.compile(r"[A-Za-z0-9_+-]{0,40}")
+_BASE = re.compile(r"sha256:[0-9a-f]{64}|embedded")
 
 # Options of built-in networks, sources, partitions, methods and rules that are chosen by a word (or
 # a list of words). Each of them compares the word with a fixed set; none opens anything by it.
 _WORDS = "candidates fb_names features folds home init kind leave_out middle norm order scheme"
-_WORDS += " scaling sizes stem variant"
+_WORDS += " positions scaling sizes stem variant"
 WORDS = frozenset(_WORDS.split()) | {
     spec.name
     for owner in (*METHODS.values(), *AGGREGATORS.values(), Combined)
@@ -318,7 +319,8 @@ def _experiment(packages: Collection[str]) -> Rule:
         ),
     )
     network = _network(packages)
-    labelled = _named(network, words=bool(packages), label=_text)
+    base = dict.fromkeys(("weights", "digest"), _base)
+    labelled = _named(network, words=bool(packages), label=_text, **base)
     aggregate = _named(_one_of(AGGREGATORS, "rule"))
     parts = _listed(_either(_word, _listed(_word)))
     return _table(
@@ -336,6 +338,7 @@ def _experiment(packages: Collection[str]) -> Rule:
             architectures=_listed(labelled),
             assign=_mapping(_text, labelled),
             auxiliary=labelled,
+            **base,
         ),
         adapter=_table(
             name=_one_of(ADAPTERS, "adapter"),
@@ -407,6 +410,13 @@ def _number(value: Any, at: str) -> None:
 def _word(value: Any, at: str) -> None:
     if not isinstance(value, str) or not _WORD.fullmatch(value):
         raise _Forbidden(f"{at} is {_shown(value)}, expected one plain word; no path is opened")
+
+
+def _base(value: Any, at: str) -> None:
+    if not isinstance(value, str) or not _BASE.fullmatch(value):
+        raise _Forbidden(
+            f"{at} is {_shown(value)}, expected a base's digest, 'sha256:...'; no path is opened"
+        )
 
 
 def _text(value: Any, at: str) -> None:

@@ -36,6 +36,18 @@ def attention(
     return out
 
 
+def attention_shares(
+    q: Tensor,
+    k: Tensor,
+    mask: Tensor | None = None,
+    causal: bool = False,
+    scale: float | None = None,
+) -> Tensor:
+    """Return softmax(q kᵀ · scale) itself, where more is done with it than `attention` does."""
+    scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
+    return _logits(q, k, mask, causal, scale).softmax(-1)
+
+
 class _Attention(GroupedFunction):
     """q, k, v [example, head, place, number] and a mask, or none -> the same, and its logarithms.
 

@@ -6,6 +6,7 @@ from torch import nn
 
 from idiolect.core.batchnorm import check, masked_batch_norm_instead
 from idiolect.models.feedforward import DNN, MLR, AlexNet, LeNet5, McMahanCNN
+from idiolect.models.hf import hf_network
 from idiolect.models.layers import group_norm_instead
 from idiolect.models.resnet import ResNet18
 from idiolect.models.shufflenet import ShuffleNetV2
@@ -27,6 +28,7 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "decoder": Decoder,
     "encoder": Encoder,
     "vit": ViT,
+    "hf": hf_network,
 }
 """Each is called with the shape of one example and the number of classes, then its own options.
 
@@ -34,4 +36,7 @@ One that has a parameter `words` is given the vocabulary of its data, one that h
 categories of a table that are to be embedded.
 """
 
-__all__ = ["MODELS", "check", "group_norm_instead", "masked_batch_norm_instead"]
+BASED = ("decoder", "encoder", "vit", "hf")
+"""Those that take `weights`: the folder of a pretrained base."""
+
+__all__ = ["BASED", "MODELS", "check", "group_norm_instead", "masked_batch_norm_instead"]

@@ -211,10 +211,10 @@ def adapt_network(base: nn.Module, adapter: Adapter) -> nn.Module:
         for name, child in parent.named_children():
             if isinstance(child, BatchNorm | _BatchNorm):
                 setattr(parent, name, FrozenNorm(child))
-    adapter.attach(model)
     new = tuple(getattr(model, "new_layers", ()))
     for name in new if adapter.head is None else [_last_layer(model)] * adapter.head:
-        model.get_submodule(name).requires_grad_()
+        model.get_submodule(name).requires_grad_()  # as a whole, so it is no target any more
+    adapter.attach(model)
     for held in model.parameters():
         if held.requires_grad:  # trained: no tensor of the base any more
             held.data = held.data.clone()
@@ -222,14 +222,8 @@ def adapt_network(base: nn.Module, adapter: Adapter) -> nn.Module:
 
 
 def _last_layer(model: nn.Module) -> str:
-    """Name the last layer that has parameters of the base."""
-    names = [name for name, _ in model.named_parameters() if not is_adapter(name)]
-    return names[-1].rpartition(".")[0]
-
-
-def is_adapter(name: str) -> bool:
-    """Say whether a parameter of this name was made by an adapter, and is not of the base."""
-    return name.rpartition(".")[2] in ("lora_A", "lora_B", "ia3", "prompts")
+    """Name the last layer that has parameters."""
+    return [name for name, _ in model.named_parameters()][-1].rpartition(".")[0]
 
 
 class FrozenNorm(nn.Module):
@@ -293,12 +287,14 @@ def _named(model: nn.Module, patterns: Sequence[str]) -> Iterator[tuple[str, nn.
 
 
 def _adaptable(layer: nn.Module) -> bool:
-    return isinstance(layer, nn.Linear | nn.Conv2d) or _is_conv1d(layer)
+    """Say whether a layer is of a kind that takes an adapter, and frozen."""
+    known = isinstance(layer, nn.Linear | nn.Conv2d) or _is_conv1d(layer)
+    return known and not any(own.requires_grad for own in layer.parameters())
 
 
 def _is_conv1d(layer: nn.Module) -> bool:
     """Say whether a layer is GPT-2's dense layer, whose weight is [in, out]."""
-    return type(layer).__name__ == "Conv1D" and hasattr(layer, "nf")
+    return hasattr(layer, "nf") and any(own.__name__ == "Conv1D" for own in type(layer).__mro__)
 
 
 def _outputs(layer: Any) -> int:

@@ -6,7 +6,7 @@ folder written by either is read by both. Attention is mapped over clients witho
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -91,7 +91,7 @@ class GatedUnits(nn.Module):
         return y
 
 
-class Block(nn.Module):
+class TransformerBlock(nn.Module):
     """Attention, then gated units; each after a normalisation, and added to what came in."""
 
     def __init__(
@@ -125,7 +125,7 @@ class Blocks(nn.Module):
         if size.positions == "learned":
             self.embed_positions = nn.Embedding(size.context, size.width)
         parts = (size.width, size.heads, size.key_heads, size.head_width, size.inner, size.eps)
-        self.layers = nn.ModuleList(Block(*parts) for _ in range(size.layers))
+        self.layers = nn.ModuleList(TransformerBlock(*parts) for _ in range(size.layers))
         self.norm = RMSNorm(size.width, size.eps)
         rates = size.theta ** -(torch.arange(0, size.head_width, 2) / size.head_width)
         angles = torch.arange(size.context)[:, None] * rates
@@ -230,6 +230,7 @@ class _Transformer(nn.Module):
     """What the three have in common: sizes, a base, prompts, a head."""
 
     kind = ""  # model_type of a base's configuration
+    usual: ClassVar[Mapping[str, Any]] = {}  # sizes, where nobody asks for others
     head_name = "score"
     more: Mapping[str, Any] = {}  # of the configuration
 
@@ -237,18 +238,26 @@ class _Transformer(nn.Module):
     new_layers: tuple[str, ...] = ()  # not of the base, so trained beside an adapter
 
     def _make(
-        self, given: Mapping[str, Any], causal: bool, weights: str | None, digest: str | None
+        self,
+        given: Mapping[str, Any],
+        causal: bool,
+        weights: str | None,
+        digest: str | None,
+        **more: int,
     ) -> Size:
         """Find the base, if any, and the sizes."""
         self._folder = None if weights is None else find_base(weights, digest)
         base = {} if self._folder is None else read_config(self._folder)
+        asked = {name: value for name, value in given.items() if value is not None}
+        if base and asked:
+            raise ModelError(f"the base decides `{next(iter(asked))}`; leave it out")
         if base and base.get("model_type") != self.kind:
             raise ModelError(
                 f"base {str(self._folder)!r} is a {base.get('model_type')!r} network, expected "
                 f"{self.kind!r}; read it by transformers: model.name = 'hf:PATH'"
             )
         self.vocabulary = int(base.get("vocab_size", 0))
-        self.size = Size(causal, given, base)
+        self.size = Size(causal, {**self.usual, **more, **asked}, base)
         self.register_parameter("prompts", None)
         return self.size
 
@@ -301,6 +310,10 @@ class Decoder(_Transformer):
     """
 
     kind = "llama"
+    usual: ClassVar[Mapping[str, Any]] = {
+        "layers": 6, "width": 384, "heads": 6, "inner": 1024,
+        "context": 512, "positions": "rotary", "tied": True,
+    }  # fmt: skip
 
     def __init__(
         self,
@@ -309,15 +322,15 @@ class Decoder(_Transformer):
         words: Sequence[str],
         weights: str | None = None,
         digest: str | None = None,
-        layers: int = 6,
-        width: int = 384,
-        heads: int = 6,
-        inner: int = 1024,
-        context: int = 512,
-        positions: Positions = "rotary",
-        tied: bool = True,
+        layers: int | None = None,
+        width: int | None = None,
+        heads: int | None = None,
+        inner: int | None = None,
+        context: int | None = None,
+        positions: Positions | None = None,
+        tied: bool | None = None,
     ) -> None:
-        """`weights` is the folder of a base, which then decides the sizes; see `bases`."""
+        """`weights` is the folder of a base, which then decides the sizes (see `bases`)."""
         super().__init__()
         given = {
             "layers": layers, "width": width, "heads": heads, "inner": inner,
@@ -351,6 +364,10 @@ class Encoder(_Transformer):
     """Reads a text as a whole: a class by the mean over its tokens."""
 
     kind = "idiolect-encoder"
+    usual: ClassVar[Mapping[str, Any]] = {
+        "layers": 4, "width": 256, "heads": 4, "inner": 688,
+        "context": 512, "positions": "rotary", "tied": False,
+    }  # fmt: skip
 
     def __init__(
         self,
@@ -359,18 +376,18 @@ class Encoder(_Transformer):
         words: Sequence[str],
         weights: str | None = None,
         digest: str | None = None,
-        layers: int = 4,
-        width: int = 256,
-        heads: int = 4,
-        inner: int = 688,
-        context: int = 512,
-        positions: Positions = "rotary",
+        layers: int | None = None,
+        width: int | None = None,
+        heads: int | None = None,
+        inner: int | None = None,
+        context: int | None = None,
+        positions: Positions | None = None,
     ) -> None:
-        """`weights` is the folder of a base, which then decides the sizes; see `bases`."""
+        """`weights` is the folder of a base, which then decides the sizes (see `bases`)."""
         super().__init__()
         given = {
             "layers": layers, "width": width, "heads": heads, "inner": inner,
-            "context": context, "positions": positions, "tied": False,
+            "context": context, "positions": positions,
         }  # fmt: skip
         size = self._make(given, False, weights, digest)
         self._check_words(words)
@@ -392,6 +409,10 @@ class ViT(_Transformer):
     """Reads an image as a sequence of patches (Dosovitskiy et al. 2021): a class by their mean."""
 
     kind = "idiolect-vit"
+    usual: ClassVar[Mapping[str, Any]] = {
+        "layers": 6, "width": 192, "heads": 6, "inner": 512,
+        "positions": "learned", "tied": False,
+    }  # fmt: skip
 
     def __init__(
         self,
@@ -400,12 +421,12 @@ class ViT(_Transformer):
         weights: str | None = None,
         digest: str | None = None,
         patch: int = 4,
-        layers: int = 6,
-        width: int = 192,
-        heads: int = 6,
-        inner: int = 512,
+        layers: int | None = None,
+        width: int | None = None,
+        heads: int | None = None,
+        inner: int | None = None,
     ) -> None:
-        """`weights` is the folder of a base, which then decides the sizes; see `bases`."""
+        """`weights` is the folder of a base, which then decides the sizes (see `bases`)."""
         super().__init__()
         if len(shape) != 3 or shape[1] % patch or shape[2] % patch:
             raise ModelError(
@@ -413,11 +434,8 @@ class ViT(_Transformer):
                 f"{tuple(shape)}; set model.patch to a size that divides them"
             )
         count = (shape[1] // patch) * (shape[2] // patch)
-        given = {
-            "layers": layers, "width": width, "heads": heads, "inner": inner,
-            "context": count, "positions": "learned", "tied": False,
-        }  # fmt: skip
-        size = self._make(given, False, weights, digest)
+        given = {"layers": layers, "width": width, "heads": heads, "inner": inner}
+        size = self._make(given, False, weights, digest, context=count)
         self.patch, self.more = patch, {"patch": patch}
         self.model = Blocks(size, nn.Linear(shape[0] * patch * patch, size.width))
         self.score = nn.Linear(size.width, classes)
