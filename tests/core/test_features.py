@@ -22,7 +22,8 @@ def built(name):
     if name == "next-word-lstm":
         return MODELS[name]((6,), 20, units=8), torch.randint(0, 20, (5, 6))
     if name in ("decoder", "encoder"):
-        return MODELS[name]((6,), 3, WORDS, width=16, heads=2, layers=1), torch.randint(0, 20, (5, 6))
+        model = MODELS[name]((6,), 3, WORDS, width=16, heads=2, layers=1)
+        return model, torch.randint(0, 20, (5, 6))
     return MODELS[name]((2, 20, 24), 3), torch.randn(5, 2, 20, 24)
 
 
