@@ -149,6 +149,28 @@ def test_shards_give_few_labels():
     assert ((counts(held, labels) > 0).sum(1) <= 4).all()
 
 
+def test_shards_of_a_given_size_leave_rows_over():
+    """Of 100 shards of ten rows, twenty are dealt, each of a single class, none twice."""
+    labels = pool([100] * 10)
+    held = divided("shards", labels, 0, clients=10, shards_per_client=2, shard_rows=10)
+    assert all(len(mine) == len(set(mine)) == 20 for mine in held)
+    assert len(set(np.concatenate(held))) == 200
+    assert ((counts(held, labels) > 0).sum(1) <= 2).all()
+    with pytest.raises(IdiolectError, match="10 clients x 2 shards of 60 rows"):
+        divided("shards", labels, 0, clients=10, shards_per_client=2, shard_rows=60)
+
+
+@pytest.mark.parametrize(("kind", "each", "rows"), [("mnist", 2, 300), ("cifar", 4, 1250)])
+def test_ds1_is_label_shards(kind, each, rows):
+    labels = pool([5000] * 10)
+    held = divided("persfl-ds1", labels, 0, kind=kind)
+    assert [len(mine) for mine in held] == [each * rows] * 10
+    few = counts(held, labels) > 0
+    assert (few.sum(1) <= each + 2 * (kind == "mnist")).all()  # a shard of 300 may span two classes
+    with pytest.raises(IdiolectError, match="kind"):
+        divided("persfl-ds1", labels, 0, kind="svhn")
+
+
 @pytest.mark.parametrize(("scheme", "second"), [("pairs", [2, 3]), ("cyclic", [1, 2])])
 def test_classes_follow_the_scheme(scheme, second):
     labels = pool([100] * 10)

@@ -83,6 +83,34 @@ def test_changed_files_are_decoded_anew(folder):
     assert len(load("mnist", folder)) == 23
 
 
+def test_some_classes_may_be_kept_and_are_numbered_anew(folder):
+    whole, part = load("mnist", folder), load("mnist", folder, only=("z", "x"))
+    rows = np.flatnonzero(np.isin(whole.y, [0, 2]))
+    assert part.classes == ("z", "x") and np.array_equal(part.x, whole.x[rows])
+    assert [part.classes[y] for y in part.y] == [whole.classes[y] for y in whole.y[rows]]
+    assert np.array_equal(part.origin, whole.origin[rows])
+    assert len(load("mnist", folder)) == 27  # beside it in the cache
+    for only in (("x",), ("x", "x"), ("x", "q")):
+        with pytest.raises(ConfigError, match="expected two or more of the classes of mnist"):
+            load("mnist", folder, only=only)
+
+
+def test_images_may_be_augmented_once(folder):
+    """Each is a window of itself with a border of four, mirrored or not: moved by up to four."""
+    whole, moved = load("mnist", folder), load("mnist", folder, augmented="once")
+    assert moved.x.shape == whole.x.shape and np.array_equal(moved.y, whole.y)
+    assert np.array_equal(moved.x, load("mnist", folder, augmented="once").x)
+    same = 0
+    for old, new in zip(whole.x, moved.x, strict=True):
+        wide = np.pad(old[0], 4)
+        windows = [wide[r : r + 6, c : c + 6] for r in range(9) for c in range(9)]
+        assert any(np.array_equal(new[0], w) or np.array_equal(new[0], w[:, ::-1]) for w in windows)
+        same += np.array_equal(new, old)
+    assert same < len(whole) / 2
+    with pytest.raises(ConfigError, match="augmented"):
+        load("mnist", folder, augmented="twice")
+
+
 def test_damaged_images_and_tables_are_named(folder, tmp_path):
     broken = table(3).to_pylist()
     broken[1]["image"]["bytes"] = b"no picture"

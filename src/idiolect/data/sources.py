@@ -293,7 +293,8 @@ def _read_cached(
     tokeniser = as_tokeniser(chosen.get("tokeniser", ""))
     if tokeniser is not None:  # what it does, not where it lies
         chosen["tokeniser"] = tokeniser.digest
-    marks = [json.dumps(chosen, sort_keys=True)] if chosen else []
+    plain = source.read is read_images and not options  # as before images had options
+    marks = [] if plain or not chosen else [json.dumps(chosen, sort_keys=True)]
     made = cached(root, cache_key(name, [*found.digests, *marks]), write)
     return replace(made, tokeniser=tokeniser)
 

@@ -85,17 +85,25 @@ def dirichlet(
     return candidates.assign(_raise_small_clients(counts, min_size))
 
 
-def shards(candidates: Candidates, *, clients: int = 10, shards_per_client: int = 2) -> list[Rows]:
-    """McMahan's: sort by label, cut into equal shards, give each client some at random."""
+def shards(
+    candidates: Candidates, *, clients: int = 10, shards_per_client: int = 2, shard_rows: int = 0
+) -> list[Rows]:
+    """McMahan's: sort by label, cut into equal shards, give each client some at random.
+
+    By default all rows are dealt out; with `shard_rows` shards have so many, and some are left.
+    """
     check_positive(clients=clients, shards_per_client=shards_per_client)
-    pieces = clients * shards_per_client
+    dealt = clients * shards_per_client
     why = f"{clients} clients x {shards_per_client} shards"
-    candidates.need(pieces, why, "clients or shards_per_client")
+    if shard_rows:
+        why += f" of {shard_rows} rows"
+    candidates.need(dealt * max(1, shard_rows), why, "clients, shards_per_client or shard_rows")
     rng = candidates.draws()
     shuffled = rng.permutation(candidates.rows)
-    order = np.argsort(candidates.labels[shuffled], kind="stable")
-    cuts = np.array_split(shuffled[order], pieces)
-    given = rng.permutation(pieces).reshape(clients, shards_per_client)
+    order = shuffled[np.argsort(candidates.labels[shuffled], kind="stable")]
+    pieces = len(order) // shard_rows if shard_rows else dealt
+    cuts = np.array_split(order[: pieces * shard_rows] if shard_rows else order, pieces)
+    given = rng.permutation(pieces)[:dealt].reshape(clients, shards_per_client)
     return [np.concatenate([cuts[piece] for piece in mine]) for mine in given]
 
 
