@@ -231,7 +231,7 @@ def _augment(images: AnyArray, border: int = 4) -> None:
     draw = np.random.default_rng(0)
     count, _, height, width = images.shape
     down, right = draw.integers(0, 2 * border + 1, (2, count))
-    mirrored = draw.integers(0, 2, count)
+    mirrored = draw.integers(0, 2, (count,))
     around = ((0, 0), (border, border), (border, border))
     for place in range(count):
         top, left = down[place], right[place]
