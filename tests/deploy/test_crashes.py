@@ -14,6 +14,7 @@ import federations as fed
 import pytest
 
 from idiolect.deploy import protocol
+from idiolect.deploy.messenger import Transport
 from idiolect.deploy.node_process import Processes
 from idiolect.deploy.serve_experiment import ServerSettings
 
@@ -37,7 +38,7 @@ def processes(tmp_path, monkeypatch):
     assert all(child.pid is None for child in made.children.values())
 
 
-class Fate:
+class Fate(Transport):
     """Passes calls on; lets something happen to one node's process as it gets the second round."""
 
     def __init__(self, inner, before, after=lambda pid: None, times=1):
@@ -58,12 +59,6 @@ class Fate:
             self._after(pid)
         self.codes.append(protocol.unpack(answer).head.get("code"))
         return answer
-
-    def returned(self, site):
-        return False
-
-    def stopped(self):
-        return False
 
 
 def faults(folder):

@@ -78,7 +78,7 @@ def _check_parity(federation, tmp_path, name, toml):
     path = tmp_path / f"{name}.toml"
     path.write_text(toml)
     printed = federation.run(path, tmp_path / name)
-    assert "submitted as job" in printed and "Results:" in printed
+    assert "as job" in printed and "Results:" in printed
     content = fed.simulated(fed.experiment(toml=toml), tmp_path / f"{name}-simulated")
     found = json.loads((tmp_path / name / "result.json").read_text())
     assert found["complete"] and found["methods"].keys() == content["methods"].keys()

@@ -369,7 +369,7 @@ def changed(path, change):
 
 
 def argument(**changes):
-    return lambda content: content["components"][0]["args"].update(changes)
+    return lambda content: content["workflows"][0]["args"].update(changes)
 
 
 MORE = {
@@ -384,7 +384,7 @@ MORE = {
 }
 CHANGES = {
     "another class": lambda c: c["components"].append({"id": "e", "path": "subprocess.Popen"}),
-    "another path": lambda c: c["components"][0].update(
+    "another path": lambda c: c["workflows"][0].update(
         path="idiolect.deploy.flare.flare_job.Other"
     ),
     "a filter": lambda c: c["task_data_filters"].append({"tasks": ["*"]}),
@@ -455,8 +455,11 @@ def test_engine_and_kits_name_the_same_guard():
 
 
 def test_a_jobs_configurations_name_classes_that_exist():
+    """And the settings of kits those of the engine's lasting processes."""
     arguments = dict(run="r", experiment="", sites=[], only=[], wanted=None)
-    for config in (job_layout.server(arguments), job_layout.client()):
-        (component,) = config["components"]
-        module, _, name = component["path"].rpartition(".")
+    (part,) = job_layout.server(arguments)["workflows"]
+    own = [path for _, path in kits._OWN.values()]
+    for path in (part["path"], kits._QUEUE, kits.NODE_GUARD, *own):
+        module, _, name = path.rpartition(".")
         assert hasattr(importlib.import_module(module), name)
+        assert path.startswith(kits.ALLOWED)

@@ -10,7 +10,7 @@ import pytest
 
 from idiolect.core import checkpoint, tree
 from idiolect.deploy import protocol
-from idiolect.deploy.messenger import FaultLog, Messenger, WaitPolicy
+from idiolect.deploy.messenger import FaultLog, Messenger, Transport, WaitPolicy
 from idiolect.deploy.serve_experiment import make_messenger, serve, served_methods
 from idiolect.engine import sampling
 from idiolect.errors import ConfigError, MethodError
@@ -80,7 +80,7 @@ def test_the_hubs_noise_is_nobodys_and_its_promise_is_in_the_result(tmp_path):
     assert all(not one.equal(states[1][n]) for n, one in states[0].items() if "memory" not in n)
 
 
-class Listening:
+class Listening(Transport):
     """Passes calls on, and notes who was asked to train, and to be heard, in which round."""
 
     def __init__(self, inner):
@@ -94,12 +94,6 @@ class Listening:
             if message.head["heard"]:
                 self.heard.setdefault(message.head["round"], set()).add(site)
         return self._inner.call(site, blob, seconds)
-
-    def returned(self, site):
-        return False
-
-    def stopped(self):
-        return False
 
 
 def test_private_cohorts_are_drawn_in_secret_and_nothing_tells_of_them(tmp_path):

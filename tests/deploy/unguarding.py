@@ -16,6 +16,11 @@ def settle(kit, settle=supervisor.settle):
     path = kit.folder / "local" / "resources.json"
     settings = json.loads(path.read_text())
     settings.pop("app_validator")
+    for component in settings["components"]:
+        if component["id"] == "job_scheduler":  # which brings jobs to nodes too
+            component["path"] = (
+                "nvflare.app_common.job_schedulers.job_scheduler.DefaultJobScheduler"
+            )
     path.write_text(json.dumps(settings))
 
 

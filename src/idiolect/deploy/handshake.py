@@ -145,6 +145,7 @@ class NodeRegistry:
         agreed = dict.fromkeys(answers, self._agreed)
         messenger.ask(agreed, messenger.policy.join, lambda site, answer: None)
         self._tell_remarks()
+        messenger.close_doors(answers)
         plain = {site: asdict(entry) for site, entry in self.entries.items()}
         write_whole(self._path, (json.dumps(plain, indent=1) + "\n").encode())
 

@@ -10,7 +10,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from idiolect.core.checkpoint import write_whole
 from idiolect.deploy import protocol
 from idiolect.deploy.protocol import CODES, Message, Refused
+from idiolect.errors import DeployError
 
 log = logging.getLogger("idiolect.hub")
 
@@ -30,6 +31,7 @@ SILENT = ("timeout", "unreachable")
 """Refusals that stand for no answer at all."""
 
 _RESTARTED = ("closed", "crashed")  # a restarted node gets the experiment again
+_LOOK = 1.0  # seconds between two looks at what may have changed
 _PING = protocol.pack("knock")  # no node knows this kind; any answer proves that it is there
 
 
@@ -37,14 +39,26 @@ class Transport(ABC):
     """Carries messages to nodes. Calls to different sites may be made from several threads."""
 
     sites: Sequence[str]  # all of the federation, in its order, whether they are there or not
+    looks: bool = False  # whether it can say of a site that it is there, without a message
 
     @abstractmethod
     def call(self, site: str, blob: bytes, seconds: float) -> bytes:
         """Send a message and return the answer; `Refused` where there is none."""
 
-    def returned(self, site: str) -> bool:
-        """Return whether a lost site could take part again after a restart of the run."""
-        return False
+    def present(self, site: str) -> bool:
+        """Return whether a site gives a sign now, where this transport can say so (`looks`)."""
+        return True
+
+    def process(self, site: str) -> str:
+        """Return what names the process that last answered for a site: another one, another name.
+
+        Empty where that cannot be said.
+        """
+        return ""
+
+    def queued(self, site: str) -> float:
+        """Return for how many seconds a site's message has waited behind those of other runs."""
+        return 0.0
 
     def stopped(self) -> bool:
         """Return whether the server should end."""
@@ -53,6 +67,10 @@ class Transport(ABC):
     def note(self, kind: str, **facts: Any) -> None:
         """Record something in the server's audit log, where it keeps one."""
         return
+
+
+class Stopped(DeployError):
+    """The run was stopped; nobody is to blame for what was not answered."""
 
 
 class Answer(NamedTuple):
@@ -121,9 +139,11 @@ class Messenger:
         self.reopen: Callable[[str], None] | None = None  # repeats the handshake with a site
         self.discreet = False  # cohorts are secret, so nobody learns who is waited for
         self._away: set[str] = set()  # silent; any answer brings them back
-        self._out: set[str] = set()  # refused when the run was started
+        self._out: dict[str, str] = {}  # refused when the run was started: by which process
+        self._outside: set[str] = set()  # silent when the run was started, so they have no part
         self._pending: set[str] = set()  # asked and not answered yet
         self._threads: dict[str, threading.Thread] = {}
+        self._lookout: threading.Thread | None = None
 
     def absent(self) -> list[str]:
         """Return the sites that are skipped at present."""
@@ -135,19 +155,48 @@ class Messenger:
 
     def there(self, site: str) -> bool:
         """Return whether a site is asked at present."""
-        return site not in self._away | self._out and not self.excluded(site)
+        if site in self._away or site in self._out or site in self._outside:
+            return False
+        return not self.excluded(site)
 
     def excluded(self, site: str) -> bool:
         """Return whether a site's answers were refused too often."""
         return self.faults.invalid(site) >= self.policy.patience
 
     def lose(self, site: str) -> None:
-        """Skip a site until the run is restarted."""
-        self._out.add(site)
+        """Leave a site out until another process answers for it: this one refuses for good."""
+        self._out[site] = self.transport.process(site)
+        self._look_out()
+
+    def close_doors(self, joined: Collection[str]) -> None:
+        """Say who has joined: others have a part only after the run was started anew."""
+        self._outside = {site for site in self._away if site not in joined}
 
     def waiting_outside(self) -> list[str]:
-        """Return the lost sites that could come back if the run were restarted."""
-        return [site for site in sorted(self._away | self._out) if self.transport.returned(site)]
+        """Return the sites that could take part if the run were started anew."""
+        other = {s for s, known in self._out.items() if self.transport.process(s) != known}
+        return sorted((self._outside - self._away) | other)
+
+    def wait_for(self, seconds: float) -> None:
+        """Wait for silent sites to come back, for a limited time."""
+        until = time.monotonic() + seconds
+        while self._away and time.monotonic() < until and not self.transport.stopped():
+            time.sleep(0.2)
+
+    def _look_out(self) -> None:
+        """Look for lost sites every second, while there are any."""
+        if self.transport.looks and (self._lookout is None or not self._lookout.is_alive()):
+            self._lookout = threading.Thread(target=self._keep_looking, daemon=True)
+            self._lookout.start()
+
+    def _keep_looking(self) -> None:
+        while (self._away or self._out) and not self.transport.stopped():
+            for site in [*self._away, *self._out]:
+                present = self.transport.present(site)
+                asked = self._threads.get(site)
+                if present and (asked is None or not asked.is_alive()):
+                    self._away.discard(site)
+            time.sleep(_LOOK)
 
     def ask(
         self,
@@ -166,12 +215,19 @@ class Messenger:
             self._pending.add(site)
             self._start(site, messages[site], seconds, inbox)
         for site in set(messages) & self._away:
-            if not self._threads[site].is_alive():  # its last message, or the answer, was lost
+            lost = not self._threads[site].is_alive()  # its last message, or the answer
+            if lost and not self.transport.looks:
                 self._start(site, _PING, seconds, {})
         until = time.monotonic() + seconds
         for site in asked:
-            self._threads[site].join(max(0.0, until - time.monotonic()))
+            while self._threads[site].is_alive():
+                left = until + self.transport.queued(site) - time.monotonic()
+                if left <= 0 or self.transport.stopped():
+                    break
+                self._threads[site].join(min(left, _LOOK))
         self._pending.clear()  # nobody is waited for any longer
+        if self.transport.stopped():
+            raise Stopped("the run was stopped")
         for site in asked:
             found = inbox.get(site, Refused("timeout"))
             try:
@@ -195,6 +251,7 @@ class Messenger:
         self.faults.count(site, error.reason)
         if error.reason in SILENT:
             self._away.add(site)
+            self._look_out()
         elif self.excluded(site):
             log.warning("%s is left out from now on: too many refused answers", site)
 

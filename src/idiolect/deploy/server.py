@@ -21,6 +21,7 @@ from idiolect.data.federation import TestData
 from idiolect.deploy import compression, secure_sum
 from idiolect.deploy.exchange import MessageTemplates, NodeExchange
 from idiolect.deploy.handshake import NodeRegistry
+from idiolect.deploy.messenger import Stopped
 from idiolect.deploy.protocol import MOST_EXCHANGED
 from idiolect.deploy.secure_aggregation import FEWEST
 from idiolect.deploy.secure_sum import SumFailed
@@ -211,7 +212,7 @@ class Server:
     def advance(self) -> Round:
         """Do one round of every seed; nothing is kept of it unless all succeed."""
         if self._messenger.transport.stopped():
-            raise DeployError("the run was stopped")
+            raise Stopped("the run was stopped")
         if back := self._messenger.waiting_outside():
             raise RestartNeeded(f"{', '.join(back)} can take part again; the run is started anew")
         done = [self._train(run) for run in range(len(self._seeds))]

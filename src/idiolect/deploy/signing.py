@@ -13,6 +13,7 @@ import json
 import logging
 import secrets
 import threading
+import time
 import tomllib
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -444,11 +445,13 @@ class ServerChannel(Transport):
         if identity.role != SERVER:
             raise Refused("identity", f"the kit is of a {identity.role}, expected the server's")
         self.sites: Sequence[str] = inner.sites
+        self.looks = inner.looks
         self._inner = inner
         self._identity, self._authority, self._audit = identity, authority, audit
         self._sessions: dict[str, str] = {}
         self._heard: dict[str, _Envelope] = {}  # the last answer of each site
-        self._numbers = itertools.count(1)
+        # From the clock, so that they go on rising when the server's process is another one.
+        self._numbers = itertools.count(time.time_ns())
 
     def call(self, site: str, blob: bytes, seconds: float) -> bytes:
         """Bring a message to a site and return its answer, if it is that site's to this message."""
@@ -525,9 +528,17 @@ class ServerChannel(Transport):
         ]
         write_whole(folder / audit.HEADS_FILE, ("\n".join(lines) + "\n").encode())
 
-    def returned(self, site: str) -> bool:
-        """Return whether a lost site could take part again after a restart of the run."""
-        return self._inner.returned(site)
+    def present(self, site: str) -> bool:
+        """Return whether a site gives a sign now."""
+        return self._inner.present(site)
+
+    def process(self, site: str) -> str:
+        """Return the name of the process that last answered for a site."""
+        return self._inner.process(site)
+
+    def queued(self, site: str) -> float:
+        """Return for how long a site's message has waited behind those of other runs."""
+        return self._inner.queued(site)
 
     def stopped(self) -> bool:
         """Return whether the server should end."""

@@ -1,6 +1,6 @@
-"""An admin's side: submits a run, watches it, starts it anew when something dies, fetches results.
+"""An admin's side: submits a run, watches it, fetches results. The run does not depend on it.
 
-A run is known by its own number, so that a job that replaces a dead one goes on where it stopped.
+A run is known by its own number, so that a job that follows a stopped one goes on where it stopped.
 """
 
 import contextlib
@@ -12,15 +12,14 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from idiolect.core.checkpoint import write_whole
 from idiolect.deploy.flare import job_layout, require
 from idiolect.deploy.flare.job_layout import FlareTask
-from idiolect.deploy.flare.kits import OUTCOME, RESULT, RETURNED, MemberKit
+from idiolect.deploy.flare.kits import OUTCOME, RESULT, MemberKit
 from idiolect.deploy.messenger import WaitPolicy
 from idiolect.deploy.newcomer_nodes import WantedModel
 from idiolect.errors import ConfigError, DeployError, IdiolectError
@@ -86,9 +85,9 @@ def known_run(kit: MemberKit, folder: Path) -> str:
 
 
 Say = Callable[[str], None]
-_ATTEMPTS = 5  # new starts without a round done between them before the run is given up
 _SILENCE = 600.0  # seconds without a server before the run is given up
 _POLL = 1.0
+_T = TypeVar("_T")
 _ENDED = ("FINISHED", "FAILED")  # how the status of a job that is over begins
 _LONG = 30.0  # seconds without a round after which it is said who has not answered
 _FRESH = 25.0  # seconds; nodes are heard of every ten
@@ -193,13 +192,13 @@ def progress(session: AdminSession, job: str) -> dict[str, Any]:
 
 
 def active(state: State) -> list[dict[str, Any]]:
-    """Pick the jobs that have not ended; what a dead server left as running runs nowhere."""
-    return [
-        job
-        for job in state.jobs
-        if not str(job.get("status", "")).startswith(_ENDED)
-        and datetime.fromisoformat(job["submit_time"]).timestamp() >= state.started
-    ]
+    """Pick the jobs that have not ended."""
+    return [job for job in state.jobs if not str(job.get("status", "")).startswith(_ENDED)]
+
+
+def name_of(job: dict[str, Any]) -> str:
+    """Return the run that a job does."""
+    return str(job["job_name"]).removeprefix("idiolect-")
 
 
 def described(kit: MemberKit) -> dict[str, Any]:
@@ -212,7 +211,7 @@ def described(kit: MemberKit) -> dict[str, Any]:
             told = progress(session, str(job["job_id"]))
             runs.append(
                 {
-                    "run": str(job["job_name"]).removeprefix("idiolect-"),
+                    "run": name_of(job),
                     "job": str(job["job_id"]),
                     "state": str(told.get("state") or job["status"]).lower(),
                     **{key: told.get(key) for key in ("label", "round", "rounds")},
@@ -237,7 +236,7 @@ def stop(kit: MemberKit, say: Say) -> int:
         running = active(look(session))
         for job in running:
             session.ask(partial(_abort, str(job["job_id"])))
-            say(f"stopped {job['job_name'].removeprefix('idiolect-')}")
+            say(f"stopped {name_of(job)}")
         return len(running)
     finally:
         session.close()
@@ -248,7 +247,7 @@ def _abort(job: str, session: Any) -> None:
 
 
 class FederationRun:
-    """A run on a federation, through as many jobs as it takes."""
+    """A run on a federation, as the one who submitted it sees it: the server does it alone."""
 
     def __init__(self, kit: MemberKit, task: FlareTask, folder: Path, say: Say) -> None:
         self._kit = kit
@@ -260,54 +259,30 @@ class FederationRun:
         self._since = time.monotonic()
         self._noted: set[str] = set()  # what the server noted and was said
         self._waited: list[str] = []  # of whom it was said that they are waited for
+        self._queued = False  # whether it was said that other runs come first
 
     def finish(self) -> Path:
-        """Bring the run to its end; returns the folder with its results."""
+        """Submit the run, or find it, and watch it to its end; return the folder of its results.
+
+        Whoever watches may leave at any time: the run goes on.
+        """
         about = {"run": self._task.run, "federation": self._kit.federation}
         self._folder.mkdir(parents=True, exist_ok=True)
         write_whole(self._folder / RUN_FILE, json.dumps(about).encode())
-        failures = 0
         try:
-            while True:
-                before = self._seen
-                self._wait_for_nodes()
-                outcome = self._job()
-                if outcome["state"] == "done":
-                    return self._folder
-                if outcome["state"] == "error":
-                    raise _as_error(outcome)
-                failures = 0 if self._seen != before else failures + 1
-                if failures >= _ATTEMPTS:
-                    raise DeployError(
-                        f"{failures} starts got no further: {outcome['text']}; mend it, then go on "
-                        "with --resume"
-                    )
-                self._say(f"{outcome['text']}; starts again from the last whole round")
+            outcome = self._watched(self._job())
+            if outcome["state"] != "done":
+                raise _as_error(outcome)
+            return self._folder
         finally:
             self._session.close()
 
-    def _wait_for_nodes(self) -> None:
-        """Wait until everyone is there, or enough are and the others had their time."""
-        told, since = "", time.monotonic()
-        while True:
-            state = self._look()
-            missing = [site for site in self._task.sites if site not in state.nodes]
-            there = len(self._task.sites) - len(missing)
-            patient = time.monotonic() - since < self._task.join
-            if not missing or (there >= self._task.least and not patient):
-                return
-            words = f"waiting for {', '.join(missing)}"
-            if words != told:
-                self._say(words)
-                told = words
-            time.sleep(_POLL)
-
-    def _look(self) -> State:
-        """Look at the federation; a server that is away may come back."""
+    def _patient(self, call: Callable[[], _T]) -> _T:
+        """Ask the server; one that is away may come back."""
         since, told = time.monotonic(), False
         while True:
             try:
-                return look(self._session)
+                return call()
             except Unreachable as error:
                 if time.monotonic() - since > _SILENCE:
                     raise
@@ -316,26 +291,22 @@ class FederationRun:
                     told = True
                 time.sleep(_POLL)
 
-    def _job(self) -> dict[str, str]:
-        """Submit a job, or watch the one there is, until it ends; say how it did."""
-        state = self._look()
+    def _job(self) -> str:
+        """Return the job of this run that has not ended, or submit one."""
+        state = self._patient(lambda: look(self._session))
         name = f"idiolect-{self._task.run}"
-        named = [job for job in active(state) if job["job_name"] == name]
-        mine = [job for job in named if self._submitter(str(job["job_id"])) == self._kit.name]
-        job = mine[0]["job_id"] if mine else self._submitted()
-        began = state.started
-        while True:
-            time.sleep(_POLL)
-            try:
-                status = str(self._session.ask(lambda s: s.get_job_status(job)))
-            except DeployError:
-                status = "unknown"
-                state = self._look()
-                if state.started != began:
-                    return {"state": "short", "text": "the server was started anew"}
-            if status.startswith(_ENDED):
-                return self._outcome(job, status)
-            self._tell(job)
+        named = [str(job["job_id"]) for job in active(state) if job["job_name"] == name]
+        for job in named:
+            if self._submitter(job) == self._kit.name:
+                self._say(f"run {self._task.run} is under way as job {job}")
+                return job
+        with tempfile.TemporaryDirectory() as scratch:
+            folder = job_layout.write(Path(scratch) / "job", self._task)
+            number = self._patient(lambda: self._session.ask(lambda s: s.submit_job(str(folder))))
+        self._say(
+            f"submitted run {self._task.run} as job {number}; it goes on at the server if you leave"
+        )
+        return str(number)
 
     def _submitter(self, job: str) -> str:
         """Say whose job it is: anyone can give theirs any name."""
@@ -347,12 +318,32 @@ class FederationRun:
             return ""
         return str(meta.get("submitter_name", "")) if isinstance(meta, dict) else ""
 
-    def _submitted(self) -> str:
-        with tempfile.TemporaryDirectory() as scratch:
-            folder = job_layout.write(Path(scratch) / "job", self._task)
-            number = self._session.ask(lambda s: s.submit_job(str(folder)))
-        self._say(f"submitted as job {number}; waiting for the nodes to start")
-        return str(number)
+    def _watched(self, job: str) -> dict[str, str]:
+        """Tell how far a job is until it has ended; return how it did."""
+        while True:
+            time.sleep(_POLL)
+            status = str(self._patient(lambda: self._session.ask(lambda s: s.get_job_status(job))))
+            if status.startswith(_ENDED):
+                return self._outcome(job, status)
+            if status == "SUBMITTED":
+                self._tell_queue(job)
+            else:
+                self._tell(job)
+
+    def _tell_queue(self, job: str) -> None:
+        """Say once what a job that has not been started waits for."""
+        if self._queued:
+            return
+        with contextlib.suppress(DeployError):
+            state = look(self._session)
+            others = [one for one in active(state) if str(one["job_id"]) != job]
+            ahead = [name_of(one) for one in others if one["status"] != "SUBMITTED"]
+            if ahead:
+                self._queued = True
+                self._say(f"waiting in the queue: the server is busy with {', '.join(ahead)}")
+            elif not state.nodes:
+                self._queued = True
+                self._say("waiting for a first node to connect to the server")
 
     def _tell(self, job: str) -> None:
         found = progress(self._session, job)
@@ -361,31 +352,23 @@ class FederationRun:
             if isinstance(text, str) and text not in self._noted:
                 self._noted.add(text)
                 self._say(f"note: {text}")
-        seen = (str(found.get("label", "")), int(found.get("round", -1)))
-        if found.get("state") and seen != self._seen and seen[1] >= 0:
-            self._seen, self._since, self._waited = seen, time.monotonic(), []
-            self._say(f"{seen[0]}: round {seen[1]} of {found.get('rounds', '?')}")
         waiting = [site for site in found.get("waiting", ()) if site in self._task.sites]
-        if waiting not in ([], self._waited) and time.monotonic() - self._since > _LONG:
+        if found.get("state") == "waiting for nodes":
+            if waiting != self._waited:
+                self._waited = waiting
+                self._say(f"waiting for {', '.join(waiting)}")
+            return
+        seen = (str(found.get("label", "")), int(found.get("round", -1)))
+        if seen != self._seen and seen[1] >= 0:
+            self._seen, self._since, self._waited = seen, time.monotonic(), []
+            without = [site for site in found.get("absent", ()) if site in self._task.sites]
+            self._say(
+                f"{seen[0]}: round {seen[1]} of {found.get('rounds')}"
+                + (f", without {', '.join(without)}" if without else "")
+            )
+        elif waiting and waiting != self._waited and time.monotonic() - self._since > _LONG:
             self._waited = waiting
             self._say(f"waiting for {', '.join(waiting)} to answer")
-        if absent := [site for site in found.get("absent", ()) if site in self._task.sites]:
-            self._welcome(job, absent)
-
-    def _welcome(self, job: str, absent: list[str]) -> None:
-        """Report lost sites that are connected again but have no part in the job."""
-        try:
-            there = [site for site in absent if site in look(self._session).nodes]
-            if not there:
-                return
-            working = self._session.ask(lambda s: s.get_client_job_status(there)) or []
-            busy = {one.get("client_name") for one in working if one.get("job_id") == job}
-            back = [site for site in there if site not in busy]
-            if back:
-                told = {"sites": back}
-                self._session.ask(lambda s: s.do_app_command(job, RETURNED, told))
-        except DeployError:
-            pass  # the next look will do
 
     def _outcome(self, job: str, status: str) -> dict[str, str]:
         """Fetch what a job left; without an outcome its status must do."""

@@ -1,177 +1,137 @@
-"""What runs inside FLARE: the server's rounds, and an answering object on every node.
+"""What runs inside FLARE on the server: a job is one process, which does the whole run.
 
-A job carries settings only; these classes are installed with idiolect on both sides, and a site
-that keeps its defaults runs nothing else.
+It asks the nodes where they are (`node_side`); a job carries settings only. It ends when the run
+does, or is stopped: a node that is lost, or not there yet, is waited for here.
 """
 
 import base64
-import dataclasses
-import gc
 import json
 import logging
 import shutil
-import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from nvflare.apis.fl_component import FLComponent
 from nvflare.apis.fl_context import FLContext
+from nvflare.apis.impl.controller import Controller
+from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
-from nvflare.collab import collab
-from nvflare.collab.api.context import set_call_context
-from nvflare.collab.api.exceptions import CollabCallError, RunAborted
+from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey, ReturnCode
+from nvflare.fuel.f3.cellnet.utils import new_cell_message
 from nvflare.widgets.info_collector import GroupInfoCollector, InfoCollector
 
 from idiolect.core.checkpoint import write_whole
-from idiolect.deploy import node_records, protocol
+from idiolect.deploy import node_records
 from idiolect.deploy.audit import AuditLog
 from idiolect.deploy.describe_nodes import describe_nodes
-from idiolect.deploy.flare.kits import HOME, HOST_FILE, NODE_FILE, OUTCOME, RESULT, RETURNED
-from idiolect.deploy.messenger import Messenger, Transport
+from idiolect.deploy.flare.kits import HOME, HOST_FILE, OUTCOME, RESULT
+from idiolect.deploy.flare.node_side import (
+    CHANNEL,
+    DONE,
+    MARK,
+    PROCESS,
+    QUEUED,
+    STATE,
+    TOPIC,
+    TURN,
+    UNKNOWN,
+    WORKING,
+    Tidy,
+    mark_of,
+)
+from idiolect.deploy.messenger import Messenger, Transport, WaitPolicy
 from idiolect.deploy.newcomer_nodes import WantedModel, adapt_nodes, find_model
-from idiolect.deploy.node_process import NodeProcess
+from idiolect.deploy.node_process import locked
 from idiolect.deploy.protocol import Refused
 from idiolect.deploy.serve_experiment import ServerSettings, make_messenger, serve
 from idiolect.deploy.server import RestartNeeded
-from idiolect.deploy.signing import Authority, Identity, NodeChannel, ServerChannel
-from idiolect.deploy.site import NodeSettings
+from idiolect.deploy.signing import Authority, Identity, ServerChannel
 from idiolect.engine.outcome import Silent, Tick
 from idiolect.errors import ConfigError, DeployError, IdiolectError
-
-
-class Tidy:
-    """Collects what the engine dropped; cheap, as all that was there at the start is left out."""
-
-    def __init__(self) -> None:
-        self._begun = False
-
-    def __call__(self) -> None:
-        """Tidy up, once a message or a round."""
-        gc.collect()
-        if not self._begun:
-            self._begun = True
-            gc.freeze()
-
+from idiolect.experiment.portable import import_experiment
 
 log = logging.getLogger("idiolect.flare")
-_SERVER = "server"  # what the engine calls the server's end of a job
 _MOST_NOTES, _LONGEST_NOTE = 20, 400  # for an admin who asks how far the run is
-_PATIENCE = 10.0  # timeouts of the server until a call is given up
+_PATIENCE = 10.0  # timeouts of the server until a message is given up
+_LOST = 8.0  # seconds without a sign of a site until it counts as lost
+_PAUSE = 0.5  # seconds between two attempts to reach a site
+_ATTEMPTS = 5  # starts without a round done between them before the run is given up
+_NEWCOMERS_JOIN = 120.0  # seconds that newcomers have to connect
 
 
-class NodeSide:
-    """A node's end: hands messages to the training process, and answers back."""
+class SiteCells(Transport):
+    """The engine's messages to the lasting processes of the nodes, as a `Transport`."""
 
-    def __init__(self) -> None:
-        self._child: NodeProcess | None = None
-        self._channel: NodeChannel | None = None
-        self._lock = threading.Lock()
-        self._tidy = Tidy()
-
-    @collab.publish  # type: ignore[untyped-decorator]
-    def answer(self, blob: bytes) -> bytes:
-        """Answer one message of the server; of a failure only a code leaves.
-
-        The engine lets every member of a job call every other. Who it says is calling is looked at
-        first, but a member can forge that: what counts is the server's signature.
-        """
-        try:
-            caller, workspace = collab.caller, collab.context.workspace
-            if caller != _SERVER:
-                raise Refused("identity", f"called by {caller!r}; only the server is answered")
-            return self._signed(workspace).answer(
-                blob, lambda body: self._asked(workspace).answer(body)
-            )
-        except Refused as error:
-            log.error("refused with %r: %s", error.reason, error)
-            return protocol.refusal(error.reason)
-        except Exception:
-            log.exception("a message could not be answered")
-            return protocol.refusal("failed")
-
-    def _signed(self, workspace: Any) -> NodeChannel:
-        """Return the channel of this process; there is no way to be without a kit's identity."""
-        with self._lock:
-            if self._channel is None:
-                root = Path(workspace.get_root_dir())
-                own = Identity.from_kit(root)
-                kept = AuditLog(root / HOME, own.name, own.role)
-                self._channel = NodeChannel(own, Authority.from_kit(root), kept)
-            return self._channel
-
-    def _asked(self, workspace: Any) -> NodeProcess:
-        with self._lock:
-            self._tidy()
-            if self._child is None:
-                root = Path(workspace.get_root_dir())
-                path = root / HOME / NODE_FILE
-                if not path.is_file():
-                    raise Refused("data", f"{path} is missing; start with `idiolect node`")
-                # Whatever the file says: over this engine a node has the identity of its kit.
-                site = dataclasses.replace(
-                    NodeSettings.from_json(path.read_text()), kit=root.resolve()
-                )
-                self._child = NodeProcess(site)
-            return self._child
-
-    @collab.final  # type: ignore[untyped-decorator]
-    def end(self) -> None:
-        """End the training process with the job."""
-        if self._child is not None:
-            self._child.close()
-
-
-class _Cells(Transport):
-    """FLARE's calls as a `Transport`."""
-
-    def __init__(self, sites: list[str]) -> None:
-        self.sites: Sequence[str] = tuple(sites)
-        self._context = collab.context
-        self._proxies = {proxy.name: proxy for proxy in collab.clients}
-        self._returned: frozenset[str] = frozenset()
-        # Of our own, below the job's: the engine lets no job end before all its calls have.
-        self._over = [Signal(parent=p.backend.abort_signal) for p in self._proxies.values()]
-        for proxy, signal in zip(self._proxies.values(), self._over, strict=True):
-            proxy.backend.abort_signal = signal
-        # Only the server's lasting process knows who is connected, so an admin must report it.
-        collab.fl_ctx.get_engine().register_app_command(RETURNED, self._told)
-
-    def _told(self, topic: str, data: Any, fl_ctx: FLContext) -> dict[str, Any]:
-        sites = data.get("sites", ()) if isinstance(data, dict) else ()
-        self._returned = frozenset(site for site in sites if site in self.sites)
-        return {}
+    def __init__(self, cell: Any, sites: Sequence[str], abort: Signal) -> None:
+        self.sites, self.looks = tuple(sites), True
+        self._cell, self._abort = cell, abort
+        self._over = Signal(parent=abort)  # of our own, below the job's
+        self._queued: dict[str, float] = {}  # how long each site's message waited for its turn
+        self._processes: dict[str, str] = {}  # the process that last answered for each site
 
     def call(self, site: str, blob: bytes, seconds: float) -> bytes:
-        """Call a site's object; its errors never carry the site's own words further."""
-        if site not in self._proxies:
-            raise Refused("unreachable", f"{site} did not start with the job")
-        set_call_context(self._context)
-        try:
-            # Longer than the server waits: a late answer proves that the node is back.
-            answer = self._proxies[site](timeout=_PATIENCE * seconds).answer(blob)
-        except RunAborted:
-            raise Refused("unreachable", "the job is ending") from None
-        except CollabCallError as error:
-            late = "timed out" in str(error)
-            raise Refused("timeout" if late else "unreachable") from None
-        if not isinstance(answer, bytes):
+        """Ask a site, and ask again for the answer while there are signs that it works on it."""
+        self._queued[site] = 0.0
+        mark, began = mark_of(blob), time.monotonic()
+        # Longer than the server waits: a late answer proves that the node is back.
+        last, body = began, blob
+        while time.monotonic() - began < _PATIENCE * seconds:
+            if self.stopped():
+                raise Refused("unreachable", "the run was stopped")
+            before = time.monotonic()
+            state, answer = self._exchanged(site, mark, body)
+            now = time.monotonic()
+            if state == DONE:
+                return answer
+            if not state and now - last > _LOST:
+                raise Refused("unreachable", f"{site} gives no sign")
+            # What a process took with it when it died is sent to the one that follows it.
+            body = blob if state in ("", UNKNOWN) else b""
+            last = last if not state else now
+            self._queued[site] += (now - before) * (state == QUEUED)
+            if state != WORKING:
+                time.sleep(_PAUSE)
+        raise Refused("timeout")
+
+    def _exchanged(self, site: str, mark: str, blob: bytes, wait: float = 5.0) -> tuple[str, bytes]:
+        """Send one message; return what became of it, or nothing where no answer came."""
+        reply = self._cell.send_request(
+            channel=CHANNEL,
+            topic=TOPIC,
+            target=site,
+            request=new_cell_message({MARK: mark}, blob),
+            timeout=TURN + wait,
+            optional=True,
+            abort_signal=self._over,
+        )
+        if reply.get_header(MessageHeaderKey.RETURN_CODE, ReturnCode.OK) != ReturnCode.OK:
+            return "", b""
+        answer, self._processes[site] = reply.payload, str(reply.get_header(PROCESS, ""))
+        state = str(reply.get_header(STATE, ""))
+        if not isinstance(answer, bytes | bytearray | memoryview):
             raise Refused("format", f"{site} answered with {type(answer).__name__}")
-        return answer
+        return state, bytes(answer)
+
+    def present(self, site: str) -> bool:
+        """Return whether a site gives a sign now."""
+        return bool(self._exchanged(site, "", b"", 1.0)[0])
+
+    def process(self, site: str) -> str:
+        """Return the name of the process that last answered for a site."""
+        return self._processes.get(site, "")
+
+    def queued(self, site: str) -> float:
+        """Return for how long a site's message has waited behind those of other runs."""
+        return self._queued.get(site, 0.0)
 
     def hang_up(self) -> None:
-        """Give up calls that nobody has answered: the run is over, or starts anew."""
-        for signal in self._over:
-            signal.trigger(True)
-
-    def returned(self, site: str) -> bool:
-        """Return whether a site is connected that has no part in this job, or has one no more."""
-        return site in self._returned
+        """Give up calls that nobody has answered: the run is over."""
+        self._over.trigger(True)
 
     def stopped(self) -> bool:
         """Return whether the job is being aborted."""
-        return bool(self._context.is_aborted())
+        return bool(self._abort.triggered or self._over.triggered)
 
 
 class _Progress(Silent):
@@ -183,10 +143,25 @@ class _Progress(Silent):
         self.post: Messenger | None = None
         self._tidy = Tidy()
 
+    @property
+    def place(self) -> tuple[str, int]:
+        """The method and the round that were done last."""
+        return str(self.state.get("label", "")), int(self.state.get("round", -1))
+
     def update(self, **changes: Any) -> None:
         """Replace what is reported."""
         absent = [] if self.post is None else self.post.absent()
-        self.state = {**self.state, **changes, "absent": absent}
+        known = {key: value for key, value in self.state.items() if key != "waiting"}
+        self.state = {**known, **changes, "absent": absent}
+
+    def told(self) -> dict[str, Any]:
+        """Say how far the run is, and who is waited for now."""
+        waiting = [] if self.post is None else self.post.waiting()
+        return {"waiting": waiting, **self.state}
+
+    def missing(self, sites: Sequence[str]) -> None:
+        """Note who must be there before the run can go on."""
+        self.state = {**self.state, "state": "waiting for nodes", "waiting": list(sites)}
 
     def begin(self, label: str, round: int, rounds: int) -> None:
         """Note that a method starts, or resumes."""
@@ -209,8 +184,8 @@ class _Progress(Silent):
         self.update(state="scored", label=label)
 
 
-class ServerSide(FLComponent):  # type: ignore[misc]
-    """The server's end: runs the experiment from its last checkpoint, and reports progress."""
+class ServerSide(Controller):  # type: ignore[misc]
+    """The server's end: does the run from its last checkpoint, and reports progress."""
 
     def __init__(
         self,
@@ -235,22 +210,30 @@ class ServerSide(FLComponent):  # type: ignore[misc]
         self._describe = describe
         self._progress = _Progress(run)
 
+    def start_controller(self, fl_ctx: FLContext) -> None:
+        """Do nothing: all is done in `control_flow`."""
+
+    def stop_controller(self, fl_ctx: FLContext) -> None:
+        """Do nothing."""
+
+    def process_result_of_unknown_task(
+        self, client: Any, task_name: str, client_task_id: str, result: Shareable, fl_ctx: FLContext
+    ) -> None:
+        """Do nothing: nodes are given no tasks of the engine."""
+
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         """Report progress when an admin asks."""
         if event_type == InfoCollector.EVENT_TYPE_GET_STATS:
             collector = fl_ctx.get_prop(InfoCollector.CTX_KEY_STATS_COLLECTOR)
             if isinstance(collector, GroupInfoCollector):
-                calls = self._progress.post
-                waiting = [] if calls is None else calls.waiting()
-                collector.set_info("idiolect", {**self._progress.state, "waiting": waiting})
+                collector.set_info("idiolect", self._progress.told())
 
-    @collab.main  # type: ignore[untyped-decorator]
-    def work(self) -> None:
-        """Run the experiment, or as much of it as can be done now."""
-        workspace = collab.context.workspace
-        number = collab.fl_ctx.get_job_id()
+    def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
+        """Do the run, from wherever it stands to its end."""
+        engine, workspace = fl_ctx.get_engine(), fl_ctx.get_workspace()
+        number = fl_ctx.get_job_id()
         job, root = Path(workspace.get_run_dir(number)), Path(workspace.get_root_dir())
-        cells = _Cells(self._sites)
+        cells = SiteCells(engine.get_cell(), self._sites, abort_signal)
         try:
             # What the server's lasting process wrote when it deployed the job: its own record of
             # who submitted it, with the name in the certificate of whoever was logged in.
@@ -258,15 +241,54 @@ class ServerSide(FLComponent):  # type: ignore[misc]
             own = Identity.from_kit(root)
             kept = AuditLog(root / HOME, own.name, own.role)
             transport = ServerChannel(cells, own, Authority.from_kit(root), kept)
-            outcome = self.done(transport, root / HOME, job, submitter)
+            outcome = self.finished(transport, root / HOME, job, submitter)
         except IdiolectError as error:
             outcome = {"state": "error", "text": str(error), "code": str(error.code)}
         finally:
             cells.hang_up()
-        if outcome["state"] != "done" and cells.stopped():
-            raise RunAborted("the run was stopped")
+        if outcome["state"] != "done" and abort_signal.triggered:
+            return  # the run was stopped
         self._progress.update(**outcome)
         write_whole(job / OUTCOME, json.dumps(outcome).encode())
+
+    def finished(
+        self, transport: Transport, home: Path, job: Path, submitter: str
+    ) -> dict[str, str]:
+        """Bring the run to its end, in as many starts as it takes; return how it ended."""
+        with locked(home / "doing" / node_records.run_name(self._run), 1.0) as free:
+            if not free:
+                raise ConfigError(f"run {self._run} is being done already, by another job")
+            failures = 0
+            while True:
+                before = self._progress.place
+                self._wait_for_sites(transport, home)
+                outcome = self.done(transport, home, job, submitter)
+                if outcome["state"] in ("done", "error") or transport.stopped():
+                    return outcome
+                self._progress.note(f"{outcome['text']}; goes on from the last whole round")
+                moved = outcome["state"] == "again" or self._progress.place != before
+                failures = 0 if moved else failures + 1
+                if failures >= _ATTEMPTS:
+                    text = f"{failures} starts got no further: {outcome['text']}; mend it, then go "
+                    return {**outcome, "state": "error", "text": f"{text}on with --resume"}
+
+    def _wait_for_sites(self, transport: Transport, home: Path) -> None:
+        """Wait until everyone is there, or enough are and the others had their time."""
+        if self._wanted is None:
+            host = ServerSettings.read(home / HOST_FILE)
+            deploy = import_experiment(self._text, reach=host.reach).deploy
+            policy = WaitPolicy(deploy.timeout, deploy.join, deploy.minimum)
+        else:
+            policy = WaitPolicy(join=_NEWCOMERS_JOIN, minimum=len(self._sites))
+        since = time.monotonic()
+        while not transport.stopped():
+            missing = [site for site in self._sites if not transport.present(site)]
+            late = time.monotonic() - since >= policy.join
+            enough = len(self._sites) - len(missing) >= policy.needed(len(self._sites))
+            if not missing or (enough and late):
+                return
+            self._progress.missing(missing)
+            time.sleep(_PAUSE)
 
     def done(self, transport: Transport, home: Path, job: Path, submitter: str) -> dict[str, str]:
         """Do as much as can be done now, for a submitter; return how it ended, in words.

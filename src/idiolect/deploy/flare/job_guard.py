@@ -1,6 +1,7 @@
 """What FLARE lets in: a job of exactly our two files, under an id that the server drew.
 
-FLARE asks an `AppValidator` before it starts a job, on the server and on each node. What it has no
+FLARE asks an `AppValidator` before it starts a job, on the server and, if it were brought one, on a
+node. What it has no
 such question for is put in place by `watch`: ids that name other folders of the kit, and settings
 in formats that can include files (HOCON) or read variables of the environment.
 """
@@ -38,6 +39,15 @@ class JobGuard(AppValidator):  # type: ignore[misc]
         return reason, {}
 
 
+class NodeGuard(AppValidator):  # type: ignore[misc]
+    """Refuses every job: the server does them alone, and asks."""
+
+    def validate(self, app_folder: str) -> tuple[str, dict[str, Any]]:
+        """Return why a job is refused."""
+        log.warning("refused a job that was deployed: no job is started on a node")
+        return "no job is started on a node", {}
+
+
 def foreign(app: Path) -> str:
     """Say what in a job's folder is not ours; empty where all is."""
     wanted = {job_layout.SERVER, job_layout.CLIENT}
@@ -54,7 +64,7 @@ def foreign(app: Path) -> str:
         server, client = (
             json.loads((app / name).read_text()) for name in (job_layout.SERVER, job_layout.CLIENT)
         )
-        arguments = server["components"][0]["args"]
+        arguments = server["workflows"][0]["args"]
         same = server == job_layout.server(arguments) and client == job_layout.client()
     except (ValueError, TypeError, KeyError, IndexError, RecursionError):
         return "its configurations are not those of idiolect"
@@ -88,7 +98,7 @@ def watch() -> None:
     """Put our checks into this process of the engine, before it starts."""
     from nvflare.apis import workspace
     from nvflare.fuel.utils.config import ConfigFormat
-    from nvflare.private.fed.server import job_meta_validator
+    from nvflare.private.fed.server import job_meta_validator, job_runner
 
     def formats(cls: Any) -> Any:
         return OrderedDict({".json": cls.JSON, ".json.default": cls.JSON})
@@ -97,6 +107,7 @@ def watch() -> None:
     try:
         inner: Callable[[Any, str, ZipFile], Any] = validator._validate_zf
         _ = workspace.check_job_id, job_meta_validator.check_job_id
+        replies: Callable[..., Any] = job_runner.check_client_replies
     except AttributeError as error:
         raise DeployError(
             f"this version of NVIDIA FLARE is not known ({error}); install the one that idiolect "
@@ -111,7 +122,12 @@ def watch() -> None:
             log.warning("refused a job that was submitted: %s", error)
             raise
 
+    def checked(*, client_sites: list[str], **named: Any) -> Any:
+        # A job of ours is started on the server alone, so nobody has to reply.
+        return replies(client_sites=client_sites, **named) if client_sites else []
+
     ConfigFormat.config_ext_formats = classmethod(formats)
+    job_runner.check_client_replies = checked
     validator._validate_zf = validated
     job_meta_validator.check_job_id = _refuse_chosen
     workspace.check_job_id = refuse_id

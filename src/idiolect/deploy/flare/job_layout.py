@@ -25,7 +25,6 @@ MODULES = {
 SIGNED = (".__nvfl_sig.json", ".__nvfl_submitter.crt")
 LARGEST = 16 << 20  # bytes of a file; an experiment may carry a list of words
 _HERE = "idiolect.deploy.flare.flare_job"
-_RUNTIME = "nvflare.collab.runtime"
 
 
 @dataclass(frozen=True)
@@ -57,35 +56,19 @@ def server(arguments: ServerArguments) -> dict[str, Any]:
     """Return the server's configuration."""
     return {
         "format_version": 2,
-        # Messages are pushed; asking for tasks is for the start and the end only.
-        "server": {"task_request_interval": 2},
-        "workflows": [
-            {
-                "id": "controller",
-                "path": f"{_RUNTIME}.controller.CollabController",
-                "args": {"server_obj_id": "_server"},
-            }
-        ],
-        "components": [{"id": "_server", "path": f"{_HERE}.ServerSide", "args": arguments}],
+        "workflows": [{"id": "run", "path": f"{_HERE}.ServerSide", "args": arguments}],
+        "components": [],
         "task_data_filters": [],
         "task_result_filters": [],
     }
 
 
 def client() -> dict[str, Any]:
-    """Return the nodes' configuration."""
+    """Return the configuration of a job on nodes, where none is ever started: the engine asks."""
     return {
         "format_version": 2,
-        "executors": [
-            {
-                "tasks": ["*"],
-                "executor": {
-                    "path": f"{_RUNTIME}.executor.CollabExecutor",
-                    "args": {"client_obj_id": "_client"},
-                },
-            }
-        ],
-        "components": [{"id": "_client", "path": f"{_HERE}.NodeSide", "args": {}}],
+        "executors": [],
+        "components": [],
         "task_data_filters": [],
         "task_result_filters": [],
     }

@@ -139,10 +139,16 @@ HOST_FILE = "server.json"  # the same of `idiolect server`
 OUTCOME = "outcome.json"  # in a job's folder: how it ended, for whoever submitted it
 RESULT = "result"  # in a job's folder: the run's
 GUARD = "idiolect.deploy.flare.job_guard.JobGuard"  # asked by FLARE before a job is started
-RETURNED = "idiolect.returned"  # an admin's command: sites that could take part again
+NODE_GUARD = "idiolect.deploy.flare.job_guard.NodeGuard"  # the same on nodes, where none is
+_MOST_RUNS = 4  # at a time; others wait
+_OWN = {  # what we add to the engine's lasting process, by role
+    "server": ("idiolect_keeper", "idiolect.deploy.flare.run_queue.RunKeeper"),
+    "node": ("idiolect_node", "idiolect.deploy.flare.node_side.NodeSide"),
+}
+_QUEUE = "idiolect.deploy.flare.run_queue.RunQueue"
 
 # A prefix must end in a dot; without the log entry FLARE's own log component fails every job.
-ALLOWED = ("idiolect.deploy.flare.", "nvflare.collab.runtime.", "nvflare.app_common.logging.")
+ALLOWED = ("idiolect.deploy.flare.", "nvflare.app_common.logging.")
 
 _RIGHTS = {
     "project_admin": {
@@ -152,7 +158,6 @@ _RIGHTS = {
         "download_job": "any",
         "view": "any",
         "operate": "any",
-        "app_command": "any",
         "shell_commands": "none",
         "byoc": "none",
     },
@@ -173,7 +178,6 @@ _RIGHTS = {
         "download_job": "n:submitter",
         "view": "any",
         "operate": "none",
-        "app_command": "n:submitter",  # reports that a node is back
         "shell_commands": "none",
         "byoc": "none",
     },
@@ -337,15 +341,21 @@ def settle(kit: MemberKit) -> None:
     """
     path = kit.folder / "local" / "resources.json"
     settings = json.loads(path.read_text())
-    settings["app_validator"] = {"path": GUARD, "args": {}}
-    if kit.role != "server":
-        write_whole(path, json.dumps(settings, indent=1).encode())
-        return
-    store = kit.home / "engine"
-    settings["snapshot_persistor"]["args"]["storage"]["args"]["root_dir"] = str(store / "snapshots")
-    for component in settings["components"]:
-        if component["id"] == "job_manager":
-            component["args"]["uri_root"] = str(store / "jobs")
+    guard = GUARD if kit.role == "server" else NODE_GUARD
+    settings["app_validator"] = {"path": guard, "args": {}}
+    settings["class_allow_list"] = list(ALLOWED)
+    name, own = _OWN[kit.role]
+    parts = [one for one in settings["components"] if one["id"] != name]
+    settings["components"] = [*parts, {"id": name, "path": own, "args": {}}]
+    if kit.role == "server":
+        store = kit.home / "engine"
+        snapshots = settings["snapshot_persistor"]["args"]["storage"]["args"]
+        snapshots["root_dir"] = str(store / "snapshots")
+        for component in parts:
+            if component["id"] == "job_manager":
+                component["args"]["uri_root"] = str(store / "jobs")
+            if component["id"] == "job_scheduler":
+                component.update(path=_QUEUE, args={"max_jobs": _MOST_RUNS})
     write_whole(path, json.dumps(settings, indent=1).encode())
 
 
@@ -378,10 +388,6 @@ def _harden(kit: Path, role: str) -> None:
     settings["allow_log_streaming"] = False
     logs = ("site_log_streamer",)
     settings["components"] = [one for one in settings["components"] if one["id"] not in logs]
-    for component in settings["components"]:
-        if component["id"] == "job_scheduler":
-            # One run at a time: a node has one personal state, and one training process.
-            component["args"]["max_jobs"] = 1
     for server in settings.get("servers", ()):
         server["heart_beat_timeout"] = 60  # seconds after which a silent node counts as gone
     write_whole(local / "resources.json", json.dumps(settings, indent=1).encode())
