@@ -124,10 +124,11 @@ def scores(content, label: str):
     """Return all that was found of a method, apart from how long it took and what it weighed.
 
     Which test rows were right, and figures and pictures of all clients' rows together, are known to
-    simulations only: nodes tell figures of their own.
+    simulations only: nodes tell figures of their own. Who came to which round is known to
+    federations only.
     """
     rows = ("right_by_group", "without_group", "pooled", "confusion", "confusion_of_clients")
-    rows += ("reliability", "points")
+    rows += ("reliability", "points", "attendance")
 
     def told(found):
         if isinstance(found, dict):

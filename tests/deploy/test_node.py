@@ -104,7 +104,7 @@ def test_another_message_of_a_done_round_and_an_older_round_are_refused(joined):
     before = kept(home).read_bytes()
     other = sent._replace(shared={name: 2 * leaf for name, leaf in sent.shared.items()})
     assert code(ask(node, "step", task(4), other)) == "conflict"
-    assert code(ask(node, "step", task(2), sent)) == "round"
+    assert code(ask(node, "step", task(2), sent)) == "ahead"
     assert code(ask(node, "step", task(5, run="r2"), sent)) == "closed"
     assert kept(home).read_bytes() == before
     assert ask(node, "step", task(7), other).kind == "yes"  # rounds it was not asked in

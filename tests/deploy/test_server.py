@@ -30,7 +30,11 @@ def test_rubbish_is_left_out_named_and_counted(kind, tmp_path):
     found = fed.served(wanted, transport, tmp_path / "served")
     faults = json.loads((tmp_path / "served" / "faults.json").read_text())
     assert faults == {"site-2": {reason: 3}}
-    assert any("site-2 was passed over 3 times" in n for n in found["methods"]["FedAvg"]["notices"])
+    (missed,) = [n for n in found["methods"]["FedAvg"]["notices"] if "site-2" in n]
+    assert missed == (
+        f"seed 3: site-2 missed 4 of 4 rounds: 1-3 ({protocol.CODES[reason]}), "
+        f"4 ({protocol.CODES['excluded']})"
+    )
     assert ("site-2", 2) in transport.asked and ("site-2", 3) not in transport.asked
     silent = meddled(tmp_path / "silent", lambda answer: protocol.refusal("failed"))
     fed.served(wanted, silent, tmp_path / "without")

@@ -118,7 +118,7 @@ class NodeExchange:
         self._registry = registry
         self._templates = templates
         self._deploy, self._codec = deploy, compression.codec_of(deploy)
-        self._limited: dict[str, str] = {}  # sites whose policy refused the last message, and why
+        self.failed: dict[str, str] = {}  # sites that gave no good answer to the last message
         self._bytes = [0, 0]
 
     def taken_bytes(self) -> tuple[int, int]:
@@ -214,7 +214,17 @@ class NodeExchange:
         refused = self._messenger.ask(by_site, self._messenger.policy.timeout, take)
         if failed is not None:
             failed.update(refused)
-        self._limited = {s: why.reason for s, why in refused.items() if why.reason in POLICY_LIMITS}
+        passed = {site: self._messenger.absence(site) for site in by_site if site not in refused}
+        self.failed = {site: why for site, why in passed.items() if why}
+        self.failed |= {site: why.reason for site, why in refused.items()}
+        ahead = sorted(site for site, why in self.failed.items() if why == "ahead")
+        if 2 * len(ahead) > len(by_site):  # one alone may be wrong
+            raise ConfigError(
+                f"{', '.join(ahead)} have done more rounds of run {head['run']} than the "
+                f"{head['round']} that this server knows of: its folder is an older copy. Bring "
+                "back a newer one of idiolect/runs, or start a new run in another --out folder; "
+                "what the nodes hold stays as it is"
+            )
         return found
 
     def secure_sum(
@@ -254,8 +264,9 @@ class NodeExchange:
         needed = max(self._messenger.policy.needed(len(cohort)), least)
         if len(reports) >= needed:
             return
-        if self._limited:
-            why = [f"{site}: {CODES[reason]}" for site, reason in sorted(self._limited.items())]
+        limits = {site: why for site, why in self.failed.items() if why in POLICY_LIMITS}
+        if limits:
+            why = [f"{site}: {CODES[reason]}" for site, reason in sorted(limits.items())]
             raise ConfigError(f"round {round + 1} cannot be done: {'; '.join(why)}")
         if len(cohort) < least:
             raise ConfigError(

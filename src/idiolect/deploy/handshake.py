@@ -44,9 +44,11 @@ from idiolect.deploy.node_records import NOBODY
 from idiolect.deploy.protocol import CODES, POLICY_LIMITS, Refused, digest
 from idiolect.engine import batch_plan, block_runner
 from idiolect.errors import ConfigError, DeployError
+from idiolect.results.attendance import AttendanceLog
 from idiolect.version import VERSION
 
 log = logging.getLogger("idiolect.hub")
+_FAREWELL = 10.0  # seconds that nodes have to hear that a run is over
 
 
 @dataclass(frozen=True)
@@ -86,6 +88,7 @@ class NodeRegistry:
             "newcomer": finished is not None,
         }
         self._path = path
+        self.attendance = AttendanceLog(path.parent)
         self.entries: dict[str, NodeEntry] = read_entries(path) if path.exists() else {}
         self._agreed = b""
         self.agreement = Agreement.load(path.parent, seeds)  # on encoders and tasks
@@ -126,7 +129,7 @@ class NodeRegistry:
         refused = messenger.ask(messages, messenger.policy.join, read)
         for site, why in refused.items():
             if why.reason not in SILENT:
-                messenger.lose(site)
+                messenger.lose(site, why.reason)
         self._refuse(refused, first_time)
         self._refuse_few()
         encoded = self._encoded()
@@ -148,6 +151,12 @@ class NodeRegistry:
         messenger.close_doors(answers)
         plain = {site: asdict(entry) for site, entry in self.entries.items()}
         write_whole(self._path, (json.dumps(plain, indent=1) + "\n").encode())
+
+    def close(self) -> None:
+        """Tell nodes that the run is over; whoever does not hear it loses nothing."""
+        messenger, message = self.messenger, protocol.pack("close", {"run": self._run})
+        there = {site: message for site in self.entries if messenger.there(site)}
+        messenger.tell(there, _FAREWELL)
 
     def _tell_remarks(self) -> None:
         """Tell each site what is odd about its own data beside the others', before round 1."""
@@ -255,7 +264,7 @@ class NodeRegistry:
         refused = self.messenger.ask(asked, self.messenger.policy.join, read)
         for site, why in refused.items():
             if why.reason not in SILENT:
-                self.messenger.lose(site)
+                self.messenger.lose(site, why.reason)
         self._refuse(refused, first_time)
         for site, text in odd_sites(told, self._shown):
             self._note(site, text, figures=True)

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from idiolect.core.checkpoint import write_whole
 from idiolect.deploy import protocol
-from idiolect.deploy.protocol import CODES, Message, Refused
+from idiolect.deploy.protocol import Message, Refused
 from idiolect.errors import DeployError
 
 log = logging.getLogger("idiolect.hub")
@@ -103,14 +103,6 @@ class FaultLog:
         """Return how many answers of a site were refused."""
         return sum(self.faults.get(site, Counter())[reason] for reason in INVALID)
 
-    def remarks(self) -> list[str]:
-        """Describe the failures of every site."""
-        return [
-            f"{site} was passed over {sum(counts.values())} times: "
-            + "; ".join(f"{CODES[reason]} ({count})" for reason, count in sorted(counts.items()))
-            for site, counts in sorted(self.faults.items())
-        ]
-
 
 @dataclass(frozen=True)
 class WaitPolicy:
@@ -138,8 +130,8 @@ class Messenger:
         self.faults = faults
         self.reopen: Callable[[str], None] | None = None  # repeats the handshake with a site
         self.discreet = False  # cohorts are secret, so nobody learns who is waited for
-        self._away: set[str] = set()  # silent; any answer brings them back
-        self._out: dict[str, str] = {}  # refused when the run was started: by which process
+        self._away: dict[str, str] = {}  # silent, and how; any answer brings them back
+        self._out: dict[str, tuple[str, str]] = {}  # refused at the start: why, by which process
         self._outside: set[str] = set()  # silent when the run was started, so they have no part
         self._pending: set[str] = set()  # asked and not answered yet
         self._threads: dict[str, threading.Thread] = {}
@@ -163,9 +155,15 @@ class Messenger:
         """Return whether a site's answers were refused too often."""
         return self.faults.invalid(site) >= self.policy.patience
 
-    def lose(self, site: str) -> None:
+    def absence(self, site: str) -> str:
+        """Return the code for why a site is not asked; empty where it is."""
+        if self.excluded(site):
+            return "excluded"
+        return self._away.get(site) or self._out.get(site, ("", ""))[0]
+
+    def lose(self, site: str, why: str) -> None:
         """Leave a site out until another process answers for it: this one refuses for good."""
-        self._out[site] = self.transport.process(site)
+        self._out[site] = why, self.transport.process(site)
         self._look_out()
 
     def close_doors(self, joined: Collection[str]) -> None:
@@ -174,12 +172,12 @@ class Messenger:
 
     def waiting_outside(self) -> list[str]:
         """Return the sites that could take part if the run were started anew."""
-        other = {s for s, known in self._out.items() if self.transport.process(s) != known}
-        return sorted((self._outside - self._away) | other)
+        other = {s for s, (_, known) in self._out.items() if self.transport.process(s) != known}
+        return sorted((self._outside - set(self._away)) | other)
 
     def wait_for(self, seconds: float) -> None:
         """Wait for silent sites to come back, for a limited time."""
-        until = time.monotonic() + seconds
+        until = time.monotonic() + (seconds if self.transport.looks else 0.0)
         while self._away and time.monotonic() < until and not self.transport.stopped():
             time.sleep(0.2)
 
@@ -195,7 +193,7 @@ class Messenger:
                 present = self.transport.present(site)
                 asked = self._threads.get(site)
                 if present and (asked is None or not asked.is_alive()):
-                    self._away.discard(site)
+                    self._away.pop(site, None)
             time.sleep(_LOOK)
 
     def ask(
@@ -214,7 +212,7 @@ class Messenger:
         for site in asked:
             self._pending.add(site)
             self._start(site, messages[site], seconds, inbox)
-        for site in set(messages) & self._away:
+        for site in set(messages) & set(self._away):
             lost = not self._threads[site].is_alive()  # its last message, or the answer
             if lost and not self.transport.looks:
                 self._start(site, _PING, seconds, {})
@@ -239,6 +237,14 @@ class Messenger:
                 failed[site] = error
         return failed
 
+    def tell(self, messages: Mapping[str, bytes], seconds: float) -> None:
+        """Tell several sites something; nobody is blamed for not hearing it."""
+        for site, blob in messages.items():
+            self._start(site, blob, seconds, {})
+        until = time.monotonic() + seconds
+        for site in messages:
+            self._threads[site].join(max(0.0, until - time.monotonic()))
+
     def _start(
         self, site: str, blob: bytes, seconds: float, inbox: "dict[str, Answer | Refused]"
     ) -> None:
@@ -250,7 +256,7 @@ class Messenger:
         log.warning("%s: %s", site, error)
         self.faults.count(site, error.reason)
         if error.reason in SILENT:
-            self._away.add(site)
+            self._away[site] = error.reason
             self._look_out()
         elif self.excluded(site):
             log.warning("%s is left out from now on: too many refused answers", site)
@@ -268,10 +274,10 @@ class Messenger:
                 log.info("%s was restarted (%s); the handshake is repeated", site, error)
                 self.reopen(site)
                 inbox[site] = self.once(site, blob, seconds)
-            self._away.discard(site)
+            self._away.pop(site, None)
         except Refused as error:
             if error.reason not in SILENT:
-                self._away.discard(site)
+                self._away.pop(site, None)
             inbox[site] = error
         except Exception as error:  # of the engine: nothing a node does may end the server
             log.exception("%s cannot be asked", site)

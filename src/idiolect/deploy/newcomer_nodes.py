@@ -150,4 +150,5 @@ def adapt_nodes(
         found.experiment, found.table, run, about, registry.names, sizes, done
     )
     write_adaptation(folder, content)
+    registry.close()
     return content

@@ -5,6 +5,7 @@ The details of a failure are in the node's own log.
 """
 
 import logging
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -54,6 +55,7 @@ from idiolect.version import VERSION
 log = logging.getLogger("idiolect.node")
 
 _NO_MEMORY = "DefaultCPUAllocator: can't allocate memory"  # torch has no class of its own for it
+_RUNS = 4  # at a time; of more the one that was asked for longest ago is joined anew
 _FLAGS = ("only_global", "keep", "newcomers")
 
 Work = Callable[[ClientRuntime, Sent, int], tuple[Tree, Tree]]
@@ -75,9 +77,11 @@ class _JoinedRun:
 
     run: str
     text: str
+    place: int  # of this node in the list of sites
     clients: int
     newcomer: bool  # the run is over: adapt to its result
-    data: NodeData
+    read: NodeData  # as it was read
+    data: NodeData  # as all agreed to scale and encode it
     sums: secure_sum.NodeSums
     codec: protocol.Codec  # of its messages
     agreed: bool = False  # on the scaling of examples
@@ -110,7 +114,7 @@ class Node:
 
     def __init__(self, site: NodeSettings) -> None:
         self._site = site
-        self._joined: _JoinedRun | None = None
+        self._runs: OrderedDict[str, _JoinedRun] = OrderedDict()  # the last used one last
         # Without a kit (within a process, or `--on local`) keys of secure sums are not signed.
         self._signer = None if site.kit is None else secure_aggregation.KitSigner.of(site.kit)
         self._released: ReleaseLog | None = None
@@ -135,6 +139,7 @@ class Node:
                 "columns": self._columns,
                 "describe": self._describe,
                 "remark": self._remark,
+                "close": self._close,
             }
             if message.kind not in answers:
                 raise Refused("protocol", f"unknown kind of message {message.kind!r}")
@@ -154,12 +159,16 @@ class Node:
             version = message.head["version"]
             raise Refused("version", f"the server runs {version}, this node {VERSION}")
         text, newcomer = message.field("experiment", str), message.field("newcomer", bool)
-        data = load_node_data(self._site, text, message.field("place", int), newcomer)
         run, clients = message.field("run", str), message.field("clients", int)
+        known, place = self._runs.get(run), message.field("place", int)
+        if known is not None and (known.text, known.place) == (text, place):
+            data = known.read  # started anew by the server; reading may take minutes
+        else:
+            data = load_node_data(self._site, text, place, newcomer)
         home, policy = self._site.home, self._site.policy
         sums = secure_sum.NodeSums(self._site.name, self._signer, home, policy.min_cohort)
         codec = compression.codec_of(data.experiment.deploy)
-        joined = _JoinedRun(run, text, clients, newcomer, data, sums, codec)
+        joined = _JoinedRun(run, text, place, clients, newcomer, data, data, sums, codec)
         for label, digest in message.field("methods", dict).items():
             own = method_fingerprint(joined.method(label))
             if own != digest:
@@ -189,7 +198,10 @@ class Node:
         self._releases.begin(run, data.experiment.seeds, division, spent)
         if data.seen is not None:
             self._releases.divide([held.train[0] for held in data.federations])
-        self._joined = joined
+        self._runs[run] = joined
+        self._runs.move_to_end(run)
+        while len(self._runs) > _RUNS:
+            self._runs.popitem(last=False)
         log.info("opened run %s as client %d: %s", run, data.client, sizes)
         entry: dict[str, Any] = {
             "client": data.client,
@@ -264,6 +276,13 @@ class Node:
         disclosure.log_remarks(log, message.head.get("remarks"))
         return protocol.pack("yes")
 
+    def _close(self, message: Message, blob: bytes) -> bytes:
+        """Forget a run that is over; its state and models stay on disk."""
+        joined = self._run_of(message)
+        del self._runs[joined.run]
+        log.info("run %s is over", joined.run)
+        return protocol.pack("yes")
+
     # Rounds.
 
     def _step(self, message: Message, blob: bytes) -> bytes:
@@ -302,7 +321,7 @@ class Node:
         if kept.round == round + 1:
             raise Refused("conflict", f"round {round + 1} was done for another message")
         if kept.round > round:
-            raise Refused("round", f"round {round + 1} is over; this node has done {kept.round}")
+            raise Refused("ahead", f"round {round + 1} is over; this node has done {kept.round}")
         sent = self._sent(runtime, message)
         report, personal = work(runtime, sent, round)
         _refuse_diverged(report, personal)
@@ -443,9 +462,16 @@ class Node:
 
     def _run_of(self, message: Message) -> _JoinedRun:
         """Return the joined run that a message is about."""
-        if self._joined is None or message.head.get("run") != self._joined.run:
+        run = message.head.get("run")
+        if not isinstance(run, str) or run not in self._runs:
             raise Refused("closed", "a message of an experiment this process has not joined")
-        return self._joined
+        self._runs.move_to_end(run)
+        return self._runs[run]
+
+    @property
+    def _joined(self) -> _JoinedRun:
+        """The run that was asked for last."""
+        return next(reversed(self._runs.values()))
 
     def _runtime(self, message: Message) -> tuple[ClientRuntime, PersonalState]:
         """Return the client runtime of a method and seed, with its state from disk."""

@@ -57,6 +57,7 @@ CODES = {
     "round": "the message is of another round, run or sender than the one at hand",
     "identity": "the message is not signed by the expected member, or is not for its receiver",
     "replay": "the message was received before",
+    "ahead": "it has done more rounds of this run than the server knows of",
     "conflict": "another message for the same round was answered before",
     "keys": "keys, shares or survivors of the secure sum do not fit; its log says which",
     "summed": "its report was masked for another sum before, and is not given to a second one",
@@ -85,6 +86,7 @@ CODES = {
     # Found by the side that waits.
     "timeout": "it did not answer in time",
     "unreachable": "it cannot be reached",
+    "excluded": "too many of its answers were refused (deploy.patience)",
 }
 """Each code with what it means to whoever reads the other side's log."""
 

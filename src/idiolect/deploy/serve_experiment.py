@@ -156,6 +156,11 @@ class RemoteJob(Job):
         """The machine clients are run on, in words."""
         return "nodes"
 
+    def attendance(self, rounds: int) -> tuple[Sequence[Mapping[str, str]], ...]:
+        """Return who did what in each round of each seed; empty where draws are secret."""
+        found = self.registry.attendance.read(self.label, rounds, len(self.seeds))
+        return tuple(found) if any(any(own) for own in found) else ()
+
     def warnings(self) -> list[str]:
         """Return a warning about nodes without data of a kind."""
         found = []
@@ -239,7 +244,9 @@ def serve(
             run_state.load(path, job.identity, job.place)
     write_whole(folder / EXPERIMENT, text.encode())
     run_files.save_scaling(folder, dict(zip(experiment.seeds, blank, strict=True)))
-    return run_jobs(jobs, folder, _about(experiment, registry), resume=True, watch=watch)
+    document = run_jobs(jobs, folder, _about(experiment, registry), resume=True, watch=watch)
+    registry.close()
+    return document
 
 
 def served_methods(experiment: Experiment, only: Sequence[str] = ()) -> dict[str, Method]:

@@ -22,7 +22,7 @@ from idiolect.deploy import compression, secure_sum
 from idiolect.deploy.exchange import MessageTemplates, NodeExchange
 from idiolect.deploy.handshake import NodeRegistry
 from idiolect.deploy.messenger import Stopped
-from idiolect.deploy.protocol import MOST_EXCHANGED
+from idiolect.deploy.protocol import CODES, MOST_EXCHANGED
 from idiolect.deploy.secure_aggregation import FEWEST
 from idiolect.deploy.secure_sum import SumFailed
 from idiolect.engine import sampling, server_update
@@ -35,10 +35,12 @@ from idiolect.engine.row_metrics import MetricChoice
 from idiolect.engine.server_update import Traffic
 from idiolect.errors import ConfigError, DataError, DeployError, MethodError
 from idiolect.experiment.schema import Deployment
+from idiolect.results import attendance
 
 log = logging.getLogger("idiolect.hub")
 
 _CPU = torch.device("cpu")
+_LAST_CALL = 30.0  # seconds that lost sites have to come back before the last scoring
 _IN_A_ROW = 3  # rounds without a sum that are tolerated one after the other
 
 
@@ -53,6 +55,7 @@ class _SeedRound(NamedTuple):
     trained: list[int]  # clients that answered
     reported: list[int]  # those whose reports the update used
     traffic: Traffic
+    did: dict[str, str]  # by site: whether it took part, or why not
 
 
 class _Exchanged(NamedTuple):
@@ -120,6 +123,9 @@ class Server:
         # The cohort of the current round under each seed, where it must stay secret.
         self._secret: dict[int, sampling.SecretCohort] = {}
         self._messenger.discreet = has(method, Privacy)
+        # A draw that protects its clients is not written down; that all take part is no secret.
+        self._secretive = has(method, Privacy) and (self._cohort is not None or draw != "fixed")
+        self._unscored: list[np.ndarray] = [np.empty(0, np.int64) for _ in seeds]
 
     def _initial_state(
         self,
@@ -177,7 +183,15 @@ class Server:
 
     def remarks(self) -> list[str]:
         """Return what failed along the way."""
-        return [*self._registry.remarks, *self._messenger.faults.remarks(), *self._remarks]
+        missed = [
+            f"seed {seed}: {text}"
+            for seed, record in zip(self._seeds, self._attended(), strict=True)
+            for text in attendance.words(attendance.by_site(record))
+        ]
+        return [*self._registry.remarks, *missed, *self._remarks]
+
+    def _attended(self) -> list[list[Mapping[str, str]]]:
+        return self._registry.attendance.read(self._label, self.round, len(self._seeds))
 
     # Who takes part.
 
@@ -195,6 +209,10 @@ class Server:
         if run not in self._secret:
             self._secret[run] = sampling.SecretCohort(able, *own)
         return self._secret[run]
+
+    def unscored(self, run: int) -> np.ndarray:
+        """Return the clients that were not there at the last evaluation."""
+        return self._unscored[run]
 
     def strangers(self, run: int) -> np.ndarray:
         """Return the clients that answered in no round so far.
@@ -224,6 +242,8 @@ class Server:
         self._idle = [n + (not own.reported) for n, own in zip(self._idle, done, strict=True)]
         self.states = [own.state for own in done]
         self.round += 1
+        if not self._secretive:
+            self._registry.attendance.add(self._label, self.round, [own.did for own in done])
         self._secret = {}
         return Round([own.traffic for own in done], examples)
 
@@ -251,7 +271,27 @@ class Server:
         else:
             state = capabilities.idle(self._method, state)
         traffic = Traffic(len(present), *self._nodes.taken_bytes())
-        return _SeedRound(state, sorted(found), present, traffic)
+        did = self._record(training, heard, found, present)
+        return _SeedRound(state, sorted(found), present, traffic, did)
+
+    def _record(
+        self, training: np.ndarray, heard: set[int], found: Mapping[int, Tree], present: list[int]
+    ) -> dict[str, str]:
+        """Say of each site what it did in a round, or why it did not."""
+        asked, did = set(training.tolist()), {}
+        for client, site in enumerate(self._registry.sites):
+            if client in present:
+                did[site] = attendance.REPORTED
+            elif client in found and client not in heard:
+                did[site] = attendance.TRAINED
+            elif client in found and not present:
+                did[site] = attendance.VOID
+            elif client in asked:
+                did[site] = CODES[self._nodes.failed.get(site, "unreachable")]
+            else:  # of one that has not joined no rows are known, so that it is not drawn
+                why = "" if site in self._registry.entries else self._messenger.absence(site)
+                did[site] = CODES[why] if why else attendance.NOT_DRAWN
+        return did
 
     def _updated(
         self, run: int, cohort: np.ndarray, reports: Mapping[int, Tree]
@@ -351,7 +391,10 @@ class Server:
             "keep": keep,
             "newcomers": newcomers,
         }
+        if keep:  # who is away for a moment should not be without a model
+            self._messenger.wait_for(min(self._messenger.policy.join, _LAST_CALL))
         everyone = np.arange(self._registry.clients)
+        self._unscored = [np.empty(0, np.int64) for _ in self.states]
         scores = []
         for run in range(len(self.states)):
             never = self.strangers(run)
@@ -395,6 +438,8 @@ class Server:
                 true_for = {"counted": exchanged.counted}
             own = self._groups(run)
             found = self._nodes.collect("judge", run, head, clients, sent, own, flags, true_for)
+        missing = np.setdiff1d(clients, np.fromiter(found, np.int64, len(found)))
+        self._unscored[run] = np.union1d(self._unscored[run], missing)
         if not found:
             return ClientScores({}, {}, [])
         rows = _filled(found, clients.tolist())

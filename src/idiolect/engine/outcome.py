@@ -103,6 +103,7 @@ class Outcome:
     task: str = "classes"  # the kind of task
     precision: float = 0.9  # of the metric "recall_at_precision"
     pooled: tuple[Mapping[str, Any], ...] = ()  # per seed, by model: all clients' rows together
+    attendance: tuple[Sequence[Mapping[str, str]], ...] = ()  # of a federation: seed, round, site
 
     @property
     def models(self) -> list[str]:

@@ -220,6 +220,10 @@ class SimulationState:
         """Return who takes part in the coming round of one run."""
         return self._attendance[run].reporting(self.round)
 
+    def unscored(self, run: int) -> np.ndarray:
+        """Return nobody: all clients of a simulation are there."""
+        return np.empty(0, np.int64)
+
     def strangers(self, run: int) -> np.ndarray:
         """Return the clients that took part in no round so far: never called, or always broken."""
         if self.method.pooled:

@@ -110,6 +110,9 @@ class Rounds(Protocol):
     def strangers(self, run: int) -> np.ndarray:
         """Return the clients that took part in no round of a seed."""
 
+    def unscored(self, run: int) -> np.ndarray:
+        """Return the clients that were not there at the last evaluation of a seed."""
+
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Job(ABC):
@@ -191,6 +194,10 @@ class Job(ABC):
     @abstractmethod
     def place(self) -> str:
         """The device clients run on, for the result."""
+
+    def attendance(self, rounds: int) -> tuple[Sequence[Mapping[str, str]], ...]:
+        """Return who did what in each round of each seed; empty where all are always there."""
+        return ()
 
     @abstractmethod
     def warnings(self) -> list[str]:

@@ -405,6 +405,7 @@ def outcome_of(job: Job, state: RunState) -> Outcome:
         task=job.task,
         precision=job.evaluate.precision,
         pooled=state.pooled,
+        attendance=job.attendance(state.round),
     )
 
 

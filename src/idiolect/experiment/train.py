@@ -316,7 +316,8 @@ def _finish(
         *_absent_notices(job, simulation),
         *_left_out_notices(job, state),
         *([str(privacy["statement"])] if privacy else []),
-        *_divergence_notices(job, final, some),
+        *_unscored_notices(job, simulation),
+        *_divergence_notices(job, final, some, simulation),
     ]
     if not keep:
         notices.append(
@@ -442,10 +443,24 @@ def _absent_notices(job: Job, simulation: Rounds) -> list[str]:
     return notices
 
 
-def _divergence_notices(job: Job, final: Scores, scored: Clients | None) -> list[str]:
+def _unscored_notices(job: Job, simulation: Rounds) -> list[str]:
+    """Name clients that were not there to be scored: they have no score, and no model."""
+    return [
+        f"seed {members.seed}: {members.names[client]} was not there when models were scored; it "
+        "has no score and no model of this run (`idiolect adapt` gives it one)"
+        for run, members in enumerate(job.members)
+        for client in simulation.unscored(run)
+    ]
+
+
+def _divergence_notices(
+    job: Job, final: Scores, scored: Clients | None, simulation: Rounds
+) -> list[str]:
     """Name models whose test loss is not finite: training in `deploy` may diverge too."""
     notices = []
     tested = np.array([members.test for members in job.members]) > 0
+    for run, own in enumerate(tested):
+        own[simulation.unscored(run)] = False
     if scored is not None:
         chosen = np.zeros_like(tested)
         for own, clients in zip(chosen, scored, strict=True):

@@ -17,7 +17,7 @@ from idiolect.core.checkpoint import write_whole
 from idiolect.core.metrics import PRECISION, Metric, fitting, metric
 from idiolect.engine.outcome import BASELINE, BY_GROUP, RIGHT, Outcome
 from idiolect.errors import DataError
-from idiolect.results import statistics
+from idiolect.results import attendance, statistics
 from idiolect.results.statistics import known_mean
 from idiolect.version import VERSION
 
@@ -156,6 +156,8 @@ def _seed(outcome: Outcome, place: int) -> Document:
         scores = {model: outcome.final[f"{model}/{name}"][place] for model in outcome.models}
         present = np.asarray(outcome.took_part[place], bool)
         found["participation"] = statistics.participation_of_seed(scores, present, name)
+    if outcome.attendance and outcome.attendance[place]:
+        found["attendance"] = attendance.by_site(outcome.attendance[place])
     found["models"] = {model: _model(outcome, place, model) for model in outcome.models}
     found["clients"] = [_client(outcome, place, client) for client in range(len(members.names))]
     return found

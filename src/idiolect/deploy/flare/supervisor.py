@@ -31,8 +31,6 @@ _SIGNS = {
     },
     "node": {
         "Successfully registered client": "registered with the server; waiting for a run",
-        "Launched job": "a run has started",
-        "worker process finished": "the run, or this start of it, is over; waiting for another",
     },
 }
 
@@ -142,8 +140,13 @@ def _new_lines(path: Path, places: "dict[Path, int]") -> list[str]:
 def node_words(line: str) -> str:
     """Return what of a line in a training process's log is for the operator's eyes, if anything.
 
-    Remarks about the site's data, and refusals with their cause; not those that a restart mends.
+    Runs that begin and end, remarks about the site's data, and refusals with their cause; not those
+    that a restart mends.
     """
+    if "INFO opened run " in line:
+        return f"a run has started: {line.split('INFO opened run ', 1)[1].split()[0]}"
+    if "INFO run " in line and line.endswith(" is over"):
+        return f"{line.split('INFO ', 1)[1]}; waiting for another"
     for mark, words in ((f"WARNING {REMARK}", REMARK), ("ERROR refused with ", "refused ")):
         if mark in line:
             said = line.split(mark, 1)[1]
