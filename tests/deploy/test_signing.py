@@ -8,6 +8,7 @@ import pytest
 from kitmaking import HOST, Maker
 
 from idiolect.deploy import protocol, signing
+from idiolect.deploy.handshake import NodeRegistry
 from idiolect.deploy.node_process import InProcess
 from idiolect.deploy.protocol import Refused
 from idiolect.deploy.signing import Authority, Identity, NodeChannel, ServerChannel
@@ -175,8 +176,11 @@ def _step_at(network, site, round):
 
 
 @pytest.mark.parametrize("secure", [False, True])
-def test_a_node_gets_no_report_of_another_by_the_hubs_messages_or_its_own(kits, tmp_path, secure):
+def test_a_node_gets_no_report_of_another_by_the_hubs_messages_or_its_own(
+    kits, tmp_path, secure, monkeypatch
+):
     """A whole run; then one node has the hub's message to another, and its keys, and asks anew."""
+    monkeypatch.setattr(NodeRegistry, "close", lambda self: None)  # it is not over for them
     sets = ("model.name=mlr", f"deploy.secure={json.dumps(secure)}")
     wanted = fed.experiment("fedavg", sets=sets)
     plain = fed.inside(tmp_path / "nodes", 4, secure=secure)
