@@ -80,10 +80,10 @@ def test_a_network_that_vmap_cannot_map_has_torchs_own_layers():
     class Recurrent(Seen):
         def __init__(self) -> None:
             super().__init__()
-            self.own = nn.GRU(1, 1)
+            self.own = nn.LSTM(1, 2, proj_size=1)
 
     Seen.met.clear()
     simulation = worlds.simulation(FedAvg(), worlds.federation(), build=Recurrent)
     simulation.advance()
     assert set(Seen.met) == {"Linear"}
-    assert "GRU, which torch cannot vmap" in simulation.notices[0]
+    assert "LSTM, which torch cannot vmap" in simulation.notices[0]

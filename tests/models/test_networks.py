@@ -1,5 +1,6 @@
 """Networks: the papers' sizes, what is refused and by what it is replaced, and a user's own."""
 
+from functools import partial
 from itertools import pairwise
 
 import pytest
@@ -255,26 +256,75 @@ class Recurrent(nn.Module):
         return self.out(self.cell(x.reshape(-1, 2, 2))[0][:, -1])
 
 
-@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
-def test_recurrent_layers_are_named(kind):
-    assert f"layer 'cell' is {kind.__name__}" in mappable(Recurrent(kind))
-    assert "LSTMCell" in mappable(nn.Sequential(nn.LSTMCell(2, 3)))
-    assert mappable(worlds.Normed()) == ""
+class Projected(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.cell = nn.LSTM(2, 5, proj_size=3, batch_first=True)
+
+    def forward(self, x):
+        return self.cell(x.reshape(-1, 2, 2))[0][:, -1]
 
 
+class Packed(Recurrent):
+    def forward(self, x):
+        whole = [2] * len(x)
+        packed = nn.utils.rnn.pack_padded_sequence(x.reshape(-1, 2, 2), whole, batch_first=True)
+        return self.out(self.cell(packed)[1][0][-1])
+
+
+def test_recurrent_layers_that_cannot_be_stacked_are_named():
+    assert "layer 'cell' is LSTM" in mappable(Projected())
+    for kind in (nn.LSTM, nn.GRU, nn.RNN):
+        assert mappable(Recurrent(kind)) == ""
+    assert mappable(nn.Sequential(nn.LSTMCell(2, 3))) == mappable(worlds.Normed()) == ""
+
+
+@pytest.mark.parametrize("build", [Projected, Packed])
 @pytest.mark.parametrize("place", ["build", "auxiliary"])
-def test_recurrent_networks_run_one_by_one_and_say_so(place, float64):
+def test_some_recurrent_networks_run_one_by_one_and_say_so(place, build, float64):
     """The vectorised backend falls back, for a private second network too; results agree."""
     method = METHODS["fml"](batch=3, lr=0.1)
     both = []
     for kind in ("vectorised", "sequential"):
-        simulation = worlds.simulation(method, worlds.federation(), kind=kind, **{place: Recurrent})
+        simulation = worlds.simulation(method, worlds.federation(), kind=kind, **{place: build})
         said = simulation.notices
         assert len(said) == (kind == "vectorised")
-        assert all("'main'" in text and "LSTM" in text and "one after the other" in text
-                   for text in said)  # fmt: skip
+        words = ("'main'", "cannot", "vmap", "one after the other")
+        assert all(word in " ".join(text.split()) for text in said for word in words)
         start = simulation.tree
         simulation.advance()
         assert worlds.differing(start, simulation.tree, 1e-3)
         both.append(simulation.tree)
     assert not worlds.differing(*both, 1e-9)
+
+
+class Encoder(nn.Module):
+    """Reads four numbers as two places of two; attention by torch's layer and by its function."""
+
+    def __init__(self):
+        super().__init__()
+        self.enter = nn.Linear(2, 4)
+        layer = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 1)
+        self.out = nn.Linear(4, 3)
+
+    def forward(self, x):
+        x = self.encoder(self.enter(x.reshape(-1, 2, 2)))
+        return self.out(nn.functional.scaled_dot_product_attention(x, x, x).mean(1))
+
+
+@pytest.mark.parametrize("build", [Recurrent, partial(Recurrent, nn.GRU), Encoder])
+def test_recurrent_and_attention_layers_are_stacked(build, float64):
+    """Trained, scored and deployed as one by one, and without a word about falling back."""
+    ends = []
+    for kind in ("vectorised", "sequential"):
+        world = worlds.federation()
+        simulation = worlds.simulation(
+            METHODS["fedavg-ft"](batch=3, lr=0.1, tune_epochs=1), world, kind=kind, build=build
+        )
+        assert not simulation.notices
+        for _ in range(2):
+            simulation.advance()
+        (verdict,) = simulation.evaluate([world.test_data], keep=True)
+        ends.append((simulation.tree, verdict.deployed[0][1]))
+    assert not worlds.differing(*ends, 1e-9)

@@ -3,6 +3,7 @@
 import copy
 import math
 from collections.abc import Iterable
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -14,10 +15,12 @@ from idiolect.core import batchnorm, tree
 from idiolect.core.task import Classes, Task
 from idiolect.core.tree import Params
 from idiolect.errors import MethodError, ModelError
+from idiolect.kernels.attention_layers import StackedAttention, StackedMultiheadAttention
 from idiolect.kernels.conv_relu_pool import conv_relu, conv_relu_pool
 from idiolect.kernels.convolution import StackedConv2d
 from idiolect.kernels.group_norm import StackedGroupNorm, norm_relu
 from idiolect.kernels.linear import StackedLinear, linear_relu
+from idiolect.kernels.recurrent import LAYERS
 
 Spot = tuple[str, dict[str, Any], str, Tensor]
 """A parameter's name, the dict of a layer that holds it, its key there, and the layer's own."""
@@ -71,8 +74,13 @@ class Network:
         # frozen is in memory once.
         frozen = self._frozen(model)
         self._modes = {mode: copy.deepcopy(model, {**frozen}).train(mode) for mode in (False, True)}
-        if stacked and not self._halved:  # our own kernels are for single precision
-            self._modes = {mode: replace_layers(own) for mode, own in self._modes.items()}
+        # Whether a mode's module calls torch's attention itself, in whose place ours is put: seen
+        # when it is run. Torch's layers and ours do not.
+        foreign = stacked and not all(map(_known, model.modules()))
+        self._attends: dict[bool, bool | None] = dict.fromkeys((False, True), foreign and None)
+        if stacked:
+            replace = partial(replace_layers, halved=self._halved)
+            self._modes = {mode: replace(own) for mode, own in self._modes.items()}
         self._layers = batchnorm.layers(self._modes[True])
         # The layer of the last parameter, which the head is unless the module declares another.
         self._last = list(self._shapes)[-1].rpartition(".")[0]
@@ -174,7 +182,13 @@ class Network:
             for name, holder, key, _ in spots:
                 holder[key] = params[name]
             model = self._modes[training]
-            return model(x) if part == "logits" else self._part(model, part, x)
+            if self._attends[training] is False:
+                return model(x) if part == "logits" else self._part(model, part, x)
+            with StackedAttention() as ours:
+                done = model(x) if part == "logits" else self._part(model, part, x)
+            if part != "head":
+                self._attends[training] = ours.called
+            return done
         finally:
             self.running = False
             for _, holder, key, own in spots:
@@ -260,13 +274,17 @@ def _draws(layer: nn.Module) -> bool:
     return isinstance(rate, float) and rate > 0
 
 
+def _known(layer: nn.Module) -> bool:
+    """Say whether a layer is torch's or ours."""
+    return type(layer).__module__.partition(".")[0] in ("torch", "idiolect")
+
+
 def _steady(layer: nn.Module) -> bool:
     """Say whether a layer surely does the same in training and in evaluation.
 
     Torch's layers and ours do, with few exceptions; others may ask which it is.
     """
-    known = type(layer).__module__.partition(".")[0] in ("torch", "idiolect")
-    return known and not isinstance(layer, nn.RReLU | batchnorm.BatchNorm | _NormBase)
+    return _known(layer) and not isinstance(layer, nn.RReLU | batchnorm.BatchNorm | _NormBase)
 
 
 # Layers that are fast for many clients at once.
@@ -304,19 +322,29 @@ def _halves(layer: nn.Module) -> bool:
     return fits and not pool.ceil_mode and not pool.return_indices
 
 
-_STACKED: dict[type[nn.Module], type[StackedConv2d | StackedLinear | StackedGroupNorm]] = {
+_SINGLE: dict[type[nn.Module], Any] = {  # our own kernels are for single precision
     nn.Conv2d: StackedConv2d,
     nn.Linear: StackedLinear,
     nn.GroupNorm: StackedGroupNorm,
 }
+_ANY: dict[type[nn.Module], Any] = {
+    nn.MultiheadAttention: StackedMultiheadAttention,
+    **LAYERS,
+}
 
 
-def replace_layers(model: nn.Module) -> nn.Module:
+def replace_layers(model: nn.Module, halved: bool = False) -> nn.Module:
     """Replace plain layers and sequences of them in place; parameters and names stay."""
+    known = _ANY if halved else {**_SINGLE, **_ANY}
     for layer in model.modules():
-        stacked = _STACKED.get(type(layer))
+        stacked = known.get(type(layer))
         if stacked is not None and stacked.suits(layer):
             layer.__class__ = stacked
-        if type(layer) is nn.Sequential:
+        if type(layer) is nn.Sequential and not halved:
             layer.__class__ = StackedSequential
+        # Shortcuts of evaluation that call torch's attention and cannot be mapped.
+        if isinstance(layer, nn.TransformerEncoderLayer):
+            layer.activation_relu_or_gelu = 0
+        if isinstance(layer, nn.TransformerEncoder):
+            layer.use_nested_tensor = False
     return model

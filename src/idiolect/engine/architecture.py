@@ -15,10 +15,12 @@ from idiolect.core.batchnorm import check
 from idiolect.core.client import Network
 from idiolect.core.method import Method, Setup
 from idiolect.core.task import Task
+from idiolect.core.tree import Params
 from idiolect.data.dataset import Dataset
 from idiolect.data.federation import TrainData
 from idiolect.engine.backend import Backend
 from idiolect.errors import IdiolectError, MethodError, ModelError, shortened
+from idiolect.kernels.recurrent import LAYERS
 from idiolect.models.adapters import AdaptedNetwork
 from idiolect.models.hf import HuggingFace
 
@@ -109,11 +111,12 @@ def make(
     stacked = backend.kind != "sequential" and not unmappable
     task = train_data[0].dataset.task
     networks = [_networks(own, backend, stacked, task) for own in models]
-    if stacked and isinstance(models[0]["main"], HuggingFace):
-        unmappable = _tried_vmap(networks[0]["main"], examples)
-        if unmappable:
-            stacked = False
-            networks = [_networks(own, backend, stacked, task) for own in models]
+    if stacked:
+        doubtful = [networks[0][kind] for kind, own in models[0].items() if _doubtful(own)]
+        reasons = (_tried_vmap(network, examples) for network in doubtful)
+        unmappable = next(filter(None, reasons), "")
+    if stacked and unmappable:
+        stacked, networks = False, [_networks(own, backend, False, task) for own in models]
     for network in networks[0].values():
         _try(name, network, examples, train_data[0].dataset)
         network.find_head(examples)
@@ -265,6 +268,15 @@ def _setup(
     )
 
 
+def _doubtful(model: nn.Module) -> bool:
+    """Say whether only a trial tells if vmap can map a network.
+
+    Recurrent layers may be called with packed sequences, which it cannot.
+    """
+    recurrent = any(isinstance(layer, _RECURRENT) for layer in model.modules())
+    return isinstance(model, HuggingFace) or recurrent
+
+
 def _tried_vmap(network: Network, examples: Tensor) -> str:
     """Return why vmap cannot map a network of somebody's, or an empty string: by trying."""
     few = examples[:2].expand(2, *examples[:2].shape)
@@ -288,7 +300,8 @@ def _tried_vmap(network: Network, examples: Tensor) -> str:
 def mappable(model: nn.Module) -> str:
     """Return why vmap cannot map this network, or an empty string where it can."""
     for name, layer in model.named_modules():
-        if isinstance(layer, _RECURRENT):
+        ours = LAYERS.get(type(layer))
+        if isinstance(layer, _RECURRENT) and not (ours and ours.suits(layer)):
             return (
                 f"layer {name!r} is {type(layer).__name__}, which torch cannot vmap; its clients "
                 "are trained one after the other"
