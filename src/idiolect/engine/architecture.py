@@ -15,7 +15,6 @@ from idiolect.core.batchnorm import check
 from idiolect.core.client import Network
 from idiolect.core.method import Method, Setup
 from idiolect.core.task import Task
-from idiolect.core.tree import Params
 from idiolect.data.dataset import Dataset
 from idiolect.data.federation import TrainData
 from idiolect.engine.backend import Backend
