@@ -171,6 +171,33 @@ def test_a_row_runs(tmp_path: Path) -> None:
     assert len(result["methods"]["FedAvg"]["seeds"]) == 1
 
 
+def test_a_table_of_the_field_is_scored_both_ways(tmp_path: Path) -> None:
+    """Of the four runs, the two that have the method are run."""
+    short = ("seeds=[0]", "rounds=4", "evaluate.every=1", "data.source=embedded")
+    network = ("model.name=dnn", "model.hidden=4", "training.batch=200", "training.lr=1.0")
+    changes = [word for one in (*short, *network) for word in ("--set", one)]
+    asked = ["pfllib-fmnist", "--method", "FedAvg", "--out", str(tmp_path), *changes]
+    done = repro(*asked, "--json")
+    assert done.exit_code == 0, done.output
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "pfllib-fmnist-dir",
+        "pfllib-fmnist-pat",
+    ]
+    cells = {one["what"]: one for one in json.loads(done.stdout)["result"]["figures"]}
+    for kind in ("pat", "dir"):
+        result = json.loads((tmp_path / f"pfllib-fmnist-{kind}" / "result.json").read_text())
+        best = result["methods"]["FedAvg"]["best_test_round"]["global"]
+        last = result["methods"]["FedAvg"]["seeds"][0]["models"]["global"]
+        assert cells[f"{kind}, FedAvg"]["this_run"] == 100 * best["weighted_mean"][0]
+        assert best["weighted_mean"][0] >= last["weighted_mean"]
+    assert cells["pat, FedALA"]["this_run"] is None
+    unknown = repro("pfllib-fmnist", "--method", "FedAlas", "--out", str(tmp_path))
+    assert (
+        unknown.exit_code == 2
+        and "no method of pfllib-fmnist is called 'FedAlas'" in unknown.output
+    )
+
+
 def test_what_has_nothing_to_run_says_so() -> None:
     done = repro("persfl-table1")
     assert done.exit_code == 2

@@ -1,5 +1,7 @@
 """What a result and its table of metrics say of an outcome made by hand."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from pyarrow import parquet
@@ -38,6 +40,33 @@ def test_the_best_validation_round_has_the_highest_accuracy(outcome):
         "round": 20,
         "val_accuracy": pytest.approx(0.7),
     }
+
+
+def test_the_best_test_round_is_weighed_by_test_rows_and_used_for_nothing(outcome):
+    """Test rows 1 and 3: the plain mean is highest in round 10, the weighted one in round 20.
+
+    Round 10: (0.9 + 3 · 0.1) / 4 = 0.3; 20: (0.2 + 3 · 0.6) / 4 = 0.5; 30: 0.4; final: 0.45.
+    """
+    curve = np.array([[[0.9, 0.1]], [[0.2, 0.6]], [[0.4, 0.4]]])
+    members = (replace(outcome.members[0], test=(1, 3)),)
+    final = {**outcome.final, "personal/accuracy": np.full((1, 2), 0.45)}
+    curves = {**outcome.curves, "test_curve/personal/accuracy": curve}
+    watched = replace(outcome, members=members, curves=curves, final=final)
+    found = document.build_document({}, [watched], complete=True)["methods"]["One"]
+    assert found["best_test_round"] == {
+        "personal": {"round": [20], "weighted_mean": [pytest.approx(0.5)]}
+    }
+    unwatched = replace(watched, curves=outcome.curves)
+    plain = document.build_document({}, [unwatched], complete=True)["methods"]["One"]
+    assert found.pop("best_test_round") and found == plain
+    last = replace(watched, final={**final, "personal/accuracy": np.full((1, 2), 0.9)})
+    found = document.build_document({}, [last], complete=True)["methods"]["One"]
+    assert found["best_test_round"]["personal"]["round"] == [30]
+    low = replace(
+        watched, watched=(np.array([0]),), curves={"test_curve/personal/accuracy": curve[..., :1]}
+    )
+    found = document.build_document({}, [low], complete=True)["methods"]["One"]
+    assert found["best_test_round"]["personal"] == {"round": [10], "weighted_mean": [0.9]}
 
 
 def test_final_scores_on_validation_data_are_not_written_as_test_scores(outcome, tmp_path):

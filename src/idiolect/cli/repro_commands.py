@@ -1,6 +1,6 @@
 """Figures of the papers and of this machine: repro, bench."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -92,18 +92,18 @@ def _run(
     from idiolect.experiment.repro.index import run_item
     from idiolect.experiment.run import run_experiment
 
-    def one(experiment: "Experiment", folder: Path) -> "Document":
+    def one(experiment: "Experiment", folder: Path, some: Sequence[str]) -> "Document":
         # A run of several files goes on with whatever of them was begun.
         again = resume and (folder / "experiment.toml").exists()
         with progress(console(stderr=True)) as watch:
             content, _ = run_experiment(
-                experiment, folder, resume=again, data_dir=data_dir, only=only, watch=watch
+                experiment, folder, resume=again, data_dir=data_dir, only=some, watch=watch
             )
         return content
 
     saved = "interrupted; the last whole round is saved: go on with the same and --resume"
     with base.interruptible(saved):
-        return run_item(item, paper.figure, one, out, overrides)
+        return run_item(item, paper.figure, one, out, overrides, only)
 
 
 def _print_overview(screen: "PlainConsole", measured: "Measured") -> None:
@@ -133,14 +133,24 @@ def _print_figures(
     screen: "PlainConsole", item: "Item", measured: "Measured", fresh: "Measured | None"
 ) -> None:
     from idiolect.cli.layout import print_table
+    from idiolect.experiment.repro.index import BEST_TEST_ROUND
 
     columns = {"kept": measured} if fresh is None else {"this run": fresh, "kept": measured}
+    best = any(cell.model.endswith(BEST_TEST_ROUND) for cell in item.cells)
     rows = []
     for cell in item.cells:
         found = [cell.ours(one) for one in columns.values()]
+        if best:
+            found.append(cell.last_round(measured if fresh is None else fresh))
         shown = [f"{one.mean:.1f} ± {one.deviation:.1f}" if one else "-" for one in found]
         rows.append([cell.what, *shown, f"{cell.paper:.1f}"])
-    print_table(screen, "", ["%"], [*columns, "paper"], rows)
+    further = ["last round"] if best else []
+    print_table(screen, "", ["%"], [*columns, *further, "paper"], rows)
+    if best:
+        screen.say(
+            "Scored as the paper does: the best test round, clients weighed by test rows. It is "
+            "chosen on test data. Beside it the last round, mean over clients, which is ours."
+        )
 
 
 def _described(
@@ -160,6 +170,8 @@ def _described(
             "ours": ours.mean if ours else None,
             "deviation": ours.deviation if ours else None,
         }
+        if last := cell.last_round(measured):
+            one["last_round"] = last.mean
         if fresh is not None:
             now = cell.ours(fresh)
             one["this_run"] = now.mean if now else None

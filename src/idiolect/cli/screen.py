@@ -25,6 +25,7 @@ from idiolect.results.document import (
     per_client,
     summary,
 )
+from idiolect.results.statistics import known_mean
 from idiolect.version import VERSION
 
 MOST_CLIENTS = 30  # more make a table that nobody reads; result.json has them all
@@ -102,6 +103,7 @@ def print_result(
     title = f"Last round, test data{which}{', %' if own.percent else ''}"
     print_table(screen, title, ("method", "model"), heads, rows)
     _print_metrics(screen, content)
+    _print_best_test_round(screen, content, own)
     screen.say(baseline_line(content))
     for text in statistics.participation_lines(content["methods"]):
         screen.say(text)
@@ -115,6 +117,24 @@ def _print_metrics(screen: PlainConsole, content: Document) -> None:
         cells = [[label, *map(_cell, names, values)] for label, values in rows.items()]
         title = "All metrics, test data, mean over clients where defined and over seeds"
         print_table(screen, title, ["method"], heads, cells)
+
+
+def _print_best_test_round(screen: PlainConsole, content: Document, own: Metric) -> None:
+    """Print the figure that is chosen on test data apart from all others, and say so."""
+    rows = [
+        [label, model, own.cell(known_mean(best["weighted_mean"])), _range(best["round"])]
+        for label, method in content["methods"].items()
+        for model, best in method.get("best_test_round", {}).items()
+    ]
+    if rows:
+        title = "Best test round: chosen on test data, so too high; for tables that print it"
+        heads = ("by test rows", "round")
+        print_table(screen, title, ("method", "model"), heads, rows)
+
+
+def _range(rounds: Sequence[int]) -> str:
+    low, high = min(rounds), max(rounds)
+    return f"{low}" if low == high else f"{low} to {high}"
 
 
 def _cell(name: str, value: float | None) -> str:

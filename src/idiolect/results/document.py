@@ -123,6 +123,7 @@ def _method(outcome: Outcome) -> Document:
             for model in outcome.models
         },
         "best_validation_round": _best_round(outcome),
+        **_best_test_round(outcome),
         "reached": statistics.reached(outcome),
         "curves": _curves(outcome),
         "seeds": [_seed(outcome, place) for place in range(len(outcome.members))],
@@ -368,6 +369,33 @@ def _best_round(outcome: Outcome) -> Document:
         place = int(np.nanargmax(metric(outcome.metric).sign * np.array(means)))
         best[model] = {"round": outcome.evaluated[place], f"val_{outcome.metric}": means[place]}
     return best
+
+
+def _best_test_round(outcome: Outcome) -> Document:
+    """Return each seed's best round by test rows: of those evaluated, or the last's final score.
+
+    Clients are weighed by their test rows: so much of the field scores. It is chosen on test data,
+    so it is too high and is used for nothing; it is there only where the test curve was asked for.
+    """
+    if not any(key.startswith("test_curve/") for key in outcome.curves):
+        return {}
+    sign = metric(outcome.metric).sign
+    best: dict[str, dict[str, list[float]]] = {}
+    for model in outcome.models:
+        key = f"{model}/{outcome.metric}"
+        curve = outcome.curves.get(f"test_curve/{key}", ())
+        best[model] = {"round": [], "weighted_mean": []}
+        for place, members in enumerate(outcome.members):
+            seen = outcome.watched[place] if outcome.watched else range(len(members.test))
+            sizes = tuple(members.test[client] for client in seen)
+            points = [(own[place], sizes) for own in curve]
+            points.append((outcome.final[key][place], members.test))
+            means = [sign * statistics.over_clients(*own)["weighted_mean"] for own in points]
+            top = int(np.nanargmax(means)) if not np.isnan(means).all() else -1
+            rounds = [*outcome.evaluated[: len(curve)], outcome.rounds]
+            best[model]["round"].append(rounds[top])
+            best[model]["weighted_mean"].append(sign * means[top])
+    return {"best_test_round": best}
 
 
 def _curves(outcome: Outcome) -> Document:

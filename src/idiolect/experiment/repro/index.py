@@ -3,7 +3,7 @@
 import json
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -14,6 +14,9 @@ from idiolect.errors import ConfigError
 from idiolect.experiment.load import load_experiment
 from idiolect.experiment.schema import Experiment
 from idiolect.results.document import Document
+
+BEST_TEST_ROUND = ", best test round"
+"""Ends the name of a model that is scored as much of the field does, by a choice on test data."""
 
 
 class Figure(NamedTuple):
@@ -51,17 +54,20 @@ def shipped_figures() -> Measured:
 def figures_of_result(result: Mapping[str, Any], name: str) -> dict[str, dict[str, Figure]]:
     """Return a finished run's figures; `name` is what the paper prints.
 
-    `mean` or `weighted_mean` over clients, or `pooled`: of all clients' test rows together.
+    `mean` or `weighted_mean` over clients, or `pooled`: of all clients' test rows together. Beside
+    them, under names of their own, the best test rounds of runs that recorded them.
     """
-    return {
-        label: {
+    found: dict[str, dict[str, Figure]] = {}
+    for label, own in result["methods"].items():
+        found[label] = {
             model: figure_of(
                 [_score_of(seed["models"][model], name, result) for seed in own["seeds"]]
             )
             for model in own["headline"]
         }
-        for label, own in result["methods"].items()
-    }
+        for model, best in own.get("best_test_round", {}).items():
+            found[label][model + BEST_TEST_ROUND] = figure_of(best["weighted_mean"])
+    return found
 
 
 def _score_of(scores: Mapping[str, Any], name: str, result: Mapping[str, Any]) -> float:
@@ -104,6 +110,12 @@ class Cell:
     def ours(self, measured: Measured) -> Figure | None:
         """Return our figure, where it was measured."""
         return measured.get(self.run, {}).get(self.label, {}).get(self.model)
+
+    def last_round(self, measured: Measured) -> Figure | None:
+        """Return our figure of the last round, where the paper's is the best test round."""
+        if not self.model.endswith(BEST_TEST_ROUND):
+            return None
+        return replace(self, model=self.model.removesuffix(BEST_TEST_ROUND)).ours(measured)
 
 
 @dataclass(frozen=True)
@@ -220,7 +232,7 @@ def _score(measured: Measured, run: str, name: str) -> float:
 # The index, read from a file a paper.
 
 
-PAPERS = ("persfl", "ktpfl", "combinations", "pfml", "flamby")
+PAPERS = ("persfl", "ktpfl", "combinations", "pfml", "flamby", "pfllib", "fedala", "pfedkdh")
 
 
 @cache
@@ -258,7 +270,7 @@ def _paper(key: str) -> Paper:
 def _item(key: str, page: str, raw: dict[str, Any]) -> Item:
     at = raw.get("at", "")
     return Item(
-        id=f"{key}-{raw['id']}",
+        id=f"{key}-{raw['id']}" if raw["id"] else key,
         title=raw["title"],
         experiments=tuple(_runnable(one) for one in raw.get("experiments", ())),
         cells=tuple(Cell(**one) for one in raw.get("cells", ())),
@@ -282,13 +294,22 @@ def _runnable(raw: str | dict[str, Any]) -> Runnable:
 # Run a table or figure of a paper: its experiments, one after the other, into a folder each.
 
 
-Execute = Callable[[Experiment, Path], Document]
+Execute = Callable[[Experiment, Path, Sequence[str]], Document]
+"""Runs an experiment into a folder, all its methods or those with these labels."""
 
 
 def run_item(
-    item: Item, figure: str, execute: Execute, out: Path, overrides: Sequence[str] = ()
+    item: Item,
+    figure: str,
+    execute: Execute,
+    out: Path,
+    overrides: Sequence[str] = (),
+    only: Sequence[str] = (),
 ) -> dict[str, dict[str, dict[str, Figure]]]:
-    """Run all of an item with `execute`; return the figures, by run as the index names them."""
+    """Run all of an item with `execute`; return the figures, by run as the index names them.
+
+    With `only` the methods of these labels are run, of whichever experiments have them.
+    """
     if not item.experiments:
         raise ConfigError(f"{item.id} has nothing to run: {item.note or item.title}")
     # All files are read and checked before the first is run, which may take hours.
@@ -296,10 +317,19 @@ def run_item(
         (name_of(one), load_experiment(_experiment_path(item, one), [*one.set, *overrides]))
         for one in item.experiments
     ]
-    return {
-        name: figures_of_result(execute(experiment, out / name), item.figure or figure)
-        for name, experiment in loaded
-    }
+    labels = {name: [one.label_or_name for one in own.methods] for name, own in loaded}
+    if unknown := [one for one in only if not any(one in own for own in labels.values())]:
+        known = dict.fromkeys(one for own in labels.values() for one in own)
+        raise ConfigError(
+            f"no method of {item.id} is called {unknown[0]!r}: it has {', '.join(known)}"
+        )
+    found = {}
+    for name, experiment in loaded:
+        wanted = [one for one in only if one in labels[name]]
+        if wanted or not only:
+            result = execute(experiment, out / name, wanted)
+            found[name] = figures_of_result(result, item.figure or figure)
+    return found
 
 
 def name_of(one: Runnable) -> str:

@@ -1,0 +1,311 @@
+"""The outside tables: run them within a time budget, keep figures, fill docs/reproduction/field.md.
+
+    python scripts/reproduce_field.py run SECONDS OUT [--workers 4] [--set KEY=VALUE]
+    python scripts/reproduce_field.py keep OUT       # OUT/*.json -> docs/reproduction/figures
+    python scripts/reproduce_field.py page           # figures -> tables of the page
+
+`run` goes through all methods of a table in stages of more and more rounds, so that whenever it is
+cut, all methods have about as many; each stage goes on from the checkpoint of the one before.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+from reproduction import fill, table
+
+from idiolect.data.sources import load
+from idiolect.experiment.load import load_experiment
+from idiolect.experiment.repro.index import BEST_TEST_ROUND, Cell, experiments_folder, items
+from idiolect.experiment.run import run_experiment
+
+ROOT = Path(__file__).resolve().parent.parent
+FIGURES = ROOT / "docs" / "reproduction" / "figures"
+PAGE = ROOT / "docs" / "reproduction" / "field.md"
+
+# From cheap to dear; methods that train one global model need the most rounds.
+GLOBAL = ("FedAvg", "FedProx")
+CHEAP = ("FedPer", "FedRep", "FedProto", "FedRoD", "FedBABU", "FedALA", "FedAMP")
+DEAR = ("Per-FedAvg", "FedDBE", "FedCP", "GPFL", "Ditto", "APFL", "pFedMe")
+PFLLIB = {
+    "pfllib-fmnist-pat": ("field/pfllib-fmnist.toml", []),
+    "pfllib-fmnist-dir": ("field/pfllib-fmnist.toml", ["data.partition.kind=dir"]),
+    "pfllib-fmnist-fomo-pat": ("field/pfllib-fmnist-fomo.toml", []),
+    "pfllib-fmnist-fomo-dir": ("field/pfllib-fmnist-fomo.toml", ["data.partition.kind=dir"]),
+    "fedala-cifar10": ("field/fedala-cifar10.toml", []),
+    "fedala-cifar10-fomo": ("field/fedala-cifar10-fomo.toml", []),
+}
+FMNIST = ("pfllib-fmnist-pat", "pfllib-fmnist-dir")
+
+
+@dataclass(frozen=True)
+class Line:
+    """One method of one run, up to so many rounds."""
+
+    run: str
+    label: str
+    rounds: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.run}--{self.label.replace(' ', '')}"
+
+    def mark(self, runs: Path, what: str) -> Path:
+        return runs / "marks" / f"{self.name}-{self.rounds}.{what}"
+
+
+def fmnist(labels: tuple[str, ...], rounds: int) -> list[Line]:
+    """Both divisions of Fashion-MNIST, a method after the other."""
+    lines = [Line(run, label, rounds) for label in labels for run in FMNIST]
+    return lines + [
+        Line(f"pfllib-fmnist-fomo-{kind}", "FedFomo", rounds) for kind in ("pat", "dir")
+    ]
+
+
+def plan(cifar: bool) -> list[Line]:
+    """Everything, in the order in which it is worth having."""
+    everyone = (*GLOBAL, *CHEAP, *DEAR)
+    lines = [
+        *fmnist(everyone, 30),
+        *(Line(run, label, rounds) for rounds in (300, 600) for label in GLOBAL for run in FMNIST),
+        *fmnist((*CHEAP, *DEAR), 100),
+    ]
+    if cifar:
+        table = [m.label_or_name for m in loaded("fedala-cifar10", []).methods]
+        lines += [Line("fedala-cifar10", label, rounds) for rounds in (30, 100) for label in table]
+    for rounds in (300, 1000, 2000):
+        lines += fmnist(everyone, rounds)
+    return [one for n, one in enumerate(lines) if one not in lines[:n]]
+
+
+def loaded(run: str, changes: list[str]) -> Any:
+    file, own = PFLLIB[run]
+    return load_experiment(experiments_folder() / file, [*own, *changes])
+
+
+def work(args: argparse.Namespace) -> None:
+    """Take the next line that nobody has taken, until the time is over."""
+    lines = plan(args.cifar)
+    while time.time() < args.end - 5:
+        ready = (one for one in lines if takes(one, lines, args))
+        line = next(ready, None)
+        if line is None:
+            time.sleep(1)
+            if all(one.mark(args.runs, "taken").exists() for one in lines):
+                return
+            continue
+        try:
+            run_line(line, args)
+        except KeyboardInterrupt:
+            return
+        except Exception as error:  # one method's failure must not cost the others their time
+            line.mark(args.runs, "failed").write_text(f"{type(error).__name__}: {error}")
+            print(f"{line}: {type(error).__name__}: {error}", flush=True)
+
+
+def takes(line: Line, lines: list[Line], args: argparse.Namespace) -> bool:
+    """Take a line whose stage before is done and whose end is likely within the time."""
+    if line.mark(args.runs, "taken").exists():
+        return False
+    before = [one for one in lines if one.name == line.name and one.rounds < line.rounds]
+    if before:
+        last = max(before, key=lambda one: one.rounds)
+        if not last.mark(args.runs, "done").exists():
+            return False
+        pace = float(last.mark(args.runs, "done").read_text())
+        if time.time() + 1.2 * pace * (line.rounds - last.rounds) + 8 > args.end:
+            return False
+    try:
+        line.mark(args.runs, "taken").touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
+
+
+def run_line(line: Line, args: argparse.Namespace) -> None:
+    begun = time.time()
+    experiment = loaded(line.run, [f"rounds={line.rounds}", *args.set])
+    folder = args.runs / line.name
+    content, _ = run_experiment(
+        experiment, folder, resume=(folder / "experiment.toml").exists(), only=[line.label]
+    )
+    own = content["methods"][line.label]
+    kept = {
+        "run": line.run,
+        "federation": content["data"]["federations"][0],
+        "seeds": content["seeds"],
+        "versions": content["versions"],
+        "methods": {line.label: summary(own)},
+    }
+    (args.out / f"tables-{line.name}.json").write_text(json.dumps(kept) + "\n")
+    pace = own["speed"]["seconds"] / own["rounds"]
+    line.mark(args.runs, "done").write_text(f"{pace:.4f}")
+    print(f"{line}: {time.time() - begun:.0f} s, {pace:.3f} s a round", flush=True)
+
+
+def summary(own: dict[str, Any]) -> dict[str, Any]:
+    """Return each seed's figures of a method: last round, and best test round."""
+    models = {
+        model: {
+            name: [round(seed["models"][model][name], 5) for seed in own["seeds"]]
+            for name in ("mean", "weighted_mean")
+        }
+        for model in own["headline"]
+    }
+    for model, best in own.get("best_test_round", {}).items():
+        models[model + BEST_TEST_ROUND] = {
+            "mean": [round(value, 5) for value in best["weighted_mean"]],
+            "round": best["round"],
+        }
+    return {
+        "models": models,
+        "rounds": own["rounds"],
+        "seconds": round(own["speed"]["seconds"], 1),
+    }
+
+
+def run(args: argparse.Namespace) -> None:
+    """Start the workers and wait for them."""
+    (args.runs / "marks").mkdir(parents=True, exist_ok=True)
+    args.out.mkdir(parents=True, exist_ok=True)
+    for taken in (args.runs / "marks").glob("*.taken"):
+        if not taken.with_suffix(".done").exists():  # of a run that was cut
+            taken.unlink()
+    end = time.time() + args.seconds
+    for name in {loaded(one.run, args.set).data.source for one in plan(args.cifar)}:
+        load(name)  # decoded once, before the workers want it
+    own = [sys.executable, __file__, "work", "0", str(args.out), "--end", str(end)]
+    own += ["--runs", str(args.runs), *(["--cifar"] if args.cifar else [])]
+    own += [word for one in args.set for word in ("--set", one)]
+    workers = [subprocess.Popen(own) for _ in range(args.workers)]
+    for worker in workers:
+        try:
+            worker.wait(max(end - time.time(), 1))
+        except subprocess.TimeoutExpired:
+            worker.terminate()
+
+
+# Figures and page.
+
+
+def keep(args: argparse.Namespace) -> None:
+    """Put the figures of a budgeted run, or of run folders, into docs/reproduction/figures."""
+    found: dict[str, dict[str, Any]] = {}
+    for path in sorted(args.out.glob("tables-*.json")):
+        one = json.loads(path.read_text())
+        key = one.pop("run")
+        found.setdefault(key, {**one, "methods": {}})["methods"] |= one["methods"]
+    for folder in sorted(path.parent for path in args.out.glob("*/result.json")):
+        content = json.loads((folder / "result.json").read_text())
+        found[folder.name] = {
+            "federation": content["data"]["federations"][0],
+            "seeds": content["seeds"],
+            "versions": content["versions"],
+            "methods": {label: summary(own) for label, own in content["methods"].items()},
+        }
+    for key in ("pfllib", "fedala", "pfedkdh"):
+        own = {run: held for run, held in found.items() if run.startswith(key)}
+        path = FIGURES / f"{key}.json"
+        if own:
+            kept = json.loads(path.read_text()) if path.exists() else {}
+            path.write_text(json.dumps({**kept, **own}, sort_keys=True) + "\n")
+
+
+def figures(key: str) -> dict[str, Any]:
+    path = FIGURES / f"{key}.json"
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+def shown(values: list[float] | None, digits: int = 2) -> str:
+    if not values:
+        return "-"
+    percent = [100 * value for value in values]
+    spread = f" ± {stdev(percent):.{digits}f}" if len(percent) > 1 else ""
+    return f"{mean(percent):.{digits}f}{spread}"
+
+
+def scores(held: dict[str, Any], cell: Cell, model: str) -> list[float] | None:
+    own = held.get(cell.run, {}).get("methods", {}).get(cell.label)
+    return own["models"].get(model, {}).get("mean") if own else None
+
+
+def rows_of(item: str, key: str, prefix: str) -> tuple[list[list[str]], str]:
+    """Return a table's rows of one run, and how many cells are within a point."""
+    _, found = items()[item]
+    held, rows, near, known = figures(key), [], 0, 0
+    for cell in found.cells:
+        if not cell.what.startswith(prefix):
+            continue
+        last = cell.model.removesuffix(BEST_TEST_ROUND)
+        theirs = scores(held, cell, cell.model)
+        own = held.get(cell.run, {}).get("methods", {}).get(cell.label, {})
+        if theirs:
+            known += 1
+            near += 100 * mean(theirs) >= cell.paper - 1
+        cells = [shown(theirs), f"{cell.paper:.2f}", shown(scores(held, cell, last))]
+        rows.append([cell.what.removeprefix(prefix), *cells, str(own.get("rounds", "-"))])
+    return rows, f"{near} of {known} cells are within one point of the table or above."
+
+
+def wins(item: str, key: str) -> str:
+    """Count the paper's wins, pair by pair, that ours repeat: by its scoring, by the last round."""
+    _, found = items()[item]
+    held, printed, same, last = figures(key), 0, 0, 0
+    for one in found.cells:
+        for other in found.cells:
+            if one.what.split(",")[0] != other.what.split(",")[0] or one.paper <= other.paper:
+                continue
+            ours, theirs = (
+                [figure(held, cell, by) for by in (True, False)] for cell in (one, other)
+            )
+            if None not in (*ours, *theirs):
+                printed += 1
+                same += ours[0] > theirs[0]
+                last += ours[1] > theirs[1]
+    return (
+        f"Of the {printed} wins of one method over another that the table prints, {same} are found "
+        f"in ours by the same scoring and {last} in the last round."
+    )
+
+
+def figure(held: dict[str, Any], cell: Cell, best: bool) -> float | None:
+    model = cell.model if best else cell.model.removesuffix(BEST_TEST_ROUND)
+    found = scores(held, cell, model)
+    return mean(found) if found else None
+
+
+def page(_: argparse.Namespace) -> None:
+    """Fill the tables of the page."""
+    heads = ["%", "ours, best test round", "paper", "ours, last round", "rounds"]
+    parts = {}
+    for kind in ("pat", "dir"):
+        rows, near = rows_of("pfllib-fmnist", "pfllib", f"{kind}, ")
+        parts[f"pfllib {kind}"] = [*table(heads, rows), "", near]
+    rows, near = rows_of("fedala-cifar10", "fedala", "")
+    parts["fedala"] = [*table(heads, rows), "", near]
+    parts["wins"] = [wins("pfllib-fmnist", "pfllib")]
+    fill(PAGE, parts)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("what", choices=["run", "work", "keep", "page"])
+    parser.add_argument("seconds", type=float, nargs="?", default=0.0)
+    parser.add_argument("out", type=Path, nargs="?")
+    parser.add_argument("--workers", type=int, default=4)
+    parser.add_argument("--runs", type=Path, default=Path("/tmp/field-runs"))
+    parser.add_argument("--cifar", action="store_true", help="FedALA's table too")
+    parser.add_argument("--set", action="append", default=[])
+    parser.add_argument("--end", type=float, default=0.0)
+    args = parser.parse_args()
+    {"run": run, "work": work, "keep": keep, "page": page}[args.what](args)
+
+
+if __name__ == "__main__":
+    main()
