@@ -76,6 +76,7 @@ class _Attention(GroupedFunction):
         *_, mask, ctx.causal, ctx.scale = inputs
         ctx.masked = mask is not None
         ctx.mark_non_differentiable(output[1])
+        ctx.set_materialize_grads(False)
         ctx.save_for_backward(*inputs[:3], *output, *([mask] if ctx.masked else []))
 
     @staticmethod

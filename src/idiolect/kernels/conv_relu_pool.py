@@ -52,7 +52,7 @@ def _fused_padding(task: str, layer: nn.Conv2d, x: Tensor) -> int | None:
 class _ConvReLU(GroupedFunction):
     """Convolution, bias and ReLU."""
 
-    joins_examples = True
+    joins_examples = 1
 
     @staticmethod
     def forward(x: Tensor, w: Tensor, bias: Tensor, padding: int) -> Any:
@@ -73,7 +73,7 @@ class _ConvReLU(GroupedFunction):
 class _ConvReLUPool(GroupedFunction):
     """Convolution, bias, ReLU and 2×2 max-pooling -> the result, and which pixel it was."""
 
-    joins_examples = True
+    joins_examples = 1
 
     @staticmethod
     def forward(x: Tensor, w: Tensor, bias: Tensor, padding: int) -> Any:

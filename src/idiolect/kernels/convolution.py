@@ -52,7 +52,7 @@ class _Convolve(GroupedFunction):
     The options of the three functions end in (stride, padding, depthwise), called `step`.
     """
 
-    joins_examples = True
+    joins_examples = 1
 
     @staticmethod
     def forward(x: Tensor, w: Tensor, *step: Any) -> Any:
@@ -66,7 +66,7 @@ class _Convolve(GroupedFunction):
 class _ConvInputGradient(GroupedFunction):
     """The gradient by y, w -> the gradient by x [..., *size]: the transposed convolution."""
 
-    joins_examples = True
+    joins_examples = 1
 
     @staticmethod
     def forward(gradient: Tensor, w: Tensor, size: Pair, *step: Any) -> Any:

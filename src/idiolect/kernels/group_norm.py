@@ -69,7 +69,7 @@ class _Normalise(GroupedFunction):
     The options of both functions are (parts, eps, relu).
     """
 
-    joins_examples = True
+    joins_examples = 1
 
     @staticmethod
     def forward(x: Tensor, w: Tensor, b: Tensor, *options: Any) -> Any:

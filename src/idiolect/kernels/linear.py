@@ -61,7 +61,7 @@ class LinearSizes(NamedTuple):
 class _Linear(GroupedFunction):
     """x [group, example, in], w [group, out, in], b [group, out] -> y [group, example, out]."""
 
-    joins_examples = True
+    joins_examples = 1
 
     @staticmethod
     def forward(x: Tensor, w: Tensor, b: Tensor) -> Any:
@@ -75,7 +75,7 @@ class _Linear(GroupedFunction):
 class _LinearReLU(GroupedFunction):
     """The same, with ReLU after it."""
 
-    joins_examples = True
+    joins_examples = 1
 
     @staticmethod
     def forward(x: Tensor, w: Tensor, b: Tensor) -> Any:
@@ -101,7 +101,7 @@ def _gradients(wanted: tuple[bool, ...], gradient: Tensor, x: Tensor, w: Tensor)
 class _LinearInputGradient(GroupedFunction):
     """The gradient by y, w -> the gradient by x."""
 
-    joins_examples = True
+    joins_examples = 1
 
     @staticmethod
     def forward(gradient: Tensor, w: Tensor) -> Any:

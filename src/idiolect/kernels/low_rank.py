@@ -50,12 +50,13 @@ class _LowRank(GroupedFunction):
     @staticmethod
     def forward(x: Tensor, a: Tensor, b: Tensor, shared: _Shared) -> Any:
         low = torch.bmm(x, a.mT)
-        return torch.baddbmm(shared.forward(x), low, b.mT, alpha=shared.scale), low
+        return shared.forward(x).baddbmm_(low, b.mT, alpha=shared.scale), low
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         *tensors, ctx.shared = inputs
         ctx.mark_non_differentiable(output[1])
+        ctx.set_materialize_grads(False)
         ctx.save_for_backward(*tensors, output[1])
 
     @staticmethod
@@ -69,7 +70,7 @@ class _LowRankGradient(GroupedFunction):
     @staticmethod
     def forward(g: Tensor, x: Tensor, a: Tensor, b: Tensor, low: Tensor, shared: _Shared) -> Any:
         by_low = torch.bmm(g, b)
-        dx = torch.baddbmm(shared.backward(g), by_low, a, alpha=shared.scale)
+        dx = shared.backward(g).baddbmm_(by_low, a, alpha=shared.scale)
         return dx, shared.scale * torch.bmm(by_low.mT, x), shared.scale * torch.bmm(g.mT, low)
 
     @staticmethod

@@ -1,5 +1,6 @@
 """Autograd functions with an axis of groups before all others, and how vmap maps them."""
 
+from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import torch
@@ -20,11 +21,12 @@ def call(function: type[Function], *inputs: Any) -> Any:
 class GroupedFunction(Function):
     """A function of tensors [group, ...] and of options after them; all are kept for backward.
 
-    Mapped over clients, their axis becomes part of the groups. Where `joins_examples`, and clients
-    differ in the first tensor alone, it becomes part of the examples instead.
+    Mapped over clients, their axis becomes part of the groups. Where the first tensors, as many as
+    `joins_examples`, are [group, example, ...], and clients differ in these alone, it becomes part
+    of the examples instead.
     """
 
-    joins_examples: ClassVar[bool] = False
+    joins_examples: ClassVar[int] = 0
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -37,9 +39,10 @@ class GroupedFunction(Function):
         """Map over clients."""
         tensors, options = _split(inputs)
         size, dims, axis = info.batch_size, dims[: len(tensors)], 0
-        if cls.joins_examples and all(dim is None for dim in dims[1:]):
+        joined = cls.joins_examples
+        if joined and all(dim is None for dim in dims[joined:]):
             axis = 1
-            tensors = (tensors[0].movedim(dims[0], 1).flatten(1, 2), *tensors[1:])
+            tensors = (*_into_examples(size, dims, tensors[:joined]), *tensors[joined:])
         else:
             tensors = _into_groups(size, dims, tensors)
         out = call(cls, *tensors, *options)
@@ -51,6 +54,16 @@ class GroupedFunction(Function):
 def _split(inputs: tuple[Any, ...]) -> tuple[tuple[Tensor, ...], tuple[Any, ...]]:
     count = sum(isinstance(one, Tensor) for one in inputs)
     return inputs[:count], inputs[count:]
+
+
+def _into_examples(size: int, dims: Any, inputs: tuple[Tensor, ...]) -> Iterator[Tensor]:
+    """Make the mapped axis part of the examples: all have the same weights."""
+    for tensor, dim in zip(inputs, dims, strict=False):
+        if dim is None:
+            tensor = tensor.unsqueeze(1).expand(-1, size, *tensor.shape[1:])
+        else:
+            tensor = tensor.movedim(dim, 1)
+        yield tensor.flatten(1, 2)
 
 
 def _into_groups(size: int, dims: Any, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from idiolect.errors import ModelError
 from idiolect.kernels.attention import attention
+from idiolect.kernels.rms_norm import rms_norm
 from idiolect.models.bases import find_base, load_base, read_config, save_base
 from idiolect.models.layers import Shape
 
@@ -34,9 +35,7 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise the last axis."""
-        wide = x.to(self.weight.dtype)
-        factor = (wide.square().mean(-1, keepdim=True) + self.eps).rsqrt()
-        return (wide * factor * self.weight).to(x.dtype)
+        return rms_norm(x, self.weight, self.eps)
 
 
 class SelfAttention(nn.Module):
