@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from idiolect.bench import measurements
+from idiolect.bench.adapter_loops import AdapterWorkload, adapters, adapters_text
 from idiolect.bench.measurements import Make, Side
 from idiolect.bench.peers import PEERS, time_peers, version
 from idiolect.bench.workloads import (
@@ -30,7 +31,7 @@ from idiolect.engine.rounds import Simulation
 from idiolect.errors import ConfigError
 from idiolect.version import VERSION
 
-WHOLE, PADDING = "persfl", "padding"
+WHOLE, PADDING, ADAPTERS = "persfl", "padding", "lora-100"
 _SEQUENTIAL = ("plain loop", "sequential")  # sides that train one client after the other
 _FEW = 5  # clients of sequential sides on CUDA, where they are slow and their time is linear
 
@@ -51,7 +52,7 @@ class Options:
     data_dir: Path | None = None  # for CIFAR-10; random images where it is not found
 
     def __post_init__(self) -> None:
-        known = [*WORKLOADS, WHOLE, PADDING]
+        known = [*WORKLOADS, WHOLE, PADDING, ADAPTERS]
         for name in self.only:
             if name not in known:
                 raise ConfigError(
@@ -71,7 +72,7 @@ class Options:
         if self.only:
             return list(self.only)
         here = [name for name, work in WORKLOADS.items() if self.place in work.devices]
-        return [*here, *([WHOLE] if self.place == "cuda" else []), PADDING]
+        return [*here, *([WHOLE, ADAPTERS] if self.place == "cuda" else []), PADDING]
 
 
 def bench(
@@ -118,9 +119,15 @@ def bench(
             part(name, partial(_workload, name, device, options), _workload_text, "workloads")
     if WHOLE in chosen:
         part(WHOLE, partial(measurements.persfl, device, options.data_dir), _whole_text)
+    if ADAPTERS in chosen:
+        known = ("fp32", "tf32", "bf16") if device == "cuda" else ("fp32", "bf16")
+        measured = known if options.precision else known[:1]
+        part(
+            ADAPTERS, partial(adapters, AdapterWorkload(), device, measured, seconds), adapters_text
+        )
     if PADDING in chosen:
         part(PADDING, measurements.padding, _padding_text)
-    if options.precision:
+    if options.precision and chosen != [ADAPTERS]:
         part("precision", partial(measurements.precisions, device, seconds), _precision_text)
     if options.grow:
         found["growth"] = []
