@@ -13,6 +13,7 @@ from idiolect.cli import (
     data_commands,
     describe_commands,
     federation_commands,
+    key_commands,
     method_commands,
     model_commands,
     repro_commands,
@@ -43,6 +44,8 @@ app.command(name="methods")(method_commands.list_methods)
 app.command()(describe_commands.describe)
 app.add_typer(data_commands.app, name="data")
 app.add_typer(method_commands.privacy_app, name="privacy")
+for _command in ("request", "approve", "install", "revoke", "members"):
+    federation_commands.app.command()(getattr(key_commands, _command))
 app.add_typer(federation_commands.app, name="federation")
 app.add_typer(audit_commands.app, name="audit")
 app.command()(federation_commands.server)

@@ -179,8 +179,10 @@ def status(kit: Annotated[Path, _KIT], json: Annotated[bool, base.JSON] = False)
     from idiolect.cli.screen import print_json
     from idiolect.deploy.flare.admin import described
     from idiolect.deploy.flare.kits import read
+    from idiolect.deploy.flare.site_keys import certificates, expiry_line
 
-    found = described(read(kit, "admin"))
+    own = read(kit, "admin")
+    found = {**described(own), "certificates": certificates(own.folder)}
     if json:
         print_json(found)
         return
@@ -194,6 +196,11 @@ def status(kit: Annotated[Path, _KIT], json: Annotated[bool, base.JSON] = False)
         say(f"run {run['run']}: {run['state']}{far and ', ' + far}{waits}")
     if not found["runs"]:
         say("nothing is running")
+    for name, until in [
+        *found["certificates"].items(),
+        *(pair for run in found["runs"] for pair in run["certificates"].items()),
+    ]:
+        say(expiry_line(name, until))
 
 
 @guarded

@@ -64,6 +64,10 @@ class Transport(ABC):
         """Return whether the server should end."""
         return False
 
+    def expiries(self) -> Mapping[str, str]:
+        """Return until when each site's certificate is valid, where sites have some."""
+        return {}
+
     def note(self, kind: str, **facts: Any) -> None:
         """Record something in the server's audit log, where it keeps one."""
         return

@@ -94,7 +94,9 @@ class Keys(NamedTuple):
 class Signer(Protocol):
     """A node's identity, by which it signs and knows others' signatures."""
 
-    certificate: str
+    @property
+    def certificate(self) -> str:
+        """The signer's certificate, for those who check."""
 
     def sign(self, payload: bytes) -> str:
         """Return a signature."""
@@ -108,7 +110,11 @@ class KitSigner:
 
     def __init__(self, identity: Identity, authority: Authority) -> None:
         self._identity, self._authority = identity, authority
-        self.certificate = base64.b64encode(identity.certificate).decode()
+
+    @property
+    def certificate(self) -> str:
+        """The certificate as it is now, in base64."""
+        return base64.b64encode(self._identity.certificate).decode()
 
     @classmethod
     def of(cls, kit: Path) -> "KitSigner":

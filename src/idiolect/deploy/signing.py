@@ -16,7 +16,7 @@ import threading
 import time
 import tomllib
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -25,8 +25,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from idiolect.core.checkpoint import write_whole
 from idiolect.deploy import audit, protocol
 from idiolect.deploy.audit import AuditLog
+from idiolect.deploy.certificates import common_name, public_bytes
 from idiolect.deploy.messenger import Transport
 from idiolect.deploy.protocol import Refused
+from idiolect.deploy.revocation import REVOKED_FILE, Revocations
 from idiolect.errors import DeployError
 
 if TYPE_CHECKING:
@@ -34,10 +36,13 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
     from cryptography.x509 import Certificate
 
+log = logging.getLogger("idiolect.channel")
+
 # The kits' keys sign for TLS and for the engine too. What we sign begins with these bytes and has
 # salts of another length than theirs, so that no signature of one can pass for one of another.
 _DOMAIN = b"idiolect signature 1\0"
 _ABOUT = "idiolect.toml"  # what a kit says about itself
+HOME = "idiolect"  # in a kit: what idiolect writes
 _STARTUP = "startup"  # in a kit: key, certificate and the authority's certificate
 _CN_LIMIT = 64  # characters of a name in a certificate; the engine cuts a longer host name
 _SLACK = timedelta(days=1)  # of clocks, when records of the past are checked
@@ -57,59 +62,104 @@ def server_name(host: str) -> str:
 
 
 class Identity:
-    """A member that can sign: its name, its role and its private key."""
+    """A member that can sign: its name, its role and its private key.
+
+    A kit's key and certificate are read again when they were replaced: renewal needs no restart.
+    """
 
     def __init__(self, name: str, role: str, key: "RSAPrivateKey", certificate: bytes) -> None:
         self.name = name
         self.role = role
-        self.certificate = certificate
-        self._key = key
+        self._key, self._certificate = key, certificate
+        self._files: tuple[Path, Path] | None = None  # of a kit: key and certificate
+        self._stamp = _stamp(())
 
     @classmethod
     def from_kit(cls, folder: Path) -> "Identity":
         """Read the identity of a kit's owner; the certificate must be of the name it goes by."""
-        from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
-        from cryptography.hazmat.primitives.serialization import (
-            Encoding,
-            PublicFormat,
-            load_pem_private_key,
-        )
-        from cryptography.x509 import load_pem_x509_certificate
-
         name, role, _ = _read_about(folder)
-        base = folder / _STARTUP / (SERVER if role == SERVER else "client")
-        try:
-            key = load_pem_private_key(base.with_suffix(".key").read_bytes(), password=None)
-            found = load_pem_x509_certificate(base.with_suffix(".crt").read_bytes())
-            named = _common_name(found)
-        except (OSError, ValueError, TypeError, Refused) as error:
-            raise DeployError(
-                f"{base}.key or .crt cannot be read ({type(error).__name__}); copy the kit again"
-            ) from error
-        if not isinstance(key, RSAPrivateKey):
-            raise DeployError(f"{base}.key is no RSA key; make the kit anew")
-        form = Encoding.DER, PublicFormat.SubjectPublicKeyInfo
-        if key.public_key().public_bytes(*form) != found.public_key().public_bytes(*form):
-            raise DeployError(f"{base}.key is not the key of {base}.crt; copy the kit again")
-        if named != name:
-            raise DeployError(
-                f"the kit {folder} says it is of {name!r}, and its certificate is of {named!r}; "
-                "copy the kit again"
-            )
-        return cls(name, role, key, found.public_bytes(Encoding.DER))
+        files = key_path(folder, role), key_path(folder, role).with_suffix(".crt")
+        stamp = _stamp(files)
+        key, certificate = _read_pair(*files, name)
+        made = cls(name, role, key, certificate)
+        made._files, made._stamp = files, stamp
+        return made
+
+    @property
+    def certificate(self) -> bytes:
+        """The certificate (DER) as it is now."""
+        return self._current()[1]
 
     def sign(self, context: bytes) -> Signed:
         """Sign bytes; they must say all that the signature is to be bound to."""
         from cryptography.hazmat.primitives.hashes import SHA256
 
-        return Signed(self.certificate, self._key.sign(_DOMAIN + context, _padding(), SHA256()))
+        key, certificate = self._current()
+        return Signed(certificate, key.sign(_DOMAIN + context, _padding(), SHA256()))
+
+    def _current(self) -> "tuple[RSAPrivateKey, bytes]":
+        stamp = _stamp(self._files or ())
+        if self._files is not None and stamp != self._stamp:
+            try:
+                self._key, self._certificate = _read_pair(*self._files, self.name)
+                self._stamp = stamp
+                log.info("the certificate of %s was renewed", self.name)
+            except DeployError as error:  # one of the two files is new, the other not yet
+                log.warning("%s; going on with the old certificate", error)
+        return self._key, self._certificate
+
+
+def key_path(folder: Path, role: str) -> Path:
+    """Return where a kit's private key is; the certificate lies beside it as .crt."""
+    return folder / _STARTUP / f"{SERVER if role == SERVER else 'client'}.key"
+
+
+def _stamp(files: Sequence[Path]) -> tuple[tuple[int, int], ...]:
+    """Return what changes when files are replaced."""
+    found = []
+    for path in files:
+        try:
+            stat = path.stat()
+            found.append((stat.st_mtime_ns, stat.st_ino))
+        except OSError:
+            found.append((0, 0))
+    return tuple(found)
+
+
+def _read_pair(key_file: Path, file: Path, name: str) -> "tuple[RSAPrivateKey, bytes]":
+    """Read a key and its certificate (DER), which must be of that name."""
+    from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
+    from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
+    from cryptography.x509 import load_pem_x509_certificate
+
+    try:
+        key = load_pem_private_key(key_file.read_bytes(), password=None)
+        found = load_pem_x509_certificate(file.read_bytes())
+        named = _common_name(found)
+    except (OSError, ValueError, TypeError, Refused) as error:
+        raise DeployError(
+            f"{key_file} or {file.name} cannot be read ({type(error).__name__}); copy the kit again"
+        ) from error
+    if not isinstance(key, RSAPrivateKey):
+        raise DeployError(f"{key_file} is no RSA key; make the kit anew")
+    if public_bytes(key.public_key()) != public_bytes(found.public_key()):
+        raise DeployError(f"{key_file} is not the key of {file}; copy the kit again")
+    if named != name:
+        raise DeployError(
+            f"the kit {file.parent.parent} says it is of {name!r}, and its certificate is of "
+            f"{named!r}; copy the kit again"
+        )
+    return key, found.public_bytes(Encoding.DER)
 
 
 class Authority:
     """The federation's root certificate: says whether a member signed something."""
 
-    def __init__(self, root: bytes, server: str) -> None:
-        """`root`: the authority's certificate as PEM; `server`: the name of the server's."""
+    def __init__(self, root: bytes, server: str, revoked: Path | None = None) -> None:
+        """`root`: the authority's certificate as PEM; `server`: the name of the server's.
+
+        `revoked`: where the list of revoked certificates is, or will be.
+        """
         from cryptography.x509 import load_pem_x509_certificate
 
         try:
@@ -119,6 +169,7 @@ class Authority:
                 "the authority's certificate is damaged; copy the kit again"
             ) from error
         self.server = server
+        self.revocations = Revocations(revoked, self._root)
         self._issued: dict[bytes, Certificate] = {}  # certificates whose issuer was checked
 
     @classmethod
@@ -126,7 +177,8 @@ class Authority:
         """Read the root certificate of a kit, and the name of the kit's server."""
         path = folder / _STARTUP / "rootCA.pem"
         try:
-            return cls(path.read_bytes(), _read_about(folder)[2])
+            revoked = folder / HOME / REVOKED_FILE
+            return cls(path.read_bytes(), _read_about(folder)[2], revoked)
         except OSError as error:
             raise DeployError(f"{path} cannot be read; copy the kit again") from error
 
@@ -154,7 +206,23 @@ class Authority:
                 raise Refused("identity", f"a certificate that is not valid today, of {name}?")
         if (named, own) != (name, role):
             raise Refused("identity", f"signed by {own} {named}, expected {role} {name}")
+        self.refuse_revoked(certificate)
         return found
+
+    def refuse_revoked(self, certificate: bytes) -> None:
+        """Refuse a certificate that is on the authority's list, as it is now."""
+        found, name, _ = self._named(certificate)
+        try:
+            revoked = self.revocations.current()
+        except (OSError, DeployError) as error:
+            words = f"{self.revocations.path} cannot be read ({error}); nobody is trusted"
+            raise Refused("identity", words) from error
+        if revoked.holds(found, name):
+            raise Refused("revoked", f"the certificate of {name} was revoked")
+
+    def expires(self, certificate: bytes) -> datetime:
+        """Return until when a certificate of this authority is valid."""
+        return min(one.not_valid_after_utc for one in (self._named(certificate)[0], self._root))
 
     def _named(self, certificate: bytes) -> "tuple[Certificate, str, str]":
         """Return a certificate of this authority with the name and the role in it."""
@@ -206,12 +274,10 @@ def _padding() -> "PSS":
 
 
 def _common_name(certificate: "Certificate") -> str:
-    from cryptography.x509.oid import NameOID
-
-    named = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
-    if len(named) != 1 or not isinstance(named[0].value, str):
+    named = common_name(certificate)
+    if not named:
         raise Refused("identity", "a certificate without a name, or with several")
-    return named[0].value
+    return named
 
 
 def _read_about(folder: Path) -> tuple[str, str, str]:
@@ -225,10 +291,9 @@ def _read_about(folder: Path) -> tuple[str, str, str]:
     return (server_name(name) if role == SERVER else name), role, server_name(host)
 
 
-log = logging.getLogger("idiolect.channel")
 _MAGIC = b"idi\x01"
-_SIZES = (4, 2, 2)  # bytes that say how long header, certificate and signature are
-_LIMIT = 1 << 16  # bytes of an envelope without the message
+_SIZES = (4, 2, 2, 4)  # bytes that say how long header, certificate, signature and list are
+_LIMIT = 1 << 20  # bytes of an envelope without the message
 
 
 @dataclass(frozen=True)
@@ -244,6 +309,7 @@ class Header:
     size: int = 0  # bytes of the message
     head: str = ""  # what the sender's audit log had come to; empty: it keeps none
     heard: str = ""  # in a question: the last answer in this session that was taken
+    revoked: int = 0  # the number of the list of revoked certificates that the sender has
 
     def plain(self) -> bytes:
         """Write it as it is signed."""
@@ -268,6 +334,7 @@ class _Envelope(NamedTuple):
     signed: Signed
     plain: bytes  # the header's bytes
     body: bytes
+    revoked: bytes = b""  # the list of revoked certificates, which the authority signed itself
 
     @property
     def mark(self) -> str:
@@ -278,7 +345,7 @@ class _Envelope(NamedTuple):
     def blob(self) -> bytes:
         """The envelope as it travels."""
         parts = [_MAGIC]
-        for size, part in zip(_SIZES, (self.plain, *self.signed), strict=True):
+        for size, part in zip(_SIZES, (self.plain, *self.signed, self.revoked), strict=True):
             parts += (len(part).to_bytes(size, "little"), part)
         return b"".join((*parts, self.body))
 
@@ -292,7 +359,16 @@ class _Envelope(NamedTuple):
         }
 
     def verify(self, authority: Authority, *, sender: str, role: str, to: str) -> None:
-        """Refuse what is not signed by the expected sender, or is for someone else."""
+        """Refuse what is not signed by the expected sender, or is for someone else.
+
+        A newer list of revoked certificates is kept first, whoever brings it.
+        """
+        if self.revoked:
+            try:
+                if authority.revocations.take(self.revoked):
+                    log.warning("a new list of revoked certificates has come")
+            except DeployError as error:
+                raise Refused("identity", str(error)) from error
         authority.verify(self.signed, self.plain, name=sender, role=role)
         if (self.header.sender, self.header.to) != (sender, to):
             found = f"from {self.header.sender} to {self.header.to}"
@@ -326,8 +402,9 @@ def _opened(blob: object) -> _Envelope:
         if place > min(len(blob), _LIMIT):
             raise Refused("identity", "an envelope that is cut short, or too long")
         parts.append(blob[place - length : place])
-    plain, certificate, signature = parts
-    return _Envelope(Header.read(plain), Signed(certificate, signature), plain, blob[place:])
+    plain, certificate, signature, revoked = parts
+    signed = Signed(certificate, signature)
+    return _Envelope(Header.read(plain), signed, plain, blob[place:], revoked)
 
 
 def _certificates(*envelopes: _Envelope) -> dict[str, str]:
@@ -393,8 +470,13 @@ class NodeChannel:
         if question is not None:
             session, number = self._session, question.header.number
             head = self._audit.head().plain() if self._audit is not None else ""
-        header = Header(own, to, session, number, mark, _sha256(body), len(body), head)
-        made = _signed(self._identity, header, body)
+        known = self._authority.revocations
+        theirs = 0 if question is None else question.header.revoked
+        header = Header(
+            own, to, session, number, mark, _sha256(body), len(body), head, "", known.number
+        )
+        newer = known.newer_than(theirs) if question is not None else b""
+        made = _signed(self._identity, header, body)._replace(revoked=newer)
         if question is not None and self._audit is not None:
             self._audit.append_signed(
                 audit.ANSWERED,
@@ -458,6 +540,11 @@ class ServerChannel(Transport):
         if site not in self._sessions:
             self._exchanged(site, "", b"", seconds)
         known = self._sessions[site]
+        try:
+            self._authority.refuse_revoked(self._heard[site].signed.certificate)
+        except Refused:
+            del self._sessions[site]  # it may come back with a new certificate
+            raise
         answer = self._exchanged(site, known, blob, seconds)
         if self._sessions[site] != known:  # its process is another one than before
             raise Refused("closed", f"{site} was started anew")
@@ -481,7 +568,7 @@ class ServerChannel(Transport):
 
     def _question(self, site: str, session: str, blob: bytes) -> _Envelope:
         """Sign a question and note it."""
-        heard = self._heard.get(site)
+        heard, known = self._heard.get(site), self._authority.revocations
         header = Header(
             self._identity.name,
             site,
@@ -492,8 +579,10 @@ class ServerChannel(Transport):
             len(blob),
             "" if self._audit is None else self._audit.head().plain(),
             "" if heard is None else heard.mark,
+            known.number,
         )
-        made = _signed(self._identity, header, blob)
+        newer = known.newer_than(0 if heard is None else heard.header.revoked)
+        made = _signed(self._identity, header, blob)._replace(revoked=newer)
         self._note(audit.ASKED, made, "question", about=_about(blob))
         return made
 
@@ -510,6 +599,13 @@ class ServerChannel(Transport):
         """Record something in the server's audit log."""
         if self._audit is not None:
             self._audit.append(kind, **facts)
+
+    def expiries(self) -> Mapping[str, str]:
+        """Return until when each site's certificate is valid, of those that were heard of."""
+        return {
+            site: self._authority.expires(one.signed.certificate).isoformat()
+            for site, one in self._heard.items()
+        }
 
     def leave_heads(self, folder: Path) -> None:
         """Leave in a run's folder what everyone's log has come to, signed by each: for the lead.

@@ -32,6 +32,7 @@ class ServerTable(BaseModel):
     host: str
     port: Annotated[int, Field(ge=1, le=65535)] = 8002
     org: str = "hub"
+    own_key: bool = False  # its key is made on its machine: `federation request`
 
     @field_validator("host")
     @classmethod
@@ -51,6 +52,7 @@ class Site(BaseModel):
 
     name: str
     org: str | None = None
+    own_key: bool = False
 
     @field_validator("name")
     @classmethod
@@ -71,6 +73,7 @@ class Admin(BaseModel):
     email: str
     role: Literal["project_admin", "org_admin", "lead", "member"] = "lead"
     org: str | None = None
+    own_key: bool = False
 
     @field_validator("email")
     @classmethod

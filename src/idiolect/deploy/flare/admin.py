@@ -216,6 +216,7 @@ def described(kit: MemberKit) -> dict[str, Any]:
                     "state": str(told.get("state") or job["status"]).lower(),
                     **{key: told.get(key) for key in ("label", "round", "rounds")},
                     **{key: list(told.get(key, ())) for key in ("waiting", "absent")},
+                    "certificates": dict(told.get("certificates", {})),
                 }
             )
         names = dict.fromkeys((*kit.sites, *state.nodes))  # a newcomer may be in nobody's list yet

@@ -152,7 +152,8 @@ class _Progress(Silent):
         """Replace what is reported."""
         absent = [] if self.post is None else self.post.absent()
         known = {key: value for key, value in self.state.items() if key != "waiting"}
-        self.state = {**known, **changes, "absent": absent}
+        until = {} if self.post is None else dict(self.post.transport.expiries())
+        self.state = {**known, **changes, "absent": absent, "certificates": until}
 
     def told(self) -> dict[str, Any]:
         """Say how far the run is, and who is waited for now."""

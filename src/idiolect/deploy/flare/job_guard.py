@@ -15,14 +15,19 @@ import uuid
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from zipfile import ZipFile
 
 from nvflare.apis.app_validation import AppValidator
 
+from idiolect.deploy.certificates import common_name, read_certificate
 from idiolect.deploy.flare import job_layout
 from idiolect.deploy.flare.job_layout import MODULES
+from idiolect.deploy.revocation import REVOKED_FILE, Revocations
 from idiolect.errors import DeployError
+
+if TYPE_CHECKING:
+    from cryptography.x509 import Certificate
 
 log = logging.getLogger("idiolect.guard")
 _STRINGS = ("run", "experiment")
@@ -33,7 +38,8 @@ class JobGuard(AppValidator):  # type: ignore[misc]
 
     def validate(self, app_folder: str) -> tuple[str, dict[str, Any]]:
         """Return why a job is refused, or nothing."""
-        reason = foreign(Path(app_folder))
+        folder = Path(app_folder)
+        reason = foreign(folder) or of_revoked(folder)
         if reason:
             log.warning("refused a job that was deployed: %s", reason)
         return reason, {}
@@ -71,6 +77,77 @@ def foreign(app: Path) -> str:
     if not same or not _well_formed(arguments):
         return "its configurations are not those of idiolect"
     return ""
+
+
+def kit_revocations() -> Revocations:
+    """Return the list of revoked certificates of the kit that this process works in."""
+    kit = Path.cwd()
+    root = read_certificate(kit / "startup" / "rootCA.pem")
+    return Revocations(kit / "idiolect" / REVOKED_FILE, root)
+
+
+def of_revoked(app: Path) -> str:
+    """Say that whoever submitted a job was revoked; empty otherwise."""
+    from cryptography.x509 import load_pem_x509_certificate
+
+    for path in sorted(app.rglob(job_layout.SIGNED[1])):
+        try:
+            found = load_pem_x509_certificate(path.read_bytes())
+        except (OSError, ValueError):
+            return "the certificate of its submitter cannot be read"
+        if kit_revocations().current().holds(found, common_name(found)):
+            return f"the certificate of {common_name(found)} was revoked"
+    return ""
+
+
+class _Doorkeeper:
+    """Lets nobody in, and nobody stay, whose certificate is revoked."""
+
+    def __init__(self, known: Revocations) -> None:
+        self._known = known
+        self._seen: dict[str, Certificate] = {}  # the certificate that a name came with
+
+    def refuses(self, name: str, certificate: "Certificate | None" = None) -> bool:
+        """Return whether a member is refused; without a certificate, as it came last."""
+        revoked = self._known.current()
+        if certificate is None:
+            certificate = self._seen.get(name)
+            if certificate is None:  # it came before this process began: let it show it anew
+                return any(one.name == name for one in revoked.entries)
+        self._seen[name] = certificate
+        return revoked.holds(certificate, name)
+
+
+def _keep_out_revoked() -> None:
+    """Ask the list wherever the engine's server checks who someone is, and at every heartbeat."""
+    from nvflare.apis.fl_constant import FLContextKey
+    from nvflare.private.fed.server.client_manager import ClientManager
+    from nvflare.private.fed.utils import identity_utils
+
+    door = _Doorkeeper(kit_revocations())
+    verify: Callable[..., bool] = identity_utils.IdentityVerifier.verify_common_name
+    beat: Callable[..., Any] = ClientManager.heartbeat
+
+    def verified(
+        self: Any, asserted_cn: str, nonce: str, asserter_cert: Any, *a: Any, **k: Any
+    ) -> bool:
+        done = verify(self, asserted_cn, nonce, asserter_cert, *a, **k)
+        if door.refuses(asserted_cn, asserter_cert):
+            log.warning("refused %s, whose certificate was revoked", asserted_cn)
+            raise identity_utils.InvalidAsserterCert("the certificate was revoked")
+        return done
+
+    def heartbeat(self: Any, token: Any, client_name: str, client_fqcn: Any, fl_ctx: Any) -> Any:
+        if not door.refuses(client_name):
+            return beat(self, token, client_name, client_fqcn, fl_ctx)
+        if self.clients.get(token):
+            log.warning("%s is put out: its certificate was revoked", client_name)
+            self.remove_client(token)
+        fl_ctx.set_prop(FLContextKey.UNAUTHENTICATED, "the certificate was revoked", sticky=False)
+        return False
+
+    identity_utils.IdentityVerifier.verify_common_name = verified
+    ClientManager.heartbeat = heartbeat
 
 
 def _signed(*folders: str) -> set[str]:
@@ -126,6 +203,7 @@ def watch() -> None:
         # A job of ours is started on the server alone, so nobody has to reply.
         return replies(client_sites=client_sites, **named) if client_sites else []
 
+    _keep_out_revoked()
     ConfigFormat.config_ext_formats = classmethod(formats)
     job_runner.check_client_replies = checked
     validator._validate_zf = validated

@@ -20,6 +20,7 @@ from idiolect.experiment.load import dump_toml
 _STATE = "cert.json"  # what FLARE remembers of certificates
 _ROOT_FILE = "root.json"  # what we keep of that: the authority's, and no member's
 _MEMBERS = "members.txt"  # beside it: who has a kit
+ISSUED = "issued.jsonl"  # beside it: every certificate that was signed
 _ROOT = ("root_cert", "root_pri_key")
 _KINDS = {"server": "server", "node": "client", "admin": "admin"}
 
@@ -31,11 +32,34 @@ class KitOwner(NamedTuple):
     name: str
     org: str
     rights: str = ""  # of an admin
+    own_key: bool = False  # it makes its key itself, and asks for a certificate
 
     @property
     def folder(self) -> str:
         """What its kit is called."""
-        return "server" if self.role == "server" else self.name
+        return folder_of(self.role, self.name)
+
+
+def folder_of(role: str, name: str) -> str:
+    """Return what a member's kit is called."""
+    return "server" if role == "server" else name
+
+
+def note_issued(authority: Path, owner: KitOwner, startup: Path) -> None:
+    """Write down a certificate that was signed: it may be handed out and be gone from here."""
+    from idiolect.deploy.certificates import fingerprint, read_certificate
+
+    found = read_certificate(next(iter(startup.glob("*.crt"))))
+    own = {
+        "name": owner.folder,
+        "role": owner.role,
+        "serial": f"{found.serial_number:x}",
+        "from": found.not_valid_before_utc.isoformat(),
+        "until": found.not_valid_after_utc.isoformat(),
+        "key": fingerprint(found.public_key()),
+    }
+    with (authority / ISSUED).open("a") as file:
+        file.write(json.dumps(own) + "\n")
 
 
 Root = Mapping[str, str]
@@ -77,35 +101,45 @@ def read_root(folder: Path) -> Root:
 
 
 def provision(
-    project: Project, members: Sequence[KitOwner], scratch: Path, root: Root | None = None
+    project: Project,
+    people: Sequence[KitOwner],
+    scratch: Path,
+    root: Root | None = None,
+    requested: Mapping[str, bytes] | None = None,
 ) -> Path:
-    """Let FLARE make certificates and start-up files; without an authority, a new one too."""
+    """Let FLARE make certificates and start-up files; without an authority, a new one too.
+
+    `requested`: public keys (PEM) of members that made their own.
+    """
     from nvflare.lighter.prov_utils import prepare_builders
     from nvflare.lighter.provision import prepare_project
     from nvflare.lighter.provisioner import Provisioner
 
-    people = []
-    for one in members:
+    participants = []
+    for one in people:
         person: dict[str, Any] = {"name": one.name, "type": _KINDS[one.role], "org": one.org}
         if one.role == "server":
             person["fed_learn_port"] = project.server.port
         if one.role == "admin":
             person["role"] = one.rights
-        people.append(person)
+        participants.append(person)
     impl = "nvflare.lighter.impl"
     days = project.valid_days if root is None else _days(root)
     wanted = {
         "api_version": 3,
         "name": project.name,
         "description": "a federation of idiolect",
-        "participants": people,
+        "participants": participants,
         "builders": [
             {
                 "path": f"{impl}.workspace.WorkspaceBuilder",
                 "args": {"template_file": ["master_template.yml"]},
             },
             {"path": f"{impl}.static_file.StaticFileBuilder", "args": {"config_folder": "config"}},
-            {"path": f"{impl}.cert.CertBuilder", "args": {"root_valid_days": days}},
+            {
+                "path": "idiolect.deploy.flare.requested_certificates.RequestedCertificates",
+                "args": {"root_valid_days": days, "requested": dict(requested or {})},
+            },
             {"path": f"{impl}.signature.SignatureBuilder"},
         ],
     }
@@ -214,10 +248,12 @@ def init(project: Project, out: Path) -> list[Path]:
             "or add members to it with `idiolect federation add`"
         )
     with tempfile.TemporaryDirectory() as scratch:
-        built = provision(project, _members(project), Path(scratch))
-        made = [_placed(project, one, built, out / one.folder) for one in _members(project)]
+        built = provision(project, members(project), Path(scratch))
+        given = [one for one in members(project) if not one.own_key]
+        made = [placed(project, one, built, out / one.folder) for one in given]
         keep_root(Path(scratch) / project.name, out / AUTHORITY)
-    keep_members(out / AUTHORITY, [one.folder for one in _members(project)])
+    keep_members(out / AUTHORITY, [one.folder for one in given])
+    _note_all(out, given, made)
     return made
 
 
@@ -228,16 +264,17 @@ def add(project: Project, out: Path) -> tuple[list[Path], list[Path]]:
     """
     require()
     root, known = read_root(out / AUTHORITY), read_members(out / AUTHORITY)
-    _refuse_changed(project, out)
-    new = [one for one in _members(project) if one.folder not in known]
+    refuse_changed(project, out)
+    new = [one for one in members(project) if one.folder not in known and not one.own_key]
     if not new:
         return [], []
     with tempfile.TemporaryDirectory() as scratch:
-        built = provision(project, _members(project), Path(scratch), root)
-        made = [_placed(project, one, built, out / one.folder) for one in new]
+        built = provision(project, members(project), Path(scratch), root)
+        made = [placed(project, one, built, out / one.folder) for one in new]
     keep_members(out / AUTHORITY, [*known, *(one.folder for one in new)])
+    _note_all(out, new, made)
     written = []
-    for one in _members(project):
+    for one in members(project):
         if one.role == "admin" and one not in new:
             # Its kit may have been handed out and be here no more.
             written.append(out / RENEWED / one.folder / FILE)
@@ -254,23 +291,30 @@ def renew(project: Project, out: Path, names: Sequence[str]) -> list[Path]:
     """
     require()
     root = read_root(out / AUTHORITY)
-    _refuse_changed(project, out)
-    known = {one.folder: one for one in _members(project)}
+    refuse_changed(project, out)
+    known = {one.folder: one for one in members(project)}
     for name in names:
         if name not in known:
             raise ConfigError(f"--member: {name!r} is none of {', '.join(known)}")
         if (out / RENEWED / name / "startup").exists():
             raise ConfigError(f"{out / RENEWED / name} exists; hand it out and move it away first")
     with tempfile.TemporaryDirectory() as scratch:
-        built = provision(project, _members(project), Path(scratch), root)
+        built = provision(project, members(project), Path(scratch), root)
         for name in names:
             startup = out / RENEWED / name / "startup"
             shutil.copytree(built / known[name].name / "startup", startup)
             _close(startup)
-    return [out / RENEWED / name for name in names]
+    made = [out / RENEWED / name for name in names]
+    _note_all(out, [known[name] for name in names], made)
+    return made
 
 
-def _placed(project: Project, one: KitOwner, built: Path, target: Path) -> Path:
+def _note_all(out: Path, owners: Sequence[KitOwner], made: Sequence[Path]) -> None:
+    for one, folder in zip(owners, made, strict=True):
+        note_issued(out / AUTHORITY, one, folder / "startup")
+
+
+def placed(project: Project, one: KitOwner, built: Path, target: Path) -> Path:
     """Put a member's kit where it belongs, with our defaults and a word about itself."""
     shutil.copytree(built / one.name, target)
     _harden(target, one.role)
@@ -298,7 +342,7 @@ def _close(startup: Path) -> None:
         key.chmod(0o600)
 
 
-def _refuse_changed(project: Project, out: Path) -> None:
+def refuse_changed(project: Project, out: Path) -> None:
     """Refuse another name or address: every kit has them, so all would have to be made anew."""
     for folder in sorted(path.parent for path in out.glob(f"*/{FILE}")):
         kit = read(folder)
@@ -359,17 +403,18 @@ def settle(kit: MemberKit) -> None:
     write_whole(path, json.dumps(settings, indent=1).encode())
 
 
-def _members(project: Project) -> list[KitOwner]:
+def members(project: Project) -> list[KitOwner]:
+    """Return everyone of a project."""
     server = project.server
     return [
-        KitOwner("server", server.host, server.org),
+        KitOwner("server", server.host, server.org, own_key=server.own_key),
         *(
-            KitOwner("node", site.name, site.org or site.name.replace("-", "_"))
-            for site in project.sites
+            KitOwner("node", one.name, one.org or one.name.replace("-", "_"), own_key=one.own_key)
+            for one in project.sites
         ),
         *(
-            KitOwner("admin", admin.email, admin.org or server.org, admin.role)
-            for admin in project.admins
+            KitOwner("admin", one.email, one.org or server.org, one.role, one.own_key)
+            for one in project.admins
         ),
     ]
 
