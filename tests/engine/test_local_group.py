@@ -4,6 +4,7 @@ import torch
 from torch import nn
 
 from idiolect.bench.workloads import CLASSES, federation
+from idiolect.core import tree
 from idiolect.engine import local_group
 from idiolect.engine.architecture import Architecture
 from idiolect.engine.backend import Backend
@@ -63,3 +64,42 @@ def test_the_layout_is_measured_where_clients_work_one_by_one(monkeypatch):
     sim.advance()
     assert tried == ["step", "layout"]
     assert sim.widths["0 layout"] == 2 and SEEN[-1] and not SEEN[2]
+
+
+def test_blocks_that_are_captured_run_side_by_side_the_longest_first(monkeypatch):
+    """With the results of blocks one after the other; a block that is not captured stays alone."""
+
+    def ended(captured):
+        asked = []
+
+        def beside(works, streams):
+            asked.append(len(works))
+            return [work() for work in works]
+
+        monkeypatch.setattr(local_group, "side_by_side", beside)
+        monkeypatch.setattr(local_group.BlockRunner, "captured", property(captured))
+        monkeypatch.setattr(local_group, "_TINY", 0)
+        fed = federation((9, 9, 2, 1), (4,))
+        network = {"all": Architecture(lambda: nn.Linear(4, CLASSES))}
+        backend = Backend("vectorised", "cpu", width=4)
+        sim = Simulation(FedAvg(batch=2), [SeededRun(0, fed.train_data)], network, backend=backend)
+        lengths = []
+        run = local_group.BlockRunner.run
+        monkeypatch.setattr(
+            local_group.BlockRunner,
+            "run",
+            lambda self, block, *rest: (
+                lengths.append(len(block.members[0].rows["train"])), run(self, block, *rest)
+            )[1],
+        )  # fmt: skip
+        sim.advance()
+        monkeypatch.setattr(local_group.BlockRunner, "run", run)
+        return sim.tree, asked, lengths
+
+    alone, asked, _ = ended(lambda self: False)
+    assert asked == []
+    assert ended(lambda self: len(self._train_plans._members) == 2)[1] == []  # one of them only
+    beside, asked, lengths = ended(lambda self: True)
+    assert asked == [2] and lengths == [9, 2]
+    for name, leaf in tree.named(beside).items():
+        assert torch.equal(leaf, tree.named(alone)[name])

@@ -12,7 +12,7 @@ import torch
 
 from idiolect.core import graph_scan
 from idiolect.kernels import autotune
-from idiolect.kernels.cuda_graph import GraphSequence
+from idiolect.kernels.cuda_graph import GraphSequence, side_by_side
 
 
 class Chip:
@@ -177,3 +177,43 @@ def test_a_round_that_needs_a_warm_up_folds_in_it_as_it_comes(chip):
     tape.replay()
     assert chip.done == 10 * ["step"]
     assert [times for _, times in tape._parts] == [1, 3, 1]
+
+
+def test_works_side_by_side_begin_after_what_was_and_end_before_what_comes(monkeypatch):
+    """Each on a stream of its own, in the order given; also where one of them fails."""
+    told, now = [], []
+
+    class Stream:
+        count = 0
+
+        def __init__(self):
+            Stream.count += 1
+            self.name = f"stream {Stream.count}"
+
+        def wait_stream(self, other):
+            told.append(f"{self.name} waits for {other.name}")
+
+    @contextlib.contextmanager
+    def on(stream):
+        now.append(stream.name)
+        yield
+        now.pop()
+
+    main = Stream()
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: main)
+    monkeypatch.setattr(torch.cuda, "stream", on)
+
+    def work(name):
+        told.append(f"{name} on {now[-1]}")
+        return name
+
+    streams = []
+    assert side_by_side([lambda: work("long"), lambda: work("short")], streams) == ["long", "short"]
+    assert told == [
+        "stream 2 waits for stream 1", "long on stream 2",
+        "stream 3 waits for stream 1", "short on stream 3",
+        "stream 1 waits for stream 2", "stream 1 waits for stream 3",
+    ]  # fmt: skip
+    with pytest.raises(ZeroDivisionError):
+        side_by_side([lambda: 1 // 0], streams)
+    assert told[-1] == "stream 1 waits for stream 2" and len(streams) == 2

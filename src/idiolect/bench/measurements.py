@@ -33,6 +33,7 @@ from idiolect.engine.batch_plan import narrowed
 from idiolect.engine.block_runner import cut_blocks
 from idiolect.engine.rounds import SeededRun, Simulation
 from idiolect.errors import IdiolectError
+from idiolect.kernels import autotune
 from idiolect.methods import FedAvg, FedPer, PersFL
 from idiolect.models.feedforward import DNN, MLR, LeNet5
 
@@ -52,6 +53,7 @@ class Measured(NamedTuple):
     seconds: float  # the best turn on a CPU, whose other work disturbs; the median on CUDA
     turns: int
     peak_mib: float | None  # on a CPU above what stood before; on CUDA of everything
+    first: float  # seconds to the end of the first turn: data, plans, choosing and compiling
 
 
 def timed(
@@ -60,13 +62,13 @@ def timed(
     """Time sides by name: on a CPU all within the budget, on CUDA each in its share of it."""
     if device == "cuda":
         return {name: _on_cuda(make, budget / share, _warm_ups(name)) for name, make in makes}
-    return interleaved({name: make() for name, make in makes}, budget)
+    return interleaved(dict(makes), budget)
 
 
-def interleaved(sides: Mapping[str, Side], budget: float) -> dict[str, Measured]:
+def interleaved(makes: Mapping[str, Make], budget: float) -> dict[str, Measured]:
     """Time sides on a CPU in turn, over and over, so that a busy machine slows all alike."""
-    for side in sides.values():
-        side()  # warms up: plans, widths
+    made = {name: _first(make) for name, make in makes.items()}
+    sides = {name: side for name, (side, _) in made.items()}
     peaks = {name: _peak_on_cpu(side) for name, side in sides.items()}
     seconds: dict[str, list[float]] = {name: [] for name in sides}
     began = time.perf_counter()
@@ -77,7 +79,21 @@ def interleaved(sides: Mapping[str, Side], budget: float) -> dict[str, Measured]
             start = time.perf_counter()
             side()
             seconds[name].append(time.perf_counter() - start)
-    return {name: Measured(min(own), len(own), peaks[name]) for name, own in seconds.items()}
+    return {
+        name: Measured(min(own), len(own), peaks[name], made[name][1])
+        for name, own in seconds.items()
+    }
+
+
+def _first(make: Make) -> tuple[Side, float]:
+    """Make a side and run it once: plans, widths, kernels; return it and the seconds it took."""
+    autotune.forget()
+    start = time.perf_counter()
+    side = make()
+    side()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return side, time.perf_counter() - start
 
 
 def _warm_ups(name: str) -> int:
@@ -94,8 +110,8 @@ def _on_cuda(make: Make, budget: float, warm: int) -> Measured:
     gc.collect()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
-    side = make()
-    for _ in range(warm - 1):
+    side, first = _first(make)
+    for _ in range(warm - 2):
         side()
     several = max(1, round(_TOGETHER / _seconds_on_cuda(side, 1)))
     seconds: list[float] = []
@@ -103,7 +119,7 @@ def _on_cuda(make: Make, budget: float, warm: int) -> Measured:
     while len(seconds) < _MOST and time.perf_counter() - began < budget:
         seconds.append(_seconds_on_cuda(side, several))
     peak = torch.cuda.max_memory_allocated() / 2**20
-    return Measured(median(seconds), len(seconds) * several, peak)
+    return Measured(median(seconds), len(seconds) * several, peak, first)
 
 
 def _seconds_on_cuda(side: Side, turns: int) -> float:

@@ -160,6 +160,7 @@ def _workload(name: str, device: str, options: Options) -> dict[str, Any]:
             "ratio": pace[side] / pace[base],
             "peak_mib": own.peak_mib,
             "turns": own.turns,
+            "first_seconds": own.first,
         }
         for side, own in measured.items()
     }
@@ -236,13 +237,13 @@ def _processor() -> str:
 
 # The parts as lines of text.
 
-_ROW = "  {:<22}{:>12}{:>14}{:>9}{:>11}{:>9}"
+_ROW = "  {:<22}{:>12}{:>14}{:>9}{:>11}{:>9}{:>11}"
 
 
 def _heading_text(about: Row) -> Iterator[str]:
     where = about.get("gpu") or f"{about['processor']}, {about['threads']} threads"
     yield f"idiolect {about['idiolect']}, torch {about['torch']}, {where}"
-    yield _ROW.format("", "ms a round", "samples/s", "ratio", "peak MiB", "padding")
+    yield _ROW.format("", "ms a round", "samples/s", "ratio", "peak MiB", "padding", "round 1, s")
 
 
 def _workload_text(row: Row) -> Iterator[str]:
@@ -262,15 +263,16 @@ def _workload_text(row: Row) -> Iterator[str]:
             f"{own['ratio']:.2f}×",
             "" if own["peak_mib"] is None else f"{own['peak_mib']:,.0f}",
             f"{row['padding']:.1%}" if stacked else "",
+            f"{own['first_seconds']:.1f}",
         )
     for peer, found in row["peers"].items():
         if "ms" in found:
             pace = f"{found['samples_per_second']:,.0f}"
-            yield _ROW.format(f"{peer} {found['version']}", _ms(found["ms"]), pace, "", "", "")
+            yield _ROW.format(f"{peer} {found['version']}", _ms(found["ms"]), pace, "", "", "", "")
         else:
             yield f"  {peer:<22}{found['why']}"
     for peer, ms in row["published_ms"].items():
-        yield _ROW.format(f"{peer}, on an H200", _ms(ms), "", "", "", "")
+        yield _ROW.format(f"{peer}, on an H200", _ms(ms), "", "", "", "", "")
 
 
 def _ms(value: float) -> str:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from idiolect.bench.timed_networks import DeepResNet, RowsGRU, SmallViT
 from idiolect.core.method import Method
 from idiolect.data import Dataset, Federation
 from idiolect.engine.architecture import Architecture
@@ -85,6 +86,20 @@ def _twenty(build: Any, title: str, shape: Shape, batch: int, **published: float
     )
 
 
+def _deep(
+    build: Any, title: str, shape: Shape, clients: int = 20, batch: int = 32, **options: Any
+) -> Workload:
+    return Workload(
+        f"FedAvg, {title}, {clients} × 320, batch {batch}",
+        partial(build, shape, CLASSES, **options),
+        shape,
+        (320,) * clients,
+        FedAvg(batch=batch, lr=0.01),
+        devices=("cuda",),
+        few=5,
+    )
+
+
 WORKLOADS: dict[str, Workload] = {
     "mlr-20": _twenty(MLR, "MLR 784-10", MNIST, 20),
     "mlr-100": _twenty(MLR, "MLR 784-10", MNIST, 100),
@@ -92,6 +107,12 @@ WORKLOADS: dict[str, Workload] = {
     "dnn-100": _twenty(DNN, "DNN 784-100-10", MNIST, 100, PFLlib=230.0),
     "lenet5-20": _twenty(LeNet5, "LeNet-5", CIFAR, 20),
     "lenet5-100": _twenty(LeNet5, "LeNet-5", CIFAR, 100),
+    "gru-20": _deep(RowsGRU, "nn.GRU of 64 units over rows", MNIST),
+    "vit-20": _deep(SmallViT, "ViT of four nn.TransformerEncoderLayer", CIFAR),
+    "resnet10-20": _deep(DeepResNet, "ResNet-10 with group normalisation", CIFAR, blocks=1),
+    "resnet18-10": _deep(
+        DeepResNet, "ResNet-18 with group normalisation", CIFAR, clients=10, batch=64
+    ),
     "pfedme-20": Workload(
         "pFedMe (K = 5), DNN 784-100-10, 20 × 600, batch 20",
         _dnn,

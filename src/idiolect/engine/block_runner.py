@@ -89,6 +89,11 @@ class BlockRunner:
         self._inspected = False  # whether client code was watched for draws of its own
         self.begin()
 
+    @property
+    def captured(self) -> bool:
+        """Whether the next round is replayed, if its clients and inputs have the same form."""
+        return self._captured is not None
+
     def begin(self) -> None:
         """Begin to count the examples of a round, which may be several blocks."""
         self.examples = 0  # trained on

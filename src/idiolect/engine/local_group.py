@@ -39,6 +39,7 @@ from idiolect.engine.client_group import (
 )
 from idiolect.engine.state_store import DiskStore, MemoryStore
 from idiolect.kernels import autotune, compiled
+from idiolect.kernels.cuda_graph import side_by_side
 
 _MOST_RUNNERS = 32  # for each thread
 _TINY = 2_000  # parameters of a network whose steps on a CPU take as long for many rows as for few
@@ -93,6 +94,7 @@ class LocalGroup(ClientGroup):
         self._active: dict[str, list[BlockRunner]] = {}  # runners of the last task of a kind
         self._last_ordered: tuple[tuple[object, ...], _Ordered] | None = None
         self._server: LocalGroup | None = None
+        self._streams: list[object] = []  # for blocks that run side by side
 
     def prefetch_state(self, requests: Sequence[CohortRequest]) -> None:
         """Start to read the personal state of the next cohorts, where it is on disk."""
@@ -199,10 +201,16 @@ class LocalGroup(ClientGroup):
         method = task.method
         used_up = isinstance(task, Train) and sums(method) and not has(method, ArchitectureState)
         lend = used_up and len(cuts) == len(runners)
-        run = self._run_block
-        return tree.concat(
-            [run(cohort, runners[n % len(runners)], *cut, lend) for n, cut in enumerate(cuts)]
-        )
+        works = [
+            partial(self._run_block, cohort, runners[n % len(runners)], *cut, lend)
+            for n, cut in enumerate(cuts)
+        ]
+        # Blocks of unequal length leave much of a GPU idle one after the other. Side by side the
+        # short ones run beside the longest, which is the first. While a block is captured, or is
+        # launched kernel by kernel, it has the GPU for itself.
+        if len(cuts) == len(runners) > 1 and all(runner.captured for runner in runners):
+            return tree.concat(side_by_side(works, self._streams))
+        return tree.concat([work() for work in works])
 
     def _run_block(
         self, cohort: "CohortSlice", runner: BlockRunner, first: int, last: int, lend: bool = False

@@ -35,6 +35,11 @@ def set_cache(file: Path | None) -> None:
     _file = file
 
 
+def forget() -> None:
+    """Choose again, for measuring how long that takes."""
+    _chosen.clear()
+
+
 def read_cache(file: Path | None) -> dict[str, Any]:
     """Return what a cache file holds; nothing where there is none."""
     try:

@@ -3,10 +3,12 @@
 import contextlib
 import gc
 import warnings
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import torch
+
+Result = TypeVar("Result")
 
 
 class GraphSequence:
@@ -83,6 +85,26 @@ class GraphSequence:
             warnings.filterwarnings("ignore", "The CUDA Graph is empty")  # between two pieces, say
             graph.capture_end()
         self._parts[-1] = (graph, times)
+
+
+def side_by_side(works: Sequence[Callable[[], Result]], streams: list[Any]) -> list[Result]:
+    """Launch each work on a stream of its own, the first one first; `streams` grow as needed.
+
+    All begin when what was launched before is done, and whatever is launched next waits for all.
+    """
+    current = torch.cuda.current_stream()
+    kind = type(current)
+    streams += [kind() for _ in range(len(works) - len(streams))]
+    done = []
+    try:
+        for work, stream in zip(works, streams, strict=False):
+            stream.wait_stream(current)
+            with torch.cuda.stream(stream):
+                done.append(work())
+    finally:
+        for stream in streams[: len(works)]:
+            current.wait_stream(stream)
+    return done
 
 
 def release_cached_memory() -> None:
