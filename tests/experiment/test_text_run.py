@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 import idiolect
-from idiolect.errors import DataError, ModelError
+from idiolect.engine.row_metrics import ClientOutputs, sequence_baseline
+from idiolect.errors import ConfigError, DataError, ModelError
 from idiolect.experiment.adapt import adapt
 from idiolect.experiment.run import run
 
@@ -112,6 +113,8 @@ ordered = true
 [model]
 name = "next-word-lstm"
 units = 4
+[evaluate]
+metric = "perplexity"
 """
     )
     found = run(tmp_path / "e.toml", out=tmp_path / "out")
@@ -119,8 +122,31 @@ units = 4
     client = method["seeds"][0]["clients"][0]
     assert found["data"]["classes"] == ["words"]
     assert np.isclose(np.exp(client["personal"]["loss"]), client["personal"]["perplexity"])
+    assert found["metric"] == "perplexity"
+    mean = np.mean([one["personal"]["perplexity"] for one in method["seeds"][0]["clients"]])
+    assert np.isclose(method["seeds"][0]["personal"]["perplexity"]["mean"], mean)
+    # A word's chance by the shares of 9 training rows, each word counted once more; by hand below.
+    guess = found["baseline"]["seeds"][0]["clients"][0]
+    assert found["baseline"]["name"] == "share of each word"
+    assert np.isclose(np.exp(guess["loss"]), guess["perplexity"]) and 3 < guess["perplexity"] < 30
     told = adapt(tmp_path / "out", tmp_path / "users")
     assert [one["client"] for one in told["newcomers"]] == list("abcd")
+
+
+def test_perplexity_is_of_next_words(labelled):
+    folder, _ = labelled
+    with pytest.raises(ConfigError, match="perplexity, which is of next words, and own has a lab"):
+        run(folder / "e.toml", out=folder / "no", overrides=("evaluate.metric=perplexity",))
+
+
+def test_a_guess_of_words_by_hand():
+    """Training words 1, 1, 2 of three: chances 1/6, 3/6, 2/6; told 1, 2 and one place of none."""
+    y = np.array([[1, 1], [2, -1]]), np.array([[1, 2, -1]])
+    own = ClientOutputs(None, {}, {}, y[1], y[1], y[0])
+    found = sequence_baseline(own, 3)
+    loss = -(np.log(3 / 6) + np.log(2 / 6)) / 2
+    assert np.isclose(found["loss"], loss) and np.isclose(found["perplexity"], np.sqrt(6))
+    assert found["accuracy"] == 0.5
 
 
 def test_words_need_a_network_that_reads_them(tmp_path):

@@ -408,6 +408,10 @@ METRICS: dict[str, Metric] = {
 }
 LOSS = Metric("loss", "loss", (CLASSES, LABELS, NUMBER, SURVIVAL), lambda own: np.nan, higher=False)
 """The loss that is trained on, which the engine takes itself."""
+PERPLEXITY = Metric(
+    "perplexity", "perplexity", (CLASSES,), lambda own: np.nan, higher=False, low=1.0
+)
+"""Of next words, e to the mean loss of a word, which the engine takes itself."""
 
 PRIMARY = {CLASSES: "accuracy", LABELS: "auroc", NUMBER: "rmse", SURVIVAL: "concordance"}
 
@@ -418,9 +422,9 @@ def metric(name: str, kind: str | None = None, precision: float = PRECISION) -> 
         name = PRIMARY[kind or CLASSES]
     if name == "loss":
         return LOSS
-    if name not in METRICS:
-        raise ConfigError(f"unknown metric {suggest(name, (*METRICS, 'loss'))}")
-    found = METRICS[name]
+    if name not in METRICS and name != PERPLEXITY.name:
+        raise ConfigError(f"unknown metric {suggest(name, (*METRICS, 'loss', PERPLEXITY.name))}")
+    found = METRICS.get(name, PERPLEXITY)
     if kind is not None and kind not in found.kinds:
         fitting = ", ".join(own.name for own in METRICS.values() if kind in own.kinds)
         raise ConfigError(f"metric {name} is not for the task {kind}; expected one of {fitting}")

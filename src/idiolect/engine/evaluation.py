@@ -16,6 +16,7 @@ from idiolect.core.method import Sent
 from idiolect.core.metrics import CLASSES, NUMBER, SURVIVAL, Answers
 from idiolect.core.task import Task
 from idiolect.core.tree import Tree
+from idiolect.data.dataset import Dataset
 from idiolect.data.federation import TestData
 from idiolect.data.text import UNK
 from idiolect.engine.client_group import ClientKey, ClientTask
@@ -29,7 +30,7 @@ from idiolect.engine.final_exchange import (
     holds,
     welcomed,
 )
-from idiolect.engine.outcome import RIGHT
+from idiolect.engine.outcome import BASELINE, RIGHT
 from idiolect.engine.row_metrics import (
     GROUPS,
     VALIDATION,
@@ -38,6 +39,7 @@ from idiolect.engine.row_metrics import (
     MetricChoice,
     in_users_unit,
     measure,
+    sequence_baseline,
 )
 from idiolect.engine.server_update import Traffic
 from idiolect.engine.simulation_state import SimulationState
@@ -176,7 +178,31 @@ class _Labels:
         val = y[held.val[client]]
         test = val if self._test is None else self._test.dataset.y[self._test.test[client]]
         train = y[held.train[client]]
-        return ClientOutputs(self.task, said["test"], said.get("val", {}), test, val, train)
+        return ClientOutputs(self.task, said.get("test", {}), said.get("val", {}), test, val, train)
+
+    @property
+    def sequential(self) -> bool:
+        """Whether each word has a label."""
+        return self._train.dataset.sequential
+
+    def baseline(self, client: int) -> dict[str, dict[str, float]]:
+        """Return what guessing scores where each word has a label."""
+        width = len(self._train.dataset.classes)
+        return {BASELINE: sequence_baseline(self.outputs(client, {}), width)}
+
+
+def refuse_metric(choice: MetricChoice, dataset: Dataset) -> None:
+    """Refuse a metric of rows where each word has a label, and one of words where none has."""
+    if dataset.sequential and not choice.native:
+        raise ConfigError(
+            f"evaluate.metric is {choice.name}, and every word has a label; expected perplexity, "
+            "accuracy or loss"
+        )
+    if choice.name == "perplexity" and not dataset.sequential:
+        raise ConfigError(
+            f"evaluate.metric is perplexity, which is of next words, and {dataset.name} has a "
+            "label for each row; expected log_loss, accuracy or another of docs/metrics.md"
+        )
 
 
 def _outputs_wanted(
@@ -190,13 +216,9 @@ def _outputs_wanted(
         return {}
     runs = simulation.runs
     dataset = runs[0].train_data.dataset
+    refuse_metric(choice, dataset)
     if dataset.sequential:
-        if not choice.native:
-            raise ConfigError(
-                f"evaluate.metric is {choice.name}, and every word has a label; expected accuracy "
-                "or loss"
-            )
-        return {"choice": choice}
+        return {"choice": choice, "detail": detail}
     val = max(len(rows) for run in runs for rows in run.train_data.val)
     test = val
     if test_data is not None:
@@ -239,6 +261,8 @@ def _run_scores(
                 for name, answer in own.answers.items() if task.detail else ():
                     answers.setdefault(name, []).append((client, answer))
             scores = with_marks(scores, [own.marks for own in measured])
+        elif task.detail and labels.sequential:
+            scores = with_marks(scores, [labels.baseline(client) for client, _ in mine])
         parts.append((scores, facts))
         for first in tree.leaves(kept)[:1]:
             places = torch.from_numpy(rows).to(first.device)

@@ -19,7 +19,7 @@ GROUPS = 64  # of a client's test rows; results of runs with other numbers canno
 MODELS = ("personal", "global", BASELINE)  # that all metrics are taken of; others the chosen one
 VALIDATION = "validation"  # where a threshold is chosen
 NATIVE = {  # metrics that need no outputs, since batches of them can be added up
-    CLASSES: ("accuracy", "loss"),
+    CLASSES: ("accuracy", "loss", "perplexity"),
     LABELS: ("accuracy", "loss"),
     NUMBER: ("rmse", "mae", "loss"),
     SURVIVAL: ("loss",),
@@ -189,6 +189,15 @@ def baseline_outputs(kind: str, own: ClientOutputs, width: int) -> NDArray[Any]:
         mean = float(y.astype(np.float64).mean()) if len(y) else np.nan
         return np.full((rows, 1), mean)
     return np.zeros((rows, 1))
+
+
+def sequence_baseline(own: ClientOutputs, width: int) -> dict[str, float]:
+    """Return how good it is to say of every word how often the client's training text has it."""
+    told, seen = own.y_test[own.y_test >= 0], own.y_train[own.y_train >= 0]
+    counts = np.bincount(seen.astype(np.int64), minlength=width) + 1.0
+    loss = float(-np.log(counts / counts.sum())[told].mean()) if len(told) else np.nan
+    right = float((told == counts.argmax()).mean()) if len(told) else np.nan
+    return {"accuracy": right, "loss": loss, "perplexity": float(np.exp(loss))}
 
 
 # All clients' rows together.

@@ -20,6 +20,7 @@ from idiolect.engine import architecture
 from idiolect.engine.architecture import Architecture, WordNetwork
 from idiolect.engine.backend import Backend
 from idiolect.engine.data_pools import DataPools
+from idiolect.engine.evaluation import refuse_metric
 from idiolect.engine.ray_backend import cluster
 from idiolect.errors import ConfigError, DataError, IdiolectError, MissingExtra, ModelError
 from idiolect.experiment.job import SimulatedJob
@@ -38,6 +39,7 @@ def refuse_misfits(experiment: Experiment, jobs: Sequence[SimulatedJob], folder:
     setups = _setups(jobs[0]) if jobs else {}
     notes = []
     for job in jobs:
+        refuse_metric(job.choice, job.federations[0].dataset)
         if experiment.bystanders == "train" and has(job.method, ArchitectureState):
             raise ConfigError(
                 f"bystanders = 'train' does not go with {job.label}, whose groups hear all who "

@@ -178,7 +178,8 @@ def _seed_scores(reference: Reference, federation: Federation, choice: MetricCho
 def _native(own: Answers) -> dict[str, float]:
     """Take the metrics that the engine adds up itself where it trains."""
     loss = {NUMBER: "rmse"}.get(own.kind, "log_loss")
-    names = {name: name for name in NATIVE[own.kind] if name != "loss"} | {"loss": loss}
+    apart = ("loss", "perplexity")  # the latter is of next words, which no reference predicts
+    names = {name: name for name in NATIVE[own.kind] if name not in apart} | {"loss": loss}
     return {name: metrics.metric(used, own.kind)(own) for name, used in names.items()}
 
 

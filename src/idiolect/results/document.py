@@ -305,7 +305,7 @@ def _baseline(outcomes: Sequence[Outcome]) -> Document:
     one = known[0]
     return {
         "baseline": {
-            "name": _GUESSES[one.task],
+            "name": "share of each word" if f"{key}perplexity" in one.final else _GUESSES[one.task],
             "headline": statistics.over_seeds(one.final[key + one.metric]),
             "seeds": [
                 {
