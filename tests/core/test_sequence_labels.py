@@ -77,11 +77,12 @@ def test_a_batch_weighs_each_label_and_padding_nothing():
 
 
 # Those that exchange predictions on public examples know one label for each, and say so; HeteroFL
-# does not cut recurrent layers, and says so.
+# does not cut recurrent layers, and says so; of LoRA this network has none.
 ALONE = [
     name
     for name, kind in METHODS.items()
     if "sample" not in kind.__dataclass_fields__ and name != "heterofl"
+    if worlds.network_of(kind()) is worlds.Normed
 ]
 
 

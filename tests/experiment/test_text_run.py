@@ -122,7 +122,7 @@ metric = "perplexity"
     client = method["seeds"][0]["clients"][0]
     assert found["data"]["classes"] == ["words"]
     assert np.isclose(np.exp(client["personal"]["loss"]), client["personal"]["perplexity"])
-    assert found["metric"] == "perplexity"
+    assert found["metric"]["name"] == "perplexity"
     mean = np.mean([one["personal"]["perplexity"] for one in method["seeds"][0]["clients"]])
     assert np.isclose(method["seeds"][0]["personal"]["perplexity"]["mean"], mean)
     # A word's chance by the shares of 9 training rows, each word counted once more; by hand below.

@@ -14,7 +14,7 @@ here.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -32,6 +32,7 @@ class FedRotLoRA(FedAvg):
 
     title: ClassVar[str] = "FedRot-LoRA"
     paper: ClassVar[str] = "Zhang et al. 2026, section 4"
+    presets: ClassVar[dict[str, dict[str, Any]]] = {}
 
     strength: float = setting(1.0, "how far factors are turned (λ); 0: not at all", least=0, most=1)
 

@@ -7,7 +7,7 @@ leaves. A head that is trained beside them stays personal too, as in the authors
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -25,6 +25,7 @@ class FedSALoRA(NewcomerModel, FedAvg):
 
     title: ClassVar[str] = "FedSA-LoRA"
     paper: ClassVar[str] = "Guo et al. 2025, figure 1c"
+    presets: ClassVar[dict[str, dict[str, Any]]] = {}
 
     share_head: bool = setting(False, "average what is trained beside LoRA too, such as a head")
     newcomer_epochs: int = setting(

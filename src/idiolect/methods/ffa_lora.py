@@ -6,7 +6,7 @@ section 4. With one A for all, the mean of the products is the product of the me
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -23,6 +23,7 @@ class FFALoRA(FedAvg):
 
     title: ClassVar[str] = "FFA-LoRA"
     paper: ClassVar[str] = "Sun et al. 2024, section 4"
+    presets: ClassVar[dict[str, dict[str, Any]]] = {}
 
     def init_server(self, setup: Setup) -> Params:
         """The server holds B, and what is trained beside LoRA."""

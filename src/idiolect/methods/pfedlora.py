@@ -13,7 +13,7 @@ adds (1 − μ) Bₛ Aₛ + μ Bₚ Aₚ.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -33,6 +33,7 @@ class PFedLoRA(NewcomerModel, FedAvg):
 
     title: ClassVar[str] = "pFedLoRA"
     paper: ClassVar[str] = "Yi et al. 2023, Algorithm 1"
+    presets: ClassVar[dict[str, dict[str, Any]]] = {}
 
     personal_rank: int = setting(4, "ranks of the personal adapter, of those of all", least=1)
     weight: float = setting(0.5, "weight of the personal adapter (μ)", least=0, most=1)
