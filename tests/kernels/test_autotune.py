@@ -1,5 +1,6 @@
 """Choices among forms: measured once, kept, and measured again only where they do not hold."""
 
+import threading
 from pathlib import Path
 
 import pytest
@@ -117,3 +118,17 @@ def test_a_damaged_file_costs_a_measurement_not_the_run(timed: Path) -> None:
         assert autotune.choose("key", known, ZEROS) is known["quick"]
     autotune.set_cache(None)
     assert autotune.choose("key", {"plain": Form(3)}, ZEROS).takes == 3
+
+
+def test_forms_are_compiled_side_by_side_and_what_fails_is_left_for_later() -> None:
+    """Each waits for the others: one after the other, they would wait for ever."""
+    meet = threading.Barrier(2, timeout=20)
+
+    class Waiting(Form):
+        def __call__(self, x: Tensor, *sizes: object) -> Tensor:
+            meet.wait()
+            return super().__call__(x)
+
+    known = {"plain": Waiting(1), "own": Waiting(1), "broken": Form(1, fails=True)}
+    autotune.compile_all(known, ZEROS)
+    assert [form.calls for form in known.values()] == [1, 1, 1]

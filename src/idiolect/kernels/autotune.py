@@ -5,11 +5,14 @@ neither measure nor compile what it does not use. A file that is damaged, or can
 costs a measurement, never a run.
 """
 
+import contextlib
 import functools
 import hashlib
 import json
+import os
 import warnings
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -25,6 +28,7 @@ _TRIALS = 3
 _TOLERANCE = 2e-5  # relative difference that rounding explains in single precision
 _RULE = 2  # version of how a form is chosen; choices of other versions are stale
 _COMPARED = 2  # clients whose results are compared
+_COMPILERS = 8  # threads that compile
 _chosen: dict[tuple[str, Any, bool], Form] = {}
 _file: Path | None = None
 
@@ -98,6 +102,8 @@ def _measured(known: Mapping[str, Form], inputs: tuple[Any, ...]) -> str:
     precision the library may round factors, or use an algorithm that is far from exact.
     """
     inputs = random_like(inputs)
+    if inputs[0].is_cuda:
+        compile_all(known, inputs)
     exact = first(known["plain"](*few(inputs)))
     took, failed = dict[str, float](), list[str]()
     for name, form in known.items():
@@ -114,6 +120,21 @@ def _measured(known: Mapping[str, Form], inputs: tuple[Any, ...]) -> str:
     if failed and list(took) == ["plain"]:
         warnings.warn(failed[0], stacklevel=2)
     return min(took, key=took.__getitem__)
+
+
+def compile_all(known: Mapping[str, Form], inputs: tuple[Any, ...]) -> None:
+    """Run every form once, each in a thread: compiling, which takes longest, is done side by side.
+
+    What fails here fails again, and is told, when its turn comes.
+    """
+
+    def run(form: Form) -> None:
+        place: Any = torch.cuda.device_of(inputs[0])  # type: ignore[no-untyped-call]
+        with contextlib.suppress(*FAILURES), place:
+            form(*inputs)
+
+    with ThreadPoolExecutor(max(2, min(_COMPILERS, os.cpu_count() or 1))) as pool:
+        list(pool.map(run, known.values()))
 
 
 def few(inputs: tuple[Any, ...]) -> tuple[Any, ...]:
