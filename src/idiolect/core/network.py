@@ -3,7 +3,6 @@
 import copy
 import math
 from collections.abc import Iterable
-from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -79,8 +78,7 @@ class Network:
         foreign = stacked and not all(map(_known, model.modules()))
         self._attends: dict[bool, bool | None] = dict.fromkeys((False, True), foreign and None)
         if stacked:
-            replace = partial(replace_layers, halved=self._halved)
-            self._modes = {mode: replace(own) for mode, own in self._modes.items()}
+            self._modes = {mode: replace_layers(own) for mode, own in self._modes.items()}
         self._layers = batchnorm.layers(self._modes[True])
         # The layer of the last parameter, which the head is unless the module declares another.
         self._last = list(self._shapes)[-1].rpartition(".")[0]
@@ -322,25 +320,22 @@ def _halves(layer: nn.Module) -> bool:
     return fits and not pool.ceil_mode and not pool.return_indices
 
 
-_SINGLE: dict[type[nn.Module], Any] = {  # our own kernels are for single precision
+_STACKED: dict[type[nn.Module], Any] = {
     nn.Conv2d: StackedConv2d,
     nn.Linear: StackedLinear,
     nn.GroupNorm: StackedGroupNorm,
-}
-_ANY: dict[type[nn.Module], Any] = {
     nn.MultiheadAttention: StackedMultiheadAttention,
     **LAYERS,
 }
 
 
-def replace_layers(model: nn.Module, halved: bool = False) -> nn.Module:
+def replace_layers(model: nn.Module) -> nn.Module:
     """Replace plain layers and sequences of them in place; parameters and names stay."""
-    known = _ANY if halved else {**_SINGLE, **_ANY}
     for layer in model.modules():
-        stacked = known.get(type(layer))
+        stacked = _STACKED.get(type(layer))
         if stacked is not None and stacked.suits(layer):
             layer.__class__ = stacked
-        if type(layer) is nn.Sequential and not halved:
+        if type(layer) is nn.Sequential:
             layer.__class__ = StackedSequential
         # Shortcuts of evaluation that call torch's attention and cannot be mapped.
         if isinstance(layer, nn.TransformerEncoderLayer):

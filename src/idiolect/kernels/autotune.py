@@ -25,11 +25,12 @@ from idiolect.kernels.cuda_graph import GraphSequence
 
 Form = Callable[..., Any]
 _TRIALS = 3
-_TOLERANCE = 2e-5  # relative difference that rounding explains in single precision
+# Relative differences that rounding explains in single precision, in TF32 and in bfloat16.
+_TOLERANCES = {torch.float32: 2e-5, "tf32": 2e-3, torch.bfloat16: 1e-2}
 _RULE = 2  # version of how a form is chosen; choices of other versions are stale
 _COMPARED = 2  # clients whose results are compared
 _COMPILERS = 8  # threads that compile
-_chosen: dict[tuple[str, Any, bool], Form] = {}
+_chosen: dict[tuple[str, Any, Any], Form] = {}
 _file: Path | None = None
 
 
@@ -62,9 +63,9 @@ def add_to_cache(file: Path | None, new: Mapping[str, Any]) -> None:
 
 def fastest(task: str, sizes: Any, forms: Callable[[], Mapping[str, Form]], *inputs: Tensor) -> Any:
     """Do a task in the form that was measured fastest on this GPU; elsewhere in the plain one."""
-    if not inputs[0].is_cuda or inputs[0].dtype != torch.float32:
+    if not inputs[0].is_cuda or inputs[0].dtype not in _TOLERANCES:
         return forms()["plain"](*inputs, sizes)
-    which = (task, sizes, torch.backends.cuda.matmul.allow_tf32)
+    which = (task, sizes, _precision(inputs[0]))
     if which not in _chosen:
         if torch.cuda.is_current_stream_capturing():  # timing would break the capture
             return forms()["plain"](*inputs, sizes)
@@ -76,6 +77,12 @@ def fastest(task: str, sizes: Any, forms: Callable[[], Mapping[str, Form]], *inp
         lambda: _chosen[which](*inputs, sizes),
         lambda: forms()["plain"](*inputs, sizes),
     )
+
+
+def _precision(tensor: Tensor) -> Any:
+    """Say how products of a tensor are rounded."""
+    rounded = tensor.dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32
+    return "tf32" if rounded else tensor.dtype
 
 
 def choose(key: str, known: Mapping[str, Form], inputs: tuple[Any, ...]) -> Form:
@@ -105,10 +112,11 @@ def _measured(known: Mapping[str, Form], inputs: tuple[Any, ...]) -> str:
     if inputs[0].is_cuda:
         compile_all(known, inputs)
     exact = first(known["plain"](*few(inputs)))
+    near = _TOLERANCES[_precision(inputs[0])]
     took, failed = dict[str, float](), list[str]()
     for name, form in known.items():
         try:
-            if name == "plain" or apart(first(form(*inputs))[: len(exact)], exact) < _TOLERANCE:
+            if name == "plain" or apart(first(form(*inputs))[: len(exact)], exact) < near:
                 took[name] = milliseconds(form, *inputs)
         except torch.OutOfMemoryError:  # says nothing about the form; fewer clients may fit
             raise

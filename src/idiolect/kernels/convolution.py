@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from idiolect.kernels import convolution_cuda
+from idiolect.kernels import convolution_cuda, convolution_library
 from idiolect.kernels.autotune import Form, fastest
 from idiolect.kernels.convolution_cuda import ConvShape
-from idiolect.kernels.vmap_rules import GroupedFunction, call, float32_on_cuda
+from idiolect.kernels.vmap_rules import GroupedFunction, call, float32_on_cuda, halved_on_cuda
 
 Pair = tuple[int, int]
 
@@ -37,7 +37,10 @@ class StackedConv2d(nn.Conv2d):
         )
 
     def _conv_forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        if not float32_on_cuda(x):
+        if halved_on_cuda(x):  # as torch's autocast does
+            x, weight = x.bfloat16(), weight.bfloat16()
+            bias = None if bias is None else bias.bfloat16()
+        elif not float32_on_cuda(x):
             own: Tensor = super()._conv_forward(x, weight, bias)
             return own
         step = (self.stride[0], self.padding[0], self.groups > 1)
@@ -119,12 +122,14 @@ def _size(images: Tensor) -> Pair:
 
 def fastest_form(task: str, shape: ConvShape, *inputs: Tensor) -> Any:
     """Do a task in the form that is fastest here."""
-    return fastest(task, shape, lambda: forms(task, shape), *inputs)
+    own = inputs[0].dtype == torch.float32  # that our kernels are for
+    return fastest(task, shape, lambda: forms(task, shape, own=own), *inputs)
 
 
-def forms(task: str, shape: ConvShape, most: int = 4) -> dict[str, Form]:
+def forms(task: str, shape: ConvShape, most: int = 4, own: bool = True) -> dict[str, Form]:
     """Return all ways to do a task on a GPU, by name; see `convolution_cuda` for the tasks."""
-    return {"plain": PLAIN[task], **convolution_cuda.forms(task, shape, most)}
+    known = {"plain": PLAIN[task], **convolution_library.forms(task, shape)}
+    return {**known, **convolution_cuda.forms(task, shape, most)} if own else known
 
 
 # The plain forms: one grouped convolution for all clients, as torch has it.

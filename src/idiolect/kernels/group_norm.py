@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from idiolect.kernels.autotune import Form, fastest
 from idiolect.kernels.compiled import launch
-from idiolect.kernels.vmap_rules import GroupedFunction, call, float32_on_cuda
+from idiolect.kernels.vmap_rules import GroupedFunction, call, float32_on_cuda, halved_on_cuda
 
 _WARP = 32
 _WARPS = 8  # of a block, at most
@@ -27,6 +27,7 @@ class StackedGroupNorm(nn.GroupNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise groups of channels, then scale and shift each channel."""
+        x = _single(x)
         if not _suits_kernel(x):
             own: Tensor = super().forward(x)
             return own
@@ -35,13 +36,19 @@ class StackedGroupNorm(nn.GroupNorm):
 
 def norm_relu(layer: nn.Module, x: Tensor) -> Tensor:
     """Normalise and apply ReLU: in one launch under vmap on CUDA."""
+    x = _single(x)
     if not isinstance(layer, StackedGroupNorm) or not _suits_kernel(x):
         return layer(x).relu()  # type: ignore[no-any-return]
     return _normalised(layer, x, relu=True)
 
 
+def _single(x: Tensor) -> Tensor:
+    """Return single precision where products are in bfloat16: so does torch's autocast here."""
+    return x.float() if halved_on_cuda(x) else x
+
+
 def _suits_kernel(x: Tensor) -> bool:
-    return float32_on_cuda(x) and x.dim() > 2
+    return (float32_on_cuda(x) or halved_on_cuda(x)) and x.dim() > 2
 
 
 def _normalised(layer: nn.GroupNorm, x: Tensor, relu: bool) -> Tensor:

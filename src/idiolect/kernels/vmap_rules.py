@@ -13,6 +13,16 @@ def float32_on_cuda(x: Tensor) -> bool:
     return x.is_cuda and x.dtype == torch.float32 and not torch.is_autocast_enabled("cuda")
 
 
+def halved_on_cuda(x: Tensor) -> bool:
+    """Return whether a layer multiplies in bfloat16 on CUDA, by torch's autocast."""
+    return (
+        x.is_cuda
+        and torch.is_autocast_enabled("cuda")
+        and torch.get_autocast_dtype("cuda") == torch.bfloat16
+        and x.dtype in (torch.float32, torch.bfloat16)
+    )
+
+
 def call(function: type[Function], *inputs: Any) -> Any:
     """Apply a function, which torch leaves untyped."""
     return function.apply(*inputs)  # type: ignore[no-untyped-call]

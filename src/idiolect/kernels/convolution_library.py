@@ -1,0 +1,124 @@
+"""Stacked convolutions by torch's libraries, in ways other than one grouped convolution.
+
+For many channels a grouped convolution leaves matrix units idle. "each" convolves client by client
+with channels last, the order that matrix units are fed in; captured in a graph, its launches cost
+little. "patches" copies what every output pixel sees into a row and is one batched product for all.
+The tasks are those of `convolution_cuda`, without what may follow a convolution.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from idiolect.kernels.autotune import Form
+from idiolect.kernels.convolution_cuda import ConvShape
+
+_CHANNELS = 32  # with fewer, grouped convolutions and our kernels are faster
+_CLIENTS = 64  # more launches than this for a layer are too many
+_PATCHES = 1 << 28  # numbers of all rows of patches; more would cost too much memory
+
+
+def forms(task: str, shape: ConvShape) -> dict[str, Form]:
+    """Return the ways to do a task that may be worth a try, by name."""
+    if task not in _EACH or shape.depthwise or min(shape.channels, shape.out_channels) < _CHANNELS:
+        return {}
+    found: dict[str, Form] = {}
+    if shape.groups <= _CLIENTS:
+        found["each"] = _EACH[task]
+    pixels = shape.groups * shape.images * shape.out_height * shape.out_width
+    backwards = task == "input_gradient" and shape.stride != 1  # would be mostly zeros
+    if pixels * shape.taps * shape.channels < _PATCHES and not backwards:
+        found["patches"] = _PATCHED[task]
+    return found
+
+
+# Client by client, with channels last.
+
+
+def _last(t: Tensor) -> Tensor:
+    """Lay [client, image, channel, ...] out with channels last: one copy, or none."""
+    return t.permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3)
+
+
+def _joined(parts: list[Tensor]) -> Tensor:
+    """Put clients together without changing the order in memory."""
+    return torch.cat(parts).view(len(parts), -1, *parts[0].shape[1:])
+
+
+def each_convolve(x: Tensor, w: Tensor, shape: ConvShape) -> Tensor:
+    """Convolve."""
+    pairs = zip(_last(x), _last(w), strict=True)
+    return _joined([F.conv2d(x, w, None, shape.stride, shape.padding) for x, w in pairs])
+
+
+def each_input_gradient(gradient: Tensor, w: Tensor, shape: ConvShape) -> Tensor:
+    """Return the gradient by the images."""
+    sizes = (shape.images, shape.channels, shape.height, shape.width)
+    like = gradient.new_empty(()).expand(sizes)
+    pairs = zip(_last(gradient), _last(w), strict=True)
+    return _joined([_backward(g, like, w, shape, 0) for g, w in pairs])
+
+
+def each_weight_gradient(gradient: Tensor, x: Tensor, shape: ConvShape) -> Tensor:
+    """Return the gradient by the weights."""
+    kernel = (shape.out_channels, shape.channels, shape.kernel_height, shape.kernel_width)
+    like = x.new_empty(()).expand(kernel)
+    pairs = zip(_last(gradient), _last(x), strict=True)
+    return torch.stack([_backward(g, x, like, shape, 1) for g, x in pairs])
+
+
+def _backward(gradient: Tensor, x: Tensor, w: Tensor, shape: ConvShape, which: int) -> Tensor:
+    found = torch.ops.aten.convolution_backward(
+        gradient, x, w, None, [shape.stride] * 2, [shape.padding] * 2, [1, 1], False,
+        [0, 0], 1, [which == 0, which == 1, False],
+    )  # fmt: skip
+    result: Tensor = found[which]
+    return result
+
+
+# As one batched product.
+
+
+def _rows(x: Tensor, shape: ConvShape) -> Tensor:
+    """Return what each output pixel sees: [client, image and pixel, place and channel]."""
+    pad, step = shape.padding, shape.stride
+    last = F.pad(x.permute(0, 1, 3, 4, 2), (0, 0, pad, pad, pad, pad))
+    seen = last.unfold(2, shape.kernel_height, step).unfold(3, shape.kernel_width, step)
+    return seen.permute(0, 1, 2, 3, 5, 6, 4).reshape(len(x), -1, shape.taps * shape.channels)
+
+
+def _lines(w: Tensor) -> Tensor:
+    """Return weights as [client, place and channel, out]."""
+    return w.permute(0, 3, 4, 2, 1).flatten(1, 3)
+
+
+def patches_convolve(x: Tensor, w: Tensor, shape: ConvShape) -> Tensor:
+    """Convolve."""
+    y = torch.bmm(_rows(x, shape), _lines(w))
+    sizes = (shape.groups, shape.images, shape.out_height, shape.out_width, -1)
+    return y.view(sizes).permute(0, 1, 4, 2, 3)
+
+
+def patches_input_gradient(gradient: Tensor, w: Tensor, shape: ConvShape) -> Tensor:
+    """Return the gradient by the images: a convolution with the weights turned round."""
+    return patches_convolve(gradient, w.flip(3, 4).transpose(1, 2), shape.seen_by("input_gradient"))
+
+
+def patches_weight_gradient(gradient: Tensor, x: Tensor, shape: ConvShape) -> Tensor:
+    """Return the gradient by the weights."""
+    out = gradient.permute(0, 1, 3, 4, 2).reshape(shape.groups, -1, shape.out_channels)
+    dw = torch.bmm(_rows(x, shape).mT, out)
+    sizes = (shape.groups, shape.kernel_height, shape.kernel_width, shape.channels, -1)
+    return dw.view(sizes).permute(0, 4, 3, 1, 2)
+
+
+_EACH: dict[str, Form] = {
+    "convolve": each_convolve,
+    "input_gradient": each_input_gradient,
+    "weight_gradient": each_weight_gradient,
+}
+_PATCHED: dict[str, Form] = {
+    "convolve": patches_convolve,
+    "input_gradient": patches_input_gradient,
+    "weight_gradient": patches_weight_gradient,
+}

@@ -1,0 +1,75 @@
+"""Other ways to convolve by torch's libraries, against the grouped convolution; and bfloat16."""
+
+import pytest
+import torch
+from torch import nn
+
+from idiolect.core.network import Network
+from idiolect.kernels import convolution, convolution_library, group_norm
+from idiolect.kernels.convolution import PLAIN
+from idiolect.kernels.convolution_cuda import ConvShape
+
+SHAPES = [
+    ConvShape(3, 2, 32, 6, 5, 40, 3, 3, 1, 1),
+    ConvShape(2, 3, 33, 7, 8, 32, 3, 3, 2, 1),
+    ConvShape(2, 1, 32, 6, 6, 32, 5, 5, 1, 0),
+    ConvShape(2, 2, 32, 4, 4, 48, 1, 1, 2, 0),
+]
+
+
+@pytest.mark.parametrize("task", ["convolve", "input_gradient", "weight_gradient"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_every_form_is_the_grouped_convolution(shape, task, float64):
+    torch.manual_seed(0)
+    s = shape
+    x = torch.randn(s.groups, s.images, s.channels, s.height, s.width)
+    w = torch.randn(s.groups, s.out_channels, s.channels, s.kernel_height, s.kernel_width)
+    g = torch.randn_like(PLAIN["convolve"](x, w, s))
+    inputs = {"convolve": (x, w), "input_gradient": (g, w), "weight_gradient": (g, x)}[task]
+    exact = PLAIN[task](*inputs, s)
+    found = convolution_library.forms(task, s)
+    wanted = {"each", "patches"} - ({"patches"} if s.stride > 1 and "input" in task else set())
+    assert set(found) == wanted
+    for name, form in found.items():
+        got = form(*inputs, s)
+        assert got.shape == exact.shape, name
+        torch.testing.assert_close(got, exact, rtol=1e-10, atol=1e-11)
+
+
+def test_what_is_not_worth_a_try():
+    thin, deep = SHAPES[0]._replace(channels=3), SHAPES[0]._replace(images=1 << 20)
+    assert convolution_library.forms("convolve", thin) == {}
+    assert set(convolution_library.forms("convolve", deep)) == {"each"}
+    many = SHAPES[0]._replace(groups=100)
+    assert set(convolution_library.forms("convolve", many)) == {"patches"}
+    assert convolution_library.forms("conv_relu", SHAPES[0]) == {}
+    assert set(convolution.forms("convolve", SHAPES[0], own=False)) == {"plain", "each", "patches"}
+    assert len(convolution.forms("convolve", SHAPES[0])) > 3
+
+
+def test_bfloat16_is_as_autocast_has_it(monkeypatch):
+    """Here by the layers that CUDA has: their kernels' plain form on a CPU."""
+
+    def halved(x):
+        return torch.is_autocast_enabled("cpu")
+
+    for module in (convolution, group_norm):
+        monkeypatch.setattr(module, "halved_on_cuda", halved)
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1), nn.GroupNorm(2, 8), nn.ReLU(), nn.Conv2d(8, 4, 3),
+        nn.ReLU(), nn.Flatten(), nn.Linear(64, 3),
+    )  # fmt: skip
+    x = torch.randn(5, 3, 6, 6)
+    network, plain = Network(model, "bf16"), Network(model, "bf16", stacked=False)
+
+    def loss(network):
+        return lambda params: network(params, x, training=True).square().mean()
+
+    torch.testing.assert_close(
+        network(network.params, x, False), plain(plain.params, x, False), rtol=2e-2, atol=2e-3
+    )
+    ours, theirs = (torch.func.grad(loss(one))(plain.params) for one in (network, plain))
+    for name, leaf in ours.items():
+        assert leaf.dtype == torch.float32
+        torch.testing.assert_close(leaf, theirs[name], rtol=5e-2, atol=5e-3)
