@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from idiolect.data import federate, load
+from idiolect.data import Dataset, federate, load
 from idiolect.data.federate import part_sizes, split_rows
 from idiolect.errors import ConfigError, DataError
 
@@ -167,3 +167,19 @@ def test_stratified_parts_hold_each_class_in_its_share():
 def test_ratios_that_divide_nothing_are_refused(ratios):
     with pytest.raises(ConfigError, match="split"):
         split_rows([np.arange(3)], np.zeros(3, np.int64), ratios, seed=(0,))
+
+
+def test_rows_drawn_by_name_do_not_depend_on_who_else_is_there():
+    """Neither on the order of clients nor on others; by number they do."""
+
+    def train(names, by_name):
+        codes = np.repeat(np.arange(len(names)), 30)
+        x = np.zeros((len(codes), 1), np.float32)
+        own = Dataset("own", x, codes % 2, ("a", "b"), clients=codes, client_names=names)
+        found = federate(own, "natural", 0, by_name=by_name)
+        return {name: found.train[n] - 30 * n for n, name in enumerate(found.names)}
+
+    for by_name in (True, False):
+        few, more = train(("lab", "ward"), by_name), train(("clinic", "lab", "ward"), by_name)
+        same = [np.array_equal(few[name], more[name]) for name in ("lab", "ward")]
+        assert same == [by_name, by_name]

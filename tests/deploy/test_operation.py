@@ -5,12 +5,19 @@ import shutil
 import time
 
 import federations as fed
+import numpy as np
 import pytest
 
-from idiolect.deploy import protocol
+from idiolect.deploy import handshake, protocol
+from idiolect.deploy.limits import UNLIMITED
 from idiolect.deploy.messenger import Transport
+from idiolect.deploy.node import Node
+from idiolect.deploy.node_process import InProcess
 from idiolect.deploy.protocol import Refused
+from idiolect.deploy.site import NodeSettings
+from idiolect.engine.outcome import Silent
 from idiolect.errors import ConfigError
+from idiolect.experiment.components import build_method
 
 SETS = ("model.name=mlr", "rounds=4", "evaluate.every=4")
 
@@ -118,3 +125,75 @@ class Interrupting(Transport):
                 wanted = fed.experiment("fedper", sets=SETS)
                 self.other = fed.served(wanted, self._inner, self._folder / "o", run="r9")
         return self._inner.call(site, blob, seconds)
+
+
+GLUCOSE = """
+name = "glucose"
+seeds = [1]
+rounds = 1
+[data]
+normalise = "feature"
+classes = ["ill", "well"]
+[model]
+name = "mlr"
+[[methods]]
+name = "fedavg"
+"""
+
+
+class Notes(Silent):
+    """What the lead is told, and whether a round was done before."""
+
+    def __init__(self):
+        self.notes, self.begun = [], False
+
+    def begin(self, label, round, rounds):
+        self.begun = True
+
+    def note(self, text):
+        if not self.begun:
+            self.notes.append(text)
+
+
+def test_a_site_with_other_units_is_named_before_the_first_round(tmp_path, caplog):
+    """Glucose in mmol/L at one of four sites, in mg/dL at the others."""
+    nodes = {}
+    for place in range(4):
+        draw = np.random.default_rng(place)
+        glucose, age = draw.normal(110, 25, 60), draw.normal(50, 12, 60)
+        told = glucose / 18 if place == 2 else glucose
+        words = np.where(glucose > 125, "ill", "well")
+        lines = [f"{g:.3f},{a:.2f},{w}" for g, a, w in zip(told, age, words, strict=True)]
+        path = tmp_path / f"{place}.csv"
+        path.write_text("\n".join(["glucose,age,label", *lines]) + "\n")
+        site = NodeSettings(
+            f"clinic-{place}", "test", tmp_path / f"clinic-{place}", str(path), policy=UNLIMITED
+        )
+        nodes[site.name] = Node(site)
+    watch = Notes()
+    wanted = fed.experiment(toml=GLUCOSE)
+    found = fed.served(wanted, InProcess(nodes), tmp_path / "served", watch=watch)
+    (note,) = [text for text in watch.notes if "clinic-2" in text]
+    assert "units" in note and not any(f"clinic-{n} " in t for t in watch.notes for n in (0, 1, 3))
+    assert note in found["methods"]["FedAvg"]["notices"]
+    # On the site's own console too, and on no other's.
+    shown = [r.getMessage() for r in caplog.records if r.name == "idiolect.node"]
+    assert [text for text in shown if "beside the other sites" in text] == [
+        f"beside the other sites: {note}"
+    ]
+
+
+def test_comments_and_layout_of_a_method_are_no_other_method(monkeypatch):
+    """A node of a version in which a comment was mended joins; one with another step does not."""
+    method = build_method(fed.experiment("fedavg").methods[0])
+    own, read = handshake.method_fingerprint(method), handshake._source
+    changes = {
+        "a comment": (lambda text: f"# Mended.\n\n{text}\n", True),
+        "a docstring": (lambda text: text.replace('"""', '"""Mended: ', 1), True),
+        "a line broken": (lambda text: text.replace("(", "(\n", 1) if "(" in text else text, True),
+        "a sign": (lambda text: text.replace(" + ", " - "), False),
+        "another default": (lambda text: text.replace("= 0.0", "= 0.5"), False),
+    }
+    for kind, (change, same) in changes.items():
+        monkeypatch.setattr(handshake, "_source", lambda module, c=change: c(read(module)))
+        assert (handshake.method_fingerprint(method) == own) is same, kind

@@ -72,12 +72,14 @@ def experiment(source):
     return fed.experiment(toml=TOML.format(source=source))
 
 
-def test_files_apart_learn_as_one_file_divided_by_its_clients(clinics, tmp_path):
+@pytest.mark.parametrize("turn", [1, -1], ids=["in order", "listed backwards"])
+def test_files_apart_learn_as_one_file_divided_by_its_clients(turn, clinics, tmp_path):
     """Split, class numbers and scaling are the simulator's on the same rows, to rounding."""
     files, together = clinics
     wanted = experiment(together)
     content = fed.simulated(wanted, tmp_path / "simulated")
-    found = fed.served(wanted, InProcess(nodes(tmp_path, files)), tmp_path / "served")
+    listed = dict(list(nodes(tmp_path, files).items())[::turn])
+    found = fed.served(wanted, InProcess(listed), tmp_path / "served")
     here, there = (fed.server_state(tmp_path / k, "Ditto") for k in ("simulated", "served"))
     assert fed.largest_gap(here, there) < 1e-6
     for mine, theirs in zip(fed.scores(found, "Ditto"), fed.scores(content, "Ditto"), strict=True):
@@ -174,7 +176,8 @@ def test_nodes_tell_nothing_of_their_test_rows(tmp_path):
             own = tmp_path / name / f"clinic {place}"
             own.mkdir()
             rows = read(write_one(own / "own.csv", place))
-            tests = [federate(named(rows), "natural", seed, first=place).test[0] for seed in (0, 1)]
+            whole = named(rows, f"clinic {place}")
+            tests = [federate(whole, "natural", n, by_name=True).test[0] for n in (0, 1)]
             poison = np.intersect1d(*tests).tolist() if name == "foul" else []
             assert poison or name == "clean", "every node has something to poison"
             path = write_one(own / "own.csv", place, poison)
@@ -191,9 +194,9 @@ def test_nodes_tell_nothing_of_their_test_rows(tmp_path):
     assert fed.largest_gap(*states) == 0
 
 
-def named(dataset):
+def named(dataset, name):
     one = np.zeros(len(dataset), np.int64)
-    return dataclasses.replace(dataset, clients=one, client_names=("one",))
+    return dataclasses.replace(dataset, clients=one, client_names=(name,))
 
 
 def write_one(path, place, poison=()):

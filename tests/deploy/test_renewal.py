@@ -64,3 +64,28 @@ def test_new_kits_go_on_with_what_the_old_ones_hold(tmp_path):
     assert fed.largest_gap(*states) < 1e-6
     found = json.loads((out / "result.json").read_text())
     assert found["methods"]["FedPer"]["seeds"][0]["traffic"]["participations"] == 12
+
+
+def test_a_renewed_server_certificate_locks_no_running_node_out(tmp_path):
+    """As docs/operate.md has it: the server alone is started again; nodes register anew."""
+    running = Running(tmp_path, 2)
+    path = tmp_path / "short.toml"
+    path.write_text(TOML.replace("clients = 3", "clients = 2").replace("secure = true", ""))
+    sets = ("--set", "deploy.minimum=2")
+    try:
+        running.start_all()
+        running.run(path, tmp_path / "before", *sets)
+        running.provision("renew", "--member", "server")
+        running.processes["server"].terminate()
+        running.processes["server"].wait(30)
+        startup = running.kits / "server" / "startup"
+        old = (startup / "server.crt").read_bytes()
+        shutil.rmtree(startup)
+        shutil.move(running.kits / "renewed" / "server" / "startup", startup)
+        assert (startup / "server.crt").read_bytes() != old
+        running.start("server")
+        running.run(path, tmp_path / "after", *sets)
+    finally:
+        running.close()
+    found = json.loads((tmp_path / "after" / "result.json").read_text())
+    assert found["methods"]["FedPer"]["seeds"][0]["traffic"]["participations"] == 4

@@ -1,5 +1,6 @@
 """Partition and split in one call: from a dataset to a federation."""
 
+import hashlib
 import inspect
 import math
 from collections.abc import Iterable, Sequence
@@ -46,6 +47,7 @@ def federate(
     val: float = 0.2,
     public: Dataset | None = None,
     first: int = 0,
+    by_name: bool = False,
     **options: Any,
 ) -> Federation:
     """Divide a dataset among clients, and each client's rows into train, val and test.
@@ -53,7 +55,8 @@ def federate(
     Without `split` they are the partition's shares, for most 0.6, 0.2 and 0.2.
     split="file" keeps the rows of the source's test file as test and takes `val`, a share of the
     others, for validation. A client below min_size is an error, or is left out if `drop`. `first`
-    is the number of the first client, where these are not all. `ordered` splits each client's rows
+    is the number of the first client, where these are not all; with `by_name` rows are drawn by a
+    client's name instead of its number. `ordered` splits each client's rows
     in their order, first train, last test, as time would. Text is encoded by the vocabulary of the
     training rows, and a normalisation that needs statistics takes them from these rows; public
     examples without statistics yet are rows of the same source and get the same.
@@ -89,10 +92,11 @@ def federate(
     held += [np.empty(0, np.int64)] * (len(names) - len(held))
     held, names, left_out = _without_small(held, names, min_size, drop)
     draws = (seed, _SPLIT)
+    keys = [_name_key(name) if by_name else first + n for n, name in enumerate(names)]
     if isinstance(split, str):
-        parts = _split_by_file(dataset, held, split, val, draws, stratify, ordered, first)
+        parts = _split_by_file(dataset, held, split, val, draws, stratify, ordered, keys)
     else:
-        parts = split_rows(held, column_of(dataset), split, draws, stratify, ordered, first)
+        parts = split_rows(held, column_of(dataset), split, draws, stratify, ordered, keys)
     dataset = fitted(dataset, np.concatenate(parts[0]))
     if public is not None and public.unfitted:
         if dataset.encoder is not None:
@@ -197,6 +201,11 @@ def part_sizes(total: int, ratios: Sequence[float]) -> tuple[int, int, int]:
     return for_train, rest - for_train, for_test
 
 
+def _name_key(name: str) -> int:
+    """Return a number for a name; above all numbers of clients."""
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8]) | 1 << 63
+
+
 def split_rows(
     rows_per_client: Sequence[Rows],
     labels: Rows,
@@ -204,20 +213,20 @@ def split_rows(
     seed: Seed,
     stratify: bool = False,
     ordered: bool = False,
-    first: int = 0,
+    keys: Sequence[int] | None = None,
 ) -> Parts:
     """Draw train, val and test rows of each client with a seed of the client's own.
 
-    Because the seed is (seed, client), a client's parts do not change when others come or go; a
-    node that holds one client's rows gives that client's number as `first`. With `ordered` nothing
-    is drawn: a client's first rows are its train, its last ones its test rows.
+    Because the seed is (seed, key), a client's parts do not change when others come or go; its key
+    is its number unless `keys` are given. With `ordered` nothing is drawn: a client's first rows
+    are its train, its last ones its test rows.
     """
     _check_ratios(ratios)
     if ordered and stratify:
         raise ConfigError("ordered and stratify were both asked for; a split can be one of them")
     cut = []
-    for client, rows in enumerate(rows_per_client, first):
-        shuffled = rows if ordered else np.random.default_rng((*seed, client)).permutation(rows)
+    for key, rows in zip(keys or range(len(rows_per_client)), rows_per_client, strict=True):
+        shuffled = rows if ordered else np.random.default_rng((*seed, key)).permutation(rows)
         a, b, c = part_sizes(len(rows), ratios)
         if stratify:
             cut.append(_stratified(shuffled, labels, (a, b, c)))
@@ -262,7 +271,7 @@ def _split_by_file(
     seed: Seed,
     stratify: bool,
     ordered: bool,
-    first: int,
+    keys: Sequence[int],
 ) -> Parts:
     """Keep the rows of the test file as test rows; split the others into train and val."""
     if split != "file":
@@ -276,5 +285,5 @@ def _split_by_file(
     not_test = [rows[origin[rows] == 0] for rows in held]
     ratios = (1 - val, val, 0.0)
     labels = column_of(dataset)
-    train, validation, _ = split_rows(not_test, labels, ratios, seed, stratify, ordered, first)
+    train, validation, _ = split_rows(not_test, labels, ratios, seed, stratify, ordered, keys)
     return train, validation, tuple(rows[origin[rows] == 1] for rows in held)

@@ -1,5 +1,6 @@
 """The handshake: nodes get the experiment, state the size and form of their data, and agree."""
 
+import ast
 import dataclasses
 import inspect
 import json
@@ -7,6 +8,7 @@ import logging
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -221,7 +223,8 @@ class NodeRegistry:
         return self._strictest(1)
 
     def _open_message(self, site: str) -> bytes:
-        place = list(self.messenger.transport.sites).index(site)
+        # By name, as a simulation of the same sites numbers them.
+        place = sorted(self.messenger.transport.sites).index(site)
         return protocol.pack("open", {**self._open, "place": place})
 
     def _reopen(self, site: str) -> None:
@@ -403,11 +406,27 @@ def _same_scaling(one: Moments | Scaling, other: Moments | Scaling) -> bool:
 
 
 def method_fingerprint(method: Method) -> str:
-    """Digest a method: its settings, and the source that its steps and batches are made of."""
+    """Digest a method: its settings, and the code that its steps and batches are made of.
+
+    Of the code what it does counts, not how it is written: comments, docstrings and the layout of
+    lines may differ between two versions.
+    """
     modules = {contract, client, losses, optim, tree, block_runner, batch_plan, *_modules(method)}
     # A module without source (frozen into an executable) is known by its name alone.
-    sources = [_source(module).encode() for module in sorted(modules, key=lambda m: m.__name__)]
+    sources = [_meaning(_source(module)) for module in sorted(modules, key=lambda m: m.__name__)]
     return digest(_written(method).encode(), *sources)
+
+
+class _WithoutWords(ast.NodeTransformer):
+    def visit_Expr(self, node: ast.Expr) -> ast.Expr | None:
+        words = node.value
+        return None if isinstance(words, ast.Constant) and isinstance(words.value, str) else node
+
+
+@cache
+def _meaning(source: str) -> bytes:
+    """Write code as its syntax tree, without strings that only say something."""
+    return ast.dump(_WithoutWords().visit(ast.parse(source))).encode()
 
 
 def _written(part: Any) -> str:

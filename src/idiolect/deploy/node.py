@@ -50,7 +50,7 @@ from idiolect.experiment.components import assign_networks, build_method
 from idiolect.experiment.job import Evaluate
 from idiolect.experiment.stored_models import ModelInfo
 from idiolect.results import document
-from idiolect.version import VERSION
+from idiolect.version import VERSION, series
 
 log = logging.getLogger("idiolect.node")
 
@@ -155,7 +155,7 @@ class Node:
 
     def _open(self, message: Message, blob: bytes) -> bytes:
         """Compare versions and methods, load the data, and return its size and form."""
-        if message.field("version", str) != VERSION:
+        if series(message.field("version", str)) != series(VERSION):
             version = message.head["version"]
             raise Refused("version", f"the server runs {version}, this node {VERSION}")
         text, newcomer = message.field("experiment", str), message.field("newcomer", bool)

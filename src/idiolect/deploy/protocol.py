@@ -65,7 +65,7 @@ CODES = {
     "range": "its report is too large for the sum under masks; lower lr or set clip",
     "closed": "the node was started anew and must be sent the experiment again",
     # About joining.
-    "version": "it runs another version of idiolect; install the same on all sides",
+    "version": "it runs a version of idiolect that does not fit; install the same on all sides",
     "method": "its copy of the method differs; install the same idiolect on all sides",
     "experiment": "it cannot run this experiment; its log says why",
     "model": "it cannot build the network; its log says why",

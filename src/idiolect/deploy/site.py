@@ -184,7 +184,9 @@ def load_node_data(
             "this node was given a client of the experiment's own partition, all of whom took part "
             "in the run; start it without --client, with data of its own, to adapt to it"
         )
-    return _share(site, text) if site.client is not None else _own(site, text, place, describing)
+    if site.client is not None:
+        return _share(site, text)
+    return _own(site, text, None if newcomer else place, describing)
 
 
 def _share(site: NodeSettings, text: str) -> NodeData:
@@ -245,8 +247,11 @@ def _compact(federation: Federation, client: int) -> Federation:
     )
 
 
-def _own(site: NodeSettings, text: str, place: int, describing: bool = False) -> NodeData:
-    """Read the node's own file; classes are the experiment's, so that labels mean the same."""
+def _own(site: NodeSettings, text: str, place: int | None, describing: bool = False) -> NodeData:
+    """Read the node's own file; classes are the experiment's, so that labels mean the same.
+
+    `place` is the node's number; a newcomer has none.
+    """
     if site.data in SOURCES:
         raise DataError(
             f"{site.data!r} is a dataset that everyone can have; add --client to take one client's "
@@ -299,11 +304,15 @@ def _own(site: NodeSettings, text: str, place: int, describing: bool = False) ->
     return dataclasses.replace(found, seen=seen)
 
 
-def _held(site: NodeSettings, experiment: Experiment, dataset: Dataset, place: int) -> NodeData:
+def _held(
+    site: NodeSettings, experiment: Experiment, dataset: Dataset, place: int | None
+) -> NodeData:
     """Make one client of all rows, with the public examples beside them."""
     data, public = experiment.data, None
     if data.public is not None:
         public = public_examples(data.public, data, dataset, site.data_dir, _given(site))
     one = np.zeros(len(dataset), np.int64)
     dataset = dataclasses.replace(dataset, clients=one, client_names=(site.name,))
-    return NodeData(experiment, place, divide(experiment, dataset, public, place), "")
+    number = place or 0
+    held = divide(experiment, dataset, public, number, newcomer=place is None)
+    return NodeData(experiment, number, held, "")

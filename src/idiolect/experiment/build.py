@@ -106,10 +106,19 @@ def load_public(
 
 
 def divide(
-    experiment: Experiment, dataset: Dataset, public: Dataset | None, first: int = 0
+    experiment: Experiment,
+    dataset: Dataset,
+    public: Dataset | None,
+    first: int = 0,
+    newcomer: bool = False,
 ) -> tuple[Federation, ...]:
-    """Divide a dataset for every seed; `first` is the first client's number where not all are."""
+    """Divide a dataset for every seed; `first` is the first client's number where not all are.
+
+    Clients of own data, who have names, are divided by these: a site's rows fall alike here and on
+    its node, whoever else is there. `newcomer`: it is nobody of the run, and has no name in it.
+    """
     data = experiment.data
+    by_name = data.source not in SOURCES and dataset.clients is not None and not newcomer
     own = "iid" if dataset.clients is None else "natural"
     partition = data.partition or Named(name=own)
     made: dict[int, Federation] = {}
@@ -128,6 +137,7 @@ def divide(
                 val=data.val,
                 public=public,
                 first=first,
+                by_name=by_name and partition.name == "natural",
                 **partition.options,
             )
     made = _of_one_size(made)

@@ -25,8 +25,7 @@ from idiolect.core.checkpoint import write_whole
 from idiolect.deploy import node_records
 from idiolect.deploy.audit import AuditLog
 from idiolect.deploy.describe_nodes import describe_nodes
-from idiolect.deploy.flare.kits import HOME, HOST_FILE, OUTCOME, RESULT
-from idiolect.deploy.flare.node_side import (
+from idiolect.deploy.flare.job_layout import (
     CHANNEL,
     DONE,
     MARK,
@@ -37,9 +36,9 @@ from idiolect.deploy.flare.node_side import (
     TURN,
     UNKNOWN,
     WORKING,
-    Tidy,
-    mark_of,
 )
+from idiolect.deploy.flare.kits import HOME, HOST_FILE, OUTCOME, RESULT
+from idiolect.deploy.flare.node_side import Tidy, mark_of
 from idiolect.deploy.messenger import Messenger, Transport, WaitPolicy
 from idiolect.deploy.newcomer_nodes import WantedModel, adapt_nodes, find_model
 from idiolect.deploy.node_process import locked

@@ -1,4 +1,4 @@
-"""What a job of ours looks like: two configurations, and not a file more.
+"""What a job of ours looks like: two configurations, and not a file more; names on the wire.
 
 Light to import: FLARE's lasting processes compare every job that arrives with it.
 """
@@ -25,6 +25,14 @@ MODULES = {
 SIGNED = (".__nvfl_sig.json", ".__nvfl_submitter.crt")
 LARGEST = 16 << 20  # bytes of a file; an experiment may carry a list of words
 _HERE = "idiolect.deploy.flare.flare_job"
+
+# How server and nodes talk to each other's lasting processes.
+CHANNEL, TOPIC, HELLO = "idiolect", "ask", "hello"
+VERSION_SAID, TIME_SAID = "idiolect_version", "idiolect_time"  # headers of the server's hello
+# Headers: which message; what became of it; a name for this process, drawn when it starts.
+MARK, STATE, PROCESS = "idiolect_mark", "idiolect_state", "idiolect_process"
+DONE, WORKING, QUEUED, UNKNOWN = "done", "working", "queued", "unknown"
+TURN = 2.0  # seconds that a node lets the server wait before it says that it is still working
 
 
 @dataclass(frozen=True)

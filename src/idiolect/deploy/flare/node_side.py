@@ -9,8 +9,10 @@ import dataclasses
 import gc
 import hashlib
 import logging
+import os
 import secrets
 import threading
+import time
 from collections import OrderedDict
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
@@ -19,27 +21,42 @@ from typing import Any
 from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_component import FLComponent
 from nvflare.apis.fl_context import FLContext
-from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey
+from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey, ReturnCode
 from nvflare.fuel.f3.cellnet.utils import new_cell_message
 
 from idiolect.deploy import protocol
 from idiolect.deploy.audit import AuditLog
+from idiolect.deploy.flare.job_layout import (
+    CHANNEL,
+    DONE,
+    HELLO,
+    MARK,
+    PROCESS,
+    QUEUED,
+    STATE,
+    TIME_SAID,
+    TOPIC,
+    TURN,
+    UNKNOWN,
+    VERSION_SAID,
+    WORKING,
+)
 from idiolect.deploy.flare.kits import HOME, NODE_FILE
 from idiolect.deploy.node_process import NodeProcess
 from idiolect.deploy.protocol import Refused
 from idiolect.deploy.signing import Authority, Identity, NodeChannel
 from idiolect.deploy.site import NodeSettings
+from idiolect.version import VERSION
 
 log = logging.getLogger("idiolect.flare")
 
-CHANNEL, TOPIC = "idiolect", "ask"
-# Headers: which message; what became of it; a name for this process, drawn when it starts.
-MARK, STATE, PROCESS = "idiolect_mark", "idiolect_state", "idiolect_process"
-DONE, WORKING, QUEUED, UNKNOWN = "done", "working", "queued", "unknown"
-TURN = 2.0  # seconds that a node lets the server wait before it says that it is still working
 _THREADS = 32
 _KEPT = 4  # answers that are kept until they are fetched, and channels to jobs of the server
 _CHANNELS = 16
+_LOOK = 10.0  # seconds between two greetings of the server
+_MISSES = 2  # of its answers in a row, over a connection that stands, until we register anew
+_SKEW = 60.0  # seconds between two clocks that are worth a word
+_ANEW = 75  # status of a process that wants to be started again
 
 
 def mark_of(blob: bytes) -> str:
@@ -90,8 +107,51 @@ class NodeSide(FLComponent):  # type: ignore[misc]
             self._root = Path(fl_ctx.get_engine().args.workspace).resolve()
             cell = fl_ctx.get_engine().get_cell()
             cell.register_request_cb(channel=CHANNEL, topic=TOPIC, cb=self._received)
+            threading.Thread(target=self._watch_server, args=(cell,), daemon=True).start()
         elif event_type == EventType.SYSTEM_END and self._child is not None:
             self._child.close()
+
+    def _watch_server(self, cell: Any) -> None:
+        """Greet the server now and then; where it no longer knows this node, register anew.
+
+        A server with a new certificate drops what comes with a token that the old one signed, in
+        silence, and the engine does not ask for another. State is on disk, and the process that
+        follows this one is asked again, so ending is safe; only a training is not cut short.
+        """
+        misses, told = 0, False
+        while True:
+            time.sleep(_LOOK)
+            reply = cell.send_request(
+                channel=CHANNEL,
+                topic=HELLO,
+                target="server",
+                request=new_cell_message({}, b""),
+                timeout=5.0,
+                optional=True,
+            )
+            code = reply.get_header(MessageHeaderKey.RETURN_CODE, ReturnCode.OK)
+            misses = misses + 1 if code == ReturnCode.TIMEOUT else 0
+            if misses >= _MISSES and not self._turn.locked():
+                log.warning("the server does not answer this node's token; it registers anew")
+                os._exit(_ANEW)
+            if code == ReturnCode.OK and not told:
+                told = self._compare(reply)
+
+    def _compare(self, reply: Any) -> bool:
+        """Say where the server's clock or version is another; return whether all was said."""
+        apart = time.time() - float(reply.get_header(TIME_SAID, 0.0) or time.time())
+        if abs(apart) > _SKEW:
+            way = "ahead of" if apart > 0 else "behind"
+            log.error(
+                "CLOCK this machine's clock is %.0f s %s the server's; set both by NTP, else "
+                "certificates and signatures are refused",
+                abs(apart),
+                way,
+            )
+        theirs = str(reply.get_header(VERSION_SAID, VERSION))
+        if theirs != VERSION:
+            log.warning("VERSION the server runs idiolect %s, this node %s", theirs, VERSION)
+        return True
 
     def _received(self, request: Any) -> "Future[Any]":
         """Answer in a thread of our own, as the engine has few."""

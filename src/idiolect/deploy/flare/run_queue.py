@@ -5,6 +5,7 @@ dead process of a job, left unfinished is put into the queue again.
 """
 
 import logging
+import time
 from typing import Any
 
 from nvflare.apis.event_type import EventType
@@ -15,8 +16,10 @@ from nvflare.apis.job_def import SERVER_SITE_NAME, Job, JobMetaKey, RunStatus
 from nvflare.apis.job_scheduler_spec import DispatchInfo
 from nvflare.apis.utils.job_utils import get_event_job_id
 from nvflare.app_common.job_schedulers.job_scheduler import DefaultJobScheduler
+from nvflare.fuel.f3.cellnet.utils import new_cell_message
 
-from idiolect.deploy.flare.job_layout import APP
+from idiolect.deploy.flare.job_layout import APP, CHANNEL, HELLO, TIME_SAID, VERSION_SAID
+from idiolect.version import VERSION
 
 log = logging.getLogger("idiolect.queue")
 _STARTS = "idiolect_starts"  # in a job's record: how often its process died
@@ -43,6 +46,11 @@ class RunQueue(DefaultJobScheduler):  # type: ignore[misc]
         return job, {SERVER_SITE_NAME: DispatchInfo(APP, {}, None)}
 
 
+def _hello(request: Any) -> Any:
+    """Answer a node that wants to know whether it is still known here."""
+    return new_cell_message({VERSION_SAID: VERSION, TIME_SAID: time.time()}, b"")
+
+
 class RunKeeper(FLComponent):  # type: ignore[misc]
     """Puts a run whose process died into the queue again."""
 
@@ -52,6 +60,9 @@ class RunKeeper(FLComponent):  # type: ignore[misc]
             jobs = fl_ctx.get_engine().get_component(SystemComponents.JOB_MANAGER)
             for job in jobs.get_jobs_by_status(_LEFT, fl_ctx):
                 self._again(jobs, job, fl_ctx)
+        elif event_type == EventType.SYSTEM_START:
+            cell = fl_ctx.get_engine().get_cell()
+            cell.register_request_cb(channel=CHANNEL, topic=HELLO, cb=_hello)
         elif event_type == EventType.JOB_COMPLETED:
             jobs = fl_ctx.get_engine().get_component(SystemComponents.JOB_MANAGER)
             job = jobs.get_job(get_event_job_id(fl_ctx), fl_ctx)
