@@ -238,6 +238,9 @@ class Result:
             "methods": [{"name": job.name, "label": label, **job.method.settings()}],
             "model": {"name": networks[0]},
         }
+        around = job.architectures[networks[0]].main
+        if isinstance(around, AdaptedNetwork):
+            raw["adapter"] = {"name": around.adapter.kind, **around.adapter.settings()}
         text = experiment_toml(resolve(raw, "the method", CLOSED))
         held = job.federations[0]
         about = {

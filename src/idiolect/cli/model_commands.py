@@ -237,7 +237,7 @@ def export(
         list[str] | None,
         typer.Option(
             "--format",
-            help="pt2 or onnx beside the safetensors; may be repeated.",
+            help="pt2, onnx, or peft for an adapter, beside the safetensors; may be repeated.",
         ),
     ] = None,
     method: Annotated[str | None, _METHOD] = None,

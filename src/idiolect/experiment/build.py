@@ -36,7 +36,7 @@ from idiolect.experiment.components import (
 )
 from idiolect.experiment.job import Evaluate, SimulatedJob
 from idiolect.experiment.schema import Data, Experiment, MethodTable, Named, Public, Text
-from idiolect.experiment.untrusted import Permissions
+from idiolect.experiment.untrusted import Permissions, by_digest
 
 _PUBLIC = 5  # keeps the draw of public examples apart from other uses of the same seed
 
@@ -260,8 +260,12 @@ def build_job(
         preset=table.preset or "",
         described={
             "data": _data_identity(experiment.data),
-            "model": experiment.model.model_dump(exclude_none=True),
-            **({"adapter": experiment.adapter.model_dump()} if experiment.adapter else {}),
+            "model": by_digest(experiment.model.model_dump(exclude_none=True)),
+            **(
+                {"adapter": by_digest(experiment.adapter.model_dump())}
+                if experiment.adapter
+                else {}
+            ),
             # A checkpoint of an experiment without an attack has no such key.
             **({"attack": experiment.attack.model_dump()} if experiment.attack else {}),
         },

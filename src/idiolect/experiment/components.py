@@ -42,7 +42,7 @@ from idiolect.experiment.untrusted import (
 from idiolect.methods.personalise import Combined
 from idiolect.models import BASED, MODELS
 from idiolect.models.adapters import ADAPTERS, AdaptedNetwork, make_adapter
-from idiolect.models.bases import EMBEDDED, MARK, digest_of, find_base
+from idiolect.models.bases import EMBEDDED, MARK, digest_of, find_base, remember
 
 # Methods.
 
@@ -175,17 +175,20 @@ def apply_attack(
 # Networks: which client runs which, and what of it is trained.
 
 
-def resolve_adapter(given: Named, where: str) -> Named:
+def resolve_adapter(given: Named, where: str, reach: Permissions) -> Named:
     """Validate an adapter, with every option."""
     if given.name not in ADAPTERS:
         raise ConfigError(f"{where}: adapter.name: unknown adapter {suggest(given.name, ADAPTERS)}")
     form = signature_model(ADAPTERS[given.name], ())
     options = validate_options(form, given.options, where, ["adapter"], ("name",))
     try:
-        made = ADAPTERS[given.name](**with_defaults(options))
+        made = ADAPTERS[given.name](**with_defaults(options)).settings()
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from None
-    return Named(name=given.name, **made.settings())
+    if made["start"] is not None:
+        at = f"{where}: adapter.start"
+        made["start"], made["digest"] = _base_found(made["start"], made["digest"], at, reach)
+    return Named(name=given.name, **made)
 
 
 def resolve_network(network: ModelTable, where: str, reach: Permissions) -> ModelTable:
@@ -360,25 +363,27 @@ def _network_options(
     beside = ModelTable.model_fields if path == ["model"] else ("name", "label")
     found = with_defaults(validate_options(form, options, where, path, beside))
     if name in BASED and "weights" in found:
-        found |= _base_found(
-            found["weights"], found.get("digest"), f"{where}: {key_path(path)}", reach
-        )
+        at = f"{where}: {key_path([*path, 'weights'])}"
+        named = _base_found(found["weights"], found.get("digest"), at, reach)
+        found["weights"], found["digest"] = named
     return found
 
 
-def _base_found(named: str, digest: str | None, where: str, reach: Permissions) -> dict[str, str]:
-    """Find a base and note its digest; a path is taken from the experiment's own folder."""
+def _base_found(named: str, digest: str | None, where: str, reach: Permissions) -> tuple[str, str]:
+    """Find a base, and its digest; a path is taken from the experiment's own folder."""
     if named != EMBEDDED and not named.startswith(MARK):
         if reach.base is None:
             raise ConfigError(
-                f"{where}.weights is {named!r}, and no path from outside is opened; an experiment "
+                f"{where} is {named!r}, and no path from outside is opened; an experiment "
                 f"from outside names a base by its digest, '{MARK}...'"
             )
         named = str((reach.base / Path(named).expanduser()).resolve())
     try:
-        return {"weights": named, "digest": digest_of(find_base(named, digest))}
+        folder = find_base(named, digest)
+        remember(folder)
+        return named, digest_of(folder)
     except ModelError as error:
-        raise ConfigError(f"{where}.weights: {error}") from None
+        raise ConfigError(f"{where}: {error}") from None
 
 
 def model_factory(name: str, where: str, reach: Permissions) -> Callable[..., nn.Module]:

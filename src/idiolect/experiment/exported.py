@@ -24,10 +24,12 @@ from idiolect.experiment.stored_models import (
     find_model,
     make_model,
 )
+from idiolect.models.peft_files import save_peft
 from idiolect.results.document import plain, versions
 from idiolect.results.run_files import PublicForm
 
-FORMATS = ("safetensors", "pt2", "onnx")
+FORMATS = ("safetensors", "pt2", "onnx")  # also ends of a file's name
+PEFT = "peft"  # of a model with an adapter: files beside the others
 MODEL, ABOUT, PREPROCESSING, CARD = (
     "model.safetensors",
     "model.json",
@@ -45,15 +47,17 @@ def export_folder(
 ) -> Path:
     """Write a model for others: tensors, scaling and a card; as a program where that is asked."""
     for one in formats:
-        if one not in FORMATS:
-            raise ConfigError(f"--format is {one!r}; expected one of {', '.join(FORMATS)}")
+        if one not in (*FORMATS, PEFT):
+            raise ConfigError(f"--format is {one!r}; expected one of {', '.join((*FORMATS, PEFT))}")
     if out.is_file():
         raise ConfigError(f"{out} is a file; give --out a folder, or a name ending in .onnx")
     model = make_model(stored, trust)  # refused before anything is written
     out.mkdir(parents=True, exist_ok=True)
     export_file(stored, out / MODEL, trust)
     for kind in formats:
-        if kind != "safetensors":
+        if kind == PEFT:
+            save_peft(model.network, out)
+        elif kind != "safetensors":
             export_program(model, out / f"model.{kind}")
     about = _description(stored)
     for name, content in ((ABOUT, about), (PREPROCESSING, stored.form.to_json())):
@@ -382,6 +386,12 @@ def _card(stored: StoredModel, about: Mapping[str, Any], formats: Sequence[str])
     ]
     if "onnx" in formats:
         lines += ["", *_onnx_lines(form)]
+    if PEFT in formats:
+        lines += [
+            "",
+            "`adapter_config.json`, `adapter_model.safetensors`: "
+            '`peft.PeftModel.from_pretrained(base, ".")`, on the base that the first names.',
+        ]
     if "pt2" in formats:
         lines += [
             "",

@@ -204,7 +204,7 @@ def resolve(raw: Raw, where: str, reach: Permissions) -> Experiment:
         update={
             "data": _data(given.data, where, reach, "data"),
             "model": resolve_network(given.model, where, reach),
-            "adapter": given.adapter and resolve_adapter(given.adapter, where),
+            "adapter": given.adapter and resolve_adapter(given.adapter, where, reach),
             "training": {},
             "aggregate": None,
             "attack": given.attack and resolve_attack(given.attack, where),

@@ -8,7 +8,14 @@ from idiolect.errors import ConfigError
 from idiolect.experiment.load import Raw, parse_toml, resolve
 from idiolect.experiment.run import experiment_toml
 from idiolect.experiment.schema import Data, Experiment, Logging, Workers
-from idiolect.experiment.untrusted import CLOSED, MOST, OWN, Permissions, refuse_untrusted
+from idiolect.experiment.untrusted import (
+    CLOSED,
+    MOST,
+    OWN,
+    Permissions,
+    by_digest,
+    refuse_untrusted,
+)
 from idiolect.methods import METHODS
 
 NOWHERE = "embedded"  # stands where nothing is read
@@ -22,14 +29,9 @@ def export_experiment(experiment: Experiment) -> str:
     """
     backend = experiment.backend.model_copy(update={"ray": Workers()})
     exported = experiment.model_copy(
-        update={
-            "data": _pathless(experiment.data),
-            "model": _by_digest(experiment.model),
-            "backend": backend,
-            "logging": Logging(),
-        }
+        update={"data": _pathless(experiment.data), "backend": backend, "logging": Logging()}
     )
-    text = experiment_toml(exported)
+    text = experiment_toml(exported, by_digest)
     packages = experiment.deploy.packages
     try:
         parse_untrusted(text, Permissions(packages=packages))
@@ -54,21 +56,6 @@ def _pathless(data: Data) -> Data:
         public = data.public.model_copy(update={"source": OWN, "options": {}})
         data = data.model_copy(update={"public": public})
     return data
-
-
-def _by_digest(model: Any) -> Any:
-    """Name bases by their digest alone: who reads the experiment has to have them."""
-    found = {name: getattr(model, name) for name in type(model).model_fields}
-    if found.get("auxiliary"):
-        found["auxiliary"] = _by_digest(found["auxiliary"])
-    if found.get("architectures"):
-        found["architectures"] = tuple(map(_by_digest, found["architectures"]))
-    if found.get("assign"):
-        found["assign"] = {name: _by_digest(one) for name, one in found["assign"].items()}
-    options = model.options
-    if "digest" in options:
-        options = {**options, "weights": options["digest"]}
-    return type(model)(**found, **options)
 
 
 def source_of(text: str) -> str:

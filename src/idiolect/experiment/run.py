@@ -4,7 +4,7 @@ import shlex
 import shutil
 import sys
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from idiolect.experiment.load import dump_toml, load_experiment
 from idiolect.experiment.run_state import PERSONAL, first_difference
 from idiolect.experiment.schema import Experiment
 from idiolect.experiment.train import finished, planned_work, train
+from idiolect.experiment.untrusted import by_digest
 from idiolect.results import document, run_files
 from idiolect.results.document import Document
 from idiolect.results.run_files import folder_name
@@ -129,9 +130,10 @@ def run_experiment(
     return content, folder
 
 
-def experiment_toml(experiment: Experiment) -> str:
-    """Write an experiment as TOML; reading it again gives the same one."""
-    return dump_toml(experiment.model_dump(exclude={"training", "aggregate"}, exclude_none=True))
+def experiment_toml(experiment: Experiment, change: Callable[[Any], Any] = lambda raw: raw) -> str:
+    """Write an experiment as TOML; reading it again gives the same one, but for a `change`."""
+    raw = experiment.model_dump(exclude={"training", "aggregate"}, exclude_none=True)
+    return dump_toml(change(raw))
 
 
 def _refuse_another(path: Path, experiment: Experiment) -> None:
@@ -153,7 +155,8 @@ def _refuse_another(path: Path, experiment: Experiment) -> None:
 
 def _essence(raw: dict[str, Any]) -> dict[str, Any]:
     """Leave out what may change between a run and its continuation."""
-    kept: dict[str, Any] = {key: raw[key] for key in ("seeds", "cohort", "model") if key in raw}
+    kept: dict[str, Any] = {key: raw[key] for key in ("seeds", "cohort") if key in raw}
+    kept |= {key: by_digest(raw[key]) for key in ("model", "adapter") if key in raw}
     kept["draw"] = raw.get("draw", "fixed")
     kept["bystanders"] = raw.get("bystanders", "rest")
     kept["attack"] = raw.get("attack")

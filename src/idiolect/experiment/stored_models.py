@@ -33,6 +33,7 @@ from idiolect.experiment.schema import Data, Experiment, MethodTable, ModelTable
 from idiolect.experiment.untrusted import (
     CLOSED,
     Permissions,
+    by_digest,
     refuse_code,
     refuse_untrusted,
     trust_named_code,
@@ -311,7 +312,7 @@ def read_experiment(folder: Path, trust_code: bool, device: str | None = None) -
     if not path.is_file():
         raise DataError(f"{folder} holds no {EXPERIMENT}; give the folder of a finished run")
     raw = read_toml(path)
-    raw = {key: value for key, value in raw.items() if key not in _UNUSED}
+    raw = {key: by_digest(value) for key, value in raw.items() if key not in _UNUSED}
     if isinstance(raw.get("backend"), dict):
         # The cluster of whoever ran it; RAY_ADDRESS names one's own.
         raw["backend"].pop("ray", None)

@@ -273,6 +273,19 @@ def _inside(path: str, folders: Collection[Path]) -> bool:
     return any(Path(path).resolve().is_relative_to(folder) for folder in folders)
 
 
+def by_digest(raw: Any) -> Any:
+    """Name bases by their digest alone, in every table that has one: a path is one machine's."""
+    if isinstance(raw, list | tuple):
+        return [by_digest(one) for one in raw]
+    if not isinstance(raw, Mapping):
+        return raw
+    found = {key: by_digest(value) for key, value in raw.items()}
+    known = isinstance(raw.get("digest"), str) and _BASE.fullmatch(raw["digest"])
+    return found | (
+        {key: raw["digest"] for key in ("weights", "start") if key in raw} if known else {}
+    )
+
+
 # What an experiment from outside may hold.
 
 Rule = Callable[[Any, str], None]
@@ -343,6 +356,8 @@ def _experiment(packages: Collection[str]) -> Rule:
         adapter=_table(
             name=_one_of(ADAPTERS, "adapter"),
             targets=_listed(_text),
+            start=_base,
+            digest=_base,
             **dict.fromkeys(("rank", "alpha", "count", "layers", "head"), _number),
         ),
         training=_options(),

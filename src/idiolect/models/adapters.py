@@ -15,6 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from idiolect.core.batchnorm import BatchNorm
 from idiolect.errors import ConfigError, ModelError, suggest
 from idiolect.kernels.low_rank import low_rank_linear
+from idiolect.models.bases import find_base
 
 Patterns = tuple[str, ...]
 
@@ -34,6 +35,8 @@ class Adapter:
     kind: ClassVar[str] = ""
 
     head: bool | None = None  # train the last layer too; absent: where the network made it anew
+    start: str | None = None  # the folder of an adapter as PEFT writes it, to begin with
+    digest: str | None = None  # of that folder; see `bases`
 
     def attach(self, model: nn.Module) -> None:
         """Make the adapter a part of a network, all of whose own parameters are frozen."""
@@ -218,6 +221,11 @@ def adapt_network(base: nn.Module, adapter: Adapter) -> nn.Module:
     for held in model.parameters():
         if held.requires_grad:  # trained: no tensor of the base any more
             held.data = held.data.clone()
+    model.adapter = adapter  # type: ignore[assignment]
+    if adapter.start is not None:
+        from idiolect.models.peft_files import load_peft
+
+        load_peft(model, find_base(adapter.start, adapter.digest))
     return model
 
 

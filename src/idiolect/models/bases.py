@@ -22,6 +22,7 @@ EMBEDDED = "embedded"  # the small decoder that comes with idiolect
 BASES = "IDIOLECT_BASES"  # of the environment: folders in which bases are looked for by digest
 MARK = "sha256:"
 _CONFIG, _TENSORS = "config.json", "*.safetensors"
+_ADAPTER = "adapter_config.json"  # in its place where a folder holds an adapter
 _BLOCK = 1 << 24
 
 
@@ -33,7 +34,7 @@ def find_base(named: str, digest: str | None = None) -> Path:
         return _by_digest(named)
     else:
         folder = Path(named).expanduser()
-        if not (folder / _CONFIG).is_file():
+        if not _described(folder):
             if digest is not None:  # moved since
                 return _by_digest(digest)
             raise ModelError(
@@ -61,16 +62,41 @@ def _by_digest(digest: str) -> Path:
 def _known() -> Iterator[Path]:
     """Yield the bases of this machine: the embedded one, and those that its operator names."""
     yield find_base(EMBEDDED)
-    for named in filter(None, os.environ.get(BASES, "").split(os.pathsep)):
+    named_here = os.environ.get(BASES, "").split(os.pathsep)
+    seen = _seen().read_text(encoding="utf-8").splitlines() if _seen().is_file() else []
+    for named in filter(None, [*named_here, *seen]):
         home = Path(named).expanduser()
         for folder in (home, *(sorted(home.iterdir()) if home.is_dir() else ())):
-            if (folder / _CONFIG).is_file():
+            if _described(folder):
                 yield folder
 
 
+def _seen() -> Path:
+    """Return the file that lists the bases this user has named by their path."""
+    home = os.environ.get("IDIOLECT_CACHE") or Path.home() / ".cache" / "idiolect"
+    return Path(home).expanduser() / "bases.txt"
+
+
+def remember(folder: Path) -> None:
+    """Note where a base is, so that it is found again by its digest."""
+    line, file = f"{folder.resolve()}\n", _seen()
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        if line not in (file.read_text(encoding="utf-8") if file.is_file() else ""):
+            with file.open("a", encoding="utf-8") as out:
+                out.write(line)
+    except OSError:
+        pass  # then it is found by IDIOLECT_BASES alone
+
+
+def _described(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in (_CONFIG, _ADAPTER))
+
+
 def digest_of(folder: Path) -> str:
-    """Return `sha256:...` of a base's configuration and tensors."""
-    files = [folder / _CONFIG, *sorted(folder.glob(_TENSORS))]
+    """Return `sha256:...` of the configuration and the tensors of a base, or of an adapter."""
+    configs = [folder / name for name in (_CONFIG, _ADAPTER) if (folder / name).is_file()]
+    files = [*configs, *sorted(folder.glob(_TENSORS))]
     return _digest(tuple((str(file), file.stat().st_mtime_ns) for file in files))
 
 

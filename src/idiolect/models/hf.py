@@ -30,9 +30,12 @@ class HuggingFace(nn.Module):
     new_layers: tuple[str, ...] = ()
     prompts: nn.Parameter | None
 
-    def __init__(self, network: Any, folder: Path, input_name: str, new: Sequence[str]) -> None:
+    def __init__(
+        self, network: Any, folder: Path, input_name: str, next_token: bool, new: Sequence[str]
+    ) -> None:
         super().__init__()
         self.network, self.folder, self.input_name = network, folder, input_name
+        self.next_token = next_token
         self.new_layers = tuple(new)
         self.register_parameter("prompts", None)
 
@@ -61,8 +64,11 @@ class HuggingFace(nn.Module):
 
     def prompts_like(self) -> tuple[int, float]:
         """Return the width of prompts, and the deviation of embedded tokens."""
-        if self.input_name != "input_ids":
-            raise ModelError("prompts go before tokens, and this network reads images; use lora")
+        if not self.next_token:
+            raise ModelError(
+                "prompts in a network of transformers are for the next token alone: of classes it "
+                "would take padding for the end of a text; use lora, or the network 'decoder'"
+            )
         table = self.network.get_input_embeddings().weight.detach()
         return int(table.shape[1]), float(table.std())
 
@@ -90,7 +96,8 @@ def hf_network(
             f"the network of {str(home)!r} knows {network.config.vocab_size} tokens, and the data "
             f"has {classes}; code the data by its tokeniser: data.options.tokeniser = the folder"
         )
-    return HuggingFace(network, home, "input_ids" if words else "pixel_values", new)
+    reads = "input_ids" if words else "pixel_values"
+    return HuggingFace(network, home, reads, kind == "CausalLM", new)
 
 
 def _made(transformers: Any, home: Path, kind: str, classes: int) -> tuple[Any, list[str]]:

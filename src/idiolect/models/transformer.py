@@ -245,14 +245,14 @@ class _Transformer(nn.Module):
         **more: int,
     ) -> Size:
         """Find the base, if any, and the sizes."""
-        self._folder = None if weights is None else find_base(weights, digest)
-        base = {} if self._folder is None else read_config(self._folder)
+        self.folder = None if weights is None else find_base(weights, digest)
+        base = {} if self.folder is None else read_config(self.folder)
         asked = {name: value for name, value in given.items() if value is not None}
         if base and asked:
             raise ModelError(f"the base decides `{next(iter(asked))}`; leave it out")
         if base and base.get("model_type") != self.kind:
             raise ModelError(
-                f"base {str(self._folder)!r} is a {base.get('model_type')!r} network, expected "
+                f"base {str(self.folder)!r} is a {base.get('model_type')!r} network, expected "
                 f"{self.kind!r}; read it by transformers: model.name = 'hf:PATH'"
             )
         self.vocabulary = int(base.get("vocab_size", 0))
@@ -265,9 +265,9 @@ class _Transformer(nn.Module):
         for layer in self.modules():
             if isinstance(layer, nn.Linear | nn.Embedding):
                 nn.init.normal_(layer.weight, std=_DEVIATION)
-        if self._folder is not None:
+        if self.folder is not None:
             self.new_layers = tuple(new)
-            load_base(self, self._folder, self.new_layers)
+            load_base(self, self.folder, self.new_layers)
 
     def prompts_like(self) -> tuple[int, float]:
         """Return the width of prompts, and the deviation of embedded places."""

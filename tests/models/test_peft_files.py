@@ -1,0 +1,105 @@
+"""An adapter's files are PEFT's: it loads ours with equal logits, and we begin with its own."""
+
+import json
+
+import pytest
+import torch
+
+import idiolect
+from idiolect.errors import ModelError
+from idiolect.models import MODELS
+from idiolect.models.adapters import adapt_network
+from idiolect.models.bases import find_base
+from idiolect.models.peft_files import load_peft, save_peft
+
+peft = pytest.importorskip("peft")
+transformers = pytest.importorskip("transformers")
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")  # of transformers, in PEFT
+
+WORDS = tuple(map(str, range(1024)))  # as many as the embedded base knows
+TEXT = torch.tensor([[5, 9, 300, 7, 8, 1000], [6, 7, 8, 0, 0, 0]])
+AUTO = {3: transformers.AutoModelForSequenceClassification, 1024: transformers.AutoModelForCausalLM}
+
+
+def moved(model):
+    """Move what is trained away from where it begins."""
+    torch.manual_seed(3)
+    with torch.no_grad():
+        for leaf in model.parameters():
+            if leaf.requires_grad:
+                leaf.add_(0.1 * torch.randn_like(leaf))
+    return model.eval()
+
+
+def gpt2(folder):
+    """Write a small GPT-2, whose query, key and value are one `Conv1D`."""
+    config = transformers.GPT2Config(
+        vocab_size=1024, n_embd=16, n_layer=2, n_head=2, n_positions=16,
+        bos_token_id=1, eos_token_id=2, pad_token_id=0,
+    )  # fmt: skip
+    transformers.GPT2LMHeadModel(config).save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.mark.parametrize("classes", [1024, 3], ids=["next token", "classes"])
+@pytest.mark.parametrize(
+    ("name", "adapter"),
+    [
+        ("decoder", idiolect.LoRA(rank=2, alpha=3)),
+        ("decoder", idiolect.IA3(targets=("k_proj", "down_proj"))),
+        ("decoder", idiolect.Prompts(count=3)),
+        ("hf", idiolect.LoRA(rank=2, targets=("c_attn", "c_fc"))),
+    ],
+    ids=["lora", "ia3", "prompts", "gpt2"],
+)
+def test_peft_loads_what_we_save_with_equal_logits(name, adapter, classes, tmp_path):
+    weights = "embedded" if name == "decoder" else gpt2(tmp_path / "base")
+    base = MODELS[name]((6,), classes, WORDS, weights=weights)
+    model = moved(adapt_network(base, adapter))
+    save_peft(model, tmp_path / "adapter")
+    assert {p.name for p in (tmp_path / "adapter").iterdir()} == {
+        "adapter_config.json",
+        "adapter_model.safetensors",
+    }
+    folder = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
+    assert folder["base_model_name_or_path"] == str(find_base(weights))
+    bare = AUTO[classes].from_pretrained(
+        find_base(weights), dtype=torch.float32, **({"num_labels": 3} if classes == 3 else {})
+    )
+    other = peft.PeftModel.from_pretrained(bare, tmp_path / "adapter").eval()
+    with torch.no_grad():
+        ours = model(TEXT)
+        theirs = other(input_ids=TEXT, attention_mask=(TEXT != 0).long()).logits
+    if classes == 1024:
+        theirs = theirs[:, -6:]
+        ours, theirs = ours[TEXT != 0], theirs[TEXT != 0]
+    assert torch.allclose(ours, theirs, atol=1e-4)
+    assert not torch.allclose(
+        ours, base.eval()(TEXT)[TEXT != 0 if classes == 1024 else ...], atol=1e-3
+    )
+
+
+def test_we_begin_with_what_peft_saved(tmp_path):
+    bare = AUTO[1024].from_pretrained(find_base("embedded"), dtype=torch.float32)
+    config = peft.LoraConfig(r=4, lora_alpha=8, target_modules=["v_proj"], task_type="CAUSAL_LM")
+    other = moved(peft.get_peft_model(bare, config))
+    other.save_pretrained(tmp_path)
+    base = MODELS["decoder"]((6,), 1024, WORDS, weights="embedded")
+    start = {"targets": ("v_proj",), "start": str(tmp_path)}
+    model = adapt_network(base, idiolect.LoRA(rank=4, alpha=8, **start)).eval()
+    with torch.no_grad():
+        assert torch.allclose(model(TEXT), other(input_ids=TEXT).logits, atol=1e-4)
+    with pytest.raises(ModelError, match=r"has r = 4, and \[adapter\] says 2"):
+        adapt_network(base, idiolect.LoRA(rank=2, alpha=8, **start))
+    with pytest.raises(ModelError, match="choose the targets that it has"):
+        adapt_network(base, idiolect.LoRA(rank=4, alpha=8, start=str(tmp_path)))
+
+
+def test_what_peft_has_no_files_for_is_said(tmp_path):
+    base = MODELS["decoder"]((6,), 1024, WORDS, weights="embedded")
+    with pytest.raises(ModelError, match="it knows lora, ia3 and prompts"):
+        save_peft(adapt_network(base, idiolect.Last(targets=("norm",))), tmp_path / "a")
+    with pytest.raises(ModelError, match="the network has no adapter"):
+        save_peft(base, tmp_path / "a")
+    with pytest.raises(ModelError, match="cannot be read"):
+        load_peft(adapt_network(base, idiolect.LoRA()), tmp_path)
