@@ -70,13 +70,14 @@ def test_peft_loads_what_we_save_with_equal_logits(name, adapter, classes, tmp_p
     with torch.no_grad():
         ours = model(TEXT)
         theirs = other(input_ids=TEXT, attention_mask=(TEXT != 0).long()).logits
+        bare = base.eval()(TEXT)
     if classes == 1024:
         theirs = theirs[:, -6:]
-        ours, theirs = ours[TEXT != 0], theirs[TEXT != 0]
+        ours, theirs, bare = (logits[TEXT != 0] for logits in (ours, theirs, bare))
+    elif isinstance(adapter, idiolect.Prompts):  # with them transformers sees no padding
+        ours, theirs, bare = ours[:1], theirs[:1], bare[:1]
     assert torch.allclose(ours, theirs, atol=1e-4)
-    assert not torch.allclose(
-        ours, base.eval()(TEXT)[TEXT != 0 if classes == 1024 else ...], atol=1e-3
-    )
+    assert not torch.allclose(ours, bare, atol=1e-3)
 
 
 def test_we_begin_with_what_peft_saved(tmp_path):
