@@ -31,8 +31,10 @@ PAGE = ROOT / "docs" / "reproduction" / "field.md"
 
 # From cheap to dear; methods that train one global model need the most rounds.
 GLOBAL = ("FedAvg", "FedProx")
-CHEAP = ("FedPer", "FedRep", "FedProto", "FedRoD", "FedBABU", "FedALA", "FedAMP")
+CHEAP = ("Local", "FedPer", "FedRep", "FedProto", "FedRoD", "FedBABU", "FedALA", "FedAMP")
 DEAR = ("Per-FedAvg", "FedDBE", "FedCP", "GPFL", "Ditto", "APFL", "pFedMe")
+TOGETHER = {"FedAvg": ("FedAvg", "FedAvg + FT")}  # trained once
+TUNED_ONCE = ("FedAvg", "FedBABU")  # fine-tuned after the last round only, as in PFLlib
 PFLLIB = {
     "pfllib-fmnist-pat": ("field/pfllib-fmnist.toml", []),
     "pfllib-fmnist-dir": ("field/pfllib-fmnist.toml", ["data.partition.kind=dir"]),
@@ -77,7 +79,8 @@ def plan(cifar: bool) -> list[Line]:
         *fmnist((*CHEAP, *DEAR), 100),
     ]
     if cifar:
-        table = [m.label_or_name for m in loaded("fedala-cifar10", []).methods]
+        known = [m.label_or_name for m in loaded("fedala-cifar10", []).methods]
+        table = [label for label in known if label != "FedAvg + FT"]
         lines += [Line("fedala-cifar10", label, rounds) for rounds in (30, 100) for label in table]
     for rounds in (300, 1000, 2000):
         lines += fmnist(everyone, rounds)
@@ -130,10 +133,12 @@ def takes(line: Line, lines: list[Line], args: argparse.Namespace) -> bool:
 
 def run_line(line: Line, args: argparse.Namespace) -> None:
     begun = time.time()
-    experiment = loaded(line.run, [f"rounds={line.rounds}", *args.set])
+    scored = ["evaluate.personal=auto"] if line.label in TUNED_ONCE else []
+    experiment = loaded(line.run, [f"rounds={line.rounds}", *scored, *args.set])
+    labels = TOGETHER.get(line.label, (line.label,))
     folder = args.runs / line.name
     content, _ = run_experiment(
-        experiment, folder, resume=(folder / "experiment.toml").exists(), only=[line.label]
+        experiment, folder, resume=(folder / "experiment.toml").exists(), only=labels
     )
     own = content["methods"][line.label]
     kept = {
@@ -141,7 +146,7 @@ def run_line(line: Line, args: argparse.Namespace) -> None:
         "federation": content["data"]["federations"][0],
         "seeds": content["seeds"],
         "versions": content["versions"],
-        "methods": {line.label: summary(own)},
+        "methods": {label: summary(content["methods"][label]) for label in labels},
     }
     (args.out / f"tables-{line.name}.json").write_text(json.dumps(kept) + "\n")
     pace = own["speed"]["seconds"] / own["rounds"]
