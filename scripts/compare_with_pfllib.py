@@ -1,4 +1,6 @@
-"""PFLlib's own code beside ours, on equal batches: python scripts/compare_with_pfllib.py CHECKOUT
+"""PFLlib's own code beside ours, on equal batches.
+
+    python scripts/compare_with_pfllib.py CHECKOUT
 
 Four clients of twenty embedded digits, one full batch each, two epochs, three rounds, the same
 initial network: nothing is left to chance, so the personal models must give the same outputs up to
@@ -135,13 +137,13 @@ def cases() -> None:
     server = theirs("serverditto", "Ditto", mu=0.5)
     own = ours("ditto", pull=0.5, uniform=False)
     compare("Ditto", lambda c: outputs(server.clients[c].model_per, c), own)
-    for name, module, kind, more in (
-        ("FedPer", "serverper", "FedPer", {}),
-        ("FedRep", "serverrep", "FedRep", {"head_epochs": EPOCHS}),
-    ):
-        server = theirs(module, kind, split=True)
-        server.send_models()
-        compare(name, lambda c: outputs(server.clients[c].model, c), ours(name.lower(), **more))
+    server = theirs("serverper", "FedPer", split=True)
+    server.send_models()
+    compare("FedPer", lambda c: outputs(server.clients[c].model, c), ours("fedper"))
+    server = theirs("serverrep", "FedRep", split=True)
+    server.send_models()
+    own = ours("fedrep", head_epochs=EPOCHS)
+    compare("FedRep", lambda c: outputs(server.clients[c].model, c), own)
     server = theirs("serverrod", "FedROD", split=True)
     server.send_models()
 
@@ -179,8 +181,9 @@ def cases() -> None:
 
     def scored(client: int) -> Tensor:
         mine = copy.deepcopy(START)
-        for leaf, own in zip(mine.parameters(), server.clients[client].personalized_params):
-            leaf.data = own.data.clone()
+        held = server.clients[client].personalized_params
+        for leaf, given in zip(mine.parameters(), held, strict=True):
+            leaf.data = given.data.clone()
         return outputs(mine, client)
 
     own = ours("pfedme", pull=15.0, inner_lr=0.05, weight_decay=0.001)

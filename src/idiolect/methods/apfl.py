@@ -1,8 +1,9 @@
 """APFL: a learned mixture of a personal and the global model.
 
 Deng, Kamani, Mahdavi, "Adaptive Personalized Federated Learning", 2020, Algorithm 1. The mixture is
-αv + (1 − α)w with w the client's own copy of the global model; v keeps its own parameters (a public
-port overwrites v by the mixture).
+αv + (1 − α)w with w the client's own copy of the global model; v keeps its own parameters. PFLlib
+(d832e76) instead trains v on its own loss, outside the mixture, takes for ∇f(v̄) the mixture of the
+gradients at v and w, and overwrites v by the mixture at the end of each round.
 """
 
 from dataclasses import dataclass

@@ -4,8 +4,8 @@ Oh, Kim, Yun, "FedBABU: Towards Enhanced Representation for Federated Image Clas
 2022, Algorithm 1. The head stays as it was drawn, the same for everyone; clients train the body and
 the server averages it by examples. Personal models are fine-tuned after the rounds, by default
 whole, as the paper's are. A newcomer does the same. PFLlib (d832e76) fine-tunes once after the last
-round, but prints as "best accuracy" the best of the rounds before, which is that of the global
-model.
+round, from what the client itself trained in it rather than from the average, and prints as "best
+accuracy" the best of the rounds before, which is that of the global model.
 
 Written from notes and released code: the paper's text was not at hand to check equation numbers.
 """

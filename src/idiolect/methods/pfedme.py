@@ -2,8 +2,9 @@
 
 Dinh, Tran, Nguyen, "Personalized Federated Learning with Moreau Envelopes", NeurIPS 2020,
 Algorithm 1. The personal model scored is θ. (The authors' code scores w by an aliasing slip, see
-CharlieDinh/pFedMe issues 3 and 5.) The server averages clients alike, as Algorithm 1 prints it;
-their code weighs them by their examples (`uniform = false`).
+CharlieDinh/pFedMe issues 3 and 5; in PFLlib, d832e76, what is scored has become the received w.)
+The server averages clients alike, as Algorithm 1 prints it; their code weighs them by their
+examples (`uniform = false`).
 
 The preset `pfllib` leaves `server_lr` as it is here; PFLlib's default β = 0 freezes the
 global model.
