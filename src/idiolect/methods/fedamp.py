@@ -14,7 +14,7 @@ on. σ = 0 takes the median squared distance of two models, for with a fixed one
 exponential of a deep network's distance is zero or one. Models that have not been reported yet take
 no part. Distances and cosines are over parameters; running statistics are mixed along with them.
 PFLlib (d832e76) takes ‖w − u‖, without the square, of `p.data`, through which no gradient flows:
-its clients train alone, and its FedAMP equals our Local to rounding (scripts/compare_with_pfllib.py).
+its clients train alone, and its FedAMP equals our Local to rounding: compare_with_pfllib.py.
 
 HeurFedAMP's factor of the cosines is a hyper-parameter of the paper; its default is ours. Networks
 that began alike have cosines near one, which a fixed factor such as 5 leaves nearly equal;
