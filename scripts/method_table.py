@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from idiolect.core.method import Method
+from idiolect.experiment.repro.index import Figure
+from idiolect.experiment.repro.stored import written
 from idiolect.methods import METHODS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -101,8 +103,8 @@ def _measured(name: str) -> list[str]:
     return [told, "", *head, *rows]
 
 
-def _cell(pair: list[float] | None) -> str:
-    return "–" if pair is None else f"{pair[0]:.1f} ± {pair[1]:.1f}"
+def _cell(seeds: list[float] | None) -> str:
+    return "–" if seeds is None else written(Figure(tuple(seeds)))
 
 
 def _own(spec: "dataclasses.Field[object]") -> bool:

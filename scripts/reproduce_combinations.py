@@ -13,10 +13,10 @@ from statistics import mean
 from typing import Any
 
 from paper_combinations import APPROACHES, LOCAL, TABLE_3, TABLE_4
-from reproduction import deviation, fill, keep, run, table
+from reproduction import RESULTS, deviation, fill, keep, run, table
 
 HERE = Path(__file__).resolve().parent.parent / "docs" / "reproduction"
-FIGURES = HERE / "figures" / "combinations.json"
+FIGURES = RESULTS / "combinations.json"
 PAGE = HERE / "combinations.md"
 KINDS = ("FL", "RA-FL", "DP-FL", "DP-FL, epsilon 8")
 PAPER = {**TABLE_3, **TABLE_4}

@@ -1,7 +1,7 @@
 """The outside tables: run them within a time budget, keep figures, fill docs/reproduction/field.md.
 
     python scripts/reproduce_field.py run SECONDS OUT [--workers 4] [--set KEY=VALUE]
-    python scripts/reproduce_field.py keep OUT       # OUT/*.json -> docs/reproduction/figures
+    python scripts/reproduce_field.py keep OUT       # OUT/*.json -> results
     python scripts/reproduce_field.py page           # figures -> tables of the page
 
 `run` goes through all methods of a table in stages of more and more rounds, so that whenever it is
@@ -18,7 +18,7 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from reproduction import fill, table
+from reproduction import RESULTS, fill, table
 
 from idiolect.data.sources import load
 from idiolect.experiment.load import load_experiment
@@ -26,7 +26,7 @@ from idiolect.experiment.repro.index import BEST_TEST_ROUND, Cell, experiments_f
 from idiolect.experiment.run import run_experiment
 
 ROOT = Path(__file__).resolve().parent.parent
-FIGURES = ROOT / "docs" / "reproduction" / "figures"
+FIGURES = RESULTS
 PAGE = ROOT / "docs" / "reproduction" / "field.md"
 
 # From cheap to dear; methods that train one global model need the most rounds.
@@ -200,7 +200,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def keep(args: argparse.Namespace) -> None:
-    """Put the figures of a budgeted run, or of run folders, into docs/reproduction/figures."""
+    """Put the figures of a budgeted run, or of run folders, into results/."""
     found: dict[str, dict[str, Any]] = {}
     for path in sorted(args.out.glob("tables-*.json")):
         one = json.loads(path.read_text())

@@ -15,10 +15,10 @@ from statistics import mean
 from typing import Any
 
 from paper_ktpfl import ANCHOR, DATA, SWEEPS, TABLE_1, TABLE_2, TABLE_5, TITLES
-from reproduction import curves, deviation, fill, keep, run, table
+from reproduction import RESULTS, curves, deviation, fill, keep, run, table
 
 HERE = Path(__file__).resolve().parent.parent / "docs" / "reproduction"
-FIGURES = HERE / "figures" / "ktpfl.json"
+FIGURES = RESULTS / "ktpfl.json"
 PAGE = HERE / "ktpfl.md"
 SMALL = "small-"  # before the names of runs in small
 MIXED = [(data, kind) for data in DATA for kind in ("two", "all")]

@@ -3,7 +3,7 @@
     python scripts/reproduce_persfl.py collect RUN_DIR[=NAME]...  # keep what the tables need
     python scripts/reproduce_persfl.py write                # write the page from the kept figures
 
-Needs scipy (the `dev` or `stats` extra) for the paired test.
+p values are those of `idiolect compare`: seeds are the sample, corrected by Holm's rule over rows.
 """
 
 import json
@@ -12,11 +12,13 @@ from statistics import mean
 from typing import Any
 
 from paper_persfl import DISTIL, FEDAVG_ARM, GD, ROUNDS, TABLE, TEACHER_GRID
-from reproduction import deviation, fill, keep, run, table
-from scipy import stats
+from reproduction import RESULTS, deviation, fill, keep, run, table
+
+from idiolect.analysis.significance import holm
+from idiolect.results.statistics import student_p
 
 HERE = Path(__file__).resolve().parent.parent / "docs" / "reproduction"
-FIGURES = HERE / "figures" / "persfl.json"
+FIGURES = RESULTS / "persfl.json"
 PAGE = HERE / "persfl.md"
 SPLITS = [f"{data}-{split}" for data in ("cifar10", "mnist") for split in ("ds1", "ds2", "ds3")]
 COLUMNS = ("Local", "FedAvg", "FedAvg + FT", "FedPer", "PersFL", "pFedMe", "Per-FedAvg")
@@ -91,15 +93,24 @@ class Run:
         return f"{self.mean(label, model):.1f} ± {self.over_seeds(label, model):.1f}"
 
     def paired(self, label: str, other: str) -> tuple[float, float]:
-        """Mean difference over (seed, client) pairs and the p-value of Wilcoxon's test."""
+        """Mean difference, and the p of its seeds: each seed has users of its own."""
         left, right = (
-            [100 * value for row in self.methods[name]["accuracy"]["personal"] for value in row]
+            [100 * mean(row) for row in self.methods[name]["accuracy"]["personal"]]
             for name in (label, other)
         )
         gaps = [a - b for a, b in zip(left, right, strict=True)]
-        if not any(gaps):
-            return 0.0, 1.0
-        return mean(gaps), float(stats.wilcoxon(left, right).pvalue)
+        error = deviation(gaps) / len(gaps) ** 0.5
+        return mean(gaps), student_p(mean(gaps) / error, len(gaps) - 1) if error else 1.0
+
+    def picked(self, label: str) -> float | None:
+        """Mean accuracy if every user picked λ and T by its own test data; None without a grid."""
+        models = self.methods[label]["accuracy"]
+        grid = [rows for model, rows in models.items() if model.startswith("λ=")]
+        if not grid:
+            return None
+        seeds = zip(*grid, strict=True)  # for each seed a row of users of each model
+        best = [[max(user) for user in zip(*models, strict=True)] for models in seeds]
+        return 100 * mean(mean(users) for users in best)
 
 
 def write() -> None:
@@ -112,7 +123,8 @@ def write() -> None:
         "table-5": _choices(kept),
         "table-6": _objectives(kept),
         "table-7": _traffic(kept),
-        "imbalance": _imbalance(kept),
+        "augmented": _augmented(kept),
+        "picked": _picked(kept),
         "distillation": _distillation(kept),
         "fairness": _fairness(kept),
         "grid": _grid(kept),
@@ -128,7 +140,7 @@ def _title(split: str) -> str:
 
 def _accuracy(kept: dict[str, Run], data: str) -> list[str]:
     rows = []
-    for split in (name for name in SPLITS if name.startswith(data)):
+    for split in (name for name in SPLITS if name.startswith(data) and name in kept):
         run, paper = kept[split], TABLE[split]
         ours = [run.cell(label) for label in COLUMNS]
         rows.append([f"{_title(split)}, ours", *ours])
@@ -144,32 +156,65 @@ def _accuracy(kept: dict[str, Run], data: str) -> list[str]:
     return table(["%", *COLUMNS], rows)
 
 
+def _there(kept: dict[str, Run]) -> list[str]:
+    return [split for split in SPLITS if split in kept]
+
+
+def _corrected(pairs: list[tuple[float, float]]) -> list[str]:
+    """Write differences with p values corrected over all rows."""
+    corrected = holm([p for _, p in pairs])
+    return [f"{gap:+.2f} (p = {p:.2g})" for (gap, _), p in zip(pairs, corrected, strict=True)]
+
+
 def _teachers(kept: dict[str, Run]) -> list[str]:
-    rows = []
-    for split in SPLITS:
-        run = kept[split]
-        last, best = "PersFL, last teacher", "PersFL"
-        gap, p = run.paired(best, last)
-        rows.append(
-            [
-                _title(split),
-                run.cell(last),
-                run.cell(best),
-                f"{gap:+.2f} (p = {p:.2g})",
-                f"{FEDAVG_ARM[split]}",
-                f"{TABLE[split]['PersFL'][0]}",
-                f"{TABLE[split]['PersFL'][0] - FEDAVG_ARM[split]:+.1f}",
-            ]
-        )
+    last, best = "PersFL, last teacher", "PersFL"
+    gains = _corrected([kept[split].paired(best, last) for split in _there(kept)])
+    rows = [
+        [
+            _title(split),
+            kept[split].cell(last),
+            kept[split].cell(best),
+            gain,
+            f"{FEDAVG_ARM[split]}",
+            f"{TABLE[split]['PersFL'][0]}",
+            f"{TABLE[split]['PersFL'][0] - FEDAVG_ARM[split]:+.1f}",
+        ]
+        for split, gain in zip(_there(kept), gains, strict=True)
+    ]
     return table(
         ["", "last, ours", "best, ours", "gain, ours", "last, paper", "best, paper", "gain, paper"],
         rows,
     )
 
 
+def _picked(kept: dict[str, Run]) -> list[str]:
+    """Table 4 as it would be if λ and T were picked on test data, as the paper's appendix does."""
+    rows = []
+    for split in _there(kept):
+        last, best = (kept[split].picked(label) for label in ("PersFL, last teacher", "PersFL"))
+        cells = [f"{value:.1f}" if value is not None else "–" for value in (last, best)]
+        gain = f"{best - last:+.2f}" if last is not None and best is not None else "–"
+        paper = f"{TABLE[split]['PersFL'][0] - FEDAVG_ARM[split]:+.1f}"
+        rows.append([_title(split), *cells, gain, paper])
+    head = ["picked on **test** data", "last teacher", "best teacher", "gain", "gain, paper"]
+    return table(head, rows)
+
+
+def _augmented(kept: dict[str, Run]) -> list[str]:
+    rows = []
+    for split in ("cifar10-ds2", "mnist-ds2"):
+        for name, what in ((split, "as they are"), (f"{split}-augmented", "augmented once")):
+            if name in kept:
+                cells = [kept[name].cell(label) for label in COLUMNS]
+                rows.append([f"{_title(split)}, {what}", *cells])
+        paper = TABLE[split]
+        rows.append(["paper", *[f"{paper[c][0]}" if c in paper else "–" for c in COLUMNS]])
+    return table(["%", *COLUMNS], rows)
+
+
 def _choices(kept: dict[str, Run]) -> list[str]:
     rows = []
-    for split in SPLITS:
+    for split in _there(kept):
         facts = kept[split].methods["PersFL"]["facts"]
         means = {name: mean(v for row in facts[name] for v in row) for name in facts}
         share, temperature = DISTIL[split]
@@ -196,7 +241,7 @@ def _objectives(kept: dict[str, Run]) -> list[str]:
             f"{TABLE[split]['PersFL'][0]}",
             f"{GD[split]}",
         ]
-        for split in SPLITS
+        for split in _there(kept)
     ]
     return table(["", "PersFL, ours", "PersFL-GD, ours", "PersFL, paper", "GD, paper"], rows)
 
@@ -204,7 +249,7 @@ def _objectives(kept: dict[str, Run]) -> list[str]:
 def _traffic(kept: dict[str, Run]) -> list[str]:
     labels = [label for label in COLUMNS if label in ROUNDS]
     rows = []
-    for split in SPLITS:
+    for split in _there(kept):
         run = kept[split]
         cells = []
         for label in labels:
@@ -218,41 +263,20 @@ def _traffic(kept: dict[str, Run]) -> list[str]:
     return table(["rounds ours (paper), MB a run", *labels], rows)
 
 
-def _imbalance(kept: dict[str, Run]) -> list[str]:
-    rows = []
-    labels = ("Local", "FedAvg", "FedPer", "PersFL")
-    for data in ("cifar10", "mnist"):
-        names = [name for name in kept if name.startswith(f"{data}-ds1")]
-        for name in sorted(names, key=lambda n: -_imbalance_of(n)):
-            run = kept[name]
-            cells = [run.cell(label) for label in labels]
-            head = f"{_title(f'{data}-ds1')}, {_imbalance_of(name):g}"
-            rows.append([f"{head} ({len(run.seeds)} seeds)", *cells])
-        paper = TABLE[f"{data}-ds1"]
-        cells = [f"{paper[label][0]}" if label in paper else "–" for label in labels]
-        rows.append(["paper", *cells])
-    return table(["data, imbalance", *labels], rows)
-
-
-def _imbalance_of(name: str) -> float:
-    _, _, value = name.partition("-i")
-    return float(value) if value else {"cifar10-ds1": 0.35, "mnist-ds1": 0.6}[name]
-
-
 def _distillation(kept: dict[str, Run]) -> list[str]:
-    rows = []
-    for split in SPLITS:
-        run = kept[split]
-        gap, p = run.paired("PersFL", "PersFL, fine-tuning only")
-        tuned = run.cell("PersFL, fine-tuning only")
-        rows.append([_title(split), tuned, run.cell("PersFL"), f"{gap:+.2f}", f"{p:.2g}"])
-    return table(["", "fine-tuning (λ = 0)", "λ and T searched", "gain", "p (Wilcoxon)"], rows)
+    tuned = "PersFL, fine-tuning only"
+    gains = _corrected([kept[split].paired("PersFL", tuned) for split in _there(kept)])
+    rows = [
+        [_title(split), kept[split].cell(tuned), kept[split].cell("PersFL"), gain]
+        for split, gain in zip(_there(kept), gains, strict=True)
+    ]
+    return table(["", "fine-tuning (λ = 0)", "λ and T searched", "gain"], rows)
 
 
 def _fairness(kept: dict[str, Run]) -> list[str]:
     labels = ("FedAvg", "FedPer", "PersFL", "pFedMe", "Per-FedAvg")
     rows = []
-    for split in SPLITS:
+    for split in _there(kept):
         run = kept[split]
         spread = {label: run.over_clients(label) for label in labels if run.has(label)}
         fairest = min(spread, key=lambda label: spread[label])
@@ -264,7 +288,7 @@ def _fairness(kept: dict[str, Run]) -> list[str]:
 
 def _grid(kept: dict[str, Run]) -> list[str]:
     rows = []
-    for split in SPLITS:
+    for split in _there(kept):
         run = kept[split]
         cells = []
         for share, temperature in TEACHER_GRID:

@@ -12,10 +12,10 @@ from statistics import mean
 from typing import Any
 
 from paper_pfml import ACCURACY, SENSITIVITY
-from reproduction import curves, deviation, fill, keep, run, table
+from reproduction import RESULTS, curves, deviation, fill, keep, run, table
 
 HERE = Path(__file__).resolve().parent.parent / "docs" / "reproduction"
-FIGURES = HERE / "figures" / "pfml.json"
+FIGURES = RESULTS / "pfml.json"
 PAGE = HERE / "pfml.md"
 ROWS = (
     ("FedAvg", "FedAvg", "global"),

@@ -4,7 +4,7 @@ python scripts/reproduce_portfolio.py collect RUN_DIR...  # keep what the tables
 python scripts/reproduce_portfolio.py write               # write the page from them
 
 A run is known by its experiment's name. Single methods are the run's own candidates, and those of
-docs/reproduction/figures that had the same split, no more rounds and some of the same seeds. The
+results/ that had the same split, no more rounds and some of the same seeds. The
 oracle picks each client's best candidate on test data: it chooses nothing, it measures regret.
 """
 
@@ -13,12 +13,12 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from reproduction import deviation, fill, keep, run, table
+from reproduction import RESULTS, deviation, fill, keep, run, table
 
 from idiolect.methods import Portfolio
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
-OTHERS = DOCS / "reproduction" / "figures"
+OTHERS = RESULTS
 FIGURES = OTHERS / "portfolio.json"
 PAGE = DOCS / "portfolio.md"
 TIMES = DOCS.parent / "benchmarks" / "results" / "portfolio.json"
@@ -140,7 +140,7 @@ def _elsewhere(name: str, rounds: int, federation: str) -> dict[str, Means]:
     """Read single methods of the same split and no more rounds from other pages' figures."""
     page, where = "combinations", f"combinations-{name}"
     if name.startswith(("mnist", "cifar10")):
-        page, where = "persfl", name
+        page, where = "persfl", name.replace("-ds1", "-ds1-classes")  # before it was shards
     elif name.startswith("pfml"):
         page, where = "pfml", name
     elif name.startswith("ktpfl"):

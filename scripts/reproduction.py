@@ -7,6 +7,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+RESULTS = Path(__file__).resolve().parent.parent / "results"
+"""What is kept of the runs: scores of every seed, settings, versions; a file for each paper."""
+
 
 def keep(
     figures: Path, folders: list[str], method: Callable[[dict[str, Any]], dict[str, Any]]

@@ -1,67 +1,49 @@
 """Write the reproduction index from its source: `make docs`.
 
-Figures of docs/reproduction/figures go into the package (src/idiolect/repro/measured.json), and
-docs/reproduction/README.md is made of src/idiolect/repro/papers and of them.
+Figures of results/ go into the package (src/idiolect/experiment/repro/measured.json), and
+docs/reproduction/README.md is made of its papers/ and of them. `idiolect repro check` compares.
 """
 
 import json
+import re
 import tomllib
 from pathlib import Path
-from statistics import mean
-from typing import Any
 
 from idiolect.experiment.repro.index import (
     RULES,
-    Figure,
     Item,
     Measured,
     Paper,
-    figure_of,
     items,
     papers,
-    shipped_figures,
 )
+from idiolect.experiment.repro.stored import rounded, stored_figures, written
 
 ROOT = Path(__file__).resolve().parent.parent
-FIGURES = ROOT / "docs" / "reproduction" / "figures"
+RESULTS = ROOT / "results"
 KEPT = ROOT / "src" / "idiolect" / "experiment" / "repro" / "measured.json"
 PAGE = ROOT / "docs" / "reproduction" / "README.md"
 
 
 def measured() -> str:
-    """Return measured.json: means over seeds of every run that the pages were made of."""
+    """Return measured.json: figures of every seed of every run that the pages were made of."""
     names = _method_names()
-    found: dict[str, Any] = {}
-    for key, paper in papers().items():
-        path = FIGURES / f"{key}.json"
-        for run, content in json.loads(path.read_text()).items() if path.exists() else ():
-            name = run if run.startswith(f"{key}-") else f"{key}-{run}"
-            found[name] = {
-                label: {
-                    "method": names.get(name, {}).get(label, ""),
-                    "seeds": len(content["seeds"]),
-                    "models": {
-                        model: [round(value, 3) for value in pair]
-                        for model, pair in _models(own, paper.figure).items()
-                    },
-                }
-                for label, own in content["methods"].items()
+    found = {
+        run: {
+            label: {
+                "method": names.get(run, {}).get(label, ""),
+                "models": {model: list(one.seeds) for model, one in own.items()},
             }
-    return json.dumps(found, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
-
-
-def _models(own: dict[str, Any], name: str) -> dict[str, Figure]:
-    """Read a method's figures: of every client of each seed, each seed's means, or per cents."""
-    if "models" in own:
-        return {
-            model: figure_of(means[name if name in means else "pooled"])
-            for model, means in own["models"].items()
+            for label, own in labels.items()
         }
-    scores = own["accuracy"]
-    if isinstance(scores, list):  # KT-pFL's page: the personal models alone
-        return {"personal": figure_of([score / 100 for score in scores])}
-    known = {m: [[c for c in seed if c is not None] for seed in scores[m]] for m in scores}
-    return {m: figure_of([mean(seed) for seed in seeds]) for m, seeds in known.items()}
+        for run, labels in rounded(stored_figures(RESULTS)).items()
+    }
+    text = json.dumps(found, indent=1, sort_keys=True, ensure_ascii=False)
+    return re.sub(r"\[\s+([^\[\]]*?)\s+\]", _on_one_line, text) + "\n"
+
+
+def _on_one_line(numbers: "re.Match[str]") -> str:
+    return f"[{' '.join(numbers[1].split())}]"
 
 
 def _method_names() -> dict[str, dict[str, str]]:
@@ -80,21 +62,25 @@ def _method_names() -> dict[str, dict[str, str]]:
 
 def page() -> str:
     """Return the page: what a status means, then a table a paper."""
-    measures = shipped_figures()
+    measures = rounded(stored_figures(RESULTS))
     lines = [
         "# Reproduction index",
         "",
-        "Every table and figure of the papers. Made by `make docs` from `src/idiolect/repro`;",
-        "`idiolect repro` prints the same, and `idiolect repro persfl-table3` runs one of its rows",
-        "(`--show` only tells its figures and files; `--set seeds=[0]` makes it shorter).",
+        "Every table and figure of the papers. Made by `make docs` from the results that are kept",
+        "in `results/`. `idiolect repro` prints the same, `idiolect repro persfl-table3` runs one",
+        "of its rows (`--show` only tells figures, claims and files; `--set seeds=[0]` makes it",
+        "shorter), and `idiolect repro check` finds every status again from the results, without a",
+        "GPU. What the papers' claims come to: [what we learned about these papers](learned.md).",
         "",
         "| status | means |",
         "|---|---|",
         *(f"| **{name}** | {rule} |" for name, rule in RULES.items()),
         "",
-        "Being above the paper's figure does not count against a table. Ours are the last round's,",
-        "on test data that chose nothing. The figure shown is the compared one that falls",
-        "*shortest* of the paper's.",
+        "Confidence is Student's over seeds; the paper's figure is taken as it is printed, for few",
+        "papers give a spread. Orders are compared seed by seed, p values corrected by Holm's rule",
+        "over the row. Ours are the last round's, on test data; where test data had a part in a",
+        "setting, the page says so. The figure shown is the compared one that falls *shortest* of",
+        "the paper's.",
     ]
     for paper in papers().values():
         lines += ["", *_table(paper, measures)]
@@ -120,9 +106,7 @@ def _row(paper: Paper, item: Item, measures: Measured) -> str:
     cell = item.headline(measures)
     figures = "| | | "
     if cell is not None and (ours := cell.ours(measures)) is not None:
-        figures = (
-            f"| {ours.mean:.1f} ± {ours.deviation:.1f} | {cell.paper:.1f} | {_escaped(cell.what)}"
-        )
+        figures = f"| {written(ours)} | {cell.paper:.1f} | {_escaped(cell.what)}"
     name = f"`{item.id}`" if item.experiments else item.id
     note = f"<br>{item.note}" if item.note else ""
     return f"| {name} | {title}{note} | **{item.status(measures)}** {figures} |"

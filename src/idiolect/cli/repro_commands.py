@@ -28,7 +28,9 @@ def repro(
     name: Annotated[
         str | None,
         typer.Argument(
-            help="A table or figure to run, such as persfl-table3.", autocompletion=_complete
+            help="A table or figure to run, such as persfl-table3; `check` finds every status "
+            "again from the kept results, and fails if the page says otherwise.",
+            autocompletion=_complete,
         ),
     ] = None,
     show: Annotated[
@@ -48,6 +50,9 @@ def repro(
     from idiolect.experiment.repro.index import find_item, items, shipped_figures
 
     measured, screen = shipped_figures(), console()
+    if name == "check":
+        _check(json)
+        return
     if name is None:
         if show:
             raise ConfigError("--show shows one table or figure; give its name")
@@ -77,6 +82,29 @@ def repro(
         _print_figures(screen, item, measured, fresh)
     for one in item.experiments:
         screen.print(f"experiments/{one.file} {' '.join(one.set)}".rstrip(), markup=False)
+
+
+def _check(json: bool) -> None:
+    from idiolect.cli.screen import console, print_json
+    from idiolect.experiment.repro.index import items
+    from idiolect.experiment.repro.stored import ROOT, disagreements
+
+    page = ROOT / "docs" / "reproduction" / "README.md"
+    told = disagreements(ROOT / "results", page)
+    if json:
+        print_json({"statuses": len(items()), "disagreements": told})
+    elif told:
+        for one in told:
+            console().print(one, markup=False)
+        console().say("`make docs` writes the page anew from results/.")
+    else:
+        by_hand = sum(bool(item.given) for _, item in items().values())
+        console().say(
+            f"{len(items())} statuses agree with results/; {by_hand} of them are given by hand, "
+            "with a reason."
+        )
+    if told:
+        raise typer.Exit(1)
 
 
 def _run(

@@ -223,3 +223,31 @@ def _first_near(outcome: Outcome, curve: np.ndarray, tolerance: float) -> int:
     while place and means[place - 1] >= enough:
         place -= 1
     return outcome.evaluated[place]
+
+
+# Student's distribution for whole degrees of freedom, by its finite sums: no scipy is needed.
+
+
+def student_p(t: float, freedom: int) -> float:
+    """Return the two-sided p of a value of Student's t."""
+    angle = math.atan(abs(t) / math.sqrt(freedom))
+    cosine, sine = math.cos(angle), math.sin(angle)
+    odd = freedom % 2
+    term = total = cosine if odd else 1.0
+    for place in range(3 if odd else 2, freedom - 1, 2):
+        term *= cosine**2 * (place - 1) / place
+        total += term
+    if not odd:
+        return 1 - sine * total
+    return 1 - 2 / math.pi * (angle + (sine * total if freedom > 1 else 0.0))
+
+
+def student_quantile(p: float, freedom: int) -> float:
+    """Return the t of which so much probability is outside, on both sides together."""
+    low, high = 0.0, 1.0
+    while student_p(high, freedom) > p:
+        low, high = high, 2 * high
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if student_p(middle, freedom) > p else (low, middle)
+    return high

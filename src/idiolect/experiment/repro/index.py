@@ -1,6 +1,7 @@
-"""Figures that were measured: run, then label, then model; mean and deviation over seeds in %."""
+"""Figures that were measured: run, then label, then model; a value for each seed in %."""
 
 import json
+import math
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,29 +11,52 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any, NamedTuple
 
+from idiolect.analysis.significance import holm
 from idiolect.errors import ConfigError
 from idiolect.experiment.load import load_experiment
 from idiolect.experiment.schema import Experiment
 from idiolect.results.document import Document
+from idiolect.results.statistics import student_p, student_quantile
 
 BEST_TEST_ROUND = ", best test round"
 """Ends the name of a model that is scored as much of the field does, by a choice on test data."""
 
 
 class Figure(NamedTuple):
-    """A mean over seeds and its sample deviation, per cent."""
+    """A figure of each seed, in per cent."""
 
-    mean: float
-    deviation: float
+    seeds: tuple[float, ...]
+
+    @property
+    def mean(self) -> float:
+        """The mean over seeds."""
+        return mean(self.seeds)
+
+    @property
+    def deviation(self) -> float:
+        """The sample deviation over seeds; 0 of a single one."""
+        return stdev(self.seeds) if len(self.seeds) > 1 else 0.0
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """Between what the mean of ever more seeds lies: each side is wrong in 5 % of cases.
+
+        A single seed says nothing of the spread: whatever it shows may be luck, but not that it
+        meets a figure.
+        """
+        if len(self.seeds) < 2:
+            return -math.inf, self.mean
+        freedom = len(self.seeds) - 1
+        way = student_quantile(2 * _ERROR, freedom) * self.deviation / math.sqrt(len(self.seeds))
+        return self.mean - way, self.mean + way
 
 
 Measured = Mapping[str, Mapping[str, Mapping[str, Figure]]]
 
 
-def figure_of(seeds: list[float]) -> Figure:
-    """Return the mean and deviation, in per cent, of a share given for each seed."""
-    values = [100 * value for value in seeds]
-    return Figure(mean(values), stdev(values) if len(values) > 1 else 0.0)
+def figure_of(seeds: Sequence[float]) -> Figure:
+    """Return a share given for each seed in per cent."""
+    return Figure(tuple(100 * value for value in seeds))
 
 
 def shipped_figures() -> Measured:
@@ -44,7 +68,7 @@ def shipped_figures() -> Measured:
     )
     return {
         run: {
-            label: {model: Figure(*pair) for model, pair in own["models"].items()}
+            label: {model: Figure(tuple(seeds)) for model, seeds in own["models"].items()}
             for label, own in labels.items()
         }
         for run, labels in json.loads(text).items()
@@ -80,21 +104,29 @@ def _score_of(scores: Mapping[str, Any], name: str, result: Mapping[str, Any]) -
 
 
 REPRODUCED, CLOSE, DIFFERS = "reproduced", "close", "differs"
+UNDECIDED = "not decided"
 PENDING, IMPOSSIBLE, NOTHING = "not measured yet", "not possible here", "nothing to measure"
 
 RULES = {
-    REPRODUCED: "every compared figure of the paper's own method is at most one point below the "
-    "paper's (or above it), and what the paper claims of the table holds in ours",
-    CLOSE: "the same with three points; also the most that is said of a picture that prints no "
-    "figures, or of figures that are no accuracies, judged by hand by what the paper says of it",
-    DIFFERS: "a figure is more than three points below the paper's, or a claim does not hold",
-    PENDING: "it, or a part of it, has not been run",
+    REPRODUCED: "every compared figure is equivalent to the paper's within one point: with 95 % "
+    "confidence on each side our mean is not further from it; and every order that the paper "
+    "claims of the table holds in ours, beyond noise",
+    CLOSE: "with 95 % confidence no compared figure is more than three points below the paper's, "
+    "and every order that it claims holds, beyond noise; of a picture that prints no figures, what "
+    "the paper says of it holds beyond noise, or is judged by hand, which the note then says",
+    DIFFERS: "with 95 % confidence some figure is more than three points below the paper's, or an "
+    "order that it claims is turned round",
+    UNDECIDED: "neither: a claimed order is within the noise, or our seeds are too few or too far "
+    "apart to say; a single seed decides nothing, unless it is more than three points below",
+    PENDING: "it, or a part of it (a panel, a column), has not been run; what was run does not "
+    "differ",
     IMPOSSIBLE: "it cannot be run here; the note says why",
     NOTHING: "a description or a drawing, or settings that ours take over",
 }
-"""What each status means. Being above the paper's figure does not count against a table."""
+"""What each status means. A figure above the paper's may be as far above as it likes in `close`."""
 
 _ONE_POINT, _THREE_POINTS = 1.0, 3.0
+_ERROR = 0.05  # of each side of an equivalence, and of all claims of a row together
 
 
 @dataclass(frozen=True)
@@ -110,6 +142,13 @@ class Cell:
     def ours(self, measured: Measured) -> Figure | None:
         """Return our figure, where it was measured."""
         return measured.get(self.run, {}).get(self.label, {}).get(self.model)
+
+    def apart(self, measured: Measured) -> tuple[float, float]:
+        """Return between what our mean is above the paper's figure, with 95 % on each side."""
+        ours = self.ours(measured)
+        assert ours is not None
+        low, high = ours.bounds
+        return low - self.paper, high - self.paper
 
     def last_round(self, measured: Measured) -> Figure | None:
         """Return our figure of the last round, where the paper's is the best test round."""
@@ -132,13 +171,47 @@ class Claim:
         names = (self.above, *self.below)
         return all(_find(measured, run, name) is not None for run in self.runs for name in names)
 
-    def fails(self, measured: Measured) -> Iterator[str]:
-        """Name each place where it does not hold; what was not measured is passed over."""
+    def compared(self, measured: Measured) -> "Iterator[Compared]":
+        """Compare in every place, seed by seed; what was not measured is passed over."""
         for run in self.runs if self.known(measured) else ():
             for other in self.below:
-                best, least = (_score(measured, run, name) for name in (self.above, other))
-                if best <= least:
-                    yield f"{run}: {other} {least:.1f}, {self.above} {best:.1f}"
+                best, least = (_find(measured, run, name) for name in (self.above, other))
+                assert best is not None and least is not None
+                yield Compared(self, run, other, best, least)
+
+
+class Compared(NamedTuple):
+    """Two figures of one run, of which a paper says that the first is above."""
+
+    claim: Claim
+    run: str
+    other: str
+    best: Figure
+    least: Figure
+
+    @property
+    def gain(self) -> float:
+        """By how many points the first is above."""
+        return self.best.mean - self.least.mean
+
+    @property
+    def p(self) -> float:
+        """The two-sided p of the paired differences of seeds, by Student's t, as a verdict's is.
+
+        A single seed cannot tell a difference from luck.
+        """
+        gaps = [a - b for a, b in zip(self.best.seeds, self.least.seeds, strict=True)]
+        if len(gaps) < 2:
+            return 1.0
+        error = stdev(gaps) / math.sqrt(len(gaps))
+        if error == 0:
+            return 0.0 if mean(gaps) else 1.0
+        return student_p(mean(gaps) / error, len(gaps) - 1)
+
+    def words(self, p: float) -> str:
+        """Say what was found, with a p that may be corrected for others."""
+        found = f"{self.other} {self.least.mean:.1f}, {self.claim.above} {self.best.mean:.1f}"
+        return f"{self.run}: {found}, p = {p:.2g}"
 
 
 @dataclass(frozen=True)
@@ -163,6 +236,7 @@ class Item:
     note: str = ""
     link: str = ""
     figure: str = ""  # which figure of a result is printed, where it is not the paper's usual one
+    missing: str = ""  # a panel or column that was not run: it may differ, but not be reproduced
 
     def status(self, measured: Measured) -> str:
         """Find the status by RULES."""
@@ -172,19 +246,39 @@ class Item:
             return PENDING
         if not all(claim.known(measured) for claim in self.claims):
             return PENDING
-        if any(True for _ in self.failed(measured)):
+        bounds = [cell.apart(measured) for cell in self.cells]
+        turned, noise = self._failed(measured)
+        if turned or any(high < -_THREE_POINTS for _, high in bounds):
             return DIFFERS
-        worst = max(_short(cell, measured) for cell in self.cells)
-        return next(
-            (s for s, most in ((REPRODUCED, _ONE_POINT), (CLOSE, _THREE_POINTS)) if worst <= most),
-            DIFFERS,
-        )
+        if self.missing:
+            return PENDING
+        if noise or any(low < -_THREE_POINTS for low, _ in bounds):
+            return UNDECIDED
+        within = all(-_ONE_POINT <= low and high <= _ONE_POINT for low, high in bounds)
+        return REPRODUCED if bounds and within else CLOSE
+
+    def _failed(self, measured: Measured) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
+        """Find, claim by claim, the comparisons that are turned round, and those within noise.
+
+        The p values of a row are corrected together, by Holm's rule.
+        """
+        compared = [one for claim in self.claims for one in claim.compared(measured)]
+        turned: dict[str, list[str]] = {}
+        noise: dict[str, list[str]] = {}
+        for one, p in zip(compared, holm([one.p for one in compared]), strict=True):
+            if p >= _ERROR:
+                noise.setdefault(one.claim.says, []).append(one.words(p))
+            elif one.gain < 0:
+                turned.setdefault(one.claim.says, []).append(one.words(p))
+        return turned, noise
 
     def failed(self, measured: Measured) -> Iterator[str]:
-        """Name each claim that does not hold, with the places."""
-        for claim in self.claims:
-            if places := list(claim.fails(measured)):
-                yield f"not found: {claim.says} ({'; '.join(places)})"
+        """Name each claim that does not hold somewhere, and why, with the places."""
+        for why, claims in zip(
+            ("turned round", "within noise"), self._failed(measured), strict=True
+        ):
+            for says, places in claims.items():
+                yield f"{why}: {says} ({'; '.join(places)})"
 
     def headline(self, measured: Measured) -> Cell | None:
         """Return the cell that falls shortest of the paper's, so that no other is hidden by it."""
@@ -221,12 +315,6 @@ def _short(cell: Cell, measured: Measured) -> float:
 def _find(measured: Measured, run: str, name: str) -> Figure | None:
     label, _, model = name.partition(":")
     return measured.get(run, {}).get(label, {}).get(model or "personal")
-
-
-def _score(measured: Measured, run: str, name: str) -> float:
-    found = _find(measured, run, name)
-    assert found is not None
-    return found.mean
 
 
 # The index, read from a file a paper.
@@ -282,6 +370,7 @@ def _item(key: str, page: str, raw: dict[str, Any]) -> Item:
         note=raw.get("note", ""),
         link=f"{page}#{at}" if at else "",
         figure=raw.get("figure", ""),
+        missing=raw.get("missing", ""),
     )
 
 
