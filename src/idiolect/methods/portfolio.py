@@ -1,4 +1,4 @@
-"""Portfolio: each client's own mixture of candidates, on validation data never below its local model.
+"""Portfolio: each client's own mixture of candidates, on validation data never below its local one.
 
 The rounds are FedAvg's, and so is what crosses the network. Beside them a client trains a model on
 its own data only, as `local` does, and keeps the best global model it met, as PersFL does. After

@@ -171,16 +171,16 @@ class Claim:
         names = (self.above, *self.below)
         return all(_find(measured, run, name) is not None for run in self.runs for name in names)
 
-    def compared(self, measured: Measured) -> "Iterator[Compared]":
+    def compared(self, measured: Measured) -> "Iterator[OrderTest]":
         """Compare in every place, seed by seed; what was not measured is passed over."""
         for run in self.runs if self.known(measured) else ():
             for other in self.below:
                 best, least = (_find(measured, run, name) for name in (self.above, other))
                 assert best is not None and least is not None
-                yield Compared(self, run, other, best, least)
+                yield OrderTest(self, run, other, best, least)
 
 
-class Compared(NamedTuple):
+class OrderTest(NamedTuple):
     """Two figures of one run, of which a paper says that the first is above."""
 
     claim: Claim
