@@ -66,6 +66,16 @@ def test_the_loss_and_its_gradients(way: None, shape: tuple[int, ...]) -> None:
     assert vmap(grad(taken))(*given)[0].abs().max() > 0.01
 
 
+def test_the_loss_of_many_logits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Of a large vocabulary each row's loss is a warp's, of several blocks."""
+    if emulate.COMPILER is None:
+        pytest.skip("needs g++ to run CUDA sources")
+    emulate.use(monkeypatch, tmp_path)
+    monkeypatch.setattr(cross_entropy, "_MANY", 0)
+    given = batch(40)
+    alike(vmap(taken)(*given), vmap(written)(*given))
+
+
 def test_the_gradient_by_the_weights() -> None:
     logits, labels, weight = batch(ROWS)
     given = (logits, labels, weight + 0.5)

@@ -12,7 +12,7 @@ from torch import Tensor
 from idiolect.kernels.compiled import REALS, attempt, launch
 from idiolect.kernels.vmap_rules import GroupedFunction, call
 
-_MOST = 1 << 16  # logits of a client; with more, one block for each client is too few
+_MANY = 1 << 16  # logits of a client; with more, one block for each client is too few
 
 
 def suits(logits: Tensor, labels: Tensor, weight: Tensor) -> bool:
@@ -23,7 +23,7 @@ def suits(logits: Tensor, labels: Tensor, weight: Tensor) -> bool:
         and weight.dtype == logits.dtype
         and labels.dtype == torch.int64
         and labels.shape == weight.shape == logits.shape[:-1]
-        and 0 < logits.numel() <= _MOST
+        and logits.numel() > 0
     )
 
 
@@ -79,6 +79,10 @@ class _CrossEntropyGradient(GroupedFunction):
 
 
 def _launched(logits: Tensor, labels: Tensor, weight: Tensor) -> Tensor:
+    if logits[0].numel() > _MANY:
+        each = logits.new_empty(logits.shape[:2])
+        _launch("row_loss", -(-logits.shape[1] // 16), [], logits, labels, weight, each)
+        return each.sum(1) / _total(weight)[:, 0]
     out = logits.new_empty(len(logits))
     _launch("loss", 1, [], logits, labels, weight, out)
     return out

@@ -153,6 +153,24 @@ loss(const REAL* __restrict__ logits, const long long* __restrict__ labels, int 
   if (threadIdx.x == 0) out[client] = sum / (count > (REAL)1e-12 ? count : (REAL)1e-12);
 }
 
+// out[client, row] = the cross-entropy of a row times its weight, by one warp of several blocks.
+extern "C" __global__ void __launch_bounds__(THREADS)
+row_loss(const REAL* __restrict__ logits, const long long* __restrict__ labels, int next_labels,
+         const REAL* __restrict__ weight, int next_weight, REAL* __restrict__ out, int rows,
+         int classes) {
+  const int client = blockIdx.x;
+  logits += (size_t)client * rows * classes;
+  const int step = gridDim.y * (THREADS / 32);
+  for (int row = blockIdx.y * (THREADS / 32) + threadIdx.x / 32; row < rows; row += step) {
+    REAL most, total;
+    tops(logits + (size_t)row * classes, classes, &most, &total);
+    if (threadIdx.x % 32) continue;
+    const long long label = labels[(size_t)client * next_labels + row];
+    const REAL gap = most + log(total) - logits[(size_t)row * classes + label];
+    out[(size_t)client * rows + row] = gap * weight[(size_t)client * next_weight + row];
+  }
+}
+
 // out[client, row] = scales[client] * weight / all weights * (softmax - what is right).
 extern "C" __global__ void __launch_bounds__(THREADS)
 loss_gradient(const REAL* __restrict__ scales, const REAL* __restrict__ logits,

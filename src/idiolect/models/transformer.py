@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from idiolect.errors import ModelError
 from idiolect.kernels.attention import attention
 from idiolect.kernels.rms_norm import rms_norm
+from idiolect.kernels.transformer_ops import Angles, gated, rotated
 from idiolect.models.bases import find_base, load_base, read_config, save_base
 from idiolect.models.layers import Shape
 
@@ -49,30 +50,22 @@ class SelfAttention(nn.Module):
         self.v_proj = nn.Linear(width, key_heads * head_width, bias=False)
         self.o_proj = nn.Linear(heads * head_width, width, bias=False)
 
-    def forward(
-        self, x: Tensor, turn: tuple[Tensor, Tensor] | None, mask: Tensor | None, causal: bool
-    ) -> Tensor:
-        """Mix places; `turn` are the cosines and sines of rotary positions."""
+    def forward(self, x: Tensor, turn: Angles | None, mask: Tensor | None, causal: bool) -> Tensor:
+        """Mix places; `turn` are the angles of rotary positions."""
 
         def parted(y: Tensor, heads: int) -> Tensor:
-            return y.view(*y.shape[:-1], heads, -1).transpose(1, 2)
+            return y.view(*y.shape[:-1], heads, -1)
 
         q = parted(self.q_proj(x), self.heads)
         k, v = (parted(layer(x), self.key_heads) for layer in (self.k_proj, self.v_proj))
         if turn is not None:
-            q, k = rotated(q, *turn), rotated(k, *turn)
+            q, k = rotated(q, turn), rotated(k, turn)
         if self.key_heads != self.heads:
-            k, v = (one.repeat_interleave(self.heads // self.key_heads, 1) for one in (k, v))
+            k, v = (one.repeat_interleave(self.heads // self.key_heads, 2) for one in (k, v))
+        q, k, v = (one.transpose(1, 2) for one in (q, k, v))
         mixed = attention(q, k, v, mask, causal)
         out: Tensor = self.o_proj(mixed.transpose(1, 2).flatten(2))
         return out
-
-
-def rotated(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-    """Turn each pair of numbers (n, n + half) by its place's angle [place, half]."""
-    first, second = x.chunk(2, -1)
-    cosine, sine = cosine.to(x.dtype), sine.to(x.dtype)
-    return torch.cat([first * cosine - second * sine, second * cosine + first * sine], -1)
 
 
 class GatedUnits(nn.Module):
@@ -86,7 +79,7 @@ class GatedUnits(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return down(silu(gate x) · up x)."""
-        y: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        y: Tensor = self.down_proj(gated(self.gate_proj(x), self.up_proj(x)))
         return y
 
 
@@ -102,9 +95,7 @@ class TransformerBlock(nn.Module):
         self.input_layernorm = RMSNorm(width, eps)
         self.post_attention_layernorm = RMSNorm(width, eps)
 
-    def forward(
-        self, x: Tensor, turn: tuple[Tensor, Tensor] | None, mask: Tensor | None, causal: bool
-    ) -> Tensor:
+    def forward(self, x: Tensor, turn: Angles | None, mask: Tensor | None, causal: bool) -> Tensor:
         """Run the block."""
         x = x + self.self_attn(self.input_layernorm(x), turn, mask, causal)
         out: Tensor = x + self.mlp(self.post_attention_layernorm(x))
@@ -145,7 +136,7 @@ class Blocks(nn.Module):
         if self.positions == "learned":
             x = x + self.embed_positions.weight[:places].to(x.dtype)
         else:
-            turn = self.cosine[:places], self.sine[:places]
+            turn = Angles(self.cosine[:places], self.sine[:places])
         if prompts is not None:
             first = len(prompts)
             x = torch.cat([prompts.to(x.dtype).expand(len(x), -1, -1), x], 1)
