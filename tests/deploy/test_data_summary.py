@@ -10,7 +10,7 @@ from test_limits import FEDAVG, TOML, site
 from idiolect.data.dataset import Moments, decoding
 from idiolect.deploy import data_summary, handshake, protocol
 from idiolect.deploy.data_summary import ExampleForm
-from idiolect.deploy.flare.supervisor import node_words
+from idiolect.deploy.flare.watchdog import node_words
 from idiolect.deploy.messenger import Answer
 from idiolect.deploy.node import Node
 from idiolect.deploy.node_process import InProcess

@@ -12,7 +12,8 @@ import tiny
 from idiolect.cli import app
 from idiolect.deploy import protocol, serve_experiment
 from idiolect.deploy.node import Node
-from idiolect.deploy.node_process import InProcess, NodeProcess, locked
+from idiolect.deploy.node_process import InProcess, NodeProcess
+from idiolect.deploy.processes import locked
 from idiolect.experiment.load import load_experiment
 from idiolect.results import document
 

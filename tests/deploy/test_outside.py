@@ -20,7 +20,8 @@ from idiolect.deploy import handshake, protocol
 from idiolect.deploy.flare import job_layout, kits
 from idiolect.deploy.limits import UNLIMITED
 from idiolect.deploy.node import Node
-from idiolect.deploy.node_process import InProcess, NodeProcess, isolated
+from idiolect.deploy.node_process import InProcess, NodeProcess
+from idiolect.deploy.processes import isolated
 from idiolect.deploy.serve_experiment import ServerSettings, make_messenger, serve
 from idiolect.deploy.site import NodeSettings
 from idiolect.errors import ConfigError, DataError

@@ -7,7 +7,7 @@ import json
 import sys
 
 from idiolect.cli import main
-from idiolect.deploy.flare import supervisor
+from idiolect.deploy.flare import supervisor, watchdog
 from idiolect.deploy.flare.job_layout import MODULES
 
 
@@ -18,19 +18,19 @@ def settle(kit, settle=supervisor.settle):
     settings.pop("app_validator")
     for component in settings["components"]:
         if component["id"] == "job_scheduler":  # which brings jobs to nodes too
-            component["path"] = (
-                "nvflare.app_common.job_schedulers.job_scheduler.DefaultJobScheduler"
-            )
+            module = "nvflare.app_common.job_schedulers.job_scheduler"
+            component["path"] = f"{module}.DefaultJobScheduler"
     path.write_text(json.dumps(settings))
 
 
-def command(kit, command=supervisor.command):
+def command(kit, command=watchdog.command):
     words = command(kit)
     return [sys.executable, "-u", "-m", *words[words.index(MODULES[kit.role]) :]]
 
 
 if __name__ == "__main__":
-    supervisor.settle, supervisor.command = settle, command
-    supervisor.isolated = lambda environment, folder: dict(environment)
+    supervisor.settle, watchdog.command = settle, command
+    watchdog.isolated = lambda environment, folder: dict(environment)
+    supervisor.become = lambda words: sys.exit(watchdog.main(words))
     sys.argv = ["idiolect", *sys.argv[4:]]
     main()

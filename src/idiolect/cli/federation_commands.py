@@ -20,6 +20,8 @@ _KIT = typer.Argument(help="The folder of a kit.")
 _PROJECT = typer.Argument(help="The members, a TOML file.")
 _KITS = typer.Option("--out", help="Folder of the kits; NAME-kits by default.")
 _POLICY = typer.Option(help="What this machine allows; policy.toml of the kit by default.")
+_LOG = typer.Option(help="How events are printed: text, or json.")
+_METRICS = typer.Option(help="A port for health and metrics, on this machine only; 0: none.")
 _HAND_OUT = "Give each member its own, over a channel you trust: it holds a private key."
 
 
@@ -95,8 +97,11 @@ def server(
     ] = None,
     data_dir: Annotated[Path | None, base.DATA] = None,
     policy: Annotated[Path | None, _POLICY] = None,
+    log: Annotated[str, _LOG] = "text",
+    metrics: Annotated[int, _METRICS] = 0,
 ) -> None:
     """Run the federation's server until interrupted."""
+    from idiolect.deploy.flare.checkup import refuse_invalid_certificate
     from idiolect.deploy.flare.kits import read
     from idiolect.deploy.flare.supervisor import keep_running
     from idiolect.deploy.limits import ServerPolicy, policy_path, read_server_policy
@@ -107,7 +112,8 @@ def server(
     allowed = ServerPolicy() if file is None else read_server_policy(file)
     public = _own_path("--public", public, "the public examples")
     host = ServerSettings(public, data_dir and data_dir.resolve(), allowed.packages)
-    keep_running(own, host, say)
+    refuse_invalid_certificate(own)
+    keep_running(own, host, log, metrics)
 
 
 def _own_path(option: str, source: str | None, what: str) -> str | None:
@@ -143,11 +149,14 @@ def node(
         bool, typer.Option("--secure", help="Take part only in runs with deploy.secure = true.")
     ] = False,
     policy: Annotated[Path | None, _POLICY] = None,
+    log: Annotated[str, _LOG] = "text",
+    metrics: Annotated[int, _METRICS] = 0,
 ) -> None:
     """Run a site's node until interrupted.
 
     It trains when a run asks for it, on data that stays here.
     """
+    from idiolect.deploy.flare.checkup import check_data, refuse_invalid_certificate
     from idiolect.deploy.flare.kits import read
     from idiolect.deploy.flare.supervisor import keep_running
     from idiolect.deploy.limits import SitePolicy, policy_path, read_site_policy
@@ -170,7 +179,44 @@ def node(
         SitePolicy() if file is None else read_site_policy(file),
         own.folder,
     )
-    keep_running(own, site, say)
+    refuse_invalid_certificate(own)
+    try:
+        say(f"data: {check_data(site)}")
+    except DataError as error:  # a run may say how it is to be read
+        say(f"note: the data cannot be read as given, and a run may refuse it: {error}")
+    keep_running(own, site, log, metrics)
+
+
+@guarded
+def doctor(
+    kit: Annotated[Path, _KIT],
+    data: Annotated[str | None, typer.Option("--data", help="A node's data, to be read.")] = None,
+    label: Annotated[str | None, base.LABEL_COLUMN] = None,
+    json: Annotated[bool, base.JSON] = False,
+) -> None:
+    """Check a kit before anything is started.
+
+    Certificate, clock, port or server, versions, disk, policy and data: what is wrong, and what to
+    do about it.
+    """
+    from idiolect.cli.screen import print_json
+    from idiolect.deploy.flare.checkup import checked
+    from idiolect.deploy.flare.kits import read
+    from idiolect.deploy.site import NodeSettings
+    from idiolect.errors import DeployError
+
+    own, site = read(kit), None
+    if data is not None:
+        path = _own_path("--data", data, "this site's data") or ""
+        options = base.reading_options(None, label=label, split=None, text=None)
+        site = NodeSettings(own.name, own.federation, own.home, path, options)
+    found = list(checked(own, site))
+    if json:
+        print_json([one._asdict() for one in found])
+    for one in () if json else found:
+        say(f"{'ok' if one.fine else 'NOT OK'}  {one.what}: {one.words}")
+    if bad := [one.what for one in found if not one.fine]:
+        raise DeployError(f"not ready: {', '.join(bad)}")
 
 
 @guarded

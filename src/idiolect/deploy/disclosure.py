@@ -24,6 +24,7 @@ from idiolect.data.description import SiteSums, ToldColumn, column_sums
 from idiolect.deploy import node_records, protocol
 from idiolect.deploy.limits import SitePolicy
 from idiolect.deploy.node_records import ReleaseLog
+from idiolect.deploy.processes import REMARK as REMARK
 from idiolect.deploy.protocol import Message, Refused
 from idiolect.deploy.site import NodeSettings, load_node_data
 from idiolect.errors import DataError
@@ -31,7 +32,6 @@ from idiolect.version import VERSION
 
 log = logging.getLogger("idiolect.node")
 
-REMARK = "beside the other sites: "  # before each remark in a node's log
 DELTA = 1e-6
 _MOST_REMARKS = 20
 _MOST_APART = 500  # numbers of an example that are compared one by one

@@ -146,7 +146,8 @@ class Node:
             return answers[message.kind](message, blob)
         except BaseException as error:
             reason = reason_of(error)
-            log.error("refused with %r: %s", reason, error, exc_info=reason == "failed")
+            level = logging.INFO if reason == "closed" else logging.ERROR  # it is told all again
+            log.log(level, "refused with %r: %s", reason, error, exc_info=reason == "failed")
             if isinstance(error, KeyboardInterrupt | SystemExit):
                 raise
             return protocol.refusal(reason)

@@ -11,55 +11,15 @@ import queue
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import IO
-
-from filelock import FileLock, Timeout
 
 from idiolect.deploy import protocol
 from idiolect.deploy.messenger import Transport
 from idiolect.deploy.node import Node
+from idiolect.deploy.processes import isolated, locked
 from idiolect.deploy.protocol import Refused
 from idiolect.deploy.site import NodeSettings
-
-
-def isolated(environment: Mapping[str, str], folder: Path) -> dict[str, str]:
-    """Return an environment in which Python finds no module below a folder, nor where it starts.
-
-    What the operator installed, or put on PYTHONPATH by a whole path, is found as before.
-    """
-    closed = folder.resolve()
-    given = environment.get("PYTHONPATH", "").split(os.pathsep)
-    kept = [one for one in given if os.path.isabs(one) and not _inside(one, closed)]
-    left = {key: value for key, value in environment.items() if key != "PYTHONPATH"}
-    paths = {"PYTHONPATH": os.pathsep.join(kept)} if kept else {}
-    return {**left, **paths, "PYTHONSAFEPATH": "1"}
-
-
-def _inside(path: str, folder: Path) -> bool:
-    return Path(path).resolve().is_relative_to(folder)
-
-
-_PATIENCE = 15.0  # seconds for a process of a job that was aborted to end
-
-
-@contextmanager
-def locked(home: Path, patience: float = _PATIENCE) -> Iterator[bool]:
-    """Hold a node's folder for this process; False where another one does not let go."""
-    home.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(home / ".lock")
-    try:
-        lock.acquire(timeout=patience, poll_interval=0.1)
-    except Timeout:
-        yield False
-        return
-    try:
-        yield True
-    finally:
-        lock.release()
-
 
 log = logging.getLogger("idiolect.node")
 # Our own frames: `multiprocessing.connection` was slower (docs/design/0002-deploy-libraries.md).

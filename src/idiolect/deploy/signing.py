@@ -450,7 +450,8 @@ class NodeChannel:
             self._refuse_old(opened)
             body = ask(opened.body)
         except Refused as error:
-            log.error("refused with %r: %s", error.reason, error)
+            level = logging.INFO if error.reason == "closed" else logging.ERROR
+            log.log(level, "refused with %r: %s", error.reason, error)
             body = protocol.refusal(error.reason)
             if error.reason == "replay":  # anyone may repeat what is in the log already
                 question = None

@@ -90,7 +90,6 @@ _POLL = 1.0
 _T = TypeVar("_T")
 _ENDED = ("FINISHED", "FAILED")  # how the status of a job that is over begins
 _LONG = 30.0  # seconds without a round after which it is said who has not answered
-_FRESH = 25.0  # seconds; nodes are heard of every ten
 
 
 class AdminSession:
@@ -177,7 +176,7 @@ def look(session: AdminSession) -> State:
     own = [job for job in jobs or [] if str(job.get("job_name", "")).startswith("idiolect-")]
     heard = {one.name: float(one.last_connect_time or 0) for one in info.client_info}
     # By the server's own clock: a node that died stays listed until it was silent for a minute.
-    fresh = [name for name, when in heard.items() if max(heard.values()) - when < _FRESH]
+    fresh = [name for name, when in heard.items() if max(heard.values()) - when < job_layout.FRESH]
     return State(info.server_info.start_time, fresh, own)
 
 

@@ -7,7 +7,9 @@ does, or is stopped: a node that is lost, or not there yet, is waited for here.
 import base64
 import json
 import logging
+import os
 import shutil
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,9 +29,11 @@ from idiolect.deploy.audit import AuditLog
 from idiolect.deploy.describe_nodes import describe_nodes
 from idiolect.deploy.flare.job_layout import (
     CHANNEL,
+    DOING,
     DONE,
     MARK,
     PROCESS,
+    PROGRESS,
     QUEUED,
     STATE,
     TOPIC,
@@ -41,7 +45,7 @@ from idiolect.deploy.flare.kits import HOME, HOST_FILE, OUTCOME, RESULT
 from idiolect.deploy.flare.node_side import Tidy, mark_of
 from idiolect.deploy.messenger import Messenger, Transport, WaitPolicy
 from idiolect.deploy.newcomer_nodes import WantedModel, adapt_nodes, find_model
-from idiolect.deploy.node_process import locked
+from idiolect.deploy.processes import locked
 from idiolect.deploy.protocol import Refused
 from idiolect.deploy.serve_experiment import ServerSettings, make_messenger, serve
 from idiolect.deploy.server import RestartNeeded
@@ -56,6 +60,7 @@ _PATIENCE = 10.0  # timeouts of the server until a message is given up
 _LOST = 8.0  # seconds without a sign of a site until it counts as lost
 _PAUSE = 0.5  # seconds between two attempts to reach a site
 _ATTEMPTS = 5  # starts without a round done between them before the run is given up
+_HANDOVER = 60.0  # seconds for the process before this one to end, whose server died
 _NEWCOMERS_JOIN = 120.0  # seconds that newcomers have to connect
 
 
@@ -140,6 +145,7 @@ class _Progress(Silent):
         self.state: dict[str, Any] = {"run": run, "state": "starting"}
         self.notes: list[str] = []
         self.post: Messenger | None = None
+        self.path: Path | None = None  # where it is written for whoever measures
         self._tidy = Tidy()
 
     @property
@@ -230,6 +236,7 @@ class ServerSide(Controller):  # type: ignore[misc]
 
     def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
         """Do the run, from wherever it stands to its end."""
+        threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
         engine, workspace = fl_ctx.get_engine(), fl_ctx.get_workspace()
         number = fl_ctx.get_job_id()
         job, root = Path(workspace.get_run_dir(number)), Path(workspace.get_root_dir())
@@ -255,15 +262,18 @@ class ServerSide(Controller):  # type: ignore[misc]
         self, transport: Transport, home: Path, job: Path, submitter: str
     ) -> dict[str, str]:
         """Bring the run to its end, in as many starts as it takes; return how it ended."""
-        with locked(home / "doing" / node_records.run_name(self._run), 1.0) as free:
+        doing = home / DOING / node_records.run_name(self._run)
+        with locked(doing, _HANDOVER) as free:
             if not free:
                 raise ConfigError(f"run {self._run} is being done already, by another job")
+            self._progress.path = doing / PROGRESS
             failures = 0
             while True:
                 before = self._progress.place
                 self._wait_for_sites(transport, home)
                 outcome = self.done(transport, home, job, submitter)
                 if outcome["state"] in ("done", "error") or transport.stopped():
+                    self._progress.path.unlink(missing_ok=True)
                     return outcome
                 self._progress.note(f"{outcome['text']}; goes on from the last whole round")
                 moved = outcome["state"] == "again" or self._progress.place != before
@@ -348,6 +358,13 @@ class ServerSide(Controller):  # type: ignore[misc]
         calls = self._progress.post = make_messenger(transport, found.text, folder, host)
         self._progress.update(state="adapting", label=found.kept.label)
         adapt_nodes(calls, found, self._run, folder, submitter, host)
+
+
+def _end_with(parent: int) -> None:
+    """End this process when its parent has ended: the next one starts the run again."""
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os._exit(1)
 
 
 def submitter_of(meta: Path) -> str:

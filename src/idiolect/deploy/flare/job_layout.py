@@ -13,6 +13,10 @@ from typing import Any, TypedDict
 SERVER = "config/config_fed_server.json"
 CLIENT = "config/config_fed_client.json"
 APP = "app"
+HOME = "idiolect"  # where a kit keeps what idiolect writes; in it:
+STATUS = "status.json"  # how the engine's lasting process is
+DOING = "doing"  # runs that are being done, each with
+PROGRESS = "progress.json"  # how far it is
 META = "meta.json"
 
 # FLARE's own programs, by the role of a kit.
@@ -27,6 +31,7 @@ LARGEST = 16 << 20  # bytes of a file; an experiment may carry a list of words
 _HERE = "idiolect.deploy.flare.flare_job"
 
 # How server and nodes talk to each other's lasting processes.
+FRESH = 25.0  # seconds; nodes are heard of every ten
 CHANNEL, TOPIC, HELLO = "idiolect", "ask", "hello"
 VERSION_SAID, TIME_SAID = "idiolect_version", "idiolect_time"  # headers of the server's hello
 # Headers: which message; what became of it; a name for this process, drawn when it starts.

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from idiolect.core.checkpoint import write_whole
 from idiolect.deploy import limits
 from idiolect.deploy.flare import require
+from idiolect.deploy.flare.job_layout import HOME as HOME
 from idiolect.errors import ConfigError, DeployError
 from idiolect.experiment.federation_file import Project
 from idiolect.experiment.load import dump_toml
@@ -167,7 +168,6 @@ def _days(root: Root) -> int:
 FILE = "idiolect.toml"  # what a kit says about itself
 AUTHORITY = "authority"  # beside the kits: the key that signs them
 RENEWED = "renewed"  # beside the kits: new certificates to be handed out
-HOME = "idiolect"  # where a kit keeps what idiolect writes
 NODE_FILE = "node.json"  # in it: the operator's settings, written by `idiolect node`
 HOST_FILE = "server.json"  # the same of `idiolect server`
 OUTCOME = "outcome.json"  # in a job's folder: how it ended, for whoever submitted it

@@ -30,6 +30,7 @@ from idiolect.deploy.flare.job_layout import (
     CHANNEL,
     DONE,
     HELLO,
+    HOME,
     MARK,
     PROCESS,
     QUEUED,
@@ -41,7 +42,8 @@ from idiolect.deploy.flare.job_layout import (
     VERSION_SAID,
     WORKING,
 )
-from idiolect.deploy.flare.kits import HOME, NODE_FILE
+from idiolect.deploy.flare.kits import NODE_FILE
+from idiolect.deploy.flare.prometheus import write_status
 from idiolect.deploy.node_process import NodeProcess
 from idiolect.deploy.protocol import Refused
 from idiolect.deploy.signing import Authority, Identity, NodeChannel
@@ -99,6 +101,7 @@ class NodeSide(FLComponent):  # type: ignore[misc]
         self._lock = threading.Lock()
         self._turn = threading.Lock()  # one message at a time is worked on
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="idiolect")
+        self._answered = 0
         self._tidy = Tidy()
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
@@ -120,7 +123,6 @@ class NodeSide(FLComponent):  # type: ignore[misc]
         """
         misses, told = 0, False
         while True:
-            time.sleep(_LOOK)
             reply = cell.send_request(
                 channel=CHANNEL,
                 topic=HELLO,
@@ -131,11 +133,14 @@ class NodeSide(FLComponent):  # type: ignore[misc]
             )
             code = reply.get_header(MessageHeaderKey.RETURN_CODE, ReturnCode.OK)
             misses = misses + 1 if code == ReturnCode.TIMEOUT else 0
+            reached = code == ReturnCode.OK
+            write_status(self._root / HOME, reached=reached, answered=self._answered)
             if misses >= _MISSES and not self._turn.locked():
                 log.warning("the server does not answer this node's token; it registers anew")
                 os._exit(_ANEW)
             if code == ReturnCode.OK and not told:
                 told = self._compare(reply)
+            time.sleep(_LOOK)
 
     def _compare(self, reply: Any) -> bool:
         """Say where the server's clock or version is another; return whether all was said."""
@@ -195,6 +200,7 @@ class NodeSide(FLComponent):  # type: ignore[misc]
         def work(body: bytes) -> bytes:
             with self._turn:
                 began.set()
+                self._answered += 1
                 return self._process().answer(body)
 
         asked = _Asked(self._threads.submit(channel.answer, blob, work), began)

@@ -5,7 +5,9 @@ dead process of a job, left unfinished is put into the queue again.
 """
 
 import logging
+import threading
 import time
+from pathlib import Path
 from typing import Any
 
 from nvflare.apis.event_type import EventType
@@ -18,13 +20,23 @@ from nvflare.apis.utils.job_utils import get_event_job_id
 from nvflare.app_common.job_schedulers.job_scheduler import DefaultJobScheduler
 from nvflare.fuel.f3.cellnet.utils import new_cell_message
 
-from idiolect.deploy.flare.job_layout import APP, CHANNEL, HELLO, TIME_SAID, VERSION_SAID
+from idiolect.deploy.flare.job_layout import (
+    APP,
+    CHANNEL,
+    FRESH,
+    HELLO,
+    HOME,
+    TIME_SAID,
+    VERSION_SAID,
+)
+from idiolect.deploy.flare.prometheus import write_status
 from idiolect.version import VERSION
 
 log = logging.getLogger("idiolect.queue")
 _STARTS = "idiolect_starts"  # in a job's record: how often its process died
 _MOST_STARTS = 100
 _DIED = (RunStatus.FINISHED_ABNORMAL.value, RunStatus.FINISHED_EXECUTION_EXCEPTION.value)
+_LOOK = 5.0  # seconds between two looks at who is connected
 _LEFT = [RunStatus.RUNNING, RunStatus.DISPATCHED]
 
 
@@ -51,6 +63,16 @@ def _hello(request: Any) -> Any:
     return new_cell_message({VERSION_SAID: VERSION, TIME_SAID: time.time()}, b"")
 
 
+def _leave_word(engine: Any, home: Path) -> None:
+    """Write down every few seconds who is connected."""
+    while True:
+        now = time.time()
+        clients = list(engine.client_manager.clients.values())
+        there = {one.name: now - (one.last_connect_time or 0) < FRESH for one in clients}
+        write_status(home, sites=there)
+        time.sleep(_LOOK)
+
+
 class RunKeeper(FLComponent):  # type: ignore[misc]
     """Puts a run whose process died into the queue again."""
 
@@ -63,6 +85,9 @@ class RunKeeper(FLComponent):  # type: ignore[misc]
         elif event_type == EventType.SYSTEM_START:
             cell = fl_ctx.get_engine().get_cell()
             cell.register_request_cb(channel=CHANNEL, topic=HELLO, cb=_hello)
+            home = Path(fl_ctx.get_engine().args.workspace) / HOME
+            watch = (fl_ctx.get_engine(), home)
+            threading.Thread(target=_leave_word, args=watch, daemon=True).start()
         elif event_type == EventType.JOB_COMPLETED:
             jobs = fl_ctx.get_engine().get_component(SystemComponents.JOB_MANAGER)
             job = jobs.get_job(get_event_job_id(fl_ctx), fl_ctx)
