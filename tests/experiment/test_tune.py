@@ -10,10 +10,12 @@ import pytest
 import small
 from small import accuracies, compared
 
+from idiolect.engine.outcome import Members, Outcome, Speed, Wire
 from idiolect.errors import CheckpointError, ConfigError, Diverged
 from idiolect.experiment import build
 from idiolect.experiment.load import parse_experiment
 from idiolect.experiment.schema import Range, Tune
+from idiolect.experiment.seed_parts import joined_outcome
 from idiolect.experiment.tune import OptunaSearch, proposals
 
 TEXT = small.TOML + small.TUNE
@@ -248,3 +250,18 @@ def test_a_tuned_experiment_is_written_and_read_as_itself():
 
     experiment = parse_experiment(TEXT)
     assert parse_experiment(experiment_toml(experiment)) == experiment
+
+
+def test_settings_stand_in_the_order_of_the_seeds():
+    """Seeds 0 and 2 chose alike and were trained together, before seed 1."""
+    empty = {"curves": {}, "final": {}, "facts": {}, "evaluated": (), "rounds": 1}
+
+    def part(rate, *seeds):
+        members = tuple(Members(seed, (), (), ()) for seed in seeds)
+        about = {"settings": {"lr": rate, "batch": 5}}
+        wire = (Wire(),) * len(seeds)
+        return Outcome("A", about, members, wire=wire, speed=Speed(), **empty)
+
+    joined = joined_outcome([part(0.1, 0, 2), part(0.3, 1)], (0, 1, 2))
+    assert [own.seed for own in joined.members] == [0, 1, 2]
+    assert joined.about["settings"] == {"lr": [0.1, 0.3, 0.1], "batch": 5}

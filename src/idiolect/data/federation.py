@@ -302,7 +302,9 @@ class Federation:
             found.append(f"no client has a row of {what} {names}")
         for part in _PARTS:
             held = zip(self.names, getattr(self, part), strict=True)
-            if empty := [name for name, rows in held if not len(rows)]:
+            empty = [name for name, rows in held if not len(rows)]
+            # Where nobody has test rows they were taken out on purpose: settings are being tuned.
+            if empty and not (part == "test" and len(empty) == self.clients):
                 found.append(
                     f"{len(empty)} of {self.clients} clients have no {part} row: {empty[0]}"
                 )

@@ -251,7 +251,7 @@ def joined_outcome(outcomes: Sequence[Outcome], seeds: Sequence[int]) -> Outcome
         return outcome_of_seeds(first, seeds)
     whole = dataclasses.replace(
         first,
-        about={**first.about, "settings": _settings(outcomes)},
+        about={**first.about, "settings": _settings(outcomes, seeds)},
         members=tuple(members for one in outcomes for members in one.members),
         wire=tuple(wire for one in outcomes for wire in one.wire),
         left_out=tuple(own for one in outcomes for own in one.left_out),
@@ -273,9 +273,10 @@ def joined_outcome(outcomes: Sequence[Outcome], seeds: Sequence[int]) -> Outcome
     return outcome_of_seeds(whole, seeds)
 
 
-def _settings(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+def _settings(outcomes: Sequence[Outcome], seeds: Sequence[int]) -> dict[str, Any]:
     """Return settings that all share as they are, and others as a list, one for each seed."""
-    held = [one.about["settings"] for one in outcomes for _ in one.members]
+    by_seed = {own.seed: one.about["settings"] for one in outcomes for own in one.members}
+    held = [by_seed[seed] for seed in seeds]
     return {
         key: value if all(own.get(key) == value for own in held) else [own[key] for own in held]
         for key, value in held[0].items()
