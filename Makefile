@@ -57,6 +57,7 @@ docs: $(READY)  ## write anew the pages made from code and figures: methods, rep
 	$(BIN)/python scripts/reproduction_index.py
 	$(BIN)/python scripts/method_table.py
 	$(BIN)/python scripts/performance_tables.py
+	$(BIN)/python scripts/board.py
 
 clean:
 	rm -rf $(VENV) runs site

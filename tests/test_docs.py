@@ -42,6 +42,13 @@ def test_the_figures_of_performance_are_the_kept_ones(monkeypatch, tmp_path) -> 
     assert performance_tables.page(again) == again
 
 
+def test_the_board_is_made_of_the_stored_results(monkeypatch) -> None:
+    monkeypatch.setattr(sys, "path", [str(ROOT / "scripts"), *sys.path])
+    import board
+
+    assert board.PAGE.read_text() == board.page(), "run `make docs`"
+
+
 def test_every_method_has_its_maths(monkeypatch) -> None:
     monkeypatch.setattr(sys, "path", [str(ROOT / "scripts"), *sys.path])
     import method_table

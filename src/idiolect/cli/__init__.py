@@ -16,6 +16,7 @@ from idiolect.cli import (
     key_commands,
     method_commands,
     model_commands,
+    referee_commands,
     repro_commands,
     run_commands,
 )
@@ -37,6 +38,7 @@ app.command()(run_commands.show)
 app.command()(method_commands.trace)
 app.command()(model_commands.adapt)
 app.command()(compare_commands.report)
+app.add_typer(referee_commands.app, name="referee")
 app.command()(repro_commands.repro)
 app.command()(repro_commands.bench)
 app.command()(data_commands.new)

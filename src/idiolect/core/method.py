@@ -114,6 +114,7 @@ class Method(Capability):
     single_reports: ClassVar[bool] = False  # a wrapper looks at them, so a mean will not do
     presets: ClassVar[dict[str, dict[str, Any]]] = {}  # named settings, such as the paper's
     unused: ClassVar[tuple[str, ...]] = ()  # settings below that its steps have no use for
+    search: ClassVar[dict[str, tuple[Any, ...]]] = {}  # values that the referee tries, by setting
     trained_as: ClassVar["type[Method] | None"] = None  # the method whose rounds these are
     tunes: ClassVar[bool] = False  # deploy trains, so curves of personal models cost a training
     starts_over: ClassVar[bool] = False  # deploy trains a model from `local.initial`

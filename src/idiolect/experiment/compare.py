@@ -225,6 +225,7 @@ class SplitComparison:
         asked = experiment.evaluate.references
         self._references = references_of(asked, first, len(experiment.seeds))
         jobs = [build_job(experiment, one, self._held, wider.seeds) for one in experiment.methods]
+        self.rows: list[str] = jobs[0].identity["rows"]  # fingerprints of who holds which rows
         whole = experiment.model_copy(update={"tune": tune})
         self.notes = refuse_misfits(whole, jobs, folder)
 
@@ -251,10 +252,15 @@ class SplitComparison:
             works.append(planned_work(made))
         return works
 
+    @property
+    def described(self) -> dict[str, Any]:
+        """What the data is, as a result says it."""
+        return describe(self.experiment, self._held)
+
     def run(self, watch: Watch) -> Document:
         """Train every method; the result is written after each."""
         bench = PartTrainer(watch)
-        described = describe(self.experiment, self._held)
+        described = self.described
         self._label(self.folder, self.experiment)
         seeds = self.experiment.seeds
         divided = [self._held.federations[seed] for seed in seeds]
@@ -262,7 +268,7 @@ class SplitComparison:
         outcomes: list[Outcome] = []
         content: Document = {}
         for table in self.experiment.methods:
-            outcomes.append(self._method(table, bench))
+            outcomes.append(self.train(table, bench))
             complete = len(outcomes) == len(self.experiment.methods)
             content = document.write_results(self.folder, described, outcomes, complete)
         for name in self._references:
@@ -272,7 +278,8 @@ class SplitComparison:
             content = document.write_results(self.folder, described, outcomes, True)
         return content
 
-    def _method(self, table: MethodTable, bench: PartTrainer) -> Outcome:
+    def train(self, table: MethodTable, bench: PartTrainer) -> Outcome:
+        """Tune one method and train what was chosen."""
         label, seeds = table.label_or_name, self.experiment.seeds
         if self._tune is None:
             whole = self._final(table, _Group({}, list(seeds)), bench)
@@ -333,6 +340,8 @@ class SplitComparison:
         evaluate = dataclasses.replace(
             made.evaluate, test_curve=False, save_models=False, keep_globals=False
         )
+        if made.evaluate.test_curve:  # then the final training starts anew: no curve is needed
+            evaluate = dataclasses.replace(evaluate, every=made.rounds, personal="auto")
         by = self._tune and self._tune.metric
         if by and not evaluate.choice(made.task).natively(by):  # then it has to be measured
             evaluate = dataclasses.replace(evaluate, metric=by)

@@ -1,0 +1,526 @@
+"""The referee: what it trains, what it finds, and that a changed file is found out.
+
+A bad and a better method are judged for real on the four hospitals; the rest is computed.
+"""
+
+import copy
+import json
+import re
+
+import numpy as np
+import pytest
+
+import tiny
+from idiolect.core.metrics import metric
+from idiolect.engine.outcome import Silent
+from idiolect.errors import ConfigError, DataError
+from idiolect.experiment.load import load_experiment
+from idiolect.experiment.referee.challenger import find_challenger
+from idiolect.experiment.referee.judgement import BETTER, NONE, WORSE, judge
+from idiolect.experiment.referee.referee_page import write_page
+from idiolect.experiment.referee.referee_run import (
+    choose_problems,
+    read_json,
+    read_lines,
+    referee,
+    stored_folder,
+    train_line,
+)
+from idiolect.experiment.referee.suite import SIZES, Contestant, digest_of, load_suite
+from idiolect.experiment.referee.verify import FAULT, NOTE, OK, difference, rerun, verify
+from idiolect.experiment.repro.index import experiments_folder
+
+SMALL = load_suite("small")
+STORED = read_lines(stored_folder("small"))
+
+BAD = """
+from dataclasses import dataclass
+from typing import ClassVar
+from idiolect.methods import FedAvg
+
+@dataclass(frozen=True, kw_only=True)
+class Amnesia(FedAvg):
+    title: ClassVar[str] = "Amnesia"
+    def server_step(self, state, cohort, reports):
+        return state
+"""
+PEEKING = """
+from dataclasses import dataclass
+from idiolect.methods import FedAvg
+
+@dataclass(frozen=True, kw_only=True)
+class Peeker(FedAvg):
+    def client_step(self, sent, personal, local):
+        local.mean(lambda batch: local.loss(sent.shared, batch), "test")
+        return super().client_step(sent, personal, local)
+"""
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("referee")
+    (folder / "amnesia_method.py").write_text(BAD)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def judged(home):
+    """A bad method on the hospitals, beside the stored baselines."""
+    challenger = find_challenger(str(home / "amnesia_method.py"), SMALL)
+    content, path = referee(SMALL, challenger, home / "out", Silent(), only=["heart"], device="cpu")
+    assert json.loads(path.read_text()) == content
+    return content
+
+
+def faults(content, **more):
+    return [check.text for check in verify(content, **more) if check.kind == FAULT]
+
+
+def sealed(content):
+    bare = {key: value for key, value in content.items() if key != "digest"}
+    return {**bare, "digest": digest_of(bare)}
+
+
+# The suite.
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_twenty_baselines_try_as_many_settings_as_each_other(size):
+    suite = load_suite(size)
+    assert len(suite.baselines) == 20 and len(suite.first) == 10
+    for problem in suite.problems.values():
+        for own in suite.baselines:
+            space = problem.space(own)
+            cells = int(np.prod([len(values) for values in space.values()]))
+            assert cells == problem.budget, (problem.name, own.label)
+            experiment = problem.experiment(own)
+            assert experiment.tune.methods[own.label]
+            assert experiment.seeds == (0, 1, 2, 3, 4)
+            assert experiment.evaluate.test_curve and experiment.tune.choose == "seed"
+
+
+def test_the_problems_are_experiments_that_load_by_themselves():
+    for size in SIZES:
+        for path in (experiments_folder() / "referee" / size).glob("*.toml"):
+            assert load_experiment(path).name == f"referee-{size}-{path.stem}"
+
+
+def test_the_digest_changes_with_a_problem_and_with_what_is_tried(monkeypatch):
+    problem = SMALL.problem("heart")
+    for raw in ({**problem.raw, "rounds": 11}, {**problem.raw, "seeds": [0, 1]}):
+        changed = type(problem)(problem.name, raw)
+        assert changed.digest != problem.digest
+        other = {**SMALL.problems, "heart": changed}
+        assert type(SMALL)(SMALL.size, 1, other, SMALL.baselines).digest != SMALL.digest
+    fewer = type(SMALL)(SMALL.size, 1, SMALL.problems, SMALL.baselines[1:])
+    assert fewer.digest != SMALL.digest
+
+
+def test_own_values_take_the_middle_rates_and_more_than_the_budget_are_refused():
+    problem = SMALL.problem("heart")  # rates 0.01, 0.03, 0.1, 0.3
+    make = lambda search: Contestant("fedavg", "A", "", search=search)  # noqa: E731
+    assert problem.space(make({}))["lr"] == [0.01, 0.03, 0.1, 0.3]
+    assert problem.space(make({"momentum": (0.0, 0.9)}))["lr"] == [0.03, 0.1]
+    assert problem.space(make({"momentum": (0.0, 0.5, 0.9)}))["lr"] == [0.03]
+    assert problem.space(make({"lr": (1.0,)}))["lr"] == [1.0]
+    with pytest.raises(ConfigError, match="lists 5 settings and each method of the suite tries at"):
+        problem.space(make({"momentum": (0.0, 0.1, 0.2, 0.3, 0.4)}))
+
+
+def test_without_shared_data_the_digits_stand_in_and_what_is_left_out_is_said(
+    tmp_path, monkeypatch
+):
+    from idiolect.experiment.referee import referee_run
+
+    def missing(experiment, *_, **__):
+        if experiment.data.source not in ("embedded", "heart", "synthetic"):
+            raise DataError(f"{experiment.data.source} is not here")
+
+    monkeypatch.setattr(referee_run, "build_federations", missing)
+    chosen, left_out = choose_problems(SMALL, tmp_path, {})
+    names = [one.name for one in chosen]
+    assert names == [
+        "digits-pathological", "digits-dirichlet", "persfl-ds1", "persfl-ds3", "ktpfl-all",
+        "synthetic", "heart",
+    ]  # fmt: skip
+    assert set(left_out) == {
+        "fmnist-pathological", "fmnist-dirichlet", "cifar10-pathological", "cifar10-dirichlet",
+        "school",
+    }  # fmt: skip
+    assert "digits-pathological is run instead" in left_out["fmnist-pathological"]
+
+
+# The challenger.
+
+
+def test_a_file_needs_one_method_and_a_name_of_its_own(tmp_path):
+    def found(name, text):
+        (tmp_path / name).write_text(text)
+        return find_challenger(str(tmp_path / name), SMALL)
+
+    with pytest.raises(ConfigError, match="holds no class derived from Method"):
+        found("empty_one.py", "x = 1\nclass A: pass\n")
+    with pytest.raises(ConfigError, match="holds several methods, Amnesia, Other"):
+        found("two_methods.py", BAD + "\nclass Other(Amnesia): pass\n")
+    with pytest.raises(ConfigError, match="is no Python file"):
+        found("broken_one.py", "def (:\n")
+    with pytest.raises(ConfigError, match="cannot be imported by that name"):
+        found("my-method.py", BAD)
+    with pytest.raises(ConfigError, match="has the name of another module"):
+        found("json.py", BAD.replace("Amnesia", "JSONDecoder"))
+    with pytest.raises(ConfigError, match="does not exist"):
+        find_challenger(str(tmp_path / "nowhere.py"), SMALL)
+    with pytest.raises(ConfigError, match="unknown method 'fedavgg'"):
+        find_challenger("fedavgg", SMALL)
+
+
+def test_a_baseline_is_judged_with_the_suites_settings_and_others_by_their_class():
+    assert find_challenger("ditto", SMALL).search == {"pull": [0.1, 1.0]}
+    assert find_challenger("gpfl", SMALL).label == "GPFL"
+
+
+def test_a_method_cannot_ask_for_test_rows(tmp_path):
+    """`local` has training, validation and public rows; nothing else is within its reach."""
+    (tmp_path / "peeking_method.py").write_text(PEEKING)
+    own = find_challenger(str(tmp_path / "peeking_method.py"), SMALL)
+    with pytest.raises(Exception, match="test"):
+        train_line(SMALL, own, [SMALL.problem("heart")], tmp_path, Silent(), device="cpu")
+
+
+# What is found.
+
+
+def test_a_bad_method_is_found_worse_than_every_baseline(judged):
+    own = judged["findings"]["problems"]["heart"]
+    assert {one["outcome"] for one in own["against"].values()} == {WORSE}
+    assert len(own["against"]) == 20
+    assert "worse on 1" in judged["findings"]["verdict"]["sentence"]
+    assert judged["findings"]["verdict"]["beside_best_baseline"][WORSE] == ["heart"]
+    assert own["methods"]["Amnesia"]["best_test_round"]["chosen_on"] == "test data"
+    assert judged["left_out"]["school"] == "not asked for, by --problem"
+
+
+def test_cells_are_not_trained_again_and_training_leaves_nothing(judged, home, monkeypatch):
+    from idiolect.experiment.referee import referee_run
+
+    monkeypatch.setattr(referee_run, "train_cell", None)
+    challenger = find_challenger(str(home / "amnesia_method.py"), SMALL)
+    again, _ = referee(SMALL, challenger, home / "out", Silent(), only=["heart"], device="cpu")
+    assert again == judged
+    assert not list((home / "out" / "training").rglob("*.safetensors"))
+
+
+def moved(line, problem, factor, noise=0.0):
+    """Return a line whose scores on a problem are others, with curves that fit."""
+    made = copy.deepcopy(line)
+    record = made["cells"][problem]
+    own = metric(record["metric"])
+    draws = np.random.default_rng(0)
+    for one in record["seeds"]:
+        scores, rows = np.array(one["score"], float), np.array(one["test"], float)
+        scores = scores * factor + noise * draws.normal(size=len(scores))
+        if own.name == "accuracy":
+            scores = np.round(np.clip(scores, 0, 1) * rows) / rows
+        one["score"] = [round(value, 6) for value in scores]
+        one["test_curve"][-1] = round(float((scores * rows).sum() / rows.sum()), 6)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("problem", "factor", "outcome"),
+    [
+        ("synthetic", 0.8, WORSE), ("synthetic", 1.0, NONE),
+        ("school", 0.8, BETTER), ("school", 1.25, WORSE), ("school", 1.0, NONE),
+    ],
+)  # fmt: skip
+def test_planted_differences_are_found_and_only_those(problem, factor, outcome):
+    """Of RMSE less is better, of accuracy more."""
+    lines = {"A": STORED["Local"], "B": moved(STORED["Local"], problem, factor)}
+    found = judge({label: own["cells"] for label, own in lines.items()}, [problem], "B")
+    assert found["problems"][problem]["against"]["A"]["outcome"] == outcome
+    assert found["verdict"]["beside_best_baseline"][outcome] == [problem]
+    ahead = found["problems"][problem]["against"]["A"]["ahead"]
+    assert np.sign(ahead) == {BETTER: 1, WORSE: -1, NONE: 0}[outcome]
+
+
+def test_ranks_turn_where_less_is_better_and_take_problems_that_all_have():
+    problems = ["heart", "synthetic", "school"]
+    good = STORED["Local"]
+    bad = moved(moved(moved(good, "heart", 0.5), "synthetic", 0.5), "school", 2.0)
+    found = judge({"bad": bad["cells"], "good": good["cells"]}, problems)
+    assert found["overall"]["problems"] == problems
+    assert found["overall"]["ranks"]["average"] == {"good": 1.0, "bad": 2.0}
+    less = {name: one for name, one in bad["cells"].items() if name != "school"}
+    found = judge({"bad": less, "good": good["cells"]}, problems)
+    assert found["overall"]["problems"] == ["heart", "synthetic"]
+    assert found["overall"]["ranks"] is None  # of two problems nothing follows
+
+
+def test_the_best_test_round_is_the_best_of_a_curve_and_no_result():
+    line = copy.deepcopy(STORED["Local"])
+    record = line["cells"]["school"]
+    before = judge({"A": line["cells"]}, ["school"])["problems"]["school"]["methods"]["A"]
+    for one in record["seeds"]:
+        one["test_curve"][0] = 1.0
+    after = judge({"A": line["cells"]}, ["school"])["problems"]["school"]["methods"]["A"]
+    assert after["best_test_round"]["weighted_mean"] == 1.0
+    assert after["best_test_round"]["rounds"] == [record["evaluated"][0]] * 5
+    assert after["mean"] == before["mean"]
+
+
+def test_newcomers_are_the_clients_that_took_part_in_no_round():
+    record = STORED["FedAvg"]["cells"]["school"]
+    found = judge({"A": {"school": record}}, ["school"])["problems"]["school"]["methods"]["A"]
+    never = [
+        np.mean([s for s, there in zip(one["score"], one["took_part"], strict=True) if not there])
+        for one in record["seeds"]
+    ]
+    assert found["participation"]["rmse"]["personal"]["never"] == pytest.approx(np.mean(never))
+
+
+def test_the_page_opens_with_the_verdict(judged, tmp_path):
+    text = write_page(judged, tmp_path, "idiolect referee amnesia_method.py").read_text()
+    assert "What the referee found" in text and "Amnesia" in text
+    assert judged["findings"]["verdict"]["sentence"].split(":")[0] in text
+
+
+# Checking what others send.
+
+
+def test_an_honest_file_passes(judged, home):
+    checks = verify(judged)
+    assert not faults(judged)
+    assert any(check.kind == NOTE and "--method" in check.text for check in checks)
+    own = find_challenger(str(home / "amnesia_method.py"), SMALL)
+    assert any(check.kind == OK and "file given" in check.text for check in verify(judged, own))
+
+
+def first_seed(content, label="Amnesia"):
+    return content["methods"][label]["cells"]["heart"]["seeds"][0]
+
+
+def cell(content, label="Amnesia"):
+    return content["methods"][label]["cells"]["heart"]
+
+
+def raise_a_score(content):
+    first_seed(content)["score"][0] = 1.0
+
+
+def raise_a_score_and_its_curve(content):
+    """Everything follows from the wrong score but the share of right answers."""
+    one = first_seed(content)
+    one["score"][0] = 0.777777
+    scores, rows = np.array(one["score"]), np.array(one["test"])
+    one["test_curve"][-1] = float((scores * rows).sum() / rows.sum())
+    again(content)
+
+
+def again(content):
+    cells = {label: own["cells"] for label, own in content["methods"].items()}
+    content["findings"] = judge(cells, content["problems"], content["challenger"])
+
+
+def lower_a_baseline(content):
+    lines = {label: {"cells": own["cells"]} for label, own in content["methods"].items()}
+    content["methods"]["FedPer"]["cells"] = moved(lines["FedPer"], "heart", 0.5)["cells"]
+    again(content)
+
+
+def drop_a_baseline(content):
+    del content["methods"]["FedPer"]
+    again(content)
+
+
+def drop_a_seed(content):
+    del cell(content)["seeds"][0]
+
+
+def drop_a_client(content):
+    for key in ("score", "train", "test"):
+        del first_seed(content)[key][0]
+
+
+def try_more(content):
+    tuned = cell(content)["tuned"]
+    tuned["space"]["lr"].append(1.0)
+    tuned["trials"].append({**tuned["trials"][0], "settings": {"lr": 1.0}})
+
+
+def choose_what_is_not_best(content):
+    tuned = cell(content)["tuned"]
+    tuned["trials"][0]["validation"][0]["score"] = 0.0
+    tuned["trials"][1]["validation"][0]["score"] = 0.9
+
+
+def claim_another_setting(content):
+    cell(content)["settings"]["lr"] = 0.5
+
+
+def tune_on_test_data(content):
+    cell(content)["tuned"]["metric"] = "test accuracy"
+
+
+def take_an_earlier_round(content):
+    cell(content)["rounds"] = 5
+
+
+def report_the_best_round(content):
+    one = content["findings"]["problems"]["heart"]["methods"]["Amnesia"]
+    one["mean"] = one["best_test_round"]["weighted_mean"]
+
+
+def change_the_verdict(content):
+    content["findings"]["verdict"]["sentence"] = "Amnesia is best."
+
+
+def change_a_rank(content):
+    content["findings"]["problems"]["heart"]["methods"]["Amnesia"]["rank"] = 1.0
+
+
+def change_a_p(content):
+    content["findings"]["problems"]["heart"]["against"]["FedPer"]["p_holm"] = 0.5
+
+
+def cheaper(content):
+    content["findings"]["problems"]["heart"]["methods"]["Amnesia"]["bytes"] = 1.0
+
+
+def another_suite(content):
+    content["suite"]["digest"] = "0" * 64
+
+
+def another_problem(content):
+    cell(content)["problem"] = "0" * 64
+
+
+def other_rows(content):
+    cell(content)["rows"][0] = "0" * 16
+
+
+def other_code(content):
+    cell(content)["code"] = "0" * 64
+
+
+def no_versions(content):
+    cell(content)["versions"] = {}
+
+
+def hide_a_problem(content):
+    del content["left_out"]["school"]
+
+
+def say_that_a_baseline_failed(content):
+    cells = content["methods"]["FedPer"]["cells"]
+    cells["heart"] = {key: cells["heart"][key] for key in ("problem", "code", "versions")}
+    cells["heart"]["failed"] = "it diverged"
+    again(content)
+
+
+def nonsense(content):
+    content["methods"] = 3
+
+
+TAMPERING = {
+    raise_a_score: "curve is not its score",
+    raise_a_score_and_its_curve: "no share of the client's test rows",
+    lower_a_baseline: "FedPer is not as this package has it stored",
+    drop_a_baseline: "the baseline FedPer is not in the file",
+    drop_a_seed: "seeds are not the suite's",
+    drop_a_client: "3 scores of 4 clients",
+    try_more: "more than the 4 of others",
+    choose_what_is_not_best: "best on validation data",
+    claim_another_setting: "it was trained with lr = 0.5",
+    tune_on_test_data: "not on validation data",
+    take_an_earlier_round: "not that of round 10, the last",
+    report_the_best_round: "methods.Amnesia.mean",
+    change_the_verdict: "verdict.sentence",
+    change_a_rank: "Amnesia.rank",
+    change_a_p: "p_holm",
+    cheaper: "Amnesia.bytes",
+    another_suite: "not that of this package",
+    another_problem: "another version of the problem",
+    other_rows: "other clients or rows",
+    other_code: "different versions of its code",
+    no_versions: "with which versions",
+    hide_a_problem: "no result on school",
+    say_that_a_baseline_failed: "FedPer is not as this package has it stored",
+    nonsense: "has not the form",
+}
+
+
+@pytest.mark.parametrize("change", TAMPERING, ids=lambda one: one.__name__)
+def test_a_changed_file_is_found_out(judged, change):
+    """Even where whoever changed it has computed the digest again."""
+    content = copy.deepcopy(judged)
+    change(content)
+    found = faults(sealed(content))
+    assert any(TAMPERING[change] in text for text in found), found
+
+
+def test_a_file_that_was_changed_and_not_sealed_again_is_found_out(judged):
+    content = copy.deepcopy(judged)
+    content["versions"]["torch"] = "0"
+    assert faults(content) == ["the file was changed: its digest differs"]
+
+
+def test_another_file_than_the_one_judged_is_named(judged, tmp_path):
+    (tmp_path / "amnesia_other.py").write_text(BAD + "\n# changed\n")
+    own = find_challenger(str(tmp_path / "amnesia_other.py"), SMALL)
+    assert "the code of Amnesia is not that of the file given" in faults(judged, challenger=own)
+
+
+def test_a_cell_trained_again_is_the_same_and_a_made_up_one_is_not(judged, home, tmp_path):
+    own = find_challenger(str(home / "amnesia_method.py"), SMALL)
+    check = rerun(judged, "heart/Amnesia", tmp_path / "a", Silent(), own, device="cpu")
+    assert check.kind == OK, check
+    made_up = copy.deepcopy(judged)
+    line = {"cells": judged["methods"]["Amnesia"]["cells"]}
+    made_up["methods"]["Amnesia"]["cells"] = moved(line, "heart", 1.5)["cells"]
+    check = rerun(made_up, "heart/Amnesia", tmp_path / "b", Silent(), own, device="cpu")
+    assert check.kind == FAULT and "the mean differs by" in check.text
+    with pytest.raises(ConfigError, match="no baseline; give the file"):
+        rerun(judged, "heart/Amnesia", tmp_path, Silent())
+    with pytest.raises(ConfigError, match="no cell 'heart/None'"):
+        rerun(judged, "heart/None", tmp_path, Silent(), own)
+
+
+def test_numbers_may_differ_in_their_last_digits_only():
+    assert not difference({"a": [1.0, None]}, {"a": [1.0 + 1e-10, None]}, "x")
+    assert "x.a[0]" in difference({"a": [1.0]}, {"a": [1.001]}, "x")
+    assert "missing" in difference({}, {"a": 1}, "x") and "too much" in difference(
+        {"a": 1}, {}, "x"
+    )
+    assert difference(True, 1, "x") and difference("1", 1, "x")
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_every_stored_result_is_without_fault(size):
+    for path in stored_folder(size).glob("*.json"):
+        line = read_json(path)
+        missing = [text for text in faults(line) if "has no result on" not in text]
+        assert not missing, (path.name, missing)
+
+
+# From the command line.
+
+
+def test_the_command_line_judges_and_checks(home):
+    (home / "cli").mkdir()
+    (home / "cli" / "forgetful.py").write_text(BAD.replace("Amnesia", "Forgetful"))
+    run = tiny.idiolect(
+        "referee", "forgetful.py", "--problem", "heart", "--device", "cpu", cwd=home / "cli"
+    )
+    assert run.returncode == 0, run.stderr
+    assert "Verdict: Forgetful beside the best baseline of each of 1 problem" in run.stdout
+    path = "runs/referee/Forgetful-small/referee.json"
+    done = tiny.idiolect("referee", "verify", path, "--method", "forgetful.py", cwd=home / "cli")
+    assert done.returncode == 0 and "No fault was found." in done.stdout, done.stdout
+    file = home / "cli" / path
+    file.write_text(re.sub("Forgetful beside", "Lovely beside", file.read_text()))
+    done = tiny.idiolect("referee", "verify", path, cwd=home / "cli")
+    assert done.returncode == 13 and "fault the file was changed" in done.stdout
+    done = tiny.idiolect("referee", "verify", "forgetful.py", cwd=home / "cli")
+    assert done.returncode == 3 and "is no JSON" in done.stderr
+    done = tiny.idiolect("referee", "suite", "--json", cwd=home / "cli")
+    assert len(json.loads(done.stdout)["result"]["baselines"]) == 20
