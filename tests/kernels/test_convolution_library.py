@@ -28,7 +28,9 @@ def test_every_form_is_the_grouped_convolution(shape, task, float64):
     inputs = {"convolve": (x, w), "input_gradient": (g, w), "weight_gradient": (g, x)}[task]
     exact = PLAIN[task](*inputs, s)
     found = convolution_library.forms(task, s)
-    wanted = {"each", "patches"} - ({"patches"} if s.stride > 1 and "input" in task else set())
+    wanted = {"last", "each", "patches"} - (
+        {"patches"} if s.stride > 1 and "input" in task else set()
+    )
     assert set(found) == wanted
     for name, form in found.items():
         got = form(*inputs, s)
@@ -39,11 +41,13 @@ def test_every_form_is_the_grouped_convolution(shape, task, float64):
 def test_what_is_not_worth_a_try():
     thin, deep = SHAPES[0]._replace(channels=3), SHAPES[0]._replace(images=1 << 20)
     assert convolution_library.forms("convolve", thin) == {}
-    assert set(convolution_library.forms("convolve", deep)) == {"each"}
+    assert set(convolution_library.forms("convolve", deep)) == {"last", "each"}
     many = SHAPES[0]._replace(groups=100)
-    assert set(convolution_library.forms("convolve", many)) == {"patches"}
+    assert set(convolution_library.forms("convolve", many)) == {"last", "patches"}
     assert convolution_library.forms("conv_relu", SHAPES[0]) == {}
-    assert set(convolution.forms("convolve", SHAPES[0], own=False)) == {"plain", "each", "patches"}
+    assert list(convolution.forms("convolve", SHAPES[0], own=False)) == [
+        "plain", "last", "each", "patches"
+    ]  # fmt: skip
     assert len(convolution.forms("convolve", SHAPES[0])) > 3
 
 
@@ -70,6 +74,10 @@ def test_bfloat16_is_as_autocast_has_it(monkeypatch):
         network(network.params, x, False), plain(plain.params, x, False), rtol=2e-2, atol=2e-3
     )
     ours, theirs = (torch.func.grad(loss(one))(plain.params) for one in (network, plain))
+    with torch.autocast("cpu", torch.bfloat16):
+        assert (
+            network._modes[True][1](x[:, :1].expand(5, 8, 6, 6).bfloat16()).dtype == torch.float32
+        )
     for name, leaf in ours.items():
         assert leaf.dtype == torch.float32
         torch.testing.assert_close(leaf, theirs[name], rtol=5e-2, atol=5e-3)

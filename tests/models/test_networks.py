@@ -1,5 +1,6 @@
 """Networks: the papers' sizes, what is refused and by what it is replaced, and a user's own."""
 
+import warnings
 from functools import partial
 from itertools import pairwise
 
@@ -328,3 +329,14 @@ def test_recurrent_and_attention_layers_are_stacked(build, float64):
         (verdict,) = simulation.evaluate([world.test_data], keep=True)
         ends.append((simulation.tree, verdict.deployed[0][1]))
     assert not worlds.differing(*ends, 1e-9)
+
+
+def test_evaluation_takes_no_shortcut_that_cannot_be_mapped():
+    network = Network(Encoder())
+    two = {name: torch.stack([leaf, leaf]) for name, leaf in network.params.items()}
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("error")  # vmap tells where it goes client by client
+        both = torch.vmap(
+            lambda own: network(own, torch.randn(3, 4), training=False), randomness="same"
+        )(two)
+    assert torch.equal(both[0], both[1])

@@ -18,6 +18,7 @@ from idiolect.kernels.attention_layers import StackedAttention, StackedMultihead
 from idiolect.kernels.conv_relu_pool import conv_relu, conv_relu_pool
 from idiolect.kernels.convolution import StackedConv2d
 from idiolect.kernels.group_norm import StackedGroupNorm, norm_relu
+from idiolect.kernels.layer_norm import StackedLayerNorm
 from idiolect.kernels.linear import StackedLinear, linear_relu
 from idiolect.kernels.recurrent import LAYERS
 
@@ -324,6 +325,7 @@ _STACKED: dict[type[nn.Module], Any] = {
     nn.Conv2d: StackedConv2d,
     nn.Linear: StackedLinear,
     nn.GroupNorm: StackedGroupNorm,
+    nn.LayerNorm: StackedLayerNorm,
     nn.MultiheadAttention: StackedMultiheadAttention,
     **LAYERS,
 }

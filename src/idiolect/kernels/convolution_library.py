@@ -1,9 +1,10 @@
 """Stacked convolutions by torch's libraries, in ways other than one grouped convolution.
 
-For many channels a grouped convolution leaves matrix units idle. "each" convolves client by client
-with channels last, the order that matrix units are fed in; captured in a graph, its launches cost
-little. "patches" copies what every output pixel sees into a row and is one batched product for all.
-The tasks are those of `convolution_cuda`, without what may follow a convolution.
+For many channels a grouped convolution leaves matrix units idle. "last" is the same one with
+channels last in memory, the order that matrix units are fed in; "each" convolves client by client
+so, and captured in a graph its launches cost little. "patches" copies what every output pixel sees
+into a row and is one batched product for all. The tasks are those of `convolution_cuda`, without
+what may follow a convolution.
 """
 
 import torch
@@ -22,7 +23,7 @@ def forms(task: str, shape: ConvShape) -> dict[str, Form]:
     """Return the ways to do a task that may be worth a try, by name."""
     if task not in _EACH or shape.depthwise or min(shape.channels, shape.out_channels) < _CHANNELS:
         return {}
-    found: dict[str, Form] = {}
+    found: dict[str, Form] = {"last": _LAST[task]}
     if shape.groups <= _CLIENTS:
         found["each"] = _EACH[task]
     pixels = shape.groups * shape.images * shape.out_height * shape.out_width
@@ -67,13 +68,56 @@ def each_weight_gradient(gradient: Tensor, x: Tensor, shape: ConvShape) -> Tenso
     return torch.stack([_backward(g, x, like, shape, 1) for g, x in pairs])
 
 
-def _backward(gradient: Tensor, x: Tensor, w: Tensor, shape: ConvShape, which: int) -> Tensor:
+def _backward(
+    gradient: Tensor, x: Tensor, w: Tensor, shape: ConvShape, which: int, groups: int = 1
+) -> Tensor:
     found = torch.ops.aten.convolution_backward(
         gradient, x, w, None, [shape.stride] * 2, [shape.padding] * 2, [1, 1], False,
-        [0, 0], 1, [which == 0, which == 1, False],
+        [0, 0], groups, [which == 0, which == 1, False],
     )  # fmt: skip
     result: Tensor = found[which]
     return result
+
+
+# One grouped convolution of all clients, with channels last.
+
+
+def _wide(t: Tensor) -> Tensor:
+    """Make clients a part of the channels, which are last in memory: one copy, or none."""
+    last = t.permute(1, 3, 4, 0, 2).contiguous()
+    return last.flatten(3).permute(0, 3, 1, 2)
+
+
+def _weights(w: Tensor) -> Tensor:
+    return w.flatten(0, 1).contiguous(memory_format=torch.channels_last)
+
+
+def _apart(t: Tensor, groups: int) -> Tensor:
+    """Undo `_wide`, in the same place in memory."""
+    return t.view(len(t), groups, -1, *t.shape[2:]).transpose(0, 1)
+
+
+def last_convolve(x: Tensor, w: Tensor, shape: ConvShape) -> Tensor:
+    """Convolve."""
+    step = (shape.stride, shape.padding, 1, shape.groups)
+    return _apart(F.conv2d(_wide(x), _weights(w), None, *step), shape.groups)
+
+
+def last_input_gradient(gradient: Tensor, w: Tensor, shape: ConvShape) -> Tensor:
+    """Return the gradient by the images."""
+    sizes = (shape.images, shape.groups * shape.channels, shape.height, shape.width)
+    like = gradient.new_empty(()).expand(sizes)
+    return _apart(
+        _backward(_wide(gradient), like, _weights(w), shape, 0, shape.groups), shape.groups
+    )
+
+
+def last_weight_gradient(gradient: Tensor, x: Tensor, shape: ConvShape) -> Tensor:
+    """Return the gradient by the weights."""
+    kernel = (shape.channels, shape.kernel_height, shape.kernel_width)
+    like = x.new_empty(()).expand(shape.groups * shape.out_channels, *kernel)
+    dw = _backward(_wide(gradient), _wide(x), like, shape, 1, shape.groups)
+    return dw.reshape(shape.groups, shape.out_channels, *kernel)
 
 
 # As one batched product.
@@ -116,6 +160,11 @@ _EACH: dict[str, Form] = {
     "convolve": each_convolve,
     "input_gradient": each_input_gradient,
     "weight_gradient": each_weight_gradient,
+}
+_LAST: dict[str, Form] = {
+    "convolve": last_convolve,
+    "input_gradient": last_input_gradient,
+    "weight_gradient": last_weight_gradient,
 }
 _PATCHED: dict[str, Form] = {
     "convolve": patches_convolve,
