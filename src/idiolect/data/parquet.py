@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from idiolect.data.dataset import AnyArray, Dataset, Rows, check_value, taken
-from idiolect.data.text import UserText, for_pretraining, sentences, streams
+from idiolect.data.text import UserText, dealt, sentences, streams
 from idiolect.data.tokenisers import as_tokeniser
 from idiolect.errors import ConfigError, DataError
 
@@ -312,17 +312,18 @@ def read_users(
     length: int = 20,
     vocabulary: int = 50_000,
     tokeniser: str = "",
-    users: Literal["all", "study", "pretraining"] = "all",
+    users: Literal["all", "pretraining", "study", "newcomers"] = "all",
 ) -> Dataset:
     """Read what each user wrote, for next-word prediction.
 
-    `users`: all, the half that a base may be pretrained on, or the other half, to study it on.
+    `users`: all; the half that a base may be pretrained on; of the other half those to study it
+    on, or the quarter that is kept for newcomers.
     """
     chosen = []
     for path in files.paths:
         held: dict[str, list[str]] = {}
         for row in _columns(path, "text", "client").to_pylist():
-            if users != "all" and for_pretraining(str(row["client"])) != (users == "pretraining"):
+            if users not in ("all", dealt(str(row["client"]))):
                 continue
             held.setdefault(str(row["client"]), []).append(row["text"])
         origin = int(path.name.startswith("test"))

@@ -44,12 +44,13 @@ class UserText(NamedTuple):
     origin: int = 0
 
 
-def for_pretraining(user: str) -> bool:
-    """Say whether a user's text is dealt to pretraining (half are), and not to studies, by name.
+def dealt(user: str) -> str:
+    """Deal a user, by name alone: half to pretraining, the others to a study or its newcomers.
 
     So a base never saw a word of the users whom a study of it is about.
     """
-    return hashlib.sha256(user.encode()).digest()[0] % 2 == 0
+    first, second = hashlib.sha256(user.encode()).digest()[:2]
+    return "pretraining" if first % 2 == 0 else "newcomers" if second % 4 == 0 else "study"
 
 
 def tokenise(text: str) -> list[str]:

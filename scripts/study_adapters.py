@@ -1,0 +1,62 @@
+"""Give the newcomers of a study of adapters their models, and write what they score.
+
+    python scripts/study_adapters.py RUN roles|reviews DATA --out newcomers.json
+
+RUN is the folder of experiments/adapters/roles.toml or reviews.toml. Newcomers are the roles that
+`data.text.dealt` keeps for them, or the products that the experiment leaves out. Written after
+every method, so that what is there can be used if it is cut short.
+"""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from idiolect.data import Dataset, load
+from idiolect.data.dataset import taken
+from idiolect.experiment.adapt import adapt
+from idiolect.experiment.stored_models import read_experiment
+
+FEWEST = 20  # rows of a newcomer
+
+
+def newcomers(study: str, options: dict[str, Any], data_dir: Path) -> Dataset:
+    """Load the newcomers of a study, read as its clients are."""
+    if study == "roles":
+        whole = load("shakespeare", data_dir, **{**options, "users": "newcomers"})
+        assert whole.clients is not None
+        sizes = np.bincount(whole.clients, minlength=len(whole.client_names))
+        return taken(whole, np.flatnonzero(sizes[whole.clients] >= FEWEST))
+    everyone = load("cross_product", data_dir, **{**options, "leave_out": []}).client_names
+    seen = [name for name in everyone if name not in options["leave_out"]]
+    return load("cross_product", data_dir, **{**options, "leave_out": tuple(seen)})
+
+
+def main() -> None:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("run", type=Path)
+    parser.add_argument("study", choices=("roles", "reviews"))
+    parser.add_argument("data_dir", type=Path)
+    parser.add_argument("--out", type=Path, required=True)
+    args = parser.parse_args()
+    experiment = read_experiment(args.run, False)
+    data = newcomers(args.study, dict(experiment.data.options), args.data_dir)
+    metric = "perplexity" if args.study == "roles" else "accuracy"
+    done = json.loads((args.run / "result.json").read_text())["methods"]
+    found: dict[str, Any] = {}
+    for label in done:
+        for seed in experiment.seeds:
+            told = adapt(args.run, data, label, seed, split="file", out=args.run / "late")
+            found.setdefault(label, {})[seed] = {
+                one["client"]: one["models"]["personal"][metric] for one in told["newcomers"]
+            }
+        means = [float(np.mean(list(own.values()))) for own in found[label].values()]
+        print(f"{label}: {np.mean(means):.4g} ± {np.std(means):.2g} over seeds", flush=True)
+        args.out.write_text(json.dumps({"metric": metric, "scores": found}, indent=1))
+
+
+if __name__ == "__main__":
+    main()
