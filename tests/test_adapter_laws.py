@@ -8,9 +8,12 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import idiolect
 import worlds
+from idiolect.aggregation.aggregator import Aggregated
+from idiolect.aggregation.private_mean import Private
 from idiolect.core import tree
 from idiolect.data import Dataset
 from idiolect.methods import METHODS
@@ -66,11 +69,11 @@ def test_seeds_share_the_base_and_draw_their_own_adapter(float64):
 # Against PEFT, one client after the other, on the same batches.
 
 
-def texts(sizes):
-    """Draw texts of the embedded decoder's tokens, for clients of these sizes."""
+def texts(sizes, tokens=1024, length=8):
+    """Draw texts, of the embedded decoder's tokens by default, for clients of these sizes."""
     draw = np.random.default_rng(0)
-    words = tuple(map(str, range(1024)))
-    text = draw.integers(4, 1024, (sum(sizes), 9)).astype(np.int32)
+    words = tuple(map(str, range(tokens)))
+    text = draw.integers(4, tokens, (sum(sizes), length + 1)).astype(np.int32)
     x, y = text[:, :-1].copy(), text[:, 1:].astype(np.int64)
     x[1, 5:], y[1, 4:] = 0, -1  # one is shorter
     rows = tuple(np.split(np.arange(len(x)), np.cumsum(sizes)[:-1]))
@@ -123,3 +126,77 @@ def test_many_clients_at_once_are_peft_one_by_one_to_1e_5():
             assert torch.allclose(own, leaf, rtol=1e-5, atol=1e-5), name
             moved = max(moved, float((leaf - began[name]).detach().abs().max()))
         assert moved > 1e-3, "nothing was trained"
+
+
+# Memory, and what is made private.
+
+
+class Largest(TorchDispatchMode):
+    """Notes the most numbers that any one operation returns, and what it was."""
+
+    def __init__(self):
+        super().__init__()
+        self.most, self.what = 0, ""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        held = {one.untyped_storage().data_ptr() for one in args if isinstance(one, torch.Tensor)}
+        for one in out if isinstance(out, tuple | list) else (out,):
+            # A view of what came in takes no memory.
+            new = isinstance(one, torch.Tensor) and one.untyped_storage().data_ptr() not in held
+            if new and one.numel() > self.most:
+                self.most, self.what = one.numel(), str(func)
+        return out
+
+
+WORDS = tuple(map(str, range(16)))
+
+
+def wide_decoder():
+    return MODELS["decoder"]((4,), 16, WORDS, layers=1, width=128, heads=2, inner=256)
+
+
+def wide_dense():
+    return nn.Sequential(nn.Linear(4, 256), nn.ReLU(), nn.Linear(256, 128), nn.Linear(128, 3))
+
+
+@pytest.mark.parametrize("kind", ["decoder", "dense"])
+def test_memory_grows_with_adapters_and_activations_not_with_copies_of_the_base(kind):
+    """The largest weight of the base has 32,768 numbers; no operation makes as many."""
+    clients = 12
+    if kind == "decoder":
+        world, build = texts((2,) * clients, 16, 4), wide_decoder
+    else:
+        world, build = worlds.federation((2,) * clients, (1,) * clients), wide_dense
+    adapter = idiolect.LoRA(rank=1, targets=("*",) if kind == "dense" else ())
+    adapted = AdaptedNetwork(build, adapter)
+    largest = max(leaf.numel() for leaf in build().parameters())
+    assert largest == 32_768
+    simulation = worlds.simulation(made("fedavg", batch=2), world, build=adapted)
+    with Largest() as seen:
+        simulation.advance()
+    assert 0 < seen.most < largest, seen.what
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_noise_that_hides_a_client_falls_on_adapters_alone(float64):
+    """Noise of z · S on each number: its length grows with the root of how many there are.
+
+    Nobody learns anything (a rate of nothing), so what the server moved by is noise.
+    """
+    world = worlds.with_public()
+
+    def length(build):
+        method = Aggregated(made("fedavg", lr=1e-12), Private(clip=1.0, noise=1.0, force=True))
+        simulation = worlds.simulation(method, world, build=build)
+        before = tree.named(simulation.tree["server"])
+        simulation.advance()
+        after = tree.named(simulation.tree["server"])
+        moved = [after[n] - before[n] for n in before if n in after and before[n].dim() > 1]
+        return sum(leaf.numel() for leaf in moved), float(sum((m**2).sum() for m in moved)) ** 0.5
+
+    wide = lambda: MODELS["dnn"]((worlds.FEATURES,), worlds.CLASSES, hidden=400)  # noqa: E731
+    whole, noise = length(wide)
+    few, less = length(AdaptedNetwork(wide, idiolect.LoRA(rank=1, targets=("fc1",))))
+    assert (whole, few) == (400 * 4 + 400 * 3, 4 + 400)
+    assert less / noise == pytest.approx((few / whole) ** 0.5, rel=0.15)
