@@ -12,10 +12,7 @@ from statistics import mean
 from typing import Any
 
 from paper_persfl import DISTIL, FEDAVG_ARM, GD, ROUNDS, TABLE, TEACHER_GRID
-from reproduction import RESULTS, deviation, fill, keep, run, table
-
-from idiolect.analysis.significance import holm
-from idiolect.results.statistics import student_p
+from reproduction import RESULTS, deviation, fill, gains, keep, run, table
 
 HERE = Path(__file__).resolve().parent.parent / "docs" / "reproduction"
 FIGURES = RESULTS / "persfl.json"
@@ -92,15 +89,13 @@ class Run:
             return "–"
         return f"{self.mean(label, model):.1f} ± {self.over_seeds(label, model):.1f}"
 
-    def paired(self, label: str, other: str) -> tuple[float, float]:
-        """Mean difference, and the p of its seeds: each seed has users of its own."""
+    def paired(self, label: str, other: str) -> list[float]:
+        """Differences of two methods' means over users, for each seed."""
         left, right = (
             [100 * mean(row) for row in self.methods[name]["accuracy"]["personal"]]
             for name in (label, other)
         )
-        gaps = [a - b for a, b in zip(left, right, strict=True)]
-        error = deviation(gaps) / len(gaps) ** 0.5
-        return mean(gaps), student_p(mean(gaps) / error, len(gaps) - 1) if error else 1.0
+        return [a - b for a, b in zip(left, right, strict=True)]
 
     def picked(self, label: str) -> float | None:
         """Mean accuracy if every user picked λ and T by its own test data; None without a grid."""
@@ -160,15 +155,9 @@ def _there(kept: dict[str, Run]) -> list[str]:
     return [split for split in SPLITS if split in kept]
 
 
-def _corrected(pairs: list[tuple[float, float]]) -> list[str]:
-    """Write differences with p values corrected over all rows."""
-    corrected = holm([p for _, p in pairs])
-    return [f"{gap:+.2f} (p = {p:.2g})" for (gap, _), p in zip(pairs, corrected, strict=True)]
-
-
 def _teachers(kept: dict[str, Run]) -> list[str]:
     last, best = "PersFL, last teacher", "PersFL"
-    gains = _corrected([kept[split].paired(best, last) for split in _there(kept)])
+    found = gains([kept[split].paired(best, last) for split in _there(kept)])
     rows = [
         [
             _title(split),
@@ -179,7 +168,7 @@ def _teachers(kept: dict[str, Run]) -> list[str]:
             f"{TABLE[split]['PersFL'][0]}",
             f"{TABLE[split]['PersFL'][0] - FEDAVG_ARM[split]:+.1f}",
         ]
-        for split, gain in zip(_there(kept), gains, strict=True)
+        for split, gain in zip(_there(kept), found, strict=True)
     ]
     return table(
         ["", "last, ours", "best, ours", "gain, ours", "last, paper", "best, paper", "gain, paper"],
@@ -265,10 +254,10 @@ def _traffic(kept: dict[str, Run]) -> list[str]:
 
 def _distillation(kept: dict[str, Run]) -> list[str]:
     tuned = "PersFL, fine-tuning only"
-    gains = _corrected([kept[split].paired("PersFL", tuned) for split in _there(kept)])
+    found = gains([kept[split].paired("PersFL", tuned) for split in _there(kept)])
     rows = [
         [_title(split), kept[split].cell(tuned), kept[split].cell("PersFL"), gain]
-        for split, gain in zip(_there(kept), gains, strict=True)
+        for split, gain in zip(_there(kept), found, strict=True)
     ]
     return table(["", "fine-tuning (λ = 0)", "λ and T searched", "gain"], rows)
 

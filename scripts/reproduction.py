@@ -7,6 +7,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from idiolect.analysis.significance import holm
+from idiolect.results.statistics import student_p
+
 RESULTS = Path(__file__).resolve().parent.parent / "results"
 """What is kept of the runs: scores of every seed, settings, versions; a file for each paper."""
 
@@ -72,6 +75,21 @@ def deviation(values: list[float]) -> float:
         return 0.0
     squares = sum((value - middle) ** 2 for value in values)
     return float((squares / (len(values) - 1)) ** 0.5)
+
+
+def seeds_p(gaps: list[float]) -> float:
+    """Return the p of paired differences of seeds, as `idiolect compare` finds it."""
+    error = deviation(gaps) / len(gaps) ** 0.5
+    return student_p(sum(gaps) / len(gaps) / error, len(gaps) - 1) if error else 1.0
+
+
+def gains(differences: list[list[float]]) -> list[str]:
+    """Write each row's mean difference, with p values corrected over the rows by Holm's rule."""
+    corrected = holm([seeds_p(gaps) for gaps in differences])
+    return [
+        f"{sum(gaps) / len(gaps):+.2f} (p = {p:.2g})"
+        for gaps, p in zip(differences, corrected, strict=True)
+    ]
 
 
 def run(about: str | None, collect: Callable[[list[str]], None], write: Callable[[], None]) -> None:
