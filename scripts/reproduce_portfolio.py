@@ -254,7 +254,8 @@ def _verdict(found: list[Setting]) -> list[str]:
         f"At or above the best single method in {above} of {len(found)} settings; furthest from "
         f"it: {gaps[worst]:+.2f} points ({worst}). Beyond noise, by seeds and Holm's rule over the "
         f"rows, it is above it in {won} and below it in {lost}. Clients below their local model "
-        f"on test data: {whole:.1f} % of all {len(pairs)}; at most 2 % in {few} of {len(found)} settings."
+        f"on test data: {whole:.1f} % of all {len(pairs)}; at most 2 % in {few} of {len(found)} "
+        "settings."
     ]
 
 
