@@ -74,8 +74,6 @@ def test_bfloat16_is_as_autocast_has_it(monkeypatch):
         network(network.params, x, False), plain(plain.params, x, False), rtol=2e-2, atol=2e-3
     )
     ours, theirs = (torch.func.grad(loss(one))(plain.params) for one in (network, plain))
-    with torch.autocast("cpu", torch.bfloat16):
-        assert group_norm._single(x.bfloat16()).dtype == torch.float32  # its kernel takes no other
     for name, leaf in ours.items():
         assert leaf.dtype == torch.float32
         torch.testing.assert_close(leaf, theirs[name], rtol=5e-2, atol=5e-3)

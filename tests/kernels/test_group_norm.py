@@ -166,3 +166,60 @@ def test_what_is_no_number_stays_so(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     x[0, 0, 0, 0] = torch.nan
     y, _, _ = group_norm.cuda_normalise(x, torch.ones(2, 2), torch.zeros(2, 2), sizes)
     assert y[0].isnan().all() and y[1].isfinite().all()
+
+
+@pytest.mark.skipif(emulate.COMPILER is None, reason="needs g++ to run CUDA sources")
+@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        GroupNormSizes(3, 2, 8, 49, 2, 1e-5, True),
+        GroupNormSizes(2, 1, 32, 70, 1, 1e-5, False),
+        GroupNormSizes(2, 2, 6, 20, 2, 1e-5, True),  # 3 channels: threads do not suit them
+    ],
+)
+def test_kernels_with_channels_last_and_bfloat16(
+    sizes: GroupNormSizes, half: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The order in memory is kept where the kernels suit it, and precision that of the images."""
+    emulate.use(monkeypatch, tmp_path)
+    torch.manual_seed(0)
+    groups, images, channels, pixels, *_ = sizes
+    x = group_norm._ordered_last(torch.randn(groups, images, channels, pixels))
+    x = x.bfloat16() if half else x
+    w, b = torch.randn(groups, channels), torch.randn(groups, channels)
+    suits = channels // sizes.parts != 3
+    made = group_norm.cuda_normalise(x, w, b, sizes)
+    exact = group_norm.plain_normalise(x, w, b, sizes)
+    assert (made[0].stride() == x.stride()) is suits and made[0].dtype == torch.float32
+    for left, right in zip(made, exact, strict=True):
+        torch.testing.assert_close(left, right, rtol=1e-4, atol=1e-5)
+    given = (torch.randn_like(exact[0]), x, w, *exact[1:], made[0])
+    got = group_norm.cuda_gradient(*given, sizes)
+    wanted = group_norm.plain_gradient(*given, sizes)
+    assert got[0].dtype == wanted[0].dtype == x.dtype
+    assert (got[0].stride() == x.stride()) is suits
+    for left, right in zip(got, wanted, strict=True):
+        near = 1e-2 if left.dtype == torch.bfloat16 else 1e-4
+        torch.testing.assert_close(left, right, rtol=near, atol=near)
+
+
+def test_bfloat16_is_rounded_to_the_nearest(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """To the bit as torch rounds: factors of one and pieces of one leave the gradient's own."""
+    if emulate.COMPILER is None:
+        pytest.skip("needs g++ to run CUDA sources")
+    emulate.use(monkeypatch, tmp_path)
+    torch.manual_seed(0)
+    sizes = GroupNormSizes(1, 1, 2, 600, 1, 1e-5, False)
+    x, g = torch.zeros(1, 1, 2, 600).bfloat16(), torch.randn(1, 1, 2, 600)
+    g[0, 0, 0, :3] = torch.tensor([float("nan"), float("inf"), 1.0])
+    mean, scale = torch.zeros(1, 1, 1), torch.ones(1, 1, 1)
+    got = group_norm.cuda_gradient(g, x, torch.ones(1, 2), mean, scale, x.float(), sizes)[0]
+    assert bool(got.isnan().all())  # what is no number is not lost
+    g = torch.randn(1, 1, 2, 600)
+    g -= g.mean()
+    got = group_norm.cuda_gradient(g, x, torch.ones(1, 2), mean, scale, x.float(), sizes)[0]
+    level = g.double().mean().float()
+    assert float((got != (g - level).bfloat16()).float().mean()) < 0.02  # the mean's own rounding

@@ -15,6 +15,7 @@ from idiolect.kernels.vmap_rules import GroupedFunction, call, float32_on_cuda, 
 
 _WARP = 32
 _WARPS = 8  # of a block, at most
+_THREADS = _WARP * _WARPS
 
 
 class StackedGroupNorm(nn.GroupNorm):
@@ -27,7 +28,6 @@ class StackedGroupNorm(nn.GroupNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise groups of channels, then scale and shift each channel."""
-        x = _single(x)
         if not _suits_kernel(x):
             own: Tensor = super().forward(x)
             return own
@@ -36,15 +36,9 @@ class StackedGroupNorm(nn.GroupNorm):
 
 def norm_relu(layer: nn.Module, x: Tensor) -> Tensor:
     """Normalise and apply ReLU: in one launch under vmap on CUDA."""
-    x = _single(x)
     if not isinstance(layer, StackedGroupNorm) or not _suits_kernel(x):
         return layer(x).relu()  # type: ignore[no-any-return]
     return _normalised(layer, x, relu=True)
-
-
-def _single(x: Tensor) -> Tensor:
-    """Return single precision where products are in bfloat16: so does torch's autocast here."""
-    return x.float() if halved_on_cuda(x) else x
 
 
 def _suits_kernel(x: Tensor) -> bool:
@@ -73,6 +67,7 @@ class GroupNormSizes(NamedTuple):
 class _Normalise(GroupedFunction):
     """x [group, image, channel, pixel], w and b [group, channel] -> y, means, scales.
 
+    Images may be bfloat16; all else is in single precision, as torch's autocast has it.
     The options of both functions are (parts, eps, relu).
     """
 
@@ -130,6 +125,7 @@ def plain_normalise(
     x: Tensor, w: Tensor, b: Tensor, sizes: GroupNormSizes
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return y = (x − mean) · scale · w + b, perhaps after ReLU, with means and scales."""
+    x = _single(x)
     pieces = _pieces(x, sizes)
     variance, mean = torch.var_mean(pieces, -1, correction=0)
     scale = (variance + sizes.eps).rsqrt()
@@ -142,6 +138,7 @@ def plain_gradient(
     sizes: GroupNormSizes,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Return the gradients by x, w and b."""
+    half, x = x.dtype, _single(x)
     if sizes.relu:
         gradient = torch.ops.aten.threshold_backward(gradient, y, 0)
     standard = _standardised(x, mean, scale, sizes)
@@ -150,7 +147,11 @@ def plain_gradient(
     pieces = _pieces(standard, sizes)
     tilt = (scaled * pieces).mean(-1, keepdim=True)
     dx = (scale[..., None] * (scaled - level - pieces * tilt)).reshape(x.shape)
-    return dx, (gradient * standard).sum((1, 3)), gradient.sum((1, 3))
+    return dx.to(half), (gradient * standard).sum((1, 3)), gradient.sum((1, 3))
+
+
+def _single(x: Tensor) -> Tensor:
+    return x.float() if x.dtype == torch.bfloat16 else x
 
 
 def _pieces(x: Tensor, sizes: GroupNormSizes) -> Tensor:
@@ -166,35 +167,61 @@ def _standardised(x: Tensor, mean: Tensor, scale: Tensor, sizes: GroupNormSizes)
 def cuda_normalise(
     x: Tensor, w: Tensor, b: Tensor, sizes: GroupNormSizes
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Do the same in one launch."""
-    x, y = x.contiguous(), torch.empty_like(x, memory_format=torch.contiguous_format)
-    mean, scale = (x.new_empty(*x.shape[:2], sizes.parts) for _ in range(2))
-    _launch("normalise", sizes, [x, w.contiguous(), b.contiguous(), y, mean, scale])
+    """Do the same in one launch, images in the order in memory that they have."""
+    last = _channels_last(x, sizes)
+    x = x if last else x.contiguous()
+    y = _empty(x.shape, last, torch.float32, x.device)
+    mean, scale = (y.new_empty(*x.shape[:2], sizes.parts) for _ in range(2))
+    _launch("normalise", sizes, [x, w.contiguous(), b.contiguous(), y, mean, scale], x, last)
     return y, mean, scale
 
 
 def cuda_gradient(*inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
     """Do the same in one launch, and one that adds up over images."""
-    *tensors, sizes = inputs
-    given = [part.contiguous() for part in tensors]
-    dx = torch.empty_like(given[1])
-    parts = dx.new_empty(2, *dx.shape[:3])
-    _launch("gradients", sizes, [*given, dx, parts[0], parts[1]])
+    gradient, x, w, mean, scale, y, sizes = inputs
+    last = _channels_last(x, sizes) and _channels_last(y, sizes)
+    order = _ordered_last if last else torch.Tensor.contiguous
+    gradient, x, y = (order(part) for part in (gradient, x, y))
+    dx = _empty(x.shape, last, x.dtype, x.device)
+    parts = y.new_empty(2, *x.shape[:3])
+    given = [gradient, x, w.contiguous(), mean.contiguous(), scale.contiguous(), y, dx, *parts]
+    _launch("gradients", sizes, given, x, last)
     dw, db = parts.sum(2)
     return dx, dw, db
 
 
-def _launch(name: str, sizes: GroupNormSizes, tensors: list[Tensor]) -> None:
+def _channels_last(x: Tensor, sizes: GroupNormSizes) -> bool:
+    """Say whether images are [image, pixel, group, channel] in memory, and the kernels suit."""
+    groups, _, channels, pixels = x.shape
+    strides = (channels, pixels * groups * channels, 1, groups * channels)
+    return x.stride() == strides and _THREADS % (channels // sizes.parts) == 0 and pixels > 1
+
+
+def _ordered_last(x: Tensor) -> Tensor:
+    return x.permute(1, 3, 0, 2).contiguous().permute(2, 0, 3, 1)
+
+
+def _empty(shape: torch.Size, last: bool, kind: torch.dtype, device: torch.device) -> Tensor:
+    groups, images, channels, pixels = shape
+    if not last:
+        return torch.empty(shape, dtype=kind, device=device)
+    found = torch.empty(images, pixels, groups, channels, dtype=kind, device=device)
+    return found.permute(2, 0, 3, 1)
+
+
+def _launch(name: str, sizes: GroupNormSizes, tensors: list[Tensor], x: Tensor, last: bool) -> None:
     each = sizes.channels // sizes.parts
     # The gradients take a warp for each channel; without them, threads enough for the numbers.
     warps = each if name == "gradients" else each * sizes.pixels // (_WARP * 4)
-    threads = _WARP * max(1, min(_WARPS, warps))
+    threads = _THREADS if last else _WARP * max(1, min(_WARPS, warps))
     constants: dict[str, int | str] = {
         "C": sizes.channels, "PARTS": sizes.parts, "PIXELS": sizes.pixels, "THREADS": threads,
         "EPS": f"{sizes.eps!r}f", **({"RELU": 1} if sizes.relu else {}),
+        **({"LAST": 1, "GROUPS": sizes.groups} if last else {}),
+        **({"HALF": 1} if x.dtype == torch.bfloat16 else {}),
     }  # fmt: skip
     blocks = (sizes.groups * sizes.images * sizes.parts, 1, 1)
-    shared = 4 * threads // _WARP
+    shared = 8 * threads if last else 4 * threads // _WARP
     launch("norm.cu", name, constants, blocks, threads, [*tensors, sizes.images], shared)
 
 
