@@ -44,10 +44,9 @@ LIMIT = 420  # seconds until a run must have ended, whatever was done to it
 FEWER = ("--set", "deploy.minimum=2")  # who is lost is not waited for
 
 
-def disturbed(federation, name, fault, *options):
-    """Start a run, do `fault` amid its rounds, wait for the end; return results and words."""
-    (federation.folder / "faults.toml").write_text(TOML)
-    out, words = federation.folder / name, federation.folder / f"{name}.out"
+def begun(federation, out, *options):
+    """Start the command of a run; return it when the first round is over."""
+    words = out.with_suffix(".out")
     command = ["run", "faults.toml", "--on", str(federation.kits / ADMIN), "--out", str(out)]
     with words.open("wb") as file:
         run = subprocess.Popen(
@@ -56,19 +55,27 @@ def disturbed(federation, name, fault, *options):
             stderr=file,
             cwd=federation.folder,
         )
+    until = time.monotonic() + LIMIT
+    while not re.search("FedPer: round [1-9]", words.read_text()):
+        assert run.poll() is None and time.monotonic() < until, federation.told()
+        time.sleep(0.1)
+    return run
+
+
+def disturbed(federation, name, fault, *options):
+    """Start a run, do `fault` amid its rounds, wait for the end; return results and words."""
+    (federation.folder / "faults.toml").write_text(TOML)
+    out = federation.folder / name
+    run = begun(federation, out, *options)
     try:
-        until = time.monotonic() + LIMIT
-        while not re.search("FedPer: round [1-9]", words.read_text()) and time.monotonic() < until:
-            assert run.poll() is None, federation.told()
-            time.sleep(0.1)
         fault()
         assert run.poll() is None, "the run was over before the fault"
-        assert run.wait(until - time.monotonic()) == 0, federation.told()
+        assert run.wait(LIMIT) == 0, federation.told()
     finally:
         if run.poll() is None:
             run.kill()
             run.wait()
-    return out, words.read_text()
+    return out, out.with_suffix(".out").read_text()
 
 
 def kill(*pids, sign=signal.SIGKILL):
@@ -102,18 +109,6 @@ def check_nothing_lost(out, faultless):
     content, state = faultless
     assert fed.scores(result(out), "FedPer") == fed.scores(content, "FedPer")
     assert fed.largest_gap(fed.server_state(out, "FedPer"), state) < 1e-6
-
-
-def check_rounds_whole(out, faultless, lost):
-    """Compare the global model and everyone's scores, but for a node that was gone by then."""
-    content, state = faultless
-    assert fed.largest_gap(fed.server_state(out, "FedPer"), state) < 1e-6
-    for found, expected in zip(
-        fed.scores(result(out), "FedPer"), fed.scores(content, "FedPer"), strict=True
-    ):
-        for own, theirs in zip(found["clients"], expected["clients"], strict=True):
-            gone = own["client"] == lost and own["personal"]["accuracy"] is None
-            assert gone or own == theirs
 
 
 def personal(federation, out, number, root=Path("/")):

@@ -2,6 +2,7 @@
 
 import csv
 import importlib.util
+import json
 import shutil
 
 import federations as fed
@@ -12,7 +13,7 @@ from typer.testing import CliRunner
 
 from idiolect.cli import app
 from idiolect.core import checkpoint
-from idiolect.deploy.personal_models import load_personal_model
+from idiolect.deploy.personal_models import kept_runs, load_personal_model
 from idiolect.experiment.build import build_federations
 from idiolect.experiment.stored_models import make_model
 
@@ -43,7 +44,7 @@ def test_predictions_on_the_test_rows_meet_the_score_of_the_run(trained, tmp_pat
     printed = run(*words, "--probabilities").output
     assert f"{100 * score['accuracy']:.2f} %" in printed
     rows = list(csv.DictReader(out.read_text().splitlines()))
-    blind = run("predict", home / "site-2", "--data", home / "blind.npz").output
+    blind = run("predict", home / "site-2", "--data", home / "blind.npz").stdout
     assert "accuracy" not in blind
     assert [row["predicted"] for row in rows] == [
         line.split(",")[1] for line in blind.splitlines()[1:]
@@ -130,3 +131,30 @@ def test_a_model_that_version_0_3_wrote_is_still_used(trained, tmp_path):
     checkpoint.save(path, {**named, **scaling}, old)
     found = make_model(load_personal_model(site)).predict(home / "test.npz")
     assert found.accuracy == pytest.approx(score["accuracy"])
+
+
+def test_of_several_runs_one_is_named_or_pinned_and_the_output_says_which(trained, tmp_path):
+    """Another lead's newer run changes nothing at the site."""
+    home, score, _ = trained
+    site = tmp_path / "site"
+    shutil.copytree(home / "site-2", site)
+    (first,) = kept_runs(site)
+    folder = site / "models" / first
+    other = site / "models" / "later"
+    shutil.copytree(folder, other)
+    index = json.loads((other / "index.json").read_text())
+    index |= {"run": "later", "written": "2099-01-01T00:00:00+00:00"}
+    (other / "index.json").write_text(json.dumps(index))
+    words = ["predict", site, "--data", home / "test.npz", "--out", tmp_path / "out.csv"]
+    refused = CliRunner().invoke(app, [str(word) for word in words])
+    assert refused.exit_code == 2 and "models of several runs" in refused.output
+    assert f"--run is 'x'; this node has models of runs {first} | later" in (
+        CliRunner().invoke(app, [str(word) for word in (*words, "--run", "x")]).output
+    )
+    said = f"model: APFL of run {first} (small), seed 3, after round 2"
+    good = f"accuracy {100 * score['accuracy']:.1f}% on its 4 test rows"
+    printed = run(*words, "--run", first).output
+    assert said in printed and good in printed
+    assert said in run("pin", site, "--run", first).output
+    assert said in run(*words).output
+    assert said in run("export", site, "--out", tmp_path / "m.safetensors").output

@@ -57,6 +57,7 @@ app.command()(federation_commands.status)
 app.command()(federation_commands.stop)
 app.command()(model_commands.predict)
 app.command()(model_commands.export)
+app.command()(model_commands.pin)
 
 
 def main() -> None:

@@ -40,8 +40,16 @@ _METHOD = typer.Option(
 _SEED = typer.Option("--seed", help="A seed of the run; its first.")
 
 
+_RUN = typer.Option("--run", help="Of a node's kit: the run, where it has models of several.")
+
+
 def _stored(
-    folder: Path, client: str | None, method: str | None, seed: int | None, trust: bool
+    folder: Path,
+    client: str | None,
+    method: str | None,
+    seed: int | None,
+    trust: bool,
+    run: str | None = None,
 ) -> "StoredModel":
     """Read a model from whatever kind of folder was given."""
     from idiolect.deploy import personal_models
@@ -64,7 +72,33 @@ def _stored(
             raise ConfigError(f"{folder} holds several models; give one of them: {some}")
         return find_model(folder, client, method, seed, trust=trust)
     home = personal_models.models_home(folder)
-    return personal_models.load_personal_model(home, method, seed)
+    return personal_models.load_personal_model(home, method, seed, run)
+
+
+def _which(folder: Path, stored: "StoredModel") -> str:
+    """Say of a node's model which one it is; nothing of models in other folders."""
+    from idiolect.deploy import personal_models
+
+    if not personal_models.is_node(folder):
+        return ""
+    return personal_models.described(stored, personal_models.models_home(folder))
+
+
+@guarded
+def pin(
+    kit: Annotated[Path, typer.Argument(help="A node's kit.", show_default=False)],
+    run: Annotated[str, typer.Option("--run", help="The run whose model this site uses.")],
+    method: Annotated[str | None, _METHOD] = None,
+    seed: Annotated[int | None, _SEED] = None,
+) -> None:
+    """Choose the model that a site uses.
+
+    `predict` and `export` take it, whatever runs come later, until another is chosen.
+    """
+    from idiolect.deploy import personal_models
+
+    home = personal_models.models_home(kit)
+    base.say(personal_models.described(personal_models.pin(home, run, method, seed), home))
 
 
 @guarded
@@ -190,6 +224,7 @@ def predict(
     out: Annotated[Path | None, typer.Option("--out", help="A CSV file; else the screen.")] = None,
     method: Annotated[str | None, _METHOD] = None,
     seed: Annotated[int | None, _SEED] = None,
+    run: Annotated[str | None, _RUN] = None,
     label: Annotated[str | None, typer.Option(help="The label column, if there is one.")] = None,
     size: Annotated[str | None, base.SIZE] = None,
     text: Annotated[str | None, base.TEXT_COLUMN] = None,
@@ -203,7 +238,7 @@ def predict(
     from idiolect.experiment.stored_models import make_model
 
     options = base.reading_options(size, label=label, text=text)
-    stored = _stored(folder, client, method, seed, trust_code)
+    stored = _stored(folder, client, method, seed, trust_code, run)
     found = make_model(stored, trust_code).predict(data, options)
     csv = found.to_csv(every=every)
     if out is None:
@@ -212,7 +247,9 @@ def predict(
         write_whole(out, csv.encode())
         base.say(f"{len(found)} predictions: {out}")
     aside = base.say if out is not None else base.say_aside
-    if stored.name and (client or method):
+    if which := _which(folder, stored):
+        aside(which)
+    elif stored.name and (client or method):
         aside(f"model of {stored.name}, {stored.about.label}, seed {stored.about.seed}")
     if stored.about.reason:
         aside(f"this client's model: {stored.about.reason}")
@@ -242,6 +279,7 @@ def export(
     ] = None,
     method: Annotated[str | None, _METHOD] = None,
     seed: Annotated[int | None, _SEED] = None,
+    run: Annotated[str | None, _RUN] = None,
     trust_code: Annotated[bool, base.TRUST] = False,
 ) -> None:
     """Write a client's own model for other people and programs.
@@ -265,7 +303,9 @@ def export(
     if every:
         names = [*(local_clients(folder) or model_names(folder))] or [None]
     for name in names:
-        stored = _stored(folder, name, method, seed, trust_code)
+        stored = _stored(folder, name, method, seed, trust_code, run)
+        if which := _which(folder, stored):
+            base.say_aside(which)
         if single and out.suffix:
             export_file(stored, out, trust_code)
             print(out)

@@ -301,6 +301,14 @@ def claim_run(home: Path, run: str, submitter: str, *traces: Path) -> None:
     check_owner(home, run, submitter)
 
 
+def owner_of(home: Path, run: str) -> str:
+    """Return who submitted a run, as far as that is known here."""
+    try:
+        return str(json.loads(_owner_path(home, run).read_text())["submitter"])
+    except (OSError, ValueError, TypeError, KeyError):
+        return ""
+
+
 def check_owner(home: Path, run: str, submitter: str) -> None:
     """Refuse a run that is not the submitter's, or that is not known here."""
     path = _owner_path(home, run)

@@ -2,15 +2,18 @@
 
 import json
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from idiolect.core import checkpoint
+from idiolect.core.metrics import METRICS, PRIMARY
 from idiolect.core.tree import Tree
 from idiolect.data import Federation
 from idiolect.data.preprocessing import Preprocessing
+from idiolect.deploy import node_records
 from idiolect.errors import ConfigError, DataError
 from idiolect.experiment.load import parse_toml
 from idiolect.experiment.stored_models import (
@@ -25,6 +28,8 @@ from idiolect.experiment.stored_models import (
 from idiolect.results.run_files import PublicForm, folder_name
 
 LATEST = "latest.json"
+_INDEX = "index.json"  # in a run's folder of models
+_PINNED = "pinned.json"  # beside the runs: what the site uses
 
 
 def save_personal_model(
@@ -42,7 +47,7 @@ def save_personal_model(
     """
     path = _path(home, about.run, about.label, about.seed)
     public = held.public
-    meta = {
+    meta: dict[str, Any] = {
         "about": about._asdict(),
         "preprocessing": Preprocessing.of(held.dataset, options).to_json(),
         "public": PublicForm(
@@ -58,39 +63,72 @@ def save_personal_model(
         },
     }
     checkpoint.save(path, {"model": deployed}, meta)
-    latest = home / "models" / LATEST
-    known = _latest(latest) if latest.exists() else {}
-    same = known.get("run") == about.run
-    labels: dict[str, list[int]] = known.get("labels", {}) if same else {}
+    known = kept_runs(home).get(about.run, {})
+    labels: dict[str, list[int]] = known.get("labels", {})
     seeds = sorted({*labels.get(about.label, []), about.seed})
-    content = {"run": about.run, "labels": {**labels, about.label: seeds}}
-    checkpoint.write_whole(latest, (json.dumps(content, indent=1) + "\n").encode())
+    content = {
+        "run": about.run,
+        "name": meta["found"]["run"],
+        "written": datetime.now(UTC).isoformat(timespec="seconds"),
+        "labels": {**labels, about.label: seeds},
+    }
+    text = (json.dumps(content, indent=1) + "\n").encode()
+    checkpoint.write_whole(home / "models" / about.run / _INDEX, text)
     return path
+
+
+def kept_runs(home: Path) -> dict[str, dict[str, Any]]:
+    """List the runs of which a node keeps models, the newest last."""
+    found = [_read_index(path) for path in (home / "models").glob(f"*/{_INDEX}")]
+    earlier = home / "models" / LATEST  # of version 0.4, which knew one run
+    if earlier.exists():
+        known = _read_index(earlier)
+        if all(one["run"] != known["run"] for one in found):
+            found.append(known)
+    return {one["run"]: one for one in sorted(found, key=lambda one: one.get("written", ""))}
+
+
+def pin(home: Path, run: str, label: str | None = None, seed: int | None = None) -> StoredModel:
+    """Choose the model that a site uses until it chooses another; return it."""
+    chosen = load_personal_model(home, label, seed, run)
+    content = {"run": run, "label": chosen.about.label, "seed": chosen.about.seed}
+    checkpoint.write_whole(home / "models" / _PINNED, (json.dumps(content) + "\n").encode())
+    return chosen
 
 
 def load_personal_model(
     home: Path, label: str | None = None, seed: int | None = None, run: str | None = None
 ) -> StoredModel:
-    """Read a node's personal model: of the latest run, its only method, its first seed."""
-    latest = home / "models" / LATEST
-    if not latest.exists():
+    """Read a node's personal model: of a run, else of what is pinned, else of the only run."""
+    runs = kept_runs(home)
+    if not runs:
         raise DataError(
             f"{home} holds no personal model; run an experiment with this node first: "
             "`idiolect run EXPERIMENT.toml --on KIT`"
         )
-    known = _latest(latest)
-    labels = known["labels"]
-    if run is not None and run != known["run"]:
-        labels = {}
-    elif label is None and len(labels) > 1:
+    pinned = home / "models" / _PINNED
+    if run is None and pinned.exists():
+        known = _read_index(pinned)
+        run, label = known["run"], label or known["label"]
+        seed = known["seed"] if seed is None and label == known["label"] else seed
+    if run is None and len(runs) > 1:
+        raise ConfigError(
+            f"this node has models of several runs: {'; '.join(map(_told, runs.values()))}. Add "
+            f"--run, or choose one for good: `idiolect pin {home.parent} --run RUN`"
+        )
+    run = run or next(iter(runs))
+    if run not in runs:
+        raise ConfigError(f"--run is {run!r}; this node has models of runs {_or(runs)}")
+    labels = runs[run]["labels"]
+    if label is None and len(labels) > 1:
         raise ConfigError(f"this node has models of several methods; add --method {_or(labels)}")
-    label = label or next(iter(labels), None)
-    if label is None or (labels and label not in labels):
+    label = label or next(iter(labels))
+    if label not in labels:
         raise ConfigError(f"--method is {label!r}; this node has models of {_or(labels)}")
-    seed = labels[label][0] if seed is None and labels else seed or 0
-    path = _path(home, run or known["run"], label, seed)
+    seed = labels[label][0] if seed is None else seed
+    path = _path(home, run, label, seed)
     if not path.is_file():
-        raise DataError(f"{path} does not exist; this node has models of {_or(labels)}")
+        raise DataError(f"{path} does not exist; this node has seeds {labels[label]} of {label}")
     named, meta = checkpoint.read(path)
     prefix = "model."
     if "form" in meta:  # of version 0.3
@@ -124,9 +162,31 @@ def _earlier_form(form: dict[str, Any], named: dict[str, Any]) -> tuple[Preproce
     return found, PublicForm(form["public"] or 0, form["public_labels"])
 
 
+def _told(index: Mapping[str, Any]) -> str:
+    """Say which run it is that an index is of."""
+    about = [str(index[key]) for key in ("name", "written") if key in index]
+    return f"{index['run']} ({', '.join(about)})" if about else str(index["run"])
+
+
+def described(stored: StoredModel, home: Path | None = None) -> str:
+    """Say which model it is, from which run, whose, and how good it was found to be."""
+    about, found = stored.about, stored.found
+    owner = "" if home is None else node_records.owner_of(home, about.run)
+    words = f"model: {about.label} of run {about.run} ({found.get('run', '?')}"
+    words += f", by {owner})" if owner else ")"
+    words += f", seed {about.seed}, after round {about.round}"
+    own = found.get("client") or {}
+    scores = own.get("personal") or {}
+    for name in PRIMARY.values():
+        if name in scores:
+            title = f"{METRICS[name].title} {METRICS[name].written(scores[name])}"
+            words += f"; {title} on its {own['test']} test rows"
+    return words
+
+
 def is_node(folder: Path) -> bool:
     """Say whether a folder is a node's kit, or a node's folder of a local run."""
-    return any((home / "models" / LATEST).is_file() for home in (folder / "idiolect", folder))
+    return any(kept_runs(home) for home in (folder / "idiolect", folder))
 
 
 def models_home(folder: Path) -> Path:
@@ -165,7 +225,7 @@ def local_model(
     return stored._replace(name=list(nodes)[number], found=found)
 
 
-def _latest(path: Path) -> dict[str, Any]:
+def _read_index(path: Path) -> dict[str, Any]:
     try:
         known: dict[str, Any] = json.loads(path.read_text())
     except ValueError as error:

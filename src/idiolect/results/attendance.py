@@ -5,6 +5,7 @@ counts; so the record is of the rounds that the result is made of.
 """
 
 import json
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,8 @@ class AttendanceLog:
 
     def add(self, label: str, round: int, seeds: Attendance) -> None:
         """Add what each site did in a round, for each seed; rounds count from 1."""
-        line = json.dumps({"label": label, "round": round, "seeds": list(seeds)})
+        about = {"label": label, "round": round, "at": float(f"{time.time():.3f}")}  # its end
+        line = json.dumps({**about, "seeds": list(seeds)})
         with self._path.open("a", encoding="utf-8") as file:
             file.write(f"\n{line}")  # what a power cut tore off is a line of its own
 
