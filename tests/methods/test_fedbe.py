@@ -58,6 +58,7 @@ def test_draws_are_those_of_a_dirichlet(alpha, float64):
             for n in range(3)
         ]
     )
+    assert (gamma > 0).all()
     shares = gamma / gamma.sum(0)
     assert shares.mean(1).tolist() == pytest.approx([1 / 3] * 3, abs=0.02)
     assert shares.var(1).tolist() == pytest.approx([2 / 9 / (3 * alpha + 1)] * 3, rel=0.15)
