@@ -216,6 +216,18 @@ def test_kept_runs_have_seeds_and_versions() -> None:
             assert content.get("versions") or path.name == "flamby.json", (path.name, run)
 
 
+def test_the_field_s_page_is_up_to_date(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [str(ROOT / "scripts"), *sys.path])
+    import reproduce_field
+
+    written = tmp_path / "field.md"
+    written.write_text(reproduce_field.PAGE.read_text())
+    before = written.read_text()
+    monkeypatch.setattr(reproduce_field, "PAGE", written)
+    reproduce_field.page(None)
+    assert written.read_text() == before, "run `python scripts/reproduce_field.py page`"
+
+
 def test_links_into_pages_meet_a_heading() -> None:
     slugify = pytest.importorskip("markdown.extensions.toc").slugify  # as the site does
     for paper in papers().values():
