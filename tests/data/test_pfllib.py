@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from idiolect.data.federate import federate
-from idiolect.data.partition.pfllib_generators import _split
+from idiolect.data.partition.general import Candidates
+from idiolect.data.partition.pfllib_generators import _split, pfllib
 from idiolect.data.sources import load
 from idiolect.errors import IdiolectError
 
@@ -55,6 +56,11 @@ FROM_ITS_CODE = [
         *("d71d65e0c60c724d", "6dd1cf4b0d10d537"),
     ),
     ({"kind": "dir", "alpha": 0.3, "clients": 50}, "7047b21fa53295ed", "899867bf74029a7e"),
+    ({"kind": "dir", "alpha": 1.0, "clients": 100}, "12c6029fd7b3a598", "6902f35a5d4fae97"),
+    (
+        {"kind": "pat", "classes_per_client": 3, "clients": 13},
+        *("0c18a6692173ba5e", "ed1651b03f9d5f1c"),
+    ),
 ]
 
 
@@ -72,6 +78,15 @@ def test_the_rows_of_its_own_code(options, train, test):
     assert (digest(both), digest(other.test)) == (train, test)
     shares = [len(v) / len(t) for v, t in zip(other.val, both, strict=True) if len(t) > 100]
     assert shares == pytest.approx([0.2] * len(shares), abs=0.01)
+
+
+def test_a_client_that_has_its_part_gets_no_more():
+    """Four classes of ten rows for four clients, by its code: client 1 has just N / 4 = 10."""
+    held = pfllib(
+        Candidates(np.repeat(np.arange(4), 10), np.arange(40), (0,)), clients=4, alpha=0.01
+    )
+    assert np.sort(held[1]).tolist() == list(range(10))
+    assert [len(mine) for mine in held] == [9, 10, 16, 5]
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 41, 1000])
