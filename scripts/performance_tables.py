@@ -35,8 +35,8 @@ def _filled(place: "re.Match[str]") -> str:
 
 def workloads(found: Found) -> Iterator[str]:
     """Every workload, a row a side."""
-    yield "| workload | side | ms a round | samples/s | ratio | peak memory, MiB | padding |"
-    yield "|---|---|---|---|---|---|---|"
+    yield "| workload | side | ms a round | samples/s | ratio | peak memory, MiB | padding | round 1, s |"
+    yield "|---|---|---|---|---|---|---|---|"
     for row in found["workloads"]:
         fastest = list(row["sides"])[-1]
         about = row["about"]
@@ -52,15 +52,16 @@ def workloads(found: Found) -> Iterator[str]:
                 f"**{ratio}**" if side == fastest else ratio,
                 "" if own["peak_mib"] is None else f"{own['peak_mib']:,.0f}",
                 f"{row['padding']:.1%}" if stacked else "",
+                f"{own['first_seconds']:.1f}" if "first_seconds" in own else "",
             ]
             yield _row(cells)
             about = ""
         for peer, own in row["peers"].items():
             if "ms" in own:
                 pace = f"{own['samples_per_second']:,.0f}"
-                yield _row(["", f"{peer} {own['version']}", _ms(own["ms"]), pace, "", "", ""])
+                yield _row(["", f"{peer} {own['version']}", _ms(own["ms"]), pace, "", "", "", ""])
         for peer, ms in row["published_ms"].items():
-            yield _row(["", f"{peer}, measured on an H200", _ms(ms), "", "", "", ""])
+            yield _row(["", f"{peer}, measured on an H200", _ms(ms), "", "", "", "", ""])
     yield ""
     yield _where(found["about"])
 
