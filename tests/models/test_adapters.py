@@ -62,6 +62,27 @@ def test_only_the_adapter_is_trained_and_it_begins_as_the_base(base, adapter, tr
     assert all(torch.equal(value, before[name]) for name, value in base.state_dict().items())
 
 
+def test_torch_s_own_attention_heeds_its_adapters_in_every_mode():
+    """Its layers read weights past the modules that hold them, unless they are kept from it."""
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+    base = nn.Sequential(nn.TransformerEncoder(layer, 2), nn.Linear(8, 3)).eval()
+    x = torch.randn(2, 5, 8)
+    network = Network(adapt_network(base, idiolect.LoRA(rank=2)))
+    names = {name.partition("self_attn.")[2] for name in network.params}
+    assert names == {"lora_A", "lora_B", "out_proj.lora_A", "out_proj.lora_B"}
+    every = Network(adapt_network(base, idiolect.LoRA(rank=2, targets=("*",))), stacked=False)
+    with torch.no_grad():
+        for own in (network, every):
+            assert torch.allclose(own(own.params, x, False), base(x), atol=1e-5)
+            for moved in own.params:
+                params = {**own.params, moved: torch.randn_like(own.params[moved])}
+                found = [own(params, x, training) for training in (False, True)]
+                assert torch.allclose(*found, atol=1e-5), moved
+                if moved.endswith("lora_B"):
+                    assert not torch.allclose(found[0], base(x), atol=1e-3), moved
+
+
 def test_the_base_is_in_memory_once(base):
     made = [AdaptedNetwork(lambda: base, idiolect.LoRA(rank=2))() for _ in range(3)]
     networks = [Network(model) for model in made]

@@ -3,7 +3,7 @@
 import copy
 import fnmatch
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
@@ -14,6 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from idiolect.core.batchnorm import BatchNorm
 from idiolect.errors import ConfigError, ModelError, suggest
+from idiolect.kernels.attention_layers import StackedMultiheadAttention
 from idiolect.kernels.low_rank import low_rank_linear
 from idiolect.models.bases import find_base
 
@@ -78,10 +79,11 @@ class LoRA(_Targeted):
 
     def attach(self, model: nn.Module) -> None:
         """Give each target A and B."""
-        for _, layer in find_targets(model, self.targets):
+        for _, layer in find_targets(model, self.targets, fused=True):
             _become(layer, _LOW_RANK)
             shapes = layer.low_rank_shapes(self.rank)
-            a, b = (torch.empty(shape, dtype=layer.weight.dtype) for shape in shapes)
+            kind = next(layer.parameters()).dtype
+            a, b = (torch.empty(shape, dtype=kind) for shape in shapes)
             nn.init.kaiming_uniform_(a, a=math.sqrt(5))
             layer.lora_A, layer.lora_B = nn.Parameter(a), nn.Parameter(b.zero_())
             layer.low_rank_scale = self.alpha / self.rank
@@ -155,7 +157,7 @@ class Last(_Targeted):
     def attach(self, model: nn.Module) -> None:
         """Let the last layers be trained."""
         if self.targets:
-            chosen = [layer for _, layer in _named(model, self.targets)]
+            chosen = [own for name, own in model.named_modules() if _fits(name, self.targets)]
         else:
             held = [m for m in model.modules() if any(True for _ in m.parameters(recurse=False))]
             chosen = held[-self.layers :]
@@ -214,6 +216,12 @@ def adapt_network(base: nn.Module, adapter: Adapter) -> nn.Module:
         for name, child in parent.named_children():
             if isinstance(child, BatchNorm | _BatchNorm):
                 setattr(parent, name, FrozenNorm(child))
+    for layer in model.modules():
+        # Torch's own read weights past the layers that hold them, and so past their adapters.
+        if type(layer) is nn.MultiheadAttention:
+            layer.__class__ = StackedMultiheadAttention
+        if isinstance(layer, nn.TransformerEncoderLayer):
+            layer.activation_relu_or_gelu = 0  # no "fast path" in evaluation
     new = tuple(getattr(model, "new_layers", ()))
     for name in new if adapter.head is None else [_last_layer(model)] * adapter.head:
         model.get_submodule(name).requires_grad_()  # as a whole, so it is no target any more
@@ -262,22 +270,27 @@ class FrozenNorm(nn.Module):
 # Finding the layers to adapt.
 
 
-def find_targets(model: nn.Module, patterns: Sequence[str]) -> list[tuple[str, Any]]:
-    """Find the layers that patterns name, or by default those of attention, else dense ones."""
+def find_targets(
+    model: nn.Module, patterns: Sequence[str], fused: bool = False
+) -> list[tuple[str, Any]]:
+    """Find the layers that patterns name, or by default those of attention, else dense ones.
+
+    `fused` takes torch's attention, whose query, key and value are one matrix, for such a layer.
+    """
+    held = [(n, m) for n, m in model.named_modules() if _adaptable(m) or (fused and _is_fused(m))]
     if patterns:
-        found = [(name, own) for name, own in _named(model, patterns) if _adaptable(own)]
+        found = [(name, own) for name, own in held if _fits(name, patterns)]
         if found:
             return found
-        known = sorted({n.rpartition(".")[2] for n, m in model.named_modules() if _adaptable(m)})
+        known = sorted({name.rpartition(".")[2] for name, _ in held})
         raise ModelError(
             f"adapter.targets {list(patterns)} name no dense layer or convolution of "
             f"{type(model).__name__}; it has {', '.join(known) or 'none'}"
         )
-    found = [(name, own) for name, own in _named(model, ATTENTION) if _adaptable(own)]
-    if not found:
-        dense = [(n, m) for n, m in model.named_modules() if _adaptable(m)]
-        last = _last_layer(model) if dense else ""
-        found = [(name, own) for name, own in dense if name != last]
+    found = [(name, own) for name, own in held if _fits(name, ATTENTION) or _is_fused(own)]
+    if not found and held:
+        last = _last_layer(model)
+        found = [(name, own) for name, own in held if name != last]
     if not found:
         raise ModelError(
             f"{type(model).__name__} has no layer to adapt by default; name some with "
@@ -286,18 +299,21 @@ def find_targets(model: nn.Module, patterns: Sequence[str]) -> list[tuple[str, A
     return found
 
 
-def _named(model: nn.Module, patterns: Sequence[str]) -> Iterator[tuple[str, nn.Module]]:
-    """Yield the layers that a pattern fits: by the last part of a name, or, with a dot, all."""
-    for name, layer in model.named_modules():
-        last = name.rpartition(".")[2]
-        if any(fnmatch.fnmatchcase(name if "." in one else last, one) for one in patterns):
-            yield name, layer
+def _fits(name: str, patterns: Sequence[str]) -> bool:
+    """Say whether a pattern fits: the last part of a name, or, where it has a dot, all of it."""
+    last = name.rpartition(".")[2]
+    return any(fnmatch.fnmatchcase(name if "." in one else last, one) for one in patterns)
 
 
 def _adaptable(layer: nn.Module) -> bool:
     """Say whether a layer is of a kind that takes an adapter, and frozen."""
     known = isinstance(layer, nn.Linear | nn.Conv2d) or _is_conv1d(layer)
     return known and not any(own.requires_grad for own in layer.parameters())
+
+
+def _is_fused(layer: nn.Module) -> bool:
+    held = isinstance(layer, nn.MultiheadAttention) and layer.in_proj_weight is not None
+    return held and not any(own.requires_grad for own in layer.parameters())
 
 
 def _is_conv1d(layer: nn.Module) -> bool:
@@ -361,6 +377,28 @@ class LowRankConv2d(nn.Conv2d):
         return added
 
 
+class LowRankAttention(StackedMultiheadAttention):
+    """Torch's attention with A and B beside the matrix of query, key and value."""
+
+    lora_A: nn.Parameter
+    lora_B: nn.Parameter
+    low_rank_scale: float
+
+    def low_rank_shapes(self, rank: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return the shapes of A and B."""
+        return (rank, self.embed_dim), (3 * self.embed_dim, rank)
+
+    def _entered(self, given: Sequence[Tensor], same: bool) -> Sequence[Tensor]:
+        if same:
+            own = self.lora_A, self.lora_B, self.low_rank_scale
+            return low_rank_linear(given[0], self.in_proj_weight, self.in_proj_bias, *own).chunk(
+                3, -1
+            )
+        low = [F.linear(x, self.lora_A) for x in given]
+        parts = zip(super()._entered(given, same), low, self.lora_B.chunk(3), strict=True)
+        return [base + self.low_rank_scale * F.linear(own, b) for base, own, b in parts]
+
+
 class _Scaled(nn.Module):
     """Multiplies the outputs of a layer by factors."""
 
@@ -373,6 +411,7 @@ class _Scaled(nn.Module):
 _LOW_RANK: dict[type[nn.Module], type[nn.Module]] = {
     nn.Linear: LowRankLinear,
     nn.Conv2d: LowRankConv2d,
+    StackedMultiheadAttention: LowRankAttention,
     nn.Module: _LowRankAdded,
 }
 _SCALED: dict[type[nn.Module], type[nn.Module]] = {nn.Module: _Scaled}
