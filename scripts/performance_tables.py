@@ -35,7 +35,8 @@ def _filled(place: "re.Match[str]") -> str:
 
 def workloads(found: Found) -> Iterator[str]:
     """Every workload, a row a side."""
-    yield "| workload | side | ms a round | samples/s | ratio | peak memory, MiB | padding | round 1, s |"
+    heads = ("workload", "side", "ms a round", "samples/s", "ratio", "peak memory, MiB", "padding")
+    yield _row([*heads, "round 1, s"])
     yield "|---|---|---|---|---|---|---|---|"
     for row in found["workloads"]:
         fastest = list(row["sides"])[-1]
