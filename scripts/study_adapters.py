@@ -3,12 +3,13 @@
     python scripts/study_adapters.py RUN roles|reviews DATA --out newcomers.json
 
 RUN is the folder of experiments/adapters/roles.toml or reviews.toml. Newcomers are the roles that
-`data.text.dealt` keeps for them, or the products that the experiment leaves out. Written after
-every method, so that what is there can be used if it is cut short.
+`data.text.dealt` keeps for them, or the products that the experiment leaves out. Seed
+after seed, and written after each model, so that what is there can be used if it is cut short.
 """
 
 import argparse
 import json
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,6 @@ import numpy as np
 from idiolect.data import Dataset, load
 from idiolect.data.dataset import taken
 from idiolect.experiment.adapt import adapt
-from idiolect.experiment.stored_models import read_experiment
 
 FEWEST = 20  # rows of a newcomer
 
@@ -42,20 +42,19 @@ def main() -> None:
     parser.add_argument("data_dir", type=Path)
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
-    experiment = read_experiment(args.run, False)
-    data = newcomers(args.study, dict(experiment.data.options), args.data_dir)
+    experiment = tomllib.loads((args.run / "experiment.toml").read_text())
+    data = newcomers(args.study, experiment["data"]["options"], args.data_dir)
     metric = "perplexity" if args.study == "roles" else "accuracy"
     done = json.loads((args.run / "result.json").read_text())["methods"]
     found: dict[str, Any] = {}
-    for label in done:
-        for seed in experiment.seeds:
+    for seed in experiment["seeds"]:
+        for label in done:
             told = adapt(args.run, data, label, seed, split="file", out=args.run / "late")
             found.setdefault(label, {})[seed] = {
                 one["client"]: one["models"]["personal"][metric] for one in told["newcomers"]
             }
-        means = [float(np.mean(list(own.values()))) for own in found[label].values()]
-        print(f"{label}: {np.mean(means):.4g} ± {np.std(means):.2g} over seeds", flush=True)
-        args.out.write_text(json.dumps({"metric": metric, "scores": found}, indent=1))
+            print(f"{label}, seed {seed}: {np.mean(list(found[label][seed].values())):.4g}")
+            args.out.write_text(json.dumps({"metric": metric, "scores": found}, indent=1))
 
 
 if __name__ == "__main__":

@@ -139,3 +139,22 @@ def test_inspect_shows_columns_even_where_a_run_would_be_refused(tmp_path, monke
     shown = CliRunner().invoke(app, ["data", "inspect", "one.csv"])
     assert shown.exit_code == 3 and "label  " in shown.output
     assert "all 120 labels are 'same'" in shown.output + shown.stderr
+
+
+def test_what_clients_said_becomes_an_experiment_on_adapters(tmp_path):
+    pytest.importorskip("tokenizers", reason="needs tokenizers")
+    lines = [
+        f'{{"client": "{who}", "text": "{who} says it was fine {n}"}}'
+        for who in "ab"
+        for n in range(40)
+    ]
+    (tmp_path / "chats.jsonl").write_text("\n".join(lines))
+    path, made = written(tmp_path, tmp_path / "chats.jsonl")
+    wanted = load_experiment(path)
+    assert wanted.adapter.name == "lora" and wanted.evaluate.metric == "perplexity"
+    assert wanted.data.options == {"tokeniser": "embedded", "length": 16}
+    assert "tokeniser: embedded, guessed" in made.said[0]
+    labelled = [f'{line[:-1]}, "label": {n % 2}}}' for n, line in enumerate(lines)]
+    (tmp_path / "chats.jsonl").write_text("\n".join(labelled))
+    wanted = load_experiment(written(tmp_path, tmp_path / "chats.jsonl")[0])
+    assert wanted.evaluate.metric is None and wanted.adapter.name == "lora"

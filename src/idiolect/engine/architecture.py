@@ -5,6 +5,7 @@ import inspect
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -17,6 +18,7 @@ from idiolect.core.method import Method, Setup
 from idiolect.core.task import Task
 from idiolect.data.dataset import Dataset
 from idiolect.data.federation import TrainData
+from idiolect.data.tokenisers import FILE, Tokeniser, refuse_other_tokeniser
 from idiolect.engine.backend import Backend
 from idiolect.errors import IdiolectError, MethodError, ModelError, shortened
 from idiolect.kernels.recurrent import LAYERS
@@ -106,6 +108,8 @@ def make(
         build_modules(name, architecture, seed, held.dataset.words)
         for seed, held in zip(seeds, train_data, strict=True)
     ]
+    for own in models[0].values():
+        _refuse_other_tokens(own, train_data[0].dataset)
     unmappable = next(filter(None, map(mappable, models[0].values())), "")
     stacked = backend.kind != "sequential" and not unmappable
     task = train_data[0].dataset.task
@@ -125,6 +129,14 @@ def make(
         for own, held, seed in zip(networks, train_data, seeds, strict=True)
     ]
     return BuiltNetworks(networks[0], setups, unmappable, stacked)
+
+
+def _refuse_other_tokens(model: nn.Module, dataset: Dataset) -> None:
+    """Refuse text that was coded otherwise than what the network's base was pretrained on."""
+    folder = getattr(model, "folder", None) or getattr(model, "_folder", None)
+    if dataset.words and folder is not None and (Path(folder) / FILE).is_file():
+        base = Tokeniser.load(folder)
+        refuse_other_tokeniser(dataset.tokeniser, base, dataset.name, f"the base {folder}")
 
 
 def refuse_unequal_states(method: Method, name: str, first: Setup, other: Setup) -> None:

@@ -10,8 +10,10 @@ import numpy as np
 from idiolect.data import SOURCES, Dataset, read
 from idiolect.data.inspection import inspected, table_facts
 from idiolect.data.own.csv_files import is_csv
+from idiolect.data.own.json_lines import json_lines_files
 from idiolect.data.own.photographs import image_files, survey_images
 from idiolect.data.own.tables import read_columns
+from idiolect.data.tokenisers import EMBEDDED
 from idiolect.errors import ConfigError, DataError, IdiolectError
 from idiolect.experiment.build import build_jobs, load_dataset
 from idiolect.experiment.early_checks import refuse_misfits
@@ -31,6 +33,7 @@ _SPLITS = ("set", "subset", "part", "partition", "fold")
 _SIDE = 64  # pixels that a photograph's longer side is brought to
 _LONGEST = 120  # letters of a comment
 _MOST_COLUMNS = 200  # of a table that are listed
+_SHORTEST, _ROWS = 16, 20  # tokens of a row of next words; rows that a client should have
 _FEW = 5  # rows below which a client cannot be divided into training, validation and test
 
 
@@ -45,6 +48,12 @@ def guess_options(path: Path, given: dict[str, Any] | None = None) -> Guess:
     """Guess the columns of a table that the user has not named, and the size of photographs."""
     options: dict[str, Any] = dict(given or {})
     said: dict[str, str] = {}
+    if path.suffix == ".jsonl" or (path.is_dir() and json_lines_files(path)):
+        if "tokeniser" not in options:
+            options["tokeniser"] = EMBEDDED
+            said["tokeniser"] = "of the small decoder that comes with idiolect"
+        _guess_length(path, options, said)
+        return Guess(options, said)
     if path.is_dir():
         if "size" not in options and image_files(path):
             _guess_size(path, options, said)
@@ -66,6 +75,19 @@ def guess_options(path: Path, given: dict[str, Any] | None = None) -> Guess:
         if facts is not None and facts.clients:
             options["client"], said["client"] = facts.clients[0], "by its name"
     return Guess(options, said)
+
+
+def _guess_length(path: Path, options: dict[str, Any], said: dict[str, str]) -> None:
+    """Halve the length of rows of next words until a client has some to divide."""
+    found = read(path, **options)
+    if "length" in options or not found.sequential or found.clients is None:
+        return
+    held = np.bincount(found.clients) * found.x.shape[1]
+    length = found.x.shape[1]
+    while length > _SHORTEST and np.median(held) / length < _ROWS:
+        length //= 2
+    if length < found.x.shape[1]:
+        options["length"], said["length"] = length, "tokens of a row, so that clients have several"
 
 
 def _guess_label(names: Sequence[str], options: dict[str, Any], said: dict[str, str]) -> None:
@@ -298,6 +320,15 @@ def _columns(dataset: Dataset) -> list[str]:
 
 
 def _model(dataset: Dataset) -> list[str]:
+    if dataset.tokeniser is not None:
+        return [
+            _line('name = "decoder"', "or encoder, or any of transformers: hf:PATH"),
+            _line(f'weights = "{EMBEDDED}"', "a folder of your own: give its tokeniser above too"),
+            "",
+            _line("[adapter]", "the rest is frozen, and shared by all: docs/adapters.md"),
+            _line('name = "lora"', "or ia3, bias, prompts, last"),
+            "rank = 8",
+        ]
     if dataset.sequential:
         return ['name = "next-word-lstm"']
     if dataset.words:
@@ -313,6 +344,8 @@ def _model(dataset: Dataset) -> list[str]:
 def _training(dataset: Dataset) -> list[str]:
     """Choose a rate for the task, and batches of which a client's rows make several."""
     rate = {"number": 0.02, "survival": 0.02}.get(dataset.task.kind, 0.05)
+    adapted = dataset.tokeniser is not None
+    rate = 0.002 if adapted else rate
     owners = _made_up(dataset) if dataset.clients is None else len(dataset.client_names)
     rows = 0.6 * len(dataset) / owners
     batch = 32 if rows >= 150 else 16 if rows >= 50 else 8
@@ -320,6 +353,8 @@ def _training(dataset: Dataset) -> list[str]:
         _line(f"lr = {rate}", "of every method that has the setting"),
         _line(f"batch = {batch}", f"a client trains on {rows:,.0f} rows on average"),
         _line("epochs = 2", "passes over a client's data in a round"),
+        *([_line('optimiser = "adam"', "which adapters are usually trained by")] * adapted),
+        *([_line(f"tune_lr = {rate}", "of what clients train after the rounds")] * adapted),
     ]
 
 
@@ -327,6 +362,8 @@ def _metric(dataset: Dataset) -> str:
     if _rare(dataset):
         words = "accuracy would reward guessing the frequent class"
         return _line('metric = "auroc"', words)
+    if dataset.sequential:
+        return _line('metric = "perplexity"', "e to the loss of a word; or accuracy")
     own = dataset.task.primary
     return _line(f'# metric = "{own}"', "what tunes and gives the verdict; this if absent")
 
