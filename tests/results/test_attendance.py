@@ -24,6 +24,7 @@ def test_missed_rounds_are_spans_with_a_cause():
         "reported": 7,
         "trained": 0,
         "not_drawn": 0,
+        "at_work": 0,
         "missed": 0,
         "spans": [],
     }

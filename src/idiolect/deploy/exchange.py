@@ -174,6 +174,33 @@ class NodeExchange:
 
         return self._exchange(kind, head, messages, read)
 
+    def packed(self, head: Mapping[str, Any], clients: np.ndarray, sent: Sent) -> dict[str, bytes]:
+        """Return the message of a buffered round, which is the same for all sites."""
+        content = Sent(sent.shared, sent.own, ())
+        blob = protocol.pack("step", {**head, "heard": True}, content, self._codec)
+        sites = self._registry.sites
+        return {sites[client]: blob for client in clients.tolist()}
+
+    def read_report(self, head: Mapping[str, Any], run: int, client: int, answer: Answer) -> Report:
+        """Read a report of a buffered round, checked like any other."""
+        self._refuse_other_question("step", head, self._registry.sites[client], answer)
+        template = self._templates.answer(client, "step")
+        report: Report = protocol.fitted(template, answer.message.leaves, self._codec)
+        protocol.refuse_nonfinite(report)
+        self._refuse_other_size(run, client, report, self._codec)
+        self._bytes[0] += answer.bytes_down
+        self._bytes[1] += answer.bytes_up
+        return report
+
+    def _refuse_other_question(
+        self, kind: str, head: Mapping[str, Any], site: str, answer: Answer
+    ) -> None:
+        """Refuse an answer to anything but what was asked."""
+        stated = answer.message.head
+        echo = {key: stated.get(key) for key in ("run", "label", "seed", "round")}
+        if echo != {key: head[key] for key in echo} or stated.get("to") != kind:
+            raise Refused("round", f"{site} answered to {echo}")
+
     def _refuse_other_size(
         self, run: int, client: int, report: Tree, codec: protocol.Codec
     ) -> None:
@@ -202,10 +229,7 @@ class NodeExchange:
         found: dict[int, Any] = {}
 
         def take(site: str, answer: Answer) -> None:
-            stated = answer.message.head
-            echo = {key: stated.get(key) for key in ("run", "label", "seed", "round")}
-            if echo != {key: head[key] for key in echo} or stated.get("to") != kind:
-                raise Refused("round", f"{site} answered to {echo}")
+            self._refuse_other_question(kind, head, site, answer)
             found[number[site]] = read(number[site], answer.message)
             self._bytes[0] += answer.bytes_down
             self._bytes[1] += answer.bytes_up

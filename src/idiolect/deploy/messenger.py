@@ -215,11 +215,11 @@ class Messenger:
         asked: Sequence[str] = [site for site in messages if self.there(site)]
         for site in asked:
             self._pending.add(site)
-            self._start(site, messages[site], seconds, inbox)
+            self.start(site, messages[site], seconds, inbox)
         for site in set(messages) & set(self._away):
             lost = not self._threads[site].is_alive()  # its last message, or the answer
             if lost and not self.transport.looks:
-                self._start(site, _PING, seconds, {})
+                self.start(site, _PING, seconds, {})
         until = time.monotonic() + seconds
         for site in asked:
             while self._threads[site].is_alive():
@@ -237,26 +237,28 @@ class Messenger:
                     raise found
                 read(site, found)
             except Refused as error:
-                self._count(site, error)
+                self.count(site, error)
                 failed[site] = error
         return failed
 
     def tell(self, messages: Mapping[str, bytes], seconds: float) -> None:
         """Tell several sites something; nobody is blamed for not hearing it."""
         for site, blob in messages.items():
-            self._start(site, blob, seconds, {})
+            self.start(site, blob, seconds, {})
         until = time.monotonic() + seconds
         for site in messages:
             self._threads[site].join(max(0.0, until - time.monotonic()))
 
-    def _start(
+    def start(
         self, site: str, blob: bytes, seconds: float, inbox: "dict[str, Answer | Refused]"
     ) -> None:
+        """Ask a site in a thread of its own; its answer, or why there is none, goes to `inbox`."""
         thread = threading.Thread(target=self._one, args=(site, blob, seconds, inbox), daemon=True)
         self._threads[site] = thread
         thread.start()
 
-    def _count(self, site: str, error: Refused) -> None:
+    def count(self, site: str, error: Refused) -> None:
+        """Count a failure of a site, and pass it over if it was silent."""
         log.warning("%s: %s", site, error)
         self.faults.count(site, error.reason)
         if error.reason in SILENT:

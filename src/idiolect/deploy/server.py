@@ -18,10 +18,11 @@ from idiolect.core.method import Method, Report, Sent
 from idiolect.core.tree import Tree
 from idiolect.data import Dataset
 from idiolect.data.federation import TestData
-from idiolect.deploy import compression, secure_sum
+from idiolect.deploy import buffered, compression, secure_sum
+from idiolect.deploy.buffered import ReportBuffer
 from idiolect.deploy.exchange import MessageTemplates, NodeExchange
 from idiolect.deploy.handshake import NodeRegistry
-from idiolect.deploy.messenger import Stopped
+from idiolect.deploy.messenger import Answer, Stopped
 from idiolect.deploy.protocol import CODES, MOST_EXCHANGED
 from idiolect.deploy.secure_aggregation import FEWEST
 from idiolect.deploy.secure_sum import SumFailed
@@ -106,6 +107,8 @@ class Server:
         self._cohort, self._draw = (None, "fixed") if method.alone else (cohort, draw)
         self._templates = MessageTemplates(method, registry, architectures, self._seeds)
         self._nodes = NodeExchange(registry, self._templates, deploy)
+        self._buffer = ReportBuffer(self._messenger) if deploy.buffer else None
+        self._filled = buffered.needed(deploy, registry.clients)
         self._failed_sums = 0  # in a row
         self._remarks: list[str] = []  # rounds and exchanges that failed
         self._idle = [0 for _ in seeds]  # rounds of each seed in which nobody reported
@@ -146,6 +149,11 @@ class Server:
         setups = [one._replace(**known) for one in setups]
         for name, other in zip(architectures, setups, strict=True):
             refuse_unequal_states(self._method, name, setups[0], other)
+        if deploy.buffer:
+            first = self._templates.runtimes[run][0]
+            report = first.step(first.form, 0)[0]
+            method, seeds, cohort = self._method, len(self._seeds), self._cohort
+            buffered.refuse_unfit(self._label, method, seeds, cohort, first.form, report)
         if deploy.compress == "topk":
             first = self._templates.runtimes[run][0]
             report = first.step(first.form, 0)[0]
@@ -233,7 +241,8 @@ class Server:
             raise Stopped("the run was stopped")
         if back := self._messenger.waiting_outside():
             raise RestartNeeded(f"{', '.join(back)} can take part again; the run is started anew")
-        done = [self._train(run) for run in range(len(self._seeds))]
+        train = self._train if self._buffer is None else partial(self._train_buffered, self._buffer)
+        done = [train(run) for run in range(len(self._seeds))]
         self._took_part, examples = self._took_part.copy(), 0
         for run, own in enumerate(done):
             self._took_part[run, own.trained] = True
@@ -274,6 +283,33 @@ class Server:
         did = self._record(training, heard, found, present)
         return _SeedRound(state, sorted(found), present, traffic, did)
 
+    def _train_buffered(self, buffer: ReportBuffer, run: int) -> _SeedRound:
+        """Send the state to all who are not at work, and update it when enough reports are in."""
+        state, everyone = self.states[run], self._attendance(run).reporting(self.round)
+        sites, head = self._registry.sites, self._head(run)
+        sent = self._method.send(state, torch.from_numpy(everyone))
+        self._nodes.taken_bytes()
+        buffer.ask(self._nodes.packed(head, everyone, sent), self.round, sent.shared)
+
+        def read(site: str, answer: Answer, version: int, shared: Tree) -> Report:
+            asked = {**head, "round": version}
+            return self._nodes.read_report(asked, run, sites.index(site), answer)
+
+        found, failed = buffer.take(self._filled, self.round, read)
+        reports = {
+            sites.index(site): buffered.rebased(report, self.round - version, then, sent.shared)
+            for site, (report, version, then) in found.items()
+        }
+        passed = {site: self._messenger.absence(site) for site in sites}
+        self._nodes.failed = passed | {site: why.reason for site, why in failed.items()}
+        if len(reports) < self._filled:
+            self._nodes.refuse_few(self.round, everyone, reports)
+        present, state = self._updated(run, everyone, reports)
+        did = self._record(everyone, set(everyone.tolist()), reports, present)
+        did |= {site: attendance.WORKING for site in buffer.at_work()}
+        traffic = Traffic(len(present), *self._nodes.taken_bytes())
+        return _SeedRound(state, present, present, traffic, did)
+
     def _record(
         self, training: np.ndarray, heard: set[int], found: Mapping[int, Tree], present: list[int]
     ) -> dict[str, str]:
@@ -287,7 +323,7 @@ class Server:
             elif client in found and not present:
                 did[site] = attendance.VOID
             elif client in asked:
-                did[site] = CODES[self._nodes.failed.get(site, "unreachable")]
+                did[site] = CODES[self._nodes.failed.get(site) or "unreachable"]
             else:  # of one that has not joined no rows are known, so that it is not drawn
                 why = "" if site in self._registry.entries else self._messenger.absence(site)
                 did[site] = CODES[why] if why else attendance.NOT_DRAWN

@@ -342,6 +342,9 @@ class Deployment(BaseModel):
     timeout: Annotated[float, Field(gt=0)] = 600.0  # seconds a node has for a round
     join: Annotated[float, Field(gt=0)] = 120.0  # seconds a node has to read its data
     minimum: int | float = 0.5  # nodes that must report: how many, or a share of the cohort
+    # Reports that end a round, a number or a share of the sites; later ones count when they come.
+    # 0: a round waits for all.
+    buffer: int | float = 0
     patience: Count = 3  # refused reports after which a node is left out for good
     limit_mb: Count = 256  # the largest message
     secure: bool = False  # the server sees the sum of reports only
@@ -356,7 +359,19 @@ class Deployment(BaseModel):
                 f"secure and compress = {self.compress!r} exclude each other: masks are whole "
                 "numbers of 64 bits, and places of the largest changes would be no secret"
             )
+        if self.buffer and (self.secure or self.compress == "topk"):
+            raise ValueError(
+                "buffer is for reports that the server sees one by one and whole; leave out secure "
+                "and compress = 'topk', or buffer"
+            )
         return self
+
+    @field_validator("buffer")
+    @classmethod
+    def _full(cls, buffer: int | float) -> int | float:
+        if (isinstance(buffer, int) and buffer >= 0) or 0 < buffer <= 1:
+            return buffer
+        raise ValueError(f"{buffer!r} is no buffer; expected a number of sites, or 0 < share <= 1")
 
     @field_validator("minimum")
     @classmethod

