@@ -18,6 +18,8 @@ one, clients alike, and scales the noise by 0.1; sharpens the target by a temper
 do `is_logit`, `logit_method` and `soft_vote`, so that it stops with an error as published; and
 where only a part of the clients comes, it weighs them by the sizes of others, for the list of sizes
 is not cut to the cohort.
+
+Written from notes and released code: the paper's text was not at hand to check equation numbers.
 """
 
 from dataclasses import dataclass

@@ -24,6 +24,8 @@ clients in turn add to those of the final network. The released code takes them 
 all clients' pooled examples, which a federation has not. Here each client, before it uses the
 model, moves its statistics over its own examples; those of the global model are averaged like
 parameters.
+
+Written from notes and released code: the paper's text was not at hand to check equation numbers.
 """
 
 from dataclasses import dataclass

@@ -25,6 +25,8 @@ where it is above, for steps on the bound would not end. λ grows in effect with
 clients, for the trace is shared. Clients that were not heard yet stand alone, with Ω_tt = m. A
 newcomer, whose relations are unknown, trains from the mean of the models with the mean κ as its
 pull to it.
+
+Written from notes and released code: the paper's text was not at hand to check equation numbers.
 """
 
 from dataclasses import dataclass
