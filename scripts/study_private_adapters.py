@@ -51,7 +51,8 @@ def main() -> None:
             method, federation, base, adapter=None if kind == "whole network" else "lora",
             rounds=given.rounds, seed=seed, every=given.rounds, progress=False,
         )  # fmt: skip
-        row = {"kind": kind, "rate": rate, "epsilon": epsilon, "seed": seed}
+        row = {"kind": kind, "rate": rate, "seed": seed}
+        row["epsilon"] = epsilon if math.isfinite(epsilon) else None
         row |= {"perplexity": result.mean, "metric": result.metric}
         row["loss"] = float(result.outcome.final["global/loss"][0].mean())
         row["val_loss"] = float(result.outcome.curves["val/global/loss"][-1].mean())
