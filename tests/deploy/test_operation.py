@@ -99,6 +99,37 @@ def test_a_server_folder_from_an_older_copy_is_recognised(tmp_path):
     assert all(set(own) == {"ahead"} for own in faults.values())
 
 
+def test_folders_brought_back_from_a_copy_go_on_as_if_nothing_had_been(tmp_path):
+    """As docs/operate.md has it, of the server and of a node, between two rounds of a run."""
+    wanted = fed.experiment("fedper", sets=("rounds=4", "evaluate.every=4"))
+    half = fed.experiment("fedper", sets=("rounds=2", "evaluate.every=2"))
+    home, folder = tmp_path / "nodes", tmp_path / "served"
+    fed.served(half, fed.inside(home), folder)
+    for one in (folder, home / "site-1"):
+        shutil.copytree(one, tmp_path / "backup" / one.name)
+        shutil.rmtree(one)
+        shutil.copytree(tmp_path / "backup" / one.name, one)
+    fed.served(wanted, fed.inside(home), folder)
+    fed.simulated(wanted, tmp_path / "simulated")
+    states = [fed.server_state(tmp_path / kind, "FedPer") for kind in ("simulated", "served")]
+    assert fed.largest_gap(*states) < 1e-6
+
+
+def test_a_node_from_an_older_copy_takes_part_again(tmp_path):
+    """Its personal state is that of the copy; nothing is refused."""
+    home, folder = tmp_path / "nodes", tmp_path / "served"
+    for rounds in (1, 2, 4):
+        wanted = fed.experiment("fedper", sets=(f"rounds={rounds}", f"evaluate.every={rounds}"))
+        if rounds == 4:
+            shutil.rmtree(home / "site-1")
+            shutil.copytree(tmp_path / "backup", home / "site-1")
+        found = fed.served(wanted, fed.inside(home), folder)
+        if rounds == 1:
+            shutil.copytree(home / "site-1", tmp_path / "backup")
+    seed = found["methods"]["FedPer"]["seeds"][0]
+    assert seed["attendance"]["site-1"]["reported"] == 4 and not seed["left_out"]
+
+
 def test_two_runs_side_by_side_do_not_get_in_each_others_way(tmp_path):
     """A node keeps several runs open, and forgets those that are over."""
     nodes = fed.inside(tmp_path / "nodes")
