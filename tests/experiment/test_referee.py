@@ -11,14 +11,16 @@ import numpy as np
 import pytest
 
 import tiny
+from idiolect.cli import referee_commands
 from idiolect.core.metrics import metric
 from idiolect.engine.outcome import Silent
 from idiolect.errors import ConfigError, DataError
 from idiolect.experiment.load import load_experiment
 from idiolect.experiment.referee.challenger import find_challenger
 from idiolect.experiment.referee.judgement import BETTER, NONE, WORSE, judge
-from idiolect.experiment.referee.referee_page import write_page
+from idiolect.experiment.referee.referee_page import gaps, write_page
 from idiolect.experiment.referee.referee_run import (
+    NOT_ASKED,
     choose_problems,
     read_json,
     read_lines,
@@ -118,7 +120,10 @@ def test_the_digest_changes_with_a_problem_and_with_what_is_tried(monkeypatch):
 
 def test_own_values_take_the_middle_rates_and_more_than_the_budget_are_refused():
     problem = SMALL.problem("heart")  # rates 0.01, 0.03, 0.1, 0.3
-    make = lambda search: Contestant("fedavg", "A", "", search=search)  # noqa: E731
+
+    def make(search):
+        return Contestant("fedavg", "A", "", search=search)
+
     assert problem.space(make({}))["lr"] == [0.01, 0.03, 0.1, 0.3]
     assert problem.space(make({"momentum": (0.0, 0.9)}))["lr"] == [0.03, 0.1]
     assert problem.space(make({"momentum": (0.0, 0.5, 0.9)}))["lr"] == [0.03]
@@ -197,7 +202,8 @@ def test_a_bad_method_is_found_worse_than_every_baseline(judged):
     assert "worse on 1" in judged["findings"]["verdict"]["sentence"]
     assert judged["findings"]["verdict"]["beside_best_baseline"][WORSE] == ["heart"]
     assert own["methods"]["Amnesia"]["best_test_round"]["chosen_on"] == "test data"
-    assert judged["left_out"]["school"] == "not asked for, by --problem"
+    assert judged["left_out"]["school"] == NOT_ASKED
+    assert any("Left out: " in line and NOT_ASKED in line for line in gaps(judged))
 
 
 def test_cells_are_not_trained_again_and_training_leaves_nothing(judged, home, monkeypatch):
@@ -327,6 +333,11 @@ def lower_a_baseline(content):
     again(content)
 
 
+def lower_a_baseline_as_if_trained_anew(content):
+    lower_a_baseline(content)
+    content["trained_here"].append("FedPer")
+
+
 def drop_a_baseline(content):
     del content["methods"]["FedPer"]
     again(content)
@@ -425,6 +436,7 @@ TAMPERING = {
     raise_a_score: "curve is not its score",
     raise_a_score_and_its_curve: "no share of the client's test rows",
     lower_a_baseline: "FedPer is not as this package has it stored",
+    lower_a_baseline_as_if_trained_anew: "heart/FedPer: trained on cpu and on cpu, the mean",
     drop_a_baseline: "the baseline FedPer is not in the file",
     drop_a_seed: "seeds are not the suite's",
     drop_a_client: "3 scores of 4 clients",
@@ -520,7 +532,20 @@ def test_the_command_line_judges_and_checks(home):
     file.write_text(re.sub("Forgetful beside", "Lovely beside", file.read_text()))
     done = tiny.idiolect("referee", "verify", path, cwd=home / "cli")
     assert done.returncode == 13 and "fault the file was changed" in done.stdout
-    done = tiny.idiolect("referee", "verify", "forgetful.py", cwd=home / "cli")
-    assert done.returncode == 3 and "is no JSON" in done.stderr
-    done = tiny.idiolect("referee", "suite", "--json", cwd=home / "cli")
-    assert len(json.loads(done.stdout)["result"]["baselines"]) == 20
+
+
+def test_what_is_no_file_of_the_referee_is_one_clear_line(home):
+    with pytest.raises(DataError, match="is no JSON"):
+        read_json(home / "amnesia_method.py")
+    with pytest.raises(DataError, match="cannot read"):
+        read_json(home / "nowhere.json")
+    assert faults({"format": 9}) == ["its format is 9; this version reads 1"]
+    assert "has not the form" in faults({"format": 1, "suite": 3})[0]
+
+
+def test_the_suite_is_listed(capsys):
+    referee_commands.show_suite("small", json=True)
+    told = json.loads(capsys.readouterr().out)["result"]
+    assert len(told["baselines"]) == 20 and told["digest"] == SMALL.digest
+    referee_commands.show_suite("whole")
+    assert "cifar10-dirichlet" in capsys.readouterr().out

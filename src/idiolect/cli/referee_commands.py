@@ -100,7 +100,7 @@ def judge(
 def _print(screen: "PlainConsole", content: "Document") -> None:
     from idiolect.cli.layout import print_table
     from idiolect.core.metrics import metric
-    from idiolect.experiment.referee.referee_page import baseline_rows, problem_rows
+    from idiolect.experiment.referee.referee_page import baseline_rows, gaps, problem_rows
 
     heads = [
         "score", "best baseline", "its score", "beside it", "better/level/worse",
@@ -135,10 +135,8 @@ def _print(screen: "PlainConsole", content: "Document") -> None:
     print_table(
         screen, "Problems on which it is", ["baseline"], ["better", "level", "worse"], lines
     )
-    for name, why in content["left_out"].items():
-        screen.say(f"{name} is left out: {why}.")
-    for name, why in content["methods"][content["challenger"]]["unable"].items():
-        screen.say(f"{name}: it cannot: {why}.")
+    for line in gaps(content):
+        screen.say(line)
     screen.say(f"Verdict: {content['findings']['verdict']['sentence']}")
 
 

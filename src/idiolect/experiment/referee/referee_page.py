@@ -10,6 +10,7 @@ from idiolect.analysis.report.report_data import ReportData, curves_of
 from idiolect.core.checkpoint import write_whole
 from idiolect.core.metrics import metric
 from idiolect.experiment.referee.cells import document_of, outcome_of
+from idiolect.experiment.referee.suite import load_suite
 from idiolect.results.document import Document
 
 PAGE = "referee.html"
@@ -90,11 +91,33 @@ def baseline_rows(content: Document) -> list[tuple[str, int, int, int]]:
     ]
 
 
+def gaps(content: Document) -> list[str]:
+    """Say in a line each what the file lacks: problems, and stored baselines."""
+    reasons: dict[str, list[str]] = {}
+    for name, why in content["left_out"].items():
+        reasons.setdefault(why, []).append(name)
+    lines = [f"Left out: {', '.join(names)} ({why})." for why, names in reasons.items()]
+    own = content["methods"][content["challenger"]]
+    lines += [f"{name}: it cannot: {why}." for name, why in own["unable"].items()]
+    missing: dict[str, list[str]] = {}
+    for baseline in load_suite(content["suite"]["size"]).baselines:
+        line = content["methods"].get(baseline.label, {"cells": {}, "unable": {}})
+        for name in content["problems"]:
+            if name not in line["cells"] and name not in line["unable"]:
+                missing.setdefault(name, []).append(baseline.label)
+    lines += [
+        f"{name}: no stored result of {len(labels)} baselines ({', '.join(labels)}); --again "
+        "trains them."
+        for name, labels in missing.items()
+    ]
+    return lines
+
+
 def _section(content: Document) -> Section:
     suite = content["suite"]
     blocks = [
         paragraph(content["findings"]["verdict"]["sentence"], "Verdict."),
-        *(paragraph(why, f"{name} is left out.") for name, why in content["left_out"].items()),
+        *map(paragraph, gaps(content)),
     ]
     heads = (
         "problem", "score", "interval", "best baseline", "its score", "beside it",

@@ -20,6 +20,7 @@ from idiolect.results.run_files import folder_name
 
 FORMAT = 1
 FILE = "referee.json"
+NOT_ASKED = "not asked for, by --problem"
 
 
 def stored_folder(size: str) -> Path:
@@ -169,7 +170,8 @@ def referee(
     datasets: dict[str, Dataset] = {}
     problems, left_out = choose_problems(suite, data_dir, datasets, only)
     for name, why in left_out.items():
-        watch.note(f"{name} is left out: {why}")
+        if why != NOT_ASKED:
+            watch.note(f"{name} is left out: {why}")
     how: dict[str, Any] = {"device": device, "data_dir": data_dir, "datasets": datasets}
     lines = {challenger.label: train_line(suite, challenger, problems, out, watch, **how)}
     others = [one for one in suite.baselines if one.label != challenger.label]

@@ -119,16 +119,19 @@ def _problems(content: Document, suite: Suite, own: Document, label: str) -> Ite
     """Ask for every problem: none may be missing in silence, where it went badly perhaps."""
     listed = content.get("problems", list(own["cells"]))
     told = {**content.get("left_out", {}), **own["unable"]}
-    for name in (one.name for one in suite.first):
-        instead = suite.problems[name].instead
-        if name in own["cells"]:
+    reasons: dict[str, list[str]] = {}
+    for problem in suite.first:
+        if problem.name in own["cells"]:
             continue
-        if name in told or (instead and instead in own["cells"] and "problems" not in content):
-            yield Check(
-                NOTE, f"{name} is left out: {told.get(name, f'{instead} is there instead')}"
-            )
+        if "problems" not in content and problem.instead in own["cells"]:
+            told.setdefault(problem.name, f"{problem.instead} is there instead")
+        if problem.name in told:
+            reasons.setdefault(told[problem.name], []).append(problem.name)
         else:
-            yield Check(FAULT, f"{label} has no result on {name}, and the file does not say why")
+            text = f"{label} has no result on {problem.name}, and the file does not say why"
+            yield Check(FAULT, text)
+    for why, names in reasons.items():
+        yield Check(NOTE, f"left out: {', '.join(names)} ({why})")
     for name in set(listed) - set(suite.problems):
         yield Check(FAULT, f"the suite has no problem {name!r}")
     for name in listed:
@@ -262,9 +265,13 @@ def _code(
             yield Check(FAULT, f"{one}: its cells are of different versions of its code")
         if any(not record["versions"].get("idiolect") for record in cells):
             yield Check(FAULT, f"{one}: it does not say with which versions it was trained")
-        known = _contestant(suite, one, own)
-        if known is not None and known.code != own["code"]:
-            yield Check(NOTE, f"{one}: its code is not the one of this package, or was changed")
+    others = [
+        one
+        for one, own in methods.items()
+        if (known := _contestant(suite, one, own)) is not None and known.code != own["code"]
+    ]
+    if others:
+        yield Check(NOTE, f"trained with other code than this package's: {', '.join(others)}")
     if _contestant(suite, label, methods[label]) is not None:
         return
     if challenger is None:
@@ -280,30 +287,32 @@ def _code(
 def _baselines(
     content: Document, suite: Suite, methods: Mapping[str, Document], label: str
 ) -> Iterator[Check]:
-    """Compare the baselines with the stored ones of this package."""
+    """Compare the baselines with the stored ones of this package.
+
+    One that the sender has trained may differ as far as other hardware makes a difference.
+    """
     stored = read_lines(stored_folder(suite.size))
-    stored = {one: own for one, own in stored.items() if own["suite"] == described(suite)}
-    same = 0
+    kept = {one: own["cells"] for one, own in stored.items() if own["suite"] == described(suite)}
+    same, unknown = 0, []
     for one in (own.label for own in suite.baselines if own.label != label):
-        there = one in methods and set(content["problems"]) <= {
-            *methods[one]["cells"], *methods[one]["unable"]
-        }  # fmt: skip
-        if one not in methods or one not in stored:
-            if one not in methods:
-                kind = FAULT if one in stored else NOTE
-                yield Check(kind, f"the baseline {one} is not in the file")
-            continue
-        kept = {n: stored[one]["cells"].get(n) for n in content["problems"]}
-        own = {n: methods[one]["cells"].get(n) for n in content["problems"]}
-        if own == kept:
+        own = methods.get(one, {"cells": {}})["cells"]
+        known = {name: kept[one][name] for name in content["problems"] if name in kept.get(one, {})}
+        here = one in content["trained_here"]
+        if not own:
+            kind = FAULT if known else NOTE
+            yield Check(kind, f"the baseline {one} is not in the file")
+        elif {name: own.get(name) for name in known} == known:
             same += 1
-        elif one in content["trained_here"]:
-            yield Check(NOTE, f"{one} was trained by the sender; it is not the stored result")
-        else:
+        elif not here or any(name not in own for name in known):
             yield Check(FAULT, f"{one} is not as this package has it stored")
-        if not there and own == kept:
-            yield Check(NOTE, f"{one} has no stored result on some problems")
+        else:
+            checks = [compare_cells(f"{name}/{one}", known[name], own[name]) for name in known]
+            yield from (check for check in checks if check.kind == FAULT)
+            yield Check(NOTE, f"{one} was trained by the sender; it is not the stored result")
+        unknown += [one] if set(own) - set(known) else []
     yield Check(OK, f"{same} of {len(suite.baselines)} baselines are as this package has them")
+    if unknown:
+        yield Check(NOTE, f"not stored in this package, so not compared: {', '.join(unknown)}")
 
 
 def difference(told: Any, found: Any, at: str) -> str:
@@ -384,7 +393,7 @@ def compare_cells(cell: str, told: Record, found: Record) -> Check:
     own = metric(told["metric"], told["task"])
     close = _CLOSE if own.percent else _CLOSE * abs(float(np.nanmean(before)))
     words = (
-        f"{cell}: trained again on {found['device']} (the file: {told['device']}), the mean "
+        f"{cell}: trained on {found['device']} and on {told['device']}, the mean "
         f"differs by {mean:.2g}, a client's score by at most {largest:.2g}"
     )
     return Check(NOTE if mean <= close else FAULT, words)
