@@ -1,8 +1,10 @@
 """The outside tables: run them within a time budget, keep figures, fill docs/reproduction/field.md.
 
     python scripts/reproduce_field.py run SECONDS OUT [--workers 4] [--set KEY=VALUE]
-    python scripts/reproduce_field.py keep OUT       # OUT/*.json -> results
-    python scripts/reproduce_field.py page           # figures -> tables of the page
+    python scripts/reproduce_field.py keep OUT   # OUT/tables-*.json, run folders in it -> results/
+    python scripts/reproduce_field.py page       # results/ -> tables of the page
+
+`keep` also takes the folder of `idiolect compare experiments/field/survive-fmnist.toml`.
 
 `run` goes through all methods of a table in stages of more and more rounds, so that whenever it is
 cut, all methods have about as many; each stage goes on from the checkpoint of the one before.
@@ -42,6 +44,7 @@ DEAR = ("Per-FedAvg", "FedDBE", "FedCP", "GPFL", "Ditto", "APFL", "pFedMe")
 TOGETHER = {"FedAvg": ("FedAvg", "FedAvg + FT")}  # trained once
 TUNED_ONCE = ("FedAvg", "FedBABU")  # fine-tuned after the last round only, as in PFLlib
 TABLES = {"pfllib": "pfllib-fmnist", "fedala": "fedala-cifar10", "pfedkdh": "pfedkdh"}
+SURVIVE = "pfllib-survive-digits"
 FMNIST = ("pfllib-fmnist-pat", "pfllib-fmnist-dir")
 
 
@@ -187,7 +190,7 @@ def run(args: argparse.Namespace) -> None:
     end = time.time() + args.seconds
     for name in {loaded(one.run, args.set).data.source for one in plan(args.cifar)}:
         load(name)  # decoded once, before the workers want it
-    own = [sys.executable, __file__, "work", "0", str(args.out), "--end", str(end)]
+    own = [sys.executable, __file__, "work", str(end), str(args.out)]
     own += ["--runs", str(args.runs), *(["--cifar"] if args.cifar else [])]
     own += [word for one in args.set for word in ("--set", one)]
     workers = [subprocess.Popen(own) for _ in range(args.workers)]
@@ -202,8 +205,10 @@ def run(args: argparse.Namespace) -> None:
 
 
 def keep(args: argparse.Namespace) -> None:
-    """Put the figures of a budgeted run, or of run folders, into results/."""
+    """Put the figures of a budgeted run, of run folders or of a comparison into results/."""
     found: dict[str, dict[str, Any]] = {}
+    if (args.out / "result.json").exists():
+        found[SURVIVE] = tuned(json.loads((args.out / "result.json").read_text()))
     for path in sorted(args.out.glob("tables-*.json")):
         one = json.loads(path.read_text())
         key = one.pop("run")
@@ -222,6 +227,59 @@ def keep(args: argparse.Namespace) -> None:
         if own:
             kept = json.loads(path.read_text()) if path.exists() else {}
             path.write_text(json.dumps({**kept, **own}, sort_keys=True) + "\n")
+
+
+def tuned(content: dict[str, Any]) -> dict[str, Any]:
+    """Return what a comparison with equal tuning found: figures, rates, and every pair's p."""
+    from idiolect.analysis.comparison import compare
+
+    return {
+        "federation": content["data"]["federations"][0],
+        "seeds": content["seeds"],
+        "versions": content["versions"],
+        "methods": {
+            label: {**summary(own), "lr": own["settings"]["lr"]}
+            for label, own in content["methods"].items()
+        },
+        "pairs": [[one.better, one.worse, one.p_holm] for one in compare(content).pairs],
+    }
+
+
+def survivors() -> list[str]:
+    """Lay out the comparison with equal tuning, and count what is left of the table's wins."""
+    held = figures("pfllib").get(SURVIVE)
+    if held is None:
+        return []
+    cells = items()["pfllib-fmnist"][1].cells
+    printed = {cell.label: cell for cell in cells if cell.what.startswith("pat")}
+    last: dict[str, float] = {}
+    rows = []
+    for label, own in held["methods"].items():
+        cell = printed.get(label)
+        model = cell.model.removesuffix(BEST_TEST_ROUND) if cell else "personal"
+        last[label] = mean(own["models"][model]["mean"])
+        best = own["models"][model + BEST_TEST_ROUND]["mean"]
+        paper = f"{cell.paper:.2f}" if cell else ""
+        rows.append([label, f"{own['lr']:g}", shown([last[label]]), shown(best), paper])
+    rows.sort(key=lambda row: -last[row[0]])
+    pairs = [
+        (one, other)
+        for one in last
+        for other in last
+        if one in printed and other in printed and printed[one].paper > printed[other].paper
+    ]
+    clear = {(better, worse) for better, worse, p in held["pairs"] if p is not None and p < 0.05}
+    same = sum(last[one] > last[other] for one, other in pairs)
+    sure = sum(pair in clear for pair in pairs)
+    turned = sum((other, one) in clear for one, other in pairs)
+    heads = ["%", "rate chosen", "last round", "best test round", "printed for Fashion-MNIST"]
+    return [
+        *table(heads, rows),
+        "",
+        f"Of the {len(pairs)} wins that the table prints between these methods, {same} have the "
+        f"same sign here in the last round, {sure} of them beyond chance (Holm's p < 0.05); "
+        f"{turned} are reversed beyond chance.",
+    ]
 
 
 def figures(key: str) -> dict[str, Any]:
@@ -297,6 +355,8 @@ def wins(item: str, key: str) -> str:
                 printed += 1
                 same += ours[0] > theirs[0]
                 last += ours[1] > theirs[1]
+    if not printed:
+        return "Not measured yet."
     return (
         f"Of the {printed} wins of one method over another that the table prints, {same} are found "
         f"in ours by the same scoring and {last} in the last round."
@@ -322,19 +382,23 @@ def page(_: argparse.Namespace) -> None:
     columns = [run.removeprefix("pfedkdh-").replace("-", ", alpha ") for run in runs]
     parts["pfedkdh"] = [*table(["ours / paper, %", *columns], rows), "", near] if rows else []
     parts["wins"] = [wins("pfllib-fmnist", "pfllib")]
+    parts["survivors"] = survivors()
     fill(PAGE, parts)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=["run", "work", "keep", "page"])
-    parser.add_argument("seconds", type=float, nargs="?", default=0.0)
-    parser.add_argument("out", type=Path, nargs="?")
-    parser.add_argument("--workers", type=int, default=4)
-    parser.add_argument("--runs", type=Path, default=Path("/tmp/field-runs"))
-    parser.add_argument("--cifar", action="store_true", help="FedALA's table too")
-    parser.add_argument("--set", action="append", default=[])
-    parser.add_argument("--end", type=float, default=0.0)
+    commands = parser.add_subparsers(dest="what", required=True)
+    for name in ("run", "work"):
+        one = commands.add_parser(name)
+        one.add_argument("seconds" if name == "run" else "end", type=float)
+        one.add_argument("out", type=Path)
+        one.add_argument("--workers", type=int, default=4)
+        one.add_argument("--runs", type=Path, default=Path("/tmp/field-runs"))
+        one.add_argument("--cifar", action="store_true", help="FedALA's table too")
+        one.add_argument("--set", action="append", default=[])
+    commands.add_parser("keep").add_argument("out", type=Path)
+    commands.add_parser("page")
     args = parser.parse_args()
     {"run": run, "work": work, "keep": keep, "page": page}[args.what](args)
 
