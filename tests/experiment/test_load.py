@@ -240,3 +240,11 @@ def test_importing_the_package_is_nearly_free():
     seconds, heavy = done.stdout.splitlines()
     assert float(seconds) < 0.5
     assert heavy == "[]"
+
+
+@pytest.mark.parametrize("source", ["school", "tcga_brca"])
+def test_a_table_that_is_read_as_it_is_has_no_options(source):
+    text = f'name = "a"\n[data]\nsource = "{source}"\n[[methods]]\nname = "local"\n'
+    assert parse_experiment(text).data.options == {}
+    with pytest.raises(ConfigError, match="has no options"):
+        parse_experiment(text.replace("[[", "options = { only = ['a'] }\n[[", 1))

@@ -330,7 +330,7 @@ def _source(
     options = _tokeniser_found(options, where, reach, key)
     if source in SOURCES:
         taker = SOURCES[source].make or SOURCES[source].read
-        if taker is None:
+        if SOURCES[source].table is not None:  # a small table, which is read as it is
             if options:
                 raise ConfigError(f"{where}: {key}.options: {source!r} has no options")
             return source, {}
