@@ -312,7 +312,7 @@ def _set(key, value):
         _set("counts", {f"c{n}": 0 for n in range(2000)}),
         _set("counts", {"x" * 5000: 1}),
         _set("kind", "<script>"),
-        lambda head, text: (head, {f"c{n}": text["m0"] for n in range(30_000)}),
+        lambda head, text: (head, {f"c{n}": text["m0"] for n in range(20_001)}),
         lambda head, text: (head, {"x" * 5000: text["m0"]}),
         lambda head, text: (head, [1, 2]),
         lambda head, text: ({**head, "rows": {"train": -1, "val": 0, "test": 0}}, text),

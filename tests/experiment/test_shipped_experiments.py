@@ -64,6 +64,8 @@ def test_all_methods_of_a_table_run_on_the_embedded_data(tmp_path: Path) -> None
     labels = [table.label for table in load_experiment(path).methods]
     overrides = [
         *small,
+        "data.source=embedded",
+        "data.partition=persfl-ds1",
         *(f"methods.{label}.rounds=1" for label in labels if "," not in label),
         *(f"methods.{label}.distil_epochs=1" for label in ("PersFL", "PersFL-GD")),
         "methods.FedAvg + FT.tune_epochs=1",
@@ -89,6 +91,7 @@ class TestOnRealData:
     def test_a_step_of_fedavg(self, file: str, tmp_path: Path) -> None:
         path = ROOT / "experiments" / "persfl" / f"{file}.toml"
         overrides = [*small, "training.steps=1", "methods.FedAvg.rounds=1"]
+        overrides += ["backend.kind=sequential"]  # on a CPU the quicker one for convolutions
         experiment = load_experiment(path, overrides)
         made, _ = build_jobs(experiment, SHARED, ["FedAvg"])
         assert made[0].federations[0].clients == 10
