@@ -40,7 +40,7 @@ from idiolect.experiment.stored_models import ModelInfo, StoredModel, findings
 from idiolect.experiment.train import Trained, planned_work, train
 from idiolect.experiment.untrusted import CLOSED
 from idiolect.methods import METHODS
-from idiolect.models import MODELS
+from idiolect.models import BASED, MODELS
 from idiolect.models.adapters import AdaptedNetwork, Adapter, make_adapter
 from idiolect.results import document
 from idiolect.results.run_files import Deployed, PublicForm
@@ -643,7 +643,7 @@ def _build(model: Model, federation: Federation) -> Build:
         return lambda: model
     if isinstance(model, str):
         name, colon, folder = model.partition(":")
-        if name not in MODELS or (colon and name != "hf"):
+        if name not in MODELS or (colon and name not in BASED):
             raise ConfigError(f"unknown model {suggest(model, MODELS)}")
         factory: Callable[..., nn.Module] = MODELS[name]
         if colon:

@@ -394,7 +394,7 @@ def _key(name: str) -> str:
 
 
 def _listed(value: Any) -> str:
-    if isinstance(value, str):
-        return value
+    if isinstance(value, str | int):
+        return str(value)
     names = [str(one) for one in value]
     return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
