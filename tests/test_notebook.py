@@ -62,3 +62,18 @@ def test_a_data_frame_becomes_predictions(tmp_path: Path, monkeypatch: pytest.Mo
     rows = [line.split() for line in said(predicted).splitlines() if line.strip()[0] in "12"]
     assert [row[1] for row in rows] == ["yes", "no"]
     assert said(saved).strip() == "hospitals.svg" and (tmp_path / "hospitals.svg").is_file()
+
+
+def test_a_folder_of_texts_becomes_adapters(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for library in ("tokenizers", "transformers", "peft"):
+        pytest.importorskip(library, reason=f"the notebook is not run: needs {library}")
+    monkeypatch.setenv("IDIOLECT_NOTEBOOK_ROUNDS", "1")
+    cells = [c for c in run("adapters.ipynb", tmp_path, monkeypatch) if c["cell_type"] == "code"]
+    *_, fitted, sizes, exported, loaded = map(said, cells)
+    assert [line.split()[0] for line in fitted.splitlines()] == ["alone", "shared", "shared"]
+    assert sizes.startswith("32,768 of 955,520 numbers")
+    assert "adapter_config.json" in exported and "adapter_model.safetensors" in exported
+    nats = [float(line.split()[1]) for line in loaded.splitlines() if "nats" in line]
+    assert nats[0] < nats[1]  # ben's words under ben's adapter, and under anna's

@@ -42,6 +42,7 @@ from idiolect.experiment.untrusted import CLOSED
 from idiolect.methods import METHODS
 from idiolect.models import BASED, MODELS
 from idiolect.models.adapters import AdaptedNetwork, Adapter, make_adapter
+from idiolect.models.bases import base_name
 from idiolect.results import document
 from idiolect.results.run_files import Deployed, PublicForm
 from idiolect.results.statistics import mean, participation_of_seed
@@ -226,7 +227,8 @@ class Result:
         assert job is not None
         names, label = self.outcome.members[0].names, self.outcome.label
         networks = [n for n, a in job.architectures.items() if number in (a.clients or (number,))]
-        known = type(job.method) is METHODS.get(job.name) and networks[0] in MODELS
+        name, _, folder = networks[0].partition(":")
+        known = type(job.method) is METHODS.get(job.name) and name in MODELS
         if not known or any(a.auxiliary for a in job.architectures.values()):
             raise ConfigError(
                 "a folder that others load holds no code, and this model's network or method is "
@@ -236,7 +238,7 @@ class Result:
             "name": "fit",
             "rounds": job.rounds,
             "methods": [{"name": job.name, "label": label, **job.method.settings()}],
-            "model": {"name": networks[0]},
+            "model": {"name": name, **({"weights": base_name(folder)} if folder else {})},
         }
         around = job.architectures[networks[0]].main
         if isinstance(around, AdaptedNetwork):

@@ -49,6 +49,15 @@ def find_base(named: str, digest: str | None = None) -> Path:
     return folder
 
 
+def base_name(named: str) -> str:
+    """Name a base so that another machine finds it: the embedded one, or a digest."""
+    if named == EMBEDDED:
+        return named
+    folder = find_base(named)
+    remember(folder)
+    return digest_of(folder)
+
+
 def _by_digest(digest: str) -> Path:
     for folder in _known():
         if digest_of(folder) == digest:
