@@ -45,12 +45,11 @@ TOGETHER = {"FedAvg": ("FedAvg", "FedAvg + FT")}  # trained once
 TUNED_ONCE = ("FedAvg", "FedBABU")  # fine-tuned after the last round only, as in PFLlib
 TABLES = {"pfllib": "pfllib-fmnist", "fedala": "fedala-cifar10", "pfedkdh": "pfedkdh"}
 SURVIVE = "pfllib-survive-digits"
-FMNIST = ("pfllib-fmnist-pat", "pfllib-fmnist-dir")
 
 
 @dataclass(frozen=True)
 class Line:
-    """One method of one run, or all, up to so many rounds."""
+    """One method of one run, up to so many rounds."""
 
     run: str
     label: str
@@ -64,29 +63,35 @@ class Line:
         return runs / "marks" / f"{self.name}-{self.rounds}.{what}"
 
 
-def fmnist(labels: tuple[str, ...], rounds: int) -> list[Line]:
-    """Both divisions of Fashion-MNIST, a method after the other."""
-    lines = [Line(run, label, rounds) for label in labels for run in FMNIST]
-    return lines + [
-        Line(f"pfllib-fmnist-fomo-{kind}", "FedFomo", rounds) for kind in ("pat", "dir")
-    ]
+def fmnist(kind: str, labels: tuple[str, ...], rounds: int) -> list[Line]:
+    """One division of Fashion-MNIST, a method after the other."""
+    lines = [Line(f"pfllib-fmnist-{kind}", label, rounds) for label in labels]
+    return [*lines, Line(f"pfllib-fmnist-fomo-{kind}", "FedFomo", rounds)]
+
+
+def whole(run: str, rounds: int) -> list[Line]:
+    """Return a line for each method of a run; what is trained with another has none."""
+    labels = [one.label_or_name for one in loaded(run, []).methods]
+    return [Line(run, label, rounds) for label in labels if label != "FedAvg + FT"]
 
 
 def plan(cifar: bool) -> list[Line]:
     """Everything, in the order in which it is worth having."""
     everyone = (*GLOBAL, *CHEAP, *DEAR)
+    kinds = ("pat", "dir")
     lines = [
-        *(Line(f"pfedkdh-fmnist-{alpha}", "all", 50) for alpha in ("0.1", "0.05", "0.5")),
-        *fmnist(everyone, 30),
-        *(Line(run, label, rounds) for rounds in (300, 600) for label in GLOBAL for run in FMNIST),
-        *fmnist((*CHEAP, *DEAR), 100),
+        *fmnist("pat", everyone, 30),
+        *whole("pfedkdh-fmnist-0.1", 50),
+        *fmnist("dir", everyone, 30),
+        *(Line(f"pfllib-fmnist-{kind}", label, 300) for label in GLOBAL for kind in kinds),
+        *whole("pfedkdh-fmnist-0.05", 50),
+        *whole("pfedkdh-fmnist-0.5", 50),
+        *(Line(f"pfllib-fmnist-{kind}", label, 600) for label in GLOBAL for kind in kinds),
     ]
     if cifar:
-        known = [m.label_or_name for m in loaded("fedala-cifar10", []).methods]
-        table = [label for label in known if label != "FedAvg + FT"]
-        lines += [Line("fedala-cifar10", label, rounds) for rounds in (30, 100) for label in table]
-    for rounds in (300, 1000, 2000):
-        lines += fmnist(everyone, rounds)
+        lines += [*whole("fedala-cifar10", 30), *whole("fedala-cifar10", 100)]
+    for rounds in (100, 300, 1000, 2000):
+        lines += [one for kind in kinds for one in fmnist(kind, everyone, rounds)]
     return [one for n, one in enumerate(lines) if one not in lines[:n]]
 
 
@@ -138,9 +143,8 @@ def run_line(line: Line, args: argparse.Namespace) -> None:
     begun = time.time()
     scored = ["evaluate.personal=auto"] if line.label in TUNED_ONCE else []
     experiment = loaded(line.run, [f"rounds={line.rounds}", *scored, *args.set])
-    labels = TOGETHER.get(line.label, (line.label,))
-    if line.label == "all":
-        labels = tuple(one.label_or_name for one in experiment.methods)
+    known = [one.label_or_name for one in experiment.methods]
+    labels = [one for one in TOGETHER.get(line.label, (line.label,)) if one in known]
     folder = args.runs / line.name
     content, _ = run_experiment(
         experiment, folder, resume=(folder / "experiment.toml").exists(), only=labels
@@ -154,7 +158,7 @@ def run_line(line: Line, args: argparse.Namespace) -> None:
         "methods": {label: summary(content["methods"][label]) for label in labels},
     }
     (args.out / f"tables-{line.name}.json").write_text(json.dumps(kept) + "\n")
-    pace = own["speed"]["seconds"] / own["rounds"]  # of the first method
+    pace = own["speed"]["seconds"] / own["rounds"]
     line.mark(args.runs, "done").write_text(f"{pace:.4f}")
     print(f"{line}: {time.time() - begun:.0f} s, {pace:.3f} s a round", flush=True)
 
