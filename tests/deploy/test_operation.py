@@ -7,7 +7,9 @@ import time
 import federations as fed
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
+from idiolect.cli import app
 from idiolect.deploy import handshake, protocol
 from idiolect.deploy.limits import UNLIMITED
 from idiolect.deploy.messenger import Transport
@@ -228,3 +230,18 @@ def test_comments_and_layout_of_a_method_are_no_other_method(monkeypatch):
     for kind, (change, same) in changes.items():
         monkeypatch.setattr(handshake, "_source", lambda module, c=change: c(read(module)))
         assert (handshake.method_fingerprint(method) == own) is same, kind
+
+
+def test_show_and_report_have_who_was_there(tmp_path, monkeypatch):
+    """The record of each site: in the terminal and on the page, with rounds and cause."""
+    monkeypatch.setattr("idiolect.deploy.messenger._LOOK", 0.01)
+    monkeypatch.setattr("idiolect.deploy.server._LAST_CALL", 0.0)
+    transport = Flaky(fed.inside(tmp_path / "nodes"), {"site-1": (2, 3)})
+    fed.served(fed.experiment("fedavg", sets=SETS), transport, tmp_path / "served")
+    shown = CliRunner(env={"COLUMNS": "300"}).invoke(app, ["show", str(tmp_path / "served")])
+    why = protocol.CODES["unreachable"]
+    assert "Who was there" in shown.output and f"2-3 ({why})" in shown.output
+    page = tmp_path / "page.html"
+    words = ["report", str(tmp_path / "served"), "--out", str(page)]
+    assert CliRunner().invoke(app, words).exit_code == 0
+    assert f"site-1: 2 rounds; missed 2-3 ({why})" in page.read_text()

@@ -173,6 +173,7 @@ def show(
     """Print the tables of a run again."""
     from idiolect.cli.screen import (
         console,
+        print_attendance,
         print_fairness,
         print_json,
         print_reached,
@@ -198,5 +199,6 @@ def show(
         print_result(screen, content)
         print_reached(screen, content["methods"])
         print_traffic(screen, content["methods"])
+        print_attendance(screen, content["methods"])
     if not content["complete"]:
         print("This run is not complete; go on with `idiolect run EXPERIMENT.toml --resume`.")

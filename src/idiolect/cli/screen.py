@@ -225,6 +225,25 @@ def print_traffic(screen: Console, methods: Document) -> None:
     print_table(screen, "What crossed the network, MB a seed", ["method"], heads, rows)
 
 
+def print_attendance(screen: Console, methods: Document) -> None:
+    """Print who took part in how many rounds of a federation, and which rounds were missed, why."""
+    rows = [
+        [f"{label}, seed {seed['seed']}", site, str(own["reported"]), *_missed(own)]
+        for label, method in methods.items()
+        for seed in method["seeds"]
+        for site, own in seed.get("attendance", {}).items()
+    ]
+    if rows:
+        heads = ("rounds reported", "missed", "which, and why")
+        print_table(screen, "Who was there", ["method", "site"], heads, rows)
+
+
+def _missed(own: Document) -> list[str]:
+    from idiolect.results.attendance import spans
+
+    return [str(own["missed"]), spans(own) or "-"]
+
+
 @contextmanager
 def progress(screen: Console) -> Iterator[Watch]:
     """Show progress while the block runs: one bar for the whole run on a terminal, else lines."""

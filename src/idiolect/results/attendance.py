@@ -77,16 +77,18 @@ def _of_site(did: Sequence[str]) -> dict[str, Any]:
     return {**counts, "missed": sum(did.count(w) for w in {*did} - {*PRESENT}), "spans": missed}
 
 
+def spans(own: Mapping[str, Any]) -> str:
+    """Write the rounds that a site missed, and why."""
+    return ", ".join(
+        f"{one['from']}{'' if one['to'] == one['from'] else '-' + str(one['to'])} ({one['why']})"
+        for one in own["spans"]
+    )
+
+
 def words(attendance: Mapping[str, Any]) -> list[str]:
     """Say of each site that missed a round which ones, and why."""
-    found = []
-    for site, own in attendance.items():
-        if own["missed"]:
-            spans = [
-                f"{one['from']}{'' if one['to'] == one['from'] else '-' + str(one['to'])} "
-                f"({one['why']})"
-                for one in own["spans"]
-            ]
-            asked = own["missed"] + own["reported"]
-            found.append(f"{site} missed {own['missed']} of {asked} rounds: {', '.join(spans)}")
-    return found
+    return [
+        f"{site} missed {own['missed']} of {own['missed'] + own['reported']} rounds: {spans(own)}"
+        for site, own in attendance.items()
+        if own["missed"]
+    ]

@@ -18,6 +18,7 @@ from idiolect.analysis.report.figures import (
     table,
 )
 from idiolect.analysis.report.report_data import ReportData
+from idiolect.results.attendance import spans
 
 Method = Mapping[str, Any]
 
@@ -118,6 +119,8 @@ def settings(data: ReportData) -> Section:
     if notices := _notices(data):
         items = Markup().join(Markup("<li>{}</li>").format(text) for text in notices)
         blocks.append(Markup("<h3>What the run remarked</h3><ul>{}</ul>").format(items))
+    if there := _attendance(data):
+        blocks.append(there)
     if data.methods:
         blocks += _settings(data.methods)
     if tuned := {label: own["tuned"] for label, own in data.methods.items() if "tuned" in own}:
@@ -133,6 +136,23 @@ def settings(data: ReportData) -> Section:
             ).format(again, data.experiment)
         )
     return section("settings", blocks)
+
+
+def _attendance(data: ReportData) -> Markup:
+    """List who was there in how many rounds of a federation, and who was not, and why."""
+    items = Markup().join(
+        Markup("<li>{}, seed {}, {}: {} rounds{}</li>").format(
+            label,
+            seed["seed"],
+            site,
+            own["reported"],
+            f"; missed {spans(own)}" if own["missed"] else "",
+        )
+        for label, method in data.methods.items()
+        for seed in method["seeds"]
+        for site, own in seed.get("attendance", {}).items()
+    )
+    return Markup("<h3>Who was there</h3><ul>{}</ul>").format(items) if items else Markup()
 
 
 def _notices(data: ReportData) -> list[str]:

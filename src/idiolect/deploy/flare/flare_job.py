@@ -60,6 +60,7 @@ _PATIENCE = 10.0  # timeouts of the server until a message is given up
 _LOST = 8.0  # seconds without a sign of a site until it counts as lost
 _PAUSE = 0.5  # seconds between two attempts to reach a site
 _ATTEMPTS = 5  # starts without a round done between them before the run is given up
+_RESUMED = 5.0  # seconds that a run that goes on waits for all, where enough are there
 _HANDOVER = 60.0  # seconds for the process before this one to end, whose server died
 _NEWCOMERS_JOIN = 120.0  # seconds that newcomers have to connect
 
@@ -290,10 +291,13 @@ class ServerSide(Controller):  # type: ignore[misc]
             policy = WaitPolicy(deploy.timeout, deploy.join, deploy.minimum)
         else:
             policy = WaitPolicy(join=_NEWCOMERS_JOIN, minimum=len(self._sites))
+        # Who comes later takes part then; only at the very beginning is it worth waiting for all.
+        begun = (_run_folder(home, self._run) / "roster.json").exists()
+        patience = min(policy.join, _RESUMED) if begun else policy.join
         since = time.monotonic()
         while not transport.stopped():
             missing = [site for site in self._sites if not transport.present(site)]
-            late = time.monotonic() - since >= policy.join
+            late = time.monotonic() - since >= patience
             enough = len(self._sites) - len(missing) >= policy.needed(len(self._sites))
             if not missing or (enough and late):
                 return

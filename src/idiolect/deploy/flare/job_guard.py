@@ -175,6 +175,7 @@ def _well_formed(arguments: Any) -> bool:
 def watch() -> None:
     """Put our checks into this process of the engine, before it starts."""
     from nvflare.apis import workspace
+    from nvflare.fuel.f3.sfm import conn_manager
     from nvflare.fuel.sec import audit
     from nvflare.fuel.utils.config import ConfigFormat
     from nvflare.private.fed.server import job_meta_validator, job_runner
@@ -213,6 +214,8 @@ def watch() -> None:
         looks = action.split(" ", 1)[0].rsplit(".", 1)[-1] in _LOOKS
         return "" if looks else note(self, user, action, *rest, **named)
 
+    # Seconds between attempts to connect at most, and from which on a failure is logged.
+    conn_manager.MAX_WAIT, conn_manager.SILENT_RECONNECT_TIME = 3, 2
     ConfigFormat.config_ext_formats = classmethod(formats)
     audit.Auditor.add_event = noted
     job_runner.check_client_replies = checked

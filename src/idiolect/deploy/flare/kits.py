@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from idiolect.core.checkpoint import write_whole
 from idiolect.deploy import limits
 from idiolect.deploy.flare import require
+from idiolect.deploy.flare.engine_logs import log_settings
 from idiolect.deploy.flare.job_layout import HOME as HOME
 from idiolect.errors import ConfigError, DeployError
 from idiolect.experiment.federation_file import Project
@@ -401,6 +402,8 @@ def settle(kit: MemberKit) -> None:
             if component["id"] == "job_scheduler":
                 component.update(path=_QUEUE, args={"max_jobs": _MOST_RUNS})
     write_whole(path, json.dumps(settings, indent=1).encode())
+    quiet = json.dumps(log_settings(), indent=1).encode()
+    write_whole(path.with_name("log_config.json"), quiet)
 
 
 def members(project: Project) -> list[KitOwner]:

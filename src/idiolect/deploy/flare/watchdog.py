@@ -20,8 +20,8 @@ from pathlib import Path
 from idiolect.deploy.flare.job_layout import HOME, MODULES
 from idiolect.deploy.processes import REMARK, end_with_parent, isolated, locked
 
-_CALM = 60.0  # seconds after which an end counts as a first one
-_PAUSES = (1.0, 2.0, 5.0, 10.0, 30.0)  # seconds before each new start
+_CALM = 15.0  # seconds after which an end counts as a first one: it had started
+_PAUSES = (1.0, 1.0, 2.0, 5.0, 10.0)  # seconds before each new start
 _OUT = "engine.out"  # what the engine prints: what its logs do not have
 _OUT_LIMIT = 5 << 20  # bytes; then the file before it is replaced by it
 _SETTLED = 2.0  # seconds for which a new certificate must lie there before it is used
