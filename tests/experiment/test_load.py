@@ -148,8 +148,9 @@ def test_an_unknown_preset_is_one_clear_line(override, words):
 
 
 def test_a_method_without_presets_says_so():
-    with pytest.raises(ConfigError, match="unknown preset 'gd'; fedavg has none: leave it out"):
-        parse_experiment(tiny.TOML, ["methods.fedavg.preset=gd"])
+    without = tiny.TOML.replace('name = "fedavg"', 'name = "mr-mtl"')
+    with pytest.raises(ConfigError, match="unknown preset 'gd'; mr-mtl has none: leave it out"):
+        parse_experiment(without, ["methods.mr-mtl.preset=gd"])
 
 
 def test_a_slip_of_syntax_has_its_line_and_column(tmp_path):
