@@ -5,6 +5,7 @@ import hashlib
 import numpy as np
 import pytest
 
+from idiolect.api import federation
 from idiolect.data.federate import federate
 from idiolect.data.partition.general import Candidates
 from idiolect.data.partition.pfllib_generators import _split, pfllib
@@ -78,6 +79,24 @@ def test_the_rows_of_its_own_code(options, train, test):
     assert (digest(both), digest(other.test)) == (train, test)
     shares = [len(v) / len(t) for v, t in zip(other.val, both, strict=True) if len(t) > 100]
     assert shares == pytest.approx([0.2] * len(shares), abs=0.01)
+
+
+def test_a_folder_of_its_generators_gives_the_same_clients(tmp_path):
+    """Files as its save_file writes them: a pickled dictionary of float images and labels."""
+    data = load("embedded")
+    made = federate(data, "pfllib", kind="pat")
+    for part, held in (("train", made.train), ("test", made.test)):
+        (tmp_path / part).mkdir()
+        for client, rows in enumerate(held):
+            x = (data.x[rows] / np.float32(255) - np.float32(0.5)) / np.float32(0.5)
+            np.savez_compressed(tmp_path / part / f"{client}.npz", data={"x": x, "y": data.y[rows]})
+    found = federation(tmp_path, split="file", val=0.0, ordered=True)
+    assert found.names == made.names and not any(map(len, found.val))
+    for own, part in ((found.train, made.train), (found.test, made.test)):
+        for there, here in zip(own, part, strict=True):
+            assert np.array_equal(found.dataset.y[there], data.y[here])
+            theirs, ours = found.dataset.decoded(there), data.decoded(here)
+            assert np.allclose(theirs, ours, atol=1e-6)
 
 
 def test_a_client_that_has_its_part_gets_no_more():
