@@ -84,7 +84,7 @@ def test_a_masked_report_after_the_timeout_tells_the_server_nothing(tmp_path):
         for number, site in enumerate(running.sites):
             more = {}
             if site in delays:
-                more = patched(tmp_path / f"{site}-patch", "worker_process", delays[site])
+                more = patched(tmp_path / f"{site}-patch", "client_train", delays[site])
             options = ("--data", "embedded", "--client", str(number))
             running.start(site, *options, environment=more)
         running.run(path, out)

@@ -45,7 +45,7 @@ name = "fedper"
 FALSE = """
 import sys
 
-if any("worker_process" in word for word in sys.orig_argv):
+if any("client_train" in word for word in sys.orig_argv):
     import peering
 
     peering.install()

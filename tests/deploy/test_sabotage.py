@@ -53,7 +53,7 @@ def expected(transport, folder):
 LIAR = """
 import sys
 
-if any("worker_process" in word for word in sys.orig_argv):
+if any("client_train" in word for word in sys.orig_argv):
     import meddling
 
     meddling.install()

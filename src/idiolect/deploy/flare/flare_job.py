@@ -58,6 +58,7 @@ log = logging.getLogger("idiolect.flare")
 _MOST_NOTES, _LONGEST_NOTE = 20, 400  # for an admin who asks how far the run is
 _PATIENCE = 10.0  # timeouts of the server until a message is given up
 _LOST = 8.0  # seconds without a sign of a site until it counts as lost
+_GONE = 2.0  # the same where its connection is closed: it may be made again at once
 _PAUSE = 0.5  # seconds between two attempts to reach a site
 _ATTEMPTS = 5  # starts without a round done between them before the run is given up
 _RESUMED = 5.0  # seconds that a run that goes on waits for all, where enough are there
@@ -89,7 +90,9 @@ class SiteCells(Transport):
             now = time.monotonic()
             if state == DONE:
                 return answer
-            if not state and now - last > _LOST:
+            # The engine knows of a closed connection at once; of a silent one nobody does.
+            patience = _GONE if now - before < _GONE else _LOST
+            if not state and now - last > patience:
                 raise Refused("unreachable", f"{site} gives no sign")
             # What a process took with it when it died is sent to the one that follows it.
             body = blob if state in ("", UNKNOWN) else b""
