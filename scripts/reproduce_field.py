@@ -75,8 +75,8 @@ def whole(run: str, rounds: int) -> list[Line]:
     return [Line(run, label, rounds) for label in labels if label != "FedAvg + FT"]
 
 
-def plan(cifar: bool) -> list[Line]:
-    """Everything, in the order in which it is worth having."""
+def plan(cifar: bool, only: list[str]) -> list[Line]:
+    """Everything, or the lines named, in the order in which it is worth having."""
     everyone = (*GLOBAL, *CHEAP, *DEAR)
     kinds = ("pat", "dir")
     lines = [
@@ -92,7 +92,8 @@ def plan(cifar: bool) -> list[Line]:
         lines += [*whole("fedala-cifar10", 30), *whole("fedala-cifar10", 100)]
     for rounds in (100, 300, 1000, 2000):
         lines += [one for kind in kinds for one in fmnist(kind, everyone, rounds)]
-    return [one for n, one in enumerate(lines) if one not in lines[:n]]
+    lines = [one for n, one in enumerate(lines) if one not in lines[:n]]
+    return [one for one in lines if not only or one.name in only]
 
 
 def loaded(run: str, changes: list[str]) -> Any:
@@ -102,7 +103,7 @@ def loaded(run: str, changes: list[str]) -> Any:
 
 def work(args: argparse.Namespace) -> None:
     """Take the next line that nobody has taken, until the time is over."""
-    lines = plan(args.cifar)
+    lines = plan(args.cifar, args.only)
     while time.time() < args.end - 5:
         ready = (one for one in lines if takes(one, lines, args))
         line = next(ready, None)
@@ -192,11 +193,12 @@ def run(args: argparse.Namespace) -> None:
         if not taken.with_suffix(".done").exists():  # of a run that was cut
             taken.unlink()
     end = time.time() + args.seconds
-    for name in {loaded(one.run, args.set).data.source for one in plan(args.cifar)}:
+    for name in {loaded(one.run, args.set).data.source for one in plan(args.cifar, args.only)}:
         load(name)  # decoded once, before the workers want it
     own = [sys.executable, __file__, "work", str(end), str(args.out)]
     own += ["--runs", str(args.runs), *(["--cifar"] if args.cifar else [])]
     own += [word for one in args.set for word in ("--set", one)]
+    own += [word for one in args.only for word in ("--only", one)]
     workers = [subprocess.Popen(own) for _ in range(args.workers)]
     for worker in workers:
         try:
@@ -401,6 +403,7 @@ def main() -> None:
         one.add_argument("--runs", type=Path, default=Path("/tmp/field-runs"))
         one.add_argument("--cifar", action="store_true", help="FedALA's table too")
         one.add_argument("--set", action="append", default=[])
+        one.add_argument("--only", action="append", default=[], help="pfllib-fmnist-pat--FedALA")
     commands.add_parser("keep").add_argument("out", type=Path)
     commands.add_parser("page")
     args = parser.parse_args()
