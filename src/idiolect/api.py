@@ -32,17 +32,18 @@ from idiolect.engine.backend import Backend
 from idiolect.engine.outcome import THRESHOLD, Outcome, Several, Watch
 from idiolect.engine.personal_model import PersonalModel, Predictions
 from idiolect.errors import ConfigError, DataError, MethodError, MissingExtra, shortened, suggest
-from idiolect.experiment.exported import export_folder, export_program
+from idiolect.experiment.exported import PEFT, export_folder, export_program
 from idiolect.experiment.job import Evaluate, SimulatedJob
 from idiolect.experiment.load import resolve
 from idiolect.experiment.run import experiment_toml
 from idiolect.experiment.stored_models import ModelInfo, StoredModel, findings
 from idiolect.experiment.train import Trained, planned_work, train
-from idiolect.experiment.untrusted import CLOSED
+from idiolect.experiment.untrusted import Permissions, by_digest
 from idiolect.methods import METHODS
 from idiolect.models import BASED, MODELS
 from idiolect.models.adapters import AdaptedNetwork, Adapter, make_adapter
 from idiolect.models.bases import base_name
+from idiolect.models.peft_files import save_peft
 from idiolect.results import document
 from idiolect.results.run_files import Deployed, PublicForm
 from idiolect.results.statistics import mean, participation_of_seed
@@ -212,9 +213,12 @@ class Result:
         """Write a client's own model for others, as `idiolect export` does; return where.
 
         A name ending in .onnx or .pt2 is one program; else it is a folder with a model card, and a
-        program for each of `formats`. A folder needs a method and a network that idiolect knows.
+        program for each of `formats`. A folder needs a method and a network that idiolect knows,
+        unless `formats` is ["peft"] alone: an adapter of whatever network.
         """
         target, model = Path(out), self.model(client)
+        if list(formats) == [PEFT]:
+            return save_peft(model.network, target)
         if target.suffix in (".onnx", ".pt2"):
             target.parent.mkdir(parents=True, exist_ok=True)
             export_program(model, target)
@@ -243,7 +247,7 @@ class Result:
         around = job.architectures[networks[0]].main
         if isinstance(around, AdaptedNetwork):
             raw["adapter"] = {"name": around.adapter.kind, **around.adapter.settings()}
-        text = experiment_toml(resolve(raw, "the method", CLOSED))
+        text = experiment_toml(resolve(raw, "the method", Permissions(Path.cwd())), by_digest)
         held = job.federations[0]
         about = {
             "name": held.dataset.name,

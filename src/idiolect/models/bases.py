@@ -38,8 +38,8 @@ def find_base(named: str, digest: str | None = None) -> Path:
             if digest is not None:  # moved since
                 return _by_digest(digest)
             raise ModelError(
-                f"base {named!r} has no {_CONFIG}; give a folder with {_CONFIG} and "
-                f"model.safetensors, or '{EMBEDDED}'"
+                f"{named!r} has no {_CONFIG}; give a folder with {_CONFIG} and model.safetensors, "
+                f"or '{EMBEDDED}'; of an adapter, one with {_ADAPTER}"
             )
     if digest is not None and digest != digest_of(folder):
         raise ModelError(
@@ -171,11 +171,11 @@ def load_base(model: nn.Module, folder: Path, new: tuple[str, ...] = ()) -> None
 
 def save_base(model: nn.Module, config: Mapping[str, Any], folder: str | Path) -> Path:
     """Write a network's parameters so that `weights` names them; return where."""
-    from safetensors.torch import save_file
+    from safetensors.torch import save
 
     out = Path(folder)
     out.mkdir(parents=True, exist_ok=True)
     (out / _CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     tensors = {name: value.detach().contiguous() for name, value in model.named_parameters()}
-    save_file(tensors, out / "model.safetensors", {"format": "pt"})
+    (out / "model.safetensors").write_bytes(save(tensors, {"format": "pt"}))
     return out

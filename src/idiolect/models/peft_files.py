@@ -21,7 +21,7 @@ def save_peft(model: nn.Module, folder: str | Path, base: str = "") -> Path:
 
     `base` is what the files name as the base model: a folder, by default the one it came from.
     """
-    from safetensors.torch import save_file
+    from safetensors.torch import save
 
     adapter = _adapter_of(model)
     trained = _trained(model)
@@ -41,7 +41,7 @@ def save_peft(model: nn.Module, folder: str | Path, base: str = "") -> Path:
         _peft_name(name, prompted): _peft_form(name, leaf.detach().cpu().contiguous())
         for name, leaf in trained.items()
     }
-    save_file(tensors, out / TENSORS, {"format": "pt"})
+    (out / TENSORS).write_bytes(save(tensors, {"format": "pt"}))
     return out
 
 
