@@ -19,7 +19,7 @@ from idiolect.methods import FedAvg
 from idiolect.models import MODELS
 
 EPSILONS = (math.inf, 32.0, 8.0)
-RATES = {"whole network": (0.03, 0.1, 0.3), "lora": (0.3, 1.0, 3.0)}
+RATES = {"whole network": (0.1, 0.3), "lora": (0.3, 1.0)}
 CLIP = 0.3
 
 
@@ -61,13 +61,15 @@ def main() -> None:
         print(row, flush=True)
         return row
 
+    best = {}
     for kind, rates in RATES.items():
         tried = {rate: run(kind, rate, math.inf, 0)["val_loss"] for rate in rates}
-        best = min(tried, key=tried.__getitem__)
+        best[kind] = min(tried, key=tried.__getitem__)
+    for seed in range(given.seeds):
         for epsilon in EPSILONS:
-            for seed in range(given.seeds):
+            for kind in RATES:
                 if (epsilon, seed) != (math.inf, 0):
-                    run(kind, best, epsilon, seed)
+                    run(kind, best[kind], epsilon, seed)
 
 
 if __name__ == "__main__":
