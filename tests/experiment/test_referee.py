@@ -201,6 +201,7 @@ def test_a_bad_method_is_found_worse_than_every_baseline(judged):
     assert len(own["against"]) == 20
     assert "worse on 1" in judged["findings"]["verdict"]["sentence"]
     assert judged["findings"]["verdict"]["beside_best_baseline"][WORSE] == ["heart"]
+    assert judged["findings"]["verdict"]["no_better_than_guessing"] == ["heart"]
     assert own["methods"]["Amnesia"]["best_test_round"]["chosen_on"] == "test data"
     assert judged["left_out"]["school"] == NOT_ASKED
     assert any("Left out: " in line and NOT_ASKED in line for line in gaps(judged))
@@ -245,8 +246,19 @@ def test_planted_differences_are_found_and_only_those(problem, factor, outcome):
     found = judge({label: own["cells"] for label, own in lines.items()}, [problem], "B")
     assert found["problems"][problem]["against"]["A"]["outcome"] == outcome
     assert found["verdict"]["beside_best_baseline"][outcome] == [problem]
+    # The planted losses are as large as that: Local is little better than guessing on both.
+    assert bool(found["verdict"]["no_better_than_guessing"]) == (outcome == WORSE)
     ahead = found["problems"][problem]["against"]["A"]["ahead"]
     assert np.sign(ahead) == {BETTER: 1, WORSE: -1, NONE: 0}[outcome]
+
+
+def test_the_challengers_pairs_are_corrected_together():
+    """Holm: the smallest p counts as often as there are baselines."""
+    cells = {label: {"heart": own["cells"]["heart"]} for label, own in STORED.items()}
+    against = judge(cells, ["heart"], "Local")["problems"]["heart"]["against"].values()
+    least = min(one["p"] for one in against)
+    assert 0 < least and len(against) == len(cells) - 1
+    assert min(one["p_holm"] for one in against) == min(1.0, len(against) * least)
 
 
 def test_ranks_turn_where_less_is_better_and_take_problems_that_all_have():

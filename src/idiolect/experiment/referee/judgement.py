@@ -210,6 +210,16 @@ def _verdict(found: Mapping[str, Any], challenger: str, failed: list[str]) -> di
                 f" Average rank {average[challenger]:.1f} of {len(average)} over {shared} "
                 f"problems{beside}."
             )
+    guessed = [
+        name
+        for name, own in found["problems"].items()
+        if challenger in own["methods"]
+        and own["guess"] is not None
+        # Which way is better is the sign of both.
+        and (own["methods"][challenger]["mean"] <= own["guess"]) == own["higher"]
+    ]
+    if guessed:
+        sentence += f" It is no better than guessing on {', '.join(guessed)}."
     if failed:
         sentence += f" It came to no end on {', '.join(failed)}."
     return {
@@ -218,5 +228,6 @@ def _verdict(found: Mapping[str, Any], challenger: str, failed: list[str]) -> di
         "beside_best_baseline": beside_best,
         "never_worse_than": sorted(one for one, seen in always.items() if WORSE not in seen),
         "better_everywhere_than": sorted(one for one, seen in always.items() if seen == {BETTER}),
+        "no_better_than_guessing": guessed,
         "failed": failed,
     }
