@@ -74,9 +74,9 @@ def resident(pid: int) -> float:
 def cast(running: Running) -> dict[str, int]:
     """Return the processes that take part in a run, once all are there."""
     node, own, server = running.engine(SITE), running.training(SITE), running.engine("server")
-    if len(node) != 2 or len(server) != 2 or len(own) != 1:
+    if len(node) != 1 or len(server) != 2 or len(own) != 1:
         return {}
-    names = ("node, lasting", "node, job", "node, training", "server, lasting", "server, job")
+    names = ("node, lasting", "node, training", "server, lasting", "server, job")
     return dict(zip(names, (*node, *own, *server), strict=True))
 
 

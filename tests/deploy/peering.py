@@ -34,8 +34,8 @@ def install():
         body = signing._opened(blob).body
         message = protocol.unpack(body) if body else None
         if message and message.kind in KINDS and message.head["round"] == 1:
-            if message.kind not in seen:
-                seen.add(message.kind)
+            if (mark := (message.head["run"], message.kind)) not in seen:
+                seen.add(mark)
                 server = signing._opened(blob).header.sender
                 for peer in PEERS:
                     if peer != self._identity.name:

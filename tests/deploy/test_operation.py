@@ -1,5 +1,6 @@
 """What an operator sees: lost and returning sites, attendance, restored copies, several runs."""
 
+import base64
 import json
 import shutil
 import time
@@ -20,6 +21,7 @@ from idiolect.deploy.site import NodeSettings
 from idiolect.engine.outcome import Silent
 from idiolect.errors import ConfigError
 from idiolect.experiment.components import build_method
+from idiolect.experiment.portable import export_experiment
 
 SETS = ("model.name=mlr", "rounds=4", "evaluate.every=4")
 
@@ -245,3 +247,43 @@ def test_show_and_report_have_who_was_there(tmp_path, monkeypatch):
     words = ["report", str(tmp_path / "served"), "--out", str(page)]
     assert CliRunner().invoke(app, words).exit_code == 0
     assert f"site-1: 2 rounds; missed 2-3 ({why})" in page.read_text()
+
+
+class Refusing(Transport):
+    """Nodes, one of which has the wrong data; all are there."""
+
+    looks = True
+
+    def __init__(self, inner, code, times=99):
+        self._inner, self.sites, self._code, self._left = inner, inner.sites, code, times
+        self.opened = 0
+
+    def call(self, site, blob, seconds):
+        if protocol.unpack(blob).kind == "open" and site == "site-1":
+            self.opened += 1
+            self._left -= 1
+            if self._left >= 0:
+                return protocol.refusal(self._code)
+        return self._inner.call(site, blob, seconds)
+
+
+@pytest.mark.parametrize(("code", "starts"), [("data", 1), ("busy", 3)])
+def test_what_a_site_refuses_for_good_is_told_at_once_and_what_passes_is_tried_again(
+    code, starts, tmp_path, monkeypatch
+):
+    """By the server's whole end of a job: wrong data ends the run; a busy site is asked again."""
+    pytest.importorskip("nvflare")
+    from idiolect.deploy.flare import flare_job
+
+    monkeypatch.setattr(flare_job, "_PAUSE", 0.01)
+    sets = ("rounds=1", "evaluate.every=1", "model.name=mlr", "deploy.packages=[]")
+    text = export_experiment(fed.experiment("fedavg", sets=sets)).encode()
+    transport = Refusing(fed.inside(tmp_path / "nodes"), code, times=2 if code == "busy" else 99)
+    side = flare_job.ServerSide("r1", base64.b64encode(text).decode(), list(transport.sites), [])
+    (tmp_path / "job").mkdir()
+    ended = side.finished(transport, tmp_path / "home", tmp_path / "job", "lead@hub.org")
+    assert transport.opened == starts
+    if code == "data":
+        assert ended["state"] == "error" and "site-1: its data is missing" in ended["text"]
+    else:
+        assert ended == {"state": "done"}

@@ -31,6 +31,7 @@ SILENT = ("timeout", "unreachable")
 """Refusals that stand for no answer at all."""
 
 _RESTARTED = ("closed", "crashed")  # a restarted node gets the experiment again
+_PASSING = ("busy", "crashed", "closed", "disk", "memory")  # refusals that may mend by themselves
 _LOOK = 1.0  # seconds between two looks at what may have changed
 _PING = protocol.pack("knock")  # no node knows this kind; any answer proves that it is there
 
@@ -169,6 +170,10 @@ class Messenger:
         """Leave a site out until another process answers for it: this one refuses for good."""
         self._out[site] = why, self.transport.process(site)
         self._look_out()
+
+    def refusing(self) -> dict[str, str]:
+        """Return who refused at the start of the run, and why, unless that mends by itself."""
+        return {site: why for site, (why, _) in self._out.items() if why not in _PASSING}
 
     def close_doors(self, joined: Collection[str]) -> None:
         """Say who has joined: others have a part only after the run was started anew."""

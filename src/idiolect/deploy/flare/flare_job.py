@@ -149,6 +149,7 @@ class _Progress(Silent):
         self.state: dict[str, Any] = {"run": run, "state": "starting"}
         self.notes: list[str] = []
         self.post: Messenger | None = None
+        self.begun = False  # rounds, at this start
         self.path: Path | None = None  # where it is written for whoever measures
         self._tidy = Tidy()
 
@@ -175,6 +176,7 @@ class _Progress(Silent):
 
     def begin(self, label: str, round: int, rounds: int) -> None:
         """Note that a method starts, or resumes."""
+        self.begun = True
         self.update(state="training", label=label, round=round, rounds=rounds)
 
     def tick(self, tick: Tick) -> None:
@@ -273,7 +275,7 @@ class ServerSide(Controller):  # type: ignore[misc]
             self._progress.path = doing / PROGRESS
             failures = 0
             while True:
-                before = self._progress.place
+                before, self._progress.begun = self._progress.place, False
                 self._wait_for_sites(transport, home)
                 outcome = self.done(transport, home, job, submitter)
                 if outcome["state"] in ("done", "error") or transport.stopped():
@@ -333,7 +335,14 @@ class ServerSide(Controller):  # type: ignore[misc]
         except RestartNeeded as error:
             return {"state": "again", "text": str(error)}
         except DeployError as error:
-            return {"state": "short", "text": str(error)}
+            # Who refuses to join for good does so at each start: whoever can mend it must know now.
+            post = self._progress.post
+            for_good = not self._progress.begun and post is not None and bool(post.refusing())
+            return {
+                "state": "error" if for_good else "short",
+                "text": str(error),
+                "code": str(error.code),
+            }
         except IdiolectError as error:
             return {"state": "error", "text": str(error), "code": str(error.code)}
         except Exception as error:
