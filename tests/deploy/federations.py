@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from idiolect.core import checkpoint
+from idiolect.deploy import submission
 from idiolect.deploy.limits import UNLIMITED
 from idiolect.deploy.node import Node
 from idiolect.deploy.node_process import InProcess
@@ -103,6 +104,9 @@ def simulated(wanted, folder: Path):
 
 def served(wanted, transport, folder: Path, run: str = "r1", **more):
     text, host = export_experiment(wanted), more.pop("host", HOST)
+    if (lead := getattr(transport, "lead", None)) is not None:  # the kit of whoever submits
+        transport.submission = submission.sign(lead, run, "run", text)
+        more.setdefault("submitter", lead.name)
     return serve(
         make_messenger(transport, text, folder, host), text, run, folder, host=host, **more
     )

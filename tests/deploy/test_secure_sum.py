@@ -273,7 +273,8 @@ def test_the_same_run_again_without_one_node_does_not_give_its_report_away(tmp_p
 @pytest.fixture(scope="module")
 def kits(tmp_path_factory):
     maker = Maker(tmp_path_factory.mktemp("kits"))
-    return {f"site-{n}": maker.kit(f"site-{n}") for n in range(4)}
+    lead = {"lead": maker.kit("lead@hub.org", "admin")}
+    return lead | {f"site-{n}": maker.kit(f"site-{n}") for n in range(4)}
 
 
 class Cheating(InProcess):
@@ -283,6 +284,7 @@ class Cheating(InProcess):
         sites = [replace(site, kit=kits[site.name]) for site in fed.sites(home)]
         super().__init__({site.name: Node(site) for site in sites})
         self._change, self.codes, self.kinds = change, {}, set()
+        self.lead = kits["lead"]
 
     def call(self, site, blob, seconds):
         message = protocol.unpack(blob)

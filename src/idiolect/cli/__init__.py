@@ -16,6 +16,7 @@ from idiolect.cli import (
     key_commands,
     method_commands,
     model_commands,
+    node_commands,
     referee_commands,
     repro_commands,
     run_commands,
@@ -51,7 +52,7 @@ for _command in ("request", "approve", "install", "revoke", "members"):
 app.add_typer(federation_commands.app, name="federation")
 app.add_typer(audit_commands.app, name="audit")
 app.command()(federation_commands.server)
-app.command()(federation_commands.node)
+app.add_typer(node_commands.app, name="node")
 app.command()(federation_commands.doctor)
 app.command()(federation_commands.status)
 app.command()(federation_commands.stop)

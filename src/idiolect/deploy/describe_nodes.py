@@ -53,6 +53,7 @@ def describe_nodes(
     head = {
         "run": run,
         "submitter": submitter,
+        "submission": messenger.transport.submission,
         "version": VERSION,
         "experiment": text,
         "clients": len(sites),

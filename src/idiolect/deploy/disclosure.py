@@ -22,7 +22,7 @@ from idiolect.data.column_sums import ColumnSums, bin_numbers
 from idiolect.data.dataset import Rows
 from idiolect.data.description import SiteSums, ToldColumn, column_sums
 from idiolect.deploy import node_records, protocol
-from idiolect.deploy.limits import SitePolicy
+from idiolect.deploy.limits import SitePolicy, refuse_over_budget
 from idiolect.deploy.node_records import ReleaseLog
 from idiolect.deploy.processes import REMARK as REMARK
 from idiolect.deploy.protocol import Message, Refused
@@ -238,8 +238,13 @@ class DescriptionLog:
             if not path.exists():
                 write_whole(path, content, private=True)
 
-    def answer(self, columns: Mapping[str, ToldColumn]) -> dict[str, ToldColumn]:
-        """Return what is told of these columns by the site's policy; noise is drawn once."""
+    def answer(
+        self, columns: Mapping[str, ToldColumn], elsewhere: float = 0.0
+    ) -> dict[str, ToldColumn]:
+        """Return what is told of these columns by the site's policy; noise is drawn once.
+
+        `elsewhere`: the epsilon that was spent over all runs and descriptions so far.
+        """
         policy = self._policy
         if not policy.describe_epsilon:
             return {name: protected(own, policy.min_cell) for name, own in columns.items()}
@@ -253,6 +258,7 @@ class DescriptionLog:
         )
         if spent > policy.max_epsilon:
             raise policy.refusal("max_epsilon", f"descriptions would spend epsilon = {spent:.4g}")
+        refuse_over_budget(policy, elsewhere, epsilon)
         told = noisy(columns, epsilon, noise.from_system())
         told = {name: protected(own, policy.min_cell) for name, own in told.items()}
         kept = json.dumps({"epsilon": epsilon, "columns": _plain(told)}).encode()
@@ -351,7 +357,7 @@ def described(site: NodeSettings, message: Message, releases: ReleaseLog) -> byt
     releases.divide([rows])
     log_of = DescriptionLog(site.home, policy)
     log_of.refuse_difference(held.dataset, rows)
-    told = log_of.answer(column_sums(held.dataset, rows))
+    told = log_of.answer(column_sums(held.dataset, rows), releases.spent())
     sizes = {name: len(getattr(held, name)[0]) for name in ("train", "val", "test")}
     sums = SiteSums(
         site.name, sizes, told, policy.describe, "", policy.min_cell, policy.describe_epsilon

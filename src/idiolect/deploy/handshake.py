@@ -6,7 +6,8 @@ import inspect
 import json
 import logging
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -50,6 +51,8 @@ from idiolect.results.attendance import AttendanceLog
 from idiolect.version import VERSION
 
 log = logging.getLogger("idiolect.hub")
+_LATER = ("approval", "hours")  # refusals that time may mend
+_PAUSE = 2.0  # seconds between two questions to a site that waits for a person
 _FAREWELL = 10.0  # seconds that nodes have to hear that a run is over
 
 
@@ -83,6 +86,7 @@ class NodeRegistry:
         self._open: dict[str, Any] = {
             "run": run,
             "submitter": submitter,
+            "submission": messenger.transport.submission,
             "version": VERSION,
             "experiment": text,
             "methods": dict(methods),
@@ -98,6 +102,7 @@ class NodeRegistry:
         self.remarks: list[str] = []  # about sites, for the lead and for readers of the result
         self._shown: set[str] = set()  # sites whose figures others may see
         self._odd: dict[str, list[str]] = {}  # the same by site, for the sites
+        self.say: Callable[[str], None] = log.warning  # to the lead, while nodes join
         messenger.reopen = self._reopen
 
     # Joining.
@@ -129,6 +134,7 @@ class NodeRegistry:
 
         messages = {site: self._open_message(site) for site in messenger.transport.sites}
         refused = messenger.ask(messages, messenger.policy.join, read)
+        refused = self._await_people(messages, dict(refused), read)
         for site, why in refused.items():
             if why.reason not in SILENT:
                 messenger.lose(site, why.reason)
@@ -153,6 +159,33 @@ class NodeRegistry:
         messenger.close_doors(answers)
         plain = {site: asdict(entry) for site, entry in self.entries.items()}
         write_whole(self._path, (json.dumps(plain, indent=1) + "\n").encode())
+
+    def _await_people(
+        self,
+        messages: Mapping[str, bytes],
+        refused: dict[str, Refused],
+        read: Callable[[str, Answer], None],
+    ) -> dict[str, Refused]:
+        """Ask again while sites wait for a person's yes, or for their hours."""
+        messenger, until = self.messenger, time.monotonic() + self.messenger.policy.approval
+        told: set[str] = set()
+        while waiting := [site for site, why in refused.items() if why.reason in _LATER]:
+            for site in waiting:
+                words = f"{site}: {CODES[refused[site].reason]}"
+                if words not in told:
+                    told.add(words)
+                    self.say(f"waiting for {words}")
+            if time.monotonic() > until or messenger.transport.stopped():
+                break
+            time.sleep(min(_PAUSE, messenger.policy.approval / 4))
+            for site in waiting:
+                try:
+                    answer = messenger.once(site, messages[site], messenger.policy.join)
+                    read(site, answer)
+                    del refused[site]
+                except Refused as error:
+                    refused[site] = error
+        return refused
 
     def close(self) -> None:
         """Tell nodes that the run is over; whoever does not hear it loses nothing."""
@@ -183,7 +216,11 @@ class NodeRegistry:
 
     def _refuse(self, refused: Mapping[str, Refused], first_time: bool) -> None:
         """Report who cannot join; at the first start, go on only without absent nodes."""
-        reasons = [f"{site}: {CODES[why.reason]}" for site, why in refused.items()]
+        # Of a person's no, the words that were meant to be told.
+        reasons = [
+            f"{site}: {why if why.reason == 'declined' else CODES[why.reason]}"
+            for site, why in refused.items()
+        ]
         # A site that states impossible things is left out; one that could mend something is not.
         passed = (*SILENT, "statistics")
         wrong = [site for site, why in refused.items() if why.reason not in passed]
@@ -191,7 +228,8 @@ class NodeRegistry:
         needed = self.messenger.policy.needed(self.clients)
         if (wrong and first_time) or there < needed:
             # A restart does not change what a site allows.
-            limited = any(why.reason in POLICY_LIMITS for why in refused.values())
+            final = (*POLICY_LIMITS, "declined", "submitter", "revoked", *_LATER)
+            limited = any(why.reason in final for why in refused.values())
             raise (ConfigError if limited else DeployError)(
                 f"{there} of {self.clients} nodes can take part, "
                 f"{needed if not wrong else 'all that are there'} needed; {'; '.join(reasons)}"

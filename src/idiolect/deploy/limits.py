@@ -5,8 +5,10 @@ site (`policy.toml` in its kit, or `idiolect node --policy FILE`).
 """
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
+from datetime import datetime
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -42,6 +44,10 @@ class SitePolicy:
     require_secure: bool = False
     require_privacy: bool = False
     max_epsilon: float = 8.0
+    budget_epsilon: float = 0.0
+    submitters: tuple[str, ...] = ()
+    require_approval: bool = False
+    hours: str = ""
     methods: tuple[str, ...] = ()
     max_rounds: int = 500
     max_seeds: int = 3
@@ -62,8 +68,10 @@ class SitePolicy:
                 else value > 0 and not math.isnan(value)
             ):
                 raise ConfigError(f"{spec.name} is {value!r}, expected a number of 1 or more")
-        if not 0 <= self.describe_epsilon < math.inf:
-            raise ConfigError(f"describe_epsilon is {self.describe_epsilon}, expected 0 or more")
+        for name in ("describe_epsilon", "budget_epsilon"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ConfigError(f"{name} is {getattr(self, name)}, expected 0 or more")
+        read_hours(self.hours)
         for name in self.methods:
             if name not in METHODS and ":" not in name:  # of a package: `module:Class`
                 raise ConfigError(f"methods: unknown method {suggest(name, METHODS)}")
@@ -71,12 +79,26 @@ class SitePolicy:
             if not all(part.isidentifier() for part in name.split(".")):
                 raise ConfigError(f"packages: {name!r} is no name of a Python package")
 
+    @property
+    def private(self) -> bool:
+        """Whether only runs with differential privacy are joined: a budget can count no others."""
+        return self.require_privacy or self.budget_epsilon > 0
+
     def refusal(self, limit: str, words: str) -> Refused:
         """Return the refusal of what goes beyond a limit, with its value for the node's log."""
         value = getattr(self, limit)
-        return Refused(
-            limit, f"{words}; {limit} is {value:{'g' if limit == 'max_epsilon' else ''}}"
-        )
+        return Refused(limit, f"{words}; {limit} is {value:{'g' if 'epsilon' in limit else ''}}")
+
+    def refuse_submitter(self, submitter: str) -> None:
+        """Refuse a run of someone who is not on the site's list."""
+        if self.submitters and submitter not in self.submitters:
+            allowed = ", ".join(self.submitters)
+            raise Refused("submitters", f"submitted by {submitter!r}; submitters are {allowed}")
+
+    def refuse_hours(self, now: datetime | None = None) -> None:
+        """Refuse to work outside of the site's hours, by the clock of its machine."""
+        if not within(self.hours, now or datetime.now().astimezone()):
+            raise Refused("hours", f"hours is {self.hours!r}")
 
     def plain(self) -> dict[str, Any]:
         """Return the limits as JSON has them."""
@@ -89,6 +111,51 @@ class SitePolicy:
             key: tuple(v) if isinstance(v, list) else v for key, v in plain.items()
         }
         return cls(**values)
+
+
+_DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
+_SPAN = re.compile(r"([A-Z][a-z]{2})(?:-([A-Z][a-z]{2}))? (\d\d):(\d\d)-(\d\d):(\d\d)")
+
+
+class _Span(NamedTuple):
+    """Days of the week, and minutes of the day from which and until which."""
+
+    days: frozenset[int]
+    first: int
+    last: int
+
+
+def read_hours(text: str) -> list[_Span]:
+    """Read hours such as "Mon-Fri 18:00-06:00, Sat-Sun 00:00-24:00"."""
+    found = []
+    for part in text.split(",") if text.strip() else ():
+        match = _SPAN.fullmatch(part.strip())
+        names = [name for name in match.groups()[:2] if name] if match else ["?"]
+        if match is None or not set(names) <= set(_DAYS):
+            raise ConfigError(
+                f"hours: {part.strip()!r} is no span such as 'Mon-Fri 18:00-06:00' (several with "
+                "commas between them)"
+            )
+        first, last = _DAYS.index(names[0]), _DAYS.index(names[-1])
+        days = frozenset((first + n) % 7 for n in range((last - first) % 7 + 1))
+        numbers = [int(one) for one in match.groups()[2:]]
+        begin, end = (60 * numbers[n] + numbers[n + 1] for n in (0, 2))
+        if max(begin, end) > 24 * 60 or numbers[1] > 59 or numbers[3] > 59 or begin == end:
+            raise ConfigError(f"hours: {part.strip()!r} has no such times; 00:00 to 24:00")
+        found.append(_Span(days, begin, end))
+    return found
+
+
+def within(hours: str, now: datetime) -> bool:
+    """Return whether a moment is in a site's hours; a span past midnight is of the day before."""
+    minute, today = 60 * now.hour + now.minute, now.weekday()
+    for span in read_hours(hours):
+        late = span.last < span.first
+        if today in span.days and span.first <= minute < (24 * 60 if late else span.last):
+            return True
+        if late and (today - 1) % 7 in span.days and minute < span.last:
+            return True
+    return not hours.strip()
 
 
 UNLIMITED = SitePolicy(
@@ -242,7 +309,7 @@ def refuse_run(
         for train, _, _ in sizes:
             wanted = Request("train", method.batch, method.epochs, method.steps, True, 0)
             refuse_training(policy, wanted, train)
-    return _refuse_open(policy, experiment, clients) if policy.require_privacy else {}
+    return _refuse_open(policy, experiment, clients) if policy.private else {}
 
 
 def refuse_scores(policy: SitePolicy, sizes: Sequence[Sequence[int]]) -> None:
@@ -282,7 +349,6 @@ def _refuse_lonely(policy: SitePolicy, experiment: Experiment, clients: int) -> 
 def _refuse_open(policy: SitePolicy, experiment: Experiment, clients: int) -> dict[str, float]:
     """Refuse methods without differential privacy, and more epsilon than is allowed."""
     spent: dict[str, float] = {}
-    cohort = cohort_size(experiment.cohort, clients)
     for table in experiment.methods:
         method = made_method(table)
         if method.alone:
@@ -292,11 +358,10 @@ def _refuse_open(policy: SitePolicy, experiment: Experiment, clients: int) -> di
         if table.aggregate is not None and table.aggregate.options.get("force"):
             # Without it the server itself refuses few clients, and a large epsilon.
             raise Refused("require_privacy", f"{table.name} has force = true")
-        rounds, seeds = table.rounds or experiment.rounds, len(experiment.seeds)
-        plan = RunPlan(rounds, clients, cohort, experiment.draw, seeds, federated=True)
         try:
-            ready, rounds = capabilities.settled(method, plan)
-            promised = capabilities.promise(ready, plan._replace(rounds=rounds)).get("privacy", {})
+            rounds, promised = _promised(
+                method, table.rounds or experiment.rounds, experiment, clients
+            )
         except IdiolectError as error:
             raise Refused("require_privacy", f"{table.name}: {error}") from error
         if not promised.get("meaningful"):
@@ -307,9 +372,42 @@ def _refuse_open(policy: SitePolicy, experiment: Experiment, clients: int) -> di
     return spent
 
 
+def _promised(
+    method: Method, rounds: int, experiment: Experiment, clients: int
+) -> tuple[int, Mapping[str, Any]]:
+    """Return how many rounds a method will do, and what privacy it promises over all seeds."""
+    cohort, seeds = cohort_size(experiment.cohort, clients), len(experiment.seeds)
+    plan = RunPlan(rounds, clients, cohort, experiment.draw, seeds, federated=True)
+    ready, rounds = capabilities.settled(method, plan)
+    return rounds, capabilities.promise(ready, plan._replace(rounds=rounds)).get("privacy", {})
+
+
+def promises(experiment: Experiment, clients: int) -> dict[str, Any]:
+    """Say what a run promises: masks, and of each method rounds and privacy (None: none)."""
+    found: dict[str, Any] = {}
+    for table in experiment.methods:
+        method, rounds = made_method(table), table.rounds or experiment.rounds
+        privacy = None
+        if has(method, Privacy):
+            try:
+                rounds, told = _promised(method, rounds, experiment, clients)
+                privacy = {key: told.get(key) for key in ("epsilon", "delta")}
+            except IdiolectError:
+                privacy = None
+        found[table.label_or_name] = {"rounds": rounds, "privacy": privacy}
+    return {"secure": experiment.deploy.secure, "methods": found, "seeds": len(experiment.seeds)}
+
+
 def refuse_spent(policy: SitePolicy, spent: Mapping[str, float]) -> None:
-    """Refuse more epsilon than is allowed."""
+    """Refuse more epsilon than is allowed in a run."""
     total = sum(spent.values())
     if not total <= policy.max_epsilon:
         words = f"epsilon = {total:.4g} over all methods and seeds"
         raise policy.refusal("max_epsilon", words)
+
+
+def refuse_over_budget(policy: SitePolicy, before: float, spent: float) -> None:
+    """Refuse what would spend more epsilon over all runs than the site has."""
+    if policy.budget_epsilon and not before + spent <= policy.budget_epsilon * (1 + 1e-12):
+        words = f"epsilon = {spent:.4g} beside {before:.4g} that other runs have spent"
+        raise policy.refusal("budget_epsilon", words)

@@ -40,6 +40,7 @@ class Transport(ABC):
     """Carries messages to nodes. Calls to different sites may be made from several threads."""
 
     sites: Sequence[str]  # all of the federation, in its order, whether they are there or not
+    submission: str = ""  # what the lead signed; empty where nobody has a key
     looks: bool = False  # whether it can say of a site that it is there, without a message
 
     @abstractmethod
@@ -118,6 +119,7 @@ class WaitPolicy:
     minimum: int | float = 0.5
     patience: int = 3
     limit: int = protocol.LIMIT
+    approval: float = 86400.0
 
     def needed(self, cohort: int) -> int:
         """Return how many of a cohort must report."""
@@ -265,6 +267,8 @@ class Messenger:
     def count(self, site: str, error: Refused) -> None:
         """Count a failure of a site, and pass it over if it was silent."""
         log.warning("%s: %s", site, error)
+        if error.reason == "approval":
+            return  # people take their time
         self.faults.count(site, error.reason)
         if error.reason in SILENT:
             self._away[site] = error.reason

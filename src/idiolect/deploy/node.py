@@ -22,6 +22,7 @@ from idiolect.deploy import (
     compression,
     disclosure,
     encoder_agreement,
+    gate,
     limits,
     node_records,
     personal_models,
@@ -56,6 +57,7 @@ log = logging.getLogger("idiolect.node")
 
 _NO_MEMORY = "DefaultCPUAllocator: can't allocate memory"  # torch has no class of its own for it
 _RUNS = 4  # at a time; of more the one that was asked for longest ago is joined anew
+_PATIENT = ("closed", "approval", "hours")
 _FLAGS = ("only_global", "keep", "newcomers")
 
 Work = Callable[[ClientRuntime, Sent, int], tuple[Tree, Tree]]
@@ -118,6 +120,7 @@ class Node:
         # Without a kit (within a process, or `--on local`) keys of secure sums are not signed.
         self._signer = None if site.kit is None else secure_aggregation.KitSigner.of(site.kit)
         self._released: ReleaseLog | None = None
+        self._gate = gate.Gate(site, lambda: self._releases)
         self._device = Backend(device=site.device).place
 
     def answer(self, blob: bytes) -> bytes:
@@ -146,11 +149,11 @@ class Node:
             return answers[message.kind](message, blob)
         except BaseException as error:
             reason = reason_of(error)
-            level = logging.INFO if reason == "closed" else logging.ERROR  # it is told all again
+            level = logging.INFO if reason in _PATIENT else logging.ERROR  # asked again
             log.log(level, "refused with %r: %s", reason, error, exc_info=reason == "failed")
             if isinstance(error, KeyboardInterrupt | SystemExit):
                 raise
-            return protocol.refusal(reason)
+            return protocol.refusal(reason, str(error) if reason == "declined" else "")
 
     # Joining.
 
@@ -161,6 +164,7 @@ class Node:
             raise Refused("version", f"the server runs {version}, this node {VERSION}")
         text, newcomer = message.field("experiment", str), message.field("newcomer", bool)
         run, clients = message.field("run", str), message.field("clients", int)
+        self._gate.admit(message, "adapt" if newcomer else "run")
         known, place = self._runs.get(run), message.field("place", int)
         if known is not None and (known.text, known.place) == (text, place):
             data = known.read  # started anew by the server; reading may take minutes
@@ -191,6 +195,9 @@ class Node:
             raise Refused("open", "this site requires secure aggregation, and the run has none")
         else:
             spent = limits.refuse_run(policy, data.experiment, clients, sizes)
+        promise = limits.promises(data.experiment, clients)
+        asked = self._gate.asked(message, data.experiment.name, sizes[0][0], promise, spent)
+        approved = self._gate.approved(message, asked)
         if not run.isascii() or not run.isalnum():
             raise Refused("format", "a run is named by letters and digits")
         traces = (home / "models" / run, *home.glob(f"state/*/*/{run}"))
@@ -203,6 +210,7 @@ class Node:
         self._runs.move_to_end(run)
         while len(self._runs) > _RUNS:
             self._runs.popitem(last=False)
+        self._gate.opened(message, promise, approved)
         log.info("opened run %s as client %d: %s", run, data.client, sizes)
         entry: dict[str, Any] = {
             "client": data.client,
@@ -270,7 +278,11 @@ class Node:
 
     def _describe(self, message: Message, blob: bytes) -> bytes:
         """Tell what the site allows of its columns, before any training."""
-        return disclosure.described(self._site, message, self._releases)
+        self._gate.admit(message, "describe")
+        approved = self._gate.approved(message, self._gate.asked(message))
+        answer = disclosure.described(self._site, message, self._releases)
+        self._gate.opened(message, {}, approved)
+        return answer
 
     def _remark(self, message: Message, blob: bytes) -> bytes:
         """Show this site's people what is odd about their data beside the others'."""
@@ -466,6 +478,7 @@ class Node:
         run = message.head.get("run")
         if not isinstance(run, str) or run not in self._runs:
             raise Refused("closed", "a message of an experiment this process has not joined")
+        self._gate.refuse_withdrawn(message)
         self._runs.move_to_end(run)
         return self._runs[run]
 

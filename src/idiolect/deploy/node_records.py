@@ -22,10 +22,7 @@ from idiolect.core.checkpoint import write_whole
 from idiolect.core.tree import Tree
 from idiolect.data.dataset import Rows
 from idiolect.deploy import protocol
-from idiolect.deploy.limits import (
-    SitePolicy,
-    refuse_spent,
-)
+from idiolect.deploy.limits import SitePolicy, refuse_over_budget, refuse_spent
 from idiolect.deploy.protocol import Refused
 from idiolect.errors import CheckpointError, ConfigError, DeployError, IdiolectError
 from idiolect.results.run_files import folder_name
@@ -146,8 +143,17 @@ class ReleaseLog:
         spends = {**known.get("epsilon", {}), **(spent or {})}
         if spends:
             refuse_spent(self.policy, spends)
+            refuse_over_budget(self.policy, self.spent(run), sum(spends.values()))
         known.update(seeds=met, division=division or known.get("division", ""), epsilon=spends)
         self._write()
+
+    def spent(self, but: str = "") -> float:
+        """Return the epsilon of all runs but one, and of descriptions: a sum, so a bound."""
+        runs = [one for name, one in self.runs.items() if name != but]
+        told = (self.home / "descriptions").glob("*.noisy")
+        return sum(sum(one.get("epsilon", {}).values()) for one in runs) + sum(
+            float(json.loads(path.read_text())["epsilon"]) for path in told
+        )
 
     def divide(self, rows: Sequence[Rows]) -> None:
         """Record the rows of statistics that leave, of each seed; refuse nearly equal sets.

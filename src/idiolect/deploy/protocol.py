@@ -33,6 +33,8 @@ POLICY_LIMITS = {
     "max_seeds": "so many seeds",
     "max_reports": "so many reports or scorings in a run",
     "max_runs": "so many runs in a day",
+    "submitters": "runs of whoever submitted it",
+    "budget_epsilon": "so much epsilon over all runs",
     "describe": "statistics before training",
     "min_cell": "statistics of so few rows",
 }
@@ -44,6 +46,10 @@ CODES = {
         name: f"its site's policy does not allow {what} ({name})"
         for name, what in POLICY_LIMITS.items()
     },
+    "hours": "its site takes part at other hours (hours)",
+    "approval": "a person at its site has not said yes to the run yet (idiolect node approve)",
+    "declined": "a person at its site said no to the run",
+    "submitter": "the run is not signed by whoever is said to have submitted it",
     # About messages.
     "format": "the message cannot be read",
     "protocol": "the message is of another protocol; install the same idiolect on both sides",
@@ -105,6 +111,7 @@ class Refused(DeployError):
 PROTOCOL = 1
 MOST_EXCHANGED = 100_000  # numbers of a final exchange, which are text in the head
 LIMIT = 256 << 20  # bytes of a message by default
+_LONGEST_WORDS = 200  # letters of what a person says to a lead
 _KEY = "m"  # where the head stands in the safetensors header
 _HEAD_LIMIT = 4 << 20  # the experiment's text and one line for each leaf
 
@@ -237,16 +244,20 @@ def peek(blob: bytes) -> tuple[str, dict[str, Any]]:
     return (kind, head) if isinstance(kind, str) and isinstance(head, dict) else ("", {})
 
 
-def refusal(reason: str) -> bytes:
-    """Pack the answer "no" with a code."""
-    return pack("no", {"code": reason})
+def refusal(reason: str, words: str = "") -> bytes:
+    """Pack the answer "no" with a code; with words only where a person wrote them to be told."""
+    return pack("no", {"code": reason, **({"words": words[:_LONGEST_WORDS]} if words else {})})
 
 
 def accepted(message: Message) -> Message:
     """Return an answer unless it is a refusal, which is raised."""
     if message.kind == "no":
-        reason = message.head.get("code")
-        raise Refused(reason if isinstance(reason, str) and reason in CODES else "format")
+        reason, words = message.head.get("code"), message.head.get("words")
+        reason = reason if isinstance(reason, str) and reason in CODES else "format"
+        if reason == "declined" and isinstance(words, str):
+            said = "".join(c for c in words[:_LONGEST_WORDS] if c.isprintable())
+            raise Refused(reason, f"{CODES[reason]}: {said}")
+        raise Refused(reason)
     if message.kind != "yes":
         raise Refused("format", "neither yes nor no")
     return message

@@ -198,7 +198,12 @@ def make_messenger(
     """Return a messenger with the experiment's limits and the run's record of failures."""
     deploy = import_experiment(text, reach=host.reach).deploy
     policy = WaitPolicy(
-        deploy.timeout, deploy.join, deploy.minimum, deploy.patience, deploy.limit_mb << 20
+        deploy.timeout,
+        deploy.join,
+        deploy.minimum,
+        deploy.patience,
+        deploy.limit_mb << 20,
+        deploy.approval,
     )
     return Messenger(transport, policy, FaultLog(folder / "faults.json"))
 
@@ -228,6 +233,8 @@ def serve(
     registry = NodeRegistry(
         messenger, run, text, digests, seeds, folder / "roster.json", submitter=submitter
     )
+    if watch is not None:
+        registry.say = watch.note
     rules = {table.aggregate.name for table in experiment.methods if table.aggregate}
     registry.gather(experiment.data.normalise, bool(rules & (set(RULES) - {"mean"})))
     if watch is not None:

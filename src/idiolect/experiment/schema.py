@@ -346,6 +346,7 @@ class Deployment(BaseModel):
     # 0: a round waits for all.
     buffer: int | float = 0
     patience: Count = 3  # refused reports after which a node is left out for good
+    approval: Annotated[float, Field(gt=0)] = 86400.0  # seconds people at the sites have to say yes
     limit_mb: Count = 256  # the largest message
     secure: bool = False  # the server sees the sum of reports only
     compress: Literal["none", "fp16", "topk"] = "none"  # half precision, or the largest changes

@@ -11,12 +11,13 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from idiolect.core.checkpoint import write_whole
+from idiolect.deploy import submission
 from idiolect.deploy.flare import job_layout, require
 from idiolect.deploy.flare.job_layout import FlareTask
 from idiolect.deploy.flare.kits import OUTCOME, RESULT, MemberKit
@@ -68,6 +69,11 @@ def newcomers_task(
         raise ConfigError("--site: name every newcomer once, such as --site lab")
     wanted = WantedModel(run, method, seed, network)
     return FlareTask(uuid.uuid4().hex[:12], tuple(sites), len(sites), _JOIN, wanted=wanted)
+
+
+def _signed(kit: MemberKit, task: FlareTask) -> FlareTask:
+    """Sign a task with the key of whoever submits it, for the nodes."""
+    return replace(task, signed=submission.sign(kit.folder, task.run, task.kind, task.experiment))
 
 
 def known_run(kit: MemberKit, folder: Path) -> str:
@@ -301,7 +307,7 @@ class FederationRun:
                 self._say(f"run {self._task.run} is under way as job {job}")
                 return job
         with tempfile.TemporaryDirectory() as scratch:
-            folder = job_layout.write(Path(scratch) / "job", self._task)
+            folder = job_layout.write(Path(scratch) / "job", _signed(self._kit, self._task))
             number = self._patient(lambda: self._session.ask(lambda s: s.submit_job(str(folder))))
         self._say(
             f"submitted run {self._task.run} as job {number}; it goes on at the server if you leave"

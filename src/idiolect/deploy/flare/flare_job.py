@@ -207,11 +207,12 @@ class ServerSide(Controller):  # type: ignore[misc]
         only: list[str],
         wanted: list[Any] | None = None,
         describe: bool = False,
+        signed: str = "",
     ) -> None:
         """`experiment` is TOML in base64: FLARE would read braces as its own variables.
 
         With `wanted` the sites are newcomers, who adapt to a run that is over; to `describe` is to
-        ask for statistics and to train nothing.
+        ask for statistics and to train nothing. `signed` is for the nodes: who submitted it.
         """
         super().__init__()
         self._run = run
@@ -219,7 +220,7 @@ class ServerSide(Controller):  # type: ignore[misc]
         self._sites = sites
         self._only = only
         self._wanted = None if wanted is None else WantedModel(*wanted)
-        self._describe = describe
+        self._describe, self._signed = describe, signed
         self._progress = _Progress(run)
 
     def start_controller(self, fl_ctx: FLContext) -> None:
@@ -254,6 +255,7 @@ class ServerSide(Controller):  # type: ignore[misc]
             own = Identity.from_kit(root)
             kept = AuditLog(root / HOME, own.name, own.role)
             transport = ServerChannel(cells, own, Authority.from_kit(root), kept)
+            transport.submission = self._signed
             outcome = self.finished(transport, root / HOME, job, submitter)
         except IdiolectError as error:
             outcome = {"state": "error", "text": str(error), "code": str(error.code)}

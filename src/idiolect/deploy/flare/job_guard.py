@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("idiolect.guard")
 _LOOKS = ("get_job_meta", "check_status", "list_jobs", "show_stats", "show_errors", "_logout")
-_STRINGS = ("run", "experiment")
+_STRINGS = ("run", "experiment", "signed")
 
 
 class JobGuard(AppValidator):  # type: ignore[misc]
@@ -168,7 +168,11 @@ def _well_formed(arguments: Any) -> bool:
         return False
     entries = [entry for own in lists for entry in own]
     plain = all(entry is None or isinstance(entry, str | int) for entry in entries)
-    words = [entry for entry in (*entries, arguments["run"]) if isinstance(entry, str)]
+    words = [
+        entry
+        for entry in (*entries, arguments["run"], arguments["signed"])
+        if isinstance(entry, str)
+    ]
     return plain and not any(mark in word for word in words for mark in "{}$")
 
 

@@ -52,6 +52,12 @@ class FlareTask:
     only: tuple[str, ...] = ()  # labels; empty: all methods
     wanted: Sequence[Any] | None = None  # of newcomers: what they adapt to
     describe: bool = False  # statistics of the sites' data instead of training
+    signed: str = ""  # by whoever submits it (`submission`)
+
+    @property
+    def kind(self) -> str:
+        """What is asked for: run, adapt or describe."""
+        return "describe" if self.describe else "run" if self.wanted is None else "adapt"
 
 
 class ServerArguments(TypedDict):
@@ -63,6 +69,7 @@ class ServerArguments(TypedDict):
     only: list[str]
     wanted: list[Any] | None
     describe: bool
+    signed: str
 
 
 def server(arguments: ServerArguments) -> dict[str, Any]:
@@ -106,6 +113,7 @@ def write(folder: Path, task: FlareTask) -> Path:
         "only": list(task.only),
         "wanted": None if task.wanted is None else list(task.wanted),
         "describe": task.describe,
+        "signed": task.signed,
     }
     files = {
         META: meta(task.run, task.least, list(task.sites)),
