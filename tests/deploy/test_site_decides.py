@@ -300,5 +300,5 @@ def test_a_damaged_record_is_no_yes(tmp_path):
 
 
 def test_names_in_a_summary_cannot_steer_a_terminal():
-    asked = approval.Asked("r1", "lead\x1b[2J@hub.org", "describe", 3, "x\ny")
+    asked = approval.RunTerms("r1", "lead\x1b[2J@hub.org", "describe", 3, "x\ny")
     assert all(line.isprintable() for line in approval.summary(asked))

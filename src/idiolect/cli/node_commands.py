@@ -13,7 +13,7 @@ from idiolect.cli.federation_commands import _KIT, _POLICY
 from idiolect.errors import ConfigError
 
 if TYPE_CHECKING:
-    from idiolect.deploy.approval import Request
+    from idiolect.deploy.approval import ApprovalRequest
     from idiolect.deploy.flare.kits import MemberKit
 
 _START = "start"
@@ -71,7 +71,7 @@ def refuse(
     say(f"run {request.run} is refused; nothing more leaves for it")
 
 
-def _waiting(kit: Path, run: str | None) -> "tuple[MemberKit, Request]":
+def _waiting(kit: Path, run: str | None) -> "tuple[MemberKit, ApprovalRequest]":
     from idiolect.deploy.approval import Approvals
     from idiolect.deploy.flare.kits import read
 
@@ -88,7 +88,7 @@ def _waiting(kit: Path, run: str | None) -> "tuple[MemberKit, Request]":
     raise ConfigError(f"{f'no run {run}' if run else 'name the run'}; waiting: {names}")
 
 
-def _decide(own: "MemberKit", request: "Request", decision: str, why: str) -> None:
+def _decide(own: "MemberKit", request: "ApprovalRequest", decision: str, why: str) -> None:
     """Write down who decided what: in the audit log first."""
     from idiolect.deploy.approval import YES, Approvals
     from idiolect.deploy.audit import AuditLog
@@ -104,7 +104,7 @@ def _decide(own: "MemberKit", request: "Request", decision: str, why: str) -> No
     Approvals(own.home).decide(request.run, decision, by, why)
 
 
-def _show(request: "Request") -> None:
+def _show(request: "ApprovalRequest") -> None:
     for line in request.summary:
         say(f"  {line}")
 

@@ -23,7 +23,7 @@ YES, NO = "yes", "no"
 
 
 @dataclass(frozen=True)
-class Request:
+class ApprovalRequest:
     """What is asked of a site, and what its people said to it."""
 
     run: str
@@ -42,14 +42,14 @@ class Approvals:
     def __init__(self, home: Path) -> None:
         self._folder = home / _FOLDER
 
-    def find(self, run: str) -> Request | None:
+    def find(self, run: str) -> ApprovalRequest | None:
         """Return what is known of a run."""
         path = self._path(run)
         if not path.exists():
             return None
         try:
             found = json.loads(path.read_text())
-            return Request(**{**found, "summary": tuple(found["summary"])})
+            return ApprovalRequest(**{**found, "summary": tuple(found["summary"])})
         except (OSError, ValueError, TypeError, KeyError) as error:
             raise Refused("state", f"{path} cannot be read; remove it to be asked anew") from error
 
@@ -68,26 +68,28 @@ class Approvals:
         known = self.find(run)
         if known is not None and known.digest == digest:
             return known.by
-        self._write(Request(run, digest, time.time(), tuple(summary), experiment))
+        self._write(ApprovalRequest(run, digest, time.time(), tuple(summary), experiment))
         raise Refused("approval", f"run {run} waits for `idiolect node approve`")
 
-    def decide(self, run: str, decision: str, by: str, why: str = "") -> Request:
+    def decide(self, run: str, decision: str, by: str, why: str = "") -> ApprovalRequest:
         """Keep what a person said."""
         known = self.find(run)
         if known is None:
             waiting = ", ".join(one.run for one in self.all()) or "none"
             raise ConfigError(f"no run {run} was asked for here; known: {waiting}")
-        made = Request(**{**asdict(known), "decision": decision, "by": by, "why": why[:200]})
+        made = ApprovalRequest(
+            **{**asdict(known), "decision": decision, "by": by, "why": why[:200]}
+        )
         self._write(made)
         return made
 
-    def all(self) -> list[Request]:
+    def all(self) -> list[ApprovalRequest]:
         """Return all requests, the newest first."""
         runs = [path.stem for path in self._folder.glob("*.json")]
         found = [one for run in runs if (one := self.find(run)) is not None]
         return sorted(found, key=lambda one: -one.asked)
 
-    def _write(self, request: Request) -> None:
+    def _write(self, request: ApprovalRequest) -> None:
         text = json.dumps(asdict(request), indent=1) + "\n"
         write_whole(self._path(request.run), text.encode(), private=True)
 
@@ -97,7 +99,7 @@ class Approvals:
         return self._folder / f"{run}.json"
 
 
-class Asked(NamedTuple):
+class RunTerms(NamedTuple):
     """What a run asks of this site."""
 
     run: str
@@ -112,7 +114,7 @@ class Asked(NamedTuple):
     budget: float = 0.0
 
 
-def summary(asked: Asked) -> list[str]:
+def summary(asked: RunTerms) -> list[str]:
     """Say what a run asks for, what leaves, how often, and what is promised."""
     who = asked.submitter or "someone without a name"
     lines = [f"{who} asks this site to take part in run {asked.run} ({asked.name!r})"]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from idiolect.deploy import audit, submission
-from idiolect.deploy.approval import Approvals, Asked, request_digest, summary
+from idiolect.deploy.approval import Approvals, RunTerms, request_digest, summary
 from idiolect.deploy.audit import AuditLog
 from idiolect.deploy.protocol import Message, Refused
 from idiolect.deploy.signing import NODE, Authority
@@ -54,11 +54,11 @@ class Gate:
         rows: int = 0,
         promise: Mapping[str, Any] | None = None,
         spends: Mapping[str, float] | None = None,
-    ) -> Asked:
+    ) -> RunTerms:
         """Gather what a person must know to decide."""
         policy, run = self._site.policy, message.field("run", str)
         kind = "run" if promise else "describe"
-        return Asked(
+        return RunTerms(
             run,
             message.field("submitter", str),
             "adapt" if message.head.get("newcomer") is True else kind,
@@ -71,7 +71,7 @@ class Gate:
             policy.budget_epsilon,
         )
 
-    def approved(self, message: Message, asked: Asked) -> str:
+    def approved(self, message: Message, asked: RunTerms) -> str:
         """Return who said yes, if the site's policy wants someone to; refuse until then."""
         if not self._site.policy.require_approval:
             return ""

@@ -183,7 +183,7 @@ def _root_of(startup: Path) -> "Certificate":
 # At the authority.
 
 
-class Asked(NamedTuple):
+class KeyRequest(NamedTuple):
     """A certificate request, before anyone has approved it."""
 
     name: str
@@ -191,7 +191,7 @@ class Asked(NamedTuple):
     public: bytes  # the key, as PEM
 
 
-def read_request(path: Path) -> Asked:
+def read_request(path: Path) -> KeyRequest:
     """Read a request; it must be signed with its own key, and that be strong enough."""
     from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
     from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
@@ -209,10 +209,10 @@ def read_request(path: Path) -> Asked:
     if not isinstance(key, RSAPublicKey) or key.key_size < 2048:
         raise ConfigError(f"{path} is of no RSA key of 2048 bits or more")
     pem = key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
-    return Asked(common_name(found), fingerprint(key), pem)
+    return KeyRequest(common_name(found), fingerprint(key), pem)
 
 
-def approve(project: Project, out: Path, asked: Asked) -> Path:
+def approve(project: Project, out: Path, asked: KeyRequest) -> Path:
     """Sign a member's request; returns the folder to give back, which holds no secret.
 
     Name and role are the project's; the request only brings the key.
