@@ -145,8 +145,7 @@ def rewrite(path, found, members, owner, **changes):
         if name:
             proof = one[name]
             header = signing.Header.read(proof["header"].encode())
-            head = f"{number - 1}:{previous}"
-            made = signing._signed(own, dataclasses.replace(header, head=head, **changes), b"")
+            made = signing._signed(own, dataclasses.replace(header, head=previous, **changes), b"")
             old = hashlib.sha256(
                 proof["header"].encode() + signing.base64.b64decode(proof["signature"])
             ).hexdigest()

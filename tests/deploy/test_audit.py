@@ -79,7 +79,7 @@ def test_a_log_and_the_heads_that_a_lead_keeps_need_no_other_log(logs):
     given = [logs.path("site-0"), heads]
     assert not check(given, logs.members.authority).problems
     write(logs.path("site-0"), entries(logs.path("site-0"))[:-2])
-    assert kinds(check(given, logs.members.authority)) == {"short"}
+    assert kinds(check(given, logs.members.authority)) == {"rewritten"}
 
 
 # Tampering: by someone with write access to the file (and, as "chained", a computer), by the log's
@@ -319,12 +319,12 @@ TAMPERINGS = {
     reordered: "chain",
     reordered_chained: "rewritten",
     repeated: "signature",
-    truncated: "short",
+    truncated: "rewritten",
     truncated_by_one: "denied",
     torn_on_purpose: "denied",
     torn_amid: "torn",
-    old_copy: "short",
-    forked: "fork",
+    old_copy: "rewritten",
+    forked: "rewritten",
     swapped: "twice",
     beginning_lost: "begin",
     fewer_bytes: "signature",
@@ -354,6 +354,25 @@ def test_tampering_is_found(logs, honest, tamper, monkeypatch):
     assert not found(logs).problems
     tamper(logs)
     assert TAMPERINGS[tamper] in kinds(found(logs)), found(logs).problems
+
+
+def test_a_message_tells_a_site_nothing_of_what_the_server_does_with_others(tmp_path, members):
+    """Else nodes together could tell who else was drawn in a private round."""
+    run = Federation(tmp_path, members)
+    run.rounds(1)
+    seen = []
+    honest = run.channels["site-0"].answer
+    run.channels["site-0"].answer = lambda blob, ask: (
+        seen.append(auditing.signing._opened(blob).header),
+        honest(blob, ask),
+    )[1]
+    for others in (0, 3):
+        for _ in range(others):
+            run._ask("site-1", auditing.protocol.pack("step", {"run": "r1"}))
+        run._ask("site-0", auditing.protocol.pack("step", {"run": "r1"}))
+    first, second = seen
+    assert second.number == first.number + 1
+    assert len(second.head) == 64 == len(first.head)  # a hash, and no number beside it
 
 
 def test_a_log_of_another_federation_is_found(logs, other):
@@ -464,3 +483,20 @@ def test_paths_of_kits_and_run_folders(tmp_path, logs):
     given = [tmp_path / "kit", logs.folder, logs.path("site-1")]
     names = [path.name for path in audit_check.log_paths(given)]
     assert names == [audit.LOG_FILE, audit.HEADS_FILE, audit.LOG_FILE]
+
+
+def test_a_question_that_was_changed_frames_nobody(tmp_path, members):
+    """A server signs a question wrongly and keeps the answer: the node's log must not lack it."""
+    run = Federation(tmp_path, members)
+    run.rounds(1)
+    made = run.hub._question("site-0", run.hub._sessions["site-0"], b"abc")
+    answer = auditing.signing._opened(
+        run.channels["site-0"].answer(made._replace(body=b"abd").blob, lambda body: b"")
+    )
+    assert answer.header.session == ""  # outside of the session: it proves nothing
+    with pytest.raises(auditing.Refused):
+        run.hub._inner = type(
+            "Wire", (), {"call": lambda self, site, blob, seconds: answer.blob, "sites": SITES}
+        )()
+        run.hub.call("site-0", b"abc", 1.0)
+    assert not found(run).problems

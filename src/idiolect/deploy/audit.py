@@ -37,10 +37,6 @@ class Head(NamedTuple):
     number: int = -1
     hash: str = ""
 
-    def plain(self) -> str:
-        """Write it as it stands in a message."""
-        return f"{self.number}:{self.hash}" if self.number >= 0 else ""
-
 
 @dataclass(frozen=True)
 class Entry:

@@ -74,6 +74,10 @@ class Transport(ABC):
         """Record something in the server's audit log, where it keeps one."""
         return
 
+    def leave_heads(self, folder: Path) -> None:
+        """Leave what everyone's audit log has come to in a run's folder, where there are logs."""
+        return
+
 
 class Stopped(DeployError):
     """The run was stopped; nobody is to blame for what was not answered."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from idiolect.aggregation import RULES
-from idiolect.core.capabilities import ArchitectureState, has
+from idiolect.core.capabilities import ArchitectureState, Privacy, has
 from idiolect.core.checkpoint import write_whole
 from idiolect.core.method import Method
 from idiolect.data import SOURCES, Dataset
@@ -253,6 +253,8 @@ def serve(
     run_files.save_scaling(folder, dict(zip(experiment.seeds, blank, strict=True)))
     document = run_jobs(jobs, folder, _about(experiment, registry), resume=True, watch=watch)
     registry.close()
+    if not any(has(method, Privacy) for method in methods.values()):
+        messenger.transport.leave_heads(folder)  # else they would tell who was drawn how often
     return document
 
 

@@ -307,7 +307,9 @@ class Header:
     asked: str  # SHA-256 of the question's envelope; empty in a question
     digest: str  # SHA-256 of the message
     size: int = 0  # bytes of the message
-    head: str = ""  # what the sender's audit log had come to; empty: it keeps none
+    # The hash of the newest entry in the sender's audit log; empty: it keeps none. Not its number,
+    # which would tell how much the sender has had to do with others.
+    head: str = ""
     heard: str = ""  # in a question: the last answer in this session that was taken
     revoked: int = 0  # the number of the list of revoked certificates that the sender has
 
@@ -470,7 +472,7 @@ class NodeChannel:
         session, number, head = "", 0, ""
         if question is not None:
             session, number = self._session, question.header.number
-            head = self._audit.head().plain() if self._audit is not None else ""
+            head = self._audit.head().hash if self._audit is not None else ""
         known = self._authority.revocations
         theirs = 0 if question is None else question.header.revoked
         header = Header(
@@ -533,8 +535,10 @@ class ServerChannel(Transport):
         self._identity, self._authority, self._audit = identity, authority, audit
         self._sessions: dict[str, str] = {}
         self._heard: dict[str, _Envelope] = {}  # the last answer of each site
-        # From the clock, so that they go on rising when the server's process is another one.
-        self._numbers = itertools.count(time.time_ns())
+        # From the clock, so that they go on rising when the server's process is another one; each
+        # site has its own, as a common count would tell it how many others were asked.
+        began = time.time_ns()
+        self._numbers = {site: itertools.count(began) for site in self.sites}
 
     def call(self, site: str, blob: bytes, seconds: float) -> bytes:
         """Bring a message to a site and return its answer, if it is that site's to this message."""
@@ -574,11 +578,11 @@ class ServerChannel(Transport):
             self._identity.name,
             site,
             session,
-            next(self._numbers),
+            next(self._numbers[site]),
             "",
             _sha256(blob),
             len(blob),
-            "" if self._audit is None else self._audit.head().plain(),
+            "" if self._audit is None else self._audit.head().hash,
             "" if heard is None else heard.mark,
             known.number,
         )
@@ -615,9 +619,7 @@ class ServerChannel(Transport):
         """
         if self._audit is None:
             return
-        last = Header(
-            self._identity.name, "", "", 0, "", _sha256(b""), 0, self._audit.head().plain()
-        )
+        last = Header(self._identity.name, "", "", 0, "", _sha256(b""), 0, self._audit.head().hash)
         proofs = [_signed(self._identity, last, b""), *self._heard.values()]
         lines = [
             json.dumps({**one.evidence, "der": base64.b64encode(one.signed.certificate).decode()})

@@ -331,8 +331,6 @@ class ServerSide(Controller):  # type: ignore[misc]
                 self._serve(transport, home, folder, submitter)
             else:
                 self._welcome(transport, home, folder, submitter, self._wanted)
-            if isinstance(transport, ServerChannel):
-                transport.leave_heads(folder)
             shutil.copytree(folder, job / RESULT)
         except RestartNeeded as error:
             return {"state": "again", "text": str(error)}
