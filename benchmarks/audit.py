@@ -23,21 +23,27 @@ import atexit, functools, json, os, sys, threading, time
 
 def _install():
     from idiolect.deploy import audit
-    spent, lock = {}, threading.Lock()
+    spent, active, since, lock = {}, {}, {}, threading.Lock()
 
     def timed(owner, name, group):
         inner = getattr(owner, name)
         @functools.wraps(inner)
         def call(*args, **more):
-            began = time.perf_counter()
+            with lock:  # several threads at once are counted as one
+                active[group] = active.get(group, 0) + 1
+                if active[group] == 1:
+                    since[group] = time.perf_counter()
             try:
                 return inner(*args, **more)
             finally:
                 with lock:
-                    spent[group] = spent.get(group, 0.0) + time.perf_counter() - began
+                    active[group] -= 1
+                    if not active[group]:
+                        spent[group] = spent.get(group, 0.0) + time.perf_counter() - since[group]
+                    told = json.dumps(spent)
                 path = os.path.join(os.environ["IDIOLECT_TIMES"], f"{os.getpid()}.json")
                 with open(path, "w") as file:
-                    json.dump(spent, file)
+                    file.write(told)
         setattr(owner, name, call)
 
     for name in ("append", "append_signed", "head"):

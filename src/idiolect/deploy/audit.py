@@ -123,12 +123,17 @@ class AuditLog:
 
     def append(self, kind: str, **fields: Any) -> Head:
         """Add an entry; when this returns it is on the disk."""
-        with self._lock, self._opened() as file:
+        with self._opened(lasting=True) as file:
             return self._added(file, [(kind, fields)])
 
-    def append_signed(self, kind: str, certificates: Mapping[str, str], **fields: Any) -> Head:
-        """Add an entry with signatures; certificates by digest are added where they are new."""
-        with self._lock, self._opened() as file:
+    def append_signed(
+        self, kind: str, certificates: Mapping[str, str], *, lasting: bool = True, **fields: Any
+    ) -> Head:
+        """Add an entry with signatures; certificates by digest are added where they are new.
+
+        Without `lasting` a power cut may lose it, until the next that lasts; no crash does.
+        """
+        with self._opened(lasting) as file:
             new = [
                 (CERTIFICATE, {"digest": digest, "der": der})
                 for digest, der in certificates.items()
@@ -139,21 +144,27 @@ class AuditLog:
             return head
 
     def head(self) -> Head:
-        """Return the newest entry's number and hash."""
-        with self._lock, self._opened() as file:
+        """Return an entry that all before it lead up to: the newest that this process knows of."""
+        if (known := self._known.head).number >= 0:
+            return known
+        with self._opened(lasting=True) as file:
             head = self._known.head
             return head if head.number >= 0 else self._added(file, [])
 
     @contextlib.contextmanager
-    def _opened(self) -> Iterator[IO[bytes]]:
-        """Hold the file for this process, and know its end."""
+    def _opened(self, lasting: bool) -> Iterator[IO[bytes]]:
+        """Hold the file for this process, and know its end; then wait until it is on the disk."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             number = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
             with os.fdopen(number, "r+b", buffering=0) as file:
-                fcntl.flock(file, fcntl.LOCK_EX)
-                self._look(file)
-                yield file
+                with self._lock:
+                    fcntl.flock(file, fcntl.LOCK_EX)
+                    self._look(file)
+                    yield file
+                    fcntl.flock(file, fcntl.LOCK_UN)
+                if lasting:  # several at once are one for the disk
+                    os.fsync(number)
         except OSError as error:
             raise DeployError(f"{self.path} cannot be written ({error})") from error
 
@@ -205,7 +216,6 @@ def run_facts(
 def _write(file: IO[bytes], blob: bytes) -> None:
     while blob:
         blob = blob[file.write(blob) :]
-    os.fsync(file.fileno())
 
 
 def last_entry(file: IO[bytes]) -> tuple[Head, bytes, bool]:

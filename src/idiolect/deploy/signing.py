@@ -596,7 +596,9 @@ class ServerChannel(Transport):
             return
         proof: dict[str, Any] = {name: envelope.evidence}
         try:
-            self._audit.append_signed(kind, _certificates(envelope), **proof, **more)
+            # What leaves must last; what came is in the sender's log too.
+            lasting, known = kind == audit.ASKED, _certificates(envelope)
+            self._audit.append_signed(kind, known, lasting=lasting, **proof, **more)
         except DeployError as error:
             raise Refused("disk", str(error)) from error
 
