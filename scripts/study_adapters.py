@@ -34,6 +34,23 @@ def newcomers(study: str, options: dict[str, Any], data_dir: Path) -> Dataset:
     return load("cross_product", data_dir, **{**options, "leave_out": tuple(seen)})
 
 
+def score_newcomers(run: Path, study: str, data_dir: Path, out: Path) -> None:
+    """Give newcomers their models by every finished method, and write what they score."""
+    experiment = tomllib.loads((run / "experiment.toml").read_text())
+    data = newcomers(study, experiment["data"]["options"], data_dir)
+    metric = "perplexity" if study == "roles" else "accuracy"
+    done = json.loads((run / "result.json").read_text())["methods"]
+    found: dict[str, Any] = {}
+    for seed in experiment["seeds"]:
+        for label in done:
+            told = adapt(run, data, label, seed, split="file", out=run / "late")
+            found.setdefault(label, {})[seed] = {
+                one["client"]: one["models"]["personal"][metric] for one in told["newcomers"]
+            }
+            print(f"{label}, seed {seed}: {np.mean(list(found[label][seed].values())):.4g}")
+            out.write_text(json.dumps({"metric": metric, "scores": found}, indent=1))
+
+
 def main() -> None:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -42,19 +59,7 @@ def main() -> None:
     parser.add_argument("data_dir", type=Path)
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
-    experiment = tomllib.loads((args.run / "experiment.toml").read_text())
-    data = newcomers(args.study, experiment["data"]["options"], args.data_dir)
-    metric = "perplexity" if args.study == "roles" else "accuracy"
-    done = json.loads((args.run / "result.json").read_text())["methods"]
-    found: dict[str, Any] = {}
-    for seed in experiment["seeds"]:
-        for label in done:
-            told = adapt(args.run, data, label, seed, split="file", out=args.run / "late")
-            found.setdefault(label, {})[seed] = {
-                one["client"]: one["models"]["personal"][metric] for one in told["newcomers"]
-            }
-            print(f"{label}, seed {seed}: {np.mean(list(found[label][seed].values())):.4g}")
-            args.out.write_text(json.dumps({"metric": metric, "scores": found}, indent=1))
+    score_newcomers(args.run, args.study, args.data_dir, args.out)
 
 
 if __name__ == "__main__":
