@@ -17,7 +17,8 @@ HEAD = """\
 Methods on the [referee's](referee.md) suite: test data, last round, five seeds, settings tuned on
 validation data with the same budget for each. Made by `make docs` from the files of
 `experiments/referee/results`, and checked against them. In the small suite data is little and
-rounds are few: it orders methods under such conditions, and nothing else.
+rounds are few: it orders methods under such conditions, and nothing else. Seconds are of machines
+that did other work beside, and measure no speed.
 
 **How to read it.** *Rank* is the average over problems, 1 the best. A method whose rank is within
 Nemenyi's critical difference of the first is marked =: its rank is **not different from the best**.
