@@ -153,6 +153,15 @@ def cases() -> None:
         return mine.model.head(features).detach() + mine.head(features).detach()
 
     compare("FedRoD", both_heads, ours("fedrod"))
+    server = theirs("serverdbe", "FedDBE", split=True)
+    server.send_models()
+
+    def shifted(client: int) -> Tensor:
+        mine = server.clients[client]
+        features = outputs(mine.model.base, client)
+        return mine.model.head(features + mine.client_mean).detach()  # type: ignore[no-any-return]
+
+    compare("FedDBE", shifted, ours("feddbe"))
     server = theirs("serverala", "FedALA")
     for client in server.clients:
         client.local_initialization(server.global_model)

@@ -275,16 +275,21 @@ def survivors() -> list[str]:
         if one in printed and other in printed and printed[one].paper > printed[other].paper
     ]
     clear = {(better, worse) for better, worse, p in held["pairs"] if p is not None and p < 0.05}
-    same = sum(last[one] > last[other] for one, other in pairs)
-    sure = sum(pair in clear for pair in pairs)
-    turned = sum((other, one) in clear for one, other in pairs)
+    personal = [pair for pair in pairs if not {*GLOBAL} & {*pair}]
+
+    def left(some: list[tuple[str, str]]) -> str:
+        same = sum(last[one] > last[other] for one, other in some)
+        sure = sum(pair in clear for pair in some)
+        turned = sum((other, one) in clear for one, other in some)
+        return f"{same} have the same sign, {sure} beyond chance, and {turned} are reversed so"
+
     heads = ["%", "rate chosen", "last round", "best test round", "printed for Fashion-MNIST"]
     return [
         *table(heads, rows),
         "",
-        f"Of the {len(pairs)} wins that the table prints between these methods, {same} have the "
-        f"same sign here in the last round, {sure} of them beyond chance (Holm's p < 0.05); "
-        f"{turned} are reversed beyond chance.",
+        f"Of the {len(pairs)} wins that the table prints between these methods, {left(pairs)} "
+        f"(Holm's p < 0.05, paired over clients). Of the {len(personal)} between personal methods, "
+        f"{left(personal)}.",
     ]
 
 
