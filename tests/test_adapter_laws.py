@@ -16,6 +16,7 @@ from idiolect.aggregation.aggregator import Aggregated
 from idiolect.aggregation.private_mean import Private
 from idiolect.core import tree
 from idiolect.data import Dataset
+from idiolect.data.tokenisers import Tokeniser
 from idiolect.methods import METHODS
 from idiolect.models import MODELS
 from idiolect.models.adapters import AdaptedNetwork, adapt_network
@@ -78,7 +79,9 @@ def texts(sizes, tokens=1024, length=8):
     x[1, 5:], y[1, 4:] = 0, -1  # one is shorter
     rows = tuple(np.split(np.arange(len(x)), np.cumsum(sizes)[:-1]))
     none = (np.arange(0),) * len(sizes)
-    return idiolect.Federation(Dataset("texts", x, y, words, words=words), rows, none, none)
+    coded = Tokeniser.load("embedded") if tokens == 1024 else None
+    dataset = Dataset("texts", x, y, words, words=words, tokeniser=coded)
+    return idiolect.Federation(dataset, rows, none, none)
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # of transformers, in PEFT

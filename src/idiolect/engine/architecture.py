@@ -113,17 +113,17 @@ def make(
     unmappable = next(filter(None, map(mappable, models[0].values())), "")
     stacked = backend.kind != "sequential" and not unmappable
     task = train_data[0].dataset.task
-    networks = [_networks(own, backend, stacked, task) for own in models]
+    networks = _placed(name, [_networks(own, backend, stacked, task) for own in models], backend)
     if stacked:
         doubtful = [networks[0][kind] for kind, own in models[0].items() if _doubtful(own)]
         reasons = (_tried_vmap(network, examples) for network in doubtful)
         unmappable = next(filter(None, reasons), "")
     if stacked and unmappable:
-        stacked, networks = False, [_networks(own, backend, False, task) for own in models]
+        stacked, again = False, [_networks(own, backend, False, task) for own in models]
+        networks = _placed(name, again, backend)
     for network in networks[0].values():
         _try(name, network, examples, train_data[0].dataset)
         network.find_head(examples)
-    _refuse_unequal_constants(name, networks)
     setups = [
         _setup(own, held, seed, backend.place)._replace(features=networks[0]["main"].features)
         for own, held, seed in zip(networks, train_data, seeds, strict=True)
@@ -203,10 +203,22 @@ def _networks(
     models: Mapping[str, nn.Module], backend: Backend, stacked: bool, task: Task
 ) -> dict[str, Network]:
     networks = {
-        role: Network(model, backend.precision, stacked, task).to(backend.place)
-        for role, model in models.items()
+        role: Network(model, backend.precision, stacked, task) for role, model in models.items()
     }
     return {"auxiliary": networks["main"], **networks}
+
+
+def _placed(
+    name: str, networks: list[dict[str, Network]], backend: Backend
+) -> list[dict[str, Network]]:
+    """Put networks on the device: of all runs but the first the parameters, for they share it."""
+    _refuse_unequal_constants(name, networks)
+    for network in networks[0].values():
+        network.to(backend.place)
+    for own in networks[1:]:
+        for network in own.values():
+            network.params = tree.to(network.params, backend.place)
+    return networks
 
 
 def _try(name: str, network: Network, examples: Tensor, dataset: Dataset) -> None:
