@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from idiolect.core.network import Network
-from idiolect.kernels import convolution, convolution_library, group_norm
+from idiolect.kernels import autotune, convolution, convolution_library, group_norm
 from idiolect.kernels.convolution import PLAIN
 from idiolect.kernels.convolution_cuda import ConvShape
 
@@ -33,9 +33,35 @@ def test_every_form_is_the_grouped_convolution(shape, task, float64):
     )
     assert set(found) == wanted
     for name, form in found.items():
-        got = form(*inputs, s)
-        assert got.shape == exact.shape, name
-        torch.testing.assert_close(got, exact, rtol=1e-10, atol=1e-11)
+        arranged = form.arrange((*inputs, s)) if name != "patches" else (*inputs, s)
+        for given in ((*inputs, s), arranged):
+            got = form(*given)
+            assert got.shape == exact.shape, name
+            torch.testing.assert_close(got, exact, rtol=1e-10, atol=1e-11)
+
+
+@pytest.mark.parametrize("name", ["last", "each"])
+def test_a_form_is_timed_on_images_in_its_own_order(name):
+    """So that none is copied where neighbours have it too; what it returns has that order again."""
+    shape = SHAPES[0]._replace(channels=40)
+    form = convolution_library.forms("convolve", shape)[name]
+    x, w = torch.randn(3, 2, 40, 6, 5), torch.randn(3, 40, 40, 3, 3)
+    arranged, same, _ = form.arrange((x, w, shape))
+    assert torch.equal(arranged, x) and arranged.stride() != x.stride() and same is w
+    assert form(arranged, w, shape).stride() == arranged.stride()
+    assert form.order(arranged).data_ptr() == arranged.data_ptr()
+
+
+def test_the_order_of_a_form_is_how_it_is_timed(monkeypatch):
+    seen = []
+    monkeypatch.setattr(
+        autotune, "milliseconds", lambda form, x, *rest: seen.append(x.stride()) or len(seen)
+    )
+    shape = SHAPES[0]
+    x, w = torch.randn(3, 2, 32, 6, 5), torch.randn(3, 40, 32, 3, 3)
+    autotune.choose("key", convolution.forms("convolve", shape, own=False), (x, w, shape))
+    plain, last, each, patches = seen
+    assert plain == patches == x.stride() and len({plain, last, each}) == 3
 
 
 def test_what_is_not_worth_a_try():

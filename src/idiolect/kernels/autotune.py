@@ -27,7 +27,7 @@ Form = Callable[..., Any]
 _TRIALS = 3
 # Relative differences that rounding explains in single precision, in TF32 and in bfloat16.
 _TOLERANCES = {torch.float32: 2e-5, "tf32": 2e-3, torch.bfloat16: 1e-2}
-_RULE = 2  # version of how a form is chosen; choices of other versions are stale
+_RULE = 3  # version of how a form is chosen; choices of other versions are stale
 _COMPARED = 2  # clients whose results are compared
 _COMPILERS = 8  # threads that compile
 _chosen: dict[tuple[str, Any, Any], Form] = {}
@@ -105,7 +105,8 @@ def choose(key: str, known: Mapping[str, Form], inputs: tuple[Any, ...]) -> Form
 def _measured(known: Mapping[str, Form], inputs: tuple[Any, ...]) -> str:
     """Time every form, leaving out any that does not run here or gives other results.
 
-    The results of a few clients are compared with the plain form in double precision: in single
+    A form may `arrange` its inputs as they lie in memory where its neighbours use it too. The
+    results of a few clients are compared with the plain form in double precision: in single
     precision the library may round factors, or use an algorithm that is far from exact.
     """
     inputs = random_like(inputs)
@@ -117,7 +118,8 @@ def _measured(known: Mapping[str, Form], inputs: tuple[Any, ...]) -> str:
     for name, form in known.items():
         try:
             if name == "plain" or apart(first(form(*inputs))[: len(exact)], exact) < near:
-                took[name] = milliseconds(form, *inputs)
+                arrange = getattr(form, "arrange", None)
+                took[name] = milliseconds(form, *(arrange(inputs) if arrange else inputs))
         except torch.OutOfMemoryError:  # says nothing about the form; fewer clients may fit
             raise
         except FAILURES as error:  # too few registers, for example

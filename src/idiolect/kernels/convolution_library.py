@@ -7,6 +7,10 @@ into a row and is one batched product for all. The tasks are those of `convoluti
 what may follow a convolution.
 """
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -156,15 +160,37 @@ def patches_weight_gradient(gradient: Tensor, x: Tensor, shape: ConvShape) -> Te
     return dw.view(sizes).permute(0, 4, 3, 1, 2)
 
 
+@dataclass(frozen=True)
+class _InLayout:
+    """A form, and how the images that it is given lie in memory where those beside it use it."""
+
+    run: Form
+    order: Callable[[Tensor], Tensor]
+    images: int  # so many of its tensors are images, the others weights
+
+    def __call__(self, *inputs: Any) -> Any:
+        return self.run(*inputs)
+
+    def arrange(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Return the same inputs in that order."""
+        images = (self.order(one) for one in inputs[: self.images])
+        return (*images, *inputs[self.images :])
+
+
+def _all_last(t: Tensor) -> Tensor:
+    """Lay images out as one grouped convolution with channels last does."""
+    return _apart(_wide(t), len(t))
+
+
 _EACH: dict[str, Form] = {
-    "convolve": each_convolve,
-    "input_gradient": each_input_gradient,
-    "weight_gradient": each_weight_gradient,
+    "convolve": _InLayout(each_convolve, _last, 1),
+    "input_gradient": _InLayout(each_input_gradient, _last, 1),
+    "weight_gradient": _InLayout(each_weight_gradient, _last, 2),
 }
 _LAST: dict[str, Form] = {
-    "convolve": last_convolve,
-    "input_gradient": last_input_gradient,
-    "weight_gradient": last_weight_gradient,
+    "convolve": _InLayout(last_convolve, _all_last, 1),
+    "input_gradient": _InLayout(last_input_gradient, _all_last, 1),
+    "weight_gradient": _InLayout(last_weight_gradient, _all_last, 2),
 }
 _PATCHED: dict[str, Form] = {
     "convolve": patches_convolve,
