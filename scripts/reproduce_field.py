@@ -232,6 +232,8 @@ def keep(args: argparse.Namespace) -> None:
         path = FIGURES / f"{key}.json"
         if own:
             kept = json.loads(path.read_text()) if path.exists() else {}
+            for run, held in own.items():  # methods of runs of the same name join
+                held["methods"] = kept.get(run, {}).get("methods", {}) | held["methods"]
             path.write_text(json.dumps({**kept, **own}, sort_keys=True) + "\n")
 
 
