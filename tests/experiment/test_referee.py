@@ -4,6 +4,7 @@ A bad and a better method are judged for real on the four hospitals; the rest is
 """
 
 import copy
+import dataclasses
 import json
 import re
 
@@ -29,7 +30,15 @@ from idiolect.experiment.referee.referee_run import (
     train_line,
 )
 from idiolect.experiment.referee.suite import SIZES, Contestant, digest_of, load_suite
-from idiolect.experiment.referee.verify import FAULT, NOTE, OK, difference, rerun, verify
+from idiolect.experiment.referee.verify import (
+    FAULT,
+    NOTE,
+    OK,
+    compare_cells,
+    difference,
+    rerun,
+    verify,
+)
 from idiolect.experiment.repro.index import experiments_folder
 
 SMALL = load_suite("small")
@@ -215,6 +224,21 @@ def test_cells_are_not_trained_again_and_training_leaves_nothing(judged, home, m
     again, _ = referee(SMALL, challenger, home / "out", Silent(), only=["heart"], device="cpu")
     assert again == judged
     assert not list((home / "out" / "training").rglob("*.safetensors"))
+
+
+def test_again_trains_the_baselines_too_and_finds_what_is_stored(judged, home):
+    """Two of them on the hospitals; other hardware may move single answers."""
+    few = dataclasses.replace(SMALL, baselines=SMALL.baselines[:2])
+    challenger = find_challenger(str(home / "amnesia_method.py"), few)
+    content, _ = referee(
+        few, challenger, home / "out", Silent(), again=True, only=["heart"], device="cpu"
+    )
+    assert content["trained_here"] == ["Amnesia", "Local", "FedAvg"]
+    for label in ("Local", "FedAvg"):
+        own = content["methods"][label]["cells"]["heart"]
+        kept = STORED[label]["cells"]["heart"]
+        assert compare_cells(label, kept, own).kind != FAULT
+        assert own["tuned"]["space"] == kept["tuned"]["space"]
 
 
 def moved(line, problem, factor, noise=0.0):
