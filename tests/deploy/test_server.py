@@ -92,7 +92,7 @@ def test_a_node_whose_letter_was_lost_is_asked_again(tmp_path):
 def test_a_node_that_said_no_is_not_knocked_back_in(tmp_path):
     """Only silence is mended by a sign of life; refusing to join is not."""
     post = Messenger(fed.inside(tmp_path), WaitPolicy(), FaultLog())
-    post.lose("site-1")
+    post.lose("site-1", "data")
     for _ in range(2):
         post.ask(dict.fromkeys(post.transport.sites, protocol.pack("step")), 30, lambda *_: None)
     assert post.absent() == ["site-1"]

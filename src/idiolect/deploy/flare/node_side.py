@@ -81,7 +81,7 @@ class Tidy:
 
 
 @dataclasses.dataclass(eq=False)
-class _Asked:
+class _InHand:
     """A message that is being answered."""
 
     answer: "Future[bytes]"
@@ -97,7 +97,7 @@ class NodeSide(FLComponent):  # type: ignore[misc]
         self._child: NodeProcess | None = None
         self._audit: AuditLog | None = None
         self._channels: OrderedDict[str, NodeChannel] = OrderedDict()
-        self._asked: OrderedDict[str, _Asked] = OrderedDict()
+        self._asked: OrderedDict[str, _InHand] = OrderedDict()
         self._lock = threading.Lock()
         self._turn = threading.Lock()  # one message at a time is worked on
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="idiolect")
@@ -193,7 +193,7 @@ class NodeSide(FLComponent):  # type: ignore[misc]
             return DONE, asked.answer.result()
         return (WORKING if asked.began.is_set() else QUEUED), b""
 
-    def _begin(self, job: str, mark: str, blob: bytes) -> _Asked:
+    def _begin(self, job: str, mark: str, blob: bytes) -> _InHand:
         """Work on a message, in its turn; the signature is looked at at once."""
         channel, began = self._channel(job), threading.Event()
 
@@ -203,7 +203,7 @@ class NodeSide(FLComponent):  # type: ignore[misc]
                 self._answered += 1
                 return self._process().answer(body)
 
-        asked = _Asked(self._threads.submit(channel.answer, blob, work), began)
+        asked = _InHand(self._threads.submit(channel.answer, blob, work), began)
         self._asked[mark] = asked
         done = [known for known, one in self._asked.items() if one.answer.done()]
         for known in done[: max(0, len(done) - _KEPT)]:
