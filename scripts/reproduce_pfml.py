@@ -32,6 +32,10 @@ TITLES = {
     "pfml-cifar10-u5": "CIFAR-10, 5 a round",
     "pfml-cifar10-u10": "CIFAR-10, 10 a round",
 }
+FIVE = {  # of Figure 3, beside CIFAR-10's
+    "pfml-mnist-dnn-u5": "MNIST, DNN, 5 a round",
+    "pfml-synthetic-dnn-u5": "Synthetic, DNN, 5 a round",
+}
 
 
 def collect(folders: list[str]) -> None:
@@ -157,7 +161,7 @@ def _sensitivity(kept: Kept, names: list[str]) -> list[str]:
 
 def _learning(kept: Kept) -> list[str]:
     rows, marks = [], ["100", "200", "300", "400", "500", "600", "700", "800"]
-    for name, title in TITLES.items():
+    for name, title in (TITLES | FIVE).items():
         for row, label, model in ROWS:
             curve = kept.curve(name, label, model)
             cells = [f"{100 * curve[mark]:.1f}" if mark in curve else "" for mark in marks]

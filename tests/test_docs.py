@@ -83,7 +83,7 @@ def test_figures_of_the_readme_are_the_measured_ones() -> None:
     """The rows of PersFL and PFML, read from the README and compared with the kept figures."""
     measured, text = shipped_figures(), (ROOT / "README.md").read_text()
     rows = {
-        "PersFL, CIFAR-10 DS-2 / DS-3": [f"persfl-cifar10-ds{n}" for n in (2, 3)],
+        "PersFL, CIFAR-10 DS-1 / DS-2 / DS-3": [f"persfl-cifar10-ds{n}" for n in (1, 2, 3)],
         "PersFL, MNIST DS-1 / DS-2 / DS-3": [f"persfl-mnist-ds{n}" for n in (1, 2, 3)],
         "PFML, MNIST MLR / DNN": ["pfml-mnist-mlr", "pfml-mnist-dnn"],
         "PFML, Synthetic MLR / DNN": ["pfml-synthetic-mlr", "pfml-synthetic-dnn"],
