@@ -1,5 +1,7 @@
 """A verdict by any metric: the better method is found whichever way is better, seldom wrongly."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import planted_outputs
 import pytest
@@ -8,6 +10,7 @@ from idiolect.analysis import compare, fixed_clients
 from idiolect.analysis.report.metric_sections import reworded
 from idiolect.analysis.report.report_data import ReportData
 from idiolect.analysis.report.result_sections import results
+from idiolect.analysis.verdict import overall
 from idiolect.core.metrics import METRICS
 from idiolect.results.statistics import over_seeds
 
@@ -122,3 +125,15 @@ def test_equal_methods_are_seldom_called_different_and_better_ones_are_found(nam
             found = fixed_clients.difference(held, "A", "B")
             better += found.p < 0.05 and found.mean > 0
     assert equal <= 4 and better >= 4
+
+
+def test_ranks_over_splits_turn_where_less_is_better():
+    """Accuracy on one split, RMSE on the other: A is the better on both."""
+
+    def split(a, b, higher):
+        methods = {"A": SimpleNamespace(mean=a), "B": SimpleNamespace(mean=b)}
+        found = SimpleNamespace(beats=[], level=["B"], best="A")
+        return SimpleNamespace(methods=methods, verdict=found, higher=higher)
+
+    found = overall({"one": split(0.9, 0.8, True), "two": split(1.0, 2.0, False)})
+    assert found is not None and found.ranks.average == {"A": 1.0, "B": 2.0}

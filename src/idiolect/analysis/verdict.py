@@ -165,8 +165,8 @@ def overall(comparisons: "Mapping[str, Comparison]") -> Overall | None:
     for split, own in comparisons.items():
         if own.verdict.beats and not own.verdict.level:
             best.setdefault(own.verdict.best, []).append(split)
-    higher = all(own.higher for own in comparisons.values())
-    units = (1 if higher else -1) * np.array([list(own.values()) for own in means.values()])
+    signs = [1 if own.higher else -1 for own in comparisons.values()]  # splits may differ in metric
+    units = np.array(signs) * np.array([list(own.values()) for own in means.values()])
     return Overall(means, ranks(labels, units), best, _splits_sentence(best, len(comparisons)))
 
 
