@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 from importlib.metadata import version
 
 import pytest
@@ -43,6 +44,7 @@ def test_every_side_is_told_with_what_it_ran_on(tiny, tmp_path):
     for side in row["sides"].values():
         # 31 examples a round: the pace and the time must tell the same story.
         assert side["samples_per_second"] * side["ms"] == pytest.approx(31 * 1e3)
+        assert side["first_seconds"] > side["ms"] / 1e3  # data and plans are made in it too
     assert row["sides"]["plain loop"]["ratio"] == 1
     assert row["difference"]["float64"] < 1e-12 < row["difference"]["float32"] < 1e-4
     assert found["about"]["torch"] == torch.__version__
@@ -189,3 +191,22 @@ def test_a_peers_rounds_are_timed_but_for_the_first(monkeypatch):
     monkeypatch.setattr(peers, "PEERS", {"torch": lambda work, device, count: [9.0, 1.0, 2.0, 1.5]})
     told = peers.time_peers(TINY, "cpu")["torch"]
     assert told["ms"] == 1500 and told["samples_per_second"] == pytest.approx(31 / 1.5)
+
+
+@pytest.mark.parametrize("name", ["gru-20", "vit-20", "resnet10-20", "resnet18-10"])
+def test_networks_of_users_are_stacked(name):
+    """Two clients of two examples each: no word about falling back, and equal to one by one."""
+    work = replace(workloads.WORKLOADS[name], sizes=(2, 2), method=FedAvg(batch=2, lr=0.01))
+    if "resnet" in name:
+        work = replace(work, build=partial(work.build, width=8))
+    fed = workloads.federation(work.sizes, work.shape)
+    ends = []
+    for kind in ("vectorised", "sequential"):
+        torch.manual_seed(0)
+        backend = Backend(kind, "cpu", width=2 if kind == "vectorised" else None)
+        sim = workloads.simulation(work, fed, backend)
+        assert not sim.notices
+        sim.advance()
+        ends.append(list(sim.states[0].values()))
+    for left, right in zip(*ends, strict=True):
+        torch.testing.assert_close(left, right, rtol=1e-3, atol=1e-5)
