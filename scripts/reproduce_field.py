@@ -333,7 +333,13 @@ def rows_of(item: str, key: str, prefix: str, run: str) -> tuple[list[list[str]]
         last = scores(held, cell, cell.model.removesuffix(BEST_TEST_ROUND))
         cells = [shown(theirs), f"{cell.paper:.2f}" if cell.paper else "", shown(last)]
         rows.append([cell.what.removeprefix(prefix), *cells, str(own.get("rounds", "-"))])
-    return rows, f"{near} of {measured} cells are within one point of the table or above."
+    return rows, _within(near, measured)
+
+
+def _within(near: int, cells: int) -> str:
+    if not cells:
+        return "Not measured yet."
+    return f"{near} of {cells} cells are within one point of the table or above."
 
 
 def columns_of(key: str) -> tuple[list[list[str]], str]:
@@ -350,7 +356,7 @@ def columns_of(key: str) -> tuple[list[list[str]], str]:
             near += bool(own) and 100 * mean(own or [0]) >= cells[label, run].paper - 1
             row.append(f"{shown(own)} / {cells[label, run].paper:.2f}")
         rows.append(row)
-    return rows, f"{near} of {len(cells)} cells are within one point of the table or above."
+    return rows, _within(near, len(cells))
 
 
 def wins(item: str, key: str) -> str:
@@ -393,7 +399,8 @@ def page(_: argparse.Namespace) -> None:
     parts["fedala"] = [*table(heads, rows), "", near]
     (runs, *rows), near = columns_of("pfedkdh")
     columns = [run.removeprefix("pfedkdh-").replace("-", ", alpha ") for run in runs]
-    parts["pfedkdh"] = [*table(["ours / paper, %", *columns], rows), "", near] if rows else []
+    parts["pfedkdh"] = [*table(["ours / paper, %", *columns], rows), ""] if rows else []
+    parts["pfedkdh"].append(near)
     parts["wins"] = [wins("pfllib-fmnist", "pfllib")]
     parts["survivors"] = survivors()
     fill(PAGE, parts)
