@@ -136,7 +136,7 @@ def test_unlabelled_text_is_predicted_too(writers, tmp_path):
     (tmp_path / "new.csv").write_text('text\nfine sun fine sun\n"rain, cold rain"\n')
     words = ["predict", str(tmp_path / "0"), "--data", f"{tmp_path}/new.csv"]
     found = CliRunner().invoke(app, words)
-    assert found.exit_code == 0 and len(found.output.splitlines()) == 3, found.output
+    assert found.exit_code == 0 and len(found.stdout.splitlines()) == 3, found.output
     with pytest.raises(DataError, match="holds no text, and the model reads text"):
         np.savez(tmp_path / "x.npz", x=np.zeros((2, 6)))
         make_model(load_personal_model(tmp_path / "0")).predict(tmp_path / "x.npz")

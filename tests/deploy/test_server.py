@@ -170,7 +170,7 @@ def test_nodes_that_do_not_fit_are_named_when_they_join(tmp_path):
                 else super().call(site, blob, seconds)
             )
 
-    with pytest.raises(DeployError, match="site-1: it runs another version of idiolect"):
+    with pytest.raises(DeployError, match="site-1: it runs a version of idiolect that"):
         fed.served(wanted, Old(nodes), tmp_path / "c")
 
 

@@ -180,7 +180,7 @@ def described(stored: StoredModel, home: Path | None = None) -> str:
     for name in PRIMARY.values():
         if name in scores:
             title = f"{METRICS[name].title} {METRICS[name].written(scores[name])}"
-            words += f"; {title} on its {own['test']} test rows"
+            return f"{words}; {title} on its {own['test']} test rows"
     return words
 
 

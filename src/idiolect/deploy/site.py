@@ -186,7 +186,7 @@ def load_node_data(
         )
     if site.client is not None:
         return _share(site, text)
-    return _own(site, text, None if newcomer else place, describing)
+    return _own(site, text, place, describing, newcomer)
 
 
 def _share(site: NodeSettings, text: str) -> NodeData:
@@ -247,11 +247,10 @@ def _compact(federation: Federation, client: int) -> Federation:
     )
 
 
-def _own(site: NodeSettings, text: str, place: int | None, describing: bool = False) -> NodeData:
-    """Read the node's own file; classes are the experiment's, so that labels mean the same.
-
-    `place` is the node's number; a newcomer has none.
-    """
+def _own(
+    site: NodeSettings, text: str, place: int, describing: bool = False, newcomer: bool = False
+) -> NodeData:
+    """Read the node's own file; classes are the experiment's, so that labels mean the same."""
     if site.data in SOURCES:
         raise DataError(
             f"{site.data!r} is a dataset that everyone can have; add --client to take one client's "
@@ -271,7 +270,7 @@ def _own(site: NodeSettings, text: str, place: int | None, describing: bool = Fa
         )
     dataset = encode_text(dataset, data.text)
     if dataset.sequential or describing:
-        return _held(site, experiment, dataset, place)
+        return _held(site, experiment, dataset, place, newcomer)
     if data.classes is None and dataset.task.kind == "classes":
         raise Refused(
             "classes",
@@ -293,9 +292,9 @@ def _own(site: NodeSettings, text: str, place: int | None, describing: bool = Fa
         dataset = dataset if plain or how is None else normalised(dataset, how)
         dataset = dataclasses.replace(dataset, unfitted="")  # until there is a common encoder
         if not plain:
-            return dataclasses.replace(_held(site, experiment, dataset, place), task=task)
+            return dataclasses.replace(_held(site, experiment, dataset, place, newcomer), task=task)
     fixed = dataset if how is None else fixed_decoding(dataset, how)
-    found = _held(site, experiment, dataset if fixed is None else fixed, place)
+    found = _held(site, experiment, dataset if fixed is None else fixed, place, newcomer)
     found = dataclasses.replace(found, task=task)
     if fixed is not None or how is None:
         return found
@@ -305,7 +304,7 @@ def _own(site: NodeSettings, text: str, place: int | None, describing: bool = Fa
 
 
 def _held(
-    site: NodeSettings, experiment: Experiment, dataset: Dataset, place: int | None
+    site: NodeSettings, experiment: Experiment, dataset: Dataset, place: int, newcomer: bool = False
 ) -> NodeData:
     """Make one client of all rows, with the public examples beside them."""
     data, public = experiment.data, None
@@ -313,6 +312,5 @@ def _held(
         public = public_examples(data.public, data, dataset, site.data_dir, _given(site))
     one = np.zeros(len(dataset), np.int64)
     dataset = dataclasses.replace(dataset, clients=one, client_names=(site.name,))
-    number = place or 0
-    held = divide(experiment, dataset, public, number, newcomer=place is None)
-    return NodeData(experiment, number, held, "")
+    held = divide(experiment, dataset, public, place, newcomer)
+    return NodeData(experiment, place, held, "")
