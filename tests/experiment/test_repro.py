@@ -268,7 +268,7 @@ def test_a_row_runs(tmp_path: Path) -> None:
 
 def test_a_table_of_the_field_is_scored_both_ways(tmp_path: Path) -> None:
     """Of the four runs, the two that have the method are run."""
-    short = ("seeds=[0]", "rounds=4", "evaluate.every=1", "data.source=embedded")
+    short = ("seeds=[0]", "rounds=2", "evaluate.every=1", "data.source=embedded")
     network = ("model.name=dnn", "model.hidden=4", "training.batch=200", "training.lr=1.0")
     changes = [word for one in (*short, *network) for word in ("--set", one)]
     asked = ["pfllib-fmnist", "--method", "FedAvg", "--out", str(tmp_path), *changes]
