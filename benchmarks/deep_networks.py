@@ -2,7 +2,7 @@
 
     PYTHONPATH=src python benchmarks/deep_networks.py [--json FILE]
 
-Rounds of the networks themselves: `idiolect bench --only resnet18-10 --only vit-20 ...`.
+Rounds of the networks themselves: `idiolect bench resnet18-10 vit-20 gru-20`.
 """
 
 import argparse

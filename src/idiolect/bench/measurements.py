@@ -346,7 +346,8 @@ def precisions(device: str, budget: float) -> dict[str, Any]:
     """Train real digits and time a few workloads in every precision the device has."""
     cuda = device == "cuda"
     known = ("fp32", "tf32", "bf16") if cuda else ("fp32", "bf16")
-    workloads = ("dnn-20", "lenet5-20", "pfl-cifar10") if cuda else ("dnn-20", "lenet5-20")
+    deep = ("pfl-cifar10", "gru-20", "vit-20", "resnet10-20", "resnet18-10")
+    workloads = ("dnn-20", "lenet5-20", *(deep if cuda else ()))
     seeds, rounds = (5, 40) if cuda else (2, 15)
     digits = load("embedded")
     federations = [federate(digits, "persfl-ds1", seed=n, imbalance=0.6) for n in range(seeds)]
