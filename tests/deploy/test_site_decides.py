@@ -299,6 +299,19 @@ def test_a_damaged_record_is_no_yes(tmp_path):
         Approvals(tmp_path / "elsewhere").decide("r7", YES, "ada")
 
 
+def test_a_lead_cannot_ask_without_end(tmp_path, monkeypatch):
+    monkeypatch.setattr(approval, "_MOST", 2)
+    known = Approvals(tmp_path)
+    for run, reason in (("a", "approval"), ("b", "approval"), ("c", "max_runs")):
+        with pytest.raises(Refused) as told:
+            known.require(run, "digest", ["words"], "toml")
+        assert told.value.reason == reason
+    known.decide("a", NO, "ada")
+    with pytest.raises(Refused) as told:
+        known.require("c", "digest", ["words"], "toml")
+    assert told.value.reason == "approval"
+
+
 def test_names_in_a_summary_cannot_steer_a_terminal():
     asked = approval.RunTerms("r1", "lead\x1b[2J@hub.org", "describe", 3, "x\ny")
     assert all(line.isprintable() for line in approval.summary(asked))

@@ -20,6 +20,7 @@ from idiolect.errors import ConfigError
 
 _FOLDER = "approvals"  # in a node's home
 YES, NO = "yes", "no"
+_MOST = 100  # requests that wait for a decision
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,8 @@ class Approvals:
         known = self.find(run)
         if known is not None and known.digest == digest:
             return known.by
+        if sum(not one.decision for one in self.all()) >= _MOST:
+            raise Refused("max_runs", f"{_MOST} runs wait for a yes or no here")
         self._write(ApprovalRequest(run, digest, time.time(), tuple(summary), experiment))
         raise Refused("approval", f"run {run} waits for `idiolect node approve`")
 

@@ -119,7 +119,8 @@ class AuditLog:
         self._begin = {"owner": owner, "role": role, "federation": federation}
         self._known = _End()
         self._certificates: set[str] = set()
-        self._lock = threading.Lock()
+        self._lock, self._waiting = threading.Lock(), threading.Lock()
+        self._lasting = (0, 0)  # inode, and the size that is on the disk
 
     def append(self, kind: str, **fields: Any) -> Head:
         """Add an entry; when this returns it is on the disk."""
@@ -143,6 +144,11 @@ class AuditLog:
             self._certificates |= set(certificates)
             return head
 
+    def settle(self) -> None:
+        """Wait until all that was added is on the disk."""
+        with self._opened(lasting=True):
+            pass
+
     def head(self) -> Head:
         """Return an entry that all before it lead up to: the newest that this process knows of."""
         if (known := self._known.head).number >= 0:
@@ -163,10 +169,20 @@ class AuditLog:
                     self._look(file)
                     yield file
                     fcntl.flock(file, fcntl.LOCK_UN)
-                if lasting:  # several at once are one for the disk
-                    os.fsync(number)
+                if lasting:
+                    self._last(number)
         except OSError as error:
             raise DeployError(f"{self.path} cannot be written ({error})") from error
+
+    def _last(self, number: int) -> None:
+        """Wait until all that was written is on the disk; one wait does for several threads."""
+        stat = os.fstat(number)
+        with self._waiting:
+            if self._lasting[0] == stat.st_ino and self._lasting[1] >= stat.st_size:
+                return
+            stat = os.fstat(number)
+            os.fsync(number)
+            self._lasting = stat.st_ino, stat.st_size
 
     def _look(self, file: IO[bytes]) -> None:
         stat = os.fstat(file.fileno())

@@ -17,6 +17,7 @@ import time
 import tomllib
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -535,6 +536,7 @@ class ServerChannel(Transport):
         self._identity, self._authority, self._audit = identity, authority, audit
         self._sessions: dict[str, str] = {}
         self._heard: dict[str, _Envelope] = {}  # the last answer of each site
+        self._disk = ThreadPoolExecutor(1, thread_name_prefix="audit")
         # From the clock, so that they go on rising when the server's process is another one; each
         # site has its own, as a common count would tell it how many others were asked.
         began = time.time_ns()
@@ -557,7 +559,11 @@ class ServerChannel(Transport):
 
     def _exchanged(self, site: str, session: str, blob: bytes, seconds: float) -> bytes:
         question = self._question(site, session, blob)
+        # No crash loses what was asked; that no power cut does is waited for while the node works.
+        settled = None if self._audit is None else self._disk.submit(self._audit.settle)
         envelope = _opened(self._inner.call(site, question.blob, seconds))
+        if settled is not None:
+            self._wait_for_disk(settled)
         envelope.verify(self._authority, sender=site, role=NODE, to=self._identity.name)
         found = envelope.header
         if found.asked != question.mark:
@@ -591,14 +597,18 @@ class ServerChannel(Transport):
         self._note(audit.ASKED, made, "question", about=_about(blob))
         return made
 
+    def _wait_for_disk(self, settled: "Future[None]") -> None:
+        try:
+            settled.result()
+        except DeployError as error:
+            raise Refused("disk", str(error)) from error
+
     def _note(self, kind: str, envelope: _Envelope, name: str, **more: Any) -> None:
         if self._audit is None:
             return
         proof: dict[str, Any] = {name: envelope.evidence}
         try:
-            # What leaves must last; what came is in the sender's log too.
-            lasting, known = kind == audit.ASKED, _certificates(envelope)
-            self._audit.append_signed(kind, known, lasting=lasting, **proof, **more)
+            self._audit.append_signed(kind, _certificates(envelope), lasting=False, **proof, **more)
         except DeployError as error:
             raise Refused("disk", str(error)) from error
 
