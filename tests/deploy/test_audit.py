@@ -275,6 +275,16 @@ def server_denies_an_answer(logs):
     write(path, content)
 
 
+def server_never_records_an_answer(logs):
+    """It uses an answer and leaves it out of its log from the start; its next question says so."""
+    logs.rounds(1, 4)
+    honest = logs.hub._note
+    logs.hub._note = lambda kind, *rest, **more: kind == audit.GOT or honest(kind, *rest, **more)
+    logs.rounds(1, 5)
+    logs.hub._note = honest
+    logs.rounds(1, 6)
+
+
 def sites_collude(logs):
     """Two sites deny the same round."""
     site_denies(logs, "site-0")
@@ -338,6 +348,7 @@ TAMPERINGS = {
     server_denies_a_question: "denied",
     server_denies_the_newest: "denied",
     server_denies_an_answer: "denied",
+    server_never_records_an_answer: "denied",
     sites_collude: "denied",
     site_and_server_collude: "rewritten",
     another_experiment: "run",

@@ -11,7 +11,9 @@ from running import ADMIN, SMALL, CommandFailed, Running
 
 from idiolect.deploy import audit, audit_check
 from idiolect.deploy.approval import Approvals
+from idiolect.deploy.flare import site_keys
 from idiolect.deploy.signing import Authority
+from idiolect.experiment.federation_file import load_project
 
 pytestmark = [
     pytest.mark.faults,
@@ -68,6 +70,12 @@ def test_a_run_is_approved_renewed_and_cut_off_and_the_logs_tell_it_all(tmp_path
     running.allow("site-1", SMALL + f'submitters = ["{ADMIN}"]\n')
     words = [sys.executable, "-m", "idiolect", "run", str(path)]
     words += ["--on", str(running.kits / ADMIN), "--out", str(tmp_path / "out")]
+    site, members = running.kits / "site-1", load_project(project)
+    said = running.command("federation", "request", str(site)).stdout
+    print_ = said.split("fingerprint of the key: ")[1].splitlines()[0]
+    out = ("--out", str(running.kits), "--fingerprint", print_)
+    running.command("federation", "approve", str(project), str(site / "site-1.csr"), *out)
+    renewed = running.kits / "renewed" / "site-1"
     try:
         running.start_all()
         with (tmp_path / "lead.txt").open("w") as told:
@@ -77,18 +85,11 @@ def test_a_run_is_approved_renewed_and_cut_off_and_the_logs_tell_it_all(tmp_path
         assert rounds(running, "site-1") == 0  # nobody trains before the yes
         assert "waits for a yes or no" in running.command("node", "status", str(kit)).stdout
         running.command("node", "approve", str(kit), "--yes")
-        # A site renews its certificate amid the run, with a key of its own.
         until(120, lambda: rounds(running, "site-1") >= 2)
-        site = running.kits / "site-1"
-        said = running.command("federation", "request", str(site)).stdout
-        print_ = said.split("fingerprint of the key: ")[1].splitlines()[0]
-        out = ("--out", str(running.kits))
-        asked = str(site / "site-1.csr")
-        running.command("federation", "approve", str(project), asked, *out, "--fingerprint", print_)
-        running.command("federation", "install", str(site), str(running.kits / "renewed/site-1"))
-        # Another is revoked amid the run.
+        # A site's new certificate, of a key of its own, is put in place; another site is revoked.
+        site_keys.install(site, renewed)
         before = rounds(running, "site-2")
-        running.command("federation", "revoke", str(project), *out, "--member", "site-2")
+        site_keys.revoke_members(members, running.kits, ["site-2"], "", None)
         lead.wait(240)
         assert lead.returncode == 0, (tmp_path / "lead.txt").read_text()
         assert before < 200 and rounds(running, "site-2") < 200
