@@ -45,6 +45,16 @@ def test_an_encoder_sees_no_padding(positions):
         assert torch.isfinite(model(torch.zeros_like(TEXT))).all(), "an empty text"
 
 
+def test_prompts_go_before_a_text_whatever_fills_it_up():
+    model = MODELS["encoder"]((6,), 3, WORDS, **SMALL)
+    model = adapt_network(model, idiolect.Prompts(count=2)).eval()
+    with torch.no_grad():
+        found = model(TEXT)
+        assert torch.allclose(found[1], model(TEXT[1:, :3])[0], atol=1e-6)
+        model.prompts.add_(1)
+        assert not torch.allclose(found, model(TEXT), atol=1e-3)
+
+
 CASES = {
     "next token": (lambda: MODELS["decoder"]((6,), 1024, WORDS, **SMALL), TEXT, "lora"),
     "untied": (lambda: MODELS["decoder"]((6,), 1024, WORDS, **SMALL, tied=False), TEXT, None),

@@ -30,6 +30,8 @@ def attention(
     to see one. `causal`: a place sees those up to itself. The scale is 1 / √numbers unless given.
     """
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
+    if q.shape[:2] != k.shape[:2]:  # a fused kernel would not say so, but end the process
+        raise ValueError(f"{q.shape[1]} heads of queries and {k.shape[1]} of keys; repeat the keys")
     if mask is not None:
         mask = mask.expand(len(q), *mask.shape[1:])
     out: Tensor = call(_Attention, q, k, v, mask, causal, scale)[0]
