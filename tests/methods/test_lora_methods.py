@@ -143,6 +143,23 @@ def test_flexlora_averages_products_and_cuts_them_by_hand() -> None:
     assert torch.equal(welcome[B][0], new[B])  # a newcomer gets all ranks
 
 
+def test_the_new_pair_of_flexlora_is_the_best_of_its_rank_and_of_one_sign() -> None:
+    draw = torch.Generator().manual_seed(1)
+    own = [
+        {
+            A: torch.randn(2, 5, generator=draw, dtype=torch.float64),
+            B: torch.randn(4, 2, generator=draw, dtype=torch.float64),
+        }
+        for _ in range(3)
+    ]
+    size = torch.tensor([1.0, 2.0, 1.0]).double()
+    new = FlexLoRA().server_step(own[0], torch.arange(3), Report(stacked(*own), size))
+    mean = sum(w * products(one) for w, one in zip((0.25, 0.5, 0.25), own, strict=True))
+    u, s, v = torch.linalg.svd(mean)
+    assert torch.allclose(products(new), u[:, :2] * s[:2] @ v[:2])
+    assert bool((new[A].max(1).values >= new[A].abs().max(1).values).all())
+
+
 def test_a_client_of_flexlora_never_leaves_its_rank() -> None:
     """With A and B zero in a rank both gradients are zero there, whatever the optimiser."""
     method, model = FlexLoRA(ranks=(1, 2), optimiser="adam", lr=0.1, epochs=3), Low(b=(1.0, 1.0))
