@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -153,3 +154,32 @@ def test_health_and_metrics_are_read_from_files_when_asked_for(kit):
     finally:
         server.shutdown()
         server.server_close()
+
+
+def test_a_new_certificate_is_noticed_when_all_of_it_is_there(kit, monkeypatch):
+    """A folder that is being replaced is not used half-way."""
+    monkeypatch.setattr(watchdog, "_SETTLED", 0.2)
+    startup = kit.folder / "startup"
+    startup.mkdir()
+    for name in ("client.crt", "client.key", "rootCA.pem"):
+        (startup / name).write_text("old")
+    time.sleep(0.3)
+
+    def replace():
+        time.sleep(0.3)
+        (startup / "client.key").unlink()
+        (startup / "client.crt").write_text("new")
+        time.sleep(0.8)
+        (startup / "client.key").write_text("new")
+
+    engine = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(30)"])
+    thread = threading.Thread(target=replace)
+    thread.start()
+    began = time.monotonic()
+    try:
+        assert watchdog._follow(kit, engine, Console(kit, False)) == "there is a new certificate"
+        assert time.monotonic() - began > 1.1
+    finally:
+        thread.join()
+        engine.kill()
+        engine.wait()
