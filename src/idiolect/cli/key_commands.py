@@ -12,7 +12,6 @@ from idiolect.cli.federation_commands import _KIT, _KITS, _PROJECT
 from idiolect.errors import ConfigError
 
 if TYPE_CHECKING:
-    from idiolect.deploy.flare.kits import MemberKit
     from idiolect.experiment.federation_file import Project
 
 
@@ -152,11 +151,3 @@ def _project(path: Path) -> "Project":
     from idiolect.experiment.federation_file import load_project
 
     return load_project(path)
-
-
-def say_expiry(kit: "MemberKit") -> None:
-    """Say until when a kit's certificate is valid."""
-    from idiolect.deploy.flare.site_keys import expiry_words
-
-    words, soon = expiry_words(kit.folder)
-    say(f"{'warning: ' if soon else ''}{words}")
