@@ -512,3 +512,16 @@ def test_a_question_that_was_changed_frames_nobody(tmp_path, members):
         )()
         run.hub.call("site-0", b"abc", 1.0)
     assert not found(run).problems
+
+
+def test_whoever_repeats_a_message_adds_nothing_to_the_log(tmp_path, members):
+    run = Federation(tmp_path, members)
+    run.rounds(1)
+    seen = []
+    honest = run.call
+    run.call = lambda site, blob, seconds: (seen.append(blob), honest(site, blob, seconds))[1]
+    run._ask("site-0", auditing.protocol.pack("step", {"run": "r1"}))
+    before = run.path("site-0").stat().st_size
+    for _ in range(3):
+        run.channels["site-0"].answer(seen[-1], lambda body: b"")
+    assert run.path("site-0").stat().st_size == before and not found(run).problems
