@@ -32,7 +32,7 @@ def page() -> str:
         "step derived by hand in `tests/methods/`. A name leads to maths, settings and results.",
         "",
         "On a GPU captured rounds of each equal the sequential backend's within 1e-12 in double",
-        "precision (`benchmarks/gpu_check.py`; an H200's in `benchmarks/results/h200_methods.json`).",
+        "precision (`benchmarks/gpu_check.py`; H200: `benchmarks/results/h200_methods.json`).",
         "",
         "| name | method | paper | what it is |",
         "|---|---|---|---|",
