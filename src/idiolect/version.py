@@ -1,6 +1,6 @@
 """The version, in one place; the package's metadata are made from it."""
 
-VERSION = "0.4.0"
+VERSION = "0.5.0"
 
 
 def series(version: str) -> str:
