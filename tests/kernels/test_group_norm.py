@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import emulate
 import pytest
@@ -223,3 +224,24 @@ def test_bfloat16_is_rounded_to_the_nearest(
     got = group_norm.cuda_gradient(g, x, torch.ones(1, 2), mean, scale, x.float(), sizes)[0]
     level = g.double().mean().float()
     assert float((got != (g - level).bfloat16()).float().mean()) < 0.02  # the mean's own rounding
+
+
+def test_the_kernel_for_channels_last_is_compared_for_itself(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A form that is right in the plain order says nothing about the other order's kernel."""
+    emulate.use(monkeypatch, tmp_path)
+    sizes, asked = GroupNormSizes(3, 2, 8, 49, 2, 1e-5, True), list[str]()
+
+    def by_kernel(task: str, sizes: GroupNormSizes, forms: Any, *inputs: Any) -> Any:
+        asked.append(task)
+        return forms()["norm"](*(one.contiguous() for one in inputs), sizes)  # as random ones are
+
+    monkeypatch.setattr(group_norm, "fastest", by_kernel)
+    x, w, b = torch.randn(3, 2, 8, 49), torch.randn(3, 8), torch.randn(3, 8)
+    for images in (x, group_norm._ordered_last(x)):
+        y, mean, scale = group_norm._fastest("normalise", sizes, images, w, b)
+        dx, *_ = group_norm._fastest("gradient", sizes, y, images, w, mean, scale, y)
+        assert dx.stride() == y.stride() == images.stride()
+    last = ["normalise, channels last", "gradient, channels last"]
+    assert asked == ["normalise", "gradient", *last]
