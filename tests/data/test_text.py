@@ -166,6 +166,11 @@ def test_a_product_can_be_kept_or_left_out(shared_data, shared_cache):
         load("cross_product", shared_data, shared_cache, leave_out=("shoes",))
 
 
+def test_roles_are_chosen_by_a_known_word(shared_data, shared_cache):
+    with pytest.raises(ConfigError, match="users"):
+        load("shakespeare", shared_data, shared_cache, users="studied")
+
+
 def test_shakespeares_roles_are_clients(shared_data, shared_cache):
     data = load("shakespeare", shared_data, shared_cache)
     assert len(data.client_names) == 145 and data.sequential

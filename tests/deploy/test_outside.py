@@ -5,6 +5,7 @@ import inspect
 import io
 import json
 import sys
+import tomllib
 import zipfile
 from dataclasses import replace
 from pathlib import Path
@@ -31,7 +32,7 @@ from idiolect.experiment.load import parse_experiment
 from idiolect.experiment.portable import export_experiment, import_experiment
 from idiolect.experiment.run import run
 from idiolect.experiment.stored_models import make_model
-from idiolect.experiment.untrusted import AGGREGATORS, WORDS, Permissions
+from idiolect.experiment.untrusted import AGGREGATORS, WORDS, Permissions, refuse_untrusted
 from idiolect.methods import METHODS
 from idiolect.methods.personalise import Combined
 from idiolect.models import MODELS
@@ -191,6 +192,16 @@ def test_options_that_are_words_open_nothing():
     assert not [name for name in WORDS for mark in marks if mark in name]
     # The loader itself gives a reader its files; they are no option.
     assert not [source for source in SOURCES.values() if "files" in source.options()]
+
+
+def test_names_of_classes_are_taken_as_the_data_have_them():
+    """With blanks and slashes; what is chosen by a word stays one, and no terminal is coloured."""
+    public = 'public = {{ source = "fashion_mnist", size = 4, options = {{ {} }} }}'
+    for good in ('only = ["T-shirt/top", "Ankle boot"]', 'augmented = "once"', 'users = "study"'):
+        refuse_untrusted(tomllib.loads(with_line(public.format(good))), "here")
+    for bad in ('only = ["\\u001b[31m"]', 'augmented = "../once"', 'users = "a/b"'):
+        with pytest.raises(ConfigError, match=r"here: data\.public\.options"):
+            refuse_untrusted(tomllib.loads(with_line(public.format(bad))), "here")
 
 
 def test_no_dataset_is_fetched_because_an_experiment_names_it(tmp_path, monkeypatch):

@@ -319,6 +319,7 @@ def read_users(
     `users`: all; the half that a base may be pretrained on; of the other half those to study it
     on, or the quarter that is kept for newcomers.
     """
+    check_value("users", users, ("all", "pretraining", "study", "newcomers"))
     chosen = []
     for path in files.paths:
         held: dict[str, list[str]] = {}

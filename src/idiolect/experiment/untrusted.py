@@ -43,14 +43,20 @@ _BASE = re.compile(r"sha256:[0-9a-f]{64}|embedded")
 
 # Options of built-in networks, sources, partitions, methods and rules that are chosen by a word (or
 # a list of words). Each of them compares the word with a fixed set; none opens anything by it.
-_WORDS = "candidates fb_names features folds home init kind leave_out middle norm order scheme"
-_WORDS += " positions scaling sizes stem variant"
-WORDS = frozenset(_WORDS.split()) | {
-    spec.name
-    for owner in (*METHODS.values(), *AGGREGATORS.values(), Combined)
-    for spec in fields(owner)
-    if spec.metadata.get("choices")
-}
+_WORDS = "augmented candidates fb_names features folds home init kind middle norm order positions"
+_WORDS += " scaling scheme sizes stem users variant"
+# Names of classes and of clients, as the data have them: any line of text, compared with theirs.
+_NAMES = frozenset(("leave_out", "only"))
+WORDS = (
+    _NAMES
+    | frozenset(_WORDS.split())
+    | {
+        spec.name
+        for owner in (*METHODS.values(), *AGGREGATORS.values(), Combined)
+        for spec in fields(owner)
+        if spec.metadata.get("choices")
+    }
+)
 
 
 class Permissions(NamedTuple):
@@ -528,7 +534,7 @@ def _options(words: bool = False) -> Rule:
                 f"{at} is {_shown(value)}: from outside, no text is taken here and no path opened"
             )
         elif isinstance(value, str):
-            _word(value, at)
+            (_text if name in _NAMES and not words else _word)(value, at)
         else:
             _number(value, at)
 
