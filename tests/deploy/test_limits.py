@@ -146,6 +146,15 @@ def test_coins_that_may_leave_a_site_alone_are_refused(tmp_path):
     assert ask(node, "open", opening(many, clients=200)).kind == "yes"
 
 
+@pytest.mark.parametrize("buffer", ["1", "0.25"])
+def test_a_buffer_of_fewer_reports_than_a_round_needs_is_refused(tmp_path, buffer):
+    """The difference of two models would be one site's report."""
+    wanted = experiment(f"deploy.buffer={buffer}")
+    assert code(ask(Node(site(tmp_path)), "open", opening(wanted, clients=4))) == "min_cohort"
+    enough = experiment("deploy.buffer=2")
+    assert ask(Node(site(tmp_path)), "open", opening(enough, clients=4)).kind == "yes"
+
+
 def test_too_few_rows_for_any_report_or_statistics(tmp_path):
     node = Node(site(tmp_path, rows=50))  # 30 to train on
     assert code(ask(node, "open", opening(experiment("training.batch=64")))) == "min_examples"

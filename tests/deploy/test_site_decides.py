@@ -7,6 +7,7 @@ from datetime import datetime
 import federations as fed
 import pytest
 from kitmaking import HOST, Maker
+from test_keys import revoke
 from test_limits import ask, experiment, opening, site
 
 from idiolect.deploy import approval, audit, audit_check, limits, node_records, protocol, submission
@@ -135,6 +136,24 @@ def test_a_no_reaches_the_lead_in_words_and_holds_amid_a_run(tmp_path):
     assert why.value.reason == "declined"
 
 
+def test_a_no_is_not_passed_by_a_question_that_fails(tmp_path):
+    """A server asks for something else by the same name, so that the question is another one."""
+    policy = dataclasses.replace(UNLIMITED, require_approval=True)
+    node, _ = asked(tmp_path, policy)
+    home, head = tmp_path / "hospital", {"run": "r1", "label": "FedAvg", "seed": 0, "round": 0}
+    Approvals(home).decide("r1", YES, "ada")
+    assert code(ask(node, "open", opening(experiment()))) == "yes"
+    Approvals(home).decide("r1", NO, "ada")
+    assert code(ask(node, "open", opening(experiment(), clients=3, methods={"FedAvg": ""}))) == (
+        "method"
+    )
+    assert code(ask(node, "step", head)) == "declined"
+    # Nor is a yes to something else one to what was joined.
+    assert code(ask(node, "open", opening(experiment(), clients=3))) == "approval"
+    Approvals(home).decide("r1", YES, "ada")
+    assert code(ask(node, "step", head)) == "approval"
+
+
 def test_a_whole_run_waits_for_a_person_and_then_ends_as_ever(tmp_path):
     """The server asks again; the lead is told whom it waits for, once."""
     wanted = fed.experiment("fedavg", sets=("model.name=mlr", "deploy.approval=60"))
@@ -222,6 +241,19 @@ def test_a_server_can_neither_invent_a_submitter_nor_change_what_it_submitted(tm
     assert not audit_check.check([own.home / audit.LOG_FILE], authority).problems
 
 
+def test_a_revoked_leads_run_is_not_gone_on_with(tmp_path):
+    made = Maker(tmp_path / "kits")
+    kit, lead = made.kit("hospital"), made.kit("lead@hub.org", "admin")
+    node, wanted = Node(dataclasses.replace(site(tmp_path), kit=kit)), experiment()
+    signed = submission.sign(lead, "r1", "run", export_experiment(wanted))
+    told = ask(node, "open", opening(wanted, submitter="lead@hub.org", submission=signed))
+    assert code(told) == "yes"
+    head = {"run": "r1", "label": "FedAvg", "seed": 0, "round": 0}
+    assert code(ask(node, "step", head)) == "closed"  # until examples are scaled
+    revoke(made, kit, "lead@hub.org")
+    assert code(ask(node, "step", head)) == "revoked"
+
+
 # Privacy over all runs.
 
 
@@ -257,6 +289,21 @@ def test_a_budget_over_all_runs_is_kept_and_refused_when_used_up(tmp_path):
     assert spent(tmp_path) == pytest.approx(3 * one)
     # Runs without privacy have no epsilon that a budget could count.
     assert opened(private(tmp_path), "r8", experiment()) == "require_privacy"
+
+
+def test_what_a_run_has_spent_is_never_lowered(tmp_path):
+    """The same method under settings that promise more later, in the same run."""
+    costly = experiment("rounds=1", "cohort=20", methods=PRIVATE)
+    cheap = experiment("rounds=1", "cohort=30", "draw=poisson", methods=PRIVATE)
+    told = ask(private(tmp_path), "open", opening(cheap, run="r2", clients=40))
+    assert code(told) == "yes"
+    less = spent(tmp_path)
+    assert opened(private(tmp_path), "r1", costly) == "yes"
+    more = spent(tmp_path) - less
+    assert less < more
+    told = ask(private(tmp_path), "open", opening(cheap, run="r1", clients=40))
+    assert code(told) == "yes"
+    assert spent(tmp_path) == pytest.approx(2 * less + more)
 
 
 def test_what_is_spent_is_on_the_disk_before_anything_leaves(tmp_path, monkeypatch):

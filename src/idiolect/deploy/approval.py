@@ -63,6 +63,13 @@ class Approvals:
             raise Refused("declined", known.why or "a person said no")
         raise Refused("approval", f"run {run} waits for `idiolect node approve`")
 
+    def refuse_unless_yes(self, run: str, digest: str) -> None:
+        """Refuse a run to which a person's last word is not yes, to exactly this."""
+        self.refuse_waiting(run, digest)
+        known = self.find(run)
+        if known is None or known.digest != digest:
+            raise Refused("approval", f"run {run}: what was said yes to is not what was joined")
+
     def require(self, run: str, digest: str, summary: Sequence[str], experiment: str) -> str:
         """Return who said yes to exactly this; else ask, and refuse for now."""
         self.refuse_waiting(run, digest)

@@ -5,7 +5,7 @@ What is let in is written into the audit log: who submitted what, what was promi
 
 import logging
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from idiolect.deploy import audit, submission
 from idiolect.deploy.approval import Approvals, RunTerms, request_digest, summary
@@ -22,30 +22,38 @@ log = logging.getLogger("idiolect.node")
 _WORK = ("step", "tell", "judge")  # what is done within the site's hours only
 
 
+class Admitted(NamedTuple):
+    """What was let in, by a digest of all that was asked, and for whose certificate."""
+
+    digest: str
+    certificate: bytes = b""  # of the lead; empty where nobody has a key
+
+
 class Gate:
     """A site's own decision about each run, beside the limits on what it may do."""
 
     def __init__(self, site: NodeSettings, releases: "Callable[[], ReleaseLog]") -> None:
         self._site, self._releases = site, releases
         self._approvals = Approvals(site.home)
-        self._digests: dict[str, str] = {}  # of what was asked, by run
         # Without a kit (within a process, or `--on local`) nothing is signed, nor recorded.
         self._authority = None if site.kit is None else Authority.from_kit(site.kit)
         self._audit = None if site.kit is None else AuditLog(site.home, site.name, NODE)
 
-    def admit(self, message: Message, kind: str) -> None:
+    def admit(self, message: Message, kind: str) -> Admitted:
         """Refuse whoever may not ask, now or at all, before any data is read."""
         policy, submitter = self._site.policy, message.field("submitter", str)
         run, text = message.field("run", str), message.field("experiment", str)
+        certificate = b""
         if self._authority is not None:
             given = message.head.get("submission")
-            submission.verify(self._authority, given, submitter, run, kind, text)
+            certificate = submission.verify(self._authority, given, submitter, run, kind, text)
         policy.refuse_submitter(submitter)
         policy.refuse_hours()
         clients = message.field("clients", int)
-        self._digests[run] = request_digest(text, submitter, run, clients, kind)
+        digest = request_digest(text, submitter, run, clients, kind)
         if policy.require_approval:
-            self._approvals.refuse_waiting(run, self._digests[run])
+            self._approvals.refuse_waiting(run, digest)
+        return Admitted(digest, certificate)
 
     def asked(
         self,
@@ -71,11 +79,11 @@ class Gate:
             policy.budget_epsilon,
         )
 
-    def approved(self, message: Message, asked: RunTerms) -> str:
+    def approved(self, message: Message, asked: RunTerms, admitted: Admitted) -> str:
         """Return who said yes, if the site's policy wants someone to; refuse until then."""
         if not self._site.policy.require_approval:
             return ""
-        text, digest = message.field("experiment", str), self._digests[asked.run]
+        text, digest = message.field("experiment", str), admitted.digest
         known = self._approvals.find(asked.run)
         if known is None or known.digest != digest:
             # Said once, in the form that the node's console shows.
@@ -96,10 +104,12 @@ class Gate:
         except DeployError as error:
             raise Refused("disk", str(error)) from error
 
-    def refuse_withdrawn(self, message: Message) -> None:
-        """Refuse to go on with a run to which a person has said no since, or outside of hours."""
-        policy, run = self._site.policy, str(message.head.get("run"))
+    def refuse_withdrawn(self, message: Message, run: str, admitted: Admitted) -> None:
+        """Refuse to go on outside of hours, for a revoked lead, or after a yes was taken back."""
+        policy = self._site.policy
+        if self._authority is not None:
+            self._authority.refuse_revoked(admitted.certificate)
         if message.kind in _WORK:
             policy.refuse_hours()
-        if policy.require_approval and run in self._digests:
-            self._approvals.refuse_waiting(run, self._digests[run])
+        if policy.require_approval:
+            self._approvals.refuse_unless_yes(run, admitted.digest)

@@ -18,7 +18,7 @@ from idiolect.core.batches import Request
 from idiolect.core.capabilities import Privacy, has
 from idiolect.core.method import Method, RunPlan
 from idiolect.core.wrap import Wrapper
-from idiolect.deploy import protocol
+from idiolect.deploy import buffered, protocol
 from idiolect.deploy.protocol import Refused
 from idiolect.errors import ConfigError, IdiolectError, suggest
 from idiolect.experiment.build import cohort_size
@@ -279,6 +279,13 @@ def refuse_seeds(policy: SitePolicy, experiment: Experiment) -> None:
         raise policy.refusal("max_seeds", f"{len(experiment.seeds)} seeds")
 
 
+def refuse_methods(policy: SitePolicy, experiment: Experiment) -> None:
+    """Refuse methods that are not on the site's list."""
+    for table in experiment.methods:
+        if policy.methods and table.name not in policy.methods:
+            raise Refused("methods", f"{table.name} is none of {', '.join(policy.methods)}")
+
+
 def refuse_run(
     policy: SitePolicy, experiment: Experiment, clients: int, sizes: Sequence[Sequence[int]]
 ) -> dict[str, float]:
@@ -300,9 +307,8 @@ def refuse_run(
         if 0 < train < policy.min_examples:
             raise policy.refusal("min_examples", f"{train} training rows")
     refuse_scores(policy, sizes)
+    refuse_methods(policy, experiment)
     for table in experiment.methods:
-        if policy.methods and table.name not in policy.methods:
-            raise Refused("methods", f"{table.name} is none of {', '.join(policy.methods)}")
         method = _inmost(made_method(table))
         if method.alone:
             continue
@@ -329,6 +335,8 @@ def _inmost(method: Method) -> Method:
 def _refuse_lonely(policy: SitePolicy, experiment: Experiment, clients: int) -> None:
     """Refuse rounds of too few sites; with Poisson sampling, rounds likely to have too few."""
     cohort = cohort_size(experiment.cohort, clients) or clients
+    if experiment.deploy.buffer:  # a round is over with so many reports
+        cohort = min(cohort, buffered.needed(experiment.deploy, clients))
     if cohort < policy.min_cohort:
         raise policy.refusal("min_cohort", f"rounds of {cohort} sites")
     if experiment.draw != "poisson" or policy.min_cohort == 1:
@@ -366,7 +374,9 @@ def _refuse_open(policy: SitePolicy, experiment: Experiment, clients: int) -> di
             raise Refused("require_privacy", f"{table.name}: {error}") from error
         if not promised.get("meaningful"):
             raise Refused("require_privacy", f"{table.name} promises nothing worth the name")
-        release = repr((table, rounds, experiment.seeds))  # the same again spends nothing more
+        # The same again spends nothing more; another sampling or number of sites is another.
+        drawn = experiment.cohort, experiment.draw, clients
+        release = repr((table, rounds, experiment.seeds, drawn))
         spent[protocol.digest(release.encode())] = promised.get("epsilon") or math.inf
     refuse_spent(policy, spent)
     return spent

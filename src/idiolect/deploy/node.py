@@ -84,6 +84,7 @@ class _JoinedRun:
     newcomer: bool  # the run is over: adapt to its result
     read: NodeData  # as it was read
     data: NodeData  # as all agreed to scale and encode it
+    admitted: gate.Admitted
     sums: secure_sum.NodeSums
     codec: protocol.Codec  # of its messages
     agreed: bool = False  # on the scaling of examples
@@ -164,7 +165,7 @@ class Node:
             raise Refused("version", f"the server runs {version}, this node {VERSION}")
         text, newcomer = message.field("experiment", str), message.field("newcomer", bool)
         run, clients = message.field("run", str), message.field("clients", int)
-        self._gate.admit(message, "adapt" if newcomer else "run")
+        admitted = self._gate.admit(message, "adapt" if newcomer else "run")
         known, place = self._runs.get(run), message.field("place", int)
         if known is not None and (known.text, known.place) == (text, place):
             data = known.read  # started anew by the server; reading may take minutes
@@ -173,7 +174,7 @@ class Node:
         home, policy = self._site.home, self._site.policy
         sums = secure_sum.NodeSums(self._site.name, self._signer, home, policy.min_cohort)
         codec = compression.codec_of(data.experiment.deploy)
-        joined = _JoinedRun(run, text, place, clients, newcomer, data, data, sums, codec)
+        joined = _JoinedRun(run, text, place, clients, newcomer, data, data, admitted, sums, codec)
         for label, digest in message.field("methods", dict).items():
             own = method_fingerprint(joined.method(label))
             if own != digest:
@@ -189,6 +190,7 @@ class Node:
             # It reports nothing but its scores: no statistics either.
             if data.seen is not None:
                 raise Refused("newcomer", "statistics were asked for in a run that is over")
+            limits.refuse_methods(policy, data.experiment)
             limits.refuse_seeds(policy, data.experiment)
             limits.refuse_scores(policy, sizes)
         elif (self._site.secure or policy.require_secure) and not joined.secure:
@@ -197,7 +199,7 @@ class Node:
             spent = limits.refuse_run(policy, data.experiment, clients, sizes)
         promise = limits.promises(data.experiment, clients)
         asked = self._gate.asked(message, data.experiment.name, sizes[0][0], promise, spent)
-        approved = self._gate.approved(message, asked)
+        approved = self._gate.approved(message, asked, admitted)
         if not run.isascii() or not run.isalnum():
             raise Refused("format", "a run is named by letters and digits")
         traces = (home / "models" / run, *home.glob(f"state/*/*/{run}"))
@@ -206,11 +208,11 @@ class Node:
         self._releases.begin(run, data.experiment.seeds, division, spent)
         if data.seen is not None:
             self._releases.divide([held.train[0] for held in data.federations])
+        self._gate.opened(message, promise, approved)
         self._runs[run] = joined
         self._runs.move_to_end(run)
         while len(self._runs) > _RUNS:
             self._runs.popitem(last=False)
-        self._gate.opened(message, promise, approved)
         log.info("opened run %s as client %d: %s", run, data.client, sizes)
         entry: dict[str, Any] = {
             "client": data.client,
@@ -278,8 +280,8 @@ class Node:
 
     def _describe(self, message: Message, blob: bytes) -> bytes:
         """Tell what the site allows of its columns, before any training."""
-        self._gate.admit(message, "describe")
-        approved = self._gate.approved(message, self._gate.asked(message))
+        admitted = self._gate.admit(message, "describe")
+        approved = self._gate.approved(message, self._gate.asked(message), admitted)
         answer = disclosure.described(self._site, message, self._releases)
         self._gate.opened(message, {}, approved)
         return answer
@@ -478,7 +480,7 @@ class Node:
         run = message.head.get("run")
         if not isinstance(run, str) or run not in self._runs:
             raise Refused("closed", "a message of an experiment this process has not joined")
-        self._gate.refuse_withdrawn(message)
+        self._gate.refuse_withdrawn(message, run, self._runs[run].admitted)
         self._runs.move_to_end(run)
         return self._runs[run]
 

@@ -64,7 +64,8 @@ CODES = {
     "identity": "the message is not signed by the expected member, or is not for its receiver",
     "replay": "the message was received before",
     "ahead": "it has done more rounds of this run than the server knows of",
-    "revoked": "its certificate was revoked by whoever made the kits (federation revoke)",
+    "revoked": "its certificate, or the lead's, was revoked by whoever made the kits (federation "
+    "revoke)",
     "conflict": "another message for the same round was answered before",
     "keys": "keys, shares or survivors of the secure sum do not fit; its log says which",
     "summed": "its report was masked for another sum before, and is not given to a second one",

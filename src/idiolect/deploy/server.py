@@ -302,7 +302,7 @@ class Server:
         }
         passed = {site: self._messenger.absence(site) for site in sites}
         self._nodes.failed = passed | {site: why.reason for site, why in failed.items()}
-        if len(reports) < self._filled:
+        if len(reports) < max(self._filled, self._registry.least_cohort[1]):
             self._nodes.refuse_few(self.round, everyone, reports)
         present, state = self._updated(run, everyone, reports)
         did = self._record(everyone, set(everyone.tolist()), reports, present)

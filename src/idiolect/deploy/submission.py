@@ -33,8 +33,8 @@ def sign(kit: Path, run: str, kind: str, experiment: str) -> str:
 
 def verify(
     authority: Authority, given: Any, submitter: str, run: str, kind: str, experiment: str
-) -> None:
-    """Refuse a run that its submitter has not signed for."""
+) -> bytes:
+    """Refuse a run that its submitter has not signed for; return the submitter's certificate."""
     try:
         whole = json.loads(base64.b64decode(given, validate=True))
         statement = whole["statement"]
@@ -49,6 +49,7 @@ def verify(
     if told != [submitter, run, kind, _digest(text)]:
         raise Refused("submitter", f"{submitter} signed for something else than run {run}")
     authority.verify(signed, _context(statement), name=submitter, role=ADMIN)
+    return signed.certificate
 
 
 def _digest(text: str) -> str:
