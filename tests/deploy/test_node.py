@@ -181,7 +181,8 @@ def test_scores_leave_and_the_model_stays(joined):
         str(n) for n in range(10)
     ]
     assert sum(leaf.numel() for leaf in named.values()) > 8 * 784
-    assert json.loads(next(home.glob("models/*/index.json")).read_text())["labels"] == {"FedPer": [3]}
+    (index,) = home.glob("models/*/index.json")
+    assert json.loads(index.read_text())["labels"] == {"FedPer": [3]}
 
 
 def test_a_single_tensor_and_nothing_are_kept_too(tmp_path):
