@@ -111,6 +111,22 @@ def test_another_lead_gets_and_changes_nothing_by_a_runs_name(tmp_path):
     assert list(json.loads(fetched[path])["methods"]) == ["FedPer", "FedAvg"]
 
 
+@needs_flare
+def test_another_leads_job_by_a_runs_name_does_not_keep_it_from_going_on(tmp_path):
+    """It would wait for a site that never comes, and hold the run while it does."""
+    from idiolect.deploy.flare.flare_job import ServerSide
+
+    home = tmp_path / "server"
+    node_records.claim_run(home, "r1", FIRST)
+    before = contents(home)
+    nodes = fed.inside(tmp_path / "nodes", 4)
+    for wanted in (None, ["r1"]):
+        job = ServerSide("r1" if wanted is None else "v1", "", ["nobody"], [], wanted)
+        with pytest.raises(node_records.NotOwner, match="was not started by"):
+            job.finished(nodes, home, tmp_path, SECOND)
+    assert contents(home) == before
+
+
 def test_a_node_keeps_a_runs_state_for_its_submitter(tmp_path):
     """Whatever its server lets through: the same name, submitted by another, is another run."""
     nodes, wanted = fed.inside(tmp_path / "nodes", 4), fed.experiment("fedper", sets=SETS)

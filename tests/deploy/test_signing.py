@@ -158,6 +158,35 @@ def test_the_server_takes_an_answer_of_that_site_to_that_question_only(kits, ech
     assert refused(lambda answer: forged(kits, answer, "site-0", session="")) == "identity"
 
 
+def test_forged_messages_take_no_place_of_the_servers(tmp_path):
+    """Neither of its sessions with a node, nor of an answer that it has not fetched yet."""
+    pytest.importorskip("nvflare")
+    from idiolect.deploy.flare.job_layout import DONE
+    from idiolect.deploy.flare.node_side import NodeSide, mark_of
+
+    made, side = Maker(tmp_path), NodeSide()
+    side._root = made.kit("site-0")
+    server, peer = (
+        Identity.from_kit(made.kit(*who)) for who in ((HOST, "server"), ("site-1", "node"))
+    )
+
+    def question(signer, number):
+        header = signing.Header(HOST, "site-0", "", number, "", signing._sha256(b""))
+        return signing.sealed(signer, header, b"")
+
+    first = question(server, 1)
+    state, answer = side._answer("server.job", mark_of(first), first)
+    assert state == DONE and signing._opened(answer).header.session
+    channels = dict(side._channels)
+    for number in range(20):
+        for forged in (question(peer, number), b"rubbish"):
+            state, told = side._answer(f"server.job{number}", mark_of(forged), forged)
+            body = protocol.unpack(signing._opened(told).body)
+            assert (state, body.head["code"]) == (DONE, "identity")
+    assert dict(side._channels) == channels
+    assert side._answer("server.job", mark_of(first), b"") == (DONE, answer)
+
+
 def test_kits_of_another_role_have_no_end_of_a_channel(kits):
     with pytest.raises(Refused, match="expected a node's"):
         kits.node("lead")

@@ -98,6 +98,11 @@ def test_what_keeps_a_node_from_its_server_is_said_once_in_words(why, kit, capsy
     assert not capsys.readouterr().out
 
 
+def test_another_members_words_do_not_steer_the_operators_terminal(kit, capsys):
+    Console(kit, as_json=False).say("refused: the server runs \x1b[2J9")
+    assert capsys.readouterr().out == "refused: the server runs \\x1b[2J9\n"
+
+
 def test_events_are_json_if_asked(kit, capsys):
     Console(kit, as_json=True).say("a run has started: r1")
     told = json.loads(capsys.readouterr().out)

@@ -372,12 +372,16 @@ class _Envelope(NamedTuple):
                     log.warning("a new list of revoked certificates has come")
             except DeployError as error:
                 raise Refused("identity", str(error)) from error
+        self.verify_header(authority, sender=sender, role=role, to=to)
+        if (self.header.digest, self.header.size) != (_sha256(self.body), len(self.body)):
+            raise Refused("identity", "a message that was changed on its way")
+
+    def verify_header(self, authority: Authority, *, sender: str, role: str, to: str) -> None:
+        """Refuse what someone else signed, or for someone else, before the message is read."""
         authority.verify(self.signed, self.plain, name=sender, role=role)
         if (self.header.sender, self.header.to) != (sender, to):
             found = f"from {self.header.sender} to {self.header.to}"
             raise Refused("identity", f"a message {found}, expected from {sender} to {to}")
-        if (self.header.digest, self.header.size) != (_sha256(self.body), len(self.body)):
-            raise Refused("identity", "a message that was changed on its way")
 
 
 def _sha256(blob: bytes) -> str:
@@ -442,6 +446,15 @@ class NodeChannel:
         self._last = 0  # the highest number that was answered
         self._closed: deque[str] = deque(maxlen=256)  # questions of other sessions
         self._lock = threading.Lock()
+
+    def signed_by_server(self, blob: bytes) -> bool:
+        """Return whether the server signed a message for this node; nothing is kept of it."""
+        about = {"sender": self._authority.server, "role": SERVER, "to": self._identity.name}
+        try:
+            _opened(blob).verify_header(self._authority, **about)
+        except Refused:
+            return False
+        return True
 
     def answer(self, blob: bytes, ask: Callable[[bytes], bytes]) -> bytes:
         """Answer one message by `ask`, if it is of the server, for this node, and new."""

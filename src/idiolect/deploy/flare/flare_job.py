@@ -270,6 +270,7 @@ class ServerSide(Controller):  # type: ignore[misc]
         self, transport: Transport, home: Path, job: Path, submitter: str
     ) -> dict[str, str]:
         """Bring the run to its end, in as many starts as it takes; return how it ended."""
+        self._claim(home, submitter)  # else another lead's job would keep the run from going on
         doing = home / DOING / node_records.run_name(self._run)
         with locked(doing, _HANDOVER) as free:
             if not free:
@@ -318,10 +319,7 @@ class ServerSide(Controller):  # type: ignore[misc]
         nothing of them is read or written.
         """
         try:
-            folder = _run_folder(home, self._run)
-            if self._wanted is not None:
-                node_records.check_owner(home, self._wanted.run, submitter)
-            node_records.claim_run(home, self._run, submitter, folder)
+            folder = self._claim(home, submitter)
             folder.mkdir(parents=True, exist_ok=True)
             if self._describe:
                 host = ServerSettings.read(home / HOST_FILE)
@@ -349,6 +347,14 @@ class ServerSide(Controller):  # type: ignore[misc]
             log.exception("the server failed")
             return {"state": "error", "text": f"the server failed ({type(error).__name__})"}
         return {"state": "done"}
+
+    def _claim(self, home: Path, submitter: str) -> Path:
+        """Refuse a run that is someone else's, or to adapt to one; return where the run is kept."""
+        folder = _run_folder(home, self._run)
+        if self._wanted is not None:
+            node_records.check_owner(home, self._wanted.run, submitter)
+        node_records.claim_run(home, self._run, submitter, folder)
+        return folder
 
     def _serve(self, transport: Transport, home: Path, folder: Path, submitter: str) -> None:
         """Run the experiment."""

@@ -96,6 +96,7 @@ class NodeSide(FLComponent):  # type: ignore[misc]
         self._root, self._name = Path(), secrets.token_hex(8)
         self._child: NodeProcess | None = None
         self._audit: AuditLog | None = None
+        self._door: NodeChannel | None = None  # refuses what the server has not signed
         self._channels: OrderedDict[str, NodeChannel] = OrderedDict()
         self._asked: OrderedDict[str, _InHand] = OrderedDict()
         self._lock = threading.Lock()
@@ -144,7 +145,8 @@ class NodeSide(FLComponent):  # type: ignore[misc]
 
     def _compare(self, reply: Any) -> bool:
         """Say where the server's clock or version is another; return whether all was said."""
-        apart = time.time() - float(reply.get_header(TIME_SAID, 0.0) or time.time())
+        said = reply.get_header(TIME_SAID)
+        apart = time.time() - said if isinstance(said, float) else 0.0
         if abs(apart) > _SKEW:
             way = "ahead of" if apart > 0 else "behind"
             log.error(
@@ -153,7 +155,7 @@ class NodeSide(FLComponent):  # type: ignore[misc]
                 abs(apart),
                 way,
             )
-        theirs = str(reply.get_header(VERSION_SAID, VERSION))
+        theirs = ascii(reply.get_header(VERSION_SAID, VERSION))[1:41].rstrip("'")
         if theirs != VERSION:
             log.warning("VERSION the server runs idiolect %s, this node %s", theirs, VERSION)
         return True
@@ -180,6 +182,11 @@ class NodeSide(FLComponent):  # type: ignore[misc]
         if sender != "server" or not job:
             log.error("refused with 'identity': called by %r; only the server is answered", origin)
             return DONE, protocol.refusal("identity")
+        with self._lock:
+            door = self._door = self._door or self._made_channel()
+        if blob and not door.signed_by_server(blob):
+            # Nothing of it is kept: it must not take the place of what the server has asked.
+            return DONE, door.answer(blob, lambda body: protocol.refusal("identity"))
         with self._lock:
             asked = self._asked.get(mark)
             if asked is None and not blob:
@@ -213,14 +220,17 @@ class NodeSide(FLComponent):  # type: ignore[misc]
     def _channel(self, job: str) -> NodeChannel:
         """Return the channel to a job of the server; none is without the kit's identity."""
         if job not in self._channels:
-            own, authority = Identity.from_kit(self._root), Authority.from_kit(self._root)
-            if self._audit is None:
-                self._audit = AuditLog(self._root / HOME, own.name, own.role)
-            self._channels[job] = NodeChannel(own, authority, self._audit)
+            self._channels[job] = self._made_channel()
             while len(self._channels) > _CHANNELS:
                 self._channels.popitem(last=False)
         self._channels.move_to_end(job)
         return self._channels[job]
+
+    def _made_channel(self) -> NodeChannel:
+        own, authority = Identity.from_kit(self._root), Authority.from_kit(self._root)
+        if self._audit is None:
+            self._audit = AuditLog(self._root / HOME, own.name, own.role)
+        return NodeChannel(own, authority, self._audit)
 
     def _process(self) -> NodeProcess:
         self._tidy()

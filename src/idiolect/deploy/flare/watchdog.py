@@ -101,9 +101,9 @@ class Console:
         self.events = 0
 
     def say(self, text: str) -> None:
-        """Say something."""
+        """Say something; parts of it may be another member's words, so no control characters."""
         self.events += 1
-        line = text
+        line = text = "".join(one if one.isprintable() else ascii(one)[1:-1] for one in text)
         if self._json:
             stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
             line = json.dumps({"time": stamp, **self._about, "event": text})
