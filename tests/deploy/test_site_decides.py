@@ -10,6 +10,7 @@ from kitmaking import HOST, Maker
 from test_keys import revoke
 from test_limits import ask, experiment, opening, site
 
+from idiolect.cli import node_commands
 from idiolect.deploy import approval, audit, audit_check, limits, node_records, protocol, submission
 from idiolect.deploy.approval import NO, YES, Approvals
 from idiolect.deploy.limits import UNLIMITED, SitePolicy, within
@@ -134,6 +135,27 @@ def test_a_no_reaches_the_lead_in_words_and_holds_amid_a_run(tmp_path):
     with pytest.raises(Refused, match="said no to the run: the ethicsboard has not met") as why:
         protocol.accepted(told)
     assert why.value.reason == "declined"
+
+
+def test_a_yes_is_to_what_was_shown_whatever_is_asked_meanwhile(tmp_path, monkeypatch):
+    """While a person reads, another experiment is asked for under the same name."""
+    kit = Maker(tmp_path / "kits").kit("hospital")
+    more = 'federation = "t"\norg = "o"\nport = 1\nsites = []\n'
+    (kit / "idiolect.toml").write_text((kit / "idiolect.toml").read_text() + more)
+    own = dataclasses.replace(
+        site(tmp_path, policy=SitePolicy(require_approval=True)), home=kit / "idiolect"
+    )
+    node, other = Node(own), opening(experiment("rounds=9"))
+    assert code(ask(node, "open", opening(experiment()))) == "approval"
+
+    def reads(*_, **__):
+        assert code(ask(node, "open", other)) == "approval"
+
+    monkeypatch.setattr("typer.confirm", reads)
+    node_commands.approve(kit)
+    assert code(ask(node, "open", other)) == "approval"
+    node_commands.approve(kit, yes=True)
+    assert code(ask(node, "open", other)) == "yes"
 
 
 def test_a_no_is_not_passed_by_a_question_that_fails(tmp_path):
@@ -362,3 +384,14 @@ def test_a_lead_cannot_ask_without_end(tmp_path, monkeypatch):
 def test_names_in_a_summary_cannot_steer_a_terminal():
     asked = approval.RunTerms("r1", "lead\x1b[2J@hub.org", "describe", 3, "x\ny")
     assert all(line.isprintable() for line in approval.summary(asked))
+
+
+def test_a_name_in_a_summary_does_not_pass_for_a_promise():
+    """Nor is it so long that what is said after it is cut off."""
+    label = f"FedAvg: epsilon = 0.1, delta = 1e-05, by noise that the server adds{' ' * 400}"
+    methods = {label: {"rounds": 2, "privacy": None}}
+    promise = {"secure": False, "methods": methods, "seeds": 1}
+    terms = approval.RunTerms("r1", "lead@hub.org", "run", 2, label * 9, 60, promise)
+    first, *_, told, _ = approval.summary(terms)
+    assert told.startswith("promise for 'FedAvg: ") and "': no differential privacy" in told
+    assert len(first) < 200

@@ -101,7 +101,7 @@ def _decide(own: "MemberKit", request: "ApprovalRequest", decision: str, why: st
         by=by,
         why=why,
     )
-    Approvals(own.home).decide(request.run, decision, by, why)
+    Approvals(own.home).decide(request.run, decision, by, why, shown=request)
 
 
 def _show(request: "ApprovalRequest") -> None:

@@ -20,6 +20,7 @@ from idiolect.errors import ConfigError
 
 _FOLDER = "approvals"  # in a node's home
 YES, NO = "yes", "no"
+_NAME = 40  # letters of a name that are shown
 _MOST = 100  # requests that wait for a decision
 
 
@@ -81,9 +82,16 @@ class Approvals:
         self._write(ApprovalRequest(run, digest, time.time(), tuple(summary), experiment))
         raise Refused("approval", f"run {run} waits for `idiolect node approve`")
 
-    def decide(self, run: str, decision: str, by: str, why: str = "") -> ApprovalRequest:
-        """Keep what a person said."""
-        known = self.find(run)
+    def decide(
+        self,
+        run: str,
+        decision: str,
+        by: str,
+        why: str = "",
+        shown: ApprovalRequest | None = None,
+    ) -> ApprovalRequest:
+        """Keep what a person said, to what was `shown`: something else may be asked meanwhile."""
+        known = shown or self.find(run)
         if known is None:
             waiting = ", ".join(one.run for one in self.all()) or "none"
             raise ConfigError(f"no run {run} was asked for here; known: {waiting}")
@@ -127,7 +135,7 @@ class RunTerms(NamedTuple):
 def summary(asked: RunTerms) -> list[str]:
     """Say what a run asks for, what leaves, how often, and what is promised."""
     who = asked.submitter or "someone without a name"
-    lines = [f"{who} asks this site to take part in run {asked.run} ({asked.name!r})"]
+    lines = [f"{who} asks this site to take part in run {asked.run} ({asked.name[:_NAME]!r})"]
     if asked.kind == "describe":
         lines.append(
             f"asked: statistics of this site's columns, beside {asked.clients - 1} other sites'"
@@ -140,7 +148,7 @@ def summary(asked: RunTerms) -> list[str]:
         return _printable(lines)
     methods, seeds = asked.promise["methods"], asked.promise["seeds"]
     reports = sum(one["rounds"] for one in methods.values()) * seeds
-    each = ", ".join(f"{label}: {one['rounds']} rounds" for label, one in methods.items())
+    each = ", ".join(f"{_name(label)}: {one['rounds']} rounds" for label, one in methods.items())
     lines.append(
         f"asked: training on {asked.rows} rows, with {asked.clients - 1} other sites; {each}; "
         f"{seeds} seeds"
@@ -160,12 +168,13 @@ def summary(asked: RunTerms) -> list[str]:
     )
     for label, one in methods.items():
         private = one["privacy"]
-        lines.append(
-            f"promise for {label}: epsilon = {private['epsilon']:.4g}, delta = "
-            f"{private['delta']:.2g}, by noise that the server adds"
-            if private and private["epsilon"] is not None
-            else f"promise for {label}: no differential privacy; reports may show single rows"
-        )
+        told = "no differential privacy; reports may show single rows"
+        if private and private["epsilon"] is not None:
+            told = (
+                f"epsilon = {private['epsilon']:.4g}, delta = {private['delta']:.2g}, by noise "
+                "that the server adds"
+            )
+        lines.append(f"promise for {_name(label)}: {told}")
     if asked.budget:
         lines.append(
             f"epsilon: this run {asked.spends:.4g}, spent before {asked.spent:.4g}, of "
@@ -173,6 +182,12 @@ def summary(asked: RunTerms) -> list[str]:
         )
     lines.append("stays: rows, personal models and personal state")
     return _printable(lines)
+
+
+def _name(label: str) -> str:
+    """Return a lead's name for a method: short, and in quotes, lest it pass for our own words."""
+    short = label[:_NAME]
+    return short if short.isalnum() else repr(short)
 
 
 def _printable(lines: Sequence[str]) -> list[str]:
