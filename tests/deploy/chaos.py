@@ -40,16 +40,17 @@ minimum = 2
 [[methods]]
 name = "fedper"
 """
-KINDS = ("node", "node", "pause", "pause", "wrapper", "server", "job", "terminal")
-PAUSE = 12.0  # seconds that processes are stopped
+KINDS = ("node", "node", "pause", "pause", "wrapper", "server", "job", "terminal", "away")
+PAUSE = 12.0  # seconds that processes are stopped, or a node is switched off: longer than a round
+LONG = ("pause", "away")  # noted when they begin and when they end
 SLACK = 45.0  # seconds in which a site that was hit may still be missing: it has to start anew
 
 
 class Chaos:
     """A federation, its run, and what was done to it."""
 
-    def __init__(self, folder, rounds, seed):
-        self.draw = random.Random(seed)
+    def __init__(self, folder, rounds, seed, kinds=KINDS):
+        self.draw, self.kinds = random.Random(seed), kinds
         self.out, self.toml = folder / "out", folder / "chaos.toml"
         self.toml.write_text(TOML.format(rounds=rounds))
         self.federation = Running(folder, NODES)
@@ -74,7 +75,7 @@ class Chaos:
 
     def fault(self):
         """Do one thing to someone."""
-        kind = self.draw.choice(KINDS)
+        kind = self.draw.choice(self.kinds)
         site = self.draw.choice(self.federation.sites)
         if kind == "terminal":
             self.watch.kill()
@@ -90,6 +91,13 @@ class Chaos:
             self.note(kind, site)
             time.sleep(PAUSE)
             kill(own, signal.SIGCONT)
+        elif kind == "away":
+            self.federation.processes[site].kill()
+            self.federation.processes[site].wait()
+            kill(self.federation.engine(site), signal.SIGKILL)
+            self.note(kind, site)
+            time.sleep(PAUSE)
+            self.node(site)
         else:
             own = self.federation.engine(site if kind == "node" else "server")
             kill(own[1:] if kind == "job" else own, signal.SIGKILL)
@@ -147,10 +155,10 @@ def unexplained(record, faults):
 
 
 def unnoticed(record, faults):
-    """Return rounds that a site is said to have reported in though it was stopped all the time."""
+    """Return rounds that a site is said to have reported in though it was gone all the time."""
     begun, found = {}, []
     for when, kind, site in faults:
-        if kind == "pause":
+        if kind in LONG:
             start = begun.pop(site, None)
             if start is None:
                 begun[site] = when
@@ -193,9 +201,11 @@ def main():
     parser.add_argument("--every", type=float, default=4.0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--limit", type=float, default=1500.0)
+    parser.add_argument("--only", choices=sorted({*KINDS}), help="this kind of fault alone")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
-        chaos = Chaos(Path(scratch), given.rounds, given.seed)
+        kinds = (given.only,) if given.only else KINDS
+        chaos = Chaos(Path(scratch), given.rounds, given.seed, kinds)
         began = time.time()
         try:
             result = chaos.run(given.every, given.limit)

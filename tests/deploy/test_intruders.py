@@ -161,12 +161,11 @@ def test_nobody_submits_under_an_admins_name(who, federation):
 
 
 def unguarded(kit):
-    """Take a kit's guards away, as a false or careless operator might."""
+    """Take a kit's guards away, as a false or careless operator might; `unguarding` the others."""
     local = kit / "local"
     shutil.copy(local / "authorization.json.default", local / "authorization.json")
     settings = json.loads((local / "resources.json").read_text())
     settings.pop("class_list_enforcement_mode")
-    settings["class_allow_list"] = ["evil.", "subprocess.", *settings["class_allow_list"]]
     (local / "resources.json").write_text(json.dumps(settings))
 
 
