@@ -167,3 +167,29 @@ def test_the_submitter_is_read_from_the_engines_record(tmp_path):
         meta.write_text(text)
         with pytest.raises(ConfigError, match="does not say who submitted"):
             submitter_of(meta)
+
+
+@needs_flare
+def test_anothers_run_does_not_keep_a_lead_from_stopping_its_own(monkeypatch):
+    from idiolect.deploy.flare import admin
+
+    class Session:
+        def __init__(self, kit):
+            pass
+
+        def ask(self, call):
+            return call(self)
+
+        def abort_job(self, job):
+            if job == "1":
+                raise DeployError("second@hub.org may not do this")
+
+        def close(self):
+            pass
+
+    jobs = [{"job_id": str(n), "job_name": f"idiolect-r{n}", "status": "RUNNING"} for n in (1, 2)]
+    monkeypatch.setattr(admin, "AdminSession", Session)
+    monkeypatch.setattr(admin, "look", lambda session: admin.State(None, [], jobs))
+    said = []
+    assert admin.stop(None, said.append) == 2
+    assert said == ["r1 goes on: second@hub.org may not do this", "stopped r2"]

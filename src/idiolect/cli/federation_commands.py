@@ -251,7 +251,7 @@ def status(kit: Annotated[Path, _KIT], json: Annotated[bool, base.JSON] = False)
 
 @guarded
 def stop(kit: Annotated[Path, _KIT]) -> None:
-    """Stop the runs of a federation.
+    """Stop the runs of a federation that one may stop: a lead its own.
 
     What was trained is kept for --resume.
     """
