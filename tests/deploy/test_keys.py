@@ -288,6 +288,24 @@ def test_requests_and_answers_that_do_not_fit_are_refused_in_words(federation, t
         site_keys.install(site, back, "00 11")
     with pytest.raises(ConfigError, match="neither a kit nor holds a key"):
         site_keys.install(tmp_path / "nobody", back)
+    # Whoever carries the answer changes what is started, or what the site allows; or adds to it.
+    policy = back / "policy.toml"
+    honest = policy.read_bytes()
+    policy.write_text("min_cohort = 1\n")
+    with pytest.raises(ConfigError, match=r"policy.toml is not what the authority signed"):
+        site_keys.install(site, back)
+    policy.write_bytes(honest)
+    listed = json.loads((back / "signed-files.json").read_text())
+    for text in ("{}", json.dumps({**listed, "files": "{}"})):
+        (back / "signed-files.json").write_text(text)
+        with pytest.raises(ConfigError, match="not what the authority signed"):
+            site_keys.install(site, back)
+    (back / "signed-files.json").write_text(json.dumps(listed))
+    (back / "local" / "more.json").write_text("{}")
+    second = tmp_path / "second"
+    shutil.copytree(site, second)
+    site_keys.install(second, back)
+    assert not (second / "local" / "more.json").exists() and (second / "policy.toml").exists()
     shutil.copy(tmp_path / "p.toml", back / "startup" / "client.crt")
     with pytest.raises(ConfigError, match="no certificate"):
         site_keys.install(site, back)

@@ -67,7 +67,7 @@ class RevocationList:
         if not isinstance(key, RSAPrivateKey):
             raise ConfigError("the authority's key is no RSA key")
         text = json.dumps({"number": self.number, "revoked": [asdict(o) for o in self.entries]})
-        signature = key.sign(_DOMAIN + text.encode(), _padding(), SHA256())
+        signature = key.sign(_DOMAIN + text.encode(), padding(), SHA256())
         whole = {"list": text, "signature": base64.b64encode(signature).decode()}
         blob = (json.dumps(whole) + "\n").encode()
         if len(blob) > LARGEST:
@@ -89,7 +89,7 @@ def read_list(blob: bytes, root: "Certificate") -> RevocationList:
         if not isinstance(key, RSAPublicKey):
             raise ValueError("no RSA key")
         signature = base64.b64decode(whole["signature"], validate=True)
-        key.verify(signature, _DOMAIN + text.encode(), _padding(), SHA256())
+        key.verify(signature, _DOMAIN + text.encode(), padding(), SHA256())
         plain = json.loads(text)
         entries = tuple(
             Revoked(str(one["name"]), int(one["before"]), str(one["why"]))
@@ -158,7 +158,8 @@ class Revocations:
         return True
 
 
-def _padding() -> Any:
+def padding() -> Any:
+    """Return the padding of the authority's own signatures."""
     from cryptography.hazmat.primitives.asymmetric.padding import MGF1, PSS
     from cryptography.hazmat.primitives.hashes import SHA256
 

@@ -7,7 +7,9 @@ certificate is of the member's own key (FLARE's `nvflare cert` would put a role 
 certificate, which here only admins' have, and knows no other names than its own files').
 """
 
+import base64
 import contextlib
+import hashlib
 import json
 import shutil
 import tempfile
@@ -26,7 +28,7 @@ from idiolect.deploy.certificates import (
     same_fingerprint,
 )
 from idiolect.deploy.flare import kits, require
-from idiolect.deploy.revocation import REVOKED_FILE, Revocations, read_list, revoke
+from idiolect.deploy.revocation import REVOKED_FILE, Revocations, padding, read_list, revoke
 from idiolect.deploy.signing import SERVER, key_path
 from idiolect.errors import ConfigError, DeployError
 from idiolect.experiment.federation_file import Project
@@ -35,6 +37,8 @@ if TYPE_CHECKING:
     from cryptography.x509 import Certificate, CertificateSigningRequest
 
 _NEXT = "next.key"  # in a kit's startup folder: the key of a certificate that is being renewed
+_FILES = "signed-files.json"  # in an approved kit: what is in it, signed by the authority
+_DOMAIN = b"idiolect kit 1\0"
 _LARGEST = 1 << 16  # bytes of a request
 SOON = 30  # days before the end from which a certificate's expiry is warned of
 
@@ -108,25 +112,74 @@ def install(folder: Path, given: Path, authority: str | None = None) -> Installe
         ) from None
     if (folder / kits.FILE).exists():
         return _renew(folder, startup, certificate, root, print_)
-    return _first(folder, given, startup, certificate, print_)
+    return _first(folder, given, certificate, root)
 
 
-def _first(
-    folder: Path, given: Path, startup: Path, certificate: "Certificate", authority: str
-) -> Installed:
+def _first(folder: Path, given: Path, certificate: "Certificate", root: "Certificate") -> Installed:
     own = folder / "startup" / "own.key"
     if not own.exists():
         raise ConfigError(f"{folder} is neither a kit nor holds a key; `federation request` first")
     _refuse_other_key(own, certificate)
-    kit = kits.read(given)
-    for path in sorted(given.rglob("*")):
-        target = folder / path.relative_to(given)
-        if path.is_file() and not path.is_symlink() and not target.exists():
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(path, target)
+    content, kit = _signed_content(given, root), kits.read(given)
+    for name, blob in content.items():
+        if not (folder / name).exists():
+            write_whole(folder / name, blob)
+            (folder / name).chmod((given / name).stat().st_mode & 0o777)
     own.rename(key_path(folder, kit.role))
     (folder / f"{kits.folder_of(kit.role, kit.name)}.csr").unlink(missing_ok=True)
-    return Installed(f"{folder} is the kit of {kit.role} {kit.name}", authority)
+    if (given / kits.HOME / REVOKED_FILE).is_file():
+        _install_list(folder, given / kits.HOME / REVOKED_FILE)
+    words = f"{folder} is the kit of {kit.role} {kit.name}"
+    return Installed(words, fingerprint(root.public_key()))
+
+
+def _signed_content(given: Path, root: "Certificate") -> dict[str, bytes]:
+    """Return what the authority put into an approved kit; refuse what was changed on its way.
+
+    A kit says which programs are started and what a site allows, so a certificate is not enough.
+    """
+    from cryptography.exceptions import InvalidSignature
+    from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
+    from cryptography.hazmat.primitives.hashes import SHA256
+
+    key = root.public_key()
+    try:
+        whole = json.loads((given / _FILES).read_bytes())
+        text, signature = whole["files"], base64.b64decode(whole["signature"], validate=True)
+        if not isinstance(key, RSAPublicKey):
+            raise ValueError("no RSA key")
+        key.verify(signature, _DOMAIN + text.encode(), padding(), SHA256())
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, InvalidSignature):
+        raise ConfigError(
+            f"{given / _FILES} is missing, or not what the authority signed; ask for the folder "
+            "that `federation approve` made"
+        ) from None
+    found = {}
+    for name, digest in json.loads(text).items():
+        found[name] = (given / name).read_bytes() if (given / name).is_file() else b""
+        if hashlib.sha256(found[name]).hexdigest() != digest:
+            raise ConfigError(f"{given / name} is not what the authority signed; ask for it again")
+    return found
+
+
+def _sign_content(folder: Path, root_key: str) -> None:
+    from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
+    from cryptography.hazmat.primitives.hashes import SHA256
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+    key = load_pem_private_key(root_key.encode(), password=None)
+    if not isinstance(key, RSAPrivateKey):
+        raise ConfigError("the authority's key is no RSA key")
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    text = json.dumps(
+        {
+            path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
+            for path in files
+        }
+    )
+    signature = base64.b64encode(key.sign(_DOMAIN + text.encode(), padding(), SHA256()))
+    whole = {"files": text, "signature": signature.decode()}
+    write_whole(folder / _FILES, json.dumps(whole).encode())
 
 
 def _renew(
@@ -239,6 +292,7 @@ def approve(project: Project, out: Path, asked: KeyRequest) -> Path:
         built = kits.provision(project, people, Path(scratch), root, {owner.name: asked.public})
         if target.parent == out:
             kits.placed(project, owner, built, target)
+            _sign_content(target, root["root_pri_key"])
         else:
             shutil.copytree(built / owner.name / "startup", target / "startup")
     if owner.folder not in had:
