@@ -193,3 +193,6 @@ def test_anothers_run_does_not_keep_a_lead_from_stopping_its_own(monkeypatch):
     said = []
     assert admin.stop(None, said.append) == 2
     assert said == ["r1 goes on: second@hub.org may not do this", "stopped r2"]
+    del jobs[1]
+    with pytest.raises(DeployError, match="may not do this"):  # who stopped nothing is told so
+        admin.stop(None, said.append)

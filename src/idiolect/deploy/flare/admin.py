@@ -236,10 +236,13 @@ def described(kit: MemberKit) -> dict[str, Any]:
 
 
 def stop(kit: MemberKit, say: Say) -> int:
-    """Abort what is running and may be stopped by this admin; return how many runs there were."""
+    """Abort what is running and may be stopped by this admin; return how many runs there were.
+
+    An admin who may stop none of them is refused.
+    """
     session = AdminSession(kit)
     try:
-        running = active(look(session))
+        running, refusals = active(look(session)), []
         for job in running:
             try:
                 session.ask(partial(_abort, str(job["job_id"])))
@@ -248,6 +251,9 @@ def stop(kit: MemberKit, say: Say) -> int:
                 raise
             except DeployError as error:  # another lead's
                 say(f"{name_of(job)} goes on: {error}")
+                refusals.append(error)
+        if refusals and len(refusals) == len(running):
+            raise refusals[0]
         return len(running)
     finally:
         session.close()
