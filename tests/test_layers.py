@@ -95,9 +95,9 @@ def test_a_row_imports_only_rows_above_it():
     assert not wrong, "\n".join(wrong)
 
 
-def test_data_knows_of_core_the_task_alone():
+def test_data_knows_of_core_the_task_and_the_vocabulary_alone():
     found = {m for path in FILES if row_of(path) == "data" for _, m in imports(path)}
-    known = ("idiolect.core.task", "idiolect.core.survival")
+    known = ("idiolect.core.task", "idiolect.core.survival", "idiolect.core.vocabulary")
     assert not [m for m in found if m.startswith("idiolect.core") and not m.startswith(known)]
 
 

@@ -82,7 +82,7 @@ def test_every_command_that_prints_a_table_takes_json():
 
 
 # Those of a real federation tell in lines; `predict`, `export` and `new` write files.
-NO_TABLE = {"server", "node", "status", "stop", "predict", "export", "new"}
+NO_TABLE = {"server", "node", "status", "stop", "pin", "predict", "export", "new"}
 
 
 CASES = {

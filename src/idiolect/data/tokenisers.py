@@ -14,6 +14,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from idiolect.core.vocabulary import END, padding_token
 from idiolect.errors import DataError
 
 SPECIAL = ("<pad>", "<unk>", "<bos>", "<eos>")
@@ -100,13 +101,12 @@ class Tokeniser:
     @cached_property
     def end(self) -> int | None:
         """The token that stands behind a text; None where there is none."""
-        return self._first("<eos>", "</s>", "<|end_of_text|>", "[SEP]", "<|endoftext|>")
+        return self._first(*END)
 
     @cached_property
     def pad(self) -> int:
         """The token behind a text's end: its own, else that of the end, else the first."""
-        found = self._first("<pad>", "[PAD]", "<|pad|>", "<|finetune_right_pad_id|>")
-        return found if found is not None else self.end if self.end is not None else 0
+        return padding_token(self.words)
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the tokens of each text, without those of beginning and end."""

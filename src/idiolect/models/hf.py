@@ -15,12 +15,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from idiolect.core.vocabulary import padding_token
 from idiolect.errors import MissingExtra, ModelError
 from idiolect.kernels.attention import attention, attention_shares
 from idiolect.models.bases import find_base, read_config
 from idiolect.models.layers import Shape
 
-_PAD = 0  # the token that fills texts up
 _OURS = "idiolect"
 
 
@@ -31,10 +31,18 @@ class HuggingFace(nn.Module):
     prompts: nn.Parameter | None
 
     def __init__(
-        self, network: Any, folder: Path, input_name: str, next_token: bool, new: Sequence[str]
+        self,
+        network: Any,
+        folder: Path,
+        input_name: str,
+        next_token: bool,
+        new: Sequence[str],
+        pad: int = 0,
     ) -> None:
+        """`pad` is the token that fills texts up."""
         super().__init__()
         self.network, self.folder, self.input_name = network, folder, input_name
+        self.pad = pad
         self.next_token = next_token
         self.new_layers = tuple(new)
         self.register_parameter("prompts", None)
@@ -44,7 +52,7 @@ class HuggingFace(nn.Module):
         given: dict[str, Any] = {self.input_name: x}
         count = 0
         if self.input_name == "input_ids":
-            seen = (x != _PAD) | (torch.arange(x.shape[1], device=x.device) == 0)
+            seen = (x != self.pad) | (torch.arange(x.shape[1], device=x.device) == 0)
             if self.prompts is not None:
                 count = len(self.prompts)
                 embedded = self.network.get_input_embeddings()(x)
@@ -90,17 +98,19 @@ def hf_network(
     else:
         kind = "ImageClassification"
     with _quiet(transformers):
-        network, new = _made(transformers, home, kind, classes)
+        network, new = _made(transformers, home, kind, classes, padding_token(words))
     if kind == "CausalLM" and network.config.vocab_size != classes:
         raise ModelError(
             f"the network of {str(home)!r} knows {network.config.vocab_size} tokens, and the data "
             f"has {classes}; code the data by its tokeniser: data.options.tokeniser = the folder"
         )
     reads = "input_ids" if words else "pixel_values"
-    return HuggingFace(network, home, reads, kind == "CausalLM", new)
+    return HuggingFace(network, home, reads, kind == "CausalLM", new, padding_token(words))
 
 
-def _made(transformers: Any, home: Path, kind: str, classes: int) -> tuple[Any, list[str]]:
+def _made(
+    transformers: Any, home: Path, kind: str, classes: int, pad: int
+) -> tuple[Any, list[str]]:
     """Return a network and the layers that the folder has no weights for."""
     maker = getattr(transformers, f"AutoModelFor{kind}")
     options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
@@ -109,8 +119,8 @@ def _made(transformers: Any, home: Path, kind: str, classes: int) -> tuple[Any, 
         if kind != "CausalLM":
             config.num_labels = classes
             config.problem_type = None
-        if kind == "SequenceClassification" and getattr(config, "pad_token_id", None) is None:
-            config.pad_token_id = _PAD
+        if kind == "SequenceClassification":
+            config.pad_token_id = pad
         options["attn_implementation"] = _registered(transformers)
         if any(home.glob("*.safetensors")):
             network, loading = maker.from_pretrained(

@@ -9,10 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from idiolect.core.vocabulary import padding_token
 from idiolect.errors import DataError
 from idiolect.models.layers import Shape
-
-_PAD = 0  # the token that fills texts up
 
 
 class KimCNN(nn.Module):
@@ -35,6 +34,7 @@ class KimCNN(nn.Module):
     ) -> None:
         """`vectors` is a file of word vectors in GloVe's form; other words begin at random."""
         super().__init__()
+        self.pad = padding_token(words)
         self.embedding = nn.Embedding(len(words), embedding)
         nn.init.uniform_(self.embedding.weight, -0.25, 0.25)
         self.convolutions = nn.ModuleList(nn.Conv1d(embedding, filters, w) for w in windows)
@@ -45,7 +45,7 @@ class KimCNN(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return logits [example, class] of tokens [example, place]."""
-        real = (x != _PAD).unsqueeze(-1)
+        real = (x != self.pad).unsqueeze(-1)
         words = self.embedding(x) * real
         found = [_strongest(layer, words, real) for layer in self.convolutions]
         logits: Tensor = self.fc(self.dropout(torch.cat(found, -1)))

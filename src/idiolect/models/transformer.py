@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from idiolect.core.vocabulary import padding_token
 from idiolect.errors import ModelError
 from idiolect.kernels.attention import attention
 from idiolect.kernels.rms_norm import rms_norm
@@ -21,7 +22,6 @@ from idiolect.models.layers import Shape
 
 Positions = Literal["rotary", "learned"]
 
-_PAD = 0  # the token that fills texts up
 _DEVIATION = 0.02  # of first weights
 _THETA = 10_000.0
 
@@ -212,7 +212,6 @@ class Size:
             "rope_parameters": {"rope_type": "default", "rope_theta": self.theta},
             "tie_word_embeddings": self.tied,
             "positions": self.positions,
-            "pad_token_id": _PAD,
         }
 
 
@@ -224,6 +223,7 @@ class _Transformer(nn.Module):
     head_name = "score"
     more: Mapping[str, Any] = {}  # of the configuration
 
+    pad = 0  # the token that fills texts up
     prompts: nn.Parameter | None
     new_layers: tuple[str, ...] = ()  # not of the base, so trained beside an adapter
 
@@ -282,7 +282,7 @@ class _Transformer(nn.Module):
     def save(self, folder: str) -> None:
         """Write the network for `weights`, and for transformers where that knows its kind."""
         config = self.size.config(self.kind, self.vocabulary)
-        save_base(self, {**config, **self.more}, folder)
+        save_base(self, {**config, "pad_token_id": self.pad, **self.more}, folder)
 
     def _check_words(self, words: Sequence[str]) -> None:
         if self.vocabulary and self.vocabulary != len(words):
@@ -291,6 +291,7 @@ class _Transformer(nn.Module):
                 "data by the base's tokeniser: data.options.tokeniser = the base's folder"
             )
         self.vocabulary = len(words)
+        self.pad = padding_token(words)
 
 
 class Decoder(_Transformer):
@@ -340,13 +341,13 @@ class Decoder(_Transformer):
     def features(self, x: Tensor) -> Tensor:
         """Return each place's, or the last token's [example, width] where a class is wanted."""
         found: Tensor = self.model(x, self.prompts)
-        return found if self.next_token else _last_token(found, x)
+        return found if self.next_token else _last_token(found, x, self.pad)
 
 
-def _last_token(found: Tensor, x: Tensor) -> Tensor:
+def _last_token(found: Tensor, x: Tensor, pad: int) -> Tensor:
     """Return what was found at the last token of each text that is none of padding."""
     places = torch.arange(x.shape[1], device=x.device)
-    last = (places * (x != _PAD)).amax(1)
+    last = (places * (x != pad)).amax(1)
     return found.gather(1, last[:, None, None].expand(-1, 1, found.shape[-1])).squeeze(1)
 
 
@@ -387,7 +388,7 @@ class Encoder(_Transformer):
 
     def features(self, x: Tensor) -> Tensor:
         """Return the mean over a text's tokens [example, width]."""
-        real = x != _PAD
+        real = x != self.pad
         seen = real | (torch.arange(x.shape[1], device=x.device) == 0)  # an empty text's first
         found = self.model(x, self.prompts, seen[:, None, None])
         share = seen.to(found.dtype)[..., None]
