@@ -122,7 +122,8 @@ def adapt(home, label, *more, run="run"):
 def late(home, seed=3):
     """The newcomers' rows, divided as `adapt` divides them, on the scale of the training data."""
     users("trained.npz", range(8))
-    trained = federate(normalised(read("trained.npz"), "channel"), "natural", seed).dataset
+    data = normalised(read("trained.npz"), "channel")
+    trained = federate(data, "natural", seed, by_name=True).dataset
     dataset = read(home / "late.npz")
     assert dataset.classes == trained.classes
     dataset = dataclasses.replace(dataset, shift=trained.shift, scale=trained.scale)
