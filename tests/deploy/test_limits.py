@@ -175,6 +175,13 @@ def test_every_training_is_looked_at_whatever_was_let_in(tmp_path, monkeypatch):
         assert not list(own.home.glob("state/**/*.safetensors"))
 
 
+def test_no_more_rounds_are_reported_than_the_run_was_let_in_for(tmp_path):
+    node = Node(site(tmp_path))
+    alone = joined(node, experiment("rounds=2"))
+    assert code(ask(node, "step", task(2), alone.form)) == "max_rounds"
+    assert ask(node, "step", task(1), alone.form).kind == "yes"
+
+
 def test_a_newcomer_gives_no_report(tmp_path):
     """Also where it insists on masks: a run that is over is no way around them."""
     policy = SitePolicy(require_secure=True)
@@ -189,15 +196,16 @@ def test_reports_scorings_rounds_and_runs_are_counted_over_restarts(tmp_path):
     policy = SitePolicy(max_reports=2, max_rounds=6, max_runs=2)
     own = site(tmp_path, policy=policy)
     node = Node(own)
-    alone = joined(node, experiment("rounds=1"))
+    alone = joined(node, experiment("rounds=2"))
     first = ask(node, "step", task(0), alone.form)
     assert first.kind == "yes"
     node = Node(own)  # started anew
-    alone = joined(node, experiment("rounds=1"))
+    alone = joined(node, experiment("rounds=2"))
     assert ask(node, "step", task(0), alone.form) is not None  # the same again is no new report
     assert code(ask(node, "step", task(6), alone.form)) == "max_rounds"
     assert ask(node, "step", task(1), alone.form).kind == "yes"
-    assert code(ask(node, "step", task(2), alone.form)) == "max_reports"
+    alone = joined(node, experiment("rounds=1", "seeds=[0,1]"))  # of the same run
+    assert code(ask(node, "step", task(0, seed=1), alone.form)) == "max_reports"
     flags = {"tested": True, "only_global": True, "keep": False, "newcomers": False}
     judged = [ask(node, "judge", task(n, **flags), alone.form) for n in range(3)]
     assert [one.kind for one in judged] == ["yes", "yes", "no"] and code(

@@ -37,7 +37,7 @@ def opening(wanted, **changes):
 @pytest.fixture
 def joined(tmp_path):
     """A node of FedPer (it keeps a head to itself) that has joined, and what a server sends it."""
-    wanted = fed.experiment("fedper")
+    wanted = fed.experiment("fedper", sets=("rounds=8",))
     (site,) = fed.sites(tmp_path, 1)
     node = Node(site)
     told = ask(node, "open", opening(wanted))

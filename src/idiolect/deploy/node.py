@@ -49,6 +49,7 @@ from idiolect.errors import (
 )
 from idiolect.experiment.components import assign_networks, build_method
 from idiolect.experiment.job import Evaluate
+from idiolect.experiment.schema import MethodTable
 from idiolect.experiment.stored_models import ModelInfo
 from idiolect.results import document
 from idiolect.version import VERSION, series
@@ -106,9 +107,16 @@ class _JoinedRun:
 
     def method(self, label: str) -> Method:
         """Return the experiment's method of that label."""
+        return build_method(self._table(label))
+
+    def rounds(self, label: str) -> int:
+        """Return how many rounds of a method the run was let in for."""
+        return self._table(label).rounds or self.data.experiment.rounds
+
+    def _table(self, label: str) -> MethodTable:
         for table in self.data.experiment.methods:
             if table.label_or_name == label:
-                return build_method(table)
+                return table
         raise Refused("experiment", f"the experiment has no method {label!r}")
 
 
@@ -469,11 +477,12 @@ class Node:
 
     def _refuse_reporting(self, message: Message) -> None:
         """Refuse to report where nothing but scores may leave, and after too many rounds."""
-        if self._run_of(message).newcomer:
+        joined, (label, _, round) = self._run_of(message), message.about()
+        if joined.newcomer:
             raise Refused("newcomer", "a report was asked for in a run that is over")
-        round, most = message.field("round", int), self._site.policy.max_rounds
+        most = min(self._site.policy.max_rounds, joined.rounds(label))
         if round >= most + (message.kind == "tell"):  # which comes after the last round
-            raise Refused("max_rounds", f"round {round + 1}; max_rounds is {most}")
+            raise Refused("max_rounds", f"round {round + 1} of at most {most}")
 
     def _run_of(self, message: Message) -> _JoinedRun:
         """Return the joined run that a message is about."""
