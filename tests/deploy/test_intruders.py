@@ -80,6 +80,16 @@ def server_log(running):
     return path.read_text(errors="replace") if path.exists() else ""
 
 
+UNCHECKED = """
+import sys
+from idiolect.cli import main
+from idiolect.deploy.flare import checkup
+checkup.refuse_invalid_certificate = lambda kit: None
+sys.argv = ["idiolect", *sys.argv[4:]]
+main()
+"""
+
+
 def test_strangers_and_false_names_do_not_get_in(federation, tmp_path):
     """No certificate, one of another authority, and a member under another member's name."""
     federation.start("server")
@@ -95,7 +105,9 @@ def test_strangers_and_false_names_do_not_get_in(federation, tmp_path):
     # The second site's kit says now that it is the first.
     liar = federation.kits / "site-1" / "idiolect.toml"
     liar.write_text(liar.read_text().replace('name = "site-1"', 'name = "site-0"'))
-    federation.start("site-1", "--data", "embedded", "--client", "0")
+    # Our own command would not start such a kit; the liar's does.
+    before = (sys.executable, "-c", UNCHECKED)
+    federation.start("site-1", "--data", "embedded", "--client", "0", before=before)
     words = "authenticated as 'site-1' but claimed endpoint 'site-0"
     assert waited(lambda: words in server_log(federation)), federation.told()
     assert "New client " not in server_log(federation)

@@ -7,6 +7,7 @@ import copy
 import dataclasses
 import json
 import re
+import sys
 
 import numpy as np
 import pytest
@@ -70,6 +71,7 @@ class Peeker(FedAvg):
 @pytest.fixture(scope="module")
 def home(tmp_path_factory):
     folder = tmp_path_factory.mktemp("referee")
+    sys.modules.pop("amnesia_method", None)  # a worker may make this folder more than once
     (folder / "amnesia_method.py").write_text(BAD)
     return folder
 
