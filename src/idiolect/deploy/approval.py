@@ -163,8 +163,8 @@ def summary(asked: RunTerms) -> list[str]:
         f"method; {seen}"
     )
     lines.append(
-        f"leaves: at most {reports} sets of scores; numbers of rows, form and statistics of the "
-        "columns at the start"
+        f"leaves: some {reports} sets of scores (the limit is max_reports of policy.toml); numbers "
+        "of rows, form and statistics of the columns at the start"
     )
     for label, one in methods.items():
         private = one["privacy"]
