@@ -23,9 +23,9 @@ _PAPER = {
     "paper: PersFL": [98.3, 98.8, 99.5, 98.2, 98.7, 98.3, 98.7, 98.7, 98.3, 98.5],
 }
 _REMARK = (
-    "The paper's DS-1 gives each of 10 users 600 images of 4 digits, but not how many of each; "
-    "here each digit of a user is 0.6 times as frequent as the one before "
-    "(data.partition.imbalance), so users cannot be compared row by row, only column by column."
+    "The paper's DS-1 is two shards of 300 images for each of 10 users; "
+    "the demo's users have 4 digits, each 0.6 times as frequent as the one before "
+    "(data.partition.imbalance), so figures stand beside the paper's, and are not to equal them."
 )
 
 
