@@ -53,7 +53,7 @@ def rounds(sizes: tuple[int, ...], beside: bool = True) -> float:
     work = Workload("", network, CIFAR, sizes, FedAvg(batch=100, lr=0.01, epochs=5))
 
     def in_turn(works: list, streams: list) -> list:
-        return [own() for own in works]
+        return [own(None) for own in works]
 
     run = local_group.side_by_side if beside else in_turn
     with mock.patch.object(local_group, "side_by_side", run):

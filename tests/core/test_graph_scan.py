@@ -34,7 +34,12 @@ class Emulated:
     repeat = staticmethod(repeated)
 
 
-MODES = {"in pieces": (False, None), "slow steps": (True, None), "recorded": (True, Emulated())}
+MODES = {
+    "in pieces": (False, None),
+    "slow steps": (True, None),
+    "recorded": (False, Emulated()),
+    "slow steps, recorded": (True, Emulated()),
+}
 
 
 def graphs(mode):
@@ -128,9 +133,11 @@ def test_no_gradient_is_taken_through_a_fold_in_pieces(folded, float64):
     assert not worlds.differing(*ends, 1e-12)
 
 
-def in_turn(number, carry):
-    last, _ = carry
-    return 10 * last + number[0] + 1, last  # what was held moves to the other place
+def in_turn(number, carry, count):
+    for ahead in range(count):
+        last, _ = carry
+        carry = 10 * last + number[0] + ahead + 1, last  # what was held moves to the other place
+    return carry
 
 
 START = (torch.tensor(0, dtype=torch.int64), torch.tensor(0, dtype=torch.int64))
@@ -138,7 +145,7 @@ CPU = torch.device("cpu")
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("steps", range(3, 12))
+@pytest.mark.parametrize("steps", range(3, 17))
 def test_every_step_is_done_once_and_in_turn(steps, mode, monkeypatch):
     monkeypatch.setattr(graph_scan, "PIECE", 3)
     monkeypatch.setattr(graph_scan, "_WORTH", 1)
@@ -161,13 +168,14 @@ def test_steps_that_take_the_host_long_are_pieces_by_themselves(slow, pieces, mo
     done, begun = [], iter(range(60))
     monkeypatch.setattr(graph_scan, "repeat", lambda piece, times: done.append(times))
 
-    def step(number, carry):
-        time.sleep(0.05 * (next(begun) in slow))
-        return carry + 1
+    def fold(number, carry, count):
+        for _ in range(count):
+            time.sleep(0.05 * (next(begun) in slow))
+        return carry + count
 
     graphs = graph_scan.GraphScan()
     for _ in range(2):
-        graphs.scan(step, torch.zeros(()), 20, CPU)
+        graphs.scan(fold, torch.zeros(()), 20, CPU)
     assert done == pieces
 
 
@@ -181,7 +189,10 @@ def test_steps_that_take_the_host_long_are_pieces_by_themselves(slow, pieces, mo
         (True, False, False, 3, True),
         (True, True, True, 3, True),
         (True, False, True, 100, False),  # within a piece
-        (False, True, True, 100, False),  # a round of quick steps is recorded whole
+        (False, True, True, 33, False),  # a round of a few quick steps is recorded whole
+        (False, True, True, 34, True),
+        (False, False, True, 100, False),
+        (None, True, True, 3, False),  # nothing is timed while a round is recorded
     ],
 )
 def test_which_folds_are_captured(slow, recording, capturing, steps, worth, monkeypatch):
@@ -194,12 +205,20 @@ def test_which_folds_are_captured(slow, recording, capturing, steps, worth, monk
 
 def test_a_fold_within_a_step_of_a_recorded_one_is_not_recorded_by_itself():
     """The steps are six: two as they come, and four times a piece, of which one is looked at."""
-    made, seen = graphs("recorded"), []
+    made, seen = graphs("slow steps, recorded"), []
 
-    def step(number, carry):
+    def fold(number, carry, count):
         seen.append(made._tape is not None)
         return carry
 
-    made.scan(step, torch.zeros(()), 6, CPU)
+    made.scan(fold, torch.zeros(()), 6, CPU)
     assert seen == [True, True, False, False, False, False]
     assert made._tape is not None
+
+
+@pytest.mark.parametrize("steps", [32, 34, 100, 355, 677, 678, 1000])
+def test_of_a_long_scan_few_steps_are_recorded_and_replays_are_few(steps):
+    """Two lengths of a piece are recorded at most: the piece and what is left over."""
+    long = graph_scan.piece_length(steps)
+    assert long + steps % long <= 2 * graph_scan.PIECE - 1
+    assert steps // long <= steps / graph_scan.PIECE

@@ -74,7 +74,7 @@ def test_blocks_that_are_captured_run_side_by_side_the_longest_first(monkeypatch
 
         def beside(works, streams):
             asked.append(len(works))
-            return [work() for work in works]
+            return [work([]) for work in works]
 
         monkeypatch.setattr(local_group, "side_by_side", beside)
         monkeypatch.setattr(local_group.BlockRunner, "captured", property(captured))

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from idiolect.core import graph_scan
-from idiolect.kernels import autotune
+from idiolect.kernels import autotune, cuda_graph
 from idiolect.kernels.cuda_graph import GraphSequence, side_by_side
 
 
@@ -47,6 +47,8 @@ def chip(monkeypatch):
             chip.done += self.noted
 
     class Stream:
+        stream_id = 0
+
         def wait_stream(self, other):
             pass
 
@@ -54,8 +56,8 @@ def chip(monkeypatch):
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: "a pool")
     monkeypatch.setattr(torch.cuda, "current_stream", Stream)
     monkeypatch.setattr(torch.cuda, "stream", contextlib.nullcontext)
-    for name in ("synchronize", "empty_cache"):
-        monkeypatch.setattr(torch.cuda, name, lambda: None)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (8, 9))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 7)
     return chip
 
 
@@ -138,12 +140,13 @@ def test_a_form_without_room_says_so_and_nothing_else(chip):
         autotune.milliseconds(form)
 
 
-def five_steps(graphs, chip):
-    def step(number, carry):
-        chip.launch("step")
+def scanned(graphs, chip, steps):
+    def fold(number, carry, count):
+        for _ in range(count):
+            chip.launch("step")
         return carry
 
-    graphs.scan(step, torch.zeros(()), 5, torch.device("cpu"))
+    graphs.scan(fold, torch.zeros(()), steps, torch.device("cpu"))
 
 
 def test_a_round_is_recorded_by_the_folder_that_folds_in_it(chip):
@@ -153,7 +156,7 @@ def test_a_round_is_recorded_by_the_folder_that_folds_in_it(chip):
 
     def work():
         chip.launch("before")
-        five_steps(graphs, chip)
+        scanned(graphs, chip, 5)
         return "made"
 
     assert graphs.record(tape, work) == "made"
@@ -170,7 +173,7 @@ def test_a_round_that_needs_a_warm_up_folds_in_it_as_it_comes(chip):
     def work():
         if chip.capturing is not None and not chip.done:
             raise RuntimeError("no workspace yet")
-        five_steps(graphs, chip)
+        scanned(graphs, chip, 5)
 
     graphs.record(tape, work)
     assert tape.warmed and chip.done == 5 * ["step"]
@@ -179,15 +182,36 @@ def test_a_round_that_needs_a_warm_up_folds_in_it_as_it_comes(chip):
     assert [times for _, times in tape._parts] == [1, 3, 1]
 
 
-def test_works_side_by_side_begin_after_what_was_and_end_before_what_comes(monkeypatch):
-    """Each on a stream of its own, in the order given; also where one of them fails."""
-    told, now = [], []
+def test_of_a_long_fold_a_piece_is_recorded(chip):
+    """Of 103 steps two come first, 101 = 12 * 8 + 5 = 11 * 9 + 2 follow: 13 are recorded."""
+    graphs, tape = graph_scan.GraphScan(), GraphSequence()
+    graphs._slow = False
+    graphs.record(tape, lambda: scanned(graphs, chip, 103))
+    assert [times for _, times in tape._parts] == [1, 11, 1]
+    assert [len(graph.noted) for graph, _ in tape._parts] == [4, 9, 0]
+    tape.replay()
+    assert chip.done == 103 * ["step"]
+
+
+@pytest.mark.parametrize(("reserved", "released"), [(7, 0), (8, 2)])
+def test_cached_memory_is_released_where_it_may_be_needed(chip, monkeypatch, reserved, released):
+    called = []
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: reserved)
+    for name in ("synchronize", "empty_cache"):
+        monkeypatch.setattr(torch.cuda, name, lambda name=name: called.append(name))
+    cuda_graph.release_cached_memory()
+    assert len(called) == released
+
+
+def numbered_streams(monkeypatch, told, now):
+    """Put streams that can be told apart in place of CUDA's; the first is the usual one."""
 
     class Stream:
         count = 0
 
         def __init__(self):
             Stream.count += 1
+            self.stream_id = Stream.count % 33
             self.name = f"stream {Stream.count}"
 
         def wait_stream(self, other):
@@ -202,18 +226,61 @@ def test_works_side_by_side_begin_after_what_was_and_end_before_what_comes(monke
     main = Stream()
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: main)
     monkeypatch.setattr(torch.cuda, "stream", on)
+    return Stream
+
+
+def test_works_side_by_side_begin_after_what_was_and_end_before_what_comes(monkeypatch):
+    """Each on a stream of its own, in the order given; also where one of them fails."""
+    told, now = [], []
+    numbered_streams(monkeypatch, told, now)
 
     def work(name):
         told.append(f"{name} on {now[-1]}")
         return name
 
     streams = []
-    assert side_by_side([lambda: work("long"), lambda: work("short")], streams) == ["long", "short"]
+    works = [lambda later: work("long"), lambda later: work("short")]
+    assert side_by_side(works, streams) == ["long", "short"]
     assert told == [
         "stream 2 waits for stream 1", "long on stream 2",
         "stream 3 waits for stream 1", "short on stream 3",
         "stream 1 waits for stream 2", "stream 1 waits for stream 3",
     ]  # fmt: skip
     with pytest.raises(ZeroDivisionError):
-        side_by_side([lambda: 1 // 0], streams)
+        side_by_side([lambda later: 1 // 0], streams)
     assert told[-1] == "stream 1 waits for stream 2" and len(streams) == 2
+
+
+def test_what_is_replayed_side_by_side_is_launched_in_turn_the_longest_first(chip, monkeypatch):
+    told, now = [], []
+    numbered_streams(monkeypatch, told, now)
+
+    def recorded(name, pieces):
+        tape = GraphSequence()
+        tape.record(lambda: tape.repeat(lambda: chip.launch(name), pieces))
+        for graph, _ in tape._parts:
+            graph.replay = lambda noted=graph.noted: chip.done.extend(
+                (own, now[-1]) for own in noted
+            )
+        return tape
+
+    tapes = [recorded("long", 4), recorded("short", 2)]
+    side_by_side([lambda later, own=own: later.append(own) for own in tapes], streams := [])
+    first, second = (own.name for own in streams)
+    assert chip.done == [
+        ("long", first), ("short", second), ("long", first), ("short", second),
+        ("long", first), ("long", first),
+    ]  # fmt: skip
+    assert told[-2:] == [f"stream 1 waits for {name}" for name in (first, second)]
+
+
+def test_no_two_sequences_are_captured_on_one_stream(chip, monkeypatch):
+    """Torch gives out its 32 streams in turn; products find their workspace by the stream."""
+    kind = numbered_streams(monkeypatch, [], [])
+    first = GraphSequence()
+    for _ in range(32):
+        kind()  # the next one would be the first one's
+    second = GraphSequence()
+    assert first._stream.stream_id != second._stream.stream_id
+    many = [GraphSequence() for _ in range(40)]  # there are no more than there are
+    assert len({own._stream.stream_id for own in [first, second, *many]}) == 33

@@ -260,18 +260,34 @@ class Local:
         rows, weights = plan.rows[self._slot], plan.weight[self._slot]
         weights = self._training_weight(plan, rows, weights)
         places = None if plan.places is None else plan.places[self._slot]
-        steps = plan.rows.shape[1]
+        steps, span = plan.rows.shape[1], _span(plan)
 
-        def numbered(number: Tensor, carry: Any) -> Any:
-            row, weight = rows.index_select(0, number)[0], weights.index_select(0, number)[0]
-            place = None if places is None else places.index_select(0, number)[0]
-            x, y = plan.pool.examples(row), plan.pool.labels(row)
-            batch = self._batch(x, y, weight, row, True, place)
-            self.random.step(number[0])
-            return _stepped(step, carry, batch, certain=steps <= plan.certain)
+        def some(number: Tensor, carry: Any, count: int) -> Any:
+            """Do so many steps from a number on; their examples are taken together."""
+            if count > span:
+                for done in range(0, count, span):
+                    carry = some(number + done, carry, min(span, count - done))
+                return carry
+            which = number + torch.arange(count, device=number.device)
+            row, weight = rows.index_select(0, which), weights.index_select(0, which)
+            place = [None] * count if places is None else places.index_select(0, which).unbind(0)
+            taken = zip(
+                plan.pool.examples(row).unbind(0),
+                plan.pool.labels(row).unbind(0),
+                weight.unbind(0),
+                row.unbind(0),
+                place,
+                which.unbind(0),
+                strict=True,
+            )
+            for x, y, own, numbers, at, step_number in taken:
+                self.random.step(step_number)
+                batch = self._batch(x, y, own, numbers, True, at)
+                carry = _stepped(step, carry, batch, certain=steps <= plan.certain)
+            return carry
 
         outer = self.random.enter()
-        result = graphs.scan(numbered, carry, steps, plan.rows.device)
+        result = graphs.scan(some, carry, steps, plan.rows.device)
         self.random.leave(outer)
         self._last_batch = None  # else the memory of the graph would be held on to
         return result

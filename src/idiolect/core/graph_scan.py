@@ -1,16 +1,16 @@
 """Scans over many batches on CUDA: some steps are captured as a graph, and replayed for the others.
 
 The kernels of a small step take longer to launch than to run. A round that is repeated is captured
-whole (`engine.captured`); a scan that is done once, such as adapting after the last round, is
-captured in pieces: some steps in a row, from and to buffers that hold the carry. Where the host
-needs long for a single step, as for deep networks, a piece is one step, in captured rounds as well:
-else recording them would take longer than is saved.
+whole (`engine.block_runner`), but for its scans of many steps: of those a piece is captured, some
+steps in a row from and to buffers that hold the carry, and replayed as often as needed. To record
+hundreds of steps takes the host seconds, to launch a piece some microseconds. Scans that are done
+once, such as adapting after the last round, are captured in pieces as well. Where the host needs
+long for a single step, as for deep networks, a piece is one step.
 """
 
 import time
 import warnings
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,13 +19,14 @@ from idiolect.core import tree
 from idiolect.core.tree import Tree
 from idiolect.kernels.cuda_graph import GraphSequence, release_cached_memory
 
-PIECE = 8  # steps of a graph
+PIECE = 8  # steps of a graph, at least
 _EAGER = 2  # first steps: they create handles, plans and tuning choices, and the form of the carry
 _WORTH = 4  # pieces from which on capturing pays
 _SLOW = 0.03  # seconds of the host for a step from which on it is a piece by itself
 
-Step = Callable[[Tensor, Tree], Tree]
-"""step(number, carry): the number of the step as a tensor [1], which a graph can count up."""
+Fold = Callable[[Tensor, Tree, int], Tree]
+"""fold(number, carry, count): do so many steps. The number of the first is a tensor [1], which a
+graph can count up."""
 
 
 class GraphScan:
@@ -39,12 +40,15 @@ class GraphScan:
         """Say whether a scan of so many steps is worth capturing, and can be captured now."""
         if device.type != "cuda":
             return False
+        slow = self._slow
         if torch.cuda.is_current_stream_capturing():
-            return bool(self._slow) and self._tape is not None and steps > _EAGER
-        return steps >= _EAGER + _WORTH * PIECE or (self._slow is not False and steps > _EAGER)
+            if self._tape is None:  # within a piece
+                return False
+            slow = bool(slow)
+        return steps >= _EAGER + _WORTH * PIECE or (slow is not False and steps > _EAGER)
 
     def record(self, tape: GraphSequence, work: Callable[[], Tree]) -> Tree:
-        """Record a whole round; of scans with slow steps, a single step."""
+        """Record a whole round; of scans with many steps, or slow ones, a piece."""
         release_cached_memory()
         self._tape = tape
         try:
@@ -52,28 +56,27 @@ class GraphScan:
         finally:
             self._tape = None
 
-    def scan(self, step: Step, carry: Tree, steps: int, device: torch.device) -> Tree:
-        """Do all steps; the first ones, and those that fill no piece, one by one."""
+    def scan(self, fold: Fold, carry: Tree, steps: int, device: torch.device) -> Tree:
+        """Do all steps; the first ones, and those that fill no piece, as they come."""
         number = torch.zeros(1, dtype=torch.int64, device=device)
         tape, took = self._tape if self._tape and self._tape.recording else None, []
         for _ in range(_EAGER + (self._slow is None)):
             began = time.perf_counter()
-            carry, number = step(number, carry), number + 1
+            carry, number = fold(number, carry, 1), number + 1
             took.append(time.perf_counter() - began)
         if self._slow is None:  # the first step compiles and chooses, another may have had to wait
             self._slow = min(took[1:]) > _SLOW
-        left, long = steps - len(took), 1 if self._slow else PIECE
+        left = steps - len(took)
+        long = 1 if self._slow else piece_length(left)
         few = left % long if self._slow or left >= _WORTH * PIECE else left
-        for _ in range(few):
-            carry, number = step(number, carry), number + 1
+        if few:
+            carry, number = fold(number, carry, few), number + few
         if left == few:
             return carry
         held = tree.map(torch.clone, carry)
 
         def piece() -> None:
-            now: Any = held
-            for ahead in range(long):
-                now = step(number + ahead, now)
+            now = fold(number, held, long)
             # Copied twice: what is new may be what was held in another place.
             fresh = [leaf.clone() for leaf in tree.leaves(now)]
             for old, new in zip(tree.leaves(held), fresh, strict=True):
@@ -86,6 +89,11 @@ class GraphScan:
         finally:
             self._tape = outer
         return held
+
+
+def piece_length(steps: int) -> int:
+    """Return how many steps make a piece: such that few have to be recorded, with the rest."""
+    return min(range(PIECE, 2 * PIECE), key=lambda long: long + steps % long)
 
 
 def repeat(piece: Callable[[], None], times: int) -> None:

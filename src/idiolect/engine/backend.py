@@ -163,11 +163,13 @@ def fetch_async(parts: Sequence[Tensor]) -> Callable[[], np.ndarray]:
 def _sent(array: np.ndarray, device: torch.device) -> Tensor:
     if device.type == "cpu":
         return torch.from_numpy(array.copy())
-    return _kept(array.tobytes(), array.dtype.str, device)
+    # On another stream a copy may not have arrived yet.
+    stream = torch.cuda.current_stream().stream_id if device.type == "cuda" else 0
+    return _kept(array.tobytes(), array.dtype.str, device, stream)
 
 
 @lru_cache(maxsize=_KEPT)
-def _kept(content: bytes, kind: str, device: torch.device) -> Tensor:
+def _kept(content: bytes, kind: str, device: torch.device, stream: int) -> Tensor:
     here = torch.from_numpy(np.frombuffer(content, kind).copy())
     if device.type == "cuda":
         here = here.pin_memory()

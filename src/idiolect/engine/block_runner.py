@@ -25,7 +25,7 @@ from idiolect.engine.backend import device_floats, device_ints
 from idiolect.engine.batch_plan import BatchPlanner, ClientRows
 from idiolect.errors import MethodError
 from idiolect.kernels.autotune import add_to_cache, read_cache
-from idiolect.kernels.cuda_graph import GraphSequence
+from idiolect.kernels.cuda_graph import GraphSequence, Later
 
 if TYPE_CHECKING:
     from idiolect.engine.stage_progress import BlockPulse
@@ -105,17 +105,18 @@ class BlockRunner:
         """Draw the batches of a coming round, while a GPU still works on this one."""
         self._train_plans.prepare(members, round, samples)
 
-    def run(self, block: Block, round: int, lend: bool = False) -> Tree:
+    def run(self, block: Block, round: int, lend: bool = False, later: Later | None = None) -> Tree:
         """Run the function for a block; results are stacked by client on axis 0.
 
-        Results that are only lent may be overwritten by the runner's next round.
+        Results that are only lent may be overwritten by the runner's next round. With `later` they
+        are lent, and may be there only once what is left in it was replayed.
         """
         kept = self._train_plans.turn(block.members, round, block.samples)
         kept &= self._test_plans.turn(block.tests, round)
         self._round.fill_(round)
         sizes = device_floats([len(m.rows["train"]) for m in block.members], self._device)
         seed = _seed(block.members[0], round) if self._draws else None
-        done = self._watched(partial(self._work, sizes, block, kept, lend), seed)
+        done = self._watched(partial(self._work, sizes, block, kept, lend, later), seed)
         self.examples += self._train_plans.examples
         self.planned += self._train_plans.planned
         return done
@@ -154,7 +155,9 @@ class BlockRunner:
         """Say whether a network is being run at this moment."""
         return any(network.running for network in self._networks.values())
 
-    def _work(self, sizes: Tensor, block: Block, kept: bool, lend: bool) -> Tree:
+    def _work(
+        self, sizes: Tensor, block: Block, kept: bool, lend: bool, later: Later | None
+    ) -> Tree:
         if not self._stacked:
             return self._run_one(sizes, block)
         slots = device_ints(range(len(sizes)), self._device)
@@ -164,7 +167,8 @@ class BlockRunner:
         mapped = torch.vmap(self._client, in_dims=dims, randomness=draws)
         if self._graphs is not None:
             form = _form(inputs, block.per_client)
-            return self._replay(mapped, inputs, form, kept, lend, self._graphs)
+            later = None if self._draws else later  # layers draw by the seed set just before
+            return self._replay(mapped, inputs, form, kept, lend, later, self._graphs)
         return _explaining(mapped, inputs)
 
     def _client(
@@ -210,6 +214,7 @@ class BlockRunner:
         form: tuple[Any, ...],
         kept: bool,
         lend: bool,
+        later: Later | None,
         graphs: GraphScan,
     ) -> Tree:
         """Run eagerly until the plans stand still, then capture once and replay every round.
@@ -218,12 +223,12 @@ class BlockRunner:
         place (`kept`) does a captured graph see the batches of later rounds.
         """
         if self._captured is not None and kept and self._seen == form:
-            return self._captured.replay(inputs, lend)
+            return self._captured.replay(inputs, lend, later)
         self._captured = None
         if kept and self._seen == form and self._capturable:
             try:
                 self._captured = CapturedBlock(mapped, inputs, graphs)
-                return self._captured.replay(inputs, lend)
+                return self._captured.replay(inputs, lend, later)
             except torch.OutOfMemoryError:
                 raise
             except RuntimeError as error:  # an operation that waits for the host, say
@@ -280,13 +285,18 @@ class CapturedBlock:
         # The eager round before has made handles and workspaces.
         self._outputs = graphs.record(self._tape, lambda: fn(*self._inputs))
 
-    def replay(self, inputs: tuple[Tree, ...], lend: bool = False) -> Tree:
+    def replay(
+        self, inputs: tuple[Tree, ...], lend: bool = False, later: Later | None = None
+    ) -> Tree:
         """Run on new inputs; the result is a copy, or `lend`: the next replay writes over it."""
         given = [(leaf, leaf._version) for leaf in tree.leaves(inputs)]
         for place, (static, now) in enumerate(zip(tree.leaves(self._inputs), given, strict=True)):
             if not self._given or not _same(self._given[place], now):
                 static.copy_(now[0])
         self._given = given
+        if later is not None:
+            later.append(self._tape)
+            return self._outputs
         self._tape.replay()
         return self._outputs if lend else tree.map(torch.clone, self._outputs)
 

@@ -39,7 +39,7 @@ from idiolect.engine.client_group import (
 )
 from idiolect.engine.state_store import DiskStore, MemoryStore
 from idiolect.kernels import autotune, compiled
-from idiolect.kernels.cuda_graph import side_by_side
+from idiolect.kernels.cuda_graph import Later, side_by_side
 
 _MOST_RUNNERS = 32  # for each thread
 _TINY = 2_000  # parameters of a network whose steps on a CPU take as long for many rows as for few
@@ -210,18 +210,24 @@ class LocalGroup(ClientGroup):
         # launched kernel by kernel, it has the GPU for itself.
         if len(cuts) == len(runners) > 1 and all(runner.captured for runner in runners):
             return tree.concat(side_by_side(works, self._streams))
-        return tree.concat([work() for work in works])
+        return tree.concat([work(None) for work in works])
 
     def _run_block(
-        self, cohort: "CohortSlice", runner: BlockRunner, first: int, last: int, lend: bool = False
+        self,
+        cohort: "CohortSlice",
+        runner: BlockRunner,
+        first: int,
+        last: int,
+        lend: bool = False,
+        later: Later | None = None,
     ) -> Tree:
         """Run a block, followed where somebody wants to know how far it is."""
         if self.stage is None:
-            return cohort.run(runner, first, last, lend)
+            return cohort.run(runner, first, last, lend, later)
         with self.stage.block(last - first) as pulse:
             runner.pulse = pulse
             try:
-                return cohort.run(runner, first, last, lend)
+                return cohort.run(runner, first, last, lend, later)
             finally:
                 runner.pulse = None
 
@@ -345,7 +351,14 @@ class CohortSlice:
         self._rows = group.rows(self.keys)
         self._samples = _samples(requests, self.keys, round)
 
-    def run(self, runner: BlockRunner, first: int, last: int, lend: bool = False) -> Tree:
+    def run(
+        self,
+        runner: BlockRunner,
+        first: int,
+        last: int,
+        lend: bool = False,
+        later: Later | None = None,
+    ) -> Tree:
         """Run the block of clients from first to last."""
         cut = slice(first, last)
         shared = tree.take(self._shared, self._run[cut]) if self._per_client else self._shared
@@ -358,7 +371,7 @@ class CohortSlice:
             tree.map(lambda leaf: leaf[cut], self._own),
             self._store.take(self._rows[cut]),
         )
-        return runner.run(block, self._round, lend)
+        return runner.run(block, self._round, lend, later)
 
     def form(self) -> str:
         """Describe the work for the cache of widths: the shapes that decide what is fast."""

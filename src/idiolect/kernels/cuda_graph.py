@@ -3,7 +3,9 @@
 import contextlib
 import gc
 import warnings
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from typing import Any, TypeVar
 
 import torch
@@ -17,7 +19,8 @@ class GraphSequence:
     def __init__(self) -> None:
         self._parts: list[tuple[Any, int]] = []
         self._pool = torch.cuda.graph_pool_handle()  # one for all, since they run in turn
-        self._stream = type(torch.cuda.current_stream())()  # the usual one cannot be captured
+        self._stream = _own_stream()  # the usual one cannot be captured
+        _ALIVE.add(self)
         self.recording = False
         self.warmed = False  # whether the work had to run once before it could be captured
 
@@ -51,9 +54,14 @@ class GraphSequence:
 
     def replay(self) -> None:
         """Run what was recorded."""
+        for launch in self.launches():
+            launch()
+
+    def launches(self) -> Iterator[Callable[[], None]]:
+        """Yield what launches each graph in turn: called one after the other they are a replay."""
         for graph, times in self._parts:
             for _ in range(times):
-                graph.replay()
+                yield graph.replay
 
     def _whole(self, work: Callable[[], Any]) -> Any:
         self._parts.clear()
@@ -87,28 +95,75 @@ class GraphSequence:
         self._parts[-1] = (graph, times)
 
 
-def side_by_side(works: Sequence[Callable[[], Result]], streams: list[Any]) -> list[Result]:
-    """Launch each work on a stream of its own, the first one first; `streams` grow as needed.
+_ALIVE: "weakref.WeakSet[GraphSequence]" = weakref.WeakSet()
+_STREAMS = 32  # torch has so many, and gives them out in turn
+
+
+def _own_stream() -> Any:
+    """Return a stream on which no other sequence was captured, as far as there are such.
+
+    A matrix product takes its workspace from the stream on which it is captured. Graphs captured on
+    the same stream and replayed side by side would write to the same workspace.
+    """
+    taken, kind = {own._stream.stream_id for own in _ALIVE}, type(torch.cuda.current_stream())
+    for _ in range(_STREAMS):
+        stream = kind()
+        if stream.stream_id not in taken:
+            break
+    return stream
+
+
+Later = list[GraphSequence]
+"""What is to be replayed later, in turn with others, instead of at once."""
+
+
+def side_by_side(works: Sequence[Callable[[Later], Result]], streams: list[Any]) -> list[Result]:
+    """Do each work on a stream of its own; `streams` grow as needed.
 
     All begin when what was launched before is done, and whatever is launched next waits for all.
+    What works leave to be replayed later is launched graph by graph in turn, the first work's
+    first: the host may have to wait while hundreds of graphs of one stream are under way, and the
+    others would stand idle.
     """
     current = torch.cuda.current_stream()
     kind = type(current)
     streams += [kind() for _ in range(len(works) - len(streams))]
-    done = []
+    done: list[Result] = []
+    turns: list[tuple[Any, Iterator[Callable[[], None]]]] = []
     try:
         for work, stream in zip(works, streams, strict=False):
             stream.wait_stream(current)
+            later: Later = []
             with torch.cuda.stream(stream):
-                done.append(work())
+                done.append(work(later))
+            turns += [(stream, chain.from_iterable(tape.launches() for tape in later))]
+        while turns:
+            turns = [
+                (stream, launches) for stream, launches in turns if _launched(stream, launches)
+            ]
     finally:
         for stream in streams[: len(works)]:
             current.wait_stream(stream)
     return done
 
 
+def _launched(stream: Any, launches: Iterator[Callable[[], None]]) -> bool:
+    """Launch the next graph on a stream; say whether there was one."""
+    launch = next(launches, None)
+    if launch is not None:
+        with torch.cuda.stream(stream):
+            launch()
+    return launch is not None
+
+
 def release_cached_memory() -> None:
-    """Release unused memory: a graph's pool cannot use what torch has cached elsewhere."""
+    """Release unused memory: a graph's pool cannot use what torch has cached elsewhere.
+
+    That takes a while, and is not needed where torch could have as much again as it has.
+    """
+    free, _ = torch.cuda.mem_get_info()
+    if free > torch.cuda.memory_reserved():
+        return
     torch.cuda.synchronize()
     gc.collect()
     torch.cuda.empty_cache()
