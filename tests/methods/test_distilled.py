@@ -124,3 +124,20 @@ def test_a_newcomer_trains_as_long_as_it_would_alone():
     theirs = LocalOnly(**here).adapt(Sent(), start, worlds.local(world, 0))
     assert not worlds.differing(mine, theirs)
     assert worlds.differing(mine, KTpFL(sample=5, **here).fit(worlds.local(world, 0), start))
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+def test_local_epochs_grow_by_one_a_round(stacked):
+    """Of two batches an epoch: one epoch first, then from two on up to three of them."""
+    examples = [(2.0, 1), (-1.0, 0), (0.5, 1)]
+    for round, epochs in ((0, 1), (1, 2), (2, 3), (3, 3)):
+        kept = []
+        for method in (kt(first_epochs=2, epochs=3, batch=2), kt(epochs=epochs, batch=2)):
+            local = client(examples, public=PUBLIC, stacked=stacked, round=round)
+            kept.append(pair(method.train(line(HIGH), local)))
+        assert kept[0] == close(kept[1])
+
+
+def test_a_round_is_counted_in_epochs_or_in_steps():
+    with pytest.raises(ConfigError, match="first_epochs is 2 and steps is 5"):
+        kt(first_epochs=2, steps=5).init_server(setup(Line(), public=9))

@@ -10,7 +10,7 @@ import worlds
 from idiolect.core.tree import onto_simplex
 from idiolect.data import Federation, load
 from idiolect.engine.architecture import Architecture
-from idiolect.methods import KTpFL
+from idiolect.methods import FedMD, KTpFL, SimPFL, TopKPFL
 from idiolect.methods.distilled import SoftReport, TeacherState
 from idiolect.models import MODELS
 from methods.tiny import Line, close, refuses, setup
@@ -118,7 +118,8 @@ def test_the_released_codes_step_brings_a_rows_mean_slope_to_a_hundredth():
 def test_the_presets_are_what_the_paper_says_and_what_its_code_does():
     """The paper: batches of 128, 20 epochs, rate 0.01, and ρ = 0.7 where its sweeps meet.
 
-    The code: batches of 16, 10 epochs at 0.02, its own rule for c, and T = 10, which both have.
+    The code: batches of 16, 10 epochs at 0.02, reached one by one, its own rule for c, and T = 10,
+    which both have. What it is compared with there starts from four epochs, at T = 1.
     """
     paper, code = (KTpFL(**KTpFL.presets[name]) for name in ("paper", "code"))
     assert (paper.batch, paper.epochs, paper.lr, paper.pull) == (128, 20, 0.01, 0.7)
@@ -127,7 +128,12 @@ def test_the_presets_are_what_the_paper_says_and_what_its_code_does():
     assert paper.reduction == "sum"  # Eq. 2 in Eq. 4
     assert (code.batch, code.epochs, code.lr, code.pull) == (16, 10, 0.02, 0.7)
     assert (code.temperature, code.objective, code.projection) == (10.0, "mse", "softmax")
-    assert code.adaptive
+    assert code.adaptive and code.first_epochs == 1
+    for kind, most in ((FedMD, None), (SimPFL, None), (TopKPFL, 10)):
+        other = kind(**kind.presets["kt-pfl"])
+        assert (other.batch, other.epochs, other.lr, other.gain) == (16, 10, 0.02, "code")
+        assert (other.first_epochs, other.temperature) == (4, 1.0)
+        assert most is None or other.most == most
 
 
 def test_the_code_preset_softens_rows():

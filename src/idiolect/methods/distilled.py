@@ -27,6 +27,9 @@ from idiolect.core.task import Task
 from idiolect.core.tree import Params, Tree
 from idiolect.errors import ConfigError
 
+KT_PFL_BASELINE = {"gain": "code", "batch": 16, "epochs": 10, "first_epochs": 4, "lr": 0.02}
+"""How the released code of KT-pFL trains what it is compared with, at temperature 1."""
+
 
 class SoftReport(NamedTuple):
     """What a client uploads: predictions on the round's public examples, and its size."""
@@ -65,6 +68,12 @@ class Distilled(NewcomerMessage, NewcomerModel, StateTrace, Method):
     settle: bool = setting(
         False, "distil once more before use, as Algorithm 1 ends a round", deploy=True
     )
+    first_epochs: int = setting(
+        0,
+        "local epochs of the second round, one more in each that follows up to `epochs`; the first "
+        "has one (released code of KT-pFL); 0: `epochs` in every round",
+        least=0,
+    )
     newcomer_epochs: int = setting(20, "passes in which a newcomer trains", least=1, deploy=True)
 
     def init_server(self, setup: Setup) -> TeacherState:
@@ -91,8 +100,26 @@ class Distilled(NewcomerMessage, NewcomerModel, StateTrace, Method):
 
     def client_step(self, sent: Sent, personal: Params, local: Local) -> tuple[SoftReport, Params]:
         """Distil from the last teacher, train on private data, predict this round's examples."""
-        trained = self.fit(local, self.distil(sent.own, personal, local))
+        trained = self.train(self.distil(sent.own, personal, local), local)
         return SoftReport(self.predictions(trained, local), local.size), trained
+
+    def train(self, params: Params, local: Local) -> Params:
+        """Train on private data: a round's epochs, or as many as this round has."""
+        if not self.first_epochs:
+            return self.fit(local, params)
+        later = (self.first_epochs + local.round - 1).clamp(max=self.epochs)
+        due = torch.where(local.round == 0, torch.ones_like(later), later)
+        steps = due * (local.size / self.batch).ceil()
+        optimiser = self.local_optimiser(local)
+
+        def step(carry: Tree, batch: Batch) -> Tree:
+            taken, *old = carry
+            new = optimiser.step(old[0], local.gradient(local.loss, old[0], batch), old[1])
+            return (taken + 1, *tree.where(taken < steps, tuple(new), tuple(old)))
+
+        carry = (torch.zeros_like(local.size), params, optimiser.init(params))
+        trained: Params = local.scan(step, carry, batch=self.batch, epochs=self.epochs)[1]
+        return trained
 
     def distil(self, teacher: Tensor, params: Params, local: Local) -> Params:
         """Take steps towards a teacher [example, class] of the round before, if there is one."""
@@ -185,6 +212,11 @@ class Distilled(NewcomerMessage, NewcomerModel, StateTrace, Method):
     def _held(self, setup: Setup) -> int:
         """Return how many public examples a round has; refuse what the data cannot give."""
         owner = type(self).__name__
+        if self.first_epochs and self.steps:
+            raise ConfigError(
+                f"{owner}: first_epochs is {self.first_epochs} and steps is {self.steps}: a round "
+                "is counted in one or the other; leave one of them out"
+            )
         if setup.public < max(1, self.sample):
             given = f"has {setup.public}" if setup.public else "is missing"
             raise ConfigError(

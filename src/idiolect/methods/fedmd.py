@@ -19,7 +19,7 @@ from idiolect.core.client import Batch, Local
 from idiolect.core.method import Capability, Sent, setting
 from idiolect.core.task import Task
 from idiolect.core.tree import Params
-from idiolect.methods.distilled import Distilled
+from idiolect.methods.distilled import KT_PFL_BASELINE, Distilled
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +36,8 @@ class FedMD(Preparation, Distilled):
             "sample": 5000,
             "transfer_epochs": 20,
             "private_epochs": 25,
-        }
+        },
+        "kt-pfl": KT_PFL_BASELINE,
     }
 
     exchange: str = setting(

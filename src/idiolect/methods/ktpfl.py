@@ -7,9 +7,10 @@ round's public examples, which Eq. 2 put into Eq. 4 prints, or their mean (`redu
 which the preset `paper` takes, c moves as many times as far as there are examples; by the mean, at
 the same rate, it hardly leaves equal shares. The preset `code` is what the released code does:
 squared error instead of KL, no weights by size, steps scaled by powers of five, rows put through a
-softmax; left out are its growing number of local epochs and public examples drawn twice. Eq. 7
-takes predictions made after the distillation, which would cost a second exchange; like the code we
-take those that are mixed.
+softmax, local epochs that grow by one a round; left out is that it draws some public examples
+twice. It runs twice as many rounds as its baselines, whose settings there are their presets
+`kt-pfl`. Eq. 7 takes predictions made after the distillation, which would cost a second exchange;
+like the code we take those that are mixed.
 
 With a cohort only its block of c is learned; what a row gives to the cohort as a whole stays as it
 was, so rows stay on the simplex.
@@ -135,6 +136,7 @@ class KTpFL(Matrix, Distilled):
             "projection": "softmax",
             "batch": 16,
             "epochs": 10,
+            "first_epochs": 1,
             "lr": 0.02,
         },
     }

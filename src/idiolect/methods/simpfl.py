@@ -7,14 +7,14 @@ Before two clients have met they count as alike.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
 from idiolect.core.method import Setup, setting
-from idiolect.methods.distilled import Distilled, SoftReport, TeacherState
+from idiolect.methods.distilled import KT_PFL_BASELINE, Distilled, SoftReport, TeacherState
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +23,7 @@ class SimPFL(Distilled):
 
     title: ClassVar[str] = "Sim-pFL"
     paper: ClassVar[str] = "Zhang et al. 2021, section 5.1"
+    presets: ClassVar[dict[str, dict[str, Any]]] = {"kt-pfl": KT_PFL_BASELINE}
 
     def init_server(self, setup: Setup) -> TeacherState:
         """Nobody is a stranger before the first predictions."""
@@ -48,6 +49,7 @@ class TopKPFL(SimPFL):
     """Teachers are the mean of the few clients whose predictions are most alike."""
 
     title: ClassVar[str] = "TopK-pFL"
+    presets: ClassVar[dict[str, dict[str, Any]]] = {"kt-pfl": KT_PFL_BASELINE | {"most": 10}}
 
     most: int = setting(5, "how many clients teach each, itself included (K)", least=1)
 
