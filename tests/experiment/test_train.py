@@ -234,6 +234,24 @@ def test_a_test_curve_changes_nothing_but_the_metrics(tmp_path):
     assert np.array_equal(last, right.final["global/accuracy"])
 
 
+def test_a_train_curve_is_of_the_rows_that_a_client_trains_on(tmp_path):
+    (plain, *_), _ = made(only=["Local"])
+    (watched, *_), about = made("evaluate.train_curve=true", only=["Local"])
+    run_jobs([watched], tmp_path, about)
+    curves = train(watched).outcome.curves
+    last = curves["train_curve/personal/accuracy"][-1]
+    for place, (seed, held) in enumerate(zip(watched.seeds, watched.federations, strict=True)):
+        for client, rows in enumerate(held.train):
+            model = load_model(tmp_path, "Local", seed, client)
+            x = torch.from_numpy(held.dataset.decoded(rows)).flatten(1)
+            said = (x @ model["fc.weight"].T + model["fc.bias"]).argmax(1).numpy()
+            assert last[place][client] == pytest.approx((said == held.dataset.y[rows]).mean())
+    same = train(plain).outcome.final
+    assert all(
+        np.array_equal(same[key], value) for key, value in train(watched).outcome.final.items()
+    )
+
+
 def test_clients_that_never_took_part_are_told(tmp_path):
     """One client a round for two rounds: four of six or more; Local trains all without a server."""
     prepared, about = made("cohort=1", "rounds=2", only=["Local", "FedAvg"])

@@ -323,7 +323,7 @@ class SplitComparison:
         def start(own: Job, folder: Path) -> None:
             alone = {"seeds": own.seeds, "methods": (chosen,)}
             self._label(folder, self.experiment.model_copy(update=alone))
-            if own.evaluate.test_curve:
+            if own.evaluate.watches:
                 return  # which trials have not taken
             for part in list_parts(settings_folder(self.folder / TRIALS / label, group.settings)):
                 trial = self._trial(table, group.settings, part.seeds)
@@ -338,9 +338,13 @@ class SplitComparison:
         """Make a job that holds no test row, of as many rounds as trials have."""
         made = build_job(self.experiment, with_settings(table, settings), self._bare, seeds)
         evaluate = dataclasses.replace(
-            made.evaluate, test_curve=False, save_models=False, keep_globals=False
+            made.evaluate,
+            test_curve=False,
+            train_curve=False,
+            save_models=False,
+            keep_globals=False,
         )
-        if made.evaluate.test_curve:  # then the final training starts anew: no curve is needed
+        if made.evaluate.watches:  # then the final training starts anew: no curve is needed
             evaluate = dataclasses.replace(evaluate, every=made.rounds, personal="auto")
         by = self._tune and self._tune.metric
         if by and not evaluate.choice(made.task).natively(by):  # then it has to be measured

@@ -39,6 +39,7 @@ class Evaluate:
     every: int = 1  # rounds between points of the validation curve
     personal: str = "auto"  # also personal models; auto: not where deploy trains
     test_curve: bool = False  # also on test data; nothing is ever chosen by it
+    train_curve: bool = False  # also on training data
     keep_globals: bool = False  # keep the server's state of every round, for newcomers
     save_models: bool = True  # write what every client deploys
     clients: int | None = None  # how many curves are of, always the same ones; None: all
@@ -63,6 +64,11 @@ class Evaluate:
                 f"evaluate.threshold is {self.threshold!r}, expected a probability or "
                 f"{VALIDATION!r}"
             )
+
+    @property
+    def watches(self) -> bool:
+        """Whether curves are of more than validation data."""
+        return self.test_curve or self.train_curve
 
     def choice(self, kind: str) -> MetricChoice:
         """Return what is measured for a kind of task."""
@@ -242,6 +248,7 @@ class SimulatedJob(Job):
                 "every": self.evaluate.every,
                 "personal": self.evaluate.personal,
                 "test_curve": self.evaluate.test_curve,
+                **({"train_curve": True} if self.evaluate.train_curve else {}),
                 **({"clients": self.evaluate.clients} if self.evaluate.clients else {}),
                 **self._measured(),
             },
@@ -295,6 +302,14 @@ class SimulatedJob(Job):
     def test_data(self) -> list[TestData]:
         """The test data of each seed."""
         return [federation.test_data for federation in self.federations]
+
+    @property
+    def trained_data(self) -> list[TestData]:
+        """The training rows of each seed, to be scored as test rows are."""
+        return [
+            TestData(federation.dataset, federation.train, federation.names)
+            for federation in self.federations
+        ]
 
     @functools.cached_property
     def validated(self) -> bool:

@@ -163,6 +163,7 @@ def _essence(raw: dict[str, Any]) -> dict[str, Any]:
     data = {**raw["data"], "source": Path(raw["data"]["source"]).name}
     seen = ("every", "personal", "test_curve", "clients")
     watched = {key: raw["evaluate"][key] for key in seen if key in raw["evaluate"]}
+    watched["train_curve"] = raw["evaluate"].get("train_curve", False)
     methods = {
         table["label"]: {key: value for key, value in table.items() if key != "rounds"}
         for table in raw["methods"]

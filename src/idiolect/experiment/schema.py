@@ -240,6 +240,7 @@ class Evaluation(BaseModel):
     every: Count = 1
     personal: Literal["auto", "always", "never"] = "auto"
     test_curve: bool = False
+    train_curve: bool = False
     clients: Count | None = None  # how many are scored along the way; absent: all
     final_clients: Count | None = None  # how many are scored at the end; absent: all
     keep_globals: bool = False

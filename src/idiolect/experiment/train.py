@@ -32,7 +32,7 @@ from idiolect.engine.row_metrics import pooled
 from idiolect.engine.server_update import Traffic
 from idiolect.engine.stage_progress import StageProgress
 from idiolect.errors import ConfigError
-from idiolect.experiment.job import Job, Rounds
+from idiolect.experiment.job import Job, Rounds, SimulatedJob
 from idiolect.experiment.run_state import (
     Checkpointer,
     Clients,
@@ -267,11 +267,11 @@ def _tick(job: Job, state: RunState, pace: float) -> Tick:
 def _unevaluated(job: Job, state: RunState) -> bool:
     """Return whether a round was run and its evaluation, which is due, was not."""
     last = state.curve[-1].round if state.curve else 0
-    return bool(job.validated or job.evaluate.test_curve) and last < state.round
+    return bool(job.validated or job.evaluate.watches) and last < state.round
 
 
 def _evaluated(job: Job, simulation: Rounds, state: RunState) -> RunState:
-    """Evaluate a round where that is due: on validation data, on test data only if asked to."""
+    """Evaluate a round where that is due: on validation data, on other data only if asked to."""
     start = time.perf_counter()
     scores: Scores = {}
     if simulation.round % job.evaluate.every == 0 or simulation.round == job.rounds:
@@ -283,8 +283,20 @@ def _evaluated(job: Job, simulation: Rounds, state: RunState) -> RunState:
             scores |= _scores(_evaluate(simulation, None, some, **how), "val/")
         if job.evaluate.test_curve:
             scores |= _scores(_evaluate(simulation, job.test_data, some, **how), "test_curve/")
+        if job.evaluate.train_curve:
+            scores |= _scores(_evaluate(simulation, _trained(job), some, **how), "train_curve/")
     point = (CurvePoint(simulation.round, scores),) if scores else ()
     return _timed(state, start)._replace(curve=(*state.curve, *point), widths=simulation.widths)
+
+
+def _trained(job: Job) -> Sequence[TestData]:
+    """Return the training rows as rows to be scored."""
+    if not isinstance(job, SimulatedJob):
+        raise ConfigError(
+            "evaluate.train_curve scores training rows of simulated clients; leave it out where "
+            "clients are nodes of their own"
+        )
+    return job.trained_data
 
 
 def _finish(

@@ -29,7 +29,7 @@ class Curve:
 
     method: str
     model: str
-    split: str  # val, or test_curve where the user asked to watch it
+    split: str  # val, or test_curve and train_curve where the user asked to watch them
     rounds: tuple[int, ...]
     seeds: tuple[tuple[float, ...], ...]  # [point][seed]
 

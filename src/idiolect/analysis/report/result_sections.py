@@ -26,6 +26,7 @@ from idiolect.results.statistics import PARTICIPATION, participation_over_seeds
 _MODELS = {"personal": "Personal models", "global": "Global model"}
 _SPLITS = {  # id of the chart, the data in its title, the first word of its axis
     "val": ("", "validation data", "validation"),
+    "train_curve": ("train-", "training data", "training"),
     "test_curve": ("test-", "test data (watched only; nothing is chosen by it)", "test"),
 }
 
