@@ -1,167 +1,31 @@
-"""The outside tables: run them within a time budget, keep figures, fill docs/reproduction/field.md.
+"""The outside tables: keep what was measured, and fill docs/reproduction/field.md with it.
 
-    python scripts/reproduce_field.py run SECONDS OUT [--workers 4] [--set KEY=VALUE]
-    python scripts/reproduce_field.py keep OUT   # OUT/tables-*.json, run folders in it -> results/
+    python scripts/reproduce_field.py keep OUT   # of run_field.py, or a folder of run folders
     python scripts/reproduce_field.py page       # results/ -> tables of the page
 
-`keep` also takes the folder of `idiolect compare experiments/field/survive-fmnist.toml`.
-
-`run` goes through all methods of a table in stages of more and more rounds, so that whenever it is
-cut, all methods have about as many; each stage goes on from the checkpoint of the one before.
+`keep` also takes the folder of `idiolect compare experiments/field/survive-fmnist.toml`. Of a
+method that is kept already, the figures of more rounds stay.
 """
 
 import argparse
 import json
-import subprocess
-import sys
-import time
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
 from reproduction import RESULTS, fill, table
 
-from idiolect.data.sources import load
-from idiolect.experiment.load import load_experiment
-from idiolect.experiment.repro.index import (
-    BEST_TEST_ROUND,
-    Cell,
-    experiments_folder,
-    items,
-    name_of,
-)
-from idiolect.experiment.run import run_experiment
+from idiolect.experiment.repro.index import BEST_TEST_ROUND, Cell, items
 
 ROOT = Path(__file__).resolve().parent.parent
 FIGURES = RESULTS
 PAGE = ROOT / "docs" / "reproduction" / "field.md"
 
-# From cheap to dear; methods that train one global model need the most rounds.
 GLOBAL = ("FedAvg", "FedProx")
-CHEAP = ("Local", "FedPer", "FedRep", "FedProto", "FedRoD", "FedBABU", "FedALA", "FedAMP")
-DEAR = ("Per-FedAvg", "FedDBE", "FedCP", "GPFL", "Ditto", "APFL", "pFedMe")
-TOGETHER = {"FedAvg": ("FedAvg", "FedAvg + FT")}  # trained once
-TUNED_ONCE = ("FedAvg", "FedBABU")  # fine-tuned after the last round only, as in PFLlib
+KDH_ROUNDS = 50
+MILESTONES = (30, 100, 300, 1000)  # rounds by which the best test round so far is kept
 TABLES = {"pfllib": "pfllib-fmnist", "fedala": "fedala-cifar10", "pfedkdh": "pfedkdh"}
 SURVIVE = "pfllib-survive-digits"
-
-
-@dataclass(frozen=True)
-class Line:
-    """One method of one run, up to so many rounds."""
-
-    run: str
-    label: str
-    rounds: int
-
-    @property
-    def name(self) -> str:
-        return f"{self.run}--{self.label.replace(' ', '')}"
-
-    def mark(self, runs: Path, what: str) -> Path:
-        return runs / "marks" / f"{self.name}-{self.rounds}.{what}"
-
-
-def fmnist(kind: str, labels: tuple[str, ...], rounds: int) -> list[Line]:
-    """One division of Fashion-MNIST, a method after the other."""
-    lines = [Line(f"pfllib-fmnist-{kind}", label, rounds) for label in labels]
-    return [*lines, Line(f"pfllib-fmnist-fomo-{kind}", "FedFomo", rounds)]
-
-
-def whole(run: str, rounds: int) -> list[Line]:
-    """Return a line for each method of a run; what is trained with another has none."""
-    labels = [one.label_or_name for one in loaded(run, []).methods]
-    return [Line(run, label, rounds) for label in labels if label != "FedAvg + FT"]
-
-
-def plan(cifar: bool, only: list[str]) -> list[Line]:
-    """Everything, or the lines named, in the order in which it is worth having."""
-    everyone = (*GLOBAL, *CHEAP, *DEAR)
-    kinds = ("pat", "dir")
-    lines = [
-        *fmnist("pat", everyone, 30),
-        *whole("pfedkdh-fmnist-0.1", 50),
-        *fmnist("dir", everyone, 30),
-        *(Line(f"pfllib-fmnist-{kind}", label, 300) for label in GLOBAL for kind in kinds),
-        *whole("pfedkdh-fmnist-0.05", 50),
-        *whole("pfedkdh-fmnist-0.5", 50),
-        *(Line(f"pfllib-fmnist-{kind}", label, 600) for label in GLOBAL for kind in kinds),
-    ]
-    if cifar:
-        lines += [*whole("fedala-cifar10", 30), *whole("fedala-cifar10", 100)]
-    for rounds in (100, 300, 1000, 2000):
-        lines += [one for kind in kinds for one in fmnist(kind, everyone, rounds)]
-    lines = [one for n, one in enumerate(lines) if one not in lines[:n]]
-    return [one for one in lines if not only or one.name in only]
-
-
-def loaded(run: str, changes: list[str]) -> Any:
-    named = {name_of(one): one for item in TABLES.values() for one in items()[item][1].experiments}
-    return load_experiment(experiments_folder() / named[run].file, [*named[run].set, *changes])
-
-
-def work(args: argparse.Namespace) -> None:
-    """Take the next line that nobody has taken, until the time is over."""
-    lines = plan(args.cifar, args.only)
-    while time.time() < args.end - 5:
-        ready = (one for one in lines if takes(one, lines, args))
-        line = next(ready, None)
-        if line is None:
-            time.sleep(1)
-            if all(one.mark(args.runs, "taken").exists() for one in lines):
-                return
-            continue
-        try:
-            run_line(line, args)
-        except KeyboardInterrupt:
-            return
-        except Exception as error:  # one method's failure must not cost the others their time
-            line.mark(args.runs, "failed").write_text(f"{type(error).__name__}: {error}")
-            print(f"{line}: {type(error).__name__}: {error}", flush=True)
-
-
-def takes(line: Line, lines: list[Line], args: argparse.Namespace) -> bool:
-    """Take a line whose stage before is done and whose end is likely within the time."""
-    if line.mark(args.runs, "taken").exists():
-        return False
-    before = [one for one in lines if one.name == line.name and one.rounds < line.rounds]
-    if before:
-        last = max(before, key=lambda one: one.rounds)
-        if not last.mark(args.runs, "done").exists():
-            return False
-        pace = float(last.mark(args.runs, "done").read_text())
-        if time.time() + 1.2 * pace * (line.rounds - last.rounds) + 8 > args.end:
-            return False
-    try:
-        line.mark(args.runs, "taken").touch(exist_ok=False)
-    except FileExistsError:
-        return False
-    return True
-
-
-def run_line(line: Line, args: argparse.Namespace) -> None:
-    begun = time.time()
-    scored = ["evaluate.personal=auto"] if line.label in TUNED_ONCE else []
-    experiment = loaded(line.run, [f"rounds={line.rounds}", *scored, *args.set])
-    known = [one.label_or_name for one in experiment.methods]
-    labels = [one for one in TOGETHER.get(line.label, (line.label,)) if one in known]
-    folder = args.runs / line.name
-    content, _ = run_experiment(
-        experiment, folder, resume=(folder / "experiment.toml").exists(), only=labels
-    )
-    own = content["methods"][labels[0]]
-    kept = {
-        "run": line.run,
-        "federation": content["data"]["federations"][0],
-        "seeds": content["seeds"],
-        "versions": content["versions"],
-        "methods": {label: summary(content["methods"][label]) for label in labels},
-    }
-    (args.out / f"tables-{line.name}.json").write_text(json.dumps(kept) + "\n")
-    pace = own["speed"]["seconds"] / own["rounds"]
-    line.mark(args.runs, "done").write_text(f"{pace:.4f}")
-    print(f"{line}: {time.time() - begun:.0f} s, {pace:.3f} s a round", flush=True)
 
 
 def summary(own: dict[str, Any]) -> dict[str, Any]:
@@ -185,28 +49,6 @@ def summary(own: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def run(args: argparse.Namespace) -> None:
-    """Start the workers and wait for them."""
-    (args.runs / "marks").mkdir(parents=True, exist_ok=True)
-    args.out.mkdir(parents=True, exist_ok=True)
-    for taken in (args.runs / "marks").glob("*.taken"):
-        if not taken.with_suffix(".done").exists():  # of a run that was cut
-            taken.unlink()
-    end = time.time() + args.seconds
-    for name in {loaded(one.run, args.set).data.source for one in plan(args.cifar, args.only)}:
-        load(name)  # decoded once, before the workers want it
-    own = [sys.executable, __file__, "work", str(end), str(args.out)]
-    own += ["--runs", str(args.runs), *(["--cifar"] if args.cifar else [])]
-    own += [word for one in args.set for word in ("--set", one)]
-    own += [word for one in args.only for word in ("--only", one)]
-    workers = [subprocess.Popen(own) for _ in range(args.workers)]
-    for worker in workers:
-        try:
-            worker.wait(max(end - time.time(), 1))
-        except subprocess.TimeoutExpired:
-            worker.terminate()
-
-
 # Figures and page.
 
 
@@ -215,8 +57,8 @@ def keep(args: argparse.Namespace) -> None:
     found: dict[str, dict[str, Any]] = {}
     if (args.out / "result.json").exists():
         found[SURVIVE] = tuned(json.loads((args.out / "result.json").read_text()))
-    for path in sorted(args.out.glob("tables-*.json")):
-        one = json.loads(path.read_text())
+    path = args.out / "tables.json"
+    for one in json.loads(path.read_text())["lines"] if path.exists() else ():
         key = one.pop("run")
         found.setdefault(key, {**one, "methods": {}})["methods"] |= one["methods"]
     for folder in sorted(path.parent for path in args.out.glob("*/result.json")):
@@ -232,9 +74,19 @@ def keep(args: argparse.Namespace) -> None:
         path = FIGURES / f"{key}.json"
         if own:
             kept = json.loads(path.read_text()) if path.exists() else {}
-            for run, held in own.items():  # methods of runs of the same name join
-                held["methods"] = kept.get(run, {}).get("methods", {}) | held["methods"]
+            for run, held in own.items():
+                held["methods"] = joined(kept.get(run, {}).get("methods", {}), held["methods"])
             path.write_text(json.dumps({**kept, **own}, sort_keys=True) + "\n")
+
+
+def joined(kept: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+    """Join the methods of two runs of the same name; of one that both have, the longer."""
+    longer = {
+        label: own
+        for label, own in new.items()
+        if label not in kept or own["rounds"] >= kept[label]["rounds"]
+    }
+    return {**kept, **longer}
 
 
 def tuned(content: dict[str, Any]) -> dict[str, Any]:
@@ -313,8 +165,8 @@ def scores(held: dict[str, Any], cell: Cell, model: str) -> list[float] | None:
     return own["models"].get(model, {}).get("mean") if own else None
 
 
-def rows_of(item: str, key: str, prefix: str, run: str) -> tuple[list[list[str]], str]:
-    """Return a table's rows of one run, and how many cells are within a point."""
+def rows_of(item: str, key: str, prefix: str, run: str) -> list[str]:
+    """Lay out a table's rows of one run, and say how near they are and who is not."""
     _, found = items()[item]
     mine = [cell for cell in found.cells if cell.what.startswith(prefix)]
     known = {cell.label for cell in mine}
@@ -323,17 +175,56 @@ def rows_of(item: str, key: str, prefix: str, run: str) -> tuple[list[list[str]]
         for label in ("Local", "FedAvg + FT")
         if label not in known
     ]
-    held, rows, near, measured = figures(key), [], 0, 0
+    held, rows, far, measured = figures(key), [], [], 0
     for cell in [*mine, *extra]:
-        theirs = scores(held, cell, cell.model)
+        best = scores(held, cell, cell.model)
         own = held.get(cell.run, {}).get("methods", {}).get(cell.label, {})
-        if theirs and cell.paper:
+        what, model = cell.what.removeprefix(prefix), cell.model.removesuffix(BEST_TEST_ROUND)
+        if best and cell.paper:
             measured += 1
-            near += 100 * mean(theirs) >= cell.paper - 1
-        last = scores(held, cell, cell.model.removesuffix(BEST_TEST_ROUND))
-        cells = [shown(theirs), f"{cell.paper:.2f}" if cell.paper else "", shown(last)]
-        rows.append([cell.what.removeprefix(prefix), *cells, str(own.get("rounds", "-"))])
-    return rows, _within(near, measured)
+            if (gap := 100 * mean(best) - cell.paper) < -1:
+                far.append(f"{what} {gap:.1f}{_rise(own, model)}")
+        last = scores(held, cell, model)
+        by = own.get("curve", {}).get(model, {}).get("best_by", {})
+        cells = [shown(best), f"{cell.paper:.2f}" if cell.paper else "", shown(last)]
+        rows.append(
+            [what, *cells, str(own.get("rounds", "-"))]
+            + [shown(by.get(str(most))) for most in MILESTONES]
+        )
+    heads = ["%", "ours, best test round", "paper", "ours, last round", "rounds"]
+    used = [n for n in range(len(rows[0])) if n < len(heads) or any(row[n] != "-" for row in rows)]
+    heads += [f"best by round {most}" for most in MILESTONES]
+    words = [_within(measured - len(far), measured)]
+    if far:
+        words += [f"The others, in points: {'; '.join(far)}."]
+    rows = [[row[n] for n in used] for row in rows]
+    return [*table([heads[n] for n in used], rows), "", " ".join(words), *_made(held, run)]
+
+
+def _rise(own: dict[str, Any], model: str) -> str:
+    """Say by how much the best test round rose in the second half of the rounds."""
+    curve = own.get("curve", {}).get(model)
+    if not curve:
+        return f" after {own['rounds']} rounds"
+    half = [n for n, number in enumerate(curve["round"]) if 2 * number <= own["rounds"]]
+    line = curve["weighted_mean"]
+    rise = 100 * (max(line) - max(line[n] for n in half)) if half else 0
+    return f" after {own['rounds']} rounds, of which the second half brought {rise:.1f}"
+
+
+def _made(held: dict[str, Any], run: str) -> list[str]:
+    """Say on what the curves were made."""
+    own = [one for one in held.get(run, {}).get("methods", {}).values() if "pace" in one]
+    if not own:
+        return []
+    places = sorted({f"{one['device']}, {one['precision']}" for one in own})
+    paces = sorted(one["pace"] for one in own)
+    return [
+        "",
+        f"Made on {'; '.join(places)}, {own[0]['workers']} methods at a time: {paces[0]:.2g} to "
+        f"{paces[-1]:.2g} s a round with its scoring, without the first two; those took "
+        f"{min(one['first'] for one in own):.0f} to {max(one['first'] for one in own):.0f} s.",
+    ]
 
 
 def _within(near: int, cells: int) -> str:
@@ -342,21 +233,30 @@ def _within(near: int, cells: int) -> str:
     return f"{near} of {cells} cells are within one point of the table or above."
 
 
-def columns_of(key: str) -> tuple[list[list[str]], str]:
-    """Return rows of pFedKDH's table, ours and the paper's, and how many are within a point."""
+def columns_of(key: str) -> list[str]:
+    """Lay out pFedKDH's table, ours and the paper's; only cells of all 50 rounds are counted."""
     _, found = items()["pfedkdh"]
     held = figures(key)
     cells = {(cell.label, cell.run): cell for cell in found.cells if cell.run in held}
     runs = list(dict.fromkeys(run for _, run in cells))
-    rows, near = [[*runs]], 0
+    rows, near, whole = [], 0, 0
     for label in dict.fromkeys(label for label, _ in cells):
         row = [label]
         for run in runs:
-            own = scores(held, cells[label, run], cells[label, run].model)
-            near += bool(own) and 100 * mean(own or [0]) >= cells[label, run].paper - 1
-            row.append(f"{shown(own)} / {cells[label, run].paper:.2f}")
+            cell = cells[label, run]
+            own = scores(held, cell, cell.model) or []
+            rounds = held[run]["methods"].get(label, {}).get("rounds", KDH_ROUNDS)
+            short = f" ({rounds} rounds)" if rounds < KDH_ROUNDS else ""
+            if own and not short:
+                whole += 1
+                near += 100 * mean(own) >= cell.paper - 1
+            row.append(f"{shown(own)}{short} / {cell.paper:.2f}")
         rows.append(row)
-    return rows, _within(near, len(cells))
+    if not rows:
+        return [_within(0, 0)]
+    columns = [run.removeprefix("pfedkdh-").replace("-", ", alpha ") for run in runs]
+    made = [line for run in runs[:1] for line in _made(held, run)]
+    return [*table(["ours / paper, %", *columns], rows), "", _within(near, whole), *made]
 
 
 def wins(item: str, key: str) -> str:
@@ -367,8 +267,9 @@ def wins(item: str, key: str) -> str:
         for other in found.cells:
             if one.what.split(",")[0] != other.what.split(",")[0] or one.paper <= other.paper:
                 continue
+            most = min(rounds_of(held, cell) for cell in (one, other))
             ours, theirs = (
-                [figure(held, cell, by) for by in (True, False)] for cell in (one, other)
+                [figure(held, cell, by, most) for by in (True, False)] for cell in (one, other)
             )
             if None not in (*ours, *theirs):
                 printed += 1
@@ -378,29 +279,36 @@ def wins(item: str, key: str) -> str:
         return "Not measured yet."
     return (
         f"Of the {printed} wins of one method over another that the table prints, {same} are found "
-        f"in ours by the same scoring and {last} in the last round."
+        f"in ours by the same scoring and {last} in the last round, each pair after as many rounds "
+        "as both have."
     )
 
 
-def figure(held: dict[str, Any], cell: Cell, best: bool) -> float | None:
-    model = cell.model if best else cell.model.removesuffix(BEST_TEST_ROUND)
-    found = scores(held, cell, model)
-    return mean(found) if found else None
+def rounds_of(held: dict[str, Any], cell: Cell) -> int:
+    own = held.get(cell.run, {}).get("methods", {}).get(cell.label, {})
+    return int(own.get("rounds", 0))
+
+
+def figure(held: dict[str, Any], cell: Cell, best: bool, most: int) -> float | None:
+    """Return a cell's figure after so many rounds, as far as its curve tells."""
+    model = cell.model.removesuffix(BEST_TEST_ROUND)
+    found = scores(held, cell, cell.model if best else model)
+    own = held.get(cell.run, {}).get("methods", {}).get(cell.label, {})
+    curve = own.get("curve", {}).get(model)
+    if not found or not curve or most >= own["rounds"]:
+        return mean(found) if found else None
+    until = [n for n, number in enumerate(curve["round"]) if number <= most] or [0]
+    return max(curve["weighted_mean"][n] for n in until) if best else curve["mean"][until[-1]]
 
 
 def page(_: argparse.Namespace) -> None:
     """Fill the tables of the page."""
-    heads = ["%", "ours, best test round", "paper", "ours, last round", "rounds"]
-    parts = {}
-    for kind in ("pat", "dir"):
-        rows, near = rows_of("pfllib-fmnist", "pfllib", f"{kind}, ", f"pfllib-fmnist-{kind}")
-        parts[f"pfllib {kind}"] = [*table(heads, rows), "", near]
-    rows, near = rows_of("fedala-cifar10", "fedala", "", "fedala-cifar10")
-    parts["fedala"] = [*table(heads, rows), "", near]
-    (runs, *rows), near = columns_of("pfedkdh")
-    columns = [run.removeprefix("pfedkdh-").replace("-", ", alpha ") for run in runs]
-    parts["pfedkdh"] = [*table(["ours / paper, %", *columns], rows), ""] if rows else []
-    parts["pfedkdh"].append(near)
+    parts = {
+        f"pfllib {kind}": rows_of("pfllib-fmnist", "pfllib", f"{kind}, ", f"pfllib-fmnist-{kind}")
+        for kind in ("pat", "dir")
+    }
+    parts["fedala"] = rows_of("fedala-cifar10", "fedala", "", "fedala-cifar10")
+    parts["pfedkdh"] = columns_of("pfedkdh")
     parts["wins"] = [wins("pfllib-fmnist", "pfllib")]
     parts["survivors"] = survivors()
     fill(PAGE, parts)
@@ -409,19 +317,10 @@ def page(_: argparse.Namespace) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     commands = parser.add_subparsers(dest="what", required=True)
-    for name in ("run", "work"):
-        one = commands.add_parser(name)
-        one.add_argument("seconds" if name == "run" else "end", type=float)
-        one.add_argument("out", type=Path)
-        one.add_argument("--workers", type=int, default=4)
-        one.add_argument("--runs", type=Path, default=Path("/tmp/field-runs"))
-        one.add_argument("--cifar", action="store_true", help="FedALA's table too")
-        one.add_argument("--set", action="append", default=[])
-        one.add_argument("--only", action="append", default=[], help="pfllib-fmnist-pat--FedALA")
     commands.add_parser("keep").add_argument("out", type=Path)
     commands.add_parser("page")
     args = parser.parse_args()
-    {"run": run, "work": work, "keep": keep, "page": page}[args.what](args)
+    {"keep": keep, "page": page}[args.what](args)
 
 
 if __name__ == "__main__":

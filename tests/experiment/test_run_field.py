@@ -1,0 +1,117 @@
+"""The outside tables within a time: the figures of lines, cut or whole, and what is kept."""
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from idiolect.experiment.run import run_experiment
+
+ROOT = Path(__file__).parents[2]
+SMALL = [
+    "data.source=embedded",
+    "model.name=dnn",
+    "model.hidden=4",
+    "methods.FedAvg + FT.tune_epochs=1",
+]
+
+
+@pytest.fixture
+def field(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sys, "path", [str(ROOT / "scripts"), *sys.path])
+    import run_field
+
+    monkeypatch.setattr(run_field, "LEAST_EVERY", 1)
+    return run_field
+
+
+def asked(folder: Path, **more: object) -> argparse.Namespace:
+    own = {"runs": folder, "end": time.time() + 600, "workers": 1, "precision": "fp32", "only": []}
+    return argparse.Namespace(**{**own, "set": SMALL, **more})
+
+
+def trained(field, line, folder: Path, seconds: float = 600) -> dict:
+    field.train_line(line, time.time() + seconds, asked(folder), {})
+    return json.loads((folder / f"{line.name}.json").read_text())["methods"]
+
+
+def test_figures_are_those_of_a_run(field, tmp_path: Path) -> None:
+    """Last round, best test round and its number; FedAvg's rounds are those of FedAvg + FT."""
+    run = "pfllib-fmnist-dir"
+    found = trained(field, field.Line(run, "FedAvg", 3, 1), tmp_path)
+    found |= trained(field, field.Line(run, "FedPer", 3, 1), tmp_path)
+    changes = ["rounds=3", "seeds=[0]", "evaluate.every=1", "evaluate.personal=auto", *SMALL]
+    labels = ["FedAvg", "FedAvg + FT", "FedPer"]
+    content, _ = run_experiment(field.loaded(run, changes), tmp_path / "run", only=labels)
+    from reproduce_field import summary
+
+    for label, model in zip(labels, ("global", "personal", "personal"), strict=True):
+        whole, own = summary(content["methods"][label]), found[label]
+        assert own["rounds"] == 3
+        for name in (model, f"{model}, best test round"):
+            for key, values in whole["models"][name].items():
+                assert own["models"][name][key] == pytest.approx(values, abs=2e-5)
+    assert "personal" not in found["FedAvg"]["models"]
+    curve = found["FedPer"]["curve"]["personal"]
+    assert curve["round"] == [1, 2, 3] and len(curve["mean"]) == 3
+    assert max(curve["weighted_mean"]) == found["FedPer"]["models"][name]["mean"][0]
+
+
+def test_a_line_ends_with_its_time_but_not_before_it_has_begun(field, tmp_path, monkeypatch):
+    monkeypatch.setattr(field, "LEAST", 2)
+    found = trained(field, field.Line("pfllib-fmnist-pat", "Local", 50, 1), tmp_path, seconds=-1)
+    assert found["Local"]["rounds"] == 2 and found["Local"]["first"] > 0
+
+
+def test_milestones_and_thinned_curves(field, monkeypatch):
+    class Scored:
+        def __init__(self, value):
+            self.scores = {"personal": {"accuracy": field.np.array([value, 0.0])}}
+
+    line = [0.1, 0.2, 0.8, 0.4, 0.6]
+    monkeypatch.setattr(field, "POINTS", 3)
+    monkeypatch.setattr(field, "MILESTONES", (4, 6, 11))
+    job = argparse.Namespace(members=[argparse.Namespace(test=[3, 1])])
+    found = field.summary(job, [(2 * n, [Scored(v)]) for n, v in enumerate(line, 1)])
+    assert found["models"]["personal"] == {"mean": [0.3], "weighted_mean": [0.45]}
+    assert found["models"]["personal, best test round"] == {"mean": [0.6], "round": [6]}
+    curve = found["curve"]["personal"]
+    assert curve["round"] == [2, 6, 10] and curve["weighted_mean"] == [0.075, 0.6, 0.45]
+    assert curve["best_by"] == {"4": [0.15], "6": [0.6]}
+
+
+def test_workers_share_the_time_and_the_lines(field, tmp_path, monkeypatch):
+    """Each takes what nobody has; a failure costs a line and not the others."""
+    lines = [field.Line("a", "x", 9, 1), field.Line("b", "x", 9, 3), field.Line("c", "x", 9, 0)]
+    monkeypatch.setattr(field, "plan", lambda only: lines)
+    told = {}
+
+    def train_line(line, stop, args, datasets):
+        told[line.run] = stop - time.time()
+        if line.run == "b":
+            raise ValueError("no")
+
+    monkeypatch.setattr(field, "train_line", train_line)
+    (tmp_path / "out").mkdir()
+    args = asked(tmp_path, workers=2)
+    args.end = time.time() + 100
+    field.work(args)
+    assert told == pytest.approx({"a": 50, "b": 100, "c": 100}, abs=1)
+    field.merge(tmp_path, tmp_path / "out")
+    kept = json.loads((tmp_path / "out" / "tables.json").read_text())
+    assert kept == {"lines": [], "failed": {"b--x": "ValueError: no"}}
+    field.work(args)
+    assert len(told) == 3  # all are taken
+
+
+def test_the_longer_of_two_runs_is_kept(field):
+    from reproduce_field import joined
+
+    kept = joined(
+        {"a": {"rounds": 30}, "b": {"rounds": 30}},
+        {"a": {"rounds": 9}, "b": {"rounds": 30, "new": 1}},
+    )
+    assert kept == {"a": {"rounds": 30}, "b": {"rounds": 30, "new": 1}}
