@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# All that is measured on a GPU, in the order of its worth: bash scripts/gpu_session.sh sane|bench|more|check|experiments|rest [SECONDS]
+# All that is measured on a GPU, in the order of its worth: bash scripts/gpu_session.sh sane|bench|more|check|experiments|rest|field|referee [SECONDS]
 # IDIOLECT_DATA names the datasets, IDIOLECT_RUNS where runs go (/tmp/runs), OUT where figures go.
 # `bench` and `more` want the GPU alone; the others may share it.
 set -uo pipefail
@@ -25,7 +25,13 @@ check() {
 # Runs beside each other share the chip: with twice as many workers each took three times as long, and a run that
 # finds no room halves its blocks, which are other shapes, for which kernels are chosen and compiled anew.
 queue() {  # FILE WORKERS SECONDS
-  OMP_NUM_THREADS=1 bash scripts/gpu_queue.sh "$@"
+  OMP_NUM_THREADS=1 bash scripts/gpu_queue.sh field() {  # SECONDS [WORKERS [PRECISION]]: the outside tables; figures in $OUT/tables.json
+  python3 scripts/run_field.py "$1" "$OUT" --workers "${2:-6}" --precision "${3:-fp32}"
+}
+referee() {  # SECONDS: the whole suite for one method; wants the GPU alone
+  python3 benchmarks/referee.py fedavg-ft --size whole --device cuda --seconds "$1" --json "$OUT/referee-whole.json"
+}
+"$@"
 }
 experiments() {  # SECONDS
   local end=$(($(date +%s) + $1))
@@ -40,5 +46,11 @@ rest() {  # SECONDS
   left() { echo $((end - $(date +%s))); }
   queue experiments/portfolio/gpu.txt 4 "$(left)"
   queue experiments/pfml/gpu-cifar10.txt 1 "$(left)"
+}
+field() {  # SECONDS [WORKERS [PRECISION]]: the outside tables; figures in $OUT/tables.json
+  python3 scripts/run_field.py "$1" "$OUT" --workers "${2:-6}" --precision "${3:-fp32}"
+}
+referee() {  # SECONDS: the whole suite for one method; wants the GPU alone
+  python3 benchmarks/referee.py fedavg-ft --size whole --device cuda --seconds "$1" --json "$OUT/referee-whole.json"
 }
 "$@"

@@ -23,6 +23,7 @@ PAGE = ROOT / "docs" / "reproduction" / "field.md"
 
 GLOBAL = ("FedAvg", "FedProx")
 KDH_ROUNDS = 50
+LEAST = 10  # rounds: a line that was cut before is not kept
 MILESTONES = (30, 100, 300, 1000)  # rounds by which the best test round so far is kept
 TABLES = {"pfllib": "pfllib-fmnist", "fedala": "fedala-cifar10", "pfedkdh": "pfedkdh"}
 SURVIVE = "pfllib-survive-digits"
@@ -84,7 +85,7 @@ def joined(kept: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
     longer = {
         label: own
         for label, own in new.items()
-        if label not in kept or own["rounds"] >= kept[label]["rounds"]
+        if own["rounds"] >= (kept[label]["rounds"] if label in kept else LEAST)
     }
     return {**kept, **longer}
 

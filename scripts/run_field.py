@@ -25,9 +25,9 @@ from statistics import fmean
 from typing import Any
 
 import numpy as np
-from reproduce_field import MILESTONES, TABLES, figures
+from reproduce_field import LEAST, MILESTONES, TABLES, figures
 
-from idiolect.data import Dataset
+from idiolect.data import Dataset, load
 from idiolect.engine.evaluation import ClientScores
 from idiolect.experiment.build import build_job, build_shared, describe
 from idiolect.experiment.job import SimulatedJob
@@ -46,8 +46,7 @@ PERSONAL = (
 TRAINED_AS = {"FedAvg": "FedAvg + FT"}  # the same rounds, and fine-tuned after the last one
 TUNED_ONCE = ("FedAvg + FT", "FedBABU")  # not at every point of the curve, as in PFLlib
 SETTLED = 2  # first rounds: kernels are chosen, graphs recorded
-LEAST = 10  # rounds that every line gets, if there is time at all
-LEAST_EVERY, POINTS = 5, 40  # rounds between points of a curve; points of it that are kept
+EVERY, POINTS = 5, 40  # rounds between points of a curve; points of it that are kept
 MERGED = 3.0  # seconds between two writings of the one file
 GRACE = 40.0  # seconds that a worker may take over the time before it is ended
 
@@ -144,7 +143,7 @@ def train_line(
 ) -> None:
     """Train until the line's time is over; what is known is written after each scored round."""
     begun = time.time()
-    changes = [f"rounds={line.rounds}", f"evaluate.every={LEAST_EVERY}"]
+    changes = [f"rounds={line.rounds}", f"evaluate.every={EVERY}"]
     if not line.run.startswith("pfedkdh"):
         changes.append("seeds=[0]")
     if args.precision != "fp32":
@@ -212,15 +211,15 @@ def train(
         done, now = simulation.round, time.time()
         if done <= SETTLED:
             first = now - began
-        pace = (now - began - first) / (done - SETTLED) if done > SETTLED else now - began
+        pace = (now - began - first) / (done - SETTLED) if done > SETTLED else 0.0
         stop = until[done < LEAST]
         ended = done == rounds or now + (after + 1) * pace > stop
-        if ended or done % LEAST_EVERY == 0:
+        if ended or done % EVERY == 0:
             scored = simulation.evaluate(
                 job.test_data, only_global=job.only_global, choice=job.choice
             )
             curve.append((done, scored))
-            if not ended and time.time() + (after + LEAST_EVERY) * pace > stop:
+            if not ended and time.time() + (after + EVERY) * pace > stop:
                 ended = True
             if ended and job.only_global:
                 curve.append((done, simulation.evaluate(job.test_data, choice=job.choice)))
@@ -286,6 +285,10 @@ def run(args: argparse.Namespace) -> None:
     args.runs.mkdir(parents=True)
     args.out.mkdir(parents=True, exist_ok=True)
     end = time.time() + args.seconds
+    first, *others = dict.fromkeys(
+        loaded(run, args.set).data.source for run in dict.fromkeys(o.run for o in plan(args.only))
+    )
+    load(first)  # decoded once, before the workers want it
     share = args.workers > 1 and shutil.which("nvidia-cuda-mps-control")
     if share:
         subprocess.run([share, "-d"], check=False)  # so that processes share the chip
@@ -295,6 +298,8 @@ def run(args: argparse.Namespace) -> None:
     own += [word for one in args.only for word in ("--only", one)]
     environment = {"OMP_NUM_THREADS": "1", **os.environ}
     workers = [subprocess.Popen(own, env=environment) for _ in range(args.workers)]
+    for source in others:
+        load(source)
     while any(worker.poll() is None for worker in workers) and time.time() < end + GRACE:
         time.sleep(MERGED)
         merge(args.runs, args.out)

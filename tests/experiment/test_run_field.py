@@ -24,7 +24,7 @@ def field(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(sys, "path", [str(ROOT / "scripts"), *sys.path])
     import run_field
 
-    monkeypatch.setattr(run_field, "LEAST_EVERY", 1)
+    monkeypatch.setattr(run_field, "EVERY", 1)
     return run_field
 
 
@@ -110,8 +110,6 @@ def test_workers_share_the_time_and_the_lines(field, tmp_path, monkeypatch):
 def test_the_longer_of_two_runs_is_kept(field):
     from reproduce_field import joined
 
-    kept = joined(
-        {"a": {"rounds": 30}, "b": {"rounds": 30}},
-        {"a": {"rounds": 9}, "b": {"rounds": 30, "new": 1}},
-    )
-    assert kept == {"a": {"rounds": 30}, "b": {"rounds": 30, "new": 1}}
+    kept = {"a": {"rounds": 30}, "b": {"rounds": 30}}
+    new = {"a": {"rounds": 29}, "b": {"rounds": 30, "new": 1}, "c": {"rounds": 2}}
+    assert joined(kept, new) == {"a": {"rounds": 30}, "b": {"rounds": 30, "new": 1}}
