@@ -387,3 +387,12 @@ def test_the_worlds_network_has_parameters_of_every_kind():
     network = Network(worlds.Normed())
     assert network.norms == {"norm.weight", "norm.bias"}
     assert set(network.params) > network.norms
+
+
+@every_federated_method
+def test_who_says_it_chooses_nothing_does_without_validation_rows(name, float64):
+    """Else `refit` would train a method on the rows by which it chooses."""
+    world = worlds.with_public()
+    blind = dataclasses.replace(world, val=tuple(rows[:0] for rows in world.val))
+    changed = worlds.differing(play(name, blind), reference(name), TIGHT)
+    assert bool(changed) == made(name).chooses

@@ -99,3 +99,11 @@ def test_without_test_data_none_is_left_in_any_form(two):
     assert [len(held) for held in bare.test] == [0, 0]
     assert bare.common is None and bare.marked is None
     assert [held.tolist() for held in (*bare.train, *bare.val)] == [[0, 1, 2], [3], [4], []]
+
+
+def test_refitted_trains_on_validation_rows_and_on_no_test_row(two):
+    both = two.refitted
+    assert [rows.tolist() for rows in both.train] == [[0, 1, 2, 4], [3]]
+    assert [len(rows) for rows in both.val] == [0, 0] and both.test == two.test
+    assert both.dataset is two.dataset  # scaled by the training rows alone
+    assert both is two.refitted  # methods that are trained alike are trained once

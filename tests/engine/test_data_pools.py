@@ -34,7 +34,10 @@ def test_distinct_datasets_are_laid_one_behind_the_other():
             rows = {**member.rows, **exam.rows}
             for stream, own in (("train", world.train), ("val", world.val), ("test", world.test)):
                 assert_holds(pools[stream], rows[stream], world.dataset, own[client])
-            assert member.rows.keys() == {"train", "val"} and exam.rows.keys() == {"test"}
+            assert member.rows.keys() == {"train", "val", "labelled"}
+            both = np.concatenate([member.rows["train"], member.rows["val"]])
+            np.testing.assert_array_equal(member.rows["labelled"], both)
+            assert exam.rows.keys() == {"test"}
     assert "test" not in library.pools and "test" not in library.pools
 
 
@@ -56,7 +59,7 @@ def test_there_is_no_public_stream_unless_every_run_has_one():
     runs = [worlds.federation((3, 2), (1, 1), seed=n) for n in range(2)]
     runs[0] = dataclasses.replace(runs[0], public=worlds.dataset(5))
     library = DataPools([world.train_data for world in runs], CPU)
-    assert set(library.pools) == {"train", "val"}
+    assert set(library.pools) == {"train", "val", "labelled"}
     assert "public" not in library.members(0, 0, runs[0].train_data)[0].rows
 
 

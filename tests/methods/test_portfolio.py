@@ -322,3 +322,72 @@ def test_candidates_are_named_once_and_known():
 def test_what_is_settled_later_leaves_the_rounds_alike():
     assert Portfolio(members=1, caution=3.0).training() == Portfolio().training()
     assert Portfolio(candidates=("ft",)).training() != Portfolio().training()
+
+
+# Trained once more, on validation rows too.
+
+
+@pytest.mark.parametrize("kind", SINGLES)
+def test_one_candidate_trained_again_is_that_method_on_both_parts(kind, float64):
+    """Equal parts of validation rows, since the server weighs reports by training rows."""
+    world = worlds.federation((6, 4, 10, 2), (3, 2, 5, 1))
+    settings = {"candidates": (kind,), "paces": (1.0,), "refits": "rounds"}
+    _, found = ended(Portfolio(**ROUNDS, **TUNING, **settings), world)
+    _, plain = ended(SINGLES[kind], world.refitted)
+    assert not worlds.differing(only(found), deployed(plain), 1e-9)
+
+
+@pytest.mark.parametrize("kind", ["vectorised", "sequential"])
+def test_cells_trained_again_start_from_the_teacher_of_the_same_round(kind, float64):
+    """Of a client for whom round 1 was best by validation loss, the second training's round 1."""
+    world = worlds.federation((6, 4, 10, 2), (3, 2, 5, 1))
+    method = Portfolio(**ROUNDS, candidates=("teacher",), refits="rounds")
+    simulation = worlds.simulation(method, world, kind=kind)
+    plain = worlds.simulation(FedAvg(**ROUNDS), world.refitted, kind=kind)
+    met = [plain.states[0]]
+    for _ in range(3):
+        simulation.advance()
+        plain.advance()
+        met.append(plain.states[0])
+    kept = simulation.tree["personal"][0]
+    for place, number in enumerate(kept.teacher.round.tolist()):
+        own = tree.map(lambda leaf, n=place: leaf[n], kept.again.teacher)
+        assert not worlds.differing(own, met[int(number)], 1e-9)
+
+
+@pytest.mark.parametrize("refits", ["clients", "rounds"])
+def test_what_is_trained_again_has_no_say_in_the_choice(refits):
+    """The same weights, told numbers and validation accuracies as without a second training."""
+    world = worlds.federation((7, 4, 5, 9, 3, 0), (9, 5, 7, 6, 0, 4))
+    found = [
+        ended(Portfolio(**ROUNDS, **TUNING, margin=0.5, refits=way), world)[1]
+        for way in ("nothing", refits)
+    ]
+    for name, before in found[0].facts.items():
+        np.testing.assert_allclose(found[1].facts[name], before, atol=1e-6, err_msg=name)
+    once, twice = (verdict.exchange_sums for verdict in found)
+    assert not worlds.differing(dict(once), dict(twice), 1e-6)
+    assert worlds.differing(deployed(found[0]).members, deployed(found[1]).members, 1e-3)
+    # No score on rows that were trained on.
+    assert np.isnan(found[1].scores["personal"]["val_accuracy"]).all()
+    assert not np.isnan(found[0].scores["personal"]["val_accuracy"]).all()
+
+
+def test_by_clients_alone_nothing_more_crosses_the_network(float64):
+    ends = []
+    for way in ("nothing", "clients", "rounds"):
+        simulation = worlds.simulation(Portfolio(**ROUNDS, refits=way), worlds.federation())
+        (traffic,) = simulation.advance().traffic
+        ends.append((simulation.states[0], traffic.bytes_up, traffic.bytes_down))
+    once, clients, rounds = ends
+    assert clients[1:] == once[1:] and not worlds.differing(clients[0], once[0], 1e-9)
+    assert not worlds.differing(rounds[0].chosen_by, once[0], 1e-9)
+    assert rounds[2] == 2 * once[2] and once[1] < rounds[1] < 2 * once[1]  # one size for both
+
+
+def test_a_second_training_that_diverges_is_not_used():
+    """Its candidates are no numbers; the mixture that was chosen stays."""
+    method, before = settled(UPWARD, UPWARD, (0.3, 0.0), (1.0, 0.0))
+    broken = tree.map(lambda leaf: leaf * NAN, before.candidates)
+    after = method.choose(before.candidates, client(UPWARD, UPWARD), again=broken)
+    assert not worlds.differing(after.personal, before.personal, 1e-12)

@@ -229,6 +229,14 @@ class StateTrace(Capability):
         raise NotImplementedError
 
 
+class Refit(Capability):
+    """It chooses by validation rows, and can then train what it chose on them too."""
+
+    def refitted(self) -> Method:
+        """Return the same method, with that second training."""
+        raise NotImplementedError
+
+
 class JointPrediction(Capability):
     """A client's models share parts that need to run only once."""
 
@@ -240,6 +248,11 @@ class JointPrediction(Capability):
 
 
 # What is done where a method lacks a capability.
+
+
+def trains_on_validation(method: Method) -> bool:
+    """Say whether a method trains on validation rows, so that no score on them means anything."""
+    return has(method, Refit) and not method.chooses
 
 
 def settled(method: Method, plan: RunPlan) -> tuple[Method, int]:

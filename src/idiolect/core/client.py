@@ -69,6 +69,7 @@ class Local:
         self._calls = 0
         self._look: Callable[[Request], None] | None = None
         self.random = Random(lambda: plans.keys()[slot], size)
+        self._training = "train"  # the stream that methods train on
         self._weighed = False  # whether training weighs some examples more than others
         self._statistics = frozenset().union(*(own.statistics for own in networks.values()))
         # For each gradient being taken, innermost last; None where nothing is normalised by batch.
@@ -80,6 +81,15 @@ class Local:
         watched = copy.copy(self)
         watched._look = look
         return watched
+
+    def with_validation(self) -> "Local":
+        """Return the same client's data, with its validation rows among the training rows.
+
+        For what is trained after everything was chosen. `size` stays that of the training rows.
+        """
+        both = copy.copy(self)
+        both._training = "labelled"
+        return both
 
     @property
     def initial(self) -> Params:
@@ -423,7 +433,8 @@ class Local:
             )
         call = self._calls if shuffled else 0
         self._calls += shuffled
-        request = Request(stream, shuffled=shuffled, call=call, **batching)
+        own = self._training if stream == "train" else stream
+        request = Request(own, shuffled=shuffled, call=call, **batching)
         if self._look is not None:
             self._look(request)
         return self._plans.ask(request)

@@ -249,6 +249,11 @@ class Method(Capability):
 
     # What a run asks of the settings; only wrappers change it.
 
+    @property
+    def chooses(self) -> bool:
+        """Whether it looks at validation rows: then they are not to be trained on."""
+        return False
+
     def settings(self) -> dict[str, Any]:
         """Return the hyper-parameters by name."""
         return dataclasses.asdict(self)

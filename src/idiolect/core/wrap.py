@@ -66,6 +66,11 @@ class Wrapper(Method):
         changed = [n for n in kind.tied_to if getattr(type(self), n) is not getattr(Wrapper, n)]
         return not changed and self.base.offers(kind)
 
+    @property
+    def chooses(self) -> bool:
+        """Whether the method inside looks at validation rows."""
+        return self.base.chooses
+
     def titled(self, title: str) -> str:
         """Return the title, given that of the method inside."""
         return title

@@ -252,7 +252,7 @@ def short(size: int, batch: int, held: int) -> bool:
 
 def refuse_training(policy: SitePolicy, request: Request, held: int) -> None:
     """Refuse a request for private rows by which a report would show too few of them."""
-    if request.stream not in ("train", "val") or not held:
+    if request.stream == "public" or not held:
         return
     held = request.subset(held)
     if not request.shuffled:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from idiolect.aggregation import RULES
-from idiolect.core.capabilities import ArchitectureState, Privacy, has
+from idiolect.core.capabilities import ArchitectureState, Privacy, Refit, has
 from idiolect.core.checkpoint import write_whole
 from idiolect.core.method import Method
 from idiolect.data import SOURCES, Dataset
@@ -264,6 +264,12 @@ def served_methods(experiment: Experiment, only: Sequence[str] = ()) -> dict[str
         raise ConfigError("data.common_test is for simulations; nodes are scored on their own rows")
     if experiment.attack is not None:
         raise ConfigError("[attack] is for simulations; take it out to serve a real federation")
+    for table in experiment.methods:
+        if table.refit and not has(made_method(table), Refit):
+            raise ConfigError(
+                f"{table.label_or_name}: refit is for simulations, and for portfolio; a site that "
+                "has nothing left to choose gives its validation share as 0 in data.split"
+            )
     methods = {
         table.label_or_name: made_method(table)
         for table in experiment.methods

@@ -430,7 +430,7 @@ def left_out(member: ClientRows, request: Request, count: int) -> bool:
     Its rows would weigh more in the result than any others, a single one most of all.
     """
     rest = count % request.batch
-    private = request.shuffled and request.stream in ("train", "val")
+    private = request.shuffled and request.stream != "public"
     return private and not member.short_batches and count > request.batch > 2 * rest > 0
 
 

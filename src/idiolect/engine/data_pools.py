@@ -61,7 +61,7 @@ class DataPools:
         """What clients train on, by stream; on the device from its first use."""
         private = self._private.whole().pool(self._device)
         public = {} if self._public is None else {"public": self.public().pool(self._device)}
-        return {"train": private, "val": private, **public}
+        return {"train": private, "val": private, "labelled": private, **public}
 
     @property
     def test_pools(self) -> dict[str, Pool]:
@@ -102,7 +102,9 @@ class DataPools:
 
         def member(client: int) -> ClientRows:
             train, val = train_data.train[client] + offset, train_data.val[client] + offset
-            return ClientRows(seed, client, {"train": train, "val": val, **shared})
+            both = np.concatenate([train, val])
+            rows = {"train": train, "val": val, "labelled": both}
+            return ClientRows(seed, client, {**rows, **shared})
 
         return LazyClients(member, len(train_data.train))
 

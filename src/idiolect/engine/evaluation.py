@@ -426,8 +426,9 @@ class ScoreTask(ClientTask):
             ).items():
                 marks[name][RIGHT] = groups
         if self.beside:  # what a choice between methods may look at
+            unseen = float("nan") if capabilities.trains_on_validation(method) else 0.0
             for name, seen in _completed(local.mean(score, "val")).items():
-                marks[name] |= {f"val_{metric}": value for metric, value in seen.items()}
+                marks[name] |= {f"val_{metric}": value + unseen for metric, value in seen.items()}
         if "marked" in self.measured:
             for name, seen in test.mean(score, "marked").items():
                 marks[name]["attack_success"] = seen["accuracy"]

@@ -33,6 +33,7 @@ from idiolect.experiment.components import (
     apply_attack,
     build_architectures,
     build_method,
+    rows_of_table,
 )
 from idiolect.experiment.job import Evaluate, SimulatedJob
 from idiolect.experiment.schema import Data, Experiment, MethodTable, Named, Public, Text
@@ -241,7 +242,7 @@ def build_job(
     experiment: Experiment, table: MethodTable, held: SharedParts, seeds: tuple[int, ...]
 ) -> SimulatedJob:
     """Make the job of one method under some of the seeds that data was divided for."""
-    own = tuple(held.federations[seed] for seed in seeds)
+    own = tuple(rows_of_table(table, held.federations[seed]) for seed in seeds)
     method = build_method(table)
     return SimulatedJob(
         label=table.label_or_name,

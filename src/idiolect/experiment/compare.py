@@ -323,8 +323,8 @@ class SplitComparison:
         def start(own: Job, folder: Path) -> None:
             alone = {"seeds": own.seeds, "methods": (chosen,)}
             self._label(folder, self.experiment.model_copy(update=alone))
-            if own.evaluate.watches:
-                return  # which trials have not taken
+            if own.evaluate.watches or chosen.refit:
+                return  # trials have taken no such curve, and trained on fewer rows
             for part in list_parts(settings_folder(self.folder / TRIALS / label, group.settings)):
                 trial = self._trial(table, group.settings, part.seeds)
                 if head_start(trial, part.folder, own, folder):
@@ -336,7 +336,9 @@ class SplitComparison:
 
     def _trial(self, table: MethodTable, settings: Settings, seeds: Seeds) -> Job:
         """Make a job that holds no test row, of as many rounds as trials have."""
-        made = build_job(self.experiment, with_settings(table, settings), self._bare, seeds)
+        # What is chosen by validation rows is not trained on them.
+        tried = with_settings(table, settings).model_copy(update={"refit": False})
+        made = build_job(self.experiment, tried, self._bare, seeds)
         evaluate = dataclasses.replace(
             made.evaluate,
             test_curve=False,

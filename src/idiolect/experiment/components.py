@@ -12,6 +12,7 @@ from torch import nn
 from idiolect.aggregation import MODEL_ATTACKS, Attack, Attacked
 from idiolect.aggregation.aggregator import Aggregated
 from idiolect.aggregation.attacks import Replace
+from idiolect.core.capabilities import Refit, has
 from idiolect.core.method import Method
 from idiolect.core.wrap import Wrapper
 from idiolect.data import Federation
@@ -55,13 +56,29 @@ def build_method(table: MethodTable) -> Method:
     parts = _PARTS if table.personalise else set()
     inner = {key: value for key, value in table.settings.items() if key not in parts}
     method: Method = imported_method(table.name)(**inner)
+    if table.refit and has(method, Refit):
+        method = method.refitted()
     if table.aggregate is not None:
         rule = AGGREGATORS[table.aggregate.name](**table.aggregate.options)
         method = Aggregated(method, rule)
     if table.personalise:
         own = {key: value for key, value in table.settings.items() if key in parts}
         method = Combined(method, combinations=table.combinations, **own)
+    if table.refit and method.chooses:
+        raise ConfigError(
+            f"refit: {method.title} chooses by validation rows while it trains, so it cannot be "
+            "trained on them; leave refit out, or fix what it chooses (of persfl one of shares and "
+            "temperatures, and teacher = 'last')"
+        )
     return method
+
+
+def rows_of_table(table: MethodTable, held: Federation) -> Federation:
+    """Return who trains on which rows: with `refit` on validation rows too.
+
+    A method that chooses first, and then trains again, keeps the two apart by itself.
+    """
+    return held.refitted if table.refit and not has(build_method(table), Refit) else held
 
 
 def settings_model(table: MethodTable, where: str, place: int) -> type[BaseModel]:

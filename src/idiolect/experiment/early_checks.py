@@ -22,6 +22,7 @@ from idiolect.engine.backend import Backend
 from idiolect.engine.data_pools import DataPools
 from idiolect.engine.evaluation import refuse_metric
 from idiolect.engine.ray_backend import cluster
+from idiolect.engine.row_metrics import VALIDATION
 from idiolect.errors import ConfigError, DataError, IdiolectError, MissingExtra, ModelError
 from idiolect.experiment.job import SimulatedJob
 from idiolect.experiment.schema import Experiment
@@ -51,6 +52,11 @@ def refuse_misfits(experiment: Experiment, jobs: Sequence[SimulatedJob], folder:
                 "'mps' lacks; use device = 'cpu'"
             )
         _refuse_unmet_needs(job, setups)
+        if job.evaluate.threshold == VALIDATION and not job.follows:
+            raise ConfigError(
+                f"{job.label}: evaluate.threshold = 'validation' needs validation rows that "
+                "nothing was trained on; give a number, or leave refit out"
+            )
         if any(own.statistics for own in setups.values()) and _batch(job.method) == 1:
             notes.append(
                 f"{job.label}: batch is 1 and the network has batch normalisation, which needs "

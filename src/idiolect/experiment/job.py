@@ -197,6 +197,11 @@ class Job(ABC):
         """Whether some client has validation data under every seed."""
 
     @property
+    def follows(self) -> bool:
+        """Whether curves are taken on validation rows: on such that nothing was trained on."""
+        return self.validated and not capabilities.trains_on_validation(self.method)
+
+    @property
     @abstractmethod
     def place(self) -> str:
         """The device clients run on, for the result."""

@@ -267,6 +267,7 @@ def _methods(given: Experiment, where: str, reach: Permissions) -> tuple[MethodT
             "name": table.name,
             "personalise": table.personalise,
             "aggregate": resolve_aggregate(given, table, where, place),
+            "refit": table.refit,
         }
         try:
             method = build_method(MethodTable(**named, **settings))

@@ -205,6 +205,7 @@ class MethodTable(WithOptions):
     preset: str | None = None  # named settings of the method, under the ones given here
     personalise: Parts | tuple[Parts, ...] | None = None  # after the rounds; several: all of them
     aggregate: Named | None = None  # how the server joins reports; absent: the method's own mean
+    refit: bool = False  # train on validation rows too, when they have chosen all there is
 
     @property
     def combinations(self) -> tuple[Parts, ...]:

@@ -267,7 +267,7 @@ def _tick(job: Job, state: RunState, pace: float) -> Tick:
 def _unevaluated(job: Job, state: RunState) -> bool:
     """Return whether a round was run and its evaluation, which is due, was not."""
     last = state.curve[-1].round if state.curve else 0
-    return bool(job.validated or job.evaluate.watches) and last < state.round
+    return bool(job.follows or job.evaluate.watches) and last < state.round
 
 
 def _evaluated(job: Job, simulation: Rounds, state: RunState) -> RunState:
@@ -279,7 +279,7 @@ def _evaluated(job: Job, simulation: Rounds, state: RunState) -> RunState:
         # Adapting means training: during the run only where personal models are always wanted.
         how: dict[str, Any] = {"only_global": job.only_global, "choice": job.choice}
         how["adapt"] = job.evaluate.personal == "always"
-        if job.validated:
+        if job.follows:
             scores |= _scores(_evaluate(simulation, None, some, **how), "val/")
         if job.evaluate.test_curve:
             scores |= _scores(_evaluate(simulation, job.test_data, some, **how), "test_curve/")

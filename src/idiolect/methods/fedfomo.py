@@ -91,6 +91,11 @@ class FedFomo(NewcomerMessage, NewcomerModel, StateTrace, Method):
         choices=("printed", "normalised", "clipped"),
     )
 
+    @property
+    def chooses(self) -> bool:
+        """Validation rows weigh the others' models."""
+        return True
+
     def init_server(self, setup: Setup) -> FomoServer:
         """Nobody has reported a model yet."""
         count = setup.clients

@@ -61,6 +61,11 @@ class KNNPer(Facts, Reason, FedAvg):
     )
     store: int = setting(1000, "examples that a client remembers at most", least=1, deploy=True)
 
+    @property
+    def chooses(self) -> bool:
+        """Validation rows choose the share of the vote."""
+        return True
+
     def deploy(self, sent: Sent, personal: Tree, local: Local) -> Memory:
         """Remember the own examples, and choose how much they count."""
 

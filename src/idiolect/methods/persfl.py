@@ -95,6 +95,11 @@ class PersFL(Facts, NewcomerHistory, FedAvg):
         idle = (0.0,) if self.weight_decay else (0.0, 1.0)
         return grid(self.shares, self.temperatures, idle)
 
+    @property
+    def chooses(self) -> bool:
+        """One cell and the last teacher leave nothing to choose."""
+        return self.teacher == "best" or len(self.cells) > 1
+
     def init_personal(self, setup: Setup) -> Teacher:
         """Start with no teacher."""
         return no_teacher(setup)

@@ -9,6 +9,7 @@ validation data, `personalise.pooling` with what the other clients' validation d
 with the local model is the MoE of Pye and Yu (2021).
 """
 
+import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,14 @@ import torch
 from torch import Tensor
 
 from idiolect.core import tree
-from idiolect.core.capabilities import Facts, FinalExchange, NewcomerHistory, NewcomerModel, Reason
+from idiolect.core.capabilities import (
+    Facts,
+    FinalExchange,
+    NewcomerHistory,
+    NewcomerModel,
+    Reason,
+    Refit,
+)
 from idiolect.core.client import Local
 from idiolect.core.method import Report, Sent, Setup, setting
 from idiolect.core.tree import Params, Tree
@@ -44,11 +52,26 @@ WORDS = {
 KINDS = tuple(WORDS)
 
 
+class Again(NamedTuple):
+    """What a client keeps of the second training, on its validation rows too."""
+
+    teacher: Params | tuple[()]  # of the round in which it met its best teacher
+    alone: Params | tuple[()]
+
+
 class PortfolioState(NamedTuple):
     """What a client keeps between rounds; () for what no candidate needs."""
 
     teacher: Teacher | tuple[()]
     alone: Params | tuple[()]  # trained on its own data only
+    again: Again | tuple[()] = ()
+
+
+class Twins(NamedTuple):
+    """Two global models: by training rows alone, and by training and validation rows."""
+
+    chosen_by: Params
+    used: Params
 
 
 class Candidate(NamedTuple):
@@ -74,10 +97,11 @@ class PortfolioModels(NamedTuple):
     others: Tensor  # how many others voted
     others_gain: Tensor  # in accuracy over their local models, in the mean; NaN without others
     real: Tensor | tuple[()] = ()  # something where what is called accuracy here is another score
+    again: Params | tuple[()] = ()  # [candidate, ...] trained on validation rows too
 
 
 @dataclass(frozen=True, kw_only=True)
-class Portfolio(Facts, FinalExchange, NewcomerHistory, NewcomerModel, Reason, FedAvg):
+class Portfolio(Facts, FinalExchange, NewcomerHistory, NewcomerModel, Reason, Refit, FedAvg):
     """FedAvg, then at each client a mixture of candidates that its validation data choose."""
 
     title: ClassVar[str] = "Portfolio"
@@ -126,6 +150,11 @@ class Portfolio(Facts, FinalExchange, NewcomerHistory, NewcomerModel, Reason, Fe
         least=0,
         deploy=True,
     )
+    refits: str = setting(
+        "nothing",
+        "what is trained on validation rows too, once those have chosen",
+        choices=("nothing", "clients", "rounds"),
+    )
     keep_candidates: bool = setting(False, "score every candidate at the end", deploy=True)
     newcomer_epochs: int = setting(
         20, "passes in which a newcomer trains its local model", least=1, deploy=True
@@ -137,6 +166,15 @@ class Portfolio(Facts, FinalExchange, NewcomerHistory, NewcomerModel, Reason, Fe
             raise ConfigError(
                 f"Portfolio: candidates are {', '.join(self.candidates)}, expected each once"
             )
+
+    @property
+    def chooses(self) -> bool:
+        """It looks at validation rows, and keeps apart what it trains on them by itself."""
+        return self.refits == "nothing"
+
+    def refitted(self) -> "Portfolio":
+        """Train the rounds and the candidates twice."""
+        return dataclasses.replace(self, refits="rounds")
 
     # What there is to choose from, always in the same order.
 
@@ -167,7 +205,8 @@ class Portfolio(Facts, FinalExchange, NewcomerHistory, NewcomerModel, Reason, Fe
     @property
     def models_held(self) -> int:
         """The candidates, and those that make the mixture."""
-        return len(self.names) + self.members
+        stacks = 2 if self.refits == "clients" else 1  # with two global models, each counts twice
+        return stacks * len(self.names) + self.members
 
     @property
     def taught(self) -> bool:
@@ -176,36 +215,72 @@ class Portfolio(Facts, FinalExchange, NewcomerHistory, NewcomerModel, Reason, Fe
 
     # The rounds.
 
+    def init_server(self, setup: Setup) -> Params | Twins:
+        """Start with one model, or twice with the same."""
+        start = setup.params
+        return Twins(start, tree.map(torch.clone, start)) if self.refits == "rounds" else start
+
     def init_personal(self, setup: Setup) -> PortfolioState:
         """Start with no teacher, and alone from the common initial model."""
         alone = setup.params if "local" in self.candidates else ()
-        return PortfolioState(no_teacher(setup) if self.taught else (), alone)
+        teacher = no_teacher(setup) if self.taught else ()
+        if self.refits == "nothing":
+            return PortfolioState(teacher, alone)
+        kept = teacher.params if teacher and self.refits == "rounds" else ()
+        return PortfolioState(teacher, alone, tree.map(torch.clone, Again(kept, alone)))
 
     def client_step(
         self, sent: Sent, personal: PortfolioState, local: Local
     ) -> tuple[Report, PortfolioState]:
         """Do FedAvg's step, and the same from the client's own model, on equal batches."""
         kept = self.meet(sent, personal, local)
-        if not kept.alone:
-            report, _ = super().client_step(sent, (), local)
-            return report, kept
-        both = tree.stack([sent.shared, kept.alone])
-        both = local.each(lambda start: self.fit(local, start), both)
-        common, alone = (tree.map(lambda leaf, n=n: leaf[n], both) for n in (0, 1))
-        return Report(common, local.size), kept._replace(alone=alone)
+        judged, used = _pair(sent.shared)
+        first, second = local.alike(
+            lambda: self._stepped((judged, kept.alone), local),
+            lambda: self._stepped((used, kept.again and kept.again.alone), local.with_validation()),
+        )
+        kept = kept._replace(alone=first[1])
+        if kept.again:
+            kept = kept._replace(again=kept.again._replace(alone=second[1]))
+        trained: Tree = Twins(first[0], second[0]) if used else first[0]
+        return Report(trained, local.size), kept
+
+    def _stepped(self, starts: Sequence[Params | tuple[()]], local: Local) -> list[Tree]:
+        """Train for a round from each model there is, on equal batches."""
+        there = [start for start in starts if start]
+        if len(there) < 2:
+            return [self.fit(local, start) if start else () for start in starts]
+        stack = local.each(lambda start: self.fit(local, start), tree.stack(there))
+        return [tree.map(lambda leaf, n=n: leaf[n], stack) for n in range(len(there))]
 
     def meet(self, sent: Sent, personal: PortfolioState, local: Local) -> PortfolioState:
         """Keep the received model if its validation loss is lower than any before."""
         if not personal.teacher:
             return personal
-        return personal._replace(teacher=better(sent.shared, personal.teacher, local))
+        judged, used = _pair(sent.shared)
+        teacher, again = better(judged, personal.teacher, local), personal.again
+        if again and again.teacher:
+            new = teacher.round != personal.teacher.round
+            again = again._replace(teacher=tree.where(new, used, again.teacher))
+        return personal._replace(teacher=teacher, again=again)
 
     # The end.
 
     def deploy(self, sent: Sent, personal: PortfolioState, local: Local) -> PortfolioModels:
         """Train the candidates, and make one model of them on validation data."""
-        candidates = self._candidates(sent, self.meet(sent, personal, local), local)
-        return self.choose(candidates, local)
+        kept = self.meet(sent, personal, local)
+        judged, used = _pair(sent.shared)
+        best = kept.teacher.params if kept.teacher else ()
+        if not kept.again:
+            return self.choose(self._candidates(judged, best, kept.alone, local), local)
+        own = kept.again
+        candidates, again = local.alike(
+            lambda: self._candidates(judged, best, kept.alone, local),
+            lambda: self._candidates(
+                used or judged, own.teacher or best, own.alone, local.with_validation()
+            ),
+        )
+        return self.choose(candidates, local, again=again)
 
     def tell(self, deployed: PortfolioModels, local: Local) -> Votes:
         """Return the weights of the mixture, and what it gains."""
@@ -213,13 +288,20 @@ class Portfolio(Facts, FinalExchange, NewcomerHistory, NewcomerModel, Reason, Fe
 
     def hear(self, deployed: PortfolioModels, others: Votes, local: Local) -> PortfolioModels:
         """Choose again from the same candidates, with the others' votes."""
-        chosen = self.choose(deployed.candidates, local, others)
+        chosen = self.choose(deployed.candidates, local, others, deployed.again)
         return chosen._replace(votes=deployed.votes)
 
     def choose(
-        self, candidates: Params, local: Local, others: Votes | None = None
+        self,
+        candidates: Params,
+        local: Local,
+        others: Votes | None = None,
+        again: Params | tuple[()] = (),
     ) -> PortfolioModels:
-        """Mix the candidates by the rule, or stay with the local model."""
+        """Mix the candidates by the rule, or stay with the local model.
+
+        What is used is the same mixture of those that were trained `again`, if they were.
+        """
         scores = choosing.scored(candidates, local)
         sound = choosing.sound(candidates, scores)
         weights = self._weights(scores, sound, others)
@@ -240,6 +322,9 @@ class Portfolio(Facts, FinalExchange, NewcomerHistory, NewcomerModel, Reason, Fe
             mixture = torch.where(taken, mixture, choosing.alone(mixture.new_zeros(()), scores))
             accuracy = torch.where(taken, accuracy, scores.accuracies[0])
             blend, mixture = choosing.blended(candidates, mixture, self.members)
+        if again:
+            refitted, _ = choosing.blended(again, mixture, self.members)
+            blend = tree.where(choosing.finite(refitted), refitted, blend)
         heard = tree.zeros_like(votes) if others is None else others
         return PortfolioModels(
             blend,
@@ -252,6 +337,7 @@ class Portfolio(Facts, FinalExchange, NewcomerHistory, NewcomerModel, Reason, Fe
             heard.voices,
             choosing.mean_gain(heard),
             () if local.task.kind == "classes" else torch.ones_like(accuracy),
+            again,
         )
 
     def _weights(self, scores: CandidateScores, sound: Tensor, others: Votes | None) -> Tensor:
@@ -265,23 +351,36 @@ class Portfolio(Facts, FinalExchange, NewcomerHistory, NewcomerModel, Reason, Fe
     def adapt(self, sent: Sent, personal: PortfolioState, local: Local) -> PortfolioModels:
         """Let a newcomer train its local model first, as `local` does."""
         if personal.alone:
-            alone = self.fit(local, personal.alone, lr=self.lr, epochs=self.newcomer_epochs)
+            start, epochs = personal.alone, self.newcomer_epochs
+            alone, again = local.alike(
+                lambda: self.fit(local, start, lr=self.lr, epochs=epochs),
+                lambda: (
+                    self.fit(local.with_validation(), start, lr=self.lr, epochs=epochs)
+                    if personal.again
+                    else ()
+                ),
+            )
             personal = personal._replace(alone=alone)
+            if personal.again:
+                personal = personal._replace(again=personal.again._replace(alone=again))
         return self.deploy(sent, personal, local)
 
-    def _candidates(self, sent: Sent, kept: PortfolioState, local: Local) -> Params:
+    def _candidates(
+        self,
+        common: Params,
+        teacher: Params | tuple[()],
+        alone: Params | tuple[()],
+        local: Local,
+    ) -> Params:
         """Return all candidates [candidate, ...], in the order of their names."""
-        ready: dict[str, Tree] = {"local": kept.alone, "global": sent.shared}
-        if kept.teacher:
-            ready["teacher"] = kept.teacher.params
+        ready: dict[str, Tree] = {"local": alone, "global": common, "teacher": teacher}
         first = [model for name, model in ready.items() if name in self.candidates]
-        teacher = ready["teacher"] if kept.teacher else sent.shared
         cells = self.cells if "persfl" in self.candidates else []
-        every, head = sent.shared.__contains__, chosen(sent.shared, True, self.fb_layers, ())
+        every, head = common.__contains__, chosen(common, True, self.fb_layers, ())
         trained = local.alike(
-            lambda: self._trained(teacher, cells, every, local),
-            lambda: self._trained(sent.shared, self.holds("ft"), every, local),
-            lambda: self._trained(sent.shared, self.holds("fb"), head, local),
+            lambda: self._trained(teacher or common, cells, every, local),
+            lambda: self._trained(common, self.holds("ft"), every, local),
+            lambda: self._trained(common, self.holds("fb"), head, local),
         )
         stacks = [tree.stack(first)] if first else []
         found: Params = tree.concat([*stacks, *filter(None, trained)])
@@ -312,12 +411,14 @@ class Portfolio(Facts, FinalExchange, NewcomerHistory, NewcomerModel, Reason, Fe
 
     def models(self, sent: Sent, deployed: PortfolioModels) -> dict[str, Tree]:
         """The mixture, the global model, the local one, and every candidate where all are kept."""
+        judged, used = _pair(sent.shared)
         if not deployed:
-            return {"global": sent.shared}
-        named: dict[str, Tree] = {"personal": deployed.personal, "global": sent.shared}
+            return {"global": used or judged}
+        named: dict[str, Tree] = {"personal": deployed.personal, "global": used or judged}
+        found = deployed.again or deployed.candidates
         for place, name in enumerate(self.names):
             if name == "local" or (self.keep_candidates and name != "global"):
-                named[name] = tree.map(lambda leaf, n=place: leaf[n], deployed.candidates)
+                named[name] = tree.map(lambda leaf, n=place: leaf[n], found)
         return named
 
     def predict(self, model: Tree, x: Tensor, local: Local) -> Tensor:
@@ -376,6 +477,11 @@ class Portfolio(Facts, FinalExchange, NewcomerHistory, NewcomerModel, Reason, Fe
             return f"{WORDS[trains]} at {pace} times the rate"
         share, temperature = (part.split("=")[1] for part in name.split())
         return f"{WORDS['persfl']} (λ {share}, T {temperature})"
+
+
+def _pair(shared: Params | Twins) -> Twins:
+    """Return the global model that choices are made by, and the one that is used, if another."""
+    return shared if isinstance(shared, Twins) else Twins(shared, {})
 
 
 def _told(facts: Mapping[str, Any], score: float) -> str:

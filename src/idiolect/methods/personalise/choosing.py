@@ -121,6 +121,12 @@ def blended(candidates: Params, weights: Tensor, most: int) -> tuple[Blend, Tens
     return Blend(members, ordered), torch.zeros_like(weights).scatter(0, places, ordered)
 
 
+def finite(model: Blend) -> Tensor:
+    """Say whether a mixture's members of some weight are numbers throughout."""
+    own = [leaf.isfinite().reshape(len(leaf), -1).all(1) for leaf in model.members.values()]
+    return (torch.stack(own).all(0) | (model.weights == 0)).all()
+
+
 def surely_better(scores: CandidateScores, weights: Tensor, margin: float) -> Tensor:
     """Say whether a mixture is more likely than the first candidate, beyond chance.
 

@@ -99,6 +99,12 @@ class Combined(Facts, JointPrediction, LocalTraining, MixSettings):
         if not any("moe" in combination for combination in self.combinations):
             object.__setattr__(self, "starts_over", self.base.starts_over)
 
+    @property
+    def chooses(self) -> bool:
+        """Validation rows choose among several, and weigh an expert."""
+        several = len(self.combinations) > 1 or "moe" in self.combinations[0]
+        return several or self.base.chooses
+
     def titled(self, title: str) -> str:
         """Name the parts of one combination; of several only that there are."""
         if len(self.combinations) == 1:

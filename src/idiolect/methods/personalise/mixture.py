@@ -75,6 +75,11 @@ class Mixture(Facts, JointPrediction, MixSettings, Wrapper):
     tunes: ClassVar[bool] = True
     starts_over: ClassVar[bool] = True
 
+    @property
+    def chooses(self) -> bool:
+        """Validation rows weigh the expert."""
+        return True
+
     def titled(self, title: str) -> str:
         """Name the part."""
         return f"{title} + MoE"
