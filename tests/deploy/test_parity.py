@@ -26,6 +26,18 @@ def test_nodes_give_the_simulators_result(name, tmp_path):
     assert max(fed.bytes_beside(found, content, label), default=0.0) < 0.05
 
 
+def test_portfolio_trains_its_second_model_on_nodes_too(tmp_path):
+    """By the server's two models, which a node's rows of both parts train."""
+    own = ("refit=true", "tune_epochs=1", "shares=[0.5]", 'candidates=["local", "teacher", "fb"]')
+    sets = ("model.name=mlr", "rounds=1", *(f"methods.Portfolio.{one}" for one in own))
+    wanted = fed.experiment("portfolio", sets=sets)
+    content = fed.simulated(wanted, tmp_path / "simulated")
+    found = fed.served(wanted, fed.inside(tmp_path / "nodes"), tmp_path / "served")
+    assert fed.scores(found, "Portfolio") == fed.scores(content, "Portfolio")
+    there = fed.server_state(tmp_path / "served", "Portfolio")
+    assert any("chosen_by" in name for name in there) and any("used" in name for name in there)
+
+
 def test_nodes_do_once_what_comes_before_their_first_round(tmp_path):
     """FedMD's transfer phase; with cohorts of three of four nodes one comes later."""
     sets = ("cohort=3", "methods.FedMD.transfer_epochs=1", "methods.FedMD.private_epochs=1")
