@@ -120,6 +120,7 @@ def write() -> None:
         "table-7": _traffic(kept),
         "augmented": _augmented(kept),
         "picked": _picked(kept),
+        "raw": _raw(kept),
         "distillation": _distillation(kept),
         "fairness": _fairness(kept),
         "grid": _grid(kept),
@@ -199,6 +200,24 @@ def _augmented(kept: dict[str, Run]) -> list[str]:
         paper = TABLE[split]
         rows.append(["paper", *[f"{paper[c][0]}" if c in paper else "–" for c in COLUMNS]])
     return table(["%", *COLUMNS], rows)
+
+
+def _raw(kept: dict[str, Run]) -> list[str]:
+    """DS-1 with pixels of 0 to 255, at several rates."""
+    runs = (
+        ("MNIST DS-1, −1 to 1", "mnist-ds1", "0.01"),
+        ("MNIST DS-1, 0 to 255", "mnist-ds1-raw", "0.01"),
+        ("MNIST DS-1, 0 to 255", "mnist-ds1-raw-0.001", "0.001"),
+        ("MNIST DS-1, 0 to 255", "mnist-ds1-raw-0.0003", "0.0003"),
+        ("CIFAR-10 DS-1, −1 to 1", "cifar10-ds1", "0.01"),
+        ("CIFAR-10 DS-1, 0 to 255", "cifar10-ds1-raw", "0.001"),
+    )
+    labels = ("Local", "FedAvg", "FedAvg + FT")
+    rows = []
+    for title, name, rate in runs:
+        own = kept.get(name)
+        rows.append([title, rate, *(own.cell(label) if own else "–" for label in labels)])
+    return table(["%", "rate", *labels], rows)
 
 
 def _choices(kept: dict[str, Run]) -> list[str]:

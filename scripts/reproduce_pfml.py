@@ -49,6 +49,8 @@ def collect(folders: list[str]) -> None:
         found = curves(Path(folder) / "metrics.parquet", "val")
         for label, curve in found.items():
             kept[name or Path(folder).name]["methods"][label]["curves"] = curve
+        for label, curve in curves(Path(folder) / "metrics.parquet", "train_curve", "loss").items():
+            kept[name or Path(folder).name]["methods"][label]["losses"] = curve
     FIGURES.write_text(json.dumps(kept, sort_keys=True) + "\n")
 
 
@@ -61,7 +63,18 @@ def _method(method: dict[str, Any]) -> dict[str, Any]:
         }
         for model in method["headline"]
     }
-    return {"rounds": method["rounds"], "settings": method["settings"], "models": figures}
+    best = {  # chosen on test data: no result, but what much of the field prints
+        model: [round(value, 5) for value in own["weighted_mean"]]
+        for model, own in method.get("best_test_round", {}).items()
+    }
+    return {
+        "rounds": method["rounds"],
+        "settings": method["settings"],
+        "device": method["device"],
+        "seconds": round(method["speed"]["seconds"], 1),
+        "models": figures,
+        **({"best_test_round": best} if best else {}),
+    }
 
 
 class Kept:
@@ -89,6 +102,8 @@ def write() -> None:
         "table-1": _accuracy(kept, [name for name in ACCURACY if "cifar10" not in name]),
         "table-2": _accuracy(kept, [name for name in ACCURACY if "cifar10" in name]),
         "curves": _learning(kept),
+        "best-round": _best_rounds(kept),
+        "losses": _losses(kept),
         "chosen": _chosen(kept),
     }
     for number, names in {
@@ -167,6 +182,39 @@ def _learning(kept: Kept) -> list[str]:
             cells = [f"{100 * curve[mark]:.1f}" if mark in curve else "" for mark in marks]
             rows.append([title, row, *cells])
     return table(["validation accuracy, %", "", *marks], rows)
+
+
+def _best_rounds(kept: Kept) -> list[str]:
+    """Lay the last round beside each seed's best by test data, where that was recorded."""
+    rows = []
+    for name in (name for name in ACCURACY if "cifar10" in name):
+        for place, (title, label, model) in enumerate(ROWS):
+            own = kept.runs[name]["methods"][label].get("best_test_round", {}).get(model)
+            if own is None:
+                continue
+            best = [100 * value for value in own]
+            cells = [kept.cell(name, label, model), f"{mean(best):.2f} ± {deviation(best):.2f}"]
+            rows.append([f"{TITLES[name]}: {title}", *cells, f"{ACCURACY[name][place]:.2f}"])
+    header = ["%", "last round", "best round by **test** data", "paper"]
+    return table(header, rows or [["–"] * len(header)])
+
+
+def _losses(kept: Kept) -> list[str]:
+    """Show the loss on training rows over the rounds: Figure 2's other panels."""
+    known = {
+        (TITLES[name], row): kept.runs[f"{name}-loss"]["methods"][label]["losses"][model]
+        for name in TITLES
+        if f"{name}-loss" in kept.runs
+        for row, label, model in ROWS
+        if model in kept.runs[f"{name}-loss"]["methods"].get(label, {}).get("losses", {})
+    }
+    marks = sorted({int(mark) for curve in known.values() for mark in curve})
+    rows = [
+        [*place, *(f"{curve[str(mark)]:.3f}" if str(mark) in curve else "" for mark in marks)]
+        for place, curve in known.items()
+    ]
+    header = ["training loss, nats", "", *map(str, marks)]
+    return table(header, rows or [["–"] * len(header)])
 
 
 if __name__ == "__main__":

@@ -38,12 +38,14 @@ def keep(
     figures.write_text(json.dumps(kept, sort_keys=True) + "\n")
 
 
-def curves(metrics: Path, split: str) -> dict[str, dict[str, dict[str, float]]]:
-    """Return method -> model -> round -> accuracy, mean over clients and seeds."""
+def curves(
+    metrics: Path, split: str, metric: str = "accuracy"
+) -> dict[str, dict[str, dict[str, float]]]:
+    """Return method -> model -> round -> accuracy (or loss), mean over clients and seeds."""
     import pandas
 
     rows = pandas.read_parquet(metrics)
-    rows = rows[(rows["split"] == split) & (rows["metric"] == "accuracy")]
+    rows = rows[(rows["split"] == split) & (rows["metric"] == metric)]
     found: dict[str, dict[str, dict[str, float]]] = {}
     for (label, model, number), value in rows.groupby(["method", "model", "round"])["value"]:
         found.setdefault(label, {}).setdefault(model, {})[str(number)] = round(value.mean(), 4)
