@@ -23,23 +23,46 @@ PAPER = {**TABLE_3, **TABLE_4}
 # Our experiment -> the paper's column, or nothing.
 SETTINGS = {
     "digits": "",
+    "cifar10": "cifar10",
     "cifar10-lenet5": "cifar10",
     "office": "office",
     "cross-sector": "cross-sector",
     "cross-product": "cross-product",
     "shakespeare": "reddit",
 }
+LEVELS = {
+    "base": "50 words, the 5,000 commonest; embeddings of 100, 50 filters; 60 steps a round",
+    "100-words": "100 words",
+    "200-words": "200 words",
+    "vocabulary": "the 20,000 commonest words",
+    "network": "embeddings of 300, 100 filters",
+    "epochs": "two epochs a round",
+    "local": "20 epochs of the local model instead of 5",
+}
 Methods = dict[str, Any]
 
 
 def collect(folders: list[str]) -> None:
-    """Keep every model's accuracies, per seed and client."""
-    keep(FIGURES, [place if "=" in place else _named(place) for place in folders], _method)
+    """Keep every model's accuracies, per seed and client, in place of runs of other data or seeds.
 
-
-def _named(folder: str) -> str:
-    result = json.loads((Path(folder) / "result.json").read_text())
-    return f"{folder}={result['name']}"
+    Of a folder without a result, a run that was cut, it says so.
+    """
+    kept = json.loads(FIGURES.read_text())
+    places = []
+    for place in folders:
+        folder, _, name = place.partition("=")
+        path = Path(folder) / "result.json"
+        if not path.exists():
+            print(f"{folder}: no result, left out")
+            continue
+        result = json.loads(path.read_text())
+        name = name or result["name"]
+        fresh = (result["seeds"], result["data"]["federations"][0])
+        if name in kept and (kept[name]["seeds"], kept[name]["federation"]) != fresh:
+            del kept[name]
+        places.append(f"{folder}={name}")
+    FIGURES.write_text(json.dumps(kept, sort_keys=True) + "\n")
+    keep(FIGURES, places, _method)
 
 
 def _method(method: dict[str, Any]) -> dict[str, Any]:
@@ -74,6 +97,7 @@ def write() -> None:
             found, _mixtures, ["pairs in which MoE is better", "mean gain", "least", "most"]
         ),
         "moe, all": [_overall(found)],
+        "levels": _levels(found),
         "best": _per_run(
             found,
             _bests,
@@ -96,7 +120,6 @@ def write() -> None:
 def _setting(setting: str, methods: Methods) -> list[str]:
     if not methods:
         return ["Not run."]
-    metric = "common_accuracy" if setting.startswith("cifar10") else "accuracy"
     kinds = [kind for kind in KINDS if kind in methods]
     data = SETTINGS[setting]
     header = ["approach"]
@@ -106,22 +129,27 @@ def _setting(setting: str, methods: Methods) -> list[str]:
     for approach in ("local", *APPROACHES):
         row = [{"local": "Local model", "FL": "the model itself"}.get(approach, f"+ {approach}")]
         for kind in kinds:
-            row.append(_mean(methods[kind], approach, metric))
+            row.append(_mean(methods[kind], approach))
             if (data, kind) in PAPER:
                 told = LOCAL[data] if approach == "local" else PAPER[data, kind][approach]
                 row.append(f"{told:.2f}")
         rows.append(row)
     chosen = ["the client's choice on validation data"]
     for kind in kinds:
-        chosen += [_mean(methods[kind], "personal", metric)] + ["–"] * ((data, kind) in PAPER)
-    lines = [_about(methods[kinds[0]], methods), "", *table(header, [*rows, chosen])]
-    if metric == "common_accuracy":
-        own = [
-            [f"{a}", *(_mean(methods[kind], a, "accuracy") for kind in kinds)]
-            for a in ("local", *APPROACHES, "personal")
-        ]
-        lines += ["", "On each client's own test rows:", "", *table(["approach", *kinds], own)]
-    return lines
+        chosen += [_mean(methods[kind], "personal")] + ["–"] * ((data, kind) in PAPER)
+    return [_about(methods[kinds[0]], methods), "", *table(header, [*rows, chosen])]
+
+
+def _levels(found: Methods) -> list[str]:
+    """Lay runs that differ in one thing beside each other."""
+    rows = []
+    for name, what in LEVELS.items():
+        if known := found.get(f"levels-{name}"):
+            own = known["FL"]
+            (clients,) = _scores(own, "FL")
+            parts = [f"{value:.1f}" for value in (*clients, mean(clients), _average(own, "local"))]
+            rows.append([what, *parts])
+    return table(["", "amazon", "hotel", "yelp", "mean", "local models"], rows)
 
 
 def _about(method: dict[str, Any], methods: Methods) -> str:
@@ -134,7 +162,7 @@ def _about(method: dict[str, Any], methods: Methods) -> str:
         f"epochs at {after['tune_lr']:g}; the local model {after['expert_epochs']} at "
         f"{after['expert_lr']:g}; α by `{after['moe_select']}`; {seeds} seed{'s' * (seeds > 1)}."
     )
-    first = method["accuracy"]["global"][0]
+    first = (method.get("common_accuracy") or method["accuracy"])["global"][0]
     scored = sum(value is not None for value in first)
     if scored < len(first):
         words += f" {scored} of {len(first)} clients were scored."
@@ -147,18 +175,21 @@ def _about(method: dict[str, Any], methods: Methods) -> str:
     return words
 
 
-def _scores(method: dict[str, Any], approach: str, metric: str = "accuracy") -> list[list[float]]:
-    """Give [seed][client], %; clients without test rows are left out."""
-    kept = method[metric]["global" if approach == "FL" else approach]
+def _scores(method: dict[str, Any], approach: str) -> list[list[float]]:
+    """Give [seed][client], %, of the common test set where there is one; unscored clients apart."""
+    known = method.get("common_accuracy") or method["accuracy"]
+    kept = known.get("global" if approach == "FL" else approach, [])
     return [[100 * value for value in seed if value is not None] for seed in kept]
 
 
-def _average(method: dict[str, Any], approach: str, metric: str = "accuracy") -> float:
-    return mean(map(mean, _scores(method, approach, metric)))
+def _average(method: dict[str, Any], approach: str) -> float:
+    return mean(map(mean, _scores(method, approach)))
 
 
-def _mean(method: dict[str, Any], approach: str, metric: str) -> str:
-    seeds = [mean(seed) for seed in _scores(method, approach, metric)]
+def _mean(method: dict[str, Any], approach: str) -> str:
+    seeds = [mean(seed) for seed in _scores(method, approach)]
+    if not seeds:
+        return "–"
     if len(seeds) == 1:
         return f"{seeds[0]:.2f}"
     return f"{mean(seeds):.2f} ± {deviation(seeds):.2f}"
@@ -183,7 +214,7 @@ def _gains(method: dict[str, Any]) -> list[float]:
     return [
         _average(method, a) - _average(method, a.removesuffix("MoE").removesuffix(" + ") or "FL")
         for a in APPROACHES
-        if a.endswith("MoE")
+        if a.endswith("MoE") and _scores(method, a)
     ]
 
 
@@ -224,7 +255,7 @@ def _bests(methods: Methods, kind: str) -> list[str]:
         return [value for seed in _scores(method, approach) for value in seed]
 
     local, federated, choice = flat("local"), flat("FL"), flat("personal")
-    best = map(max, *(flat(approach) for approach in APPROACHES[1:]))
+    best = map(max, *filter(None, map(flat, APPROACHES[1:])))
 
     def share(values: list[float], at_least: bool = True) -> str:
         pairs = zip(values, local, strict=True)

@@ -11,7 +11,7 @@ from idiolect.core.client import Network
 from idiolect.errors import ModelError
 from idiolect.methods import FedAvg
 from idiolect.models import MODELS, AlexNet, LeNet5, McMahanCNN, ResNet18, ShuffleNetV2, check
-from idiolect.models.layers import Pointwise, dividing
+from idiolect.models.layers import CropAndMirror, Pointwise, dividing
 from idiolect.models.shufflenet import ShuffleUnit
 
 GREY, COLOUR = (1, 28, 28), (3, 32, 32)
@@ -188,3 +188,32 @@ def test_statistics_are_leaves_beside_the_weights():
     network = Network(ResNet18((1, 8, 8), 3, norm="batch", width=2))
     assert len(network.statistics) == 2 * 20
     assert network.statistics < network.norms
+
+
+def test_augmentation_shows_every_window_mirrored_or_not_and_only_in_training():
+    """With a border of one pixel an image has 9 windows, 18 with their mirror images."""
+    layer, x = CropAndMirror(1), torch.rand(400, 2, 3, 4)
+    wide = torch.nn.functional.pad(x, (1, 1, 1, 1))
+    windows = [wide[:, :, top : top + 3, left : left + 4] for top in range(3) for left in range(3)]
+    known = torch.stack([*windows, *(window.flip(3) for window in windows)], 1)
+    same = (known == layer(x).unsqueeze(1)).flatten(2).all(2)
+    assert (same.sum(1) == 1).all(), "something else than a window was shown"
+    assert same.any(0).all(), "a window is never shown"
+    assert layer.eval()(x) is x
+
+
+def test_clients_and_steps_draw_windows_of_their_own():
+    network = Network(ResNet18(COLOUR, 10, width=2, augment=True))
+    assert network.draws
+    x = torch.rand(8, *COLOUR)
+    params = {name: torch.stack([value, value]) for name, value in network.params.items()}
+
+    def logits(own, train):
+        return network(own, x, train)
+
+    mapped = torch.vmap(logits, (0, None), randomness="different")
+    one, other = mapped(params, True)
+    again, _ = mapped(params, True)
+    assert not torch.allclose(one, other) and not torch.allclose(one, again)
+    one, other = mapped(params, False)
+    torch.testing.assert_close(one, other)

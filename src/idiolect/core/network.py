@@ -268,7 +268,9 @@ def _spots(model: nn.Module, names: Iterable[str]) -> list[Spot]:
 
 
 def _draws(layer: nn.Module) -> bool:
-    """Say whether a layer draws random numbers in training: dropout, alone or inside another."""
+    """Say whether a layer draws random numbers in training: dropout, alone or in another; ours."""
+    if getattr(layer, "draws", False) is True:
+        return True
     rate = layer.p if isinstance(layer, _DropoutNd) else getattr(layer, "dropout", 0.0)
     return isinstance(rate, float) and rate > 0
 

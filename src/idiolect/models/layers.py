@@ -1,4 +1,4 @@
-"""What networks share: normalisation by choice, first weights by choice, 1×1 convolutions."""
+"""What networks share: normalisation, first weights, 1×1 convolutions, images moved at random."""
 
 from typing import Literal
 
@@ -63,6 +63,35 @@ class Pointwise(nn.Conv2d):
             "oc,nchw->nohw", self.weight.flatten(1), x[..., ::step, ::step]
         )
         return mixed
+
+
+class CropAndMirror(nn.Module):
+    """In training, shows a window of each image, shifted by up to `border` pixels, mirrored or not.
+
+    What lies beyond the image's edge is 0. In evaluation an image passes as it is.
+    """
+
+    draws = True
+
+    def __init__(self, border: int = 4) -> None:
+        super().__init__()
+        self.border = border
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return images of the same size; each draws its own window."""
+        if not self.training:
+            return x
+        count, channels, height, width = x.shape
+        drawn = torch.rand(count, 3, device=x.device)
+        top, left = ((2 * self.border + 1) * drawn[:, :2]).long().unbind(1)
+        across = torch.arange(width, device=x.device)
+        mirrored = (drawn[:, 2:] < 0.5).long()
+        columns = left.unsqueeze(1) + mirrored * (width - 1) + (1 - 2 * mirrored) * across
+        rows = top.unsqueeze(1) + torch.arange(height, device=x.device)
+        places = rows.unsqueeze(2) * (width + 2 * self.border) + columns.unsqueeze(1)
+        wide = nn.functional.pad(x, (self.border,) * 4).flatten(2)
+        seen = wide.gather(2, places.reshape(count, 1, -1).expand(-1, channels, -1))
+        return seen.reshape(x.shape)
 
 
 def convolution(inside: int, out: int, stride: int = 1, groups: int = 1) -> nn.Conv2d:

@@ -7,7 +7,14 @@ from torch.nn import functional as F
 
 from idiolect.errors import ModelError
 from idiolect.kernels.group_norm import norm_relu
-from idiolect.models.layers import Norm, Pointwise, Shape, convolution, normalisation
+from idiolect.models.layers import (
+    CropAndMirror,
+    Norm,
+    Pointwise,
+    Shape,
+    convolution,
+    normalisation,
+)
 
 Stem = Literal["small", "photograph"]
 
@@ -51,8 +58,11 @@ class ResNet18(nn.Module):
         groups: int = 8,
         width: int = 64,
         stem: Stem = "small",
+        augment: bool = False,
     ) -> None:
+        """`augment` crops and mirrors images in training, each anew in every step."""
         super().__init__()
+        self.augment = CropAndMirror() if augment else nn.Identity()
         if stem not in get_args(Stem):
             raise ModelError(f"stem is {stem!r}, expected 'small' or 'photograph'")
         self.shrinks = stem == "photograph"
@@ -73,7 +83,7 @@ class ResNet18(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return logits [example, class]."""
-        x = norm_relu(self.norm, self.conv(x))
+        x = norm_relu(self.norm, self.conv(self.augment(x)))
         if self.shrinks:
             x = F.max_pool2d(x, 3, 2, padding=1)
         x = self.blocks(x)

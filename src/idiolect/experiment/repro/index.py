@@ -78,8 +78,9 @@ def shipped_figures() -> Measured:
 def figures_of_result(result: Mapping[str, Any], name: str) -> dict[str, dict[str, Figure]]:
     """Return a finished run's figures; `name` is what the paper prints.
 
-    `mean` or `weighted_mean` over clients, or `pooled`: of all clients' test rows together. Beside
-    them, under names of their own, the best test rounds of runs that recorded them.
+    `mean` or `weighted_mean` over clients, or `pooled`: of all clients' test rows together. Where
+    clients are scored on a common test set, that is the figure. Beside them, under names of their
+    own, the best test rounds of runs that recorded them.
     """
     found: dict[str, dict[str, Figure]] = {}
     for label, own in result["methods"].items():
@@ -97,7 +98,7 @@ def figures_of_result(result: Mapping[str, Any], name: str) -> dict[str, dict[st
 def _score_of(scores: Mapping[str, Any], name: str, result: Mapping[str, Any]) -> float:
     if name == "pooled":
         return float(scores["pooled"][result["metric"]["name"]])
-    return float(scores[name])
+    return float(scores["common_accuracy" if "common_accuracy" in scores else name])
 
 
 # A table or figure of a paper: what it compares, what it claims, and what its status is.

@@ -44,7 +44,7 @@ def _models(own: dict[str, Any], name: str) -> dict[str, Figure]:
             model: figure_of(means[name if name in means else "pooled"])
             for model, means in own["models"].items()
         }
-    scores = own["accuracy"]
+    scores = own.get("common_accuracy") or own["accuracy"]
     if isinstance(scores, list):  # KT-pFL's page: the personal models alone
         return {"personal": figure_of([score / 100 for score in scores])}
     known = {m: [[c for c in seed if c is not None] for seed in scores[m]] for m in scores}
