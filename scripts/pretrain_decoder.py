@@ -1,11 +1,14 @@
-"""Pretrain a small decoder on public text: a folder that `hf:` and idiolect both read.
+r"""Pretrain a small decoder on public text: a folder that `hf:` and idiolect both read.
 
     python scripts/pretrain_decoder.py DATA --out base --size small --seconds 120 --device cuda
+    python scripts/pretrain_decoder.py DATA --out src/idiolect/data/embedded/decoder --size tiny \
+        --text plays docs --batch 16 --steps 2000       # the one that is shipped
 
 DATA holds cross_sector/ and tinyshakespeare_roles/ (docs/data.md). What is read is the reviews of
 `yelp` and `hotel` and the roles that `data.text.dealt` deals to pretraining; so no text of the
 other roles, and none of cross_product, is in it: those are for studies. `amazon`, the third client
-of cross_sector, is a client of cross_product too and is left out.
+of cross_sector, is a client of cross_product too and is left out. The terms of the reviews allow
+research; what is shipped reads plays (public domain) and the sentences of our own docs instead.
 
 OUT gets config.json, model.safetensors (fp16) and tokenizer.json as transformers writes them for
 LlamaForCausalLM, and pretraining.json: what was read, for how long, and the loss on held-back text.
@@ -16,6 +19,7 @@ soon known by heart.
 import argparse
 import json
 import math
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -34,24 +38,41 @@ SIZES: dict[str, dict[str, int]] = {
     "small": {"vocabulary": 4096, "width": 384, "layers": 6, "heads": 6, "inner": 1024},
 }
 REVIEWS = ("yelp", "hotel")
-REPEATED = 2  # times that plays are read for each time that reviews are: they are a tenth of them
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+SOURCES = {
+    "reviews": "reviews of yelp and hotel (cross_sector)",
+    "plays": "roles of Shakespeare dealt to pretraining",
+    "docs": "sentences of this repository's docs",
+}
+REPEATED = {"reviews": 1, "plays": 2, "docs": 1}  # times that a text is read for one of reviews
 HELD_BACK = 50  # of so many texts one, to measure the loss on
 LONGEST = 512  # places that the network is to know
 
 
-def pretraining_texts(data_dir: Path) -> dict[str, list[str]]:
-    """Read the texts of reviews and of plays that bases may be pretrained on."""
+def pretraining_texts(kind: str, data_dir: Path) -> list[str]:
+    """Read the texts of one kind that bases may be pretrained on."""
 
     def rows(name: str) -> list[dict[str, Any]]:
         parts = [data_dir / name / f"{part}.parquet" for part in ("train", "test")]
         return [row for part in parts for row in pyarrow.parquet.read_table(part).to_pylist()]
 
-    return {
-        "reviews": [r["text"] for r in rows("cross_sector") if r["client"] in REVIEWS],
-        "plays": [
-            r["text"] for r in rows("tinyshakespeare_roles") if dealt(r["client"]) == "pretraining"
-        ],
-    }
+    if kind == "reviews":
+        return [r["text"] for r in rows("cross_sector") if r["client"] in REVIEWS]
+    if kind == "plays":
+        held = rows("tinyshakespeare_roles")
+        return [r["text"] for r in held if dealt(r["client"]) == "pretraining"]
+    pages = [path.read_text(encoding="utf-8") for path in sorted(DOCS.rglob("*.md"))]
+    return [one for page in pages for one in prose(page)]
+
+
+def prose(page: str) -> list[str]:
+    """Return a page's paragraphs of words: no code, tables or headings; marks are left out."""
+    bare = re.sub(r"```.*?```", "", page, flags=re.DOTALL)
+    bare = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", bare)
+    parts = [" ".join(part.split()) for part in bare.split("\n\n")]
+    return [
+        re.sub(r"[*`>]", "", p) for p in parts if re.match(r"[*>\s-]*[A-Z]", p) and "|" not in p
+    ]
 
 
 def stream(texts: list[str], tokeniser: Tokeniser) -> np.ndarray:
@@ -122,15 +143,16 @@ def train(args: argparse.Namespace) -> dict[str, Any]:
     """Pretrain, writing OUT several times along the way and at the end."""
     torch.manual_seed(args.seed)
     draw = np.random.default_rng(args.seed)
-    texts = pretraining_texts(args.data_dir)
+    texts = {kind: pretraining_texts(kind, args.data_dir) for kind in args.text}
     learnt = {kind: [t for n, t in enumerate(own) if n % HELD_BACK] for kind, own in texts.items()}
     back = {kind: own[::HELD_BACK] for kind, own in texts.items()}
     size = SIZES[args.size]
-    some = learnt["reviews"][::3] + learnt["plays"] * 2
+    share = {kind: own[:: 3 if kind == "reviews" else 1] for kind, own in learnt.items()}
+    some = [one for kind, own in share.items() for one in own * REPEATED[kind]]
     tokeniser = train_tokeniser(some, size["vocabulary"])
     streams = {kind: stream(own, tokeniser) for kind, own in learnt.items()}
     tokens = torch.from_numpy(
-        np.concatenate([streams["reviews"], *[streams["plays"]] * REPEATED])
+        np.concatenate([part for kind, own in streams.items() for part in [own] * REPEATED[kind]])
     ).to(args.device)
     tests = {k: torch.from_numpy(stream(own, tokeniser)).to(args.device) for k, own in back.items()}
     config = llama_config(size)
@@ -146,7 +168,7 @@ def train(args: argparse.Namespace) -> dict[str, Any]:
         fused=args.device == "cuda" or None,
     )
     halved = torch.autocast(args.device, torch.bfloat16, enabled=args.device == "cuda")
-    began, step, share, told, saved = time.monotonic(), 0, 0.0, 0.0, 0.0
+    began, step, told, saved = time.monotonic(), 0, 0.0, 0.0
     record: dict[str, Any] = {}
 
     def save() -> None:
@@ -169,17 +191,18 @@ def train(args: argparse.Namespace) -> dict[str, Any]:
                 for kind in back
             },
             tokeniser=tokeniser.digest,
-            text="reviews of yelp and hotel (cross_sector); roles dealt to pretraining",
+            text="; ".join(SOURCES[kind] for kind in args.text),
             seed=args.seed,
         )
         write(args.out, config, model, tokeniser, record)
 
-    while share < 1:
+    done = 0.0
+    while done < 1:
         passed = time.monotonic() - began
         # The schedule is by time or by steps, whichever is given.
-        share = step / args.steps if args.steps else passed / args.seconds
+        done = step / args.steps if args.steps else passed / args.seconds
         warm = min(1.0, (step + 1) / 100)
-        rate = args.lr * warm * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * min(share, 1.0))))
+        rate = args.lr * warm * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * min(done, 1.0))))
         for group in optimiser.param_groups:
             group["lr"] = rate
         at = torch.from_numpy(draw.integers(0, len(tokens) - args.length - 1, args.batch))
@@ -230,6 +253,7 @@ def main() -> None:
     parser.add_argument("data_dir", type=Path)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--size", choices=sorted(SIZES), default="small")
+    parser.add_argument("--text", nargs="+", choices=SOURCES, default=["reviews", "plays"])
     parser.add_argument("--seconds", type=float, default=120.0)
     parser.add_argument("--steps", type=int, default=0, help="in place of seconds")
     parser.add_argument("--batch", type=int, default=64)
