@@ -1,0 +1,86 @@
+"""The page of the studies of adapters: tables by hand from few figures, and the page as kept."""
+
+import json
+import shutil
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.setattr(sys, "path", [str(ROOT / "scripts"), *sys.path])
+    import study_adapters
+
+    return study_adapters
+
+
+def method(*rows: list[float], clip: float = 0.0, validated: float = 0.0) -> dict[str, Any]:
+    """Build a method of some seeds: each client's score, and what its one trial had."""
+    chosen = [{"seed": 0, "settings": {"lr": 0.2}}]
+    trials = [{"validation": [{"seed": 0, "score": validated}]}]
+    whole = {
+        "scores": rows,
+        "mean": sum(map(sum, rows)) / sum(map(len, rows)),
+        "numbers_sent": 4096,
+    }
+    return {
+        **whole,
+        "chosen": chosen,
+        "trials": trials,
+        "privacy": {"epsilon": 8} if clip else None,
+    }
+
+
+def test_the_best_of_each_column_is_bold_and_gaps_are_said(script: ModuleType):
+    """Roles are better lower, reviews higher; 70 and 72 have a deviation of 1.4 over seeds."""
+    roles = {"FedAvg": method([69.0, 71.0], [71.0, 73.0]), "Local": method([98.0, 98.0])}
+    reviews = {"FedAvg": method([0.5, 0.6]), "Local": method([0.7, 0.6])}
+    new = {"clients": 3, "verdict": "Level.", "methods": {"FedAvg": method([80.0])}}
+    found = {
+        "bases": {"base": {"parameters": 12, "vocabulary": 4, "seconds": 30, "tokens_read": 2e6,
+                           "held_back_loss": {"plays": 4.3}}},
+        "roles": {"clients": 2, "baseline": 988, "verdict": "A.", "methods": roles,
+                  "newcomers": new},
+        "reviews": {"clients": 2, "baseline": 0.597, "verdict": "B.", "methods": reviews},
+    }  # fmt: skip
+    lines = script.study_tables(found)["studies"]
+    row = {line.split(" | ")[0]: line for line in lines}
+    assert (
+        "| **71.0 ± 1.4** | **80.0** | 55.0 % | not measured |"
+        in row["| " + script.METHODS["FedAvg"]]
+    )
+    assert "| 98.0 | not measured | **65.0 %** |" in row["| " + script.METHODS["Local"]]
+    assert "| 988 |  | 59.7 % |  |" in lines[2] and "3 newcomers" in lines[0]
+
+
+def test_the_clip_is_taken_by_validation_not_by_test_rows(script: ModuleType):
+    hidden = {
+        "ε = 8, clip 0.3": method([40.0], clip=0.3, validated=50.0),
+        "ε = 8, clip 1": method([45.0], clip=1.0, validated=49.0),
+    }
+    lines = script.private_table({"lora": {"methods": hidden}})
+    assert lines[2].endswith("| 4,096 | not measured | not measured | 45.0 | 1, 0.2 |")
+    assert "not measured" in lines[3]
+
+
+def test_the_pages_have_the_kept_figures(script: ModuleType, tmp_path: Path):
+    kept = ROOT / "results" / "adapters.json"
+    if not kept.exists():
+        pytest.skip("the studies were not run")
+    for folder in ("docs", "results"):
+        (tmp_path / folder).mkdir()
+    pages = ("adapters-studies.md", "adapters.md")
+    for page in pages:
+        shutil.copy(ROOT / "docs" / page, tmp_path / "docs")
+    script.write(script.argparse.Namespace(figures=kept, into=tmp_path))
+    assert json.loads((tmp_path / "results" / "adapters.json").read_text())
+    for page in pages:
+        assert (tmp_path / "docs" / page).read_text() == (ROOT / "docs" / page).read_text(), (
+            "run `python scripts/study_adapters.py write results/adapters.json`"
+        )
