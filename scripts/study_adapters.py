@@ -43,8 +43,9 @@ STUDIES = {"roles": "base", "reviews": "base", "lora": "strange", "whole": "stra
 FEWEST = 20  # rows of a newcomer
 SMALL = {  # what a rehearsal does less of
     "roles": ("rounds=2", "seeds=[0,1]", "data.min_size=2", "data.options.length=16"),
-    "reviews": ("rounds=2", "tune.rounds=1", "seeds=[0,1]", "training.steps=2",
-                "data.options.length=16", "methods.0.rounds=1", "methods.3.tune_steps=2"),
+    "reviews": ("rounds=2", "tune.rounds=1", "tune.space.lr=[0.001]", "seeds=[0,1]",
+                "training.steps=2", "data.options.length=16", "methods.No training.rounds=1",
+                "methods.FedAvg + FT.tune_steps=2"),
     "private": ("rounds=2", "seeds=[0,1]", "training.steps=2", "data.options.length=16"),
 }  # fmt: skip
 METHODS = {
@@ -226,7 +227,7 @@ def summary(content: Figures) -> Figures:
         "metric": compared.metric,
         "clients": compared.clients,
         "seeds": list(compared.seeds),
-        "baseline": compared.baseline,
+        "baseline": content.get("baseline", {}).get("headline", {}).get("seeds", {}).get("mean"),
         "verdict": compared.verdict.sentence,
         "federation": content["data"]["federations"][0],
         "device": next(iter(content["methods"].values()))["device"],
@@ -252,7 +253,10 @@ def late(folder: Path, content: Figures) -> Figures:
         label: {
             **content["methods"][label],
             "headline": {"personal": 0},
-            "seeds": [{"seed": seed, "clients": own[seed]} for seed in seeds],
+            "seeds": [
+                {**before, "clients": own[before["seed"]]}
+                for before in content["methods"][label]["seeds"]
+            ],
         }
         for label, own in whole.items()
     }
