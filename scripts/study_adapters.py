@@ -38,8 +38,9 @@ from idiolect.experiment.compare import compare_experiment
 from idiolect.experiment.load import load_experiment
 
 ROOT = Path(__file__).resolve().parents[1]
-STUDIES = {"roles": "base", "reviews": "base", "lora": "strange", "whole": "strange"}
-"""The studies, and the base of each; the last two are private runs."""
+PRIVATE = {"lora": "strange", "whole": "strange"}
+STUDIES = {"roles": "base", "reviews": "base", **PRIVATE}
+"""The studies, and the base of each."""
 FEWEST = 20  # rows of a newcomer
 SMALL = {  # what a rehearsal does less of
     "roles": ("rounds=2", "seeds=[0,1]", "data.min_size=2", "data.options.length=16"),
@@ -70,30 +71,34 @@ def run(args: argparse.Namespace) -> None:
     work.mkdir(parents=True, exist_ok=True)
     data = small_data(args.data_dir, work / "data") if args.small else args.data_dir.resolve()
     small = ["--steps", "3", "--size", "tiny", "--batch", "2", "--length", "16"]
-    bases = {
-        "base": small if args.small else ["--seconds", str(args.seconds)],
-        "strange": ["--text", "reviews", "--size", "tiny",
-                    *(small if args.small else ["--seconds", str(args.seconds / 2)])],
-    }  # fmt: skip
-    made: dict[str, subprocess.Popen[bytes]] = {}
-    for name, options in bases.items():
-        if not (work / name / "pretraining.json").exists():
-            script = ROOT / "scripts" / "pretrain_decoder.py"
-            made[name] = begin(work, name, [script, data, "--out", work / name, *options])
+    timed = ["--seconds", args.seconds, "--save-every", args.seconds / 4]
+    bases = {"base": [], "strange": ["--text", "reviews", "--size", "tiny"]}
+    # The larger base has the GPU for itself; what needs the other can wait.
+    after = {"base": "", "roles": "base", "reviews": "base", "strange": "base", **PRIVATE}
+    wanted = [name for name in after if name in bases or name in args.only]
     going: dict[str, subprocess.Popen[bytes]] = {}
     try:
         while time.monotonic() - began < args.limit:
-            for study, base in STUDIES.items():
-                ready = base not in made or made[base].poll() is not None
-                if study in args.only and study not in going and ready:
-                    line = [__file__, "study", study, data, work]
-                    going[study] = begin(work, study, line + ["--small"] * args.small)
+            for name in wanted:
+                before = after[name]
+                ready = not before or (before in going and going[before].poll() is not None)
+                if name in going or not ready:
+                    continue
+                if name not in bases:
+                    line = [__file__, "study", name, data, work, *["--small"] * args.small]
+                elif (work / name / "pretraining.json").exists():
+                    line = ["-c", ""]
+                else:
+                    script = ROOT / "scripts" / "pretrain_decoder.py"
+                    line = [script, data, "--out", work / name, *bases[name]]
+                    line += small if args.small else timed
+                going[name] = begin(work, name, line)
             gather(work, out / "adapters.json")
-            if set(args.only) <= set(going) and all(p.poll() is not None for p in going.values()):
+            if set(wanted) <= set(going) and all(p.poll() is not None for p in going.values()):
                 break
             time.sleep(2)
     finally:
-        for name, one in {**made, **going}.items():
+        for name, one in going.items():
             if one.poll() is None:
                 one.terminate()
             code = one.wait()
@@ -112,7 +117,7 @@ def begin(work: Path, name: str, line: list[Any]) -> "subprocess.Popen[bytes]":
 def study(args: argparse.Namespace) -> None:
     """Compare the methods of one study; then give its newcomers their models."""
     name, base, folder = args.study, args.work / STUDIES[args.study], args.work / args.study
-    file = name if name in ("roles", "reviews") else "private"
+    file = "private" if name in PRIVATE else name
     sets = [f"model.weights={base}", f"data.options.tokeniser={base}"]
     sets += ["backend.precision=tf32"] if torch.cuda.is_available() else []
     sets += SMALL[file] if args.small else ()
