@@ -124,7 +124,7 @@ def main() -> None:
         ("pfl cnn 50 x 50, batch 10", pfl_cnn, 50, 50, 10),
     ):
         for how in ("plain", "fastest"):
-            autotune._chosen.clear()
+            autotune.forget()
             with mock.patch.object(convolution_cuda, "tiles", none if how == "plain" else tiles):
                 took = rounds(build, colour, clients, size, batch)
             row = {"ms": 1e3 * took, "samples_per_s": clients * size / took}

@@ -1,5 +1,7 @@
 """Choices among forms: measured once, kept, and measured again only where they do not hold."""
 
+import re
+import runpy
 import threading
 from pathlib import Path
 
@@ -7,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from idiolect.kernels import autotune
+from idiolect.kernels import autotune, convolution, group_norm, linear
+from idiolect.kernels.convolution_cuda import ConvShape
 from idiolect.kernels.linear import LinearSizes
 
 
@@ -24,6 +27,7 @@ class Form:
         return x * (1 + self.wrong)
 
 
+shipped = runpy.run_path(str(Path(__file__).parents[2] / "scripts/ship_choices.py"))["shipped"]
 ZEROS = (torch.zeros(4, 5), LinearSizes(4, 1, 5, 5))
 
 
@@ -35,6 +39,7 @@ def timed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
         lambda form, *inputs: form.takes if form(*inputs) is not None else 0,
     )
     monkeypatch.setattr(autotune, "_file", tmp_path / "kernels.json")
+    autotune.forget()
     return tmp_path / "kernels.json"
 
 
@@ -42,8 +47,9 @@ def test_the_fastest_that_runs_is_chosen_and_kept(timed: Path) -> None:
     known = {"plain": Form(3), "quick": Form(2), "broken": Form(1, fails=True)}
     assert autotune.choose("key", known, ZEROS) is known["quick"]
     again = {"plain": Form(1), "quick": Form(2)}
+    autotune.forget()
     assert autotune.choose("key", again, ZEROS) is again["quick"]  # as kept, not measured
-    assert again["plain"].calls == 0
+    assert again["plain"].calls == again["quick"].calls == 1  # compared
     assert autotune.choose("another key", again, ZEROS) is again["plain"]
     assert sorted(autotune.read_cache(timed).values()) == ["plain", "quick"]
 
@@ -95,13 +101,12 @@ def test_where_no_kernel_runs_it_is_said_why() -> None:
         assert autotune.choose("key", known, ZEROS) is known["plain"]
 
 
-@pytest.mark.parametrize("why", ["gone", "fails"])
+@pytest.mark.parametrize("why", ["gone", "fails", "wrong"])
 def test_a_choice_that_does_not_hold_is_made_again(timed: Path, why: str) -> None:
     autotune.choose("key", {"plain": Form(3), "quick": Form(2)}, ZEROS)
     known = {"plain": Form(3), "slow": Form(4)}
-    if why == "fails":
-        known["quick"] = Form(2, fails=True)
-        known["slow"] = Form(4)
+    if why != "gone":
+        known["quick"] = Form(2, fails=why == "fails", wrong=1e-3)
     assert autotune.choose("key", known, ZEROS) is known["plain"]
     assert list(autotune.read_cache(timed).values()) == ["plain"]
 
@@ -132,3 +137,49 @@ def test_forms_are_compiled_side_by_side_and_what_fails_is_left_for_later() -> N
     known = {"plain": Waiting(1), "own": Waiting(1), "broken": Form(1, fails=True)}
     autotune.compile_all(known, ZEROS)
     assert [form.calls for form in known.values()] == [1, 1, 1]
+
+
+def test_sizes_that_are_alike_share_a_choice() -> None:
+    """Up to twice as many clients, or images; examples of a dense layer are its kernels'."""
+    blocks = [autotune.problem("relu", LinearSizes(n, 10, 5, 3), "tf32") for n in range(1, 10)]
+    assert [blocks.index(one) + 1 for one in blocks] == [1, 2, 3, 3, 5, 5, 5, 5, 9]
+    images = {autotune.problem("convolve", ConvShape(3, n, *[5] * 8), "tf32") for n in (9, 12, 16)}
+    assert len(images) == 1
+    assert autotune.problem("relu", LinearSizes(4, 12, 5, 3), "tf32") not in blocks
+
+
+def test_choices_come_with_the_package(timed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They give way to one's own."""
+    cache = {"no GPU | torch 2.1 | 00 3 | key": "quick", "a chip | torch 2.1 | 00 3 | key": "plain"}
+    table = shipped([cache], {"no GPU": {"older": "plain"}})
+    assert table["no GPU"] == {"key": "quick", "older": "plain"}
+    monkeypatch.setattr(autotune, "_shipped", lambda: table)
+    known = {"plain": Form(1), "quick": Form(2), "slow": Form(3)}
+    assert autotune.choose("key", known, ZEROS) is known["quick"]
+    assert known["slow"].calls == 0 and not timed.exists()
+    autotune.add_to_cache(timed, {autotune._entry("key"): "slow"})
+    autotune.forget()
+    assert autotune.choose("key", known, ZEROS) is known["slow"]
+
+
+def test_what_a_cache_holds_can_be_shipped(timed: Path) -> None:
+    autotune.choose("key", {"plain": Form(3), "quick": Form(2)}, ZEROS)
+    assert shipped([autotune.read_cache(timed)], {}) == {"no GPU": {"key": "quick"}}
+
+
+def test_every_choice_of_the_package_is_a_form_that_exists() -> None:
+    """A kernel that was renamed would be measured again on every new machine."""
+    for choices in autotune._shipped().values():
+        for what, name in choices.items():
+            found = re.fullmatch(r"(\w+) (\w+\(.*\)) (\S+)", what)
+            assert found, what
+            task, sizes, _ = found.groups()
+            shape = eval(sizes, {"ConvShape": ConvShape, "LinearSizes": LinearSizes,
+                                 "GroupNormSizes": group_norm.GroupNormSizes})  # fmt: skip
+            if isinstance(shape, LinearSizes):
+                known = linear.forms(task, shape)
+            elif isinstance(shape, ConvShape):
+                known = convolution.forms(task, shape)
+            else:
+                known = group_norm._FORMS[task]
+            assert name in known, what

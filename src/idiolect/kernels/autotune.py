@@ -1,8 +1,8 @@
 """The fastest form of a stacked layer on this GPU: measured once a shape, then remembered.
 
 With a cache file, choices are kept between runs, so that a run that is repeated or resumed need
-neither measure nor compile what it does not use. A file that is damaged, or cannot be written,
-costs a measurement, never a run.
+neither measure nor compile what it does not use. For common shapes and chips choices come with the
+package. A file that is damaged, or cannot be written, costs a measurement, never a run.
 """
 
 import contextlib
@@ -27,10 +27,12 @@ Form = Callable[..., Any]
 _TRIALS = 3
 # Relative differences that rounding explains in single precision, in TF32 and in bfloat16.
 _TOLERANCES = {torch.float32: 2e-5, "tf32": 2e-3, torch.bfloat16: 1e-2}
-_RULE = 3  # version of how a form is chosen; choices of other versions are stale
+_RULE = 4  # version of how a form is chosen; choices of other versions are stale
 _COMPARED = 2  # clients whose results are compared
 _COMPILERS = 8  # threads that compile
+_ALIKE = {"groups", "images"}  # sizes of which a choice depends but little
 _chosen: dict[tuple[str, Any, Any], Form] = {}
+_names: dict[str, str] = {}  # by problem
 _file: Path | None = None
 
 
@@ -43,6 +45,7 @@ def set_cache(file: Path | None) -> None:
 def forget() -> None:
     """Choose again, for measuring how long that takes."""
     _chosen.clear()
+    _names.clear()
 
 
 def read_cache(file: Path | None) -> dict[str, Any]:
@@ -69,14 +72,24 @@ def fastest(task: str, sizes: Any, forms: Callable[[], Mapping[str, Form]], *inp
     if which not in _chosen:
         if torch.cuda.is_current_stream_capturing():  # timing would break the capture
             return forms()["plain"](*inputs, sizes)
-        about = f"{torch.cuda.get_device_name()} {torch.__version__} {_sources()}"
-        key = f"{about} {_RULE} {which!r}"
-        _chosen[which] = choose(key, forms(), (*inputs, sizes))
+        _chosen[which] = choose(problem(*which), forms(), (*inputs, sizes))
     return attempt(
         f"{task} of {sizes!r}",
         lambda: _chosen[which](*inputs, sizes),
         lambda: forms()["plain"](*inputs, sizes),
     )
+
+
+def problem(task: str, sizes: Any, precision: Any) -> str:
+    """Name a task, of all sizes for which one choice is made.
+
+    Blocks of clients are of many widths, and batches in evaluation of many lengths: up to twice as
+    many of either are taken to be alike.
+    """
+    alike = {
+        name: 1 << (getattr(sizes, name) - 1).bit_length() for name in _ALIKE & {*sizes._fields}
+    }
+    return f"{task} {sizes._replace(**alike)!r} {precision}"
 
 
 def _precision(tensor: Tensor) -> Any:
@@ -85,21 +98,66 @@ def _precision(tensor: Tensor) -> Any:
     return "tf32" if rounded else tensor.dtype
 
 
-def choose(key: str, known: Mapping[str, Form], inputs: tuple[Any, ...]) -> Form:
-    """Return the form that was chosen for a key, or else measure."""
-    digest = hashlib.sha256(key.encode()).hexdigest()[:24]
-    name = str(read_cache(_file).get(digest))
-    if name in known:
-        try:
-            known[name](*inputs)
-            return known[name]
-        except torch.OutOfMemoryError:
-            raise
-        except FAILURES:  # no compiler any more
-            pass
-    name = _measured(known, inputs)
-    add_to_cache(_file, {digest: name})
+def choose(what: str, known: Mapping[str, Form], inputs: tuple[Any, ...]) -> Form:
+    """Return the form that was chosen for a problem in this run, an earlier one or by us.
+
+    Where there is none, or it fails, or is far from the plain form here, all are measured.
+    """
+    name = _name(what)
+    if name in known and (name == "plain" or _holds(known, name, inputs)):
+        _names[what] = name
+        return known[name]
+    name = _names[what] = _measured(known, inputs)
+    add_to_cache(_file, {_entry(what): name})
     return known[name]
+
+
+def _name(what: str) -> str:
+    """Return the name of the form chosen for a problem; empty where there is none."""
+    if what in _names:
+        return _names[what]
+    kept = read_cache(_file).get(_entry(what))
+    return str(kept or _shipped().get(_chip(), {}).get(what, ""))
+
+
+def _entry(what: str) -> str:
+    """Return the line of the cache file for a problem: choices among other kernels are stale."""
+    return f"{_chip()} | torch {torch.__version__} | {_sources()} {_RULE} | {what}"
+
+
+def _chip() -> str:
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
+
+
+@functools.cache
+def _shipped() -> dict[str, dict[str, str]]:
+    """Return the choices that come with the package, of each chip: see scripts/ship_choices.py.
+
+    They hold for other releases of torch too, and for other kernels of the same names: a choice may
+    be a little slow there, but never wrong.
+    """
+    with contextlib.suppress(OSError, ValueError):
+        found: dict[str, dict[str, str]] = json.loads(
+            resources.files("idiolect.kernels").joinpath("choices.json").read_text()
+        )
+        return found
+    return {}
+
+
+def _holds(known: Mapping[str, Form], name: str, inputs: tuple[Any, ...]) -> bool:
+    """Say whether a form that was chosen before runs here and is near the plain one."""
+    given = random_like(inputs)
+    try:
+        exact = first(known["plain"](*few(given)))
+        return _near(first(known[name](*given)), exact, given)
+    except torch.OutOfMemoryError:
+        raise
+    except FAILURES:  # no compiler any more
+        return False
+
+
+def _near(result: Tensor, exact: Tensor, inputs: tuple[Any, ...]) -> bool:
+    return apart(result[: len(exact)], exact) < _TOLERANCES[_precision(inputs[0])]
 
 
 def _measured(known: Mapping[str, Form], inputs: tuple[Any, ...]) -> str:
@@ -113,11 +171,10 @@ def _measured(known: Mapping[str, Form], inputs: tuple[Any, ...]) -> str:
     if inputs[0].is_cuda:
         compile_all(known, inputs)
     exact = first(known["plain"](*few(inputs)))
-    near = _TOLERANCES[_precision(inputs[0])]
     took, failed = dict[str, float](), list[str]()
     for name, form in known.items():
         try:
-            if name == "plain" or apart(first(form(*inputs))[: len(exact)], exact) < near:
+            if name == "plain" or _near(first(form(*inputs)), exact, inputs):
                 arrange = getattr(form, "arrange", None)
                 took[name] = milliseconds(form, *(arrange(inputs) if arrange else inputs))
         except torch.OutOfMemoryError:  # says nothing about the form; fewer clients may fit
