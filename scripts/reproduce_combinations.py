@@ -31,13 +31,18 @@ SETTINGS = {
     "shakespeare": "reddit",
 }
 LEVELS = {
+    "whole": "200 words, all words; embeddings of 300, 100 filters; two epochs a round",
+    "whole-100-words": "the same, 100 words",
+    "whole-50-words": "the same, 50 words",
+    "whole-vocabulary": "the same, the 5,000 commonest words",
+    "whole-network": "the same, embeddings of 100, 50 filters",
     "base": "50 words, the 5,000 commonest; embeddings of 100, 50 filters; 60 steps a round",
-    "100-words": "100 words",
-    "200-words": "200 words",
-    "vocabulary": "the 20,000 commonest words",
-    "network": "embeddings of 300, 100 filters",
-    "epochs": "two epochs a round",
-    "local": "20 epochs of the local model instead of 5",
+    "100-words": "the same, 100 words",
+    "200-words": "the same, 200 words",
+    "vocabulary": "the same, the 20,000 commonest words",
+    "network": "the same, embeddings of 300, 100 filters",
+    "epochs": "the same, two epochs a round",
+    "local": "the same, 20 epochs of the local model instead of 5",
 }
 Methods = dict[str, Any]
 
