@@ -1,12 +1,28 @@
 """Attention over a stack of clients is that of each, to the second derivative."""
 
+import emulate
 import pytest
 import torch
 from torch.nn import functional as F
 
+from idiolect.kernels import attention as module
 from idiolect.kernels.attention import attention
 
 PLACES, NUMBERS = 5, 4
+
+
+@pytest.fixture(params=["short 1", "short 2"])
+def kernels(request, monkeypatch, tmp_path):
+    """Run the CUDA source, thread by thread on a CPU."""
+    if emulate.COMPILER is None:
+        pytest.skip("needs g++ to run CUDA sources")
+    emulate.use(monkeypatch, tmp_path)
+
+    def chosen(task, sizes, forms, *inputs):
+        return forms()[request.param](*inputs, sizes)
+
+    monkeypatch.setattr(module, "fastest", chosen)
+    monkeypatch.setattr(module, "_suits", lambda *tensors: True)
 
 
 def plain(q, k, v, mask, causal):
@@ -50,3 +66,52 @@ def test_what_all_clients_share_needs_no_copy_by_the_caller():
     found = torch.vmap(lambda q: attention(q, k, k, causal=True))(q)
     each = torch.stack([attention(own, k, k, causal=True) for own in q])
     assert torch.allclose(found, each, atol=1e-6)
+
+
+def derivatives(function, given):
+    def loss(*given):
+        return function(*given).pow(2).sum()
+
+    return [torch.vmap(function)(*given), *torch.vmap(torch.func.grad(loss, (0, 1, 2)))(*given)]
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("places", "keys", "width"), [(5, 5, 8), (3, 7, 16), (9, 4, 32)])
+def test_kernels_of_short_rows(places, keys, width, causal, kernels):
+    """Chunks of keys end within the row, heads do not fill a block, and threads share a place."""
+    if causal and places != keys:
+        return
+    draw = torch.Generator().manual_seed(0)
+
+    def drawn(rows):  # client, example, place, head, number: as a projection leaves it
+        made = torch.randn(2, 3, rows, 3 * width, generator=draw, dtype=torch.float64)
+        return made.view(2, 3, rows, 3, width).transpose(2, 3)
+
+    given = drawn(places), drawn(keys), drawn(keys)
+
+    def formula(q, k, v):
+        logits = q @ k.mT / width**0.5
+        if causal:
+            logits = logits.masked_fill(~torch.ones(places, keys).bool().tril(), -torch.inf)
+        return logits.softmax(-1) @ v
+
+    found = derivatives(lambda q, k, v: attention(q, k, v, causal=causal), given)
+    for own, other in zip(found, derivatives(formula, given), strict=True):
+        assert torch.allclose(own, other, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("kernels", ["short 1"], indirect=True)
+def test_kernels_with_a_mask_and_in_bfloat16(kernels):
+    draw = torch.Generator().manual_seed(0)
+    given = [torch.randn(2, 2, 3, 6, 8, generator=draw, dtype=torch.float64) for _ in range(3)]
+    for shape in ((2, 2, 1, 1, 6), (2, 2, 3, 6, 6)):
+        mask = torch.rand(shape, generator=draw) > 0.5
+        mask[..., 0] = True
+        found = torch.vmap(attention)(*given, mask)
+        logits = (given[0] @ given[1].mT / 8**0.5).masked_fill(~mask, -torch.inf)
+        assert torch.allclose(found, logits.softmax(-1) @ given[2], rtol=1e-10, atol=1e-12)
+    half = [one.bfloat16() for one in given]
+    exact = derivatives(attention, [one.double() for one in half])
+    for own, other in zip(derivatives(attention, half), exact, strict=True):
+        assert own.dtype == torch.bfloat16
+        assert (own.double() - other).norm() < 2**-7 * other.norm()

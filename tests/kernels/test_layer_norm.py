@@ -1,14 +1,32 @@
 """Stacked layer normalisation against torch's own, in double precision."""
 
+import emulate
 import pytest
 import torch
 from torch import nn
 from torch.func import functional_call, grad, vmap
 
 from idiolect.core.network import replace_layers
+from idiolect.kernels import layer_norm
 from idiolect.kernels.layer_norm import StackedLayerNorm
 
 CLIENTS = 3
+
+
+@pytest.fixture(params=["plain", "kernels"])
+def way(request, monkeypatch, tmp_path):
+    """Take either form: torch's operations, or the CUDA source, thread by thread on a CPU."""
+    if request.param == "plain":
+        return
+    if emulate.COMPILER is None:
+        pytest.skip("needs g++ to run CUDA sources")
+    emulate.use(monkeypatch, tmp_path)
+
+    def last(task, sizes, forms, *inputs):
+        return list(forms().values())[-1](*inputs, sizes)
+
+    monkeypatch.setattr(layer_norm, "fastest", last)
+    monkeypatch.setattr(layer_norm, "_THREADS", 32)
 
 
 def pair(shape, **options):
@@ -21,6 +39,16 @@ def pair(shape, **options):
 @pytest.mark.parametrize("shared", ["nothing", "rows", "factors"])
 def test_gradients_and_second_derivatives(shape, rows, bias, shared, float64):
     """Factors and rows may each be everyone's own or the same for all."""
+    check(shape, rows, bias, shared)
+
+
+@pytest.mark.parametrize(("shape", "rows"), [(20, (19,)), (140, (3,)), ((2, 4), (33,))])
+def test_kernels_of_rows_that_fill_no_warp(shape, rows, way, float64):
+    """Rows of 20 numbers take 4 threads, the last of their fours one; 140 take a warp twice."""
+    check(shape, rows, True, "nothing")
+
+
+def check(shape, rows, bias, shared):
     torch.manual_seed(0)
     ours, theirs = pair(shape, bias=bias)
     assert type(ours) is StackedLayerNorm

@@ -1,19 +1,29 @@
 """Scaled dot-product attention of all clients' examples in one launch.
 
 Torch has no rule for mapping its fused attention, and vmap then runs it client by client. An
-example's attention knows nothing of clients, so their axis joins that of the examples.
+example's attention knows nothing of clients, so their axis joins that of the examples. Torch's
+kernels are made for long rows of places; those of `attention.cu` are for short ones.
 """
 
+import functools
 import math
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from idiolect.kernels.autotune import Form, fastest
+from idiolect.kernels.compiled import REALS, attempt, launch, round_up
 from idiolect.kernels.vmap_rules import GroupedFunction, call
 
 _WIDEST = 128  # numbers of a head that the fused kernels of CUDA take in every precision
+_SHORT = 160  # places, and _NARROW numbers of a head, up to which our kernels are tried
+_NARROW = 64
+_EACH = 16  # numbers of a place that a thread takes
+_THREADS = 288
+_SHARED = 100 * 1024  # bytes of shared memory with which two blocks fit on a multiprocessor
 
 
 def attention(
@@ -60,18 +70,7 @@ class _Attention(GroupedFunction):
     def forward(
         q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float
     ) -> Any:
-        kind, aten = _kernel(q, k, v, mask), torch.ops.aten
-        if kind == "cpu":
-            fused = aten._scaled_dot_product_flash_attention_for_cpu
-            return fused(q, k, v, 0.0, causal, attn_mask=_bias(mask, q), scale=scale)
-        if kind == "flash":
-            fused = aten._scaled_dot_product_flash_attention
-            return fused(q, k, v, 0.0, causal, False, scale=scale)[:2]
-        if kind == "efficient":
-            fused = aten._scaled_dot_product_efficient_attention
-            return fused(q, k, v, _bias(mask, q, k), True, 0.0, causal, scale=scale)[:2]
-        logits = _logits(q, k, mask, causal, scale)
-        return logits.softmax(-1) @ v, logits.logsumexp(-1)
+        return _fastest("attend", q, k, v, mask, causal, scale)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -103,22 +102,7 @@ class _AttentionGradient(GroupedFunction):
         causal: bool,
         scale: float,
     ) -> Any:
-        kind, aten = _kernel(q, k, v, mask), torch.ops.aten
-        if kind == "cpu":
-            fused = aten._scaled_dot_product_flash_attention_for_cpu_backward
-            bias = _bias(mask, q)
-            return fused(g, q, k, v, out, logs, 0.0, causal, attn_mask=bias, scale=scale)
-        if kind == "plain":
-            return _gradient(g, q, k, v, mask, causal, scale)
-        nothing = torch.zeros((), dtype=torch.int64, device=q.device)  # seeds of a dropout of 0
-        if kind == "flash":
-            fused = aten._scaled_dot_product_flash_attention_backward
-            sizes = (None, None, q.shape[2], k.shape[2])
-            rest = (0.0, causal, nothing, nothing)
-            return fused(g, q, k, v, out, logs, *sizes, *rest, scale=scale)
-        fused = aten._scaled_dot_product_efficient_attention_backward
-        more = (nothing, nothing, 0.0, [True, True, True, False], causal)
-        return fused(g, q, k, v, _bias(mask, q, k), out, logs, *more, scale=scale)[:3]
+        return _fastest("attend_gradient", g, q, k, v, out, logs, mask, causal, scale)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -134,6 +118,232 @@ class _AttentionGradient(GroupedFunction):
 
         pull: Any = torch.func.vjp(plain, g, q, k, v)[1]
         return *pull(further), None, None, None, None, None
+
+
+class AttentionSizes(NamedTuple):
+    """The sizes of a stack of examples, and the options."""
+
+    groups: int  # examples of all clients
+    heads: int
+    places: int
+    keys: int
+    width: int
+    causal: bool
+    scale: float
+
+
+def _fastest(task: str, *given: Any) -> Any:
+    """Do a task by torch or by our kernels; with a mask by ours where they can."""
+    *tensors, mask, causal, scale = given
+    q, k = tensors[:2] if task == "attend" else tensors[1:3]
+    sizes = AttentionSizes(*q.shape[:3], k.shape[2], q.shape[3], causal, scale)
+    plain = _PLAIN[task]
+    ours = forms(task, sizes) if _suits(*tensors) else {"plain": plain}
+    if mask is None or len(ours) == 1:
+        if len(ours) > 1:
+            return fastest(task, sizes, lambda: ours, *tensors)
+        return plain(*tensors, sizes, mask=mask)
+    own = list(ours.values())[1]
+    return attempt(
+        f"{task} of {sizes!r}",
+        lambda: own(*tensors, sizes, mask=mask),
+        lambda: plain(*tensors, sizes, mask=mask),
+    )
+
+
+def _suits(*tensors: Tensor) -> bool:
+    """Return whether our kernels can take these: short rows of equal kinds on a GPU."""
+    first, *_ = tensors
+    numbers = [one for one in tensors if one.dim() == 4]
+    places, width = max(one.shape[2] for one in numbers), first.shape[3]
+    return (
+        first.is_cuda
+        and first.dtype in (torch.float32, torch.bfloat16)
+        and all(one.dtype == first.dtype and one.shape[3] == width for one in numbers)
+        and places <= _SHORT
+        and width <= _NARROW
+        and width % 8 == 0
+        and first.numel() > 0
+    )
+
+
+def forms(task: str, sizes: AttentionSizes) -> dict[str, Form]:
+    """Return all ways to do a task without a mask, by name."""
+    own = _OWN[task]
+    return {"plain": _PLAIN[task]} | {
+        f"short {rows}": functools.partial(own, rows=rows) for rows in (1, 2)
+    }
+
+
+def _plain_attend(
+    q: Tensor, k: Tensor, v: Tensor, sizes: AttentionSizes, mask: Tensor | None = None
+) -> Any:
+    """Return the result and its logarithms, by torch."""
+    causal, scale = sizes.causal, sizes.scale
+    kind, aten = _kernel(q, k, v, mask), torch.ops.aten
+    if kind == "cpu":
+        fused = aten._scaled_dot_product_flash_attention_for_cpu
+        return fused(q, k, v, 0.0, causal, attn_mask=_bias(mask, q), scale=scale)
+    if kind == "flash":
+        fused = aten._scaled_dot_product_flash_attention
+        return fused(q, k, v, 0.0, causal, False, scale=scale)[:2]
+    if kind == "efficient":
+        fused = aten._scaled_dot_product_efficient_attention
+        return fused(q, k, v, _bias(mask, q, k), True, 0.0, causal, scale=scale)[:2]
+    logits = _logits(q, k, mask, causal, scale)
+    return logits.softmax(-1) @ v, logits.logsumexp(-1)
+
+
+def _plain_gradient(
+    g: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    logs: Tensor,
+    sizes: AttentionSizes,
+    mask: Tensor | None = None,
+) -> Any:
+    """Return the gradients by q, k and v, by torch."""
+    causal, scale = sizes.causal, sizes.scale
+    kind, aten = _kernel(q, k, v, mask), torch.ops.aten
+    if kind == "cpu":
+        fused = aten._scaled_dot_product_flash_attention_for_cpu_backward
+        bias = _bias(mask, q)
+        return fused(g, q, k, v, out, logs, 0.0, causal, attn_mask=bias, scale=scale)
+    if kind == "plain":
+        return _gradient(g, q, k, v, mask, causal, scale)
+    nothing = torch.zeros((), dtype=torch.int64, device=q.device)  # seeds of a dropout of 0
+    if kind == "flash":
+        fused = aten._scaled_dot_product_flash_attention_backward
+        lengths = (None, None, q.shape[2], k.shape[2])
+        rest = (0.0, causal, nothing, nothing)
+        return fused(g, q, k, v, out, logs, *lengths, *rest, scale=scale)
+    fused = aten._scaled_dot_product_efficient_attention_backward
+    more = (nothing, nothing, 0.0, [True, True, True, False], causal)
+    return fused(g, q, k, v, _bias(mask, q, k), out, logs, *more, scale=scale)[:3]
+
+
+def _attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    sizes: AttentionSizes,
+    mask: Tensor | None = None,
+    rows: int = 1,
+) -> tuple[Tensor, Tensor]:
+    """Launch a block for a few heads; the result lies in memory with a place's heads together."""
+    s = sizes
+    q, k, v = map(_in_fours, (q, k, v))
+    out = q.new_empty(s.groups, s.places, s.heads, s.width).transpose(1, 2)
+    logs = q.new_empty(s.groups, s.heads, s.places, dtype=_reckoned(q))
+    near, threads = _cut(s.places, s, rows, lambda near: near * 2 * s.keys * s.width)
+    given = [*_strided(q), *_strided(k), *_strided(v), *_seen(mask, q), *_strided(out), logs]
+    _launch("attend", s, q, mask, (near, rows, threads), given, near * 2 * s.keys * s.width)
+    return out, logs
+
+
+def _attend_gradient(
+    g: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    logs: Tensor,
+    sizes: AttentionSizes,
+    mask: Tensor | None = None,
+    rows: int = 1,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients by q, k and v, which lie in memory beside each other."""
+    s = sizes
+    g, q, k, v, out = map(_in_fours, (g, q, k, v, out))
+    made = q.new_empty(s.groups, max(s.places, s.keys), 3, s.heads, s.width)
+    dq, dk, dv = made.permute(2, 0, 3, 1, 4).unbind()
+    longest, both = max(s.places, s.keys), s.places + s.keys
+
+    def numbers(near: int) -> int:
+        return near * (2 * both * s.width + 2 * s.places)
+
+    near, threads = _cut(longest, s, rows, numbers)
+    given = [one for tensor in (g, q, k, v, out) for one in _strided(tensor)]
+    given += [logs.contiguous(), *_seen(mask, q), dq, dk, *_strided(dv)]
+    _launch("attend_gradient", s, q, mask, (near, rows, threads), given, numbers(near))
+    return dq[:, :, : s.places], dk[:, :, : s.keys], dv[:, :, : s.keys]
+
+
+def _launch(
+    name: str,
+    s: AttentionSizes,
+    q: Tensor,
+    mask: Tensor | None,
+    cut: tuple[int, int, int],
+    given: list[Any],
+    numbers: int,
+) -> None:
+    near, rows, threads = cut
+    constants: dict[str, int | str] = {
+        "HEADS": s.heads, "PLACES": s.places, "KEYS": s.keys, "WIDTH": s.width,
+        "SCALE": repr(s.scale), "CAUSAL": int(s.causal), "MASKED": int(mask is not None),
+        "NEAR": near, "SPLIT": _split(s), "ROWS": rows, "THREADS": threads,
+        "CHUNK": min((5, 6, 4), key=lambda chunk: round_up(s.keys, chunk)),
+    }  # fmt: skip
+    constants |= {"HALF": 1} if q.dtype == torch.bfloat16 else {"REAL": REALS[q.dtype]}
+    if name == "attend":
+        constants["FORWARD"] = 1
+    heads = s.groups * s.heads
+    shared = numbers * _reckoned(q).itemsize
+    grid = (-(-heads // near), 1, 1)
+    launch("attention.cu", name, constants, grid, threads, [*given, heads], shared)
+
+
+def _split(s: AttentionSizes) -> int:
+    """Return how many threads share a place: a power of two of them."""
+    return next(n for n in (1, 2, 4, 8) if s.width // n <= _EACH and s.width % (4 * n) == 0)
+
+
+def _cut(
+    places: int, s: AttentionSizes, rows: int, numbers: Callable[[int], int]
+) -> tuple[int, int]:
+    """Return the heads and threads of a block that leave the fewest threads idle."""
+    units = -(-places // rows) * _split(s)
+    near = max(
+        (n for n in range(1, 9) if n == 1 or (units * n <= _THREADS and 4 * numbers(n) <= _SHARED)),
+        key=lambda n: (units * n / round_up(units * n, 32), -n),
+    )
+    return near, round_up(units * near, 32)
+
+
+def _in_fours(tensor: Tensor) -> Tensor:
+    """Return a tensor whose numbers can be read four at a time, which most can as they lie."""
+    size = tensor.element_size()
+    fits = (
+        tensor.stride(3) == 1
+        and all(step % 4 == 0 for step in tensor.stride()[:3])
+        and tensor.data_ptr() % min(4 * size, 16) == 0
+        and tensor.stride(0) < 1 << 31
+    )
+    return tensor if fits else tensor.contiguous()
+
+
+def _strided(tensor: Tensor) -> list[Any]:
+    return [tensor, *tensor.stride()[:3]]
+
+
+def _seen(mask: Tensor | None, q: Tensor) -> list[Any]:
+    """Return a mask and its steps, 0 along what it is the same for."""
+    if mask is None:
+        return [q, 0, 0, 0]
+    mask = mask if mask.stride(3) == 1 else mask.contiguous()
+    steps = [0 if size == 1 else step for size, step in zip(mask.shape, mask.stride(), strict=True)]
+    return [mask, *steps[:3]]
+
+
+def _reckoned(q: Tensor) -> torch.dtype:
+    return torch.float64 if q.dtype == torch.float64 else torch.float32
+
+
+_PLAIN: dict[str, Form] = {"attend": _plain_attend, "attend_gradient": _plain_gradient}
+_OWN: dict[str, Form] = {"attend": _attend, "attend_gradient": _attend_gradient}
 
 
 def _kernel(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> str:

@@ -1,23 +1,6 @@
-// What transformers do between their products, in one pass each: rotary positions, gated units, and
-// the cross-entropy of each row over many classes. Numbers are REAL in memory and WIDE in between;
-// bfloat16 has no type here, so its bits are taken apart.
+// What transformers do between their products, in one pass each: rotary positions and gated units.
 
-#ifdef HALF
-typedef unsigned short REAL;
-typedef float WIDE;
-__device__ __forceinline__ WIDE wide(REAL x) { return __uint_as_float((unsigned)x << 16); }
-__device__ __forceinline__ REAL narrow(WIDE x) {
-  const unsigned bits = __float_as_uint(x);
-  if ((bits & 0x7fffffffu) > 0x7f800000u) return 0x7fc0;            // NaN stays one
-  return (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;                // to the nearest, ties to even
-}
-#else
-typedef REAL WIDE;
-__device__ __forceinline__ WIDE wide(REAL x) { return x; }
-__device__ __forceinline__ REAL narrow(WIDE x) { return x; }
-#endif
-
-struct alignas(sizeof(REAL) * 4 < 16 ? sizeof(REAL) * 4 : 16) Four { REAL at[4]; };
+#include "numbers.cuh"
 
 // out = x with each pair (n, n + half) of [row, head, number] turned by its place's angle.
 #ifdef TURN
