@@ -1,8 +1,10 @@
 """Measure on one GPU what bounds a round: workloads, their kernels, and forms of single layers.
 
-    PYTHONPATH=src python benchmarks/gpu_speed.py [--json FILE] [--only NAME ...]
+    PYTHONPATH=src python benchmarks/gpu_speed.py [--json FILE] [--only NAME ...] [--seconds S]
 
-Every part goes on where another fails. Forms are checked against float64 first.
+`--only forms rounds` checks and times the kernels of attention, normalisation, dense layers and
+small convolutions, then whole rounds in every precision. Every part goes on where another fails.
+Forms are checked against float64 first.
 """
 
 import argparse
@@ -18,12 +20,13 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from gpu_check import difference, network, simulation
+from idiolect.bench import workloads
 from idiolect.bench.workloads import CLASSES, PflCNN, federation
 from idiolect.core import tree
 from idiolect.engine.architecture import Architecture
-from idiolect.engine.backend import Backend
+from idiolect.engine.backend import PRECISIONS, Backend, multiplying
 from idiolect.engine.rounds import SeededRun, Simulation
-from idiolect.kernels import autotune, convolution, linear
+from idiolect.kernels import attention, autotune, convolution, layer_norm, linear
 from idiolect.kernels.convolution_cuda import ConvShape
 from idiolect.methods import METHODS
 from idiolect.models import MODELS
@@ -72,6 +75,170 @@ SHAPES = {
 DENSE = {
     "pfl fc1": (50, 10, 12544, 128),
     "dnn fc1": (20, 20, 784, 100),
+}
+
+
+BENCHED = ("vit-20", "lenet5-20", "pfl-cifar10")  # of `idiolect bench`
+HEADS = attention.AttentionSizes(640, 4, 65, 65, 16, False, 0.25)
+ROWS = layer_norm.LayerNormSizes(20, 2080, 64, 1e-5)
+PRODUCTS = {
+    "enter": linear.LinearSizes(20, 2080, 64, 192),
+    "leave": linear.LinearSizes(20, 2080, 64, 64),
+    "widen": linear.LinearSizes(20, 2080, 64, 128),
+    "narrow": linear.LinearSizes(20, 2080, 128, 64),
+}
+PATCHES = ConvShape(20, 32, 3, 32, 32, 64, 4, 4, 4, 0)
+PFL2 = ConvShape(50, 10, 32, 30, 30, 64, 3, 3, 1, 0)
+MCMAHAN2 = ConvShape(20, 10, 32, 12, 12, 64, 5, 5, 1, 2)
+
+
+def drawn(*shape, dtype=torch.float32):
+    return torch.randn(shape, device="cuda").to(dtype)
+
+
+def tasks_of_attention(dtype):
+    s = HEADS
+    q, k, v, g = (drawn(s.groups, s.heads, s.places, s.width, dtype=dtype) for _ in range(4))
+    out, logs = attention.forms("attend", s)["plain"](q, k, v, s)
+    exact = attention._gradient(*(one.double() for one in (g, q, k, v)), None, s.causal, s.scale)
+    logits = attention._logits(q.double(), k.double(), None, s.causal, s.scale)
+    yield "attend", attention, s, (q, k, v), (logits.softmax(-1) @ v.double(),)
+    logs = logits.logsumexp(-1).float()
+    yield "attend_gradient", attention, s, (g, q, k, v, out, logs), exact
+
+
+def tasks_of_rows(dtype):
+    s = ROWS
+    x, w, b = drawn(s.groups, s.rows, s.width), drawn(s.groups, s.width), drawn(s.groups, s.width)
+    exact = layer_norm._plain_normalise(x.double(), w.double(), b.double(), s)
+    yield "layer_norm", layer_norm, s, (x, w, b), exact
+    given = (drawn(s.groups, s.rows, s.width), x, w, exact[1].float(), exact[2].float())
+    exact = layer_norm._plain_gradient(*(one.double() for one in given), s)
+    yield "layer_norm_gradient", layer_norm, s, given, exact
+
+
+def tasks_of_products(s, dtype):
+    x, w = drawn(s.groups, s.examples, s.inputs), drawn(s.groups, s.outputs, s.inputs)
+    b, g = drawn(s.groups, s.outputs), drawn(s.groups, s.examples, s.outputs)
+    x, w, b, g = (one.to(dtype) for one in (x, w, b, g))
+    for task, given in (
+        ("forward", (x, w, b)), ("input_gradient", (g, w)), ("weight_gradient", (g, x))
+    ):  # fmt: skip
+        yield task, linear, s, given, linear._FORMS[task][0](*(one.double() for one in given), s)
+
+
+def tasks_of_images(s, names, dtype):
+    x = drawn(s.groups, s.images, s.channels, s.height, s.width, dtype=dtype)
+    taps = (s.kernel_height, s.kernel_width)
+    w = drawn(s.groups, s.out_channels, s.channels, *taps, dtype=dtype)
+    b = drawn(s.groups, s.out_channels, dtype=dtype)
+    g = drawn(s.groups, s.images, s.out_channels, s.out_height, s.out_width, dtype=dtype)
+    inputs = {"convolve": (x, w), "input_gradient": (g, w), "weight_gradient": (g, x)}
+    for task in names:
+        given = inputs.get(task, (x, w, b))
+        few = s._replace(groups=2)
+        exact = convolution.PLAIN[task](*(one[:2].double() for one in given), few)
+        yield task, convolution, s, given, exact if isinstance(exact, tuple) else (exact,)
+
+
+def forms_of(tasks, precision):
+    """Time every form of some tasks: its milliseconds, and its largest error against float64."""
+    found = {}
+    with multiplying(precision, torch.device("cuda")):
+        for task, module, sizes, given, exact in tasks:
+            exact = exact if isinstance(exact, tuple) else (exact,)
+            ways = module.forms(task, sizes)
+            if module in (linear, convolution):
+                ways = module.forms(task, sizes, own=given[0].dtype == torch.float32)
+            autotune.compile_all(ways, (*given, sizes))
+            rows = {}
+            for name, form in ways.items():
+                try:
+                    made = form(*given, sizes)
+                    made = made if isinstance(made, tuple) else (made,)
+                    errors = [
+                        float((a[: len(b)].double() - b).abs().max() / b.abs().max())
+                        for a, b in zip(made, exact, strict=False)
+                        if a.dtype != torch.uint8
+                    ]
+                    took = autotune.milliseconds(form, *given, sizes)
+                    rows[name] = f"{took * 1e3:.1f} us, error {max(errors):.1e}"
+                except Exception as problem:
+                    rows[name] = f"{type(problem).__name__}: {str(problem)[:200]}"
+            found[task] = rows
+    return found
+
+
+def halved(precision):
+    return torch.bfloat16 if precision == "bf16" else torch.float32
+
+
+FORMS = {
+    **{
+        f"forms: attention {p}": lambda p=p: forms_of(tasks_of_attention(halved(p)), p)
+        for p in ("fp32", "bf16")
+    },
+    "forms: layer norm": lambda: forms_of(tasks_of_rows(torch.float32), "fp32"),
+    **{
+        f"forms: {name} {p}": lambda s=s, p=p: forms_of(tasks_of_products(s, halved(p)), p)
+        for p in PRECISIONS
+        for name, s in PRODUCTS.items()
+    },
+    **{
+        f"forms: patches {p}": lambda p=p: forms_of(
+            tasks_of_images(PATCHES, ("convolve", "weight_gradient"), halved(p)), p
+        )
+        for p in PRECISIONS
+    },
+    **{
+        f"forms: {name} {p}": lambda s=s, p=p: forms_of(
+            tasks_of_images(
+                s, ("conv_relu_pool", "input_gradient", "weight_gradient"), torch.float32
+            ),
+            p,
+        )
+        for p in ("tf32", "fp32")
+        for name, s in (("pfl conv2", PFL2), ("mcmahan conv2", MCMAHAN2))
+    },
+}
+
+
+def rounds_of(name, precision):
+    """Time whole rounds of a workload of `idiolect bench`, and its kernels."""
+    work = workloads.WORKLOADS[name]
+    fed = federation(work.sizes, work.shape)
+    began = time.perf_counter()
+    sim = workloads.simulation(work, fed, workloads.fastest("cuda", precision))
+    for _ in range(3):
+        sim.advance()
+    torch.cuda.synchronize()
+    first, times = time.perf_counter() - began, []
+    for _ in range(7):
+        start = time.perf_counter()
+        for _ in range(3):
+            sim.advance()
+        torch.cuda.synchronize()
+        times.append(1e3 * (time.perf_counter() - start) / 3)
+    with profile(activities=[ProfilerActivity.CUDA]) as seen:
+        sim.advance()
+        torch.cuda.synchronize()
+    rows = sorted(seen.key_averages(), key=lambda row: -row.self_device_time_total)
+    return {
+        "ms": sorted(times)[len(times) // 2],
+        "first three rounds, s": first,
+        "device ms": sum(row.self_device_time_total for row in rows) / 1e3,
+        "kernels": sum(row.count for row in rows),
+        "top": [
+            f"{row.self_device_time_total:9.0f} us {row.count:5d}  {row.key[:150]}"
+            for row in rows[:40]
+        ],
+    }
+
+
+ROUNDS = {
+    f"rounds: {name} {p}": lambda name=name, p=p: rounds_of(name, p)
+    for name in BENCHED
+    for p in PRECISIONS
 }
 
 
@@ -201,13 +368,16 @@ def _values(result):
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--only", nargs="*")
-    options = parser.parse_args()
+    parser.add_argument("--only", nargs="*", help="parts, or what their names begin with")
+    parser.add_argument("--seconds", type=float, default=1e9, help="begin no part after these")
+    options, began = parser.parse_args(), time.perf_counter()
     torch.backends.cudnn.allow_tf32 = False
     out: dict[str, object] = {
         "about": {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
     }
     parts = {
+        **FORMS,
+        **ROUNDS,
         **{
             f"{name}, double": lambda name=name: difference(METHODS[name](batch=16, lr=0.05))
             for name in EXACT
@@ -218,8 +388,10 @@ def main() -> None:
         **{name: lambda own=own: dense_layer(*own) for name, own in DENSE.items()},
     }
     for name, part in parts.items():
-        if options.only and name not in options.only:
+        if options.only and not any(name.startswith(own) for own in options.only):
             continue
+        if time.perf_counter() - began > options.seconds:
+            break
         start = time.perf_counter()
         try:
             out[name] = part()

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from idiolect.core import batchnorm, tree
 from idiolect.core.task import Classes, Task
@@ -326,6 +327,7 @@ def _halves(layer: nn.Module) -> bool:
 _STACKED: dict[type[nn.Module], Any] = {
     nn.Conv2d: StackedConv2d,
     nn.Linear: StackedLinear,
+    NonDynamicallyQuantizableLinear: StackedLinear,  # at the end of attention
     nn.GroupNorm: StackedGroupNorm,
     nn.LayerNorm: StackedLayerNorm,
     nn.MultiheadAttention: StackedMultiheadAttention,

@@ -121,7 +121,7 @@ def multiplying(precision: str, device: torch.device) -> Iterator[None]:
         return
     products, convolutions = torch.backends.cuda.matmul, torch.backends.cudnn
     before = products.allow_tf32, convolutions.allow_tf32
-    rounded = precision == "tf32"
+    rounded = precision != "fp32"  # in bfloat16, what torch leaves in single precision
     products.allow_tf32, convolutions.allow_tf32 = rounded, rounded
     try:
         yield

@@ -136,7 +136,8 @@ def _fastest(task: str, *given: Any) -> Any:
     """Do a task by torch or by our kernels; with a mask by ours where they can."""
     *tensors, mask, causal, scale = given
     q, k = tensors[:2] if task == "attend" else tensors[1:3]
-    sizes = AttentionSizes(*q.shape[:3], k.shape[2], q.shape[3], causal, scale)
+    groups, heads, places, width = q.shape
+    sizes = AttentionSizes(groups, heads, places, k.shape[2], width, causal, scale)
     plain = _PLAIN[task]
     ours = forms(task, sizes) if _suits(*tensors) else {"plain": plain}
     if mask is None or len(ours) == 1:
@@ -211,8 +212,10 @@ def _plain_gradient(
         fused = aten._scaled_dot_product_flash_attention_for_cpu_backward
         bias = _bias(mask, q)
         return fused(g, q, k, v, out, logs, 0.0, causal, attn_mask=bias, scale=scale)
-    if kind == "plain":
-        return _gradient(g, q, k, v, mask, causal, scale)
+    if kind == "plain":  # for any logarithms and results: forms are compared on random ones
+        share = (_logits(q, k, mask, causal, scale) - logs[..., None]).exp()
+        by_logits = share * (g @ v.mT - (g * out).sum(-1, keepdim=True)) * scale
+        return by_logits @ k, by_logits.mT @ q, share.mT @ g
     nothing = torch.zeros((), dtype=torch.int64, device=q.device)  # seeds of a dropout of 0
     if kind == "flash":
         fused = aten._scaled_dot_product_flash_attention_backward

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from idiolect.kernels.attention import attention
+from idiolect.kernels.linear import stacked_linear
 
 
 class StackedAttention(TorchFunctionMode):
@@ -135,11 +136,11 @@ class StackedMultiheadAttention(nn.MultiheadAttention):
         """Project queries, keys and values, where they are the same in one product."""
         weights, bias = self.in_proj_weight, self.in_proj_bias
         if same and weights is not None:
-            return F.linear(given[0], weights, bias).chunk(3, -1)
+            return stacked_linear(given[0], weights, bias).chunk(3, -1)
         own: Sequence[Tensor] = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
         own = own if weights is None else weights.chunk(3)
         biases = [None] * 3 if bias is None else bias.chunk(3)
-        return [F.linear(x, w, b) for x, w, b in zip(given, own, biases, strict=True)]
+        return [stacked_linear(x, w, b) for x, w, b in zip(given, own, biases, strict=True)]
 
     def _mask(
         self, places: Tensor | None, padding: Tensor | None, q: Tensor, keys: int

@@ -16,9 +16,10 @@ from idiolect.kernels.convolution import (
     windows,
 )
 from idiolect.kernels.convolution_cuda import has_fused_form
-from idiolect.kernels.vmap_rules import GroupedFunction, call, float32_on_cuda
+from idiolect.kernels.vmap_rules import GroupedFunction, call, float32_on_cuda, halved_on_cuda
 
 _THREADS = 256
+_MANY = 64  # channels
 
 
 def conv_relu(layer: nn.Conv2d, x: Tensor) -> Tensor:
@@ -26,7 +27,9 @@ def conv_relu(layer: nn.Conv2d, x: Tensor) -> Tensor:
     padding = _fused_padding("conv_relu", layer, x)
     if padding is None or layer.bias is None:
         return layer(x).relu()  # type: ignore[no-any-return]
-    y: Tensor = call(_ConvReLU, x[None], layer.weight[None], layer.bias[None], padding)
+    with torch.autocast(x.device.type, enabled=False):
+        given = (_single(x)[None], layer.weight[None], layer.bias[None])
+        y: Tensor = call(_ConvReLU, *given, padding)
     return y.squeeze(0)
 
 
@@ -35,18 +38,30 @@ def conv_relu_pool(layer: nn.Conv2d, x: Tensor) -> Tensor:
     padding = _fused_padding("conv_relu_pool", layer, x)
     if padding is None or layer.bias is None:
         return F.max_pool2d(layer(x), 2).relu()  # the same, on a quarter of the numbers
-    y: Tensor = call(_ConvReLUPool, x[None], layer.weight[None], layer.bias[None], padding)[0]
+    with torch.autocast(x.device.type, enabled=False):
+        given = (_single(x)[None], layer.weight[None], layer.bias[None])
+        y: Tensor = call(_ConvReLUPool, *given, padding)[0]
     return y.squeeze(0)
 
 
 def _fused_padding(task: str, layer: nn.Conv2d, x: Tensor) -> int | None:
-    """Return the padding of a layer that we have kernels for; None for others."""
+    """Return the padding of a layer that we have kernels for; None for others.
+
+    Where networks multiply in bfloat16, they round to TF32; only with many channels the library's
+    kernels for bfloat16 are faster.
+    """
     padding = layer.padding[0]
-    ours = isinstance(layer, StackedConv2d) and layer.groups == 1 and float32_on_cuda(x)
-    if not ours or not isinstance(padding, int):
+    ours = isinstance(layer, StackedConv2d) and layer.groups == 1
+    few = min(layer.in_channels, layer.out_channels) < _MANY
+    suits = float32_on_cuda(x) or (few and halved_on_cuda(x))
+    if not ours or not suits or not isinstance(padding, int):
         return None
     shape = conv_shape((1, *x.shape), layer.weight[None], layer.stride[0], padding)
     return padding if has_fused_form(task, shape) else None
+
+
+def _single(x: Tensor) -> Tensor:
+    return x.float() if x.dtype == torch.bfloat16 else x
 
 
 class _ConvReLU(GroupedFunction):

@@ -102,7 +102,15 @@ def forms(task: str, shape: ConvShape, most: int = 4) -> dict[str, Form]:
     if shape.depthwise:
         return {"depthwise": functools.partial(_depthwise, task)}
     run = _weight_gradient if task == "weight_gradient" else functools.partial(_convolve, task)
-    return {tile.name: functools.partial(run, tile=tile) for tile in tiles(task, shape, most)}
+    return {
+        tile.name: functools.partial(run, tile=_rounding(tile)) for tile in tiles(task, shape, most)
+    }
+
+
+def _rounding(tile: Tile) -> Tile:
+    """Let matrix units round where torch's may: a third of the work."""
+    rounded = int(torch.backends.cuda.matmul.allow_tf32)
+    return tile._replace(constants=tile.constants | {"ROUNDED": rounded})
 
 
 @functools.cache

@@ -3,8 +3,8 @@
 For many channels a grouped convolution leaves matrix units idle. "last" is the same one with
 channels last in memory, the order that matrix units are fed in; "each" convolves client by client
 so, and captured in a graph its launches cost little. "patches" copies what every output pixel sees
-into a row and is one batched product for all. The tasks are those of `convolution_cuda`, without
-what may follow a convolution.
+into a row and is one batched product for all; where no pixel is seen twice, that is a dense layer.
+The tasks are those of `convolution_cuda`, without what may follow a convolution.
 """
 
 from collections.abc import Callable
@@ -20,18 +20,21 @@ from idiolect.kernels.convolution_cuda import ConvShape
 
 _CHANNELS = 32  # with fewer, grouped convolutions and our kernels are faster
 _CLIENTS = 64  # more launches than this for a layer are too many
+_LONG = 128  # pixels of a part of a sum over them
 _PATCHES = 1 << 28  # numbers of all rows of patches; more would cost too much memory
 
 
 def forms(task: str, shape: ConvShape) -> dict[str, Form]:
     """Return the ways to do a task that may be worth a try, by name."""
-    if task not in _EACH or shape.depthwise or min(shape.channels, shape.out_channels) < _CHANNELS:
+    thin = min(shape.channels, shape.out_channels) < _CHANNELS
+    once = shape.padding == 0 and shape.stride == shape.kernel_height == shape.kernel_width
+    if task not in _EACH or shape.depthwise or (thin and not once):
         return {}
-    found: dict[str, Form] = {"last": _LAST[task]}
-    if shape.groups <= _CLIENTS:
+    found: dict[str, Form] = {} if thin else {"last": _LAST[task]}
+    if shape.groups <= _CLIENTS and not thin:
         found["each"] = _EACH[task]
     pixels = shape.groups * shape.images * shape.out_height * shape.out_width
-    backwards = task == "input_gradient" and shape.stride != 1  # would be mostly zeros
+    backwards = task == "input_gradient" and shape.stride != 1 and not once  # mostly zeros
     if pixels * shape.taps * shape.channels < _PATCHES and not backwards:
         found["patches"] = _PATCHED[task]
     return found
@@ -140,6 +143,19 @@ def _lines(w: Tensor) -> Tensor:
     return w.permute(0, 3, 4, 2, 1).flatten(1, 3)
 
 
+def _pixels(t: Tensor) -> Tensor:
+    """Return images as [client, image and pixel, channel]."""
+    return t.permute(0, 1, 3, 4, 2).flatten(1, 3)
+
+
+def _from_rows(rows: Tensor, shape: ConvShape) -> Tensor:
+    """Undo `_rows` where no pixel is seen twice; pixels that none sees are 0."""
+    s = shape
+    sizes = (s.groups, s.images, s.out_height, s.out_width, s.kernel_height, s.kernel_width, -1)
+    seen = rows.view(sizes).permute(0, 1, 6, 2, 4, 3, 5).flatten(5).flatten(3, 4)
+    return F.pad(seen, (0, s.width - seen.shape[-1], 0, s.height - seen.shape[-2]))
+
+
 def patches_convolve(x: Tensor, w: Tensor, shape: ConvShape) -> Tensor:
     """Convolve."""
     y = torch.bmm(_rows(x, shape), _lines(w))
@@ -149,13 +165,18 @@ def patches_convolve(x: Tensor, w: Tensor, shape: ConvShape) -> Tensor:
 
 def patches_input_gradient(gradient: Tensor, w: Tensor, shape: ConvShape) -> Tensor:
     """Return the gradient by the images: a convolution with the weights turned round."""
+    if shape.stride != 1:  # patches without overlaps, put back where they were
+        return _from_rows(torch.bmm(_pixels(gradient), _lines(w).mT), shape)
     return patches_convolve(gradient, w.flip(3, 4).transpose(1, 2), shape.seen_by("input_gradient"))
 
 
 def patches_weight_gradient(gradient: Tensor, x: Tensor, shape: ConvShape) -> Tensor:
     """Return the gradient by the weights."""
-    out = gradient.permute(0, 1, 3, 4, 2).reshape(shape.groups, -1, shape.out_channels)
-    dw = torch.bmm(_rows(x, shape).mT, out)
+    rows, out = _rows(x, shape), _pixels(gradient)
+    parts = next((n for n in (16, 8, 4) if rows.shape[1] % (n * _LONG) == 0), 1)
+    cut = (shape.groups * parts, rows.shape[1] // parts, -1)  # many pixels, few weights
+    found = torch.bmm(rows.view(cut).mT, out.reshape(cut))
+    dw = found.view(shape.groups, parts, *found.shape[1:]).sum(1)
     sizes = (shape.groups, shape.kernel_height, shape.kernel_width, shape.channels, -1)
     return dw.view(sizes).permute(0, 4, 3, 1, 2)
 

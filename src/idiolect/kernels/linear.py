@@ -11,12 +11,16 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from idiolect.kernels.autotune import Form, fastest
 from idiolect.kernels.compiled import launch
-from idiolect.kernels.vmap_rules import GroupedFunction, call, float32_on_cuda
+from idiolect.kernels.vmap_rules import GroupedFunction, call, float32_on_cuda, halved_on_cuda
 
 _BATCH = 64  # with more examples the library's tiles are full
+_LONG = 512  # examples from which a sum over them may be worth cutting
+_CUTS = (4, 5, 8, 10, 16)
 _SUMS = (80, 40, 20)  # of a thread
 _WARP = 32
 _THREADS = 128
@@ -28,24 +32,44 @@ class StackedLinear(nn.Linear):
     @staticmethod
     def suits(layer: nn.Module) -> bool:
         """Return whether a layer is of the plain kind that can be replaced."""
-        return type(layer) is nn.Linear and layer.bias is not None
+        plain = type(layer) in (nn.Linear, NonDynamicallyQuantizableLinear)
+        return plain and layer.bias is not None
 
     def forward(self, x: Tensor) -> Tensor:
         """Return x Aᵀ + b."""
-        if not (x.is_cuda and float32_on_cuda(x)) or x.dim() < 2:
-            own: Tensor = super().forward(x)
-            return own
-        rows = x.reshape(1, -1, x.shape[-1])
-        y: Tensor = call(_Linear, rows, self.weight[None], self.bias[None])
-        return y.squeeze(0).reshape(*x.shape[:-1], -1)
+        return stacked_linear(x, self.weight, self.bias)
+
+
+def stacked_linear(x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
+    """Do what torch's function of these arguments does."""
+    given = None if b is None or x.dim() < 2 else _prepared(x.flatten(0, -2), w, b)
+    if given is None:
+        return F.linear(x, w, b)
+    with torch.autocast(x.device.type, enabled=False):
+        y: Tensor = call(_Linear, *(one[None] for one in given))
+    return y.squeeze(0).reshape(*x.shape[:-1], -1)
+
+
+def _prepared(x: Tensor, w: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
+    """Return what our functions multiply; None where they are not for these numbers.
+
+    Where networks multiply in bfloat16, so do layers of many examples. With few of them reading the
+    weights is what takes time, and a copy in bfloat16 would only add to it.
+    """
+    if halved_on_cuda(x):
+        half = torch.bfloat16 if len(x) > _BATCH else torch.float32
+        return x.to(half), w.to(half), b.to(half)
+    return (x, w, b) if float32_on_cuda(x) else None
 
 
 def linear_relu(layer: nn.Linear, x: Tensor) -> Tensor:
     """Return ReLU(x Aᵀ + b): in one launch under vmap on CUDA."""
-    ours = isinstance(layer, StackedLinear) and x.is_cuda and float32_on_cuda(x)
-    if not ours or x.dim() != 2:
+    ours = isinstance(layer, StackedLinear) and x.dim() == 2
+    given = _prepared(x, layer.weight, layer.bias) if ours else None
+    if given is None:
         return layer(x).relu()  # type: ignore[no-any-return]
-    y: Tensor = call(_LinearReLU, x[None], layer.weight[None], layer.bias[None])
+    with torch.autocast(x.device.type, enabled=False):
+        y: Tensor = call(_LinearReLU, *(one[None] for one in given))
     return y.squeeze(0)
 
 
@@ -132,7 +156,8 @@ def _fastest(task: str, first: Tensor, second: Tensor, *rest: Tensor) -> Any:
         sizes = LinearSizes(groups, examples, second.shape[2], first.shape[2])
     else:
         sizes = LinearSizes(groups, examples, second.shape[2], second.shape[1])
-    return fastest(task, sizes, lambda: forms(task, sizes), first, second, *rest)
+    own = first.dtype == torch.float32  # that our kernels are for
+    return fastest(task, sizes, lambda: forms(task, sizes, own=own), first, second, *rest)
 
 
 # The forms of each task: y = x wᵀ + b, the gradient by x, and those by w and b.
@@ -146,12 +171,18 @@ class LinearTile(NamedTuple):
     threads: int = _THREADS
 
 
-def forms(task: str, sizes: LinearSizes) -> dict[str, Form]:
-    """Return all ways to do a task on a GPU, by name."""
-    plain, own = _FORMS[task]
+def forms(task: str, sizes: LinearSizes, own: bool = True) -> dict[str, Form]:
+    """Return all ways to do a task on a GPU, by name; `own`: by our kernels, too."""
+    plain, launched = _FORMS[task]
     known: dict[str, Form] = {"plain": plain}
-    for tile in _tiles(task, sizes):
-        known["dense " + "x".join(map(str, tile))] = functools.partial(own, tile=tile)
+    if sizes.examples >= _LONG:
+        if task == "forward":
+            known["added"] = _added_forward
+        if task == "weight_gradient":
+            cuts = [parts for parts in _CUTS if sizes.examples % parts == 0][:3]
+            known |= {f"cut {n}": functools.partial(_cut_weight_gradient, parts=n) for n in cuts}
+    for tile in _tiles(task, sizes) if own else ():
+        known["dense " + "x".join(map(str, tile))] = functools.partial(launched, tile=tile)
     return known
 
 
@@ -176,6 +207,11 @@ def _plain_forward(x: Tensor, w: Tensor, b: Tensor, sizes: LinearSizes) -> Tenso
     return torch.bmm(x, w.mT) + b[:, None]
 
 
+def _added_forward(x: Tensor, w: Tensor, b: Tensor, sizes: LinearSizes) -> Tensor:
+    """Let the product add the bias."""
+    return torch.baddbmm(b[:, None], x, w.mT)
+
+
 def _plain_relu(x: Tensor, w: Tensor, b: Tensor, sizes: LinearSizes) -> Tensor:
     return _plain_forward(x, w, b, sizes).relu()
 
@@ -188,6 +224,15 @@ def _plain_weight_gradient(
     gradient: Tensor, x: Tensor, sizes: LinearSizes
 ) -> tuple[Tensor, Tensor]:
     return torch.bmm(gradient.mT, x), gradient.sum(1)
+
+
+def _cut_weight_gradient(
+    gradient: Tensor, x: Tensor, sizes: LinearSizes, parts: int
+) -> tuple[Tensor, Tensor]:
+    """Cut the examples into parts: a sum over many of them for few weights leaves a GPU idle."""
+    pieces = (sizes.groups * parts, sizes.examples // parts, -1)
+    dw = torch.bmm(gradient.reshape(pieces).mT, x.reshape(pieces))
+    return dw.view(sizes.groups, parts, *dw.shape[1:]).sum(1), gradient.sum(1)
 
 
 def _forward(

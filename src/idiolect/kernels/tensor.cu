@@ -2,7 +2,7 @@
 //
 // A matrix unit multiplies numbers of 11 bits (TF32) and adds in single precision. Every number is taken
 // apart into a large and a small piece of 11 bits, and three of the four products of pieces are added up;
-// what is left out is below single precision. Shared memory and stages are as in `wide.cu`.
+// what is left out is below single precision. With ROUNDED one product of the large pieces is enough: TF32. Shared memory and stages are as in `wide.cu`.
 //
 // Constants: C, H, W (what is read), OC, OH, OW (what is made), KH, KW, PAD, TRANSPOSED, RELU (1: bias and ReLU
 // follow at once), POOL (2: 2x2 max-pooling too), THREADS, OCB (channels of a block), MT and NT (tiles of 16 channels and
@@ -127,10 +127,12 @@ convolve(const float* __restrict__ x, const float* __restrict__ w, const float* 
 #pragma unroll
           for (int i = 0; i < 2; i++)
             part(held[spot[j] + i * 4 * PLANE + kh * LINE + kw], &big[i], &little[i]);
+#if !ROUNDED
 #pragma unroll
           for (int m = 0; m < MT; m++) multiply(sums[m][j], small[m], big);
 #pragma unroll
           for (int m = 0; m < MT; m++) multiply(sums[m][j], large[m], little);
+#endif
 #pragma unroll
           for (int m = 0; m < MT; m++) multiply(sums[m][j], large[m], big);
         }
@@ -258,10 +260,12 @@ weight_gradient(const float* __restrict__ gradient, const float* __restrict__ x,
         unsigned big[2], little[2];
         part(left[shift], &big[0], &little[0]);
         part(right[shift], &big[1], &little[1]);
+#if !ROUNDED
 #pragma unroll
         for (int m = 0; m < MT; m++) multiply(sums[tap][m], small[m], big);
 #pragma unroll
         for (int m = 0; m < MT; m++) multiply(sums[tap][m], large[m], little);
+#endif
 #pragma unroll
         for (int m = 0; m < MT; m++) multiply(sums[tap][m], large[m], big);
       }
