@@ -129,3 +129,32 @@ def test_batches_of_one_with_batch_normalisation_are_noted(tmp_path):
     jobs, _ = build_jobs(loaded)
     (note,) = early_checks.refuse_misfits(loaded, jobs, tmp_path)
     assert note.startswith("FedAvg: batch is 1 and the network has batch normalisation")
+
+
+def test_who_chooses_by_validation_rows_that_are_not_there_is_noted(tmp_path):
+    from idiolect.experiment.build import build_jobs
+    from idiolect.experiment.load import load_experiment
+
+    path = experiment(
+        tmp_path, ["fedavg", "fedfomo"], 'partition = { name = "pfllib", clients = 3 }'
+    )
+    for changes, notes in (([], 1), (["data.split=[0.6, 0.15, 0.25]"], 0)):
+        loaded = load_experiment(path, changes)
+        jobs, _ = build_jobs(loaded)
+        told = early_checks.refuse_misfits(loaded, jobs, tmp_path)
+        assert len(told) == notes
+    assert not notes
+
+
+def test_settings_of_training_that_a_preset_overrules_are_noted():
+    from idiolect.experiment.load import parse_experiment
+
+    text = """name = "preset"
+    training = { lr = 0.1, batch = 10, epochs = 2 }
+    methods = [
+        { name = "fedavg", preset = "pfllib" },
+        { name = "fedavg", label = "own", preset = "pfllib", lr = 0.1 },
+        { name = "fedavg", label = "none" },
+    ]"""
+    (note,) = parse_experiment(text).notes
+    assert note.startswith("FedAvg: its preset 'pfllib' comes before [training], so lr = 0.005;")

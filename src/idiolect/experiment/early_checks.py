@@ -38,7 +38,7 @@ def refuse_misfits(experiment: Experiment, jobs: Sequence[SimulatedJob], folder:
     """
     _refuse_missing_libraries(experiment)
     setups = _setups(jobs[0]) if jobs else {}
-    notes = []
+    notes = list(experiment.notes)
     for job in jobs:
         refuse_metric(job.choice, job.federations[0].dataset)
         if experiment.bystanders == "train" and has(job.method, ArchitectureState):
@@ -52,6 +52,11 @@ def refuse_misfits(experiment: Experiment, jobs: Sequence[SimulatedJob], folder:
                 "'mps' lacks; use device = 'cpu'"
             )
         _refuse_unmet_needs(job, setups)
+        if job.method.chooses and not job.validated:
+            notes.append(
+                f"{job.label} chooses by validation rows, and under some seed no client has any; "
+                "give them a share, such as data.split = [0.6, 0.15, 0.25]"
+            )
         if job.evaluate.threshold == VALIDATION and not job.follows:
             raise ConfigError(
                 f"{job.label}: evaluate.threshold = 'validation' needs validation rows that "

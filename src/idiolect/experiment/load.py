@@ -4,7 +4,7 @@ import json
 import re
 import tomllib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -200,7 +200,7 @@ def resolve(raw: Raw, where: str, reach: Permissions) -> Experiment:
     """Check a raw table and write every default out; nothing beyond `reach` is opened."""
     given = validate(Experiment, with_splits(raw), where)
     methods = _methods(given, where, reach)
-    return given.model_copy(
+    made = given.model_copy(
         update={
             "data": _data(given.data, where, reach, "data"),
             "model": resolve_network(given.model, where, reach),
@@ -216,6 +216,8 @@ def resolve(raw: Raw, where: str, reach: Permissions) -> Experiment:
             ),
         }
     )
+    made._notes = tuple(_presets_before_training(given, methods))
+    return made
 
 
 def _data(data: D, where: str, reach: Permissions, key: str) -> D:
@@ -284,6 +286,22 @@ def _methods(given: Experiment, where: str, reach: Permissions) -> tuple[MethodT
         )
     _refuse_equal_labels(done, where)
     return tuple(done)
+
+
+def _presets_before_training(given: Experiment, made: Sequence[MethodTable]) -> Iterator[str]:
+    """Say which settings of [training] a method does not take, since its preset has them."""
+    for table, own in zip(given.methods, made, strict=True):
+        preset = imported_method(table.name).presets.get(table.preset or "", {})
+        over = [
+            f"{key} = {own.settings[key]}"
+            for key, value in given.training.items()
+            if key in preset and key not in table.settings and value != preset[key]
+        ]
+        if over:
+            yield (
+                f"{own.label}: its preset {table.preset!r} comes before [training], so "
+                f"{', '.join(over)}; what should differ goes into its own [[methods]] table"
+            )
 
 
 def _preset(table: MethodTable, where: str, place: int) -> dict[str, Any]:

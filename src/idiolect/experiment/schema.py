@@ -13,6 +13,7 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    PrivateAttr,
     ValidationError,
     create_model,
     field_validator,
@@ -418,6 +419,12 @@ class Experiment(BaseModel):
     tune: Tune | None = None  # for `compare`
     methods: Annotated[tuple[MethodTable, ...], Field(min_length=1)]
     splits: tuple[SplitTable, ...] = ()  # for `compare`; absent: [data] alone
+    _notes: tuple[str, ...] = PrivateAttr(())
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What is noteworthy about how the file was read."""
+        return self._notes
 
     @field_validator("cohort")
     @classmethod
