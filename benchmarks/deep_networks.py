@@ -1,93 +1,168 @@
-"""Time forms of ResNet-18's convolutions, and rounds of unequal clients, on CUDA.
+"""Check and time deep networks and their layers, and rounds of unequal clients, on CUDA.
 
-    PYTHONPATH=src python benchmarks/deep_networks.py [--json FILE]
+    PYTHONPATH=src python benchmarks/deep_networks.py [PART ...] [--json FILE]
 
-Rounds of the networks themselves: `idiolect bench resnet18-10 vit-20 gru-20`.
+Parts: `norm` (group normalisation against double precision), rounds such as `resnet18-10:bf16` or
+`shufflenet-20:fp32` (milliseconds, the kernels that took longest, and every form that was tried
+with its relative difference from double precision and its milliseconds), `unequal`. A part that
+fails is reported, and the next begins.
 """
 
 import argparse
 import json
 import time
+import traceback
 from functools import partial
 from pathlib import Path
 from unittest import mock
 
 import torch
+from torch.profiler import ProfilerActivity, profile
 
-from idiolect.bench.workloads import CIFAR, CLASSES, Workload, federation, simulation
+from idiolect.bench.workloads import CIFAR, CLASSES, WORKLOADS, Workload, federation, simulation
 from idiolect.engine import local_group
-from idiolect.engine.backend import Backend, multiplying
-from idiolect.kernels.autotune import milliseconds
-from idiolect.kernels.convolution import PLAIN, forms
-from idiolect.kernels.convolution_cuda import ConvShape
+from idiolect.engine.backend import Backend
+from idiolect.kernels import autotune, group_norm
+from idiolect.kernels.autotune import apart, milliseconds
+from idiolect.kernels.group_norm import GroupNormSizes
 from idiolect.methods import FedAvg
 from idiolect.models import MODELS
 
-CLIENTS, BATCH = 10, 64
-LAYERS = [(64, 64, 32, 1), (64, 128, 32, 2), (128, 128, 16, 1), (128, 256, 16, 2), (256, 256, 8, 1),
-          (256, 512, 8, 2), (512, 512, 4, 1)]  # fmt: skip
+PARTS = (
+    "norm", "resnet18-10:bf16", "resnet10-20:bf16", "resnet18-10:tf32", "shufflenet-20:fp32",
+    "resnet10-20:tf32", "shufflenet-20:bf16", "resnet10-20:fp32",
+)  # fmt: skip
+NORMS = (
+    GroupNormSizes(10, 64, 64, 1024, 8, 1e-5, True),
+    GroupNormSizes(20, 32, 512, 16, 8, 1e-5, False),
+    GroupNormSizes(20, 32, 58, 256, 2, 1e-5, True),
+)
 SIZES = (9528, 6400, 5200, 4200, 3500, 2900, 2500, 2100, 1800, 1500, 1300, 1100, 900, 700, 500, 350,
          250, 150, 100, 59)  # fmt: skip
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+ACTIVITY = {"cuda": ProfilerActivity.CUDA, "cpu": ProfilerActivity.CPU}
+SHUFFLENET = Workload(
+    "", partial(MODELS["shufflenet"], CIFAR, CLASSES), CIFAR, (320,) * 20, FedAvg(batch=32, lr=0.01)
+)
 
 
-def convolution(layer: tuple[int, ...], precision: str) -> dict[str, dict[str, float]]:
-    channels, out, side, stride = layer
-    s = ConvShape(CLIENTS, BATCH, channels, side, side, out, 3, 3, stride, 1)
-    kind = torch.bfloat16 if precision == "bf16" else torch.float32
-    draw = partial(torch.randn, device="cuda", dtype=kind)
-    x, w = draw(CLIENTS, BATCH, channels, side, side), draw(CLIENTS, out, channels, 3, 3)
-    g = torch.randn_like(PLAIN["convolve"](x, w, s))
-    tasks = {"convolve": (x, w), "input_gradient": (g, w), "weight_gradient": (g, x)}
+def norm() -> dict[str, object]:
+    """Compare both kernels' results with the plain form in double precision, and time them."""
+    found: dict[str, object] = {}
+    for sizes in NORMS:
+        for kind in (torch.float32, torch.bfloat16):
+            images = (sizes.groups, sizes.images, sizes.channels, sizes.pixels)
+            x, g = (torch.randn(images, device=DEVICE).to(kind) for _ in range(2))
+            w, b = torch.randn(2, sizes.groups, sizes.channels, device=DEVICE)
+            for order in ("channels first", "channels last"):
+                if order == "channels last":
+                    x, g = map(group_norm._ordered_last, (x, g))
+                y, mean, scale = group_norm.cuda_normalise(x, w, b, sizes)
+                own = (g, x, w, mean, scale, y)
+                made = (y, mean, scale, *group_norm.cuda_gradient(*own, sizes))
+                exact = (
+                    *group_norm.plain_normalise(x.double(), w.double(), b.double(), sizes),
+                    *group_norm.plain_gradient(*(one.double() for one in own), sizes),
+                )
+                far = [apart(*pair) for pair in zip(made, exact, strict=True)]
+                ms = [
+                    milliseconds(group_norm.cuda_normalise, x, w, b, sizes),
+                    milliseconds(group_norm.cuda_gradient, *own, sizes),
+                ]
+                gb = [many * x.numel() * x.element_size() / 1e6 / one
+                      for many, one in zip((2, 4), ms, strict=True)]  # fmt: skip
+                found[f"{kind} {order} {sizes}"] = {
+                    "difference of y, mean, scale, dx, dw, db": [f"{one:.1e}" for one in far],
+                    "ms": ms,
+                    "GB/s if all is read or written once": [round(one) for one in gb],
+                }
+    return found
+
+
+def rounds_of(name: str, precision: str) -> dict[str, object]:
+    """Time rounds of a workload, then look at the kernels of one."""
+    work = SHUFFLENET if name == "shufflenet-20" else WORKLOADS[name]
+    autotune.trials.clear()
+    autotune.forget()
+    backend = Backend("vectorised", DEVICE, precision=precision)
+    sim = simulation(work, federation(work.sizes, work.shape), backend)
+    with mock.patch.object(autotune, "_shipped", dict):  # so that all forms are tried
+        first = [round(_seconds(sim.advance), 3) for _ in range(3)]
+    ms = sorted(1e3 * _seconds(sim.advance) for _ in range(5))[2]
+    with profile(activities=[ACTIVITY[DEVICE]]) as seen:
+        _seconds(sim.advance)
+    rows = sorted(seen.key_averages(), key=lambda row: -row.self_device_time_total)
+    print(f"{name} {precision}: {ms:.1f} ms, first rounds {first} s", flush=True)
     return {
-        task: {
-            name: milliseconds(form, *given, s)
-            for name, form in forms(task, s, own=kind == torch.float32).items()
-        }
-        for task, given in tasks.items()
+        "ms": ms,
+        "samples/s": round(work.examples / ms * 1e3),
+        "first rounds, s": first,
+        "kernels": [
+            f"{row.self_device_time_total:9.0f} us {row.count:6d}  {row.key[:170]}"
+            for row in rows[:60]
+            if row.self_device_time_total > 0
+        ],
+        "forms": {**autotune.trials},
     }
 
 
-def rounds(sizes: tuple[int, ...], beside: bool = True) -> float:
+def _seconds(run) -> float:  # type: ignore[no-untyped-def]
+    start = time.perf_counter()
+    run()
+    if DEVICE == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - start
+
+
+def unequal() -> dict[str, float]:
     """Return milliseconds of a round of mcmahan-cnn, five epochs in batches of 100."""
-    network = partial(MODELS["mcmahan-cnn"], CIFAR, CLASSES)
-    work = Workload("", network, CIFAR, sizes, FedAvg(batch=100, lr=0.01, epochs=5))
 
-    def in_turn(works: list, streams: list) -> list:
-        return [own(None) for own in works]
+    def in_turn(works: list, streams: list) -> list:  # type: ignore[type-arg]
+        return [own() for own in works]
 
-    run = local_group.side_by_side if beside else in_turn
-    with mock.patch.object(local_group, "side_by_side", run):
-        sim = simulation(work, federation(sizes, CIFAR), Backend("vectorised", "cuda"))
-        for _ in range(3):
-            sim.advance()
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        for _ in range(3):
-            sim.advance()
-        torch.cuda.synchronize()
-    return 1e3 * (time.perf_counter() - start) / 3
+    def run(sizes: tuple[int, ...], beside: bool = True) -> float:
+        network = partial(MODELS["mcmahan-cnn"], CIFAR, CLASSES)
+        work = Workload("", network, CIFAR, sizes, FedAvg(batch=100, lr=0.01, epochs=5))
+        how = local_group.side_by_side if beside else in_turn
+        with mock.patch.object(local_group, "side_by_side", how):
+            sim = simulation(work, federation(sizes, CIFAR), Backend("vectorised", DEVICE))
+            for _ in range(3):
+                sim.advance()
+            return 1e3 * min(_seconds(sim.advance) for _ in range(3))
+
+    return {
+        "equal clients": run((2252,) * 20),
+        "longest client alone": run(SIZES[:1]),
+        "blocks in turn": run(SIZES, beside=False),
+        "blocks side by side": run(SIZES),
+    }
 
 
 def main() -> None:
+    """Run the parts that are asked for, or most of them."""
     ask = argparse.ArgumentParser(description=__doc__)
+    ask.add_argument("parts", nargs="*", default=PARTS)
     ask.add_argument("--json", type=Path, help="also write the figures here")
-    path = ask.parse_args().json
+    asked = ask.parse_args()
     found: dict[str, object] = {}
-
-    def tell(name: str, value: object) -> None:
-        found[name] = value
-        print(f"{name}: {value}", flush=True)
-        if path:
-            path.write_text(json.dumps(found, indent=1) + "\n")
-
-    tell("equal clients, ms", rounds((2252,) * 20))
-    tell("longest client alone, ms", rounds(SIZES[:1]))
-    tell("unequal clients, blocks in turn, ms", rounds(SIZES, beside=False))
-    tell("unequal clients, blocks side by side, ms", rounds(SIZES))
-    for precision in ("bf16", "tf32", "fp32"):
-        for layer in LAYERS:
-            with multiplying(precision, torch.device("cuda")):
-                tell(f"{precision} {layer}", convolution(layer, precision))
+    for part in asked.parts:
+        name, _, precision = part.partition(":")
+        start = time.perf_counter()
+        try:
+            run = (
+                partial(rounds_of, name, precision)
+                if precision
+                else {"norm": norm, "unequal": unequal}[name]
+            )
+            found[part] = run()
+        except Exception:  # the next part may still tell something
+            found[part] = {"failed": traceback.format_exc()}
+            print(part, traceback.format_exc()[-600:], flush=True)
+        if not precision:
+            print(json.dumps(found[part], indent=1), flush=True)
+        print(f"{part} took {time.perf_counter() - start:.1f} s", flush=True)
+        if asked.json:
+            asked.json.write_text(json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -79,6 +79,36 @@ static void matrix_product(float* sums, const unsigned* a, const unsigned* b) {
   }
   pass_on();
 }
+static float low(unsigned bits) { return __uint_as_float(bits << 16); }
+static float high(unsigned bits) { return __uint_as_float(bits & 0xffff0000u); }
+static void half_product(float* sums, const unsigned* a, const unsigned* b) {
+  const int warp = threadIdx.x / 32 * 32, lane = threadIdx.x % 32;
+  memcpy(lefts[threadIdx.x], a, 16);
+  memcpy(rights[threadIdx.x], b, 8);
+  pass_on();
+  for (int i = 0; i < 4; i++) {
+    const int row = lane / 4 + i / 2 * 8, col = lane % 4 * 2 + i % 2;
+    for (int k = 0; k < 16; k += 2) {
+      const unsigned left = lefts[warp + row % 8 * 4 + k % 8 / 2][row / 8 + k / 8 * 2];
+      const unsigned right = rights[warp + col * 4 + k % 8 / 2][k / 8];
+      sums[i] += low(left) * low(right) + high(left) * high(right);
+    }
+  }
+  pass_on();
+}
+static const char* froms[1024];
+static void matrices(unsigned* to, const char* from, int turned) {
+  const int warp = threadIdx.x / 32 * 32, lane = threadIdx.x % 32;
+  froms[threadIdx.x] = from;
+  pass_on();
+  for (int j = 0; j < 4; j++) {
+    const char** rows = froms + warp + j * 8;
+    if (!turned) to[j] = *(const unsigned*)(rows[lane / 4] + lane % 4 * 4);
+    else to[j] = *(const unsigned short*)(rows[lane % 4 * 2] + lane / 4 * 2) |
+                 (unsigned)*(const unsigned short*)(rows[lane % 4 * 2 + 1] + lane / 4 * 2) << 16;
+  }
+  pass_on();
+}
 """
 
 _RUN = """
@@ -128,7 +158,12 @@ class Kernel:
         text = compiled.source(file, constants)
         text = text.replace("extern __shared__ float4 memory[];", "float4* memory = shared_memory;")
         text = re.sub(r"const unsigned place = .*?;\n", "", text)
+        filled = "if (bytes) memcpy(to, from, 16); else memset(to, 0, 16);\n"
+        text = re.sub(r'asm volatile\("cp.async.cg[^"]*%2;.*?;\n', filled, text)
         text = re.sub(r'asm volatile\("cp.async.cg.*?;\n', "memcpy(to, from, 16);\n", text)
+        text = re.sub(r'asm volatile\("ldmatrix[^"]*trans.*?;\n', "matrices(to, from, 1);\n", text)
+        text = re.sub(r'asm volatile\("ldmatrix.*?;\n', "matrices(to, from, 0);\n", text)
+        text = re.sub(r'asm volatile\("mma[^"]*k16.*?;\n', "half_product(sums, a, b);\n", text)
         text = re.sub(r'asm volatile\("cp.async.ca.*?;\n', "*to = bytes ? *from : 0.f;\n", text)
         text = re.sub(r'asm volatile\("mma.*?;\n', "matrix_product(sums, a, b);\n", text)
         text = re.sub(r"asm volatile\(.*?\);", "", text)

@@ -12,6 +12,13 @@ __device__ __forceinline__ void bring4(float* to, const float* from) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(place), "l"(from));
 }
 
+// Start to copy 16 bytes, or as many zeros.
+__device__ __forceinline__ void bring16(void* to, const void* from, bool inside) {
+  const unsigned place = (unsigned)__cvta_generic_to_shared(to);
+  const int bytes = inside ? 16 : 0;
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(place), "l"(from), "r"(bytes));
+}
+
 __device__ __forceinline__ void close_stage() { asm volatile("cp.async.commit_group;"); }
 
 // Wait until all stages but the last few have arrived.

@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib import resources
 from pathlib import Path
@@ -34,6 +34,8 @@ _ALIKE = {"groups", "images"}  # sizes of which a choice depends but little
 _chosen: dict[tuple[str, Any, Any], Form] = {}
 _names: dict[str, str] = {}  # by problem
 _file: Path | None = None
+trials: dict[str, dict[str, Any]] = {}
+"""Of each problem that was measured in this process: a form's difference and ms, or its failure."""
 
 
 def set_cache(file: Path | None) -> None:
@@ -68,7 +70,7 @@ def fastest(task: str, sizes: Any, forms: Callable[[], Mapping[str, Form]], *inp
     """Do a task in the form that was measured fastest on this GPU; elsewhere in the plain one."""
     if not inputs[0].is_cuda or inputs[0].dtype not in _TOLERANCES:
         return forms()["plain"](*inputs, sizes)
-    which = (task, sizes, _precision(inputs[0]))
+    which = (task, sizes, _precision(inputs))
     if which not in _chosen:
         if torch.cuda.is_current_stream_capturing():  # timing would break the capture
             return forms()["plain"](*inputs, sizes)
@@ -92,10 +94,13 @@ def problem(task: str, sizes: Any, precision: Any) -> str:
     return f"{task} {sizes._replace(**alike)!r} {precision}"
 
 
-def _precision(tensor: Tensor) -> Any:
-    """Say how products of a tensor are rounded."""
-    rounded = tensor.dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32
-    return "tf32" if rounded else tensor.dtype
+def _precision(inputs: Sequence[Any]) -> Any:
+    """Say how what is made of tensors is rounded: as the coarsest of them."""
+    kinds = {one.dtype for one in inputs if isinstance(one, Tensor)}
+    if torch.bfloat16 in kinds:
+        return torch.bfloat16
+    rounded = torch.float32 in kinds and torch.backends.cuda.matmul.allow_tf32
+    return "tf32" if rounded else inputs[0].dtype
 
 
 def choose(what: str, known: Mapping[str, Form], inputs: tuple[Any, ...]) -> Form:
@@ -107,7 +112,8 @@ def choose(what: str, known: Mapping[str, Form], inputs: tuple[Any, ...]) -> For
     if name in known and (name == "plain" or _holds(known, name, inputs)):
         _names[what] = name
         return known[name]
-    name = _names[what] = _measured(known, inputs)
+    tried = trials[what] = dict[str, Any]()
+    name = _names[what] = _measured(known, inputs, tried)
     add_to_cache(_file, {_entry(what): name})
     return known[name]
 
@@ -149,18 +155,18 @@ def _holds(known: Mapping[str, Form], name: str, inputs: tuple[Any, ...]) -> boo
     given = random_like(inputs)
     try:
         exact = first(known["plain"](*few(given)))
-        return _near(first(known[name](*given)), exact, given)
+        return apart(first(known[name](*given))[: len(exact)], exact) < _tolerance(given)
     except torch.OutOfMemoryError:
         raise
     except FAILURES:  # no compiler any more
         return False
 
 
-def _near(result: Tensor, exact: Tensor, inputs: tuple[Any, ...]) -> bool:
-    return apart(result[: len(exact)], exact) < _TOLERANCES[_precision(inputs[0])]
+def _tolerance(inputs: tuple[Any, ...]) -> float:
+    return _TOLERANCES[_precision(inputs)]
 
 
-def _measured(known: Mapping[str, Form], inputs: tuple[Any, ...]) -> str:
+def _measured(known: Mapping[str, Form], inputs: tuple[Any, ...], tried: dict[str, Any]) -> str:
     """Time every form, leaving out any that does not run here or gives other results.
 
     A form may `arrange` its inputs as they lie in memory where its neighbours use it too. The
@@ -174,15 +180,18 @@ def _measured(known: Mapping[str, Form], inputs: tuple[Any, ...]) -> str:
     took, failed = dict[str, float](), list[str]()
     for name, form in known.items():
         try:
-            if name == "plain" or _near(first(form(*inputs)), exact, inputs):
+            far = apart(first(form(*inputs))[: len(exact)], exact)
+            tried[name] = (far, None)
+            if name == "plain" or far < _tolerance(inputs):
                 arrange = getattr(form, "arrange", None)
                 took[name] = milliseconds(form, *(arrange(inputs) if arrange else inputs))
+                tried[name] = (far, took[name])
         except torch.OutOfMemoryError:  # says nothing about the form; fewer clients may fit
             raise
         except FAILURES as error:  # too few registers, for example
             if name == "plain":
                 raise
-            reason = f"{name}: {summary(error)}"
+            reason = tried[name] = f"{name}: {summary(error)}"
             failed.append(f"no kernel for {inputs[-1]!r} here, so slower: {reason}")
     if failed and list(took) == ["plain"]:
         warnings.warn(failed[0], stacklevel=2)
@@ -212,14 +221,10 @@ def few(inputs: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def random_like(inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return random numbers in place of real ones, which might be zeros or NaN."""
+    """Return random numbers in place of real ones, which might be zeros or NaN, in their order."""
     *tensors, sizes = inputs
     draw = torch.Generator(tensors[0].device).manual_seed(0)  # torch's own stream stays as it is
-    normal = (
-        torch.randn(one.shape, generator=draw, device=one.device, dtype=one.dtype)
-        for one in tensors
-    )
-    return (*normal, sizes)
+    return (*(torch.empty_like(one).normal_(generator=draw) for one in tensors), sizes)
 
 
 def first(result: Any) -> Tensor:

@@ -6,13 +6,14 @@ so it is measured once and remembered. All functions are differentiable any numb
 the derivatives of each are among the others.
 """
 
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from idiolect.kernels import convolution_cuda, convolution_library
+from idiolect.kernels import convolution_cuda, convolution_last, convolution_library
 from idiolect.kernels.autotune import Form, fastest
 from idiolect.kernels.convolution_cuda import ConvShape
 from idiolect.kernels.vmap_rules import GroupedFunction, call, float32_on_cuda, halved_on_cuda
@@ -38,7 +39,7 @@ class StackedConv2d(nn.Conv2d):
 
     def _conv_forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         if halved_on_cuda(x):  # as torch's autocast does
-            x, weight = x.bfloat16(), weight.bfloat16()
+            x = x.bfloat16()  # weights are rounded where they are laid out
             bias = None if bias is None else bias.bfloat16()
         elif not float32_on_cuda(x):
             own: Tensor = super()._conv_forward(x, weight, bias)
@@ -92,7 +93,8 @@ class _ConvWeightGradient(GroupedFunction):
     @staticmethod
     def forward(gradient: Tensor, x: Tensor, size: Pair, *step: Any) -> Any:
         shape = ConvShape(*x.shape, gradient.shape[2], *size, *step)  # type: ignore[call-arg]
-        return fastest_form("weight_gradient", shape, gradient, x)
+        dw: Tensor = fastest_form("weight_gradient", shape, gradient, x)
+        return dw.float() if dw.dtype == torch.bfloat16 else dw
 
     @staticmethod
     def backward(ctx: Any, dw: Tensor) -> Any:
@@ -122,21 +124,30 @@ def _size(images: Tensor) -> Pair:
 
 def fastest_form(task: str, shape: ConvShape, *inputs: Tensor) -> Any:
     """Do a task in the form that is fastest here."""
-    own = inputs[0].dtype == torch.float32  # that our kernels are for
-    return fastest(task, shape, lambda: forms(task, shape, own=own), *inputs)
+    exact = inputs[0].dtype == torch.float32
+    rounded = not exact or torch.backends.cuda.matmul.allow_tf32
+    known = partial(forms, task, shape, exact=exact, rounded=rounded)
+    return fastest(task, shape, known, *inputs)
 
 
-def forms(task: str, shape: ConvShape, most: int = 4, own: bool = True) -> dict[str, Form]:
-    """Return all ways to do a task on a GPU, by name; see `convolution_cuda` for the tasks."""
+def forms(
+    task: str, shape: ConvShape, most: int = 4, exact: bool = True, rounded: bool = False
+) -> dict[str, Form]:
+    """Return all ways to do a task on a GPU, by name; see `convolution_cuda` for the tasks.
+
+    Some of our kernels are for single precision (`exact`), some for products that may be rounded.
+    """
     known = {"plain": PLAIN[task], **convolution_library.forms(task, shape)}
-    return {**known, **convolution_cuda.forms(task, shape, most)} if own else known
+    if rounded:
+        known |= convolution_last.forms(task, shape)
+    return {**known, **convolution_cuda.forms(task, shape, most)} if exact else known
 
 
 # The plain forms: one grouped convolution for all clients, as torch has it.
 
 
 def _convolve(x: Tensor, w: Tensor, shape: ConvShape) -> Tensor:
-    weight = w.flatten(0, 1)
+    weight = w.flatten(0, 1).to(x.dtype)
     y = F.conv2d(_join(x), weight, None, shape.stride, shape.padding, 1, shape.convolutions)
     return _separate(y, shape.groups)
 
@@ -144,7 +155,7 @@ def _convolve(x: Tensor, w: Tensor, shape: ConvShape) -> Tensor:
 def _input_gradient(gradient: Tensor, w: Tensor, shape: ConvShape) -> Tensor:
     sizes = (shape.images, shape.groups * shape.channels, shape.height, shape.width)
     x = gradient.new_empty(()).expand(sizes)
-    return _separate(_backward(gradient, x, w.flatten(0, 1), shape, 0), shape.groups)
+    return _separate(_backward(gradient, x, w.flatten(0, 1).to(x.dtype), shape, 0), shape.groups)
 
 
 def _weight_gradient(gradient: Tensor, x: Tensor, shape: ConvShape) -> Tensor:

@@ -1,10 +1,15 @@
-"""Stacked convolutions by torch's libraries, in ways other than one grouped convolution.
+"""Stacked convolutions by torch's libraries, as one grouped convolution with channels last.
 
+<<<<<<< HEAD
 For many channels a grouped convolution leaves matrix units idle. "last" is the same one with
 channels last in memory, the order that matrix units are fed in; "each" convolves client by client
 so, and captured in a graph its launches cost little. "patches" copies what every output pixel sees
 into a row and is one batched product for all; where no pixel is seen twice, that is a dense layer.
 The tasks are those of `convolution_cuda`, without what may follow a convolution.
+=======
+With many channels that is the order in memory that matrix units are fed in. The tasks are those of
+`convolution_cuda`, without what may follow a convolution.
+>>>>>>> d30950d (Deep convolutions: one order in memory, a kernel on matrix units for all clients, group normalisation in bfloat16)
 """
 
 from collections.abc import Callable
@@ -19,13 +24,17 @@ from idiolect.kernels.autotune import Form
 from idiolect.kernels.convolution_cuda import ConvShape
 
 _CHANNELS = 32  # with fewer, grouped convolutions and our kernels are faster
+<<<<<<< HEAD
 _CLIENTS = 64  # more launches than this for a layer are too many
 _LONG = 128  # pixels of a part of a sum over them
 _PATCHES = 1 << 28  # numbers of all rows of patches; more would cost too much memory
+=======
+>>>>>>> d30950d (Deep convolutions: one order in memory, a kernel on matrix units for all clients, group normalisation in bfloat16)
 
 
 def forms(task: str, shape: ConvShape) -> dict[str, Form]:
     """Return the ways to do a task that may be worth a try, by name."""
+<<<<<<< HEAD
     thin = min(shape.channels, shape.out_channels) < _CHANNELS
     once = shape.padding == 0 and shape.stride == shape.kernel_height == shape.kernel_width
     if task not in _EACH or shape.depthwise or (thin and not once):
@@ -73,6 +82,10 @@ def each_weight_gradient(gradient: Tensor, x: Tensor, shape: ConvShape) -> Tenso
     like = x.new_empty(()).expand(kernel)
     pairs = zip(_last(gradient), _last(x), strict=True)
     return torch.stack([_backward(g, x, like, shape, 1) for g, x in pairs])
+=======
+    few = min(shape.channels, shape.out_channels) < _CHANNELS
+    return {} if task not in _LAST or shape.depthwise or few else {"last": _LAST[task]}
+>>>>>>> d30950d (Deep convolutions: one order in memory, a kernel on matrix units for all clients, group normalisation in bfloat16)
 
 
 def _backward(
@@ -95,8 +108,8 @@ def _wide(t: Tensor) -> Tensor:
     return last.flatten(3).permute(0, 3, 1, 2)
 
 
-def _weights(w: Tensor) -> Tensor:
-    return w.flatten(0, 1).contiguous(memory_format=torch.channels_last)
+def _weights(w: Tensor, like: Tensor) -> Tensor:
+    return w.flatten(0, 1).to(like.dtype, memory_format=torch.channels_last)
 
 
 def _apart(t: Tensor, groups: int) -> Tensor:
@@ -107,7 +120,7 @@ def _apart(t: Tensor, groups: int) -> Tensor:
 def last_convolve(x: Tensor, w: Tensor, shape: ConvShape) -> Tensor:
     """Convolve."""
     step = (shape.stride, shape.padding, 1, shape.groups)
-    return _apart(F.conv2d(_wide(x), _weights(w), None, *step), shape.groups)
+    return _apart(F.conv2d(_wide(x), _weights(w, x), None, *step), shape.groups)
 
 
 def last_input_gradient(gradient: Tensor, w: Tensor, shape: ConvShape) -> Tensor:
@@ -115,7 +128,7 @@ def last_input_gradient(gradient: Tensor, w: Tensor, shape: ConvShape) -> Tensor
     sizes = (shape.images, shape.groups * shape.channels, shape.height, shape.width)
     like = gradient.new_empty(()).expand(sizes)
     return _apart(
-        _backward(_wide(gradient), like, _weights(w), shape, 0, shape.groups), shape.groups
+        _backward(_wide(gradient), like, _weights(w, like), shape, 0, shape.groups), shape.groups
     )
 
 
@@ -127,6 +140,7 @@ def last_weight_gradient(gradient: Tensor, x: Tensor, shape: ConvShape) -> Tenso
     return dw.reshape(shape.groups, shape.out_channels, *kernel)
 
 
+<<<<<<< HEAD
 # As one batched product.
 
 
@@ -181,8 +195,10 @@ def patches_weight_gradient(gradient: Tensor, x: Tensor, shape: ConvShape) -> Te
     return dw.view(sizes).permute(0, 4, 3, 1, 2)
 
 
+=======
+>>>>>>> d30950d (Deep convolutions: one order in memory, a kernel on matrix units for all clients, group normalisation in bfloat16)
 @dataclass(frozen=True)
-class _InLayout:
+class InLayout:
     """A form, and how the images that it is given lie in memory where those beside it use it."""
 
     run: Form
@@ -190,6 +206,7 @@ class _InLayout:
     images: int  # so many of its tensors are images, the others weights
 
     def __call__(self, *inputs: Any) -> Any:
+        """Run it."""
         return self.run(*inputs)
 
     def arrange(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -198,23 +215,13 @@ class _InLayout:
         return (*images, *inputs[self.images :])
 
 
-def _all_last(t: Tensor) -> Tensor:
+def all_last(t: Tensor) -> Tensor:
     """Lay images out as one grouped convolution with channels last does."""
     return _apart(_wide(t), len(t))
 
 
-_EACH: dict[str, Form] = {
-    "convolve": _InLayout(each_convolve, _last, 1),
-    "input_gradient": _InLayout(each_input_gradient, _last, 1),
-    "weight_gradient": _InLayout(each_weight_gradient, _last, 2),
-}
 _LAST: dict[str, Form] = {
-    "convolve": _InLayout(last_convolve, _all_last, 1),
-    "input_gradient": _InLayout(last_input_gradient, _all_last, 1),
-    "weight_gradient": _InLayout(last_weight_gradient, _all_last, 2),
-}
-_PATCHED: dict[str, Form] = {
-    "convolve": patches_convolve,
-    "input_gradient": patches_input_gradient,
-    "weight_gradient": patches_weight_gradient,
+    "convolve": InLayout(last_convolve, all_last, 1),
+    "input_gradient": InLayout(last_input_gradient, all_last, 1),
+    "weight_gradient": InLayout(last_weight_gradient, all_last, 2),
 }

@@ -4,6 +4,7 @@ vmap splits torch's into some fifty operations a layer going backward; here it i
 `norm.cu` each way, including the ReLU that often follows. Differentiable any number of times.
 """
 
+import math
 from typing import Any, NamedTuple
 
 import torch
@@ -15,7 +16,7 @@ from idiolect.kernels.vmap_rules import GroupedFunction, call, float32_on_cuda, 
 
 _WARP = 32
 _WARPS = 8  # of a block, at most
-_THREADS = _WARP * _WARPS
+_MANY_THREADS, _MOST_THREADS = 512, 1024  # of a block with channels last
 
 
 class StackedGroupNorm(nn.GroupNorm):
@@ -67,7 +68,7 @@ class GroupNormSizes(NamedTuple):
 class _Normalise(GroupedFunction):
     """x [group, image, channel, pixel], w and b [group, channel] -> y, means, scales.
 
-    Images may be bfloat16; all else is in single precision, as torch's autocast has it.
+    Images may be bfloat16, then y is too; all else is in single precision.
     The options of both functions are (parts, eps, relu).
     """
 
@@ -116,9 +117,9 @@ class _NormaliseGradient(GroupedFunction):
 
 def _fastest(task: str, sizes: GroupNormSizes, *inputs: Tensor) -> Any:
     images = inputs[:1] if task == "normalise" else (inputs[1], inputs[5])
-    if all(_channels_last(one, sizes) for one in images):
-        task += ", channels last"  # another kernel, which is compared for itself
-    return fastest(task, sizes, lambda: _FORMS[task], *inputs)
+    last = all(_channels_last(one, sizes) for one in images)
+    name = f"{task}, channels last" if last else task  # another kernel, compared for itself
+    return fastest(name, sizes, lambda: _FORMS[task], *inputs)
 
 
 # The forms of both tasks: in torch's operations, and by `norm.cu`.
@@ -128,12 +129,12 @@ def plain_normalise(
     x: Tensor, w: Tensor, b: Tensor, sizes: GroupNormSizes
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return y = (x − mean) · scale · w + b, perhaps after ReLU, with means and scales."""
-    x = _single(x)
+    kind, x = x.dtype, _single(x)
     pieces = _pieces(x, sizes)
     variance, mean = torch.var_mean(pieces, -1, correction=0)
     scale = (variance + sizes.eps).rsqrt()
     y = _standardised(x, mean, scale, sizes) * w[:, None, :, None] + b[:, None, :, None]
-    return y.relu() if sizes.relu else y, mean, scale
+    return (y.relu() if sizes.relu else y).to(kind), mean, scale
 
 
 def plain_gradient(
@@ -141,9 +142,9 @@ def plain_gradient(
     sizes: GroupNormSizes,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Return the gradients by x, w and b."""
-    half, x = x.dtype, _single(x)
+    half, x, gradient = x.dtype, _single(x), _single(gradient)
     if sizes.relu:
-        gradient = torch.ops.aten.threshold_backward(gradient, y, 0)
+        gradient = torch.ops.aten.threshold_backward(gradient, y.to(gradient.dtype), 0)
     standard = _standardised(x, mean, scale, sizes)
     scaled = _pieces(gradient * w[:, None, :, None], sizes)
     level = scaled.mean(-1, keepdim=True)
@@ -173,8 +174,8 @@ def cuda_normalise(
     """Do the same in one launch, images in the order in memory that they have."""
     last = _channels_last(x, sizes)
     x = x if last else x.contiguous()
-    y = _empty(x.shape, last, torch.float32, x.device)
-    mean, scale = (y.new_empty(*x.shape[:2], sizes.parts) for _ in range(2))
+    y = _empty_like(x, last)
+    mean, scale = (w.new_empty(*x.shape[:2], sizes.parts) for _ in range(2))
     _launch("normalise", sizes, [x, w.contiguous(), b.contiguous(), y, mean, scale], x, last)
     return y, mean, scale
 
@@ -184,62 +185,69 @@ def cuda_gradient(*inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
     gradient, x, w, mean, scale, y, sizes = inputs
     last = _channels_last(x, sizes) and _channels_last(y, sizes)
     order = _ordered_last if last else torch.Tensor.contiguous
-    gradient, x, y = (order(part) for part in (gradient, x, y))
-    dx = _empty(x.shape, last, x.dtype, x.device)
-    parts = y.new_empty(2, *x.shape[:3])
+    gradient, x, y = (order(part.to(x.dtype)) for part in (gradient, x, y))
+    dx = _empty_like(x, last)
+    parts = w.new_empty(2, *x.shape[:3])
     given = [gradient, x, w.contiguous(), mean.contiguous(), scale.contiguous(), y, dx, *parts]
     _launch("gradients", sizes, given, x, last)
     dw, db = parts.sum(2)
     return dx, dw, db
 
 
-def _normalise_last(x: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
-    return cuda_normalise(_ordered_last(x), *rest)
-
-
-def _gradient_last(gradient: Tensor, x: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
-    w, mean, scale, y, sizes = rest
-    return cuda_gradient(gradient, _ordered_last(x), w, mean, scale, _ordered_last(y), sizes)
-
-
 def _channels_last(x: Tensor, sizes: GroupNormSizes) -> bool:
     """Say whether images are [image, pixel, group, channel] in memory, and the kernels suit."""
     groups, _, channels, pixels = x.shape
     strides = (channels, pixels * groups * channels, 1, groups * channels)
-    return x.stride() == strides and _THREADS % (channels // sizes.parts) == 0 and pixels > 1
+    ordered = x.stride() == strides and pixels > 1 and x.data_ptr() % 16 == 0
+    return ordered and math.prod(_block(x, sizes)) <= _MOST_THREADS
 
 
 def _ordered_last(x: Tensor) -> Tensor:
     return x.permute(1, 3, 0, 2).contiguous().permute(2, 0, 3, 1)
 
 
-def _empty(shape: torch.Size, last: bool, kind: torch.dtype, device: torch.device) -> Tensor:
-    groups, images, channels, pixels = shape
+def _empty_like(x: Tensor, last: bool) -> Tensor:
+    groups, images, channels, pixels = x.shape
     if not last:
-        return torch.empty(shape, dtype=kind, device=device)
-    found = torch.empty(images, pixels, groups, channels, dtype=kind, device=device)
-    return found.permute(2, 0, 3, 1)
+        return torch.empty_like(x)
+    return x.new_empty(images, pixels, groups, channels).permute(2, 0, 3, 1)
+
+
+def _several(x: Tensor, sizes: GroupNormSizes) -> int:
+    """Return how many neighbouring channels of a piece a thread takes at once: 16 bytes or less."""
+    return math.gcd(16 // x.element_size(), sizes.channels // sizes.parts)
+
+
+def _block(x: Tensor, sizes: GroupNormSizes) -> tuple[int, int]:
+    """Return how many pixels a block with channels last takes at a time, and threads for each."""
+    lanes = sizes.channels // _several(x, sizes)
+    whole = _WARP // math.gcd(lanes, _WARP)  # pixels that fill warps
+    most = min(_MANY_THREADS // lanes, sizes.pixels)
+    return max(1, most // whole) * whole, lanes
 
 
 def _launch(name: str, sizes: GroupNormSizes, tensors: list[Tensor], x: Tensor, last: bool) -> None:
-    each = sizes.channels // sizes.parts
-    # The gradients take a warp for each channel; without them, threads enough for the numbers.
-    warps = each if name == "gradients" else each * sizes.pixels // (_WARP * 4)
-    threads = _THREADS if last else _WARP * max(1, min(_WARPS, warps))
     constants: dict[str, int | str] = {
-        "C": sizes.channels, "PARTS": sizes.parts, "PIXELS": sizes.pixels, "THREADS": threads,
+        "C": sizes.channels, "PARTS": sizes.parts, "PIXELS": sizes.pixels,
         "EPS": f"{sizes.eps!r}f", **({"RELU": 1} if sizes.relu else {}),
-        **({"LAST": 1, "GROUPS": sizes.groups} if last else {}),
         **({"HALF": 1} if x.dtype == torch.bfloat16 else {}),
     }  # fmt: skip
-    blocks = (sizes.groups * sizes.images * sizes.parts, 1, 1)
-    shared = 8 * threads if last else 4 * threads // _WARP
-    launch("norm.cu", name, constants, blocks, threads, [*tensors, sizes.images], shared)
+    blocks = sizes.groups * sizes.images
+    if last:
+        several, threads = _several(x, sizes), math.prod(_block(x, sizes))
+        constants |= {"LAST": 1, "GROUPS": sizes.groups, "V": several}
+        shared = 4 * (2 * threads * several if name == "gradients" else threads + sizes.parts)
+    else:
+        each = sizes.channels // sizes.parts
+        # The gradients take a warp for each channel; without them, threads enough for the numbers.
+        warps = each if name == "gradients" else each * sizes.pixels // (_WARP * 4)
+        threads = _WARP * max(1, min(_WARPS, warps))
+        blocks, shared = blocks * sizes.parts, 4 * threads // _WARP
+    constants["THREADS"] = threads
+    launch("norm.cu", name, constants, (blocks, 1, 1), threads, [*tensors, sizes.images], shared)
 
 
 _FORMS: dict[str, dict[str, Form]] = {
     "normalise": {"plain": plain_normalise, "norm": cuda_normalise},
-    "normalise, channels last": {"plain": plain_normalise, "norm": _normalise_last},
     "gradient": {"plain": plain_gradient, "norm": cuda_gradient},
-    "gradient, channels last": {"plain": plain_gradient, "norm": _gradient_last},
 }

@@ -1,45 +1,193 @@
-// Group normalisation of a stack of clients: a block for each piece, some channels of one image of one client, which
-// are normalised together. Sums are taken in a fixed order. Images are [g, image, channel, pixel] in memory, or with
-// LAST [image, pixel, g, channel], the order of grouped convolutions with channels last. Constants: C (channels), PARTS
-// (groups of channels), PIXELS, THREADS, EPS, GROUPS (clients); RELU where what is below 0 is cut off; HALF where x,
-// and the gradient by it, are bfloat16. With LAST, THREADS is a multiple of a piece's channels.
+// Group normalisation of a stack of clients. Sums are taken in a fixed order. Images are [g, image, channel, pixel] in
+// memory, and a block has a piece: some channels of one image of one client, which are normalised together. With LAST
+// they are [image, pixel, g, channel], the order of grouped convolutions with channels last, and a block has all pieces
+// of an image; a thread has always the same V channels, of every ROWS-th pixel. Constants: C (channels), PARTS (groups
+// of channels), PIXELS, THREADS, EPS, with LAST V and GROUPS (clients); RELU where what is below 0 is cut off; HALF
+// where images and their gradients are bfloat16.
 
 #define CHANNELS (C / PARTS)        // of a piece
 #define EACH (CHANNELS * PIXELS)    // numbers of a piece
 #define WARPS (THREADS / 32)
 
-#ifdef HALF
-typedef unsigned short Number;
-__device__ __forceinline__ float number(const Number* from, size_t at) { return __uint_as_float((unsigned)from[at] << 16); }
-__device__ __forceinline__ void keep(Number* to, size_t at, float value) {
-  const unsigned bits = __float_as_uint(value);  // to the nearest, of two the even one; what is no number stays so
-  to[at] = value == value ? (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16 : 0x7fc0u;
-}
-#else
-typedef float Number;
-__device__ __forceinline__ float number(const Number* from, size_t at) { return from[at]; }
-__device__ __forceinline__ void keep(Number* to, size_t at, float value) { to[at] = value; }
-#endif
-
-// Where a piece begins, where its numbers are from there, and of which of its channels they are.
-#ifdef LAST
-__device__ __forceinline__ size_t beginning(int images) {
-  const size_t image = blockIdx.x / PARTS % images, g = blockIdx.x / PARTS / images;
-  return (image * PIXELS * GROUPS + g) * C + blockIdx.x % PARTS * CHANNELS;
-}
-__device__ __forceinline__ size_t place(int at) { return (size_t)(at / CHANNELS) * GROUPS * C + at % CHANNELS; }
-__device__ __forceinline__ int channel_of(int at) { return at % CHANNELS; }
-#else
-__device__ __forceinline__ size_t beginning(int images) { return (size_t)blockIdx.x * EACH; }
-__device__ __forceinline__ size_t place(int at) { return at; }
-__device__ __forceinline__ int channel_of(int at) { return at / PIXELS; }
-#endif
+#include "bfloat16.cuh"
 
 __device__ __forceinline__ float over_warp(float value) {
 #pragma unroll
   for (int mask = 16; mask; mask /= 2) value += __shfl_xor_sync(0xffffffffu, value, mask);
   return value;
 }
+
+__device__ __forceinline__ float rectified(float value) {
+#ifdef RELU
+  return value < 0.f ? 0.f : value;  // what is no number stays so
+#else
+  return value;
+#endif
+}
+
+// The gradient of a number of the result, which ReLU may have cut off.
+__device__ __forceinline__ float passed(Number gradient, Number y) {
+#ifdef RELU
+  return number(y) <= 0.f ? 0.f : number(gradient);
+#else
+  return number(gradient);
+#endif
+}
+
+#ifdef LAST
+
+#define LANES (C / V)               // threads of a pixel
+#define ROWS (THREADS / LANES)      // pixels at a time
+#define PER (CHANNELS / V)          // threads of a pixel that have the same piece
+#define STEP ((size_t)GROUPS * C)   // from pixel to pixel
+
+struct alignas(V * sizeof(Number)) Pack { Number of[V]; };
+
+__device__ __forceinline__ size_t beginning(int images) {
+  const size_t image = blockIdx.x % images, g = blockIdx.x / images;
+  return (image * PIXELS * GROUPS + g) * C + threadIdx.x % LANES * V;
+}
+
+// The sum of a piece over its threads, for all of them.
+__device__ __forceinline__ float over_piece(float value, float* room) {
+  __syncthreads();  // the last sum may still be read
+  room[threadIdx.x] = value;
+  __syncthreads();
+  for (int first = 0; first < PARTS; first += WARPS) {
+    const int part = first + threadIdx.x / 32;
+    float sum = 0.f;
+    if (part < PARTS)
+      for (int k = threadIdx.x % 32; k < ROWS * PER; k += 32) sum += room[k / PER * LANES + part * PER + k % PER];
+    sum = over_warp(sum);
+    if (threadIdx.x % 32 == 0 && part < PARTS) room[THREADS + part] = sum;
+  }
+  __syncthreads();
+  return room[THREADS + threadIdx.x % LANES / PER];
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+normalise(const Number* __restrict__ x, const float* __restrict__ w, const float* __restrict__ b,
+          Number* __restrict__ y, float* __restrict__ means, float* __restrict__ scales, int images) {
+  extern __shared__ float4 memory[];
+  float* room = (float*)memory;
+  const int lane = threadIdx.x % LANES, row = threadIdx.x / LANES;
+  const size_t start = beginning(images);
+  const int count = row < PIXELS ? (PIXELS - 1 - row) / ROWS * V + V : 0;
+  // Each thread's own mean and squares around it are put together, so that one reading is enough.
+  const float near = number(x[start + (row < PIXELS ? row * STEP : 0)]);
+  float sum = 0.f, squares = 0.f;
+#pragma unroll 4
+  for (int pixel = row; pixel < PIXELS; pixel += ROWS) {
+    const Pack pack = *(const Pack*)(x + start + pixel * STEP);
+#pragma unroll
+    for (int i = 0; i < V; i++) {
+      const float off = number(pack.of[i]) - near;
+      sum += off;
+      squares += off * off;
+    }
+  }
+  const float own = count ? near + sum / count : 0.f;
+  if (count) squares -= sum * sum / count;
+  const float mean = over_piece(own * count, room) / EACH;
+  const float variance = over_piece(squares + count * (own - mean) * (own - mean), room) / EACH;
+  const float scale = 1.f / sqrtf(variance + EPS);
+  float factor[V], shift[V];
+#pragma unroll
+  for (int i = 0; i < V; i++) {
+    const size_t channel = (size_t)(blockIdx.x / images) * C + lane * V + i;
+    factor[i] = w[channel] * scale;
+    shift[i] = b[channel];
+  }
+#pragma unroll 4
+  for (int pixel = row; pixel < PIXELS; pixel += ROWS) {
+    Pack pack = *(const Pack*)(x + start + pixel * STEP);
+#pragma unroll
+    for (int i = 0; i < V; i++) pack.of[i] = kept(rectified((number(pack.of[i]) - mean) * factor[i] + shift[i]));
+    *(Pack*)(y + start + pixel * STEP) = pack;
+  }
+  if (row == 0 && lane % PER == 0) {
+    means[blockIdx.x * PARTS + lane / PER] = mean;
+    scales[blockIdx.x * PARTS + lane / PER] = scale;
+  }
+}
+
+// dx, and each image's part of dw and db.
+extern "C" __global__ void __launch_bounds__(THREADS)
+gradients(const Number* __restrict__ gradient, const Number* __restrict__ x, const float* __restrict__ w,
+          const float* __restrict__ means, const float* __restrict__ scales, const Number* __restrict__ y,
+          Number* __restrict__ dx, float* __restrict__ dw, float* __restrict__ db, int images) {
+  extern __shared__ float4 memory[];
+  float* plains = (float*)memory;     // [ROWS][C], then a sum for each channel, then for each piece
+  float* timeses = plains + ROWS * C;
+  const int lane = threadIdx.x % LANES, row = threadIdx.x / LANES, piece = blockIdx.x * PARTS + lane / PER;
+  const size_t start = beginning(images), factor = (size_t)(blockIdx.x / images) * C;
+  const float mean = means[piece], scale = scales[piece];
+  float plain[V], times[V];
+#pragma unroll
+  for (int i = 0; i < V; i++) plain[i] = times[i] = 0.f;
+#pragma unroll 2
+  for (int pixel = row; pixel < PIXELS; pixel += ROWS) {
+    const size_t at = start + pixel * STEP;
+    const Pack given = *(const Pack*)(gradient + at), seen = *(const Pack*)(x + at), made = *(const Pack*)(y + at);
+#pragma unroll
+    for (int i = 0; i < V; i++) {
+      const float own = passed(given.of[i], made.of[i]);
+      plain[i] += own;
+      times[i] += own * (number(seen.of[i]) - mean);
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < V; i++) {
+    plains[threadIdx.x * V + i] = plain[i];
+    timeses[threadIdx.x * V + i] = times[i];
+  }
+  __syncthreads();
+  for (int channel = threadIdx.x; channel < C; channel += THREADS) {
+    float level = 0.f, tilt = 0.f;
+    for (int other = 0; other < ROWS; other++) {
+      level += plains[other * C + channel];
+      tilt += timeses[other * C + channel];
+    }
+    tilt *= scales[blockIdx.x * PARTS + channel / CHANNELS];
+    dw[(size_t)blockIdx.x * C + channel] = tilt;  // [g, image, channel]
+    db[(size_t)blockIdx.x * C + channel] = level;
+    plains[channel] = level * w[factor + channel];
+    timeses[channel] = tilt * w[factor + channel];
+  }
+  __syncthreads();
+  // Sums over pieces: of the gradients, and of them times what was normalised.
+  for (int first = 0; first < PARTS; first += WARPS) {
+    const int part = first + threadIdx.x / 32;
+    float level = 0.f, tilt = 0.f;
+    for (int k = threadIdx.x % 32; part < PARTS && k < CHANNELS; k += 32) {
+      level += plains[part * CHANNELS + k];
+      tilt += timeses[part * CHANNELS + k];
+    }
+    level = over_warp(level);
+    tilt = over_warp(tilt);
+    if (threadIdx.x % 32 == 0 && part < PARTS) {
+      plains[part * CHANNELS] = level / EACH;
+      timeses[part * CHANNELS] = tilt / EACH;
+    }
+  }
+  __syncthreads();
+  const float level = plains[lane / PER * CHANNELS], tilt = timeses[lane / PER * CHANNELS] * scale;
+  float own[V];
+#pragma unroll
+  for (int i = 0; i < V; i++) own[i] = w[factor + lane * V + i];
+#pragma unroll 2
+  for (int pixel = row; pixel < PIXELS; pixel += ROWS) {
+    const size_t at = start + pixel * STEP;
+    const Pack given = *(const Pack*)(gradient + at), made = *(const Pack*)(y + at);
+    Pack pack = *(const Pack*)(x + at);
+#pragma unroll
+    for (int i = 0; i < V; i++)
+      pack.of[i] = kept(scale * (passed(given.of[i], made.of[i]) * own[i] - level - (number(pack.of[i]) - mean) * tilt));
+    *(Pack*)(dx + at) = pack;
+  }
+}
+
+#else
 
 // The sum over a block's threads, for all of them.
 __device__ __forceinline__ float over_block(float value, float* room) {
@@ -59,28 +207,23 @@ __device__ __forceinline__ size_t own(int images) {
 
 extern "C" __global__ void __launch_bounds__(THREADS)
 normalise(const Number* __restrict__ x, const float* __restrict__ w, const float* __restrict__ b,
-          float* __restrict__ y, float* __restrict__ means, float* __restrict__ scales, int images) {
+          Number* __restrict__ y, float* __restrict__ means, float* __restrict__ scales, int images) {
   extern __shared__ float4 memory[];
   float* room = (float*)memory;
-  const size_t start = beginning(images), factor = own(images);
+  const size_t start = (size_t)blockIdx.x * EACH, factor = own(images);
   float sum = 0.f;
-  for (int at = threadIdx.x; at < EACH; at += THREADS) sum += number(x, start + place(at));
+  for (int at = threadIdx.x; at < EACH; at += THREADS) sum += number(x[start + at]);
   const float mean = over_block(sum, room) / EACH;
   float squares = 0.f;
   for (int at = threadIdx.x; at < EACH; at += THREADS) {
-    const float off = number(x, start + place(at)) - mean;
+    const float off = number(x[start + at]) - mean;
     squares += off * off;
   }
   const float scale = 1.f / sqrtf(over_block(squares, room) / EACH + EPS);
   for (int at = threadIdx.x; at < EACH; at += THREADS) {
-    const size_t to = start + place(at);
-    const int channel = channel_of(at);
-    const float value = (number(x, to) - mean) * scale * w[factor + channel] + b[factor + channel];
-#ifdef RELU
-    y[to] = value < 0.f ? 0.f : value;  // what is no number stays so
-#else
-    y[to] = value;
-#endif
+    const int channel = at / PIXELS;
+    const float value = (number(x[start + at]) - mean) * scale * w[factor + channel] + b[factor + channel];
+    y[start + at] = kept(rectified(value));
   }
   if (threadIdx.x == 0) {
     means[blockIdx.x] = mean;
@@ -88,50 +231,16 @@ normalise(const Number* __restrict__ x, const float* __restrict__ w, const float
   }
 }
 
-// The gradient of a number of the result, which ReLU may have cut off.
-__device__ __forceinline__ float gradient_at(const float* gradient, const float* y, size_t at) {
-#ifdef RELU
-  return y[at] <= 0.f ? 0.f : gradient[at];
-#else
-  return gradient[at];
-#endif
-}
-
-// dx, and each image's part of dw and db. Of neighbouring pixels a warp sums up one channel, then the next; with
-// channels last a thread has always the same channel, and those who share one add up at the end.
+// dx, and each image's part of dw and db. Of neighbouring pixels a warp sums up one channel, then the next.
 extern "C" __global__ void __launch_bounds__(THREADS)
-gradients(const float* __restrict__ gradient, const Number* __restrict__ x, const float* __restrict__ w,
-          const float* __restrict__ means, const float* __restrict__ scales, const float* __restrict__ y,
+gradients(const Number* __restrict__ gradient, const Number* __restrict__ x, const float* __restrict__ w,
+          const float* __restrict__ means, const float* __restrict__ scales, const Number* __restrict__ y,
           Number* __restrict__ dx, float* __restrict__ dw, float* __restrict__ db, int images) {
   extern __shared__ float4 memory[];
   float* room = (float*)memory;
-  const size_t start = beginning(images), factor = own(images);
+  const size_t start = (size_t)blockIdx.x * EACH, factor = own(images);
   const float mean = means[blockIdx.x], scale = scales[blockIdx.x];
   float level = 0.f, tilt = 0.f;  // sums over the piece of the gradients, and of them times what was normalised
-#ifdef LAST
-  float plain = 0.f, times = 0.f;
-  for (int at = threadIdx.x; at < EACH; at += THREADS) {
-    const size_t from = start + place(at);
-    const float given = gradient_at(gradient, y, from);
-    plain += given;
-    times += given * (number(x, from) - mean);
-  }
-  room[threadIdx.x] = plain;
-  room[THREADS + threadIdx.x] = times;
-  __syncthreads();
-  if (threadIdx.x < CHANNELS) {
-    const int channel = threadIdx.x;
-    for (int other = channel + CHANNELS; other < THREADS; other += CHANNELS) {
-      plain += room[other];
-      times += room[THREADS + other];
-    }
-    times *= scale;
-    dw[(size_t)blockIdx.x * CHANNELS + channel] = times;  // [g, image, channel]
-    db[(size_t)blockIdx.x * CHANNELS + channel] = plain;
-    level = plain * w[factor + channel];
-    tilt = times * w[factor + channel];
-  }
-#else
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   for (int first = 0; first < CHANNELS; first += WARPS) {
     const int channel = first + warp;
@@ -139,9 +248,9 @@ gradients(const float* __restrict__ gradient, const Number* __restrict__ x, cons
     if (channel < CHANNELS)
       for (int pixel = lane; pixel < PIXELS; pixel += 32) {
         const size_t at = start + channel * PIXELS + pixel;
-        const float given = gradient_at(gradient, y, at);
+        const float given = passed(gradient[at], y[at]);
         plain += given;
-        times += given * (number(x, at) - mean);
+        times += given * (number(x[at]) - mean);
       }
     plain = over_warp(plain);
     times = over_warp(times) * scale;
@@ -153,12 +262,13 @@ gradients(const float* __restrict__ gradient, const Number* __restrict__ x, cons
       tilt += times * w[factor + channel];
     }
   }
-#endif
   level = over_block(level, room) / EACH;
   tilt = over_block(tilt, room) / EACH;
   for (int at = threadIdx.x; at < EACH; at += THREADS) {
-    const size_t to = start + place(at);
-    const float given = gradient_at(gradient, y, to) * w[factor + channel_of(at)];
-    keep(dx, to, scale * (given - level - (number(x, to) - mean) * scale * tilt));
+    const size_t to = start + at;
+    const float given = passed(gradient[to], y[to]) * w[factor + at / PIXELS];
+    dx[to] = kept(scale * (given - level - (number(x[to]) - mean) * scale * tilt));
   }
 }
+
+#endif

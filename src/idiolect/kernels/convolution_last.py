@@ -1,0 +1,163 @@
+"""Stacked convolutions with channels last, by our kernel on matrix units: `channels_last.cu`.
+
+Images are [image, pixel, client, channel] in memory, as one grouped convolution with channels last
+takes them, and all clients are one launch. Products are rounded to TF32, or images are bfloat16.
+The tasks are those of `convolution_cuda`, without what may follow a convolution.
+"""
+
+import functools
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from idiolect.kernels.autotune import Form
+from idiolect.kernels.compiled import launch, round_up
+from idiolect.kernels.convolution_cuda import ConvShape
+from idiolect.kernels.convolution_library import InLayout, all_last
+
+_WARP, _BYTES = 32, 16  # threads of a warp; bytes that are copied at once
+_DEEP, _PADDING = 32, 8  # pixels of a stage of a weight gradient, numbers between them
+_FEW = 16  # output channels, at least: a matrix unit makes 16 rows
+_WAVES = 3  # blocks of a weight gradient for each multiprocessor
+
+
+class Cut(NamedTuple):
+    """How the work is cut: rows and columns of a block and of a warp, pieces in shared memory."""
+
+    BM: int
+    BN: int
+    WM: int
+    WN: int
+    STAGES: int
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return self.BM // self.WM * (self.BN // self.WN) * _WARP
+
+
+_WIDE = (Cut(128, 128, 64, 64, 3), Cut(128, 128, 64, 32, 3))
+_THIN = (Cut(128, 64, 64, 32, 4), Cut(128, 64, 32, 32, 3), Cut(64, 64, 32, 32, 4))
+
+
+def forms(task: str, shape: ConvShape) -> dict[str, Form]:
+    """Return the ways to do a task that may be worth a try, by name."""
+    if (
+        task not in _RUN
+        or shape.depthwise
+        or min(shape.out_channels, shape.taps * shape.channels) < _FEW
+    ):
+        return {}
+    if shape.out_channels % 8 or (task == "input_gradient" and shape.channels % 8):
+        return {}
+    images = 2 if task == "weight_gradient" else 1
+    return {
+        "matrix " + "x".join(map(str, tile)): InLayout(
+            functools.partial(_RUN[task], tile=tile), all_last, images
+        )
+        for tile in _tiles(task, shape)
+    }
+
+
+def _tiles(task: str, shape: ConvShape) -> Iterator[Cut]:
+    s = shape.seen_by(task)
+    wide = s.taps * s.channels if task == "weight_gradient" else s.out_channels
+    if wide > _THIN[0].BN:
+        yield from _WIDE
+    yield from _THIN
+
+
+def convolve(x: Tensor, w: Tensor, shape: ConvShape, tile: Cut) -> Tensor:
+    """Convolve."""
+    return _images("convolve", x, w.permute(0, 1, 3, 4, 2), shape, tile)
+
+
+def input_gradient(gradient: Tensor, w: Tensor, shape: ConvShape, tile: Cut) -> Tensor:
+    """Return the gradient by the images."""
+    return _images("input_gradient", gradient, w.permute(0, 2, 3, 4, 1), shape, tile)
+
+
+def _images(task: str, x: Tensor, w: Tensor, shape: ConvShape, tile: Cut) -> Tensor:
+    """Do a task that makes images; weights are [group, made, row, column, read]."""
+    s = shape.seen_by(task)
+    channels = _filled(x)
+    x, like = _wide(x, channels), w
+    w = x.new_empty(*w.shape[:4], channels)
+    w[..., : like.shape[4]] = like
+    if channels > like.shape[4]:
+        w[..., like.shape[4] :] = 0
+    made = (shape.height, shape.width) if task == "input_gradient" else (s.out_height, s.out_width)
+    out = x.new_empty(s.images, *made, s.groups, s.out_channels)
+    turned = shape.stride if task == "input_gradient" else 1
+    pixels = s.images * -(-made[0] // turned) * -(-made[1] // turned)
+    blocks = -(-pixels // tile.BM) * turned**2
+    constants = _constants(s, x, tile) | {
+        "OH": made[0], "OW": made[1], "PAD": shape.padding, "WEIGHT_GRADIENT": 0,
+        "TRANSPOSED": int(task == "input_gradient"),
+    }  # fmt: skip
+    grid = (blocks, s.groups, -(-s.out_channels // tile.BN))
+    shared = tile.STAGES * (tile.BM + tile.BN) * 128
+    given = [x, w, out, s.images]
+    launch("channels_last.cu", "convolve", constants, grid, tile.threads, given, shared)
+    return out.permute(3, 0, 4, 1, 2)
+
+
+def weight_gradient(gradient: Tensor, x: Tensor, shape: ConvShape, tile: Cut) -> Tensor:
+    """Return the gradient by the weights, summed in a fixed order."""
+    s, channels = shape, _filled(x)
+    gradient, x = _wide(gradient, s.out_channels), _wide(x, channels)
+    pixels = s.images * s.out_height * s.out_width
+    blocks = -(-s.out_channels // tile.BM) * -(-s.taps * channels // tile.BN)
+    parts = max(1, _WAVES * _processors(x) // (s.groups * blocks))
+    each = round_up(-(-pixels // parts), _DEEP)
+    parts = -(-pixels // each)
+    out = torch.empty(
+        parts, s.groups, s.out_channels, s.kernel_height, s.kernel_width, channels,
+        dtype=torch.float32, device=x.device,
+    )  # fmt: skip
+    constants = _constants(s._replace(channels=channels), x, tile) | {"WEIGHT_GRADIENT": 1}
+    padding = 0 if x.dtype == torch.bfloat16 else 2 * _PADDING
+    shared = tile.STAGES * _DEEP * (tile.BM + tile.BN + padding) * x.element_size()
+    given = [gradient, x, out, s.images, each]
+    launch("channels_last.cu", "weight_gradient", constants, (parts, s.groups, blocks),
+           tile.threads, given, shared)  # fmt: skip
+    dw = out[0] if parts == 1 else out.sum(0)
+    return dw[..., : s.channels].permute(0, 1, 4, 2, 3)
+
+
+def _constants(s: ConvShape, x: Tensor, tile: Cut) -> dict[str, int | str]:
+    return {
+        "C": x.shape[-1], "H": s.height, "W": s.width, "OC": s.out_channels, "OH": s.out_height,
+        "OW": s.out_width, "KH": s.kernel_height, "KW": s.kernel_width, "PAD": s.padding,
+        "STRIDE": s.stride, "TRANSPOSED": 0, "THREADS": tile.threads, **tile._asdict(),
+        **({"HALF": 1} if x.dtype == torch.bfloat16 else {}),
+    }  # fmt: skip
+
+
+def _filled(x: Tensor) -> int:
+    """Return the channels of images, so many more that they are whole pieces of 16 bytes."""
+    return round_up(x.shape[2], _BYTES // x.element_size())
+
+
+def _wide(t: Tensor, channels: int) -> Tensor:
+    """Lay images out as [image, row, column, group, channel]: one copy, or none."""
+    last = t.permute(1, 3, 4, 0, 2)
+    if channels > t.shape[2]:
+        last = F.pad(last, (0, channels - t.shape[2]))
+    return last.contiguous()
+
+
+def _processors(x: Tensor) -> int:
+    if not x.is_cuda:
+        return 1
+    return torch.cuda.get_device_properties(x.device).multi_processor_count
+
+
+_RUN = {
+    "convolve": convolve,
+    "input_gradient": input_gradient,
+    "weight_gradient": weight_gradient,
+}
