@@ -124,23 +124,23 @@ def _size(images: Tensor) -> Pair:
 
 def fastest_form(task: str, shape: ConvShape, *inputs: Tensor) -> Any:
     """Do a task in the form that is fastest here."""
-    exact = inputs[0].dtype == torch.float32
-    rounded = not exact or torch.backends.cuda.matmul.allow_tf32
-    known = partial(forms, task, shape, exact=exact, rounded=rounded)
+    own = inputs[0].dtype == torch.float32
+    rounded = not own or torch.backends.cuda.matmul.allow_tf32
+    known = partial(forms, task, shape, own=own, rounded=rounded)
     return fastest(task, shape, known, *inputs)
 
 
 def forms(
-    task: str, shape: ConvShape, most: int = 4, exact: bool = True, rounded: bool = False
+    task: str, shape: ConvShape, most: int = 4, own: bool = True, rounded: bool = False
 ) -> dict[str, Form]:
     """Return all ways to do a task on a GPU, by name; see `convolution_cuda` for the tasks.
 
-    Some of our kernels are for single precision (`exact`), some for products that may be rounded.
+    Some of our kernels are for single precision (`own`), some for products that may be rounded.
     """
     known = {"plain": PLAIN[task], **convolution_library.forms(task, shape)}
     if rounded:
         known |= convolution_last.forms(task, shape)
-    return {**known, **convolution_cuda.forms(task, shape, most)} if exact else known
+    return {**known, **convolution_cuda.forms(task, shape, most)} if own else known
 
 
 # The plain forms: one grouped convolution for all clients, as torch has it.

@@ -1,15 +1,9 @@
-"""Stacked convolutions by torch's libraries, as one grouped convolution with channels last.
+"""Stacked convolutions by torch's libraries, in ways other than one grouped convolution.
 
-<<<<<<< HEAD
 For many channels a grouped convolution leaves matrix units idle. "last" is the same one with
-channels last in memory, the order that matrix units are fed in; "each" convolves client by client
-so, and captured in a graph its launches cost little. "patches" copies what every output pixel sees
-into a row and is one batched product for all; where no pixel is seen twice, that is a dense layer.
+channels last in memory, the order that matrix units are fed in. "patches", where no pixel is seen
+twice, copies what every output pixel sees into a row: a dense layer, one batched product for all.
 The tasks are those of `convolution_cuda`, without what may follow a convolution.
-=======
-With many channels that is the order in memory that matrix units are fed in. The tasks are those of
-`convolution_cuda`, without what may follow a convolution.
->>>>>>> d30950d (Deep convolutions: one order in memory, a kernel on matrix units for all clients, group normalisation in bfloat16)
 """
 
 from collections.abc import Callable
@@ -24,68 +18,17 @@ from idiolect.kernels.autotune import Form
 from idiolect.kernels.convolution_cuda import ConvShape
 
 _CHANNELS = 32  # with fewer, grouped convolutions and our kernels are faster
-<<<<<<< HEAD
-_CLIENTS = 64  # more launches than this for a layer are too many
 _LONG = 128  # pixels of a part of a sum over them
-_PATCHES = 1 << 28  # numbers of all rows of patches; more would cost too much memory
-=======
->>>>>>> d30950d (Deep convolutions: one order in memory, a kernel on matrix units for all clients, group normalisation in bfloat16)
 
 
 def forms(task: str, shape: ConvShape) -> dict[str, Form]:
     """Return the ways to do a task that may be worth a try, by name."""
-<<<<<<< HEAD
-    thin = min(shape.channels, shape.out_channels) < _CHANNELS
-    once = shape.padding == 0 and shape.stride == shape.kernel_height == shape.kernel_width
-    if task not in _EACH or shape.depthwise or (thin and not once):
+    if task not in _LAST or shape.depthwise:
         return {}
+    thin = min(shape.channels, shape.out_channels) < _CHANNELS
     found: dict[str, Form] = {} if thin else {"last": _LAST[task]}
-    if shape.groups <= _CLIENTS and not thin:
-        found["each"] = _EACH[task]
-    pixels = shape.groups * shape.images * shape.out_height * shape.out_width
-    backwards = task == "input_gradient" and shape.stride != 1 and not once  # mostly zeros
-    if pixels * shape.taps * shape.channels < _PATCHES and not backwards:
-        found["patches"] = _PATCHED[task]
-    return found
-
-
-# Client by client, with channels last.
-
-
-def _last(t: Tensor) -> Tensor:
-    """Lay [client, image, channel, ...] out with channels last: one copy, or none."""
-    return t.permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3)
-
-
-def _joined(parts: list[Tensor]) -> Tensor:
-    """Put clients together without changing the order in memory."""
-    return torch.cat(parts).view(len(parts), -1, *parts[0].shape[1:])
-
-
-def each_convolve(x: Tensor, w: Tensor, shape: ConvShape) -> Tensor:
-    """Convolve."""
-    pairs = zip(_last(x), _last(w), strict=True)
-    return _joined([F.conv2d(x, w, None, shape.stride, shape.padding) for x, w in pairs])
-
-
-def each_input_gradient(gradient: Tensor, w: Tensor, shape: ConvShape) -> Tensor:
-    """Return the gradient by the images."""
-    sizes = (shape.images, shape.channels, shape.height, shape.width)
-    like = gradient.new_empty(()).expand(sizes)
-    pairs = zip(_last(gradient), _last(w), strict=True)
-    return _joined([_backward(g, like, w, shape, 0) for g, w in pairs])
-
-
-def each_weight_gradient(gradient: Tensor, x: Tensor, shape: ConvShape) -> Tensor:
-    """Return the gradient by the weights."""
-    kernel = (shape.out_channels, shape.channels, shape.kernel_height, shape.kernel_width)
-    like = x.new_empty(()).expand(kernel)
-    pairs = zip(_last(gradient), _last(x), strict=True)
-    return torch.stack([_backward(g, x, like, shape, 1) for g, x in pairs])
-=======
-    few = min(shape.channels, shape.out_channels) < _CHANNELS
-    return {} if task not in _LAST or shape.depthwise or few else {"last": _LAST[task]}
->>>>>>> d30950d (Deep convolutions: one order in memory, a kernel on matrix units for all clients, group normalisation in bfloat16)
+    once = shape.padding == 0 and shape.stride == shape.kernel_height == shape.kernel_width
+    return {**found, "patches": _PATCHED[task]} if once else found
 
 
 def _backward(
@@ -140,7 +83,6 @@ def last_weight_gradient(gradient: Tensor, x: Tensor, shape: ConvShape) -> Tenso
     return dw.reshape(shape.groups, shape.out_channels, *kernel)
 
 
-<<<<<<< HEAD
 # As one batched product.
 
 
@@ -172,7 +114,7 @@ def _from_rows(rows: Tensor, shape: ConvShape) -> Tensor:
 
 def patches_convolve(x: Tensor, w: Tensor, shape: ConvShape) -> Tensor:
     """Convolve."""
-    y = torch.bmm(_rows(x, shape), _lines(w))
+    y = torch.bmm(_rows(x, shape), _lines(w.to(x.dtype)))
     sizes = (shape.groups, shape.images, shape.out_height, shape.out_width, -1)
     return y.view(sizes).permute(0, 1, 4, 2, 3)
 
@@ -180,7 +122,7 @@ def patches_convolve(x: Tensor, w: Tensor, shape: ConvShape) -> Tensor:
 def patches_input_gradient(gradient: Tensor, w: Tensor, shape: ConvShape) -> Tensor:
     """Return the gradient by the images: a convolution with the weights turned round."""
     if shape.stride != 1:  # patches without overlaps, put back where they were
-        return _from_rows(torch.bmm(_pixels(gradient), _lines(w).mT), shape)
+        return _from_rows(torch.bmm(_pixels(gradient), _lines(w.to(gradient.dtype)).mT), shape)
     return patches_convolve(gradient, w.flip(3, 4).transpose(1, 2), shape.seen_by("input_gradient"))
 
 
@@ -195,8 +137,6 @@ def patches_weight_gradient(gradient: Tensor, x: Tensor, shape: ConvShape) -> Te
     return dw.view(sizes).permute(0, 4, 3, 1, 2)
 
 
-=======
->>>>>>> d30950d (Deep convolutions: one order in memory, a kernel on matrix units for all clients, group normalisation in bfloat16)
 @dataclass(frozen=True)
 class InLayout:
     """A form, and how the images that it is given lie in memory where those beside it use it."""
@@ -224,4 +164,9 @@ _LAST: dict[str, Form] = {
     "convolve": InLayout(last_convolve, all_last, 1),
     "input_gradient": InLayout(last_input_gradient, all_last, 1),
     "weight_gradient": InLayout(last_weight_gradient, all_last, 2),
+}
+_PATCHED: dict[str, Form] = {
+    "convolve": patches_convolve,
+    "input_gradient": patches_input_gradient,
+    "weight_gradient": patches_weight_gradient,
 }
