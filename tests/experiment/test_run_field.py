@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import re
 import sys
 import time
 from pathlib import Path
@@ -113,3 +114,17 @@ def test_the_longer_of_two_runs_is_kept(field):
     kept = {"a": {"rounds": 30}, "b": {"rounds": 30}}
     new = {"a": {"rounds": 29}, "b": {"rounds": 30, "new": 1}, "c": {"rounds": 2}}
     assert joined(kept, new) == {"a": {"rounds": 30}, "b": {"rounds": 30, "new": 1}}
+
+
+def test_the_file_for_another_table_runs(tmp_path: Path) -> None:
+    """On the page, and in small: the preset's values, and those after it."""
+    from idiolect.experiment.load import parse_experiment
+
+    page = (ROOT / "docs" / "reproduction" / "field.md").read_text()
+    (text,) = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+    changes = ["data.source=embedded", "model.name=dnn", "model.hidden=4", "seeds=[0]"]
+    experiment = parse_experiment(text, [*changes, "rounds=1"])
+    content, _ = run_experiment(experiment, tmp_path / "run")
+    rates = {label: own["settings"]["lr"] for label, own in content["methods"].items()}
+    assert rates == {"FedRep": 0.005, "Ditto": 0.01} and not experiment.notes
+    assert all(own["best_test_round"] for own in content["methods"].values())
