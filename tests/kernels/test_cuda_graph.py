@@ -284,3 +284,19 @@ def test_no_two_sequences_are_captured_on_one_stream(chip, monkeypatch):
     assert first._stream.stream_id != second._stream.stream_id
     many = [GraphSequence() for _ in range(40)]  # there are no more than there are
     assert len({own._stream.stream_id for own in [first, second, *many]}) == 33
+
+
+def test_none_is_captured_where_others_run_side_by_side(chip, monkeypatch):
+    """What is launched kernel by kernel on a stream has the workspace of graphs captured there."""
+    kind = numbered_streams(monkeypatch, [], [])
+    captured = [GraphSequence() for _ in range(3)]
+    side_by_side([lambda later: None] * 2, cuda_graph.BESIDE)
+    try:
+        for _ in range(29):
+            kind()  # the next two would be those on which works run
+        captured += [GraphSequence() for _ in range(9)]
+        ids = [own._stream.stream_id for own in captured]
+        ids += [own.stream_id for own in cuda_graph.BESIDE]
+        assert len(set(ids)) == 14
+    finally:
+        cuda_graph.BESIDE.clear()

@@ -39,7 +39,7 @@ from idiolect.engine.client_group import (
 )
 from idiolect.engine.state_store import DiskStore, MemoryStore
 from idiolect.kernels import autotune, compiled
-from idiolect.kernels.cuda_graph import Later, side_by_side
+from idiolect.kernels.cuda_graph import BESIDE, Later, side_by_side
 
 _MOST_RUNNERS = 32  # for each thread
 _TINY = 2_000  # parameters of a network whose steps on a CPU take as long for many rows as for few
@@ -94,7 +94,6 @@ class LocalGroup(ClientGroup):
         self._active: dict[str, list[BlockRunner]] = {}  # runners of the last task of a kind
         self._last_ordered: tuple[tuple[object, ...], _Ordered] | None = None
         self._server: LocalGroup | None = None
-        self._streams: list[object] = []  # for blocks that run side by side
 
     def prefetch_state(self, requests: Sequence[CohortRequest]) -> None:
         """Start to read the personal state of the next cohorts, where it is on disk."""
@@ -209,7 +208,7 @@ class LocalGroup(ClientGroup):
         # short ones run beside the longest, which is the first. While a block is captured, or is
         # launched kernel by kernel, it has the GPU for itself.
         if len(cuts) == len(runners) > 1 and all(runner.captured for runner in runners):
-            return tree.concat(side_by_side(works, self._streams))
+            return tree.concat(side_by_side(works, BESIDE))
         return tree.concat([work(None) for work in works])
 
     def _run_block(

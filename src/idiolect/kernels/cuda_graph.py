@@ -97,20 +97,24 @@ class GraphSequence:
 
 _ALIVE: "weakref.WeakSet[GraphSequence]" = weakref.WeakSet()
 _STREAMS = 32  # torch has so many, and gives them out in turn
+BESIDE: list[Any] = []  # for works that run side by side, one list for the whole process
 
 
-def _own_stream() -> Any:
-    """Return a stream on which no other sequence was captured, as far as there are such.
+def _own_stream(beside: Sequence[Any] = BESIDE) -> Any:
+    """Return a stream on which nothing else is captured or run, as far as there are such.
 
     A matrix product takes its workspace from the stream on which it is captured. Graphs captured on
-    the same stream and replayed side by side would write to the same workspace.
+    the same stream and replayed side by side would write to the same workspace, and so would a
+    graph and what is launched kernel by kernel on its stream.
     """
-    taken, kind = {own._stream.stream_id for own in _ALIVE}, type(torch.cuda.current_stream())
-    for _ in range(_STREAMS):
-        stream = kind()
-        if stream.stream_id not in taken:
-            break
-    return stream
+    kind = type(torch.cuda.current_stream())
+    captured = {own._stream.stream_id for own in _ALIVE}
+    for taken in (captured | {own.stream_id for own in beside}, captured):
+        for _ in range(_STREAMS):
+            stream = kind()
+            if stream.stream_id not in taken:
+                return stream
+    return kind()
 
 
 Later = list[GraphSequence]
@@ -126,8 +130,8 @@ def side_by_side(works: Sequence[Callable[[Later], Result]], streams: list[Any])
     others would stand idle.
     """
     current = torch.cuda.current_stream()
-    kind = type(current)
-    streams += [kind() for _ in range(len(works) - len(streams))]
+    while len(streams) < len(works):
+        streams.append(_own_stream(streams))
     done: list[Result] = []
     turns: list[tuple[Any, Iterator[Callable[[], None]]]] = []
     try:
