@@ -52,19 +52,12 @@ WORDS = {
 KINDS = tuple(WORDS)
 
 
-class Again(NamedTuple):
-    """What a client keeps of the second training, on its validation rows too."""
-
-    teacher: Params | tuple[()]  # of the round in which it met its best teacher
-    alone: Params | tuple[()]
-
-
 class PortfolioState(NamedTuple):
     """What a client keeps between rounds; () for what no candidate needs."""
 
     teacher: Teacher | tuple[()]
     alone: Params | tuple[()]  # trained on its own data only
-    again: Again | tuple[()] = ()
+    again: Params | tuple[()] = ()  # the latter, on its validation rows too
 
 
 class Twins(NamedTuple):
@@ -224,10 +217,8 @@ class Portfolio(Facts, FinalExchange, NewcomerHistory, NewcomerModel, Reason, Re
         """Start with no teacher, and alone from the common initial model."""
         alone = setup.params if "local" in self.candidates else ()
         teacher = no_teacher(setup) if self.taught else ()
-        if self.refits == "nothing":
-            return PortfolioState(teacher, alone)
-        kept = teacher.params if teacher and self.refits == "rounds" else ()
-        return PortfolioState(teacher, alone, tree.map(torch.clone, Again(kept, alone)))
+        again = () if self.refits == "nothing" else tree.map(torch.clone, alone)
+        return PortfolioState(teacher, alone, again)
 
     def client_step(
         self, sent: Sent, personal: PortfolioState, local: Local
@@ -237,11 +228,9 @@ class Portfolio(Facts, FinalExchange, NewcomerHistory, NewcomerModel, Reason, Re
         judged, used = _pair(sent.shared)
         first, second = local.alike(
             lambda: self._stepped((judged, kept.alone), local),
-            lambda: self._stepped((used, kept.again and kept.again.alone), local.with_validation()),
+            lambda: self._stepped((used, kept.again), local.with_validation()),
         )
-        kept = kept._replace(alone=first[1])
-        if kept.again:
-            kept = kept._replace(again=kept.again._replace(alone=second[1]))
+        kept = kept._replace(alone=first[1], again=second[1])
         trained: Tree = Twins(first[0], second[0]) if used else first[0]
         return Report(trained, local.size), kept
 
@@ -257,12 +246,8 @@ class Portfolio(Facts, FinalExchange, NewcomerHistory, NewcomerModel, Reason, Re
         """Keep the received model if its validation loss is lower than any before."""
         if not personal.teacher:
             return personal
-        judged, used = _pair(sent.shared)
-        teacher, again = better(judged, personal.teacher, local), personal.again
-        if again and again.teacher:
-            new = teacher.round != personal.teacher.round
-            again = again._replace(teacher=tree.where(new, used, again.teacher))
-        return personal._replace(teacher=teacher, again=again)
+        judged, _ = _pair(sent.shared)
+        return personal._replace(teacher=better(judged, personal.teacher, local))
 
     # The end.
 
@@ -271,14 +256,12 @@ class Portfolio(Facts, FinalExchange, NewcomerHistory, NewcomerModel, Reason, Re
         kept = self.meet(sent, personal, local)
         judged, used = _pair(sent.shared)
         best = kept.teacher.params if kept.teacher else ()
-        if not kept.again:
+        if self.refits == "nothing":
             return self.choose(self._candidates(judged, best, kept.alone, local), local)
-        own = kept.again
+        # The teacher stays: another training's model of the same round is good for other clients.
         candidates, again = local.alike(
             lambda: self._candidates(judged, best, kept.alone, local),
-            lambda: self._candidates(
-                used or judged, own.teacher or best, own.alone, local.with_validation()
-            ),
+            lambda: self._candidates(used or judged, best, kept.again, local.with_validation()),
         )
         return self.choose(candidates, local, again=again)
 
@@ -352,17 +335,11 @@ class Portfolio(Facts, FinalExchange, NewcomerHistory, NewcomerModel, Reason, Re
         """Let a newcomer train its local model first, as `local` does."""
         if personal.alone:
             start, epochs = personal.alone, self.newcomer_epochs
-            alone, again = local.alike(
-                lambda: self.fit(local, start, lr=self.lr, epochs=epochs),
-                lambda: (
-                    self.fit(local.with_validation(), start, lr=self.lr, epochs=epochs)
-                    if personal.again
-                    else ()
-                ),
+            parts = [local, *([local.with_validation()] if personal.again else [])]
+            alone, *again = local.alike(
+                *(lambda own=own: self.fit(own, start, lr=self.lr, epochs=epochs) for own in parts)
             )
-            personal = personal._replace(alone=alone)
-            if personal.again:
-                personal = personal._replace(again=personal.again._replace(alone=again))
+            personal = personal._replace(alone=alone, again=again[0] if again else ())
         return self.deploy(sent, personal, local)
 
     def _candidates(
