@@ -198,8 +198,28 @@ def rows_of(item: str, key: str, prefix: str, run: str) -> list[str]:
     words = [_within(measured - len(far), measured)]
     if far:
         words += [f"The others, in points: {'; '.join(far)}."]
+    words += _beside_local(held, [cell for cell in mine if cell.label not in GLOBAL], run)
     rows = [[row[n] for n in used] for row in rows]
     return [*table([heads[n] for n in used], rows), "", " ".join(words), *_made(held, run)]
+
+
+def _beside_local(held: dict[str, Any], cells: list[Cell], run: str) -> list[str]:
+    """Count the personal methods above training alone, after as many rounds as both have."""
+    alone = Cell("Local", run, "Local", f"personal{BEST_TEST_ROUND}", 0.0)
+    above = []
+    for best in (True, False):
+        pairs = [
+            [figure(held, one, best, min(rounds_of(held, cell), rounds_of(held, alone)))
+             for one in (cell, alone)] for cell in cells if rounds_of(held, cell)
+        ]  # fmt: skip
+        known = [(own, local) for own, local in pairs if own is not None and local is not None]
+        above.append(f"{sum(own > local for own, local in known)} of {len(known)}")
+    if not known:
+        return []
+    return [
+        f"Above Local after as many rounds are {above[0]} personal methods by best test round and "
+        f"{above[1]} by the last."
+    ]
 
 
 def _rise(own: dict[str, Any], model: str) -> str:

@@ -128,3 +128,24 @@ def test_the_file_for_another_table_runs(tmp_path: Path) -> None:
     rates = {label: own["settings"]["lr"] for label, own in content["methods"].items()}
     assert rates == {"FedRep": 0.005, "Ditto": 0.01} and not experiment.notes
     assert all(own["best_test_round"] for own in content["methods"].values())
+
+
+def test_methods_are_compared_after_as_many_rounds_as_both_have(field) -> None:
+    """By the best test round so far, or the last point; what the second half brought is told."""
+    import reproduce_field as page
+
+    best = page.BEST_TEST_ROUND
+
+    def kept(rounds: list[int], line: list[float], even: list[float]) -> dict:
+        models = {"personal": {"mean": even[-1:]}, "personal" + best: {"mean": [max(line)]}}
+        curve = {"personal": {"round": rounds, "weighted_mean": line, "mean": even}}
+        return {"models": models, "curve": curve, "rounds": rounds[-1]}
+
+    long = kept([5, 10, 20], [0.7, 0.6, 0.9], [0.3, 0.4, 0.8])
+    held = {"a": {"methods": {"x": long, "Local": kept([5, 10], [0.65, 0.6], [0.5, 0.35])}}}
+    x = page.Cell("x", "a", "x", "personal" + best, 90.0)
+    assert [page.figure(held, x, by, 10) for by in (True, False)] == [0.7, 0.4]
+    assert [page.figure(held, x, by, 20) for by in (True, False)] == [0.9, 0.8]
+    assert page._rise(long, "personal").endswith("brought 20.0")
+    (told,) = page._beside_local(held, [x], "a")
+    assert "1 of 1 personal methods by best test round and 1 of 1 by the last" in told
