@@ -25,13 +25,7 @@ check() {
 # Runs beside each other share the chip: with twice as many workers each took three times as long, and a run that
 # finds no room halves its blocks, which are other shapes, for which kernels are chosen and compiled anew.
 queue() {  # FILE WORKERS SECONDS
-  OMP_NUM_THREADS=1 bash scripts/gpu_queue.sh field() {  # SECONDS [WORKERS [PRECISION [MORE]]]: the outside tables; figures in $OUT/tables.json
-  python3 scripts/run_field.py "$1" "$OUT" --workers "${2:-6}" --precision "${3:-fp32}" "${@:4}"
-}
-referee() {  # SECONDS: the whole suite for one method; wants the GPU alone
-  python3 benchmarks/referee.py fedavg-ft --size whole --device cuda --seconds "$1" --json "$OUT/referee-whole.json" "${@:2}"
-}
-"$@"
+  OMP_NUM_THREADS=1 bash scripts/gpu_queue.sh "$@"
 }
 experiments() {  # SECONDS
   local end=$(($(date +%s) + $1))
@@ -50,7 +44,7 @@ rest() {  # SECONDS
 field() {  # SECONDS [WORKERS [PRECISION [MORE]]]: the outside tables; figures in $OUT/tables.json
   python3 scripts/run_field.py "$1" "$OUT" --workers "${2:-6}" --precision "${3:-fp32}" "${@:4}"
 }
-referee() {  # SECONDS: the whole suite for one method; wants the GPU alone
+referee() {  # SECONDS [MORE]: the whole suite for one method; wants the GPU alone
   python3 benchmarks/referee.py fedavg-ft --size whole --device cuda --seconds "$1" --json "$OUT/referee-whole.json" "${@:2}"
 }
 "$@"
