@@ -1,6 +1,7 @@
 """Time the referee's suite for one method, problem by problem.
 
     python benchmarks/referee.py fedavg-ft --size whole --seconds 240 --json OUT.json
+    python benchmarks/referee.py --table OUT.json     # for docs/referee.md
 
 Problems whose twin is like them come last, so that a run that is cut says most. A problem's seconds
 are all that a user waits for: dividing the data, four trials, the final training of five seeds,
@@ -52,6 +53,21 @@ class Clock(Silent):
         self.jobs.append({"what": label, "seconds": round(took, 2), "first": round(self._first, 2)})
 
 
+def table(found: dict[str, Any]) -> str:
+    """Lay out a file: seconds of each problem, how many trainings, and what their starts took."""
+    rows = [
+        f"| {found['method']} | seconds | trainings | of it their first rounds |",
+        "|---|---|---|---|",
+    ]
+    totals = [0.0, 0.0]
+    for name, own in found["problems"].items():
+        first = sum(one["first"] for one in own["jobs"])
+        totals = [totals[0] + own["seconds"], totals[1] + first]
+        rows.append(f"| `{name}` | {own['seconds']:.0f} | {len(own['jobs'])} | {first:.0f} |")
+    rows.append(f"| {len(found['problems'])} problems | {totals[0]:.0f} | | {totals[1]:.0f} |")
+    return "\n".join(rows)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("method", nargs="?", default="fedavg-ft")
@@ -60,7 +76,11 @@ def main() -> None:
     parser.add_argument("--device", default=None)
     parser.add_argument("--problem", action="append", default=[])
     parser.add_argument("--json", type=Path, default=None)
+    parser.add_argument("--table", type=Path, default=None, help="print one of these files")
     args = parser.parse_args()
+    if args.table:
+        print(table(json.loads(args.table.read_text())))
+        return
     end = time.perf_counter() + args.seconds
     suite = load_suite(args.size)
     who = find_challenger(args.method, suite)
