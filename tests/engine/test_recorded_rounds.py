@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 import worlds
 from idiolect.core import client, graph_scan
 from idiolect.engine import block_runner, local_group
+from idiolect.kernels import autotune
 from idiolect.kernels.cuda_graph import side_by_side
 from test_laws import ended, made
 
@@ -143,3 +144,31 @@ def test_a_tape_that_is_left_for_later_lends_its_results(recorded):
     assert lent.tolist() == kept.tolist() == [1, 2, 3]
     tapes[0].replay()
     assert lent.tolist() == [1, 3, 5] and kept.tolist() == [1, 2, 3]
+
+
+def test_what_was_recorded_in_plain_forms_is_recorded_anew_once_better_ones_are_chosen(
+    recorded, float64, monkeypatch
+):
+    """After an eager round, with the blocks in turn; what was recorded later than that stays."""
+    recorded(*WHOLE)
+    executed, client = [], block_runner.BlockRunner._client
+    waits = [True, True, True, False, False, False, False]
+
+    def counted(self, *given):
+        autotune._Choosing.plain += waits[sim.round]
+        executed[sim.round] += 1
+        return client(self, *given)
+
+    monkeypatch.setattr(block_runner.BlockRunner, "_client", counted)
+    monkeypatch.setattr(autotune._Choosing, "switches", 0)
+    world, ends = worlds.with_public(), []
+    for kind in ("sequential", "vectorised"):
+        executed[:] = [0] * len(waits)
+        sim = worlds.simulation(made("fedavg"), world, kind=kind)
+        for round in range(len(waits)):
+            autotune._Choosing.switches += round in (3, 6)
+            sim.advance()
+        ends.append(sim.tree["server"])
+    blocks = executed[0]
+    assert blocks > 1 and executed == [n * blocks for n in (1, 1, 0, 1, 1, 0, 0)]
+    assert not worlds.differing(*ends, 1e-10)

@@ -87,3 +87,38 @@ def test_torch_does_it_alone_where_nothing_is_kept_or_known(
 def test_torch_still_has_these_tools() -> None:
     compiler, loader = compiled._tools()
     assert callable(compiler) and callable(loader)
+
+
+def test_kernels_are_compiled_ahead_and_loaded_later(
+    tools: Tools, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the folder or, where there is none, from memory."""
+    monkeypatch.setattr(compiled, "_binaries", {})
+    monkeypatch.setattr(compiled, "_text", lambda file: file)
+    which: compiled.Kernel = ("add", "f", (("N", 3),), 0)
+    for _ in range(2):
+        assert compiled.at_hand(which) == bool(tools.compiled)
+        compiled.compile_ahead(which)
+    text = compiled.source("add", {"N": 3})
+    assert tools.compiled == [text]
+    monkeypatch.setattr(compiled, "_folder", None)
+    assert compiled.load(text, "f") == f"{text.upper()} F" and len(tools.compiled) == 1
+    compiled._binaries.clear()
+    assert not compiled.at_hand(which)
+
+
+def test_what_would_be_launched_is_listed(tools: Tools) -> None:
+    """Forms of all kinds of layers, told without a GPU from inputs that hold no numbers."""
+
+    def work(x: torch.Tensor) -> None:
+        compiled.launch("thin.cu", "convolve", {"C": len(x)}, (1, 1, 1), 64, [x], 128)
+
+    x = torch.empty(3, 2, device="meta")
+    assert compiled.launched_by(work, x) == [("thin.cu", "convolve", (("C", 3),), 128)]
+
+    def fails(x: torch.Tensor) -> None:
+        work(x)
+        raise RuntimeError("needs numbers")
+
+    assert compiled.launched_by(fails, x) == []
+    assert compiled._listed.kernels is None

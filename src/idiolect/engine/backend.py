@@ -24,6 +24,7 @@ from idiolect.errors import ConfigError
 KINDS = ("vectorised", "sequential", "ray")
 STORES = ("auto", "memory", "disk")
 DEVICES = ("auto", "cpu", "cuda", "mps")
+CHOICES = ("first", "meanwhile")
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,7 @@ class Backend:
     precision: str = "fp32"  # of products; tf32 (CUDA only) and bf16 are faster and coarser
     graph: bool = True  # on CUDA: capture a block's round once and replay it every round
     ray: Ray = Ray()  # for the kind of that name
+    kernels: str = "first"  # on CUDA: when the fastest are chosen, or meanwhile, between rounds
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -73,6 +75,8 @@ class Backend:
             raise ConfigError("device is 'mps', but torch sees no Apple GPU; use device='cpu'")
         if self.personal not in STORES:
             raise ConfigError(f"personal is {self.personal!r}, expected one of {', '.join(STORES)}")
+        if self.kernels not in CHOICES:
+            raise ConfigError(f"kernels is {self.kernels!r}, expected one of {', '.join(CHOICES)}")
         if self.personal_mb < 0:
             raise ConfigError(f"personal_mb is {self.personal_mb}, expected 0 or more")
         if self.precision not in PRECISIONS:

@@ -24,7 +24,7 @@ from idiolect.core.tree import Params, Tree
 from idiolect.engine.backend import device_floats, device_ints
 from idiolect.engine.batch_plan import BatchPlanner, ClientRows
 from idiolect.errors import MethodError
-from idiolect.kernels.autotune import add_to_cache, read_cache
+from idiolect.kernels.autotune import add_to_cache, read_cache, recording
 from idiolect.kernels.cuda_graph import GraphSequence, Later
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ class BlockRunner:
     @property
     def captured(self) -> bool:
         """Whether the next round is replayed, if its clients and inputs have the same form."""
-        return self._captured is not None
+        return self._captured is not None and not self._captured.outdated()
 
     def begin(self) -> None:
         """Begin to count the examples of a round, which may be several blocks."""
@@ -220,8 +220,11 @@ class BlockRunner:
         """Run eagerly until the plans stand still, then capture once and replay every round.
 
         The first, eager round is where client code makes its plans; only when they are refilled in
-        place (`kept`) does a captured graph see the batches of later rounds.
+        place (`kept`) does a captured graph see the batches of later rounds. A graph of plain forms
+        gives way to an eager round, and another graph, when better ones were chosen.
         """
+        if self._captured is not None and self._captured.outdated():
+            self._captured = self._seen = None
         if self._captured is not None and kept and self._seen == form:
             return self._captured.replay(inputs, lend, later)
         self._captured = None
@@ -283,7 +286,9 @@ class CapturedBlock:
         self._given: list[tuple[Tensor, int]] = []  # what the buffers hold, to be known again
         self._tape = GraphSequence()
         # The eager round before has made handles and workspaces.
+        recorded = recording()
         self._outputs = graphs.record(self._tape, lambda: fn(*self._inputs))
+        self.outdated = recorded()
 
     def replay(
         self, inputs: tuple[Tree, ...], lend: bool = False, later: Later | None = None

@@ -83,7 +83,8 @@ class LocalGroup(ClientGroup):
         copies = [copy.deepcopy(built.networks) for _ in range(threads - 1)]
         self._networks = [built.networks, *copies]
         if self.device.type == "cuda":
-            autotune.set_cache(backend.cache and backend.cache.with_name("kernels.json"))
+            cache = backend.cache and backend.cache.with_name("kernels.json")
+            autotune.set_cache(cache, meanwhile=backend.kernels == "meanwhile")
             compiled.set_cache(backend.cache and backend.cache.with_name("kernels"))
         # On a CPU a step of a tiny network is all overhead: more steps cost more than padding does.
         own = sum(leaf.numel() for leaf in tree.leaves(self.starts[0]))
@@ -151,6 +152,8 @@ class LocalGroup(ClientGroup):
         if self.stage is not None:
             self.stage.begin(task, len(cohort.keys))
         with multiplying(self._backend.precision, self.device):
+            if self.device.type == "cuda":
+                autotune.settle()
             return cohort.keys, self._run_fitting(task, cohort)
 
     def serve(self, task: ClientTask, requests: Sequence[CohortRequest], round: int) -> list[Tree]:

@@ -311,6 +311,7 @@ def build_backend(experiment: Experiment) -> Backend:
         experiment.backend.precision,
         experiment.backend.graph,
         ray=Ray(**experiment.backend.ray.model_dump()),
+        kernels=experiment.backend.kernels,
     )
 
 

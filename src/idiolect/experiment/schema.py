@@ -334,6 +334,7 @@ class BackendTable(BaseModel):
     personal_mb: Whole = 256  # of personal state on disk, so much is kept in memory
     precision: Literal["fp32", "tf32", "bf16"] = "fp32"  # of products
     graph: bool = True  # on CUDA: capture rounds and replay them
+    kernels: Literal["first", "meanwhile"] = "meanwhile"  # on CUDA: when the fastest are chosen
     ray: Workers = Workers()  # for the kind of that name
 
 

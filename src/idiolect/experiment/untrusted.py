@@ -418,7 +418,8 @@ def _code(packages: Collection[str], known: Collection[str], what: str) -> Rule:
 def _backend(value: Any, at: str) -> None:
     """Nodes and servers choose their own machine; an address in it is nobody's to give."""
     nowhere = _table(address=_one_of(("",), "address"), workers=_number, cpus=_number, gpus=_number)
-    keys = ("kind", "device", "width", "checkpoint_every", "personal", "personal_mb", "precision")
+    keys = ("kind", "device", "width", "checkpoint_every", "personal", "personal_mb", "precision",
+            "kernels")  # fmt: skip
     both = _either(_number, _word)
     _table(ray=nowhere, graph=_number, **dict.fromkeys(keys, both))(value, at)
 

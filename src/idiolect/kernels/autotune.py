@@ -3,6 +3,10 @@
 With a cache file, choices are kept between runs, so that a run that is repeated or resumed need
 neither measure nor compile what it does not use. For common shapes and chips choices come with the
 package. A file that is damaged, or cannot be written, costs a measurement, never a run.
+
+To choose takes seconds, most of them for compiling. If it is done `meanwhile`, the plain form is
+used first while threads compile the others. They are timed between rounds, and what was recorded is
+recorded anew.
 """
 
 import contextlib
@@ -10,6 +14,7 @@ import functools
 import hashlib
 import json
 import os
+import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,8 +25,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from idiolect.kernels.compiled import FAILURES, attempt, summary, write_cache
+from idiolect.kernels.compiled import (
+    FAILURES,
+    at_hand,
+    attempt,
+    launched_by,
+    summary,
+    write_cache,
+)
 from idiolect.kernels.cuda_graph import GraphSequence
+from idiolect.kernels.postponed import Postponed, on_meta
 
 Form = Callable[..., Any]
 _TRIALS = 3
@@ -31,23 +44,37 @@ _RULE = 4  # version of how a form is chosen; choices of other versions are stal
 _COMPARED = 2  # clients whose results are compared
 _COMPILERS = 8  # threads that compile
 _ALIKE = {"groups", "images"}  # sizes of which a choice depends but little
-_chosen: dict[tuple[str, Any, Any], Form] = {}
+_SLOT = (0.3, 2.0)  # seconds between two rounds in which forms are timed, at least and at most
+Which = tuple[str, Any, Any]  # task, sizes and precision
+_chosen: dict[Which, Form] = {}
 _names: dict[str, str] = {}  # by problem
 _file: Path | None = None
 trials: dict[str, dict[str, Any]] = {}
 """Of each problem that was measured in this process: a form's difference and ms, or its failure."""
+_meanwhile = False
+_waiting: dict[Which, Postponed] = {}
 
 
-def set_cache(file: Path | None) -> None:
-    """Keep choices in a file from now on."""
-    global _file
-    _file = file
+class _Choosing:
+    """How far postponed choices are."""
+
+    ended = float("-inf")  # when forms were timed last
+    changed = False  # whether a form other than the plain one was chosen since the last switch
+    switches = 0  # how often all that waited had been chosen
+    plain = 0  # how often the plain form was used in place of a choice
+
+
+def set_cache(file: Path | None, meanwhile: bool = False) -> None:
+    """Keep choices in a file from now on; make them `meanwhile` or before a form is first used."""
+    global _file, _meanwhile
+    _file, _meanwhile = file, meanwhile
 
 
 def forget() -> None:
     """Choose again, for measuring how long that takes."""
     _chosen.clear()
     _names.clear()
+    _waiting.clear()
 
 
 def read_cache(file: Path | None) -> dict[str, Any]:
@@ -72,6 +99,9 @@ def fastest(task: str, sizes: Any, forms: Callable[[], Mapping[str, Form]], *inp
         return forms()["plain"](*inputs, sizes)
     which = (task, sizes, _precision(inputs))
     if which not in _chosen:
+        if _meanwhile and _waits(which, forms, inputs):
+            _Choosing.plain += 1
+            return forms()["plain"](*inputs, sizes)
         if torch.cuda.is_current_stream_capturing():  # timing would break the capture
             return forms()["plain"](*inputs, sizes)
         _chosen[which] = choose(problem(*which), forms(), (*inputs, sizes))
@@ -80,6 +110,64 @@ def fastest(task: str, sizes: Any, forms: Callable[[], Mapping[str, Form]], *inp
         lambda: _chosen[which](*inputs, sizes),
         lambda: forms()["plain"](*inputs, sizes),
     )
+
+
+def _waits(which: Which, forms: Callable[[], Mapping[str, Form]], inputs: Any) -> bool:
+    """Say whether the choice is postponed; not where it was made and compiled earlier."""
+    if which in _waiting:
+        return True
+    known, given = forms(), (*inputs, which[1])
+    name = "plain" if len(known) == 1 else _name(problem(*which))
+    if name == "plain":
+        return False
+    if name in known and not torch.cuda.is_current_stream_capturing():
+        if all(map(at_hand, launched_by(known[name], *on_meta(given)))):
+            return False
+    _waiting[which] = Postponed(known, [name] if name in known else known, given)
+    return True
+
+
+def settle() -> None:
+    """Between two rounds, choose some of what was postponed and has been compiled since.
+
+    It takes at most about as long as what was done since the last time.
+    """
+    if not _waiting:
+        _Choosing.ended = time.perf_counter()
+        return
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    began = time.perf_counter()
+    end = began + min(max(began - _Choosing.ended, _SLOT[0]), _SLOT[1])
+    mine = {one: own for one, own in _waiting.items() if one[2] == _precision(own.like)}
+    for which, own in mine.items():
+        if time.perf_counter() >= end:
+            break
+        if own.compiled:
+            try:
+                form = choose(problem(*which), own.known, own.inputs())
+            except FAILURES:  # no room, say: the plain form has run till now
+                form = own.known["plain"]
+            _chosen[which] = form
+            del _waiting[which]
+            _Choosing.changed |= form is not own.known["plain"]
+    if _Choosing.changed and not mine.keys() & _waiting.keys():
+        _Choosing.switches, _Choosing.changed = _Choosing.switches + 1, False
+    _Choosing.ended = time.perf_counter()
+
+
+def recording() -> Callable[[], Callable[[], bool]]:
+    """Begin to record. What is returned ends it, and returns what says whether it is outdated.
+
+    It is where plain forms are in it whose problems have all been settled since.
+    """
+    before = _Choosing.plain
+
+    def end() -> Callable[[], bool]:
+        at = _Choosing.switches if _Choosing.plain > before else None
+        return lambda: at is not None and at < _Choosing.switches
+
+    return end
 
 
 def problem(task: str, sizes: Any, precision: Any) -> str:
@@ -108,7 +196,7 @@ def choose(what: str, known: Mapping[str, Form], inputs: tuple[Any, ...]) -> For
 
     Where there is none, or it fails, or is far from the plain form here, all are measured.
     """
-    name = _name(what)
+    name = "plain" if len(known) == 1 else _name(what)
     if name in known and (name == "plain" or _holds(known, name, inputs)):
         _names[what] = name
         return known[name]

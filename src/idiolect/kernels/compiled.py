@@ -11,6 +11,7 @@ import hashlib
 import os
 import re
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from importlib import resources
@@ -21,10 +22,14 @@ import torch
 from torch import Tensor
 
 Result = TypeVar("Result")
+Kernel = tuple[str, str, tuple[tuple[str, int | str], ...], int]
+"""File, name, constants and shared memory, as `kernel` takes them."""
 FAILURES = (RuntimeError, AttributeError, OSError)  # of compiling, loading or launching a kernel
 REALS = {torch.float32: "float", torch.float64: "double"}  # dtypes with kernels: their C names
 _failed: set[str] = set()  # operations whose kernel failed once
 _folder: Path | None = None
+_binaries: dict[tuple[str, str], tuple[bytes, str]] = {}  # compiled ahead, by text and name
+_listed = threading.local()  # `kernels`: what this thread would launch, while it only lists
 
 
 def set_cache(folder: Path | None) -> None:
@@ -54,9 +59,44 @@ def launch(
     shared: int = 0,
 ) -> None:
     """Launch a function of a CUDA file; `shared` is the bytes of shared memory of a block."""
+    which: Kernel = (file, name, tuple(constants.items()), shared)
+    if (listed := getattr(_listed, "kernels", None)) is not None:
+        listed.append(which)
+        return
     make_current()
-    compiled = kernel(file, name, tuple(constants.items()), shared)
-    compiled(grid, (threads, 1, 1), arguments, shared)
+    kernel(*which)(grid, (threads, 1, 1), arguments, shared)
+
+
+def launched_by(work: Callable[..., Any], *inputs: Any) -> list[Kernel]:
+    """Return what some work launches, without launching it: inputs may be on `meta`.
+
+    Nothing where it cannot be told, such as where an operation needs numbers.
+    """
+    _listed.kernels = found = list[Kernel]()
+    try:
+        work(*inputs)
+    except FAILURES:
+        found.clear()
+    finally:
+        _listed.kernels = None
+    return found
+
+
+def at_hand(which: Kernel) -> bool:
+    """Say whether a kernel need not be compiled any more."""
+    file, name, constants, _ = which
+    text = source(file, dict(constants))
+    return (text, name) in _binaries or (_folder is not None and _kept(text, name).exists())
+
+
+def compile_ahead(which: Kernel) -> None:
+    """Compile a kernel for a later launch. The GPU has no part in it, so any thread may do so."""
+    file, name, constants, _ = which
+    text = source(file, dict(constants))
+    if not at_hand(which):
+        compiler, _ = _tools()
+        _binaries[text, name] = made = compiler(text, name)
+        _keep(text, name, *made)
 
 
 @functools.cache
@@ -69,22 +109,33 @@ def kernel(file: str, name: str, constants: tuple[tuple[str, int | str], ...], s
 
 def load(text: str, name: str) -> Any:
     """Return a function of a CUDA source, compiled now or by an earlier run."""
-    if _folder is None:
+    ahead = _binaries.get((text, name))
+    if _folder is None and ahead is None:
         return torch.cuda._compile_kernel(text, name)
     try:
         compiler, loader = _tools()
     except ImportError:  # they are private to torch, and may be renamed
         return torch.cuda._compile_kernel(text, name)
+    if ahead is None:
+        try:
+            return loader(_kept(text, name).read_bytes(), [name])[name]
+        except (OSError, RuntimeError):  # not there, or damaged
+            ahead = compiler(text, name)
+            _keep(text, name, *ahead)
+    binary, mangled = ahead
+    return loader(binary, [mangled])[mangled]
+
+
+def _kept(text: str, name: str) -> Path:
+    """Return where a compiled kernel is kept between runs."""
     about = f"{torch.__version__} {torch.version.cuda} {torch.cuda.get_device_capability()} {name}"
     digest = hashlib.sha256(f"{about}\n{text}".encode()).hexdigest()[:32]
-    file = _folder / f"{digest}.cubin"
-    try:
-        return loader(file.read_bytes(), [name])[name]
-    except (OSError, RuntimeError):  # not there, or damaged
-        binary, mangled = compiler(text, name)
-        if mangled == name:
-            write_cache(file, binary)
-        return loader(binary, [mangled])[mangled]
+    return (_folder or Path()) / f"{digest}.cubin"
+
+
+def _keep(text: str, name: str, binary: bytes, mangled: str) -> None:
+    if _folder is not None and mangled == name:
+        write_cache(_kept(text, name), binary)
 
 
 def _tools() -> tuple[Callable[..., Any], Callable[..., Any]]:
@@ -98,7 +149,7 @@ def write_cache(file: Path, content: bytes) -> None:
     """Replace a cache file at once; do nothing where it cannot be written."""
     with contextlib.suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True)
-        part = file.with_suffix(f".{os.getpid()}.part")
+        part = file.with_suffix(f".{os.getpid()}.{threading.get_ident()}.part")
         part.write_bytes(content)
         part.replace(file)
 

@@ -205,7 +205,8 @@ def _depthwise(task: str, first: Tensor, second: Tensor, shape: ConvShape) -> Te
 
 def _parts(steps: int, waves: int, x: Tensor, blocks: int) -> tuple[int, int]:
     """Return into how many parts steps are cut to fill the GPU, and the steps of each."""
-    processors = torch.cuda.get_device_properties(x.device).multi_processor_count
+    device = None if x.is_meta else x.device
+    processors = torch.cuda.get_device_properties(device).multi_processor_count
     each = -(-steps // max(1, min(steps, waves * processors // blocks)))
     return -(-steps // each), each
 
