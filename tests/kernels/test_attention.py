@@ -101,17 +101,64 @@ def test_kernels_of_short_rows(places, keys, width, causal, kernels):
 
 
 @pytest.mark.parametrize("kernels", ["short 1"], indirect=True)
-def test_kernels_with_a_mask_and_in_bfloat16(kernels):
+@pytest.mark.parametrize("shape", [(2, 2, 1, 1, 6), (2, 2, 3, 6, 6)])
+def test_kernels_with_a_mask(shape, kernels):
+    """The same keys for all heads and places, or each its own; with their gradients."""
     draw = torch.Generator().manual_seed(0)
     given = [torch.randn(2, 2, 3, 6, 8, generator=draw, dtype=torch.float64) for _ in range(3)]
-    for shape in ((2, 2, 1, 1, 6), (2, 2, 3, 6, 6)):
-        mask = torch.rand(shape, generator=draw) > 0.5
-        mask[..., 0] = True
-        found = torch.vmap(attention)(*given, mask)
-        logits = (given[0] @ given[1].mT / 8**0.5).masked_fill(~mask, -torch.inf)
-        assert torch.allclose(found, logits.softmax(-1) @ given[2], rtol=1e-10, atol=1e-12)
-    half = [one.bfloat16() for one in given]
+    mask = torch.rand(shape, generator=draw) > 0.5
+    mask[..., 0] = True
+
+    def formula(q, k, v, mask):
+        return (q @ k.mT / 8**0.5).masked_fill(~mask, -torch.inf).softmax(-1) @ v
+
+    expected = derivatives(formula, (*given, mask))
+    for own, other in zip(derivatives(attention, (*given, mask)), expected, strict=True):
+        assert torch.allclose(own, other, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("kernels", ["short 1"], indirect=True)
+def test_kernels_in_bfloat16(kernels):
+    draw = torch.Generator().manual_seed(0)
+    half = [torch.randn(2, 2, 3, 6, 8, generator=draw).bfloat16() for _ in range(3)]
     exact = derivatives(attention, [one.double() for one in half])
     for own, other in zip(derivatives(attention, half), exact, strict=True):
         assert own.dtype == torch.bfloat16
         assert (own.double() - other).norm() < 2**-7 * other.norm()
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_logarithms_of_any_form_do_for_the_librarys_gradient(masked, monkeypatch):
+    """CUDA's kernels pad their rows, and refuse others; no other form knows of that."""
+    draw = torch.Generator().manual_seed(0)
+    q, k, v, g = (torch.randn(2, 3, 5, 8, generator=draw, dtype=torch.float64) for _ in range(4))
+    mask = [torch.rand(2, 1, 1, 5, generator=draw) > 0.4] if masked else []
+    for one in mask:
+        one[..., 0] = True
+    sizes = module.AttentionSizes(2, 3, 5, 5, 8, False, 0.3, masked)
+
+    def fused(q, k, v, bias, wanted, dropout, causal, scale):
+        logits = scale * q @ k.mT + (0 if bias is None else bias)
+        logs = F.pad(logits.logsumexp(-1), (0, 27), value=torch.inf)
+        return logits.softmax(-1) @ v, logs, None, None
+
+    def fused_gradient(g, q, k, v, bias, out, logs, *_, scale):
+        if logs.stride(1) % 8:
+            raise RuntimeError("LSE is not correctly aligned (strideH)")
+        assert logs[..., 5:].isinf().all()
+        logits = scale * q @ k.mT + (0 if bias is None else bias)
+        share = (logits - logs[..., :5, None]).exp()
+        by_logits = share * (g @ v.mT - (g * out).sum(-1, keepdim=True)) * scale
+        return by_logits @ k, by_logits.mT @ q, share.mT @ g, None
+
+    monkeypatch.setattr(module, "_kernel", lambda *given: "efficient")
+    name = "_scaled_dot_product_efficient_attention"
+    monkeypatch.setattr(torch.ops.aten, name, fused)
+    monkeypatch.setattr(torch.ops.aten, f"{name}_backward", fused_gradient)
+    out, logs = module._plain_attend(q, k, v, *mask, sizes)
+    assert logs.shape == (2, 3, 5)
+    exact = module._gradient(g, q, k, v, mask[0] if masked else None, False, 0.3)
+    for made in (logs, logs.contiguous()):
+        found = module._plain_gradient(g, q, k, v, out, made, *mask, sizes)
+        for own, other in zip(found, exact, strict=True):
+            assert torch.allclose(own, other, rtol=1e-10, atol=1e-12)

@@ -111,9 +111,55 @@ def test_a_choice_that_does_not_hold_is_made_again(timed: Path, why: str) -> Non
     assert list(autotune.read_cache(timed).values()) == ["plain"]
 
 
-def test_where_the_plain_form_fails_its_error_is_told() -> None:
+class FailsInSingle(Form):
+    """As a kernel of the library that does not take numbers as they lie in memory."""
+
+    def __call__(self, x: Tensor, *sizes: object) -> Tensor:
+        self.fails = x.dtype != torch.float64
+        return super().__call__(x)
+
+
+def test_where_the_plain_form_fails_another_that_is_right_is_chosen(timed: Path) -> None:
+    """One that is wrong is not, though nothing else runs; then the error is told."""
+    known = {"plain": FailsInSingle(1), "wrong": Form(2, wrong=1e-3), "right": Form(3)}
+    assert autotune.choose("key", known, ZEROS) is known["right"]
+    assert "too little memory" in autotune.trials["key"]["plain"]
+    autotune.forget()
+    assert autotune.choose("key", known, ZEROS) is known["right"]  # as kept: it is compared
+    only = autotune.choose("another", {"plain": FailsInSingle(1), "wrong": known["wrong"]}, ZEROS)
     with pytest.raises(RuntimeError, match="too little memory"):
-        autotune.choose("key", {"plain": Form(1, fails=True), "other": Form(2)}, ZEROS)
+        only(*ZEROS)
+
+
+def test_nothing_is_compared_with_a_form_that_failed() -> None:
+    """Without a result in double precision no form can be called right."""
+    known = {"plain": Form(1, fails=True), "other": Form(2)}
+    assert autotune.choose("key", known, ZEROS) is known["plain"]
+    assert known["other"].calls == 0
+
+
+def test_everything_that_a_form_makes_is_compared() -> None:
+    """A gradient by weights may be right and that by biases wrong; masks are no numbers."""
+
+    def form(wrong: float, flip: bool = False) -> Form:
+        class Several(Form):
+            def __call__(self, x: Tensor, *rest: object) -> Tensor:
+                made = super().__call__(x)
+                return made, made * (1 + wrong), (x > 0) ^ flip  # type: ignore[return-value]
+
+        return Several(1 if wrong else 2)
+
+    known = {"plain": form(0.0), "wrong": form(1e-2), "right": form(0.0, flip=True)}
+    known["plain"].takes = 3
+    assert autotune.choose("key", known, ZEROS) is known["right"]
+
+
+def test_masks_are_given_as_they_are() -> None:
+    mask = torch.tensor([[True], [False], [True]])
+    sizes = LinearSizes(3, 1, 5, 5)
+    given = autotune.random_like((torch.zeros(3, 5), mask, sizes))
+    assert given[0].norm() > 0 and torch.equal(given[1], mask)
+    assert torch.equal(autotune.few(given)[1], mask[:2])
 
 
 def test_a_damaged_file_costs_a_measurement_not_the_run(timed: Path) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from idiolect.kernels.autotune import Form, fastest
-from idiolect.kernels.compiled import REALS, attempt, launch, round_up
+from idiolect.kernels.compiled import REALS, launch, round_up
 from idiolect.kernels.vmap_rules import GroupedFunction, call
 
 _WIDEST = 128  # numbers of a head that the fused kernels of CUDA take in every precision
@@ -24,6 +24,7 @@ _NARROW = 64
 _EACH = 16  # numbers of a place that a thread takes
 _THREADS = 288
 _SHARED = 100 * 1024  # bytes of shared memory with which two blocks fit on a multiprocessor
+_ALIGNED = 32  # places, of which torch's kernel wants the logarithms of a multiple in memory
 
 
 def attention(
@@ -130,26 +131,20 @@ class AttentionSizes(NamedTuple):
     width: int
     causal: bool
     scale: float
+    masked: bool = False  # then a mask is given after the tensors
 
 
 def _fastest(task: str, *given: Any) -> Any:
-    """Do a task by torch or by our kernels; with a mask by ours where they can."""
+    """Do a task by torch or by our kernels, whichever is faster."""
     *tensors, mask, causal, scale = given
     q, k = tensors[:2] if task == "attend" else tensors[1:3]
     groups, heads, places, width = q.shape
-    sizes = AttentionSizes(groups, heads, places, k.shape[2], width, causal, scale)
-    plain = _PLAIN[task]
-    ours = forms(task, sizes) if _suits(*tensors) else {"plain": plain}
-    if mask is None or len(ours) == 1:
-        if len(ours) > 1:
-            return fastest(task, sizes, lambda: ours, *tensors)
-        return plain(*tensors, sizes, mask=mask)
-    own = list(ours.values())[1]
-    return attempt(
-        f"{task} of {sizes!r}",
-        lambda: own(*tensors, sizes, mask=mask),
-        lambda: plain(*tensors, sizes, mask=mask),
-    )
+    masked = mask is not None
+    sizes = AttentionSizes(groups, heads, places, k.shape[2], width, causal, scale, masked)
+    inputs = (*tensors, mask) if masked else tensors
+    if not _suits(*tensors):
+        return _PLAIN[task](*inputs, sizes)
+    return fastest(task, sizes, lambda: forms(task, sizes), *inputs)
 
 
 def _suits(*tensors: Tensor) -> bool:
@@ -169,17 +164,16 @@ def _suits(*tensors: Tensor) -> bool:
 
 
 def forms(task: str, sizes: AttentionSizes) -> dict[str, Form]:
-    """Return all ways to do a task without a mask, by name."""
+    """Return all ways to do a task, by name."""
     own = _OWN[task]
     return {"plain": _PLAIN[task]} | {
         f"short {rows}": functools.partial(own, rows=rows) for rows in (1, 2)
     }
 
 
-def _plain_attend(
-    q: Tensor, k: Tensor, v: Tensor, sizes: AttentionSizes, mask: Tensor | None = None
-) -> Any:
+def _plain_attend(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Any:
     """Return the result and its logarithms, by torch."""
+    mask, sizes = _mask_and_sizes(rest)
     causal, scale = sizes.causal, sizes.scale
     kind, aten = _kernel(q, k, v, mask), torch.ops.aten
     if kind == "cpu":
@@ -190,7 +184,8 @@ def _plain_attend(
         return fused(q, k, v, 0.0, causal, False, scale=scale)[:2]
     if kind == "efficient":
         fused = aten._scaled_dot_product_efficient_attention
-        return fused(q, k, v, _bias(mask, q, k), True, 0.0, causal, scale=scale)[:2]
+        out, logs, *_ = fused(q, k, v, _bias(mask, q, k), True, 0.0, causal, scale=scale)
+        return out, logs[..., : sizes.places]  # there are more of them, in vain
     logits = _logits(q, k, mask, causal, scale)
     return logits.softmax(-1) @ v, logits.logsumexp(-1)
 
@@ -202,10 +197,10 @@ def _plain_gradient(
     v: Tensor,
     out: Tensor,
     logs: Tensor,
-    sizes: AttentionSizes,
-    mask: Tensor | None = None,
+    *rest: Any,
 ) -> Any:
-    """Return the gradients by q, k and v, by torch."""
+    """Return the gradients by q, k and v, by torch, whatever form made the logarithms."""
+    mask, sizes = _mask_and_sizes(rest)
     causal, scale = sizes.causal, sizes.scale
     kind, aten = _kernel(q, k, v, mask), torch.ops.aten
     if kind == "cpu":
@@ -223,20 +218,19 @@ def _plain_gradient(
         rest = (0.0, causal, nothing, nothing)
         return fused(g, q, k, v, out, logs, *lengths, *rest, scale=scale)
     fused = aten._scaled_dot_product_efficient_attention_backward
+    logs = F.pad(logs, (0, -sizes.places % _ALIGNED), value=math.inf)  # no place, so no share
     more = (nothing, nothing, 0.0, [True, True, True, False], causal)
     return fused(g, q, k, v, _bias(mask, q, k), out, logs, *more, scale=scale)[:3]
 
 
-def _attend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    sizes: AttentionSizes,
-    mask: Tensor | None = None,
-    rows: int = 1,
-) -> tuple[Tensor, Tensor]:
+def _mask_and_sizes(rest: tuple[Any, ...]) -> tuple[Tensor | None, AttentionSizes]:
+    *mask, sizes = rest
+    return (mask[0] if mask else None), sizes
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, *rest: Any, rows: int = 1) -> tuple[Tensor, Tensor]:
     """Launch a block for a few heads; the result lies in memory with a place's heads together."""
-    s = sizes
+    mask, s = _mask_and_sizes(rest)
     q, k, v = map(_in_fours, (q, k, v))
     out = q.new_empty(s.groups, s.places, s.heads, s.width).transpose(1, 2)
     logs = q.new_empty(s.groups, s.heads, s.places, dtype=_reckoned(q))
@@ -253,12 +247,11 @@ def _attend_gradient(
     v: Tensor,
     out: Tensor,
     logs: Tensor,
-    sizes: AttentionSizes,
-    mask: Tensor | None = None,
+    *rest: Any,
     rows: int = 1,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients by q, k and v, which lie in memory beside each other."""
-    s = sizes
+    mask, s = _mask_and_sizes(rest)
     g, q, k, v, out = map(_in_fours, (g, q, k, v, out))
     made = q.new_empty(s.groups, max(s.places, s.keys), 3, s.heads, s.width)
     dq, dk, dv = made.permute(2, 0, 3, 1, 4).unbind()
