@@ -154,11 +154,12 @@ def test_everything_that_a_form_makes_is_compared() -> None:
     assert autotune.choose("key", known, ZEROS) is known["right"]
 
 
-def test_masks_are_given_as_they_are() -> None:
-    mask = torch.tensor([[True], [False], [True]])
+def test_masks_are_drawn_too() -> None:
+    """What is given may hold no mask yet; no place may see nothing."""
     sizes = LinearSizes(3, 1, 5, 5)
-    given = autotune.random_like((torch.zeros(3, 5), mask, sizes))
-    assert given[0].norm() > 0 and torch.equal(given[1], mask)
+    given = autotune.random_like((torch.zeros(3, 5), torch.zeros(3, 9).bool(), sizes))
+    mask = given[1]
+    assert given[0].norm() > 0 and mask[:, 0].all() and 0 < mask[:, 1:].sum() < mask[:, 1:].numel()
     assert torch.equal(autotune.few(given)[1], mask[:2])
 
 

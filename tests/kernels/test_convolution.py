@@ -43,7 +43,7 @@ def pair(stride: int, padding: int, pool: Pool) -> list[Callable[..., Tensor]]:
         elif relu:
             y = call(conv_relu_pool._ConvReLU, x[None], w[None], b[None], padding)[0]
         else:
-            y = call(convolution._Convolve, x[None], w[None], stride, padding, depthwise)[0]
+            y = call(convolution._Convolve, x[None], w[None], stride, padding, depthwise, False)[0]
             y = y + b[:, None, None]
         total: Tensor = y.tanh().pow(2).sum()
         return total
@@ -242,3 +242,19 @@ def test_cuda_kernels_equal_the_plain_form(
         result = form(*inputs, s)
         ours, theirs = (r[0] if isinstance(r, tuple) else r for r in (result, exact))
         assert (ours - theirs).norm() / theirs.norm() < 1e-6, name
+
+
+@pytest.mark.parametrize("task", ["input_gradient", "weight_gradient"])
+def test_among_fused_kernels_a_form_is_timed_with_the_copies_that_it_needs(task: str) -> None:
+    """Elsewhere neighbours use the same order in memory, so it is given images in that."""
+    shape = ConvShape(2, 3, 32, 8, 8, 32, 3, 3, 1, 1)
+    alone = convolution.forms(task, shape, rounded=True)
+    among = convolution.forms(task, shape._replace(fused=True), rounded=True)
+    assert alone.keys() == among.keys()
+    assert {name for name, form in alone.items() if hasattr(form, "arrange")} > {"last"}
+    assert not any(hasattr(form, "arrange") for form in among.values())
+    images, w = torch.randn(2, 3, 32, 8, 8), torch.randn(2, 32, 32, 3, 3)
+    given = (images, w if task == "input_gradient" else images.flip(0), shape)
+    made = among["last"](*given)
+    assert made.is_contiguous()
+    torch.testing.assert_close(made, among["plain"](*given), rtol=1e-4, atol=1e-4)

@@ -320,13 +320,17 @@ def few(inputs: tuple[Any, ...]) -> tuple[Any, ...]:
 def random_like(inputs: tuple[Any, ...]) -> tuple[Any, ...]:
     """Return random numbers in place of real ones, which might be zeros or NaN, in their order.
 
-    Masks stay as they are.
+    Masks are random too, but for their first key, which every place sees.
     """
     *tensors, sizes = inputs
     draw = torch.Generator(tensors[0].device).manual_seed(0)  # torch's own stream stays as it is
 
     def drawn(one: Tensor) -> Tensor:
-        return one if one.dtype == torch.bool else torch.empty_like(one).normal_(generator=draw)
+        if one.dtype != torch.bool:
+            return torch.empty_like(one).normal_(generator=draw)
+        mask = torch.rand(one.shape, generator=draw, device=one.device) < 0.5
+        mask[..., 0] = True
+        return mask
 
     return (*map(drawn, tensors), sizes)
 

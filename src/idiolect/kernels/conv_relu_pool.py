@@ -60,6 +60,10 @@ def _fused_padding(task: str, layer: nn.Conv2d, x: Tensor) -> int | None:
     return padding if has_fused_form(task, shape) else None
 
 
+def _step(padding: int) -> tuple[int, int, bool, bool]:
+    return 1, padding, False, True  # see `_Convolve`
+
+
 def _single(x: Tensor) -> Tensor:
     return x.float() if x.dtype == torch.bfloat16 else x
 
@@ -71,7 +75,7 @@ class _ConvReLU(GroupedFunction):
 
     @staticmethod
     def forward(x: Tensor, w: Tensor, bias: Tensor, padding: int) -> Any:
-        return fastest_form("conv_relu", conv_shape(x.shape, w, 1, padding), x, w, bias)
+        return fastest_form("conv_relu", conv_shape(x.shape, w, *_step(padding)), x, w, bias)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -82,7 +86,7 @@ class _ConvReLU(GroupedFunction):
     def backward(ctx: Any, gradient: Tensor) -> Any:
         x, w, y = ctx.saved_tensors
         masked, bias = call(_ReLUGradient, gradient, y.detach())
-        return *gradients(ctx, masked, x, w, 1, ctx.padding, False), bias, None
+        return *gradients(ctx, masked, x, w, *_step(ctx.padding)), bias, None
 
 
 class _ConvReLUPool(GroupedFunction):
@@ -92,7 +96,7 @@ class _ConvReLUPool(GroupedFunction):
 
     @staticmethod
     def forward(x: Tensor, w: Tensor, bias: Tensor, padding: int) -> Any:
-        return fastest_form("conv_relu_pool", conv_shape(x.shape, w, 1, padding), x, w, bias)
+        return fastest_form("conv_relu_pool", conv_shape(x.shape, w, *_step(padding)), x, w, bias)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -103,9 +107,9 @@ class _ConvReLUPool(GroupedFunction):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor, _: Tensor) -> Any:
         x, w, chosen = ctx.saved_tensors
-        shape = conv_shape(x.shape, w, 1, ctx.padding)
+        shape = conv_shape(x.shape, w, *_step(ctx.padding))
         full, bias = call(_PoolGradient, gradient, chosen, (shape.out_height, shape.out_width))
-        return *gradients(ctx, full, x, w, 1, ctx.padding, False), bias, None
+        return *gradients(ctx, full, x, w, *_step(ctx.padding)), bias, None
 
 
 class _ReLUGradient(GroupedFunction):

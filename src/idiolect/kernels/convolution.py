@@ -44,7 +44,7 @@ class StackedConv2d(nn.Conv2d):
         elif not float32_on_cuda(x):
             own: Tensor = super()._conv_forward(x, weight, bias)
             return own
-        step = (self.stride[0], self.padding[0], self.groups > 1)
+        step = (self.stride[0], self.padding[0], self.groups > 1, False)
         y: Tensor = call(_Convolve, x[None], weight[None], *step)
         y = y.squeeze(0)  # the backward pass of y[0] would allocate zeros
         return y if bias is None else y + bias[:, None, None]
@@ -53,7 +53,7 @@ class StackedConv2d(nn.Conv2d):
 class _Convolve(GroupedFunction):
     """x [group, image, channel, ...], w [group, out, channel, ...] -> y.
 
-    The options of the three functions end in (stride, padding, depthwise), called `step`.
+    The options of the three functions end in (stride, padding, depthwise, fused), called `step`.
     """
 
     joins_examples = 1
@@ -64,7 +64,7 @@ class _Convolve(GroupedFunction):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        return *gradients(ctx, gradient, *ctx.saved_tensors, *ctx.options), None, None, None
+        return *gradients(ctx, gradient, *ctx.saved_tensors, *ctx.options), None, None, None, None
 
 
 class _ConvInputGradient(GroupedFunction):
@@ -74,7 +74,7 @@ class _ConvInputGradient(GroupedFunction):
 
     @staticmethod
     def forward(gradient: Tensor, w: Tensor, size: Pair, *step: Any) -> Any:
-        depthwise = step[-1]
+        depthwise = step[2]
         sizes = (*gradient.shape[:2], w.shape[1 if depthwise else 2], *size)
         return fastest_form("input_gradient", conv_shape(sizes, w, *step), gradient, w)
 
@@ -84,7 +84,7 @@ class _ConvInputGradient(GroupedFunction):
         wanted, step = ctx.needs_input_grad, ctx.options[1:]
         by_gradient = call(_Convolve, dx, w, *step) if wanted[0] else None
         dw = call(_ConvWeightGradient, gradient, dx, _size(w), *step) if wanted[1] else None
-        return by_gradient, dw, None, None, None, None
+        return by_gradient, dw, None, None, None, None, None
 
 
 class _ConvWeightGradient(GroupedFunction):
@@ -102,7 +102,7 @@ class _ConvWeightGradient(GroupedFunction):
         wanted, step = ctx.needs_input_grad, ctx.options[1:]
         by_gradient = call(_Convolve, x, dw, *step) if wanted[0] else None
         dx = call(_ConvInputGradient, gradient, dw, _size(x), *step) if wanted[1] else None
-        return by_gradient, dx, None, None, None, None
+        return by_gradient, dx, None, None, None, None, None
 
 
 def gradients(ctx: Any, gradient: Tensor, x: Tensor, w: Tensor, *step: Any) -> tuple[Any, Any]:
@@ -136,11 +136,20 @@ def forms(
     """Return all ways to do a task on a GPU, by name; see `convolution_cuda` for the tasks.
 
     Some of our kernels are for single precision (`own`), some for products that may be rounded.
+    Where neighbours want another order in memory than a form, it is timed with copies.
     """
     known = {"plain": PLAIN[task], **convolution_library.forms(task, shape)}
     if rounded:
         known |= convolution_last.forms(task, shape)
+    if shape.fused:
+        known = {name: partial(_in_order, form) for name, form in known.items()}
     return {**known, **convolution_cuda.forms(task, shape, most)} if own else known
+
+
+def _in_order(form: Form, *inputs: Any) -> Any:
+    """Do a task in a form that may leave its result in another order in memory."""
+    made = form(*inputs)
+    return tuple(one.contiguous() for one in made) if isinstance(made, tuple) else made.contiguous()
 
 
 # The plain forms: one grouped convolution for all clients, as torch has it.

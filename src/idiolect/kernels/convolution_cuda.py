@@ -42,6 +42,7 @@ class ConvShape(NamedTuple):
     stride: int
     padding: int
     depthwise: bool = False  # each channel has its own weights, [group, channel, 1, ...]
+    fused: bool = False  # among kernels that do more at once, which want pixels last in memory
 
     @property
     def inputs(self) -> int:
