@@ -243,8 +243,8 @@ def _made(held: dict[str, Any], run: str) -> list[str]:
     return [
         "",
         f"Made on {'; '.join(places)}, {own[0]['workers']} methods at a time: {paces[0]:.2g} to "
-        f"{paces[-1]:.2g} s a round with its scoring, without the first two; those took "
-        f"{min(one['first'] for one in own):.0f} to {max(one['first'] for one in own):.0f} s.",
+        f"{paces[-1]:.2g} s a round with its scoring, in the second half of the rounds; the first "
+        f"two took {min(one['first'] for one in own):.0f} to {max(one['first'] for one in own):.0f} s.",
     ]
 
 

@@ -196,22 +196,22 @@ def train(
 ) -> dict[str, Any]:
     """Run rounds and score them; return what was found up to the last one.
 
-    `until` says when the line's time is over, and when everybody's is. The pace leaves out the
-    first rounds; time for what comes after the last one is kept back.
+    `until` says when the line's time is over, and when everybody's is. The pace is that of the
+    second half of the rounds; time for what comes after the last one is kept back.
     """
     work = planned_work(job)
     after = (work.final_work / work.round_work if job.only_global else 0) + 1
     simulation = job.simulation(None)
     began = time.time()
     curve: list[tuple[int, list[ClientScores]]] = []
-    first = pace = 0.0
+    ends: list[float] = []  # of rounds, each with its scoring
     found: dict[str, Any] = {}
     while not found or not found["ended"]:
         simulation.advance()
         done, now = simulation.round, time.time()
-        if done <= SETTLED:
-            first = now - began
-        pace = (now - began - first) / (done - SETTLED) if done > SETTLED else 0.0
+        ends.append(now)
+        since = max(SETTLED, done // 2)
+        pace = (now - ends[since - 1]) / (done - since) if done > since else 0.0
         stop = until[done < LEAST]
         ended = done == rounds or now + (after + 1) * pace > stop
         if ended or done % EVERY == 0:
@@ -224,6 +224,7 @@ def train(
             if ended and job.only_global:
                 curve.append((done, simulation.evaluate(job.test_data, choice=job.choice)))
             found = summary(job, curve)
+            first = ends[:SETTLED][-1] - began
             found |= {"ended": ended, "first": round(first, 2), "pace": round(pace, 4)}
             found |= {"rounds": done, "seconds": round(time.time() - began, 1)}
             write({key: value for key, value in found.items() if key != "ended"})
