@@ -250,7 +250,7 @@ def test_among_fused_kernels_a_form_is_timed_with_the_copies_that_it_needs(task:
     shape = ConvShape(2, 3, 32, 8, 8, 32, 3, 3, 1, 1)
     alone = convolution.forms(task, shape, rounded=True)
     among = convolution.forms(task, shape._replace(fused=True), rounded=True)
-    assert alone.keys() == among.keys()
+    assert {"plain", "last", "matrix"} <= alone.keys() < among.keys()  # alone, these are fastest
     assert {name for name, form in alone.items() if hasattr(form, "arrange")} > {"last"}
     assert not any(hasattr(form, "arrange") for form in among.values())
     images, w = torch.randn(2, 3, 32, 8, 8), torch.randn(2, 32, 32, 3, 3)

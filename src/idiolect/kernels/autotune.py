@@ -37,6 +37,7 @@ from idiolect.kernels.cuda_graph import GraphSequence
 from idiolect.kernels.postponed import Postponed, on_meta
 
 Form = Callable[..., Any]
+FEW = 2  # images of all clients together for which no form is worth choosing
 _TRIALS = 3
 # Relative differences that rounding explains in single precision, in TF32 and in bfloat16.
 _TOLERANCES = {torch.float32: 2e-5, "tf32": 2e-3, torch.bfloat16: 1e-2}

@@ -4,8 +4,9 @@
 // Each is a product of matrices whose elements are gathered as they are needed. Shared memory holds STAGES pieces of
 // both factors; in every row of 128 bytes, pieces of 16 bytes change places, so that no two threads meet in one bank.
 //
-// Constants: C, H, W (what is read), OC, OH, OW (what is made), KH, KW, PAD, STRIDE, TRANSPOSED (1: the gradient by
-// images, of which OC, OH and OW are), BM and BN (rows and columns of a block), WM and WN (of a warp), STAGES, THREADS.
+// Constants: TRANSPOSED (1: the gradient by images, of which OC, OH and OW are), BM and BN (rows and columns of a
+// block), WM and WN (of a warp), STAGES, THREADS. Sizes are arguments, so that all layers of a network are one kernel:
+// C, H, W (what is read), OC, OH, OW (what is made), KH, KW, PAD, STRIDE.
 
 #define TAPS (KH * KW)
 #define E (16 / (int)sizeof(Number))    // numbers of 16 bytes
@@ -62,13 +63,15 @@ __device__ __forceinline__ void clear(float (*sums)[NT][4]) {
 
 // y[image, pixel, g, o] = sum over taps and c of x[image, pixel at tap, g, c] * w[g, o, tap, c].
 extern "C" __global__ void __launch_bounds__(THREADS)
-convolve(const Number* __restrict__ x, const Number* __restrict__ w, Number* __restrict__ y, int images) {
+convolve(const Number* __restrict__ x, const Number* __restrict__ w, Number* __restrict__ y, int images, int C, int H,
+         int W, int OC, int OH, int OW, int KH, int KW, int PAD, int STRIDE) {
   extern __shared__ float4 memory[];
   const int g = blockIdx.y, groups = gridDim.y, base = blockIdx.z * BN;
   // Pixels whose row and column leave the same rest are made together: they have the same taps.
   const int kind = blockIdx.x % (CLASSES * CLASSES), top = kind / CLASSES, left = kind % CLASSES;
   const int rows = (OH - top + CLASSES - 1) / CLASSES, cols = (OW - left + CLASSES - 1) / CLASSES;
   const int first = blockIdx.x / (CLASSES * CLASSES) * BM, count = images * rows * cols;
+  const unsigned pixels = rows * cols, across = cols;  // as divisors
   if (first >= count) return;
   const int upper = TRANSPOSED ? (top + PAD) % STRIDE : 0, outer = TRANSPOSED ? (left + PAD) % STRIDE : 0;  // first taps
   const int high = (KH - upper + CLASSES - 1) / CLASSES, wide = (KW - outer + CLASSES - 1) / CLASSES;
@@ -81,16 +84,22 @@ convolve(const Number* __restrict__ x, const Number* __restrict__ w, Number* __r
   int origin[BM / LINES], down[BM / LINES], right[BM / LINES];  // of each row: its image, and what its first tap sees
 #pragma unroll
   for (int i = 0; i < BM / LINES; i++) {
-    const int own = first + line + i * LINES, pixel = own % (rows * cols);
-    origin[i] = own < count ? own / (rows * cols) * (H * W) : -1;
-    down[i] = TRANSPOSED ? pixel / cols + (top + PAD - upper) / STRIDE : pixel / cols * STRIDE - PAD;
-    right[i] = TRANSPOSED ? pixel % cols + (left + PAD - outer) / STRIDE : pixel % cols * STRIDE - PAD;
+    const unsigned own = first + line + i * LINES, image = own / pixels, pixel = own % pixels;
+    const int row = pixel / across, col = pixel % across;
+    origin[i] = own < count ? image * (H * W) : -1;
+    down[i] = TRANSPOSED ? row + (top + PAD - upper) / STRIDE : row * STRIDE - PAD;
+    right[i] = TRANSPOSED ? col + (left + PAD - outer) / STRIDE : col * STRIDE - PAD;
   }
+  int c = chunk * E, j = 0, i = 0;  // the channel, and the row and column of the tap, of the next step
+  auto find_tap = [&]() {
+    for (; c >= C; c -= C)
+      if (++i == wide) i = 0, j++;
+  };
+  find_tap();
   auto load = [&](int step) {
     char* a = (char*)memory + step % STAGES * STAGE + place;
     char* b = a + BM * 128;
-    const int at = step * BK + chunk * E, tap = at / C, c = at % C, j = tap / wide, i = tap % wide;
-    const bool there = tap < high * wide;
+    const bool there = j < high;
     const int part = (upper + j * CLASSES) * KW + outer + i * CLASSES;  // of the weights
 #pragma unroll
     for (int r = 0; r < BM / LINES; r++) {
@@ -104,6 +113,8 @@ convolve(const Number* __restrict__ x, const Number* __restrict__ w, Number* __r
       const bool inside = there && o < OC;
       bring16(b + r * LINES * 128, w + (inside ? ((size_t)o * TAPS + part) * C + c : 0), inside);
     }
+    c += BK;
+    find_tap();
     close_stage();
   };
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -142,10 +153,10 @@ convolve(const Number* __restrict__ x, const Number* __restrict__ w, Number* __r
   for (int m = 0; m < MT; m++)
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-      const int own = first + low + m * 16 + half * 8 + lane / 4, pixel = own % (rows * cols);
+      const unsigned own = first + low + m * 16 + half * 8 + lane / 4, image = own / pixels, pixel = own % pixels;
       if (own >= count) continue;
-      const int row = top + pixel / cols * CLASSES, col = left + pixel % cols * CLASSES;
-      const size_t to = ((size_t)own / (rows * cols) * (OH * OW) + row * OW + col) * groups + g;
+      const int row = top + pixel / across * CLASSES, col = left + pixel % across * CLASSES;
+      const size_t to = ((size_t)image * (OH * OW) + row * OW + col) * groups + g;
 #pragma unroll
       for (int n = 0; n < NT; n++) {
         const int o = base + near + n * 8 + lane % 4 * 2;
@@ -167,7 +178,7 @@ convolve(const Number* __restrict__ x, const Number* __restrict__ w, Number* __r
 // out[part, g, o, tap, c] = sum over the part's pixels of gradient[image, pixel, g, o] * x[image, pixel at tap, g, c].
 extern "C" __global__ void __launch_bounds__(THREADS)
 weight_gradient(const Number* __restrict__ gradient, const Number* __restrict__ x, float* __restrict__ out, int images,
-                int each) {
+                int each, int C, int H, int W, int OC, int OH, int OW, int KH, int KW, int PAD, int STRIDE) {
   extern __shared__ float4 memory[];
   const int across = (TAPS * C + BN - 1) / BN;  // blocks side by side
   const int g = blockIdx.y, groups = gridDim.y, base = blockIdx.z / across * BM, begin = blockIdx.z % across * BN;
@@ -179,6 +190,7 @@ weight_gradient(const Number* __restrict__ gradient, const Number* __restrict__ 
   // A thread copies the same channels of every pixel that it copies.
   const int CA = BM / E, CB = BN / E, LA = THREADS / CA, LB = THREADS / CB;
   const int o = base + threadIdx.x % CA * E, own = begin + threadIdx.x % CB * E, tap = own / C, c = own % C;
+  const unsigned pixels = OH * OW, cols = OW;  // as divisors
   const int down = tap / KW - PAD, right = tap % KW - PAD;
 #ifdef HALF
 #define SPOT(chunk, row) (((chunk) ^ (row) % 8) * 16)
@@ -198,8 +210,8 @@ weight_gradient(const Number* __restrict__ gradient, const Number* __restrict__ 
     }
 #pragma unroll
     for (int r = 0; r < BK / LB; r++) {
-      const int row = threadIdx.x / CB + r * LB, image = (from + row) / (OH * OW), pixel = (from + row) % (OH * OW);
-      const int h = pixel / OW * STRIDE + down, v = pixel % OW * STRIDE + right;
+      const unsigned row = threadIdx.x / CB + r * LB, image = (from + row) / pixels, pixel = (from + row) % pixels;
+      const int h = pixel / cols * STRIDE + down, v = pixel % cols * STRIDE + right;
       const bool inside = from + row < last && tap < TAPS && h >= 0 && h < H && v >= 0 && v < W;
       bring16(b + row * PITCH(BN) + SPOT(threadIdx.x % CB, row),
               x + (inside ? (size_t)(image * (H * W) + h * W + v) * groups * C + c : 0), inside);

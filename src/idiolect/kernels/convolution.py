@@ -14,11 +14,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from idiolect.kernels import convolution_cuda, convolution_last, convolution_library
-from idiolect.kernels.autotune import Form, fastest
+from idiolect.kernels.autotune import FEW, Form, fastest
 from idiolect.kernels.convolution_cuda import ConvShape
 from idiolect.kernels.vmap_rules import GroupedFunction, call, float32_on_cuda, halved_on_cuda
 
 Pair = tuple[int, int]
+_DEEP = 32  # channels with which kernels for channels last were faster than those for thin layers
 
 
 class StackedConv2d(nn.Conv2d):
@@ -58,6 +59,12 @@ class _Convolve(GroupedFunction):
 
     joins_examples = 1
 
+    @classmethod
+    def may_join(cls, first: Tensor, *rest: Any) -> bool:
+        w, *step = rest
+        sizes = (len(first), *first.shape[2:])
+        return not _one_order("convolve", conv_shape(sizes, w, *step), first)
+
     @staticmethod
     def forward(x: Tensor, w: Tensor, *step: Any) -> Any:
         return fastest_form("convolve", conv_shape(x.shape, w, *step), x, w)
@@ -72,11 +79,16 @@ class _ConvInputGradient(GroupedFunction):
 
     joins_examples = 1
 
+    @classmethod
+    def may_join(cls, first: Tensor, *rest: Any) -> bool:
+        w, *options = rest
+        shape = _seen_shape((len(first), first.shape[2]), w, *options)
+        return not _one_order("input_gradient", shape, first)
+
     @staticmethod
     def forward(gradient: Tensor, w: Tensor, size: Pair, *step: Any) -> Any:
-        depthwise = step[2]
-        sizes = (*gradient.shape[:2], w.shape[1 if depthwise else 2], *size)
-        return fastest_form("input_gradient", conv_shape(sizes, w, *step), gradient, w)
+        shape = _seen_shape(gradient.shape[:2], w, size, *step)
+        return fastest_form("input_gradient", shape, gradient, w)
 
     @staticmethod
     def backward(ctx: Any, dx: Tensor) -> Any:
@@ -118,15 +130,37 @@ def conv_shape(sizes: Any, w: Tensor, *step: Any) -> ConvShape:
     return ConvShape(*sizes, w.shape[1], *_size(w), *step)  # type: ignore[call-arg]
 
 
+def _seen_shape(many: Any, w: Tensor, size: Pair, *step: Any) -> ConvShape:
+    """Return the shape of so many groups of images of a size, of which w makes others."""
+    depthwise = step[2]
+    return conv_shape((*many, w.shape[1 if depthwise else 2], *size), w, *step)
+
+
+def _one_order(task: str, shape: ConvShape, images: Tensor) -> bool:
+    """Say whether images of all clients lie between one another in memory, with channels last.
+
+    Then clients stay groups even where all have the same weights: in the other order, every layer's
+    gradient by the weights, which no two clients share, would begin by copying images.
+    """
+    return _rounded(images) and not shape.fused and bool(convolution_last.forms(task, shape))
+
+
+def _rounded(images: Tensor) -> bool:
+    """Say whether products may be rounded."""
+    single = images.dtype == torch.float32
+    return images.dtype == torch.bfloat16 or (single and torch.backends.cuda.matmul.allow_tf32)
+
+
 def _size(images: Tensor) -> Pair:
     return images.shape[-2], images.shape[-1]
 
 
 def fastest_form(task: str, shape: ConvShape, *inputs: Tensor) -> Any:
-    """Do a task in the form that is fastest here."""
+    """Do a task in the form that is fastest here; one or two images, a trial, in the plain form."""
+    if shape.groups * shape.images <= FEW:
+        return PLAIN[task](*inputs, shape)
     own = inputs[0].dtype == torch.float32
-    rounded = not own or torch.backends.cuda.matmul.allow_tf32
-    known = partial(forms, task, shape, own=own, rounded=rounded)
+    known = partial(forms, task, shape, own=own, rounded=_rounded(inputs[0]))
     return fastest(task, shape, known, *inputs)
 
 
@@ -139,11 +173,12 @@ def forms(
     Where neighbours want another order in memory than a form, it is timed with copies.
     """
     known = {"plain": PLAIN[task], **convolution_library.forms(task, shape)}
-    if rounded:
-        known |= convolution_last.forms(task, shape)
+    last = convolution_last.forms(task, shape) if rounded else {}
+    known |= last
     if shape.fused:
         known = {name: partial(_in_order, form) for name, form in known.items()}
-    return {**known, **convolution_cuda.forms(task, shape, most)} if own else known
+    slower = last and not shape.fused and min(shape.channels, shape.out_channels) >= _DEEP
+    return {**known, **convolution_cuda.forms(task, shape, most)} if own and not slower else known
 
 
 def _in_order(form: Form, *inputs: Any) -> Any:

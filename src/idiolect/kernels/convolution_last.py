@@ -6,7 +6,6 @@ The tasks are those of `convolution_cuda`, without what may follow a convolution
 """
 
 import functools
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -21,6 +20,7 @@ from idiolect.kernels.convolution_library import InLayout, all_last
 _WARP, _BYTES = 32, 16  # threads of a warp; bytes that are copied at once
 _DEEP, _PADDING = 32, 8  # pixels of a stage of a weight gradient, numbers between them
 _FEW = 16  # output channels, at least: a matrix unit makes 16 rows
+_MANY = 64  # rows and columns of wide matrices are more
 _WAVES = 3  # blocks of a weight gradient for each multiprocessor
 
 
@@ -39,8 +39,18 @@ class Cut(NamedTuple):
         return self.BM // self.WM * (self.BN // self.WN) * _WARP
 
 
-_WIDE = (Cut(128, 128, 64, 64, 3), Cut(128, 128, 64, 32, 3))
-_THIN = (Cut(128, 64, 64, 32, 4), Cut(128, 64, 32, 32, 3), Cut(64, 64, 32, 32, 4))
+# For wide matrices and for others; of several, those that won on an H200 (bfloat16, TF32).
+_THIN, _SMALL = Cut(128, 64, 32, 32, 3), Cut(64, 64, 32, 32, 4)
+_SQUARE = Cut(128, 128, 64, 64, 3)
+_CUTS = {
+    ("convolve", torch.bfloat16): (Cut(128, 128, 64, 32, 3), _THIN),
+    ("convolve", torch.float32): (_SQUARE, _THIN),
+    ("input_gradient", torch.bfloat16): (_SQUARE, _THIN),
+    ("input_gradient", torch.float32): (_SQUARE, _THIN),
+    ("weight_gradient", torch.bfloat16): (Cut(128, 64, 64, 32, 4), _SMALL),
+    ("weight_gradient", torch.float32): (_SQUARE, _SMALL),
+}
+_NAMES = ("matrix wide", "matrix")
 
 
 def forms(task: str, shape: ConvShape) -> dict[str, Form]:
@@ -53,36 +63,28 @@ def forms(task: str, shape: ConvShape) -> dict[str, Form]:
         return {}
     if shape.out_channels % 8 or (task == "input_gradient" and shape.channels % 8):
         return {}
+    s = shape.seen_by(task)
+    sides = (s.out_channels, s.taps * s.channels if task == "weight_gradient" else _MANY + 1)
     images = 2 if task == "weight_gradient" else 1
     return {
-        "matrix " + "x".join(map(str, tile)): InLayout(
-            functools.partial(_RUN[task], tile=tile), all_last, images
-        )
-        for tile in _tiles(task, shape)
+        _NAMES[which]: InLayout(functools.partial(_RUN[task], which=which), all_last, images)
+        for which in ((0, 1) if min(sides) > _MANY else (1,))
     }
 
 
-def _tiles(task: str, shape: ConvShape) -> Iterator[Cut]:
-    s = shape.seen_by(task)
-    wide = s.taps * s.channels if task == "weight_gradient" else s.out_channels
-    if wide > _THIN[0].BN:
-        yield from _WIDE
-    yield from _THIN
-
-
-def convolve(x: Tensor, w: Tensor, shape: ConvShape, tile: Cut) -> Tensor:
+def convolve(x: Tensor, w: Tensor, shape: ConvShape, which: int) -> Tensor:
     """Convolve."""
-    return _images("convolve", x, w.permute(0, 1, 3, 4, 2), shape, tile)
+    return _images("convolve", x, w.permute(0, 1, 3, 4, 2), shape, which)
 
 
-def input_gradient(gradient: Tensor, w: Tensor, shape: ConvShape, tile: Cut) -> Tensor:
+def input_gradient(gradient: Tensor, w: Tensor, shape: ConvShape, which: int) -> Tensor:
     """Return the gradient by the images."""
-    return _images("input_gradient", gradient, w.permute(0, 2, 3, 4, 1), shape, tile)
+    return _images("input_gradient", gradient, w.permute(0, 2, 3, 4, 1), shape, which)
 
 
-def _images(task: str, x: Tensor, w: Tensor, shape: ConvShape, tile: Cut) -> Tensor:
+def _images(task: str, x: Tensor, w: Tensor, shape: ConvShape, which: int) -> Tensor:
     """Do a task that makes images; weights are [group, made, row, column, read]."""
-    s = shape.seen_by(task)
+    s, tile = shape.seen_by(task), _CUTS[task, x.dtype][which]
     channels = _filled(x)
     x, like = _wide(x, channels), w
     w = x.new_empty(*w.shape[:4], channels)
@@ -94,20 +96,18 @@ def _images(task: str, x: Tensor, w: Tensor, shape: ConvShape, tile: Cut) -> Ten
     turned = shape.stride if task == "input_gradient" else 1
     pixels = s.images * -(-made[0] // turned) * -(-made[1] // turned)
     blocks = -(-pixels // tile.BM) * turned**2
-    constants = _constants(s, x, tile) | {
-        "OH": made[0], "OW": made[1], "PAD": shape.padding, "WEIGHT_GRADIENT": 0,
-        "TRANSPOSED": int(task == "input_gradient"),
-    }  # fmt: skip
+    constants = _constants(x, tile) | {"TRANSPOSED": int(task == "input_gradient")}
     grid = (blocks, s.groups, -(-s.out_channels // tile.BN))
     shared = tile.STAGES * (tile.BM + tile.BN) * 128
-    given = [x, w, out, s.images]
+    sizes = (channels, s.height, s.width, s.out_channels, *made, *w.shape[2:4])
+    given = [x, w, out, s.images, *sizes, shape.padding, s.stride]
     launch("channels_last.cu", "convolve", constants, grid, tile.threads, given, shared)
     return out.permute(3, 0, 4, 1, 2)
 
 
-def weight_gradient(gradient: Tensor, x: Tensor, shape: ConvShape, tile: Cut) -> Tensor:
+def weight_gradient(gradient: Tensor, x: Tensor, shape: ConvShape, which: int) -> Tensor:
     """Return the gradient by the weights, summed in a fixed order."""
-    s, channels = shape, _filled(x)
+    s, channels, tile = shape, _filled(x), _CUTS["weight_gradient", x.dtype][which]
     gradient, x = _wide(gradient, s.out_channels), _wide(x, channels)
     pixels = s.images * s.out_height * s.out_width
     blocks = -(-s.out_channels // tile.BM) * -(-s.taps * channels // tile.BN)
@@ -118,23 +118,21 @@ def weight_gradient(gradient: Tensor, x: Tensor, shape: ConvShape, tile: Cut) ->
         parts, s.groups, s.out_channels, s.kernel_height, s.kernel_width, channels,
         dtype=torch.float32, device=x.device,
     )  # fmt: skip
-    constants = _constants(s._replace(channels=channels), x, tile) | {"WEIGHT_GRADIENT": 1}
+    constants = _constants(x, tile) | {"WEIGHT_GRADIENT": 1}
     padding = 0 if x.dtype == torch.bfloat16 else 2 * _PADDING
     shared = tile.STAGES * _DEEP * (tile.BM + tile.BN + padding) * x.element_size()
-    given = [gradient, x, out, s.images, each]
+    sizes = (channels, s.height, s.width, s.out_channels, s.out_height, s.out_width)
+    kernel = (s.kernel_height, s.kernel_width, s.padding, s.stride)
+    given = [gradient, x, out, s.images, each, *sizes, *kernel]
     launch("channels_last.cu", "weight_gradient", constants, (parts, s.groups, blocks),
            tile.threads, given, shared)  # fmt: skip
     dw = out[0] if parts == 1 else out.sum(0)
     return dw[..., : s.channels].permute(0, 1, 4, 2, 3)
 
 
-def _constants(s: ConvShape, x: Tensor, tile: Cut) -> dict[str, int | str]:
-    return {
-        "C": x.shape[-1], "H": s.height, "W": s.width, "OC": s.out_channels, "OH": s.out_height,
-        "OW": s.out_width, "KH": s.kernel_height, "KW": s.kernel_width, "PAD": s.padding,
-        "STRIDE": s.stride, "TRANSPOSED": 0, "THREADS": tile.threads, **tile._asdict(),
-        **({"HALF": 1} if x.dtype == torch.bfloat16 else {}),
-    }  # fmt: skip
+def _constants(x: Tensor, tile: Cut) -> dict[str, int | str]:
+    half: dict[str, int | str] = {"HALF": 1} if x.dtype == torch.bfloat16 else {}
+    return {"THREADS": tile.threads, **tile._asdict(), **half}
 
 
 def _filled(x: Tensor) -> int:

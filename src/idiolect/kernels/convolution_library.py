@@ -3,6 +3,7 @@
 For many channels a grouped convolution leaves matrix units idle. "last" is the same one with
 channels last in memory, the order that matrix units are fed in. "patches", where no pixel is seen
 twice, copies what every output pixel sees into a row: a dense layer, one batched product for all.
+"pixels", where every pixel sees one, is a product for each image, with channels first: no copies.
 The tasks are those of `convolution_cuda`, without what may follow a convolution.
 """
 
@@ -19,6 +20,7 @@ from idiolect.kernels.convolution_cuda import ConvShape
 
 _CHANNELS = 32  # with fewer, grouped convolutions and our kernels are faster
 _LONG = 128  # pixels of a part of a sum over them
+_MANY = 64  # pixels of an image, at least, for a sum of its own
 
 
 def forms(task: str, shape: ConvShape) -> dict[str, Form]:
@@ -28,7 +30,12 @@ def forms(task: str, shape: ConvShape) -> dict[str, Form]:
     thin = min(shape.channels, shape.out_channels) < _CHANNELS
     found: dict[str, Form] = {} if thin else {"last": _LAST[task]}
     once = shape.padding == 0 and shape.stride == shape.kernel_height == shape.kernel_width
-    return {**found, "patches": _PATCHED[task]} if once else found
+    if once:
+        found["patches"] = _PATCHED[task]
+    small = task == "weight_gradient" and shape.out_height * shape.out_width < _MANY
+    if shape.taps == 1 and shape.padding == 0 and not small:
+        found["pixels"] = _POINTWISE[task]
+    return found
 
 
 def _backward(
@@ -137,6 +144,45 @@ def patches_weight_gradient(gradient: Tensor, x: Tensor, shape: ConvShape) -> Te
     return dw.view(sizes).permute(0, 4, 3, 1, 2)
 
 
+# As one product for each image: weights of 1×1.
+
+
+def _lined(x: Tensor, step: int = 1) -> Tensor:
+    """Return the pixels that are seen, as [client and image, channel, pixel]."""
+    return x[..., ::step, ::step].flatten(3).flatten(0, 1)
+
+
+def _for_each(w: Tensor, like: Tensor, images: int) -> Tensor:
+    """Return a client's weights for each of its images: [client and image, out, channel]."""
+    own = w.flatten(2).to(like.dtype)
+    return own[:, None].expand(-1, images, -1, -1).flatten(0, 1)
+
+
+def pixels_convolve(x: Tensor, w: Tensor, shape: ConvShape) -> Tensor:
+    """Convolve."""
+    y = torch.bmm(_for_each(w, x, shape.images), _lined(x, shape.stride))
+    return y.view(shape.groups, shape.images, -1, shape.out_height, shape.out_width)
+
+
+def pixels_input_gradient(gradient: Tensor, w: Tensor, shape: ConvShape) -> Tensor:
+    """Return the gradient by the images."""
+    s = shape
+    seen = torch.bmm(_for_each(w, gradient, s.images).mT, _lined(gradient))
+    seen = seen.view(s.groups, s.images, s.channels, s.out_height, s.out_width)
+    if s.stride == 1:
+        return seen
+    dx = seen.new_zeros(s.groups, s.images, s.channels, s.height, s.width)
+    dx[..., :: s.stride, :: s.stride] = seen
+    return dx
+
+
+def pixels_weight_gradient(gradient: Tensor, x: Tensor, shape: ConvShape) -> Tensor:
+    """Return the gradient by the weights: the sum of each image's."""
+    each = torch.bmm(_lined(gradient), _lined(x, shape.stride).mT)
+    dw = each.view(shape.groups, shape.images, *each.shape[1:]).sum(1)
+    return dw[..., None, None]
+
+
 @dataclass(frozen=True)
 class InLayout:
     """A form, and how the images that it is given lie in memory where those beside it use it."""
@@ -169,4 +215,9 @@ _PATCHED: dict[str, Form] = {
     "convolve": patches_convolve,
     "input_gradient": patches_input_gradient,
     "weight_gradient": patches_weight_gradient,
+}
+_POINTWISE: dict[str, Form] = {
+    "convolve": pixels_convolve,
+    "input_gradient": pixels_input_gradient,
+    "weight_gradient": pixels_weight_gradient,
 }

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from idiolect.kernels.autotune import Form, fastest
+from idiolect.kernels.autotune import FEW, Form, fastest
 from idiolect.kernels.compiled import launch
 from idiolect.kernels.vmap_rules import GroupedFunction, call, float32_on_cuda, halved_on_cuda
 
@@ -74,6 +74,10 @@ class _Normalise(GroupedFunction):
 
     joins_examples = 1
 
+    @classmethod
+    def may_join(cls, first: Tensor, *rest: Any) -> bool:
+        return first.stride(1) == first.shape[2] * first.stride(2)  # else it would be a copy
+
     @staticmethod
     def forward(x: Tensor, w: Tensor, b: Tensor, *options: Any) -> Any:
         return _fastest("normalise", GroupNormSizes(*x.shape, *options), x, w, b)
@@ -116,6 +120,8 @@ class _NormaliseGradient(GroupedFunction):
 
 
 def _fastest(task: str, sizes: GroupNormSizes, *inputs: Tensor) -> Any:
+    if sizes.groups * sizes.images <= FEW:
+        return _FORMS[task]["plain"](*inputs, sizes)
     images = inputs[:1] if task == "normalise" else (inputs[1], inputs[5])
     last = all(_channels_last(one, sizes) for one in images)
     name = f"{task}, channels last" if last else task  # another kernel, compared for itself

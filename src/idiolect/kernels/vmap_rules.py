@@ -45,12 +45,21 @@ class GroupedFunction(Function):
         ctx.save_for_backward(*tensors)
 
     @classmethod
+    def may_join(cls, first: Tensor, *rest: Any) -> bool:
+        """Say whether clients may become part of the examples; `first` is [group, client, ...]."""
+        return True
+
+    @classmethod
     def vmap(cls, info: Any, dims: Any, *inputs: Any) -> Any:
         """Map over clients."""
         tensors, options = _split(inputs)
         size, dims, axis = info.batch_size, dims[: len(tensors)], 0
         joined = cls.joins_examples
-        if joined and all(dim is None for dim in dims[joined:]):
+        if (
+            joined
+            and all(dim is None for dim in dims[joined:])
+            and (dims[0] is None or cls.may_join(tensors[0].movedim(dims[0], 1), *inputs[1:]))
+        ):
             axis = 1
             tensors = (*_into_examples(size, dims, tensors[:joined]), *tensors[joined:])
         else:
