@@ -33,6 +33,7 @@ def emulated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         ("wide", (1, 2, 40, 7, 8, 16, 5, 5, 1, 2)),
         ("tensor", (2, 3, 16, 10, 13, 32, 3, 3, 1, 0)),
         ("tensor", (1, 1, 48, 12, 14, 32, 5, 5, 1, 2)),
+        ("tensor", (1, 3, 16, 7, 7, 16, 3, 3, 1, 1)),
         ("thin", (2, 3, 3, 9, 8, 6, 5, 5, 1, 0)),
         ("thin", (2, 2, 4, 7, 7, 10, 3, 3, 1, 1)),
     ],
@@ -60,6 +61,37 @@ def test_kernels_equal_the_plain_form(
             assert torch.equal(got[1], exact[1]), name
         left, right = (r[0] if isinstance(r, tuple) else r for r in (got, exact))
         assert (left - right).norm() / right.norm() < 2e-6, name
+
+
+@pytest.mark.parametrize("task", ["convolve", "input_gradient", "weight_gradient"])
+def test_one_product_on_matrix_units_is_rounded_to_nearest_but_sees_nan(
+    emulated: None, monkeypatch: pytest.MonkeyPatch, task: str
+) -> None:
+    """Numbers of 11 bits stay what they are; others err to both sides. NaN of all bits stays."""
+    monkeypatch.setattr(
+        convolution_cuda,
+        "_rounding",
+        lambda tile: tile._replace(constants=tile.constants | {"ROUNDED": 1}),
+    )
+    torch.manual_seed(0)
+    s = ConvShape(1, 1, 16, 6, 6, 16, 3, 3, 1, 1)
+    x, w = torch.rand(1, 1, 16, 6, 6) + 1, torch.rand(1, 16, 16, 3, 3) + 1
+    inputs = (x, w) if task != "weight_gradient" else (x, x.flip(1))
+    name, form = next(
+        pair for pair in convolution_cuda.forms(task, s).items() if pair[0].startswith("tensor")
+    )
+
+    def error(*given: torch.Tensor) -> torch.Tensor:
+        exact: torch.Tensor = PLAIN[task](*(one.double() for one in given), s)
+        far: torch.Tensor = (form(*given, s) - exact) / exact.norm() * exact.numel() ** 0.5
+        return far
+
+    assert 1e-6 < error(*inputs).norm() / error(*inputs).numel() ** 0.5 < 5e-4, name
+    assert error(*inputs).mean().abs() < 1e-4, name  # all numbers are above 0
+    short = [(one * 1024).round() / 1024 for one in inputs]
+    assert error(*short).abs().max() < 1e-6, name
+    inputs[0].view(torch.int32)[0, 0, 0, 3, 3] = 0x7FFFFFFF  # as a GPU makes it
+    assert form(*inputs, s).isnan().any(), name
 
 
 @pytest.mark.parametrize("task", ["convolve", "input_gradient", "weight_gradient"])

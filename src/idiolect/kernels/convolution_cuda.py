@@ -132,7 +132,7 @@ def tiles(task: str, shape: ConvShape, most: int = 4) -> tuple[Tile, ...]:
     }  # fmt: skip
     kinds: tuple[Iterable[Tile], ...]
     if task == "weight_gradient":
-        kinds = (_thin_weights(s), islice(_wide_weights(s), most), islice(_tensor_weights(s), 4))
+        kinds = (_thin_weights(s), islice(_wide_weights(s), most), islice(_tensor_weights(s), 6))
     else:
         kinds = (_thin(s), _wide(s, pool)[:most], islice(_tensor(s, pool), 4))
     return tuple(tile._replace(constants=constants) for kind in kinds for tile in kind)
@@ -170,10 +170,12 @@ def _weight_gradient(gradient: Tensor, x: Tensor, shape: ConvShape, tile: Tile) 
     """Return the gradient by the weights, summed in a fixed order."""
     steps, blocks = tile.blocks
     parts, each = _parts(steps, tile.waves, x, shape.groups * blocks)
-    out = _partial_sums(parts, x, shape)
-    given = [gradient.contiguous(), x.contiguous(), out, shape.images, each]
+    taps_first = tile.file == "tensor.cu"  # [part, group, tap, output, input]: neighbours write it
+    out = _partial_sums(parts, x, shape, taps_first)
+    given = [_aligned(gradient), x.contiguous(), out, shape.images, each]
     _launch("weight_gradient", tile, (parts, shape.groups, blocks), given)
-    return _summed(out)
+    dw = _summed(out)
+    return dw.permute(0, 3, 4, 1, 2).contiguous() if taps_first else dw
 
 
 def _launch(name: str, tile: Tile, grid: tuple[int, int, int], given: list[Any]) -> None:
@@ -212,9 +214,16 @@ def _parts(steps: int, waves: int, x: Tensor, blocks: int) -> tuple[int, int]:
     return -(-steps // each), each
 
 
-def _partial_sums(parts: int, x: Tensor, s: ConvShape) -> Tensor:
-    kernel = (s.kernel_height, s.kernel_width)
-    return x.new_empty(parts, s.groups, s.out_channels, s.inputs, *kernel)
+def _aligned(t: Tensor) -> Tensor:
+    """Return a tensor without gaps that can be read four numbers at a time."""
+    t = t.contiguous()
+    return t if t.data_ptr() % 16 == 0 else t.clone()
+
+
+def _partial_sums(parts: int, x: Tensor, s: ConvShape, taps_first: bool = False) -> Tensor:
+    kernel, channels = (s.kernel_height, s.kernel_width), (s.out_channels, s.inputs)
+    sizes = (*kernel, *channels) if taps_first else (*channels, *kernel)
+    return x.new_empty(parts, s.groups, *sizes)
 
 
 def _summed(parts: Tensor) -> Tensor:
@@ -328,28 +337,34 @@ def _tensor(s: ConvShape, pool: int) -> Iterator[Tile]:
 
 
 def _tensor_weights(s: ConvShape) -> Iterator[Tile]:
-    for block, sixteens, band, waves in product((64, 32, 16), (2, 1), (4, 2), (1, 2)):
-        along = _warps_along(s, block, sixteens)
-        if not along or 4 * s.taps * sixteens > _SUMS[1]:
+    """Propose tiles; with half the threads of a block, each has registers for twice the sums."""
+    halves = ((_THREADS, _SUMS[1]), (_THREADS // 2, 2 * _SUMS[1]))
+    for block, (threads, most) in product((64, 32, 16), halves):
+        fit = {n: _warps_along(s, block, n, threads // _LANES) for n in (4, 2, 1)}
+        fit = {n: along for n, along in fit.items() if along and 4 * s.taps * n <= most}
+        if not fit:
             continue
-        band, inputs = min(band, s.out_height), _CHUNK * along
-        pixels = round_up(band * s.out_width, 8) + 4
-        deep = (band + s.kernel_height - 1) * (s.out_width + s.kernel_width - 1)
-        shared = 2 * 4 * (block * pixels + inputs * ((deep + 3) // 8 * 8 + 4))
-        if shared <= _HALF:
-            own = {"MT": sixteens, "OCB": block, "BAND": band, "THREADS": _THREADS}
-            outer = s.out_channels // block * -(-s.channels // inputs)
-            blocks = (s.images * -(-s.out_height // band), outer)
-            yield Tile("tensor.cu", own, {}, blocks, shared, waves=2 * waves)
+        sixteens = next((n for n, along in fit.items() if _CHUNK * along <= s.channels), min(fit))
+        inputs = _CHUNK * fit[sixteens]
+        for band, waves in ((4, 2), (4, 1), (2, 2)):
+            band = min(band, s.out_height)
+            pixels = round_up(band * s.out_width, 8) + 4
+            deep = (band + s.kernel_height - 1) * (s.out_width + s.kernel_width - 1)
+            shared = 2 * 4 * (block * pixels + inputs * ((deep + 3) // 8 * 8 + 4))
+            if shared <= _HALF:
+                own = {"MT": sixteens, "OCB": block, "BAND": band, "THREADS": threads}
+                outer = s.out_channels // block * -(-s.channels // inputs)
+                blocks = (s.images * -(-s.out_height // band), outer)
+                yield Tile("tensor.cu", own, {}, blocks, shared, waves=waves)
 
 
-def _warps_along(s: ConvShape, block: int, sixteens: int) -> int:
+def _warps_along(s: ConvShape, block: int, sixteens: int, warps: int = _WARPS) -> int:
     """Return how many warps of a block share its output channels; 0 where that cannot be."""
     if s.channels % _CHUNK or s.out_channels % 16 or s.taps % 2 == 0:
         return 0
-    if s.out_channels % block or block % (16 * sixteens) or _WARPS % (block // 16 // sixteens):
+    if s.out_channels % block or block % (16 * sixteens) or warps % (block // 16 // sixteens):
         return 0
-    return _WARPS // (block // 16 // sixteens)
+    return warps // (block // 16 // sixteens)
 
 
 def _rows(s: ConvShape, columns: int, bands: int, units: int, tall: int) -> int:

@@ -2,7 +2,8 @@
 //
 // A matrix unit multiplies numbers of 11 bits (TF32) and adds in single precision. Every number is taken
 // apart into a large and a small piece of 11 bits, and three of the four products of pieces are added up;
-// what is left out is below single precision. With ROUNDED one product of the large pieces is enough: TF32. Shared memory and stages are as in `wide.cu`.
+// what is left out is below single precision. With ROUNDED one product of the large pieces is enough: TF32. Shared
+// memory and stages are as in `wide.cu`.
 //
 // Constants: C, H, W (what is read), OC, OH, OW (what is made), KH, KW, PAD, TRANSPOSED, RELU (1: bias and ReLU
 // follow at once), POOL (2: 2x2 max-pooling too), THREADS, OCB (channels of a block), MT and NT (tiles of 16 channels and
@@ -12,10 +13,18 @@
 
 #include "async_copy.cuh"
 
-// Take a number apart: the nearest one of 11 bits, and the rest.
+// A matrix unit cuts numbers off after 11 bits. Numbers a little larger than they are, by this factor, are cut off to
+// less than they are as often as to more; those of 11 bits or fewer stay what they are, and what is no number stays so.
+#define NUDGED 1.000345f
+
+// Take a number apart: the nearest one of 11 bits, and the rest, which is not needed where ROUNDED.
 __device__ __forceinline__ void part(float value, unsigned* large, unsigned* small) {
+#if ROUNDED
+  *large = __float_as_uint(value * NUDGED);
+#else
   *large = (__float_as_uint(value) + 0x1000u) & 0xffffe000u;
-  *small = __float_as_uint(value - __uint_as_float(*large));
+  *small = __float_as_uint(value - __uint_as_float(*large));  // NaN where the value is
+#endif
 }
 
 // sums[16][8] += a[16][8] * b[8][8], each spread over the threads of a warp.
@@ -189,9 +198,11 @@ convolve(const float* __restrict__ x, const float* __restrict__ w, const float* 
 #define PLANE ((DEEP * ACROSS + 3) / 8 * 8 + 4)
 #define STRIPES ((OH + BAND - 1) / BAND)
 #define WARPS (THREADS / 32)
+#define FOURS (OH * OW % 4 == 0 && BAND * OW % 4 == 0)  // whether gradients can be copied four at a time
+#define RESIDENT ((TAPS * MT > 25 ? 256 : 512) / THREADS)  // blocks of a multiprocessor, as its registers allow
 
-// out[part, g, o, c, taps] = sum over the part's pixels of gradient[g, image, o] * x[g, image, c].
-extern "C" __global__ void __launch_bounds__(THREADS, 512 / THREADS)
+// out[part, g, tap, o, c] = sum over the part's pixels of gradient[g, image, o] * x[g, image, c].
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
 weight_gradient(const float* __restrict__ gradient, const float* __restrict__ x, float* __restrict__ out,
           int images, int each) {
   extern __shared__ float4 memory[];
@@ -207,11 +218,19 @@ weight_gradient(const float* __restrict__ gradient, const float* __restrict__ x,
     float* held = gradients + OCB * SP;                       // [CB][PLANE]
     const int image = number / STRIPES, top = number % STRIPES * BAND;
     const float* source = gradient + (size_t)image * (OC * OH * OW) + top * OW;
+#if FOURS
+    for (int i = threadIdx.x; i < OCB * (PIXELS / 4); i += THREADS) {
+      const int o = i / (PIXELS / 4), k = i % (PIXELS / 4) * 4;
+      const bool inside = k < BAND * OW && top * OW + k < OH * OW;
+      bring16(gradients + o * SP + k, inside ? source + o * OH * OW + k : gradient, inside);
+    }
+#else
     for (int o = warp; o < OCB; o += WARPS)
       for (int k = lane; k < PIXELS; k += 32) {
         const bool inside = k < BAND * OW && top * OW + k < OH * OW;
         bring(gradients + o * SP + k, inside ? source + o * OH * OW + k : gradient, inside);
       }
+#endif
     const float* picture = x + (size_t)image * (C * H * W);
     for (int line = warp; line < CB * DEEP; line += WARPS) {
       const int c = line / DEEP, row = top + line % DEEP - PAD;
@@ -272,16 +291,20 @@ weight_gradient(const float* __restrict__ gradient, const float* __restrict__ x,
     }
     __syncthreads();
   }
-  out += (((size_t)blockIdx.x * gridDim.y + g) * OC + base) * (C * TAPS);
+  if (lowest + c8 >= C) return;  // channels are whole eights
+  out += ((size_t)blockIdx.x * gridDim.y + g) * TAPS * OC * C;
 #pragma unroll
-  for (int m = 0; m < MT; m++)
+  for (int tap = 0; tap < TAPS; tap++)
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
-      const int o = low + m * 16 + i / 2 * 8 + across, c = lowest + c8 + along * 2 + i % 2;
-      if (c >= C) continue;
+    for (int m = 0; m < MT; m++)
 #pragma unroll
-      for (int tap = 0; tap < TAPS; tap++) out[((size_t)o * C + c) * TAPS + tap] = sums[tap][m][i];
-    }
+      for (int i = 0; i < 4; i += 2) {
+        const int o = base + low + m * 16 + i / 2 * 8 + across, c = lowest + c8 + along * 2;
+        float2 two;
+        two.x = sums[tap][m][i];
+        two.y = sums[tap][m][i + 1];
+        *(float2*)(out + ((size_t)tap * OC + o) * C + c) = two;
+      }
 }
 
 #endif
