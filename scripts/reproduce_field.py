@@ -239,12 +239,12 @@ def _made(held: dict[str, Any], run: str) -> list[str]:
     if not own:
         return []
     places = sorted({f"{one['device']}, {one['precision']}" for one in own})
-    paces = sorted(one["pace"] for one in own)
+    paces, firsts = sorted(one["pace"] for one in own), sorted(one["first"] for one in own)
     return [
         "",
         f"Made on {'; '.join(places)}, {own[0]['workers']} methods at a time: {paces[0]:.2g} to "
         f"{paces[-1]:.2g} s a round with its scoring, in the second half of the rounds; the first "
-        f"two took {min(one['first'] for one in own):.0f} to {max(one['first'] for one in own):.0f} s.",
+        f"two took {firsts[0]:.0f} to {firsts[-1]:.0f} s.",
     ]
 
 
