@@ -34,6 +34,10 @@ def test_losses_equal_torchs_on_the_real_rows(real, padding, classes, seed):
     for ours, theirs in (
         (losses.cross_entropy(logits, labels, weight), F.cross_entropy(logits[rows], labels[rows])),
         (
+            losses.single_cross_entropy(logits, labels, weight),
+            F.cross_entropy(logits[rows], labels[rows]),
+        ),
+        (
             losses.divergence(logits, teacher, weight),
             F.kl_div(
                 logits[rows].log_softmax(-1), teacher[rows].softmax(-1), reduction="batchmean"
@@ -128,3 +132,22 @@ def test_no_gradient_reaches_a_teacher():
         student, teacher = random((3, 4)).requires_grad_(), random((3, 4), 1).requires_grad_()
         loss(student, teacher, weight).backward()
         assert teacher.grad is None and student.grad.abs().sum() > 0
+
+
+def test_cross_entropy_of_a_single_client_has_the_same_derivatives():
+    """Of labels for each place of a sequence too; methods differentiate twice."""
+    logits, labels = random((3, 4, 5)), torch.arange(12).reshape(3, 4) % 5
+    weight = random((3, 4), 1).abs() * (labels > 0)
+    turned = random((3, 4, 5), 2)
+
+    def along(loss, logits):
+        at = logits.detach().requires_grad_()
+        (slope,) = torch.autograd.grad(loss(at, labels, weight), at, create_graph=True)
+        return slope, torch.autograd.grad((slope * turned).sum(), at)[0]
+
+    pairs = zip(
+        along(losses.single_cross_entropy, logits), along(losses.cross_entropy, logits), strict=True
+    )
+    for one, other in pairs:
+        torch.testing.assert_close(one, other, rtol=EXACT, atol=EXACT)
+    assert losses.single_cross_entropy(logits, labels, 0 * weight) == 0

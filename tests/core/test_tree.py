@@ -222,3 +222,23 @@ def test_leaves_are_listed_as_torch_lists_them():
         listed = tree.leaves(made)
         assert len(listed) == len(expected)
         assert all(left is right for left, right in zip(listed, expected, strict=True))
+
+
+def test_steps_of_all_leaves_at_once_are_the_same_to_the_last_bit():
+    """Alone or mapped, with a gradient or without; whole numbers go leaf by leaf."""
+    draw = torch.Generator().manual_seed(0)
+    one, other = ({"a": torch.randn(3, 5, generator=draw), "b": torch.randn(3, generator=draw)}
+                  for _ in range(2))  # fmt: skip
+    by_hand = {name: torch.add(one[name], other[name], alpha=-0.3) for name in one}
+    assert tree.equal(tree.axpy(-0.3, other, one), by_hand)
+    assert tree.equal(torch.vmap(lambda x, y: tree.axpy(-0.3, x, y))(other, one), by_hand)
+    assert tree.equal(tree.add(one, other), {name: one[name] + other[name] for name in one})
+    assert tree.equal(tree.sub(one, other), {name: one[name] - other[name] for name in one})
+    at = {name: leaf.clone().requires_grad_() for name, leaf in one.items()}
+    moved = tree.sqdist(tree.axpy(-0.3, at, other), other)
+    slopes = torch.autograd.grad(moved, list(at.values()))
+    for slope, leaf in zip(slopes, one.values(), strict=True):
+        torch.testing.assert_close(slope, 2 * 0.09 * leaf)
+    whole = {"n": torch.tensor([3, 4])}
+    assert tree.add(whole, whole)["n"].tolist() == [6, 8]
+    assert tree.sub(whole, whole)["n"].dtype == torch.int64

@@ -32,6 +32,8 @@ _READY = 1 << 28  # bytes of decoded examples that a block may hold on a GPU
 
 def _ordered(like: Params, *parts: Mapping[str, Any]) -> dict[str, Any]:
     """Put parts of a tree of parameters together again, in the order they had."""
+    if len(parts[0]) == len(like):
+        return dict(parts[0])
     whole = {name: leaf for part in parts for name, leaf in part.items()}
     return {name: whole[name] for name in like}
 
@@ -208,7 +210,10 @@ class Local:
         Running statistics are no variables of the loss: in their place stands how far the batch
         moves them (`tree.Drift`), for the optimiser or `tree.axpy` to apply.
         """
-        held, trained = tree.split(params, self._statistics.__contains__)
+        held: Params = {}
+        trained = params
+        if self._statistics:
+            held, trained = tree.split(params, self._statistics.__contains__)
 
         def objective(trained: Params) -> tuple[Tensor, Params]:
             # Closed over rather than passed, so that torch does not wrap batch and statistics:

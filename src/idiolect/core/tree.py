@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 
 from idiolect.errors import CheckpointError, ConfigError, MethodError
 from idiolect.kernels import fused_tree_ops as at_once
+from idiolect.kernels.vmap_rules import transformed
 
 Tree = Any
 """A tensor, or a dict, tuple or NamedTuple of trees. `()` is the tree of nothing."""
@@ -115,6 +116,8 @@ def sub(left: Tree, right: Tree) -> Tree:
 
 def scale(factor: float | Tensor, tree: Tree) -> Tree:
     """Return factor · tree."""
+    if _plain(tree):
+        return {name: factor * leaf for name, leaf in tree.items()}
     return pytree.tree_map(
         lambda leaf: leaf if isinstance(leaf, Drift) else factor * leaf, tree, is_leaf=_drifts
     )
@@ -213,7 +216,15 @@ def _changed(fn: Callable[[Tensor, Tensor], Tensor], base: Tree, by: Tree) -> Tr
 
 
 def _stepped(factor: float, base: Tree, by: Tree) -> Tree | None:
-    """Return base + factor · by, done in one kernel; None where that does not pay."""
+    """Return base + factor · by, done in one call; None where that cannot be, or does not pay."""
+    if _plain(base, by):
+        ys, xs = list(base.values()), [by[name] for name in base]
+        if not transformed():
+            real = all(leaf.is_floating_point() for leaf in ys)
+            made = torch._foreach_add(ys, xs, alpha=factor) if real else ()
+        else:
+            made = tuple(at_once.step(factor, xs, ys)) if _in_one_launch(xs, ys) else ()
+        return dict(zip(base, made, strict=True)) if made else None
     ys, form = pytree.tree_flatten(base)
     xs = pytree.tree_leaves(by)
     if not _in_one_launch(xs, ys) or drifting(base) or drifting(by):
@@ -223,6 +234,8 @@ def _stepped(factor: float, base: Tree, by: Tree) -> Tree | None:
 
 def _gradient_pairs(left: Tree, right: Tree) -> list[tuple[Tensor, Tensor]]:
     """Pair the leaves of two trees, without those where either holds a drift."""
+    if _plain(left, right):
+        return [(leaf, right[name]) for name, leaf in left.items()]
     pairs = zip(*(pytree.tree_leaves(tree, is_leaf=_drifts) for tree in (left, right)), strict=True)
     return [(a, b) for a, b in pairs if not isinstance(a, Drift) and not isinstance(b, Drift)]
 
