@@ -135,7 +135,7 @@ def test_test_data_is_out_of_reach_of_every_verb(kind, stream, verb):
 
     world = worlds.federation()
     simulation = worlds.simulation(Peeking(), world, kind=kind)
-    message = f"asked for '{stream}' data; a client holds train, val"
+    message = f"asked for '{stream}' data; a client holds labelled, train, val"
     with pytest.raises(MethodError, match=message):
         simulation.advance()
     with pytest.raises(MethodError, match=message):

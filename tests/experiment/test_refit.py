@@ -36,7 +36,7 @@ def test_a_method_trains_on_both_parts_and_portfolio_keeps_them_apart():
     for once, twice in zip(plain.federations, both.federations, strict=True):
         assert twice is once.refitted
         assert twice.test is once.test
-    assert own.federations == plain.federations and own.method.refits == "rounds"
+    assert own.federations == plain.federations and own.method.refits
     assert plain.follows and not both.follows and not own.follows
     assert both.identity["rows"] != plain.identity["rows"]  # no checkpoint of the other goes on
 
@@ -108,7 +108,7 @@ def test_test_rows_choose_nothing():
     blind = held.without_test().refitted
     seen = [idiolect.fit("fedavg-ft", one, "mlr", rounds=2) for one in (held.refitted, blind)]
     ours = [
-        idiolect.fit("portfolio", one, "mlr", rounds=2, refits="rounds", tune_epochs=1)
+        idiolect.fit("portfolio", one, "mlr", rounds=2, refits=True, tune_epochs=1)
         for one in (held, held.without_test())
     ]
     for one, other in (seen, ours):

@@ -331,7 +331,7 @@ def test_what_is_settled_later_leaves_the_rounds_alike():
 def test_one_candidate_trained_again_is_that_method_on_both_parts(kind, float64):
     """Equal parts of validation rows, since the server weighs reports by training rows."""
     world = worlds.federation((6, 4, 10, 2), (3, 2, 5, 1))
-    settings = {"candidates": (kind,), "paces": (1.0,), "refits": "rounds"}
+    settings = {"candidates": (kind,), "paces": (1.0,), "refits": True}
     _, found = ended(Portfolio(**ROUNDS, **TUNING, **settings), world)
     _, plain = ended(SINGLES[kind], world.refitted)
     assert not worlds.differing(only(found), deployed(plain), 1e-9)
@@ -340,19 +340,17 @@ def test_one_candidate_trained_again_is_that_method_on_both_parts(kind, float64)
 def test_a_teacher_is_not_trained_again(float64):
     """Another training's model of the same round may be good for other clients."""
     first, second = (
-        ended(Portfolio(**ROUNDS, candidates=("teacher",), refits=way))[1]
-        for way in ("nothing", "rounds")
+        ended(Portfolio(**ROUNDS, candidates=("teacher",), refits=way))[1] for way in (False, True)
     )
     assert not worlds.differing(only(first), only(second), 1e-9)
 
 
-@pytest.mark.parametrize("refits", ["clients", "rounds"])
-def test_what_is_trained_again_has_no_say_in_the_choice(refits):
+def test_what_is_trained_again_has_no_say_in_the_choice():
     """The same weights, told numbers and validation accuracies as without a second training."""
     world = worlds.federation((7, 4, 5, 9, 3, 0), (9, 5, 7, 6, 0, 4))
     found = [
         ended(Portfolio(**ROUNDS, **TUNING, margin=0.5, refits=way), world)[1]
-        for way in ("nothing", refits)
+        for way in (False, True)
     ]
     for name, before in found[0].facts.items():
         np.testing.assert_allclose(found[1].facts[name], before, atol=1e-6, err_msg=name)
@@ -364,16 +362,15 @@ def test_what_is_trained_again_has_no_say_in_the_choice(refits):
     assert not np.isnan(found[0].scores["personal"]["val_accuracy"]).all()
 
 
-def test_by_clients_alone_nothing_more_crosses_the_network(float64):
+def test_a_second_training_sends_both_models_and_leaves_the_first_alone(float64):
     ends = []
-    for way in ("nothing", "clients", "rounds"):
+    for way in (False, True):
         simulation = worlds.simulation(Portfolio(**ROUNDS, refits=way), worlds.federation())
         (traffic,) = simulation.advance().traffic
         ends.append((simulation.states[0], traffic.bytes_up, traffic.bytes_down))
-    once, clients, rounds = ends
-    assert clients[1:] == once[1:] and not worlds.differing(clients[0], once[0], 1e-9)
-    assert not worlds.differing(rounds[0].chosen_by, once[0], 1e-9)
-    assert rounds[2] == 2 * once[2] and once[1] < rounds[1] < 2 * once[1]  # one size for both
+    once, twice = ends
+    assert not worlds.differing(twice[0].chosen_by, once[0], 1e-9)
+    assert twice[2] == 2 * once[2] and once[1] < twice[1] < 2 * once[1]  # one size for both
 
 
 def test_a_second_training_that_diverges_is_not_used():

@@ -143,10 +143,8 @@ class Portfolio(Facts, FinalExchange, NewcomerHistory, NewcomerModel, Reason, Re
         least=0,
         deploy=True,
     )
-    refits: str = setting(
-        "nothing",
-        "what is trained on validation rows too, once those have chosen",
-        choices=("nothing", "clients", "rounds"),
+    refits: bool = setting(
+        False, "train all again beside it, on validation rows too, and use that once it is chosen"
     )
     keep_candidates: bool = setting(False, "score every candidate at the end", deploy=True)
     newcomer_epochs: int = setting(
@@ -163,11 +161,11 @@ class Portfolio(Facts, FinalExchange, NewcomerHistory, NewcomerModel, Reason, Re
     @property
     def chooses(self) -> bool:
         """It looks at validation rows, and keeps apart what it trains on them by itself."""
-        return self.refits == "nothing"
+        return not self.refits
 
     def refitted(self) -> "Portfolio":
         """Train the rounds and the candidates twice."""
-        return dataclasses.replace(self, refits="rounds")
+        return dataclasses.replace(self, refits=True)
 
     # What there is to choose from, always in the same order.
 
@@ -198,8 +196,7 @@ class Portfolio(Facts, FinalExchange, NewcomerHistory, NewcomerModel, Reason, Re
     @property
     def models_held(self) -> int:
         """The candidates, and those that make the mixture."""
-        stacks = 2 if self.refits == "clients" else 1  # with two global models, each counts twice
-        return stacks * len(self.names) + self.members
+        return len(self.names) + self.members  # with two global models, each counts twice
 
     @property
     def taught(self) -> bool:
@@ -211,13 +208,13 @@ class Portfolio(Facts, FinalExchange, NewcomerHistory, NewcomerModel, Reason, Re
     def init_server(self, setup: Setup) -> Params | Twins:
         """Start with one model, or twice with the same."""
         start = setup.params
-        return Twins(start, tree.map(torch.clone, start)) if self.refits == "rounds" else start
+        return Twins(start, tree.map(torch.clone, start)) if self.refits else start
 
     def init_personal(self, setup: Setup) -> PortfolioState:
         """Start with no teacher, and alone from the common initial model."""
         alone = setup.params if "local" in self.candidates else ()
         teacher = no_teacher(setup) if self.taught else ()
-        again = () if self.refits == "nothing" else tree.map(torch.clone, alone)
+        again = tree.map(torch.clone, alone) if self.refits else ()
         return PortfolioState(teacher, alone, again)
 
     def client_step(
@@ -256,12 +253,12 @@ class Portfolio(Facts, FinalExchange, NewcomerHistory, NewcomerModel, Reason, Re
         kept = self.meet(sent, personal, local)
         judged, used = _pair(sent.shared)
         best = kept.teacher.params if kept.teacher else ()
-        if self.refits == "nothing":
+        if not self.refits:
             return self.choose(self._candidates(judged, best, kept.alone, local), local)
         # The teacher stays: another training's model of the same round is good for other clients.
         candidates, again = local.alike(
             lambda: self._candidates(judged, best, kept.alone, local),
-            lambda: self._candidates(used or judged, best, kept.again, local.with_validation()),
+            lambda: self._candidates(used, best, kept.again, local.with_validation()),
         )
         return self.choose(candidates, local, again=again)
 
