@@ -7,7 +7,7 @@
 // head, place, number] with any strides but the last, which is 1; those of gradients and results are given by the
 // caller, too. Numbers are REAL in memory, or bfloat16 with HALF.
 
-#include "numbers.cuh"
+#include "common.cuh"
 
 #define NOTHING ((WIDE)__uint_as_float(0xff800000u))  // minus infinity
 #define D (WIDTH / SPLIT)  // numbers of a thread, four by four
@@ -18,34 +18,28 @@ __device__ __forceinline__ size_t head_at(int head, int example_step, int head_s
 }
 
 // All places of the block's heads, as WIDE numbers [head][place][number].
-__device__ __forceinline__ void hold(WIDE* to, const REAL* from, int places, int first, int heads,
+__device__ __forceinline__ void hold(WIDE* to, const Number* from, int places, int first, int heads,
                                      int e, int h, int p) {
   for (int quad = threadIdx.x; quad < NEAR * places * (WIDTH / 4); quad += THREADS) {
     const int n = quad % (WIDTH / 4) * 4, place = quad / (WIDTH / 4) % places;
     const int head = min(first + quad / (WIDTH / 4) / places, heads - 1);
     const Four four = *(const Four*)(from + head_at(head, e, h) + (size_t)place * p + n);
 #pragma unroll
-    for (int i = 0; i < 4; i++) to[quad * 4 + i] = wide(four.at[i]);
+    for (int i = 0; i < 4; i++) to[quad * 4 + i] = number(four.at[i]);
   }
 }
 
 // A thread's numbers of a place, in shared memory and in registers.
 #define NUMBER(j) (((j) / 4 * SPLIT + part) * 4 + (j) % 4)
 
-__device__ __forceinline__ void store(REAL* to, const WIDE* numbers, WIDE factor, int part) {
+__device__ __forceinline__ void store(Number* to, const WIDE* numbers, WIDE factor, int part) {
 #pragma unroll
   for (int j = 0; j < D; j += 4) {
     Four four;
 #pragma unroll
-    for (int i = 0; i < 4; i++) four.at[i] = narrow(numbers[j + i] * factor);
+    for (int i = 0; i < 4; i++) four.at[i] = kept(numbers[j + i] * factor);
     *(Four*)(to + NUMBER(j)) = four;
   }
-}
-
-__device__ __forceinline__ WIDE over_parts(WIDE value) {
-#pragma unroll
-  for (int mask = SPLIT / 2; mask; mask /= 2) value += __shfl_xor_sync(0xffffffffu, value, mask);
-  return value;
 }
 
 // The sums over numbers of a[r] times b, a place in shared memory.
@@ -57,7 +51,7 @@ __device__ __forceinline__ void products(const WIDE (*a)[D], const WIDE* b, int 
 #pragma unroll
     for (int r = 0; r < ROWS; r++) out[r][c] += a[r][j] * b[NUMBER(j)];
 #pragma unroll
-  for (int r = 0; r < ROWS; r++) out[r][c] = over_parts(out[r][c]);
+  for (int r = 0; r < ROWS; r++) out[r][c] = over_lanes<SPLIT>(out[r][c]);
 }
 
 __device__ __forceinline__ bool seen(const unsigned char* mask, int place, int key, int mask_place) {
@@ -74,9 +68,9 @@ __device__ __forceinline__ bool seen(const unsigned char* mask, int place, int k
 #ifdef FORWARD
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-attend(const REAL* __restrict__ q, int qe, int qh, int qp, const REAL* __restrict__ k, int ke, int kh, int kp,
-       const REAL* __restrict__ v, int ve, int vh, int vp, const unsigned char* __restrict__ mask, int me, int mh,
-       int mp, REAL* __restrict__ out, int oe, int oh, int op, WIDE* __restrict__ logs, int heads) {
+attend(const Number* __restrict__ q, int qe, int qh, int qp, const Number* __restrict__ k, int ke, int kh, int kp,
+       const Number* __restrict__ v, int ve, int vh, int vp, const unsigned char* __restrict__ mask, int me, int mh,
+       int mp, Number* __restrict__ out, int oe, int oh, int op, WIDE* __restrict__ logs, int heads) {
   extern __shared__ float4 memory[];
   WIDE* keys = (WIDE*)memory;                   // [NEAR][KEYS][WIDTH]
   WIDE* values = keys + NEAR * KEYS * WIDTH;
@@ -95,12 +89,12 @@ attend(const REAL* __restrict__ q, int qe, int qh, int qp, const REAL* __restric
 #pragma unroll
   for (int r = 0; r < ROWS; r++) {
     const int place = min(unit % UNITS(PLACES) + r * UNITS(PLACES), PLACES - 1);
-    const REAL* from = q + head_at(head, qe, qh) + (size_t)place * qp;
+    const Number* from = q + head_at(head, qe, qh) + (size_t)place * qp;
 #pragma unroll
     for (int j = 0; j < D; j += 4) {
       const Four four = *(const Four*)(from + NUMBER(j));
 #pragma unroll
-      for (int i = 0; i < 4; i++) asked[r][j + i] = wide(four.at[i]) * (WIDE)SCALE;
+      for (int i = 0; i < 4; i++) asked[r][j + i] = number(four.at[i]) * (WIDE)SCALE;
     }
 #pragma unroll
     for (int j = 0; j < D; j++) found[r][j] = 0;
@@ -151,11 +145,11 @@ attend(const REAL* __restrict__ q, int qe, int qh, int qp, const REAL* __restric
 // Of all pairs of a row and the others: the row's numbers left and right, times those of the others, make a score and
 // the gradient of its share; onto one or two sums go the others' numbers. In the first pass a row is a query.
 extern "C" __global__ void __launch_bounds__(THREADS)
-attend_gradient(const REAL* __restrict__ g, int ge, int gh, int gp, const REAL* __restrict__ q, int qe, int qh, int qp,
-                const REAL* __restrict__ k, int ke, int kh, int kp, const REAL* __restrict__ v, int ve, int vh, int vp,
-                const REAL* __restrict__ out, int oe, int oh, int op, const WIDE* __restrict__ logs,
-                const unsigned char* __restrict__ mask, int me, int mh, int mp, REAL* __restrict__ dq,
-                REAL* __restrict__ dk, REAL* __restrict__ dv, int de, int dh, int dp, int heads) {
+attend_gradient(const Number* __restrict__ g, int ge, int gh, int gp, const Number* __restrict__ q, int qe, int qh, int qp,
+                const Number* __restrict__ k, int ke, int kh, int kp, const Number* __restrict__ v, int ve, int vh, int vp,
+                const Number* __restrict__ out, int oe, int oh, int op, const WIDE* __restrict__ logs,
+                const unsigned char* __restrict__ mask, int me, int mh, int mp, Number* __restrict__ dq,
+                Number* __restrict__ dk, Number* __restrict__ dv, int de, int dh, int dp, int heads) {
   extern __shared__ float4 memory[];
   WIDE* keys = (WIDE*)memory;                   // [NEAR][KEYS][WIDTH]
   WIDE* values = keys + NEAR * KEYS * WIDTH;
@@ -171,13 +165,13 @@ attend_gradient(const REAL* __restrict__ g, int ge, int gh, int gp, const REAL* 
   __syncthreads();
   for (int at = threadIdx.x; at < NEAR * PLACES; at += THREADS) {
     const int place = at % PLACES, head = min(first + at / PLACES, heads - 1);
-    const REAL* made = out + head_at(head, oe, oh) + (size_t)place * op;
+    const Number* made = out + head_at(head, oe, oh) + (size_t)place * op;
     WIDE level = 0;
 #pragma unroll 4
     for (int n = 0; n < WIDTH; n += 4) {
       const Four four = *(const Four*)(made + n);
 #pragma unroll
-      for (int i = 0; i < 4; i++) level += given[at * WIDTH + n + i] * wide(four.at[i]);
+      for (int i = 0; i < 4; i++) level += given[at * WIDTH + n + i] * number(four.at[i]);
     }
     tops[at] = logs[(size_t)head * PLACES + place];
     levels[at] = level;

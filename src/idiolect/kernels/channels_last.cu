@@ -13,8 +13,7 @@
 #define MT (WM / 16)
 #define NT (WN / 8)
 
-#include "bfloat16.cuh"
-#include "async_copy.cuh"
+#include "common.cuh"
 
 // Four matrices of 8 rows of 16 bytes; each thread names one row, and gets four bytes of a row of each matrix.
 __device__ __forceinline__ void load_matrices(unsigned* to, const char* from) {
@@ -33,15 +32,15 @@ __device__ __forceinline__ void multiply(float* sums, const unsigned* a, const u
 #ifdef HALF
   asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};" : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 #else
-  asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};" : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+  multiply_short(sums, a, b);
 #endif
 }
 
-// To the nearest number of TF32, which the unit would else cut off.
+// Near numbers of TF32, to which the unit would else cut them off.
 __device__ __forceinline__ void round_off(unsigned* numbers, int count) {
 #ifndef HALF
 #pragma unroll
-  for (int i = 0; i < count; i++) numbers[i] += 0x1000u;
+  for (int i = 0; i < count; i++) numbers[i] = nudged(__uint_as_float(numbers[i]));
 #endif
 }
 

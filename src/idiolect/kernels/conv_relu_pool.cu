@@ -2,12 +2,13 @@
 // sums, which are the gradients of the biases. A block takes one channel of one client. Sums are taken in a
 // fixed order. Constants: CHANNELS, OH, OW (of the input of ReLU), THREADS.
 
+#include "common.cuh"
+
 #define WARPS (THREADS / 32)
 
 // The sum over a block's threads, in a fixed order, for thread 0.
 __device__ __forceinline__ float over_block(float value, float* room) {
-#pragma unroll
-  for (int mask = 16; mask; mask /= 2) value += __shfl_xor_sync(0xffffffffu, value, mask);
+  value = over_lanes<32>(value);
   if (threadIdx.x % 32 == 0) room[threadIdx.x / 32] = value;
   __syncthreads();
   float total = 0.f;

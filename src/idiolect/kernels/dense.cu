@@ -5,6 +5,8 @@
 // order. Constants: N (examples), IN, OUT (numbers an example has before and after), VEC (4, or 1 where
 // IN is no multiple of it), THREADS, and ROWS (examples of a thread), LINES (outputs of a thread).
 
+#include "common.cuh"
+
 #if VEC == 4
 typedef float4 Pack;
 #else
@@ -51,8 +53,7 @@ forward(const float* __restrict__ x, const float* __restrict__ w, const float* _
 #pragma unroll
     for (int o = 0; o < LINES; o++) {
       float sum = sums[n][o];
-#pragma unroll
-      for (int mask = 16; mask; mask /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, mask);
+      sum = over_lanes<32>(sum);
       if (lane == (n * LINES + o) % 32) shared[(warp * ROWS + n) * LINES + o] = sum;
     }
   __syncthreads();

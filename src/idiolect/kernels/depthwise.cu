@@ -3,6 +3,8 @@
 // Images are [g, image, channel, row, column], kernels [g, channel, row, column].
 // Constants: C (channels), H, W (what is convolved), OH, OW (the result), KH, KW, PAD, STRIDE, THREADS.
 
+#include "common.cuh"
+
 #define TAPS (KH * KW)
 #define WARPS (THREADS / 32)
 
@@ -80,8 +82,7 @@ weight_gradient(const float* __restrict__ gradient, const float* __restrict__ x,
 #pragma unroll
   for (int tap = 0; tap < TAPS; tap++) {
     float sum = sums[tap];
-#pragma unroll
-    for (int mask = 16; mask; mask /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, mask);
+    sum = over_lanes<32>(sum);
     if (threadIdx.x % 32 == 0) room[threadIdx.x / 32 * TAPS + tap] = sum;
   }
   __syncthreads();

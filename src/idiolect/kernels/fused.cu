@@ -5,6 +5,8 @@
 // compilation: REAL, LEAVES (their parameters), EACH (TRY(0) TRY(1) ...), THREADS. Sums are taken in a
 // fixed order.
 
+#include "common.cuh"
+
 #define SPAN (4 * THREADS)  // numbers of a leaf in a block
 #define PACK (16 / (int)sizeof(REAL))
 struct alignas(16) Pack { REAL value[PACK]; };
@@ -59,15 +61,9 @@ mix(double factor, const REAL* __restrict__ scales, const unsigned char* __restr
 
 #if defined(DISTANCE) || defined(LOSS)
 
-__device__ __forceinline__ REAL over_warp(REAL value) {
-#pragma unroll
-  for (int mask = 16; mask; mask /= 2) value += __shfl_xor_sync(0xffffffffu, value, mask);
-  return value;
-}
-
 // The sum over a block's threads, in a fixed order, for thread 0.
 __device__ __forceinline__ REAL over_block(REAL value, REAL* room) {
-  value = over_warp(value);
+  value = over_lanes<32>(value);
   __syncthreads();
   if (threadIdx.x % 32 == 0) room[threadIdx.x / 32] = value;
   __syncthreads();
@@ -126,7 +122,7 @@ __device__ __forceinline__ void tops(const REAL* row, int classes, REAL* largest
   if (isinf(most)) most = 0;                    // as torch's logsumexp does
   for (int k = threadIdx.x % 32; k < classes; k += 32) total += exp(row[k] - most);
   *largest = most;
-  *sum = over_warp(total);
+  *sum = over_lanes<32>(total);
 }
 
 // out[client] = the mean cross-entropy of its rows, weighted; 0 where the weights are.
@@ -183,7 +179,7 @@ loss_gradient(const REAL* __restrict__ scales, const REAL* __restrict__ logits,
   weight += (size_t)client * next_weight;
   REAL count = 0;
   for (int row = lane; row < rows; row += 32) count += weight[row];
-  count = over_warp(count);
+  count = over_lanes<32>(count);
   const REAL scale = scales[client] / (count > (REAL)1e-12 ? count : (REAL)1e-12);
   const int warps = THREADS / 32 * gridDim.y;
   for (int row = blockIdx.y * (THREADS / 32) + threadIdx.x / 32; row < rows; row += warps) {

@@ -2,34 +2,28 @@
 // registers. Sums are taken in a fixed order. Constants: WIDTH (numbers of a row, a multiple of 4), LANES (of a warp, a
 // power of 2), EPS, THREADS, REAL.
 
-#include "numbers.cuh"
+#include "common.cuh"
 
 #define QUADS ((WIDTH / 4 + LANES - 1) / LANES)  // fours of a thread
 #define SIDE (THREADS / LANES)                   // rows of a block at a time
 struct alignas(16) Wide { WIDE at[4]; };
 
-__device__ __forceinline__ WIDE over_lanes(WIDE value) {
-#pragma unroll
-  for (int mask = LANES / 2; mask; mask /= 2) value += __shfl_xor_sync(0xffffffffu, value, mask);
-  return value;
-}
-
 // The thread's numbers of a row, less a mean, and 0 beyond the row's end.
-__device__ __forceinline__ void read(WIDE (*to)[4], const REAL* from, int lane) {
+__device__ __forceinline__ void read(WIDE (*to)[4], const Number* from, int lane) {
 #pragma unroll
   for (int j = 0; j < QUADS; j++) {
     const int quad = lane + j * LANES;
     const bool inside = quad < WIDTH / 4;
     const Four four = *(const Four*)(from + (inside ? quad : 0) * 4);
 #pragma unroll
-    for (int i = 0; i < 4; i++) to[j][i] = inside ? wide(four.at[i]) : 0;
+    for (int i = 0; i < 4; i++) to[j][i] = inside ? number(four.at[i]) : 0;
   }
 }
 
 #ifdef FORWARD
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-normalise(const REAL* __restrict__ x, const WIDE* __restrict__ w, const WIDE* __restrict__ b, WIDE* __restrict__ y,
+normalise(const Number* __restrict__ x, const WIDE* __restrict__ w, const WIDE* __restrict__ b, WIDE* __restrict__ y,
           WIDE* __restrict__ means, WIDE* __restrict__ scales, int rows) {
   const int lane = threadIdx.x % LANES, row = blockIdx.x * SIDE + threadIdx.x / LANES;
   const size_t at = (size_t)blockIdx.y * rows + min(row, rows - 1);
@@ -39,7 +33,7 @@ normalise(const REAL* __restrict__ x, const WIDE* __restrict__ w, const WIDE* __
   for (int j = 0; j < QUADS; j++)
 #pragma unroll
     for (int i = 0; i < 4; i++) sum += own[j][i];
-  const WIDE mean = over_lanes(sum) / WIDTH;
+  const WIDE mean = over_lanes<LANES>(sum) / WIDTH;
 #pragma unroll
   for (int j = 0; j < QUADS; j++)
 #pragma unroll
@@ -47,7 +41,7 @@ normalise(const REAL* __restrict__ x, const WIDE* __restrict__ w, const WIDE* __
       own[j][i] -= mean;
       squares += lane + j * LANES < WIDTH / 4 ? own[j][i] * own[j][i] : 0;
     }
-  const WIDE scale = 1 / sqrt(over_lanes(squares) / WIDTH + (WIDE)EPS);
+  const WIDE scale = 1 / sqrt(over_lanes<LANES>(squares) / WIDTH + (WIDE)EPS);
   if (row >= rows) return;
 #pragma unroll
   for (int j = 0; j < QUADS; j++) {
@@ -70,8 +64,8 @@ normalise(const REAL* __restrict__ x, const WIDE* __restrict__ w, const WIDE* __
 
 // dx, and out[0, part, g] and out[1, part, g], the gradients by factors and shifts over the part's rows.
 extern "C" __global__ void __launch_bounds__(THREADS)
-gradients(const WIDE* __restrict__ gradient, const REAL* __restrict__ x, const WIDE* __restrict__ w,
-          const WIDE* __restrict__ means, const WIDE* __restrict__ scales, REAL* __restrict__ dx,
+gradients(const WIDE* __restrict__ gradient, const Number* __restrict__ x, const WIDE* __restrict__ w,
+          const WIDE* __restrict__ means, const WIDE* __restrict__ scales, Number* __restrict__ dx,
           WIDE* __restrict__ out, int rows, int each) {
   extern __shared__ float4 memory[];
   WIDE* room = (WIDE*)memory;                    // [SIDE][WIDTH]
@@ -109,14 +103,14 @@ gradients(const WIDE* __restrict__ gradient, const REAL* __restrict__ x, const W
         tilt += given[j][i] * own[j][i];
       }
     }
-    level = over_lanes(level) / WIDTH;
-    tilt = over_lanes(tilt) / WIDTH;
+    level = over_lanes<LANES>(level) / WIDTH;
+    tilt = over_lanes<LANES>(tilt) / WIDTH;
 #pragma unroll
     for (int j = 0; j < QUADS; j++) {
       const int quad = lane + j * LANES;
       Four made;
 #pragma unroll
-      for (int i = 0; i < 4; i++) made.at[i] = narrow(scale * (given[j][i] - level - own[j][i] * tilt));
+      for (int i = 0; i < 4; i++) made.at[i] = kept(scale * (given[j][i] - level - own[j][i] * tilt));
       if (ours && quad < WIDTH / 4) *(Four*)(dx + at * WIDTH + quad * 4) = made;
     }
   }

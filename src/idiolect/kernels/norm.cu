@@ -9,13 +9,7 @@
 #define EACH (CHANNELS * PIXELS)    // numbers of a piece
 #define WARPS (THREADS / 32)
 
-#include "bfloat16.cuh"
-
-__device__ __forceinline__ float over_warp(float value) {
-#pragma unroll
-  for (int mask = 16; mask; mask /= 2) value += __shfl_xor_sync(0xffffffffu, value, mask);
-  return value;
-}
+#include "common.cuh"
 
 __device__ __forceinline__ float rectified(float value) {
 #ifdef RELU
@@ -58,7 +52,7 @@ __device__ __forceinline__ float over_piece(float value, float* room) {
     float sum = 0.f;
     if (part < PARTS)
       for (int k = threadIdx.x % 32; k < ROWS * PER; k += 32) sum += room[k / PER * LANES + part * PER + k % PER];
-    sum = over_warp(sum);
+    sum = over_lanes<32>(sum);
     if (threadIdx.x % 32 == 0 && part < PARTS) room[THREADS + part] = sum;
   }
   __syncthreads();
@@ -163,8 +157,8 @@ gradients(const Number* __restrict__ gradient, const Number* __restrict__ x, con
       level += plains[part * CHANNELS + k];
       tilt += timeses[part * CHANNELS + k];
     }
-    level = over_warp(level);
-    tilt = over_warp(tilt);
+    level = over_lanes<32>(level);
+    tilt = over_lanes<32>(tilt);
     if (threadIdx.x % 32 == 0 && part < PARTS) {
       plains[part * CHANNELS] = level / EACH;
       timeses[part * CHANNELS] = tilt / EACH;
@@ -191,7 +185,7 @@ gradients(const Number* __restrict__ gradient, const Number* __restrict__ x, con
 
 // The sum over a block's threads, for all of them.
 __device__ __forceinline__ float over_block(float value, float* room) {
-  value = over_warp(value);
+  value = over_lanes<32>(value);
   __syncthreads();  // the last sum may still be read
   if (threadIdx.x % 32 == 0) room[threadIdx.x / 32] = value;
   __syncthreads();
@@ -252,8 +246,8 @@ gradients(const Number* __restrict__ gradient, const Number* __restrict__ x, con
         plain += given;
         times += given * (number(x[at]) - mean);
       }
-    plain = over_warp(plain);
-    times = over_warp(times) * scale;
+    plain = over_lanes<32>(plain);
+    times = over_lanes<32>(times) * scale;
     if (lane == 0 && channel < CHANNELS) {
       const size_t to = (size_t)blockIdx.x * CHANNELS + channel;  // [g, image, channel]
       dw[to] = times;

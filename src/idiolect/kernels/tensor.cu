@@ -11,25 +11,16 @@
 
 #define TAPS (KH * KW)
 
-#include "async_copy.cuh"
-
-// A matrix unit cuts numbers off after 11 bits. Numbers a little larger than they are, by this factor, are cut off to
-// less than they are as often as to more; those of 11 bits or fewer stay what they are, and what is no number stays so.
-#define NUDGED 1.000345f
+#include "common.cuh"
 
 // Take a number apart: the nearest one of 11 bits, and the rest, which is not needed where ROUNDED.
 __device__ __forceinline__ void part(float value, unsigned* large, unsigned* small) {
 #if ROUNDED
-  *large = __float_as_uint(value * NUDGED);
+  *large = nudged(value);
 #else
   *large = (__float_as_uint(value) + 0x1000u) & 0xffffe000u;
   *small = __float_as_uint(value - __uint_as_float(*large));  // NaN where the value is
 #endif
-}
-
-// sums[16][8] += a[16][8] * b[8][8], each spread over the threads of a warp.
-__device__ __forceinline__ void multiply(float* sums, const unsigned* a, const unsigned* b) {
-  asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};" : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
 #if !WEIGHT_GRADIENT
@@ -138,12 +129,12 @@ convolve(const float* __restrict__ x, const float* __restrict__ w, const float* 
             part(held[spot[j] + i * 4 * PLANE + kh * LINE + kw], &big[i], &little[i]);
 #if !ROUNDED
 #pragma unroll
-          for (int m = 0; m < MT; m++) multiply(sums[m][j], small[m], big);
+          for (int m = 0; m < MT; m++) multiply_short(sums[m][j], small[m], big);
 #pragma unroll
-          for (int m = 0; m < MT; m++) multiply(sums[m][j], large[m], little);
+          for (int m = 0; m < MT; m++) multiply_short(sums[m][j], large[m], little);
 #endif
 #pragma unroll
-          for (int m = 0; m < MT; m++) multiply(sums[m][j], large[m], big);
+          for (int m = 0; m < MT; m++) multiply_short(sums[m][j], large[m], big);
         }
       }
     }
@@ -281,12 +272,12 @@ weight_gradient(const float* __restrict__ gradient, const float* __restrict__ x,
         part(right[shift], &big[1], &little[1]);
 #if !ROUNDED
 #pragma unroll
-        for (int m = 0; m < MT; m++) multiply(sums[tap][m], small[m], big);
+        for (int m = 0; m < MT; m++) multiply_short(sums[tap][m], small[m], big);
 #pragma unroll
-        for (int m = 0; m < MT; m++) multiply(sums[tap][m], large[m], little);
+        for (int m = 0; m < MT; m++) multiply_short(sums[tap][m], large[m], little);
 #endif
 #pragma unroll
-        for (int m = 0; m < MT; m++) multiply(sums[tap][m], large[m], big);
+        for (int m = 0; m < MT; m++) multiply_short(sums[tap][m], large[m], big);
       }
     }
     __syncthreads();

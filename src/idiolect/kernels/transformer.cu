@@ -1,12 +1,12 @@
 // What transformers do between their products, in one pass each: rotary positions and gated units.
 
-#include "numbers.cuh"
+#include "common.cuh"
 
 // out = x with each pair (n, n + half) of [row, head, number] turned by its place's angle.
 #ifdef TURN
 extern "C" __global__ void __launch_bounds__(THREADS)
-turn(const REAL* __restrict__ x, const WIDE* __restrict__ cosine, const WIDE* __restrict__ sine,
-     REAL* __restrict__ out, int quads) {
+turn(const Number* __restrict__ x, const WIDE* __restrict__ cosine, const WIDE* __restrict__ sine,
+     Number* __restrict__ out, int quads) {
   const long long quad = (long long)blockIdx.x * THREADS + threadIdx.x;
   if (quad >= quads) return;
   const int n = quad % (HALF_WIDTH / 4) * 4;
@@ -18,9 +18,9 @@ turn(const REAL* __restrict__ x, const WIDE* __restrict__ cosine, const WIDE* __
 #pragma unroll
   for (int i = 0; i < 4; i++) {
     const WIDE c = cosine[angle + i], s = SIGN * sine[angle + i];
-    const WIDE l = wide(left.at[i]), r = wide(right.at[i]);
-    a.at[i] = narrow(l * c - r * s);
-    b.at[i] = narrow(r * c + l * s);
+    const WIDE l = number(left.at[i]), r = number(right.at[i]);
+    a.at[i] = kept(l * c - r * s);
+    b.at[i] = kept(r * c + l * s);
   }
   *(Four*)(out + first) = a;
   *(Four*)(out + first + HALF_WIDTH) = b;
@@ -30,7 +30,7 @@ turn(const REAL* __restrict__ x, const WIDE* __restrict__ cosine, const WIDE* __
 // out = silu(gate) * up.
 #ifdef GATE
 extern "C" __global__ void __launch_bounds__(THREADS)
-gated(const REAL* __restrict__ gate, const REAL* __restrict__ up, REAL* __restrict__ out,
+gated(const Number* __restrict__ gate, const Number* __restrict__ up, Number* __restrict__ out,
       int quads) {
   const long long quad = (long long)blockIdx.x * THREADS + threadIdx.x;
   if (quad >= quads) return;
@@ -38,16 +38,16 @@ gated(const REAL* __restrict__ gate, const REAL* __restrict__ up, REAL* __restri
   Four y;
 #pragma unroll
   for (int i = 0; i < 4; i++) {
-    const WIDE x = wide(g.at[i]);
-    y.at[i] = narrow(x / (1 + exp(-x)) * wide(u.at[i]));
+    const WIDE x = number(g.at[i]);
+    y.at[i] = kept(x / (1 + exp(-x)) * number(u.at[i]));
   }
   ((Four*)out)[quad] = y;
 }
 
 // Its gradients by gate and up, given the one by its output.
 extern "C" __global__ void __launch_bounds__(THREADS)
-gated_gradient(const REAL* __restrict__ dy, const REAL* __restrict__ gate,
-               const REAL* __restrict__ up, REAL* __restrict__ dgate, REAL* __restrict__ dup,
+gated_gradient(const Number* __restrict__ dy, const Number* __restrict__ gate,
+               const Number* __restrict__ up, Number* __restrict__ dgate, Number* __restrict__ dup,
                int quads) {
   const long long quad = (long long)blockIdx.x * THREADS + threadIdx.x;
   if (quad >= quads) return;
@@ -55,9 +55,9 @@ gated_gradient(const REAL* __restrict__ dy, const REAL* __restrict__ gate,
   Four dg, du;
 #pragma unroll
   for (int i = 0; i < 4; i++) {
-    const WIDE x = wide(g.at[i]), y = wide(d.at[i]), open = 1 / (1 + exp(-x));
-    dg.at[i] = narrow(y * wide(u.at[i]) * open * (1 + x * (1 - open)));
-    du.at[i] = narrow(y * x * open);
+    const WIDE x = number(g.at[i]), y = number(d.at[i]), open = 1 / (1 + exp(-x));
+    dg.at[i] = kept(y * number(u.at[i]) * open * (1 + x * (1 - open)));
+    du.at[i] = kept(y * x * open);
   }
   ((Four*)dgate)[quad] = dg;
   ((Four*)dup)[quad] = du;

@@ -20,7 +20,7 @@
 #define LINE ((COLS * PX + KW - 1 + 3) / 4 * 4)
 #define TAPS (KH * KW)
 
-#include "async_copy.cuh"
+#include "common.cuh"
 
 #if !WEIGHT_GRADIENT
 

@@ -1,0 +1,69 @@
+// What the sources share: numbers as they lie in memory, sums over threads, copies into shared memory that run while a
+// block computes, and matrix units.
+
+// A Number lies in memory and is reckoned with as a WIDE one: REAL, which is single precision unless it is defined. With
+// HALF it lies there as bfloat16, for which there is no type here: its bits are taken apart.
+#ifndef REAL
+#define REAL float
+#endif
+#ifdef HALF
+typedef unsigned short Number;
+typedef float WIDE;
+__device__ __forceinline__ WIDE number(Number bits) { return __uint_as_float((unsigned)bits << 16); }
+__device__ __forceinline__ Number kept(WIDE value) {
+  const unsigned bits = __float_as_uint(value);  // to the nearest, of two the even one; what is no number stays so
+  return value == value ? (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16 : 0x7fc0u;
+}
+#else
+typedef REAL Number;
+typedef REAL WIDE;
+__device__ __forceinline__ WIDE number(Number value) { return value; }
+__device__ __forceinline__ Number kept(WIDE value) { return value; }
+#endif
+
+struct alignas(sizeof(Number) * 4 < 16 ? sizeof(Number) * 4 : 16) Four { Number at[4]; };
+
+// The sum over neighbouring threads, a power of two of them up to a warp, in a fixed order, for each of them.
+template <int COUNT, class Real>
+__device__ __forceinline__ Real over_lanes(Real value) {
+#pragma unroll
+  for (int mask = COUNT / 2; mask; mask /= 2) value += __shfl_xor_sync(0xffffffffu, value, mask);
+  return value;
+}
+
+// Start to copy a number into shared memory, or a zero.
+__device__ __forceinline__ void bring(float* to, const float* from, bool inside) {
+  const unsigned place = (unsigned)__cvta_generic_to_shared(to);
+  const int bytes = inside ? 4 : 0;
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(place), "l"(from), "r"(bytes));
+}
+
+__device__ __forceinline__ void bring4(float* to, const float* from) {
+  const unsigned place = (unsigned)__cvta_generic_to_shared(to);
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(place), "l"(from));
+}
+
+// Start to copy 16 bytes, or as many zeros.
+__device__ __forceinline__ void bring16(void* to, const void* from, bool inside) {
+  const unsigned place = (unsigned)__cvta_generic_to_shared(to);
+  const int bytes = inside ? 16 : 0;
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(place), "l"(from), "r"(bytes));
+}
+
+__device__ __forceinline__ void close_stage() { asm volatile("cp.async.commit_group;"); }
+
+// Wait until all stages but the last few have arrived.
+template <int LATER>
+__device__ __forceinline__ void await_stage() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(LATER));
+}
+
+// sums[16][8] += a[16][8] * b[8][8], each spread over the threads of a warp, of numbers that the unit cuts off after 11
+// bits: TF32.
+__device__ __forceinline__ void multiply_short(float* sums, const unsigned* a, const unsigned* b) {
+  asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};" : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+// A number a little larger than it is: cut off after 11 bits, it is less than it was as often as more. One of 11 bits or
+// fewer stays what it is, and what is no number stays so.
+__device__ __forceinline__ unsigned nudged(float value) { return __float_as_uint(value * 1.000345f); }
