@@ -241,7 +241,7 @@ def _launch(name: str, sizes: GroupNormSizes, tensors: list[Tensor], x: Tensor, 
     blocks = sizes.groups * sizes.images
     if last:
         several, threads = _several(x, sizes), math.prod(_block(x, sizes))
-        constants |= {"LAST": 1, "GROUPS": sizes.groups, "V": several}
+        constants |= {"LAST": 1, "GROUPS": sizes.groups}
         shared = 4 * (2 * threads * several if name == "gradients" else threads + sizes.parts)
     else:
         each = sizes.channels // sizes.parts
@@ -249,8 +249,18 @@ def _launch(name: str, sizes: GroupNormSizes, tensors: list[Tensor], x: Tensor, 
         warps = each if name == "gradients" else each * sizes.pixels // (_WARP * 4)
         threads = _WARP * max(1, min(_WARPS, warps))
         blocks, shared = blocks * sizes.parts, 4 * threads // _WARP
-    constants["THREADS"] = threads
+        least = _WARP if name == "gradients" else 1  # packs of a channel, so that no thread idles
+        most = math.gcd(16 // x.element_size(), sizes.pixels)
+        several = max(1, min(most, _power(sizes.pixels // least)))
+        if any(one.data_ptr() % 16 for one in tensors if one.shape == x.shape):
+            several = 1
+    constants |= {"THREADS": threads, "V": several}
     launch("norm.cu", name, constants, (blocks, 1, 1), threads, [*tensors, sizes.images], shared)
+
+
+def _power(number: int) -> int:
+    """Return the largest power of two up to a number."""
+    return 1 << number.bit_length() >> 1
 
 
 _FORMS: dict[str, dict[str, Form]] = {

@@ -1,8 +1,9 @@
 // Group normalisation of a stack of clients. Sums are taken in a fixed order. Images are [g, image, channel, pixel] in
-// memory, and a block has a piece: some channels of one image of one client, which are normalised together. With LAST
+// memory, and a block has a piece: some channels of one image of one client, which are normalised together; a thread
+// takes V neighbouring pixels at once. With LAST
 // they are [image, pixel, g, channel], the order of grouped convolutions with channels last, and a block has all pieces
 // of an image; a thread has always the same V channels, of every ROWS-th pixel. Constants: C (channels), PARTS (groups
-// of channels), PIXELS, THREADS, EPS, with LAST V and GROUPS (clients); RELU where what is below 0 is cut off; HALF
+// of channels), PIXELS, THREADS, EPS, V, with LAST GROUPS (clients); RELU where what is below 0 is cut off; HALF
 // where images and their gradients are bfloat16.
 
 #define CHANNELS (C / PARTS)        // of a piece
@@ -10,6 +11,8 @@
 #define WARPS (THREADS / 32)
 
 #include "common.cuh"
+
+struct alignas(V * sizeof(Number)) Pack { Number of[V]; };
 
 __device__ __forceinline__ float rectified(float value) {
 #ifdef RELU
@@ -34,8 +37,6 @@ __device__ __forceinline__ float passed(Number gradient, Number y) {
 #define ROWS (THREADS / LANES)      // pixels at a time
 #define PER (CHANNELS / V)          // threads of a pixel that have the same piece
 #define STEP ((size_t)GROUPS * C)   // from pixel to pixel
-
-struct alignas(V * sizeof(Number)) Pack { Number of[V]; };
 
 __device__ __forceinline__ size_t beginning(int images) {
   const size_t image = blockIdx.x % images, g = blockIdx.x / images;
@@ -206,18 +207,32 @@ normalise(const Number* __restrict__ x, const float* __restrict__ w, const float
   float* room = (float*)memory;
   const size_t start = (size_t)blockIdx.x * EACH, factor = own(images);
   float sum = 0.f;
-  for (int at = threadIdx.x; at < EACH; at += THREADS) sum += number(x[start + at]);
+#pragma unroll 4
+  for (int at = threadIdx.x * V; at < EACH; at += THREADS * V) {
+    const Pack pack = *(const Pack*)(x + start + at);
+#pragma unroll
+    for (int i = 0; i < V; i++) sum += number(pack.of[i]);
+  }
   const float mean = over_block(sum, room) / EACH;
   float squares = 0.f;
-  for (int at = threadIdx.x; at < EACH; at += THREADS) {
-    const float off = number(x[start + at]) - mean;
-    squares += off * off;
+#pragma unroll 4
+  for (int at = threadIdx.x * V; at < EACH; at += THREADS * V) {
+    const Pack pack = *(const Pack*)(x + start + at);
+#pragma unroll
+    for (int i = 0; i < V; i++) {
+      const float off = number(pack.of[i]) - mean;
+      squares += off * off;
+    }
   }
   const float scale = 1.f / sqrtf(over_block(squares, room) / EACH + EPS);
-  for (int at = threadIdx.x; at < EACH; at += THREADS) {
+#pragma unroll 4
+  for (int at = threadIdx.x * V; at < EACH; at += THREADS * V) {
     const int channel = at / PIXELS;
-    const float value = (number(x[start + at]) - mean) * scale * w[factor + channel] + b[factor + channel];
-    y[start + at] = kept(rectified(value));
+    const float weight = w[factor + channel] * scale, bias = b[factor + channel];
+    Pack pack = *(const Pack*)(x + start + at);
+#pragma unroll
+    for (int i = 0; i < V; i++) pack.of[i] = kept(rectified((number(pack.of[i]) - mean) * weight + bias));
+    *(Pack*)(y + start + at) = pack;
   }
   if (threadIdx.x == 0) {
     means[blockIdx.x] = mean;
@@ -240,11 +255,15 @@ gradients(const Number* __restrict__ gradient, const Number* __restrict__ x, con
     const int channel = first + warp;
     float plain = 0.f, times = 0.f;
     if (channel < CHANNELS)
-      for (int pixel = lane; pixel < PIXELS; pixel += 32) {
+      for (int pixel = lane * V; pixel < PIXELS; pixel += 32 * V) {
         const size_t at = start + channel * PIXELS + pixel;
-        const float given = passed(gradient[at], y[at]);
-        plain += given;
-        times += given * (number(x[at]) - mean);
+        const Pack given = *(const Pack*)(gradient + at), seen = *(const Pack*)(x + at), made = *(const Pack*)(y + at);
+#pragma unroll
+        for (int i = 0; i < V; i++) {
+          const float own = passed(given.of[i], made.of[i]);
+          plain += own;
+          times += own * (number(seen.of[i]) - mean);
+        }
       }
     plain = over_lanes<32>(plain);
     times = over_lanes<32>(times) * scale;
@@ -258,10 +277,18 @@ gradients(const Number* __restrict__ gradient, const Number* __restrict__ x, con
   }
   level = over_block(level, room) / EACH;
   tilt = over_block(tilt, room) / EACH;
-  for (int at = threadIdx.x; at < EACH; at += THREADS) {
+#pragma unroll 2
+  for (int at = threadIdx.x * V; at < EACH; at += THREADS * V) {
     const size_t to = start + at;
-    const float given = passed(gradient[to], y[to]) * w[factor + at / PIXELS];
-    dx[to] = kept(scale * (given - level - (number(x[to]) - mean) * scale * tilt));
+    const float weight = w[factor + at / PIXELS];
+    const Pack given = *(const Pack*)(gradient + to), made = *(const Pack*)(y + to);
+    Pack pack = *(const Pack*)(x + to);
+#pragma unroll
+    for (int i = 0; i < V; i++) {
+      const float standard = (number(pack.of[i]) - mean) * scale;
+      pack.of[i] = kept(scale * (passed(given.of[i], made.of[i]) * weight - level - standard * tilt));
+    }
+    *(Pack*)(dx + to) = pack;
   }
 }
 
