@@ -78,7 +78,7 @@ DENSE = {
 }
 
 
-BENCHED = ("vit-20", "lenet5-20", "pfl-cifar10")  # of `idiolect bench`
+BENCHED = ("vit-20", "pfl-cifar10", "lenet5-20")  # of `idiolect bench`
 HEADS = attention.AttentionSizes(640, 4, 65, 65, 16, False, 0.25)
 ROWS = layer_norm.LayerNormSizes(20, 2080, 64, 1e-5)
 PRODUCTS = {
@@ -88,8 +88,8 @@ PRODUCTS = {
     "narrow": linear.LinearSizes(20, 2080, 128, 64),
 }
 PATCHES = ConvShape(20, 32, 3, 32, 32, 64, 4, 4, 4, 0)
-PFL2 = ConvShape(50, 10, 32, 30, 30, 64, 3, 3, 1, 0)
-MCMAHAN2 = ConvShape(20, 10, 32, 12, 12, 64, 5, 5, 1, 2)
+PFL2 = ConvShape(50, 10, 32, 30, 30, 64, 3, 3, 1, 0, fused=True)
+MCMAHAN2 = ConvShape(20, 10, 32, 12, 12, 64, 5, 5, 1, 2, fused=True)
 
 
 def drawn(*shape, dtype=torch.float32):
@@ -149,7 +149,8 @@ def forms_of(tasks, precision):
             exact = exact if isinstance(exact, tuple) else (exact,)
             ways = module.forms(task, sizes)
             if module in (linear, convolution):
-                ways = module.forms(task, sizes, own=given[0].dtype == torch.float32)
+                more = {} if module is linear else {"rounded": precision != "fp32"}
+                ways = module.forms(task, sizes, own=given[0].dtype == torch.float32, **more)
             autotune.compile_all(ways, (*given, sizes))
             rows = {}
             for name, form in ways.items():
@@ -207,7 +208,7 @@ def rounds_of(name, precision):
     """Time whole rounds of a workload of `idiolect bench`, and its kernels."""
     work = workloads.WORKLOADS[name]
     fed = federation(work.sizes, work.shape)
-    began = time.perf_counter()
+    began, known = time.perf_counter(), {*autotune.trials}
     sim = workloads.simulation(work, fed, workloads.fastest("cuda", precision))
     for _ in range(3):
         sim.advance()
@@ -232,7 +233,16 @@ def rounds_of(name, precision):
             f"{row.self_device_time_total:9.0f} us {row.count:5d}  {row.key[:150]}"
             for row in rows[:40]
         ],
+        "forms, and us": {
+            what: {name: one if isinstance(one, str) else _us(one[1]) for name, one in own.items()}
+            for what, own in autotune.trials.items()
+            if what not in known
+        },
     }
+
+
+def _us(took):
+    return "other results" if took is None else round(1e3 * took, 1)
 
 
 ROUNDS = {

@@ -142,6 +142,7 @@ def test_taken_and_decoded(
 
     got = torch.vmap(take)(rows)
     by_step = torch.vmap(torch.vmap(take), (1,))(rows)
+    assert all(step.is_contiguous() for step in got.unbind(1))  # for all clients
     torch.testing.assert_close(got, expected, rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(by_step, expected.transpose(0, 1), rtol=1e-6, atol=1e-6)
 

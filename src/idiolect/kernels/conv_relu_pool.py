@@ -102,6 +102,7 @@ class _ConvReLUPool(GroupedFunction):
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
         x, w, _, ctx.padding = inputs
         ctx.mark_non_differentiable(output[1])
+        ctx.set_materialize_grads(False)  # that of the pixels would be zeros, made for nothing
         ctx.save_for_backward(x, w, output[1])
 
     @staticmethod

@@ -65,6 +65,13 @@ class _Take(Function):
 
 
 def _launched(x: Tensor, rows: Tensor, shift: Tensor, factor: Tensor) -> Tensor:
+    """Lay examples of [client, step, ...] out step by step, so that no step need copy its own."""
+    if rows.dim() > 2:
+        return _in_order(x, rows.transpose(0, 1), shift, factor).transpose(0, 1)
+    return _in_order(x, rows, shift, factor)
+
+
+def _in_order(x: Tensor, rows: Tensor, shift: Tensor, factor: Tensor) -> Tensor:
     numbers, rows = x[0].numel(), rows.contiguous()
     out = shift.new_empty(*rows.shape, *x.shape[1:])
     constants = {"NUMBERS": numbers, "PLANE": numbers // shift.numel(), "THREADS": _TAKE_THREADS}
