@@ -29,6 +29,7 @@ REALS = {torch.float32: "float", torch.float64: "double"}  # dtypes with kernels
 _failed: set[str] = set()  # operations whose kernel failed once
 _folder: Path | None = None
 _binaries: dict[tuple[str, str], tuple[bytes, str]] = {}  # compiled ahead, by text and name
+_compiling: dict[tuple[str, str], threading.Lock] = {}
 _listed = threading.local()  # `kernels`: what this thread would launch, while it only lists
 
 
@@ -93,10 +94,11 @@ def compile_ahead(which: Kernel) -> None:
     """Compile a kernel for a later launch. The GPU has no part in it, so any thread may do so."""
     file, name, constants, _ = which
     text = source(file, dict(constants))
-    if not at_hand(which):
-        compiler, _ = _tools()
-        _binaries[text, name] = made = compiler(text, name)
-        _keep(text, name, *made)
+    with _compiling.setdefault((text, name), threading.Lock()):  # many layers have one kernel
+        if not at_hand(which):
+            compiler, _ = _tools()
+            _binaries[text, name] = made = compiler(text, name)
+            _keep(text, name, *made)
 
 
 @functools.cache

@@ -19,7 +19,7 @@ from idiolect.kernels.convolution_cuda import ConvShape
 from idiolect.kernels.vmap_rules import GroupedFunction, call, float32_on_cuda, halved_on_cuda
 
 Pair = tuple[int, int]
-_DEEP = 32  # channels with which kernels for channels last were faster than those for thin layers
+_DEEP = 32  # channels with which kernels for channels last are faster than others of ours
 
 
 class StackedConv2d(nn.Conv2d):
@@ -175,9 +175,16 @@ def forms(
     known = {"plain": PLAIN[task], **convolution_library.forms(task, shape)}
     last = convolution_last.forms(task, shape) if rounded else {}
     known |= last
-    if shape.fused:
-        known = {name: partial(_in_order, form) for name, form in known.items()}
-    slower = last and not shape.fused and min(shape.channels, shape.out_channels) >= _DEEP
+    first = shape.pointwise and not last  # neighbours are depthwise, say: channels first
+    if last:
+        known.pop("pixels", None)
+    if shape.fused or first:
+        known = {
+            name: form if name == "pixels" else partial(_in_order, form)
+            for name, form in known.items()
+        }
+    deep = last and min(shape.channels, shape.out_channels) >= _DEEP
+    slower = not shape.fused and (first or deep)
     return {**known, **convolution_cuda.forms(task, shape, most)} if own and not slower else known
 
 

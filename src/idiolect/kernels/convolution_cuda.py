@@ -69,6 +69,12 @@ class ConvShape(NamedTuple):
         """Weights of one input channel for one output channel."""
         return self.kernel_height * self.kernel_width
 
+    @property
+    def pointwise(self) -> bool:
+        """Whether every pixel is made of one, by a matrix of channels."""
+        alone = self.taps == self.stride == 1 and self.padding == 0
+        return alone and not self.depthwise
+
     def seen_by(self, task: str) -> "ConvShape":
         """Return the shape of the convolution that a task is: the input gradient's is reversed."""
         if task != "input_gradient":

@@ -33,7 +33,7 @@ def forms(task: str, shape: ConvShape) -> dict[str, Form]:
     if once:
         found["patches"] = _PATCHED[task]
     small = task == "weight_gradient" and shape.out_height * shape.out_width < _MANY
-    if shape.taps == 1 and shape.padding == 0 and not small:
+    if shape.pointwise and not small:
         found["pixels"] = _POINTWISE[task]
     return found
 
@@ -147,9 +147,9 @@ def patches_weight_gradient(gradient: Tensor, x: Tensor, shape: ConvShape) -> Te
 # As one product for each image: weights of 1×1.
 
 
-def _lined(x: Tensor, step: int = 1) -> Tensor:
-    """Return the pixels that are seen, as [client and image, channel, pixel]."""
-    return x[..., ::step, ::step].flatten(3).flatten(0, 1)
+def _lined(x: Tensor) -> Tensor:
+    """Return images as [client and image, channel, pixel]."""
+    return x.flatten(3).flatten(0, 1)
 
 
 def _for_each(w: Tensor, like: Tensor, images: int) -> Tensor:
@@ -160,25 +160,18 @@ def _for_each(w: Tensor, like: Tensor, images: int) -> Tensor:
 
 def pixels_convolve(x: Tensor, w: Tensor, shape: ConvShape) -> Tensor:
     """Convolve."""
-    y = torch.bmm(_for_each(w, x, shape.images), _lined(x, shape.stride))
-    return y.view(shape.groups, shape.images, -1, shape.out_height, shape.out_width)
+    y = torch.bmm(_for_each(w, x, shape.images), _lined(x))
+    return y.view(shape.groups, shape.images, -1, shape.height, shape.width)
 
 
 def pixels_input_gradient(gradient: Tensor, w: Tensor, shape: ConvShape) -> Tensor:
     """Return the gradient by the images."""
-    s = shape
-    seen = torch.bmm(_for_each(w, gradient, s.images).mT, _lined(gradient))
-    seen = seen.view(s.groups, s.images, s.channels, s.out_height, s.out_width)
-    if s.stride == 1:
-        return seen
-    dx = seen.new_zeros(s.groups, s.images, s.channels, s.height, s.width)
-    dx[..., :: s.stride, :: s.stride] = seen
-    return dx
+    return pixels_convolve(gradient, w.transpose(1, 2), shape)
 
 
 def pixels_weight_gradient(gradient: Tensor, x: Tensor, shape: ConvShape) -> Tensor:
     """Return the gradient by the weights: the sum of each image's."""
-    each = torch.bmm(_lined(gradient), _lined(x, shape.stride).mT)
+    each = torch.bmm(_lined(gradient), _lined(x).mT)
     dw = each.view(shape.groups, shape.images, *each.shape[1:]).sum(1)
     return dw[..., None, None]
 
