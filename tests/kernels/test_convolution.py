@@ -258,3 +258,26 @@ def test_among_fused_kernels_a_form_is_timed_with_the_copies_that_it_needs(task:
     made = among["last"](*given)
     assert made.is_contiguous()
     torch.testing.assert_close(made, among["plain"](*given), rtol=1e-4, atol=1e-4)
+
+
+def test_under_bfloat16_thin_convolutions_are_in_single_precision(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Those of many channels are left to the forms for bfloat16."""
+    monkeypatch.setattr(conv_relu_pool, "halved_on_cuda", lambda x: True)
+    monkeypatch.setattr(conv_relu_pool, "float32_on_cuda", lambda x: False)
+    torch.manual_seed(0)
+    x = torch.randn(2, 3, 8, 8).bfloat16()
+    layer = convolution.StackedConv2d(3, 6, 3)
+    exact = F.conv2d(x.float(), layer.weight, layer.bias).relu()
+    for run, wanted in (
+        (conv_relu_pool.conv_relu, exact),
+        (conv_relu_pool.conv_relu_pool, F.max_pool2d(exact, 2)),
+    ):
+        y = run(layer, x)
+        assert y.dtype == torch.float32
+        torch.testing.assert_close(y, wanted, rtol=1e-5, atol=1e-5)
+    many = convolution.StackedConv2d(64, 64, 3)
+    assert conv_relu_pool._fused_padding("conv_relu", many, torch.zeros(2, 64, 8, 8)) is None
+    few = convolution.StackedConv2d(32, 64, 3)
+    assert conv_relu_pool._fused_padding("conv_relu", few, torch.zeros(2, 32, 8, 8)) == 0

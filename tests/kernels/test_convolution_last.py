@@ -114,3 +114,18 @@ def test_only_where_products_may_be_rounded() -> None:
     assert convolution_last.forms("convolve", depthwise) == {}
     assert convolution_last.forms("conv_relu", shape) == {}
     assert convolution_last.forms("convolve", shape._replace(out_channels=20)) == {}
+
+
+@pytest.mark.skipif(emulate.COMPILER is None, reason="needs g++ to run CUDA sources")
+@pytest.mark.parametrize("task", ["convolve", "weight_gradient"])
+def test_rounded_products_see_nan_of_all_bits(
+    task: str, monkeypatch: pytest.MonkeyPatch, kernels: Path
+) -> None:
+    """As a GPU makes it: adding half a unit to its bits would make it -0."""
+    emulate.use(monkeypatch, kernels)
+    s = ConvShape(1, 1, 16, 5, 5, 16, 3, 3, 1, 1)
+    x, w = torch.ones(1, 1, 16, 5, 5), torch.ones(1, 16, 16, 3, 3)
+    x.view(torch.int32)[0, 0, 0, 2, 2] = 0x7FFFFFFF
+    form = list(convolution_last.forms(task, s).values())[-1]
+    made = form(x, w if task == "convolve" else torch.ones_like(x), s)
+    assert made.isnan().any()

@@ -151,3 +151,25 @@ def test_what_is_no_number_stays_so(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     for name, form in linear.forms("relu", sizes).items():
         broken = form(x, w, b, sizes).isnan()
         assert not broken[0, 0].any() and broken[0, 1].all(), name
+
+
+@pytest.mark.parametrize("examples", [4, 65])
+def test_with_few_examples_weights_are_not_rounded_to_bfloat16(
+    examples: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Reading them is what takes time; with many, products are as torch's autocast has them."""
+    monkeypatch.setattr(linear, "halved_on_cuda", lambda x: True)
+    torch.manual_seed(0)
+    layer, x = linear.StackedLinear(INSIDE, OUTSIDE), torch.randn(CLIENTS, examples, INSIDE)
+    kind = torch.bfloat16 if examples > 64 else torch.float32
+    half = x.bfloat16()
+    for run, plain in ((layer, layer), (lambda x: linear.linear_relu(layer, x), nn.ReLU())):
+        y = vmap(run)(half)
+        assert y.dtype == kind
+        exact = F.linear(half.double(), layer.weight.double(), layer.bias.double())
+        exact = exact if plain is layer else exact.relu()
+        assert (y.double() - exact).norm() < (
+            1e-2 if kind == torch.bfloat16 else 1e-6
+        ) * exact.norm()
+    slope = grad(lambda w: linear.stacked_linear(x[0], w, layer.bias).float().square().sum())
+    assert slope(layer.weight.detach()).dtype == torch.float32
