@@ -3,22 +3,26 @@
     python scripts/study_adapters.py run DATA --out OUT        # on a GPU; --small: a rehearsal
     python scripts/study_adapters.py write OUT/adapters.json   # into results/ and the pages
 
-DATA holds cross_sector, cross_product and tinyshakespeare_roles (6 MB). After the bases there is
-a process for each study: `idiolect compare` of experiments/adapters, which chooses rates on
-validation rows; then newcomers get models by every method under every seed. OUT/adapters.json is
-written whenever a method is done, so that what is there can be used if time runs out.
+DATA holds cross_sector, cross_product and tinyshakespeare_roles (6 MB). Bases are pretrained for a
+fixed number of steps. The methods of a study are dealt out to processes, which are made ready
+meanwhile: one after the other chooses its rates on validation rows, is trained under all seeds at
+once, and gives newcomers their models. OUT/adapters.json is written whenever a method is done, so
+that what is there can be used if time runs out (--limit, SIGINT, SIGTERM).
+
+`--known FILE`, an adapters.json of before: methods there are trained with the rates that validation
+rows chose then, without trials, and private runs that are there are not repeated.
 """
 
 import argparse
+import gc
 import json
 import math
+import signal
 import subprocess
 import sys
 import time
 import traceback
 from collections.abc import Mapping
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -30,17 +34,51 @@ import torch
 from reproduction import fill
 
 from idiolect.analysis.comparison import compare
-from idiolect.data import Dataset, load
+from idiolect.core import checkpoint, tree
+from idiolect.data import Dataset, federate, load
 from idiolect.data.dataset import taken
 from idiolect.data.text import dealt
-from idiolect.experiment.adapt import adapt
-from idiolect.experiment.compare import compare_experiment
+from idiolect.engine import block_runner
+from idiolect.engine.outcome import Silent
+from idiolect.engine.rounds import SeededRun, Simulation
+from idiolect.experiment.build import build_backend
+from idiolect.experiment.compare import SplitComparison, compare_experiment
+from idiolect.experiment.components import build_architectures, build_method
 from idiolect.experiment.load import load_experiment
+from idiolect.experiment.run_state import checkpoint_path, seed_leaves
+from idiolect.experiment.schema import Experiment, Tune
+from idiolect.experiment.seed_parts import part_with_seed
+from idiolect.experiment.stored_models import choose_method, read_experiment
+from idiolect.experiment.tune import with_settings
+from idiolect.experiment.untrusted import CLOSED
+from idiolect.results import run_files
+from idiolect.results.run_files import folder_name
 
 ROOT = Path(__file__).resolve().parents[1]
 PRIVATE = {"lora": "strange", "whole": "strange"}
 STUDIES = {"roles": "base", "reviews": "base", **PRIVATE}
 """The studies, and the base of each."""
+PROCESSES = {  # what runs side by side: of roles, one may take 30 GB
+    "roles": (
+        ("No training", "FedSA-LoRA", "Local", "Portfolio"),
+        ("FedAvg", "FedAvg + FT", "pFedLoRA"),
+    ),
+    "reviews": (
+        ("No training", "Local", "Portfolio"),
+        ("FedAvg", "FedSA-LoRA"),
+        ("FedAvg + FT", "pFedLoRA"),
+    ),
+}
+BORROWED = {"Portfolio": "FedAvg + FT"}  # whose rates it takes where they are known
+# After the two rounds of a trial it was no better than guessing under any rate: nothing was chosen.
+WHOLE_TRIALS = (("reviews", "FedAvg"),)
+BASES: dict[str, list[Any]] = {
+    "base": ["--steps", 1260],
+    "strange": ["--steps", 1543, "--text", "reviews", "--size", "tiny"],
+}
+# Of eight rounds the host traces the first two, block by block, and the others are replayed: with
+# more blocks there is less padding and more to trace.
+BLOCKS = 3
 FEWEST = 20  # rows of a newcomer
 SMALL = {  # what a rehearsal does less of
     "roles": ("rounds=2", "seeds=[0,1]", "data.min_size=2", "data.options.length=16"),
@@ -66,45 +104,43 @@ Figures = dict[str, Any]
 
 def run(args: argparse.Namespace) -> None:
     """Pretrain, start every study, and gather what they find until they are done."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # `finally` leaves what is there
     began, out, work = time.monotonic(), args.out.resolve(), args.work.resolve()
     out.mkdir(parents=True, exist_ok=True)
     work.mkdir(parents=True, exist_ok=True)
+    known = read_json(args.known)
+    wanted = [name for name in args.only if name not in PRIVATE or name not in known]
     data = small_data(args.data_dir, work / "data") if args.small else args.data_dir.resolve()
-    small = ["--steps", "3", "--size", "tiny", "--batch", "2", "--length", "16"]
-    timed = ["--seconds", args.seconds, "--save-every", args.seconds / 4]
-    bases = {"base": [], "strange": ["--text", "reviews", "--size", "tiny"]}
-    # The larger base has the GPU for itself; what needs the other can wait.
-    after = {"base": "", "roles": "base", "reviews": "base", "strange": "base", **PRIVATE}
-    wanted = [name for name in after if name in bases or name in args.only]
+    small = ["--steps", 3, "--size", "tiny", "--batch", 2, "--length", 16]
+    lines: dict[str, list[Any]] = {}
+    for base in dict.fromkeys(STUDIES[name] for name in wanted):
+        if not (work / base / "pretraining.json").exists():
+            script = ROOT / "scripts" / "pretrain_decoder.py"
+            whole = ["--save-every", 1e9, *(small if args.small else [])]
+            lines[base] = [script, data, "--out", work / base, *BASES[base], *whole]
+    more = ["--small"] * args.small + (["--known", args.known.resolve()] if args.known else [])
+    for name in wanted:
+        for number, labels in enumerate(PROCESSES.get(name, ((),))):
+            line = [__file__, "study", name, data, work, *more, "--methods", *labels]
+            lines[f"{name}-{number}"] = line
     going: dict[str, subprocess.Popen[bytes]] = {}
     try:
+        for name, line in lines.items():
+            going[name] = begin(work, name, line)
         while time.monotonic() - began < args.limit:
-            for name in wanted:
-                before = after[name]
-                ready = not before or (before in going and going[before].poll() is not None)
-                if name in going or not ready:
-                    continue
-                if name not in bases:
-                    line = [__file__, "study", name, data, work, *["--small"] * args.small]
-                elif (work / name / "pretraining.json").exists():
-                    line = ["-c", ""]
-                else:
-                    script = ROOT / "scripts" / "pretrain_decoder.py"
-                    line = [script, data, "--out", work / name, *bases[name]]
-                    line += small if args.small else timed
-                going[name] = begin(work, name, line)
-            gather(work, out / "adapters.json")
-            if set(wanted) <= set(going) and all(p.poll() is not None for p in going.values()):
+            gather(work, out / "adapters.json", known)
+            codes = {name: one.poll() for name, one in going.items()}
+            if None not in codes.values() or any(codes.get(base) for base in BASES):
                 break
-            time.sleep(2)
+            time.sleep(1)
     finally:
         for name, one in going.items():
             if one.poll() is None:
                 one.terminate()
             code = one.wait()
             said = (work / f"{name}.log").read_text()
-            print(f"{name}: exit {code}\n{said[-2000 if code else -300 :]}", flush=True)
-        gather(work, out / "adapters.json")
+            print(f"{name}: exit {code}\n{said[-2000 if code else -700 :]}", flush=True)
+        gather(work, out / "adapters.json", known)
     print(f"{time.monotonic() - began:.0f} s in all; {out / 'adapters.json'}", flush=True)
 
 
@@ -115,39 +151,107 @@ def begin(work: Path, name: str, line: list[Any]) -> "subprocess.Popen[bytes]":
 
 
 def study(args: argparse.Namespace) -> None:
-    """Compare the methods of one study; then give its newcomers their models."""
-    name, base, folder = args.study, args.work / STUDIES[args.study], args.work / args.study
+    """Train some methods of a study, each with its newcomers; or compare a private study's."""
+    name, base = args.study, args.work / STUDIES[args.study]
+    while not (base / "pretraining.json").exists():  # written last
+        time.sleep(0.1)
     file = "private" if name in PRIVATE else name
     sets = [f"model.weights={base}", f"data.options.tokeniser={base}"]
     sets += ["backend.precision=tf32"] if torch.cuda.is_available() else []
     sets += SMALL[file] if args.small else ()
     experiment = load_experiment(ROOT / "experiments" / "adapters" / f"{file}.toml", sets)
-    if name == "whole":
-        experiment = experiment.model_copy(update={"adapter": None})
     began = time.monotonic()
-    compare_experiment(experiment, folder, data_dir=args.data_dir)
-    print(f"{name}: compared after {time.monotonic() - began:.0f} s", flush=True)
     if file == "private":
+        if name == "whole":
+            experiment = experiment.model_copy(update={"adapter": None})
+        compare_experiment(experiment, args.work / name, data_dir=args.data_dir)
+        print(f"{name}: compared after {time.monotonic() - began:.0f} s", flush=True)
         return
-    labels = [str(table.label) for table in experiment.methods]
-    options = dict(experiment.data.options)
-    with ProcessPoolExecutor(3, get_context("spawn")) as pool:
-        given = [(folder, name, label, options, args.data_dir, args.small) for label in labels]
-        for label, wrong in zip(labels, pool.map(newcomers_of, given), strict=True):
-            print(f"newcomers of {label}: {wrong or 'done'}", flush=True)
-    print(f"{name}: newcomers after {time.monotonic() - began:.0f} s", flush=True)
+    block_runner.MOST_BLOCKS = BLOCKS
+    known, datasets = read_json(args.known), dict[str, Dataset]()
+    strangers = None
+    for label in args.methods:
+        folder = args.work / name / folder_name(label)
+        own, tune = of_method(experiment, label, chosen_before(known, name, label))
+        if tune and (name, label) in WHOLE_TRIALS:
+            tune = tune.model_copy(update={"rounds": None})
+        SplitComparison(own, tune, folder, args.data_dir, datasets).run(Silent())
+        print(f"{label}: after {time.monotonic() - began:.0f} s", flush=True)
+        if strangers is None:
+            fewest = 2 if args.small else FEWEST
+            strangers = newcomers(name, experiment.data.options, args.data_dir, fewest)
+        found = newcomers_of(folder, label, strangers)
+        (args.work / name / "late").mkdir(exist_ok=True)
+        write_json(args.work / name / "late" / f"{folder_name(label)}.json", found)
+        gc.collect()  # other processes need the memory too
+        torch.cuda.empty_cache()
+        print(f"its newcomers: after {time.monotonic() - began:.0f} s", flush=True)
 
 
-def newcomers_of(given: tuple[Path, str, str, dict[str, Any], Path, bool]) -> str:
-    """Give newcomers models by one method, seed after seed; return what went wrong, if anything."""
-    folder, study, label, options, data_dir, small = given
-    try:
-        data = newcomers(study, options, data_dir, 2 if small else FEWEST)
-        for seed in json.loads((folder / "result.json").read_text())["seeds"]:
-            adapt(folder, data, label, seed, split="file", out=folder / "late")
-    except Exception:  # the other methods go on
-        return traceback.format_exc()
-    return ""
+def chosen_before(known: Figures, study: str, label: str) -> dict[str, Any]:
+    """Return the settings that validation rows chose in an earlier run; none where it had none."""
+    if (study, label) in WHOLE_TRIALS:
+        return {}
+    methods = known.get(study, {}).get("methods", {})
+    own = methods.get(label) or methods.get(BORROWED.get(label, label)) or {}
+    held: dict[str, Any] = own["chosen"][0].get("settings", {}) if own.get("chosen") else {}
+    return held
+
+
+def of_method(
+    experiment: Experiment, label: str, settings: Mapping[str, Any]
+) -> tuple[Experiment, Tune | None]:
+    """Make the experiment of one method, and its search; given settings are not searched."""
+    (table,) = [one for one in experiment.methods if one.label_or_name == label]
+    alone = {"methods": (with_settings(table, settings),), "tune": None}
+    return experiment.model_copy(update=alone), None if settings else experiment.tune
+
+
+def newcomers_of(folder: Path, label: str, data: Dataset) -> Figures:
+    """Give newcomers models by one method under all its seeds at once; return their scores."""
+    part = part_with_seed(folder, label, None)
+    assert part is not None
+    experiment = read_experiment(part, False, None)
+    method = build_method(choose_method(experiment, label))
+    path = checkpoint_path(part, label)
+    named, meta = checkpoint.read(path)
+    seeds = meta["identity"]["seeds"]
+    own = [run_files.read_scaling(part, seed).matched(data) for seed in seeds]
+    divided = [
+        federate(rows, "natural", seed, "file", drop=True)
+        for rows, seed in zip(own, seeds, strict=True)
+    ]
+    networks = build_architectures(experiment, divided, CLOSED)
+    backend = build_backend(experiment)
+    runs = [SeededRun(seed, one.train_data) for seed, one in zip(seeds, divided, strict=True)]
+    simulation = Simulation(method, runs, networks, backend=backend, newcomers=True)
+    start = "state.server."
+    last = {n.removeprefix(start): leaf for n, leaf in named.items() if n.startswith(start)}
+    states = checkpoint.fitted(tuple(simulation.states), last, path)
+    simulation.states = list(tree.to(states, backend.place))
+    simulation.round = meta["round"]
+    told = [seed_leaves(named, f"told.{place}.") for place in range(len(seeds))]
+    if any(told):
+        simulation.exchange_sums = [tree.to(sums, backend.place) for sums in told]
+    verdicts = simulation.evaluate([one.test_data for one in divided], newcomers=True)
+    return {
+        "label": label,
+        "seeds": {
+            str(seed): [
+                {
+                    "client": name,
+                    "train": len(one.train[place]),
+                    "test": len(one.test[place]),
+                    **{
+                        model: {metric: float(values[place]) for metric, values in scores.items()}
+                        for model, scores in verdict.scores.items()
+                    },
+                }
+                for place, name in enumerate(one.names)
+            ]
+            for seed, one, verdict in zip(seeds, divided, verdicts, strict=True)
+        },
+    }
 
 
 def newcomers(study: str, options: Mapping[str, Any], data_dir: Path, fewest: int) -> Dataset:
@@ -186,28 +290,34 @@ def small_data(data_dir: Path, out: Path) -> Path:
 # What is kept of it.
 
 
-def gather(work: Path, out: Path, seen: dict[Path, float] = {}) -> None:  # noqa: B006
+def gather(work: Path, out: Path, known: Figures, seen: dict[Path, float] = {}) -> None:  # noqa: B006
     """Write what is there, if there is more than before: the bases, and each study so far."""
-    files = {path: path.stat().st_mtime for path in work.glob("*/*.json")}
-    files |= {path: path.stat().st_mtime for path in work.glob("*/late/*.json")}
+    found = [*work.glob("*/*.json"), *work.glob("*/*/result.json"), *work.glob("*/late/*.json")]
+    files = {path: path.stat().st_mtime for path in found}
     if files == seen and out.exists():
         return
     seen.clear()
     seen.update(files)
-    found: Figures = {"bases": {}}
+    figures: Figures = {"bases": {}}
     for name in dict.fromkeys(STUDIES.values()):
-        path = work / name / "pretraining.json"
-        if path in files:
-            found["bases"][name] = json.loads(path.read_text())
+        if work / name / "pretraining.json" in files:
+            figures["bases"][name] = read_json(work / name / "pretraining.json")
     for name in STUDIES:
-        if work / name / "result.json" in files:
+        held = [read_json(path) for path in sorted((work / name).glob("**/result.json"))]
+        if held:
+            methods = {label: own for one in held for label, own in one["methods"].items()}
             try:
-                content = json.loads((work / name / "result.json").read_text())
-                found[name] = summary(content)
-                found[name] |= late(work / name, content)
+                content = {**held[0], "methods": methods}
+                figures[name] = summary(content) | late(work / name, content)
             except Exception:  # what else there is counts more
                 print(traceback.format_exc(), flush=True)
-    write_json(out, found)
+                continue
+            for label, own in figures[name]["methods"].items():
+                if not own["trials"] and (settings := chosen_before(known, name, label)):
+                    before = known[name]["methods"].get(label, {})
+                    own["chosen"] = [{"settings": settings}]
+                    own["trials"] = before.get("trials", [])
+    write_json(out, figures)
 
 
 def summary(content: Figures) -> Figures:
@@ -244,14 +354,10 @@ def summary(content: Figures) -> Figures:
 def late(folder: Path, content: Figures) -> Figures:
     """Lay out newcomers' scores as a result, and compare methods on them."""
     held: dict[str, dict[int, Any]] = {}
-    for path in sorted((folder / "late").glob("*-seed-*.json")):
-        told = json.loads(path.read_text())
-        held.setdefault(told["label"], {})[told["seed"]] = [
-            {"client": one["client"], "train": one["train"], "test": one["test"], **one["models"]}
-            for one in told["newcomers"]
-        ]
-    seeds = content["seeds"]
-    whole = {label: own for label, own in held.items() if set(own) == set(seeds)}
+    for path in sorted((folder / "late").glob("*.json")):
+        told = read_json(path)
+        held[told["label"]] = {int(seed): own for seed, own in told["seeds"].items()}
+    whole = {label: held[label] for label in content["methods"] if label in held}
     if not whole:
         return {}
     methods = {
@@ -271,6 +377,12 @@ def late(folder: Path, content: Figures) -> Figures:
     return {"newcomers": {"clients": told["clients"], "verdict": told["verdict"], "methods": kept}}
 
 
+def read_json(path: Path | None) -> Figures:
+    """Read a file; no file is one without figures."""
+    held: Figures = json.loads(path.read_text()) if path else {}
+    return held
+
+
 def write_json(path: Path, content: Figures) -> None:
     """Write a file whole."""
     path.with_suffix(".new").write_text(json.dumps(content, indent=1, sort_keys=True) + "\n")
@@ -283,13 +395,25 @@ def write_json(path: Path, content: Figures) -> None:
 def write(args: argparse.Namespace) -> None:
     """Keep the figures in results/, and put the tables into the pages."""
     kept = args.into / "results" / "adapters.json"
-    found = json.loads(args.figures.read_text())
-    known = json.loads(kept.read_text()) if kept.exists() else {}
-    write_json(kept, {**known, **found})
-    found = json.loads(kept.read_text())
+    found = read_json(args.figures)
+    found = merged(read_json(kept), found) if kept.exists() else found
+    write_json(kept, found)
     docs = args.into / "docs"
     fill(docs / "adapters-studies.md", study_tables(found))
     fill(docs / "adapters.md", {"private": private_table(found)})
+
+
+def merged(known: Figures, found: Figures) -> Figures:
+    """Add figures to those that are kept; methods that were not run again are named `earlier`."""
+    whole = {**known, **found, "bases": {**known["bases"], **found["bases"]}}
+    for name in set(known) & set(found) - {"bases"}:
+        before, now = known[name], found[name]
+        earlier = [label for label in before["methods"] if label not in now["methods"]]
+        earlier += [one for one in now.get("earlier", []) if one not in earlier]
+        whole[name] = {**before, **now, "methods": {**before["methods"], **now["methods"]}}
+        if earlier:
+            whole[name]["earlier"] = earlier
+    return whole
 
 
 def study_tables(found: Figures) -> dict[str, list[str]]:
@@ -307,6 +431,9 @@ def study_tables(found: Figures) -> dict[str, list[str]]:
         own = _part(found, name, part)
         if own:
             words += [f"> {name.capitalize()}, {part}: {own['verdict']}", ""]
+        if part == "clients" and own.get("earlier"):
+            listed = ", ".join(own["earlier"])
+            words += [f"> Of a run before, on a base pretrained alike: {listed}.", ""]
     return {"base": _base(found), "studies": lines, "verdicts": words[:-1], "rates": _rates(found)}
 
 
@@ -406,7 +533,7 @@ def main() -> None:
     one.add_argument("--out", type=Path, required=True)
     one.add_argument("--work", type=Path, default=Path("/tmp/adapters"))
     one.add_argument("--only", nargs="+", choices=STUDIES, default=list(STUDIES))
-    one.add_argument("--seconds", type=float, default=30.0, help="of pretraining")
+    one.add_argument("--known", type=Path, help="figures of before, whose rates are taken")
     one.add_argument("--limit", type=float, default=540.0, help="seconds after which it ends")
     one.add_argument("--small", action="store_true", help="a rehearsal, in minutes on a CPU")
     one.set_defaults(do=run)
@@ -414,6 +541,8 @@ def main() -> None:
     one.add_argument("study", choices=STUDIES)
     one.add_argument("data_dir", type=Path)
     one.add_argument("work", type=Path)
+    one.add_argument("--methods", nargs="*", default=[])
+    one.add_argument("--known", type=Path)
     one.add_argument("--small", action="store_true")
     one.set_defaults(do=study)
     one = verbs.add_parser("write")

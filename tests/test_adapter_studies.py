@@ -84,3 +84,24 @@ def test_the_pages_have_the_kept_figures(script: ModuleType, tmp_path: Path):
         assert (tmp_path / "docs" / page).read_text() == (ROOT / "docs" / page).read_text(), (
             "run `python scripts/study_adapters.py write results/adapters.json`"
         )
+
+
+def test_rates_of_before_are_taken_but_not_where_trials_chose_nothing(script: ModuleType):
+    known = {
+        "roles": {"methods": {"FedAvg": method([1.0]), "FedAvg + FT": method([1.0])}},
+        "reviews": {"methods": {"FedAvg": method([1.0])}},
+    }
+    assert script.chosen_before(known, "roles", "FedAvg") == {"lr": 0.2}
+    assert script.chosen_before(known, "roles", "Portfolio") == {"lr": 0.2}, "those of FedAvg + FT"
+    assert script.chosen_before(known, "roles", "pFedLoRA") == {}
+    assert script.chosen_before(known, "reviews", "FedAvg") == {}
+
+
+def test_what_was_not_run_again_stays_and_is_named(script: ModuleType):
+    roles = {"methods": {"a": 1, "b": 2}, "newcomers": 3}
+    old = {"bases": {}, "roles": roles, "lora": {"methods": {}}}
+    new = {"bases": {"base": 5}, "roles": {"methods": {"b": 6}}}
+    whole = script.merged(old, new)
+    assert whole["roles"] == {"methods": {"a": 1, "b": 6}, "newcomers": 3, "earlier": ["a"]}
+    assert whole["lora"] == {"methods": {}} and whole["bases"] == {"base": 5}
+    assert script.merged(whole, whole) == whole

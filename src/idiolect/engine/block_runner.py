@@ -319,7 +319,7 @@ def _same(was: tuple[Tensor, int], now: tuple[Tensor, int]) -> bool:
 
 PADDING = 0.05  # share of padded work that is not worth another block; last batches add to it
 _MOST_STARTS = 512  # of more distinct lengths some are taken together
-_MOST_BLOCKS = 8  # each block is a round of its own; past this many, padding is cheaper
+MOST_BLOCKS = 8  # each block is a round of its own; past this many, padding is cheaper
 
 
 def cut_blocks(lengths: Sequence[int], span: int) -> list[tuple[int, int]]:
@@ -345,7 +345,7 @@ def _pieces(lengths: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
     span = ends - starts[:, None]
     work = np.where(span > 0, line[starts][:, None] * span, np.inf)
     best, history = work[0], [np.zeros(len(starts), int)]
-    while best[-1] * (1 - PADDING) > line.sum() and len(history) < min(_MOST_BLOCKS, len(starts)):
+    while best[-1] * (1 - PADDING) > line.sum() and len(history) < min(MOST_BLOCKS, len(starts)):
         whole = np.append(np.inf, best[:-1])[:, None] + work  # one piece more, which begins at low
         history.append(whole.argmin(0))
         best = whole.min(0)
