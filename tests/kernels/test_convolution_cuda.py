@@ -55,7 +55,8 @@ def test_kernels_equal_the_plain_form(
     forms = convolution_cuda.forms(task, s).items()
     ours = [(name, form) for name, form in forms if name.startswith(kind)]
     assert ours
-    for name, form in ours[:: max(1, len(ours) - 1)]:
+    half = [pair for pair in ours[1:-1] if kind == "tensor" and "x128" in pair[0]]  # fewer threads
+    for name, form in (*ours[:: max(1, len(ours) - 1)], *half[:1]):
         got = form(*inputs, s)
         if task == "conv_relu_pool":
             assert torch.equal(got[1], exact[1]), name

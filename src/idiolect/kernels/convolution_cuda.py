@@ -140,7 +140,7 @@ def tiles(task: str, shape: ConvShape, most: int = 4) -> tuple[Tile, ...]:
     if task == "weight_gradient":
         kinds = (_thin_weights(s), islice(_wide_weights(s), most), islice(_tensor_weights(s), 6))
     else:
-        kinds = (_thin(s), _wide(s, pool)[:most], islice(_tensor(s, pool), 4))
+        kinds = (_thin(s), _wide(s, pool)[:most], islice(_tensor(s, pool), 5))
     return tuple(tile._replace(constants=constants) for kind in kinds for tile in kind)
 
 
@@ -327,19 +327,23 @@ def _is_wide(s: ConvShape) -> bool:
 
 
 def _tensor(s: ConvShape, pool: int) -> Iterator[Tile]:
-    for block, sixteens, eights in product((64, 32, 16), (2, 4, 1), (8, 4, 2)):
-        along = _warps_along(s, block, sixteens)
-        if not along or 4 * sixteens * eights not in (32, 64):
-            continue
-        cells = along * eights * 8 // pool**2  # pixels, or windows of them, of a block
-        height, width = s.out_height // pool, s.out_width // pool
-        rows = _rows(s, width, height, cells, pool)
-        plane = (rows * (width * pool + s.kernel_width - 1) + 7) // 16 * 16 + 8
-        shared = 2 * 4 * _CHUNK * (s.taps * (block + 8) + plane)
-        if shared <= _HALF:
-            own = {"MT": sixteens, "NT": eights, "OCB": block, "THREADS": _THREADS, "ROWS": rows}
-            blocks = (-(-s.images * height * width // cells), s.out_channels // block)
-            yield Tile("tensor.cu", own, {}, blocks, shared)
+    """Propose tiles; with half the threads of a block, each has registers for twice the sums."""
+    whole, half = ((2, 8), (4, 4), (2, 4)), ((4, 8), (2, 16))
+    shapes = (whole, _THREADS), (half, _THREADS // 2), (((1, 8),), _THREADS)
+    for block, (tiles, threads) in product((64, 32, 16), shapes):
+        for sixteens, eights in tiles:
+            along = _warps_along(s, block, sixteens, threads // _LANES)
+            if not along:
+                continue
+            cells = along * eights * 8 // pool**2  # pixels, or windows of them, of a block
+            height, width = s.out_height // pool, s.out_width // pool
+            rows = _rows(s, width, height, cells, pool)
+            plane = (rows * (width * pool + s.kernel_width - 1) + 7) // 16 * 16 + 8
+            shared = 2 * 4 * _CHUNK * (s.taps * (block + 8) + plane)
+            if shared <= _HALF:
+                own = {"MT": sixteens, "NT": eights, "OCB": block, "THREADS": threads, "ROWS": rows}
+                blocks = (-(-s.images * height * width // cells), s.out_channels // block)
+                yield Tile("tensor.cu", own, {}, blocks, shared)
 
 
 def _tensor_weights(s: ConvShape) -> Iterator[Tile]:

@@ -35,9 +35,10 @@ __device__ __forceinline__ void part(float value, unsigned* large, unsigned* sma
 #define WN (THREADS / 32 / WM)
 #define CELLS (WN * NT * 8 / (POOL * POOL))     // pixels, or windows of them, of a block
 #define CHUNK 8
+#define RESIDENT ((MT * NT > 16 ? 256 : 512) / THREADS)  // blocks of a multiprocessor, as its registers allow
 
 // y[g, image, o] = sum over c and taps of w[g, c, tap, o] * x[g, image, c]; see `wide.cu`.
-extern "C" __global__ void __launch_bounds__(THREADS, 512 / THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
 convolve(const float* __restrict__ x, const float* __restrict__ w, const float* __restrict__ bias,
          float* __restrict__ y, unsigned char* __restrict__ chosen, int images) {
   extern __shared__ float4 memory[];
