@@ -291,24 +291,22 @@ def small_data(data_dir: Path, out: Path) -> Path:
 
 
 def gather(work: Path, out: Path, known: Figures, seen: dict[Path, float] = {}) -> None:  # noqa: B006
-    """Write what is there, if there is more than before: the bases, and each study so far."""
+    """Write what is there, if there is more than before: each study so far."""
     found = [*work.glob("*/*.json"), *work.glob("*/*/result.json"), *work.glob("*/late/*.json")]
     files = {path: path.stat().st_mtime for path in found}
     if files == seen and out.exists():
         return
     seen.clear()
     seen.update(files)
-    figures: Figures = {"bases": {}}
-    for name in dict.fromkeys(STUDIES.values()):
-        if work / name / "pretraining.json" in files:
-            figures["bases"][name] = read_json(work / name / "pretraining.json")
+    figures: Figures = {}
     for name in STUDIES:
         held = [read_json(path) for path in sorted((work / name).glob("**/result.json"))]
         if held:
             methods = {label: own for one in held for label, own in one["methods"].items()}
             try:
                 content = {**held[0], "methods": methods}
-                figures[name] = summary(content) | late(work / name, content)
+                base = read_json(work / STUDIES[name] / "pretraining.json")
+                figures[name] = {"base": base, **summary(content), **late(work / name, content)}
             except Exception:  # what else there is counts more
                 print(traceback.format_exc(), flush=True)
                 continue
@@ -405,8 +403,8 @@ def write(args: argparse.Namespace) -> None:
 
 def merged(known: Figures, found: Figures) -> Figures:
     """Add figures to those that are kept; methods that were not run again are named `earlier`."""
-    whole = {**known, **found, "bases": {**known["bases"], **found["bases"]}}
-    for name in set(known) & set(found) - {"bases"}:
+    whole = {**known, **found}
+    for name in set(known) & set(found):
         before, now = known[name], found[name]
         earlier = [label for label in before["methods"] if label not in now["methods"]]
         earlier += [one for one in now.get("earlier", []) if one not in earlier]
@@ -467,8 +465,10 @@ def _number(found: Figures, name: str, label: str | None, part: str = "clients")
 
 
 def _base(found: Figures) -> list[str]:
-    own = found["bases"]["base"]
-    device = found.get("roles", {}).get("device", "")
+    study = found.get("roles") or found.get("reviews")
+    if not study:
+        return []
+    own, device = study["base"], study["device"]
     lost = ", ".join(f"{value:.2f} of {kind}" for kind, value in own["held_back_loss"].items())
     return [
         f"The base: {own['parameters']:,} parameters, {own['vocabulary']:,} tokens, "

@@ -43,9 +43,9 @@ def test_the_best_of_each_column_is_bold_and_gaps_are_said(script: ModuleType):
     reviews = {"FedAvg": method([0.5, 0.6]), "Local": method([0.7, 0.6])}
     new = {"clients": 3, "verdict": "Level.", "methods": {"FedAvg": method([80.0])}}
     found = {
-        "bases": {"base": {"parameters": 12, "vocabulary": 4, "seconds": 30, "tokens_read": 2e6,
-                           "held_back_loss": {"plays": 4.3}}},
-        "roles": {"clients": 2, "baseline": 988, "verdict": "A.", "methods": roles,
+        "roles": {"base": {"parameters": 12, "vocabulary": 4, "seconds": 30, "tokens_read": 2e6,
+                           "held_back_loss": {"plays": 4.3}}, "device": "GPU", "clients": 2,
+                  "baseline": 988, "verdict": "A.", "methods": roles,
                   "newcomers": new},
         "reviews": {"clients": 2, "baseline": 0.597, "verdict": "B.", "methods": reviews},
     }  # fmt: skip
@@ -99,9 +99,9 @@ def test_rates_of_before_are_taken_but_not_where_trials_chose_nothing(script: Mo
 
 def test_what_was_not_run_again_stays_and_is_named(script: ModuleType):
     roles = {"methods": {"a": 1, "b": 2}, "newcomers": 3}
-    old = {"bases": {}, "roles": roles, "lora": {"methods": {}}}
-    new = {"bases": {"base": 5}, "roles": {"methods": {"b": 6}}}
+    old = {"roles": roles, "lora": {"methods": {}}}
+    new = {"roles": {"methods": {"b": 6}}}
     whole = script.merged(old, new)
     assert whole["roles"] == {"methods": {"a": 1, "b": 6}, "newcomers": 3, "earlier": ["a"]}
-    assert whole["lora"] == {"methods": {}} and whole["bases"] == {"base": 5}
+    assert whole["lora"] == {"methods": {}}
     assert script.merged(whole, whole) == whole
