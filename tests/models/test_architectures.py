@@ -3,14 +3,25 @@
 import pytest
 import torch
 from torch import nn
+from torch.func import functional_call, grad, vmap
 from torch.nn import functional as F
 
 import worlds
 from idiolect.core.batchnorm import BatchNorm
 from idiolect.core.client import Network
 from idiolect.errors import ModelError
+from idiolect.kernels import convolution
 from idiolect.methods import FedAvg
-from idiolect.models import MODELS, AlexNet, LeNet5, McMahanCNN, ResNet18, ShuffleNetV2, check
+from idiolect.models import (
+    MODELS,
+    AlexNet,
+    LeNet5,
+    McMahanCNN,
+    ResNet18,
+    ShuffleNetV2,
+    check,
+    layers,
+)
 from idiolect.models.layers import CropAndMirror, Pointwise, dividing
 from idiolect.models.shufflenet import ShuffleUnit
 
@@ -90,6 +101,24 @@ def test_a_pointwise_convolution_is_a_convolution(stride, float64):
     layer, x = Pointwise(5, 7, stride), torch.randn(3, 5, 9, 8)
     expected = F.conv2d(x, layer.weight, stride=stride)
     assert torch.allclose(layer(x), expected, 1e-12, 1e-12)
+
+
+def test_a_pointwise_convolution_is_one_by_the_kernels_of_cuda_too(float64, monkeypatch):
+    """Here in their plain form: each client's own weights, and the same for all."""
+    unit, x = ShuffleUnit(16, 16, "group", 2), torch.randn(3, 2, 16, 4, 4)
+    shared = {name: own.detach() for name, own in unit.named_parameters()}
+    own = {name: torch.randn(3, *one.shape) for name, one in shared.items()}
+
+    def bent(params, x):
+        return functional_call(unit, params, (x,)).tanh().pow(2).sum()
+
+    def both():
+        return [vmap(grad(bent), (kind, 0))(given, x) for kind, given in ((None, shared), (0, own))]
+
+    expected = both()
+    for module in (layers, convolution):
+        monkeypatch.setattr(module, "float32_on_cuda", lambda x: True)
+    torch.testing.assert_close(both(), expected)
 
 
 def test_a_unit_interleaves_what_it_keeps_with_what_it_found():
