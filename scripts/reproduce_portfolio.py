@@ -3,9 +3,11 @@
 python scripts/reproduce_portfolio.py collect RUN_DIR...  # keep what the tables need
 python scripts/reproduce_portfolio.py write               # write the page from them
 
-A run is known by its experiment's name. Single methods are the run's own candidates, and those of
-results/ that had the same split, no more rounds and some of the same seeds. The
-oracle picks each client's best candidate on test data: it chooses nothing, it measures regret.
+A run is known by its experiment's name; runs of one name join. Single methods are the run's own
+candidates, the methods beside it, and those of results/ that had the same split, no more rounds and
+some of the same seeds. What is called "NAME, refit" was trained on validation rows too, and is laid
+beside its like only. The oracle picks each client's best candidate on test data: it chooses
+nothing, it measures regret.
 """
 
 import json
@@ -24,10 +26,10 @@ FIGURES = OTHERS / "portfolio.json"
 PAGE = DOCS / "portfolio.md"
 TIMES = DOCS.parent / "benchmarks" / "results" / "portfolio.json"
 SETTINGS = {
-    "mnist-ds1": "MNIST DS-1, before shards",
+    "mnist-ds1": "MNIST DS-1",
     "mnist-ds2": "MNIST DS-2",
     "mnist-ds3": "MNIST DS-3",
-    "cifar10-ds1": "CIFAR-10 DS-1, before shards",
+    "cifar10-ds1": "CIFAR-10 DS-1",
     "cifar10-ds2": "CIFAR-10 DS-2",
     "cifar10-ds3": "CIFAR-10 DS-3",
     "pfml-mnist-dnn": "PFML, MNIST, DNN",
@@ -49,33 +51,48 @@ SINGLES = {
     "fb+kd": "FedAvg + FB + KD",
     "fb+ewc": "FedAvg + FB + EWC",
 }
+REFIT = ", refit"
+NEW = ("FedRep", "FedBABU", "FedRoD", "Ditto", "APFL")  # other pages do not have them
 Run = dict[str, Any]
 Means = dict[int, float]  # seed -> mean over clients, in percent
 
 
 def collect(folders: list[str]) -> None:
-    """Keep every model's accuracy at every client, the weights and the validation accuracies."""
-    named = []
+    """Keep every model's accuracy at every client, the weights and the validation accuracies.
+
+    What was kept of a setting before its rows were divided in another way goes.
+    """
+    named, kept = [], _read("portfolio")
     for folder in folders:
-        name = json.loads((Path(folder) / "result.json").read_text())["name"]
-        named.append(f"{folder}={name.removeprefix('portfolio-')}")
+        path = Path(folder) / "result.json"
+        if not path.exists():
+            print(f"{folder}: no method of it is whole; left out")
+            continue
+        result = json.loads(path.read_text())
+        name = result["name"].removeprefix("portfolio-")
+        if kept.get(name, {}).get("federation") != result["data"]["federations"][0]:
+            kept.pop(name, None)
+        named.append(f"{folder}={name}")
+    FIGURES.write_text(json.dumps(kept, sort_keys=True) + "\n")
     keep(FIGURES, named, _method)
 
 
 def _method(method: dict[str, Any]) -> Run:
+    """Keep scores: of all clients where the page needs them, else a seed's mean."""
     seeds = method["seeds"]
+    ours, refit = method["method"] == "portfolio", method["settings"].get("refits", False)
+    each = set(seeds[0]["models"]) if not refit else {"personal", "local"}
     kept: Run = {
         "rounds": method["rounds"],
         "settings": method["settings"],
         "device": method["device"],
         "seconds": round(method["speed"]["seconds"], 1),
-        "test": [[client["test"] for client in seed["clients"]] for seed in seeds],
         "accuracy": {
-            model: [[_short(client[model]["accuracy"]) for client in s["clients"]] for s in seeds]
+            model: [_scores(seed, model, ours and model in each) for seed in seeds]
             for model in seeds[0]["models"]
         },
     }
-    if method["method"] == "portfolio":
+    if ours and not refit:
         for name, fact in {
             "weights": "weights",
             "validation": "validation_accuracy_of_candidates",
@@ -87,26 +104,43 @@ def _method(method: dict[str, Any]) -> Run:
     return kept
 
 
+def _scores(seed: dict[str, Any], model: str, each: bool) -> list[float | None]:
+    """Return a model's accuracy at each client, or its mean as if there were one."""
+    values = [client[model]["accuracy"] for client in seed["clients"]]
+    if each:
+        return [_short(value) for value in values]
+    return [round(mean(value for value in values if value is not None), 7)]
+
+
 def _short(value: float | None) -> float | None:
     return None if value is None else round(value, 5)
 
 
 class Setting:
-    """One setting's run of Portfolio; clients without test data are left out."""
+    """One setting's run of Portfolio, with refit or without; who has no test data is left out."""
 
-    def __init__(self, name: str, kept: Run) -> None:
+    def __init__(self, name: str, kept: Run, refit: bool = False) -> None:
         self.name, self.seeds, self.federation = name, kept["seeds"], kept["federation"]
-        self.own: Run = kept["methods"]["Portfolio"]
-        self.mixtures: Run = kept["methods"].get("FL", {"accuracy": {}})
+        self.methods: dict[str, Run] = kept["methods"]
+        self.refit = refit
+        self.own = self.methods["Portfolio" + REFIT * refit]
         given = {
             key: tuple(value) if isinstance(value, list) else value
             for key, value in self.own["settings"].items()
         }
         self.candidates = Portfolio(**given).names
 
+    @property
+    def title(self) -> str:
+        """Its name on the page, which says if the row's data is no longer divided like that."""
+        old = "-ds1" in self.name and "kind=" not in self.federation
+        return SETTINGS[self.name] + ", before shards" * old
+
     def means(self, model: str) -> Means:
-        rows = self.own["accuracy"][model]
-        return {seed: _mean(row) for seed, row in zip(self.seeds, rows, strict=True)}
+        return self._means(self.own, model)
+
+    def _means(self, method: Run, model: str = "personal") -> Means:
+        return dict(zip(self.seeds, map(_mean, method["accuracy"][model]), strict=True))
 
     def clients(self) -> list[tuple[int, int]]:
         """Every client of every seed that has test data."""
@@ -121,15 +155,27 @@ class Setting:
         value: float = self.own["accuracy"][model][place[0]][place[1]]
         return value
 
+    def beside(self) -> dict[str, Means]:
+        """The methods that were run beside it and saw the same rows."""
+        found = {}
+        for label, method in self.methods.items():
+            name = label.removesuffix(REFIT)
+            if name == "FL":
+                mixtures = [model for model in method["accuracy"] if model.endswith("MoE")]
+                found |= {f"FedAvg + {model}": self._means(method, model) for model in mixtures}
+            elif name != "Portfolio" and label.endswith(REFIT) == self.refit:
+                found[name] = self._means(method)
+        return found
+
     def singles(self) -> dict[str, Means]:
         """All single methods there are: the run's own candidates first."""
         found = {SINGLES[name]: self.means(name) for name in self.candidates if name in SINGLES}
-        for model, rows in self.mixtures["accuracy"].items():
-            if model.endswith("MoE"):
-                found[f"FedAvg + {model}"] = dict(zip(self.seeds, map(_mean, rows), strict=True))
-        for label, means in _elsewhere(self.name, self.own["rounds"], self.federation).items():
-            if set(means) & set(self.seeds):
-                found.setdefault(label, means)
+        found |= self.beside()
+        if not self.refit:
+            others = _elsewhere(self.name, self.own["rounds"], self.federation)
+            for label, means in others.items():
+                if set(means) & set(self.seeds):
+                    found.setdefault(label, means)
         return found
 
 
@@ -141,13 +187,15 @@ def _elsewhere(name: str, rounds: int, federation: str) -> dict[str, Means]:
     """Read single methods of the same split and no more rounds from other pages' figures."""
     page, where = "combinations", f"combinations-{name}"
     if name.startswith(("mnist", "cifar10")):
-        page, where = "persfl", name.replace("-ds1", "-ds1-classes")  # before it was shards
+        page, where = "persfl", name
     elif name.startswith("pfml"):
         page, where = "pfml", name
     elif name.startswith("ktpfl"):
         page, where = "ktpfl", name.removeprefix("ktpfl-")
-    kept = _read(page).get(where)
-    if kept is None or kept["federation"] != federation:
+    places = (where, f"{where}-classes")  # DS-1 as it was before shards
+    alike = [own for place in places if (own := _read(page).get(place))]
+    kept = next((own for own in alike if own["federation"] == federation), None)
+    if kept is None:
         return {}
     own = {label: run for label, run in kept["methods"].items() if run["rounds"] <= rounds}
     found: dict[str, Means] = {}
@@ -178,21 +226,53 @@ def _read(name: str) -> dict[str, Any]:
 
 def write() -> None:
     """Fill the tables; settings that were not run are left out of them."""
-    kept = json.loads(FIGURES.read_text()) if FIGURES.exists() else {}
-    ran = [name for name in SETTINGS if "Portfolio" in kept.get(name, {"methods": {}})["methods"]]
-    found = [Setting(name, kept[name]) for name in ran]
-    missing = [title for name, title in SETTINGS.items() if name not in ran]
-    rest = [] if not missing else ["", f"Not run yet: {'; '.join(missing)}."]
+    kept = _read("portfolio")
+    ran = {name: kept.get(name, {"methods": {}}) for name in SETTINGS}
+    found = [Setting(name, own) for name, own in ran.items() if "Portfolio" in own["methods"]]
+    again = [
+        Setting(name, own, refit=True)
+        for name, own in ran.items()
+        if "Portfolio" + REFIT in own["methods"]
+    ]
     fill(
         PAGE,
         {
-            "accuracy": _accuracy(found) + rest,
+            "below": _below_line(found),
+            "accuracy": _accuracy(found) + _who_ran(found),
             "verdict": _verdict(found),
+            "refit": _accuracy(again) + _who_ran(again) + ["", *_verdict(again)],
             "regret": _regret(found),
             "choices": _choices(found),
             "cost": _cost(),
         },
     )
+
+
+def _who_ran(found: list[Setting]) -> list[str]:
+    """Say which rows have the methods that no other page has."""
+    if not found:
+        return []
+    groups: dict[str, list[str]] = {}
+    for one in found:
+        beside = one.beside()
+        names = [name for name in NEW if name in beside]
+        words = "all" if len(names) == len(NEW) else ", ".join(names) or "none"
+        groups.setdefault(words, []).append(one.title)
+    told = ". ".join(f"{words}: {'; '.join(titles)}" for words, titles in groups.items())
+    return ["", f"Which of {', '.join(NEW)} were run beside it: {told}."]
+
+
+def _below_line(found: list[Setting]) -> list[str]:
+    """Say how often test data break what holds on validation data."""
+    pairs = [(one.at("local", p), one.at("personal", p)) for one in found for p in one.clients()]
+    if not pairs:
+        return ["On test data this is no promise."]
+    whole = 100 * mean(own < alone - 1e-9 for alone, own in pairs)
+    worst = max(_below(one) for one in found)
+    return [
+        f"On test data this is no promise: there {whole:.1f} % of clients are below it over all "
+        f"settings of the table at the end, {worst:.0f} % in the worst."
+    ]
 
 
 def _against_best(one: Setting) -> tuple[str, Means, list[float]]:
@@ -217,7 +297,7 @@ def _accuracy(found: list[Setting]) -> list[str]:
         ours = one.means("personal")
         rows.append(
             [
-                SETTINGS[one.name],
+                one.title,
                 _cell(one.means("local")),
                 _cell(one.means("global")),
                 f"{label}: {_cell(theirs)}",
@@ -227,6 +307,8 @@ def _accuracy(found: list[Setting]) -> list[str]:
                 f"{_below(one, 1.0):.1f}",
             ]
         )
+    if not found:
+        return ["Not run yet."]
     heads = ["%", "Local", "FedAvg", "best single method", "Portfolio", "above it"]
     return table([*heads, "clients below Local", "by over a point"], rows)
 
@@ -238,22 +320,23 @@ def _cell(means: Means) -> str:
 
 def _verdict(found: list[Setting]) -> list[str]:
     if not found:
-        return ["Nothing was run yet."]
+        return []
     differences = [_against_best(one)[2] for one in found]
     surely = holm([seeds_p(own) for own in differences])
-    gaps = {SETTINGS[one.name]: mean(own) for one, own in zip(found, differences, strict=True)}
-    lost = sum(p < 0.05 and mean(own) < 0 for own, p in zip(differences, surely, strict=True))
-    won = sum(p < 0.05 and mean(own) > 0 for own, p in zip(differences, surely, strict=True))
+    gaps = {one.title: mean(own) for one, own in zip(found, differences, strict=True)}
+    sure = {title: gap for (title, gap), p in zip(gaps.items(), surely, strict=True) if p < 0.05}
+    won = sum(gap > 0 for gap in sure.values())
+    lost = [title for title, gap in sure.items() if gap < 0]
     above = sum(gap >= 0 for gap in gaps.values())
     worst = min(gaps, key=lambda name: gaps[name])
-    shares = {SETTINGS[one.name]: _below(one) for one in found}
-    few = sum(share <= 2 for share in shares.values())
+    few = sum(_below(one) <= 2 for one in found)
     pairs = [(one.at("local", p), one.at("personal", p)) for one in found for p in one.clients()]
     whole = 100 * mean(own < alone - 1e-9 for alone, own in pairs)
     return [
         f"At or above the best single method in {above} of {len(found)} settings; furthest from "
         f"it: {gaps[worst]:+.2f} points ({worst}). Beyond noise, by seeds and Holm's rule over the "
-        f"rows, it is above it in {won} and below it in {lost}. Clients below their local model "
+        f"rows, it is above it in {won} and below it in {len(lost)}"
+        f"{' (' + '; '.join(lost) + ')' if lost else ''}. Clients below their local model "
         f"on test data: {whole:.1f} % of all {len(pairs)}; at most 2 % in {few} of {len(found)} "
         "settings."
     ]
@@ -274,7 +357,7 @@ def _regret(found: list[Setting]) -> list[str]:
         oracle = mean(best)
         rows.append(
             [
-                SETTINGS[one.name],
+                one.title,
                 f"{100 * oracle:.2f}",
                 f"{100 * (oracle - mean(picked)):.2f}",
                 f"{100 * (oracle - mean(own)):.2f}",
@@ -295,7 +378,7 @@ def _choices(found: list[Setting]) -> list[str]:
             for name, weight in zip(one.candidates, weights, strict=True):
                 total[_kind(name)] += weight
         shares = [f"{total[kind] / len(places):.2f}" for kind in kinds]
-        rows.append([SETTINGS[one.name], f"{100 * stays / len(places):.0f}", *shares])
+        rows.append([one.title, f"{100 * stays / len(places):.0f}", *shares])
     return table(["", "stay with their local model, %", *kinds], rows)
 
 

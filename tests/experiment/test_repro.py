@@ -8,6 +8,7 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner, Result
@@ -226,6 +227,58 @@ def test_the_field_s_page_is_up_to_date(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(reproduce_field, "PAGE", written)
     reproduce_field.page(None)
     assert written.read_text() == before, "run `python scripts/reproduce_field.py page`"
+
+
+def test_portfolio_s_page_is_up_to_date(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [str(ROOT / "scripts"), *sys.path])
+    import reproduce_portfolio
+
+    written = tmp_path / "portfolio.md"
+    written.write_text(reproduce_portfolio.PAGE.read_text())
+    before = written.read_text()
+    monkeypatch.setattr(reproduce_portfolio, "PAGE", written)
+    reproduce_portfolio.write()
+    assert written.read_text() == before, "run `python scripts/reproduce_portfolio.py write`"
+
+
+def test_portfolio_s_rows_are_beside_what_saw_the_same_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A method's refit is beside Portfolio's; figures of another division go when new ones come."""
+    monkeypatch.setattr(sys, "path", [str(ROOT / "scripts"), *sys.path])
+    import reproduce_portfolio as script
+
+    def method(accuracy: float, name: str = "fedrep") -> dict[str, Any]:
+        facts = {"weights": [1.0], "validation_accuracy_of_candidates": [0.5]}
+        score = {"accuracy": accuracy}
+        client = {"test": 2, "personal": score, "local": score, "facts": facts}
+        seeds = [{"models": ["personal", "local"], "clients": [client]}] * 2
+        settings = {"candidates": ["local"]} if name == "portfolio" else {}
+        own = {"method": name, "rounds": 3, "settings": settings, "device": "cpu", "seeds": seeds}
+        return {**own, "speed": {"seconds": 1.0}}
+
+    def ran(rows: str, **methods: dict[str, Any]) -> str:
+        (folder := tmp_path / rows.replace("=", "-")).mkdir(exist_ok=True)
+        named = {name.replace("_", ", "): own for name, own in methods.items()}
+        content = {"name": "portfolio-mnist-ds1", "seeds": [0, 1], "versions": {}}
+        content |= {"data": {"federations": [rows]}, "methods": named}
+        (folder / "result.json").write_text(json.dumps(content))
+        return str(folder)
+
+    monkeypatch.setattr(script, "OTHERS", tmp_path)
+    monkeypatch.setattr(script, "FIGURES", tmp_path / "portfolio.json")
+    script.collect([ran("old", FedRep=method(0.9), Portfolio=method(0.8, "portfolio"))])
+    script.collect([ran("kind=new", Portfolio=method(0.7, "portfolio"))])
+    both = {"Portfolio_refit": method(0.75, "portfolio"), "FedPer_refit": method(0.85)}
+    script.collect([ran("kind=new", **both, Ditto=method(0.6))])
+    (kept,) = json.loads((tmp_path / "portfolio.json").read_text()).values()
+    assert script.Setting("mnist-ds1", kept).singles() == {
+        "Local": {0: 70.0, 1: 70.0},
+        "Ditto": {0: 60.0, 1: 60.0},
+    }
+    again = script.Setting("mnist-ds1", kept, refit=True)
+    assert again.singles() == {"Local": {0: 75.0, 1: 75.0}, "FedPer": {0: 85.0, 1: 85.0}}
+    assert again.title == "MNIST DS-1"
 
 
 def test_links_into_pages_meet_a_heading() -> None:
