@@ -235,7 +235,7 @@ def _block(x: Tensor, sizes: GroupNormSizes) -> tuple[int, int]:
 def _launch(name: str, sizes: GroupNormSizes, tensors: list[Tensor], x: Tensor, last: bool) -> None:
     constants: dict[str, int | str] = {
         "C": sizes.channels, "PARTS": sizes.parts, "PIXELS": sizes.pixels,
-        "EPS": f"{sizes.eps!r}f", **({"RELU": 1} if sizes.relu else {}),
+        "EPS": f"{sizes.eps!r}f",
         **({"HALF": 1} if x.dtype == torch.bfloat16 else {}),
     }  # fmt: skip
     blocks = sizes.groups * sizes.images
@@ -255,7 +255,15 @@ def _launch(name: str, sizes: GroupNormSizes, tensors: list[Tensor], x: Tensor, 
         if any(one.data_ptr() % 16 for one in tensors if one.shape == x.shape):
             several = 1
     constants |= {"THREADS": threads, "V": several}
-    launch("norm.cu", name, constants, (blocks, 1, 1), threads, [*tensors, sizes.images], shared)
+    launch(
+        "norm.cu",
+        name,
+        constants,
+        (blocks, 1, 1),
+        threads,
+        [*tensors, sizes.images, int(sizes.relu)],
+        shared,
+    )
 
 
 def _power(number: int) -> int:

@@ -1,10 +1,9 @@
 // Group normalisation of a stack of clients. Sums are taken in a fixed order. Images are [g, image, channel, pixel] in
 // memory, and a block has a piece: some channels of one image of one client, which are normalised together; a thread
-// takes V neighbouring pixels at once. With LAST
-// they are [image, pixel, g, channel], the order of grouped convolutions with channels last, and a block has all pieces
-// of an image; a thread has always the same V channels, of every ROWS-th pixel. Constants: C (channels), PARTS (groups
-// of channels), PIXELS, THREADS, EPS, V, with LAST GROUPS (clients); RELU where what is below 0 is cut off; HALF
-// where images and their gradients are bfloat16.
+// takes V neighbouring pixels at once. With LAST they are [image, pixel, g, channel], the order of grouped convolutions
+// with channels last, and a block has all pieces of an image; a thread has always the same V channels, of every ROWS-th
+// pixel. Constants: C (channels), PARTS (groups of channels), PIXELS, THREADS, EPS, V, with LAST GROUPS (clients); HALF
+// where images and their gradients are bfloat16. The argument relu says whether what is below 0 is cut off.
 
 #define CHANNELS (C / PARTS)        // of a piece
 #define EACH (CHANNELS * PIXELS)    // numbers of a piece
@@ -14,22 +13,17 @@
 
 struct alignas(V * sizeof(Number)) Pack { Number of[V]; };
 
-__device__ __forceinline__ float rectified(float value) {
-#ifdef RELU
-  return value < 0.f ? 0.f : value;  // what is no number stays so
-#else
-  return value;
-#endif
+__device__ __forceinline__ float rectified(float value, int relu) {
+  return relu && value < 0.f ? 0.f : value;  // what is no number stays so
 }
 
 // The gradient of a number of the result, which ReLU may have cut off.
-__device__ __forceinline__ float passed(Number gradient, Number y) {
-#ifdef RELU
-  return number(y) <= 0.f ? 0.f : number(gradient);
-#else
-  return number(gradient);
-#endif
+__device__ __forceinline__ float passed(Number gradient, Number y, int relu) {
+  return relu && number(y) <= 0.f ? 0.f : number(gradient);
 }
+
+// What ReLU left: not read where none follows.
+__device__ __forceinline__ Pack left(const Number* y, int relu) { return relu ? *(const Pack*)y : Pack(); }
 
 #ifdef LAST
 
@@ -62,7 +56,7 @@ __device__ __forceinline__ float over_piece(float value, float* room) {
 
 extern "C" __global__ void __launch_bounds__(THREADS)
 normalise(const Number* __restrict__ x, const float* __restrict__ w, const float* __restrict__ b,
-          Number* __restrict__ y, float* __restrict__ means, float* __restrict__ scales, int images) {
+          Number* __restrict__ y, float* __restrict__ means, float* __restrict__ scales, int images, int relu) {
   extern __shared__ float4 memory[];
   float* room = (float*)memory;
   const int lane = threadIdx.x % LANES, row = threadIdx.x / LANES;
@@ -97,7 +91,7 @@ normalise(const Number* __restrict__ x, const float* __restrict__ w, const float
   for (int pixel = row; pixel < PIXELS; pixel += ROWS) {
     Pack pack = *(const Pack*)(x + start + pixel * STEP);
 #pragma unroll
-    for (int i = 0; i < V; i++) pack.of[i] = kept(rectified((number(pack.of[i]) - mean) * factor[i] + shift[i]));
+    for (int i = 0; i < V; i++) pack.of[i] = kept(rectified((number(pack.of[i]) - mean) * factor[i] + shift[i], relu));
     *(Pack*)(y + start + pixel * STEP) = pack;
   }
   if (row == 0 && lane % PER == 0) {
@@ -110,7 +104,7 @@ normalise(const Number* __restrict__ x, const float* __restrict__ w, const float
 extern "C" __global__ void __launch_bounds__(THREADS)
 gradients(const Number* __restrict__ gradient, const Number* __restrict__ x, const float* __restrict__ w,
           const float* __restrict__ means, const float* __restrict__ scales, const Number* __restrict__ y,
-          Number* __restrict__ dx, float* __restrict__ dw, float* __restrict__ db, int images) {
+          Number* __restrict__ dx, float* __restrict__ dw, float* __restrict__ db, int images, int relu) {
   extern __shared__ float4 memory[];
   float* plains = (float*)memory;     // [ROWS][C], then a sum for each channel, then for each piece
   float* timeses = plains + ROWS * C;
@@ -123,10 +117,10 @@ gradients(const Number* __restrict__ gradient, const Number* __restrict__ x, con
 #pragma unroll 2
   for (int pixel = row; pixel < PIXELS; pixel += ROWS) {
     const size_t at = start + pixel * STEP;
-    const Pack given = *(const Pack*)(gradient + at), seen = *(const Pack*)(x + at), made = *(const Pack*)(y + at);
+    const Pack given = *(const Pack*)(gradient + at), seen = *(const Pack*)(x + at), made = left(y + at, relu);
 #pragma unroll
     for (int i = 0; i < V; i++) {
-      const float own = passed(given.of[i], made.of[i]);
+      const float own = passed(given.of[i], made.of[i], relu);
       plain[i] += own;
       times[i] += own * (number(seen.of[i]) - mean);
     }
@@ -173,11 +167,11 @@ gradients(const Number* __restrict__ gradient, const Number* __restrict__ x, con
 #pragma unroll 2
   for (int pixel = row; pixel < PIXELS; pixel += ROWS) {
     const size_t at = start + pixel * STEP;
-    const Pack given = *(const Pack*)(gradient + at), made = *(const Pack*)(y + at);
+    const Pack given = *(const Pack*)(gradient + at), made = left(y + at, relu);
     Pack pack = *(const Pack*)(x + at);
 #pragma unroll
     for (int i = 0; i < V; i++)
-      pack.of[i] = kept(scale * (passed(given.of[i], made.of[i]) * own[i] - level - (number(pack.of[i]) - mean) * tilt));
+      pack.of[i] = kept(scale * (passed(given.of[i], made.of[i], relu) * own[i] - level - (number(pack.of[i]) - mean) * tilt));
     *(Pack*)(dx + at) = pack;
   }
 }
@@ -202,7 +196,7 @@ __device__ __forceinline__ size_t own(int images) {
 
 extern "C" __global__ void __launch_bounds__(THREADS)
 normalise(const Number* __restrict__ x, const float* __restrict__ w, const float* __restrict__ b,
-          Number* __restrict__ y, float* __restrict__ means, float* __restrict__ scales, int images) {
+          Number* __restrict__ y, float* __restrict__ means, float* __restrict__ scales, int images, int relu) {
   extern __shared__ float4 memory[];
   float* room = (float*)memory;
   const size_t start = (size_t)blockIdx.x * EACH, factor = own(images);
@@ -231,7 +225,7 @@ normalise(const Number* __restrict__ x, const float* __restrict__ w, const float
     const float weight = w[factor + channel] * scale, bias = b[factor + channel];
     Pack pack = *(const Pack*)(x + start + at);
 #pragma unroll
-    for (int i = 0; i < V; i++) pack.of[i] = kept(rectified((number(pack.of[i]) - mean) * weight + bias));
+    for (int i = 0; i < V; i++) pack.of[i] = kept(rectified((number(pack.of[i]) - mean) * weight + bias, relu));
     *(Pack*)(y + start + at) = pack;
   }
   if (threadIdx.x == 0) {
@@ -244,7 +238,7 @@ normalise(const Number* __restrict__ x, const float* __restrict__ w, const float
 extern "C" __global__ void __launch_bounds__(THREADS)
 gradients(const Number* __restrict__ gradient, const Number* __restrict__ x, const float* __restrict__ w,
           const float* __restrict__ means, const float* __restrict__ scales, const Number* __restrict__ y,
-          Number* __restrict__ dx, float* __restrict__ dw, float* __restrict__ db, int images) {
+          Number* __restrict__ dx, float* __restrict__ dw, float* __restrict__ db, int images, int relu) {
   extern __shared__ float4 memory[];
   float* room = (float*)memory;
   const size_t start = (size_t)blockIdx.x * EACH, factor = own(images);
@@ -257,10 +251,10 @@ gradients(const Number* __restrict__ gradient, const Number* __restrict__ x, con
     if (channel < CHANNELS)
       for (int pixel = lane * V; pixel < PIXELS; pixel += 32 * V) {
         const size_t at = start + channel * PIXELS + pixel;
-        const Pack given = *(const Pack*)(gradient + at), seen = *(const Pack*)(x + at), made = *(const Pack*)(y + at);
+        const Pack given = *(const Pack*)(gradient + at), seen = *(const Pack*)(x + at), made = left(y + at, relu);
 #pragma unroll
         for (int i = 0; i < V; i++) {
-          const float own = passed(given.of[i], made.of[i]);
+          const float own = passed(given.of[i], made.of[i], relu);
           plain += own;
           times += own * (number(seen.of[i]) - mean);
         }
@@ -281,12 +275,12 @@ gradients(const Number* __restrict__ gradient, const Number* __restrict__ x, con
   for (int at = threadIdx.x * V; at < EACH; at += THREADS * V) {
     const size_t to = start + at;
     const float weight = w[factor + at / PIXELS];
-    const Pack given = *(const Pack*)(gradient + to), made = *(const Pack*)(y + to);
+    const Pack given = *(const Pack*)(gradient + to), made = left(y + to, relu);
     Pack pack = *(const Pack*)(x + to);
 #pragma unroll
     for (int i = 0; i < V; i++) {
       const float standard = (number(pack.of[i]) - mean) * scale;
-      pack.of[i] = kept(scale * (passed(given.of[i], made.of[i]) * weight - level - standard * tilt));
+      pack.of[i] = kept(scale * (passed(given.of[i], made.of[i], relu) * weight - level - standard * tilt));
     }
     *(Pack*)(dx + to) = pack;
   }
