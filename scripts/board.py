@@ -27,7 +27,8 @@ In the table of a problem, = marks methods to which no difference from that prob
 *Newcomers* are clients that took part in no round. *Best test round* is how the field scores: the
 round that is best on test data, weighed by test rows. It is chosen on test data, so it is no
 result; it stands here to be compared with other people's tables, beside the last round weighed
-alike (*by test rows*).
+alike (*by test rows*). `digits-...` stand in for problems whose data somebody lacks: they are in no
+rank or sum.
 
 ## Add a line
 
@@ -54,7 +55,10 @@ def _size(suite: Suite) -> str:
     if len(lines) < 2:
         return f"{title}No two methods have results yet.\n"
     cells = {label: own["cells"] for label, own in lines.items()}
-    found = judge(cells, list(suite.problems))
+    first = [one.name for one in suite.first]
+    found = judge(cells, first)
+    stand_ins = [name for name in suite.problems if name not in first]
+    others = judge(cells, stand_ins)["problems"] if stand_ins else {}
     trained = [one for own in cells.values() for one in own.values() if "device" in one]
     devices = ", ".join(sorted({one["device"] for one in trained}))
     words = f"{len(lines)} methods; digest `{suite.digest[:16]}`; trained on {devices}.\n"
@@ -62,7 +66,7 @@ def _size(suite: Suite) -> str:
         title
         + words
         + _overall(found)
-        + "".join(_problem(name, own) for name, own in found["problems"].items())
+        + "".join(_problem(name, own) for name, own in (found["problems"] | others).items())
     )
 
 
