@@ -1,6 +1,7 @@
 """The page of the studies of adapters: tables by hand from few figures, and the page as kept."""
 
 import json
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -8,6 +9,8 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+
+from idiolect.experiment.adapt import adapt
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -105,3 +108,28 @@ def test_what_was_not_run_again_stays_and_is_named(script: ModuleType):
     assert whole["roles"] == {"methods": {"a": 1, "b": 6}, "newcomers": 3, "earlier": ["a"]}
     assert whole["lora"] == {"methods": {}}
     assert script.merged(whole, whole) == whole
+
+
+FEW = {"lr": 0.002, "candidates": ("global", "ft"), "tune_epochs": 1}
+
+
+def test_newcomers_of_all_seeds_at_once_have_what_adapt_gives_each(
+    script: ModuleType, tmp_path: Path
+):
+    """The portfolio needs most of a run: the global model, and what clients told."""
+    shared = Path(os.environ.get("IDIOLECT_DATA") or ROOT.parent / "shared" / "data")
+    if not (shared / "cross_product").is_dir():
+        pytest.skip(f"no real datasets in {shared}: what is left out is newcomers of a study")
+    data = script.small_data(shared, tmp_path)
+    small = [one for one in script.SMALL["reviews"] if "length" not in one]
+    sets = [*small, "rounds=1", "data.options.length=4", "backend.device=cpu", "backend.width=8"]
+    experiment = script.load_experiment(ROOT / "experiments/adapters/reviews.toml", sets)
+    own, _ = script.of_method(experiment, "Portfolio", FEW)
+    script.SplitComparison(own, None, tmp_path / "run", data, {}).run(script.Silent())
+    strangers = script.newcomers("reviews", experiment.data.options, data, 2)
+    found = script.newcomers_of(tmp_path / "run", "Portfolio", strangers)
+    told = adapt(tmp_path / "run", strangers, "Portfolio", 1, split="file", out=tmp_path / "late")
+    assert len(told["newcomers"]) > 1
+    for one, alone in zip(found["seeds"]["1"], told["newcomers"], strict=True):
+        assert one["client"] == alone["client"]
+        assert one["personal"] == pytest.approx(alone["models"]["personal"], rel=1e-4)
