@@ -60,7 +60,8 @@ def test_the_tables_compare_what_the_paper_compares(path):
     Those that take plain steps, where the others have momentum 0.9, have up to ten times the rate.
     """
     experiment = load_experiment(path)
-    assert len({table.rounds for table in experiment.methods}) == 1
+    if path.stem != "fmnist-code":  # a marked variant: the released code's rounds differ
+        assert len({table.rounds for table in experiment.methods}) == 1
     if path.stem.endswith(("-two", "-all", "-20", "-100")) and "choose" not in path.stem:
         for key in ("steps", "batch"):
             assert len({table.settings[key] for table in experiment.methods}) == 1, key

@@ -158,7 +158,8 @@ def test_with_few_examples_weights_are_not_rounded_to_bfloat16(
     examples: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Reading them is what takes time; with many, products are as torch's autocast has them."""
-    monkeypatch.setattr(linear, "halved_on_cuda", lambda x: True)
+    for name in ("_on_cuda", "halved_on_cuda"):
+        monkeypatch.setattr(linear, name, lambda x: True)
     torch.manual_seed(0)
     layer, x = linear.StackedLinear(INSIDE, OUTSIDE), torch.randn(CLIENTS, examples, INSIDE)
     kind = torch.bfloat16 if examples > 64 else torch.float32

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from idiolect.core.tree import transformed
 from idiolect.kernels import cross_entropy as entropy
-from idiolect.kernels.vmap_rules import transformed
 
 _FEW = 16  # classes, below which torch's log_softmax is slow over the last axis of a CPU's tensor
 

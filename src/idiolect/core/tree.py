@@ -14,13 +14,17 @@ from torch.utils import _pytree as pytree
 
 from idiolect.errors import CheckpointError, ConfigError, MethodError
 from idiolect.kernels import fused_tree_ops as at_once
-from idiolect.kernels.vmap_rules import transformed
 
 Tree = Any
 """A tensor, or a dict, tuple or NamedTuple of trees. `()` is the tree of nothing."""
 
 Params = dict[str, Tensor]
 """A network's parameters by the names that `nn.Module.named_parameters` gives them."""
+
+
+def transformed() -> bool:
+    """Return whether a transform of torch.func is under way, such as vmap over clients."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
 
 
 class Drift(NamedTuple):

@@ -50,12 +50,18 @@ def stacked_linear(x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
     return y.squeeze(0).reshape(*x.shape[:-1], -1)
 
 
+def _on_cuda(x: Tensor) -> bool:
+    return x.is_cuda
+
+
 def _prepared(x: Tensor, w: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
     """Return what our functions multiply; None where they are not for these numbers.
 
     Where networks multiply in bfloat16, so do layers of many examples. With few of them reading the
     weights is what takes time, and a copy in bfloat16 would only add to it.
     """
+    if not _on_cuda(x):
+        return None
     if halved_on_cuda(x):
         half = torch.bfloat16 if len(x) > _BATCH else torch.float32
         return x.to(half), w.to(half), b.to(half)

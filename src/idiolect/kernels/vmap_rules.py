@@ -23,11 +23,6 @@ def halved_on_cuda(x: Tensor) -> bool:
     )
 
 
-def transformed() -> bool:
-    """Return whether a transform of torch.func is under way, such as vmap over clients."""
-    return torch._C._functorch.peek_interpreter_stack() is not None
-
-
 def call(function: type[Function], *inputs: Any) -> Any:
     """Apply a function, which torch leaves untyped."""
     return function.apply(*inputs)  # type: ignore[no-untyped-call]
