@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # All that is measured on a GPU, in the order of its worth: bash scripts/gpu_session.sh sane|bench|more|check|experiments|rest|field|referee [SECONDS]
 # IDIOLECT_DATA names the datasets, IDIOLECT_RUNS where runs go (/tmp/runs), OUT where figures go.
-# `bench` and `more` want the GPU alone; the others may share it.
+# `bench` and `more` want the GPU alone; the others may share it (MPS=1: see the warning in gpu_queue.sh).
 set -uo pipefail
 cd "$(dirname "$0")/.."
 export PYTHONPATH="src:.gpu/site" PYTHONUNBUFFERED=1 OUT=${OUT:-/tmp/out}

@@ -290,9 +290,8 @@ def run(args: argparse.Namespace) -> None:
         loaded(run, args.set).data.source for run in dict.fromkeys(o.run for o in plan(args.only))
     )
     load(first)  # decoded once, before the workers want it
-    share = args.workers > 1 and shutil.which("nvidia-cuda-mps-control")
-    if share:
-        subprocess.run([share, "-d"], check=False)  # so that processes share the chip
+    if os.environ.get("MPS") == "1":  # one interrupted process may end the others: gpu_queue.sh
+        subprocess.run(["nvidia-cuda-mps-control", "-d"], check=False)
     own = [sys.executable, __file__, "work", str(end), str(args.out), "--runs", str(args.runs)]
     own += ["--workers", str(args.workers), "--precision", args.precision]
     own += [word for one in args.set for word in ("--set", one)]
