@@ -117,14 +117,14 @@ def test_a_stop_saves_says_how_to_go_on_and_goes_on(tmp_path):
     """By Ctrl-C, and again by a scheduler's SIGTERM."""
     tiny.write(tmp_path)
     arguments = ["run", "tiny.toml", "--out", "out", "--method", "FedAvg"]
-    arguments += ["--set", "rounds=300", "--set", "backend.checkpoint_every=0"]
+    arguments += ["--set", "rounds=1000", "--set", "backend.checkpoint_every=0"]
     for stop, status in ((signal.SIGINT, 130), (signal.SIGTERM, 143)):
         process = tiny.started(*arguments, cwd=tmp_path)
         line = process.stdout.readline()  # the first report: training is under way
         if stop == signal.SIGTERM:
             assert line.startswith("FedAvg: going on after round ")
             line = process.stdout.readline()
-        assert "/300, loss " in line
+        assert "/1000, loss " in line
         process.send_signal(stop)
         _, errors = process.communicate(timeout=60)
         assert process.returncode == status
