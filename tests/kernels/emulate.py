@@ -49,7 +49,16 @@ static void pass_on() {
   if (!_setjmp(places[now].at)) _longjmp(home, 1);
   threadIdx.x = now;
 }
-#define __syncthreads pass_on
+static int arrived[1024];               // at how many barriers each thread of a block has been
+static void __syncthreads() {           // warps may do more or less between two of them
+  const int mine = ++arrived[now];
+  for (bool all = false; !all;) {
+    pass_on();
+    all = true;
+    for (int t = 0; t < blockDim.x; t++) all &= ended[t] || arrived[t] >= mine;
+  }
+}
+#define __syncwarp pass_on
 static unsigned long long __umul64hi(unsigned long long x, unsigned long long y) {
   return (unsigned __int128)x * y >> 64;
 }
@@ -138,6 +147,7 @@ extern "C" void launch(const int* grid, int threads, int shared, void** argument
     blockIdx = {block % grid[0], block / grid[0] % grid[1], block / grid[0] / grid[1]};
     for (int i = 0; i < shared / 4; i++) ((float*)room)[i] = NAN;
     memset(ended, 0, threads);
+    memset(arrived, 0, sizeof arrived);
     for (bool first = true, left = true; left; first = false) {
       left = false;
       for (int t = 0; t < threads; t++) if (!ended[t]) {
@@ -164,6 +174,8 @@ class Kernel:
         text = re.sub(r'asm volatile\("ldmatrix[^"]*trans.*?;\n', "matrices(to, from, 1);\n", text)
         text = re.sub(r'asm volatile\("ldmatrix.*?;\n', "matrices(to, from, 0);\n", text)
         text = re.sub(r'asm volatile\("mma[^"]*k16.*?;\n', "half_product(sums, a, b);\n", text)
+        both = "to[0] = bytes ? from[0] : 0.f; to[1] = bytes ? from[1] : 0.f;\n"
+        text = re.sub(r'asm volatile\("cp.async.ca[^"]* 8, %2;.*?;\n', both, text)
         text = re.sub(r'asm volatile\("cp.async.ca.*?;\n', "*to = bytes ? *from : 0.f;\n", text)
         text = re.sub(r'asm volatile\("mma.*?;\n', "matrix_product(sums, a, b);\n", text)
         text = re.sub(r"asm volatile\(.*?\);", "", text)

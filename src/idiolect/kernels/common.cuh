@@ -38,6 +38,13 @@ __device__ __forceinline__ void bring(float* to, const float* from, bool inside)
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(place), "l"(from), "r"(bytes));
 }
 
+// The same of two numbers.
+__device__ __forceinline__ void bring8(float* to, const float* from, bool inside) {
+  const unsigned place = (unsigned)__cvta_generic_to_shared(to);
+  const int bytes = inside ? 8 : 0;
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(place), "l"(from), "r"(bytes));
+}
+
 __device__ __forceinline__ void bring4(float* to, const float* from) {
   const unsigned place = (unsigned)__cvta_generic_to_shared(to);
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(place), "l"(from));

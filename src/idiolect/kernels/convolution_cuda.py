@@ -1,7 +1,7 @@
 """Stacked convolutions by our own CUDA kernels, compiled for each shape.
 
-`thin.cu` is for few channels, `wide.cu` for many, `tensor.cu` for many on matrix units, and
-`depthwise.cu` for depthwise convolutions, of which torch is slow at the gradient by the weights.
+`thin.cu` is for few channels, `wide.cu` for many, `tensor.cu` and `runs.cu` for many on matrix
+units, and `depthwise.cu` for depthwise convolutions, of which torch is slow at the gradient by the weights.
 The tasks are "convolve", "conv_relu" (bias and ReLU follow), "conv_relu_pool" (2×2 max-pooling
 too), "input_gradient" and "weight_gradient".
 """
@@ -138,15 +138,18 @@ def tiles(task: str, shape: ConvShape, most: int = 4) -> tuple[Tile, ...]:
     }  # fmt: skip
     kinds: tuple[Iterable[Tile], ...]
     if task == "weight_gradient":
-        kinds = (_thin_weights(s), islice(_wide_weights(s), most), islice(_tensor_weights(s), 6))
+        tensor = islice(_tensor_weights(s), 6), islice(_runs_weights(s), 10)
+        kinds = (_thin_weights(s), islice(_wide_weights(s), most), *tensor)
     else:
-        kinds = (_thin(s), _wide(s, pool)[:most], islice(_tensor(s, pool), 5))
-    return tuple(tile._replace(constants=constants) for kind in kinds for tile in kind)
+        tensor = islice(_tensor(s, pool), 5), islice(_runs(s, task), 8)
+        kinds = (_thin(s), _wide(s, pool)[:most], *tensor)
+    found = [tile for kind in kinds for tile in kind]
+    return tuple(tile._replace(constants=constants | tile.constants) for tile in found)
 
 
 def has_fused_form(task: str, shape: ConvShape) -> bool:
     """Return whether a task is worth doing in one launch, as thin.cu and wide.cu can."""
-    return any(tile.file != "tensor.cu" for tile in tiles(task, shape))
+    return any(tile.file in ("thin.cu", "wide.cu") for tile in tiles(task, shape))
 
 
 def _pool(task: str) -> int:
@@ -164,10 +167,10 @@ def _convolve(task: str, x: Tensor, w: Tensor, *rest: Any, tile: Tile) -> Any:
     made = (s.out_channels, s.out_height // pool, s.out_width // pool)
     out = x.new_empty(s.groups, s.images, *made)
     chosen = torch.empty_like(out, dtype=torch.uint8) if pool == 2 else out
-    if tile.file != "thin.cu":  # [group, input, tap, output]: a block's weights in one piece
+    if tile.file in ("wide.cu", "tensor.cu"):  # [group, input, tap, output]: in one piece for all
         w = w.permute((0, 1, 3, 4, 2) if task == "input_gradient" else (0, 2, 3, 4, 1))
-    w = w.contiguous()
-    given = [x.contiguous(), w, bias[0].contiguous() if bias else w, out, chosen, s.images]
+    w = _aligned(w)
+    given = [_aligned(x), w, bias[0].contiguous() if bias else w, out, chosen, s.images]
     _launch("convolve", tile, (tile.blocks[0], s.groups, tile.blocks[1]), given)
     return (out, chosen) if pool == 2 else out
 
@@ -178,7 +181,8 @@ def _weight_gradient(gradient: Tensor, x: Tensor, shape: ConvShape, tile: Tile) 
     parts, each = _parts(steps, tile.waves, x, shape.groups * blocks)
     taps_first = tile.file == "tensor.cu"  # [part, group, tap, output, input]: neighbours write it
     out = _partial_sums(parts, x, shape, taps_first)
-    given = [_aligned(gradient), x.contiguous(), out, shape.images, each]
+    each *= tile.own.get("WK", 1)  # a step of a block may be several of its warps'
+    given = [_aligned(gradient), _aligned(x), out, shape.images, each]
     _launch("weight_gradient", tile, (parts, shape.groups, blocks), given)
     dw = _summed(out)
     return dw.permute(0, 3, 4, 1, 2).contiguous() if taps_first else dw
@@ -366,6 +370,140 @@ def _tensor_weights(s: ConvShape) -> Iterator[Tile]:
                 outer = s.out_channels // block * -(-s.channels // inputs)
                 blocks = (s.images * -(-s.out_height // band), outer)
                 yield Tile("tensor.cu", own, {}, blocks, shared, waves=waves)
+
+
+_RUN = 4  # pixels of a run of a convolution
+_RUN_TILES = (  # sixteens, lines of a run, and warps along channels made, runs and channels read
+    (4, 2, 1, 4, 1), (2, 2, 2, 4, 1), (2, 2, 2, 2, 1), (2, 2, 1, 4, 1), (2, 2, 1, 4, 2),
+    (2, 2, 1, 2, 2), (2, 2, 1, 2, 4), (2, 2, 1, 1, 4), (1, 2, 1, 4, 2), (1, 2, 1, 2, 4),
+)  # fmt: skip
+
+
+def _runs(s: ConvShape, task: str) -> Iterator[Tile]:
+    """Propose tiles for many clients, then those for few, whose warps share sums."""
+    if s.channels % _CHUNK or s.out_channels % 16 or s.taps % 2 == 0 or s.taps == 1:
+        return
+    pool, grain = _pool(task), 1
+    if s.width % 2 == s.padding % 2 == 0:
+        grain = 4 if s.width % 4 == s.padding % 4 == 0 else 2
+    columns = -(-(s.out_width // pool * pool) // _RUN)
+    line = (columns - 1) * _RUN + _RUN + (s.kernel_width + 2) // 4 * 4
+    for sixteens, tall, along, runs, parts in _RUN_TILES:
+        block, warps = 16 * sixteens * along, along * runs * parts
+        if s.out_channels % block or s.channels % (_CHUNK * parts):
+            continue
+        bands = -(-(s.out_height // pool * pool) // tall)
+        rows = _rows(s, columns, bands, 8 * runs, tall)
+        plane = (rows * line + 23) // 32 * 32 + 8
+        by_input = (block * s.taps + 23) // 32 * 32 + 8
+        transposed, straight = _CHUNK * by_input, block * (_CHUNK * s.taps + 4)
+        kernels = transposed if task == "input_gradient" else straight
+        stages = min(2, s.channels // (_CHUNK * parts))
+        after = along * runs * sixteens * _RUN * tall * 4 * _LANES * (parts > 1)
+        shared = 4 * max(stages * parts * (kernels + _CHUNK * plane), after)
+        if shared <= _HALF:
+            own = {"MT": sixteens, "TALL": tall, "WM": along, "WN": runs, "WK": parts}
+            own |= {"THREADS": _LANES * warps}
+            more = {"RUN": _RUN, "ROWS": rows, "LINE": line, "PLANE": plane, "GRAIN": grain}
+            more |= {"STAGES": stages}
+            blocks = (-(-s.images * bands * columns // (8 * runs)), s.out_channels // block)
+            yield Tile("runs.cu", own, more, blocks, shared)
+
+
+def _runs_weights(s: ConvShape) -> Iterator[Tile]:
+    """Propose tiles: warps of a block along the channels made, those read, and the steps."""
+    found = _run(s.out_width)
+    if s.channels % _CHUNK or s.out_channels % 16 or s.taps == 1 or found is None:
+        return
+    run, segments = found
+    lines = 4 // segments
+    paired = not any(n % 2 for n in (s.width, s.padding, s.out_width))
+    ways = product((4, 2, 1), (4, 8), ((1, 2), (2, 2), (4, 2), (2, 1)))
+    for sixteens, warps, (parts, waves) in ways:
+        sums = 4 * s.taps * sixteens
+        most = _SUMS[1] * (1 if warps == _WARPS else 2)  # of a thread, as registers allow
+        sizes = _warps_for(s, warps // parts, sixteens)
+        if s.out_channels % (16 * sixteens) or not _SUMS[0] <= sums <= most or sizes is None:
+            continue
+        along, inputs = sizes
+        after = along * inputs * max(sums * _LANES * (parts > 1), 8 * (8 * s.taps + 4))
+        for band in (2 * lines, lines):
+            band = round_up(s.out_height, lines) if s.out_height * s.out_width <= 128 else band
+            sp = _spread(band * segments * run, [run * n for n in range(4)])
+            line, plane = _room_for_image(s, run, segments, band)
+            step = 16 * sixteens * along * sp + _CHUNK * inputs * plane
+            shared = 4 * max(2 * parts * step, after)
+            if shared <= _HALF:
+                own = {"MT": sixteens, "WM": along, "WC": inputs, "WK": parts, "BAND": band}
+                own |= {"AT_ONCE": int(s.taps > 9 or sixteens < 4), "THREADS": _LANES * warps}
+                more = {"RUN": run, "SEGS": segments, "SP": sp, "LINE": line, "PLANE": plane}
+                more |= {"PAIRED": int(paired)}
+                outer = s.out_channels * s.channels // (16 * sixteens * along * _CHUNK * inputs)
+                steps = -(-s.images * -(-s.out_height // band) // parts)
+                yield Tile("runs.cu", own, more, (steps, outer), shared, waves=waves)
+                break
+
+
+def _run(width: int) -> tuple[int, int] | None:
+    """Return how many pixels a run has, and how many runs a line, with the least left over."""
+    ways = [(round_up(-(-width // segments), 2), segments) for segments in (1, 2, 4)]
+    ways = [way for way in ways if way[0] <= 16]
+    return min(ways, key=lambda way: (way[0] * way[1], way[1])) if ways else None
+
+
+def _spread(least: int, threads: list[int]) -> int:
+    """Return numbers from channel to channel, with which pairs that are read at once lie apart.
+
+    `threads` is where the four threads of a channel read; 16 threads, of four channels, read 32
+    banks at once.
+    """
+
+    def meet(step: int) -> int:
+        places = [(place + channel * step) % 32 for place in threads for channel in range(4)]
+        return max(map(places.count, places))
+
+    return min(range(round_up(least, 2), round_up(least, 2) + 32, 2), key=meet)
+
+
+def _room_for_image(s: ConvShape, run: int, segments: int, band: int) -> tuple[int, int]:
+    """Return numbers from line to line, and from channel to channel of an image's lines."""
+    least = round_up(segments * run + s.kernel_width // 2 * 2, 2)
+    least = max(least, round_up(s.out_width + s.kernel_width - 1, 2))
+    deep = band + s.kernel_height - 1
+
+    def plane(line: int) -> int:
+        return _spread(deep * line, _starts(line, run, segments))
+
+    def worth(line: int) -> tuple[int, int]:
+        places = [
+            (place + channel * plane(line)) % 32
+            for place in _starts(line, run, segments)
+            for channel in range(4)
+        ]
+        return max(map(places.count, places)), plane(line)
+
+    line = min((least, least + 2), key=worth)
+    return line, plane(line)
+
+
+def _starts(line: int, run: int, segments: int) -> list[int]:
+    """Return where the four threads of a channel begin to read their runs."""
+    return [n // segments * line + n % segments * run for n in range(4)]
+
+
+def _warps_for(s: ConvShape, warps: int, sixteens: int) -> tuple[int, int] | None:
+    """Return how many warps share channels made and channels read, such that least is read."""
+    made, read = s.out_channels // (16 * sixteens), s.channels // _CHUNK
+    ways = [
+        (along, warps // along)
+        for along in (1, 2, 4, 8)
+        if warps % along == 0 and made % along == 0 and read % (warps // along) == 0
+    ]
+    return (
+        min(ways, key=lambda way: made * read * (16 * sixteens / way[1] + _CHUNK / way[0]))
+        if ways
+        else None
+    )
 
 
 def _warps_along(s: ConvShape, block: int, sixteens: int, warps: int = _WARPS) -> int:
