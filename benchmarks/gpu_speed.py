@@ -2,9 +2,11 @@
 
     PYTHONPATH=src python benchmarks/gpu_speed.py [--json FILE] [--only NAME ...] [--seconds S]
 
-`--only forms rounds` checks and times the kernels of attention, normalisation, dense layers and
-small convolutions, then whole rounds in every precision. Every part goes on where another fails.
-Forms are checked against float64 first.
+`--only small` is for small convolutional networks: ms a round and the kernels of `pfl-cifar10` and
+of `long_rounds.py`, and every form that was tried on the way, with its microseconds and its
+distance to float64. `--only forms rounds` checks and times the kernels of attention, normalisation,
+dense layers and small convolutions, then whole rounds in every precision. Every part goes on where
+another fails. Forms are checked against float64 first.
 """
 
 import argparse
@@ -19,6 +21,7 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+import long_rounds
 from gpu_check import difference, network, simulation
 from idiolect.bench import workloads
 from idiolect.bench.workloads import CLASSES, PflCNN, federation
@@ -90,6 +93,7 @@ PRODUCTS = {
 PATCHES = ConvShape(20, 32, 3, 32, 32, 64, 4, 4, 4, 0)
 PFL2 = ConvShape(50, 10, 32, 30, 30, 64, 3, 3, 1, 0, fused=True)
 MCMAHAN2 = ConvShape(20, 10, 32, 12, 12, 64, 5, 5, 1, 2, fused=True)
+MCMAHAN = ConvShape(20, 10, 32, 12, 12, 64, 5, 5, 1, 0, fused=True)  # that of `long_rounds.py`
 
 
 def drawn(*shape, dtype=torch.float32):
@@ -141,8 +145,8 @@ def tasks_of_images(s, names, dtype):
         yield task, convolution, s, given, exact if isinstance(exact, tuple) else (exact,)
 
 
-def forms_of(tasks, precision):
-    """Time every form of some tasks: its milliseconds, and its largest error against float64."""
+def forms_of(tasks, precision, only=("",)):
+    """Time forms of some tasks: microseconds, and the largest error against float64."""
     found = {}
     with multiplying(precision, torch.device("cuda")):
         for task, module, sizes, given, exact in tasks:
@@ -151,6 +155,7 @@ def forms_of(tasks, precision):
             if module in (linear, convolution):
                 more = {} if module is linear else {"rounded": precision != "fp32"}
                 ways = module.forms(task, sizes, own=given[0].dtype == torch.float32, **more)
+            ways = {name: form for name, form in ways.items() if name.startswith(only)}
             autotune.compile_all(ways, (*given, sizes))
             rows = {}
             for name, form in ways.items():
@@ -208,18 +213,32 @@ def rounds_of(name, precision):
     """Time whole rounds of a workload of `idiolect bench`, and its kernels."""
     work = workloads.WORKLOADS[name]
     fed = federation(work.sizes, work.shape)
+    return timed_rounds(
+        lambda: workloads.simulation(work, fed, workloads.fastest("cuda", precision))
+    )
+
+
+def long_rounds_of(precision):
+    """Time rounds of PFLlib's clients of Fashion-MNIST, and their kernels."""
+    sizes = long_rounds.SIZES["dirichlet"]
+    work, fed = long_rounds.workload(sizes), federation(sizes, long_rounds.MNIST)
+    backend = Backend("vectorised", "cuda", precision=precision)
+    return timed_rounds(lambda: workloads.simulation(work, fed, backend), repeats=3, together=2)
+
+
+def timed_rounds(make, repeats=7, together=3):
     began, known = time.perf_counter(), {*autotune.trials}
-    sim = workloads.simulation(work, fed, workloads.fastest("cuda", precision))
+    sim = make()
     for _ in range(3):
         sim.advance()
     torch.cuda.synchronize()
     first, times = time.perf_counter() - began, []
-    for _ in range(7):
+    for _ in range(repeats):
         start = time.perf_counter()
-        for _ in range(3):
+        for _ in range(together):
             sim.advance()
         torch.cuda.synchronize()
-        times.append(1e3 * (time.perf_counter() - start) / 3)
+        times.append(1e3 * (time.perf_counter() - start) / together)
     with profile(activities=[ProfilerActivity.CUDA]) as seen:
         sim.advance()
         torch.cuda.synchronize()
@@ -233,22 +252,38 @@ def rounds_of(name, precision):
             f"{row.self_device_time_total:9.0f} us {row.count:5d}  {row.key[:150]}"
             for row in rows[:40]
         ],
-        "forms, and us": {
-            what: {name: one if isinstance(one, str) else _us(one[1]) for name, one in own.items()}
+        "forms: us, distance": {
+            what: {name: one if isinstance(one, str) else _us(*one) for name, one in own.items()}
             for what, own in autotune.trials.items()
             if what not in known
         },
     }
 
 
-def _us(took):
-    return "other results" if took is None else round(1e3 * took, 1)
+def _us(far, took):
+    return f"{'other results' if took is None else round(1e3 * took, 1)}, {far:.0e}"
 
 
 ROUNDS = {
     f"rounds: {name} {p}": lambda name=name, p=p: rounds_of(name, p)
     for name in BENCHED
     for p in PRECISIONS
+}
+SMALL = {
+    "small: long rounds fp32": lambda: long_rounds_of("fp32"),
+    "small: pfl-cifar10 tf32": lambda: rounds_of("pfl-cifar10", "tf32"),
+    "small: pfl-cifar10 fp32": lambda: rounds_of("pfl-cifar10", "fp32"),
+    "small: long rounds tf32": lambda: long_rounds_of("tf32"),
+    **{
+        f"small: 20 clients {p}": lambda p=p: forms_of(
+            tasks_of_images(
+                MCMAHAN, ("conv_relu_pool", "input_gradient", "weight_gradient"), torch.float32
+            ),
+            p,
+            ("plain", "runs", "thin", "tensor"),
+        )
+        for p in ("fp32", "tf32")
+    },
 }
 
 
@@ -386,6 +421,7 @@ def main() -> None:
         "about": {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
     }
     parts = {
+        **SMALL,
         **FORMS,
         **ROUNDS,
         **{

@@ -1,7 +1,8 @@
 """Stacked convolutions by our own CUDA kernels, compiled for each shape.
 
 `thin.cu` is for few channels, `wide.cu` for many, `tensor.cu` and `runs.cu` for many on matrix
-units, and `depthwise.cu` for depthwise convolutions, of which torch is slow at the gradient by the weights.
+units, and `depthwise.cu` for depthwise convolutions, of which torch is slow at the gradient by
+the weights.
 The tasks are "convolve", "conv_relu" (bias and ReLU follow), "conv_relu_pool" (2×2 max-pooling
 too), "input_gradient" and "weight_gradient".
 """
@@ -138,11 +139,11 @@ def tiles(task: str, shape: ConvShape, most: int = 4) -> tuple[Tile, ...]:
     }  # fmt: skip
     kinds: tuple[Iterable[Tile], ...]
     if task == "weight_gradient":
-        tensor = islice(_tensor_weights(s), 6), islice(_runs_weights(s), 10)
-        kinds = (_thin_weights(s), islice(_wide_weights(s), most), *tensor)
+        runs = islice(_runs_weights(s), 10)
+        tensor = islice(_tensor_weights(s), 6)
+        kinds = (_thin_weights(s), islice(_wide_weights(s), most), tensor, runs)
     else:
-        tensor = islice(_tensor(s, pool), 5), islice(_runs(s, task), 8)
-        kinds = (_thin(s), _wide(s, pool)[:most], *tensor)
+        kinds = (_thin(s), _wide(s, pool)[:most], islice(_tensor(s, pool), 5), _runs(s, task))
     found = [tile for kind in kinds for tile in kind]
     return tuple(tile._replace(constants=constants | tile.constants) for tile in found)
 
@@ -374,8 +375,8 @@ def _tensor_weights(s: ConvShape) -> Iterator[Tile]:
 
 _RUN = 4  # pixels of a run of a convolution
 _RUN_TILES = (  # sixteens, lines of a run, and warps along channels made, runs and channels read
-    (4, 2, 1, 4, 1), (2, 2, 2, 4, 1), (2, 2, 2, 2, 1), (2, 2, 1, 4, 1), (2, 2, 1, 4, 2),
-    (2, 2, 1, 2, 2), (2, 2, 1, 2, 4), (2, 2, 1, 1, 4), (1, 2, 1, 4, 2), (1, 2, 1, 2, 4),
+    (4, 2, 1, 4, 1), (2, 2, 2, 4, 1), (2, 2, 1, 4, 1), (2, 2, 1, 4, 2), (2, 2, 1, 2, 2),
+    (1, 2, 1, 4, 2), (2, 2, 1, 1, 4), (1, 2, 1, 2, 4), (2, 1, 1, 2, 4), (1, 1, 1, 2, 4),
 )  # fmt: skip
 
 
@@ -398,10 +399,12 @@ def _runs(s: ConvShape, task: str) -> Iterator[Tile]:
         by_input = (block * s.taps + 23) // 32 * 32 + 8
         transposed, straight = _CHUNK * by_input, block * (_CHUNK * s.taps + 4)
         kernels = transposed if task == "input_gradient" else straight
+        if tall < pool:
+            continue
         stages = min(2, s.channels // (_CHUNK * parts))
         after = along * runs * sixteens * _RUN * tall * 4 * _LANES * (parts > 1)
         shared = 4 * max(stages * parts * (kernels + _CHUNK * plane), after)
-        if shared <= _HALF:
+        if shared <= (_HALF if parts == 1 else _SHARED):
             own = {"MT": sixteens, "TALL": tall, "WM": along, "WN": runs, "WK": parts}
             own |= {"THREADS": _LANES * warps}
             more = {"RUN": _RUN, "ROWS": rows, "LINE": line, "PLANE": plane, "GRAIN": grain}
