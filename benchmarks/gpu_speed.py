@@ -17,6 +17,7 @@ import pstats
 import time
 import traceback
 from pathlib import Path
+from unittest import mock
 
 import torch
 from torch.profiler import ProfilerActivity, profile
@@ -26,6 +27,7 @@ from gpu_check import difference, network, simulation
 from idiolect.bench import workloads
 from idiolect.bench.workloads import CLASSES, PflCNN, federation
 from idiolect.core import tree
+from idiolect.engine import block_runner
 from idiolect.engine.architecture import Architecture
 from idiolect.engine.backend import PRECISIONS, Backend, multiplying
 from idiolect.engine.rounds import SeededRun, Simulation
@@ -226,6 +228,27 @@ def long_rounds_of(precision):
     return timed_rounds(lambda: workloads.simulation(work, fed, backend), repeats=3, together=2)
 
 
+def blocks_of(precision, most):
+    """Time the same rounds with clients cut into fewer blocks, so with more padding."""
+    sizes, times = long_rounds.SIZES["dirichlet"], {}
+    work, fed = long_rounds.workload(sizes), federation(sizes, long_rounds.MNIST)
+    for blocks in most:
+        block_runner._pieces.cache_clear()
+        with mock.patch.object(block_runner, "MOST_BLOCKS", blocks):
+            sim = workloads.simulation(
+                work, fed, Backend("vectorised", "cuda", precision=precision)
+            )
+            took = []
+            for _ in range(5):
+                start = time.perf_counter()
+                sim.advance()
+                torch.cuda.synchronize()
+                took.append(round(1e3 * (time.perf_counter() - start), 1))
+        times[blocks] = took
+    block_runner._pieces.cache_clear()
+    return {"ms of each round, by the most blocks": times}
+
+
 def timed_rounds(make, repeats=7, together=3):
     began, known = time.perf_counter(), {*autotune.trials}
     sim = make()
@@ -273,6 +296,7 @@ SMALL = {
     "small: long rounds fp32": lambda: long_rounds_of("fp32"),
     "small: pfl-cifar10 tf32": lambda: rounds_of("pfl-cifar10", "tf32"),
     "small: pfl-cifar10 fp32": lambda: rounds_of("pfl-cifar10", "fp32"),
+    "small: fewer blocks fp32": lambda: blocks_of("fp32", (1, 2, 3, 5, 12)),
     "small: long rounds tf32": lambda: long_rounds_of("tf32"),
     **{
         f"small: 20 clients {p}": lambda p=p: forms_of(

@@ -113,7 +113,14 @@ def test_plain_layers_alone_are_replaced() -> None:
 @pytest.mark.skipif(emulate.COMPILER is None, reason="needs g++ to run CUDA sources")
 @pytest.mark.parametrize("task", ["forward", "relu", "input_gradient", "weight_gradient"])
 @pytest.mark.parametrize(
-    "sizes", [LinearSizes(2, 5, 136, 9), LinearSizes(2, 23, 37, 10), LinearSizes(1, 3, 516, 1)]
+    "sizes",
+    [
+        LinearSizes(2, 5, 136, 9),
+        LinearSizes(2, 23, 37, 10),
+        LinearSizes(1, 3, 516, 1),
+        LinearSizes(2, 5, 196, 133),
+        LinearSizes(1, 12, 37, 130),
+    ],
 )
 def test_kernels_equal_the_plain_form(
     sizes: LinearSizes, task: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

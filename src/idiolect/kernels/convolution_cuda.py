@@ -97,7 +97,7 @@ class Tile(NamedTuple):
     constants: dict[str, int]  # of the shape and the task
     blocks: tuple[int, int]  # along x and z; y is the group. Of a weight gradient: steps to share
     shared: int  # bytes of shared memory of a block
-    waves: int = 1  # blocks of a weight gradient for each multiprocessor
+    waves: int = 1  # blocks of a weight gradient for each multiprocessor; 0: one for all steps
 
     @property
     def name(self) -> str:
@@ -247,8 +247,9 @@ def _summed(parts: Tensor) -> Tensor:
 def _thin(s: ConvShape) -> Iterator[Tile]:
     """Propose the few tiles that were best on some shape."""
     channels = _snug(s)
-    block = round_up(s.out_channels, channels)
-    for pixels, images in product((2, 4), (1, 2)):
+    whole = round_up(s.out_channels, channels)
+    few = round_up(-(-whole // 4), channels)  # of a block, where there are few clients
+    for pixels, images, block in (*product((2, 4), (1, 2), (whole,)), (2, 1, few), (4, 1, few)):
         columns = round_up(s.out_width, pixels) + s.kernel_width - 1
         line = max(columns, s.width + 2 * s.padding)
         image = s.channels * (s.height + 2 * s.padding) * line
@@ -256,7 +257,8 @@ def _thin(s: ConvShape) -> Iterator[Tile]:
         if shared <= _SHARED and pixels <= s.out_width:
             own = {"PX": pixels, "OCT": channels, "OCB": block, "IMGS": images}
             own |= {"THREADS": _THREADS, "SLICES": 1}
-            yield Tile("thin.cu", own, {}, (-(-s.images // images), 1), shared)
+            blocks = (-(-s.images // images), -(-s.out_channels // block))
+            yield Tile("thin.cu", own, {}, blocks, shared)
 
 
 def _thin_weights(s: ConvShape) -> Iterator[Tile]:
@@ -376,7 +378,8 @@ def _tensor_weights(s: ConvShape) -> Iterator[Tile]:
 _RUN = 4  # pixels of a run of a convolution
 _RUN_TILES = (  # sixteens, lines of a run, and warps along channels made, runs and channels read
     (4, 2, 1, 4, 1), (2, 2, 2, 4, 1), (2, 2, 1, 4, 1), (2, 2, 1, 4, 2), (2, 2, 1, 2, 2),
-    (1, 2, 1, 4, 2), (2, 2, 1, 1, 4), (1, 2, 1, 2, 4), (2, 1, 1, 2, 4), (1, 1, 1, 2, 4),
+    (1, 2, 1, 4, 2), (2, 2, 1, 1, 4), (1, 2, 1, 2, 4), (1, 2, 1, 1, 4), (2, 1, 1, 2, 4),
+    (1, 1, 1, 2, 4),
 )  # fmt: skip
 
 
@@ -421,7 +424,7 @@ def _runs_weights(s: ConvShape) -> Iterator[Tile]:
     run, segments = found
     lines = 4 // segments
     paired = not any(n % 2 for n in (s.width, s.padding, s.out_width))
-    ways = product((4, 2, 1), (4, 8), ((1, 2), (2, 2), (4, 2), (2, 1)))
+    ways = product((4, 2, 1), (4, 8), ((1, 2), (2, 2), (4, 2), (4, 0)))
     for sixteens, warps, (parts, waves) in ways:
         sums = 4 * s.taps * sixteens
         most = _SUMS[1] * (1 if warps == _WARPS else 2)  # of a thread, as registers allow

@@ -76,27 +76,32 @@ forward(const float* __restrict__ x, const float* __restrict__ w, const float* _
 
 #ifdef INPUT_GRADIENT
 
-// out[g, n, i] = sum over o of gradient[g, n, o] * w[g, o, i]: a thread makes VEC numbers of ROWS examples.
+// out[g, n, i] = sum over o of gradient[g, n, o] * w[g, o, i]: a thread makes VEC numbers of ROWS examples, and LINES
+// threads share the sum.
 extern "C" __global__ void __launch_bounds__(THREADS)
 input_gradient(const float* __restrict__ gradient, const float* __restrict__ w, float* __restrict__ out) {
   extern __shared__ float4 memory[];
   float* gradients = (float*)memory;            // [OUT][ROWS]
-  const int g = blockIdx.y, first = blockIdx.z * ROWS, i = (blockIdx.x * THREADS + threadIdx.x) * VEC;
+  const int side = THREADS / LINES, part = threadIdx.x / side;
+  const int g = blockIdx.y, first = blockIdx.z * ROWS, i = (blockIdx.x * side + threadIdx.x % side) * VEC;
   gradient += ((size_t)g * N + first) * OUT;
   for (int k = threadIdx.x; k < OUT * ROWS; k += THREADS) {
     const int n = k / OUT, o = k % OUT;
     gradients[o * ROWS + n] = first + n < N ? gradient[n * OUT + o] : 0.f;
   }
   __syncthreads();
-  if (i >= IN) return;
-  w += (size_t)g * OUT * IN + i;
+  w += (size_t)g * OUT * IN + min(i, IN - VEC);
   alignas(16) float sums[ROWS][VEC];
 #pragma unroll
   for (int n = 0; n < ROWS; n++)
 #pragma unroll
     for (int v = 0; v < VEC; v++) sums[n][v] = 0.f;
+#if LINES > 1
+#pragma unroll 8
+#else
 #pragma unroll 4
-  for (int o = 0; o < OUT; o++) {
+#endif
+  for (int o = part; o < OUT; o += LINES) {
     alignas(16) float weights[VEC];
     unpack(weights, w + (size_t)o * IN);
 #pragma unroll
@@ -104,9 +109,31 @@ input_gradient(const float* __restrict__ gradient, const float* __restrict__ w, 
 #pragma unroll
       for (int v = 0; v < VEC; v++) sums[n][v] += gradients[o * ROWS + n] * weights[v];
   }
+#if LINES > 1
+  float* room = gradients + (OUT * ROWS + 3) / 4 * 4;  // [part][ROWS][side][VEC]
+  __syncthreads();
+#pragma unroll
+  for (int n = 0; n < ROWS; n++)
+    *(Pack*)(room + ((part * ROWS + n) * side + threadIdx.x % side) * VEC) = *(Pack*)sums[n];
+  __syncthreads();
+  for (int k = threadIdx.x; k < ROWS * side; k += THREADS) {
+    const int n = k / side, at = (blockIdx.x * side + k % side) * VEC;
+    if (first + n >= N || at >= IN) continue;
+    alignas(16) float total[VEC];
+#pragma unroll
+    for (int v = 0; v < VEC; v++) total[v] = 0.f;
+#pragma unroll
+    for (int other = 0; other < LINES; other++)
+#pragma unroll
+      for (int v = 0; v < VEC; v++) total[v] += room[((other * ROWS + n) * side + k % side) * VEC + v];
+    *(Pack*)(out + ((size_t)g * N + first + n) * IN + at) = *(Pack*)total;
+  }
+#else
+  if (i >= IN) return;
 #pragma unroll
   for (int n = 0; n < ROWS; n++)
     if (first + n < N) *(Pack*)(out + ((size_t)g * N + first + n) * IN + i) = *(Pack*)sums[n];
+#endif
 }
 
 #endif

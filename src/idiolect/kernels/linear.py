@@ -15,13 +15,14 @@ from torch.nn import functional as F
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from idiolect.kernels.autotune import Form, fastest
-from idiolect.kernels.compiled import launch
+from idiolect.kernels.compiled import launch, round_up
 from idiolect.kernels.vmap_rules import GroupedFunction, call, float32_on_cuda, halved_on_cuda
 
 _BATCH = 64  # with more examples the library's tiles are full
 _LONG = 512  # examples from which a sum over them may be worth cutting
 _CUTS = (4, 5, 8, 10, 16)
 _SUMS = (80, 40, 20)  # of a thread
+_SHARED_SUMS = 160  # of inputs of a thread, for which there is shared memory
 _WARP = 32
 _THREADS = 128
 
@@ -173,7 +174,7 @@ class LinearTile(NamedTuple):
     """How `dense.cu` cuts the work: examples and outputs of a thread, and threads of a block."""
 
     rows: int
-    lines: int
+    lines: int  # of the gradient by the inputs: threads that share a sum over outputs
     threads: int = _THREADS
 
 
@@ -203,6 +204,9 @@ def _tiles(task: str, sizes: LinearSizes) -> Iterator[LinearTile]:
         yield LinearTile(rows, 1)
         if rows > 8:
             yield LinearTile(-(-rows // 2), 1)
+        if sizes.outputs >= 4 * _WARP:  # few blocks, each with a long sum, where clients are few
+            fit = [parts for parts in (4, 8, 16) if rows * parts <= _SHARED_SUMS]
+            yield from (LinearTile(rows, parts, _WARP * parts) for parts in fit)
         return
     warps = min(8, max(1, sizes.inputs // (_WARP * _vector(sizes))))
     for sums in _SUMS:
@@ -258,8 +262,11 @@ def _forward(
 def _input_gradient(gradient: Tensor, w: Tensor, sizes: LinearSizes, tile: LinearTile) -> Tensor:
     """Launch a thread for a few numbers of each example."""
     s, out = sizes, gradient.new_empty(sizes.groups, sizes.examples, sizes.inputs)
-    blocks = (_blocks_of_inputs(s), s.groups, -(-s.examples // tile.rows))
+    side = tile.threads // tile.lines * _vector(s)  # inputs of a block
+    blocks = (-(-s.inputs // side), s.groups, -(-s.examples // tile.rows))
     constants, shared = _constants(s, tile) | {"INPUT_GRADIENT": 1}, 4 * s.outputs * tile.rows
+    if tile.lines > 1:
+        shared = round_up(shared, 16) + 4 * tile.rows * side * tile.lines
     given = [gradient.contiguous(), w.contiguous(), out]
     launch("dense.cu", "input_gradient", constants, blocks, tile.threads, given, shared)
     return out
