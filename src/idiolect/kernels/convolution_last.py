@@ -86,7 +86,7 @@ def _images(task: str, x: Tensor, w: Tensor, shape: ConvShape, which: int) -> Te
     """Do a task that makes images; weights are [group, made, row, column, read]."""
     s, tile = shape.seen_by(task), _CUTS[task, x.dtype][which]
     channels = _filled(x)
-    x, like = _wide(x, channels), w
+    x, like = wide(x, channels), w
     w = x.new_empty(*w.shape[:4], channels)
     w[..., : like.shape[4]] = like
     if channels > like.shape[4]:
@@ -108,10 +108,10 @@ def _images(task: str, x: Tensor, w: Tensor, shape: ConvShape, which: int) -> Te
 def weight_gradient(gradient: Tensor, x: Tensor, shape: ConvShape, which: int) -> Tensor:
     """Return the gradient by the weights, summed in a fixed order."""
     s, channels, tile = shape, _filled(x), _CUTS["weight_gradient", x.dtype][which]
-    gradient, x = _wide(gradient, s.out_channels), _wide(x, channels)
+    gradient, x = wide(gradient, s.out_channels), wide(x, channels)
     pixels = s.images * s.out_height * s.out_width
     blocks = -(-s.out_channels // tile.BM) * -(-s.taps * channels // tile.BN)
-    parts = max(1, _WAVES * _processors(x) // (s.groups * blocks))
+    parts = max(1, _WAVES * processors(x) // (s.groups * blocks))
     each = round_up(-(-pixels // parts), _DEEP)
     parts = -(-pixels // each)
     out = torch.empty(
@@ -140,7 +140,7 @@ def _filled(x: Tensor) -> int:
     return round_up(x.shape[2], _BYTES // x.element_size())
 
 
-def _wide(t: Tensor, channels: int) -> Tensor:
+def wide(t: Tensor, channels: int) -> Tensor:
     """Lay images out as [image, row, column, group, channel]: one copy, or none."""
     last = t.permute(1, 3, 4, 0, 2)
     if channels > t.shape[2]:
@@ -148,7 +148,8 @@ def _wide(t: Tensor, channels: int) -> Tensor:
     return last.contiguous()
 
 
-def _processors(x: Tensor) -> int:
+def processors(x: Tensor) -> int:
+    """Return the multiprocessors of the GPU that a tensor is on; elsewhere 1."""
     if not x.is_cuda:
         return 1
     return torch.cuda.get_device_properties(x.device).multi_processor_count
