@@ -55,7 +55,7 @@ def test_kernels_equal_the_grouped_convolution(
             assert got.shape == exact.shape
             assert float((got - exact).norm() / exact.norm()) < near, (task, name)
             assert torch.equal(form(*form.arrange((*given, s))), got)
-            assert got.stride()[2] == 1
+            assert got.is_contiguous() if task == "weight_gradient" else got.stride()[2] == 1
 
 
 def test_only_where_they_can() -> None:

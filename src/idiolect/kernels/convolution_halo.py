@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from idiolect.kernels import layout
 from idiolect.kernels.autotune import Form
 from idiolect.kernels.compiled import is_hopper, launch, round_up
 from idiolect.kernels.convolution_cuda import ConvShape
@@ -62,18 +63,19 @@ def forms(task: str, shape: ConvShape, kind: torch.dtype) -> dict[str, Form]:
 
 def convolve(x: Tensor, w: Tensor, shape: ConvShape, cut: Cut) -> Tensor:
     """Convolve."""
-    return _images("convolve", x, w.permute(0, 1, 3, 4, 2), shape, cut)
+    laid = layout.by_taps(w, x, w.shape[2], rounded=True)
+    return _images("convolve", x, laid, shape, cut)
 
 
 def input_gradient(gradient: Tensor, w: Tensor, shape: ConvShape, cut: Cut) -> Tensor:
     """Return the gradient by the images."""
-    return _images("input_gradient", gradient, w.permute(0, 2, 3, 4, 1), shape, cut)
+    laid = layout.turned(w, gradient, rounded=True)
+    return _images("input_gradient", gradient, laid, shape, cut)
 
 
 def _images(task: str, x: Tensor, w: Tensor, shape: ConvShape, cut: Cut) -> Tensor:
     """Do a task that makes images; weights are [group, made, row, column, read]."""
     s, x = shape.seen_by(task), wide(x, x.shape[2])
-    w = x.new_empty(w.shape).copy_(w)
     out = x.new_empty(s.images, s.height, s.width, s.groups, s.out_channels)
     places = s.images * (s.height + s.padding) * (s.width + s.padding)
     grid = (-(-places // cut.places), s.groups, -(-s.out_channels // cut.BN))
@@ -104,8 +106,7 @@ def weight_gradient(gradient: Tensor, x: Tensor, shape: ConvShape) -> Tensor:
     given = [gradient, x, out, s.images, each, s.channels, s.height, s.width, s.out_channels]
     grid = (parts, s.groups, blocks)
     launch("halo.cu", "weight_gradient", constants, grid, threads, given, _gradient_room(s))
-    dw = out[0] if parts == 1 else out.sum(0)
-    return dw.permute(0, 1, 4, 2, 3)
+    return layout.put_back(out, s.channels)
 
 
 def _half(x: Tensor) -> dict[str, int]:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from idiolect.kernels import layout
 from idiolect.kernels.autotune import Form
 from idiolect.kernels.compiled import launch, round_up
 from idiolect.kernels.convolution_cuda import ConvShape
@@ -74,23 +75,19 @@ def forms(task: str, shape: ConvShape) -> dict[str, Form]:
 
 def convolve(x: Tensor, w: Tensor, shape: ConvShape, which: int) -> Tensor:
     """Convolve."""
-    return _images("convolve", x, w.permute(0, 1, 3, 4, 2), shape, which)
+    return _images("convolve", x, layout.by_taps(w, x, _filled(x)), shape, which)
 
 
 def input_gradient(gradient: Tensor, w: Tensor, shape: ConvShape, which: int) -> Tensor:
     """Return the gradient by the images."""
-    return _images("input_gradient", gradient, w.permute(0, 2, 3, 4, 1), shape, which)
+    return _images("input_gradient", gradient, layout.turned(w, gradient), shape, which)
 
 
 def _images(task: str, x: Tensor, w: Tensor, shape: ConvShape, which: int) -> Tensor:
     """Do a task that makes images; weights are [group, made, row, column, read]."""
     s, tile = shape.seen_by(task), _CUTS[task, x.dtype][which]
-    channels = _filled(x)
-    x, like = wide(x, channels), w
-    w = x.new_empty(*w.shape[:4], channels)
-    w[..., : like.shape[4]] = like
-    if channels > like.shape[4]:
-        w[..., like.shape[4] :] = 0
+    channels = w.shape[4]
+    x = wide(x, channels)
     made = (shape.height, shape.width) if task == "input_gradient" else (s.out_height, s.out_width)
     out = x.new_empty(s.images, *made, s.groups, s.out_channels)
     turned = shape.stride if task == "input_gradient" else 1
@@ -126,8 +123,7 @@ def weight_gradient(gradient: Tensor, x: Tensor, shape: ConvShape, which: int) -
     given = [gradient, x, out, s.images, each, *sizes, *kernel]
     launch("channels_last.cu", "weight_gradient", constants, (parts, s.groups, blocks),
            tile.threads, given, shared)  # fmt: skip
-    dw = out[0] if parts == 1 else out.sum(0)
-    return dw[..., : s.channels].permute(0, 1, 4, 2, 3)
+    return layout.put_back(out, s.channels)
 
 
 def _constants(x: Tensor, tile: Cut) -> dict[str, int | str]:
