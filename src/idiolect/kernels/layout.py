@@ -60,16 +60,13 @@ def _suits(w: Tensor) -> bool:
     return w.dtype == torch.float32 and 0 < w.numel() < 1 << 31
 
 
+Grid = tuple[int, int, int]
+
+
 def _launch(
-    name: str,
-    like: Tensor,
-    rounded: bool,
-    grid: tuple[int, int, int],
-    given: list[object],
-    room: int,
+    name: str, like: Tensor, rounded: bool, grid: Grid, given: list[object], room: int
 ) -> None:
     half = like.dtype == torch.bfloat16
     constants: dict[str, int | str] = {"THREADS": _THREADS, "ROUNDED": int(rounded and not half)}
-    launch(
-        "layout.cu", name, constants | ({"HALF": 1} if half else {}), grid, _THREADS, given, room
-    )
+    constants |= {"HALF": 1} if half else {}
+    launch("layout.cu", name, constants, grid, _THREADS, given, room)
