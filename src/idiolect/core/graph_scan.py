@@ -5,7 +5,7 @@ whole (`engine.block_runner`), but for its scans of many steps: of those a piece
 steps in a row from and to buffers that hold the carry, and replayed as often as needed. To record
 hundreds of steps takes the host seconds, to launch a piece some microseconds. Scans that are done
 once, such as adapting after the last round, are captured in pieces as well. Where the host needs
-long for a single step, as for deep networks, a piece is one step.
+long for a single step, as for deep networks, a piece is two steps.
 """
 
 import time
@@ -22,7 +22,8 @@ from idiolect.kernels.cuda_graph import GraphSequence, release_cached_memory
 PIECE = 8  # steps of a graph, at least
 _EAGER = 2  # first steps: they create handles, plans and tuning choices, and the form of the carry
 _WORTH = 4  # pieces from which on capturing pays
-_SLOW = 0.03  # seconds of the host for a step from which on it is a piece by itself
+_SLOW = 0.03  # seconds of the host for a step from which on few of them are a piece
+_SLOWLY = 2  # of those: after each piece all that steps change is copied
 
 Fold = Callable[[Tensor, Tree, int], Tree]
 """fold(number, carry, count): do so many steps. The number of the first is a tensor [1], which a
@@ -67,7 +68,9 @@ class GraphScan:
         if self._slow is None:  # the first step compiles and chooses, another may have had to wait
             self._slow = min(took[1:]) > _SLOW
         left = steps - len(took)
-        long = 1 if self._slow else piece_length(left)
+        long = (
+            _SLOWLY if self._slow and left >= _SLOWLY else 1 if self._slow else piece_length(left)
+        )
         few = left % long if self._slow or left >= _WORTH * PIECE else left
         if few:
             carry, number = fold(number, carry, few), number + few
@@ -77,8 +80,9 @@ class GraphScan:
 
         def piece() -> None:
             now = fold(number, held, long)
-            # Copied twice: what is new may be what was held in another place.
-            fresh = [leaf.clone() for leaf in tree.leaves(now)]
+            # What is new may be what was held in another place: that is copied twice.
+            mine = {_memory(old) for old in tree.leaves(held)}
+            fresh = [leaf.clone() if _memory(leaf) in mine else leaf for leaf in tree.leaves(now)]
             for old, new in zip(tree.leaves(held), fresh, strict=True):
                 old.copy_(new)
             number.add_(long)
@@ -89,6 +93,13 @@ class GraphScan:
         finally:
             self._tape = outer
         return held
+
+
+def _memory(leaf: Tensor) -> int:
+    """Return where a leaf lies, perhaps one of many clients, whose own it is for vmap."""
+    while torch._C._functorch.is_functorch_wrapped_tensor(leaf):
+        leaf = torch._C._functorch.get_unwrapped(leaf)
+    return leaf.untyped_storage().data_ptr()
 
 
 def piece_length(steps: int) -> int:

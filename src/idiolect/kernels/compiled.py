@@ -97,7 +97,7 @@ def compile_ahead(which: Kernel) -> None:
     with _compiling.setdefault((text, name), threading.Lock()):  # many layers have one kernel
         if not at_hand(which):
             compiler, _ = _tools()
-            _binaries[text, name] = made = compiler(text, name)
+            _binaries[text, name] = made = compiler(text, name, **_target(text))
             _keep(text, name, *made)
 
 
@@ -113,19 +113,29 @@ def load(text: str, name: str) -> Any:
     """Return a function of a CUDA source, compiled now or by an earlier run."""
     ahead = _binaries.get((text, name))
     if _folder is None and ahead is None:
-        return torch.cuda._compile_kernel(text, name)
+        return torch.cuda._compile_kernel(text, name, **_target(text))
     try:
         compiler, loader = _tools()
     except ImportError:  # they are private to torch, and may be renamed
-        return torch.cuda._compile_kernel(text, name)
+        return torch.cuda._compile_kernel(text, name, **_target(text))
     if ahead is None:
         try:
             return loader(_kept(text, name).read_bytes(), [name])[name]
         except (OSError, RuntimeError):  # not there, or damaged
-            ahead = compiler(text, name)
+            ahead = compiler(text, name, **_target(text))
             _keep(text, name, *ahead)
     binary, mangled = ahead
     return loader(binary, [mangled])[mangled]
+
+
+def is_hopper() -> bool:
+    """Say whether the GPU is one of Hopper, which has instructions that no other has."""
+    return torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
+
+
+def _target(text: str) -> dict[str, Any]:
+    """Return what to compile for, where it is not the GPU's usual instructions."""
+    return {"compute_capability": "90a"} if "wgmma" in text else {}
 
 
 def _kept(text: str, name: str) -> Path:

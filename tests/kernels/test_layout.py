@@ -1,0 +1,45 @@
+"""Orders in memory of weights against torch's copies."""
+
+from pathlib import Path
+
+import emulate
+import pytest
+import torch
+
+from idiolect.kernels import layout
+
+
+@pytest.mark.skipif(emulate.COMPILER is None, reason="needs g++ to run CUDA sources")
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("sizes", [(2, 6, 3, 3, 3), (1, 72, 20, 3, 3), (3, 16, 40, 1, 1)])
+def test_kernels_equal_copies(
+    sizes: tuple[int, ...], kind: torch.dtype, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    emulate.use(monkeypatch, tmp_path)
+    torch.manual_seed(0)
+    w, like = torch.randn(sizes), torch.empty(0, dtype=kind)
+    channels = sizes[2] + sizes[2] % 4
+    wide = torch.zeros(*sizes[:2], *sizes[3:], channels, dtype=kind)
+    wide[..., : sizes[2]] = w.permute(0, 1, 3, 4, 2)
+    assert torch.equal(layout.by_taps(w, like, channels), wide)
+    assert torch.equal(layout.turned(w, like), w.permute(0, 2, 3, 4, 1).to(kind))
+    parts = torch.randn(3, *wide.shape)
+    back = layout.put_back(parts, sizes[2])
+    assert back.is_contiguous()
+    total = parts[0] + parts[1] + parts[2]
+    assert torch.equal(back, total[..., : sizes[2]].permute(0, 1, 4, 2, 3))
+
+
+@pytest.mark.skipif(emulate.COMPILER is None, reason="needs g++ to run CUDA sources")
+def test_rounded_weights_are_numbers_of_tf32(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Nearest or next to it, and as often above as below."""
+    emulate.use(monkeypatch, tmp_path)
+    torch.manual_seed(0)
+    w = torch.randn(1, 64, 64, 3, 3)
+    laid = layout.turned(w, torch.empty(0), rounded=True)
+    assert not (laid.view(torch.int32) & 0x1FFF).any()
+    off = (laid - w.permute(0, 2, 3, 4, 1)) / w.permute(0, 2, 3, 4, 1)
+    assert float(off.abs().max()) < 2**-10
+    assert abs(float(off.mean())) < 2e-5
