@@ -254,7 +254,12 @@ def _name(what: str) -> str:
 
 def _entry(what: str) -> str:
     """Return the line of the cache file for a problem: choices among other kernels are stale."""
-    return f"{_chip()} | torch {torch.__version__} | {_sources()} {_RULE} | {what}"
+    return f"{_chip()} | torch {torch.__version__} | {version()} | {what}"
+
+
+def version() -> str:
+    """Tell by which rule, and among which kernels, is chosen."""
+    return f"{_sources()} {_RULE}"
 
 
 def _chip() -> str:
