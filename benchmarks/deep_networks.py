@@ -92,7 +92,7 @@ def rounds_of(name: str, precision: str) -> dict[str, object]:
     work = SHUFFLENET if name == "shufflenet-20" else WORKLOADS[name]
     autotune.trials.clear()
     autotune.forget()
-    backend = Backend("vectorised", DEVICE, precision=precision)
+    backend = Backend("vectorised", DEVICE, precision=precision, kernels="first")
     sim = simulation(work, federation(work.sizes, work.shape), backend)
     with mock.patch.object(autotune, "_shipped", dict):  # so that all forms are tried
         first = [round(_seconds(sim.advance), 3) for _ in range(3)]
@@ -208,7 +208,9 @@ def unequal() -> dict[str, float]:
         work = Workload("", network, CIFAR, sizes, FedAvg(batch=100, lr=0.01, epochs=5))
         how = local_group.side_by_side if beside else in_turn
         with mock.patch.object(local_group, "side_by_side", how):
-            sim = simulation(work, federation(sizes, CIFAR), Backend("vectorised", DEVICE))
+            sim = simulation(
+                work, federation(sizes, CIFAR), Backend("vectorised", DEVICE, kernels="first")
+            )
             for _ in range(3):
                 sim.advance()
             return 1e3 * min(_seconds(sim.advance) for _ in range(3))

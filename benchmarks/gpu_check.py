@@ -137,7 +137,10 @@ def checked(name: str, made: Callable[[], Method], device: str, timed: Method | 
         if timed is not None:
             equal = with_public(federation([600] * 20, SHAPE, held_out=10))
             row["ms"] = milliseconds(
-                simulation(timed, equal, network_of(timed), Backend(device="cuda")), 5
+                simulation(
+                    timed, equal, network_of(timed), Backend(device="cuda", kernels="first")
+                ),
+                5,
             )
     except Exception as error:
         torch.set_default_dtype(torch.float32)
@@ -177,7 +180,7 @@ def speeds() -> Iterator[tuple[str, Row]]:
         ("lenet5", colour, lambda: MODELS["lenet5"]((3, 32, 32), CLASSES)),
     ):
         for batch in (20, 100):
-            backend = Backend(device="cuda")
+            backend = Backend(device="cuda", kernels="first")
             took = milliseconds(simulation(METHODS["fedavg"](batch=batch), fed, build, backend))
             row: Row = {"ms": took, "samples_per_s": 12e6 / took}
             print(label, batch, row, flush=True)

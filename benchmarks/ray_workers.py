@@ -36,10 +36,10 @@ def simulations(options: argparse.Namespace) -> dict[str, Simulation]:
     method = METHODS[options.method](batch=options.batch, lr=0.01)
     device = "cuda" if options.gpus else "cpu"
     width = options.width or None
-    backends = {"one process": Backend("vectorised", device, width)}
+    backends = {"one process": Backend("vectorised", device, width, kernels="first")}
     for workers in options.workers:
         ray = Ray(workers=workers, cpus=1, gpus=options.gpus)
-        backends[f"ray, {workers}"] = Backend("ray", device, width, ray=ray)
+        backends[f"ray, {workers}"] = Backend("ray", device, width, ray=ray, kernels="first")
     return {
         name: Simulation(
             method, [SeededRun(0, world.train_data)], {"main": Architecture(build)}, backend=backend

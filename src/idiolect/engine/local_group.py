@@ -152,8 +152,7 @@ class LocalGroup(ClientGroup):
         if self.stage is not None:
             self.stage.begin(task, len(cohort.keys))
         with multiplying(self._backend.precision, self.device):
-            if self.device.type == "cuda":
-                autotune.settle()
+            autotune.settle(round)
             return cohort.keys, self._run_fitting(task, cohort)
 
     def serve(self, task: ClientTask, requests: Sequence[CohortRequest], round: int) -> list[Tree]:
