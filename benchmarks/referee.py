@@ -8,12 +8,13 @@ Problems whose twin is like them come last, so that a run that is cut says most.
 are all that a user waits for: dividing the data, four trials, the final training of five seeds,
 scoring. Reading the files is apart. What was trained is in the JSON too (`line`).
 
-`--reckon` measures less: of each problem one trial, with all its clients, rows and seeds, cut after
-a few rounds, and reckons the problem from it. A trial or final training is the measured one, with
-more rounds at the pace of the third and fourth, and each further scoring at the price of the first,
-which is more than it costs once it is recorded. There are four trials and, since each seed takes
-what is best for it, one final training for each setting that was chosen: as many as this method had
-on the small problem of the same name. It is a reckoning, and no measurement of the suite.
+`--reckon` measures less: of each problem one training, with all its clients, rows and seeds, cut
+after a few rounds, and reckons the problem from it. A training is the measured one with more rounds
+at the pace of the third and fourth; a final one has further scorings at the price of the first,
+which is more than they cost once they are recorded. Choosing kernels is counted once a problem.
+There are four trials and, since each seed takes what is best for it, one final training for each
+setting that was chosen: as many as this method had on the small problem of the same name. It is a
+reckoning, and no measurement of the suite.
 """
 
 import argparse
@@ -25,6 +26,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 
@@ -36,8 +38,9 @@ from idiolect.experiment.referee.referee_run import read_lines, stored_folder, t
 from idiolect.experiment.referee.suite import SIZES, Contestant, SuiteProblem, load_suite
 from idiolect.experiment.train import train
 from idiolect.experiment.tune import proposals, search_space, with_settings
+from idiolect.kernels import autotune
 
-ROUNDS = 5  # of a trial that is reckoned from: two to record, two for the pace, one with scoring
+ROUNDS = 5  # of a training that is reckoned from: two to record, two for the pace, one with scoring
 USUAL = 2  # settings that five seeds choose, where the small suite does not say
 LAST = ("persfl-ds3", "cifar10-pathological", "fmnist-dirichlet")
 
@@ -88,27 +91,35 @@ class Pace(Silent):
 def measured(
     problem: SuiteProblem, who: Contestant, device: str | None, datasets: dict[str, Dataset]
 ) -> dict[str, float]:
-    """Train the first trial of a problem for a few rounds; return what its parts took."""
+    """Train the first of a problem's settings for a few rounds; return what its parts took."""
     began = time.perf_counter()
     experiment = problem.experiment(who, device)
     held = build_shared(experiment, None, datasets)
-    bare = {seed: own.without_test() for seed, own in held.federations.items()}
     (method,), tune = experiment.methods, experiment.tune
     assert tune is not None
     first = next(proposals(tune, method.label_or_name, search_space(tune, method)))
-    job = build_job(
-        experiment, with_settings(method, first), held._replace(federations=bare), experiment.seeds
-    )
-    watch = Pace()
+    job = build_job(experiment, with_settings(method, first), held, experiment.seeds)
+    evaluate = dataclasses.replace(job.evaluate, every=ROUNDS)
+    watch, choose, chosen = Pace(), autotune.choose, list[float]()
     built = time.perf_counter() - began
-    with tempfile.TemporaryDirectory() as folder:
-        train(dataclasses.replace(job, rounds=ROUNDS), Path(folder), watch=watch)
+
+    def timed(*given: Any) -> Any:
+        start = time.perf_counter()
+        try:
+            return choose(*given)
+        finally:
+            chosen.append(time.perf_counter() - start)
+
+    with tempfile.TemporaryDirectory() as folder, mock.patch.object(autotune, "choose", timed):
+        short = dataclasses.replace(job, rounds=ROUNDS, evaluate=evaluate)
+        train(short, Path(folder), watch=watch)
     ended = time.perf_counter()
     start, _, second, *_, fourth, last = watch.at
     pace = (fourth - second) / (ROUNDS - 3)
     return {
         "building": built,
-        "first": second - start,
+        "choosing": sum(chosen),
+        "first": max(second - start - sum(chosen), 0.0),
         "pace": pace,
         "scoring": max(last - fourth - pace, 0.0),
         "end": ended - last,
@@ -121,23 +132,19 @@ def reckoned(problem: SuiteProblem, took: Mapping[str, float], choices: int) -> 
     rounds, every = problem.raw["rounds"], problem.raw["evaluate"]["every"]
     tried = problem.raw["tune"].get("rounds", rounds)
 
-    def training(count: int, both: int) -> float:
-        scorings = both * -(-count // every)
+    def training(count: int, scorings: int) -> float:
         begin = took["first"] + took["end"]
         return begin + (count - 2) * took["pace"] + scorings * took["scoring"]
 
-    trials = problem.budget * training(tried, 1)
-    final = training(rounds, 2)  # of validation and test rows
-    return {
-        "trials": trials,
-        "final": final,
-        "choices": choices,
-        "whole": took["building"] + trials + choices * final,
-    }
+    trials = problem.budget * training(tried, 0)
+    final = training(rounds, -(-rounds // every))
+    once = took["building"] + took["choosing"]
+    whole = once + trials + choices * final
+    return {"trials": trials, "final": final, "choices": choices, "whole": whole}
 
 
 def reckon(args: argparse.Namespace) -> None:
-    """Measure one short trial of each problem, and lay out what the suite would take."""
+    """Measure a short training of each problem, and lay out what the suite would take."""
     end = time.perf_counter() + args.seconds
     suite = load_suite(args.size)
     who = find_challenger(args.method, suite)
@@ -214,7 +221,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=600)
     parser.add_argument("--device", default=None)
     parser.add_argument("--problem", action="append", default=[])
-    parser.add_argument("--reckon", action="store_true", help="from one short trial of each")
+    parser.add_argument("--reckon", action="store_true", help="from a short training of each")
     parser.add_argument("--json", type=Path, default=None)
     parser.add_argument("--table", type=Path, default=None, help="print one of these files")
     args = parser.parse_args()
