@@ -124,6 +124,7 @@ def run(args: argparse.Namespace) -> None:
         if not (work / base / "pretraining.json").exists():
             script = ROOT / "scripts" / "pretrain_decoder.py"
             whole = ["--save-every", 1e9, *(small if args.small else [])]
+            whole += ["--eager"] * args.eager
             lines[base] = [script, data, "--out", work / base, *BASES[base], *whole]
     more = ["--small"] * args.small + (["--known", args.known.resolve()] if args.known else [])
     for name in wanted:
@@ -606,6 +607,7 @@ def main() -> None:
     one.add_argument("--known", type=Path, help="figures of before, whose rates are taken")
     one.add_argument("--limit", type=float, default=540.0, help="seconds after which it ends")
     one.add_argument("--small", action="store_true", help="a rehearsal, in minutes on a CPU")
+    one.add_argument("--eager", action="store_true", help="pretrain without a graph")
     one.set_defaults(do=run)
     one = verbs.add_parser("study")
     one.add_argument("study", choices=STUDIES)
