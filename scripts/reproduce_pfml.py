@@ -44,7 +44,7 @@ def collect(folders: list[str]) -> None:
     kept = json.loads(FIGURES.read_text())
     for place in folders:
         folder, _, name = place.partition("=")
-        if Path(folder).name.startswith("choose-"):
+        if Path(folder).name.startswith("choose-") or name.endswith("+"):
             continue
         found = curves(Path(folder) / "metrics.parquet", "val")
         for label, curve in found.items():
