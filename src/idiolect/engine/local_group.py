@@ -214,7 +214,7 @@ class LocalGroup(ClientGroup):
             self.stage.begin(task, len(cohort.keys))
         with multiplying(self._backend.precision, self.device):
             if self.device.type == "cuda":
-                autotune.settle()
+                autotune.settle(round)
             found = self._run_fitting(task, cohort)
         wanted = set(self.keys(requests))
         rows = [n for n, key in enumerate(cohort.keys) if key in wanted]
