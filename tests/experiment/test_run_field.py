@@ -138,7 +138,10 @@ def test_milestones_and_thinned_curves(field, monkeypatch):
 
 def test_workers_share_the_time_and_the_lines(field, tmp_path, monkeypatch):
     """Each takes what nobody has; a failure costs a line and not the others."""
-    lines = [field.Line("a", "x", 9, 10), field.Line("b", "x", 9, 30), field.Line("c", "x", 9, 99)]
+    lines = [field.Line("a", "x", 9, 0), field.Line("b", "x", 9, 10), field.Line("c", "x", 9, 30)]
+    monkeypatch.setattr(field, "FIRST", 40)
+    monkeypatch.setattr(field, "SLOWED", 0)
+    monkeypatch.setattr(field, "PACE", 8)
     monkeypatch.setattr(field, "plan", lambda only: lines)
     told = {}
 
@@ -152,13 +155,23 @@ def test_workers_share_the_time_and_the_lines(field, tmp_path, monkeypatch):
     args = asked(tmp_path, workers=2)
     args.end = time.time() + 100
     field.work(args)
-    # Of a, b and c the first two fit; of b and c, both.
-    assert told == pytest.approx({"a": 50, "b": 46.5, "c": 100}, abs=5)
+    # 40, 120 and 280 s: of a, b and c the first two fit into twice 100 s, of b and c the first.
+    assert told == pytest.approx({"a": 50, "b": 100, "c": 100}, abs=5)
     field.merge(tmp_path, tmp_path / "out")
     kept = json.loads((tmp_path / "out" / "tables.json").read_text())
     assert kept == {"lines": [], "failed": {"b--x": "ValueError: no"}}
     field.work(args)
     assert len(told) == 3  # all are taken
+
+
+def test_shares_are_of_what_was_measured(field, tmp_path) -> None:
+    own = {"first": 3.0, "scoring": 1.0, "pace": 0.4}
+    line = field.Line("t", "Ditto", 9, 10)
+    assert field.share(line, field.paces(tmp_path, 1)) == field.FIRST + 20 * field.PACE
+    (tmp_path / "t--Ditto.json").write_text(json.dumps([{"methods": {"Ditto": own}}]))
+    known = field.paces(tmp_path, 3)
+    assert field.share(line, known) == pytest.approx(4 + 10 * 0.4)
+    assert field.share(field.Line("other", "FedAvg", 9, 10), known) == pytest.approx(4 + 10 * 0.2)
 
 
 def test_the_longer_of_two_runs_is_kept(field):
