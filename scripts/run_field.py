@@ -379,7 +379,10 @@ def train(
         if ended and job.only_global:
             costs.append(score(job, simulation, curves, False))
         found = {
-            "splits": [summary(own) for own in curves],
+            "splits": [
+                {**summary(own), "ended": how or ended or "not yet"}
+                for own, how in zip(curves, met, strict=True)
+            ],
             "ended": ended or "not yet",
             "first": round(sum(took[:SETTLED]), 2),
             "pace": round(pace, 4),
