@@ -246,9 +246,9 @@ def _made(held: dict[str, Any], run: str) -> list[str]:
     paces, firsts = sorted(one["pace"] for one in own), sorted(one["first"] for one in own)
     return [
         "",
-        f"Made on {'; '.join(places)}, {own[0]['workers']} methods at a time: {paces[0]:.2g} to "
-        f"{paces[-1]:.2g} s a round with its scoring, in the second half of the rounds; the first "
-        f"two took {firsts[0]:.0f} to {firsts[-1]:.0f} s.",
+        f"Made on {'; '.join(places)}, {own[0]['workers']} lines at a time: {paces[0]:.2g} to "
+        f"{paces[-1]:.2g} s a round of all splits of a line, in the second half of its rounds; the "
+        f"first two took {firsts[0]:.0f} to {firsts[-1]:.0f} s.",
     ]
 
 
