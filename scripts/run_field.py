@@ -83,6 +83,7 @@ SCORING = 0.1  # share of the time that scoring may take
 FLAT, FLAT_FROM = 0.001, 30  # rise in the last third below which a line ends; rounds before that
 MERGED = 3.0  # seconds between two writings of the one file
 GRACE = 40.0  # seconds that a worker may take over the time before it is ended
+ALONE = 40.0  # seconds that the first process has the GPU for itself at most, to choose kernels
 STARTS = 3  # processes in place of each one that broke
 # What a line is reckoned to take before any has been measured: seconds of its first two rounds and
 # its scorings, and of a round of FedAvg in one process; each further process slows the others down
@@ -469,13 +470,18 @@ def run(args: argparse.Namespace) -> None:
     own += [word for one in args.set for word in ("--set", one)]
     own += [word for one in args.only for word in ("--only", one)]
     environment = {"OMP_NUM_THREADS": "1", **os.environ}
-    workers = [subprocess.Popen(own, env=environment) for _ in range(args.workers)]
+    workers = [subprocess.Popen(own, env=environment)]
+    begun = time.time()
     for source in others:
         load(source)
     spare = STARTS * args.workers
     while any(worker.poll() is None for worker in workers) and time.time() < end + GRACE:
-        time.sleep(MERGED)
+        time.sleep(min(MERGED, args.seconds / 20))
         merge(args.runs, args.out)
+        if len(workers) < args.workers and (
+            time.time() - begun > ALONE or any(args.runs.glob("*.json"))
+        ):
+            workers += [subprocess.Popen(own, env=environment) for _ in range(args.workers - 1)]
         for place, worker in enumerate(workers):
             if worker.poll() and spare and end - time.time() > 2 * GRACE:  # it broke
                 workers[place] = subprocess.Popen(own, env=environment)

@@ -182,6 +182,46 @@ def test_the_longer_of_two_runs_is_kept(field):
     assert joined(kept, new) == {"a": {"rounds": 30}, "b": {"rounds": 30, "new": 1}}
 
 
+def test_the_page_counts_cells_and_wins_of_all_tables(field, tmp_path, monkeypatch) -> None:
+    """Half a point below the table everywhere: all cells are near, and all wins are found."""
+    import reproduce_field as page
+
+    def kept(line, run: str, goal) -> dict:
+        value = ((goal.paper or 50.0) - 0.5) / 100
+        rounds = range(5, 55, 5) if field.FINAL not in run else [50]
+        found = field.summary([(n, {goal.model: (value, value)}) for n in rounds])
+        how = {"device": "x", "precision": "tf32", "workers": 3, "pace": 0.1, "first": 4.0}
+        own = {**found, **how, "rounds": 50, "seconds": 9.0, "ended": "flat"}
+        head = {"run": run, "federation": "", "seeds": [0], "versions": {"torch": "2"}}
+        return {**head, "methods": {line.label: own}}
+
+    lines = [
+        kept(line, run, goal)
+        for line in field.plan(known=False)
+        for run, goal in zip(line.runs, field.goals(line), strict=True)
+    ]
+    for cells in (one["methods"] for one in lines if one["run"] == "fedala-cifar10"):
+        if "FedAvg" in cells:  # FedAvg-C is trained with it
+            models = {name: cells["FedAvg"]["models"][name.replace("personal", "global")]
+                      for name in ("personal", "personal, best test round")}  # fmt: skip
+            cells["FedAvg + FT"] = {**cells["FedAvg"], "models": models, "curve": {}}
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "tables.json").write_text(json.dumps({"lines": lines, "failed": {}}))
+    written = tmp_path / "field.md"
+    written.write_text(page.PAGE.read_text())
+    monkeypatch.setattr(page, "PAGE", written)
+    monkeypatch.setattr(page, "FIGURES", tmp_path)
+    page.keep(argparse.Namespace(out=tmp_path / "out"))
+    page.page(argparse.Namespace())
+    text = written.read_text()
+    assert "| `pfllib-fmnist` | 34 | 0 | 0 |" in text and "| `pfedkdh` | 72 | 0 | 0 |" in text
+    assert "| `fedala-cifar10` | 9 | 1 | 0 |" in text  # FedAvg-C has FedAvg's figure here
+    assert "That is 99 % of the 116 cells that ours have." in text
+    assert "| pfllib-fmnist, all | 270 | 270 | 270 | 270 |" in text
+    assert "| pfedkdh, all | 252 | 252 | 252 | the same |" in text
+    assert "FedAvg-C -31.7 after 50 rounds" in text and "3 lines at a time" in text
+
+
 def test_the_file_for_another_table_runs(tmp_path: Path) -> None:
     """On the page, and in small: the preset's values, and those after it."""
     from idiolect.experiment.load import parse_experiment
