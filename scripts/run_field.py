@@ -196,7 +196,8 @@ def work(args: argparse.Namespace) -> None:
         if left < 5:
             return
         try:
-            (args.runs / f"{line.name}.taken").touch(exist_ok=False)
+            with (args.runs / f"{line.name}.taken").open("x") as mine:
+                mine.write(str(os.getpid()))
         except FileExistsError:
             continue
         rest = [one for one in lines if not (args.runs / f"{one.name}.taken").exists()]
@@ -484,12 +485,21 @@ def run(args: argparse.Namespace) -> None:
             workers += [subprocess.Popen(own, env=environment) for _ in range(args.workers - 1)]
         for place, worker in enumerate(workers):
             if worker.poll() and spare and end - time.time() > 2 * GRACE:  # it broke
+                give_back(args.runs, worker.pid)
                 workers[place] = subprocess.Popen(own, env=environment)
                 spare -= 1
     for worker in workers:  # the last resort: under MPS others may fall with a process
         worker.terminate()
         worker.wait()
     merge(args.runs, args.out)
+
+
+def give_back(runs: Path, worker: int) -> None:
+    """Let others take the line that a process was ended in, unless it was the line that failed."""
+    for path in runs.glob("*.taken"):
+        known = [path.with_suffix(kind).exists() for kind in (".json", ".failed")]
+        if path.read_text() == str(worker) and not any(known):
+            path.unlink()
 
 
 def merge(runs: Path, out: Path) -> None:

@@ -164,6 +164,14 @@ def test_workers_share_the_time_and_the_lines(field, tmp_path, monkeypatch):
     assert len(told) == 3  # all are taken
 
 
+def test_the_line_of_a_process_that_was_ended_is_there_to_be_taken_again(field, tmp_path) -> None:
+    for name, worker in (("a", 7), ("b", 7), ("c", 8)):
+        (tmp_path / f"{name}.taken").write_text(str(worker))
+    (tmp_path / "b.failed").write_text("CUDA error")
+    field.give_back(tmp_path, 7)
+    assert sorted(path.name for path in tmp_path.glob("*.taken")) == ["b.taken", "c.taken"]
+
+
 def test_shares_are_of_what_was_measured(field, tmp_path) -> None:
     own = {"first": 3.0, "scoring": 1.0, "pace": 0.4}
     line = field.Line("t", "Ditto", 9, 10)
