@@ -252,7 +252,8 @@ def train_line(line: Line, stop: float, args: argparse.Namespace, shelf: Shelf) 
     """Train until the line's time is over; what is known is written after each scored round."""
     begun = time.time()
     rounds = min(line.rounds, args.rounds or line.rounds)
-    changes = [f"rounds={rounds}", "seeds=[0]"]
+    # A line is short: forms that are chosen while it runs would have it recorded twice.
+    changes = [f"rounds={rounds}", "seeds=[0]", "backend.kernels=first"]
     if args.precision != "fp32":
         changes.append(f"backend.precision={args.precision}")
     label = TRAINED_AS.get(line.label, line.label)

@@ -88,7 +88,8 @@ def test_a_line_ends_when_all_its_splits_are_flat_or_have_the_figure(field, tmp_
     figure = field.Goal("personal", 0.1)
     monkeypatch.setattr(field, "goals", lambda line: [figure, field.Goal("personal", None)])
     found = trained(field, line, tmp_path)
-    assert found["pfllib-fmnist-pat"]["FedPer"]["ended"] == "has the table's figure; flat"
+    assert found["pfllib-fmnist-pat"]["FedPer"]["ended"] == "has the table's figure"
+    assert found["pfllib-fmnist-dir"]["FedPer"]["ended"] == "flat"
 
 
 def test_what_ends_a_split(field) -> None:
