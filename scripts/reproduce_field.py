@@ -73,6 +73,8 @@ def keep(args: argparse.Namespace) -> None:
         }
     for key in TABLES:
         own = {run: held for run, held in found.items() if run.startswith(key)}
+        for one in (one for held in own.values() for one in held["methods"].values()):
+            one.pop("paces", None)
         path = FIGURES / f"{key}.json"
         if own:
             kept = json.loads(path.read_text()) if path.exists() else {}

@@ -390,6 +390,7 @@ def train(
             "first": round(sum(took[:SETTLED]), 2),
             "pace": round(pace, 4),
             "scoring": round(sum(costs), 2),
+            "paces": rounded(fmean(took[n : n + EVERY]) for n in range(SETTLED, done, EVERY)),
             "rounds": done,
             "seconds": round(time.time() - began, 1),
         }
@@ -527,6 +528,7 @@ def costs(content: dict[str, Any]) -> str:
             told = " ".join(f"{part:7.1f}" for part in parts)
             name = f"{one['run']}, {label}"
             rows.append(f"{name:44}{told} {own['rounds']:6} {own['pace']:8.3f}  {own['ended']}")
+            rows.append(f"    fives of rounds: {' '.join(f'{one:.3f}' for one in own['paces'])}")
     heads = ("built", "first 2", "rounds", "scoring", "all")
     head = f"{'seconds':44}{' '.join(f'{one:>7}' for one in heads)} rounds  a round  ended"
     last = f"{'together':44}" + " ".join(f"{part:7.1f}" for part in totals)
