@@ -83,21 +83,22 @@ SCORING = 0.1  # share of the time that scoring may take
 FLAT, FLAT_FROM = 0.001, 30  # rise in the last third below which a line ends; rounds before that
 MERGED = 3.0  # seconds between two writings of the one file
 GRACE = 40.0  # seconds that a worker may take over the time before it is ended
+ALONE = 40.0  # seconds that the first process has the GPU for itself at most, to choose kernels
 STARTS = 3  # processes in place of each one that broke
-# What a line is reckoned to take alone on an H200, for its share: seconds until its first two
-# rounds and scorings are done, and of a round of FedAvg.
-FIRST, PACE = 12.0, 0.15
-GAIN = 0.35  # what a further process brings: it works while others choose and record
+# What a line is reckoned to take before any has been measured: seconds of its first two rounds and
+# its scorings, and of a round of FedAvg in one process; each further process slows the others down
+# by so much, as it works while they choose and record.
+FIRST, PACE, SLOWED = 10.0, 0.15, 0.6
 
 
 @dataclass(frozen=True)
 class Line:
-    """One method of one table: at most so many rounds, and so large a share of the time."""
+    """One method of one table: at most so many rounds, and time for so many as are wanted."""
 
     table: str
     label: str
     rounds: int
-    share: float
+    wanted: int
 
     @property
     def name(self) -> str:
@@ -110,14 +111,14 @@ class Line:
 
 def plan(only: Sequence[str] = (), known: bool = True) -> list[Line]:
     """List everything, or the lines whose names hold one of the words, what is worth most first."""
-    lines = [one_line("pfllib-fmnist", label, 200, 60) for label in PERSONAL]
-    lines.insert(10, one_line("pfllib-fmnist-fomo", "FedFomo", 200, 60))
-    lines += [one_line("pfllib-fmnist", label, 2000, 400) for label in LONG]
+    lines = [Line("pfllib-fmnist", label, 200, 60) for label in PERSONAL]
+    lines.insert(10, Line("pfllib-fmnist-fomo", "FedFomo", 200, 60))
+    lines += [Line("pfllib-fmnist", label, 2000, 400) for label in LONG]
     lines += table_lines("pfedkdh-fmnist", 50, 50)
     lines += [one for one in table_lines("fedala-cifar10", 200, 60) if one.label not in LONG]
-    lines += [one_line("fedala-cifar10-fomo", "FedFomo", 200, 60)]
+    lines += [Line("fedala-cifar10-fomo", "FedFomo", 200, 60)]
     lines += table_lines("pfedkdh-mnist", 50, 50)
-    lines += [one_line("fedala-cifar10", label, 2000, 300) for label in LONG if label != "FedDBE"]
+    lines += [Line("fedala-cifar10", label, 2000, 300) for label in LONG if label != "FedDBE"]
     lines += table_lines("pfedkdh-cifar10", 50, 50)
     lines = [one for one in lines if not only or any(word in one.name for word in only)]
     if not known:
@@ -126,17 +127,11 @@ def plan(only: Sequence[str] = (), known: bool = True) -> list[Line]:
     return sorted((one for one in lines if had[one] < one.rounds), key=lambda one: had[one] > 0)
 
 
-def one_line(table: str, label: str, most: int, wanted: int) -> Line:
-    """Return a line of at most so many rounds, with the share of so many as are wanted."""
-    return Line(table, label, most, FIRST + PACE * wanted * PASSES.get(label, 1.0))
-
-
 def table_lines(table: str, most: int, wanted: int) -> list[Line]:
     """Return a line for each method of a table; what is trained with another has none."""
     labels = [one.label_or_name for one in loaded(SPLITS[table][0], []).methods]
-    return [
-        one_line(table, label, most, wanted) for label in labels if label not in TRAINED_AS.values()
-    ]
+    left_out = TRAINED_AS.values()
+    return [Line(table, label, most, wanted) for label in labels if label not in left_out]
 
 
 def rounds_had(line: Line) -> int:
@@ -201,12 +196,15 @@ def work(args: argparse.Namespace) -> None:
         if left < 5:
             return
         try:
-            (args.runs / f"{line.name}.taken").touch(exist_ok=False)
+            with (args.runs / f"{line.name}.taken").open("x") as mine:
+                mine.write(str(os.getpid()))
         except FileExistsError:
             continue
         rest = [one for one in lines if not (args.runs / f"{one.name}.taken").exists()]
-        shares = fitting([line, *rest], left * (1 + GAIN * (args.workers - 1)))
-        stop = time.time() + min(left, left * args.workers * line.share / shares)
+        known = paces(args.runs, args.workers)
+        shares = [share(one, known) for one in (line, *rest)]
+        together = fitting(shares, left * args.workers)
+        stop = time.time() + min(left, left * args.workers * shares[0] / together)
         try:
             train_line(line, stop, args, shelf)
         except Exception as error:  # one method's failure must not cost the others their time
@@ -220,13 +218,33 @@ def work(args: argparse.Namespace) -> None:
             torch.cuda.empty_cache()
 
 
-def fitting(lines: Sequence[Line], seconds: float) -> float:
+def paces(runs: Path, workers: int) -> dict[str, tuple[float, float]]:
+    """Return by table what first rounds and scorings took so far, and a round over its passes."""
+    seen: dict[str, list[tuple[float, float]]] = {}
+    for path in runs.glob("*.json"):
+        table = path.name.split("--")[0]
+        for label, own in json.loads(path.read_text())[0]["methods"].items():
+            if own["pace"] and label not in TRAINED_AS.values():
+                pair = own["first"] + own["scoring"], own["pace"] / PASSES.get(label, 1.0)
+                for key in (table, ""):
+                    seen.setdefault(key, []).append(pair)
+    found = {key: (fmean(a for a, _ in own), fmean(b for _, b in own)) for key, own in seen.items()}
+    return {"": (FIRST, PACE * (1 + SLOWED * (workers - 1))), **found}
+
+
+def share(line: Line, known: Mapping[str, tuple[float, float]]) -> float:
+    """Return the seconds that a line is reckoned to take in a process beside the others."""
+    first, pace = known.get(line.table, known[""])
+    return first + pace * line.wanted * PASSES.get(line.label, 1.0)
+
+
+def fitting(shares: Sequence[float], seconds: float) -> float:
     """Return what the first lines take together, as many as fit; later ones get what is left."""
     total = 0.0
-    for line in lines:
-        if total and total + line.share > seconds:
+    for one in shares:
+        if total and total + one > seconds:
             break
-        total += line.share
+        total += one
     return total
 
 
@@ -234,7 +252,8 @@ def train_line(line: Line, stop: float, args: argparse.Namespace, shelf: Shelf) 
     """Train until the line's time is over; what is known is written after each scored round."""
     begun = time.time()
     rounds = min(line.rounds, args.rounds or line.rounds)
-    changes = [f"rounds={rounds}", "seeds=[0]"]
+    # A line is short: forms that are chosen while it runs would have it recorded twice.
+    changes = [f"rounds={rounds}", "seeds=[0]", "backend.kernels=first"]
     if args.precision != "fp32":
         changes.append(f"backend.precision={args.precision}")
     label = TRAINED_AS.get(line.label, line.label)
@@ -363,11 +382,15 @@ def train(
         if ended and job.only_global:
             costs.append(score(job, simulation, curves, False))
         found = {
-            "splits": [summary(own) for own in curves],
+            "splits": [
+                {**summary(own), "ended": how or ended or "not yet"}
+                for own, how in zip(curves, met, strict=True)
+            ],
             "ended": ended or "not yet",
             "first": round(sum(took[:SETTLED]), 2),
             "pace": round(pace, 4),
             "scoring": round(sum(costs), 2),
+            "paces": rounded(fmean(took[n : n + EVERY]) for n in range(SETTLED, done, EVERY)),
             "rounds": done,
             "seconds": round(time.time() - began, 1),
         }
@@ -450,21 +473,35 @@ def run(args: argparse.Namespace) -> None:
     own += [word for one in args.set for word in ("--set", one)]
     own += [word for one in args.only for word in ("--only", one)]
     environment = {"OMP_NUM_THREADS": "1", **os.environ}
-    workers = [subprocess.Popen(own, env=environment) for _ in range(args.workers)]
+    workers = [subprocess.Popen(own, env=environment)]
+    begun = time.time()
     for source in others:
         load(source)
     spare = STARTS * args.workers
     while any(worker.poll() is None for worker in workers) and time.time() < end + GRACE:
-        time.sleep(MERGED)
+        time.sleep(min(MERGED, args.seconds / 20))
         merge(args.runs, args.out)
+        if len(workers) < args.workers and (
+            time.time() - begun > ALONE or any(args.runs.glob("*.json"))
+        ):
+            workers += [subprocess.Popen(own, env=environment) for _ in range(args.workers - 1)]
         for place, worker in enumerate(workers):
             if worker.poll() and spare and end - time.time() > 2 * GRACE:  # it broke
+                give_back(args.runs, worker.pid)
                 workers[place] = subprocess.Popen(own, env=environment)
                 spare -= 1
     for worker in workers:  # the last resort: under MPS others may fall with a process
         worker.terminate()
         worker.wait()
     merge(args.runs, args.out)
+
+
+def give_back(runs: Path, worker: int) -> None:
+    """Let others take the line that a process was ended in, unless it was the line that failed."""
+    for path in runs.glob("*.taken"):
+        known = [path.with_suffix(kind).exists() for kind in (".json", ".failed")]
+        if path.read_text() == str(worker) and not any(known):
+            path.unlink()
 
 
 def merge(runs: Path, out: Path) -> None:
@@ -491,6 +528,7 @@ def costs(content: dict[str, Any]) -> str:
             told = " ".join(f"{part:7.1f}" for part in parts)
             name = f"{one['run']}, {label}"
             rows.append(f"{name:44}{told} {own['rounds']:6} {own['pace']:8.3f}  {own['ended']}")
+            rows.append(f"    fives of rounds: {' '.join(f'{one:.3f}' for one in own['paces'])}")
     heads = ("built", "first 2", "rounds", "scoring", "all")
     head = f"{'seconds':44}{' '.join(f'{one:>7}' for one in heads)} rounds  a round  ended"
     last = f"{'together':44}" + " ".join(f"{part:7.1f}" for part in totals)
@@ -501,7 +539,7 @@ def costs(content: dict[str, Any]) -> str:
 def main() -> None:
     if sys.argv[1:2] == ["plan"]:
         for line in plan(sys.argv[2:]):
-            print(f"{line.name}: {line.rounds} rounds at most, share {line.share:g}")
+            print(f"{line.name}: {line.wanted} rounds, {line.rounds} at most")
         return
     if sys.argv[1:2] == ["costs"]:
         print(costs(json.loads((Path(sys.argv[2]) / "tables.json").read_text())))

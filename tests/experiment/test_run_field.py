@@ -88,7 +88,8 @@ def test_a_line_ends_when_all_its_splits_are_flat_or_have_the_figure(field, tmp_
     figure = field.Goal("personal", 0.1)
     monkeypatch.setattr(field, "goals", lambda line: [figure, field.Goal("personal", None)])
     found = trained(field, line, tmp_path)
-    assert found["pfllib-fmnist-pat"]["FedPer"]["ended"] == "has the table's figure; flat"
+    assert found["pfllib-fmnist-pat"]["FedPer"]["ended"] == "has the table's figure"
+    assert found["pfllib-fmnist-dir"]["FedPer"]["ended"] == "flat"
 
 
 def test_what_ends_a_split(field) -> None:
@@ -138,7 +139,10 @@ def test_milestones_and_thinned_curves(field, monkeypatch):
 
 def test_workers_share_the_time_and_the_lines(field, tmp_path, monkeypatch):
     """Each takes what nobody has; a failure costs a line and not the others."""
-    lines = [field.Line("a", "x", 9, 10), field.Line("b", "x", 9, 30), field.Line("c", "x", 9, 99)]
+    lines = [field.Line("a", "x", 9, 0), field.Line("b", "x", 9, 10), field.Line("c", "x", 9, 30)]
+    monkeypatch.setattr(field, "FIRST", 40)
+    monkeypatch.setattr(field, "SLOWED", 0)
+    monkeypatch.setattr(field, "PACE", 8)
     monkeypatch.setattr(field, "plan", lambda only: lines)
     told = {}
 
@@ -152,13 +156,31 @@ def test_workers_share_the_time_and_the_lines(field, tmp_path, monkeypatch):
     args = asked(tmp_path, workers=2)
     args.end = time.time() + 100
     field.work(args)
-    # Of a, b and c the first two fit; of b and c, both.
-    assert told == pytest.approx({"a": 50, "b": 46.5, "c": 100}, abs=5)
+    # 40, 120 and 280 s: of a, b and c the first two fit into twice 100 s, of b and c the first.
+    assert told == pytest.approx({"a": 50, "b": 100, "c": 100}, abs=5)
     field.merge(tmp_path, tmp_path / "out")
     kept = json.loads((tmp_path / "out" / "tables.json").read_text())
     assert kept == {"lines": [], "failed": {"b--x": "ValueError: no"}}
     field.work(args)
     assert len(told) == 3  # all are taken
+
+
+def test_the_line_of_a_process_that_was_ended_is_there_to_be_taken_again(field, tmp_path) -> None:
+    for name, worker in (("a", 7), ("b", 7), ("c", 8)):
+        (tmp_path / f"{name}.taken").write_text(str(worker))
+    (tmp_path / "b.failed").write_text("CUDA error")
+    field.give_back(tmp_path, 7)
+    assert sorted(path.name for path in tmp_path.glob("*.taken")) == ["b.taken", "c.taken"]
+
+
+def test_shares_are_of_what_was_measured(field, tmp_path) -> None:
+    own = {"first": 3.0, "scoring": 1.0, "pace": 0.4}
+    line = field.Line("t", "Ditto", 9, 10)
+    assert field.share(line, field.paces(tmp_path, 1)) == field.FIRST + 20 * field.PACE
+    (tmp_path / "t--Ditto.json").write_text(json.dumps([{"methods": {"Ditto": own}}]))
+    known = field.paces(tmp_path, 3)
+    assert field.share(line, known) == pytest.approx(4 + 10 * 0.4)
+    assert field.share(field.Line("other", "FedAvg", 9, 10), known) == pytest.approx(4 + 10 * 0.2)
 
 
 def test_the_longer_of_two_runs_is_kept(field):
@@ -167,6 +189,46 @@ def test_the_longer_of_two_runs_is_kept(field):
     kept = {"a": {"rounds": 30}, "b": {"rounds": 30}}
     new = {"a": {"rounds": 29}, "b": {"rounds": 30, "new": 1}, "c": {"rounds": 2}}
     assert joined(kept, new) == {"a": {"rounds": 30}, "b": {"rounds": 30, "new": 1}}
+
+
+def test_the_page_counts_cells_and_wins_of_all_tables(field, tmp_path, monkeypatch) -> None:
+    """Half a point below the table everywhere: all cells are near, and all wins are found."""
+    import reproduce_field as page
+
+    def kept(line, run: str, goal) -> dict:
+        value = ((goal.paper or 50.0) - 0.5) / 100
+        rounds = range(5, 55, 5) if field.FINAL not in run else [50]
+        found = field.summary([(n, {goal.model: (value, value)}) for n in rounds])
+        how = {"device": "x", "precision": "tf32", "workers": 3, "pace": 0.1, "first": 4.0}
+        own = {**found, **how, "rounds": 50, "seconds": 9.0, "ended": "flat"}
+        head = {"run": run, "federation": "", "seeds": [0], "versions": {"torch": "2"}}
+        return {**head, "methods": {line.label: own}}
+
+    lines = [
+        kept(line, run, goal)
+        for line in field.plan(known=False)
+        for run, goal in zip(line.runs, field.goals(line), strict=True)
+    ]
+    for cells in (one["methods"] for one in lines if one["run"] == "fedala-cifar10"):
+        if "FedAvg" in cells:  # FedAvg-C is trained with it
+            models = {name: cells["FedAvg"]["models"][name.replace("personal", "global")]
+                      for name in ("personal", "personal, best test round")}  # fmt: skip
+            cells["FedAvg + FT"] = {**cells["FedAvg"], "models": models, "curve": {}}
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "tables.json").write_text(json.dumps({"lines": lines, "failed": {}}))
+    written = tmp_path / "field.md"
+    written.write_text(page.PAGE.read_text())
+    monkeypatch.setattr(page, "PAGE", written)
+    monkeypatch.setattr(page, "FIGURES", tmp_path)
+    page.keep(argparse.Namespace(out=tmp_path / "out"))
+    page.page(argparse.Namespace())
+    text = written.read_text()
+    assert "| `pfllib-fmnist` | 34 | 0 | 0 |" in text and "| `pfedkdh` | 72 | 0 | 0 |" in text
+    assert "| `fedala-cifar10` | 9 | 1 | 0 |" in text  # FedAvg-C has FedAvg's figure here
+    assert "That is 99 % of the 116 cells that ours have." in text
+    assert "| pfllib-fmnist, all | 270 | 270 | 270 | 270 |" in text
+    assert "| pfedkdh, all | 252 | 252 | 252 | the same |" in text
+    assert "FedAvg-C -31.7 after 50 rounds" in text and "3 lines at a time" in text
 
 
 def test_the_file_for_another_table_runs(tmp_path: Path) -> None:
