@@ -339,7 +339,7 @@ def _epochs(kept: dict[str, Run]) -> list[str]:
     names = ("cifar10-ds1", 2), ("cifar10-ds1-e4", 4), ("cifar10-ds3-e2", 2), ("cifar10-ds3", 4)
     rows = []
     for name, epochs in names:
-        if name not in kept:
+        if name not in kept or not kept[name].has("PersFL"):
             continue
         run, own = kept[name], "PersFL, fine-tuning only"
         tuned = (own, "personal") if run.has(own) else ("PersFL", "λ=0 T=1")

@@ -285,9 +285,11 @@ def keep(out: Path) -> None:
                 pages.setdefault(line.page, []).append(f"{folder}{name}")
         for page, folders in pages.items():
             script = [sys.executable, str(ROOT / "scripts" / f"reproduce_{page}.py")]
-            subprocess.run([*script, "collect", *folders], check=True)
+            joined = [one for one in folders if one.endswith("+")]  # refused if seeds are missing
+            for own in ([one for one in folders if one not in joined], joined):
+                if own and subprocess.run([*script, "collect", *own], check=False).returncode:
+                    print(f"{page}: NOT KEPT: {', '.join(Path(one).name for one in own)}")
             subprocess.run([*script, "write"], check=True)
-            print(f"{page}: {', '.join(Path(one).name for one in folders)}")
     subprocess.run([sys.executable, str(ROOT / "scripts" / "reproduction_index.py")], check=True)
 
 
