@@ -191,7 +191,8 @@ class Pace(Silent):
         self.ends.append(time.time())
 
     def note(self, text: str) -> None:
-        print(f"note: {text[:200]}", flush=True)
+        if "memory" in text or "NaN" in text:
+            print(f"note: {text[:200]}", flush=True)
 
     def told(self) -> str:
         if not self.ends:
@@ -233,6 +234,8 @@ def run(args: argparse.Namespace) -> None:
         worker.terminate()
         worker.wait()
     pack(args.runs, args.out)
+    left = [one.name for one in lines(args.only) if not (args.runs / one.name / "done").exists()]
+    print(f"not done: {', '.join(left) or 'nothing'}")
 
 
 def _start(args: argparse.Namespace, device: str) -> "subprocess.Popen[bytes]":
