@@ -336,17 +336,19 @@ def _settings(kept: dict[str, Run]) -> list[str]:
 
 
 def _epochs(kept: dict[str, Run]) -> list[str]:
-    names = ("cifar10-ds1", 2), ("cifar10-ds1-e4", 4), ("cifar10-ds3-e2", 2), ("cifar10-ds3", 4)
     rows = []
-    for name, epochs in names:
-        if name not in kept or not kept[name].has("PersFL"):
-            continue
+    named = [
+        f"{split}{more}" for split in ("cifar10-ds1", "cifar10-ds3") for more in ("", *_LONGER)
+    ]
+    there = [name for name in named if name in kept and kept[name].has("PersFL")]
+    taken = {name: int(kept[name].methods["PersFL"]["settings"]["epochs"]) for name in there}
+    for name in sorted(there, key=lambda name: (name[:11], taken[name])):
         run, own = kept[name], "PersFL, fine-tuning only"
         tuned = (own, "personal") if run.has(own) else ("PersFL", "λ=0 T=1")
         places = tuned, ("PersFL", "personal")
         seen = [f"{100 * run.methods[label]['validation'][m]:.1f}" for label, m in places]
         cells = [run.cell(tuned[0], "global"), *(run.cell(*place) for place in places), *seen]
-        rows.append([_title(name.removesuffix("-e2").removesuffix("-e4")), f"{epochs}", *cells])
+        rows.append([_title(name[:11]), f"{taken[name]}", *cells])
     return table(
         ["", "local epochs", "global model, round 50", "fine-tuned", "PersFL",
          "fine-tuned, validation", "PersFL, validation"], rows,
