@@ -337,9 +337,7 @@ def _settings(kept: dict[str, Run]) -> list[str]:
 
 def _epochs(kept: dict[str, Run]) -> list[str]:
     rows = []
-    named = [
-        f"{split}{more}" for split in ("cifar10-ds1", "cifar10-ds3") for more in ("", *_LONGER)
-    ]
+    named = [f"cifar10-{split}{more}" for split in ("ds1", "ds3") for more in ("", "-e2", "-e4")]
     there = [name for name in named if name in kept and kept[name].has("PersFL")]
     taken = {name: int(kept[name].methods["PersFL"]["settings"]["epochs"]) for name in there}
     for name in sorted(there, key=lambda name: (name[:11], taken[name])):
