@@ -39,7 +39,7 @@ rest() {  # SECONDS
   queue experiments/portfolio/gpu.txt 4 "$1"
 }
 papers() {  # SECONDS [MORE]: what the papers' pages lack; archives for `run_papers.py keep` in $OUT
-  python3 scripts/run_papers.py "$1" "$OUT" --gpu 2 --cpu 12 "${@:2}"
+  python3 scripts/run_papers.py "$1" "$OUT" --gpu 2 --cpu 14 --pace 1.2 "${@:2}"
 }
 field() {  # SECONDS [WORKERS [PRECISION [MORE]]]: the outside tables; figures in $OUT/tables.json
   python3 scripts/run_field.py "$1" "$OUT" --workers "${2:-6}" --precision "${3:-fp32}" "${@:4}"

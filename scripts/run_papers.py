@@ -9,11 +9,12 @@ The lines are those of experiments/papers.txt, what is worth most first:
 
     DEVICE SECONDS NAME PAGE:RUN FILE [--method LABEL]... [--set KEY=VALUE]... [--chosen NAME]
 
-PAGE:RUN is where `keep` puts the figures (`+` behind it: more seeds of what is kept there), and
-`--chosen NAME` takes the rates that finished lines named NAME-... prefer on validation data.
-Workers share datasets and kernels between their lines; a line that needs more than the time that is
-left is passed by, one that fails costs the others nothing. OUT/PAGE.tar.gz holds result.json and
-metrics.parquet of all that is done, written anew all the time: a machine may be bare next time.
+PAGE:RUN is where `keep` puts the figures (`+` behind it: more seeds of what is kept there; `*`: as
+the experiment is called; nothing: they are not kept). `--chosen NAME` takes the rates that finished
+lines named NAME-... prefer on validation data. Workers share datasets and kernels between their
+lines; a line that needs more than the time that is left is passed by, one that fails costs the
+others nothing. OUT/PAGE.tar.gz holds result.json and metrics.parquet of all that is done, written
+anew all the time: a machine may be bare next time.
 """
 
 import argparse
@@ -190,7 +191,8 @@ class Pace(Silent):
         self.ends.append(time.time())
 
     def note(self, text: str) -> None:
-        print(f"note: {text[:200]}", flush=True)
+        if "memory" in text or "NaN" in text:
+            print(f"note: {text[:200]}", flush=True)
 
     def told(self) -> str:
         if not self.ends:
@@ -232,6 +234,8 @@ def run(args: argparse.Namespace) -> None:
         worker.terminate()
         worker.wait()
     pack(args.runs, args.out)
+    left = [one.name for one in lines(args.only) if not (args.runs / one.name / "done").exists()]
+    print(f"not done: {', '.join(left) or 'nothing'}")
 
 
 def _start(args: argparse.Namespace, device: str) -> "subprocess.Popen[bytes]":
@@ -280,12 +284,15 @@ def keep(out: Path) -> None:
         for line in lines():
             folder = Path(place) / line.name
             if line.run and (folder / FILES[0]).exists():
-                pages.setdefault(line.page, []).append(f"{folder}={line.run}")
+                name = f"={line.run}" if line.run != "*" else ""
+                pages.setdefault(line.page, []).append(f"{folder}{name}")
         for page, folders in pages.items():
             script = [sys.executable, str(ROOT / "scripts" / f"reproduce_{page}.py")]
-            subprocess.run([*script, "collect", *folders], check=True)
+            joined = [one for one in folders if one.endswith("+")]  # refused if seeds are missing
+            for own in ([one for one in folders if one not in joined], joined):
+                if own and subprocess.run([*script, "collect", *own], check=False).returncode:
+                    print(f"{page}: NOT KEPT: {', '.join(Path(one).name for one in own)}")
             subprocess.run([*script, "write"], check=True)
-            print(f"{page}: {', '.join(one.rpartition('=')[2] for one in folders)}")
     subprocess.run([sys.executable, str(ROOT / "scripts" / "reproduction_index.py")], check=True)
 
 
