@@ -10,7 +10,7 @@ long for a single step, as for deep networks, a piece is one step.
 
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -76,11 +76,7 @@ class GraphScan:
         held = tree.map(torch.clone, carry)
 
         def piece() -> None:
-            now = fold(number, held, long)
-            # Copied twice: what is new may be what was held in another place.
-            fresh = [leaf.clone() for leaf in tree.leaves(now)]
-            for old, new in zip(tree.leaves(held), fresh, strict=True):
-                old.copy_(new)
+            overwrite(tree.leaves(held), tree.leaves(fold(number, held, long)))
             number.add_(long)
 
         outer, self._tape = self._tape, None  # a scan within a step is not captured
@@ -89,6 +85,30 @@ class GraphScan:
         finally:
             self._tape = outer
         return held
+
+
+def overwrite(held: Sequence[Tensor], new: Sequence[Tensor]) -> None:
+    """Copy what is new to where it is held: in one launch, unless some of it lies there already."""
+    olds, news = [*map(_stacked, held)], [*map(_stacked, new)]
+    forms = [[(dims, one.shape, one.dtype) for one, dims in side] for side in (olds, news)]
+    places = {one.untyped_storage().data_ptr() for one, _ in olds if one.numel()}
+    if forms[0] == forms[1] and not any(
+        one.untyped_storage().data_ptr() in places for one, _ in news if one.numel()
+    ):
+        torch._foreach_copy_([one for one, _ in olds], [one for one, _ in news])
+        return
+    # Copied twice: what is new may be what was held in another place.
+    for old, fresh in zip(held, [leaf.clone() for leaf in new], strict=True):
+        old.copy_(fresh)
+
+
+def _stacked(leaf: Tensor) -> tuple[Tensor, tuple[int, ...]]:
+    """Return what a leaf is under vmap: that of all clients, and where their axes are."""
+    dims: tuple[int, ...] = ()
+    while torch._C._functorch.is_batchedtensor(leaf):
+        dims += (torch._C._functorch.maybe_get_bdim(leaf),)
+        leaf = torch._C._functorch.get_unwrapped(leaf)
+    return leaf, dims
 
 
 def piece_length(steps: int) -> int:
