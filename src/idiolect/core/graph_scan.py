@@ -18,6 +18,7 @@ from torch import Tensor
 from idiolect.core import tree
 from idiolect.core.tree import Tree
 from idiolect.kernels.cuda_graph import GraphSequence, release_cached_memory
+from idiolect.kernels.deferred import computed
 
 PIECE = 8  # steps of a graph, at least
 _EAGER = 2  # first steps: they create handles, plans and tuning choices, and the form of the carry
@@ -108,7 +109,7 @@ def _stacked(leaf: Tensor) -> tuple[Tensor, tuple[int, ...]]:
     while torch._C._functorch.is_batchedtensor(leaf):
         dims += (torch._C._functorch.maybe_get_bdim(leaf),)
         leaf = torch._C._functorch.get_unwrapped(leaf)
-    return leaf, dims
+    return computed(leaf), dims
 
 
 def piece_length(steps: int) -> int:
