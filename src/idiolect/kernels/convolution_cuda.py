@@ -1,8 +1,8 @@
 """Stacked convolutions by our own CUDA kernels, compiled for each shape.
 
 `thin.cu` is for few channels, `wide.cu` for many, `tensor.cu` and `runs.cu` for many on matrix
-units, and `depthwise.cu` for depthwise convolutions, of which torch is slow at the gradient by
-the weights.
+units, `columns.cu` for the gradient by the weights with few on matrix units, and `depthwise.cu` for
+depthwise convolutions, of which torch is slow at the gradient by the weights.
 The tasks are "convolve", "conv_relu" (bias and ReLU follow), "conv_relu_pool" (2×2 max-pooling
 too), "input_gradient" and "weight_gradient".
 """
@@ -141,7 +141,8 @@ def tiles(task: str, shape: ConvShape, most: int = 4) -> tuple[Tile, ...]:
     if task == "weight_gradient":
         runs = islice(_runs_weights(s), 10)
         tensor = islice(_tensor_weights(s), 6)
-        kinds = (_thin_weights(s), islice(_wide_weights(s), most), tensor, runs)
+        wide = islice(_wide_weights(s), most)
+        kinds = (_thin_weights(s), wide, tensor, runs, _columns_weights(s))
     else:
         kinds = (_thin(s), _wide(s, pool)[:most], islice(_tensor(s, pool), 5), _runs(s, task))
     found = [tile for kind in kinds for tile in kind]
@@ -448,6 +449,26 @@ def _runs_weights(s: ConvShape) -> Iterator[Tile]:
                 steps = -(-s.images * -(-s.out_height // band) // parts)
                 yield Tile("runs.cu", own, more, (steps, outer), shared, waves=waves)
                 break
+
+
+def _columns_weights(s: ConvShape) -> Iterator[Tile]:
+    """Propose tiles, all weights of a client in one."""
+    columns, sixteens = -(-s.channels * s.taps // 8), s.out_channels // 16
+    if s.out_channels % 16 or s.out_width % 2 or sixteens * columns > _SUMS[1] // 4:
+        return
+    line = s.out_width + s.kernel_width - 1
+    for band, threads, waves in product((4, 8), (_THREADS, 2 * _THREADS), (2, 1)):
+        band = min(band, s.out_height)
+        sp = round_up(band * s.out_width - 8, 32) + 8  # no two threads in one bank
+        plane = (band + s.kernel_height - 1) * line
+        step = s.out_channels * sp + s.channels * plane
+        sums = 4 * sixteens * columns * threads
+        shared = 4 * max(2 * round_up(step, 2), sums)
+        if shared <= _HALF:
+            own = {"MT": sixteens, "NT": columns, "BAND": band, "THREADS": threads}
+            more = {"LINE": line, "PLANE": plane, "SP": sp}
+            steps = s.images * -(-s.out_height // band)
+            yield Tile("columns.cu", own, more, (steps, 1), shared, waves=waves)
 
 
 def _run(width: int) -> tuple[int, int] | None:

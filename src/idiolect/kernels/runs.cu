@@ -13,22 +13,6 @@
 
 #include "common.cuh"
 
-// Take a number apart: the nearest one of 11 bits, and the rest, which is not needed where ROUNDED.
-__device__ __forceinline__ void part(float value, unsigned* large, unsigned* small) {
-#if ROUNDED
-  *large = nudged(value);
-#else
-  *large = (__float_as_uint(value) + 0x1000u) & 0xffffe000u;
-  *small = __float_as_uint(value - __uint_as_float(*large));  // NaN where the value is
-#endif
-}
-
-__device__ __forceinline__ void part2(const float* from, unsigned* large, unsigned* small, int next) {
-  const float2 two = *(const float2*)from;
-  part(two.x, large, small);
-  part(two.y, large + next, small + next);
-}
-
 // Add the sums of warps that share a tile, `PARTS` of `TILES`, in a fixed order, to those of the first of them.
 template <int PARTS, int TILES, int COUNT>
 __device__ __forceinline__ void add_up(float* sums, float* shared) {
