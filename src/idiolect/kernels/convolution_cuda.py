@@ -405,10 +405,11 @@ def _runs(s: ConvShape, task: str) -> Iterator[Tile]:
         kernels = transposed if task == "input_gradient" else straight
         if tall < pool:
             continue
-        stages = min(2, s.channels // (_CHUNK * parts))
+        step = 4 * parts * (kernels + _CHUNK * plane)
+        stages = 2 if s.channels > _CHUNK * parts and 2 * step <= _HALF else 1
         after = along * runs * sixteens * _RUN * tall * 4 * _LANES * (parts > 1)
-        shared = 4 * max(stages * parts * (kernels + _CHUNK * plane), after)
-        if shared <= (_HALF if parts == 1 else _SHARED):
+        shared = max(stages * step, 4 * after)
+        if shared <= _HALF:
             own = {"MT": sixteens, "TALL": tall, "WM": along, "WN": runs, "WK": parts}
             own |= {"THREADS": _LANES * warps}
             more = {"RUN": _RUN, "ROWS": rows, "LINE": line, "PLANE": plane, "GRAIN": grain}
@@ -457,7 +458,8 @@ def _columns_weights(s: ConvShape) -> Iterator[Tile]:
     if s.out_channels % 16 or s.out_width % 2 or sixteens * columns > _SUMS[1] // 4:
         return
     line = s.out_width + s.kernel_width - 1
-    for band, threads, waves in product((4, 8), (_THREADS, 2 * _THREADS), (2, 1)):
+    tiles = (4, _THREADS, 2), (8, _THREADS, 2), (8, _THREADS, 1), (8, 2 * _THREADS, 1)
+    for band, threads, waves in tiles:
         band = min(band, s.out_height)
         sp = round_up(band * s.out_width - 8, 32) + 8  # no two threads in one bank
         plane = (band + s.kernel_height - 1) * line

@@ -214,7 +214,8 @@ weight_gradient(const float* __restrict__ gradient, const float* __restrict__ x,
 #else
 
 // Besides: TRANSPOSED, RELU, POOL as in `tensor.cu`, TALL (lines of a run), WM, WN and WK (warps along the channels made,
-// the runs, and the channels read), ROWS (lines of images that a block may need), GRAIN (numbers copied at once), STAGES.
+// the runs, and the channels read), ROWS (lines of images that a block may need), GRAIN (numbers copied at once), STAGES (2: the next
+// channels are copied meanwhile; 1: another block computes meanwhile).
 
 #define MADE_H (OH / POOL)
 #define MADE_W (OW / POOL)
@@ -312,10 +313,11 @@ convolve(const float* __restrict__ x, const float* __restrict__ w, const float* 
       for (int i = 0; i < 4; i++) sums[m][j][i] = 0.f;
 
   const int numbers = C / (CHUNK * WK);
-  load(0);
+  if (STAGES > 1) load(0);
 #pragma unroll 1
   for (int number = 0; number < numbers; number++) {
-    if (number + 1 < numbers) {
+    if (STAGES == 1) load(number);
+    if (STAGES > 1 && number + 1 < numbers) {
       load(number + 1);
       await_stage<1>();
     } else {
