@@ -23,6 +23,7 @@ _HALF = 112 * 1024  # bytes of shared memory with which two blocks fit on a mult
 _SUMS = (32, 100)  # sums of a thread: enough to be worth its loads, and held in registers
 _BEST_SUMS = 64
 _CHANNELS = 16  # with fewer inputs or outputs, `thin.cu` is faster than `wide.cu`
+_SMALL = 128  # channels up to which many ways are tried: compiling them takes a while
 _LANES = 32  # threads of a warp
 _THREADS = 256
 _WARPS = _THREADS // _LANES
@@ -137,14 +138,16 @@ def tiles(task: str, shape: ConvShape, most: int = 4) -> tuple[Tile, ...]:
         "POOL": pool, "TRANSPOSED": int(task == "input_gradient"),
         "RELU": int(task == "conv_relu"), "WEIGHT_GRADIENT": int(task == "weight_gradient"),
     }  # fmt: skip
+    tried = 10 if max(s.channels, s.out_channels) <= _SMALL else 3
     kinds: tuple[Iterable[Tile], ...]
     if task == "weight_gradient":
-        runs = islice(_runs_weights(s), 10)
+        runs = islice(_runs_weights(s), tried)
         tensor = islice(_tensor_weights(s), 6)
         wide = islice(_wide_weights(s), most)
         kinds = (_thin_weights(s), wide, tensor, runs, _columns_weights(s))
     else:
-        kinds = (_thin(s), _wide(s, pool)[:most], islice(_tensor(s, pool), 5), _runs(s, task))
+        tensor, runs = islice(_tensor(s, pool), 5), islice(_runs(s, task), tried)
+        kinds = (_thin(s), _wide(s, pool)[:most], tensor, runs)
     found = [tile for kind in kinds for tile in kind]
     return tuple(tile._replace(constants=constants | tile.constants) for tile in found)
 
@@ -250,7 +253,8 @@ def _thin(s: ConvShape) -> Iterator[Tile]:
     channels = _snug(s)
     whole = round_up(s.out_channels, channels)
     few = round_up(-(-whole // 4), channels)  # of a block, where there are few clients
-    for pixels, images, block in (*product((2, 4), (1, 2), (whole,)), (2, 1, few), (4, 1, few)):
+    narrow = ((2, 1, few), (4, 1, few)) if few < whole else ()
+    for pixels, images, block in (*product((2, 4), (1, 2), (whole,)), *narrow):
         columns = round_up(s.out_width, pixels) + s.kernel_width - 1
         line = max(columns, s.width + 2 * s.padding)
         image = s.channels * (s.height + 2 * s.padding) * line
