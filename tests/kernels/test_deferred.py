@@ -6,14 +6,19 @@ from pathlib import Path
 import emulate
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import grad, vmap
 
-from idiolect.core import graph_scan
+from idiolect.bench.workloads import federation
+from idiolect.core import graph_scan, tree
+from idiolect.engine.architecture import Architecture
+from idiolect.engine.backend import Backend
+from idiolect.engine.rounds import SeededRun, Simulation
 from idiolect.kernels import fused_tree_ops, linear
 from idiolect.kernels.deferred import Deferred, DeferredTensor, computed
 from idiolect.kernels.linear import LinearSizes
 from idiolect.kernels.vmap_rules import call
+from idiolect.methods import METHODS
 
 Params = dict[str, Tensor]
 CLIENTS, EXAMPLES, INSIDE, HIDDEN, CLASSES = 4, 5, 7, 6, 3
@@ -129,6 +134,61 @@ def test_a_carry_holds_it_computed(put_off: Callable[[bool], None]) -> None:
     held = vmap(piece, (None, 0, 0))(*drawn(), torch.zeros_like(expected))
     assert type(held) is Tensor
     assert torch.equal(held, expected)
+
+
+class Dense(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc1, self.fc2 = nn.Linear(12, 8), nn.Linear(8, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.fc2(linear.linear_relu(self.fc1, x.flatten(1)))
+        return y
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "only"),
+    [
+        ("fedavg", {}, "added"),
+        ("fedavg", {"clip": 0.5}, "computed"),
+        ("scaffold", {}, "computed"),
+        ("per-fedavg", {}, "added"),
+        ("ditto", {}, "both"),
+    ],
+)
+def test_methods_need_not_know(
+    name: str,
+    options: dict[str, float],
+    only: str,
+    put_off: Callable[[bool], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As on a GPU, where our layers are used and steps are one launch."""
+
+    def at_once(xs: list[Tensor], ys: list[Tensor]) -> bool:
+        return tree.transformed() and len(xs) > 1
+
+    for where, function, stand_in in (
+        (linear, "_on_cuda", lambda x: True),
+        (linear, "float32_on_cuda", lambda x: x.dtype == torch.float32),
+        (tree, "_in_one_launch", at_once),
+    ):
+        monkeypatch.setattr(where, function, stand_in)
+    fed, ends = federation([20, 13, 7], (1, 3, 4), held_out=4), []
+    for on in (False, True):
+        put_off(on)
+        sim = Simulation(
+            METHODS[name](batch=5, lr=0.05, **options),
+            [SeededRun(0, fed.train_data)],
+            {"all": Architecture(Dense)},
+            backend=Backend("vectorised", "cpu", width=3),
+        )
+        for _ in range(3):
+            sim.advance()
+        ends.append([leaf for leaf in tree.leaves(sim.tree) if leaf.is_floating_point()])
+    assert not any(isinstance(leaf, DeferredTensor) for leaf in ends[1])
+    torch.testing.assert_close(*ends, rtol=1e-5, atol=1e-6)
+    assert (Seen.added_up > 0, Seen.computed > 0) == (only != "computed", only != "added")
 
 
 @pytest.mark.skipif(emulate.COMPILER is None, reason="needs g++ to run CUDA sources")
