@@ -14,6 +14,7 @@ import cProfile
 import io
 import json
 import pstats
+import re
 import time
 import traceback
 from pathlib import Path
@@ -31,7 +32,7 @@ from idiolect.engine import block_runner
 from idiolect.engine.architecture import Architecture
 from idiolect.engine.backend import PRECISIONS, Backend, multiplying
 from idiolect.engine.rounds import SeededRun, Simulation
-from idiolect.kernels import attention, autotune, convolution, layer_norm, linear
+from idiolect.kernels import attention, autotune, convolution, layer_norm, linear, row_average
 from idiolect.kernels.convolution_cuda import ConvShape
 from idiolect.methods import METHODS
 from idiolect.models import MODELS
@@ -249,6 +250,33 @@ def blocks_of(precision, most):
     return {"ms of each round, by the most blocks": times}
 
 
+def deferred_agrees():
+    """Compare rounds in which gradients and means of large layers are deferred with others."""
+    fed, ends, deferred = federation([20] * 12, COLOUR, held_out=10), [], []
+    added = linear._WeightGradient.added
+
+    def counted(self, *given):
+        deferred.append(given[0])
+        return added(self, *given)
+
+    for large in (1 << 24, 1 << 40):
+        with (
+            mock.patch.object(linear, "_LARGE", large),
+            mock.patch.object(row_average, "_LARGE", large),
+            mock.patch.object(linear._WeightGradient, "added", counted),
+        ):
+            sim = simulation(
+                METHODS["fedavg"](batch=10, lr=0.01), fed, steady, Backend(device="cuda")
+            )
+            for _ in range(4):
+                sim.advance()
+        ends.append([leaf.cpu().double() for leaf in tree.leaves(sim.tree)])
+    far = [
+        float((a - b).norm() / (1e-9 + b.norm())) for a, b in zip(*ends, strict=True) if a.numel()
+    ]
+    return {"deferred": len(deferred), "largest difference": max(far)}
+
+
 def timed_rounds(make, repeats=7, together=3):
     began, known = time.perf_counter(), {*autotune.trials}
     sim = make()
@@ -296,6 +324,7 @@ SMALL = {
     "small: long rounds fp32": lambda: long_rounds_of("fp32"),
     "small: pfl-cifar10 tf32": lambda: rounds_of("pfl-cifar10", "tf32"),
     "small: pfl-cifar10 fp32": lambda: rounds_of("pfl-cifar10", "fp32"),
+    "small: deferred fp32": deferred_agrees,
     "small: fewer blocks fp32": lambda: blocks_of("fp32", (1, 2, 3, 5, 12)),
     "small: long rounds tf32": lambda: long_rounds_of("tf32"),
     **{
@@ -434,6 +463,45 @@ def _values(result):
     return result[0] if isinstance(result, tuple) else result
 
 
+def brief(out):
+    """Tell small networks' rounds in a few lines: times, kernels, the best form of each kind."""
+    for name, own in out.items():
+        if not name.startswith("small") or "error" in own:
+            continue
+        if "ms" in own:
+            times = (own["ms"], own["device ms"], own["first three rounds, s"])
+            print(
+                f"{name}: {{:.2f}} ms, {{:.2f}} on the device, first three {{:.1f}} s".format(
+                    *times
+                )
+            )
+            print(*(f"  {line[:110]}" for line in own["top"][:12]), sep="\n")
+        for what, forms in own.get("forms: us, distance", own).items():
+            if isinstance(forms, dict) and what != "ms of each round, by the most blocks":
+                print(f"  {_short(what)}: {_best(forms)}")
+        if "deferred" in own:
+            print(name, own)
+        if "ms of each round, by the most blocks" in own:
+            print(name, own["ms of each round, by the most blocks"])
+
+
+def _short(what):
+    return re.sub(r"[a-z_]+=|ConvShape|LinearSizes|torch\.", "", what)
+
+
+def _best(forms):
+    """Return the fastest form of each kind, with what was measured."""
+    found = {}
+    for name, told in forms.items():
+        start = re.match(r"[0-9.]+", told)
+        if start:
+            kind = name.split()[0]
+            found[kind] = min(found.get(kind, (9e9, "", "")), (float(start[0]), name, told))
+    bad = [name for name, told in forms.items() if not re.match(r"[0-9.]+", told)]
+    rows = [f"{name} {told}" for _, name, told in sorted(found.values())]
+    return "; ".join(rows) + (f"; failed: {', '.join(bad)}" if bad else "")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--json", type=Path)
@@ -473,6 +541,7 @@ def main() -> None:
         print(json.dumps(out[name], indent=1), flush=True)
         if options.json:
             options.json.write_text(json.dumps(out, indent=1))
+    brief(out)
 
 
 if __name__ == "__main__":

@@ -222,3 +222,23 @@ def test_of_a_long_scan_few_steps_are_recorded_and_replays_are_few(steps):
     long = graph_scan.piece_length(steps)
     assert long + steps % long <= 2 * graph_scan.PIECE - 1
     assert steps // long <= steps / graph_scan.PIECE
+
+
+def test_what_is_held_is_overwritten_even_by_itself_in_another_place():
+    """A carry may give back its leaves in another order, or part of one of them."""
+    for new in (
+        lambda a, b: (a + 1, b + 1),
+        lambda a, b: (b, a),
+        lambda a, b: (a + 1, a[:1].expand(2)),
+        lambda a, b: (torch.zeros(2), b),
+    ):
+
+        def piece(a, b, new=new):
+            expected = [leaf.clone() for leaf in new(a, b)]
+            graph_scan.overwrite([a, b], new(a, b))
+            return [a, b], expected
+
+        held, expected = piece(torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0]))
+        assert all(map(torch.equal, held, expected))
+        held, expected = torch.vmap(piece)(torch.rand(3, 2), torch.rand(3, 2))
+        assert all(map(torch.equal, held, expected))

@@ -47,13 +47,14 @@ class Graph(TorchDispatchMode):
     def __torch_dispatch__(self, op, types, args=(), kwargs=None):
         aliases = [own.alias_info for own in op._schema.returns]
         given = tree_map_only(torch.Tensor, torch.detach, (args, kwargs or {}))  # same memory
-        if aliases and aliases[0] and aliases[0].is_write:
-            self.before.append((given[0][0], args[0].clone()))
+        named = zip(op._schema.arguments, given[0], strict=False)
+        written = [one for name, one in named if name.alias_info and name.alias_info.is_write]
+        self.before += [(one, one.clone()) for one in tree_leaves(written)]
         made = op(*args, **(kwargs or {}))
-        views = all(own is not None and not own.is_write for own in aliases)
+        views = not written and all(own is not None for own in aliases)
         if not views and torch.Tag.inplace_view not in op.tags:
             made_as = tree_map_only(torch.Tensor, torch.detach, made)
-            self.noted.append((op, *given, None if aliases[0] else made_as))
+            self.noted.append((op, *given, None if written else made_as))
         return made
 
     def replay(self):

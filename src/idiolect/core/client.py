@@ -263,7 +263,8 @@ class Local:
         pulse, steps = self._pulse, plan.rows.shape[1]
         for number, batch in enumerate(self._batches(plan, training=True)):
             # Where every client has examples no mask is needed, which saves a copy.
-            carry = _stepped(step, carry, batch, certain=number < plan.certain)
+            there = None if number < plan.certain else batch.weight.sum() > 0
+            carry = _stepped(step, carry, batch, there)
             if pulse is not None:
                 pulse.step(number + 1, steps)
         return carry
@@ -276,6 +277,7 @@ class Local:
         weights = self._training_weight(plan, rows, weights)
         places = None if plan.places is None else plan.places[self._slot]
         steps, span = plan.rows.shape[1], _span(plan)
+        certain = steps <= plan.certain
 
         def some(number: Tensor, carry: Any, count: int) -> Any:
             """Do so many steps from a number on; their examples are taken together."""
@@ -286,6 +288,7 @@ class Local:
             which = number + torch.arange(count, device=number.device)
             row, weight = rows.index_select(0, which), weights.index_select(0, which)
             place = [None] * count if places is None else places.index_select(0, which).unbind(0)
+            there = [None] * count if certain else (weight.sum(1) > 0).unbind(0)
             taken = zip(
                 plan.pool.examples(row).unbind(0),
                 plan.pool.labels(row).unbind(0),
@@ -293,12 +296,15 @@ class Local:
                 row.unbind(0),
                 place,
                 which.unbind(0),
+                there,
                 strict=True,
             )
-            for x, y, own, numbers, at, step_number in taken:
+            for x, y, own, numbers, at, step_number, counted in taken:
                 self.random.step(step_number)
                 batch = self._batch(x, y, own, numbers, True, at)
-                carry = _stepped(step, carry, batch, certain=steps <= plan.certain)
+                if counted is not None and batch.weight is not own:  # of labels
+                    counted = batch.weight.sum() > 0
+                carry = _stepped(step, carry, batch, counted)
             return carry
 
         outer = self.random.enter()
@@ -482,10 +488,12 @@ class Local:
         return Batch(x, y, weight, row, training, place)
 
 
-def _stepped(step: Callable[[Any, Batch], Any], carry: Any, batch: Batch, certain: bool) -> Any:
-    """Do a step of a scan; a batch of padding alone leaves the carry as it was."""
+def _stepped(
+    step: Callable[[Any, Batch], Any], carry: Any, batch: Batch, there: Tensor | None
+) -> Any:
+    """Do a step of a scan; a batch of padding alone, not `there`, leaves the carry as it was."""
     new = step(carry, batch)
-    return new if certain else tree.where(batch.weight.sum() > 0, new, carry)
+    return new if there is None else tree.where(there, new, carry)
 
 
 def _examples(plan: Plan, rows: Tensor) -> Iterator[tuple[Tensor, Tensor]]:

@@ -10,7 +10,7 @@ long for a single step, as for deep networks, a piece is two steps.
 
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from torch import Tensor
 from idiolect.core import tree
 from idiolect.core.tree import Tree
 from idiolect.kernels.cuda_graph import GraphSequence, release_cached_memory
+from idiolect.kernels.deferred import computed
 
 PIECE = 8  # steps of a graph, at least
 _EAGER = 2  # first steps: they create handles, plans and tuning choices, and the form of the carry
@@ -79,12 +80,7 @@ class GraphScan:
         held = tree.map(torch.clone, carry)
 
         def piece() -> None:
-            now = fold(number, held, long)
-            # What is new may be what was held in another place: that is copied twice.
-            mine = {_memory(old) for old in tree.leaves(held)}
-            fresh = [leaf.clone() if _memory(leaf) in mine else leaf for leaf in tree.leaves(now)]
-            for old, new in zip(tree.leaves(held), fresh, strict=True):
-                old.copy_(new)
+            overwrite(tree.leaves(held), tree.leaves(fold(number, held, long)))
             number.add_(long)
 
         outer, self._tape = self._tape, None  # a scan within a step is not captured
@@ -95,11 +91,32 @@ class GraphScan:
         return held
 
 
-def _memory(leaf: Tensor) -> int:
-    """Return where a leaf lies, perhaps one of many clients, whose own it is for vmap."""
-    while torch._C._functorch.is_functorch_wrapped_tensor(leaf):
-        leaf = torch._C._functorch.get_unwrapped(leaf)
+def overwrite(held: Sequence[Tensor], new: Sequence[Tensor]) -> None:
+    """Copy what is new to where it is held: in one launch, unless some of it lies there already."""
+    olds, news = [*map(_stacked, held)], [*map(_stacked, new)]
+    forms = [[(dims, one.shape, one.dtype) for one, dims in side] for side in (olds, news)]
+    places = {_place(one) for one, _ in olds if one.numel()}
+    kept = [bool(one.numel()) and _place(one) in places for one, _ in news]
+    if forms[0] == forms[1] and not any(kept):
+        torch._foreach_copy_([one for one, _ in olds], [one for one, _ in news])
+        return
+    # Copied twice: what is new may be what was held in another place.
+    fresh = [leaf.clone() if there else leaf for leaf, there in zip(new, kept, strict=True)]
+    for old, leaf in zip(held, fresh, strict=True):
+        old.copy_(leaf)
+
+
+def _place(leaf: Tensor) -> int:
     return leaf.untyped_storage().data_ptr()
+
+
+def _stacked(leaf: Tensor) -> tuple[Tensor, tuple[int, ...]]:
+    """Return what a leaf is under vmap: that of all clients, and where their axes are."""
+    dims: tuple[int, ...] = ()
+    while torch._C._functorch.is_batchedtensor(leaf):
+        dims += (torch._C._functorch.maybe_get_bdim(leaf),)
+        leaf = torch._C._functorch.get_unwrapped(leaf)
+    return computed(leaf), dims
 
 
 def piece_length(steps: int) -> int:

@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 
 from idiolect.errors import CheckpointError, ConfigError, MethodError
 from idiolect.kernels import fused_tree_ops as at_once
+from idiolect.kernels import row_average
 
 Tree = Any
 """A tensor, or a dict, tuple or NamedTuple of trees. `()` is the tree of nothing."""
@@ -327,8 +328,7 @@ def mean(tree: Tree, weight: Tensor) -> Tree:
             raise MethodError(
                 f"a leaf of {leaf.dtype} cannot be averaged; report it as real numbers, or keep it"
             )
-        averaged: Tensor = torch.tensordot(share.to(leaf.dtype), leaf, dims=1)
-        return averaged
+        return row_average.average(share.to(leaf.dtype), leaf)
 
     return map(average, tree)
 

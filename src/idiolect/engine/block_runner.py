@@ -26,6 +26,7 @@ from idiolect.engine.batch_plan import BatchPlanner, ClientRows
 from idiolect.errors import MethodError
 from idiolect.kernels.autotune import add_to_cache, read_cache, recording
 from idiolect.kernels.cuda_graph import GraphSequence, Later
+from idiolect.kernels.deferred import computed
 
 if TYPE_CHECKING:
     from idiolect.engine.stage_progress import BlockPulse
@@ -256,7 +257,7 @@ def _seed(member: ClientRows, round: int) -> int:
 
 def _explaining(mapped: Callable[..., Tree], inputs: tuple[Tree, ...]) -> Tree:
     try:
-        return mapped(*inputs)
+        return tree.map(computed, mapped(*inputs))  # while what it is computed of is there
     except torch.OutOfMemoryError:
         raise
     except RuntimeError as error:

@@ -7,6 +7,7 @@ until the round is over.
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -30,6 +31,8 @@ from idiolect.engine.client_group import (
 )
 from idiolect.engine.sampling import Attendance
 from idiolect.errors import MethodError
+from idiolect.kernels import row_average
+from idiolect.kernels.deferred import computed
 
 Crossing = dict[str, dict[str, list[int]]]
 """What goes `up`, comes `down` and `stays`, for one client in one round: leaves and shapes."""
@@ -159,7 +162,7 @@ def guarded_server_step(
 ) -> Tree:
     """Run the server step without the broken rows; with none left, the idle step."""
     if has(method, Averaging) and isinstance(reports, Report):
-        new = method.server_step(state, cohort, without_rows(reports, bad))
+        new = tree.map(computed, method.server_step(state, cohort, without_rows(reports, bad)))
         # Where noise hides who came, it is in the step on no rows at all as well.
         return new if has(method, Privacy) else tree.where(bad.all(), state, new)
     if not tree.leaves(reports):
@@ -174,11 +177,7 @@ def guarded_server_step(
 
 def without_rows(reports: Report, bad: Tensor) -> Report:
     """Give broken rows no weight, and finite numbers, since 0 times NaN is NaN."""
-
-    def cleared(leaf: Tensor) -> Tensor:
-        return torch.where(bad.reshape(-1, *[1] * (leaf.dim() - 1)), 0.0, leaf)
-
-    cleaned: Report = tree.map(cleared, reports)
+    cleaned: Report = tree.map(partial(row_average.without, bad), reports)
     return cleaned
 
 

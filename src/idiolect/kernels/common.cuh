@@ -74,3 +74,24 @@ __device__ __forceinline__ void multiply_short(float* sums, const unsigned* a, c
 // A number a little larger than it is: cut off after 11 bits, it is less than it was as often as more. One of 11 bits or
 // fewer stays what it is, and what is no number stays so.
 __device__ __forceinline__ unsigned nudged(float value) { return __float_as_uint(value * 1.000345f); }
+
+#ifdef ROUNDED
+
+// Take a number apart: the nearest one of 11 bits, and the rest, which is not needed where ROUNDED.
+__device__ __forceinline__ void part(float value, unsigned* large, unsigned* small) {
+#if ROUNDED
+  *large = nudged(value);
+#else
+  *large = (__float_as_uint(value) + 0x1000u) & 0xffffe000u;
+  *small = __float_as_uint(value - __uint_as_float(*large));  // NaN where the value is
+#endif
+}
+
+// The same of two neighbours.
+__device__ __forceinline__ void part2(const float* from, unsigned* large, unsigned* small, int next) {
+  const float2 two = *(const float2*)from;
+  part(two.x, large, small);
+  part(two.y, large + next, small + next);
+}
+
+#endif

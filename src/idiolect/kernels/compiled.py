@@ -21,6 +21,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from idiolect.kernels.deferred import computed
+
 Result = TypeVar("Result")
 Kernel = tuple[str, str, tuple[tuple[str, int | str], ...], int]
 """File, name, constants and shared memory, as `kernel` takes them."""
@@ -96,7 +98,7 @@ def launch(
         listed.append(which)
         return
     make_current()
-    kernel(*which)(grid, (threads, 1, 1), arguments, shared)
+    kernel(*which)(grid, (threads, 1, 1), [computed(one) for one in arguments], shared)
 
 
 def launched_by(work: Callable[..., Any], *inputs: Any) -> list[Kernel]:

@@ -1,8 +1,8 @@
 """Stacked convolutions by our own CUDA kernels, compiled for each shape.
 
 `thin.cu` is for few channels, `wide.cu` for many, `tensor.cu` and `runs.cu` for many on matrix
-units, and `depthwise.cu` for depthwise convolutions, of which torch is slow at the gradient by
-the weights.
+units, `columns.cu` for the gradient by the weights with few on matrix units, and `depthwise.cu` for
+depthwise convolutions, of which torch is slow at the gradient by the weights.
 The tasks are "convolve", "conv_relu" (bias and ReLU follow), "conv_relu_pool" (2×2 max-pooling
 too), "input_gradient" and "weight_gradient".
 """
@@ -23,6 +23,7 @@ _HALF = 112 * 1024  # bytes of shared memory with which two blocks fit on a mult
 _SUMS = (32, 100)  # sums of a thread: enough to be worth its loads, and held in registers
 _BEST_SUMS = 64
 _CHANNELS = 16  # with fewer inputs or outputs, `thin.cu` is faster than `wide.cu`
+_SMALL = 128  # channels up to which many ways are tried: compiling them takes a while
 _LANES = 32  # threads of a warp
 _THREADS = 256
 _WARPS = _THREADS // _LANES
@@ -123,7 +124,18 @@ def _rounding(tile: Tile) -> Tile:
 
 @functools.cache
 def tiles(task: str, shape: ConvShape, most: int = 4) -> tuple[Tile, ...]:
-    """Return the tiles that waste least; none where the kernels cannot do it."""
+    """Return the tiles that are worth trying; none where the kernels cannot do it.
+
+    Where matrix units can do it, they were faster than `wide.cu` on every shape that was measured.
+    """
+    every = _every_tile(task, shape, most)
+    units = any(tile.file in ("tensor.cu", "runs.cu") for tile in every)
+    return tuple(tile for tile in every if not units or tile.file != "wide.cu")
+
+
+@functools.cache
+def _every_tile(task: str, shape: ConvShape, most: int = 4) -> tuple[Tile, ...]:
+    """Return the tiles that waste least, of each kernel."""
     s, pool = shape.seen_by(task), _pool(task)
     if shape.stride != 1 or shape.padding >= min(shape.kernel_height, shape.kernel_width):
         return ()
@@ -137,20 +149,23 @@ def tiles(task: str, shape: ConvShape, most: int = 4) -> tuple[Tile, ...]:
         "POOL": pool, "TRANSPOSED": int(task == "input_gradient"),
         "RELU": int(task == "conv_relu"), "WEIGHT_GRADIENT": int(task == "weight_gradient"),
     }  # fmt: skip
+    tried = 10 if max(s.channels, s.out_channels) <= _SMALL else 3
     kinds: tuple[Iterable[Tile], ...]
     if task == "weight_gradient":
-        runs = islice(_runs_weights(s), 10)
+        runs = islice(_runs_weights(s), tried)
         tensor = islice(_tensor_weights(s), 6)
-        kinds = (_thin_weights(s), islice(_wide_weights(s), most), tensor, runs)
+        wide = islice(_wide_weights(s), most)
+        kinds = (_thin_weights(s), wide, tensor, runs, _columns_weights(s))
     else:
-        kinds = (_thin(s), _wide(s, pool)[:most], islice(_tensor(s, pool), 5), _runs(s, task))
+        tensor, runs = islice(_tensor(s, pool), 5), islice(_runs(s, task), tried)
+        kinds = (_thin(s), _wide(s, pool)[:most], tensor, runs)
     found = [tile for kind in kinds for tile in kind]
     return tuple(tile._replace(constants=constants | tile.constants) for tile in found)
 
 
 def has_fused_form(task: str, shape: ConvShape) -> bool:
     """Return whether a task is worth doing in one launch, as thin.cu and wide.cu can."""
-    return any(tile.file in ("thin.cu", "wide.cu") for tile in tiles(task, shape))
+    return any(tile.file in ("thin.cu", "wide.cu") for tile in _every_tile(task, shape))
 
 
 def _pool(task: str) -> int:
@@ -249,7 +264,8 @@ def _thin(s: ConvShape) -> Iterator[Tile]:
     channels = _snug(s)
     whole = round_up(s.out_channels, channels)
     few = round_up(-(-whole // 4), channels)  # of a block, where there are few clients
-    for pixels, images, block in (*product((2, 4), (1, 2), (whole,)), (2, 1, few), (4, 1, few)):
+    narrow = ((2, 1, few), (4, 1, few)) if few < whole else ()
+    for pixels, images, block in (*product((2, 4), (1, 2), (whole,)), *narrow):
         columns = round_up(s.out_width, pixels) + s.kernel_width - 1
         line = max(columns, s.width + 2 * s.padding)
         image = s.channels * (s.height + 2 * s.padding) * line
@@ -404,10 +420,11 @@ def _runs(s: ConvShape, task: str) -> Iterator[Tile]:
         kernels = transposed if task == "input_gradient" else straight
         if tall < pool:
             continue
-        stages = min(2, s.channels // (_CHUNK * parts))
+        step = 4 * parts * (kernels + _CHUNK * plane)
+        stages = 2 if s.channels > _CHUNK * parts and 2 * step <= _HALF else 1
         after = along * runs * sixteens * _RUN * tall * 4 * _LANES * (parts > 1)
-        shared = 4 * max(stages * parts * (kernels + _CHUNK * plane), after)
-        if shared <= (_HALF if parts == 1 else _SHARED):
+        shared = max(stages * step, 4 * after)
+        if shared <= _HALF:
             own = {"MT": sixteens, "TALL": tall, "WM": along, "WN": runs, "WK": parts}
             own |= {"THREADS": _LANES * warps}
             more = {"RUN": _RUN, "ROWS": rows, "LINE": line, "PLANE": plane, "GRAIN": grain}
@@ -448,6 +465,27 @@ def _runs_weights(s: ConvShape) -> Iterator[Tile]:
                 steps = -(-s.images * -(-s.out_height // band) // parts)
                 yield Tile("runs.cu", own, more, (steps, outer), shared, waves=waves)
                 break
+
+
+def _columns_weights(s: ConvShape) -> Iterator[Tile]:
+    """Propose tiles, all weights of a client in one."""
+    columns, sixteens = -(-s.channels * s.taps // 8), s.out_channels // 16
+    if s.out_channels % 16 or s.out_width % 2 or sixteens * columns > _SUMS[1] // 4:
+        return
+    line = s.out_width + s.kernel_width - 1
+    tiles = (4, _THREADS, 2), (8, _THREADS, 2), (8, _THREADS, 1), (8, 2 * _THREADS, 1)
+    for band, threads, waves in tiles:
+        band = min(band, s.out_height)
+        sp = round_up(band * s.out_width - 8, 32) + 8  # no two threads in one bank
+        plane = (band + s.kernel_height - 1) * line
+        step = s.out_channels * sp + s.channels * plane
+        sums = 4 * sixteens * columns * threads
+        shared = 4 * max(2 * round_up(step, 2), sums)
+        if shared <= _HALF:
+            own = {"MT": sixteens, "NT": columns, "BAND": band, "THREADS": threads}
+            more = {"LINE": line, "PLANE": plane, "SP": sp}
+            steps = s.images * -(-s.out_height // band)
+            yield Tile("columns.cu", own, more, (steps, 1), shared, waves=waves)
 
 
 def _run(width: int) -> tuple[int, int] | None:

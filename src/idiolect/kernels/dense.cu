@@ -141,10 +141,10 @@ input_gradient(const float* __restrict__ gradient, const float* __restrict__ w, 
 #ifdef WEIGHT_GRADIENT
 
 // dw[g, o, i] = sum over n of gradient[g, n, o] * x[g, n, i], and db[g, o] that of the gradients alone: a thread
-// makes VEC numbers of LINES outputs.
+// makes VEC numbers of LINES outputs. With STEP what is made is w[g, o, i] + that sum, and db is not.
 extern "C" __global__ void __launch_bounds__(THREADS)
 weight_gradient(const float* __restrict__ gradient, const float* __restrict__ x, float* __restrict__ dw,
-                float* __restrict__ db, int stride) {
+                float* __restrict__ db, int stride, const float* __restrict__ w, int next) {
   extern __shared__ float4 memory[];
   float* gradients = (float*)memory;            // [N][LINES]
   const int g = blockIdx.y, low = blockIdx.z * LINES, i = (blockIdx.x * THREADS + threadIdx.x) * VEC;
@@ -154,12 +154,20 @@ weight_gradient(const float* __restrict__ gradient, const float* __restrict__ x,
     gradients[k] = o < OUT ? gradient[n * OUT + o] : 0.f;
   }
   __syncthreads();
+#ifndef STEP
   if (blockIdx.x == 0 && threadIdx.x < LINES && low + threadIdx.x < OUT) {
     float sum = 0.f;
     for (int n = 0; n < N; n++) sum += gradients[n * LINES + threadIdx.x];
     db[g * OUT + low + threadIdx.x] = sum;
   }
+#endif
   if (i >= IN) return;
+#ifdef STEP                                     // asked for early: it takes longest to arrive
+  alignas(16) float before[LINES][VEC];
+#pragma unroll
+  for (int o = 0; o < LINES; o++)
+    unpack(before[o], w + (size_t)g * next + (size_t)min(low + o, OUT - 1) * IN + i);
+#endif
   x += (size_t)g * stride + i;
   alignas(16) float sums[LINES][VEC];
 #pragma unroll
@@ -175,6 +183,12 @@ weight_gradient(const float* __restrict__ gradient, const float* __restrict__ x,
 #pragma unroll
       for (int v = 0; v < VEC; v++) sums[o][v] += gradients[n * LINES + o] * seen[v];
   }
+#ifdef STEP
+#pragma unroll
+  for (int o = 0; o < LINES; o++)
+#pragma unroll
+    for (int v = 0; v < VEC; v++) sums[o][v] += before[o][v];
+#endif
 #pragma unroll
   for (int o = 0; o < LINES; o++)
     if (low + o < OUT) *(Pack*)(dw + ((size_t)g * OUT + low + o) * IN + i) = *(Pack*)sums[o];

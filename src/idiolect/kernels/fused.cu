@@ -193,3 +193,27 @@ loss_gradient(const REAL* __restrict__ scales, const REAL* __restrict__ logits,
 }
 
 #endif
+
+#ifdef AVERAGE
+
+// out[i] = the sum over rows of share[row] * x[row, i], without the rows that are left out, which may hold NaN.
+extern "C" __global__ void __launch_bounds__(THREADS)
+average(const REAL* __restrict__ x, const REAL* __restrict__ share, const unsigned char* __restrict__ left_out,
+        REAL* __restrict__ out, int count, int rows) {
+  const int at = (blockIdx.x * THREADS + threadIdx.x) * PACK;
+  if (at >= count) return;
+  Pack sums;
+#pragma unroll
+  for (int j = 0; j < PACK; j++) sums.value[j] = 0;
+#pragma unroll 8
+  for (int row = 0; row < rows; row++) {
+    const Pack own = *(const Pack*)(x + (size_t)row * count + at);
+    const REAL part = share[row];
+    const bool gone = left_out[row];
+#pragma unroll
+    for (int j = 0; j < PACK; j++) sums.value[j] += gone ? 0 : part * own.value[j];
+  }
+  *(Pack*)(out + at) = sums;
+}
+
+#endif

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from idiolect.kernels.compiled import REALS, attempt, launch
+from idiolect.kernels.deferred import DeferredTensor
 from idiolect.kernels.vmap_rules import call
 
 _LEAVES = 16  # of a launch, at most
@@ -103,12 +104,20 @@ class _Step(_TreeFunction):
 
     @staticmethod
     def forward(factor: float, *both: Tensor) -> Any:
-        xs, ys = _halves(both)
+        made: dict[int, Tensor] = {}  # leaves of which the step computes the gradient itself
+        for n, (x, y) in enumerate(zip(*_halves(both), strict=True)):
+            if isinstance(x, DeferredTensor) and x.deferred.waits:
+                made[n] = x.deferred.added(factor, y).view(-1, *y.shape[1:])
+        xs, ys = ([one for n, one in enumerate(side) if n not in made] for side in _halves(both))
 
         def plain() -> tuple[Tensor, ...]:
             return tuple(torch.add(y, x, alpha=factor) for x, y in zip(xs, ys, strict=True))
 
-        return attempt("steps", lambda: _mix("STEP", factor, None, xs, ys), plain, on=both[0])
+        def own() -> tuple[Tensor, ...]:
+            return _mix("STEP", factor, None, xs, ys)
+
+        rest = iter(attempt("steps", own, plain, on=xs[0]) if xs else ())
+        return tuple(made[n] if n in made else next(rest) for n in range(len(both) // 2))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:

@@ -2,7 +2,8 @@
 
 vmap makes it batched products with a bias added, and its gradients products, sums and scalings;
 here each is one launch of `dense.cu` where that is faster, as measured once a shape. All functions
-are differentiable any number of times.
+are differentiable any number of times. The weights' gradient of large layers is a tensor that is
+made when it is used; a step adds it to the weights while it is made.
 """
 
 import functools
@@ -16,10 +17,12 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from idiolect.kernels.autotune import Form, fastest
 from idiolect.kernels.compiled import launch, round_up
+from idiolect.kernels.deferred import Deferred, DeferredTensor
 from idiolect.kernels.vmap_rules import GroupedFunction, call, float32_on_cuda, halved_on_cuda
 
 _BATCH = 64  # with more examples the library's tiles are full
 _LONG = 512  # examples from which a sum over them may be worth cutting
+_LARGE = 1 << 24  # weights of all clients, more than a GPU's cache holds
 _CUTS = (4, 5, 8, 10, 16)
 _SUMS = (80, 40, 20)  # of a thread
 _SHARED_SUMS = 160  # of inputs of a thread, for which there is shared memory
@@ -149,12 +152,44 @@ class _LinearWeightGradient(GroupedFunction):
 
     @staticmethod
     def forward(gradient: Tensor, x: Tensor) -> Any:
+        if _put_off(gradient, x):
+            return DeferredTensor(_WeightGradient(gradient, x)), gradient.sum(1)
         return _fastest("weight_gradient", gradient, x)
 
     @staticmethod
     def backward(ctx: Any, dw: Tensor, db: Tensor) -> Any:
         gradient, x = ctx.saved_tensors
         return torch.bmm(x, dw.mT) + db[:, None], torch.bmm(gradient, dw)
+
+
+def _put_off(gradient: Tensor, x: Tensor) -> bool:
+    """Say whether a weights' gradient is so large that a step should add it while it is made."""
+    groups, examples, outputs = gradient.shape
+    large = groups * outputs * x.shape[2] >= _LARGE and examples <= _BATCH
+    return large and _on_cuda(x) and x.dtype == torch.float32
+
+
+class _WeightGradient(Deferred):
+    """Gradients of outputs, and inputs [group, example, ...]: their product, when it is needed."""
+
+    def __init__(self, gradient: Tensor, x: Tensor) -> None:
+        super().__init__((len(x), gradient.shape[2], x.shape[2]), x)
+        self._factors = gradient, x
+
+    def make(self) -> Tensor:
+        """Return the gradient by the weights."""
+        dw: Tensor = _fastest("weight_gradient", *self._factors)[0]
+        return dw
+
+    def added(self, factor: float, to: Tensor) -> Tensor:
+        """Return weights plus factor · the gradient."""
+        gradient, x = self._factors
+        w = to.reshape(-1, *self.shape[1:]).expand(self.shape)
+        groups, examples, inputs = x.shape
+        sizes = LinearSizes(groups, examples, inputs, gradient.shape[2])
+        known = functools.partial(forms, "weight_step", sizes)
+        new: Tensor = fastest("weight_step", sizes, known, factor * gradient, x, w)
+        return new
 
 
 def _fastest(task: str, first: Tensor, second: Tensor, *rest: Tensor) -> Any:
@@ -196,7 +231,7 @@ def forms(task: str, sizes: LinearSizes, own: bool = True) -> dict[str, Form]:
 def _tiles(task: str, sizes: LinearSizes) -> Iterator[LinearTile]:
     if sizes.examples > _BATCH:
         return
-    if task == "weight_gradient":
+    if task in ("weight_gradient", "weight_step"):
         yield from (LinearTile(1, lines) for lines in (4, 8, 16))
         return
     rows = -(-sizes.examples // -(-sizes.examples // 20))
@@ -234,6 +269,10 @@ def _plain_weight_gradient(
     gradient: Tensor, x: Tensor, sizes: LinearSizes
 ) -> tuple[Tensor, Tensor]:
     return torch.bmm(gradient.mT, x), gradient.sum(1)
+
+
+def _plain_weight_step(gradient: Tensor, x: Tensor, w: Tensor, sizes: LinearSizes) -> Tensor:
+    return torch.baddbmm(w, gradient.mT, x)
 
 
 def _cut_weight_gradient(
@@ -276,13 +315,36 @@ def _weight_gradient(
     gradient: Tensor, x: Tensor, sizes: LinearSizes, tile: LinearTile
 ) -> tuple[Tensor, Tensor]:
     """Return the gradients by weights and biases in one pass."""
+    db = x.new_empty(sizes.groups, sizes.outputs)
+    return _launched_weights(gradient, x, db, None, sizes, tile), db
+
+
+def _weight_step(
+    gradient: Tensor, x: Tensor, w: Tensor, sizes: LinearSizes, tile: LinearTile
+) -> Tensor:
+    """Return w + the gradient by the weights."""
+    if w.stride()[1:] != (sizes.inputs, 1) or w.data_ptr() % 16 or w.stride(0) % 4:
+        w = w.contiguous()
+    return _launched_weights(gradient, x, gradient, w, sizes, tile)
+
+
+def _launched_weights(
+    gradient: Tensor,
+    x: Tensor,
+    db: Tensor,
+    w: Tensor | None,
+    sizes: LinearSizes,
+    tile: LinearTile,
+) -> Tensor:
     s, dw = sizes, x.new_empty(sizes.groups, sizes.outputs, sizes.inputs)
-    db, (x, stride) = x.new_empty(s.groups, s.outputs), _dense_groups(x)
+    x, stride = _dense_groups(x)
     blocks = (_blocks_of_inputs(s), s.groups, -(-s.outputs // tile.lines))
-    constants, shared = _constants(s, tile) | {"WEIGHT_GRADIENT": 1}, 4 * s.examples * tile.lines
+    constants = _constants(s, tile) | {"WEIGHT_GRADIENT": 1, **({} if w is None else {"STEP": 1})}
     given = [gradient.contiguous(), x, dw, db, stride]
+    given += [dw, 0] if w is None else [w, w.stride(0)]
+    shared = 4 * s.examples * tile.lines
     launch("dense.cu", "weight_gradient", constants, blocks, tile.threads, given, shared)
-    return dw, db
+    return dw
 
 
 _FORMS: dict[str, tuple[Form, Form]] = {  # plain, and by kernel
@@ -290,6 +352,7 @@ _FORMS: dict[str, tuple[Form, Form]] = {  # plain, and by kernel
     "relu": (_plain_relu, functools.partial(_forward, relu=True)),
     "input_gradient": (_plain_input_gradient, _input_gradient),
     "weight_gradient": (_plain_weight_gradient, _weight_gradient),
+    "weight_step": (_plain_weight_step, _weight_step),
 }
 
 

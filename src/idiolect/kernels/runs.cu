@@ -13,22 +13,6 @@
 
 #include "common.cuh"
 
-// Take a number apart: the nearest one of 11 bits, and the rest, which is not needed where ROUNDED.
-__device__ __forceinline__ void part(float value, unsigned* large, unsigned* small) {
-#if ROUNDED
-  *large = nudged(value);
-#else
-  *large = (__float_as_uint(value) + 0x1000u) & 0xffffe000u;
-  *small = __float_as_uint(value - __uint_as_float(*large));  // NaN where the value is
-#endif
-}
-
-__device__ __forceinline__ void part2(const float* from, unsigned* large, unsigned* small, int next) {
-  const float2 two = *(const float2*)from;
-  part(two.x, large, small);
-  part(two.y, large + next, small + next);
-}
-
 // Add the sums of warps that share a tile, `PARTS` of `TILES`, in a fixed order, to those of the first of them.
 template <int PARTS, int TILES, int COUNT>
 __device__ __forceinline__ void add_up(float* sums, float* shared) {
@@ -230,7 +214,8 @@ weight_gradient(const float* __restrict__ gradient, const float* __restrict__ x,
 #else
 
 // Besides: TRANSPOSED, RELU, POOL as in `tensor.cu`, TALL (lines of a run), WM, WN and WK (warps along the channels made,
-// the runs, and the channels read), ROWS (lines of images that a block may need), GRAIN (numbers copied at once), STAGES.
+// the runs, and the channels read), ROWS (lines of images that a block may need), GRAIN (numbers copied at once), STAGES (2: the next
+// channels are copied meanwhile; 1: another block computes meanwhile).
 
 #define MADE_H (OH / POOL)
 #define MADE_W (OW / POOL)
@@ -328,10 +313,11 @@ convolve(const float* __restrict__ x, const float* __restrict__ w, const float* 
       for (int i = 0; i < 4; i++) sums[m][j][i] = 0.f;
 
   const int numbers = C / (CHUNK * WK);
-  load(0);
+  if (STAGES > 1) load(0);
 #pragma unroll 1
   for (int number = 0; number < numbers; number++) {
-    if (number + 1 < numbers) {
+    if (STAGES == 1) load(number);
+    if (STAGES > 1 && number + 1 < numbers) {
       load(number + 1);
       await_stage<1>();
     } else {

@@ -13,16 +13,6 @@
 
 #include "common.cuh"
 
-// Take a number apart: the nearest one of 11 bits, and the rest, which is not needed where ROUNDED.
-__device__ __forceinline__ void part(float value, unsigned* large, unsigned* small) {
-#if ROUNDED
-  *large = nudged(value);
-#else
-  *large = (__float_as_uint(value) + 0x1000u) & 0xffffe000u;
-  *small = __float_as_uint(value - __uint_as_float(*large));  // NaN where the value is
-#endif
-}
-
 #if !WEIGHT_GRADIENT
 
 #define MADE_H (OH / POOL)

@@ -1,0 +1,85 @@
+"""Tensors that are computed when something reads them.
+
+The gradient by the weights of a large layer is written once and read once, by the step that adds it
+to the weights, and that takes longer than all else that is done to such a layer. Where it is
+deferred, the step computes and adds it at once; whatever else reads it makes it first. To torch it
+is a tensor like others, under vmap and grad too.
+"""
+
+import functools
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class Deferred(ABC):
+    """What a tensor is to be computed of; its rows are those of clients."""
+
+    def __init__(self, shape: Sequence[int], like: Tensor) -> None:
+        """Note a shape, and a tensor of the same kind on the same device."""
+        self.shape, self.like = torch.Size(shape), like
+
+    @abstractmethod
+    def make(self) -> Tensor:
+        """Compute it, without gaps."""
+
+    @abstractmethod
+    def added(self, factor: float, to: Tensor) -> Tensor:
+        """Return something plus factor times this; `to` may have a single row for all clients."""
+
+    @functools.cached_property
+    def made(self) -> Tensor:
+        """It, computed once."""
+        return self.make()
+
+    @property
+    def waits(self) -> bool:
+        """Whether nothing has read it yet; what has may also have changed it."""
+        return "made" not in self.__dict__
+
+
+class DeferredTensor(Tensor):
+    """Stands for what is deferred, in its own shape or another; what reads it gets it computed."""
+
+    deferred: Deferred
+
+    @staticmethod
+    def __new__(cls, deferred: Deferred, shape: torch.Size | None = None) -> "DeferredTensor":
+        """Make a stand-in of a shape, without gaps."""
+        like = deferred.like
+        own: DeferredTensor = torch.Tensor._make_wrapper_subclass(
+            cls, deferred.shape if shape is None else shape, dtype=like.dtype, device=like.device
+        )
+        own.deferred = deferred
+        return own
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Look at it in another shape, or compute it and do what is asked."""
+        if func in _LOOKS:
+            seen = func(torch.empty(args[0].shape, device="meta"), *args[1:], **kwargs or {})
+            if seen.is_contiguous() and seen.numel() == args[0].numel():
+                return cls(args[0].deferred, seen.shape)
+        return func(*computed(args), **computed(kwargs or {}))
+
+
+def computed(given: Any) -> Any:
+    """Put what is deferred, among arguments of any form, in its place."""
+    if isinstance(given, DeferredTensor):
+        return given.deferred.made.view(given.shape)
+    if type(given) in (tuple, list):
+        return type(given)(map(computed, given))
+    return {name: computed(one) for name, one in given.items()} if type(given) is dict else given
+
+
+_aten = torch.ops.aten
+_LOOKS = {
+    _aten.view.default, _aten._unsafe_view.default, _aten._reshape_alias.default,
+    _aten.unsqueeze.default, _aten.squeeze.dim, _aten.squeeze.dims, _aten.expand.default,
+    _aten.permute.default, _aten.transpose.int, _aten.detach.default, _aten.alias.default,
+}  # fmt: skip

@@ -1,0 +1,227 @@
+"""A weights' gradient that is computed when it is read is the one that is computed at once."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import emulate
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.func import grad, vmap
+
+from idiolect.bench.workloads import federation
+from idiolect.core import graph_scan, tree
+from idiolect.engine.architecture import Architecture
+from idiolect.engine.backend import Backend
+from idiolect.engine.rounds import SeededRun, Simulation
+from idiolect.kernels import fused_tree_ops, linear
+from idiolect.kernels.deferred import Deferred, DeferredTensor, computed
+from idiolect.kernels.linear import LinearSizes
+from idiolect.kernels.vmap_rules import call
+from idiolect.methods import METHODS
+
+Params = dict[str, Tensor]
+CLIENTS, EXAMPLES, INSIDE, HIDDEN, CLASSES = 4, 5, 7, 6, 3
+
+
+class Seen(linear._WeightGradient):
+    """Counts how often it was computed, and how often it was added."""
+
+    computed = added_up = 0
+
+    def make(self) -> Tensor:
+        Seen.computed += 1
+        return super().make()
+
+    def added(self, factor: float, to: Tensor) -> Tensor:
+        Seen.added_up += 1
+        return super().added(factor, to)
+
+
+@pytest.fixture
+def put_off(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
+    monkeypatch.setattr(linear, "_WeightGradient", Seen)
+    Seen.computed = Seen.added_up = 0
+
+    def switch(on: bool) -> None:
+        monkeypatch.setattr(linear, "_put_off", lambda gradient, x: on)
+
+    return switch
+
+
+def loss(params: Params, x: Tensor) -> Tensor:
+    h = call(linear._LinearReLU, x[None], params["w"][None], params["b"][None]).squeeze(0)
+    y: Tensor = call(linear._Linear, h[None], params["v"][None], params["c"][None]).squeeze(0)
+    return y.tanh().pow(2).sum()
+
+
+def stepped(params: Params, x: Tensor, count: int = 3) -> Params:
+    for _ in range(count):
+        gradients = grad(loss)(params, x)
+        pairs = [gradients[name] for name in params], list(params.values())
+        params = dict(zip(params, fused_tree_ops.step(-0.1, *pairs), strict=True))
+    return params
+
+
+def drawn() -> tuple[Params, Tensor]:
+    torch.manual_seed(0)
+    shapes = {"w": (HIDDEN, INSIDE), "b": (HIDDEN,), "v": (CLASSES, HIDDEN), "c": (CLASSES,)}
+    params = {name: torch.randn(shape, dtype=torch.float64) for name, shape in shapes.items()}
+    return params, torch.randn(CLIENTS, EXAMPLES, INSIDE, dtype=torch.float64)
+
+
+def alike(left: Params, right: Params) -> None:
+    for name, leaf in left.items():
+        torch.testing.assert_close(computed(leaf), computed(right[name]), rtol=1e-9, atol=1e-12)
+
+
+def swapped(params: Params, x: Tensor) -> Params:
+    """Read gradients in other ways than a step does."""
+    found = grad(loss)(params, x)
+    norm = torch.stack([leaf.norm() for leaf in found.values()]).norm()
+    return {name: leaf.clamp(max=0.1) / norm for name, leaf in found.items()}
+
+
+def changed(params: Params, x: Tensor) -> Params:
+    """Change a gradient in place before the step."""
+    found = grad(loss)(params, x)
+    for leaf in found.values():
+        leaf.mul_(0.5)
+    pairs = [found[name] for name in params], list(params.values())
+    return dict(zip(params, fused_tree_ops.step(-0.1, *pairs), strict=True))
+
+
+def through(params: Params, x: Tensor) -> Params:
+    """Take the gradient through steps."""
+    own: Params = grad(lambda params: loss(stepped(params, x, 2), x))(params)
+    return own
+
+
+def told(params: Params, x: Tensor) -> Params:
+    """Return gradients themselves."""
+    own: Params = grad(loss)(params, x)
+    return own
+
+
+@pytest.mark.parametrize("work", [stepped, swapped, changed, through, told])
+def test_whoever_reads_it_sees_the_same(
+    work: Callable[..., Params], put_off: Callable[[bool], None]
+) -> None:
+    ends = []
+    for on in (False, True):
+        put_off(on)
+        ends.append(vmap(work, (None, 0))(*drawn()))
+    alike(*ends)
+
+
+def test_a_step_alone_does_not_compute_it(put_off: Callable[[bool], None]) -> None:
+    put_off(True)
+    vmap(stepped, (None, 0))(*drawn())
+    assert (Seen.computed, Seen.added_up) == (0, 6)
+    found = vmap(told, (None, 0))(*drawn())
+    assert isinstance(found["w"], DeferredTensor)
+    assert Seen.computed == 0
+
+
+def test_a_carry_holds_it_computed(put_off: Callable[[bool], None]) -> None:
+    put_off(True)
+    expected = computed(vmap(told, (None, 0))(*drawn())["w"])
+
+    def piece(params: Params, x: Tensor, held: Tensor) -> Tensor:
+        graph_scan.overwrite([held], [told(params, x)["w"]])
+        return held
+
+    held = vmap(piece, (None, 0, 0))(*drawn(), torch.zeros_like(expected))
+    assert type(held) is Tensor
+    assert torch.equal(held, expected)
+
+
+class Dense(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc1, self.fc2 = nn.Linear(12, 8), nn.Linear(8, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.fc2(linear.linear_relu(self.fc1, x.flatten(1)))
+        return y
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "only"),
+    [
+        ("fedavg", {}, "added"),
+        ("fedavg", {"clip": 0.5}, "computed"),
+        ("scaffold", {}, "computed"),
+        ("per-fedavg", {}, "added"),
+        ("ditto", {}, "both"),
+    ],
+)
+def test_methods_need_not_know(
+    name: str,
+    options: dict[str, float],
+    only: str,
+    put_off: Callable[[bool], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As on a GPU, where our layers are used and steps are one launch."""
+
+    def at_once(xs: list[Tensor], ys: list[Tensor]) -> bool:
+        return tree.transformed() and len(xs) > 1
+
+    for where, function, stand_in in (
+        (linear, "_on_cuda", lambda x: True),
+        (linear, "float32_on_cuda", lambda x: x.dtype == torch.float32),
+        (tree, "_in_one_launch", at_once),
+    ):
+        monkeypatch.setattr(where, function, stand_in)
+    fed, ends = federation([20, 13, 7], (1, 3, 4), held_out=4), []
+    for on in (False, True):
+        put_off(on)
+        sim = Simulation(
+            METHODS[name](batch=5, lr=0.05, **options),
+            [SeededRun(0, fed.train_data)],
+            {"all": Architecture(Dense)},
+            backend=Backend("vectorised", "cpu", width=3),
+        )
+        for _ in range(3):
+            sim.advance()
+        ends.append([leaf for leaf in tree.leaves(sim.tree) if leaf.is_floating_point()])
+    assert not any(isinstance(leaf, DeferredTensor) for leaf in ends[1])
+    torch.testing.assert_close(*ends, rtol=1e-5, atol=1e-6)
+    assert (Seen.added_up > 0, Seen.computed > 0) == (only != "computed", only != "added")
+
+
+@pytest.mark.skipif(emulate.COMPILER is None, reason="needs g++ to run CUDA sources")
+@pytest.mark.parametrize("shared", [True, False])
+def test_kernels_add_it_to_weights(
+    shared: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The weights may be the same for all clients, as in the first step of a round."""
+    emulate.use(monkeypatch, tmp_path)
+    torch.manual_seed(0)
+    for sizes in (LinearSizes(3, 5, 136, 9), LinearSizes(2, 7, 37, 10)):
+        groups, examples, inside, outside = sizes
+        x, gradient = torch.randn(groups, examples, inside), torch.randn(groups, examples, outside)
+        w = torch.randn(1 if shared else groups, outside, inside).expand(groups, -1, -1)
+        exact = w.double() + gradient.double().mT @ x.double()
+        for name, form in linear.forms("weight_step", sizes).items():
+            got = form(gradient, x, w, sizes)
+            assert (got - exact).norm() / exact.norm() < 1e-6, name
+
+
+@pytest.mark.skipif(emulate.COMPILER is None, reason="needs g++ to run CUDA sources")
+def test_a_kernel_that_is_given_it_gets_it_computed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    class Known(Deferred):
+        def make(self) -> Tensor:
+            return torch.arange(12.0).view(2, 6)
+
+        def added(self, factor: float, to: Tensor) -> Tensor:
+            raise AssertionError
+
+    emulate.use(monkeypatch, tmp_path)
+    late: Tensor = DeferredTensor(Known((2, 6), torch.zeros(1)))
+    zeros = torch.zeros(2, 6)
+    far = fused_tree_ops._launched_distance([late, zeros], [zeros, zeros])
+    assert far.tolist() == [55.0, 451.0]
