@@ -111,7 +111,9 @@ def rounds_of(name: str, precision: str) -> dict[str, object]:
     )
     for row in rows[:TOP]:
         took = row.self_device_time_total
-        print(f"   {took / max(every, 1):6.1%} {took / 1e3:7.2f} ms {row.count:5d}  {row.key[:100]}")
+        print(
+            f"   {took / max(every, 1):6.1%} {took / 1e3:7.2f} ms {row.count:5d}  {row.key[:100]}"
+        )
     return {
         "ms": ms,
         "samples/s": rate,

@@ -170,6 +170,7 @@ def test_what_is_no_number_stays_so(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 
 
 @pytest.mark.skipif(emulate.COMPILER is None, reason="needs g++ to run CUDA sources")
+@pytest.mark.parametrize("least", [0, 32])
 @pytest.mark.parametrize("half", [False, True])
 @pytest.mark.parametrize(
     "sizes",
@@ -182,9 +183,12 @@ def test_what_is_no_number_stays_so(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     ],
 )
 def test_kernels_with_channels_last_and_bfloat16(
-    sizes: GroupNormSizes, half: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    sizes: GroupNormSizes, half: bool, least: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """The order in memory is kept where the kernels suit it, and precision that of the images."""
+    """The order in memory is kept where the kernels suit it, and precision that of the images.
+
+    A block has all of an image, or some pieces that it holds (`least` bytes of a pixel).
+    """
     emulate.use(monkeypatch, tmp_path)
     torch.manual_seed(0)
     groups, images, channels, pixels, *_ = sizes
@@ -192,14 +196,14 @@ def test_kernels_with_channels_last_and_bfloat16(
     x = x.bfloat16() if half else x
     w, b = torch.randn(groups, channels), torch.randn(groups, channels)
     suits = groups > 1
-    made = group_norm.cuda_normalise(x, w, b, sizes)
+    made = group_norm.cuda_normalise(x, w, b, sizes, least=least)
     exact = group_norm.plain_normalise(x, w, b, sizes)
     assert (made[0].stride() == x.stride()) is suits and made[0].dtype == x.dtype
     for left, right in zip(made, exact, strict=True):
         near = 1e-2 if left.dtype == torch.bfloat16 else 1e-4
         torch.testing.assert_close(left, right, rtol=near, atol=near / 10)
     given = (torch.randn_like(exact[0]), x, w, *exact[1:], made[0])
-    got = group_norm.cuda_gradient(*given, sizes)
+    got = group_norm.cuda_gradient(*given, sizes, least=least)
     wanted = group_norm.plain_gradient(*given, sizes)
     assert got[0].dtype == wanted[0].dtype == x.dtype
     assert (got[0].stride() == x.stride()) is suits
@@ -249,3 +253,19 @@ def test_the_kernel_for_channels_last_is_compared_for_itself(
         assert dx.stride() == y.stride() == images.stride()
     last = ["normalise, channels last", "gradient, channels last"]
     assert asked == ["normalise", "gradient", *last]
+
+
+def test_which_blocks_hold_their_pixels() -> None:
+    """Those of few pixels, of as many pieces as fill the bytes that memory gives at once."""
+    x = group_norm._ordered_last(torch.randn(2, 1, 64, 1024)).bfloat16()
+    sizes = GroupNormSizes(2, 1, 64, 1024, 8, 1e-5, True)
+    assert group_norm._block(x, sizes) == (64, 8)
+    assert group_norm._block(x, sizes, 32) == (256, 2)
+    assert list(group_norm.forms("gradient", sizes, x, True)) == [
+        "plain", "norm", "held 32", "held 64"
+    ]  # fmt: skip
+    assert list(group_norm.forms("gradient", sizes, x, False)) == ["plain", "norm"]
+    long = sizes._replace(pixels=4096)
+    assert list(group_norm.forms("gradient", long, x, True)) == ["plain", "norm"]
+    one = sizes._replace(channels=512, pixels=16)  # a piece has 128 bytes
+    assert list(group_norm.forms("gradient", one, x, True)) == ["plain", "norm", "held 32"]

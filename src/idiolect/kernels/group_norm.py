@@ -4,6 +4,7 @@ vmap splits torch's into some fifty operations a layer going backward; here it i
 `norm.cu` each way, including the ReLU that often follows. Differentiable any number of times.
 """
 
+import functools
 import math
 from typing import Any, NamedTuple
 
@@ -17,6 +18,8 @@ from idiolect.kernels.vmap_rules import GroupedFunction, call, float32_on_cuda, 
 _WARP = 32
 _WARPS = 8  # of a block, at most
 _MANY_THREADS, _MOST_THREADS = 512, 1024  # of a block with channels last
+_HELD = (32, 64)  # bytes of a pixel in a block that holds its pixels in registers, at least
+_KEPT = 8  # pixels that a thread holds, at most
 
 
 class StackedGroupNorm(nn.GroupNorm):
@@ -125,7 +128,18 @@ def _fastest(task: str, sizes: GroupNormSizes, *inputs: Tensor) -> Any:
     images = inputs[:1] if task == "normalise" else (inputs[1], inputs[5])
     last = all(_channels_last(one, sizes) for one in images)
     name = f"{task}, channels last" if last else task  # another kernel, compared for itself
-    return fastest(name, sizes, lambda: _FORMS[task], *inputs)
+    return fastest(name, sizes, lambda: forms(task, sizes, inputs[0], last), *inputs)
+
+
+def forms(task: str, sizes: GroupNormSizes, x: Tensor, last: bool) -> dict[str, Form]:
+    """Return the ways to do a task; with channels last a block may hold what it has read."""
+    known = dict(_FORMS[task])
+    for least in _HELD if last else ():
+        rows = _block(x, sizes, least)[0]
+        whole = least > _HELD[0] and _pieces_of(x, sizes, least) == _pieces_of(x, sizes, _HELD[0])
+        if -(-sizes.pixels // rows) <= _KEPT and not whole:
+            known[f"held {least}"] = functools.partial(known["norm"], least=least)
+    return known
 
 
 # The forms of both tasks: in torch's operations, and by `norm.cu`.
@@ -175,18 +189,19 @@ def _standardised(x: Tensor, mean: Tensor, scale: Tensor, sizes: GroupNormSizes)
 
 
 def cuda_normalise(
-    x: Tensor, w: Tensor, b: Tensor, sizes: GroupNormSizes
+    x: Tensor, w: Tensor, b: Tensor, sizes: GroupNormSizes, least: int = 0
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Do the same in one launch, images in the order in memory that they have."""
     last = _channels_last(x, sizes)
     x = x if last else x.contiguous()
     y = _empty_like(x, last)
     mean, scale = (w.new_empty(*x.shape[:2], sizes.parts) for _ in range(2))
-    _launch("normalise", sizes, [x, w.contiguous(), b.contiguous(), y, mean, scale], x, last)
+    given = [x, w.contiguous(), b.contiguous(), y, mean, scale]
+    _launch("normalise", sizes, given, x, last, least)
     return y, mean, scale
 
 
-def cuda_gradient(*inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
+def cuda_gradient(*inputs: Any, least: int = 0) -> tuple[Tensor, Tensor, Tensor]:
     """Do the same in one launch, and one that adds up over images."""
     gradient, x, w, mean, scale, y, sizes = inputs
     last = _channels_last(x, sizes) and _channels_last(y, sizes)
@@ -195,7 +210,7 @@ def cuda_gradient(*inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
     dx = _empty_like(x, last)
     parts = w.new_empty(2, *x.shape[:3])
     given = [gradient, x, w.contiguous(), mean.contiguous(), scale.contiguous(), y, dx, *parts]
-    _launch("gradients", sizes, given, x, last)
+    _launch("gradients", sizes, given, x, last, least)
     dw, db = parts.sum(2)
     return dx, dw, db
 
@@ -224,15 +239,25 @@ def _several(x: Tensor, sizes: GroupNormSizes) -> int:
     return math.gcd(16 // x.element_size(), sizes.channels // sizes.parts)
 
 
-def _block(x: Tensor, sizes: GroupNormSizes) -> tuple[int, int]:
+def _pieces_of(x: Tensor, sizes: GroupNormSizes, least: int) -> int:
+    """Return the pieces of a block: all, or so many that a pixel has at least some bytes."""
+    each = sizes.channels // sizes.parts * x.element_size()
+    fit = (n for n in range(1, sizes.parts + 1) if sizes.parts % n == 0 and n * each >= least)
+    return next(fit, sizes.parts) if least else sizes.parts
+
+
+def _block(x: Tensor, sizes: GroupNormSizes, least: int = 0) -> tuple[int, int]:
     """Return how many pixels a block with channels last takes at a time, and threads for each."""
-    lanes = sizes.channels // _several(x, sizes)
+    pieces = _pieces_of(x, sizes, least)
+    lanes = sizes.channels // sizes.parts * pieces // _several(x, sizes)
     whole = _WARP // math.gcd(lanes, _WARP)  # pixels that fill warps
     most = min(_MANY_THREADS // lanes, sizes.pixels)
     return max(1, most // whole) * whole, lanes
 
 
-def _launch(name: str, sizes: GroupNormSizes, tensors: list[Tensor], x: Tensor, last: bool) -> None:
+def _launch(
+    name: str, sizes: GroupNormSizes, tensors: list[Tensor], x: Tensor, last: bool, least: int
+) -> None:
     constants: dict[str, int | str] = {
         "C": sizes.channels, "PARTS": sizes.parts, "PIXELS": sizes.pixels,
         "EPS": f"{sizes.eps!r}f",
@@ -240,9 +265,12 @@ def _launch(name: str, sizes: GroupNormSizes, tensors: list[Tensor], x: Tensor, 
     }  # fmt: skip
     blocks = sizes.groups * sizes.images
     if last:
-        several, threads = _several(x, sizes), math.prod(_block(x, sizes))
-        constants |= {"LAST": 1, "GROUPS": sizes.groups}
-        shared = 4 * (2 * threads * several if name == "gradients" else threads + sizes.parts)
+        several, (rows, lanes) = _several(x, sizes), _block(x, sizes, least)
+        threads, held = rows * lanes, _pieces_of(x, sizes, least)
+        constants |= {"LAST": 1, "GROUPS": sizes.groups, "HELD": held}
+        constants |= {"KEPT": -(-sizes.pixels // rows)} if least else {}
+        blocks *= sizes.parts // held
+        shared = 4 * (2 * threads * several if name == "gradients" else threads + held)
     else:
         each = sizes.channels // sizes.parts
         # The gradients take a warp for each channel; without them, threads enough for the numbers.
