@@ -32,7 +32,9 @@ __device__ __forceinline__ Words closed(Pack pack) {
 // What was taken out of words before is forgotten, so that it takes no registers.
 __device__ __forceinline__ void hold(Words& words) {
 #pragma unroll
-  for (int i = 0; i < V / 2; i++) asm volatile("" : "+r"(words.at[i]));
+  for (int i = 0; i < V / 2; i++) {
+    asm volatile("" : "+r"(words.at[i]));
+  }
 }
 #else
 typedef Pack Words;
