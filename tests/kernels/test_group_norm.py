@@ -138,19 +138,22 @@ SHAPES = [
 
 
 @pytest.mark.skipif(emulate.COMPILER is None, reason="needs g++ to run CUDA sources")
+@pytest.mark.parametrize("least", [0, 1])
 @pytest.mark.parametrize("sizes", SHAPES)
 def test_kernels_equal_the_plain_form(
-    sizes: GroupNormSizes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    sizes: GroupNormSizes, least: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    """Also where a block holds what it has read."""
     emulate.use(monkeypatch, tmp_path)
     torch.manual_seed(0)
     images = (sizes.groups, sizes.images, sizes.channels, sizes.pixels)
     x, gradient = torch.randn(images) + 3, torch.randn(images)
     w, b = torch.randn(2, sizes.groups, sizes.channels)
-    got = group_norm.cuda_normalise(x, w, b, sizes)
+    got = group_norm.cuda_normalise(x, w, b, sizes, least=least)
     exact = group_norm.plain_normalise(x.double(), w.double(), b.double(), sizes)
-    further = group_norm.cuda_gradient(gradient, x, w, got[1], got[2], got[0], sizes)
-    doubles = (t.double() for t in (gradient, x, w, got[1], got[2], got[0]))
+    own = (gradient, x, w, got[1], got[2], got[0])
+    further = group_norm.cuda_gradient(*own, sizes, least=least)
+    doubles = (t.double() for t in own)
     for left, right in zip(
         (*got, *further), (*exact, *group_norm.plain_gradient(*doubles, sizes)), strict=True
     ):
@@ -264,7 +267,7 @@ def test_which_blocks_hold_their_pixels() -> None:
     assert list(group_norm.forms("gradient", sizes, x, True)) == [
         "plain", "norm", "held 32", "held 64"
     ]  # fmt: skip
-    assert list(group_norm.forms("gradient", sizes, x, False)) == ["plain", "norm"]
+    assert list(group_norm.forms("gradient", sizes, x, False)) == ["plain", "norm", "held"]
     long = sizes._replace(pixels=4096)
     assert list(group_norm.forms("gradient", long, x, True)) == ["plain", "norm"]
     one = sizes._replace(channels=512, pixels=16)  # a piece has 128 bytes

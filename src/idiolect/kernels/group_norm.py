@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from idiolect.kernels.autotune import FEW, Form, fastest
-from idiolect.kernels.compiled import launch
+from idiolect.kernels.compiled import launch, round_up
 from idiolect.kernels.vmap_rules import GroupedFunction, call, float32_on_cuda, halved_on_cuda
 
 _WARP = 32
@@ -20,6 +20,7 @@ _WARPS = 8  # of a block, at most
 _MANY_THREADS, _MOST_THREADS = 512, 1024  # of a block with channels last
 _HELD = (32, 64)  # bytes of a pixel in a block that holds its pixels in registers, at least
 _KEPT = 8  # pixels that a thread holds, at most
+_ROOM = 100 * 1024  # bytes of shared memory of a block, at most
 
 
 class StackedGroupNorm(nn.GroupNorm):
@@ -132,8 +133,10 @@ def _fastest(task: str, sizes: GroupNormSizes, *inputs: Tensor) -> Any:
 
 
 def forms(task: str, sizes: GroupNormSizes, x: Tensor, last: bool) -> dict[str, Form]:
-    """Return the ways to do a task; with channels last a block may hold what it has read."""
+    """Return the ways to do a task; a block may hold what it has read."""
     known = dict(_FORMS[task])
+    if not last and _kept_bytes(task == "gradient", sizes, x) <= _ROOM:
+        known["held"] = functools.partial(known["norm"], least=1)
     for least in _HELD if last else ():
         rows = _block(x, sizes, least)[0]
         whole = least > _HELD[0] and _pieces_of(x, sizes, least) == _pieces_of(x, sizes, _HELD[0])
@@ -239,6 +242,12 @@ def _several(x: Tensor, sizes: GroupNormSizes) -> int:
     return math.gcd(16 // x.element_size(), sizes.channels // sizes.parts)
 
 
+def _kept_bytes(gradients: bool, sizes: GroupNormSizes, x: Tensor) -> int:
+    """Return the bytes of a piece, and of its gradients, that are held with channels first."""
+    piece = sizes.channels // sizes.parts * sizes.pixels * x.element_size()
+    return 2 * piece if gradients else piece
+
+
 def _pieces_of(x: Tensor, sizes: GroupNormSizes, least: int) -> int:
     """Return the pieces of a block: all, or so many that a pixel has at least some bytes."""
     each = sizes.channels // sizes.parts * x.element_size()
@@ -277,9 +286,12 @@ def _launch(
         warps = each if name == "gradients" else each * sizes.pixels // (_WARP * 4)
         threads = _WARP * max(1, min(_WARPS, warps))
         blocks, shared = blocks * sizes.parts, 4 * threads // _WARP
-        least = _WARP if name == "gradients" else 1  # packs of a channel, so that no thread idles
+        if least:
+            constants |= {"KEPT": 1}
+            shared = round_up(shared, 16) + _kept_bytes(name == "gradients", sizes, x)
+        idle = _WARP if name == "gradients" else 1  # packs of a channel, so that no thread idles
         most = math.gcd(16 // x.element_size(), sizes.pixels)
-        several = max(1, min(most, _power(sizes.pixels // least)))
+        several = max(1, min(most, _power(sizes.pixels // idle)))
         if any(one.data_ptr() % 16 for one in tensors if one.shape == x.shape):
             several = 1
     constants |= {"THREADS": threads, "V": several}

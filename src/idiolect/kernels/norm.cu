@@ -3,8 +3,8 @@
 // takes V neighbouring pixels at once. With LAST they are [image, pixel, g, channel], the order of grouped convolutions
 // with channels last, and a block has some pieces of an image; a thread has always the same V channels, of every ROWS-th
 // pixel. Constants: C (channels), PARTS (groups of channels), PIXELS, THREADS, EPS, V, with LAST GROUPS (clients), HELD
-// (pieces of a block) and perhaps KEPT (pixels of a thread, which are then read once and held in registers); HALF where
-// images and their gradients are bfloat16. The argument relu says whether what is below 0 is cut off.
+// (pieces of a block); perhaps KEPT, so that images are read once, and held in registers (of a thread KEPT pixels) or,
+// without LAST, in shared memory; HALF where images and their gradients are bfloat16. The argument relu says whether what is below 0 is cut off.
 
 #define CHANNELS (C / PARTS)        // of a piece
 #define EACH (CHANNELS * PIXELS)    // numbers of a piece
@@ -273,6 +273,16 @@ gradients(const Number* __restrict__ gradient, const Number* __restrict__ x, con
 
 #else
 
+// With KEPT, what a block has read stays in shared memory, after the room for sums.
+#ifdef KEPT
+#define KEEP(which, at) (*(Pack*)((Number*)(memory + (WARPS + 3) / 4) + (which) * EACH + (at)))
+#define SEEN(at) KEEP(0, at)
+#define CUT_OFF(given, made) number(given)
+#else
+#define SEEN(at) *(const Pack*)(x + start + (at))
+#define CUT_OFF(given, made) passed(given, made, relu)
+#endif
+
 // The sum over a block's threads, for all of them.
 __device__ __forceinline__ float over_block(float value, float* room) {
   value = over_lanes<32>(value);
@@ -299,6 +309,9 @@ normalise(const Number* __restrict__ x, const float* __restrict__ w, const float
 #pragma unroll 4
   for (int at = threadIdx.x * V; at < EACH; at += THREADS * V) {
     const Pack pack = *(const Pack*)(x + start + at);
+#ifdef KEPT
+    KEEP(0, at) = pack;  // for the thread itself
+#endif
 #pragma unroll
     for (int i = 0; i < V; i++) sum += number(pack.of[i]);
   }
@@ -306,7 +319,7 @@ normalise(const Number* __restrict__ x, const float* __restrict__ w, const float
   float squares = 0.f;
 #pragma unroll 4
   for (int at = threadIdx.x * V; at < EACH; at += THREADS * V) {
-    const Pack pack = *(const Pack*)(x + start + at);
+    const Pack pack = SEEN(at);
 #pragma unroll
     for (int i = 0; i < V; i++) {
       const float off = number(pack.of[i]) - mean;
@@ -318,7 +331,7 @@ normalise(const Number* __restrict__ x, const float* __restrict__ w, const float
   for (int at = threadIdx.x * V; at < EACH; at += THREADS * V) {
     const int channel = at / PIXELS;
     const float weight = w[factor + channel] * scale, bias = b[factor + channel];
-    Pack pack = *(const Pack*)(x + start + at);
+    Pack pack = SEEN(at);
 #pragma unroll
     for (int i = 0; i < V; i++) pack.of[i] = kept(rectified((number(pack.of[i]) - mean) * weight + bias, relu));
     *(Pack*)(y + start + at) = pack;
@@ -346,7 +359,15 @@ gradients(const Number* __restrict__ gradient, const Number* __restrict__ x, con
     if (channel < CHANNELS)
       for (int pixel = lane * V; pixel < PIXELS; pixel += 32 * V) {
         const size_t at = start + channel * PIXELS + pixel;
-        const Pack given = *(const Pack*)(gradient + at), seen = *(const Pack*)(x + at), made = left(y + at, relu);
+        Pack given = *(const Pack*)(gradient + at);
+        const Pack seen = *(const Pack*)(x + at), made = left(y + at, relu);
+#ifdef KEPT
+#pragma unroll
+        for (int i = 0; i < V; i++)
+          if (relu && number(made.of[i]) <= 0.f) given.of[i] = 0;
+        KEEP(1, channel * PIXELS + pixel) = given;
+        KEEP(0, channel * PIXELS + pixel) = seen;
+#endif
 #pragma unroll
         for (int i = 0; i < V; i++) {
           const float own = passed(given.of[i], made.of[i], relu);
@@ -370,12 +391,18 @@ gradients(const Number* __restrict__ gradient, const Number* __restrict__ x, con
   for (int at = threadIdx.x * V; at < EACH; at += THREADS * V) {
     const size_t to = start + at;
     const float weight = w[factor + at / PIXELS];
+#ifdef KEPT
+    const Pack given = KEEP(1, at), made = given;  // 0 where ReLU cut it off
+    Pack pack = KEEP(0, at);
+#else
     const Pack given = *(const Pack*)(gradient + to), made = left(y + to, relu);
     Pack pack = *(const Pack*)(x + to);
+#endif
 #pragma unroll
     for (int i = 0; i < V; i++) {
       const float standard = (number(pack.of[i]) - mean) * scale;
-      pack.of[i] = kept(scale * (passed(given.of[i], made.of[i], relu) * weight - level - standard * tilt));
+      const float slope = CUT_OFF(given.of[i], made.of[i]);
+      pack.of[i] = kept(scale * (slope * weight - level - standard * tilt));
     }
     *(Pack*)(dx + to) = pack;
   }
