@@ -1,8 +1,8 @@
 """Stacked convolutions with channels last, by kernels for Hopper's matrix units: `halo.cu`.
 
-For kernels whose result is as large as the image, or half as large with a stride of 2. Images lie in
-memory as in `convolution_last`; of the tasks, weight gradients are for bfloat16 alone, and kernels
-of 3×3.
+For kernels whose result is as large as the image, or half as large with a stride of 2. Images lie
+in memory as in `convolution_last`; of the tasks, weight gradients are for bfloat16 alone, and
+kernels of 3×3.
 """
 
 import functools
@@ -19,6 +19,7 @@ from idiolect.kernels.convolution_last import processors, wide
 from idiolect.kernels.convolution_library import InLayout, all_last
 
 _ROW, _PIECE = 128, 1024  # bytes of a row in shared memory, and of eight
+_BYTES = 16  # that are copied at once
 _SHARED = 227 * 1024  # bytes of shared memory of a block, at most
 _SIDE, _BLOCK = 3, 64  # of weight gradients: the side of kernels, channels of a block
 _PLACES = {1: 128, 2: 64}  # at a time, by stride
@@ -84,7 +85,7 @@ def forms(task: str, shape: ConvShape, kind: torch.dtype) -> dict[str, Form]:
     return {
         f"halo {cut.BN}x{cut.places}": InLayout(functools.partial(_RUN[task], cut=cut), all_last, 1)
         for cut in _CUTS
-        if _room(cut, line, read // deep) <= _SHARED and cut.BN < 2 * made
+        if _room(cut, line, read, kind) <= _SHARED and cut.BN < 2 * made
     }
 
 
@@ -117,7 +118,7 @@ def _images(task: str, x: Tensor, w: Tensor, s: ConvShape, cut: Cut) -> Tensor:
     constants = {**cut._asdict(), **_half(x), "TRANSPOSED": int(turned), "STRIDE": s.stride}
     kernel = (s.kernel_height, s.kernel_width, s.padding)
     given = [x, w, out, s.images, read, *seen, made, *size, *kernel]
-    room = _room(cut, line, read * x.element_size() // _ROW)
+    room = _room(cut, line, read, x.dtype)
     launch("halo.cu", "convolve", constants, grid, cut.THREADS, given, room)
     return out.permute(3, 0, 4, 1, 2)
 
@@ -149,10 +150,12 @@ def _half(x: Tensor) -> dict[str, int]:
     return {"HALF": 1} if x.dtype == torch.bfloat16 else {}
 
 
-def _room(cut: Cut, line: Line, chunks: int) -> int:
-    """Return the bytes of shared memory of a block."""
+def _room(cut: Cut, line: Line, channels: int, kind: torch.dtype) -> int:
+    """Return the bytes of shared memory of a block: of what it reads, later of what it made."""
+    chunks = channels * kind.itemsize // _ROW
     held = min(line.held, chunks) * line.bytes_of(cut.places)
-    return _PIECE + cut.STAGES * cut.BN * _ROW + held
+    made = cut.places * (cut.BN * kind.itemsize + _BYTES)
+    return _PIECE + max(cut.STAGES * cut.BN * _ROW + held, made)
 
 
 def _gradient_room(s: ConvShape) -> int:

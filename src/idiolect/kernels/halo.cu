@@ -28,6 +28,7 @@
 #define BM (THREADS / 128 * MT * 64)      // places made by a block
 #define READ (TRANSPOSED ? 1 : STRIDE)    // planes along an axis: of what is read,
 #define MADE (TRANSPOSED ? STRIDE : 1)    // and of what is made: a block has one
+#define PITCH (BN * (int)sizeof(Number) + 16)  // bytes of a row of what was made
 #define RING (MADE > 1 ? 4 : 2)           // chunks of channels that are held, at most
 
 // H and W are those of what is read, OH and OW of what is made.
@@ -114,22 +115,28 @@ convolve(const Number* __restrict__ x, const Number* __restrict__ w, Number* __r
     if (++tap == taps) tap = 0, chunk++;
   }
   await_products<0>();
+  // By way of shared memory, so that neighbouring threads write 16 bytes each of the same pixel.
+  char* made = weights;                   // [BM][PITCH]
   struct alignas(2 * sizeof(Number)) Two { Number one, other; };
+  __syncthreads();
 #pragma unroll
   for (int m = 0; m < MT; m++)
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-      const int place = first + own + m * 64 + warp % 4 * 16 + half * 8 + lane / 4;
-      const unsigned image = (unsigned)place / each, spot = (unsigned)place % each;
-      const int h = spot / pitch * MADE + top, v = spot % pitch * MADE + left;
-      if (place >= total || h >= OH || v >= OW) continue;
-      Number* to = y + (((size_t)(image * OH + h) * OW + v) * groups + g) * OC;
+      const int row = own + m * 64 + warp % 4 * 16 + half * 8 + lane / 4;
 #pragma unroll
-      for (int n = 0; n < BN / 8; n++) {
-        const int o = base + n * 8 + lane % 4 * 2;
-        if (o < OC) *(Two*)(to + o) = {kept(sums[m][n * 4 + half * 2]), kept(sums[m][n * 4 + half * 2 + 1])};
-      }
+      for (int n = 0; n < BN / 8; n++)
+        *(Two*)(made + row * PITCH + (n * 8 + lane % 4 * 2) * sizeof(Number)) = {kept(sums[m][n * 4 + half * 2]), kept(sums[m][n * 4 + half * 2 + 1])};
     }
+  __syncthreads();
+  const int part = threadIdx.x % (BN / E), o = base + part * E;
+  for (int row = threadIdx.x / (BN / E); row < BM; row += THREADS / (BN / E)) {
+    const int place = first + row;
+    const unsigned image = (unsigned)place / each, spot = (unsigned)place % each;
+    const int h = spot / pitch * MADE + top, v = spot % pitch * MADE + left;
+    if (place < total && h < OH && v < OW && o < OC)
+      *(float4*)(y + (((size_t)(image * OH + h) * OW + v) * groups + g) * OC + o) = *(const float4*)(made + row * PITCH + part * 16);
+  }
 }
 
 #else
