@@ -162,6 +162,31 @@ def test_kernels_equal_the_plain_form(
 
 
 @pytest.mark.skipif(emulate.COMPILER is None, reason="needs g++ to run CUDA sources")
+@pytest.mark.parametrize("least", [0, 1])
+def test_a_gradient_is_read_where_it_is(
+    least: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Every other channel of larger images, as after a shuffle of channels."""
+    emulate.use(monkeypatch, tmp_path)
+    torch.manual_seed(0)
+    sizes = GroupNormSizes(2, 3, 6, 64, 2, 1e-5, True)
+    x, whole = torch.randn(2, 3, 6, 64), torch.randn(2, 3, 6, 2, 64)
+    w, b = torch.randn(2, 2, 6)
+    y, mean, scale = group_norm.plain_normalise(x, w, b, sizes)
+    for gradient in (
+        whole[:, :, :, 1],
+        whole[:, :, :3].flatten(2, 3),
+        whole[:, :1, :, 0].expand_as(x),
+    ):
+        made = group_norm.cuda_gradient(gradient, x, w, mean, scale, y, sizes, least=least)
+        exact = group_norm.plain_gradient(gradient, x, w, mean, scale, y, sizes)
+        for left, right in zip(made, exact, strict=True):
+            torch.testing.assert_close(left, right, rtol=1e-4, atol=1e-4)
+    assert group_norm._readable(whole[:, :, :, 1])
+    assert not group_norm._readable(whole[:, :1, :, 0].expand_as(x))
+
+
+@pytest.mark.skipif(emulate.COMPILER is None, reason="needs g++ to run CUDA sources")
 def test_what_is_no_number_stays_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A broken client must be found out, and leave the others alone."""
     emulate.use(monkeypatch, tmp_path)

@@ -34,7 +34,9 @@ def _images(task: str, x: Tensor, w: Tensor, shape: ConvShape) -> Tensor:
     pixels = s.height * s.width
     out = x.new_empty(s.groups, s.images, s.out_channels, s.height, s.width)
     grid = (-(-s.images * pixels // _COLUMNS), s.groups, -(-s.out_channels // _ROWS))
-    given = [_aligned(x), w.contiguous(), out, s.images, pixels, s.channels, s.out_channels]
+    x = _as_read(x)
+    sizes = (s.images, pixels, s.channels, s.out_channels, x.stride(1))
+    given = [x, w.contiguous(), out, *sizes]
     room = 4 * _STAGES * (_ROWS * (_DEEP + 4) + _DEEP * (_COLUMNS + 8))
     _launch("convolve", {"TRANSPOSED": int(task == "input_gradient")}, grid, given, room)
     return out
@@ -48,8 +50,9 @@ def weight_gradient(gradient: Tensor, x: Tensor, shape: ConvShape) -> Tensor:
     each = round_up(-(-s.images * pixels // parts), _DEEP)
     parts = -(-s.images * pixels // each)
     out = x.new_empty(parts, s.groups, s.out_channels, 1, 1, s.channels)
-    sizes = (s.images, pixels, s.channels, s.out_channels, each)
-    given = [_aligned(gradient), _aligned(x), out, *sizes]
+    gradient, x = _as_read(gradient), _as_read(x)
+    sizes = (s.images, pixels, s.channels, s.out_channels, each, gradient.stride(1), x.stride(1))
+    given = [gradient, x, out, *sizes]
     room = 4 * _STAGES * 2 * _ROWS * (_DEEP + 4)
     _launch("weight_gradient", {"WEIGHT_GRADIENT": 1}, (parts, s.groups, blocks), given, room)
     return out[0].view(s.groups, s.out_channels, s.channels, 1, 1) if parts == 1 else _sum(out)
@@ -59,8 +62,12 @@ def _sum(parts: Tensor) -> Tensor:
     return layout.put_back(parts, parts.shape[-1])
 
 
-def _aligned(t: Tensor) -> Tensor:
-    """Return a tensor without gaps that can be read four numbers at a time."""
+def _as_read(t: Tensor) -> Tensor:
+    """Return images, perhaps some channels of others, as they can be read: four numbers at once."""
+    images, _, height, width = t.shape[1:]
+    kept = t.stride()[2:] == (height * width, width, 1) and t.stride(1) % 4 == 0
+    if kept and t.stride(0) == images * t.stride(1) and t.data_ptr() % 16 == 0:
+        return t
     t = t.contiguous()
     return t if t.data_ptr() % 16 == 0 else t.clone()
 

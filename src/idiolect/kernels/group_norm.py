@@ -209,13 +209,24 @@ def cuda_gradient(*inputs: Any, least: int = 0) -> tuple[Tensor, Tensor, Tensor]
     gradient, x, w, mean, scale, y, sizes = inputs
     last = _channels_last(x, sizes) and _channels_last(y, sizes)
     order = _ordered_last if last else torch.Tensor.contiguous
-    gradient, x, y = (order(part.to(x.dtype)) for part in (gradient, x, y))
+    x, y = order(x), order(y.to(x.dtype))
+    gradient = gradient.to(x.dtype)
+    if last or not _readable(gradient):
+        gradient = order(gradient)
     dx = _empty_like(x, last)
     parts = w.new_empty(2, *x.shape[:3])
     given = [gradient, x, w.contiguous(), mean.contiguous(), scale.contiguous(), y, dx, *parts]
     _launch("gradients", sizes, given, x, last, least)
     dw, db = parts.sum(2)
     return dx, dw, db
+
+
+def _readable(gradient: Tensor) -> bool:
+    """Say whether a gradient, perhaps some channels of another, can be read where it is."""
+    images, whole = gradient.shape[1], 16 // gradient.element_size()
+    far, apart, pixel = gradient.stride()[1:]
+    aligned = far % whole == apart % whole == 0 and gradient.data_ptr() % 16 == 0
+    return pixel == 1 and gradient.stride(0) == images * far and aligned
 
 
 def _channels_last(x: Tensor, sizes: GroupNormSizes) -> bool:
@@ -273,6 +284,7 @@ def _launch(
         **({"HALF": 1} if x.dtype == torch.bfloat16 else {}),
     }  # fmt: skip
     blocks = sizes.groups * sizes.images
+    rest = tensors[0].stride()[1:3] if name == "gradients" else ()
     if last:
         several, (rows, lanes) = _several(x, sizes), _block(x, sizes, least)
         threads, held = rows * lanes, _pieces_of(x, sizes, least)
@@ -301,7 +313,7 @@ def _launch(
         constants,
         (blocks, 1, 1),
         threads,
-        [*tensors, sizes.images, int(sizes.relu)],
+        [*tensors, sizes.images, int(sizes.relu), *rest],
         shared,
     )
 

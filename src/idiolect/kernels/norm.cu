@@ -165,11 +165,12 @@ normalise(const Number* __restrict__ x, const float* __restrict__ w, const float
   }
 }
 
-// dx, and each image's part of dw and db.
+// dx, and each image's part of dw and db; `far` and `apart` are for the other order.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 gradients(const Number* __restrict__ gradient, const Number* __restrict__ x, const float* __restrict__ w,
           const float* __restrict__ means, const float* __restrict__ scales, const Number* __restrict__ y,
-          Number* __restrict__ dx, float* __restrict__ dw, float* __restrict__ db, int images, int relu) {
+          Number* __restrict__ dx, float* __restrict__ dw, float* __restrict__ db, int images, int relu, int far,
+          int apart) {
   extern __shared__ float4 memory[];
   float* plains = (float*)memory;     // [ROWS][OWN], then a sum for each channel, then for each piece
   float* timeses = plains + ROWS * OWN;
@@ -342,15 +343,18 @@ normalise(const Number* __restrict__ x, const float* __restrict__ w, const float
   }
 }
 
-// dx, and each image's part of dw and db. Of neighbouring pixels a warp sums up one channel, then the next.
+// dx, and each image's part of dw and db. Of neighbouring pixels a warp sums up one channel, then the next. The gradient
+// may be some channels of larger images: `far` numbers from image to image, `apart` from channel to channel.
 extern "C" __global__ void __launch_bounds__(THREADS)
 gradients(const Number* __restrict__ gradient, const Number* __restrict__ x, const float* __restrict__ w,
           const float* __restrict__ means, const float* __restrict__ scales, const Number* __restrict__ y,
-          Number* __restrict__ dx, float* __restrict__ dw, float* __restrict__ db, int images, int relu) {
+          Number* __restrict__ dx, float* __restrict__ dw, float* __restrict__ db, int images, int relu, int far,
+          int apart) {
   extern __shared__ float4 memory[];
   float* room = (float*)memory;
   const size_t start = (size_t)blockIdx.x * EACH, factor = own(images);
   const float mean = means[blockIdx.x], scale = scales[blockIdx.x];
+  gradient += (size_t)(blockIdx.x / PARTS) * far + blockIdx.x % PARTS * CHANNELS * (size_t)apart;
   float level = 0.f, tilt = 0.f;  // sums over the piece of the gradients, and of them times what was normalised
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   for (int first = 0; first < CHANNELS; first += WARPS) {
@@ -359,7 +363,7 @@ gradients(const Number* __restrict__ gradient, const Number* __restrict__ x, con
     if (channel < CHANNELS)
       for (int pixel = lane * V; pixel < PIXELS; pixel += 32 * V) {
         const size_t at = start + channel * PIXELS + pixel;
-        Pack given = *(const Pack*)(gradient + at);
+        Pack given = *(const Pack*)(gradient + (size_t)channel * apart + pixel);
         const Pack seen = *(const Pack*)(x + at), made = left(y + at, relu);
 #ifdef KEPT
 #pragma unroll
@@ -395,7 +399,7 @@ gradients(const Number* __restrict__ gradient, const Number* __restrict__ x, con
     const Pack given = KEEP(1, at), made = given;  // 0 where ReLU cut it off
     Pack pack = KEEP(0, at);
 #else
-    const Pack given = *(const Pack*)(gradient + to), made = left(y + to, relu);
+    const Pack given = *(const Pack*)(gradient + at / PIXELS * (size_t)apart + at % PIXELS), made = left(y + to, relu);
     Pack pack = *(const Pack*)(x + to);
 #endif
 #pragma unroll

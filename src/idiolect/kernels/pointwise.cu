@@ -4,7 +4,8 @@
 // bits, of whose four products three are added, which keeps single precision.
 //
 // Constants: TRANSPOSED (1: the gradient by images: rows are c, sums go over o), ROUNDED, THREADS.
-// PIXELS, of an image, are a multiple of four.
+// PIXELS, of an image, are a multiple of four. Images that are read may be some channels of larger ones: from one to the
+// next there are `far` numbers.
 
 #include "common.cuh"
 
@@ -70,18 +71,18 @@ __device__ __forceinline__ void clear(float (*sums)[NT][4]) {
 // y[g, image, row, pixel] = sum over k of weight[row, k] * x[g, image, k, pixel]; `rows` are made of K.
 extern "C" __global__ void __launch_bounds__(THREADS)
 convolve(const float* __restrict__ x, const float* __restrict__ w, float* __restrict__ y, int images, int PIXELS, int K,
-         int rows) {
+         int rows, int far) {
   extern __shared__ float4 memory[];
   float* room = (float*)memory;
   const int g = blockIdx.y, base = blockIdx.z * BM, first = blockIdx.x * BN, total = images * PIXELS;
   const unsigned pixels = PIXELS;  // as a divisor
-  x += (size_t)g * images * K * PIXELS;
+  x += (size_t)g * images * far;
   y += (size_t)g * images * rows * PIXELS;
   w += (size_t)g * rows * K;
   const int column = threadIdx.x % (BN / 4) * 4;  // the first of four that a thread copies
   const bool there = first + column < total;
   const unsigned image = (first + column) / pixels, pixel = (first + column) % pixels;
-  const float* from = x + (there ? (size_t)image * K * PIXELS + pixel : 0);
+  const float* from = x + (there ? (size_t)image * far + pixel : 0);
   auto load = [&](int step) {
     float* a = room + step % STAGES * STAGE;
     float* b = a + BM * (BK + 4);
@@ -138,15 +139,15 @@ convolve(const float* __restrict__ x, const float* __restrict__ w, float* __rest
 // out[part, g, o, c] = sum over the part's pixels of gradient[g, image, o, pixel] * x[g, image, c, pixel].
 extern "C" __global__ void __launch_bounds__(THREADS)
 weight_gradient(const float* __restrict__ gradient, const float* __restrict__ x, float* __restrict__ out, int images,
-                int PIXELS, int C, int OC, int each) {
+                int PIXELS, int C, int OC, int each, int farther, int far) {
   extern __shared__ float4 memory[];
   float* room = (float*)memory;
   const int across = (C + BN - 1) / BN, g = blockIdx.y, groups = gridDim.y;
   const int base = blockIdx.z / across * BM, begin = blockIdx.z % across * BN;
   const int first = blockIdx.x * each, last = min(images * PIXELS, first + each), steps = (last - first + BK - 1) / BK;
   const unsigned pixels = PIXELS;  // as a divisor
-  gradient += (size_t)g * images * OC * PIXELS;
-  x += (size_t)g * images * C * PIXELS;
+  gradient += (size_t)g * images * farther;
+  x += (size_t)g * images * far;
   const int k = threadIdx.x % (BK / 4) * 4;  // the first of four pixels that a thread copies
   auto load = [&](int step) {
     float* a = room + step % STAGES * STAGE;
@@ -159,7 +160,7 @@ weight_gradient(const float* __restrict__ gradient, const float* __restrict__ x,
       const int channel = left ? base + row : begin + row - BM, channels = left ? OC : C;
       const bool inside = there && channel < channels;
       bring16(a + row * (BK + 4) + k,
-              (left ? gradient : x) + (inside ? ((size_t)image * channels + channel) * PIXELS + pixel : 0), inside);
+              (left ? gradient : x) + (inside ? (size_t)image * (left ? farther : far) + channel * PIXELS + pixel : 0), inside);
     }
     close_stage();
   };
