@@ -29,7 +29,7 @@ from idiolect.bench.workloads import CIFAR, CLASSES, WORKLOADS, Workload, federa
 from idiolect.core.network import replace_layers
 from idiolect.engine import local_group
 from idiolect.engine.backend import Backend, multiplying
-from idiolect.kernels import autotune, convolution_halo, group_norm
+from idiolect.kernels import autotune, compiled, convolution_halo, group_norm
 from idiolect.kernels.autotune import apart, few, milliseconds
 from idiolect.kernels.convolution import PLAIN
 from idiolect.kernels.convolution_cuda import ConvShape
@@ -38,7 +38,10 @@ from idiolect.methods import FedAvg
 from idiolect.models import MODELS
 
 PARTS = ("resnet10-20:bf16", "resnet18-10:bf16", "shufflenet-20:fp32", "resnet18-10:tf32")
-HALO = ConvShape(20, 32, 64, 32, 32, 64, 3, 3, 1, 1)
+HALO = (
+    ConvShape(20, 32, 64, 32, 32, 64, 3, 3, 1, 1),
+    ConvShape(20, 32, 128, 16, 16, 256, 3, 3, 2, 1),
+)
 TOP = 10  # kernels that are printed
 NORMS = (
     GroupNormSizes(10, 64, 64, 1024, 8, 1e-5, True),
@@ -111,7 +114,9 @@ def rounds_of(name: str, precision: str) -> dict[str, object]:
     )
     for row in rows[:TOP]:
         took = row.self_device_time_total
-        print(f"   {took / max(every, 1):6.1%} {took / 1e3:7.2f} ms {row.count:5d}  {row.key[:100]}")
+        print(
+            f"   {took / max(every, 1):6.1%} {took / 1e3:7.2f} ms {row.count:5d}  {row.key[:100]}"
+        )
     return {
         "ms": ms,
         "samples/s": rate,
@@ -156,36 +161,45 @@ def gradient_difference(work: Workload, precision: str) -> float:
 
 
 def halo() -> dict[str, object]:
-    """Compare and time every form of a convolution for Hopper."""
-    found: dict[str, object] = {}
-    s = HALO
-    for kind in (torch.bfloat16, torch.float32):
+    """Compare and time every form of some convolutions for Hopper.
+
+    Where results are wrong, once more with the row that a matrix begins in told to the unit.
+    """
+    found = {"as it is": _halo_forms()}
+    if any(float(own.split(",")[0]) > 0.02 for own in found["as it is"].values()):
+        own = compiled._text
+
+        def told(file: str) -> str:
+            return own(file).replace(
+                "1ull << 62 |", "1ull << 62 | (Matrix)(start >> 7 & 7) << 49 |"
+            )
+
+        compiled.kernel.cache_clear()
+        with mock.patch.object(compiled, "_text", told):
+            found["with the first row told"] = _halo_forms()
+        compiled.kernel.cache_clear()
+    return {**found}
+
+
+def _halo_forms() -> dict[str, str]:
+    found: dict[str, str] = {}
+    for s, kind in ((s, kind) for s in HALO for kind in (torch.bfloat16, torch.float32)):
         x = torch.randn(s.groups, s.images, s.channels, s.height, s.width, device=DEVICE).to(kind)
-        g = torch.randn_like(x)
+        g = torch.randn(s.groups, s.images, s.out_channels, s.out_height, s.out_width)
+        g = g.to(DEVICE, kind)
         w = torch.randn(s.groups, s.out_channels, s.channels, 3, 3, device=DEVICE)
-        for task, given in (
-            ("convolve", (x, w)),
-            ("input_gradient", (g, w)),
-            ("weight_gradient", (g, x)),
-        ):
+        tasks = {"convolve": (x, w), "input_gradient": (g, w), "weight_gradient": (g, x)}
+        for task, given in tasks.items():
             exact = PLAIN[task](*few((*given, s)))
-            for name, form in convolution_halo.forms(task, s, kind).items():
+            forms = convolution_halo.forms(task, s, kind)
+            autotune.compile_all(forms, (*given, s))
+            for name, form in forms.items():
                 inputs = form.arrange((*given, s))
                 far = apart(form(*inputs)[:2], exact)
                 ms = milliseconds(form, *inputs)
-                rate = (
-                    2
-                    * s.groups
-                    * s.images
-                    * s.height
-                    * s.width
-                    * s.channels
-                    * s.out_channels
-                    * 9
-                    / ms
-                    / 1e9
-                )
-                found[f"{kind} {task} {name}"] = f"{far:.1e}, {ms:.4f} ms, {rate:.0f} TFLOP/s"
+                rate = 2 * g.numel() * s.channels * s.taps / ms / 1e9
+                what = f"{kind} {task} {s.channels} {s.height} stride {s.stride} {name}"
+                found[what] = f"{far:.1e}, {ms:.4f} ms, {rate:.0f} TFLOP/s"
     return found
 
 

@@ -15,6 +15,9 @@ SHAPES = [
     ConvShape(1, 2, 128, 4, 4, 72, 3, 3, 1, 1),  # several chunks of channels, a block not full
     ConvShape(1, 5, 64, 9, 8, 136, 3, 3, 1, 1),  # several blocks, each of several images
     ConvShape(1, 2, 64, 6, 6, 64, 5, 5, 1, 2),
+    ConvShape(2, 3, 64, 6, 8, 72, 3, 3, 2, 1),  # planes of every other row and column
+    ConvShape(1, 2, 128, 7, 5, 192, 3, 3, 2, 1),
+    ConvShape(1, 2, 64, 9, 8, 64, 5, 5, 2, 2),
 ]
 
 
@@ -38,7 +41,7 @@ def test_kernels_equal_the_grouped_convolution(
     """As near as TF32, or the rounding of the result, allows; images stay with channels last."""
     emulate.use(monkeypatch, kernels)
     torch.manual_seed(0)
-    s, near = shape, 2e-3 if kind == torch.bfloat16 else 1e-3
+    s, near = shape, 2e-3 if kind == torch.bfloat16 else 4e-4
     x = torch.randn(s.groups, s.images, s.channels, s.height, s.width).to(kind)
     w = torch.randn(s.groups, s.out_channels, s.channels, s.kernel_height, s.kernel_width)
     w = w.bfloat16().float()
@@ -59,12 +62,12 @@ def test_kernels_equal_the_grouped_convolution(
 
 
 def test_only_where_they_can() -> None:
-    """Stride 1, results as large as images, and channels that fill rows of shared memory."""
+    """Results as large as images, or half, and channels that fill rows of shared memory."""
     shape = ConvShape(4, 8, 64, 8, 8, 64, 3, 3, 1, 1)
     for kind in (torch.bfloat16, torch.float32):
         assert convolution_halo.forms("convolve", shape, kind)
         for other in (
-            shape._replace(stride=2), shape._replace(padding=0), shape._replace(channels=40),
+            shape._replace(stride=3), shape._replace(padding=0), shape._replace(channels=40),
             shape._replace(depthwise=True), shape._replace(kernel_height=1, kernel_width=1),
             shape._replace(out_channels=12), shape._replace(height=900, width=900),
         ):  # fmt: skip

@@ -311,7 +311,7 @@ def test_kernels_of_our_forms_are_told_without_a_gpu(
         told = compiled.launched_by(form, *postponed.on_meta(given))
         noted.clear()
         form(*given)
-        assert told == noted and len(told) == 1, name
+        assert told == noted and 1 <= len(told) <= 2, name
 
 
 def test_jobs_are_done_in_turn_by_a_few_threads() -> None:

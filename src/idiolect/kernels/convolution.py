@@ -18,6 +18,7 @@ from idiolect.kernels import (
     convolution_halo,
     convolution_last,
     convolution_library,
+    convolution_pointwise,
 )
 from idiolect.kernels.autotune import FEW, Form, fastest
 from idiolect.kernels.convolution_cuda import ConvShape
@@ -190,6 +191,8 @@ def forms(
             name: form if name == "pixels" else partial(_in_order, form)
             for name, form in known.items()
         }
+    if own and first:
+        known |= convolution_pointwise.forms(task, shape)
     deep = last and min(shape.channels, shape.out_channels) >= _DEEP
     slower = not shape.fused and (first or deep)
     return {**known, **convolution_cuda.forms(task, shape, most)} if own and not slower else known

@@ -1,12 +1,13 @@
 // Weights of a stack of clients, [g, o, c, tap] in single precision, into the orders in which kernels for channels last
 // read them, as Numbers, and their gradients back into the first. Each is one reading and one writing.
-// Constants: THREADS; HALF where Numbers are bfloat16; ROUNDED where they are to be numbers of TF32.
+// Constants: THREADS; HALF where Numbers are bfloat16; ROUNDED where they are to be numbers of TF32, for products with
+// others that are cut off to it: they are that much larger which those are less, on average.
 
 #include "common.cuh"
 
 __device__ __forceinline__ Number rounded(float value) {
 #if ROUNDED
-  return __uint_as_float(nudged(value) & 0xffffe000u);
+  return __uint_as_float(nudged(__uint_as_float(nudged(value))) & 0xffffe000u);
 #else
   return kept(value);
 #endif
