@@ -175,7 +175,9 @@ def networks(device: str, part: int, parts: int, quick: bool) -> Iterator[tuple[
             # Batch normalisation of a last batch of two lets rounding grow 60-fold a round at 0.05.
             fedavg = METHODS["fedavg"](batch=16, lr=0.001)
             build = lambda name=name, more=more: MODELS[name]((3, 32, 32), CLASSES, **more)  # noqa: E731
+            began = time.perf_counter()
             row: Row = {"difference": difference(fedavg, (3, 32, 32), build, device, quick)}
+            row["seconds"] = round(time.perf_counter() - began, 2)
         except Exception as error:
             row = {"error": f"{type(error).__name__}: {str(error)[:300]}"}
         print(name, more, row, flush=True)
