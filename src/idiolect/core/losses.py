@@ -35,6 +35,8 @@ def cross_entropy(logits: Tensor, labels: Tensor, weight: Tensor) -> Tensor:
     # Equal to F.cross_entropy, which vmap would take apart into many more kernels.
     label = labels.unsqueeze(-1)
     if not logits.is_cuda and logits.shape[-1] < _FEW:
+        if entropy.suits_host(logits, labels, weight):
+            return entropy.host_cross_entropy(logits, labels, weight)
         return weighted_mean(-log_shares(logits).gather(-1, label).squeeze(-1), weight)
     true = logits.gather(-1, label).squeeze(-1)
     return weighted_mean(logits.logsumexp(-1) - true, weight)
