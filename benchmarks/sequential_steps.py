@@ -3,7 +3,7 @@
     PYTHONPATH=src python benchmarks/sequential_steps.py [NAME ...] [--json FILE] [--device cuda]
 
 Ten clients, 30 steps of batch 20 each, rounds in turn, the least time of each side counts. On a CPU
-it is this thread's, and the sequential backend takes its examples and its loss as on a GPU.
+it is this thread's, and the sequential backend takes its examples as on a GPU.
 `operations` are those of torch that a step launches, without views (on a CPU, also where the times
 are a GPU's, so that the plain loop's two copies to the device are not among them, and its step of
 all leaves at once is one for each).
@@ -23,7 +23,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from idiolect.bench.workloads import WORKLOADS, federation, plain_loop, simulation
-from idiolect.core import client, losses
+from idiolect.core import client
 from idiolect.engine.backend import Backend
 
 CLIENTS, STEPS, BATCH, ROUNDS = 10, 30, 20, 8
@@ -89,11 +89,7 @@ def microseconds(name: str, device: str) -> dict[str, float]:
 def as_on_gpu() -> Iterator[None]:
     """Let one thread of the CPU launch what the sequential backend launches on a GPU."""
     torch.set_num_threads(1)
-    with (
-        mock.patch.object(losses, "cross_entropy", losses.single_cross_entropy),
-        mock.patch.object(client, "_span", lambda plan: 8),
-        mock.patch.object(client.Local, "_noted", lambda self, weight: not self._stacked),
-    ):
+    with mock.patch.object(client, "_span", lambda plan: 8):
         yield
 
 

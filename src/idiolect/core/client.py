@@ -459,17 +459,13 @@ class Local:
         places = None if plan.places is None else plan.places[self._slot]
         # Cut once a round rather than once a step: each piece costs as much as a small product.
         order = rows.unbind(0)
-        weights = losses.by_step(weight) if self._noted(weight) else weight.unbind(0)
+        weights = weight.unbind(0) if self._stacked else losses.by_step(weight)
         outer = self.random.enter()
         for step, (x, y) in enumerate(_examples(plan, rows)):
             place = None if places is None else places[step]
             self.random.step(step)
             yield self._batch(x, y, weights[step], order[step], training, place)
         self.random.leave(outer)
-
-    def _noted(self, weight: Tensor) -> bool:
-        """Say whether each step's weights are to know their sum: on a GPU launches are dear."""
-        return weight.is_cuda and not self._stacked
 
     def _training_weight(self, plan: Plan, rows: Tensor, weight: Tensor) -> Tensor:
         self._weighed = plan.pool.importance is not None

@@ -28,7 +28,7 @@ def log_shares(logits: Tensor) -> Tensor:
 
 def cross_entropy(logits: Tensor, labels: Tensor, weight: Tensor) -> Tensor:
     """Cross-entropy with integer labels."""
-    if logits.is_cuda and not transformed():
+    if not transformed():
         return single_cross_entropy(logits, labels, weight)
     if logits.is_cuda and entropy.suits(logits, labels, weight):
         return entropy.cross_entropy(logits, labels, weight)
