@@ -4,6 +4,7 @@ import warnings
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 import idiolect
 import worlds
@@ -170,6 +171,26 @@ def test_a_layer_that_the_folder_has_no_weights_for_is_new(tmp_path):
         MODELS["hf"]((6,), 9, WORDS[:9], weights=str(tmp_path))
     with pytest.raises(ModelError, match="cannot make a network for ImageClassification"):
         MODELS["hf"]((3, 8, 8), 3, (), weights=str(tmp_path))
+
+
+@pytest.mark.parametrize("broken", ["pickled", "a shard away", "a layer away"])
+def test_weights_that_are_not_there_are_not_drawn_in_silence(broken, tmp_path):
+    config = CONFIGS["llama"][0]()
+    network = transformers.LlamaForCausalLM(config)
+    network.save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+    if broken == "a layer away":
+        held = network.state_dict()
+        gone = {name: leaf for name, leaf in held.items() if "layers.1.mlp.up" not in name}
+        save_file(gone, file, metadata={"format": "pt"})
+        words = "no weights, or others, for model.layers.1.mlp.up_proj.weight"
+    else:
+        file.unlink()
+        name = "pytorch_model.bin" if broken == "pickled" else "model.safetensors.index.json"
+        (tmp_path / name).write_text("{}")
+        words = f"has weights in {name}, and only whole safetensors are read"
+    with pytest.raises(ModelError, match=words):
+        MODELS["hf"]((6,), 64, WORDS, weights=str(tmp_path))
 
 
 def test_what_cannot_be_mapped_is_said_and_trained_one_by_one(tmp_path, monkeypatch):

@@ -23,6 +23,7 @@ from idiolect.models.bases import find_base, read_config
 from idiolect.models.layers import Shape
 
 _OURS = "idiolect"
+_OTHERS = {".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf", ".onnx"}
 _TRIED = 16  # places of the texts that a network is tried on
 _ROUNDING = 1e-4  # relative to the largest logit
 
@@ -190,6 +191,16 @@ def _made(
 ) -> tuple[Any, list[str]]:
     """Return a network and the layers that the folder has no weights for."""
     maker = getattr(transformers, f"AutoModelFor{kind}")
+    others = sorted(
+        file.name
+        for file in home.iterdir()
+        if file.suffix in _OTHERS or file.name.endswith(".index.json")
+    )
+    if others and not any(home.glob("*.safetensors")):
+        raise ModelError(
+            f"{str(home)!r} has weights in {others[0]}, and only whole safetensors are read, which "
+            "run no code; save it again by transformers (save_pretrained)"
+        )
     options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
     try:
         config = transformers.AutoConfig.from_pretrained(home, **options)
@@ -208,6 +219,13 @@ def _made(
         raise ModelError(
             f"transformers cannot make a network for {kind} of {str(home)!r}: {_first_line(error)}"
         ) from error
+    inner = f"{network.base_model_prefix}."  # of a stack of layers: no head, so not meant to be new
+    for name in sorted(missing):
+        if name.startswith(inner) and any(part.isdigit() for part in name.split(".")):
+            raise ModelError(
+                f"{str(home)!r} has no weights, or others, for {name} ({len(missing)} such), which "
+                "its config.json tells of; fetch it again"
+            )
     return network, sorted({f"network.{name.rpartition('.')[0]}" for name in missing})
 
 
