@@ -17,7 +17,7 @@ from idiolect.kernels import (
     convolution_last,
     convolution_pointwise,
     group_norm,
-    layout,
+    weight_order,
 )
 from idiolect.models import layers
 from idiolect.models.resnet import ResidualBlock
@@ -57,7 +57,7 @@ def ours(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
 
     for module in (
         convolution_cuda, convolution_halo, convolution_last, convolution_pointwise, group_norm,
-        layout,
+        weight_order,
     ):  # fmt: skip
         monkeypatch.setattr(module, "launch", lambda *given: None)
     for module in (convolution, group_norm):

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from idiolect.kernels import layout
+from idiolect.kernels import weight_order
 from idiolect.kernels.autotune import Form
 from idiolect.kernels.compiled import is_hopper, launch, round_up
 from idiolect.kernels.convolution_cuda import ConvShape
@@ -26,7 +26,7 @@ _PLACES = {1: 128, 2: 64}  # at a time, by stride
 _STAGES, _WAVES = 4, 2
 
 
-class Cut(NamedTuple):
+class HaloTile(NamedTuple):
     """How the work is cut: channels made by a block, matrices of a warpgroup, threads, stages."""
 
     BN: int
@@ -40,7 +40,7 @@ class Cut(NamedTuple):
         return self.THREADS // 128 * self.MT * 64
 
 
-_CUTS = (Cut(64, 2), Cut(128, 1), Cut(128, 2), Cut(64, 1))
+_CUTS = (HaloTile(64, 2), HaloTile(128, 1), HaloTile(128, 2), HaloTile(64, 1))
 
 
 class Line(NamedTuple):
@@ -95,19 +95,19 @@ def _channels(task: str, s: ConvShape) -> tuple[int, int]:
     return (s.out_channels, s.channels) if turned else (s.channels, s.out_channels)
 
 
-def convolve(x: Tensor, w: Tensor, shape: ConvShape, cut: Cut) -> Tensor:
+def convolve(x: Tensor, w: Tensor, shape: ConvShape, cut: HaloTile) -> Tensor:
     """Convolve."""
-    laid = layout.by_taps(w, x, w.shape[2], rounded=True)
+    laid = weight_order.by_taps(w, x, w.shape[2], rounded=True)
     return _images("convolve", x, laid, shape, cut)
 
 
-def input_gradient(gradient: Tensor, w: Tensor, shape: ConvShape, cut: Cut) -> Tensor:
+def input_gradient(gradient: Tensor, w: Tensor, shape: ConvShape, cut: HaloTile) -> Tensor:
     """Return the gradient by the images."""
-    laid = layout.turned(w, gradient, rounded=True)
+    laid = weight_order.turned(w, gradient, rounded=True)
     return _images("input_gradient", gradient, laid, shape, cut)
 
 
-def _images(task: str, x: Tensor, w: Tensor, s: ConvShape, cut: Cut) -> Tensor:
+def _images(task: str, x: Tensor, w: Tensor, s: ConvShape, cut: HaloTile) -> Tensor:
     """Do a task that makes images; weights are [group, made, row, column, read]."""
     x, turned, line = wide(x, x.shape[2]), task == "input_gradient", line_of(task, s)
     sizes = [(s.height, s.width), (s.out_height, s.out_width)]
@@ -143,14 +143,14 @@ def weight_gradient(gradient: Tensor, x: Tensor, shape: ConvShape) -> Tensor:
     given = [gradient, x, out, s.images, each, *sizes]
     grid = (parts, s.groups, blocks)
     launch("halo.cu", "weight_gradient", constants, grid, threads, given, _gradient_room(s))
-    return layout.put_back(out, s.channels)
+    return weight_order.put_back(out, s.channels)
 
 
 def _half(x: Tensor) -> dict[str, int]:
     return {"HALF": 1} if x.dtype == torch.bfloat16 else {}
 
 
-def _room(cut: Cut, line: Line, channels: int, kind: torch.dtype) -> int:
+def _room(cut: HaloTile, line: Line, channels: int, kind: torch.dtype) -> int:
     """Return the bytes of shared memory of a block: of what it reads, later of what it made."""
     chunks = channels * kind.itemsize // _ROW
     held = min(line.held, chunks) * line.bytes_of(cut.places)

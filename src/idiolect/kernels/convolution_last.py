@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from idiolect.kernels import layout
+from idiolect.kernels import weight_order
 from idiolect.kernels.autotune import Form
 from idiolect.kernels.compiled import launch, round_up
 from idiolect.kernels.convolution_cuda import ConvShape
@@ -75,12 +75,12 @@ def forms(task: str, shape: ConvShape) -> dict[str, Form]:
 
 def convolve(x: Tensor, w: Tensor, shape: ConvShape, which: int) -> Tensor:
     """Convolve."""
-    return _images("convolve", x, layout.by_taps(w, x, _filled(x)), shape, which)
+    return _images("convolve", x, weight_order.by_taps(w, x, _filled(x)), shape, which)
 
 
 def input_gradient(gradient: Tensor, w: Tensor, shape: ConvShape, which: int) -> Tensor:
     """Return the gradient by the images."""
-    return _images("input_gradient", gradient, layout.turned(w, gradient), shape, which)
+    return _images("input_gradient", gradient, weight_order.turned(w, gradient), shape, which)
 
 
 def _images(task: str, x: Tensor, w: Tensor, shape: ConvShape, which: int) -> Tensor:
@@ -123,7 +123,7 @@ def weight_gradient(gradient: Tensor, x: Tensor, shape: ConvShape, which: int) -
     given = [gradient, x, out, s.images, each, *sizes, *kernel]
     launch("channels_last.cu", "weight_gradient", constants, (parts, s.groups, blocks),
            tile.threads, given, shared)  # fmt: skip
-    return layout.put_back(out, s.channels)
+    return weight_order.put_back(out, s.channels)
 
 
 def _constants(x: Tensor, tile: Cut) -> dict[str, int | str]:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from idiolect.kernels import layout
+from idiolect.kernels import weight_order
 from idiolect.kernels.autotune import Form
 from idiolect.kernels.compiled import launch, round_up
 from idiolect.kernels.convolution_cuda import ConvShape
@@ -59,7 +59,7 @@ def weight_gradient(gradient: Tensor, x: Tensor, shape: ConvShape) -> Tensor:
 
 
 def _sum(parts: Tensor) -> Tensor:
-    return layout.put_back(parts, parts.shape[-1])
+    return weight_order.put_back(parts, parts.shape[-1])
 
 
 def _as_read(t: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ import emulate
 import pytest
 import torch
 
-from idiolect.kernels import layout
+from idiolect.kernels import weight_order
 
 
 @pytest.mark.skipif(emulate.COMPILER is None, reason="needs g++ to run CUDA sources")
@@ -21,10 +21,10 @@ def test_kernels_equal_copies(
     channels = sizes[2] + sizes[2] % 4
     wide = torch.zeros(*sizes[:2], *sizes[3:], channels, dtype=kind)
     wide[..., : sizes[2]] = w.permute(0, 1, 3, 4, 2)
-    assert torch.equal(layout.by_taps(w, like, channels), wide)
-    assert torch.equal(layout.turned(w, like), w.permute(0, 2, 3, 4, 1).to(kind))
+    assert torch.equal(weight_order.by_taps(w, like, channels), wide)
+    assert torch.equal(weight_order.turned(w, like), w.permute(0, 2, 3, 4, 1).to(kind))
     parts = torch.randn(3, *wide.shape)
-    back = layout.put_back(parts, sizes[2])
+    back = weight_order.put_back(parts, sizes[2])
     assert back.is_contiguous()
     total = parts[0] + parts[1] + parts[2]
     assert torch.equal(back, total[..., : sizes[2]].permute(0, 1, 4, 2, 3))
@@ -38,7 +38,7 @@ def test_rounded_weights_are_numbers_of_tf32(
     emulate.use(monkeypatch, tmp_path)
     torch.manual_seed(0)
     w, x = torch.randn(1, 64, 64, 3, 3), torch.randn(1, 64, 3, 3, 64)
-    laid = layout.turned(w, torch.empty(0), rounded=True)
+    laid = weight_order.turned(w, torch.empty(0), rounded=True)
     assert not (laid.view(torch.int32) & 0x1FFF).any()
     cut = (x.view(torch.int32) & ~0x1FFF).view(torch.float32)
     off = laid.double() * cut / (w.permute(0, 2, 3, 4, 1).double() * x) - 1

@@ -1,4 +1,4 @@
-"""Orders in memory of stacked weights, [group, out, channel, row, column]: `layout.cu`.
+"""Orders in memory of stacked weights, [group, out, channel, row, column]: `weight_order.cu`.
 
 Kernels for channels last read them in other orders, and torch's copies into those, and of gradients
 back, take twice as long as memory does.
@@ -69,4 +69,4 @@ def _launch(
     half = like.dtype == torch.bfloat16
     constants: dict[str, int | str] = {"THREADS": _THREADS, "ROUNDED": int(rounded and not half)}
     constants |= {"HALF": 1} if half else {}
-    launch("layout.cu", name, constants, grid, _THREADS, given, room)
+    launch("weight_order.cu", name, constants, grid, _THREADS, given, room)
