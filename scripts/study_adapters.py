@@ -64,7 +64,9 @@ STUDIES = {"roles": "base", "reviews": "base", **PRIVATE}
 """The studies, and the base of each."""
 PROCESSES = {  # what runs side by side, each in the order of what was never measured
     "roles": (
-        ("FedSA-LoRA", "pFedLoRA", "Portfolio", "Local", "FedAvg + FT", "FedAvg", "No training"),
+        ("pFedLoRA", "FedSA-LoRA", "No training"),
+        ("Portfolio", "FedAvg"),
+        ("Local", "FedAvg + FT"),
     ),
     "reviews": (
         ("Portfolio", "FedAvg + FT", "Local", "No training"),
@@ -129,6 +131,8 @@ def run(args: argparse.Namespace) -> None:
     more = ["--small"] * args.small + (["--known", args.known.resolve()] if args.known else [])
     for name in wanted:
         for number, labels in enumerate(PROCESSES.get(name, ((),))):
+            if labels and all(late_file(work / name, label).exists() for label in labels):
+                continue
             line = [__file__, "study", name, data, work, *more, "--methods", *labels]
             lines[f"{name}-{number}"] = line
     going: dict[str, subprocess.Popen[bytes]] = {}
@@ -158,6 +162,11 @@ def begin(work: Path, name: str, line: list[Any]) -> "subprocess.Popen[bytes]":
         return subprocess.Popen([sys.executable, "-u", *map(str, line)], stdout=log, stderr=log)
 
 
+def late_file(study: Path, label: str) -> Path:
+    """Return the file of a method's newcomers, which is the last that it writes."""
+    return study / "late" / f"{folder_name(label)}.json"
+
+
 def study(args: argparse.Namespace) -> None:
     """Train some methods of a study, each with its newcomers; or compare a private study's."""
     name, base = args.study, args.work / STUDIES[args.study]
@@ -183,7 +192,9 @@ def study(args: argparse.Namespace) -> None:
     known, datasets = read_json(args.known), dict[str, Dataset]()
     strangers = None
     for label in args.methods:
-        folder = args.work / name / folder_name(label)
+        folder, done = args.work / name / folder_name(label), late_file(args.work / name, label)
+        if done.exists():
+            continue
         own, tune = of_method(experiment, label, chosen_before(known, name, label))
         if tune and (name, label) in WHOLE_TRIALS:
             tune = tune.model_copy(update={"rounds": None})
@@ -193,8 +204,8 @@ def study(args: argparse.Namespace) -> None:
             fewest = 2 if args.small else FEWEST
             strangers = newcomers(name, experiment.data.options, args.data_dir, fewest)
         found = newcomers_of(folder, label, strangers)
-        (args.work / name / "late").mkdir(exist_ok=True)
-        write_json(args.work / name / "late" / f"{folder_name(label)}.json", found)
+        done.parent.mkdir(exist_ok=True)
+        write_json(done, found)
         gc.collect()  # other processes need the memory too
         torch.cuda.empty_cache()
         print(f"its newcomers: after {time.monotonic() - began:.0f} s", flush=True)
