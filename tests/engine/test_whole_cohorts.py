@@ -8,7 +8,7 @@ import torch
 
 import worlds
 from idiolect.core import tree
-from idiolect.methods import APFL, Ditto, FedAMP, FedAvg, FedFomo, FedRep, Scaffold
+from idiolect.methods import APFL, Centralised, Ditto, FedAMP, FedAvg, FedFomo, FedRep, Scaffold
 
 
 def same(left, right):
@@ -40,3 +40,10 @@ def test_not_for_a_few_of_many():
     _, wide = simulations(FedAvg(), cohort=2)
     wide.advance()
     assert sum(len(own._train_plans._members) for own in wide.groups[0]._active["step"]) == 2
+
+
+def test_clients_whose_rows_are_pooled_are_one():
+    plain, pooled = simulations(Centralised())
+    for _ in range(2):
+        plain.advance(), pooled.advance()
+        assert same(plain.tree, pooled.tree)

@@ -181,7 +181,10 @@ class LocalGroup(ClientGroup):
         if self._able is None:
             if any(isinstance(own.members, Mapping) for own in requests):
                 return None
-            held = [{c: len(own.members[c].rows["train"]) for c in self._place} for own in requests]
+            held = [  # where all rows are pooled there is one member, in place of all clients
+                {c: len(own.members[c].rows["train"]) for c in self._place if c < len(own.members)}
+                for own in requests
+            ]
             unequal = len({rows for own in held for rows in own.values() if rows}) > 1
             self._able = [
                 np.array([c for c in own if own[c] and unequal], np.int64) for own in held

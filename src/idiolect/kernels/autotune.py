@@ -345,6 +345,8 @@ def compile_all(known: Mapping[str, Form], inputs: tuple[Any, ...]) -> None:
     def run(form: Form) -> None:
         place: Any = torch.cuda.device_of(inputs[0])  # type: ignore[no-untyped-call]
         with contextlib.suppress(*FAILURES), place:
+            # CUDA makes a thread's context at its first launch; a product that comes first warns.
+            inputs[0].new_zeros(1)
             form(*inputs)
 
     with ThreadPoolExecutor(max(2, min(_COMPILERS, os.cpu_count() or 1))) as pool:
