@@ -263,7 +263,8 @@ def forms_of(what: str) -> Mapping[str, Any]:
     if kind == "LinearSizes":
         return linear.forms(task, shape, own=not half)
     if kind == "GroupNormSizes":
-        return group_norm._FORMS[task]
+        like = torch.empty(shape[:4], dtype=getattr(torch, precision.split(".")[-1]), device="meta")
+        return group_norm.forms(task, shape, like, last=found[2] is not None)
     return (attention if kind == "AttentionSizes" else layer_norm).forms(task, shape)
 
 

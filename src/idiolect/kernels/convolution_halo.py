@@ -40,7 +40,7 @@ class HaloTile(NamedTuple):
         return self.THREADS // 128 * self.MT * 64
 
 
-_CUTS = (HaloTile(64, 2), HaloTile(128, 1), HaloTile(128, 2), HaloTile(64, 1))
+_CUTS = (HaloTile(64, 2), HaloTile(128, 1))  # of four, each won on some layer of a ResNet
 
 
 class Line(NamedTuple):
