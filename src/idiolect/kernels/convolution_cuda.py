@@ -153,9 +153,8 @@ def _every_tile(task: str, shape: ConvShape, most: int = 4) -> tuple[Tile, ...]:
     kinds: tuple[Iterable[Tile], ...]
     if task == "weight_gradient":
         runs = islice(_runs_weights(s), tried)
-        tensor = islice(_tensor_weights(s), 6)
         wide = islice(_wide_weights(s), most)
-        kinds = (_thin_weights(s), wide, tensor, runs, _columns_weights(s))
+        kinds = (_thin_weights(s), wide, runs, _columns_weights(s))
     else:
         tensor, runs = islice(_tensor(s, pool), 5), islice(_runs(s, task), tried)
         kinds = (_thin(s), _wide(s, pool)[:most], tensor, runs)
@@ -195,13 +194,11 @@ def _weight_gradient(gradient: Tensor, x: Tensor, shape: ConvShape, tile: Tile) 
     """Return the gradient by the weights, summed in a fixed order."""
     steps, blocks = tile.blocks
     parts, each = _parts(steps, tile.waves, x, shape.groups * blocks)
-    taps_first = tile.file == "tensor.cu"  # [part, group, tap, output, input]: neighbours write it
-    out = _partial_sums(parts, x, shape, taps_first)
+    out = _partial_sums(parts, x, shape)
     each *= tile.own.get("WK", 1)  # a step of a block may be several of its warps'
     given = [_aligned(gradient), _aligned(x), out, shape.images, each]
     _launch("weight_gradient", tile, (parts, shape.groups, blocks), given)
-    dw = _summed(out)
-    return dw.permute(0, 3, 4, 1, 2).contiguous() if taps_first else dw
+    return _summed(out)
 
 
 def _launch(name: str, tile: Tile, grid: tuple[int, int, int], given: list[Any]) -> None:
@@ -249,9 +246,8 @@ def _aligned(t: Tensor) -> Tensor:
     return t if t.data_ptr() % 16 == 0 else t.clone()
 
 
-def _partial_sums(parts: int, x: Tensor, s: ConvShape, taps_first: bool = False) -> Tensor:
-    kernel, channels = (s.kernel_height, s.kernel_width), (s.out_channels, s.inputs)
-    sizes = (*kernel, *channels) if taps_first else (*channels, *kernel)
+def _partial_sums(parts: int, x: Tensor, s: ConvShape) -> Tensor:
+    sizes = (s.out_channels, s.inputs, s.kernel_height, s.kernel_width)
     return x.new_empty(parts, s.groups, *sizes)
 
 
@@ -370,28 +366,6 @@ def _tensor(s: ConvShape, pool: int) -> Iterator[Tile]:
                 own = {"MT": sixteens, "NT": eights, "OCB": block, "THREADS": threads, "ROWS": rows}
                 blocks = (-(-s.images * height * width // cells), s.out_channels // block)
                 yield Tile("tensor.cu", own, {}, blocks, shared)
-
-
-def _tensor_weights(s: ConvShape) -> Iterator[Tile]:
-    """Propose tiles; with half the threads of a block, each has registers for twice the sums."""
-    halves = ((_THREADS, _SUMS[1]), (_THREADS // 2, 2 * _SUMS[1]))
-    for block, (threads, most) in product((64, 32, 16), halves):
-        fit = {n: _warps_along(s, block, n, threads // _LANES) for n in (4, 2, 1)}
-        fit = {n: along for n, along in fit.items() if along and 4 * s.taps * n <= most}
-        if not fit:
-            continue
-        sixteens = next((n for n, along in fit.items() if _CHUNK * along <= s.channels), min(fit))
-        inputs = _CHUNK * fit[sixteens]
-        for band, waves in ((4, 2), (4, 1), (2, 2)):
-            band = min(band, s.out_height)
-            pixels = round_up(band * s.out_width, 8) + 4
-            deep = (band + s.kernel_height - 1) * (s.out_width + s.kernel_width - 1)
-            shared = 2 * 4 * (block * pixels + inputs * ((deep + 3) // 8 * 8 + 4))
-            if shared <= _HALF:
-                own = {"MT": sixteens, "OCB": block, "BAND": band, "THREADS": threads}
-                outer = s.out_channels // block * -(-s.channels // inputs)
-                blocks = (s.images * -(-s.out_height // band), outer)
-                yield Tile("tensor.cu", own, {}, blocks, shared, waves=waves)
 
 
 _RUN = 4  # pixels of a run of a convolution
@@ -553,7 +527,7 @@ def _warps_for(s: ConvShape, warps: int, sixteens: int) -> tuple[int, int] | Non
     )
 
 
-def _warps_along(s: ConvShape, block: int, sixteens: int, warps: int = _WARPS) -> int:
+def _warps_along(s: ConvShape, block: int, sixteens: int, warps: int) -> int:
     """Return how many warps of a block share its output channels; 0 where that cannot be."""
     if s.channels % _CHUNK or s.out_channels % 16 or s.taps % 2 == 0:
         return 0

@@ -7,13 +7,11 @@
 //
 // Constants: C, H, W (what is read), OC, OH, OW (what is made), KH, KW, PAD, TRANSPOSED, RELU (1: bias and ReLU
 // follow at once), POOL (2: 2x2 max-pooling too), THREADS, OCB (channels of a block), MT and NT (tiles of 16 channels and
-// of 8 pixels of a warp), ROWS (rows of images that a block may need), BAND (rows of a step of weight_gradient).
+// of 8 pixels of a warp), ROWS (rows of images that a block may need). Gradients by the weights: `runs.cu`.
 
 #define TAPS (KH * KW)
 
 #include "common.cuh"
-
-#if !WEIGHT_GRADIENT
 
 #define MADE_H (OH / POOL)
 #define MADE_W (OW / POOL)
@@ -169,124 +167,3 @@ convolve(const float* __restrict__ x, const float* __restrict__ w, const float* 
 #endif
     }
 }
-
-#else
-
-#define CB (8 * THREADS / 32 / (OCB / (16 * MT)))  // channels that a block reads; a warp takes 8
-#define ACROSS (OW + KW - 1)
-#define DEEP (BAND + KH - 1)
-#define PIXELS ((BAND * OW + 7) / 8 * 8)
-#define SP (PIXELS + 4)                         // 4 more than a multiple of 8: no two threads in one bank
-#define PLANE ((DEEP * ACROSS + 3) / 8 * 8 + 4)
-#define STRIPES ((OH + BAND - 1) / BAND)
-#define WARPS (THREADS / 32)
-#define FOURS (OH * OW % 4 == 0 && BAND * OW % 4 == 0)  // whether gradients can be copied four at a time
-#define RESIDENT ((TAPS * MT > 25 ? 256 : 512) / THREADS)  // blocks of a multiprocessor, as its registers allow
-
-// out[part, g, tap, o, c] = sum over the part's pixels of gradient[g, image, o] * x[g, image, c].
-extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
-weight_gradient(const float* __restrict__ gradient, const float* __restrict__ x, float* __restrict__ out,
-          int images, int each) {
-  extern __shared__ float4 memory[];
-  const int stage = OCB * SP + CB * PLANE;
-  const int g = blockIdx.y, base = blockIdx.z % (OC / OCB) * OCB, lowest = blockIdx.z / (OC / OCB) * CB;
-  const int first = blockIdx.x * each, last = min(images * STRIPES, first + each);
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, across = lane / 4, along = lane % 4;
-  const int low = warp % (OCB / (16 * MT)) * 16 * MT, c8 = warp / (OCB / (16 * MT)) * 8;
-  x += (size_t)g * images * (C * H * W) + lowest * H * W;
-  gradient += (size_t)g * images * (OC * OH * OW) + base * OH * OW;
-  auto load = [&](int number) {
-    float* gradients = (float*)memory + (number & 1) * stage; // [OCB][SP]
-    float* held = gradients + OCB * SP;                       // [CB][PLANE]
-    const int image = number / STRIPES, top = number % STRIPES * BAND;
-    const float* source = gradient + (size_t)image * (OC * OH * OW) + top * OW;
-#if FOURS
-    for (int i = threadIdx.x; i < OCB * (PIXELS / 4); i += THREADS) {
-      const int o = i / (PIXELS / 4), k = i % (PIXELS / 4) * 4;
-      const bool inside = k < BAND * OW && top * OW + k < OH * OW;
-      bring16(gradients + o * SP + k, inside ? source + o * OH * OW + k : gradient, inside);
-    }
-#else
-    for (int o = warp; o < OCB; o += WARPS)
-      for (int k = lane; k < PIXELS; k += 32) {
-        const bool inside = k < BAND * OW && top * OW + k < OH * OW;
-        bring(gradients + o * SP + k, inside ? source + o * OH * OW + k : gradient, inside);
-      }
-#endif
-    const float* picture = x + (size_t)image * (C * H * W);
-    for (int line = warp; line < CB * DEEP; line += WARPS) {
-      const int c = line / DEEP, row = top + line % DEEP - PAD;
-      const float* from = picture + (c * H + row) * W;
-      for (int i = lane; i < ACROSS; i += 32) {
-        const int col = i - PAD;
-        const bool inside = lowest + c < C && row >= 0 && row < H && col >= 0 && col < W;
-        bring(held + c * PLANE + line % DEEP * ACROSS + i, inside ? from + col : x, inside);
-      }
-    }
-    close_stage();
-  };
-  float sums[TAPS][MT][4];
-#pragma unroll
-  for (int tap = 0; tap < TAPS; tap++)
-#pragma unroll
-    for (int m = 0; m < MT; m++)
-#pragma unroll
-      for (int i = 0; i < 4; i++) sums[tap][m][i] = 0.f;
-
-  if (first < last) load(first);
-  for (int number = first; number < last; number++) {
-    if (number + 1 < last) {
-      load(number + 1);
-      await_stage<1>();
-    } else {
-      await_stage<0>();
-    }
-    __syncthreads();
-    const float* gradients = (const float*)memory + (number & 1) * stage + (low + across) * SP + along;
-    const float* held = (const float*)memory + (number & 1) * stage + OCB * SP + (c8 + across) * PLANE;
-#pragma unroll 1
-    for (int k = 0; k < PIXELS; k += 8) {
-      unsigned large[MT][4], small[MT][4];
-#pragma unroll
-      for (int m = 0; m < MT; m++)
-#pragma unroll
-        for (int i = 0; i < 4; i++)
-          part(gradients[(m * 16 + i % 2 * 8) * SP + k + i / 2 * 4], &large[m][i], &small[m][i]);
-      const int near = min(k + along, BAND * OW - 1), far = min(k + along + 4, BAND * OW - 1);
-      const float* left = held + near + near / OW * (KW - 1);
-      const float* right = held + far + far / OW * (KW - 1);
-#pragma unroll
-      for (int tap = 0; tap < TAPS; tap++) {
-        const int shift = tap / KW * ACROSS + tap % KW;
-        unsigned big[2], little[2];
-        part(left[shift], &big[0], &little[0]);
-        part(right[shift], &big[1], &little[1]);
-#if !ROUNDED
-#pragma unroll
-        for (int m = 0; m < MT; m++) multiply_short(sums[tap][m], small[m], big);
-#pragma unroll
-        for (int m = 0; m < MT; m++) multiply_short(sums[tap][m], large[m], little);
-#endif
-#pragma unroll
-        for (int m = 0; m < MT; m++) multiply_short(sums[tap][m], large[m], big);
-      }
-    }
-    __syncthreads();
-  }
-  if (lowest + c8 >= C) return;  // channels are whole eights
-  out += ((size_t)blockIdx.x * gridDim.y + g) * TAPS * OC * C;
-#pragma unroll
-  for (int tap = 0; tap < TAPS; tap++)
-#pragma unroll
-    for (int m = 0; m < MT; m++)
-#pragma unroll
-      for (int i = 0; i < 4; i += 2) {
-        const int o = base + low + m * 16 + i / 2 * 8 + across, c = lowest + c8 + along * 2;
-        float2 two;
-        two.x = sums[tap][m][i];
-        two.y = sums[tap][m][i + 1];
-        *(float2*)(out + ((size_t)tap * OC + o) * C + c) = two;
-      }
-}
-
-#endif
