@@ -108,9 +108,9 @@ static void half_product(float* sums, const unsigned* a, const unsigned* b) {
 template <class T> static unsigned long __cvta_generic_to_shared(const T* p) {
   return (const char*)p - (const char*)shared_memory;
 }
-typedef unsigned long long Word;
+typedef unsigned long long Laid;
 // A number of a matrix of wgmma, which sums over numbers of a row or, if `turned`, over rows.
-static float element(Word matrix, int row, int k, int size, int turned) {
+static float element(Laid matrix, int row, int k, int size, int turned) {
   const int start = (matrix & 0x3fff) << 4;
   const int wide = (matrix >> 16 & 0x3fff) << 4, eight = (matrix >> 32 & 0x3fff) << 4;
   const int at = start + (turned ? row / 64 * wide + k / 8 * eight + k % 8 * 128 + row % 64 * size
@@ -119,7 +119,7 @@ static float element(Word matrix, int row, int k, int size, int turned) {
   if (size == 4) return short_of(*(const unsigned*)from);
   return __uint_as_float((unsigned)*(const unsigned short*)from << 16);
 }
-static void group_product(float* sums, int many, int size, int turned, Word a, Word b, int more) {
+static void group_product(float* sums, int many, int size, int turned, Laid a, Laid b, int more) {
   const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
   for (int n = 0; n < many / 8; n++)
     for (int i = 0; i < 4; i++) {
