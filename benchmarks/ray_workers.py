@@ -118,7 +118,7 @@ def killed(ray: Any, options: argparse.Namespace, before: int = 5, after: int = 
         advance()
     usual = min(took[2:])
     pid = cut._job.cluster.about()[-1]["pid"]
-    killer = threading.Timer(usual / 2, os.kill, (pid, signal.SIGKILL))
+    killer = threading.Timer(usual / 4, os.kill, (pid, signal.SIGKILL))
     killer.start()
     for _ in range(1 + after):
         advance()
@@ -128,7 +128,7 @@ def killed(ray: Any, options: argparse.Namespace, before: int = 5, after: int = 
         "bytes of a round": dict(counted.count),
         "parameters": sum(leaf.numel() for leaf in tree.leaves(whole.states)),
         "seconds of rounds before": took[2:before],
-        "killed after": usual / 2,
+        "killed after": usual / 4,
         "seconds of that round": took[before],
         "and of those after": took[before + 1 :],
         "ratio": took[before] / usual,

@@ -382,6 +382,7 @@ def summary(content: Figures) -> Figures:
         "verdict": compared.verdict.sentence,
         "federation": content["data"]["federations"][0],
         "device": device,
+        "bases": sorted({own["model"].get("digest", "") for own in content["methods"].values()}),
         "precision": "fp32" if device == "cpu" else PRECISION,
         "versions": content["versions"],
         "methods": methods,

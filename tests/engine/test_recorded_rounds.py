@@ -6,6 +6,7 @@ GPU has, such as memory that is used again, is for `benchmarks/gpu_check.py`.
 """
 
 import contextlib
+import weakref
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 import worlds
 from idiolect.core import client, graph_scan
 from idiolect.engine import block_runner, local_group
-from idiolect.kernels import autotune
+from idiolect.kernels import autotune, cuda_graph
 from idiolect.kernels.cuda_graph import side_by_side
 from test_laws import ended, made
 
@@ -105,6 +106,8 @@ def recorded(monkeypatch):
     monkeypatch.setattr(client, "_span", lambda plan: 3)
     monkeypatch.setattr(local_group, "_TINY", 0)  # several blocks of a tiny network
     monkeypatch.setattr(Graph, "replays", 0)
+    monkeypatch.setattr(local_group, "BESIDE", [])  # streams of this test are no other's
+    monkeypatch.setattr(cuda_graph, "_ALIVE", weakref.WeakSet())
 
     def pieces(steps, worth):
         monkeypatch.setattr(graph_scan, "PIECE", steps)

@@ -44,7 +44,8 @@ def cross_entropy(logits: Tensor, labels: Tensor, weight: Tensor) -> Tensor:
 
 def single_cross_entropy(logits: Tensor, labels: Tensor, weight: Tensor) -> Tensor:
     """Do the same for a single client, by the operations that cost the host least."""
-    each = functional.cross_entropy(logits.flatten(0, -2), labels.flatten(), reduction="none")
+    label = labels.flatten().long()  # others have no loss in torch
+    each = functional.cross_entropy(logits.flatten(0, -2), label, reduction="none")
     share = getattr(weight, "share", None)
     if share is None:
         share = shares(weight, weight.dim())

@@ -43,6 +43,7 @@ def suits_host(logits: Tensor, labels: Tensor, weight: Tensor) -> bool:
         logits.device.type == "cpu"
         and logits.dim() == 2
         and logits.dtype == weight.dtype
+        and labels.dtype == torch.int64
         and labels.shape == weight.shape == logits.shape[:1]
         and all_stacked(logits, labels, weight)
         and not stack_of(weight).requires_grad
