@@ -197,7 +197,7 @@ def _weight_gradient(gradient: Tensor, x: Tensor, shape: ConvShape, tile: Tile) 
     parts, each = _parts(steps, tile.waves, x, shape.groups * blocks)
     taps_first = tile.file == "tensor.cu"  # [part, group, tap, output, input]: neighbours write it
     out = _partial_sums(parts, x, shape, taps_first)
-    each *= tile.own.get("WK", 1)  # a step of a block may be several of its warps'
+    each *= tile.own.get("WK", 1)  # a step of a block is one of each of these warps
     given = [_aligned(gradient), _aligned(x), out, shape.images, each]
     _launch("weight_gradient", tile, (parts, shape.groups, blocks), given)
     dw = _summed(out)
