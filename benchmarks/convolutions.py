@@ -96,7 +96,7 @@ def rounds(build, shape, clients, size, batch) -> float:
         method,
         [SeededRun(0, fed.train_data)],
         {"a": Architecture(build)},
-        backend=Backend(device="cuda"),
+        backend=Backend(device="cuda", kernels="first"),
     )
     for _ in range(3):
         sim.advance()

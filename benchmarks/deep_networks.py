@@ -1,15 +1,18 @@
 """Check and time deep networks and their layers, and rounds of unequal clients, on CUDA.
 
-    PYTHONPATH=src python benchmarks/deep_networks.py [PART ...] [--json FILE]
+    PYTHONPATH=src python benchmarks/deep_networks.py [PART ...] [--json FILE] [--seconds S]
 
-Parts: `norm` (group normalisation against double precision), rounds such as `resnet18-10:bf16` or
-`shufflenet-20:fp32` (milliseconds, the kernels that took longest, and every form that was tried
-with its relative difference from double precision and its milliseconds), `unequal`. A part that
-fails is reported, and the next begins.
+Parts: `norm` (group normalisation against double precision), `halo` (a convolution by Hopper's
+matrix units), rounds such as `resnet18-10:bf16` or `shufflenet-20:fp32` (milliseconds; the
+difference of a step's gradient from double precision; the kernels that took longest; and every form
+that was tried with its relative difference from double precision and its milliseconds), `unequal`.
+A part that fails is reported, and the next begins.
 """
 
 import argparse
+import copy
 import json
+import math
 import time
 import traceback
 from functools import partial
@@ -17,21 +20,29 @@ from pathlib import Path
 from unittest import mock
 
 import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+from torch.nn import functional as F
 from torch.profiler import ProfilerActivity, profile
 
 from idiolect.bench.workloads import CIFAR, CLASSES, WORKLOADS, Workload, federation, simulation
+from idiolect.core.network import replace_layers
 from idiolect.engine import local_group
-from idiolect.engine.backend import Backend
-from idiolect.kernels import autotune, group_norm
-from idiolect.kernels.autotune import apart, milliseconds
+from idiolect.engine.backend import Backend, multiplying
+from idiolect.kernels import autotune, compiled, convolution_halo, group_norm
+from idiolect.kernels.autotune import apart, few, milliseconds
+from idiolect.kernels.convolution import PLAIN
+from idiolect.kernels.convolution_cuda import ConvShape
 from idiolect.kernels.group_norm import GroupNormSizes
 from idiolect.methods import FedAvg
 from idiolect.models import MODELS
 
-PARTS = (
-    "norm", "resnet18-10:bf16", "resnet10-20:bf16", "resnet18-10:tf32", "shufflenet-20:fp32",
-    "resnet10-20:tf32", "shufflenet-20:bf16", "resnet10-20:fp32",
-)  # fmt: skip
+PARTS = ("resnet10-20:bf16", "resnet18-10:bf16", "shufflenet-20:fp32", "resnet18-10:tf32")
+HALO = (
+    ConvShape(20, 32, 64, 32, 32, 64, 3, 3, 1, 1),
+    ConvShape(20, 32, 128, 16, 16, 256, 3, 3, 2, 1),
+)
+TOP = 10  # kernels that are printed
 NORMS = (
     GroupNormSizes(10, 64, 64, 1024, 8, 1e-5, True),
     GroupNormSizes(20, 32, 512, 16, 8, 1e-5, False),
@@ -84,7 +95,7 @@ def rounds_of(name: str, precision: str) -> dict[str, object]:
     work = SHUFFLENET if name == "shufflenet-20" else WORKLOADS[name]
     autotune.trials.clear()
     autotune.forget()
-    backend = Backend("vectorised", DEVICE, precision=precision)
+    backend = Backend("vectorised", DEVICE, precision=precision, kernels="first")
     sim = simulation(work, federation(work.sizes, work.shape), backend)
     with mock.patch.object(autotune, "_shipped", dict):  # so that all forms are tried
         first = [round(_seconds(sim.advance), 3) for _ in range(3)]
@@ -92,10 +103,25 @@ def rounds_of(name: str, precision: str) -> dict[str, object]:
     with profile(activities=[ACTIVITY[DEVICE]]) as seen:
         _seconds(sim.advance)
     rows = sorted(seen.key_averages(), key=lambda row: -row.self_device_time_total)
-    print(f"{name} {precision}: {ms:.1f} ms, first rounds {first} s", flush=True)
+    every = sum(row.self_device_time_total for row in rows)
+    far = gradient_difference(work, precision)
+    rate = round(work.examples / ms * 1e3)
+    print(
+        f"== {name} {precision}: {ms:.1f} ms ({rate} samples/s), first rounds {first} s", flush=True
+    )
+    print(
+        f"   gradient against float64: {far:.1e}; device {every / 1e3:.1f} ms, of which", flush=True
+    )
+    for row in rows[:TOP]:
+        took = row.self_device_time_total
+        print(
+            f"   {took / max(every, 1):6.1%} {took / 1e3:7.2f} ms {row.count:5d}  {row.key[:100]}"
+        )
     return {
         "ms": ms,
-        "samples/s": round(work.examples / ms * 1e3),
+        "samples/s": rate,
+        "difference of a gradient": far,
+        "device ms": every / 1e3,
         "first rounds, s": first,
         "kernels": [
             f"{row.self_device_time_total:9.0f} us {row.count:6d}  {row.key[:170]}"
@@ -104,6 +130,77 @@ def rounds_of(name: str, precision: str) -> dict[str, object]:
         ],
         "forms": {**autotune.trials},
     }
+
+
+def gradient_difference(work: Workload, precision: str) -> float:
+    """Return how far the gradient of a step, of two clients, is from that in double precision."""
+    torch.manual_seed(0)
+    network, clients, batch = work.build().to(DEVICE), len(work.sizes), work.method.batch
+    x = torch.randn(clients, batch, *work.shape, device=DEVICE)
+    y = torch.randint(0, CLASSES, (clients, batch), device=DEVICE)
+
+    def gradients(model: nn.Module, many: int, kind: torch.dtype) -> dict[str, Tensor]:
+        def loss(own: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+            half = precision == "bf16" and kind == torch.float32
+            with torch.autocast(DEVICE, torch.bfloat16, enabled=half, cache_enabled=False):
+                logits = functional_call(model, own, (x,))
+            return F.cross_entropy(logits.to(kind), y)
+
+        own = {
+            name: value.detach().to(kind).expand(many, *value.shape).contiguous()
+            for name, value in network.named_parameters()
+        }
+        return vmap(grad(loss))(own, x[:many].to(kind), y[:many])
+
+    exact = gradients(copy.deepcopy(network).double(), 2, torch.float64)
+    with multiplying(precision, torch.device(DEVICE)):
+        made = gradients(replace_layers(copy.deepcopy(network)), clients, torch.float32)
+    pairs = [(made[name][:2].double(), value) for name, value in exact.items()]
+    off = sum(float((one - other).square().sum()) for one, other in pairs)
+    return math.sqrt(off / sum(float(other.square().sum()) for _, other in pairs))
+
+
+def halo() -> dict[str, object]:
+    """Compare and time every form of some convolutions for Hopper.
+
+    Where results are wrong, once more with the row that a matrix begins in told to the unit.
+    """
+    found = {"as it is": _halo_forms()}
+    if any(float(own.split(",")[0]) > 0.02 for own in found["as it is"].values()):
+        own = compiled._text
+
+        def told(file: str) -> str:
+            return own(file).replace(
+                "1ull << 62 |", "1ull << 62 | (Matrix)(start >> 7 & 7) << 49 |"
+            )
+
+        compiled.kernel.cache_clear()
+        with mock.patch.object(compiled, "_text", told):
+            found["with the first row told"] = _halo_forms()
+        compiled.kernel.cache_clear()
+    return {**found}
+
+
+def _halo_forms() -> dict[str, str]:
+    found: dict[str, str] = {}
+    for s, kind in ((s, kind) for s in HALO for kind in (torch.bfloat16, torch.float32)):
+        x = torch.randn(s.groups, s.images, s.channels, s.height, s.width, device=DEVICE).to(kind)
+        g = torch.randn(s.groups, s.images, s.out_channels, s.out_height, s.out_width)
+        g = g.to(DEVICE, kind)
+        w = torch.randn(s.groups, s.out_channels, s.channels, 3, 3, device=DEVICE)
+        tasks = {"convolve": (x, w), "input_gradient": (g, w), "weight_gradient": (g, x)}
+        for task, given in tasks.items():
+            exact = PLAIN[task](*few((*given, s)))
+            forms = convolution_halo.forms(task, s, kind)
+            autotune.compile_all(forms, (*given, s))
+            for name, form in forms.items():
+                inputs = form.arrange((*given, s))
+                far = apart(form(*inputs)[:2], exact)
+                ms = milliseconds(form, *inputs)
+                rate = 2 * g.numel() * s.channels * s.taps / ms / 1e9
+                what = f"{kind} {task} {s.channels} {s.height} stride {s.stride} {name}"
+                found[what] = f"{far:.1e}, {ms:.4f} ms, {rate:.0f} TFLOP/s"
+    return found
 
 
 def _seconds(run) -> float:  # type: ignore[no-untyped-def]
@@ -125,7 +222,9 @@ def unequal() -> dict[str, float]:
         work = Workload("", network, CIFAR, sizes, FedAvg(batch=100, lr=0.01, epochs=5))
         how = local_group.side_by_side if beside else in_turn
         with mock.patch.object(local_group, "side_by_side", how):
-            sim = simulation(work, federation(sizes, CIFAR), Backend("vectorised", DEVICE))
+            sim = simulation(
+                work, federation(sizes, CIFAR), Backend("vectorised", DEVICE, kernels="first")
+            )
             for _ in range(3):
                 sim.advance()
             return 1e3 * min(_seconds(sim.advance) for _ in range(3))
@@ -143,16 +242,20 @@ def main() -> None:
     ask = argparse.ArgumentParser(description=__doc__)
     ask.add_argument("parts", nargs="*", default=PARTS)
     ask.add_argument("--json", type=Path, help="also write the figures here")
-    asked = ask.parse_args()
+    ask.add_argument("--seconds", type=float, default=math.inf, help="begin no part after these")
+    asked, began = ask.parse_args(), time.perf_counter()
     found: dict[str, object] = {}
     for part in asked.parts:
         name, _, precision = part.partition(":")
         start = time.perf_counter()
+        if start - began > asked.seconds:
+            print(f"{part}: no time left", flush=True)
+            continue
         try:
             run = (
                 partial(rounds_of, name, precision)
                 if precision
-                else {"norm": norm, "unequal": unequal}[name]
+                else {"norm": norm, "halo": halo, "unequal": unequal}[name]
             )
             found[part] = run()
         except Exception:  # the next part may still tell something

@@ -1,9 +1,11 @@
 """Check every method's captured CUDA rounds against the sequential backend, and time them.
 
-    PYTHONPATH=src python benchmarks/gpu_check.py [--json FILE] [--checks] [--part 0/4]
+    PYTHONPATH=src python benchmarks/gpu_check.py [--json FILE] [--checks] [--quick] [--part 0/4]
 
-First 3 rounds of 8 ragged clients in float64 on both sides, then milliseconds a round for 20
-clients of 600 examples at batch 20, as in the table of peers.
+First 4 rounds of 8 ragged clients in float64 on both sides, then milliseconds a round for 20
+clients of 600 examples at batch 20, as in the table of peers. `--quick` compares 3 rounds of 5
+clients (one kernel by kernel, one captured, one replayed), and times nothing; the line at the end
+says how many were compared, which were too far apart, and the seconds of the slowest.
 """
 
 import argparse
@@ -33,6 +35,7 @@ from idiolect.models import MODELS
 from idiolect.models.adapters import LoRA, adapt_network
 
 SHAPE = (1, 28, 28)
+RAGGED, QUICK = [90, 61, 40, 34, 20, 7, 64, 80], [80, 25, 40, 7, 16]
 
 
 def network() -> nn.Module:
@@ -92,18 +95,21 @@ def difference(
     shape: tuple[int, ...] = SHAPE,
     build: object = network,
     device: str = "cuda",
+    quick: bool = False,
 ) -> float:
-    """Largest relative difference of any tree after 4 rounds and deployment, in float64."""
+    """Largest relative difference of any tree after the rounds and deployment, in float64."""
     # At batch 16 no last batch is of one example, of which batch normalisation keeps only rounding.
-    fed = federation([90, 61, 40, 34, 20, 7, 64, 80], shape, held_out=10)
+    sizes, rounds = (QUICK, 3) if quick else (RAGGED, 4)
+    fed = federation(sizes, shape, held_out=10)
     fed = with_public(fed) if shape == SHAPE else fed
     sides = []
     torch.set_default_dtype(torch.float64)
     for backend in (Backend("sequential", "cpu"), Backend("vectorised", device)):
         sim = simulation(method, fed, build, backend)
-        for _ in range(4):
+        for _ in range(rounds):
             sim.advance()
-        verdict = sim.evaluate([fed.test_data], keep=True)[0]
+        if not quick:
+            sim.evaluate([fed.test_data], keep=True)
         verdict = sim.evaluate([fed.test_data], keep=True)[0]
         deployed = [kept for _, kept in verdict.deployed]
         sides.append([leaf.cpu().double() for leaf in tree.leaves((sim.tree, deployed))])
@@ -127,17 +133,25 @@ def milliseconds(sim: Simulation, rounds: int = 20) -> float:
 
 
 Row = dict[str, float | str]
+FAR = 1e-9  # a difference in float64 that rounding does not explain
 
 
-def checked(name: str, made: Callable[[], Method], device: str, timed: Method | None) -> Row:
+def checked(
+    name: str, made: Callable[[], Method], device: str, timed: Method | None, quick: bool
+) -> Row:
     """Compare a method's captured rounds with the sequential ones; time `timed` as well."""
+    began = time.perf_counter()
     try:
         method = made()
-        row: Row = {"difference": difference(method, SHAPE, network_of(method), device)}
+        row: Row = {"difference": difference(method, SHAPE, network_of(method), device, quick)}
+        row["seconds"] = round(time.perf_counter() - began, 2)
         if timed is not None:
             equal = with_public(federation([600] * 20, SHAPE, held_out=10))
             row["ms"] = milliseconds(
-                simulation(timed, equal, network_of(timed), Backend(device="cuda")), 5
+                simulation(
+                    timed, equal, network_of(timed), Backend(device="cuda", kernels="first")
+                ),
+                5,
             )
     except Exception as error:
         torch.set_default_dtype(torch.float32)
@@ -154,14 +168,16 @@ NETWORKS: dict[str, dict[str, Any]] = {
 }
 
 
-def networks(device: str, part: int, parts: int) -> Iterator[tuple[str, Row]]:
+def networks(device: str, part: int, parts: int, quick: bool) -> Iterator[tuple[str, Row]]:
     """Check FedAvg on networks of the papers."""
     for name, more in list(NETWORKS.items())[part::parts]:
         try:
             # Batch normalisation of a last batch of two lets rounding grow 60-fold a round at 0.05.
             fedavg = METHODS["fedavg"](batch=16, lr=0.001)
             build = lambda name=name, more=more: MODELS[name]((3, 32, 32), CLASSES, **more)  # noqa: E731
-            row: Row = {"difference": difference(fedavg, (3, 32, 32), build, device)}
+            began = time.perf_counter()
+            row: Row = {"difference": difference(fedavg, (3, 32, 32), build, device, quick)}
+            row["seconds"] = round(time.perf_counter() - began, 2)
         except Exception as error:
             row = {"error": f"{type(error).__name__}: {str(error)[:300]}"}
         print(name, more, row, flush=True)
@@ -177,7 +193,7 @@ def speeds() -> Iterator[tuple[str, Row]]:
         ("lenet5", colour, lambda: MODELS["lenet5"]((3, 32, 32), CLASSES)),
     ):
         for batch in (20, 100):
-            backend = Backend(device="cuda")
+            backend = Backend(device="cuda", kernels="first")
             took = milliseconds(simulation(METHODS["fedavg"](batch=batch), fed, build, backend))
             row: Row = {"ms": took, "samples_per_s": 12e6 / took}
             print(label, batch, row, flush=True)
@@ -189,8 +205,11 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="where figures go, one by one as they come")
     parser.add_argument("--part", default="0/1", help="k/n: every n-th method from the k-th on")
     parser.add_argument("--checks", action="store_true", help="compare, and time nothing")
+    parser.add_argument("--quick", action="store_true", help="less of it, and time nothing")
     parser.add_argument("--device", default="cuda", help="cpu to try this script without a GPU")
     options = parser.parse_args()
+    options.checks |= options.quick
+    began = time.perf_counter()
     part, parts = map(int, options.part.split("/"))
     out: dict[str, Row] = {}
     named = torch.cuda.get_device_name() if options.device == "cuda" else "cpu"
@@ -203,11 +222,18 @@ def main() -> None:
 
     timed = methods(batch=20)
     for name, made in list(methods(batch=16, lr=0.05).items())[part::parts]:
-        note(name, checked(name, made, options.device, None if options.checks else timed[name]()))
-    for name, row in networks(options.device, part, parts):
+        own = None if options.checks else timed[name]()
+        note(name, checked(name, made, options.device, own, options.quick))
+    for name, row in networks(options.device, part, parts, options.quick):
         note(name, row)
     for name, row in speeds() if part == 0 and not options.checks else ():
         note(name, row)
+    compared = {name: row for name, row in out.items() if "ms" not in row or "difference" in row}
+    far = [name for name, row in compared.items() if not float(row.get("difference", 1)) < FAR]
+    slow = sorted(compared, key=lambda name: -float(out[name].get("seconds", 0)))[:5]
+    print(f"{len(compared)} compared, {len(far)} not equal: {far}; "
+          f"{time.perf_counter() - began:.0f} s, of which "
+          f"{ {name: out[name].get('seconds') for name in slow} }")  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -344,7 +344,7 @@ def agreement(method, build, shape):
     """Largest relative difference of any tree after 2 rounds, single precision: kernels and all."""
     fed = federation([20, 20, 13], shape, held_out=10)
     sides = []
-    for backend in (Backend("sequential", "cpu"), Backend(device="cuda")):
+    for backend in (Backend("sequential", "cpu"), Backend(device="cuda", kernels="first")):
         sim = simulation(METHODS[method](batch=10, lr=0.01), fed, build, backend)
         for _ in range(4):
             sim.advance()
@@ -361,7 +361,7 @@ def workload(method, build, shape, clients, size, batch, rounds=10):
         METHODS[method](batch=batch, lr=0.01),
         [SeededRun(0, fed.train_data)],
         {"a": Architecture(build)},
-        backend=Backend(device="cuda"),
+        backend=Backend(device="cuda", kernels="first"),
     )
     began = time.perf_counter()
     for _ in range(3):

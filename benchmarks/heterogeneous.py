@@ -103,7 +103,9 @@ def timed(device: str, chosen: tuple[str, ...], clients: int, rounds: int) -> di
     settings = {"batch": 128, "sample": 1000, "public_batch": 256, "lr": 0.02}
     ours, plain = (
         seconds(
-            kind, simulation(fed, NETWORKS, Backend(kind, device), chosen, **settings), *repeats
+            kind,
+            simulation(fed, NETWORKS, Backend(kind, device, kernels="first"), chosen, **settings),
+            *repeats,
         )
         for kind, repeats in (("vectorised", (rounds, 2)), ("sequential", (1, 1)))
     )

@@ -30,7 +30,7 @@ def main() -> None:
         METHODS[options.method](batch=options.batch, momentum=0.9),
         [SeededRun(0, fed.train_data)],
         {"a": Architecture(lambda: MODELS[options.model](shape, CLASSES))},
-        backend=Backend(device="cuda"),
+        backend=Backend(device="cuda", kernels="first"),
     )
     for _ in range(4):
         sim.advance()

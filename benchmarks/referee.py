@@ -1,27 +1,47 @@
 """Time the referee's suite for one method, problem by problem.
 
     python benchmarks/referee.py fedavg-ft --size whole --seconds 240 --json OUT.json
+    python benchmarks/referee.py fedavg-ft --size whole --reckon --seconds 100 --json OUT.json
     python benchmarks/referee.py --table OUT.json     # for docs/referee.md
 
 Problems whose twin is like them come last, so that a run that is cut says most. A problem's seconds
 are all that a user waits for: dividing the data, four trials, the final training of five seeds,
 scoring. Reading the files is apart. What was trained is in the JSON too (`line`).
+
+`--reckon` measures less: of each problem one training, with all its clients, rows and seeds, cut
+after a few rounds, and reckons the problem from it. A training is the measured one with more rounds
+at the pace of the third and fourth; a final one has further scorings at the price of the first,
+which is more than they cost once they are recorded. Choosing kernels is counted once a problem.
+There are four trials and, since each seed takes what is best for it, one final training for each
+setting that was chosen: as many as this method had on the small problem of the same name. It is a
+reckoning, and no measurement of the suite.
 """
 
 import argparse
+import dataclasses
+import gc
 import json
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from unittest import mock
+
+import torch
 
 from idiolect.data import Dataset
 from idiolect.engine.outcome import Silent, Tick
-from idiolect.experiment.build import build_federations
+from idiolect.experiment.build import build_federations, build_job, build_shared
 from idiolect.experiment.referee.challenger import find_challenger
-from idiolect.experiment.referee.referee_run import train_line
-from idiolect.experiment.referee.suite import SIZES, load_suite
+from idiolect.experiment.referee.referee_run import read_lines, stored_folder, train_line
+from idiolect.experiment.referee.suite import SIZES, Contestant, SuiteProblem, load_suite
+from idiolect.experiment.train import train
+from idiolect.experiment.tune import proposals, search_space, with_settings
+from idiolect.kernels import autotune
 
+ROUNDS = 5  # of a training that is reckoned from: two to record, two for the pace, one with scoring
+USUAL = 2  # settings that five seeds choose, where the small suite does not say
 LAST = ("persfl-ds3", "cifar10-pathological", "fmnist-dirichlet")
 
 
@@ -53,8 +73,134 @@ class Clock(Silent):
         self.jobs.append({"what": label, "seconds": round(took, 2), "first": round(self._first, 2)})
 
 
+class Pace(Silent):
+    """Notes when each round, with its scoring, was over."""
+
+    def __init__(self) -> None:
+        self.at: list[float] = []
+
+    def begin(self, label: str, round: int, rounds: int) -> None:
+        """Start the clock."""
+        self.at.append(time.perf_counter())
+
+    def tick(self, tick: Tick) -> None:
+        """Take the time."""
+        self.at.append(time.perf_counter())
+
+
+def measured(
+    problem: SuiteProblem, who: Contestant, device: str | None, datasets: dict[str, Dataset]
+) -> dict[str, float]:
+    """Train the first of a problem's settings for a few rounds; return what its parts took."""
+    began = time.perf_counter()
+    experiment = problem.experiment(who, device)
+    held = build_shared(experiment, None, datasets)
+    (method,), tune = experiment.methods, experiment.tune
+    assert tune is not None
+    first = next(proposals(tune, method.label_or_name, search_space(tune, method)))
+    job = build_job(experiment, with_settings(method, first), held, experiment.seeds)
+    evaluate = dataclasses.replace(job.evaluate, every=ROUNDS)
+    watch, choose, chosen = Pace(), autotune.choose, list[float]()
+    built = time.perf_counter() - began
+
+    def timed(*given: Any) -> Any:
+        start = time.perf_counter()
+        try:
+            return choose(*given)
+        finally:
+            chosen.append(time.perf_counter() - start)
+
+    with tempfile.TemporaryDirectory() as folder, mock.patch.object(autotune, "choose", timed):
+        short = dataclasses.replace(job, rounds=ROUNDS, evaluate=evaluate)
+        train(short, Path(folder), watch=watch)
+    ended = time.perf_counter()
+    start, _, second, *_, fourth, last = watch.at
+    pace = (fourth - second) / (ROUNDS - 3)
+    return {
+        "building": built,
+        "choosing": sum(chosen),
+        "first": max(second - start - sum(chosen), 0.0),
+        "pace": pace,
+        "scoring": max(last - fourth - pace, 0.0),
+        "end": ended - last,
+        "seconds": ended - began,
+    }
+
+
+def reckoned(problem: SuiteProblem, took: Mapping[str, float], choices: int) -> dict[str, float]:
+    """Return what a problem takes by its number of trials, rounds, scorings and choices."""
+    rounds, every = problem.raw["rounds"], problem.raw["evaluate"]["every"]
+    tried = problem.raw["tune"].get("rounds", rounds)
+
+    def training(count: int, scorings: int) -> float:
+        begin = took["first"] + took["end"]
+        return begin + (count - 2) * took["pace"] + scorings * took["scoring"]
+
+    trials = problem.budget * training(tried, 0)
+    final = training(rounds, -(-rounds // every))
+    once = took["building"] + took["choosing"]
+    whole = once + trials + choices * final
+    return {"trials": trials, "final": final, "choices": choices, "whole": whole}
+
+
+def reckon(args: argparse.Namespace) -> None:
+    """Measure a short training of each problem, and lay out what the suite would take."""
+    end = time.perf_counter() + args.seconds
+    suite = load_suite(args.size)
+    who = find_challenger(args.method, suite)
+    small = read_lines(stored_folder("small")).get(who.label, {}).get("cells", {})
+    problems = [one for one in suite.first if not args.problem or one.name in args.problem]
+    problems.sort(key=lambda one: one.name in LAST)
+    datasets: dict[str, Dataset] = {}
+    found: dict[str, Any] = {"method": who.label, "suite": suite.digest, "reckoned": {}}
+    for problem in problems:
+        if time.perf_counter() > end:
+            found.setdefault("not measured", []).append(problem.name)
+            continue
+        chosen = small.get(problem.name, {}).get("tuned", {}).get("chosen", [])
+        choices = len({json.dumps(one["settings"], sort_keys=True) for one in chosen}) or USUAL
+        try:
+            took = measured(problem, who, args.device, datasets)
+        except Exception as error:  # one problem must not cost the others
+            found.setdefault("failed", {})[problem.name] = f"{type(error).__name__}: {error}"
+            print(f"{problem.name}: {found['failed'][problem.name]}", flush=True)
+            continue
+        own = {**took, **reckoned(problem, took, choices)}
+        found["reckoned"][problem.name] = {key: round(value, 3) for key, value in own.items()}
+        print(f"{problem.name}: {found['reckoned'][problem.name]}", flush=True)
+        if args.json:
+            args.json.write_text(json.dumps(found) + "\n")
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+    print(table(found))
+    if args.json:
+        args.json.write_text(json.dumps(found) + "\n")
+
+
+def reckoned_table(found: dict[str, Any]) -> str:
+    """Lay out a reckoning, problem by problem."""
+    rows = [
+        f"| {found['method']}, seconds | first two rounds | a round | scoring | four trials "
+        "| a final training | times | **reckoned** |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for name, own in found["reckoned"].items():
+        parts = [f"{own['first']:.1f}", f"{own['pace']:.3f}", f"{own['scoring']:.2f}"]
+        parts += [f"{own['trials']:.0f}", f"{own['final']:.0f}", f"{own['choices']:g}"]
+        rows.append(f"| `{name}` | {' | '.join(parts)} | {own['whole']:.0f} |")
+    total = sum(own["whole"] for own in found["reckoned"].values())
+    spent = sum(own["seconds"] for own in found["reckoned"].values())
+    rows.append(f"| {len(found['reckoned'])} problems | | | | | | | **{total:.0f}** |")
+    rows += ["", f"Reckoned from {spent:.0f} s of training."]
+    missing = [*found.get("not measured", []), *found.get("failed", {})]
+    return "\n".join([*rows, *([f"Without {', '.join(missing)}."] if missing else [])])
+
+
 def table(found: dict[str, Any]) -> str:
     """Lay out a file: seconds of each problem, how many trainings, and what their starts took."""
+    if "reckoned" in found:
+        return reckoned_table(found)
     rows = [
         f"| {found['method']} | seconds | trainings | of it their first rounds |",
         "|---|---|---|---|",
@@ -75,11 +221,15 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=600)
     parser.add_argument("--device", default=None)
     parser.add_argument("--problem", action="append", default=[])
+    parser.add_argument("--reckon", action="store_true", help="from a short training of each")
     parser.add_argument("--json", type=Path, default=None)
     parser.add_argument("--table", type=Path, default=None, help="print one of these files")
     args = parser.parse_args()
     if args.table:
         print(table(json.loads(args.table.read_text())))
+        return
+    if args.reckon:
+        reckon(args)
         return
     end = time.perf_counter() + args.seconds
     suite = load_suite(args.size)

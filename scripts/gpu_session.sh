@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# All that is measured on a GPU, in the order of its worth: bash scripts/gpu_session.sh sane|bench|more|check|experiments|rest|field|referee [SECONDS]
+# All that is measured on a GPU, in the order of its worth: bash scripts/gpu_session.sh sane|bench|more|check|experiments|rest|papers|field|referee [SECONDS]
 # IDIOLECT_DATA names the datasets, IDIOLECT_RUNS where runs go (/tmp/runs), OUT where figures go.
 # `bench` and `more` want the GPU alone; the others may share it (MPS=1: see the warning in gpu_queue.sh).
 set -uo pipefail
@@ -36,10 +36,10 @@ experiments() {  # SECONDS
   queue <(grep -E '(sweeps|public)' experiments/ktpfl/gpu.txt) 4 "$(left)"
 }
 rest() {  # SECONDS
-  local end=$(($(date +%s) + $1))
-  left() { echo $((end - $(date +%s))); }
-  queue experiments/portfolio/gpu.txt 4 "$(left)"
-  queue experiments/pfml/gpu-cifar10.txt 1 "$(left)"
+  queue experiments/portfolio/gpu.txt 4 "$1"
+}
+papers() {  # SECONDS [MORE]: what the papers' pages lack; archives for `run_papers.py keep` in $OUT
+  python3 scripts/run_papers.py "$1" "$OUT" --gpu 2 --cpu 14 --pace 1.2 "${@:2}"
 }
 field() {  # SECONDS [WORKERS [PRECISION [MORE]]]: the outside tables; figures in $OUT/tables.json
   python3 scripts/run_field.py "$1" "$OUT" --workers "${2:-6}" --precision "${3:-fp32}" "${@:4}"

@@ -14,13 +14,18 @@ OUT gets config.json, model.safetensors (fp16) and tokenizer.json as transformer
 LlamaForCausalLM, and pretraining.json: what was read, for how long, and the loss on held-back text.
 Of the networks along the way the one with the lowest loss there is kept: text of so few words is
 soon known by heart.
+
+With --steps the same GPU and releases give the same network again: torch's repeatable kernels are
+used. On a GPU a step is recorded as a graph once, and replayed (--eager: not).
 """
 
 import argparse
 import json
 import math
+import os
 import re
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +37,7 @@ from torch.nn import functional
 
 from idiolect.data.text import dealt
 from idiolect.data.tokenisers import Tokeniser, train_tokeniser
+from idiolect.kernels.cuda_graph import GraphSequence
 
 SIZES: dict[str, dict[str, int]] = {
     "tiny": {"vocabulary": 1024, "width": 128, "layers": 4, "heads": 4, "inner": 344},
@@ -47,6 +53,8 @@ SOURCES = {
 REPEATED = {"reviews": 1, "plays": 2, "docs": 1}  # times that a text is read for one of reviews
 HELD_BACK = 50  # of so many texts one, to measure the loss on
 LONGEST = 512  # places that the network is to know
+RECORDED = 5  # steps before one is recorded: they make handles and the optimiser's memory
+CHECKED = (5, 6, 40)  # steps whose loss is measured without the graph too
 
 
 def pretraining_texts(kind: str, data_dir: Path) -> list[str]:
@@ -141,6 +149,9 @@ def held_back_loss(model: torch.nn.Module, tokens: torch.Tensor, length: int) ->
 
 def train(args: argparse.Namespace) -> dict[str, Any]:
     """Pretrain, writing OUT several times along the way and at the end."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # else products vary
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = False
     torch.manual_seed(args.seed)
     draw = np.random.default_rng(args.seed)
     texts = {kind: pretraining_texts(kind, args.data_dir) for kind in args.text}
@@ -156,6 +167,7 @@ def train(args: argparse.Namespace) -> dict[str, Any]:
     ).to(args.device)
     tests = {k: torch.from_numpy(stream(own, tokeniser)).to(args.device) for k, own in back.items()}
     config = llama_config(size)
+    cuda = args.device == "cuda"
     model = build(config).to(args.device)
     count = sum(p.numel() for p in {id(p): p for p in model.parameters()}.values())
     print(f"{count:,} parameters; {len(tokens):,} tokens to learn", flush=True)
@@ -163,11 +175,13 @@ def train(args: argparse.Namespace) -> dict[str, Any]:
     rest = [p for p in model.parameters() if p.dim() < 2]
     optimiser = torch.optim.AdamW(
         [{"params": decays, "weight_decay": 0.1}, {"params": rest, "weight_decay": 0.0}],
-        lr=args.lr,
+        lr=torch.tensor(args.lr, device=args.device),  # which a graph reads anew
         betas=(0.9, 0.95),
-        fused=args.device == "cuda" or None,
+        fused=cuda or None,
+        capturable=cuda,
     )
-    halved = torch.autocast(args.device, torch.bfloat16, enabled=args.device == "cuda")
+    # Without a cache: a graph would keep the halves of its first weights.
+    halved = torch.autocast(args.device, torch.bfloat16, enabled=cuda, cache_enabled=False)
     began, step, told, saved = time.monotonic(), 0, 0.0, 0.0
     record: dict[str, Any] = {}
 
@@ -196,7 +210,23 @@ def train(args: argparse.Namespace) -> dict[str, Any]:
         )
         write(args.out, config, model, tokeniser, record)
 
-    done = 0.0
+    rows = torch.zeros(args.batch, args.length + 1, dtype=tokens.dtype, device=args.device)
+
+    def one_step() -> torch.Tensor:
+        """Train on `rows`, at the rates that the optimiser holds."""
+        optimiser.zero_grad(set_to_none=True)
+        with halved:
+            loss = loss_of(model, rows)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimiser.step()
+        return loss.detach()
+
+    def measured() -> float:
+        with torch.no_grad(), halved:
+            return loss_of(model, rows).item()
+
+    work, done = one_step, 0.0
     while done < 1:
         passed = time.monotonic() - began
         # The schedule is by time or by steps, whichever is given.
@@ -204,15 +234,18 @@ def train(args: argparse.Namespace) -> dict[str, Any]:
         warm = min(1.0, (step + 1) / 100)
         rate = args.lr * warm * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * min(done, 1.0))))
         for group in optimiser.param_groups:
-            group["lr"] = rate
+            group["lr"].fill_(rate)
         at = torch.from_numpy(draw.integers(0, len(tokens) - args.length - 1, args.batch))
         places = at.to(args.device)[:, None] + torch.arange(args.length + 1, device=args.device)
-        with halved:
-            loss = loss_of(model, tokens[places])
-        optimiser.zero_grad(set_to_none=True)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimiser.step()
+        rows.copy_(tokens[places])
+        if cuda and not args.eager and step == RECORDED:
+            work = recorded(one_step) or one_step
+        checked = work is not one_step and step in CHECKED
+        expected, before = (measured(), decays[0].detach().clone()) if checked else (0.0, None)
+        loss = work()
+        if before is not None:
+            if abs(loss.item() - expected) > 0.02 * expected or torch.equal(before, decays[0]):
+                raise SystemExit(f"the graph is wrong ({loss.item()}, {expected}): use --eager")
         step += 1
         if passed - told > 15:
             told = passed
@@ -222,6 +255,22 @@ def train(args: argparse.Namespace) -> dict[str, Any]:
             save()
     save()
     return record
+
+
+def recorded(work: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor] | None:
+    """Record a step as a graph; return what replays it, or None where it cannot be recorded."""
+    tape = GraphSequence()
+    try:
+        loss = tape.record(work)
+    except RuntimeError as error:
+        print(f"not recorded, so slower: {str(error).splitlines()[0]}", flush=True)
+        return None
+
+    def replay() -> torch.Tensor:
+        tape.replay()
+        return loss
+
+    return replay
 
 
 def write(
@@ -260,6 +309,7 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=128)
     parser.add_argument("--lr", type=float, default=2e-3)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--eager", action="store_true", help="record no step as a graph")
     parser.add_argument("--save-every", type=float, default=60.0)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     train(parser.parse_args())

@@ -9,6 +9,7 @@ method that is kept already, the figures of more rounds stay.
 
 import argparse
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -72,6 +73,8 @@ def keep(args: argparse.Namespace) -> None:
         }
     for key in TABLES:
         own = {run: held for run, held in found.items() if run.startswith(key)}
+        for one in (one for held in own.values() for one in held["methods"].values()):
+            one.pop("paces", None)
         path = FIGURES / f"{key}.json"
         if own:
             kept = json.loads(path.read_text()) if path.exists() else {}
@@ -191,10 +194,11 @@ def rows_of(item: str, key: str, prefix: str, run: str) -> list[str]:
         rows.append(
             [what, *cells, str(own.get("rounds", "-"))]
             + [shown(by.get(str(most))) for most in MILESTONES]
+            + [own.get("ended", "-")]
         )
     heads = ["%", "ours, best test round", "paper", "ours, last round", "rounds"]
     used = [n for n in range(len(rows[0])) if n < len(heads) or any(row[n] != "-" for row in rows)]
-    heads += [f"best by round {most}" for most in MILESTONES]
+    heads += [*(f"best by round {most}" for most in MILESTONES), "ended"]
     words = [_within(measured - len(far), measured)]
     if far:
         words += [f"The others, in points: {'; '.join(far)}."]
@@ -227,6 +231,8 @@ def _rise(own: dict[str, Any], model: str) -> str:
     curve = own.get("curve", {}).get(model)
     if not curve:
         return f" after {own['rounds']} rounds"
+    if own.get("ended") == "flat":
+        return f" after {own['rounds']} rounds, flat"
     half = [n for n, number in enumerate(curve["round"]) if 2 * number <= own["rounds"]]
     line = curve["weighted_mean"]
     rise = 100 * (max(line) - max(line[n] for n in half)) if half else 0
@@ -242,9 +248,9 @@ def _made(held: dict[str, Any], run: str) -> list[str]:
     paces, firsts = sorted(one["pace"] for one in own), sorted(one["first"] for one in own)
     return [
         "",
-        f"Made on {'; '.join(places)}, {own[0]['workers']} methods at a time: {paces[0]:.2g} to "
-        f"{paces[-1]:.2g} s a round with its scoring, in the second half of the rounds; the first "
-        f"two took {firsts[0]:.0f} to {firsts[-1]:.0f} s.",
+        f"Made on {'; '.join(places)}, {own[0]['workers']} lines at a time: {paces[0]:.2g} to "
+        f"{paces[-1]:.2g} s a round of all splits of a line, in the second half of its rounds; the "
+        f"first two took {firsts[0]:.0f} to {firsts[-1]:.0f} s.",
     ]
 
 
@@ -260,49 +266,105 @@ def columns_of(key: str) -> list[str]:
     held = figures(key)
     cells = {(cell.label, cell.run): cell for cell in found.cells if cell.run in held}
     runs = list(dict.fromkeys(run for _, run in cells))
-    rows, near, whole = [], 0, 0
+    rows, far, near, whole = [], [], 0, 0
     for label in dict.fromkeys(label for label, _ in cells):
         row = [label]
         for run in runs:
             cell = cells[label, run]
+            if label not in held[run]["methods"]:
+                row.append(f"- / {cell.paper:.2f}")
+                continue
             own = scores(held, cell, cell.model) or []
             rounds = held[run]["methods"].get(label, {}).get("rounds", KDH_ROUNDS)
             short = f" ({rounds} rounds)" if rounds < KDH_ROUNDS else ""
             if own and not short:
                 whole += 1
-                near += 100 * mean(own) >= cell.paper - 1
+                gap = 100 * mean(own) - cell.paper
+                near += gap >= -1
+                far += [f"{cell.what} {gap:.1f}"] if gap < -1 else []
             row.append(f"{shown(own)}{short} / {cell.paper:.2f}")
         rows.append(row)
     if not rows:
         return [_within(0, 0)]
     columns = [run.removeprefix("pfedkdh-").replace("-", ", alpha ") for run in runs]
     made = [line for run in runs[:1] for line in _made(held, run)]
-    return [*table(["ours / paper, %", *columns], rows), "", _within(near, whole), *made]
+    words = [_within(near, whole)]
+    if far:
+        words.append(f"The others, in points: {'; '.join(far)}.")
+    return [*table(["ours / paper, %", *columns], rows), "", " ".join(words), *made]
 
 
-def wins(item: str, key: str) -> str:
-    """Count the paper's wins, pair by pair, that ours repeat: by its scoring, by the last round."""
-    _, found = items()[item]
-    held, printed, same, last = figures(key), 0, 0, 0
-    for one in found.cells:
-        for other in found.cells:
-            if one.what.split(",")[0] != other.what.split(",")[0] or one.paper <= other.paper:
-                continue
-            most = min(rounds_of(held, cell) for cell in (one, other))
-            ours, theirs = (
-                [figure(held, cell, by, most) for by in (True, False)] for cell in (one, other)
-            )
-            if None not in (*ours, *theirs):
-                printed += 1
-                same += ours[0] > theirs[0]
-                last += ours[1] > theirs[1]
-    if not printed:
-        return "Not measured yet."
-    return (
-        f"Of the {printed} wins of one method over another that the table prints, {same} are found "
-        f"in ours by the same scoring and {last} in the last round, each pair after as many rounds "
-        "as both have."
-    )
+def wins() -> list[str]:
+    """Count each paper's wins, pair by pair, that ours repeat: by its scoring, by the last round.
+
+    Only cells that ours have; each pair after as many rounds as both have.
+    """
+    rows = []
+    for key, item in TABLES.items():
+        _, found = items()[item]
+        held, final = figures(key), key == "pfedkdh"
+        whole = printed_wins(found.cells)
+        for told, pairs in (("all", whole), ("between personal methods", personal(whole))):
+            same = last = measured = 0
+            for one, other in pairs:
+                most = min(rounds_of(held, cell) for cell in (one, other))
+                if final and most < KDH_ROUNDS:
+                    continue
+                ours, theirs = (
+                    [figure(held, cell, by, most) for by in (True, False)] for cell in (one, other)
+                )
+                if None not in (*ours, *theirs):
+                    measured += 1
+                    same += ours[0] > theirs[0]
+                    last += ours[1] > theirs[1]
+            counts = [str(len(pairs)), str(measured), str(same), "the same" if final else str(last)]
+            rows.append([f"{item}, {told}", *(counts if measured else [counts[0], "0", "-", "-"])])
+    heads = ["wins of one method over another", "printed", "of which ours have both",
+             "found by their scoring", "found in the last round"]  # fmt: skip
+    return table(heads, rows)
+
+
+def printed_wins(cells: Sequence[Cell]) -> list[tuple[Cell, Cell]]:
+    """List the pairs of one split of which the table has the first higher."""
+
+    def split(cell: Cell) -> str:
+        return cell.what.rpartition(",")[0]
+
+    return [
+        (one, other)
+        for one in cells
+        for other in cells
+        if split(one) == split(other) and one.paper > other.paper
+    ]
+
+
+def personal(pairs: Sequence[tuple[Cell, Cell]]) -> list[tuple[Cell, Cell]]:
+    return [pair for pair in pairs if not {*GLOBAL} & {cell.label for cell in pair}]
+
+
+def together() -> list[str]:
+    """Count the cells of all tables: within a point or above, further off, not measured."""
+    rows, sums = [], [0, 0, 0]
+    for key, item in TABLES.items():
+        held, cells = figures(key), items()[item][1].cells
+        counts = [0, 0, 0]
+        for cell in cells:
+            own = scores(held, cell, cell.model)
+            if not own or (key == "pfedkdh" and rounds_of(held, cell) < KDH_ROUNDS):
+                counts[2] += 1
+            else:
+                counts[100 * mean(own) < cell.paper - 1] += 1
+        sums = [a + b for a, b in zip(sums, counts, strict=True)]
+        rows.append([f"`{item}`", *map(str, counts)])
+    rows.append(["all", *map(str, sums)])
+    heads = ["cells", "within one point of the table or above", "further below", "not measured"]
+    words = []
+    if measured := sums[0] + sums[1]:
+        words = [
+            "",
+            f"That is {100 * sums[0] / measured:.0f} % of the {measured} cells that ours have.",
+        ]
+    return [*table(heads, rows), *words]
 
 
 def rounds_of(held: dict[str, Any], cell: Cell) -> int:
@@ -330,7 +392,8 @@ def page(_: argparse.Namespace) -> None:
     }
     parts["fedala"] = rows_of("fedala-cifar10", "fedala", "", "fedala-cifar10")
     parts["pfedkdh"] = columns_of("pfedkdh")
-    parts["wins"] = [wins("pfllib-fmnist", "pfllib")]
+    parts["together"] = together()
+    parts["wins"] = wins()
     parts["survivors"] = survivors()
     fill(PAGE, parts)
 

@@ -44,7 +44,7 @@ def collect(folders: list[str]) -> None:
     kept = json.loads(FIGURES.read_text())
     for place in folders:
         folder, _, name = place.partition("=")
-        if Path(folder).name.startswith("choose-"):
+        if Path(folder).name.startswith("choose-") or name.endswith("+"):
             continue
         found = curves(Path(folder) / "metrics.parquet", "val")
         for label, curve in found.items():
@@ -101,6 +101,7 @@ def write() -> None:
     tables = {
         "table-1": _accuracy(kept, [name for name in ACCURACY if "cifar10" not in name]),
         "table-2": _accuracy(kept, [name for name in ACCURACY if "cifar10" in name]),
+        "table-2-rest": [_resting(kept)],
         "curves": _learning(kept),
         "best-round": _best_rounds(kept),
         "losses": _losses(kept),
@@ -137,6 +138,23 @@ def _accuracy(kept: Kept, names: list[str]) -> list[str]:
         rows.append([f"{title}, only the cohort trains", *cells])
     header = [text for name in names for text in (TITLES[name], "paper")]
     return table(["%", *header], rows)
+
+
+def _resting(kept: Kept) -> str:
+    """Say which columns of Table 2 are still of clients that rest outside the cohort."""
+    rest = [
+        f"{label} with {name.rpartition('u')[2]}"
+        for name in ACCURACY
+        if "cifar10" in name
+        for label in ("pFedMe", "PFML")
+        if kept.runs[name]["methods"][label]["models"]
+        == kept.runs[f"{name}-rest"]["methods"][label]["models"]
+    ]
+    if not rest:
+        return "Every client trains."
+    return (
+        f"Of clients that rest outside the cohort, as a run is missing: {', '.join(rest)} a round."
+    )
 
 
 def _chosen(kept: Kept) -> list[str]:

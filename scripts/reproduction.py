@@ -20,22 +20,53 @@ def keep(
     """Keep what `method` takes from each method of the given runs, in one JSON file.
 
     A run (RUN_DIR or RUN_DIR=NAME) is kept under its folder's name or the one given; methods of
-    runs of the same name join.
+    runs of the same name join. With other seeds it takes the place of the kept one, if it has all
+    its methods. RUN_DIR=NAME+ has more seeds of what is kept: all its methods must get the same.
     """
     kept = json.loads(figures.read_text()) if figures.exists() else {}
     for place in folders:
         folder, _, name = place.partition("=")
         result = json.loads((Path(folder) / "result.json").read_text())
+        found = {label: method(m) for label, m in result["methods"].items()}
+        if name.endswith("+"):
+            _more_seeds(kept[name.removesuffix("+")], found, result["seeds"])
+            continue
         known = kept.setdefault(name or Path(folder).name, {"methods": {}})
         if known.get("seeds", result["seeds"]) != result["seeds"]:
-            raise SystemExit(f"{place} has seeds {result['seeds']}, kept are {known['seeds']}")
+            if left := known["methods"].keys() - found.keys():
+                raise SystemExit(f"{place} has other seeds than kept, and not {', '.join(left)}")
+            known["methods"] = {}
         known |= {
             "seeds": result["seeds"],
             "versions": result["versions"],
             "federation": result["data"]["federations"][0],
         }
-        known["methods"] |= {label: method(m) for label, m in result["methods"].items()}
+        known["methods"] |= found
+    for name, known in kept.items():
+        held = [own.pop("seeds") for own in known["methods"].values() if "seeds" in own]
+        if held and (len(held) < len(known["methods"]) or any(own != held[0] for own in held)):
+            raise SystemExit(f"the methods of {name} would have unequal seeds: {held}")
+        known["seeds"] = held[0] if held else known["seeds"]
     figures.write_text(json.dumps(kept, sort_keys=True) + "\n")
+
+
+def _more_seeds(known: dict[str, Any], found: dict[str, Any], seeds: list[int]) -> None:
+    """Put more seeds' figures behind those of each method, which tells its seeds meanwhile."""
+    for label, own in found.items():
+        kept = known["methods"][label]
+        had = kept.setdefault("seeds", list(known["seeds"]))
+        if not set(seeds) & set(had):
+            _behind(kept, own, len(had), len(seeds))
+            had += seeds
+
+
+def _behind(kept: dict[str, Any], more: dict[str, Any], had: int, number: int) -> None:
+    """Lengthen every list that has a value a seed."""
+    for key, own in kept.items():
+        if isinstance(own, dict):
+            _behind(own, more.get(key, {}), had, number)
+        elif isinstance(own, list) and len(own) == had and len(more.get(key, [])) == number:
+            kept[key] = own + more[key]
 
 
 def curves(

@@ -1,35 +1,51 @@
 """Train the outside tables within a time; `reproduce_field.py keep OUT` then takes the figures.
 
-    python scripts/run_field.py SECONDS OUT [--workers 6] [--precision tf32] [--only WORD]
-        [--set KEY=VALUE]
+    python scripts/run_field.py SECONDS OUT [--workers 3] [--precision tf32] [--only WORD]
+        [--rounds N] [--set KEY=VALUE]
     python scripts/run_field.py plan             # what would be trained, in order
+    python scripts/run_field.py costs OUT        # where the seconds of such a run went
 
-Every line is one method of one table. It gets a share of the time that is left, weighed by what it
-needs, and goes on until that is over or it has all of its rounds. Nothing is resumed, as a machine
-may be bare next time: what counts is OUT/tables.json, which is written anew all the time with the
-curves up to then. Lines that results/ already has with all their rounds are left out, those it has
-with fewer come last.
+A line is one method of one table, on all of the table's splits at once: the splits are runs of one
+simulation, as seeds are, each with its own server, so a line's first seconds (choosing kernels,
+recording the round) are spent once for all of its cells.
+
+What the seconds buy. Cells of personal methods come cheapest, so they come first: PFLlib's, then
+pFedKDH's (50 rounds are all it has), then FedALA's; global models, which need hundreds of rounds,
+get what is left. A line ends when each of its splits has the table's figure, or is flat: its best
+test round has not risen by 0.1 point in the last third of the rounds. Otherwise it ends with its
+share of the time. The rule looks at test data. By the tables' own scoring, which is the best test
+round, that can only lower our figure, since more rounds can only raise a maximum; our last-round
+figure is then of a round that was not fixed beforehand. The file records how each line ended.
+
+Scoring takes at most a tenth of the time where it can: the more it costs, the fewer rounds are
+scored. Nothing is resumed, as a machine may be bare next time: what counts is OUT/tables.json,
+which is written anew all the time with the curves up to then. Lines that results/ already has with
+all their rounds are left out, those it has with fewer come last.
 """
 
 import argparse
+import gc
 import json
 import os
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import numpy as np
+import torch
 from reproduce_field import LEAST, MILESTONES, TABLES, figures
 
 from idiolect.data import Dataset, load
 from idiolect.engine.evaluation import ClientScores
-from idiolect.experiment.build import build_job, build_shared, describe
+from idiolect.engine.outcome import BASELINE
+from idiolect.engine.rounds import Simulation
+from idiolect.experiment.build import SharedParts, build_job, build_shared, describe
 from idiolect.experiment.job import SimulatedJob
 from idiolect.experiment.load import load_experiment
 from idiolect.experiment.repro.index import BEST_TEST_ROUND, experiments_folder, items, name_of
@@ -38,49 +54,72 @@ from idiolect.experiment.train import planned_work
 from idiolect.results.document import versions
 
 # One global network needs many rounds; so does FedDBE, which adds a vector to it.
-LONG = ("FedAvg", "FedProx", "FedDBE")
+LONG = ("FedAvg", "FedDBE", "FedProx")
 PERSONAL = (
-    *("FedRep", "FedPer", "FedALA", "Ditto", "FedCP", "GPFL", "FedRoD", "FedProto", "FedBABU"),
-    *("FedAMP", "APFL", "pFedMe", "Per-FedAvg", "Local"),
+    *("FedRep", "FedPer", "FedALA", "FedRoD", "FedProto", "Local", "FedAMP", "FedCP", "GPFL"),
+    *("Ditto", "FedBABU", "APFL", "Per-FedAvg", "pFedMe"),
 )
 TRAINED_AS = {"FedAvg": "FedAvg + FT"}  # the same rounds, and fine-tuned after the last one
 TUNED_ONCE = ("FedAvg + FT", "FedBABU")  # not at every point of the curve, as in PFLlib
+# The splits of a table that one simulation trains together.
+SPLITS = {
+    "pfllib-fmnist": ("pfllib-fmnist-pat", "pfllib-fmnist-dir"),
+    "pfllib-fmnist-fomo": ("pfllib-fmnist-fomo-pat", "pfllib-fmnist-fomo-dir"),
+    "fedala-cifar10": ("fedala-cifar10",),
+    "fedala-cifar10-fomo": ("fedala-cifar10-fomo",),
+    **{
+        f"pfedkdh-{source}": tuple(f"pfedkdh-{source}-{alpha}" for alpha in ("0.05", "0.1", "0.5"))
+        for source in ("mnist", "fmnist", "cifar10")
+    },
+}
+# Passes over the data in a round, beside FedAvg's, by their client_step: what a line's share of the
+# time is weighed by.
+PASSES = {"FedRep": 2.0, "FedALA": 2.0, "FedCP": 2.0, "GPFL": 2.0, "Ditto": 2.0, "APFL": 2.0,
+          "Per-FedAvg": 2.0, "pFedMe": 5.0, "FedFomo": 2.0}  # fmt: skip
+FINAL = "pfedkdh"  # whose figures are of the last round alone
 SETTLED = 2  # first rounds: kernels are chosen, graphs recorded
-EVERY, POINTS = 5, 40  # rounds between points of a curve; points of it that are kept
+EVERY, POINTS = 5, 40  # rounds between points of a curve, at least; points of it that are kept
+SCORING = 0.1  # share of the time that scoring may take
+FLAT, FLAT_FROM = 0.001, 30  # rise in the last third below which a line ends; rounds before that
 MERGED = 3.0  # seconds between two writings of the one file
 GRACE = 40.0  # seconds that a worker may take over the time before it is ended
+ALONE = 40.0  # seconds that the first process has the GPU for itself at most, to choose kernels
+STARTS = 3  # processes in place of each one that broke
+# What a line is reckoned to take before any has been measured: seconds of its first two rounds and
+# its scorings, and of a round of FedAvg in one process; each further process slows the others down
+# by so much, as it works while they choose and record.
+FIRST, PACE, SLOWED = 10.0, 0.15, 0.6
 
 
 @dataclass(frozen=True)
 class Line:
-    """One method of one table: at most so many rounds, and so large a share of the time.
+    """One method of one table: at most so many rounds, and time for so many as are wanted."""
 
-    Without a share it is trained where time is left, for as long as it takes.
-    """
-
-    run: str
+    table: str
     label: str
     rounds: int
-    share: float
+    wanted: int
 
     @property
     def name(self) -> str:
-        return f"{self.run}--{self.label.replace(' ', '')}"
+        return f"{self.table}--{self.label.replace(' ', '')}"
+
+    @property
+    def runs(self) -> tuple[str, ...]:
+        return SPLITS.get(self.table, (self.table,))
 
 
 def plan(only: Sequence[str] = (), known: bool = True) -> list[Line]:
     """List everything, or the lines whose names hold one of the words, what is worth most first."""
-    lines = [Line(f"pfllib-fmnist-{kind}", "FedAvg", 2000, 15) for kind in ("dir", "pat")]
-    for kind, rounds, share in (("dir", 300, 3), ("pat", 100, 1.5)):
-        lines += [Line(f"pfllib-fmnist-{kind}", label, rounds, share) for label in PERSONAL]
-        lines += [Line(f"pfllib-fmnist-fomo-{kind}", "FedFomo", rounds, share)]
-        lines += [Line(f"pfllib-fmnist-{kind}", label, 2000, 5) for label in ("FedDBE", "FedProx")]
-    lines += table("fedala-cifar10", 300, 3)
-    lines += [Line("fedala-cifar10-fomo", "FedFomo", 300, 3)]
-    lines += table("pfedkdh-fmnist-0.1", 50, 6)
-    others = [f"cifar10-{alpha}" for alpha in ("0.1", "0.05", "0.5")]
-    others += ["mnist-0.1", "fmnist-0.05", "fmnist-0.5", "mnist-0.05", "mnist-0.5"]
-    lines += [line for name in others for line in table(f"pfedkdh-{name}", 50, 0)]
+    lines = [Line("pfllib-fmnist", label, 200, 60) for label in PERSONAL]
+    lines.insert(10, Line("pfllib-fmnist-fomo", "FedFomo", 200, 60))
+    lines += [Line("pfllib-fmnist", label, 2000, 400) for label in LONG]
+    lines += table_lines("pfedkdh-fmnist", 50, 50)
+    lines += [one for one in table_lines("fedala-cifar10", 200, 60) if one.label not in LONG]
+    lines += [Line("fedala-cifar10-fomo", "FedFomo", 200, 60)]
+    lines += table_lines("pfedkdh-mnist", 50, 50)
+    lines += [Line("fedala-cifar10", label, 2000, 300) for label in LONG if label != "FedDBE"]
+    lines += table_lines("pfedkdh-cifar10", 50, 50)
     lines = [one for one in lines if not only or any(word in one.name for word in only)]
     if not known:
         return lines
@@ -88,21 +127,19 @@ def plan(only: Sequence[str] = (), known: bool = True) -> list[Line]:
     return sorted((one for one in lines if had[one] < one.rounds), key=lambda one: had[one] > 0)
 
 
-def table(run: str, rounds: int, share: float) -> list[Line]:
-    """Return a line for each method of a run; what is trained with another has none."""
-    labels = [one.label_or_name for one in loaded(run, []).methods]
-    return [
-        Line(run, label, 2000 if label in LONG and rounds > 50 else rounds, share)
-        for label in labels
-        if label not in TRAINED_AS.values()
-    ]
+def table_lines(table: str, most: int, wanted: int) -> list[Line]:
+    """Return a line for each method of a table; what is trained with another has none."""
+    labels = [one.label_or_name for one in loaded(SPLITS[table][0], []).methods]
+    left_out = TRAINED_AS.values()
+    return [Line(table, label, most, wanted) for label in labels if label not in left_out]
 
 
 def rounds_had(line: Line) -> int:
     """Return of how many rounds results/ has the curve of a line."""
-    key = next(key for key in TABLES if line.run.startswith(key))
-    own = figures(key).get(line.run, {}).get("methods", {}).get(line.label, {})
-    return int(own["rounds"]) if "curve" in own else 0
+    key = next(key for key in TABLES if line.table.startswith(key))
+    held = figures(key)
+    own = [held.get(run, {}).get("methods", {}).get(line.label, {}) for run in line.runs]
+    return min(int(one["rounds"]) if "curve" in one else 0 for one in own)
 
 
 def loaded(run: str, changes: Sequence[str]) -> Experiment:
@@ -112,76 +149,178 @@ def loaded(run: str, changes: Sequence[str]) -> Experiment:
 
 # A worker: one process, which trains one line after the other.
 
+Curve = list[tuple[int, dict[str, tuple[float, float]]]]
+"""Of one split: scored rounds, and each model's accuracy over test rows and mean over clients."""
+
+
+class Shelf:
+    """What a process keeps for the lines to come: datasets, and divided data by run."""
+
+    def __init__(self) -> None:
+        self._datasets: dict[str, Dataset] = {}
+        self._parts: dict[str, SharedParts] = {}
+
+    def parts(self, run: str, experiment: Experiment) -> SharedParts:
+        """Return a run's federation and networks, made once."""
+        if run not in self._parts:
+            self._parts[run] = build_shared(experiment, None, self._datasets)
+        return self._parts[run]
+
+
+@dataclass(frozen=True)
+class Goal:
+    """The model of a split that the table has a figure of, and the figure, if it has one."""
+
+    model: str
+    paper: float | None
+
+    def met(self, curve: Curve, since: int) -> str:
+        """Say how a split's best test round ends its line; empty: it goes on."""
+        done, last = curve[-1]
+        model = self.model if self.model in last else "global"  # of what is tuned once, at the end
+        points = [(number, own[model][0]) for number, own in curve]
+        best = max(value for _, value in points)
+        if self.paper is not None and model == self.model and 100 * best >= self.paper:
+            return "has the table's figure"
+        early = [value for number, value in points if 3 * number <= 2 * done]
+        if done >= since and early and best - max(early) < FLAT:
+            return "flat"
+        return ""
+
 
 def work(args: argparse.Namespace) -> None:
     """Take the next line that nobody has taken, until the time is over."""
-    lines, datasets = plan(args.only), {}
+    lines, shelf = plan(args.only), Shelf()
     for line in lines:
         left = args.end - time.time()
         if left < 5:
             return
         try:
-            (args.runs / f"{line.name}.taken").touch(exist_ok=False)
+            with (args.runs / f"{line.name}.taken").open("x") as mine:
+                mine.write(str(os.getpid()))
         except FileExistsError:
             continue
         rest = [one for one in lines if not (args.runs / f"{one.name}.taken").exists()]
-        shares = line.share + sum(one.share for one in rest)
-        part = line.share / shares if line.share else 1
-        stop = time.time() + min(left, left * args.workers * part)
+        known = paces(args.runs, args.workers)
+        shares = [share(one, known) for one in (line, *rest)]
+        together = fitting(shares, left * args.workers)
+        stop = time.time() + min(left, left * args.workers * shares[0] / together)
         try:
-            train_line(line, stop, args, datasets)
+            train_line(line, stop, args, shelf)
         except Exception as error:  # one method's failure must not cost the others their time
             text = f"{type(error).__name__}: {error}"
             (args.runs / f"{line.name}.failed").write_text(text)
             print(f"{line.name}: {text}", flush=True)
-            if "CUDA" in text:  # nothing can be computed in this process any more
-                raise
+            if "CUDA" in text and not isinstance(error, torch.OutOfMemoryError):
+                raise  # nothing can be computed in this process any more: another takes its place
+        gc.collect()  # graphs and their streams, before the next line wants some
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
 
 
-def train_line(
-    line: Line, stop: float, args: argparse.Namespace, datasets: dict[str, Dataset]
-) -> None:
+def paces(runs: Path, workers: int) -> dict[str, tuple[float, float]]:
+    """Return by table what first rounds and scorings took so far, and a round over its passes."""
+    seen: dict[str, list[tuple[float, float]]] = {}
+    for path in runs.glob("*.json"):
+        table = path.name.split("--")[0]
+        for label, own in json.loads(path.read_text())[0]["methods"].items():
+            if own["pace"] and label not in TRAINED_AS.values():
+                pair = own["first"] + own["scoring"], own["pace"] / PASSES.get(label, 1.0)
+                for key in (table, ""):
+                    seen.setdefault(key, []).append(pair)
+    found = {key: (fmean(a for a, _ in own), fmean(b for _, b in own)) for key, own in seen.items()}
+    return {"": (FIRST, PACE * (1 + SLOWED * (workers - 1))), **found}
+
+
+def share(line: Line, known: Mapping[str, tuple[float, float]]) -> float:
+    """Return the seconds that a line is reckoned to take in a process beside the others."""
+    first, pace = known.get(line.table, known[""])
+    return first + pace * line.wanted * PASSES.get(line.label, 1.0)
+
+
+def fitting(shares: Sequence[float], seconds: float) -> float:
+    """Return what the first lines take together, as many as fit; later ones get what is left."""
+    total = 0.0
+    for one in shares:
+        if total and total + one > seconds:
+            break
+        total += one
+    return total
+
+
+def train_line(line: Line, stop: float, args: argparse.Namespace, shelf: Shelf) -> None:
     """Train until the line's time is over; what is known is written after each scored round."""
     begun = time.time()
-    changes = [f"rounds={line.rounds}", f"evaluate.every={EVERY}"]
-    if not line.run.startswith("pfedkdh"):
-        changes.append("seeds=[0]")
+    rounds = min(line.rounds, args.rounds or line.rounds)
+    # A line is short: forms that are chosen while it runs would have it recorded twice.
+    changes = [f"rounds={rounds}", "seeds=[0]", "backend.kernels=first"]
     if args.precision != "fp32":
         changes.append(f"backend.precision={args.precision}")
     label = TRAINED_AS.get(line.label, line.label)
-    experiment = loaded(line.run, [*changes, *args.set])
-    if label not in [one.label_or_name for one in experiment.methods]:
+    if label not in [one.label_or_name for one in loaded(line.runs[0], []).methods]:
         label = line.label
     if label in TUNED_ONCE:
-        experiment = loaded(line.run, [*changes, "evaluate.personal=auto", *args.set])
-    held = build_shared(experiment, None, datasets)
-    method = next(one for one in experiment.methods if one.label_or_name == label)
-    job = build_job(experiment, method, held, experiment.seeds)
-    head = {
-        "run": line.run,
-        "federation": describe(experiment, held)["data"]["federations"][0],
-        "seeds": list(experiment.seeds),
-        "versions": versions(),
-    }
+        changes.append("evaluate.personal=auto")
+    experiments = {run: loaded(run, [*changes, *args.set]) for run in line.runs}
+    job = stacked(experiments, label, shelf)
+    built = time.time() - begun
     how = {"device": job.place, "precision": job.backend.precision, "workers": args.workers}
 
     def write(found: dict[str, Any]) -> None:
-        kept = {**head, "methods": {line.label: {**found, **how}}}
-        if label != line.label:  # fine-tuned at the end, if at all
-            own = {"personal", "personal" + BEST_TEST_ROUND} & found["models"].keys()
-            kept["methods"][line.label] = {**found, **how, "models": without(found["models"], own)}
-            if own:
-                kept["methods"][label] = {**found, **how}
         path = args.runs / f"{line.name}.part"
-        path.write_text(json.dumps(kept))
+        path.write_text(json.dumps([of_split(n, run, found) for n, run in enumerate(line.runs)]))
         path.rename(path.with_suffix(".json"))
 
-    found = train(job, line.rounds, (stop, args.end), write)
+    def of_split(split: int, run: str, found: dict[str, Any]) -> dict[str, Any]:
+        own = {key: value for key, value in found.items() if key != "splits"}
+        own |= {**found["splits"][split], **how, "built": round(built, 2)}
+        kept = {line.label: own}
+        if label != line.label:  # fine-tuned at the end, if at all
+            personal = {"personal", "personal" + BEST_TEST_ROUND} & own["models"].keys()
+            kept = {line.label: {**own, "models": without(own["models"], personal)}}
+            if personal:
+                kept[label] = own
+        experiment = experiments[run]
+        about = describe(experiment, shelf.parts(run, experiment))["data"]["federations"][0]
+        head = {"run": run, "federation": about, "seeds": list(experiment.seeds)}
+        return {**head, "versions": versions(), "methods": kept}
+
+    found = train(job, rounds, (stop, args.end), write, goals(line), FINAL in line.table)
     print(
         f"{line.name}: {found['rounds']} rounds in {time.time() - begun:.0f} s, first {SETTLED} "
-        f"{found['first']:.1f} s, then {found['pace']:.3f} s a round with scoring",
+        f"{found['first']:.1f} s, then {found['pace']:.3f} s a round; scoring took "
+        f"{found['scoring']:.1f} s; ended: {found['ended']}",
         flush=True,
     )
+
+
+def stacked(experiments: Mapping[str, Experiment], label: str, shelf: Shelf) -> SimulatedJob:
+    """Make one job of a method on several splits, each with a server of its own."""
+    jobs = []
+    for run, experiment in experiments.items():
+        method = next(one for one in experiment.methods if one.label_or_name == label)
+        parts = shelf.parts(run, experiment)
+        jobs.append(build_job(experiment, method, parts, experiment.seeds))
+    first = jobs[0]
+    if any((one.method, one.cohort) != (first.method, first.cohort) for one in jobs):
+        raise ValueError(f"{label}: {', '.join(experiments)} differ in more than their data")
+    return replace(
+        first,
+        seeds=tuple(seed for one in jobs for seed in one.seeds),
+        federations=tuple(own for one in jobs for own in one.federations),
+    )
+
+
+def goals(line: Line) -> list[Goal]:
+    """Return what the table has of each split of a line."""
+    item = next(item for key, item in TABLES.items() if line.table.startswith(key))
+    cells = {(one.run, one.label): one for one in items()[item][1].cells}
+    found = []
+    for run in line.runs:
+        cell = cells.get((run, line.label))
+        model = cell.model.removesuffix(BEST_TEST_ROUND) if cell else "personal"
+        found.append(Goal(model, cell.paper if cell else None))
+    return found
 
 
 def without(models: dict[str, Any], names: set[str]) -> dict[str, Any]:
@@ -193,79 +332,115 @@ def train(
     rounds: int,
     until: tuple[float, float],
     write: Callable[[dict[str, Any]], None],
+    wanted: Sequence[Goal],
+    final: bool,
 ) -> dict[str, Any]:
     """Run rounds and score them; return what was found up to the last one.
 
     `until` says when the line's time is over, and when everybody's is. The pace is that of the
-    second half of the rounds; time for what comes after the last one is kept back.
+    second half of the rounds; time for what comes after the last one is kept back. Where a table is
+    of the `final` round, only that is scored, and a line that cannot have it ends early.
     """
     work = planned_work(job)
     after = (work.final_work / work.round_work if job.only_global else 0) + 1
+    since = FLAT_FROM if job.label not in (*LONG, *TRAINED_AS.values()) else 10 * FLAT_FROM
     simulation = job.simulation(None)
     began = time.time()
-    curve: list[tuple[int, list[ClientScores]]] = []
-    ends: list[float] = []  # of rounds, each with its scoring
+    curves: list[Curve] = [[] for _ in wanted]
+    took: list[float] = []  # seconds of rounds
+    costs: list[float] = []  # of scorings
+    due = rounds if final else EVERY
     found: dict[str, Any] = {}
-    while not found or not found["ended"]:
+    ended = ""
+    while not ended:
+        start = time.time()
         simulation.advance()
         done, now = simulation.round, time.time()
-        ends.append(now)
-        since = max(SETTLED, done // 2)
-        pace = (now - ends[since - 1]) / (done - since) if done > since else 0.0
-        stop = until[done < LEAST]
-        ended = done == rounds or now + (after + 1) * pace > stop
-        if ended or done % EVERY == 0:
-            scored = simulation.evaluate(
-                job.test_data, only_global=job.only_global, choice=job.choice
-            )
-            curve.append((done, scored))
-            if not ended and time.time() + (after + EVERY) * pace > stop:
-                ended = True
-            if ended and job.only_global:
-                curve.append((done, simulation.evaluate(job.test_data, choice=job.choice)))
-            found = summary(job, curve)
-            first = ends[:SETTLED][-1] - began
-            found |= {"ended": ended, "first": round(first, 2), "pace": round(pace, 4)}
-            found |= {"rounds": done, "seconds": round(time.time() - began, 1)}
-            write({key: value for key, value in found.items() if key != "ended"})
+        took.append(now - start)
+        later = took[max(SETTLED, done // 2) :]
+        pace = fmean(later) if later else 0.0
+        cost = min(costs[-2:]) if len(costs) > 1 else 0.0
+        stop = until[final or done < LEAST]
+        if done == rounds:
+            ended = "all rounds"
+        elif final and done >= LEAST and now + (rounds - done + after) * pace > stop:
+            raise TimeoutError(f"{rounds} rounds do not fit into the time that is left")
+        elif now + (after + 1) * pace + cost > stop:
+            ended = "time"
+        if not ended and done < due and done not in MILESTONES:
+            continue
+        if final and not ended:
+            continue
+        costs.append(score(job, simulation, curves, job.only_global))
+        cost = min(costs[-2:]) if len(costs) > 1 else 0.0
+        due = done + max(EVERY, round(cost / (SCORING * pace)) if pace else EVERY)
+        met = [goal.met(own, since) for goal, own in zip(wanted, curves, strict=True)]
+        if not ended and done >= FLAT_FROM and all(met):
+            ended = "; ".join(dict.fromkeys(met))
+        if not ended and time.time() + (after + EVERY) * pace + cost > stop:
+            ended = "time"
+        if ended and job.only_global:
+            costs.append(score(job, simulation, curves, False))
+        found = {
+            "splits": [
+                {**summary(own), "ended": how or ended or "not yet"}
+                for own, how in zip(curves, met, strict=True)
+            ],
+            "ended": ended or "not yet",
+            "first": round(sum(took[:SETTLED]), 2),
+            "pace": round(pace, 4),
+            "scoring": round(sum(costs), 2),
+            "paces": rounded(fmean(took[n : n + EVERY]) for n in range(SETTLED, done, EVERY)),
+            "rounds": done,
+            "seconds": round(time.time() - began, 1),
+        }
+        write(found)
     return found
 
 
-def summary(job: SimulatedJob, curve: list[tuple[int, list[ClientScores]]]) -> dict[str, Any]:
-    """Return the last round's figures of each seed, the best test round's, and the curve."""
-    rows = [np.array(own.test, np.float64) for own in job.members]
+def score(
+    job: SimulatedJob, simulation: Simulation, curves: Sequence[Curve], only_global: bool
+) -> float:
+    """Add a point to the curve of each split; return the seconds that it took."""
+    begun = time.time()
+    scored = simulation.evaluate(job.test_data, only_global=only_global, choice=job.choice)
+    for curve, own, members in zip(curves, scored, job.members, strict=True):
+        curve.append((simulation.round, figures_of(own, members.test)))
+    return time.time() - begun
+
+
+def figures_of(scored: ClientScores, rows: Sequence[int]) -> dict[str, tuple[float, float]]:
+    """Return each model's accuracy over all test rows, and its mean over clients."""
+    held, found = np.array(rows, np.float64), {}
+    for model, own in scored.scores.items():
+        if "accuracy" in own and model != BASELINE:
+            right = own["accuracy"]
+            over_rows = float(np.nansum(right * held) / held[~np.isnan(right)].sum())
+            found[model] = (over_rows, float(np.nanmean(right)))
+    return found
+
+
+def summary(curve: Curve) -> dict[str, Any]:
+    """Return the last round's figures of a split, the best test round's, and the curve."""
     models: dict[str, Any] = {}
     curves: dict[str, Any] = {}
-    for model in curve[-1][1][0].scores:
-        if "accuracy" not in curve[-1][1][0].scores[model] or model == "baseline":
-            continue
-        points = [
-            (number, [one.scores[model]["accuracy"] for one in scored])
-            for number, scored in curve
-            if model in scored[0].scores
-        ]
-        mean = [[float(np.nanmean(own)) for own in seeds] for _, seeds in points]
-        weighted = [
-            [float(np.nansum(own * held) / held[~np.isnan(own)].sum())
-             for own, held in zip(seeds, rows, strict=True)] for _, seeds in points
-        ]  # fmt: skip
-        numbers = [number for number, _ in points]
-        best = np.argmax(weighted, axis=0)
-        models[model] = {"mean": rounded(mean[-1]), "weighted_mean": rounded(weighted[-1])}
+    for model in curve[-1][1]:
+        points = [(number, *own[model]) for number, own in curve if model in own]
+        numbers, weighted, mean = (list(part) for part in zip(*points, strict=True))
+        best = int(np.argmax(weighted))
+        models[model] = {"mean": rounded(mean[-1:]), "weighted_mean": rounded(weighted[-1:])}
         models[model + BEST_TEST_ROUND] = {
-            "mean": rounded(np.max(weighted, axis=0)),
-            "round": [numbers[place] for place in best],
+            "mean": rounded(weighted[best : best + 1]),
+            "round": [numbers[best]],
         }
         if len(numbers) > 1:
             kept = range(len(numbers) - 1, -1, -len(numbers) // POINTS)[::-1]
             curves[model] = {
                 "round": [numbers[place] for place in kept],
-                "weighted_mean": rounded(fmean(weighted[place]) for place in kept),
-                "mean": rounded(fmean(mean[place]) for place in kept),
+                "weighted_mean": rounded(weighted[place] for place in kept),
+                "mean": rounded(mean[place] for place in kept),
                 "best_by": {
-                    str(most): rounded(
-                        np.max([w for n, w in zip(numbers, weighted, strict=True) if n <= most], 0)
-                    )
+                    str(most): rounded([max(w for n, w, _ in points if n <= most)])
                     for most in MILESTONES
                     if numbers[0] <= most <= numbers[-1]
                 },
@@ -287,41 +462,87 @@ def run(args: argparse.Namespace) -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     end = time.time() + args.seconds
     first, *others = dict.fromkeys(
-        loaded(run, args.set).data.source for run in dict.fromkeys(o.run for o in plan(args.only))
+        loaded(run, args.set).data.source for one in plan(args.only) for run in one.runs
     )
     load(first)  # decoded once, before the workers want it
     if os.environ.get("MPS") == "1":  # one interrupted process may end the others: gpu_queue.sh
         subprocess.run(["nvidia-cuda-mps-control", "-d"], check=False)
     own = [sys.executable, __file__, "work", str(end), str(args.out), "--runs", str(args.runs)]
     own += ["--workers", str(args.workers), "--precision", args.precision]
+    own += ["--rounds", str(args.rounds)]
     own += [word for one in args.set for word in ("--set", one)]
     own += [word for one in args.only for word in ("--only", one)]
     environment = {"OMP_NUM_THREADS": "1", **os.environ}
-    workers = [subprocess.Popen(own, env=environment) for _ in range(args.workers)]
+    workers = [subprocess.Popen(own, env=environment)]
+    begun = time.time()
     for source in others:
         load(source)
+    spare = STARTS * args.workers
     while any(worker.poll() is None for worker in workers) and time.time() < end + GRACE:
-        time.sleep(MERGED)
+        time.sleep(min(MERGED, args.seconds / 20))
         merge(args.runs, args.out)
+        if len(workers) < args.workers and (
+            time.time() - begun > ALONE or any(args.runs.glob("*.json"))
+        ):
+            workers += [subprocess.Popen(own, env=environment) for _ in range(args.workers - 1)]
+        for place, worker in enumerate(workers):
+            if worker.poll() and spare and end - time.time() > 2 * GRACE:  # it broke
+                give_back(args.runs, worker.pid)
+                workers[place] = subprocess.Popen(own, env=environment)
+                spare -= 1
     for worker in workers:  # the last resort: under MPS others may fall with a process
         worker.terminate()
         worker.wait()
     merge(args.runs, args.out)
 
 
+def give_back(runs: Path, worker: int) -> None:
+    """Let others take the line that a process was ended in, unless it was the line that failed."""
+    for path in runs.glob("*.taken"):
+        known = [path.with_suffix(kind).exists() for kind in (".json", ".failed")]
+        if path.read_text() == str(worker) and not any(known):
+            path.unlink()
+
+
 def merge(runs: Path, out: Path) -> None:
     """Write one file of all lines."""
-    found = [json.loads(path.read_text()) for path in sorted(runs.glob("*.json"))]
+    found = [one for path in sorted(runs.glob("*.json")) for one in json.loads(path.read_text())]
     failed = {path.stem: path.read_text() for path in sorted(runs.glob("*.failed"))}
     part = out / "tables.part"
     part.write_text(json.dumps({"lines": found, "failed": failed}) + "\n")
     part.rename(out / "tables.json")
 
 
+def costs(content: dict[str, Any]) -> str:
+    """Lay out where a run's seconds went, line by line, and of all together."""
+    rows, totals, seen = [], [0.0] * 5, set()
+    for one in content["lines"]:
+        for label, own in one["methods"].items():
+            key = (label, own["seconds"], own["first"])
+            if key in seen or label in TRAINED_AS.values():
+                continue
+            seen.add(key)
+            rest = own["seconds"] - own["first"] - own["scoring"]
+            parts = [own["built"], own["first"], rest, own["scoring"], own["seconds"]]
+            totals = [a + b for a, b in zip(totals, parts, strict=True)]
+            told = " ".join(f"{part:7.1f}" for part in parts)
+            name = f"{one['run']}, {label}"
+            rows.append(f"{name:44}{told} {own['rounds']:6} {own['pace']:8.3f}  {own['ended']}")
+            rows.append(f"    fives of rounds: {' '.join(f'{one:.3f}' for one in own['paces'])}")
+    heads = ("built", "first 2", "rounds", "scoring", "all")
+    head = f"{'seconds':44}{' '.join(f'{one:>7}' for one in heads)} rounds  a round  ended"
+    last = f"{'together':44}" + " ".join(f"{part:7.1f}" for part in totals)
+    failed = [f"failed: {name}: {why}" for name, why in content["failed"].items()]
+    return "\n".join([head, *rows, last, *failed])
+
+
 def main() -> None:
     if sys.argv[1:2] == ["plan"]:
         for line in plan(sys.argv[2:]):
-            print(f"{line.name}: {line.rounds} rounds at most, share {line.share:g}")
+            print(f"{line.name}: {line.wanted} rounds, {line.rounds} at most")
+        return
+    if sys.argv[1:2] == ["costs"]:
+        print(costs(json.loads((Path(sys.argv[2]) / "tables.json").read_text())))
         return
     parser = argparse.ArgumentParser(description=__doc__)
     working = sys.argv[1:2] == ["work"]
@@ -332,6 +553,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=1, help="processes; more share a GPU")
     parser.add_argument("--precision", default="fp32", choices=("fp32", "tf32", "bf16"))
     parser.add_argument("--runs", type=Path, default=Path("/tmp/field-runs"))
+    parser.add_argument("--rounds", type=int, default=0, help="at most so many of each line")
     parser.add_argument("--only", action="append", default=[], help="a word of a line's name")
     parser.add_argument("--set", action="append", default=[])
     args = parser.parse_args()

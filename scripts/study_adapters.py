@@ -6,8 +6,10 @@
 DATA holds cross_sector, cross_product and tinyshakespeare_roles (6 MB). Bases are pretrained for a
 fixed number of steps. The methods of a study are dealt out to processes, which are made ready
 meanwhile: one after the other chooses its rates on validation rows, is trained under all seeds at
-once, and gives newcomers their models. OUT/adapters.json is written whenever a method is done, so
-that what is there can be used if time runs out (--limit, SIGINT, SIGTERM).
+once, and gives newcomers their models. OUT/adapters.json is written whenever a method is done, and
+again when its newcomers are, so that what is there can be used if time runs out (--limit, SIGINT,
+SIGTERM). While one process traces its steps on the host, the GPU works for the other two.
+`write` also prints what the page's own words are to be checked by.
 
 `--known FILE`, an adapters.json of before: methods there are trained with the rates that validation
 rows chose then, without trials, and private runs that are there are not repeated.
@@ -20,6 +22,7 @@ import math
 import signal
 import subprocess
 import sys
+import tarfile
 import time
 import traceback
 from collections.abc import Mapping
@@ -39,11 +42,12 @@ from idiolect.data import Dataset, federate, load
 from idiolect.data.dataset import taken
 from idiolect.data.text import dealt
 from idiolect.engine import block_runner
-from idiolect.engine.outcome import Silent
+from idiolect.engine.outcome import BASELINE, Silent
 from idiolect.engine.rounds import SeededRun, Simulation
 from idiolect.experiment.build import build_backend
 from idiolect.experiment.compare import SplitComparison, compare_experiment
 from idiolect.experiment.components import build_architectures, build_method
+from idiolect.experiment.job import Evaluate
 from idiolect.experiment.load import load_experiment
 from idiolect.experiment.run_state import checkpoint_path, seed_leaves
 from idiolect.experiment.schema import Experiment, Tune
@@ -58,15 +62,15 @@ ROOT = Path(__file__).resolve().parents[1]
 PRIVATE = {"lora": "strange", "whole": "strange"}
 STUDIES = {"roles": "base", "reviews": "base", **PRIVATE}
 """The studies, and the base of each."""
-PROCESSES = {  # what runs side by side: of roles, one may take 30 GB
+PROCESSES = {  # what runs side by side, each in the order of what was never measured
     "roles": (
-        ("No training", "FedSA-LoRA", "Local", "Portfolio"),
-        ("FedAvg", "FedAvg + FT", "pFedLoRA"),
+        ("pFedLoRA", "FedSA-LoRA", "No training"),
+        ("Portfolio", "FedAvg"),
+        ("Local", "FedAvg + FT"),
     ),
     "reviews": (
-        ("No training", "Local", "Portfolio"),
-        ("FedAvg", "FedSA-LoRA"),
-        ("FedAvg + FT", "pFedLoRA"),
+        ("Portfolio", "FedAvg + FT", "Local", "No training"),
+        ("FedAvg", "FedSA-LoRA", "pFedLoRA"),
     ),
 }
 BORROWED = {"Portfolio": "FedAvg + FT"}  # whose rates it takes where they are known
@@ -80,8 +84,12 @@ BASES: dict[str, list[Any]] = {
 # more blocks there is less padding and more to trace.
 BLOCKS = 3
 FEWEST = 20  # rows of a newcomer
+PRECISION = "tf32"  # of the studies on a GPU
 SMALL = {  # what a rehearsal does less of
-    "roles": ("rounds=2", "seeds=[0,1]", "data.min_size=2", "data.options.length=16"),
+    "roles": ("rounds=2", "tune.space.lr=[0.001]", "seeds=[0,1]", "data.min_size=2",
+              "data.options.length=16", "methods.Local.newcomer_epochs=1",
+              "methods.FedSA-LoRA.newcomer_epochs=1", "methods.pFedLoRA.newcomer_epochs=1",
+              "methods.Portfolio.newcomer_epochs=1"),
     "reviews": ("rounds=2", "tune.rounds=1", "tune.space.lr=[0.001]", "seeds=[0,1]",
                 "training.steps=2", "data.options.length=16", "methods.No training.rounds=1",
                 "methods.FedAvg + FT.tune_steps=2"),
@@ -96,6 +104,7 @@ METHODS = {
     "pFedLoRA": "a shared and a personal one, mixed: pFedLoRA",
     "Portfolio": "chosen by each client: portfolio",
 }
+METRICS = {"roles": -1, "reviews": 1}  # 1 where more is better
 Figures = dict[str, Any]
 
 
@@ -117,10 +126,13 @@ def run(args: argparse.Namespace) -> None:
         if not (work / base / "pretraining.json").exists():
             script = ROOT / "scripts" / "pretrain_decoder.py"
             whole = ["--save-every", 1e9, *(small if args.small else [])]
+            whole += ["--eager"] * args.eager
             lines[base] = [script, data, "--out", work / base, *BASES[base], *whole]
     more = ["--small"] * args.small + (["--known", args.known.resolve()] if args.known else [])
     for name in wanted:
         for number, labels in enumerate(PROCESSES.get(name, ((),))):
+            if labels and all(late_file(work / name, label).exists() for label in labels):
+                continue
             line = [__file__, "study", name, data, work, *more, "--methods", *labels]
             lines[f"{name}-{number}"] = line
     going: dict[str, subprocess.Popen[bytes]] = {}
@@ -150,15 +162,24 @@ def begin(work: Path, name: str, line: list[Any]) -> "subprocess.Popen[bytes]":
         return subprocess.Popen([sys.executable, "-u", *map(str, line)], stdout=log, stderr=log)
 
 
+def late_file(study: Path, label: str) -> Path:
+    """Return the file of a method's newcomers, which is the last that it writes."""
+    return study / "late" / f"{folder_name(label)}.json"
+
+
 def study(args: argparse.Namespace) -> None:
     """Train some methods of a study, each with its newcomers; or compare a private study's."""
     name, base = args.study, args.work / STUDIES[args.study]
+    if torch.cuda.is_available():
+        torch.ones(8, 8, device="cuda").mm(torch.ones(8, 8, device="cuda"))  # a context, handles
     while not (base / "pretraining.json").exists():  # written last
         time.sleep(0.1)
     file = "private" if name in PRIVATE else name
     sets = [f"model.weights={base}", f"data.options.tokeniser={base}"]
-    sets += ["backend.precision=tf32"] if torch.cuda.is_available() else []
+    sets += [f"backend.precision={PRECISION}", "backend.kernels=first"] * torch.cuda.is_available()
     sets += SMALL[file] if args.small else ()
+    # Of validation rows only what is measured after the last round is used: no curve, but of one.
+    sets += [] if file == "private" else ["evaluate.clients=1"]
     experiment = load_experiment(ROOT / "experiments" / "adapters" / f"{file}.toml", sets)
     began = time.monotonic()
     if file == "private":
@@ -171,7 +192,9 @@ def study(args: argparse.Namespace) -> None:
     known, datasets = read_json(args.known), dict[str, Dataset]()
     strangers = None
     for label in args.methods:
-        folder = args.work / name / folder_name(label)
+        folder, done = args.work / name / folder_name(label), late_file(args.work / name, label)
+        if done.exists():
+            continue
         own, tune = of_method(experiment, label, chosen_before(known, name, label))
         if tune and (name, label) in WHOLE_TRIALS:
             tune = tune.model_copy(update={"rounds": None})
@@ -181,8 +204,8 @@ def study(args: argparse.Namespace) -> None:
             fewest = 2 if args.small else FEWEST
             strangers = newcomers(name, experiment.data.options, args.data_dir, fewest)
         found = newcomers_of(folder, label, strangers)
-        (args.work / name / "late").mkdir(exist_ok=True)
-        write_json(args.work / name / "late" / f"{folder_name(label)}.json", found)
+        done.parent.mkdir(exist_ok=True)
+        write_json(done, found)
         gc.collect()  # other processes need the memory too
         torch.cuda.empty_cache()
         print(f"its newcomers: after {time.monotonic() - began:.0f} s", flush=True)
@@ -233,7 +256,9 @@ def newcomers_of(folder: Path, label: str, data: Dataset) -> Figures:
     told = [seed_leaves(named, f"told.{place}.") for place in range(len(seeds))]
     if any(told):
         simulation.exchange_sums = [tree.to(sums, backend.place) for sums in told]
-    verdicts = simulation.evaluate([one.test_data for one in divided], newcomers=True)
+    choice = Evaluate(**experiment.evaluate.of_job()).choice(data.task.kind)
+    how: dict[str, Any] = {"choice": choice, "detail": True, "grouped": True}
+    verdicts = simulation.evaluate([one.test_data for one in divided], newcomers=True, **how)
     return {
         "label": label,
         "seeds": {
@@ -243,7 +268,7 @@ def newcomers_of(folder: Path, label: str, data: Dataset) -> Figures:
                     "train": len(one.train[place]),
                     "test": len(one.test[place]),
                     **{
-                        model: {metric: float(values[place]) for metric, values in scores.items()}
+                        model: {metric: number(values[place]) for metric, values in scores.items()}
                         for model, scores in verdict.scores.items()
                     },
                 }
@@ -252,6 +277,11 @@ def newcomers_of(folder: Path, label: str, data: Dataset) -> Figures:
             for seed, one, verdict in zip(seeds, divided, verdicts, strict=True)
         },
     }
+
+
+def number(value: Any) -> float | str:
+    """Return a score for a file; those of groups of rows in a line, as a result has them."""
+    return float(value) if np.ndim(value) == 0 else " ".join(f"{one:.9g}" for one in value)
 
 
 def newcomers(study: str, options: Mapping[str, Any], data_dir: Path, fewest: int) -> Dataset:
@@ -306,21 +336,28 @@ def gather(work: Path, out: Path, known: Figures, seen: dict[Path, float] = {}) 
             try:
                 content = {**held[0], "methods": methods}
                 base = read_json(work / STUDIES[name] / "pretraining.json")
-                figures[name] = {"base": base, **summary(content), **late(work / name, content)}
+                figures[name] = {"base": base, **summary(content)}
+                figures[name] |= late(work / name, content)
             except Exception:  # what else there is counts more
                 print(traceback.format_exc(), flush=True)
-                continue
-            for label, own in figures[name]["methods"].items():
+            for label, own in figures.get(name, {}).get("methods", {}).items():
                 if not own["trials"] and (settings := chosen_before(known, name, label)):
                     before = known[name]["methods"].get(label, {})
                     own["chosen"] = [{"settings": settings}]
                     own["trials"] = before.get("trials", [])
     write_json(out, figures)
+    # All of it, should a summary lack something: unpacked, it is a folder to gather from again.
+    whole = out.with_name("adapters-runs.tar.gz")
+    with tarfile.open(whole.with_suffix(".new"), "w:gz", compresslevel=1) as packed:
+        for path in found:
+            packed.add(path, path.relative_to(work))
+    whole.with_suffix(".new").replace(whole)
 
 
 def summary(content: Figures) -> Figures:
     """Keep what tables need: every client's score, the verdict, what was tuned, what it cost."""
     compared = compare(content)
+    device = next(iter(content["methods"].values()))["device"]
     methods = {}
     for label, own in content["methods"].items():
         model = next(iter(own["headline"]))
@@ -333,6 +370,7 @@ def summary(content: Figures) -> Figures:
             "chosen": own.get("tuned", {}).get("chosen", [{}])[:1],
             "trials": own.get("tuned", {}).get("trials", []),
             "privacy": own.get("privacy"),
+            "weights": mixtures(own),
             "numbers_sent": sum(math.prod(form) for form in own["crossing"]["down"].values()),
             "seconds": own["speed"]["seconds"],
         }
@@ -343,10 +381,17 @@ def summary(content: Figures) -> Figures:
         "baseline": content.get("baseline", {}).get("headline", {}).get("seeds", {}).get("mean"),
         "verdict": compared.verdict.sentence,
         "federation": content["data"]["federations"][0],
-        "device": next(iter(content["methods"].values()))["device"],
+        "device": device,
+        "precision": "fp32" if device == "cpu" else PRECISION,
         "versions": content["versions"],
         "methods": methods,
     }
+
+
+def mixtures(own: Figures) -> list[float]:
+    """Return the mean weight of each candidate of a portfolio over clients and seeds."""
+    rows = [row.get("facts", {}).get("weights") for seed in own["seeds"] for row in seed["clients"]]
+    return [round(mean(one), 3) for one in zip(*rows, strict=True)] if None not in rows else []
 
 
 def late(folder: Path, content: Figures) -> Figures:
@@ -372,7 +417,10 @@ def late(folder: Path, content: Figures) -> Figures:
     bare = {k: v for k, v in content.items() if k != "baseline"}
     told = summary({**bare, "methods": methods})
     kept = {n: {k: own[k] for k in ("scores", "mean")} for n, own in told["methods"].items()}
-    return {"newcomers": {"clients": told["clients"], "verdict": told["verdict"], "methods": kept}}
+    some = next(iter(whole.values()))
+    guess = [row[BASELINE][told["metric"]] for rows in some.values() for row in rows]
+    own = {"clients": told["clients"], "verdict": told["verdict"], "baseline": mean(guess)}
+    return {"newcomers": {**own, "methods": kept}}
 
 
 def read_json(path: Path | None) -> Figures:
@@ -399,6 +447,7 @@ def write(args: argparse.Namespace) -> None:
     docs = args.into / "docs"
     fill(docs / "adapters-studies.md", study_tables(found))
     fill(docs / "adapters.md", {"private": private_table(found)})
+    print("\n".join(line for name in METRICS for line in to_be_said(found.get(name, {}), name)))
 
 
 def merged(known: Figures, found: Figures) -> Figures:
@@ -419,7 +468,7 @@ def study_tables(found: Figures) -> dict[str, list[str]]:
     columns = [(s, part) for s in ("roles", "reviews") for part in ("clients", "newcomers")]
     heads = [_head(found, name, part) for name, part in columns]
     lines = ["| | " + " | ".join(heads) + " |", "|---" * 5 + "|"]
-    guesses = [_number(found, s, None) if part == "clients" else "" for s, part in columns]
+    guesses = [_number(found, name, None, part) for name, part in columns]
     lines.append("| guessing (own shares of words, majority class) | " + " | ".join(guesses) + " |")
     for label, words in METHODS.items():
         cells = [_number(found, name, label, part) for name, part in columns]
@@ -470,10 +519,11 @@ def _base(found: Figures) -> list[str]:
         return []
     own, device = study["base"], study["device"]
     lost = ", ".join(f"{value:.2f} of {kind}" for kind, value in own["held_back_loss"].items())
+    rest = f" The studies are in {study['precision'].upper()}." if "precision" in study else ""
     return [
         f"The base: {own['parameters']:,} parameters, {own['vocabulary']:,} tokens, "
         f"{own['seconds']:.0f} s of pretraining ({device}), {own['tokens_read'] / 1e6:.0f} million "
-        f"tokens read; held-back loss in nats a token: {lost}. ± is the deviation over seeds."
+        f"tokens read; held-back loss in nats a token: {lost}.{rest} ± is the deviation over seeds."
     ]
 
 
@@ -490,6 +540,38 @@ def _rates(found: Figures) -> list[str]:
         f"Chosen on validation rows, {name}: " + "; ".join(t for n, t in words if n == name) + "."
         for name in ("roles", "reviews")
     ]
+
+
+def to_be_said(study: Figures, name: str) -> list[str]:
+    """List what words about a study need: who is ahead for how many, trials, clients' means."""
+    lines = []
+    for part in ("clients", "newcomers"):
+        own = study if part == "clients" else study.get("newcomers", {})
+        means = {
+            label: [mean(seeds) for seeds in zip(*held["scores"], strict=True)]
+            for label, held in own.get("methods", {}).items()
+        }
+        lines.append(f"{name}, {part}: {own.get('verdict', 'not measured')}")
+        for label, mine in means.items():
+            few = f" ({' '.join(f'{one:.4g}' for one in mine)})" if len(mine) < 11 else ""
+            ahead = [
+                f"{sum(METRICS[name] * (a - b) > 0 for a, b in zip(mine, theirs, strict=True))}"
+                f" of {len(mine)} ahead of {other}"
+                for other, theirs in means.items()
+                if other != label
+            ]
+            lines.append(f"  {label} {mean(mine):.4g}{few}: {', '.join(ahead)}")
+    for label, held in study.get("methods", {}).items():
+        for trial in held["trials"]:
+            scores = [row["score"] for row in trial["validation"]]
+            said = " ".join(f"{key} {value:g}" for key, value in trial["settings"].items())
+            chosen = trial["settings"] == held["chosen"][0].get("settings")
+            value = "failed" if None in scores else f"{mean(scores):.4g} on validation rows"
+            lines.append(f"  {name}, {label} with {said}: {value}{', chosen' * chosen}")
+        lines.append(f"  {name}, {label}: {held['numbers_sent']:,} numbers sent")
+        if held.get("weights"):
+            lines.append(f"  {name}, {label}, mean weights of its candidates: {held['weights']}")
+    return lines
 
 
 def private_table(found: Figures) -> list[str]:
@@ -536,6 +618,7 @@ def main() -> None:
     one.add_argument("--known", type=Path, help="figures of before, whose rates are taken")
     one.add_argument("--limit", type=float, default=540.0, help="seconds after which it ends")
     one.add_argument("--small", action="store_true", help="a rehearsal, in minutes on a CPU")
+    one.add_argument("--eager", action="store_true", help="pretrain without a graph")
     one.set_defaults(do=run)
     one = verbs.add_parser("study")
     one.add_argument("study", choices=STUDIES)

@@ -131,6 +131,92 @@ def test_many_clients_at_once_are_peft_one_by_one_to_1e_5():
         assert moved > 1e-3, "nothing was trained"
 
 
+OTHERS = {  # by hf: — one dense layer for query, key and value; a head of two layers
+    "gpt2": (
+        lambda t: t.GPT2Config(
+            vocab_size=64, n_embd=16, n_layer=2, n_head=2, n_positions=16, pad_token_id=0,
+            resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
+        ),
+        "AutoModelForCausalLM", ("c_attn", "c_fc"), None,
+    ),
+    "roberta": (
+        lambda t: t.RobertaConfig(
+            vocab_size=64, hidden_size=16, num_hidden_layers=2, num_attention_heads=2,
+            intermediate_size=24, pad_token_id=0, hidden_dropout_prob=0.0,
+            attention_probs_dropout_prob=0.0,
+        ),
+        "AutoModelForSequenceClassification", ("query", "value"), ["classifier"],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # of transformers, in PEFT
+@pytest.mark.parametrize("kind", OTHERS)
+def test_networks_of_transformers_too_are_peft_one_by_one_to_1e_5(kind, tmp_path):
+    """Next tokens of GPT-2, classes by RoBERTa with a new head; clients of 6, 4 and 2 texts."""
+    peft, transformers = pytest.importorskip("peft"), pytest.importorskip("transformers")
+    config, task, targets, heads = OTHERS[kind]
+    torch.manual_seed(0)
+    maker = getattr(transformers, task)
+    whole = maker.from_config(config(transformers))
+    for held in whole.parameters():
+        if held.dim() > 1:
+            nn.init.normal_(held, std=0.2)
+    whole.base_model.save_pretrained(tmp_path)
+    world = texts((6, 4, 2), 64)
+    classes = 64 if heads is None else 3
+    if heads is not None:
+        stars = np.arange(len(world.dataset.x)) % 3
+        labelled = Dataset(
+            "stars", world.dataset.x, stars, ("1", "2", "3"), words=world.dataset.words
+        )
+        world = idiolect.Federation(labelled, world.train, world.val, world.test)
+    base = MODELS["hf"]((8,), classes, world.dataset.words, weights=str(tmp_path))
+    start = adapt_network(base, idiolect.LoRA(rank=4, alpha=8, targets=targets))
+    method = METHODS["local"](batch=8, epochs=3, lr=0.2, momentum=0.9)
+    simulation = worlds.simulation(method, world, build=lambda: start)
+    assert not simulation.notices, "it is mapped"
+    simulation.advance()
+    found = tree.named(simulation.tree["personal"])
+
+    more = {} if heads is None else {"num_labels": 3}
+    bare = maker.from_pretrained(tmp_path, dtype=torch.float32, **more)
+    turned = {"fan_in_fan_out": kind == "gpt2"}
+    given = {"r": 4, "lora_alpha": 8, "target_modules": list(targets), "modules_to_save": heads}
+    other = peft.get_peft_model(bare, peft.LoraConfig(**given, **turned)).eval()
+    trained = {
+        name.removeprefix("base_model.model.")
+        .replace(".default.weight", "")
+        .replace("modules_to_save.default.", ""): leaf
+        for name, leaf in other.named_parameters()
+        if leaf.requires_grad
+    }
+    began = {
+        name.removeprefix("network."): leaf.detach().clone()
+        for name, leaf in start.named_parameters()
+    }
+    assert {f"network.{name}" for name in trained} == {name.partition(".")[2] for name in found}
+    for client, rows in enumerate(world.train):
+        with torch.no_grad():
+            for name, leaf in trained.items():
+                leaf.copy_(began[name])
+        optimiser = torch.optim.SGD(trained.values(), lr=0.2, momentum=0.9)
+        x = torch.from_numpy(np.array(world.dataset.x[rows])).long()
+        y = torch.from_numpy(np.array(world.dataset.y[rows]))
+        for _ in range(3):
+            optimiser.zero_grad()
+            logits = other(input_ids=x, attention_mask=(x != 0).long()).logits
+            logits = logits.flatten(0, 1) if heads is None else logits
+            nn.functional.cross_entropy(logits, y.flatten(), ignore_index=-1).backward()
+            optimiser.step()
+        for name, leaf in trained.items():
+            own = next(value for key, value in found.items() if key.endswith(name))[client]
+            assert torch.allclose(own, leaf, rtol=1e-5, atol=1e-5), name
+        assert any(
+            not torch.allclose(leaf, began[name], atol=1e-3) for name, leaf in trained.items()
+        )
+
+
 # Memory, and what is made private.
 
 

@@ -26,7 +26,7 @@ def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 def method(*rows: list[float], clip: float = 0.0, validated: float = 0.0) -> dict[str, Any]:
     """Build a method of some seeds: each client's score, and what its one trial had."""
     chosen = [{"seed": 0, "settings": {"lr": 0.2}}]
-    trials = [{"validation": [{"seed": 0, "score": validated}]}]
+    trials = [{"settings": {"lr": 0.2}, "validation": [{"seed": 0, "score": validated}]}]
     whole = {
         "scores": rows,
         "mean": sum(map(sum, rows)) / sum(map(len, rows)),
@@ -110,6 +110,19 @@ def test_what_was_not_run_again_stays_and_is_named(script: ModuleType):
     assert script.merged(whole, whole) == whole
 
 
+def test_what_words_need_is_counted_by_client(script: ModuleType):
+    """Perplexities of two clients, means over two seeds: 10 and 30 against 20 and 20."""
+    methods = {"FedAvg": method([9.0, 30.0], [11.0, 30.0]), "Local": method([20.0, 20.0])}
+    lines = script.to_be_said({"verdict": "Level.", "methods": methods}, "roles")
+    assert lines[:3] == [
+        "roles, clients: Level.",
+        "  FedAvg 20 (10 30): 1 of 2 ahead of Local",
+        "  Local 20 (20 20): 1 of 2 ahead of FedAvg",
+    ]
+    assert "roles, newcomers: not measured" in lines
+    assert "  roles, FedAvg with lr 0.2: 0 on validation rows, chosen" in lines
+
+
 FEW = {"lr": 0.002, "candidates": ("global", "ft"), "tune_epochs": 1}
 
 
@@ -132,4 +145,6 @@ def test_newcomers_of_all_seeds_at_once_have_what_adapt_gives_each(
     assert len(told["newcomers"]) > 1
     for one, alone in zip(found["seeds"]["1"], told["newcomers"], strict=True):
         assert one["client"] == alone["client"]
-        assert one["personal"] == pytest.approx(alone["models"]["personal"], rel=1e-4)
+        told_of = alone["models"]["personal"]
+        assert {k: one["personal"][k] for k in told_of} == pytest.approx(told_of, rel=1e-4)
+        assert 0 < one["baseline"]["accuracy"] < 1, "guessing is a row of the table"

@@ -79,6 +79,10 @@ def federation(
     elif isinstance(source, str | Path) and str(source) in SOURCES:
         dataset = load(str(source), data_dir, **(options or {}))
     else:
+        known = inspect.signature(read).parameters.keys() - {"path"}
+        for name in options or {}:
+            if name not in known:
+                raise ConfigError(f"unknown option {suggest(name, known)}")
         dataset = read(source, **{**(options or {}), **reading_options(partition_options)})
     refuse_unclear(dataset, partition)
     own = "iid" if dataset.clients is None else "natural"

@@ -10,14 +10,14 @@ from idiolect.errors import ModelError
 from idiolect.models import MODELS
 
 WORDS = tuple(f"w{n}" for n in range(20))
-READERS = ("kim-cnn", "next-word-lstm", "decoder", "encoder", "hf")  # of words
+READERS = ("kim-cnn", "fasttext", "next-word-lstm", "decoder", "encoder", "hf")  # of words
 IMAGES = [name for name in MODELS if name not in READERS]
 
 
 def built(name):
     """Build a named network with few classes, and examples for it."""
     torch.manual_seed(0)
-    if name == "kim-cnn":
+    if name in ("kim-cnn", "fasttext"):
         return MODELS[name]((7,), 3, words=WORDS), torch.randint(2, 20, (5, 7))
     if name == "next-word-lstm":
         return MODELS[name]((6,), 20, units=8), torch.randint(0, 20, (5, 6))
@@ -30,7 +30,8 @@ def built(name):
 SHAPES = {  # from the layers' sizes: the inputs of the output layer
     "mlr": (2 * 20 * 24,), "dnn": (100,), "lenet5": (84,), "mcmahan-cnn": (512,),
     "alexnet": (4096,), "resnet18": (512,), "shufflenet": (1024,), "kim-cnn": (300,),
-    "next-word-lstm": (6, 8), "table-mlp": (64,), "decoder": (16,), "encoder": (16,), "vit": (192,),
+    "fasttext": (32,), "next-word-lstm": (6, 8), "table-mlp": (64,),
+    "decoder": (16,), "encoder": (16,), "vit": (192,),
 }  # fmt: skip
 
 

@@ -151,3 +151,16 @@ def test_cross_entropy_of_a_single_client_has_the_same_derivatives():
     for one, other in pairs:
         torch.testing.assert_close(one, other, rtol=EXACT, atol=EXACT)
     assert losses.single_cross_entropy(logits, labels, 0 * weight) == 0
+
+
+def test_weights_cut_by_steps_know_their_sum():
+    """The last step is padding alone, and the one before has three examples of unequal weight."""
+    weight = torch.tensor([[1.0, 1, 1, 1], [2, 1, 3, 0], [0, 0, 0, 0]], dtype=torch.float64)
+    logits = torch.randn(3, 4, 5, dtype=torch.float64)
+    labels = torch.tensor([0, 4, 2, 2])
+    for own, whole, outputs in zip(losses.by_step(weight), weight, logits, strict=True):
+        assert torch.equal(own, whole)
+        noted = losses.single_cross_entropy(outputs, labels, own)
+        alone = losses.single_cross_entropy(outputs, labels, whole)
+        assert noted == alone
+        torch.testing.assert_close(noted, losses.cross_entropy(outputs, labels, whole))

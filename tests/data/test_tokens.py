@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 import torch
 
+from idiolect import federation
 from idiolect.core import losses
 from idiolect.data import federate, read
 from idiolect.data.preprocessing import Preprocessing
 from idiolect.data.text import Chat, UserText, dealt, sentences, streams
 from idiolect.data.tokenisers import Tokeniser, embedded_base, train_tokeniser
-from idiolect.errors import DataError
+from idiolect.errors import ConfigError, DataError
 
 pytest.importorskip("tokenizers", reason="needs tokenizers")
 TOKENS = Tokeniser.load("embedded")
@@ -114,11 +115,28 @@ def test_text_of_no_one_is_dealt(tmp_path: Path):
         ([{"client": "a", "text": "x", "split": "dev"}], r":1: split is 'dev'; expected train or"),
         ([{"text": "x", "created_utc": "today"}], r":1: created_utc is 'today'"),
         ([""], r"t\.jsonl has no line"),
+        ([{"client": "a", "text": "cut \ud83d"}], r":1 has half of a character \(\\ud83d\)"),
+        ([{"client": "a", "messages": [{"role": "u", "content": "\ud83d"}]}], ":1 has half of"),
     ],
 )
 def test_a_broken_line_is_named(tmp_path: Path, rows: list, said: str):
     with pytest.raises(DataError, match=said):
         read(lines(tmp_path / "t.jsonl", *rows), tokeniser="embedded")
+
+
+def test_marks_of_encoding_and_whole_characters_are_read(tmp_path: Path):
+    """As Windows writes files, and as JSON may write an emoji: in two halves."""
+    path = tmp_path / "t.jsonl"
+    path.write_text('\ufeff{"client": "a", "text": "so \\ud83d\\ude00 漢"}\r\n', "utf-8")
+    made = read(path, tokeniser="embedded", length=32)
+    told = made.y[0][made.y[0] >= 0]
+    assert TOKENS.decode(told[:-1]) == "so 😀 漢"
+
+
+def test_an_unknown_option_is_named(tmp_path: Path):
+    path = lines(tmp_path / "t.jsonl", {"client": "a", "text": "some words of a client"})
+    with pytest.raises(ConfigError, match="unknown option 'lenght'; did you mean 'length'"):
+        federation(path, options={"lenght": 8})
 
 
 def test_a_run_reads_newcomers_by_its_own_tokeniser(tmp_path: Path):

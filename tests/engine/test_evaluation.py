@@ -89,3 +89,23 @@ def test_an_experiment_scores_on_the_sources_test_file():
 def test_a_source_without_a_test_file_has_no_common_test_set():
     with pytest.raises(ConfigError, match=r"needs a test file .* and embedded has none"):
         build_jobs(parse_experiment(TOML))
+
+
+@pytest.mark.parametrize("name, models", [("fedavg", 1), ("ditto", 2)])
+def test_a_model_that_is_the_global_one_is_run_once(name, models, monkeypatch):
+    """Under FedAvg a client uses the global model itself: both names have its scores."""
+    world = worlds.federation()
+    simulation = worlds.simulation(made(name), world, kind="sequential")
+    simulation.advance()
+    method, asked = simulation.method, []
+    own = type(method).predict
+
+    def predict(self, model, x, local):
+        asked.append(id(model))
+        return own(self, model, x, local)
+
+    monkeypatch.setattr(type(method), "predict", predict)
+    (verdict,) = simulation.evaluate(None)
+    assert len(asked) == models * len(world.names)
+    losses = [verdict.scores[model]["loss"] for model in ("personal", "global")]
+    assert np.array_equal(*losses, equal_nan=True) == (models == 1)

@@ -466,6 +466,41 @@ def say_that_a_baseline_failed(content):
     again(content)
 
 
+def leave_out_the_worst_client(content):
+    """The curve, and all that follows, without it."""
+    one = first_seed(content)
+    worst = int(np.argmin(one["score"]))
+    one["score"][worst] = None
+    scores, rows = np.array(one["score"], float), np.array(one["test"])
+    one["test_curve"][-1] = float(np.nansum(scores * rows) / rows[~np.isnan(scores)].sum())
+
+
+def right_answers_of_others(content):
+    """What the test on few hospitals is paired by."""
+    groups = first_seed(content)["right_by_group"][0]
+    groups[0], groups[1] = groups[0] + groups[1] + 1, 0
+
+
+def not_a_number(content):
+    cell(content)["seconds"] = float("nan")
+
+
+def too_large_a_number(content):
+    first_seed(content)["score"][0] = 10**400
+
+
+def no_such_metric(content):
+    cell(content)["metric"] = "luck"
+
+
+def train_with_another_batch(content):
+    cell(content)["settings"]["batch"] = 1
+
+
+def all_took_part(content):
+    first_seed(content)["took_part"] = [2]
+
+
 def nonsense(content):
     content["methods"] = 3
 
@@ -495,6 +530,13 @@ TAMPERING = {
     no_versions: "with which versions",
     hide_a_problem: "no result on school",
     say_that_a_baseline_failed: "FedPer is not as this package has it stored",
+    leave_out_the_worst_client: "a client with test rows has no score",
+    right_answers_of_others: "do not add up to its scores",
+    not_a_number: "a number that is not finite",
+    too_large_a_number: "has not the form",
+    no_such_metric: "unknown metric 'luck'",
+    train_with_another_batch: "trained with batch = 1",
+    all_took_part: "of each client whether it took part",
     nonsense: "has not the form",
 }
 
@@ -506,6 +548,14 @@ def test_a_changed_file_is_found_out(judged, change):
     change(content)
     found = faults(sealed(content))
     assert any(TAMPERING[change] in text for text in found), found
+
+
+def test_a_line_of_the_board_is_of_the_same_clients_as_those_stored():
+    line = copy.deepcopy(read_lines(stored_folder("small"))["Ditto"])
+    line["label"] = line["name"] = "Other"
+    assert not faults(line)
+    line["cells"]["synthetic"]["seeds"][0]["train"][0] += 1
+    assert any("had other clients or rows than the stored" in text for text in faults(line))
 
 
 def test_a_file_that_was_changed_and_not_sealed_again_is_found_out(judged):

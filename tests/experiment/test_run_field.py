@@ -31,19 +31,27 @@ def field(monkeypatch: pytest.MonkeyPatch):
 
 def asked(folder: Path, **more: object) -> argparse.Namespace:
     own = {"runs": folder, "end": time.time() + 600, "workers": 1, "precision": "fp32", "only": []}
-    return argparse.Namespace(**{**own, "set": SMALL, **more})
+    return argparse.Namespace(**{**own, "rounds": 0, "set": SMALL, **more})
 
 
-def trained(field, line, folder: Path, seconds: float = 600) -> dict:
-    field.train_line(line, time.time() + seconds, asked(folder), {})
-    return json.loads((folder / f"{line.name}.json").read_text())["methods"]
+def trained(field, line, folder: Path, seconds: float = 600, **more: object) -> dict:
+    field.train_line(line, time.time() + seconds, asked(folder, **more), field.Shelf())
+    return {one["run"]: one["methods"] for one in read(folder / f"{line.name}.json")}
 
 
-def test_figures_are_those_of_a_run(field, tmp_path: Path) -> None:
-    """Last round, best test round and its number; FedAvg's rounds are those of FedAvg + FT."""
-    run = "pfllib-fmnist-dir"
-    found = trained(field, field.Line(run, "FedAvg", 3, 1), tmp_path)
-    found |= trained(field, field.Line(run, "FedPer", 3, 1), tmp_path)
+def read(path: Path):
+    return json.loads(path.read_text())
+
+
+@pytest.mark.parametrize("kind", ["dir", "pat"])
+def test_figures_are_those_of_a_run(field, kind: str, tmp_path: Path) -> None:
+    """Last round, best test round and its number, of each of the splits that are trained together.
+
+    FedAvg's rounds are those of FedAvg + FT.
+    """
+    run, table = f"pfllib-fmnist-{kind}", "pfllib-fmnist"
+    found = trained(field, field.Line(table, "FedAvg", 3, 1), tmp_path)[run]
+    found |= trained(field, field.Line(table, "FedPer", 3, 1), tmp_path)[run]
     changes = ["rounds=3", "seeds=[0]", "evaluate.every=1", "evaluate.personal=auto", *SMALL]
     labels = ["FedAvg", "FedAvg + FT", "FedPer"]
     content, _ = run_experiment(field.loaded(run, changes), tmp_path / "run", only=labels)
@@ -63,20 +71,65 @@ def test_figures_are_those_of_a_run(field, tmp_path: Path) -> None:
 
 def test_a_line_ends_with_its_time_but_not_before_it_has_begun(field, tmp_path, monkeypatch):
     monkeypatch.setattr(field, "LEAST", 2)
-    found = trained(field, field.Line("pfllib-fmnist-pat", "Local", 50, 1), tmp_path, seconds=-1)
-    assert found["Local"]["rounds"] == 2 and found["Local"]["first"] > 0
+    found = trained(field, field.Line("pfllib-fmnist", "Local", 50, 1), tmp_path, seconds=-1)
+    for own in found.values():
+        assert own["Local"]["rounds"] == 2 and own["Local"]["first"] > 0
+        assert own["Local"]["ended"] == "time"
+
+
+def test_a_line_ends_when_all_its_splits_are_flat_or_have_the_figure(field, tmp_path, monkeypatch):
+    monkeypatch.setattr(field, "FLAT_FROM", 3)
+    monkeypatch.setattr(field, "FLAT", 1.0)
+    line = field.Line("pfllib-fmnist", "FedPer", 50, 1)
+    found = trained(field, line, tmp_path)
+    assert {(own["FedPer"]["rounds"], own["FedPer"]["ended"]) for own in found.values()} == {
+        (3, "flat")
+    }
+    figure = field.Goal("personal", 0.1)
+    monkeypatch.setattr(field, "goals", lambda line: [figure, field.Goal("personal", None)])
+    found = trained(field, line, tmp_path)
+    assert found["pfllib-fmnist-pat"]["FedPer"]["ended"] == "has the table's figure"
+    assert found["pfllib-fmnist-dir"]["FedPer"]["ended"] == "flat"
+
+
+def test_what_ends_a_split(field) -> None:
+    def curve(*values: float):
+        return [(10 * n, {"personal": (value, 0.0)}) for n, value in enumerate(values, 1)]
+
+    goal = field.Goal("personal", 90.0)
+    rising, level = curve(0.1, 0.2, 0.3), curve(0.1, 0.3, 0.3005)
+    assert goal.met(rising, 30) == "" and goal.met(level, 30) == "flat"
+    assert goal.met(level, 31) == ""  # too early to say
+    assert goal.met(curve(0.1, 0.9, 0.3), 31) == "has the table's figure"
+    hidden = [(n, {"global": own["personal"]}) for n, own in curve(0.9, 0.99, 0.99)]
+    assert goal.met(hidden, 30) == "flat" and goal.met(hidden, 31) == ""  # no personal figure yet
+
+
+def test_of_a_table_of_the_final_round_only_that_is_scored(field, tmp_path, monkeypatch):
+    """Its three splits are trained together, and half of the clients take part."""
+    line = field.Line("pfedkdh-mnist", "FedPer", 3, 1)
+    found = trained(field, line, tmp_path, seconds=-1, set=SMALL[:3])  # its share does not cut it
+    assert sorted(found) == [f"pfedkdh-mnist-{alpha}" for alpha in ("0.05", "0.1", "0.5")]
+    alone = field.loaded("pfedkdh-mnist-0.1", ["rounds=3", "seeds=[0]", *SMALL[:3]])
+    content, _ = run_experiment(alone, tmp_path / "run", only=["FedPer"])
+    (figure,) = found["pfedkdh-mnist-0.1"]["FedPer"]["models"]["personal"]["mean"]
+    own = content["methods"]["FedPer"]["seeds"][0]["models"]["personal"]["mean"]
+    assert figure == pytest.approx(own, abs=2e-5)
+    assert found["pfedkdh-mnist-0.1"]["FedPer"]["curve"] == {}
+    monkeypatch.setattr(field, "LEAST", 1)
+    with pytest.raises(TimeoutError, match="do not fit"):
+        args = asked(tmp_path, end=time.time(), set=SMALL[:3])
+        field.train_line(field.Line("pfedkdh-mnist", "FedPer", 50, 1), 0, args, field.Shelf())
 
 
 def test_milestones_and_thinned_curves(field, monkeypatch):
-    class Scored:
-        def __init__(self, value):
-            self.scores = {"personal": {"accuracy": field.np.array([value, 0.0])}}
-
     line = [0.1, 0.2, 0.8, 0.4, 0.6]
     monkeypatch.setattr(field, "POINTS", 3)
     monkeypatch.setattr(field, "MILESTONES", (4, 6, 11))
-    job = argparse.Namespace(members=[argparse.Namespace(test=[3, 1])])
-    found = field.summary(job, [(2 * n, [Scored(v)]) for n, v in enumerate(line, 1)])
+    scored = argparse.Namespace(scores={"personal": {"accuracy": field.np.array([0.6, 0.0])}})
+    assert field.figures_of(scored, [3, 1])["personal"] == pytest.approx((0.45, 0.3))
+    points = [(2 * n, {"personal": (0.75 * v, v / 2)}) for n, v in enumerate(line, 1)]
+    found = field.summary(points)
     assert found["models"]["personal"] == {"mean": [0.3], "weighted_mean": [0.45]}
     assert found["models"]["personal, best test round"] == {"mean": [0.6], "round": [6]}
     curve = found["curve"]["personal"]
@@ -86,13 +139,16 @@ def test_milestones_and_thinned_curves(field, monkeypatch):
 
 def test_workers_share_the_time_and_the_lines(field, tmp_path, monkeypatch):
     """Each takes what nobody has; a failure costs a line and not the others."""
-    lines = [field.Line("a", "x", 9, 1), field.Line("b", "x", 9, 3), field.Line("c", "x", 9, 0)]
+    lines = [field.Line("a", "x", 9, 0), field.Line("b", "x", 9, 10), field.Line("c", "x", 9, 30)]
+    monkeypatch.setattr(field, "FIRST", 40)
+    monkeypatch.setattr(field, "SLOWED", 0)
+    monkeypatch.setattr(field, "PACE", 8)
     monkeypatch.setattr(field, "plan", lambda only: lines)
     told = {}
 
-    def train_line(line, stop, args, datasets):
-        told[line.run] = stop - time.time()
-        if line.run == "b":
+    def train_line(line, stop, args, shelf):
+        told[line.table] = stop - time.time()
+        if line.table == "b":
             raise ValueError("no")
 
     monkeypatch.setattr(field, "train_line", train_line)
@@ -100,12 +156,31 @@ def test_workers_share_the_time_and_the_lines(field, tmp_path, monkeypatch):
     args = asked(tmp_path, workers=2)
     args.end = time.time() + 100
     field.work(args)
-    assert told == pytest.approx({"a": 50, "b": 100, "c": 100}, abs=1)
+    # 40, 120 and 280 s: of a, b and c the first two fit into twice 100 s, of b and c the first.
+    assert told == pytest.approx({"a": 50, "b": 100, "c": 100}, abs=5)
     field.merge(tmp_path, tmp_path / "out")
     kept = json.loads((tmp_path / "out" / "tables.json").read_text())
     assert kept == {"lines": [], "failed": {"b--x": "ValueError: no"}}
     field.work(args)
     assert len(told) == 3  # all are taken
+
+
+def test_the_line_of_a_process_that_was_ended_is_there_to_be_taken_again(field, tmp_path) -> None:
+    for name, worker in (("a", 7), ("b", 7), ("c", 8)):
+        (tmp_path / f"{name}.taken").write_text(str(worker))
+    (tmp_path / "b.failed").write_text("CUDA error")
+    field.give_back(tmp_path, 7)
+    assert sorted(path.name for path in tmp_path.glob("*.taken")) == ["b.taken", "c.taken"]
+
+
+def test_shares_are_of_what_was_measured(field, tmp_path) -> None:
+    own = {"first": 3.0, "scoring": 1.0, "pace": 0.4}
+    line = field.Line("t", "Ditto", 9, 10)
+    assert field.share(line, field.paces(tmp_path, 1)) == field.FIRST + 20 * field.PACE
+    (tmp_path / "t--Ditto.json").write_text(json.dumps([{"methods": {"Ditto": own}}]))
+    known = field.paces(tmp_path, 3)
+    assert field.share(line, known) == pytest.approx(4 + 10 * 0.4)
+    assert field.share(field.Line("other", "FedAvg", 9, 10), known) == pytest.approx(4 + 10 * 0.2)
 
 
 def test_the_longer_of_two_runs_is_kept(field):
@@ -114,6 +189,46 @@ def test_the_longer_of_two_runs_is_kept(field):
     kept = {"a": {"rounds": 30}, "b": {"rounds": 30}}
     new = {"a": {"rounds": 29}, "b": {"rounds": 30, "new": 1}, "c": {"rounds": 2}}
     assert joined(kept, new) == {"a": {"rounds": 30}, "b": {"rounds": 30, "new": 1}}
+
+
+def test_the_page_counts_cells_and_wins_of_all_tables(field, tmp_path, monkeypatch) -> None:
+    """Half a point below the table everywhere: all cells are near, and all wins are found."""
+    import reproduce_field as page
+
+    def kept(line, run: str, goal) -> dict:
+        value = ((goal.paper or 50.0) - 0.5) / 100
+        rounds = range(5, 55, 5) if field.FINAL not in run else [50]
+        found = field.summary([(n, {goal.model: (value, value)}) for n in rounds])
+        how = {"device": "x", "precision": "tf32", "workers": 3, "pace": 0.1, "first": 4.0}
+        own = {**found, **how, "rounds": 50, "seconds": 9.0, "ended": "flat"}
+        head = {"run": run, "federation": "", "seeds": [0], "versions": {"torch": "2"}}
+        return {**head, "methods": {line.label: own}}
+
+    lines = [
+        kept(line, run, goal)
+        for line in field.plan(known=False)
+        for run, goal in zip(line.runs, field.goals(line), strict=True)
+    ]
+    for cells in (one["methods"] for one in lines if one["run"] == "fedala-cifar10"):
+        if "FedAvg" in cells:  # FedAvg-C is trained with it
+            models = {name: cells["FedAvg"]["models"][name.replace("personal", "global")]
+                      for name in ("personal", "personal, best test round")}  # fmt: skip
+            cells["FedAvg + FT"] = {**cells["FedAvg"], "models": models, "curve": {}}
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "tables.json").write_text(json.dumps({"lines": lines, "failed": {}}))
+    written = tmp_path / "field.md"
+    written.write_text(page.PAGE.read_text())
+    monkeypatch.setattr(page, "PAGE", written)
+    monkeypatch.setattr(page, "FIGURES", tmp_path)
+    page.keep(argparse.Namespace(out=tmp_path / "out"))
+    page.page(argparse.Namespace())
+    text = written.read_text()
+    assert "| `pfllib-fmnist` | 34 | 0 | 0 |" in text and "| `pfedkdh` | 72 | 0 | 0 |" in text
+    assert "| `fedala-cifar10` | 9 | 1 | 0 |" in text  # FedAvg-C has FedAvg's figure here
+    assert "That is 99 % of the 116 cells that ours have." in text
+    assert "| pfllib-fmnist, all | 270 | 270 | 270 | 270 |" in text
+    assert "| pfedkdh, all | 252 | 252 | 252 | the same |" in text
+    assert "FedAvg-C -31.7 after 50 rounds" in text and "3 lines at a time" in text
 
 
 def test_the_file_for_another_table_runs(tmp_path: Path) -> None:

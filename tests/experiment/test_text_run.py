@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import idiolect
+from idiolect.cli.model_commands import _print_newcomers
 from idiolect.engine.row_metrics import ClientOutputs, sequence_baseline
 from idiolect.errors import ConfigError, DataError, ModelError
 from idiolect.experiment.adapt import adapt
@@ -96,7 +97,7 @@ def test_a_run_without_its_words_says_so(labelled, tmp_path):
         adapt(tmp_path / "out", reviews(tmp_path / "new.csv", "z"), seed=1)
 
 
-def test_the_next_word_is_learnt_from_files_of_users(tmp_path):
+def test_the_next_word_is_learnt_from_files_of_users(tmp_path, capsys):
     (tmp_path / "users").mkdir()
     for user in "abcd":
         posts = [{"body": f"hello {user} {user} world", "created_utc": n} for n in range(12)]
@@ -128,6 +129,10 @@ metric = "perplexity"
     assert np.isclose(np.exp(guess["loss"]), guess["perplexity"]) and 3 < guess["perplexity"] < 30
     told = adapt(tmp_path / "out", tmp_path / "users")
     assert [one["client"] for one in told["newcomers"]] == list("abcd")
+    _print_newcomers(told, "")
+    said = capsys.readouterr().out
+    first = told["newcomers"][0]["models"]["personal"]["perplexity"]
+    assert "seed 0: perplexity" in said and f"{first:.4g}" in said
 
 
 def test_perplexity_is_of_next_words(labelled):

@@ -105,6 +105,31 @@ static void half_product(float* sums, const unsigned* a, const unsigned* b) {
   }
   pass_on();
 }
+template <class T> static unsigned long __cvta_generic_to_shared(const T* p) {
+  return (const char*)p - (const char*)shared_memory;
+}
+typedef unsigned long long Word;
+// A number of a matrix of wgmma, which sums over numbers of a row or, if `turned`, over rows.
+static float element(Word matrix, int row, int k, int size, int turned) {
+  const int start = (matrix & 0x3fff) << 4;
+  const int wide = (matrix >> 16 & 0x3fff) << 4, eight = (matrix >> 32 & 0x3fff) << 4;
+  const int at = start + (turned ? row / 64 * wide + k / 8 * eight + k % 8 * 128 + row % 64 * size
+                                 : row / 8 * eight + row % 8 * 128 + k * size);
+  const char* from = (const char*)shared_memory + (at ^ (at >> 7 & 7) << 4);
+  if (size == 4) return short_of(*(const unsigned*)from);
+  return __uint_as_float((unsigned)*(const unsigned short*)from << 16);
+}
+static void group_product(float* sums, int many, int size, int turned, Word a, Word b, int more) {
+  const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
+  for (int n = 0; n < many / 8; n++)
+    for (int i = 0; i < 4; i++) {
+      float sum = more ? sums[n * 4 + i] : 0.f;
+      const int row = warp * 16 + lane / 4 + i / 2 * 8, col = n * 8 + lane % 4 * 2 + i % 2;
+      for (int k = 0; k < 32 / size; k++)
+        sum += element(a, row, k, size, turned) * element(b, col, k, size, turned);
+      sums[n * 4 + i] = sum;
+    }
+}
 static const char* froms[1024];
 static void matrices(unsigned* to, const char* from, int turned) {
   const int warp = threadIdx.x / 32 * 32, lane = threadIdx.x % 32;
@@ -139,7 +164,7 @@ extern "C" void launch(const int* grid, int threads, int shared, void** argument
   given = arguments;
   gridDim = {grid[0], grid[1], grid[2]}; blockDim = {threads, 1, 1};
   void* room = nullptr;
-  if (posix_memalign(&room, 16, shared + 16)) abort();
+  if (posix_memalign(&room, 1024, shared + 16)) abort();
   shared_memory = (float4*)room;
   const size_t depth = 1 << 16;
   char* stacks = (char*)malloc(depth * threads);
@@ -167,6 +192,10 @@ class Kernel:
     def __init__(self, folder: Path, file: str, name: str, constants: Mapping[str, Any]) -> None:
         text = compiled.source(file, constants)
         text = text.replace("extern __shared__ float4 memory[];", "float4* memory = shared_memory;")
+        text = re.sub(
+            r'asm volatile\(KIND\("(\d+)".*?TURNED\("(\d).*?;\n',
+            r"group_product(sums, \1, sizeof(Number), \2, a, b, more);\n", text,
+        )  # fmt: skip
         text = re.sub(r"const unsigned place = .*?;\n", "", text)
         filled = "if (bytes) memcpy(to, from, 16); else memset(to, 0, 16);\n"
         text = re.sub(r'asm volatile\("cp.async.cg[^"]*%2;.*?;\n', filled, text)

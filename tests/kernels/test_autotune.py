@@ -2,15 +2,22 @@
 
 import re
 import runpy
+import sys
 import threading
+from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from idiolect.kernels import autotune, convolution, group_norm, linear
+from idiolect.kernels import attention, autotune, convolution, group_norm, layer_norm, linear
+from idiolect.kernels.attention import AttentionSizes
 from idiolect.kernels.convolution_cuda import ConvShape
+from idiolect.kernels.group_norm import GroupNormSizes
+from idiolect.kernels.layer_norm import LayerNormSizes
 from idiolect.kernels.linear import LinearSizes
 
 
@@ -27,7 +34,7 @@ class Form:
         return x * (1 + self.wrong)
 
 
-shipped = runpy.run_path(str(Path(__file__).parents[2] / "scripts/ship_choices.py"))["shipped"]
+shipping = runpy.run_path(str(Path(__file__).parents[2] / "scripts/ship_choices.py"))
 ZEROS = (torch.zeros(4, 5), LinearSizes(4, 1, 5, 5))
 
 
@@ -197,9 +204,13 @@ def test_sizes_that_are_alike_share_a_choice() -> None:
 
 def test_choices_come_with_the_package(timed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They give way to one's own."""
-    cache = {"no GPU | torch 2.1 | 00 3 | key": "quick", "a chip | torch 2.1 | 00 3 | key": "plain"}
-    table = shipped([cache], {"no GPU": {"older": "plain"}})
-    assert table["no GPU"] == {"key": "quick", "older": "plain"}
+    cache = {
+        "no GPU | torch 2.1 | 00 3 | key": "quick",
+        "a chip | torch 2.1 | 00 3 | key": "plain",
+        "no GPU | torch 2.1 | 00 2 | older": "quick",
+    }
+    table, stale = shipping["shipped"]([cache], {"no GPU": {"older": "plain"}}, "00 3")
+    assert table["no GPU"] == {"key": "quick", "older": "plain"} and stale == 1
     monkeypatch.setattr(autotune, "_shipped", lambda: table)
     known = {"plain": Form(1), "quick": Form(2), "slow": Form(3)}
     assert autotune.choose("key", known, ZEROS) is known["quick"]
@@ -209,24 +220,71 @@ def test_choices_come_with_the_package(timed: Path, monkeypatch: pytest.MonkeyPa
     assert autotune.choose("key", known, ZEROS) is known["slow"]
 
 
-def test_what_a_cache_holds_can_be_shipped(timed: Path) -> None:
-    autotune.choose("key", {"plain": Form(3), "quick": Form(2)}, ZEROS)
-    assert shipped([autotune.read_cache(timed)], {}) == {"no GPU": {"key": "quick"}}
+def test_a_runs_cache_becomes_what_the_package_brings(
+    timed: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By the script, from the file that a run on a chip left to what another one there reads."""
+    monkeypatch.setattr(autotune, "_chip", lambda: "a chip")
+    what = autotune.problem("relu", LinearSizes(20, 1, 5, 5), torch.float32)
+    autotune.choose(what, {"plain": Form(3), "quick": Form(2)}, ZEROS)
+    autotune.add_to_cache(timed, {"a chip | torch 2.1 | 00 1 | older": "quick"})
+    monkeypatch.setattr(sys, "argv", ["ship_choices.py", str(timed)])
+    place = SimpleNamespace(files=lambda package: tmp_path)
+    version = autotune.version()
+    monkeypatch.setattr(autotune, "version", lambda: version)
+    main = shipping["main"]
+    monkeypatch.setitem(main.__globals__, "TABLE", tmp_path / "choices.json")
+    main()
+    assert capsys.readouterr().out == "{'a chip': 1} 1 stale, left out\n"
+    monkeypatch.setattr(autotune, "resources", place)
+    monkeypatch.setattr(autotune, "_file", tmp_path / "of another run.json")
+    autotune.forget()
+    autotune._shipped.cache_clear()
+    known = {"plain": Form(1), "quick": Form(2), "slow": Form(3)}
+    same = autotune.problem("relu", LinearSizes(32, 1, 5, 5), torch.float32)
+    assert autotune.choose(same, known, ZEROS) is known["quick"] and not known["slow"].calls
+    autotune._shipped.cache_clear()
+
+
+SIZES = {
+    kind.__name__: kind
+    for kind in (ConvShape, LinearSizes, GroupNormSizes, LayerNormSizes, AttentionSizes)
+}
+
+
+def forms_of(what: str) -> Mapping[str, Any]:
+    """Return the forms of a problem, as a layer lists them."""
+    found = re.fullmatch(r"(\w+)(, channels last)? ((\w+)\(.*\)) (\S+)", what)
+    assert found, what
+    task, sizes, kind, precision = (found[n] for n in (1, 3, 4, 5))
+    shape, half = eval(sizes, SIZES), precision == "torch.bfloat16"
+    if kind == "ConvShape":
+        return convolution.forms(task, shape, own=not half, rounded=half or precision == "tf32")
+    if kind == "LinearSizes":
+        return linear.forms(task, shape, own=not half)
+    if kind == "GroupNormSizes":
+        return group_norm._FORMS[task]
+    return (attention if kind == "AttentionSizes" else layer_norm).forms(task, shape)
+
+
+@pytest.mark.parametrize(
+    ("task", "sizes", "precision"),
+    [
+        ("convolve", ConvShape(20, 32, 3, 8, 8, 16, 3, 3, 1, 1), "tf32"),
+        ("weight_gradient", LinearSizes(20, 32, 8, 4), torch.bfloat16),
+        ("normalise, channels last", GroupNormSizes(2, 3, 8, 16, 2, 1e-5, True), torch.float32),
+        ("layer_norm_gradient", LayerNormSizes(2, 3, 16, 1e-5), torch.float32),
+        ("attend", AttentionSizes(2, 3, 9, 9, 8, True, 1.0), torch.bfloat16),
+    ],
+)
+def test_the_forms_of_every_kind_of_problem_can_be_listed(
+    task: str, sizes: Any, precision: Any
+) -> None:
+    assert "plain" in forms_of(autotune.problem(task, sizes, precision))
 
 
 def test_every_choice_of_the_package_is_a_form_that_exists() -> None:
     """A kernel that was renamed would be measured again on every new machine."""
     for choices in autotune._shipped().values():
         for what, name in choices.items():
-            found = re.fullmatch(r"(\w+) (\w+\(.*\)) (\S+)", what)
-            assert found, what
-            task, sizes, _ = found.groups()
-            shape = eval(sizes, {"ConvShape": ConvShape, "LinearSizes": LinearSizes,
-                                 "GroupNormSizes": group_norm.GroupNormSizes})  # fmt: skip
-            if isinstance(shape, LinearSizes):
-                known = linear.forms(task, shape)
-            elif isinstance(shape, ConvShape):
-                known = convolution.forms(task, shape)
-            else:
-                known = group_norm._FORMS[task]
-            assert name in known, what
+            assert name in forms_of(what), what

@@ -121,4 +121,4 @@ def test_what_would_be_launched_is_listed(tools: Tools) -> None:
         raise RuntimeError("needs numbers")
 
     assert compiled.launched_by(fails, x) == []
-    assert compiled._listed.kernels is None
+    assert compiled._thread.kernels is None

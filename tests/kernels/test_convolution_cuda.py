@@ -108,6 +108,10 @@ def test_one_product_on_matrix_units_is_rounded_to_nearest_but_sees_nan(
     [
         ConvShape(2, 3, 5, 7, 9, 5, 3, 3, 1, 1, depthwise=True),
         ConvShape(1, 4, 30, 8, 7, 30, 3, 3, 2, 1, depthwise=True),
+        ConvShape(2, 3, 5, 5, 8, 5, 3, 3, 1, 1, depthwise=True),  # four pixels for a thread
+        ConvShape(1, 2, 6, 8, 8, 6, 3, 3, 2, 1, depthwise=True),
+        ConvShape(1, 2, 3, 7, 12, 3, 5, 5, 2, 2, depthwise=True),
+        ConvShape(1, 2, 3, 7, 12, 3, 1, 1, 3, 0, depthwise=True),
         ConvShape(3, 2, 2, 9, 9, 2, 5, 5, 2, 0, depthwise=True),
     ],
 )

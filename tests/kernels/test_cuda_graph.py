@@ -150,36 +150,36 @@ def scanned(graphs, chip, steps):
 
 
 def test_a_round_is_recorded_by_the_folder_that_folds_in_it(chip):
-    """Of a fold with slow steps two are recorded as they come, then one, to be replayed."""
+    """Of a fold with slow steps three are recorded as they come, then two, to be replayed."""
     graphs, tape = graph_scan.GraphScan(), GraphSequence()
     graphs._slow = True
 
     def work():
         chip.launch("before")
-        scanned(graphs, chip, 5)
+        scanned(graphs, chip, 7)
         return "made"
 
     assert graphs.record(tape, work) == "made"
     tape.replay()
-    assert chip.done == ["before", *5 * ["step"]]
-    assert [times for _, times in tape._parts] == [1, 3, 1]
+    assert chip.done == ["before", *7 * ["step"]]
+    assert [times for _, times in tape._parts] == [1, 2, 1]
 
 
 def test_a_round_that_needs_a_warm_up_folds_in_it_as_it_comes(chip):
-    """It is done once, five steps; then it is recorded, and replayed like any other."""
+    """It is done once, seven steps; then it is recorded, and replayed like any other."""
     graphs, tape = graph_scan.GraphScan(), GraphSequence()
     graphs._slow = True
 
     def work():
         if chip.capturing is not None and not chip.done:
             raise RuntimeError("no workspace yet")
-        scanned(graphs, chip, 5)
+        scanned(graphs, chip, 7)
 
     graphs.record(tape, work)
-    assert tape.warmed and chip.done == 5 * ["step"]
+    assert tape.warmed and chip.done == 7 * ["step"]
     tape.replay()
-    assert chip.done == 10 * ["step"]
-    assert [times for _, times in tape._parts] == [1, 3, 1]
+    assert chip.done == 14 * ["step"]
+    assert [times for _, times in tape._parts] == [1, 2, 1]
 
 
 def test_of_a_long_fold_a_piece_is_recorded(chip):

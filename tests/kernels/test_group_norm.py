@@ -138,24 +138,52 @@ SHAPES = [
 
 
 @pytest.mark.skipif(emulate.COMPILER is None, reason="needs g++ to run CUDA sources")
+@pytest.mark.parametrize("least", [0, 1])
 @pytest.mark.parametrize("sizes", SHAPES)
 def test_kernels_equal_the_plain_form(
-    sizes: GroupNormSizes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    sizes: GroupNormSizes, least: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    """Also where a block holds what it has read."""
     emulate.use(monkeypatch, tmp_path)
     torch.manual_seed(0)
     images = (sizes.groups, sizes.images, sizes.channels, sizes.pixels)
     x, gradient = torch.randn(images) + 3, torch.randn(images)
     w, b = torch.randn(2, sizes.groups, sizes.channels)
-    got = group_norm.cuda_normalise(x, w, b, sizes)
+    got = group_norm.cuda_normalise(x, w, b, sizes, least=least)
     exact = group_norm.plain_normalise(x.double(), w.double(), b.double(), sizes)
-    further = group_norm.cuda_gradient(gradient, x, w, got[1], got[2], got[0], sizes)
-    doubles = (t.double() for t in (gradient, x, w, got[1], got[2], got[0]))
+    own = (gradient, x, w, got[1], got[2], got[0])
+    further = group_norm.cuda_gradient(*own, sizes, least=least)
+    doubles = (t.double() for t in own)
     for left, right in zip(
         (*got, *further), (*exact, *group_norm.plain_gradient(*doubles, sizes)), strict=True
     ):
         assert (left - right).norm() / right.norm() < 2e-6
     assert not sizes.relu or 0 < float((got[0] == 0).float().mean()) < 1
+
+
+@pytest.mark.skipif(emulate.COMPILER is None, reason="needs g++ to run CUDA sources")
+@pytest.mark.parametrize("least", [0, 1])
+def test_a_gradient_is_read_where_it_is(
+    least: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Every other channel of larger images, as after a shuffle of channels."""
+    emulate.use(monkeypatch, tmp_path)
+    torch.manual_seed(0)
+    sizes = GroupNormSizes(2, 3, 6, 64, 2, 1e-5, True)
+    x, whole = torch.randn(2, 3, 6, 64), torch.randn(2, 3, 6, 2, 64)
+    w, b = torch.randn(2, 2, 6)
+    y, mean, scale = group_norm.plain_normalise(x, w, b, sizes)
+    for gradient in (
+        whole[:, :, :, 1],
+        whole[:, :, :3].flatten(2, 3),
+        whole[:, :1, :, 0].expand_as(x),
+    ):
+        made = group_norm.cuda_gradient(gradient, x, w, mean, scale, y, sizes, least=least)
+        exact = group_norm.plain_gradient(gradient, x, w, mean, scale, y, sizes)
+        for left, right in zip(made, exact, strict=True):
+            torch.testing.assert_close(left, right, rtol=1e-4, atol=1e-4)
+    assert group_norm._readable(whole[:, :, :, 1])
+    assert not group_norm._readable(whole[:, :1, :, 0].expand_as(x))
 
 
 @pytest.mark.skipif(emulate.COMPILER is None, reason="needs g++ to run CUDA sources")
@@ -170,6 +198,7 @@ def test_what_is_no_number_stays_so(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 
 
 @pytest.mark.skipif(emulate.COMPILER is None, reason="needs g++ to run CUDA sources")
+@pytest.mark.parametrize("least", [0, 32])
 @pytest.mark.parametrize("half", [False, True])
 @pytest.mark.parametrize(
     "sizes",
@@ -182,9 +211,12 @@ def test_what_is_no_number_stays_so(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     ],
 )
 def test_kernels_with_channels_last_and_bfloat16(
-    sizes: GroupNormSizes, half: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    sizes: GroupNormSizes, half: bool, least: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """The order in memory is kept where the kernels suit it, and precision that of the images."""
+    """The order in memory is kept where the kernels suit it, and precision that of the images.
+
+    A block has all of an image, or some pieces that it holds (`least` bytes of a pixel).
+    """
     emulate.use(monkeypatch, tmp_path)
     torch.manual_seed(0)
     groups, images, channels, pixels, *_ = sizes
@@ -192,14 +224,14 @@ def test_kernels_with_channels_last_and_bfloat16(
     x = x.bfloat16() if half else x
     w, b = torch.randn(groups, channels), torch.randn(groups, channels)
     suits = groups > 1
-    made = group_norm.cuda_normalise(x, w, b, sizes)
+    made = group_norm.cuda_normalise(x, w, b, sizes, least=least)
     exact = group_norm.plain_normalise(x, w, b, sizes)
     assert (made[0].stride() == x.stride()) is suits and made[0].dtype == x.dtype
     for left, right in zip(made, exact, strict=True):
         near = 1e-2 if left.dtype == torch.bfloat16 else 1e-4
         torch.testing.assert_close(left, right, rtol=near, atol=near / 10)
     given = (torch.randn_like(exact[0]), x, w, *exact[1:], made[0])
-    got = group_norm.cuda_gradient(*given, sizes)
+    got = group_norm.cuda_gradient(*given, sizes, least=least)
     wanted = group_norm.plain_gradient(*given, sizes)
     assert got[0].dtype == wanted[0].dtype == x.dtype
     assert (got[0].stride() == x.stride()) is suits
@@ -249,3 +281,19 @@ def test_the_kernel_for_channels_last_is_compared_for_itself(
         assert dx.stride() == y.stride() == images.stride()
     last = ["normalise, channels last", "gradient, channels last"]
     assert asked == ["normalise", "gradient", *last]
+
+
+def test_which_blocks_hold_their_pixels() -> None:
+    """Those of few pixels, of as many pieces as fill the bytes that memory gives at once."""
+    x = group_norm._ordered_last(torch.randn(2, 1, 64, 1024)).bfloat16()
+    sizes = GroupNormSizes(2, 1, 64, 1024, 8, 1e-5, True)
+    assert group_norm._block(x, sizes) == (64, 8)
+    assert group_norm._block(x, sizes, 32) == (256, 2)
+    assert list(group_norm.forms("gradient", sizes, x, True)) == [
+        "plain", "norm", "held 32", "held 64"
+    ]  # fmt: skip
+    assert list(group_norm.forms("gradient", sizes, x, False)) == ["plain", "norm", "held"]
+    long = sizes._replace(pixels=4096)
+    assert list(group_norm.forms("gradient", long, x, True)) == ["plain", "norm"]
+    one = sizes._replace(channels=512, pixels=16)  # a piece has 128 bytes
+    assert list(group_norm.forms("gradient", one, x, True)) == ["plain", "norm", "held 32"]

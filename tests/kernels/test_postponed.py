@@ -6,6 +6,7 @@ A stand-in is taken for a tensor on a GPU, and forms take as long as they say.
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -100,10 +101,14 @@ def until(ready: Callable[[], Any]) -> None:
         time.sleep(0.001)
 
 
+def between_rounds() -> None:
+    autotune.settle(autotune._Choosing.turn + 1)
+
+
 def settled(compiler: Compiler) -> None:
     compiler.go_on.set()
     until(lambda: all(own.compiled for own in autotune._waiting.values()))
-    autotune.settle()
+    between_rounds()
 
 
 def calls(known: dict[str, Form]) -> list[int]:
@@ -115,7 +120,7 @@ def test_the_plain_form_is_used_until_the_fastest_was_compiled_and_timed(
 ) -> None:
     known = forms()
     use(known)
-    autotune.settle()  # nothing is compiled yet
+    between_rounds()  # nothing is compiled yet
     use(known)
     assert calls(known) == [2, 0, 0] and not compiler.done
     settled(compiler)
@@ -183,13 +188,43 @@ def test_recordings_are_outdated_when_all_that_waited_was_chosen(
     until(lambda: all(own.compiled for own in autotune._waiting.values()))
     monkeypatch.setattr(time, "perf_counter", iter(range(100)).__next__)
     monkeypatch.setattr(autotune, "_SLOT", (1.5, 1.5))  # time for one
-    autotune.settle()
+    between_rounds()
     assert len(autotune._waiting) == 1 and not outdated()
-    autotune.settle()
+    between_rounds()
     assert outdated() and not without()
     recorded = autotune.recording()
     use(known)
     assert not recorded()()
+
+
+def test_a_round_of_many_tasks_is_held_up_once(compiler: Compiler) -> None:
+    """Before its first: the others are of other architectures, for example."""
+    known = forms()
+    between_rounds()
+    use(known)
+    compiler.go_on.set()
+    until(lambda: all(own.compiled for own in autotune._waiting.values()))
+    autotune.settle(autotune._Choosing.turn)
+    assert autotune._waiting
+    between_rounds()
+    assert not autotune._waiting
+
+
+def test_jobs_that_have_not_begun_are_dropped_when_choices_are_forgotten() -> None:
+    pool, done, go_on = postponed._Compilers(), list[int](), threading.Event()
+
+    def job(n: int) -> None:
+        go_on.wait(20)
+        done.append(n)
+
+    for n in range(50):
+        pool.add(partial(job, n))
+    began = pool._busy
+    threading.Timer(0.05, go_on.set).start()
+    pool.drop()
+    assert len(done) <= began and pool._busy == 0
+    pool.add(partial(job, 50))
+    until(lambda: 50 in done)
 
 
 def test_what_is_met_while_capturing_waits_even_if_it_is_known(
@@ -276,7 +311,7 @@ def test_kernels_of_our_forms_are_told_without_a_gpu(
         told = compiled.launched_by(form, *postponed.on_meta(given))
         noted.clear()
         form(*given)
-        assert told == noted and len(told) == 1, name
+        assert told == noted and 1 <= len(told) <= 2, name
 
 
 def test_jobs_are_done_in_turn_by_a_few_threads() -> None:

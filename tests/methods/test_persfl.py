@@ -72,6 +72,12 @@ def test_one_distillation_by_hand(stacked: bool, soft_loss: str) -> None:
     assert student == close((0.2 * HIGH[0], 0.2 * HIGH[1]))
 
 
+def test_a_tenth_of_the_soft_loss_by_hand() -> None:
+    """As above; a tenth of the soft part makes step 2 −0.05 + 0.025, and the student 1.1 HIGH."""
+    method = one_cell(0.5, 2.0, distil_lr=0.8 * LN9, distil_epochs=2, soft_weight=0.1)
+    assert distilled(method, (0.0, 0.0), False) == close((1.1 * HIGH[0], 1.1 * HIGH[1]))
+
+
 @pytest.mark.parametrize("soft_loss", ["kl", "cross-entropy"])
 def test_many_steps_against_plain_python(soft_loss: str) -> None:
     """(1 − λ)(p − y) + λ T (p_T − q_T) along (x, 1), averaged over the batch; with momentum."""

@@ -16,7 +16,7 @@ from idiolect.errors import MethodError, ModelError
 from idiolect.methods import METHODS, FedAvg
 from idiolect.models import DNN, MLR, MODELS, LeNet5, McMahanCNN, check, group_norm_instead
 
-READERS = ("kim-cnn", "next-word-lstm", "decoder", "encoder", "hf")  # of words
+READERS = ("kim-cnn", "fasttext", "next-word-lstm", "decoder", "encoder", "hf")  # of words
 
 
 @pytest.mark.parametrize(

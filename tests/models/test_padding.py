@@ -9,7 +9,7 @@ from torch import nn
 
 from idiolect.core.vocabulary import padding_token
 from idiolect.models.hf import hf_network
-from idiolect.models.text_networks import KimCNN
+from idiolect.models.text_networks import FastText, KimCNN
 from idiolect.models.transformer import Decoder, Encoder
 
 ROBERTA = ("<s>", "<pad>", "</s>", "a", "b", "c", "d", "e")
@@ -32,7 +32,7 @@ def hf(folder: Path, words: tuple[str, ...]) -> nn.Module:
 
 
 @pytest.mark.parametrize("words", [ROBERTA, GPT])
-@pytest.mark.parametrize("kind", ["decoder", "encoder", "kim-cnn", "hf"])
+@pytest.mark.parametrize("kind", ["decoder", "encoder", "kim-cnn", "fasttext", "hf"])
 def test_it_does_not_matter_how_far_a_text_is_filled_up(
     kind: str, words: tuple[str, ...], tmp_path: Path
 ) -> None:
@@ -43,6 +43,8 @@ def test_it_does_not_matter_how_far_a_text_is_filled_up(
         network = hf(tmp_path, words)
     elif kind == "kim-cnn":
         network = KimCNN((4,), 2, words, embedding=8, filters=4)
+    elif kind == "fasttext":
+        network = FastText((4,), 2, words, embedding=8)
     else:
         network = {"decoder": Decoder, "encoder": Encoder}[kind]((4,), 2, words, **sizes)
     network.eval()

@@ -96,6 +96,72 @@ def test_we_begin_with_what_peft_saved(tmp_path):
         adapt_network(base, idiolect.LoRA(rank=4, alpha=8, start=str(tmp_path)))
 
 
+SMALL = {"vocab_size": 1024, "pad_token_id": 0}
+NARROW = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+HEADS = {  # networks whose heads are several layers, or end like others' names
+    "roberta": lambda: transformers.RobertaConfig(**SMALL, **NARROW, intermediate_size=24),
+    "distilbert": lambda: transformers.DistilBertConfig(
+        **SMALL, dim=16, n_layers=1, n_heads=2, hidden_dim=24
+    ),
+    "resnet": lambda: transformers.ResNetConfig(
+        embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1]
+    ),
+}
+
+
+@pytest.mark.parametrize("adapter", [idiolect.LoRA(rank=2), idiolect.IA3()], ids=["lora", "ia3"])
+@pytest.mark.parametrize("bare", [False, True], ids=["two classes before", "no head before"])
+@pytest.mark.parametrize("kind", HEADS)
+def test_heads_of_several_layers_go_to_peft_and_back(kind, bare, adapter, tmp_path):
+    config = HEADS[kind]()
+    config.num_labels = 2
+    images = kind == "resnet"
+    task = "AutoModelForImageClassification" if images else "AutoModelForSequenceClassification"
+    maker = getattr(transformers, task)
+    whole = maker.from_config(config)
+    (whole.base_model if bare else whole).save_pretrained(tmp_path / "base")
+    shape, words = ((3, 32, 32), ()) if images else ((6,), WORDS)
+    x = torch.linspace(-1, 1, 2 * 3 * 32**2).reshape(2, 3, 32, 32) if images else TEXT
+
+    def made():
+        base = MODELS["hf"](shape, 3, words, weights=str(tmp_path / "base"))
+        return adapt_network(base.eval(), adapter)
+
+    model = moved(made())
+    save_peft(model, tmp_path / "adapter")
+    again = made().eval()
+    load_peft(again, tmp_path / "adapter")
+    fresh = maker.from_pretrained(
+        tmp_path / "base", num_labels=3, ignore_mismatched_sizes=True, dtype=torch.float32
+    )
+    other = peft.PeftModel.from_pretrained(fresh, tmp_path / "adapter").eval()
+    given = {"pixel_values": x} if images else {"input_ids": x, "attention_mask": (x != 0).long()}
+    with torch.no_grad():
+        ours, theirs, back = model(x), other(**given).logits, again(x)
+    assert torch.allclose(ours, theirs, atol=1e-5)
+    assert torch.equal(ours, back)
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"target_modules": ["v_proj", "up_proj"]}, "up_proj.lora_A.weight.*nothing here takes it"),
+        ({"modules_to_save": ["norm"]}, "norm.weight.*adapter.head = true"),
+        ({"alpha_pattern": {"layers.0.self_attn.v_proj": 80}}, "alpha_pattern, which is not known"),
+    ],
+)
+def test_what_peft_has_and_we_would_leave_out_is_refused(config, words, tmp_path):
+    bare = AUTO[1024].from_pretrained(find_base("embedded"), dtype=torch.float32)
+    given = {"r": 4, "lora_alpha": 8, "target_modules": ["v_proj"], "task_type": "CAUSAL_LM"}
+    moved(peft.get_peft_model(bare, peft.LoraConfig(**{**given, **config}))).save_pretrained(
+        tmp_path
+    )
+    base = MODELS["decoder"]((6,), 1024, WORDS, weights="embedded")
+    adapter = idiolect.LoRA(rank=4, alpha=8, targets=("v_proj",), start=str(tmp_path))
+    with pytest.raises(ModelError, match=words):
+        adapt_network(base, adapter)
+
+
 def test_what_peft_has_no_files_for_is_said(tmp_path):
     base = MODELS["decoder"]((6,), 1024, WORDS, weights="embedded")
     with pytest.raises(ModelError, match="it knows lora, ia3 and prompts"):

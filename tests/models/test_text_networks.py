@@ -7,7 +7,7 @@ from torch.func import functional_call, grad, vmap
 
 from idiolect.core import losses
 from idiolect.errors import DataError
-from idiolect.models.text_networks import LSTM, KimCNN, NextWord
+from idiolect.models.text_networks import LSTM, FastText, KimCNN, NextWord
 
 WORDS = [f"w{n}" for n in range(30)]
 
@@ -65,6 +65,21 @@ def test_kim_does_not_see_how_far_a_text_is_filled_up():
     assert torch.equal(model(short)[2], model.fc.bias)  # nothing said, nothing heard
     slope = torch.autograd.grad(model(short).sum(), model.embedding.weight)[0]
     assert not slope[0].any() and slope[7].any() and slope.isfinite().all()
+
+
+def test_fasttext_is_a_mean_and_two_layers():
+    """By hand: words 7 and 3 of a text of four places, over two words or over PFLlib's 200."""
+    torch.manual_seed(0)
+    model = FastText((4,), 5, WORDS, embedding=6)
+    assert size(model) == 30 * 6 + 6 * 6 + 6 + 6 * 5 + 5
+    x = torch.tensor([[7, 3, 0, 0], [0, 0, 0, 0]])
+    both = model.embedding.weight[7] + model.embedding.weight[3]
+    assert torch.allclose(model(x)[0], model.fc(model.fc1(both / 2)), atol=1e-6)
+    assert torch.equal(model(x)[1], model.fc(model.fc1.bias))  # an empty text
+    model.places = 200
+    assert torch.allclose(model(x)[0], model.fc(model.fc1(both / 200)), atol=1e-6)
+    slope = torch.autograd.grad(model(x).sum(), model.embedding.weight)[0]
+    assert not slope[0].any() and slope[7].any()
 
 
 def test_the_next_word_does_not_depend_on_what_follows():

@@ -113,7 +113,9 @@ def _sides(
         yield _PEFT, partial(_peft_loop, work, few, base, device, precision)
     alone = Backend("sequential", device, precision=precision)
     yield "sequential", lambda: simulate(work, few, base, alone).advance
-    together = Backend("vectorised", device, width=work.clients, precision=precision)
+    together = Backend(
+        "vectorised", device, width=work.clients, precision=precision, kernels="first"
+    )
     everyone = work.federation(work.clients)
     yield "stacked", lambda: simulate(work, everyone, base, together).advance
 

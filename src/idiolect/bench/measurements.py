@@ -377,7 +377,7 @@ def _lenet5(
         method,
         [SeededRun(seed, federation.train_data) for seed, federation in enumerate(federations)],
         {"all": Architecture(partial(LeNet5, shape, CLASSES))},
-        backend=Backend("vectorised", device, precision=precision),
+        backend=Backend("vectorised", device, precision=precision, kernels="first"),
     )
 
 

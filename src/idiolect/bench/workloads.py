@@ -204,9 +204,10 @@ def simulation(
 
 def backends(device: str, precision: str = "fp32") -> dict[str, Backend]:
     """Return a device's backends by name, the fastest last; only CUDA can capture rounds."""
-    stacked = Backend("vectorised", device, precision=precision)
+    # Rounds are timed in the forms that they end with.
+    stacked = Backend("vectorised", device, precision=precision, kernels="first")
     known = {
-        "sequential": Backend("sequential", device, precision=precision),
+        "sequential": replace(stacked, kind="sequential"),
         "vectorised": replace(stacked, graph=False),
     }
     return {**known, "graph": stacked} if device == "cuda" else known

@@ -177,12 +177,14 @@ def _print_newcomers(content: dict[str, Any], where: str) -> None:
     """Print what every newcomer holds, how its models score, and what its method chose."""
     from idiolect.cli.layout import print_table
     from idiolect.cli.screen import console
-    from idiolect.core.metrics import LOSS, METRICS, PRIMARY
+    from idiolect.core.metrics import PRIMARY
+    from idiolect.core.metrics import metric as named_metric
 
     first = content["newcomers"][0]
     known: dict[str, Any] = next(iter(first["models"].values()), {})
-    some = [name for name in PRIMARY.values() if {name, f"val_{name}"} & set(known)]
-    metric = METRICS[some[0]] if some else LOSS
+    wanted = [content.get("metric"), *PRIMARY.values()]
+    some = [name for name in wanted if name and {name, f"val_{name}"} & set(known)]
+    metric = named_metric(some[0] if some else "loss")
     facts = [name for name, value in first["facts"].items() if not isinstance(value, list)]
     models = [f"{model}, {part}" for model in first["models"] for part in ("test", "val")]
     rows = []

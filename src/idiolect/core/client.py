@@ -20,9 +20,11 @@ from idiolect.core.graph_scan import GraphScan
 from idiolect.core.network import Network, Part
 from idiolect.core.optim import Optimiser
 from idiolect.core.randomness import Random
+from idiolect.core.stacked_gradient import stacked_gradient
 from idiolect.core.task import Task
 from idiolect.core.tree import Params, Tree
 from idiolect.errors import MethodError
+from idiolect.kernels.beneath import clients_of_stack
 
 __all__ = ["Batch", "Local", "Loss", "Network", "Plan", "Plans", "Pool", "Request"]
 
@@ -211,7 +213,10 @@ class Local:
         moves them (`tree.Drift`), for the optimiser or `tree.axpy` to apply.
         """
         held: Params = {}
+        gradient: Params
         trained = params
+        # A gradient within a gradient is differentiated itself; on a GPU steps are recorded.
+        many = None if self._gradients or self.size.is_cuda else clients_of_stack()
         if self._statistics:
             held, trained = tree.split(params, self._statistics.__contains__)
 
@@ -228,6 +233,8 @@ class Local:
 
         if not trained:  # a normalisation without scale and shift, trained by itself
             gradient, (_, moved) = {}, objective({})
+        elif self._stacked and many is not None:
+            gradient, moved = stacked_gradient(objective, trained, many)
         elif self._stacked:
             gradient, moved = grad(objective, has_aux=True)(trained)
         else:
@@ -457,7 +464,8 @@ class Local:
             weight = self._training_weight(plan, rows, weight)
         places = None if plan.places is None else plan.places[self._slot]
         # Cut once a round rather than once a step: each piece costs as much as a small product.
-        order, weights = rows.unbind(0), weight.unbind(0)
+        order = rows.unbind(0)
+        weights = weight.unbind(0) if self._stacked else losses.by_step(weight)
         outer = self.random.enter()
         for step, (x, y) in enumerate(_examples(plan, rows)):
             place = None if places is None else places[step]

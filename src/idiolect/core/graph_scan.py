@@ -5,7 +5,7 @@ whole (`engine.block_runner`), but for its scans of many steps: of those a piece
 steps in a row from and to buffers that hold the carry, and replayed as often as needed. To record
 hundreds of steps takes the host seconds, to launch a piece some microseconds. Scans that are done
 once, such as adapting after the last round, are captured in pieces as well. Where the host needs
-long for a single step, as for deep networks, a piece is one step.
+long for a single step, as for deep networks, a piece is two steps.
 """
 
 import time
@@ -23,7 +23,8 @@ from idiolect.kernels.deferred import computed
 PIECE = 8  # steps of a graph, at least
 _EAGER = 2  # first steps: they create handles, plans and tuning choices, and the form of the carry
 _WORTH = 4  # pieces from which on capturing pays
-_SLOW = 0.03  # seconds of the host for a step from which on it is a piece by itself
+_SLOW = 0.03  # seconds of the host for a step from which on few of them are a piece
+_SLOWLY = 2  # of those: after each piece all that steps change is copied
 
 Fold = Callable[[Tensor, Tree, int], Tree]
 """fold(number, carry, count): do so many steps. The number of the first is a tensor [1], which a
@@ -68,7 +69,9 @@ class GraphScan:
         if self._slow is None:  # the first step compiles and chooses, another may have had to wait
             self._slow = min(took[1:]) > _SLOW
         left = steps - len(took)
-        long = 1 if self._slow else piece_length(left)
+        long = (
+            _SLOWLY if self._slow and left >= _SLOWLY else 1 if self._slow else piece_length(left)
+        )
         few = left % long if self._slow or left >= _WORTH * PIECE else left
         if few:
             carry, number = fold(number, carry, few), number + few
@@ -92,15 +95,19 @@ def overwrite(held: Sequence[Tensor], new: Sequence[Tensor]) -> None:
     """Copy what is new to where it is held: in one launch, unless some of it lies there already."""
     olds, news = [*map(_stacked, held)], [*map(_stacked, new)]
     forms = [[(dims, one.shape, one.dtype) for one, dims in side] for side in (olds, news)]
-    places = {one.untyped_storage().data_ptr() for one, _ in olds if one.numel()}
-    if forms[0] == forms[1] and not any(
-        one.untyped_storage().data_ptr() in places for one, _ in news if one.numel()
-    ):
+    places = {_place(one) for one, _ in olds if one.numel()}
+    kept = [bool(one.numel()) and _place(one) in places for one, _ in news]
+    if forms[0] == forms[1] and not any(kept):
         torch._foreach_copy_([one for one, _ in olds], [one for one, _ in news])
         return
     # Copied twice: what is new may be what was held in another place.
-    for old, fresh in zip(held, [leaf.clone() for leaf in new], strict=True):
-        old.copy_(fresh)
+    fresh = [leaf.clone() if there else leaf for leaf, there in zip(new, kept, strict=True)]
+    for old, leaf in zip(held, fresh, strict=True):
+        old.copy_(leaf)
+
+
+def _place(leaf: Tensor) -> int:
+    return leaf.untyped_storage().data_ptr()
 
 
 def _stacked(leaf: Tensor) -> tuple[Tensor, tuple[int, ...]]:

@@ -28,13 +28,15 @@ def log_shares(logits: Tensor) -> Tensor:
 
 def cross_entropy(logits: Tensor, labels: Tensor, weight: Tensor) -> Tensor:
     """Cross-entropy with integer labels."""
-    if logits.is_cuda and not transformed():
+    if not transformed():
         return single_cross_entropy(logits, labels, weight)
     if logits.is_cuda and entropy.suits(logits, labels, weight):
         return entropy.cross_entropy(logits, labels, weight)
     # Equal to F.cross_entropy, which vmap would take apart into many more kernels.
     label = labels.unsqueeze(-1)
     if not logits.is_cuda and logits.shape[-1] < _FEW:
+        if entropy.suits_host(logits, labels, weight):
+            return entropy.host_cross_entropy(logits, labels, weight)
         return weighted_mean(-log_shares(logits).gather(-1, label).squeeze(-1), weight)
     true = logits.gather(-1, label).squeeze(-1)
     return weighted_mean(logits.logsumexp(-1) - true, weight)
@@ -43,7 +45,26 @@ def cross_entropy(logits: Tensor, labels: Tensor, weight: Tensor) -> Tensor:
 def single_cross_entropy(logits: Tensor, labels: Tensor, weight: Tensor) -> Tensor:
     """Do the same for a single client, by the operations that cost the host least."""
     each = functional.cross_entropy(logits.flatten(0, -2), labels.flatten(), reduction="none")
-    return torch.dot(each, weight.flatten().to(each.dtype)) / weight.sum().clamp(min=1e-12)
+    share = getattr(weight, "share", None)
+    if share is None:
+        share = shares(weight, weight.dim())
+    return torch.dot(each, share.flatten().to(each.dtype))
+
+
+def shares(weight: Tensor, axes: int = 1) -> Tensor:
+    """Divide weights by their sum over the last axes; those of padding alone stay zeros."""
+    return weight / weight.sum([*range(-axes, 0)], keepdim=True).clamp(min=1e-12)
+
+
+def by_step(weight: Tensor) -> tuple[Tensor, ...]:
+    """Cut a single client's weights [step, example] by steps, each with its `share`.
+
+    So a loss need not launch the same three operations in every step.
+    """
+    pieces = weight.unbind(0)
+    for piece, own in zip(pieces, shares(weight).unbind(0), strict=True):
+        piece.share = own  # type: ignore[attr-defined]
+    return pieces
 
 
 def right(logits: Tensor, labels: Tensor) -> Tensor:

@@ -57,7 +57,7 @@ class Backend:
     precision: str = "fp32"  # of products; tf32 (CUDA only) and bf16 are faster and coarser
     graph: bool = True  # on CUDA: capture a block's round once and replay it every round
     ray: Ray = Ray()  # for the kind of that name
-    kernels: str = "first"  # on CUDA: when the fastest are chosen, or meanwhile, between rounds
+    kernels: str = "meanwhile"  # on CUDA: between rounds the fastest are chosen; or first
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:

@@ -30,6 +30,7 @@ from idiolect.engine.local_group import server_group
 from idiolect.engine.row_metrics import VALIDATION, ClientOutputs, MetricChoice, in_users_unit
 from idiolect.engine.server_update import server_request
 from idiolect.errors import DataError
+from idiolect.kernels import autotune
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,8 @@ class ClientRuntime:
             self.setup = self.setup._replace(sizes=sizes)
         self.networks = built.networks
         self._stacked = built.stacked and device.type == "cuda"
+        if self._stacked:
+            autotune.set_cache(None, meanwhile=True)
         self._data = pools.pools, pools.test_pools
         self._runners: dict[str, BlockRunner] = {}
         self.personal: Tree = tree.to(method.init_personal(self.setup), device)
@@ -247,6 +250,7 @@ class ClientRuntime:
             tree.map(lambda leaf: leaf.unsqueeze(0), personal),
         )
         with multiplying("fp32", self._device):
+            autotune.settle(round)
             results = self._runners[kind].run(block, round)
         return tree.map(lambda leaf: leaf[0], results)
 

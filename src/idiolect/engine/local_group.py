@@ -42,6 +42,7 @@ from idiolect.kernels import autotune, compiled
 from idiolect.kernels.cuda_graph import BESIDE, Later, side_by_side
 
 _MOST_RUNNERS = 32  # for each thread
+_WIDENED = 0.5  # share of clients in a cohort from which on all of them are computed
 _TINY = 2_000  # parameters of a network whose steps on a CPU take as long for many rows as for few
 # What torch says where the host has no room, and what oneDNN does.
 _NO_MEMORY = (
@@ -94,6 +95,10 @@ class LocalGroup(ClientGroup):
         self._fits: dict[str, int] = {}  # widths that fitted in memory after wider ones did not
         self._active: dict[str, list[BlockRunner]] = {}  # runners of the last task of a kind
         self._last_ordered: tuple[tuple[object, ...], _Ordered] | None = None
+        self._replays = self.device.type == "cuda" and backend.graph and built.stacked
+        # Each run's clients with rows to train on, where they are of unequal length.
+        self._able: list[np.ndarray] | None = None
+        self._counted = 1.0  # share of the last round's examples that were the cohort's
         self._server: LocalGroup | None = None
 
     def prefetch_state(self, requests: Sequence[CohortRequest]) -> None:
@@ -106,6 +111,7 @@ class LocalGroup(ClientGroup):
         runners = self._active.get("step", [])
         if not self._prefetches or not runners:
             return
+        requests = self._widened(requests) or requests
         keys, _, members, lengths = self.ordered(requests)
         if not members:
             return
@@ -131,7 +137,8 @@ class LocalGroup(ClientGroup):
 
     def examples(self, kind: str) -> int:
         """Return how many examples the last tasks of a kind trained on."""
-        return sum(runner.examples for runner in self._active.get(kind, []))
+        found = sum(runner.examples for runner in self._active.get(kind, []))
+        return round(found * self._counted) if kind == Train.name else found
 
     def planned(self, kind: str) -> int:
         """Return the same with padding."""
@@ -145,6 +152,10 @@ class LocalGroup(ClientGroup):
         self, task: ClientTask, requests: Sequence[CohortRequest], round: int
     ) -> tuple[list[ClientKey], Tree]:
         """Run a task for every client of the requests in this group; return (clients, results)."""
+        if isinstance(task, Train):
+            self._counted = 1.0
+            if (wide := self._widened(requests)) is not None:
+                return self._run_widened(task, requests, wide, round)
         cohort = CohortSlice(self, requests, round)
         self._active[task.kind] = []
         if not cohort.keys:
@@ -152,9 +163,64 @@ class LocalGroup(ClientGroup):
         if self.stage is not None:
             self.stage.begin(task, len(cohort.keys))
         with multiplying(self._backend.precision, self.device):
-            if self.device.type == "cuda":
-                autotune.settle()
+            autotune.settle(round)
             return cohort.keys, self._run_fitting(task, cohort)
+
+    # A captured round is replayed only where the next one has blocks of the same form. Cohorts that
+    # are drawn anew among clients of unequal length have others every time, and to launch or record
+    # their steps takes the host longer than a GPU needs for all clients. So where at least half
+    # take part, everybody's round is computed, and that of the others thrown away: a client's
+    # batches do not depend on who else takes part.
+
+    def _widened(self, requests: Sequence[CohortRequest]) -> list[CohortRequest] | None:
+        """Address all clients instead of the cohorts; None where that does not pay."""
+        if not self._replays or isinstance(self.store, DiskStore):
+            return None
+        if any(own.even or own.reporting is not None or not len(own.cohort) for own in requests):
+            return None
+        if self._able is None:
+            if any(isinstance(own.members, Mapping) for own in requests):
+                return None
+            held = [{c: len(own.members[c].rows["train"]) for c in self._place} for own in requests]
+            unequal = len({rows for own in held for rows in own.values() if rows}) > 1
+            self._able = [
+                np.array([c for c in own if own[c] and unequal], np.int64) for own in held
+            ]
+        most = sum(map(len, self._able))
+        if not most > len(self.keys(requests)) >= _WIDENED * most:
+            return None
+        return [self._widened_one(*own) for own in zip(requests, self._able, strict=True)]
+
+    def _widened_one(self, request: CohortRequest, able: np.ndarray) -> CohortRequest:
+        """Give whoever is not in the cohort what its first client is given."""
+        if not tree.leaves(request.sent.own):
+            return request._replace(cohort=able)
+        places = {int(client): n for n, client in enumerate(request.cohort)}
+        rows = device_ints([places.get(int(client), 0) for client in able], self.device)
+        own = tree.take(request.sent.own, rows)
+        return request._replace(cohort=able, sent=request.sent._replace(own=own))
+
+    def _run_widened(
+        self,
+        task: ClientTask,
+        requests: Sequence[CohortRequest],
+        wide: Sequence[CohortRequest],
+        round: int,
+    ) -> tuple[list[ClientKey], Tree]:
+        """Run a task for all clients, and return the results of the cohorts alone."""
+        cohort = CohortSlice(self, wide, round)
+        self._active[task.kind] = []
+        if self.stage is not None:
+            self.stage.begin(task, len(cohort.keys))
+        with multiplying(self._backend.precision, self.device):
+            if self.device.type == "cuda":
+                autotune.settle(round)
+            found = self._run_fitting(task, cohort)
+        wanted = set(self.keys(requests))
+        rows = [n for n, key in enumerate(cohort.keys) if key in wanted]
+        self._counted = sum(cohort.lengths[n] for n in rows) / sum(cohort.lengths)
+        keys = [cohort.keys[n] for n in rows]
+        return keys, tree.take(found, device_ints(rows, self.device))
 
     def serve(self, task: ClientTask, requests: Sequence[CohortRequest], round: int) -> list[Tree]:
         """Run a task of the servers with this architecture; return each run's result."""

@@ -366,6 +366,7 @@ def adaptation_document(
         "seed": run.seed,
         "round": run.round,
         "met": found.met,
+        "metric": experiment.evaluate.metric,
         "notices": found.notices,
         "data": dict(about),
         "newcomers": [

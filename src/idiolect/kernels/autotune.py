@@ -6,7 +6,7 @@ package. A file that is damaged, or cannot be written, costs a measurement, neve
 
 To choose takes seconds, most of them for compiling. If it is done `meanwhile`, the plain form is
 used first while threads compile the others. They are timed between rounds, and what was recorded is
-recorded anew.
+recorded anew. Kernels that are no matter of choice wait for the next round likewise.
 """
 
 import contextlib
@@ -27,14 +27,18 @@ from torch import Tensor
 
 from idiolect.kernels.compiled import (
     FAILURES,
+    Kernel,
     at_hand,
     attempt,
+    begin_to_wait,
     launched_by,
+    set_postponed,
     summary,
+    use_from_now,
     write_cache,
 )
 from idiolect.kernels.cuda_graph import GraphSequence
-from idiolect.kernels.postponed import Postponed, on_meta
+from idiolect.kernels.postponed import Compilation, Postponed, drop_jobs, on_meta
 
 Form = Callable[..., Any]
 FEW = 2  # images of all clients together for which no form is worth choosing
@@ -55,12 +59,14 @@ trials: dict[str, dict[str, Any]] = {}
 """Of each problem that was measured in this process: a form's difference and ms, or its failure."""
 _meanwhile = False
 _waiting: dict[Which, Postponed] = {}
+_ahead: dict[Kernel, Compilation] = {}  # kernels that are no matter of choice
 
 
 class _Choosing:
     """How far postponed choices are."""
 
     ended = float("-inf")  # when forms were timed last
+    turn = -1  # the round before which that was
     changed = False  # whether a form other than the plain one was chosen since the last switch
     switches = 0  # how often all that waited had been chosen
     plain = 0  # how often the plain form was used in place of a choice
@@ -70,6 +76,7 @@ def set_cache(file: Path | None, meanwhile: bool = False) -> None:
     """Keep choices in a file from now on; make them `meanwhile` or before a form is first used."""
     global _file, _meanwhile
     _file, _meanwhile = file, meanwhile
+    set_postponed(_compile_later if meanwhile else None)
 
 
 def forget() -> None:
@@ -77,6 +84,10 @@ def forget() -> None:
     _chosen.clear()
     _names.clear()
     _waiting.clear()
+    drop_jobs()
+    for which in [*_ahead]:
+        use_from_now(which)
+    _ahead.clear()
 
 
 def read_cache(file: Path | None) -> dict[str, Any]:
@@ -97,7 +108,7 @@ def add_to_cache(file: Path | None, new: Mapping[str, Any]) -> None:
 
 def fastest(task: str, sizes: Any, forms: Callable[[], Mapping[str, Form]], *inputs: Tensor) -> Any:
     """Do a task in the form that was measured fastest on this GPU; elsewhere in the plain one."""
-    if not inputs[0].is_cuda or inputs[0].dtype not in _TOLERANCES:
+    if not _has_forms(inputs[0]):
         return forms()["plain"](*inputs, sizes)
     which = (task, sizes, _precision(inputs))
     if which not in _chosen:
@@ -112,6 +123,10 @@ def fastest(task: str, sizes: Any, forms: Callable[[], Mapping[str, Form]], *inp
         lambda: _chosen[which](*inputs, sizes),
         lambda: forms()["plain"](*inputs, sizes),
     )
+
+
+def _has_forms(x: Tensor) -> bool:
+    return x.is_cuda and x.dtype in _TOLERANCES
 
 
 def _waits(which: Which, forms: Callable[[], Mapping[str, Form]], inputs: Any) -> bool:
@@ -129,12 +144,28 @@ def _waits(which: Which, forms: Callable[[], Mapping[str, Form]], inputs: Any) -
     return True
 
 
-def settle() -> None:
-    """Between two rounds, choose some of what was postponed and has been compiled since.
+def _compile_later(which: Kernel) -> None:
+    """Have a kernel compiled that is missing; torch does its work till the next round."""
+    if begin_to_wait(which):
+        _ahead[which] = Compilation(which)
+    _Choosing.plain += 1
 
-    It takes at most about as long as what was done since the last time.
+
+def settle(turn: int) -> None:
+    """Before a round, choose some of what was postponed and has been compiled since.
+
+    It takes at most about as long as what was done since the last time. A round may be many tasks,
+    of several architectures: before the others of the same `turn` nothing is chosen.
     """
+    if turn == _Choosing.turn:
+        return
+    _Choosing.turn = turn
+    for kernel in [kernel for kernel, one in _ahead.items() if one.done]:
+        use_from_now(kernel)
+        del _ahead[kernel]
+        _Choosing.changed = True
     if not _waiting:
+        _switch(bool(_ahead))
         _Choosing.ended = time.perf_counter()
         return
     if torch.cuda.is_available():
@@ -153,9 +184,14 @@ def settle() -> None:
             _chosen[which] = form
             del _waiting[which]
             _Choosing.changed |= form is not own.known["plain"]
-    if _Choosing.changed and not mine.keys() & _waiting.keys():
-        _Choosing.switches, _Choosing.changed = _Choosing.switches + 1, False
+    _switch(bool(_ahead or mine.keys() & _waiting.keys()))
     _Choosing.ended = time.perf_counter()
+
+
+def _switch(waits: bool) -> None:
+    """Let what was recorded be recorded anew, once: when nothing is waited for any more."""
+    if _Choosing.changed and not waits:
+        _Choosing.switches, _Choosing.changed = _Choosing.switches + 1, False
 
 
 def recording() -> Callable[[], Callable[[], bool]]:
@@ -218,7 +254,12 @@ def _name(what: str) -> str:
 
 def _entry(what: str) -> str:
     """Return the line of the cache file for a problem: choices among other kernels are stale."""
-    return f"{_chip()} | torch {torch.__version__} | {_sources()} {_RULE} | {what}"
+    return f"{_chip()} | torch {torch.__version__} | {version()} | {what}"
+
+
+def version() -> str:
+    """Tell by which rule, and among which kernels, is chosen."""
+    return f"{_sources()} {_RULE}"
 
 
 def _chip() -> str:

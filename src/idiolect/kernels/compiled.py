@@ -32,13 +32,44 @@ _failed: set[str] = set()  # operations whose kernel failed once
 _folder: Path | None = None
 _binaries: dict[tuple[str, str], tuple[bytes, str]] = {}  # compiled ahead, by text and name
 _compiling: dict[tuple[str, str], threading.Lock] = {}
-_listed = threading.local()  # `kernels`: what this thread would launch, while it only lists
+_thread = threading.local()
+"""`kernels`: what this thread would launch, while it only lists; `patient`: another may come."""
+_postpone: Callable[[Kernel], None] | None = None  # has a kernel compiled while others work
+_pending: set[Kernel] = set()  # to be used from a later round on
+_tried: set[Kernel] = set()  # compiled while others worked, or not to be compiled
+
+
+class NotCompiled(Exception):
+    """A kernel is compiled elsewhere, so torch does its work till then."""
+
+    def __init__(self, which: Kernel) -> None:
+        super().__init__(f"{which[1]} of {which[0]} is not compiled yet")
+        self.which = which
 
 
 def set_cache(folder: Path | None) -> None:
     """Keep compiled kernels in a folder from now on."""
     global _folder
     _folder = folder
+
+
+def set_postponed(postpone: Callable[[Kernel], None] | None) -> None:
+    """Let kernels that are not at hand be compiled by others, or where they are launched."""
+    global _postpone
+    _postpone = postpone
+
+
+def begin_to_wait(which: Kernel) -> bool:
+    """Leave a kernel to torch until `use_from_now`; say whether it was not left before."""
+    new = which not in _pending
+    _pending.add(which)
+    return new
+
+
+def use_from_now(which: Kernel) -> None:
+    """Launch a kernel from now on; if it could not be compiled that is told."""
+    _pending.discard(which)
+    _tried.add(which)
 
 
 def source(file: str, constants: Mapping[str, int | str]) -> str:
@@ -63,7 +94,7 @@ def launch(
 ) -> None:
     """Launch a function of a CUDA file; `shared` is the bytes of shared memory of a block."""
     which: Kernel = (file, name, tuple(constants.items()), shared)
-    if (listed := getattr(_listed, "kernels", None)) is not None:
+    if (listed := getattr(_thread, "kernels", None)) is not None:
         listed.append(which)
         return
     make_current()
@@ -75,13 +106,13 @@ def launched_by(work: Callable[..., Any], *inputs: Any) -> list[Kernel]:
 
     Nothing where it cannot be told, such as where an operation needs numbers.
     """
-    _listed.kernels = found = list[Kernel]()
+    _thread.kernels = found = list[Kernel]()
     try:
         work(*inputs)
     except FAILURES:
         found.clear()
     finally:
-        _listed.kernels = None
+        _thread.kernels = None
     return found
 
 
@@ -99,13 +130,17 @@ def compile_ahead(which: Kernel) -> None:
     with _compiling.setdefault((text, name), threading.Lock()):  # many layers have one kernel
         if not at_hand(which):
             compiler, _ = _tools()
-            _binaries[text, name] = made = compiler(text, name)
+            _binaries[text, name] = made = compiler(text, name, **_target(text))
             _keep(text, name, *made)
 
 
 @functools.cache
 def kernel(file: str, name: str, constants: tuple[tuple[str, int | str], ...], shared: int) -> Any:
     """Return a function of a CUDA file, compiled for these constants."""
+    which = (file, name, constants, shared)
+    if getattr(_thread, "patient", False) and which not in _tried:
+        if which in _pending or not at_hand(which):
+            raise NotCompiled(which)
     compiled = load(source(file, dict(constants)), name)
     compiled.set_shared_memory_config(shared)
     return compiled
@@ -115,19 +150,29 @@ def load(text: str, name: str) -> Any:
     """Return a function of a CUDA source, compiled now or by an earlier run."""
     ahead = _binaries.get((text, name))
     if _folder is None and ahead is None:
-        return torch.cuda._compile_kernel(text, name)
+        return torch.cuda._compile_kernel(text, name, **_target(text))
     try:
         compiler, loader = _tools()
     except ImportError:  # they are private to torch, and may be renamed
-        return torch.cuda._compile_kernel(text, name)
+        return torch.cuda._compile_kernel(text, name, **_target(text))
     if ahead is None:
         try:
             return loader(_kept(text, name).read_bytes(), [name])[name]
         except (OSError, RuntimeError):  # not there, or damaged
-            ahead = compiler(text, name)
+            ahead = compiler(text, name, **_target(text))
             _keep(text, name, *ahead)
     binary, mangled = ahead
     return loader(binary, [mangled])[mangled]
+
+
+def is_hopper() -> bool:
+    """Say whether the GPU is one of Hopper, which has instructions that no other has."""
+    return torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
+
+
+def _target(text: str) -> dict[str, Any]:
+    """Return what to compile for, where it is not the GPU's usual instructions."""
+    return {"compute_capability": "90a"} if "wgmma" in text else {}
 
 
 def _kept(text: str, name: str) -> Path:
@@ -198,16 +243,24 @@ def attempt(
 ) -> Result:
     """Run an operation by our kernel, or by torch once that has failed: slower, but it goes on.
 
-    Where `on` is a tensor that our kernels cannot take, torch runs it.
+    Where `on` is a tensor that our kernels cannot take, torch runs it; and, where compiling is
+    postponed, until there is a kernel.
     """
     if what not in _failed and (on is None or has_kernels(on)):
+        before = getattr(_thread, "patient", False)
+        _thread.patient = _postpone is not None
         try:
             return own()
+        except NotCompiled as missing:
+            if _postpone is not None:
+                _postpone(missing.which)
         except torch.OutOfMemoryError:
             raise
         except FAILURES as error:
             _failed.add(what)
             warnings.warn(f"no kernel for {what} here, so slower: {summary(error)}", stacklevel=2)
+        finally:
+            _thread.patient = before
     return plain()
 
 

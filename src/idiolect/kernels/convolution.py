@@ -13,7 +13,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from idiolect.kernels import convolution_cuda, convolution_last, convolution_library
+from idiolect.kernels import (
+    convolution_cuda,
+    convolution_halo,
+    convolution_last,
+    convolution_library,
+    convolution_pointwise,
+)
 from idiolect.kernels.autotune import FEW, Form, fastest
 from idiolect.kernels.convolution_cuda import ConvShape
 from idiolect.kernels.vmap_rules import GroupedFunction, call, float32_on_cuda, halved_on_cuda
@@ -175,6 +181,8 @@ def forms(
     known = {"plain": PLAIN[task], **convolution_library.forms(task, shape)}
     last = convolution_last.forms(task, shape) if rounded else {}
     known |= last
+    if last:
+        known |= convolution_halo.forms(task, shape, torch.float32 if own else torch.bfloat16)
     first = shape.pointwise and not last  # neighbours are depthwise, say: channels first
     if last:
         known.pop("pixels", None)
@@ -183,6 +191,8 @@ def forms(
             name: form if name == "pixels" else partial(_in_order, form)
             for name, form in known.items()
         }
+    if own and first:
+        known |= convolution_pointwise.forms(task, shape)
     deep = last and min(shape.channels, shape.out_channels) >= _DEEP
     slower = not shape.fused and (first or deep)
     return {**known, **convolution_cuda.forms(task, shape, most)} if own and not slower else known

@@ -217,6 +217,10 @@ def _depthwise(task: str, first: Tensor, second: Tensor, shape: ConvShape) -> Te
         "KH": s.kernel_height, "KW": s.kernel_width, "PAD": s.padding, "STRIDE": s.stride,
         "THREADS": _THREADS,
     }  # fmt: skip
+    size = (s.height, s.width) if task == "input_gradient" else (s.out_height, s.out_width)
+    # A thread makes four pixels of a row, where it may.
+    several = 1 if size[1] % 4 or (task == "input_gradient" and 4 % s.stride) else 4
+    constants["SIDE_BY_SIDE"] = several
     run = functools.partial(launch, "depthwise.cu", task, constants)
     first, second = first.contiguous(), second.contiguous()
     if task == "weight_gradient":
@@ -225,9 +229,8 @@ def _depthwise(task: str, first: Tensor, second: Tensor, shape: ConvShape) -> Te
         given = [first, second, out, s.images, each]
         run((s.channels, s.groups, parts), _THREADS, given, shared)
         return _summed(out)
-    size = (s.out_height, s.out_width) if task == "convolve" else (s.height, s.width)
     out = first.new_empty(s.groups, s.images, s.channels, *size)
-    blocks = -(-out.numel() // _THREADS)
+    blocks = -(-out.numel() // (several * _THREADS))
     run((blocks, 1, 1), _THREADS, [first, second, out, s.images, s.groups])
     return out
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from idiolect.kernels import weight_order
 from idiolect.kernels.autotune import Form
 from idiolect.kernels.compiled import launch, round_up
 from idiolect.kernels.convolution_cuda import ConvShape
@@ -74,23 +75,19 @@ def forms(task: str, shape: ConvShape) -> dict[str, Form]:
 
 def convolve(x: Tensor, w: Tensor, shape: ConvShape, which: int) -> Tensor:
     """Convolve."""
-    return _images("convolve", x, w.permute(0, 1, 3, 4, 2), shape, which)
+    return _images("convolve", x, weight_order.by_taps(w, x, _filled(x)), shape, which)
 
 
 def input_gradient(gradient: Tensor, w: Tensor, shape: ConvShape, which: int) -> Tensor:
     """Return the gradient by the images."""
-    return _images("input_gradient", gradient, w.permute(0, 2, 3, 4, 1), shape, which)
+    return _images("input_gradient", gradient, weight_order.turned(w, gradient), shape, which)
 
 
 def _images(task: str, x: Tensor, w: Tensor, shape: ConvShape, which: int) -> Tensor:
     """Do a task that makes images; weights are [group, made, row, column, read]."""
     s, tile = shape.seen_by(task), _CUTS[task, x.dtype][which]
-    channels = _filled(x)
-    x, like = _wide(x, channels), w
-    w = x.new_empty(*w.shape[:4], channels)
-    w[..., : like.shape[4]] = like
-    if channels > like.shape[4]:
-        w[..., like.shape[4] :] = 0
+    channels = w.shape[4]
+    x = wide(x, channels)
     made = (shape.height, shape.width) if task == "input_gradient" else (s.out_height, s.out_width)
     out = x.new_empty(s.images, *made, s.groups, s.out_channels)
     turned = shape.stride if task == "input_gradient" else 1
@@ -108,10 +105,10 @@ def _images(task: str, x: Tensor, w: Tensor, shape: ConvShape, which: int) -> Te
 def weight_gradient(gradient: Tensor, x: Tensor, shape: ConvShape, which: int) -> Tensor:
     """Return the gradient by the weights, summed in a fixed order."""
     s, channels, tile = shape, _filled(x), _CUTS["weight_gradient", x.dtype][which]
-    gradient, x = _wide(gradient, s.out_channels), _wide(x, channels)
+    gradient, x = wide(gradient, s.out_channels), wide(x, channels)
     pixels = s.images * s.out_height * s.out_width
     blocks = -(-s.out_channels // tile.BM) * -(-s.taps * channels // tile.BN)
-    parts = max(1, _WAVES * _processors(x) // (s.groups * blocks))
+    parts = max(1, _WAVES * processors(x) // (s.groups * blocks))
     each = round_up(-(-pixels // parts), _DEEP)
     parts = -(-pixels // each)
     out = torch.empty(
@@ -126,8 +123,7 @@ def weight_gradient(gradient: Tensor, x: Tensor, shape: ConvShape, which: int) -
     given = [gradient, x, out, s.images, each, *sizes, *kernel]
     launch("channels_last.cu", "weight_gradient", constants, (parts, s.groups, blocks),
            tile.threads, given, shared)  # fmt: skip
-    dw = out[0] if parts == 1 else out.sum(0)
-    return dw[..., : s.channels].permute(0, 1, 4, 2, 3)
+    return weight_order.put_back(out, s.channels)
 
 
 def _constants(x: Tensor, tile: Cut) -> dict[str, int | str]:
@@ -140,7 +136,7 @@ def _filled(x: Tensor) -> int:
     return round_up(x.shape[2], _BYTES // x.element_size())
 
 
-def _wide(t: Tensor, channels: int) -> Tensor:
+def wide(t: Tensor, channels: int) -> Tensor:
     """Lay images out as [image, row, column, group, channel]: one copy, or none."""
     last = t.permute(1, 3, 4, 0, 2)
     if channels > t.shape[2]:
@@ -148,7 +144,8 @@ def _wide(t: Tensor, channels: int) -> Tensor:
     return last.contiguous()
 
 
-def _processors(x: Tensor) -> int:
+def processors(x: Tensor) -> int:
+    """Return the multiprocessors of the GPU that a tensor is on; elsewhere 1."""
     if not x.is_cuda:
         return 1
     return torch.cuda.get_device_properties(x.device).multi_processor_count

@@ -1,7 +1,8 @@
 // Depthwise convolutions of a stack of clients: every channel of every client has a kernel of its own. They move
 // much memory for little arithmetic, so each number is read where it lies; neighbours share it in the cache.
 // Images are [g, image, channel, row, column], kernels [g, channel, row, column].
-// Constants: C (channels), H, W (what is convolved), OH, OW (the result), KH, KW, PAD, STRIDE, THREADS.
+// Constants: C (channels), H, W (what is convolved), OH, OW (the result), KH, KW, PAD, STRIDE, THREADS, SIDE_BY_SIDE (the
+// pixels of a row that a thread makes: 1 or 4).
 
 #include "common.cuh"
 
@@ -13,46 +14,76 @@ __device__ __forceinline__ const float* kernel_of(const float* w, size_t plane, 
   return w + (plane / C / images * C + plane % C) * TAPS;
 }
 
-// y = the sum over taps of w * x, a pixel of y for each thread.
+struct alignas(SIDE_BY_SIDE * 4) Pixels { float at[SIDE_BY_SIDE]; };
+
+// y = the sum over taps of w * x; a thread makes some pixels side by side, for which it reads every pixel of a row once.
 extern "C" __global__ void __launch_bounds__(THREADS)
 convolve(const float* __restrict__ x, const float* __restrict__ w, float* __restrict__ y, int images, int groups) {
-  const size_t at = (size_t)blockIdx.x * THREADS + threadIdx.x;
-  if (at >= (size_t)groups * images * C * OH * OW) return;
-  const int col = at % OW * STRIDE - PAD, row = at / OW % OH * STRIDE - PAD;
-  const size_t plane = at / (OH * OW);
-  const float* from = x + plane * (H * W);
+  const unsigned pack = blockIdx.x * THREADS + threadIdx.x, plane = pack / (OH * OW / SIDE_BY_SIDE);
+  if (plane >= (unsigned)groups * images * C) return;
+  const int spot = pack % (OH * OW / SIDE_BY_SIDE) * SIDE_BY_SIDE;
+  const int col = spot % OW * STRIDE - PAD, row = spot / OW * STRIDE - PAD;
+  const float* from = x + (size_t)plane * (H * W);
   const float* own = kernel_of(w, plane, images);
-  float sum = 0.f;
+  Pixels sums;
 #pragma unroll
-  for (int kh = 0; kh < KH; kh++)
+  for (int i = 0; i < SIDE_BY_SIDE; i++) sums.at[i] = 0.f;
 #pragma unroll
-    for (int kw = 0; kw < KW; kw++) {
-      const int h = row + kh, v = col + kw;
-      if (h >= 0 && h < H && v >= 0 && v < W) sum += own[kh * KW + kw] * from[h * W + v];
-    }
-  y[at] = sum;
+  for (int kh = 0; kh < KH; kh++) {
+    const int h = row + kh;
+    if (h < 0 || h >= H) continue;
+    float seen[(SIDE_BY_SIDE - 1) * STRIDE + KW];
+#pragma unroll
+    for (int j = 0; j < (SIDE_BY_SIDE - 1) * STRIDE + KW; j++)
+      seen[j] = col + j >= 0 && col + j < W ? from[h * W + col + j] : 0.f;
+#pragma unroll
+    for (int i = 0; i < SIDE_BY_SIDE; i++)
+#pragma unroll
+      for (int kw = 0; kw < KW; kw++) sums.at[i] += own[kh * KW + kw] * seen[i * STRIDE + kw];
+  }
+  *(Pixels*)(y + (size_t)plane * (OH * OW) + spot) = sums;
 }
 
-// The transpose: a pixel of x gathers the gradients of all pixels of y that it had a part in.
+// The transpose: a pixel of x gathers the gradients of all pixels of y that it had a part in. The first of some side by
+// side is at a multiple of the stride, so that it is known of each which taps reach it.
+#define LEAST ((PAD - KW + 1 - (STRIDE - 1)) / STRIDE)                // columns of y from that of the first pixel on
+#define MANY ((SIDE_BY_SIDE - 1 + PAD) / STRIDE - LEAST + 1)
 extern "C" __global__ void __launch_bounds__(THREADS)
 input_gradient(const float* __restrict__ gradient, const float* __restrict__ w, float* __restrict__ dx, int images, int groups) {
-  const size_t at = (size_t)blockIdx.x * THREADS + threadIdx.x;
-  if (at >= (size_t)groups * images * C * H * W) return;
-  const int col = at % W + PAD, row = at / W % H + PAD;
-  const size_t plane = at / (H * W);
-  const float* from = gradient + plane * (OH * OW);
+  const unsigned pack = blockIdx.x * THREADS + threadIdx.x, plane = pack / (H * W / SIDE_BY_SIDE);
+  if (plane >= (unsigned)groups * images * C) return;
+  const int spot = pack % (H * W / SIDE_BY_SIDE) * SIDE_BY_SIDE;
+  const int col = spot % W, row = spot / W + PAD;
+  const float* from = gradient + (size_t)plane * (OH * OW);
   const float* own = kernel_of(w, plane, images);
-  float sum = 0.f;
+  Pixels sums;
 #pragma unroll
-  for (int kh = 0; kh < KH; kh++)
+  for (int i = 0; i < SIDE_BY_SIDE; i++) sums.at[i] = 0.f;
+#pragma unroll
+  for (int kh = 0; kh < KH; kh++) {
+    const int h = row - kh;
+    if (h < 0 || h % STRIDE || h / STRIDE >= OH) continue;
+#if SIDE_BY_SIDE % STRIDE == 0
+    float seen[MANY];
+#pragma unroll
+    for (int j = 0; j < MANY; j++) {
+      const int v = col / STRIDE + LEAST + j;
+      seen[j] = v >= 0 && v < OW ? from[h / STRIDE * OW + v] : 0.f;
+    }
+#pragma unroll
+    for (int i = 0; i < SIDE_BY_SIDE; i++)
+#pragma unroll
+      for (int kw = 0; kw < KW; kw++)
+        if ((i + PAD - kw) % STRIDE == 0) sums.at[i] += own[kh * KW + kw] * seen[(i + PAD - kw) / STRIDE - LEAST];
+#else
 #pragma unroll
     for (int kw = 0; kw < KW; kw++) {
-      const int h = row - kh, v = col - kw;
-      const bool met = h >= 0 && v >= 0 && h % STRIDE == 0 && v % STRIDE == 0;
-      if (met && h / STRIDE < OH && v / STRIDE < OW)
-        sum += own[kh * KW + kw] * from[h / STRIDE * OW + v / STRIDE];
+      const int v = col + PAD - kw;
+      if (v >= 0 && v % STRIDE == 0 && v / STRIDE < OW) sums.at[0] += own[kh * KW + kw] * from[h / STRIDE * OW + v / STRIDE];
     }
-  dx[at] = sum;
+#endif
+  }
+  *(Pixels*)(dx + (size_t)plane * (H * W) + spot) = sums;
 }
 
 // The gradients of one kernel, over `each` images: a block for each, its sums taken in a fixed order.

@@ -4,6 +4,7 @@ vmap splits torch's into some fifty operations a layer going backward; here it i
 `norm.cu` each way, including the ReLU that often follows. Differentiable any number of times.
 """
 
+import functools
 import math
 from typing import Any, NamedTuple
 
@@ -11,12 +12,15 @@ import torch
 from torch import Tensor, nn
 
 from idiolect.kernels.autotune import FEW, Form, fastest
-from idiolect.kernels.compiled import launch
+from idiolect.kernels.compiled import launch, round_up
 from idiolect.kernels.vmap_rules import GroupedFunction, call, float32_on_cuda, halved_on_cuda
 
 _WARP = 32
 _WARPS = 8  # of a block, at most
 _MANY_THREADS, _MOST_THREADS = 512, 1024  # of a block with channels last
+_HELD = (32, 64)  # bytes of a pixel in a block that holds its pixels in registers, at least
+_KEPT = 8  # pixels that a thread holds, at most
+_ROOM = 100 * 1024  # bytes of shared memory of a block, at most
 
 
 class StackedGroupNorm(nn.GroupNorm):
@@ -125,7 +129,20 @@ def _fastest(task: str, sizes: GroupNormSizes, *inputs: Tensor) -> Any:
     images = inputs[:1] if task == "normalise" else (inputs[1], inputs[5])
     last = all(_channels_last(one, sizes) for one in images)
     name = f"{task}, channels last" if last else task  # another kernel, compared for itself
-    return fastest(name, sizes, lambda: _FORMS[task], *inputs)
+    return fastest(name, sizes, lambda: forms(task, sizes, inputs[0], last), *inputs)
+
+
+def forms(task: str, sizes: GroupNormSizes, x: Tensor, last: bool) -> dict[str, Form]:
+    """Return the ways to do a task; a block may hold what it has read."""
+    known = dict(_FORMS[task])
+    if not last and _kept_bytes(task == "gradient", sizes, x) <= _ROOM:
+        known["held"] = functools.partial(known["norm"], least=1)
+    for least in _HELD if last else ():
+        rows = _block(x, sizes, least)[0]
+        whole = least > _HELD[0] and _pieces_of(x, sizes, least) == _pieces_of(x, sizes, _HELD[0])
+        if -(-sizes.pixels // rows) <= _KEPT and not whole:
+            known[f"held {least}"] = functools.partial(known["norm"], least=least)
+    return known
 
 
 # The forms of both tasks: in torch's operations, and by `norm.cu`.
@@ -175,29 +192,41 @@ def _standardised(x: Tensor, mean: Tensor, scale: Tensor, sizes: GroupNormSizes)
 
 
 def cuda_normalise(
-    x: Tensor, w: Tensor, b: Tensor, sizes: GroupNormSizes
+    x: Tensor, w: Tensor, b: Tensor, sizes: GroupNormSizes, least: int = 0
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Do the same in one launch, images in the order in memory that they have."""
     last = _channels_last(x, sizes)
     x = x if last else x.contiguous()
     y = _empty_like(x, last)
     mean, scale = (w.new_empty(*x.shape[:2], sizes.parts) for _ in range(2))
-    _launch("normalise", sizes, [x, w.contiguous(), b.contiguous(), y, mean, scale], x, last)
+    given = [x, w.contiguous(), b.contiguous(), y, mean, scale]
+    _launch("normalise", sizes, given, x, last, least)
     return y, mean, scale
 
 
-def cuda_gradient(*inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
+def cuda_gradient(*inputs: Any, least: int = 0) -> tuple[Tensor, Tensor, Tensor]:
     """Do the same in one launch, and one that adds up over images."""
     gradient, x, w, mean, scale, y, sizes = inputs
     last = _channels_last(x, sizes) and _channels_last(y, sizes)
     order = _ordered_last if last else torch.Tensor.contiguous
-    gradient, x, y = (order(part.to(x.dtype)) for part in (gradient, x, y))
+    x, y = order(x), order(y.to(x.dtype))
+    gradient = gradient.to(x.dtype)
+    if last or not _readable(gradient):
+        gradient = order(gradient)
     dx = _empty_like(x, last)
     parts = w.new_empty(2, *x.shape[:3])
     given = [gradient, x, w.contiguous(), mean.contiguous(), scale.contiguous(), y, dx, *parts]
-    _launch("gradients", sizes, given, x, last)
+    _launch("gradients", sizes, given, x, last, least)
     dw, db = parts.sum(2)
     return dx, dw, db
+
+
+def _readable(gradient: Tensor) -> bool:
+    """Say whether a gradient, perhaps some channels of another, can be read where it is."""
+    images, whole = gradient.shape[1], 16 // gradient.element_size()
+    far, apart, pixel = gradient.stride()[1:]
+    aligned = far % whole == apart % whole == 0 and gradient.data_ptr() % 16 == 0
+    return pixel == 1 and gradient.stride(0) == images * far and aligned
 
 
 def _channels_last(x: Tensor, sizes: GroupNormSizes) -> bool:
@@ -224,34 +253,57 @@ def _several(x: Tensor, sizes: GroupNormSizes) -> int:
     return math.gcd(16 // x.element_size(), sizes.channels // sizes.parts)
 
 
-def _block(x: Tensor, sizes: GroupNormSizes) -> tuple[int, int]:
+def _kept_bytes(gradients: bool, sizes: GroupNormSizes, x: Tensor) -> int:
+    """Return the bytes of a piece, and of its gradients, that are held with channels first."""
+    piece = sizes.channels // sizes.parts * sizes.pixels * x.element_size()
+    return 2 * piece if gradients else piece
+
+
+def _pieces_of(x: Tensor, sizes: GroupNormSizes, least: int) -> int:
+    """Return the pieces of a block: all, or so many that a pixel has at least some bytes."""
+    each = sizes.channels // sizes.parts * x.element_size()
+    fit = (n for n in range(1, sizes.parts + 1) if sizes.parts % n == 0 and n * each >= least)
+    return next(fit, sizes.parts) if least else sizes.parts
+
+
+def _block(x: Tensor, sizes: GroupNormSizes, least: int = 0) -> tuple[int, int]:
     """Return how many pixels a block with channels last takes at a time, and threads for each."""
-    lanes = sizes.channels // _several(x, sizes)
+    pieces = _pieces_of(x, sizes, least)
+    lanes = sizes.channels // sizes.parts * pieces // _several(x, sizes)
     whole = _WARP // math.gcd(lanes, _WARP)  # pixels that fill warps
     most = min(_MANY_THREADS // lanes, sizes.pixels)
     return max(1, most // whole) * whole, lanes
 
 
-def _launch(name: str, sizes: GroupNormSizes, tensors: list[Tensor], x: Tensor, last: bool) -> None:
+def _launch(
+    name: str, sizes: GroupNormSizes, tensors: list[Tensor], x: Tensor, last: bool, least: int
+) -> None:
     constants: dict[str, int | str] = {
         "C": sizes.channels, "PARTS": sizes.parts, "PIXELS": sizes.pixels,
         "EPS": f"{sizes.eps!r}f",
         **({"HALF": 1} if x.dtype == torch.bfloat16 else {}),
     }  # fmt: skip
     blocks = sizes.groups * sizes.images
+    rest = tensors[0].stride()[1:3] if name == "gradients" else ()
     if last:
-        several, threads = _several(x, sizes), math.prod(_block(x, sizes))
-        constants |= {"LAST": 1, "GROUPS": sizes.groups}
-        shared = 4 * (2 * threads * several if name == "gradients" else threads + sizes.parts)
+        several, (rows, lanes) = _several(x, sizes), _block(x, sizes, least)
+        threads, held = rows * lanes, _pieces_of(x, sizes, least)
+        constants |= {"LAST": 1, "GROUPS": sizes.groups, "HELD": held}
+        constants |= {"KEPT": -(-sizes.pixels // rows)} if least else {}
+        blocks *= sizes.parts // held
+        shared = 4 * (2 * threads * several if name == "gradients" else threads + held)
     else:
         each = sizes.channels // sizes.parts
         # The gradients take a warp for each channel; without them, threads enough for the numbers.
         warps = each if name == "gradients" else each * sizes.pixels // (_WARP * 4)
         threads = _WARP * max(1, min(_WARPS, warps))
         blocks, shared = blocks * sizes.parts, 4 * threads // _WARP
-        least = _WARP if name == "gradients" else 1  # packs of a channel, so that no thread idles
+        if least:
+            constants |= {"KEPT": 1}
+            shared = round_up(shared, 16) + _kept_bytes(name == "gradients", sizes, x)
+        idle = _WARP if name == "gradients" else 1  # packs of a channel, so that no thread idles
         most = math.gcd(16 // x.element_size(), sizes.pixels)
-        several = max(1, min(most, _power(sizes.pixels // least)))
+        several = max(1, min(most, _power(sizes.pixels // idle)))
         if any(one.data_ptr() % 16 for one in tensors if one.shape == x.shape):
             several = 1
     constants |= {"THREADS": threads, "V": several}
@@ -261,7 +313,7 @@ def _launch(name: str, sizes: GroupNormSizes, tensors: list[Tensor], x: Tensor, 
         constants,
         (blocks, 1, 1),
         threads,
-        [*tensors, sizes.images, int(sizes.relu)],
+        [*tensors, sizes.images, int(sizes.relu), *rest],
         shared,
     )
 

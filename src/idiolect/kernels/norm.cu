@@ -1,9 +1,10 @@
 // Group normalisation of a stack of clients. Sums are taken in a fixed order. Images are [g, image, channel, pixel] in
 // memory, and a block has a piece: some channels of one image of one client, which are normalised together; a thread
 // takes V neighbouring pixels at once. With LAST they are [image, pixel, g, channel], the order of grouped convolutions
-// with channels last, and a block has all pieces of an image; a thread has always the same V channels, of every ROWS-th
-// pixel. Constants: C (channels), PARTS (groups of channels), PIXELS, THREADS, EPS, V, with LAST GROUPS (clients); HALF
-// where images and their gradients are bfloat16. The argument relu says whether what is below 0 is cut off.
+// with channels last, and a block has some pieces of an image; a thread has always the same V channels, of every ROWS-th
+// pixel. Constants: C (channels), PARTS (groups of channels), PIXELS, THREADS, EPS, V, with LAST GROUPS (clients), HELD
+// (pieces of a block); perhaps KEPT, so that images are read once, and held in registers (of a thread KEPT pixels) or,
+// without LAST, in shared memory; HALF where images and their gradients are bfloat16. The argument relu says whether what is below 0 is cut off.
 
 #define CHANNELS (C / PARTS)        // of a piece
 #define EACH (CHANNELS * PIXELS)    // numbers of a piece
@@ -12,6 +13,35 @@
 #include "common.cuh"
 
 struct alignas(V * sizeof(Number)) Pack { Number of[V]; };
+
+// The same in words, as registers hold it: two numbers of bfloat16 in one.
+#if defined(HALF) && V % 2 == 0
+struct alignas(V * sizeof(Number)) Words { unsigned at[V / 2]; };
+__device__ __forceinline__ Pack opened(Words words) {
+  Pack pack;
+#pragma unroll
+  for (int i = 0; i < V; i++) pack.of[i] = words.at[i / 2] >> i % 2 * 16;
+  return pack;
+}
+__device__ __forceinline__ Words closed(Pack pack) {
+  Words words;
+#pragma unroll
+  for (int i = 0; i < V / 2; i++) words.at[i] = pack.of[2 * i] | (unsigned)pack.of[2 * i + 1] << 16;
+  return words;
+}
+// What was taken out of words before is forgotten, so that it takes no registers.
+__device__ __forceinline__ void hold(Words& words) {
+#pragma unroll
+  for (int i = 0; i < V / 2; i++) {
+    asm volatile("" : "+r"(words.at[i]));
+  }
+}
+#else
+typedef Pack Words;
+__device__ __forceinline__ Pack opened(Words words) { return words; }
+__device__ __forceinline__ Words closed(Pack pack) { return pack; }
+__device__ __forceinline__ void hold(Words& words) {}
+#endif
 
 __device__ __forceinline__ float rectified(float value, int relu) {
   return relu && value < 0.f ? 0.f : value;  // what is no number stays so
@@ -27,34 +57,53 @@ __device__ __forceinline__ Pack left(const Number* y, int relu) { return relu ? 
 
 #ifdef LAST
 
-#define LANES (C / V)               // threads of a pixel
+#define OWN (HELD * CHANNELS)       // channels of a block
+#define SLICES (PARTS / HELD)       // blocks of an image
+#define LANES (OWN / V)             // threads of a pixel
 #define ROWS (THREADS / LANES)      // pixels at a time
 #define PER (CHANNELS / V)          // threads of a pixel that have the same piece
 #define STEP ((size_t)GROUPS * C)   // from pixel to pixel
+// Whether a thread has a k-th pixel.
+#define THERE(k) (PIXELS % ROWS == 0 || row + (k) * ROWS < PIXELS)
+#ifdef KEPT
+#define COUNT KEPT                  // pixels of a thread, at most
+constexpr int unrolled = KEPT;
+#define BLOCKS (KEPT > 4 ? 1 : 1024 / THREADS)  // of a multiprocessor: one reads while another writes
+#else
+#define COUNT ((PIXELS + ROWS - 1) / ROWS)
+constexpr int unrolled = 4;
+#define BLOCKS 1
+#endif
 
 __device__ __forceinline__ size_t beginning(int images) {
-  const size_t image = blockIdx.x % images, g = blockIdx.x / images;
-  return (image * PIXELS * GROUPS + g) * C + threadIdx.x % LANES * V;
+  const size_t image = blockIdx.x / SLICES % images, g = blockIdx.x / SLICES / images;
+  return (image * PIXELS * GROUPS + g) * C + blockIdx.x % SLICES * OWN + threadIdx.x % LANES * V;
 }
+
+// The client's first factor of the block, and the image's first piece of it.
+__device__ __forceinline__ size_t own_factors(int images) {
+  return (size_t)(blockIdx.x / SLICES / images) * C + blockIdx.x % SLICES * OWN;
+}
+__device__ __forceinline__ int own_pieces() { return blockIdx.x / SLICES * PARTS + blockIdx.x % SLICES * HELD; }
 
 // The sum of a piece over its threads, for all of them.
 __device__ __forceinline__ float over_piece(float value, float* room) {
   __syncthreads();  // the last sum may still be read
   room[threadIdx.x] = value;
   __syncthreads();
-  for (int first = 0; first < PARTS; first += WARPS) {
+  for (int first = 0; first < HELD; first += WARPS) {
     const int part = first + threadIdx.x / 32;
     float sum = 0.f;
-    if (part < PARTS)
+    if (part < HELD)
       for (int k = threadIdx.x % 32; k < ROWS * PER; k += 32) sum += room[k / PER * LANES + part * PER + k % PER];
     sum = over_lanes<32>(sum);
-    if (threadIdx.x % 32 == 0 && part < PARTS) room[THREADS + part] = sum;
+    if (threadIdx.x % 32 == 0 && part < HELD) room[THREADS + part] = sum;
   }
   __syncthreads();
   return room[THREADS + threadIdx.x % LANES / PER];
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 normalise(const Number* __restrict__ x, const float* __restrict__ w, const float* __restrict__ b,
           Number* __restrict__ y, float* __restrict__ means, float* __restrict__ scales, int images, int relu) {
   extern __shared__ float4 memory[];
@@ -65,15 +114,29 @@ normalise(const Number* __restrict__ x, const float* __restrict__ w, const float
   // Each thread's own mean and squares around it are put together, so that one reading is enough.
   const float near = number(x[start + (row < PIXELS ? row * STEP : 0)]);
   float sum = 0.f, squares = 0.f;
-#pragma unroll 4
-  for (int pixel = row; pixel < PIXELS; pixel += ROWS) {
-    const Pack pack = *(const Pack*)(x + start + pixel * STEP);
+#ifdef KEPT
+  Words held[KEPT];
+#pragma unroll
+  for (int k = 0; k < KEPT; k++)
+    if (THERE(k)) held[k] = *(const Words*)(x + start + (row + k * ROWS) * STEP);
+#define SEEN(k, at) opened(held[k])
+#define HOLD(words) hold(words)
+#else
+#define SEEN(k, at) *(const Pack*)(x + (at))
+#define HOLD(words)
+#endif
+#pragma unroll unrolled
+  for (int k = 0; k < COUNT; k++) {
+    const int pixel = row + k * ROWS;
+    if (!THERE(k)) break;
+    const Pack pack = SEEN(k, start + pixel * STEP);
 #pragma unroll
     for (int i = 0; i < V; i++) {
       const float off = number(pack.of[i]) - near;
       sum += off;
       squares += off * off;
     }
+    HOLD(held[k]);
   }
   const float own = count ? near + sum / count : 0.f;
   if (count) squares -= sum * sum / count;
@@ -83,47 +146,77 @@ normalise(const Number* __restrict__ x, const float* __restrict__ w, const float
   float factor[V], shift[V];
 #pragma unroll
   for (int i = 0; i < V; i++) {
-    const size_t channel = (size_t)(blockIdx.x / images) * C + lane * V + i;
+    const size_t channel = own_factors(images) + lane * V + i;
     factor[i] = w[channel] * scale;
     shift[i] = b[channel];
   }
-#pragma unroll 4
-  for (int pixel = row; pixel < PIXELS; pixel += ROWS) {
-    Pack pack = *(const Pack*)(x + start + pixel * STEP);
+#pragma unroll unrolled
+  for (int k = 0; k < COUNT; k++) {
+    const int pixel = row + k * ROWS;
+    if (!THERE(k)) break;
+    Pack pack = SEEN(k, start + pixel * STEP);
 #pragma unroll
     for (int i = 0; i < V; i++) pack.of[i] = kept(rectified((number(pack.of[i]) - mean) * factor[i] + shift[i], relu));
     *(Pack*)(y + start + pixel * STEP) = pack;
   }
   if (row == 0 && lane % PER == 0) {
-    means[blockIdx.x * PARTS + lane / PER] = mean;
-    scales[blockIdx.x * PARTS + lane / PER] = scale;
+    means[own_pieces() + lane / PER] = mean;
+    scales[own_pieces() + lane / PER] = scale;
   }
 }
 
-// dx, and each image's part of dw and db.
-extern "C" __global__ void __launch_bounds__(THREADS)
+// dx, and each image's part of dw and db; `far` and `apart` are for the other order.
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 gradients(const Number* __restrict__ gradient, const Number* __restrict__ x, const float* __restrict__ w,
           const float* __restrict__ means, const float* __restrict__ scales, const Number* __restrict__ y,
-          Number* __restrict__ dx, float* __restrict__ dw, float* __restrict__ db, int images, int relu) {
+          Number* __restrict__ dx, float* __restrict__ dw, float* __restrict__ db, int images, int relu, int far,
+          int apart) {
   extern __shared__ float4 memory[];
-  float* plains = (float*)memory;     // [ROWS][C], then a sum for each channel, then for each piece
-  float* timeses = plains + ROWS * C;
-  const int lane = threadIdx.x % LANES, row = threadIdx.x / LANES, piece = blockIdx.x * PARTS + lane / PER;
-  const size_t start = beginning(images), factor = (size_t)(blockIdx.x / images) * C;
+  float* plains = (float*)memory;     // [ROWS][OWN], then a sum for each channel, then for each piece
+  float* timeses = plains + ROWS * OWN;
+  const int lane = threadIdx.x % LANES, row = threadIdx.x / LANES, piece = own_pieces() + lane / PER;
+  const size_t start = beginning(images), factor = own_factors(images);
   const float mean = means[piece], scale = scales[piece];
   float plain[V], times[V];
 #pragma unroll
   for (int i = 0; i < V; i++) plain[i] = times[i] = 0.f;
-#pragma unroll 2
-  for (int pixel = row; pixel < PIXELS; pixel += ROWS) {
+#ifdef KEPT
+  Words held[KEPT], slopes[KEPT];     // of these, what ReLU cut off is 0
+#pragma unroll
+  for (int k = 0; k < KEPT; k++) {
+    if (!THERE(k)) break;
+    const size_t at = start + (row + k * ROWS) * STEP;
+    held[k] = *(const Words*)(x + at);
+    Pack given = *(const Pack*)(gradient + at);
+    const Pack made = left(y + at, relu);
+#pragma unroll
+    for (int i = 0; i < V; i++)
+      if (relu && number(made.of[i]) <= 0.f) given.of[i] = 0;
+    slopes[k] = closed(given);
+    HOLD(slopes[k]);
+  }
+#define GIVEN(k, at) opened(slopes[k])
+#define LEFT(at) Pack()
+#define CUT 0
+#else
+#define GIVEN(k, at) *(const Pack*)(gradient + (at))
+#define LEFT(at) left(y + (at), relu)
+#define CUT relu
+#endif
+#pragma unroll unrolled
+  for (int k = 0; k < COUNT; k++) {
+    const int pixel = row + k * ROWS;
+    if (!THERE(k)) break;
     const size_t at = start + pixel * STEP;
-    const Pack given = *(const Pack*)(gradient + at), seen = *(const Pack*)(x + at), made = left(y + at, relu);
+    const Pack given = GIVEN(k, at), seen = SEEN(k, at), made = LEFT(at);
 #pragma unroll
     for (int i = 0; i < V; i++) {
-      const float own = passed(given.of[i], made.of[i], relu);
+      const float own = passed(given.of[i], made.of[i], CUT);
       plain[i] += own;
       times[i] += own * (number(seen.of[i]) - mean);
     }
+    HOLD(held[k]);
+    HOLD(slopes[k]);
   }
 #pragma unroll
   for (int i = 0; i < V; i++) {
@@ -131,30 +224,31 @@ gradients(const Number* __restrict__ gradient, const Number* __restrict__ x, con
     timeses[threadIdx.x * V + i] = times[i];
   }
   __syncthreads();
-  for (int channel = threadIdx.x; channel < C; channel += THREADS) {
+  for (int channel = threadIdx.x; channel < OWN; channel += THREADS) {
     float level = 0.f, tilt = 0.f;
     for (int other = 0; other < ROWS; other++) {
-      level += plains[other * C + channel];
-      tilt += timeses[other * C + channel];
+      level += plains[other * OWN + channel];
+      tilt += timeses[other * OWN + channel];
     }
-    tilt *= scales[blockIdx.x * PARTS + channel / CHANNELS];
-    dw[(size_t)blockIdx.x * C + channel] = tilt;  // [g, image, channel]
-    db[(size_t)blockIdx.x * C + channel] = level;
+    tilt *= scales[own_pieces() + channel / CHANNELS];
+    const size_t to = (size_t)own_pieces() * CHANNELS + channel;  // [g, image, channel]
+    dw[to] = tilt;
+    db[to] = level;
     plains[channel] = level * w[factor + channel];
     timeses[channel] = tilt * w[factor + channel];
   }
   __syncthreads();
   // Sums over pieces: of the gradients, and of them times what was normalised.
-  for (int first = 0; first < PARTS; first += WARPS) {
+  for (int first = 0; first < HELD; first += WARPS) {
     const int part = first + threadIdx.x / 32;
     float level = 0.f, tilt = 0.f;
-    for (int k = threadIdx.x % 32; part < PARTS && k < CHANNELS; k += 32) {
+    for (int k = threadIdx.x % 32; part < HELD && k < CHANNELS; k += 32) {
       level += plains[part * CHANNELS + k];
       tilt += timeses[part * CHANNELS + k];
     }
     level = over_lanes<32>(level);
     tilt = over_lanes<32>(tilt);
-    if (threadIdx.x % 32 == 0 && part < PARTS) {
+    if (threadIdx.x % 32 == 0 && part < HELD) {
       plains[part * CHANNELS] = level / EACH;
       timeses[part * CHANNELS] = tilt / EACH;
     }
@@ -164,19 +258,31 @@ gradients(const Number* __restrict__ gradient, const Number* __restrict__ x, con
   float own[V];
 #pragma unroll
   for (int i = 0; i < V; i++) own[i] = w[factor + lane * V + i];
-#pragma unroll 2
-  for (int pixel = row; pixel < PIXELS; pixel += ROWS) {
+#pragma unroll unrolled
+  for (int k = 0; k < COUNT; k++) {
+    const int pixel = row + k * ROWS;
+    if (!THERE(k)) break;
     const size_t at = start + pixel * STEP;
-    const Pack given = *(const Pack*)(gradient + at), made = left(y + at, relu);
-    Pack pack = *(const Pack*)(x + at);
+    const Pack given = GIVEN(k, at), made = LEFT(at);
+    Pack pack = SEEN(k, at);
 #pragma unroll
     for (int i = 0; i < V; i++)
-      pack.of[i] = kept(scale * (passed(given.of[i], made.of[i], relu) * own[i] - level - (number(pack.of[i]) - mean) * tilt));
+      pack.of[i] = kept(scale * (passed(given.of[i], made.of[i], CUT) * own[i] - level - (number(pack.of[i]) - mean) * tilt));
     *(Pack*)(dx + at) = pack;
   }
 }
 
 #else
+
+// With KEPT, what a block has read stays in shared memory, after the room for sums.
+#ifdef KEPT
+#define KEEP(which, at) (*(Pack*)((Number*)(memory + (WARPS + 3) / 4) + (which) * EACH + (at)))
+#define SEEN(at) KEEP(0, at)
+#define CUT_OFF(given, made) number(given)
+#else
+#define SEEN(at) *(const Pack*)(x + start + (at))
+#define CUT_OFF(given, made) passed(given, made, relu)
+#endif
 
 // The sum over a block's threads, for all of them.
 __device__ __forceinline__ float over_block(float value, float* room) {
@@ -204,6 +310,9 @@ normalise(const Number* __restrict__ x, const float* __restrict__ w, const float
 #pragma unroll 4
   for (int at = threadIdx.x * V; at < EACH; at += THREADS * V) {
     const Pack pack = *(const Pack*)(x + start + at);
+#ifdef KEPT
+    KEEP(0, at) = pack;  // for the thread itself
+#endif
 #pragma unroll
     for (int i = 0; i < V; i++) sum += number(pack.of[i]);
   }
@@ -211,7 +320,7 @@ normalise(const Number* __restrict__ x, const float* __restrict__ w, const float
   float squares = 0.f;
 #pragma unroll 4
   for (int at = threadIdx.x * V; at < EACH; at += THREADS * V) {
-    const Pack pack = *(const Pack*)(x + start + at);
+    const Pack pack = SEEN(at);
 #pragma unroll
     for (int i = 0; i < V; i++) {
       const float off = number(pack.of[i]) - mean;
@@ -223,7 +332,7 @@ normalise(const Number* __restrict__ x, const float* __restrict__ w, const float
   for (int at = threadIdx.x * V; at < EACH; at += THREADS * V) {
     const int channel = at / PIXELS;
     const float weight = w[factor + channel] * scale, bias = b[factor + channel];
-    Pack pack = *(const Pack*)(x + start + at);
+    Pack pack = SEEN(at);
 #pragma unroll
     for (int i = 0; i < V; i++) pack.of[i] = kept(rectified((number(pack.of[i]) - mean) * weight + bias, relu));
     *(Pack*)(y + start + at) = pack;
@@ -234,15 +343,18 @@ normalise(const Number* __restrict__ x, const float* __restrict__ w, const float
   }
 }
 
-// dx, and each image's part of dw and db. Of neighbouring pixels a warp sums up one channel, then the next.
+// dx, and each image's part of dw and db. Of neighbouring pixels a warp sums up one channel, then the next. The gradient
+// may be some channels of larger images: `far` numbers from image to image, `apart` from channel to channel.
 extern "C" __global__ void __launch_bounds__(THREADS)
 gradients(const Number* __restrict__ gradient, const Number* __restrict__ x, const float* __restrict__ w,
           const float* __restrict__ means, const float* __restrict__ scales, const Number* __restrict__ y,
-          Number* __restrict__ dx, float* __restrict__ dw, float* __restrict__ db, int images, int relu) {
+          Number* __restrict__ dx, float* __restrict__ dw, float* __restrict__ db, int images, int relu, int far,
+          int apart) {
   extern __shared__ float4 memory[];
   float* room = (float*)memory;
   const size_t start = (size_t)blockIdx.x * EACH, factor = own(images);
   const float mean = means[blockIdx.x], scale = scales[blockIdx.x];
+  gradient += (size_t)(blockIdx.x / PARTS) * far + blockIdx.x % PARTS * CHANNELS * (size_t)apart;
   float level = 0.f, tilt = 0.f;  // sums over the piece of the gradients, and of them times what was normalised
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   for (int first = 0; first < CHANNELS; first += WARPS) {
@@ -251,7 +363,15 @@ gradients(const Number* __restrict__ gradient, const Number* __restrict__ x, con
     if (channel < CHANNELS)
       for (int pixel = lane * V; pixel < PIXELS; pixel += 32 * V) {
         const size_t at = start + channel * PIXELS + pixel;
-        const Pack given = *(const Pack*)(gradient + at), seen = *(const Pack*)(x + at), made = left(y + at, relu);
+        Pack given = *(const Pack*)(gradient + (size_t)channel * apart + pixel);
+        const Pack seen = *(const Pack*)(x + at), made = left(y + at, relu);
+#ifdef KEPT
+#pragma unroll
+        for (int i = 0; i < V; i++)
+          if (relu && number(made.of[i]) <= 0.f) given.of[i] = 0;
+        KEEP(1, channel * PIXELS + pixel) = given;
+        KEEP(0, channel * PIXELS + pixel) = seen;
+#endif
 #pragma unroll
         for (int i = 0; i < V; i++) {
           const float own = passed(given.of[i], made.of[i], relu);
@@ -275,12 +395,18 @@ gradients(const Number* __restrict__ gradient, const Number* __restrict__ x, con
   for (int at = threadIdx.x * V; at < EACH; at += THREADS * V) {
     const size_t to = start + at;
     const float weight = w[factor + at / PIXELS];
-    const Pack given = *(const Pack*)(gradient + to), made = left(y + to, relu);
+#ifdef KEPT
+    const Pack given = KEEP(1, at), made = given;  // 0 where ReLU cut it off
+    Pack pack = KEEP(0, at);
+#else
+    const Pack given = *(const Pack*)(gradient + at / PIXELS * (size_t)apart + at % PIXELS), made = left(y + to, relu);
     Pack pack = *(const Pack*)(x + to);
+#endif
 #pragma unroll
     for (int i = 0; i < V; i++) {
       const float standard = (number(pack.of[i]) - mean) * scale;
-      pack.of[i] = kept(scale * (passed(given.of[i], made.of[i], relu) * weight - level - standard * tilt));
+      const float slope = CUT_OFF(given.of[i], made.of[i]);
+      pack.of[i] = kept(scale * (slope * weight - level - standard * tilt));
     }
     *(Pack*)(dx + to) = pack;
   }

@@ -1,5 +1,6 @@
 """Choices among forms that are postponed: threads compile while rounds run in the plain form."""
 
+import contextlib
 import os
 import threading
 from collections import deque
@@ -10,7 +11,7 @@ from typing import Any
 
 import torch
 
-from idiolect.kernels.compiled import FAILURES, compile_ahead, launched_by
+from idiolect.kernels.compiled import FAILURES, Kernel, compile_ahead, launched_by
 
 _COMPILERS = 8
 
@@ -52,6 +53,20 @@ class Postponed:
             self._left.discard(name)
 
 
+class Compilation:
+    """A kernel that is compiled before whatever waits: there is one form of it alone."""
+
+    def __init__(self, which: Kernel) -> None:
+        self.done = False
+        self._which = which
+        _compilers.add(self._compile, first=True)
+
+    def _compile(self) -> None:
+        with contextlib.suppress(*FAILURES, ImportError):  # it fails again when it is launched
+            compile_ahead(self._which)
+        self.done = True
+
+
 def on_meta(inputs: tuple[Any, ...]) -> tuple[Any, ...]:
     """Return inputs of the same form without numbers, enough to tell what would be launched."""
     return _alike(inputs, torch.device("meta"))
@@ -71,22 +86,30 @@ class _Compilers:
     def __init__(self) -> None:
         self._jobs: deque[Callable[[], None]] = deque()
         self._lock = threading.Lock()
+        self._idle = threading.Condition(self._lock)
         self._most = max(1, min(_COMPILERS, (os.cpu_count() or 1) - 1))
         self._busy = 0
         self._pool = ThreadPoolExecutor(self._most)
 
-    def add(self, job: Callable[[], None]) -> None:
+    def add(self, job: Callable[[], None], first: bool = False) -> None:
         with self._lock:
-            self._jobs.append(job)
+            (self._jobs.appendleft if first else self._jobs.append)(job)
             if self._busy == self._most:
                 return
             self._busy += 1
         self._pool.submit(self._work)
 
+    def drop(self) -> None:
+        """Leave out jobs that have not begun, and wait for those that have."""
+        with self._idle:
+            self._jobs.clear()
+            self._idle.wait_for(lambda: not self._busy)
+
     def _work(self) -> None:
         with self._lock:
             if not self._jobs:
                 self._busy -= 1
+                self._idle.notify_all()
                 return
             job = self._jobs.popleft()
         try:
@@ -96,3 +119,8 @@ class _Compilers:
 
 
 _compilers = _Compilers()
+
+
+def drop_jobs() -> None:
+    """Compile nothing that has not begun."""
+    _compilers.drop()

@@ -72,6 +72,9 @@ class PersFL(Facts, NewcomerHistory, FedAvg):
         choices=("kl", "cross-entropy"),
         deploy=True,
     )
+    soft_weight: float = setting(
+        1.0, "of the soft loss; one over the classes: PyTorch's mean", above=0, deploy=True
+    )
     teacher: str = setting(
         "best",
         "the best global model, or the last (Table 4's ablation)",
@@ -158,7 +161,7 @@ class PersFL(Facts, NewcomerHistory, FedAvg):
         }
 
     def _distil(self, teacher: Params, share: Tensor, temperature: Tensor, local: Local) -> Params:
-        """Train a student from the teacher on (1 - λ) · hard + λ T² · soft."""
+        """Train a student from the teacher on (1 - λ) · hard + λ T² · soft, which has a weight."""
         soft = losses.divergence if self.soft_loss == "kl" else losses.soft_cross_entropy
         task = local.task
 
@@ -168,9 +171,9 @@ class PersFL(Facts, NewcomerHistory, FedAvg):
             hard = task.loss(logits, batch.y, batch.weight)
             if task.kind != "classes":
                 near = task.distil(logits, taught, batch.weight, temperature)
-                return (1 - share) * hard + share * near
+                return (1 - share) * hard + share * self.soft_weight * near
             softened = soft(logits / temperature, taught / temperature, batch.weight)
-            return (1 - share) * hard + share * temperature**2 * softened
+            return (1 - share) * hard + share * self.soft_weight * temperature**2 * softened
 
         return self.fit(local, teacher, loss, lr=self.distil_lr, epochs=self.distil_epochs)
 

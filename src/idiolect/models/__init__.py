@@ -11,7 +11,7 @@ from idiolect.models.layers import group_norm_instead
 from idiolect.models.resnet import ResNet18
 from idiolect.models.shufflenet import ShuffleNetV2
 from idiolect.models.table_networks import TableMLP
-from idiolect.models.text_networks import KimCNN, NextWord
+from idiolect.models.text_networks import FastText, KimCNN, NextWord
 from idiolect.models.transformer import Decoder, Encoder, ViT
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
@@ -24,6 +24,7 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "shufflenet": ShuffleNetV2,
     "table-mlp": TableMLP,
     "kim-cnn": KimCNN,
+    "fasttext": FastText,
     "next-word-lstm": NextWord,
     "decoder": Decoder,
     "encoder": Encoder,

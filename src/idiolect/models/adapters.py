@@ -275,7 +275,8 @@ def find_targets(
 ) -> list[tuple[str, Any]]:
     """Find the layers that patterns name, or by default those of attention, else dense ones.
 
-    `fused` takes torch's attention, whose query, key and value are one matrix, for such a layer.
+    `fused`, of lora, takes torch's attention, whose query, key and value are one matrix, for such a
+    layer, and by default no convolution of several groups.
     """
     held = [(n, m) for n, m in model.named_modules() if _adaptable(m) or (fused and _is_fused(m))]
     if patterns:
@@ -290,7 +291,8 @@ def find_targets(
     found = [(name, own) for name, own in held if _fits(name, ATTENTION) or _is_fused(own)]
     if not found and held:
         last = _last_layer(model)
-        found = [(name, own) for name, own in held if name != last]
+        whole = [(n, m) for n, m in held if not (fused and getattr(m, "groups", 1) > 1)]
+        found = [(name, own) for name, own in whole if name != last]
     if not found:
         raise ModelError(
             f"{type(model).__name__} has no layer to adapt by default; name some with "

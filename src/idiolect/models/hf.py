@@ -5,6 +5,7 @@ No code of a folder is run and nothing is fetched. Attention is ours, which vmap
 
 import contextlib
 import logging
+import math
 import os
 from collections.abc import Iterator, Sequence
 from importlib import import_module
@@ -22,6 +23,9 @@ from idiolect.models.bases import find_base, read_config
 from idiolect.models.layers import Shape
 
 _OURS = "idiolect"
+_OTHERS = {".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf", ".onnx"}
+_TRIED = 16  # places of the texts that a network is tried on
+_ROUNDING = 1e-4  # relative to the largest logit
 
 
 class HuggingFace(nn.Module):
@@ -46,6 +50,9 @@ class HuggingFace(nn.Module):
         self.next_token = next_token
         self.new_layers = tuple(new)
         self.register_parameter("prompts", None)
+        for layer in network.modules():  # each file of transformers has its own
+            if type(layer).__name__.endswith("DropPath") and getattr(layer, "drop_prob", None):
+                layer.draws = True
 
     def forward(self, x: Tensor) -> Tensor:
         """Return logits."""
@@ -62,7 +69,15 @@ class HuggingFace(nn.Module):
             given |= {"attention_mask": seen.long(), "use_cache": False}
             if not self.generates:
                 given.pop("use_cache")
-        logits: Tensor = self.network(**given).logits
+        try:
+            logits: Tensor = self.network(**given).logits
+        except (ValueError, IndexError) as error:  # of what it reads, such as too many places
+            most = getattr(self.network.config, "max_position_embeddings", None)
+            known = f"; it was made for {most} places" if isinstance(error, IndexError) else ""
+            raise ModelError(
+                f"the network of {str(self.folder)!r} cannot read {list(x.shape)}: "
+                f"{_first_line(error)}{known}"
+            ) from error
         return logits[:, count:] if logits.dim() == 3 else logits
 
     @property
@@ -105,7 +120,70 @@ def hf_network(
             f"has {classes}; code the data by its tokeniser: data.options.tokeniser = the folder"
         )
     reads = "input_ids" if words else "pixel_values"
-    return HuggingFace(network, home, reads, kind == "CausalLM", new, padding_token(words))
+    made = HuggingFace(network, home, reads, kind == "CausalLM", new, padding_token(words))
+    _settle(made, _probe(made, shape, len(words)))
+    return made
+
+
+def _probe(made: HuggingFace, shape: Shape, words: int) -> Tensor:
+    """Return two examples to try a network on; of texts the second is shorter."""
+    if made.input_name == "pixel_values":
+        return torch.linspace(-1, 1, 2 * math.prod(shape)).reshape(2, *shape)
+    length, end = min(shape[0], _TRIED), getattr(made.network.config, "eos_token_id", None)
+    plain = [word for word in range(min(words, 2 * length + 2)) if word not in (made.pad, end)]
+    x = torch.tensor(plain or [0])[torch.arange(2 * length).reshape(2, length) % max(1, len(plain))]
+    x[1, (length + 1) // 2 :] = made.pad
+    if isinstance(end, int) and 0 <= end < words and end != made.pad:  # some look for it
+        x[0, -1] = x[1, (length - 1) // 2] = end
+    return x
+
+
+def _settle(made: HuggingFace, x: Tensor) -> None:
+    """Keep our attention where it is what the network's own would be; else use that.
+
+    Some give it more than scores and a mask, such as a bias of windows.
+    """
+    network, training = made.network, made.training
+    made.eval()
+    theirs = ours = _tried(made, x)
+    if network.config._attn_implementation == _OURS:
+        network.set_attn_implementation("eager")
+        theirs = _tried(made, x)
+        if isinstance(ours, Tensor) and (not isinstance(theirs, Tensor) or _alike(ours, theirs)):
+            network.set_attn_implementation(_OURS)
+            theirs = ours
+    if isinstance(theirs, ModelError):
+        raise theirs
+    if not isinstance(theirs, Tensor):
+        raise ModelError(
+            f"transformers cannot run the network of {str(made.folder)!r}: {_first_line(theirs)}"
+        ) from theirs
+    if made.next_token and len(x[0]) > 1:
+        other = x.clone()
+        other[0, -1] = (x[0, -1] + 1) % made.network.config.vocab_size
+        changed = _tried(made, other)
+        if not isinstance(changed, Tensor) or not _alike(changed[:1, :-1], theirs[:1, :-1]):
+            raise ModelError(
+                f"the network of {str(made.folder)!r} reads texts in both directions, so it sees "
+                "the token that it is to tell; choose another, or data with labels"
+            )
+    made.train(training)
+
+
+def _tried(made: HuggingFace, x: Tensor) -> Tensor | Exception:
+    """Run a network; return its logits, of padding 0, or why it does not run."""
+    try:
+        with torch.no_grad():
+            logits: Tensor = made(x)
+    except Exception as error:
+        return error
+    return logits * (x != made.pad)[..., None] if logits.dim() == 3 else logits
+
+
+def _alike(one: Tensor, other: Tensor) -> bool:
+    """Say whether two results are equal but for rounding."""
+    near = _ROUNDING * float(other.abs().max())
+    return one.shape == other.shape and bool(((one - other).abs() <= near).all())
 
 
 def _made(
@@ -113,6 +191,16 @@ def _made(
 ) -> tuple[Any, list[str]]:
     """Return a network and the layers that the folder has no weights for."""
     maker = getattr(transformers, f"AutoModelFor{kind}")
+    others = sorted(
+        file.name
+        for file in home.iterdir()
+        if file.suffix in _OTHERS or file.name.endswith(".index.json")
+    )
+    if others and not any(home.glob("*.safetensors")):
+        raise ModelError(
+            f"{str(home)!r} has weights in {others[0]}, and only whole safetensors are read, which "
+            "run no code; save it again by transformers (save_pretrained)"
+        )
     options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
     try:
         config = transformers.AutoConfig.from_pretrained(home, **options)
@@ -121,27 +209,48 @@ def _made(
             config.problem_type = None
         if kind == "SequenceClassification":
             config.pad_token_id = pad
-        options["attn_implementation"] = _registered(transformers)
-        if any(home.glob("*.safetensors")):
-            network, loading = maker.from_pretrained(
-                home,
-                config=config,
-                dtype=torch.get_default_dtype(),
-                ignore_mismatched_sizes=kind != "CausalLM",
-                use_safetensors=True,
-                output_loading_info=True,
-                **options,
-            )
-            missing = {*loading["missing_keys"], *(one[0] for one in loading["mismatched_keys"])}
-        else:
-            options.pop("local_files_only")
-            network, missing = maker.from_config(config, **options), set()
-    except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
-        said = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        try:
+            network, missing = _filled(maker, home, config, _registered(transformers), kind)
+        except (KeyError, ValueError):  # its attention cannot be replaced
+            network = None
+        if network is None or not network._supports_sdpa:  # it is more than the softmax of scores
+            network, missing = _filled(maker, home, config, "eager", kind)
+    except Exception as error:  # of any kind, from code of many authors
         raise ModelError(
-            f"transformers cannot make a network for {kind} of {str(home)!r}: {said}"
+            f"transformers cannot make a network for {kind} of {str(home)!r}: {_first_line(error)}"
         ) from error
+    inner = f"{network.base_model_prefix}."  # of a stack of layers: no head, so not meant to be new
+    for name in sorted(missing):
+        if name.startswith(inner) and any(part.isdigit() for part in name.split(".")):
+            raise ModelError(
+                f"{str(home)!r} has no weights, or others, for {name} ({len(missing)} such), which "
+                "its config.json tells of; fetch it again"
+            )
     return network, sorted({f"network.{name.rpartition('.')[0]}" for name in missing})
+
+
+def _filled(maker: Any, home: Path, config: Any, attention: str, kind: str) -> tuple[Any, set[str]]:
+    """Make a network with the weights of a folder, if it has some; name those it lacks."""
+    options: dict[str, Any] = {"attn_implementation": attention, "trust_remote_code": False}
+    if not any(home.glob("*.safetensors")):
+        return maker.from_config(config, **options), set()
+    network, loading = maker.from_pretrained(
+        home,
+        config=config,
+        dtype=torch.get_default_dtype(),
+        ignore_mismatched_sizes=kind != "CausalLM",
+        use_safetensors=True,
+        output_loading_info=True,
+        local_files_only=True,
+        **options,
+    )
+    return network, {*loading["missing_keys"], *(one[0] for one in loading["mismatched_keys"])}
+
+
+def _first_line(error: Exception) -> str:
+    """Return what an error says, in a line."""
+    said = str(error).strip()
+    return said.splitlines()[0] if said else type(error).__name__
 
 
 def _transformers() -> Any:

@@ -1,9 +1,9 @@
 """Adapters as PEFT writes them: adapter_config.json and adapter_model.safetensors."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,7 @@ from idiolect.models.adapters import IA3, Adapter, LoRA, Prompts
 CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
 _OURS = "network."  # before the names of a network of transformers
 _PROMPTS = "prompt_embeddings"
+Named = TypeVar("Named", bound=Tensor)
 
 
 def save_peft(model: nn.Module, folder: str | Path, base: str = "") -> Path:
@@ -25,21 +26,21 @@ def save_peft(model: nn.Module, folder: str | Path, base: str = "") -> Path:
 
     adapter = _adapter_of(model)
     trained = _trained(model)
-    heads = sorted({name.rpartition(".")[0] for name in trained if not _made(name)})
+    heads = _heads(model, trained)
     out = Path(folder)
     out.mkdir(parents=True, exist_ok=True)
     config = {
         **_config(model, adapter, trained),
         "base_model_name_or_path": base or str(getattr(model, "folder", None) or ""),
         "inference_mode": True,
-        "modules_to_save": [name.rpartition(".")[2] for name in heads] or None,
+        "modules_to_save": heads or None,
         "task_type": _task(model),
     }
     (out / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     prompted = isinstance(adapter, Prompts)
     tensors = {
-        _peft_name(name, prompted): _peft_form(name, leaf.detach().cpu().contiguous())
-        for name, leaf in trained.items()
+        _peft_name(name, prompted): _peft_form(model, name, leaf.detach().cpu().contiguous())
+        for name, leaf in {**trained, **_beside(model, heads)}.items()
     }
     (out / TENSORS).write_bytes(save(tensors, {"format": "pt"}))
     return out
@@ -78,6 +79,32 @@ def _config(model: nn.Module, adapter: Adapter, trained: Mapping[str, Tensor]) -
     return {"peft_type": "IA3", "feedforward_modules": [], **common}
 
 
+def _heads(model: nn.Module, trained: Mapping[str, Tensor]) -> list[str]:
+    """Name the modules that PEFT keeps as a whole, those with layers trained as they are.
+
+    For classes of texts it does so with all that is called a classifier or a score.
+    """
+    usual = ("classifier", "score") if _task(model) == "SEQ_CLS" else ()
+    found = set()
+    for name in {name.rpartition(".")[0] for name in trained if not _made(name)}:
+        parts = name.split(".")
+        own = [n for n, part in enumerate(parts) if part.endswith(usual)] if usual else []
+        found.add(".".join(parts[: own[0] + 1]) if own else name)
+    return sorted(found)
+
+
+def _beside(model: nn.Module, heads: Sequence[str]) -> dict[str, Tensor]:
+    """Return the frozen tensors of those modules; PEFT takes a name for the end of one."""
+    kept = [*heads, "classifier", "score"] if _task(model) == "SEQ_CLS" else heads
+    whole = _named(model.state_dict())
+    inside = {name: [name[:at] for at, sign in enumerate(name) if sign == "."] for name in whole}
+    return {
+        name: leaf
+        for name, leaf in whole.items()
+        if any(own.endswith(tuple(kept)) for own in inside[name]) and not _made(name)
+    }
+
+
 def _whole(number: float) -> float:
     """Write 16 for 16.0, as PEFT does."""
     return int(number) if number == int(number) else number
@@ -109,8 +136,11 @@ def _peft_name(name: str, prompted: bool) -> str:
     return f"{prefix}{layer}.ia3_l" if own == "ia3" else prefix + name
 
 
-def _peft_form(name: str, leaf: Tensor) -> Tensor:
-    return leaf[:, None] if name.endswith(".ia3") else leaf
+def _peft_form(model: nn.Module, name: str, leaf: Tensor) -> Tensor:
+    if not name.endswith(".ia3"):
+        return leaf
+    image = isinstance(_layer(model, name.rpartition(".")[0]), nn.Conv2d)
+    return leaf[None, :, None, None] if image else leaf[:, None]
 
 
 def load_peft(model: nn.Module, folder: str | Path) -> None:
@@ -134,11 +164,23 @@ def load_peft(model: nn.Module, folder: str | Path) -> None:
                 f"the adapter {str(home)!r} has {key} = {config.get(key)!r}, and [adapter] says "
                 f"{wanted[key]!r}; make them alike"
             )
-    for key in ("use_dora", "use_rslora"):
+    for key in ("use_dora", "use_rslora", "alpha_pattern", "feedforward_modules"):
         if config.get(key):
             raise ModelError(f"the adapter {str(home)!r} has {key}, which is not known here")
+    names = {name: _peft_name(name, isinstance(adapter, Prompts)) for name in _trained(model)}
+    whole = {_peft_name(name, False): leaf for name, leaf in _named(model.state_dict()).items()}
+    left = sorted(  # what is frozen here, and the same, is no matter
+        key
+        for key in held.keys() - set(names.values())
+        if key not in whole or not torch.equal(whole[key], held[key].to(whole[key]))
+    )
+    if left:
+        raise ModelError(
+            f"the adapter {str(home)!r} has {left[0]!r} ({len(left)} such), and nothing here takes "
+            "it; choose the targets that it has, and adapter.head = true where it has a head"
+        )
     for name, leaf in _trained(model).items():
-        key = _peft_name(name, isinstance(adapter, Prompts))
+        key = names[name]
         if key not in held and not _made(name):
             continue  # a head that is trained here and was not there
         if key not in held or held[key].numel() != leaf.numel():
@@ -152,8 +194,9 @@ def load_peft(model: nn.Module, folder: str | Path) -> None:
 
 
 def _trained(model: nn.Module) -> dict[str, nn.Parameter]:
-    return {
-        name.removeprefix(_OURS): leaf
-        for name, leaf in model.named_parameters()
-        if leaf.requires_grad
-    }
+    return _named({name: leaf for name, leaf in model.named_parameters() if leaf.requires_grad})
+
+
+def _named(tensors: Mapping[str, Named]) -> dict[str, Named]:
+    """Name tensors as transformers does."""
+    return {name.removeprefix(_OURS): leaf for name, leaf in tensors.items()}

@@ -1,4 +1,4 @@
-"""Networks for text: Kim's for sentences, an LSTM for the next word; initial word vectors."""
+"""Networks for text: Kim's and fastText for sentences, an LSTM for the next word; word vectors."""
 
 import math
 import os
@@ -49,6 +49,35 @@ class KimCNN(nn.Module):
         words = self.embedding(x) * real
         found = [_strongest(layer, words, real) for layer in self.convolutions]
         logits: Tensor = self.fc(self.dropout(torch.cat(found, -1)))
+        return logits
+
+
+class FastText(nn.Module):
+    """fastText (Joulin et al. 2017) as PFLlib has it: mean of word vectors, two linear layers.
+
+    The mean is over a text's words. PFLlib's is over all 200 places of a text that is filled up
+    with zeros: `places = 200`.
+    """
+
+    def __init__(
+        self,
+        shape: Shape,
+        classes: int,
+        words: Sequence[str],
+        embedding: int = 32,
+        places: int = 0,
+    ) -> None:
+        super().__init__()
+        self.pad, self.places = padding_token(words), places
+        self.embedding = nn.Embedding(len(words), embedding)
+        self.fc1 = nn.Linear(embedding, embedding)
+        self.fc = nn.Linear(embedding, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return logits [example, class] of tokens [example, place]."""
+        real = (x != self.pad).unsqueeze(-1)
+        over = self.places or real.sum(1).clamp(min=1)
+        logits: Tensor = self.fc(self.fc1((self.embedding(x) * real).sum(1) / over))
         return logits
 
 

@@ -237,9 +237,8 @@ def student_p(t: float, freedom: int) -> float:
     for place in range(3 if odd else 2, freedom - 1, 2):
         term *= cosine**2 * (place - 1) / place
         total += term
-    if not odd:
-        return 1 - sine * total
-    return 1 - 2 / math.pi * (angle + (sine * total if freedom > 1 else 0.0))
+    inside = 2 / math.pi * (angle + (sine * total if freedom > 1 else 0.0)) if odd else sine * total
+    return max(1 - inside, 0.0)  # rounding may put it below nothing
 
 
 def student_quantile(p: float, freedom: int) -> float:

@@ -105,7 +105,7 @@ def _in_order(file: Path, options: ReadOptions, owned: bool) -> list[_Line]:
 
 def _lines(file: Path, options: ReadOptions, owner: str | None) -> Iterator[_Line]:
     try:
-        with file.open(encoding="utf-8") as opened:
+        with file.open(encoding="utf-8-sig") as opened:  # with a mark of its encoding, or without
             for number, raw in enumerate(opened, 1):
                 if raw.strip():
                     yield _line(raw, f"{file}:{number}", options, owner)
@@ -120,6 +120,8 @@ def _line(raw: str, where: str, options: ReadOptions, owner: str | None) -> _Lin
         raise DataError(f"{where} is no JSON ({error}); expected a line {_EXAMPLE}") from error
     if not isinstance(held, dict):
         raise DataError(f"{where} is no object; expected a line {_EXAMPLE}")
+    if "\\ud" in raw.lower():  # only written so can there be any
+        _refuse_halves(held, where)
     client, label = (_name(held, key, where) for key in (options.client, options.label))
     part = held.get(options.split, "train")
     if part not in ("train", "test"):
@@ -131,6 +133,19 @@ def _line(raw: str, where: str, options: ReadOptions, owner: str | None) -> _Lin
         raise DataError(f"{where}: {_TIME} is {time!r}; expected a number of seconds") from None
     text = _text(held, where, options)
     return _Line(where, client or owner, text, label, int(part == "test"), when)
+
+
+def _refuse_halves(held: Any, where: str) -> None:
+    """Refuse text with half of a character, which no file or tokeniser can hold."""
+    parts = held.values() if isinstance(held, dict) else held if isinstance(held, list) else ()
+    for one in parts:
+        _refuse_halves(one, where)
+    if isinstance(held, str):
+        try:
+            held.encode()
+        except UnicodeEncodeError as error:
+            half = ascii(held[error.start])[1:-1]
+            raise DataError(f"{where} has half of a character ({half}); mend or drop it") from None
 
 
 def _name(held: dict[str, Any], key: str, where: str) -> str | None:

@@ -172,6 +172,9 @@ def referee(
     for name, why in left_out.items():
         if why != NOT_ASKED:
             watch.note(f"{name} is left out: {why}")
+    if not problems:
+        why = "; ".join(dict.fromkeys(left_out.values()))
+        raise DataError(f"no problem of the suite can be run here: {why}")
     how: dict[str, Any] = {"device": device, "data_dir": data_dir, "datasets": datasets}
     lines = {challenger.label: train_line(suite, challenger, problems, out, watch, **how)}
     others = [one for one in suite.baselines if one.label != challenger.label]

@@ -1,16 +1,16 @@
 """Check a file of the referee that somebody else has sent: everything that it can be asked."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from idiolect.core.metrics import metric
-from idiolect.engine.outcome import Watch
-from idiolect.errors import ConfigError
-from idiolect.experiment.referee.cells import Record, train_cell, weighted
+from idiolect.engine.outcome import RIGHT, Watch
+from idiolect.errors import ConfigError, IdiolectError
+from idiolect.experiment.referee.cells import Record, outcome_of, train_cell, weighted
 from idiolect.experiment.referee.judgement import judge
 from idiolect.experiment.referee.referee_run import FORMAT, described, read_lines, stored_folder
 from idiolect.experiment.referee.suite import (
@@ -25,6 +25,8 @@ from idiolect.results.document import Document
 
 OK, NOTE, FAULT = "ok", "note", "fault"
 
+_ALWAYS = ("accuracy", "rmse")  # of which every client with test rows has a figure
+_HELD = ("seed", "train", "test", "guess")  # of a seed, and the same for all methods
 _ROUNDED = 2e-6  # stored scores have six digits
 _CLOSE = 0.005  # of a mean: single answers differ between devices
 
@@ -41,7 +43,8 @@ def verify(content: Document, challenger: Contestant | None = None) -> list[Chec
     found: list[Check] = []
     try:
         found.extend(_checks(content, challenger))
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, IdiolectError,
+            RecursionError) as error:  # fmt: skip
         said = f"{type(error).__name__}: {error}"
         found.append(Check(FAULT, f"the file has not the form that the referee writes ({said})"))
     return found
@@ -50,6 +53,9 @@ def verify(content: Document, challenger: Contestant | None = None) -> list[Chec
 def _checks(content: Document, challenger: Contestant | None) -> Iterator[Check]:
     if content.get("format") != FORMAT or content["suite"]["size"] not in SIZES:
         yield Check(FAULT, f"its format is {content.get('format')!r}; this version reads {FORMAT}")
+        return
+    if not _finite(content):
+        yield Check(FAULT, "it holds a number that is not finite, which the referee never writes")
         return
     whole = "findings" in content
     if whole:
@@ -79,7 +85,9 @@ def _checks(content: Document, challenger: Contestant | None) -> Iterator[Check]
     if not faults:
         yield Check(OK, f"{cells} cells: seeds, rounds, scores and curves agree with the suite")
         yield Check(OK, "each method tried as many settings, and chose by validation data")
-    yield from _paired(methods)
+    stored = read_lines(stored_folder(suite.size))
+    same = [own for own in stored.values() if own["suite"] == described(suite)]
+    yield from _paired(methods, same)
     yield from _code(methods, label, suite, challenger)
     if whole:
         yield from _baselines(content, suite, methods, label)
@@ -92,6 +100,15 @@ def _checks(content: Document, challenger: Contestant | None) -> Iterator[Check]
             "all statistics, ranks and verdicts follow from the stored scores",
             f"computed again from the stored scores, {where}",
         )
+
+
+def _finite(value: Any) -> bool:
+    """Say whether all numbers are finite: NaN compares with nothing, so no check would see it."""
+    if isinstance(value, Mapping):
+        return all(map(_finite, value.values()))
+    if isinstance(value, list):
+        return all(map(_finite, value))
+    return not isinstance(value, float) or math.isfinite(value)
 
 
 def _line(content: Document) -> Document:
@@ -168,8 +185,13 @@ def _cell(
         yield f"it is scored by {record['metric']} and not by {wanted}"
     if len(record["rows"]) != len(record["seeds"]):
         yield "it does not say which rows each seed had"
-    for one in record["seeds"]:
-        yield from _seed(record, one)
+    for key, value in raw["training"].items():
+        if (used := record["settings"].get(key)) != value:
+            yield f"it was trained with {key} = {used} and not with the problem's {value}"
+    faults = [text for one in record["seeds"] for text in _seed(record, one)]
+    yield from faults
+    if not faults:
+        outcome_of("", record)  # what a statistic reads of it must be there, and be numbers
     yield from tuning_faults(record, problem, baseline)
 
 
@@ -180,6 +202,13 @@ def _seed(record: Record, one: Record) -> Iterator[str]:
     if not len(scores) == len(tests) == len(one["train"]) == clients:
         yield f"{where}: it has {len(scores)} scores of {clients} clients"
         return
+    if own.name in _ALWAYS and (np.isnan(scores) & (tests > 0)).any():
+        yield f"{where}: a client with test rows has no score"
+    took = one.get("took_part", [1] * clients)
+    if len(took) != clients or any(value not in (0, 1) for value in took):
+        yield f"{where}: it does not say of each client whether it took part"
+    if len(one["validation_curve"]) not in (0, len(record["evaluated"])):
+        yield f"{where}: its validation curve has not a point for each evaluated round"
     seen = scores[~np.isnan(scores)]
     low, high = own.low, own.high
     if (low is not None and (seen < low).any()) or (high is not None and (seen > high).any()):
@@ -189,6 +218,11 @@ def _seed(record: Record, one: Record) -> Iterator[str]:
         apart = np.abs(right - np.round(right)) > _ROUNDED * tests + 1e-9
         if np.nan_to_num(apart, nan=0.0).any():
             yield f"{where}: an accuracy is no share of the client's test rows"
+    if RIGHT in one:
+        rows = np.array(one[RIGHT], np.float64)
+        whole = rows.ndim == 2 and (rows >= 0).all() and (rows == np.round(rows)).all()
+        if not whole or np.abs(rows.sum(1) - np.round(scores * tests)).max() > 0:
+            yield f"{where}: its right answers by row do not add up to its scores"
     if len(one["test_curve"]) != len(record["evaluated"]):
         yield f"{where}: its curve has not a point for each evaluated round"
     elif abs(weighted(scores, tests) - one["test_curve"][-1]) > _ROUNDED * max(1, abs(seen).max()):
@@ -240,17 +274,20 @@ def tuning_faults(
 # Cells beside each other.
 
 
-def _paired(methods: Mapping[str, Document]) -> Iterator[Check]:
-    """All methods of a problem had the same rows, and guessing scores the same for all."""
+def _paired(methods: Mapping[str, Document], stored: Sequence[Document]) -> Iterator[Check]:
+    """All methods of a problem had the same rows, and guessing scores the same for all.
+
+    So had the stored results of this package, beside which a line of the board will stand.
+    """
     seen: dict[str, tuple[str, Any]] = {}
-    for label, own in methods.items():
-        for name, record in own["cells"].items():
+    known = [(f"the stored {own['label']}", own["cells"]) for own in stored]
+    for label, cells in [*known, *((one, own["cells"]) for one, own in methods.items())]:
+        for name, record in cells.items():
             if "failed" in record:
                 continue
-            parts = ("seed", "train", "test", "guess")
-            facts = [record["rows"], [[one[key] for key in parts] for one in record["seeds"]]]
-            first, known = seen.setdefault(name, (label, facts))
-            if known != facts:
+            facts = [record["rows"], [[one[key] for key in _HELD] for one in record["seeds"]]]
+            first, told = seen.setdefault(name, (label, facts))
+            if difference(told, facts, ""):
                 yield Check(FAULT, f"{name}: {label} had other clients or rows than {first}")
                 return
     yield Check(OK, "all methods of a problem had the same clients and rows")

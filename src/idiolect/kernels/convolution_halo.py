@@ -1,0 +1,166 @@
+"""Stacked convolutions with channels last, by kernels for Hopper's matrix units: `halo.cu`.
+
+For kernels whose result is as large as the image, or half as large with a stride of 2. Images lie
+in memory as in `convolution_last`; of the tasks, weight gradients are for bfloat16 alone, and
+kernels of 3×3.
+"""
+
+import functools
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from idiolect.kernels import weight_order
+from idiolect.kernels.autotune import Form
+from idiolect.kernels.compiled import is_hopper, launch, round_up
+from idiolect.kernels.convolution_cuda import ConvShape
+from idiolect.kernels.convolution_last import processors, wide
+from idiolect.kernels.convolution_library import InLayout, all_last
+
+_ROW, _PIECE = 128, 1024  # bytes of a row in shared memory, and of eight
+_BYTES = 16  # that are copied at once
+_SHARED = 227 * 1024  # bytes of shared memory of a block, at most
+_SIDE, _BLOCK = 3, 64  # of weight gradients: the side of kernels, channels of a block
+_PLACES = {1: 128, 2: 64}  # at a time, by stride
+_STAGES, _WAVES = 4, 2
+
+
+class HaloTile(NamedTuple):
+    """How the work is cut: channels made by a block, matrices of a warpgroup, threads, stages."""
+
+    BN: int
+    MT: int
+    THREADS: int = 256
+    STAGES: int = 4
+
+    @property
+    def places(self) -> int:
+        """Places made by a block."""
+        return self.THREADS // 128 * self.MT * 64
+
+
+_CUTS = (HaloTile(64, 2), HaloTile(128, 1), HaloTile(128, 2), HaloTile(64, 1))
+
+
+class Line(NamedTuple):
+    """Images as one line of places; see the source."""
+
+    places: int  # of all images of a client
+    around: int  # that a block needs beside its own
+    read: int  # planes of what is read
+    made: int  # planes of what is made
+    held: int  # chunks of channels in shared memory
+
+    def bytes_of(self, places: int) -> int:
+        """Return the bytes of so many places of all planes, with those around them."""
+        return self.read * round_up((places + self.around) * _ROW, _PIECE)
+
+
+def line_of(task: str, s: ConvShape) -> Line:
+    """Return how the images of a convolution are seen; `s` is its own shape for every task."""
+    reach, less = -(-s.padding // s.stride), s.padding // s.stride
+    pitch = s.out_width + reach
+    places, planes = s.images * (s.out_height + reach) * pitch, s.stride**2
+    turned = task == "input_gradient"
+    read, made = (1, planes) if turned else (planes, 1)
+    return Line(places, (reach + less) * (pitch + 1), read, made, 4 if made > 1 else 2)
+
+
+def forms(task: str, shape: ConvShape, kind: torch.dtype) -> dict[str, Form]:
+    """Return the ways to do a task that may be worth a try, by name."""
+    side, line = shape.kernel_height, line_of(task, shape)
+    same = side == shape.kernel_width == 2 * shape.padding + 1 and side > 1 and shape.stride <= 2
+    deep = _ROW // kind.itemsize  # channels that fill a row
+    if not is_hopper() or shape.depthwise or not same:
+        return {}
+    if task == "weight_gradient":
+        fits = side == _SIDE and kind == torch.bfloat16 and _gradient_room(shape) <= _SHARED
+        if not fits or shape.channels % 8 or shape.out_channels % 8:
+            return {}
+        return {"halo": InLayout(weight_gradient, all_last, 2)}
+    read, made = _channels(task, shape)
+    if task not in _RUN or read % deep or made % 8:
+        return {}
+    return {
+        f"halo {cut.BN}x{cut.places}": InLayout(functools.partial(_RUN[task], cut=cut), all_last, 1)
+        for cut in _CUTS
+        if _room(cut, line, read, kind) <= _SHARED and cut.BN < 2 * made
+    }
+
+
+def _channels(task: str, s: ConvShape) -> tuple[int, int]:
+    """Return the channels of the images that a task reads, and of those that it makes."""
+    turned = task == "input_gradient"
+    return (s.out_channels, s.channels) if turned else (s.channels, s.out_channels)
+
+
+def convolve(x: Tensor, w: Tensor, shape: ConvShape, cut: HaloTile) -> Tensor:
+    """Convolve."""
+    laid = weight_order.by_taps(w, x, w.shape[2], rounded=True)
+    return _images("convolve", x, laid, shape, cut)
+
+
+def input_gradient(gradient: Tensor, w: Tensor, shape: ConvShape, cut: HaloTile) -> Tensor:
+    """Return the gradient by the images."""
+    laid = weight_order.turned(w, gradient, rounded=True)
+    return _images("input_gradient", gradient, laid, shape, cut)
+
+
+def _images(task: str, x: Tensor, w: Tensor, s: ConvShape, cut: HaloTile) -> Tensor:
+    """Do a task that makes images; weights are [group, made, row, column, read]."""
+    x, turned, line = wide(x, x.shape[2]), task == "input_gradient", line_of(task, s)
+    sizes = [(s.height, s.width), (s.out_height, s.out_width)]
+    seen, size = sizes[::-1] if turned else sizes
+    read, made = _channels(task, s)
+    out = x.new_empty(s.images, *size, s.groups, made)
+    grid = (-(-line.places // cut.places) * line.made, s.groups, -(-made // cut.BN))
+    constants = {**cut._asdict(), **_half(x), "TRANSPOSED": int(turned), "STRIDE": s.stride}
+    kernel = (s.kernel_height, s.kernel_width, s.padding)
+    given = [x, w, out, s.images, read, *seen, made, *size, *kernel]
+    room = _room(cut, line, read, x.dtype)
+    launch("halo.cu", "convolve", constants, grid, cut.THREADS, given, room)
+    return out.permute(3, 0, 4, 1, 2)
+
+
+def weight_gradient(gradient: Tensor, x: Tensor, shape: ConvShape) -> Tensor:
+    """Return the gradient by the weights, summed in a fixed order."""
+    s = shape
+    gradient, x = wide(gradient, s.out_channels), wide(x, s.channels)
+    line, few = line_of("weight_gradient", s), _PLACES[s.stride]
+    blocks = -(-s.out_channels // _BLOCK) * -(-s.channels // _BLOCK)
+    parts = max(1, _WAVES * processors(x) // (s.groups * blocks))
+    each = round_up(-(-line.places // parts), few)
+    parts = -(-line.places // each)
+    kernel = (s.kernel_height, s.kernel_width)
+    out = torch.empty(
+        parts, s.groups, s.out_channels, *kernel, s.channels, dtype=torch.float32, device=x.device
+    )
+    threads = 128 * _SIDE
+    constants = {"WEIGHT_GRADIENT": 1, "SIDE": _SIDE, "PLACES": few, "STAGES": _STAGES}
+    constants |= {"THREADS": threads, "STRIDE": s.stride, **_half(x)}
+    sizes = (s.channels, s.height, s.width, s.out_channels, s.out_height, s.out_width)
+    given = [gradient, x, out, s.images, each, *sizes]
+    grid = (parts, s.groups, blocks)
+    launch("halo.cu", "weight_gradient", constants, grid, threads, given, _gradient_room(s))
+    return weight_order.put_back(out, s.channels)
+
+
+def _half(x: Tensor) -> dict[str, int]:
+    return {"HALF": 1} if x.dtype == torch.bfloat16 else {}
+
+
+def _room(cut: HaloTile, line: Line, channels: int, kind: torch.dtype) -> int:
+    """Return the bytes of shared memory of a block: of what it reads, later of what it made."""
+    chunks = channels * kind.itemsize // _ROW
+    held = min(line.held, chunks) * line.bytes_of(cut.places)
+    made = cut.places * (cut.BN * kind.itemsize + _BYTES)
+    return _PIECE + max(cut.STAGES * cut.BN * _ROW + held, made)
+
+
+def _gradient_room(s: ConvShape) -> int:
+    few = _PLACES[s.stride]
+    return _PIECE + _STAGES * (few * _ROW + line_of("weight_gradient", s).bytes_of(few))
+
+
+_RUN = {"convolve": convolve, "input_gradient": input_gradient}

@@ -1,0 +1,61 @@
+// Products of matrices in shared memory by the matrix units of Hopper, four warps at a time: wgmma. Both factors lie in
+// rows of 128 bytes; in every eight of them, from a multiple of 1,024 on, pieces of 16 bytes change places: piece p of
+// row r is at p ^ r % 8. That depends on the address alone, so a matrix may begin at any row.
+
+typedef unsigned long long Matrix;
+
+// The first whole 1,024 bytes of shared memory.
+__device__ __forceinline__ char* whole_pieces(void* memory) {
+  const unsigned start = (unsigned)__cvta_generic_to_shared(memory);
+  return (char*)memory + (1024 - start % 1024) % 1024;
+}
+
+// A matrix, `eight` bytes from eight rows to the next. Where it is summed over rows instead of within them, it may be
+// wider than 64 columns: the next 64 are `wide` bytes on.
+__device__ __forceinline__ Matrix matrix_of(const char* first, int eight, int wide) {
+  const unsigned start = (unsigned)__cvta_generic_to_shared(first);
+  return 1ull << 62 | (Matrix)(eight / 16) << 32 | (Matrix)(wide / 16) << 16 | (start & 0x3ffff) >> 4;
+}
+
+// What this thread copied into shared memory may be read by matrix units.
+__device__ __forceinline__ void show_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+__device__ __forceinline__ void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+
+__device__ __forceinline__ void close_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+
+// Wait until all products but the last few have been added.
+template <int LATER>
+__device__ __forceinline__ void await_products() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LATER) : "memory");
+}
+
+#define EIGHT(s, i) "+f"(s[i]), "+f"(s[i + 1]), "+f"(s[i + 2]), "+f"(s[i + 3]), "+f"(s[i + 4]), "+f"(s[i + 5]), "+f"(s[i + 6]), "+f"(s[i + 7])
+#define MANY(s, i) EIGHT(s, i), EIGHT(s, i + 8), EIGHT(s, i + 16), EIGHT(s, i + 24)
+#define FIRST "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
+#define SECOND "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
+
+#ifdef HALF
+#define KIND(n, given) "{.reg .pred p; setp.ne.b32 p, %" given ", 0; wgmma.mma_async.sync.aligned.m64n" n "k16.f32.bf16.bf16 "
+#define TURNED(ways) ", p, 1, 1, " ways ";}"
+#else
+#define KIND(n, given) "{.reg .pred p; setp.ne.b32 p, %" given ", 0; wgmma.mma_async.sync.aligned.m64n" n "k8.f32.tf32.tf32 "
+#define TURNED(ways) ", p, 1, 1;}"
+#endif
+
+// sums[64][64 or 128] += the product of two matrices, over 32 bytes of their rows; unless `more` is 0: sums = it. A thread has, of rows 16 * warp +
+// lane / 4 and eight further, two of every eight columns, from lane % 4 * 2 on.
+__device__ __forceinline__ void add_product(float (&sums)[32], Matrix a, Matrix b, int more) {
+  asm volatile(KIND("64", "34") "{" FIRST "}, %32, %33" TURNED("0, 0") : MANY(sums, 0) : "l"(a), "l"(b), "r"(more));
+}
+
+__device__ __forceinline__ void add_product(float (&sums)[64], Matrix a, Matrix b, int more) {
+  asm volatile(KIND("128", "66") "{" FIRST "," SECOND "}, %64, %65" TURNED("0, 0") : MANY(sums, 0), MANY(sums, 32) : "l"(a), "l"(b), "r"(more));
+}
+
+#ifdef HALF
+// The same over 16 rows of both.
+__device__ __forceinline__ void add_turned(float (&sums)[32], Matrix a, Matrix b, int more) {
+  asm volatile(KIND("64", "34") "{" FIRST "}, %32, %33" TURNED("1, 1") : MANY(sums, 0) : "l"(a), "l"(b), "r"(more));
+}
+#endif

@@ -1,0 +1,66 @@
+"""The queue of runs that the papers' pages lack, and how later seeds join the kept ones."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from idiolect.experiment.build import refuse_unknown_labels
+from idiolect.experiment.load import load_experiment
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def scripts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [str(ROOT / "scripts"), *sys.path])
+
+
+def test_every_line_is_an_experiment_with_these_methods(scripts: None) -> None:
+    import run_papers
+
+    lines = run_papers.lines()
+    assert len({line.name for line in lines}) == len(lines)
+    for line in lines:
+        experiment = load_experiment(ROOT / line.file, line.changes)
+        refuse_unknown_labels(experiment, line.methods)
+        assert not line.run or (ROOT / "scripts" / f"reproduce_{line.page}.py").exists()
+        assert not line.chosen or any(o.name.startswith(f"{line.chosen}-") for o in lines)
+
+
+def result(folder: Path, label: str, seeds: list[int], scores: list[float]) -> str:
+    """Write the result of one method, whose score of seed s is given."""
+    folder.mkdir()
+    own = {"seeds": [{"score": score} for score in scores]}
+    about = {"seeds": seeds, "versions": {}, "data": {"federations": ["digits"]}}
+    (folder / "result.json").write_text(json.dumps({**about, "methods": {label: own}}))
+    return str(folder)
+
+
+def test_seeds_join_if_all_methods_get_them(scripts: None, tmp_path: Path) -> None:
+    from reproduction import keep
+
+    def method(own: dict[str, Any]) -> dict[str, Any]:
+        return {"rounds": 7, "models": {"personal": [seed["score"] for seed in own["seeds"]]}}
+
+    kept = tmp_path / "kept.json"
+    for label in ("a", "b"):
+        keep(kept, [result(tmp_path / label, label, [0, 1], [0.5, 0.6]) + "=run"], method)
+    more = [
+        result(tmp_path / f"{label}{seed}", label, [seed], [seed / 10]) + "=run+"
+        for label in ("a", "b")
+        for seed in (7, 8)
+    ]
+    with pytest.raises(SystemExit, match="unequal seeds"):
+        keep(kept, more[:3], method)
+    for _ in range(2):  # a second time nothing is added
+        keep(kept, more, method)
+        found = json.loads(kept.read_text())["run"]
+        assert found["seeds"] == [0, 1, 7, 8]
+        values = {"rounds": 7, "models": {"personal": [0.5, 0.6, 0.7, 0.8]}}
+        assert found["methods"] == {"a": values, "b": values}
+    other = result(tmp_path / "other", "a", [3], [0.1])
+    with pytest.raises(SystemExit, match="other seeds than kept, and not b"):
+        keep(kept, [f"{other}=run"], method)
