@@ -45,10 +45,12 @@ def cross_entropy(logits: Tensor, labels: Tensor, weight: Tensor) -> Tensor:
 def single_cross_entropy(logits: Tensor, labels: Tensor, weight: Tensor) -> Tensor:
     """Do the same for a single client, by the operations that cost the host least."""
     each = functional.cross_entropy(logits.flatten(0, -2), labels.flatten(), reduction="none")
+    if each.dtype != weight.dtype:  # shares would have the digits of the fewer
+        return torch.dot(each, weight.flatten().to(each.dtype)) / weight.sum().clamp(min=1e-12)
     share = getattr(weight, "share", None)
     if share is None:
         share = shares(weight, weight.dim())
-    return torch.dot(each, share.flatten().to(each.dtype))
+    return torch.dot(each, share.flatten())
 
 
 def shares(weight: Tensor, axes: int = 1) -> Tensor:
