@@ -80,8 +80,8 @@ def _host_linear(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
 class _HostLinear(Function):
     """x [client, example, in], w [client, out, in], b [client, out] -> y [client, example, out].
 
-    Where it is `turned`, y is [client, out, example]. Products are taken in the order that is fastest on a CPU, and the gradient by the weights lies
-    in memory as they do.
+    Where it is `turned`, y is [client, out, example]. Products are taken in the order that is
+    fastest on a CPU, and the gradient by the weights lies in memory as they do.
     """
 
     @staticmethod
