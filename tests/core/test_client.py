@@ -305,3 +305,18 @@ def test_a_loss_by_features_and_head_has_the_gradient_of_the_loss_by_logits(stac
         found = tree.stack([client(slot) for slot in slots])
     assert tree.norm(tree.sub(*found)) < 1e-5
     assert tree.norm(tree.sub(found[0], tree.repeat(networks["main"].params, 2))) > 0.1
+
+
+@both_ways
+def test_gradients_where_autograd_is_switched_off(stacked):
+    """A method may have switched it off for all that it does: gradients are not zeros then."""
+
+    def fn(local):
+        def step(at, batch):
+            return tree.axpy(-0.1, local.gradient(local.loss, at, batch), at)
+
+        return local.scan(step, {"weight": torch.tensor(0.5)}, batch=2)["weight"]
+
+    with torch.no_grad():
+        found = each_client(world([3, 2]), 2, fn, stacked)
+    assert (found != 0.5).all()

@@ -164,3 +164,11 @@ def test_weights_cut_by_steps_know_their_sum():
         alone = losses.single_cross_entropy(outputs, labels, whole)
         assert noted == alone
         torch.testing.assert_close(noted, losses.cross_entropy(outputs, labels, whole))
+
+
+def test_weights_in_single_precision_take_no_digits_from_logits_in_double():
+    """A third that was rounded as weights are would be another share."""
+    logits, labels, weight = random((3, 4)), torch.tensor([0, 3, 1]), torch.ones(1, 3)
+    for own in (weight[0], losses.by_step(weight)[0]):
+        found = losses.single_cross_entropy(logits, labels, own)
+        assert torch.allclose(found, F.cross_entropy(logits, labels), EXACT, EXACT)

@@ -35,6 +35,7 @@ from idiolect.experiment.referee.verify import (
     FAULT,
     NOTE,
     OK,
+    _seed,
     compare_cells,
     difference,
     rerun,
@@ -548,6 +549,26 @@ def test_a_changed_file_is_found_out(judged, change):
     change(content)
     found = faults(sealed(content))
     assert any(TAMPERING[change] in text for text in found), found
+
+
+@pytest.mark.parametrize(
+    ("metric", "score", "groups", "fits"),
+    [
+        ("accuracy", [0.5, None], [[1, 1], [0, 0]], True),  # the second has no test rows
+        ("accuracy", [0.5, None], [[2, 1], [0, 0]], False),
+        ("accuracy", [0.5, None], [[1, 1], [1, 0]], False),
+        ("accuracy", [0.5, 0.5], [[1, 1]], False),
+        ("balanced_accuracy", [0.4, None], [[1, 2], [0, 0]], True),  # 3 of 4, in unequal classes
+        ("balanced_accuracy", [0.4, None], [[3, 2], [0, 0]], False),
+    ],
+)
+def test_right_answers_by_row(metric, score, groups, fits):
+    record = {"metric": metric, "task": None, "data": {"clients": 2}, "evaluated": [1]}
+    tests = [4, 0 if score[1] is None else 4]
+    one = {"seed": 0, "score": score, "test": tests, "train": [4, 4], "right_by_group": groups}
+    one |= {"validation_curve": [], "test_curve": [score[0]], "bytes_up": 0, "bytes_down": 0}
+    found = [*_seed(record | {"seconds": 1}, one)]
+    assert not found if fits else any("do not add up" in text for text in found)
 
 
 def test_a_line_of_the_board_is_of_the_same_clients_as_those_stored():

@@ -7,6 +7,7 @@ from torch.nn import functional as F
 
 from idiolect.core import losses
 from idiolect.core.stacked_gradient import stacked_gradient
+from idiolect.errors import MethodError
 from idiolect.kernels import beneath, cross_entropy, linear
 
 CLIENTS, CLASSES = 3, 5
@@ -127,3 +128,39 @@ def test_under_autocast_a_layer_is_torchs() -> None:
     x, w, b = torch.ones(2, 4, 7), torch.full((2, CLASSES, 7), 1.001), torch.ones(2, CLASSES)
     with torch.autocast("cpu", torch.bfloat16):
         assert torch.equal(vmap(linear.stacked_linear)(x, w, b), vmap(F.linear)(x, w, b))
+
+
+@pytest.mark.parametrize("examples", [2, 9])  # fewer and more than classes
+def test_a_layers_outputs_may_be_changed_in_place(examples: int) -> None:
+    """As by nn.ReLU(inplace=True)."""
+
+    def objective(function):
+        def loss(params, x, y, weight):
+            out = function(x, params["w"], params["b"])
+            out[:, 0] *= 2
+            return losses.weighted_mean(out.relu_().logsumexp(-1), weight)
+
+        return loss
+
+    w, b, *batch = stacks(examples)
+    params, own = {"w": w, "b": b}, objective(linear.stacked_linear)
+    found = vmap(
+        lambda at, *batch: stacked_gradient(lambda p: (own(p, *batch), {}), at, CLIENTS)[0]
+    )(params, *batch)
+    right = vmap(grad(objective(F.linear)))(params, *batch)
+    for name in params:
+        torch.testing.assert_close(found[name], right[name], rtol=1e-12, atol=1e-12)
+
+
+def test_a_bias_for_all_outputs_is_not_taken_for_one_of_clients() -> None:
+    w, _, x, *_ = stacks(CLIENTS)
+    b = torch.arange(CLIENTS, dtype=torch.float64)
+    torch.testing.assert_close(vmap(linear.stacked_linear)(x, w, b), vmap(F.linear)(x, w, b))
+
+
+def test_a_loss_of_several_numbers_is_refused() -> None:
+    """As torch refuses it; their sum would be another loss."""
+    with pytest.raises(MethodError, match=r"shape \[2\]"):
+        vmap(lambda w: stacked_gradient(lambda at: (at["w"], {}), {"w": w}, CLIENTS)[0]["w"])(
+            torch.ones(CLIENTS, 2)
+        )

@@ -215,8 +215,10 @@ class Local:
         held: Params = {}
         gradient: Params
         trained = params
-        # A gradient within a gradient is differentiated itself; on a GPU steps are recorded.
-        many = None if self._gradients or self.size.is_cuda else clients_of_stack()
+        # A gradient within a gradient is differentiated itself; on a GPU steps are recorded; where
+        # autograd is switched off torch.func.grad is not.
+        plain = torch.is_grad_enabled() and not self._gradients and not self.size.is_cuda
+        many = clients_of_stack() if plain else None
         if self._statistics:
             held, trained = tree.split(params, self._statistics.__contains__)
 
@@ -240,7 +242,8 @@ class Local:
         else:
             # Plain autograd is the same gradient with less overhead than the functional transform.
             at = {name: value.detach().requires_grad_() for name, value in trained.items()}
-            value, moved = objective(at)
+            with torch.enable_grad():
+                value, moved = objective(at)
             leaves = torch.autograd.grad(
                 value, list(at.values()), allow_unused=True, materialize_grads=True
             )

@@ -46,10 +46,12 @@ def single_cross_entropy(logits: Tensor, labels: Tensor, weight: Tensor) -> Tens
     """Do the same for a single client, by the operations that cost the host least."""
     label = labels.flatten().long()  # others have no loss in torch
     each = functional.cross_entropy(logits.flatten(0, -2), label, reduction="none")
+    if each.dtype != weight.dtype:  # shares would have the digits of the fewer
+        return torch.dot(each, weight.flatten().to(each.dtype)) / weight.sum().clamp(min=1e-12)
     share = getattr(weight, "share", None)
     if share is None:
         share = shares(weight, weight.dim())
-    return torch.dot(each, share.flatten().to(each.dtype))
+    return torch.dot(each, share.flatten())
 
 
 def shares(weight: Tensor, axes: int = 1) -> Tensor:

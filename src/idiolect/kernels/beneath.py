@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from torch._C import _functorch
 
+from idiolect.errors import MethodError
+
 _LEVEL = 1  # of the outermost transform
 
 
@@ -55,6 +57,8 @@ def of_a_client(stack: Tensor) -> Tensor:
 
 def gradients(values: Tensor, leaves: list[Tensor]) -> list[Tensor]:
     """Return the gradients of all clients' values, each by its own row of every leaf."""
+    if values.numel() != 1:
+        raise MethodError(f"a loss is one number, but this one has the shape {[*values.shape]}")
     below = _functorch.get_unwrapped(values) if _functorch.is_batchedtensor(values) else values
     with beneath():
         if not below.requires_grad:
