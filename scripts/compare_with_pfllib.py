@@ -23,7 +23,9 @@ import torch
 from torch import Tensor, nn
 
 import idiolect
+from idiolect.core.method import Method
 from idiolect.data.sources import load_embedded
+from idiolect.methods import GPFL
 
 CLIENTS, ROWS, TRAIN, EPOCHS, ROUNDS, RATE = 4, 25, 20, 2, 3, 0.1
 
@@ -94,14 +96,17 @@ def theirs(module: str, name: str, split: bool = False, **changes: Any) -> Any:
     return server
 
 
-def ours(method: str, **settings: Any) -> Callable[[int], Tensor]:
+def ours(method: str | type[Method], **settings: Any) -> Callable[[int], Tensor]:
     who = np.repeat(np.arange(CLIENTS), ROWS)
     share = TRAIN / ROWS
     held = idiolect.Federation.from_arrays(
         X, Y, who, split=(share, 0, 1 - share), normalise="none", ordered=True
     )
-    how = {"rounds": ROUNDS, "lr": RATE, "batch": TRAIN, "epochs": EPOCHS, "device": "cpu"}
-    result = idiolect.fit(method, held, model=lambda: copy.deepcopy(START), **how, **settings)
+    settings |= {"lr": RATE, "batch": TRAIN, "epochs": EPOCHS}
+    chosen = method if isinstance(method, str) else method(**settings)
+    how: dict[str, Any] = {"rounds": ROUNDS, "device": "cpu", "model": lambda: copy.deepcopy(START)}
+    how |= settings if isinstance(method, str) else {}
+    result = idiolect.fit(chosen, held, **how)
     return lambda client: outputs(result.model(client), client)
 
 
@@ -162,6 +167,7 @@ def cases() -> None:
         return mine.model.head(features + mine.client_mean).detach()  # type: ignore[no-any-return]
 
     compare("FedDBE", shifted, ours("feddbe"))
+    guided()
     server = theirs("serverala", "FedALA")
     for client in server.clients:
         client.local_initialization(server.global_model)
@@ -200,6 +206,33 @@ def cases() -> None:
     compare(
         "pFedMe: scored there, its global model", scored, lambda c: outputs(server.global_model, c)
     )
+
+
+def guided() -> None:
+    """GPFL: embeddings and valve, which both draw, start as PFLlib drew them."""
+    server = theirs("servergpfl", "GPFL", split=True, lamda=0.3, mu=0.2)
+    valve = server.args.CoV
+    start = {"gpfl.embeddings": server.args.GCE.embedding.weight.detach().clone()}
+    for part, net in (("gamma", valve.Conditional_gamma), ("beta", valve.Conditional_beta)):
+        for name, leaf in zip(("weight", "bias", "scale", "shift"), net.parameters(), strict=True):
+            start[f"gpfl.{part}.{name}"] = leaf.detach().clone()
+
+    class Started(GPFL):
+        def init_server(self, setup: Any) -> Any:
+            return {**super().init_server(setup), **start}
+
+    def personal(client: int) -> Tensor:
+        mine = server.clients[client]
+        features = outputs(mine.model.base, client)
+        made = mine.CoV(features, mine.personalized_conditional_input)
+        return mine.model.head(made).detach()  # type: ignore[no-any-return]
+
+    same = {"guide": 0.3, "extra_decay": 0.2}
+    compare("GPFL", personal, ours(Started, **same))
+    compare("GPFL, c of trained embeddings", personal, ours(Started, conditions="trained", **same))
+    compare("GPFL, one norm of the batch", personal, ours(Started, distance="batch", **same))
+    both = ours(Started, conditions="trained", distance="batch", **same)
+    compare("GPFL, as released: both", personal, both)
 
 
 if __name__ == "__main__":

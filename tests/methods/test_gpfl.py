@@ -10,8 +10,7 @@ from torch.nn import functional
 from idiolect.core.client import Plan, Pool, Request
 from idiolect.core.method import Sent
 from idiolect.methods import GPFL
-from idiolect.methods.fedrod import PersonalHead
-from idiolect.methods.gpfl import Guided, valve
+from idiolect.methods.gpfl import Guided, GuidedHead, valve
 from methods.tiny import Split, client, close, refuses, setup
 
 X = torch.tensor([[1.0, -2.0], [0.5, 1.0], [-1.0, 0.3]], dtype=torch.float64)
@@ -48,14 +47,20 @@ def conditional() -> nn.Sequential:
     return nn.Sequential(nn.Linear(4, 4, dtype=torch.float64), nn.ReLU(), norm)
 
 
-@pytest.mark.parametrize("stacked", [False, True])
-def test_one_step_against_plain_torch(stacked: bool) -> None:
-    """Autograd on the paper's loss, written with torch's own layers: every leaf moves alike."""
+@pytest.mark.parametrize(
+    ("stacked", "released"), [(False, False), (True, False), (False, True), (True, True)]
+)
+def test_one_step_against_plain_torch(stacked: bool, released: bool) -> None:
+    """Autograd on the loss, written with torch's own layers: every leaf moves alike.
+
+    The paper's, and the released code's: c of other embeddings, one norm over the batch.
+    """
     torch.manual_seed(3)
     model, gamma, beta = Small(), conditional(), conditional()
     embeddings = nn.Embedding(3, 4, dtype=torch.float64)
     received, prior = embeddings.weight.detach().clone(), tensor([1 / 3, 0.0, 2 / 3])
-    general, own = received.mean(0), received[0] / 3 + 2 * received[2] / 3
+    made_of = torch.randn(3, 4, dtype=torch.float64) if released else received
+    general, own = made_of.mean(0), made_of[0] / 3 + 2 * made_of[2] / 3
     state = {n: p.detach().clone() for n, p in model.named_parameters()}
     head = {n: state.pop(n) for n in ("out.weight", "out.bias")}
     state["gpfl.embeddings"] = received
@@ -69,17 +74,20 @@ def test_one_step_against_plain_torch(stacked: bool) -> None:
     guided = (features * (gamma(general) + 1) + beta(general)).relu()
     cosines = functional.cosine_similarity(guided.unsqueeze(1), embeddings.weight, dim=-1)
     extra = [embeddings.weight, *gamma.parameters(), *beta.parameters()]
+    off = (guided - received[Y]).norm(dim=1)
     loss = (
         functional.cross_entropy(model.out(mine), Y)
         + functional.cross_entropy(cosines, Y)
-        + 0.3 * (guided - received[Y]).norm(dim=1).mean()
+        + 0.3 * ((guided - received[Y]).norm() if released else off.mean())
         + 0.2 / 2 * sum(leaf.square().sum() for leaf in extra)
     )
     loss.backward()
 
-    method = GPFL(lr=0.1, guide=0.3, extra_decay=0.2)
+    how = {"conditions": "trained", "distance": "batch"} if released else {}
+    method = GPFL(lr=0.1, guide=0.3, extra_decay=0.2, **how)
     local = client(main=model, plans=OneBatch(), stacked=stacked)
-    report, kept = method.client_step(Sent(state), PersonalHead(head, prior), local)
+    held = GuidedHead(head, prior, {"embeddings": made_of} if released else {})
+    report, kept = method.client_step(Sent(state), held, local)
     stepped = {
         n: p.detach() - 0.1 * p.grad for n, p in model.named_parameters() if p.grad is not None
     }
@@ -92,6 +100,16 @@ def test_one_step_against_plain_torch(stacked: bool) -> None:
         assert leaf.grad is not None
         assert torch.allclose(report.params[name], leaf.detach() - 0.1 * leaf.grad), name
     assert not set(kept.head) & set(report.params)
+    if released:  # what it has just trained makes c from now on, in use as well
+        assert torch.equal(kept.conditions["embeddings"], report.params["gpfl.embeddings"])
+        mean = prior @ kept.conditions["embeddings"]
+        extra_of = {n: leaf for n, leaf in state.items() if n.startswith("gpfl.")}
+        personal = valve(extra_of, model.body(X).tanh().detach(), mean)
+        found = method.predict(method.deploy(Sent(state), kept, local), X, local)
+        expected = functional.linear(personal, kept.head["out.weight"], kept.head["out.bias"])
+        assert torch.allclose(found, expected)
+    else:
+        assert kept.conditions == {}
 
 
 def test_the_valve_by_hand() -> None:
@@ -113,6 +131,8 @@ def test_classes_are_counted_and_the_state_has_no_head() -> None:
     own = GPFL().init_personal(start)
     local = client([(1.0, 0), (4.0, 1), (2.0, 0), (5.0, 0)], main=Split(1.0, 0.0))
     assert GPFL().prepare(Sent(), own, local).prior.tolist() == close([0.75, 0.25])
+    released = GPFL(conditions="trained").init_personal(start).conditions
+    assert own.conditions == {} and released["embeddings"].tolist() == [[0.0] * 4] * 2
 
 
 def test_a_newcomer_counts_its_classes_and_trains_a_head() -> None:
@@ -123,7 +143,7 @@ def test_a_newcomer_counts_its_classes_and_trains_a_head() -> None:
     local = client(main=Small(), plans=OneBatch())
     found = method.adapt(Sent(state), method.init_personal(start), local)
     assert found.prior.tolist() == close([1 / 3, 0, 2 / 3])
-    before = Guided(state, method.init_personal(start).head, found.prior)
+    before = Guided(state, method.init_personal(start).head, found.prior, {})
     losses = [
         float(functional.cross_entropy(method.predict(model, X, local), Y))
         for model in (before, found)

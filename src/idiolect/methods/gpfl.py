@@ -9,10 +9,12 @@ the cosines of the general features with all embeddings; λ times the distance o
 features to the received embedding of their class. Embeddings and valve have a weight decay μ. The
 server averages body, embeddings and valve by examples; the head stays.
 
-c is made of the received embeddings. PFLlib (d832e76) makes it of those that the client itself
-trained the round before, and of zeros before its first; its distance is one norm over the whole
-batch, so that λ depends on the batch's size, here it is the mean over examples. A newcomer trains a
-head on the fixed rest. Classification only.
+c is made of the received embeddings, and the distance is the mean over examples. The released code
+(github.com/TsingZ0/GPFL ed7a7fe, and PFLlib d832e76) makes c of the embeddings that the client
+itself trained the round before, of zeros before its first, and takes one norm over the whole batch,
+so that λ depends on the batch's size: `conditions = "trained"`, `distance = "batch"`, preset
+`released`, with which ours equals PFLlib's to rounding (compare_with_pfllib.py). A newcomer trains
+a head on the fixed rest, with c of the received embeddings. Classification only.
 
 Written from notes and released code: the paper's text was not at hand to check equation numbers.
 """
@@ -31,17 +33,25 @@ from idiolect.core.method import Report, Sent, Setup, setting
 from idiolect.core.network import drawn_dense
 from idiolect.core.tree import Params, Tree
 from idiolect.methods.fedavg import FedAvg
-from idiolect.methods.fedrod import PersonalHead
 
 EXTRA = "gpfl."  # before the names of what is not the network's
 
 
+class GuidedHead(NamedTuple):
+    """What a client keeps: its head, how often it has each class, and what makes c if it does."""
+
+    head: Params
+    prior: Tensor  # [class] adds up to one
+    conditions: Params  # embeddings that it trained; empty where c is made of the received ones
+
+
 class Guided(NamedTuple):
-    """What a client uses: what is shared, its own head, and how often it has each class."""
+    """What a client uses: what is shared, and what it keeps."""
 
     params: Params
     head: Params
     prior: Tensor
+    conditions: Params
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,12 +62,20 @@ class GPFL(Preparation, NewcomerModel, FedAvg):
     needs_classes: ClassVar[str] = "an embedding"
     paper: ClassVar[str] = "Zhang et al. 2023 (GPFL), Algorithm 1"
     presets: ClassVar[dict[str, dict[str, Any]]] = {
-        "paper": {"lr": 0.005, "batch": 10, "guide": 0.01, "extra_decay": 0.1}
+        "paper": {"lr": 0.005, "batch": 10, "guide": 0.01, "extra_decay": 0.1},
+        "released": {
+            **{"lr": 0.005, "batch": 10, "guide": 0.01, "extra_decay": 0.1},
+            **{"conditions": "trained", "distance": "batch"},
+        },
     }
 
     head_layers: int = setting(1, "how many last layers are personal", least=1)
     guide: float = setting(0.01, "weight of the distance to the embeddings (λ)", least=0)
     extra_decay: float = setting(0.1, "weight decay of embeddings and valve (μ)", least=0)
+    conditions: str = setting("received", "embeddings that make c", choices=("received", "trained"))
+    distance: str = setting(
+        "example", "mean distance of examples, or one norm of all", choices=("example", "batch")
+    )
     newcomer_epochs: int = setting(
         10, "passes in which a newcomer trains its head", least=1, deploy=True
     )
@@ -78,21 +96,23 @@ class GPFL(Preparation, NewcomerModel, FedAvg):
             extra |= {f"{part}.{name}": leaf for name, leaf in (dense | norm).items()}
         return {**body, **{EXTRA + name: leaf for name, leaf in extra.items()}}
 
-    def init_personal(self, setup: Setup) -> PersonalHead:
+    def init_personal(self, setup: Setup) -> GuidedHead:
         """A client holds a head; its classes are not counted yet."""
         head = tree.split_layers(setup.params, self.head_layers)[1]
-        return PersonalHead(head, setup.sizes.new_zeros(setup.classes))
+        zeros = setup.sizes.new_zeros(setup.classes, setup.features[-1])
+        return GuidedHead(head, setup.sizes.new_zeros(setup.classes), self._kept(zeros))
 
-    def prepare(self, sent: Sent, personal: PersonalHead, local: Local) -> PersonalHead:
+    def prepare(self, sent: Sent, personal: GuidedHead, local: Local) -> GuidedHead:
         """Count the classes."""
         return personal._replace(prior=local.class_shares(len(personal.prior)))
 
     def client_step(
-        self, sent: Sent, personal: PersonalHead, local: Local
-    ) -> tuple[Report, PersonalHead]:
+        self, sent: Sent, personal: GuidedHead, local: Local
+    ) -> tuple[Report, GuidedHead]:
         """Train everything; report all but the head."""
         received = sent.shared[EXTRA + "embeddings"]
-        general, own = received.mean(0), personal.prior @ received
+        made_of = personal.conditions.get("embeddings", received)
+        general, own = made_of.mean(0), personal.prior @ made_of
 
         def loss(params: Params, batch: Batch) -> Tensor:
             extra, network = tree.split(params, lambda name: name.startswith(EXTRA))
@@ -104,33 +124,39 @@ class GPFL(Preparation, NewcomerModel, FedAvg):
                 functional.normalize(guided, dim=-1)
                 @ functional.normalize(extra[EXTRA + "embeddings"], dim=-1).mT
             )
+            squares: Tensor = (guided - received[batch.y]).square().sum(-1)
             # A tiny number under the root, whose slope at zero would be infinite.
-            off = ((guided - received[batch.y]).square().sum(-1) + 1e-24).sqrt()
+            if self.distance == "batch":
+                off = ((batch.weight * squares).sum() + 1e-24).sqrt()
+            else:
+                off = losses.weighted_mean((squares + 1e-24).sqrt(), batch.weight)
             return (
                 losses.cross_entropy(logits, batch.y, batch.weight)
                 + losses.cross_entropy(cosines, batch.y, batch.weight)
-                + self.guide * losses.weighted_mean(off, batch.weight)
+                + self.guide * off
                 + self.extra_decay / 2 * tree.dot(extra, extra)
             )
 
         trained = self.fit(local, {**sent.shared, **personal.head}, loss)
         head, rest = tree.split(trained, personal.head.__contains__)
-        return Report(rest, local.size), personal._replace(head=head)
+        kept = self._kept(rest[EXTRA + "embeddings"])
+        return Report(rest, local.size), GuidedHead(head, personal.prior, kept)
 
-    def deploy(self, sent: Sent, personal: PersonalHead, local: Local) -> Guided:
+    def deploy(self, sent: Sent, personal: GuidedHead, local: Local) -> Guided:
         """Put the own head on what is shared."""
-        return Guided(sent.shared, personal.head, personal.prior)
+        return Guided(sent.shared, *personal)
 
-    def adapt(self, sent: Sent, personal: PersonalHead, local: Local) -> Guided:
+    def adapt(self, sent: Sent, personal: GuidedHead, local: Local) -> Guided:
         """A newcomer counts its classes and trains a head."""
         prior = local.class_shares(len(personal.prior))
+        kept = self._kept(sent.shared[EXTRA + "embeddings"])
 
         def loss(head: Params, batch: Batch) -> Tensor:
-            logits = self.predict(Guided(sent.shared, head, prior), batch.x, local)
+            logits = self.predict(Guided(sent.shared, head, prior, kept), batch.x, local)
             return losses.cross_entropy(logits, batch.y, batch.weight)
 
         head = self.fit(local, personal.head, loss, lr=self.lr, epochs=self.newcomer_epochs)
-        return Guided(sent.shared, head, prior)
+        return Guided(sent.shared, head, prior, kept)
 
     def models(self, sent: Sent, deployed: Guided) -> dict[str, Tree]:
         """Without a head there is no whole global model."""
@@ -139,8 +165,12 @@ class GPFL(Preparation, NewcomerModel, FedAvg):
     def predict(self, model: Guided, x: Tensor, local: Local) -> Tensor:
         """Return the head's logits on the personal features."""
         extra, body = tree.split(model.params, lambda name: name.startswith(EXTRA))
-        network, own = {**body, **model.head}, model.prior @ extra[EXTRA + "embeddings"]
+        made_of = model.conditions.get("embeddings", extra[EXTRA + "embeddings"])
+        network, own = {**body, **model.head}, model.prior @ made_of
         return local.head(network, valve(extra, local.features(network, x), own))
+
+    def _kept(self, embeddings: Tensor) -> Params:
+        return {"embeddings": embeddings} if self.conditions == "trained" else {}
 
 
 def valve(extra: Params, features: Tensor, condition: Tensor) -> Tensor:
