@@ -142,7 +142,8 @@ class LocalGroup(ClientGroup):
 
     def planned(self, kind: str) -> int:
         """Return the same with padding."""
-        return sum(runner.planned for runner in self._active.get(kind, []))
+        found = sum(runner.planned for runner in self._active.get(kind, []))
+        return round(found * self._counted) if kind == Train.name else found
 
     def begin(self, task: ClientTask, requests: Sequence[CohortRequest], round: int) -> Answer:
         """Return a future that runs the task when it is called."""

@@ -223,8 +223,8 @@ def _seed(record: Record, one: Record) -> Iterator[str]:
         whole = rows.ndim == 2 and len(rows) == clients
         whole = whole and (rows >= 0).all() and (rows == np.round(rows)).all()
         # A client without test rows has no score; of other metrics only the most is known.
-        exact, right = own.name == "accuracy", np.round(np.nan_to_num(scores * tests))
-        if not whole or (rows.sum(1) != right if exact else rows.sum(1) > tests).any():
+        exact, known = own.name == "accuracy", np.round(np.nan_to_num(scores * tests))
+        if not whole or (rows.sum(1) != known if exact else rows.sum(1) > tests).any():
             yield f"{where}: its right answers by row do not add up to its scores"
     if len(one["test_curve"]) != len(record["evaluated"]):
         yield f"{where}: its curve has not a point for each evaluated round"
