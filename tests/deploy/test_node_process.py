@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 import federations as fed
+import pytest
 from typer.testing import CliRunner
 
 import tiny
@@ -129,7 +130,9 @@ def test_ones_own_file_is_divided_among_local_nodes(tmp_path, monkeypatch):
         [(c["client"], c["personal"]["accuracy"], c["personal"]["loss"]) for c in own["clients"]]
         for own in (fed.scores(found, "FedPer")[0], fed.scores(content, "FedPer")[0])
     )
-    assert first == second and [name for name, _, _ in first] == ["a", "b", "c"]
+    assert [name for name, _, _ in first] == [name for name, _, _ in second] == ["a", "b", "c"]
+    for (_, right, loss), (_, other, simulated) in zip(first, second, strict=True):
+        assert right == other and loss == pytest.approx(simulated, rel=1e-6)
     for folder in ("out", "simulated"):
         words = ["predict", folder, "--client", "b", "--data", "own.csv", "--out", f"{folder}.csv"]
         done = CliRunner().invoke(app, words)

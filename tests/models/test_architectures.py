@@ -173,12 +173,17 @@ def test_groups_divide_the_channels():
     ids=["resnet18", "resnet18-photograph", "shufflenet"],
 )
 def test_vectorised_equals_sequential_on_ragged_clients(build, norm, float64):
-    """Images of 2×2 pixels: real strides and shortcuts, a short last batch, padding."""
+    """Images of 2×2 pixels: real strides and shortcuts, a short last batch, padding.
+
+    Few examples normalised by batches amplify rounding: of ShuffleNet's batches of two, a change
+    of 1e-15 of the first weights was more than 1e-6 after a round.
+    """
+    sizes, batch = ((7, 4, 2), 4) if norm == "group" else ((50, 30, 27), 30)
     ends = []
     for kind in ("vectorised", "sequential"):
         simulation = worlds.simulation(
-            FedAvg(batch=4, lr=0.005, momentum=0.9),
-            worlds.federation((7, 4, 2), (0, 0, 0)),
+            FedAvg(batch=batch, lr=0.005, momentum=0.9),
+            worlds.federation(sizes, (0, 0, 0)),
             build=lambda: nn.Sequential(nn.Unflatten(1, (1, 2, 2)), build(norm)),
             kind=kind,
         )
