@@ -7,20 +7,18 @@
 
 The lines are those of experiments/papers.txt, what is worth most first:
 
-    DEVICE SECONDS NAME PAGE:RUN FILE [--method LABEL]... [--set KEY=VALUE]... [--chosen NAME]
+    DEVICE SECONDS NAME PAGE:RUN FILE [--method LABEL]... [--set KEY=VALUE]...
 
 PAGE:RUN is where `keep` puts the figures (`+` behind it: more seeds of what is kept there; `*`: as
-the experiment is called; nothing: they are not kept). `--chosen NAME` takes the rates that finished
-lines named NAME-... prefer on validation data. Workers share datasets and kernels between their
-lines; a line that needs more than the time that is left is passed by, one that fails costs the
-others nothing. OUT/PAGE.tar.gz holds result.json and metrics.parquet of all that is done, written
+the experiment is called; nothing: they are not kept). Workers share datasets and kernels between
+their lines; a line that needs more than the time that is left is passed by, one that fails costs
+the others nothing. OUT/PAGE.tar.gz holds result.json and metrics.parquet of all that is done, written
 anew all the time: a machine may be bare next time.
 """
 
 import argparse
 import gc
 import io
-import json
 import os
 import shlex
 import signal
@@ -34,7 +32,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import chosen
 import torch
 
 from idiolect.engine.outcome import Silent, Tick
@@ -63,7 +60,6 @@ class Line:
     file: str
     methods: list[str] = field(default_factory=list)
     changes: list[str] = field(default_factory=list)
-    chosen: str = ""
 
 
 def lines(only: Sequence[str] = ()) -> list[Line]:
@@ -82,8 +78,6 @@ def _line(words: list[str]) -> Line:
             made.methods.append(value)
         elif option == "--set":
             made.changes.append(value)
-        elif option == "--chosen":
-            made.chosen = value
         else:
             raise SystemExit(f"{name}: unknown option {option}")
     return made
@@ -134,7 +128,7 @@ def _clear(device: str) -> None:
 def _train(line: Line, args: argparse.Namespace, datasets: dict[str, Any]) -> None:
     """Train the methods of a line; the result is written after each."""
     begun = time.time()
-    jobs, about, whole = _built(line, [*_rates(line, args.runs), *args.set], datasets)
+    jobs, about, whole = _built(line, args.set, datasets)
     folder = args.runs / line.name
     folder.mkdir(exist_ok=True)
     read = time.time() - begun
@@ -167,17 +161,6 @@ def check(only: Sequence[str]) -> None:
         jobs, about, _ = _built(line, ["backend.precision=fp32"], datasets)
         told = ", ".join(f"{job.label} {job.rounds} rounds" for job in jobs)
         print(f"{line.name}: {about['data']['federations'][0]}, {jobs[0].seeds}: {told}")
-
-
-def _rates(line: Line, runs: Path) -> list[str]:
-    """Return what earlier lines chose; without them the experiment's own values hold."""
-    if not line.chosen:
-        return []
-    paths = sorted(runs.glob(f"{line.chosen}-*/result.json"))
-    found = [own for p in paths for own in json.loads(p.read_text())["methods"].values()]
-    options = [one.removeprefix("--set ") for one in chosen.options(found)] if found else []
-    print(f"{line.name}: chosen of {len(found)}: {' '.join(options) or 'nothing'}", flush=True)
-    return options
 
 
 class Pace(Silent):

@@ -27,7 +27,6 @@ def test_every_line_is_an_experiment_with_these_methods(scripts: None) -> None:
         experiment = load_experiment(ROOT / line.file, line.changes)
         refuse_unknown_labels(experiment, line.methods)
         assert not line.run or (ROOT / "scripts" / f"reproduce_{line.page}.py").exists()
-        assert not line.chosen or any(o.name.startswith(f"{line.chosen}-") for o in lines)
 
 
 def result(folder: Path, label: str, seeds: list[int], scores: list[float]) -> str:
