@@ -12,8 +12,8 @@ The lines are those of experiments/papers.txt, what is worth most first:
 PAGE:RUN is where `keep` puts the figures (`+` behind it: more seeds of what is kept there; `*`: as
 the experiment is called; nothing: they are not kept). Workers share datasets and kernels between
 their lines; a line that needs more than the time that is left is passed by, one that fails costs
-the others nothing. OUT/PAGE.tar.gz holds result.json and metrics.parquet of all that is done, written
-anew all the time: a machine may be bare next time.
+the others nothing. OUT/PAGE.tar.gz holds result.json and metrics.parquet of all that is done,
+written anew all the time: a machine may be bare next time.
 """
 
 import argparse
