@@ -153,25 +153,30 @@ class LocalGroup(ClientGroup):
         self, task: ClientTask, requests: Sequence[CohortRequest], round: int
     ) -> tuple[list[ClientKey], Tree]:
         """Run a task for every client of the requests in this group; return (clients, results)."""
+        wide = self._widened(requests) if isinstance(task, Train) else None
+        cohort = CohortSlice(self, requests if wide is None else wide, round)
+        self._active[task.kind] = []
         if isinstance(task, Train):
             self._counted = 1.0
-            if (wide := self._widened(requests)) is not None:
-                return self._run_widened(task, requests, wide, round)
-        cohort = CohortSlice(self, requests, round)
-        self._active[task.kind] = []
         if not cohort.keys:
             return [], ()
         if self.stage is not None:
             self.stage.begin(task, len(cohort.keys))
         with multiplying(self._backend.precision, self.device):
             autotune.settle(round)
-            return cohort.keys, self._run_fitting(task, cohort)
+            found = self._run_fitting(task, cohort)
+        if wide is None:
+            return cohort.keys, found
+        wanted = set(self.keys(requests))
+        rows = [n for n, key in enumerate(cohort.keys) if key in wanted]
+        self._counted = sum(cohort.lengths[n] for n in rows) / sum(cohort.lengths)
+        return [cohort.keys[n] for n in rows], tree.take(found, device_ints(rows, self.device))
 
     # A captured round is replayed only where the next one has blocks of the same form. Cohorts that
     # are drawn anew among clients of unequal length have others every time, and to launch or record
     # their steps takes the host longer than a GPU needs for all clients. So where at least half
     # take part, everybody's round is computed, and that of the others thrown away: a client's
-    # batches do not depend on who else takes part.
+    # batches do not depend on who else takes part. Dropout's masks do, as in blocks of any width.
 
     def _widened(self, requests: Sequence[CohortRequest]) -> list[CohortRequest] | None:
         """Address all clients instead of the cohorts; None where that does not pay."""
@@ -203,28 +208,6 @@ class LocalGroup(ClientGroup):
         rows = device_ints([places.get(int(client), 0) for client in able], self.device)
         own = tree.take(request.sent.own, rows)
         return request._replace(cohort=able, sent=request.sent._replace(own=own))
-
-    def _run_widened(
-        self,
-        task: ClientTask,
-        requests: Sequence[CohortRequest],
-        wide: Sequence[CohortRequest],
-        round: int,
-    ) -> tuple[list[ClientKey], Tree]:
-        """Run a task for all clients, and return the results of the cohorts alone."""
-        cohort = CohortSlice(self, wide, round)
-        self._active[task.kind] = []
-        if self.stage is not None:
-            self.stage.begin(task, len(cohort.keys))
-        with multiplying(self._backend.precision, self.device):
-            if self.device.type == "cuda":
-                autotune.settle(round)
-            found = self._run_fitting(task, cohort)
-        wanted = set(self.keys(requests))
-        rows = [n for n, key in enumerate(cohort.keys) if key in wanted]
-        self._counted = sum(cohort.lengths[n] for n in rows) / sum(cohort.lengths)
-        keys = [cohort.keys[n] for n in rows]
-        return keys, tree.take(found, device_ints(rows, self.device))
 
     def serve(self, task: ClientTask, requests: Sequence[CohortRequest], round: int) -> list[Tree]:
         """Run a task of the servers with this architecture; return each run's result."""
