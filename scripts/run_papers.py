@@ -9,6 +9,7 @@ The lines are those of experiments/papers.txt, what is worth most first:
 
     DEVICE SECONDS NAME PAGE:RUN FILE [--method LABEL]... [--set KEY=VALUE]...
 
+DEVICE is gpu, cpu, or `had` where results/ has the line: it is kept to tell how, and not trained.
 PAGE:RUN is where `keep` puts the figures (`+` behind it: more seeds of what is kept there; `*`: as
 the experiment is called; nothing: they are not kept). Workers share datasets and kernels between
 their lines; a line that needs more than the time that is left is passed by, one that fails costs
@@ -43,6 +44,7 @@ from idiolect.results.document import write_results
 
 ROOT = Path(__file__).resolve().parent.parent
 LINES = ROOT / "experiments" / "papers.txt"
+HAD = "had"  # in the place of a device: results/ has that line, and it is not trained again
 FILES = ("result.json", "metrics.parquet", "done")
 WRITTEN = 5.0  # seconds between two writings of what is done
 GRACE = 20.0  # seconds that a worker may take over the time before it is ended
@@ -158,6 +160,8 @@ def check(only: Sequence[str]) -> None:
     """Build every line, here without a GPU, so that none fails for its settings or its data."""
     datasets: dict[str, Any] = {}
     for line in lines(only):
+        if line.device == HAD:
+            continue
         jobs, about, _ = _built(line, ["backend.precision=fp32"], datasets)
         told = ", ".join(f"{job.label} {job.rounds} rounds" for job in jobs)
         print(f"{line.name}: {about['data']['federations'][0]}, {jobs[0].seeds}: {told}")
@@ -217,7 +221,8 @@ def run(args: argparse.Namespace) -> None:
         worker.terminate()
         worker.wait()
     pack(args.runs, args.out)
-    left = [one.name for one in lines(args.only) if not (args.runs / one.name / "done").exists()]
+    asked = [one.name for one in lines(args.only) if one.device != HAD]
+    left = [name for name in asked if not (args.runs / name / "done").exists()]
     print(f"not done: {', '.join(left) or 'nothing'}")
 
 
