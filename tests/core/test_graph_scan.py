@@ -23,7 +23,7 @@ LONGER = {"epochs": 4, "tune_epochs": 3, "distil_epochs": 3, "head_epochs": 3, "
 
 
 def repeated(piece, times):
-    for _ in range(times):
+    for _ in range(times if isinstance(times, int) else times()):
         piece()
 
 
@@ -54,9 +54,9 @@ def folded(monkeypatch):
     """Let every fold of four steps or more be done in pieces; count them."""
     done = []
 
-    def counted(self, step, carry, steps, device):
+    def counted(self, step, carry, steps, *rest):
         done.append(steps)
-        return fold(self, step, carry, steps, device)
+        return fold(self, step, carry, steps, *rest)
 
     fold = graph_scan.GraphScan.scan
     monkeypatch.setattr(graph_scan, "PIECE", 2)
@@ -64,7 +64,7 @@ def folded(monkeypatch):
     monkeypatch.setattr(graph_scan, "_SLOW", 1000)
     monkeypatch.setattr(graph_scan, "repeat", repeated)
     monkeypatch.setattr(graph_scan.GraphScan, "scan", counted)
-    monkeypatch.setattr(graph_scan.GraphScan, "worth", lambda self, steps, device: steps >= 4)
+    monkeypatch.setattr(graph_scan.GraphScan, "worth", lambda self, steps, *_: steps >= 4)
 
     def switch(mode):
         def graphed(networks, book, slot, size, round, stacked, *rest):
@@ -157,6 +157,26 @@ def test_every_step_is_done_once_and_in_turn(steps, mode, monkeypatch):
     assert (last, before) == (wanted, earlier)
 
 
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("steps", [3, 10, 17, 40])
+def test_of_a_fold_that_varies_as_much_is_done_as_is_needed(steps, mode, monkeypatch):
+    """But for the first steps, those that fill no piece, and the rest of the last piece."""
+    monkeypatch.setattr(graph_scan, "repeat", repeated)
+    done = []
+
+    def fold(number, carry, count):
+        done.extend(range(int(number), int(number) + count))
+        return carry
+
+    for needed in (1, 5, steps):
+        done.clear()
+        graphs(mode).scan(fold, torch.zeros(()), steps, CPU, lambda n=needed: n)
+        assert done == list(range(len(done)))
+        assert min(needed, steps) <= len(done) <= steps
+        if steps >= 10:
+            assert len(done) <= needed + {10: 4, 17: 6, 40: 18}[steps]
+
+
 @pytest.mark.parametrize(
     ("slow", "pieces"), [((), []), (range(60), [8, 9]), ((0, 1), []), ((0, 2), [])]
 )
@@ -201,6 +221,14 @@ def test_which_folds_are_captured(slow, recording, capturing, steps, worth, monk
     made._slow, made._tape = slow, Emulated() if recording else None
     assert made.worth(steps, torch.device("cuda")) is worth
     assert not made.worth(10_000, CPU)
+
+
+@pytest.mark.parametrize(("steps", "worth"), [(9, False), (10, True)])
+def test_short_folds_are_captured_where_not_all_of_their_steps_are_always_needed(
+    steps, worth, monkeypatch
+):
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    assert graphs("in pieces").worth(steps, torch.device("cuda"), True) is worth
 
 
 def test_a_fold_within_a_step_of_a_recorded_one_is_not_recorded_by_itself():

@@ -10,18 +10,18 @@ from idiolect.methods import FedAvg
 
 
 @pytest.mark.parametrize("settings", [{"cohort": 3}, {}, {"width": 2}])
-@pytest.mark.parametrize("steps", [0, 2])
-def test_batches_drawn_ahead_change_nothing_and_are_used(settings, steps, monkeypatch):
+@pytest.mark.parametrize(("steps", "replays"), [(0, False), (0, True), (2, False)])
+def test_batches_drawn_ahead_change_nothing_and_are_used(settings, steps, replays, monkeypatch):
     """As on a GPU, where the host has time: every later round finds all its batches ready."""
     method = FedAvg(batch=4, steps=steps)
     plain, ahead = (worlds.simulation(method, worlds.federation(), **settings) for _ in range(2))
     for group in ahead.groups:
-        group._prefetches = True
+        group._prefetches, group._replays = True, replays
     made = []
     draw = BatchPlanner.prepare
 
-    def prepared(self, members, round, samples=None):
-        draw(self, members, round, samples)
+    def prepared(self, *given):
+        draw(self, *given)
         made.append(self)
 
     taken = []

@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -53,6 +54,25 @@ def test_the_cut_is_the_best_for_its_number_of_blocks():
 def test_tiny_networks_run_in_one_block_and_larger_ones_by_length():
     """A step of a tiny network is all overhead, so that padding costs less than steps do."""
     lengths = [150, 100, 60, 30, 10, 5]
-    assert LocalGroup._cuts(SimpleNamespace(_one_block=True), lengths, 6) == [(0, 6)]
-    assert len(LocalGroup._cuts(SimpleNamespace(_one_block=False), lengths, 6)) > 1
-    assert LocalGroup._cuts(SimpleNamespace(_one_block=True), lengths, 1) == cut_blocks(lengths, 1)
+    light, heavy = (SimpleNamespace(_light=lambda _, own=own: own) for own in (True, False))
+    assert LocalGroup._cuts(light, lengths, 6) == [(0, 6)]
+    assert len(LocalGroup._cuts(heavy, lengths, 6)) > 1
+    assert LocalGroup._cuts(light, lengths, 1) == cut_blocks(lengths, 1)
+
+
+@pytest.mark.parametrize(
+    ("device", "own", "form", "lengths", "light"),
+    [
+        ("cpu", 1999, (4, 4), [9, 3], True),
+        ("cpu", 2000, (4, 4), [9, 3], False),
+        ("cuda", 2000, (4,), [9, 3], True),
+        ("cuda", 2000, (3, 4, 4), [9, 3], False),  # every weight is used at every place
+        ("cuda", 1 << 20, (4,), [9] * 4, False),  # the same as one client of four times the size
+        ("cuda", 2000, (4,), [1 << 23, 1], False),
+        ("mps", 10, (4,), [9, 3], False),
+    ],
+)
+def test_which_networks_are_light(device, own, form, lengths, light):
+    pools = {"train": SimpleNamespace(x=torch.zeros(2, *form))}
+    group = SimpleNamespace(device=torch.device(device), _own=own, _pools=pools)
+    assert LocalGroup._light(group, lengths) is light

@@ -81,6 +81,19 @@ def test_parts_are_replayed_in_turn_and_as_often_as_asked(chip):
     assert chip.done == 2 * wanted
 
 
+def test_how_often_a_part_is_replayed_may_be_asked_each_time(chip):
+    tape, asked = GraphSequence(), iter([2, 0])
+
+    def work():
+        tape.repeat(lambda: chip.launch("step"), lambda: next(asked))
+        chip.launch("after")
+
+    tape.record(work)
+    tape.replay()
+    tape.replay()
+    assert chip.done == ["step", "step", "after", "after"]
+
+
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError("no room"), ValueError("oh")])
 def test_an_error_within_a_piece_comes_out_as_it_is(chip, error):
     tape = GraphSequence()

@@ -1,5 +1,6 @@
 """What a client's batches are, and how they are asked for: the words between data and methods."""
 
+from collections.abc import Callable
 from typing import NamedTuple, Protocol, Required, TypedDict
 
 import torch
@@ -121,6 +122,7 @@ class Plan(NamedTuple):
     certain: int  # this many first steps hold examples for every client of the block
     longest: int  # examples of the client that has most
     places: Tensor | None = None  # like `rows`: places in the round's public examples
+    needed: Callable[[], int] | None = None  # how many steps hold examples now; None: all, always
 
 
 class Pulse(Protocol):

@@ -268,7 +268,8 @@ class Local:
         plan = self._plan(stream, True, **batching)
         # A replayed graph has no backward pass, where a gradient of the whole scan is wanted.
         graphs = None if self._gradients else self._graphs
-        if graphs is not None and graphs.worth(plan.rows.shape[1], plan.rows.device):
+        varies, device = plan.needed is not None, plan.rows.device
+        if graphs is not None and graphs.worth(plan.rows.shape[1], device, varies):
             return self._captured_scan(graphs, step, carry, plan)
         pulse, steps = self._pulse, plan.rows.shape[1]
         for number, batch in enumerate(self._batches(plan, training=True)):
@@ -318,7 +319,7 @@ class Local:
             return carry
 
         outer = self.random.enter()
-        result = graphs.scan(some, carry, steps, plan.rows.device)
+        result = graphs.scan(some, carry, steps, plan.rows.device, plan.needed)
         self.random.leave(outer)
         self._last_batch = None  # else the memory of the graph would be held on to
         return result

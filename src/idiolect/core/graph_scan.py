@@ -6,6 +6,9 @@ steps in a row from and to buffers that hold the carry, and replayed as often as
 hundreds of steps takes the host seconds, to launch a piece some microseconds. Scans that are done
 once, such as adapting after the last round, are captured in pieces as well. Where the host needs
 long for a single step, as for deep networks, a piece is two steps.
+
+Where rounds are not all of the same length, because clients are drawn, only as many pieces are
+replayed as the round's clients need. Then short scans are cut into pieces too.
 """
 
 import time
@@ -17,12 +20,13 @@ from torch import Tensor
 
 from idiolect.core import tree
 from idiolect.core.tree import Tree
-from idiolect.kernels.cuda_graph import GraphSequence, release_cached_memory
+from idiolect.kernels.cuda_graph import GraphSequence, Times, release_cached_memory
 from idiolect.kernels.deferred import computed
 
 PIECE = 8  # steps of a graph, at least
 _EAGER = 2  # first steps: they create handles, plans and tuning choices, and the form of the carry
 _WORTH = 4  # pieces from which on capturing pays
+_SHORT = 2  # steps of a piece, at least, where not all pieces are needed in every round
 _SLOW = 0.03  # seconds of the host for a step from which on few of them are a piece
 _SLOWLY = 2  # of those: after each piece all that steps change is copied
 
@@ -38,8 +42,11 @@ class GraphScan:
         self._slow: bool | None = None  # unknown as yet
         self._tape: GraphSequence | None = None  # that records a whole round
 
-    def worth(self, steps: int, device: torch.device) -> bool:
-        """Say whether a scan of so many steps is worth capturing, and can be captured now."""
+    def worth(self, steps: int, device: torch.device, varies: bool = False) -> bool:
+        """Say whether a scan of so many steps is worth capturing, and can be captured now.
+
+        `varies` says that not every round needs all of them.
+        """
         if device.type != "cuda":
             return False
         slow = self._slow
@@ -47,7 +54,8 @@ class GraphScan:
             if self._tape is None:  # within a piece
                 return False
             slow = bool(slow)
-        return steps >= _EAGER + _WORTH * PIECE or (slow is not False and steps > _EAGER)
+        least = _EAGER + _WORTH * (_SHORT if varies else PIECE)
+        return steps >= least or (slow is not False and steps > _EAGER)
 
     def record(self, tape: GraphSequence, work: Callable[[], Tree]) -> Tree:
         """Record a whole round; of scans with many steps, or slow ones, a piece."""
@@ -58,8 +66,19 @@ class GraphScan:
         finally:
             self._tape = None
 
-    def scan(self, fold: Fold, carry: Tree, steps: int, device: torch.device) -> Tree:
-        """Do all steps; the first ones, and those that fill no piece, as they come."""
+    def scan(
+        self,
+        fold: Fold,
+        carry: Tree,
+        steps: int,
+        device: torch.device,
+        needed: Callable[[], int] | None = None,
+    ) -> Tree:
+        """Do all steps; the first ones, and those that fill no piece, as they come.
+
+        `needed` tells how many of them a round needs, where that varies. Steps beyond that must
+        change nothing: a few are done all the same.
+        """
         number = torch.zeros(1, dtype=torch.int64, device=device)
         tape, took = self._tape if self._tape and self._tape.recording else None, []
         for _ in range(_EAGER + (self._slow is None)):
@@ -69,10 +88,8 @@ class GraphScan:
         if self._slow is None:  # the first step compiles and chooses, another may have had to wait
             self._slow = min(took[1:]) > _SLOW
         left = steps - len(took)
-        long = (
-            _SLOWLY if self._slow and left >= _SLOWLY else 1 if self._slow else piece_length(left)
-        )
-        few = left % long if self._slow or left >= _WORTH * PIECE else left
+        long = self._piece(left, needed is not None)
+        few = left % long if long else left
         if few:
             carry, number = fold(number, carry, few), number + few
         if left == few:
@@ -83,12 +100,25 @@ class GraphScan:
             overwrite(tree.leaves(held), tree.leaves(fold(number, held, long)))
             number.add_(long)
 
+        most, before = (left - few) // long, steps - left + few
+
+        def some() -> int:
+            return most if needed is None else max(0, min(most, -(-(needed() - before) // long)))
+
         outer, self._tape = self._tape, None  # a scan within a step is not captured
         try:
-            (tape.repeat if tape else repeat)(piece, (left - few) // long)
+            (tape.repeat if tape else repeat)(piece, most if needed is None else some)
         finally:
             self._tape = outer
         return held
+
+    def _piece(self, left: int, varies: bool) -> int:
+        """Return how many of the steps that are left make a piece; 0: they are too few for any."""
+        if self._slow:
+            return _SLOWLY if left >= _SLOWLY else 1
+        if left >= _WORTH * PIECE:
+            return piece_length(left)
+        return left // _WORTH if varies and left >= _WORTH * _SHORT else 0
 
 
 def overwrite(held: Sequence[Tensor], new: Sequence[Tensor]) -> None:
@@ -124,7 +154,7 @@ def piece_length(steps: int) -> int:
     return min(range(PIECE, 2 * PIECE), key=lambda long: long + steps % long)
 
 
-def repeat(piece: Callable[[], None], times: int) -> None:
+def repeat(piece: Callable[[], None], times: Times) -> None:
     """Repeat something that changes its buffers: recorded, then replayed.
 
     What cannot be captured is run step by step, with a warning.
@@ -138,5 +168,5 @@ def repeat(piece: Callable[[], None], times: int) -> None:
         raise
     except RuntimeError as error:  # an operation that waits for the host, say
         warnings.warn(f"not captured, so slower: {str(error).splitlines()[0]}", stacklevel=2)
-    for _ in range(times - tape.warmed):
+    for _ in range((times if isinstance(times, int) else times()) - tape.warmed):
         again()

@@ -46,6 +46,47 @@ def same(members: Sequence[ClientRows], others: Sequence[ClientRows]) -> bool:
     )
 
 
+class Room(NamedTuple):
+    """What a block has room for, so that its form is the same whoever of many is drawn for it."""
+
+    most: Mapping[str, int]  # stream -> rows of a client that may come
+    fewest: Mapping[str, int]
+    filled: int  # so many slots have a client; those after them repeat the last one
+
+
+class Population:
+    """How many rows everybody holds who may be drawn."""
+
+    def __init__(self, counts: Mapping[str, np.ndarray], even: bool = False) -> None:
+        """`counts` of each stream are of the same clients; `even`: all take as many steps."""
+        self._even = even
+        order = np.argsort(-counts["train"], kind="stable")
+        self._counts = {stream: own[order] for stream, own in counts.items()}
+        self._lengths = self._counts["train"]
+
+    def __len__(self) -> int:
+        return len(self._lengths)
+
+    def typical(self, slots: int) -> list[int]:
+        """Return lengths that are about those of so many clients that are drawn, longest first."""
+        if self._even:
+            return [1] * slots
+        places = (2 * np.arange(slots) + 1) * len(self) // (2 * slots)
+        lengths: list[int] = self._lengths[places].tolist()
+        return lengths
+
+    def room(self, first: int, filled: int) -> Room:
+        """Return what clients need before whom, by length, so many others are drawn.
+
+        They are no longer than the one who has that place among all.
+        """
+        length = self._lengths[first]
+        since = int(np.searchsorted(-self._lengths, -length))  # others are just as long
+        most = {stream: int(own[since:].max()) for stream, own in self._counts.items()}
+        fewest = {stream: int(own.min()) for stream, own in self._counts.items()}
+        return Room(most, fewest, filled)
+
+
 class BatchLayout(NamedTuple):
     """The sizes of a block's batches; see `Plan`."""
 
@@ -55,6 +96,7 @@ class BatchLayout(NamedTuple):
     certain: int
     longest: int
     examples: int  # of all clients, without padding
+    needed: int  # of the steps; with room to spare, the others are padding for everyone
 
     def fits(self, request: Request, plan: Plan) -> bool:
         """Say whether a plan can be filled anew without changing its shape."""
@@ -64,26 +106,38 @@ class BatchLayout(NamedTuple):
 
 
 def laid_out(
-    counts: Sequence[int], request: Request, limit: int | None = None
+    counts: Sequence[int], request: Request, limit: int | None = None, room: Room | None = None
 ) -> tuple[BatchLayout, list[int]]:
     """Return the layout for clients of so many examples, and how many steps each of them takes."""
     held = np.asarray(counts)
     per_epoch = -(-held // request.batch)
-    own = np.where(held > 0, request.steps or request.epochs * per_epoch, 0)
-    most = max(1, int(own.max()))
-    most = most if limit is None else min(limit, most)
+    own = _steps(held, request)
+    longest, certain, needed = int(held.max()), int(own.min()), max(1, int(own.max()))
+    most = needed = needed if limit is None else min(limit, needed)
+    if room is not None and request.stream in room.most:
+        ends = [room.most[request.stream], room.fewest[request.stream]]
+        ends = [request.subset(count) for count in ends]
+        longest = max(longest, ends[0])
+        most, least = _steps(np.array([longest, ends[1]]), request).tolist()
+        most, certain = max(most, needed), min(certain, least)
     whole, rest = np.divmod(np.minimum(own, most), np.maximum(per_epoch, 1))
     examples = whole * held + np.minimum(rest * request.batch, held)
-    longest = int(held.max())
     layout = BatchLayout(
         len(held),
         most,
         narrowed(request.batch, longest),
-        min(int(own.min()), most),
+        min(certain, most),
         longest,
-        int(examples.sum()),
+        int(examples[: None if room is None else room.filled].sum()),
+        needed,
     )
     return layout, own.tolist()
+
+
+def _steps(held: np.ndarray, request: Request) -> np.ndarray:
+    """Return how many steps clients of so many examples take."""
+    per_epoch = -(-held // request.batch)
+    return np.where(held > 0, request.steps or request.epochs * per_epoch, 0)
 
 
 def narrowed(batch: int, longest: int) -> int:
@@ -112,9 +166,8 @@ class DeviceShuffler:
         self._tables: dict[str, _Table] = {}  # of each stream
         self._trusted = False
 
-    def supports(self, request: Request, plan: Plan, longest: int | None = None) -> bool:
+    def supports(self, request: Request, plan: Plan, longest: int) -> bool:
         """Say whether it can fill a plan: shuffled batches of a few thousand examples each."""
-        longest = plan.longest if longest is None else longest
         epochs = request.epochs
         if request.steps:
             epochs = -(-request.steps * request.batch // max(longest, 1))
@@ -132,14 +185,15 @@ class DeviceShuffler:
         request: Request,
         plan: Plan,
         copied: Callable[[Request, Plan], BatchLayout | None],
+        room: Room | None = None,
     ) -> BatchLayout | None:
         """Fill a plan for a round; None where it does not fit. `copied` does it from the host."""
         table = self._table(members, request.stream)
-        layout, _ = laid_out(table.counts, request)
+        layout, _ = laid_out(table.counts, request, None, room)
         if not layout.fits(request, plan):
             return None
-        # With steps, whoever comes may have more examples than those before.
-        if not table.words or not self.supports(request, plan, layout.longest):
+        longest = max(table.counts)  # whoever comes may have more examples than those before
+        if not table.words or not self.supports(request, plan, longest):
             return copied(request, plan)
 
         def drawn() -> BatchLayout:
@@ -148,7 +202,7 @@ class DeviceShuffler:
                 table.held,
                 plan.rows,
                 plan.weight,
-                layout.longest,
+                longest,
                 (BATCHES, round, request.call),
                 request.batch,
                 request.steps,
@@ -223,6 +277,8 @@ class BatchPlanner:
         self._members: Sequence[ClientRows] = ()
         self._round = 0
         self._samples: Sequence[int] = ()
+        self._room: Room | None = None
+        self._needed: dict[Request, int] = {}  # steps of this round
         self._keys: Tensor | None = None  # for random numbers, once client code draws some
         self._plans: dict[Request, Plan] = {}
         self._ahead: dict[Request, HostBatches] = {}  # made before its round has come
@@ -237,14 +293,19 @@ class BatchPlanner:
         return len(self._members)
 
     def turn(
-        self, members: Sequence[ClientRows], round: int, samples: Sequence[int] | None = None
+        self,
+        members: Sequence[ClientRows],
+        round: int,
+        samples: Sequence[int] | None = None,
+        room: Room | None = None,
     ) -> bool:
         """Fill the plans for a round; return whether every plan kept its place and shape.
 
         `samples` gives each member's number of the public sample, where that is not the round's.
+        With `room` plans are laid out for it.
         """
         alike = same(members, self._members)
-        self._members, self._round = members, round
+        self._members, self._round, self._room = members, round, room
         self._samples = _numbers(members, round, samples)
         known, then, theirs = self._ahead_of
         if round != then or list(self._samples) != list(theirs) or not same(members, known):
@@ -277,15 +338,19 @@ class BatchPlanner:
         return torch.from_numpy(randomness.keys(seeds, clients, self._round))
 
     def prepare(
-        self, members: Sequence[ClientRows], round: int, samples: Sequence[int] | None = None
+        self,
+        members: Sequence[ClientRows],
+        round: int,
+        samples: Sequence[int] | None = None,
+        room: Room | None = None,
     ) -> None:
         """Draw a coming round's batches now, while a GPU works on this one."""
         numbered = _numbers(members, round, samples)
         self._ahead_of = (members, round, numbered)
         self._ahead = {
-            request: self._pinned(_drawn(members, round, request, self._limit, numbered))
+            request: self._pinned(_drawn(members, round, request, self._limit, numbered, room))
             for request, plan in self._plans.items()
-            if request.shuffled and not (self._shuffler and self._shuffler.supports(request, plan))
+            if request.shuffled and not self._shuffled_there(members, request, plan)
         }
 
     def ask(self, request: Request) -> Plan:
@@ -300,7 +365,7 @@ class BatchPlanner:
         return self._plans[request]
 
     def _make(self, request: Request) -> Plan:
-        new = _drawn(self._members, self._round, request, self._limit, self._samples)
+        new = self._drawn_now(request)
         self._count(request, new.layout)
         plan = Plan(
             self._pools[request.stream],
@@ -309,14 +374,22 @@ class BatchPlanner:
             new.layout.certain,
             new.layout.longest,
         )
+        if self._room is not None and new.layout.certain < new.layout.steps:
+            plan = plan._replace(needed=lambda: self._needed[request])
         if request.stream == "public":
             plan = plan._replace(places=new.places.to(self._device))
         return plan
 
     def _refill(self, request: Request, plan: Plan) -> bool:
         whole = all(member.short_batches for member in self._members)
-        if whole and self._shuffler is not None and self._shuffler.supports(request, plan):
-            layout = self._shuffler.fill(self._members, self._round, request, plan, self._copied)
+        if (
+            whole
+            and self._shuffler is not None
+            and self._shuffled_there(self._members, request, plan)
+        ):
+            layout = self._shuffler.fill(
+                self._members, self._round, request, plan, self._copied, self._room
+            )
         else:
             layout = self._copied(request, plan)
         if layout is None:
@@ -324,11 +397,19 @@ class BatchPlanner:
         self._count(request, layout)
         return True
 
+    def _shuffled_there(self, members: Sequence[ClientRows], request: Request, plan: Plan) -> bool:
+        """Say whether the GPU draws the batches by itself."""
+        longest = max(len(own.rows[request.stream]) for own in members)
+        return self._shuffler is not None and self._shuffler.supports(request, plan, longest)
+
+    def _drawn_now(self, request: Request) -> HostBatches:
+        return _drawn(self._members, self._round, request, self._limit, self._samples, self._room)
+
     def _copied(self, request: Request, plan: Plan) -> BatchLayout | None:
         """Fill a plan with what was drawn on the host; None where it does not fit."""
         new = self._ahead.get(request)
         if new is None:
-            new = _drawn(self._members, self._round, request, self._limit, self._samples)
+            new = self._drawn_now(request)
         if not new.layout.fits(request, plan):
             return None
         plan.rows.copy_(new.rows, non_blocking=True)
@@ -338,9 +419,10 @@ class BatchPlanner:
         return new.layout
 
     def _count(self, request: Request, layout: BatchLayout) -> None:
+        self._needed[request] = layout.needed
         if request.shuffled:
             self.examples += layout.examples
-            self.planned += layout.clients * layout.steps * layout.wide
+            self.planned += layout.clients * layout.needed * layout.wide
 
     def _pinned(self, new: HostBatches) -> HostBatches:
         """Put it into pinned memory, from which a GPU copies by itself."""
@@ -363,12 +445,13 @@ def _drawn(
     request: Request,
     limit: int | None,
     samples: Sequence[int],
+    room: Room | None,
 ) -> HostBatches:
     """Lay out rows and places as [client, step, example]."""
     held = [
         _held(own, number, request, round) for own, number in zip(members, samples, strict=True)
     ]
-    layout, own_steps = laid_out([len(own) for own in held], request, limit)
+    layout, own_steps = laid_out([len(own) for own in held], request, limit, room)
     places = np.full((layout.clients, layout.steps, layout.wide), -1, np.int64)
     rows = np.zeros_like(places)
     orders = _orders(members, round, request, [len(own) for own in held], own_steps)

@@ -22,7 +22,7 @@ from idiolect.core.graph_scan import GraphScan
 from idiolect.core.method import Sent
 from idiolect.core.tree import Params, Tree
 from idiolect.engine.backend import device_floats, device_ints
-from idiolect.engine.batch_plan import BatchPlanner, ClientRows
+from idiolect.engine.batch_plan import BatchPlanner, ClientRows, Room
 from idiolect.errors import MethodError
 from idiolect.kernels.autotune import add_to_cache, read_cache, recording
 from idiolect.kernels.cuda_graph import GraphSequence, Later
@@ -55,6 +55,7 @@ class Block(NamedTuple):
     per_client: bool
     own: Tree
     personal: Tree
+    room: Room | None = None  # for whoever may be drawn in place of these; None: for these alone
 
 
 class BlockRunner:
@@ -101,10 +102,14 @@ class BlockRunner:
         self.planned = 0  # the same with padding
 
     def prepare(
-        self, members: Sequence[ClientRows], round: int, samples: Sequence[int] | None = None
+        self,
+        members: Sequence[ClientRows],
+        round: int,
+        samples: Sequence[int] | None = None,
+        room: Room | None = None,
     ) -> None:
         """Draw the batches of a coming round, while a GPU still works on this one."""
-        self._train_plans.prepare(members, round, samples)
+        self._train_plans.prepare(members, round, samples, room)
 
     def run(self, block: Block, round: int, lend: bool = False, later: Later | None = None) -> Tree:
         """Run the function for a block; results are stacked by client on axis 0.
@@ -112,7 +117,7 @@ class BlockRunner:
         Results that are only lent may be overwritten by the runner's next round. With `later` they
         are lent, and may be there only once what is left in it was replayed.
         """
-        kept = self._train_plans.turn(block.members, round, block.samples)
+        kept = self._train_plans.turn(block.members, round, block.samples, block.room)
         kept &= self._test_plans.turn(block.tests, round)
         self._round.fill_(round)
         sizes = device_floats([len(m.rows["train"]) for m in block.members], self._device)

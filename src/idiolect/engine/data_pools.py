@@ -21,9 +21,16 @@ _DECODED_BYTES = 1 << 30  # on a CPU decoding every batch costs more than holdin
 class LazyClients(Sequence[ClientRows]):
     """Members made on access; recent ones are kept, since plans recognise members by identity."""
 
-    def __init__(self, make: Callable[[int], ClientRows], count: int) -> None:
+    def __init__(
+        self,
+        make: Callable[[int], ClientRows],
+        count: int,
+        held: Callable[[], Mapping[str, np.ndarray]] | None = None,
+    ) -> None:
+        """`held` tells how many rows of each stream every client holds, without making any."""
         self._make = make
         self._count = count
+        self.held = held
         self._made: dict[int, ClientRows] = {}
 
     def __len__(self) -> int:
@@ -106,7 +113,14 @@ class DataPools:
             rows = {"train": train, "val": val, "labelled": both}
             return ClientRows(seed, client, {**rows, **shared})
 
-        return LazyClients(member, len(train_data.train))
+        def held() -> dict[str, np.ndarray]:
+            train, val = (
+                np.fromiter(map(len, own), np.int64, len(own))
+                for own in (train_data.train, train_data.val)
+            )
+            return {"train": train, "val": val, "labelled": train + val}
+
+        return LazyClients(member, len(train_data.train), held)
 
     def test_members(
         self,

@@ -19,7 +19,7 @@ from idiolect.core.client import Network, Pool
 from idiolect.core.tree import Tree
 from idiolect.engine.architecture import BuiltNetworks
 from idiolect.engine.backend import Backend, device_ints, multiplying
-from idiolect.engine.batch_plan import ClientRows
+from idiolect.engine.batch_plan import ClientRows, Population, Room
 from idiolect.engine.block_runner import (
     TRIAL_STEPS,
     Block,
@@ -35,15 +35,20 @@ from idiolect.engine.client_group import (
     ClientKey,
     ClientTask,
     CohortRequest,
+    Members,
     Train,
 )
+from idiolect.engine.data_pools import LazyClients
 from idiolect.engine.state_store import DiskStore, MemoryStore
 from idiolect.kernels import autotune, compiled
 from idiolect.kernels.cuda_graph import BESIDE, Later, side_by_side
 
 _MOST_RUNNERS = 32  # for each thread
-_WIDENED = 0.5  # share of clients in a cohort from which on all of them are computed
 _TINY = 2_000  # parameters of a network whose steps on a CPU take as long for many rows as for few
+# The same on CUDA, of networks of vectors: parameters of all clients of a block together, which a
+# GPU reads in the time of a launch, and places of a plan that memory has room for.
+_LIGHT, _PLACES = 1 << 22, 1 << 24
+_SLOTS = "slots"  # of drawn cohorts; kept with the widths of blocks, as rounding depends on it
 # What torch says where the host has no room, and what oneDNN does.
 _NO_MEMORY = (
     "can't allocate memory",
@@ -60,6 +65,21 @@ class _Ordered(NamedTuple):
     places: list[int]  # in the cohorts, which are counted through from run to run
     members: list[ClientRows]
     lengths: list[int]  # by which blocks are cut
+
+    def filled_up(self, slots: int | None) -> "_Ordered":
+        """Repeat the last client in the slots that are left."""
+        left = 0 if slots is None else slots - len(self.keys)
+        places = [*range(len(self.keys)), *[-1] * left]
+        return self.taken(places) if left > 0 else self
+
+    def taken(self, places: Sequence[int]) -> "_Ordered":
+        """Return the clients of some places."""
+        return _Ordered(
+            [self.keys[n] for n in places],
+            [self.places[n] for n in places],
+            [self.members[n] for n in places],
+            [self.lengths[n] for n in places],
+        )
 
 
 class LocalGroup(ClientGroup):
@@ -88,17 +108,14 @@ class LocalGroup(ClientGroup):
             autotune.set_cache(cache, meanwhile=backend.kernels == "meanwhile")
             compiled.set_cache(backend.cache and backend.cache.with_name("kernels"))
         # On a CPU a step of a tiny network is all overhead: more steps cost more than padding does.
-        own = sum(leaf.numel() for leaf in tree.leaves(self.starts[0]))
-        self._one_block = self.device.type == "cpu" and own < _TINY
+        self._own = sum(leaf.numel() for leaf in tree.leaves(self.starts[0]))
         self._prefetches = self.device.type == "cuda"  # works by itself, so the host has time
         self._runners: dict[tuple[str, int, bool], BlockRunner] = {}
         self._fits: dict[str, int] = {}  # widths that fitted in memory after wider ones did not
         self._active: dict[str, list[BlockRunner]] = {}  # runners of the last task of a kind
         self._last_ordered: tuple[tuple[object, ...], _Ordered] | None = None
         self._replays = self.device.type == "cuda" and backend.graph and built.stacked
-        # Each run's clients with rows to train on, where they are of unequal length.
-        self._able: list[np.ndarray] | None = None
-        self._counted = 1.0  # share of the last round's examples that were the cohort's
+        self._population: Population | None = None  # of all runs, once it is needed
         self._server: LocalGroup | None = None
 
     def prefetch_state(self, requests: Sequence[CohortRequest]) -> None:
@@ -111,14 +128,16 @@ class LocalGroup(ClientGroup):
         runners = self._active.get("step", [])
         if not self._prefetches or not runners:
             return
-        requests = self._widened(requests) or requests
-        keys, _, members, lengths = self.ordered(requests)
-        if not members:
+        cohort = self.ordered(requests)
+        if not cohort.keys:
             return
+        slots = self._slots(requests)
+        keys, _, members, _ = cohort.filled_up(slots)
         samples = _samples(requests, keys, round)
-        cuts = self._cuts(lengths, self._width or self.widths.get("step", len(members)))
-        for runner, (first, last) in zip(runners, cuts, strict=False):
-            runner.prepare(members[first:last], round, samples[first:last])
+        width = self._width or self.widths.get("step", len(members))
+        blocks = self._blocks(cohort.lengths, width, slots)
+        for runner, (first, last, room) in zip(runners, blocks, strict=False):
+            runner.prepare(members[first:last], round, samples[first:last], room)
 
     def ordered(self, requests: Sequence[CohortRequest]) -> _Ordered:
         """Order the clients of this group; very often they are the same as the last time."""
@@ -137,13 +156,11 @@ class LocalGroup(ClientGroup):
 
     def examples(self, kind: str) -> int:
         """Return how many examples the last tasks of a kind trained on."""
-        found = sum(runner.examples for runner in self._active.get(kind, []))
-        return round(found * self._counted) if kind == Train.name else found
+        return sum(runner.examples for runner in self._active.get(kind, []))
 
     def planned(self, kind: str) -> int:
         """Return the same with padding."""
-        found = sum(runner.planned for runner in self._active.get(kind, []))
-        return round(found * self._counted) if kind == Train.name else found
+        return sum(runner.planned for runner in self._active.get(kind, []))
 
     def begin(self, task: ClientTask, requests: Sequence[CohortRequest], round: int) -> Answer:
         """Return a future that runs the task when it is called."""
@@ -153,61 +170,60 @@ class LocalGroup(ClientGroup):
         self, task: ClientTask, requests: Sequence[CohortRequest], round: int
     ) -> tuple[list[ClientKey], Tree]:
         """Run a task for every client of the requests in this group; return (clients, results)."""
-        wide = self._widened(requests) if isinstance(task, Train) else None
-        cohort = CohortSlice(self, requests if wide is None else wide, round)
+        slots = self._slots(requests) if isinstance(task, Train) else None
+        cohort = CohortSlice(self, requests, round, slots)
         self._active[task.kind] = []
-        if isinstance(task, Train):
-            self._counted = 1.0
         if not cohort.keys:
             return [], ()
         if self.stage is not None:
-            self.stage.begin(task, len(cohort.keys))
+            self.stage.begin(task, cohort.count)
         with multiplying(self._backend.precision, self.device):
             autotune.settle(round)
             found = self._run_fitting(task, cohort)
-        if wide is None:
+        if cohort.count == len(cohort.keys):
             return cohort.keys, found
-        wanted = set(self.keys(requests))
-        rows = [n for n, key in enumerate(cohort.keys) if key in wanted]
-        self._counted = sum(cohort.lengths[n] for n in rows) / sum(cohort.lengths)
-        return [cohort.keys[n] for n in rows], tree.take(found, device_ints(rows, self.device))
+        count = cohort.count
+        return cohort.keys[:count], tree.map(lambda leaf: leaf[:count], found)
 
     # A captured round is replayed only where the next one has blocks of the same form. Cohorts that
-    # are drawn anew among clients of unequal length have others every time, and to launch or record
-    # their steps takes the host longer than a GPU needs for all clients. So where at least half
-    # take part, everybody's round is computed, and that of the others thrown away: a client's
-    # batches do not depend on who else takes part. Dropout's masks do, as in blocks of any width.
+    # are drawn anew among clients of unequal length would have others every time, and to launch or
+    # record their steps takes the host a hundred times longer than a GPU needs. So blocks are laid
+    # out for whoever may come: where they are cut follows from the lengths of all clients, a block
+    # that begins with the n-th longest of a cohort has room for the n-th longest of all, and of its
+    # steps as many are replayed as this cohort needs (`core.graph_scan`). That adds little work:
+    # the steps of a piece that is not full, and copies of the last client where fewer came than
+    # once before. A client's batches do not depend on its place.
 
-    def _widened(self, requests: Sequence[CohortRequest]) -> list[CohortRequest] | None:
-        """Address all clients instead of the cohorts; None where that does not pay."""
-        if not self._replays or isinstance(self.store, DiskStore):
+    def _slots(self, requests: Sequence[CohortRequest]) -> int | None:
+        """Return how many slots the cohorts' blocks have; None: as many as there are clients."""
+        count = len(self.keys(requests)) if self._replays else 0
+        if not count:
             return None
-        if any(own.even or own.reporting is not None or not len(own.cohort) for own in requests):
-            return None
-        if self._able is None:
-            if any(isinstance(own.members, Mapping) for own in requests):
+        if self._population is None:
+            held = [_held(self._place, own.members) for own in requests]
+            found = [own for own in held if own is not None]
+            if len(found) < len(held):  # on a worker, say, that is sent who was drawn alone
                 return None
-            held = [  # where all rows are pooled there is one member, in place of all clients
-                {c: len(own.members[c].rows["train"]) for c in self._place if c < len(own.members)}
-                for own in requests
-            ]
-            unequal = len({rows for own in held for rows in own.values() if rows}) > 1
-            self._able = [
-                np.array([c for c in own if own[c] and unequal], np.int64) for own in held
-            ]
-        most = sum(map(len, self._able))
-        if not most > len(self.keys(requests)) >= _WIDENED * most:
+            every = {stream: np.concatenate([own[stream] for own in found]) for stream in found[0]}
+            self._population = Population(every, all(own.even for own in requests))
+        known, everyone = self.widths.get(_SLOTS, 0), len(self._population)
+        if not known and count == everyone:  # as in every round
             return None
-        return [self._widened_one(*own) for own in zip(requests, self._able, strict=True)]
+        if count > known:
+            known = self.widths[_SLOTS] = min(_rounded_up(count), everyone) if known else count
+        return known
 
-    def _widened_one(self, request: CohortRequest, able: np.ndarray) -> CohortRequest:
-        """Give whoever is not in the cohort what its first client is given."""
-        if not tree.leaves(request.sent.own):
-            return request._replace(cohort=able)
-        places = {int(client): n for n, client in enumerate(request.cohort)}
-        rows = device_ints([places.get(int(client), 0) for client in able], self.device)
-        own = tree.take(request.sent.own, rows)
-        return request._replace(cohort=able, sent=request.sent._replace(own=own))
+    def _blocks(self, lengths: Sequence[int], width: int, slots: int | None) -> list["_Cut"]:
+        """Cut clients into blocks; with `slots` into those that suit every cohort."""
+        if slots is None or self._population is None:
+            return [(*cut, None) for cut in self._cuts(lengths, width)]
+        count = len(lengths)
+        typical = self._population.typical(slots)
+        return [
+            (first, last, self._population.room(first, min(last, count) - first))
+            for first, last in self._cuts(typical, width)
+            if first < count
+        ]
 
     def serve(self, task: ClientTask, requests: Sequence[CohortRequest], round: int) -> list[Tree]:
         """Run a task of the servers with this architecture; return each run's result."""
@@ -236,11 +252,19 @@ class LocalGroup(ClientGroup):
                 self.widths[task.kind] = width
 
     def _cuts(self, lengths: Sequence[int], width: int) -> list[tuple[int, int]]:
-        even = self._one_block and width > 1
+        even = width > 1 and self._light(lengths)
         return cut_blocks([1] * len(lengths) if even else lengths, width)
 
+    def _light(self, lengths: Sequence[int]) -> bool:
+        """Say whether a step takes about as long for all these clients as for one of them."""
+        if self.device.type != "cuda":
+            return self.device.type == "cpu" and self._own < _TINY
+        vectors = self._pools["train"].x.dim() == 2
+        padded = len(lengths) * max(lengths, default=0)
+        return vectors and self._own * len(lengths) < _LIGHT and padded < _PLACES
+
     def _run_blocks(self, task: ClientTask, cohort: "CohortSlice", width: int) -> Tree:
-        cuts = self._cuts(cohort.lengths, width)
+        cuts = self._blocks(cohort.lengths, width, cohort.slots)
         runners = []
         # Past so many blocks they share runners in turn, so that a runner is always of one thread.
         for number in range(min(len(cuts), _MOST_RUNNERS * len(self._networks))):
@@ -251,13 +275,13 @@ class LocalGroup(ClientGroup):
             runners.append(self._runners[key])
         self._active[task.kind] = runners
         if width == 1:
-            return self._run_threads(runners, cohort, len(cuts), self._run_block)
+            return self._run_threads(runners, cohort, cuts, self._run_block)
         # A mean uses a round's reports up; others may keep them, as scores are kept.
         method = task.method
         used_up = isinstance(task, Train) and sums(method) and not has(method, ArchitectureState)
         lend = used_up and len(cuts) == len(runners)
         works = [
-            partial(self._run_block, cohort, runners[n % len(runners)], *cut, lend)
+            partial(self._run_block, cohort, runners[n % len(runners)], cut, lend)
             for n, cut in enumerate(cuts)
         ]
         # Blocks of unequal length leave much of a GPU idle one after the other. Side by side the
@@ -271,18 +295,17 @@ class LocalGroup(ClientGroup):
         self,
         cohort: "CohortSlice",
         runner: BlockRunner,
-        first: int,
-        last: int,
+        cut: "_Cut",
         lend: bool = False,
         later: Later | None = None,
     ) -> Tree:
         """Run a block, followed where somebody wants to know how far it is."""
         if self.stage is None:
-            return cohort.run(runner, first, last, lend, later)
-        with self.stage.block(last - first) as pulse:
+            return cohort.run(runner, cut, lend, later)
+        with self.stage.block(cut[1] - cut[0]) as pulse:
             runner.pulse = pulse
             try:
-                return cohort.run(runner, first, last, lend, later)
+                return cohort.run(runner, cut, lend, later)
             finally:
                 runner.pulse = None
 
@@ -290,17 +313,17 @@ class LocalGroup(ClientGroup):
         self,
         runners: Sequence[BlockRunner],
         cohort: "CohortSlice",
-        count: int,
-        run: Callable[["CohortSlice", BlockRunner, int, int], Tree],
+        cuts: Sequence["_Cut"],
+        run: Callable[["CohortSlice", BlockRunner, "_Cut"], Tree],
     ) -> Tree:
         """Run single clients, dealt out to threads in turn, one core each."""
-        threads, most = len(self._networks), len(runners)
+        threads, most, count = len(self._networks), len(runners), len(cuts)
 
         def work(thread: int) -> list[Tree]:
             if threads > 1:
                 torch.set_num_threads(1)
             mine = range(thread, count, threads)
-            return [run(cohort, runners[n % most], n, n + 1) for n in mine]
+            return [run(cohort, runners[n % most], cuts[n]) for n in mine]
 
         if threads == 1:
             return tree.concat(work(0))
@@ -369,10 +392,15 @@ class LocalGroup(ClientGroup):
             steps = TRIAL_STEPS
             known[key] = [self._runner(task, width, n, steps, layout) for n in range(count)]
         if width > 1:
-            cohort.run(known[key][0], 0, width)
+            cohort.run(known[key][0], (0, width, None))
             return width
-        self._run_threads(known[key], cohort, count, CohortSlice.run)
+        single = [(n, n + 1, None) for n in range(count)]
+        self._run_threads(known[key], cohort, single, CohortSlice.run)
         return count
+
+
+_Cut = tuple[int, int, Room | None]
+"""The first slot of a block, the one after its last, and what it has room for."""
 
 
 def server_group(built: BuiltNetworks, pools: Mapping[str, Pool], backend: Backend) -> LocalGroup:
@@ -386,9 +414,17 @@ def server_group(built: BuiltNetworks, pools: Mapping[str, Pool], backend: Backe
 class CohortSlice:
     """The clients of a group in one request, and what each of them is given."""
 
-    def __init__(self, group: LocalGroup, requests: Sequence[CohortRequest], round: int) -> None:
-        device = group.device
-        self.keys, places, self._members, self.lengths = group.ordered(requests)
+    def __init__(
+        self,
+        group: LocalGroup,
+        requests: Sequence[CohortRequest],
+        round: int,
+        slots: int | None = None,
+    ) -> None:
+        """With `slots` the last client is repeated in those after the first `count`."""
+        device, came = group.device, group.ordered(requests)
+        self.slots, self.count, self.lengths = slots, len(came.keys), came.lengths
+        self.keys, places, self._members, _ = came.filled_up(slots)
         self._round = round
         self._tests = [
             requests[key.run].tests[key.client] for key in self.keys if requests[key.run].tests
@@ -409,15 +445,15 @@ class CohortSlice:
     def run(
         self,
         runner: BlockRunner,
-        first: int,
-        last: int,
+        block: _Cut,
         lend: bool = False,
         later: Later | None = None,
     ) -> Tree:
-        """Run the block of clients from first to last."""
+        """Run a block of the clients."""
+        first, last, room = block
         cut = slice(first, last)
         shared = tree.take(self._shared, self._run[cut]) if self._per_client else self._shared
-        block = Block(
+        given = Block(
             self._members[cut],
             self._tests[cut],
             self._samples[cut],
@@ -425,8 +461,9 @@ class CohortSlice:
             self._per_client,
             tree.map(lambda leaf: leaf[cut], self._own),
             self._store.take(self._rows[cut]),
+            room,
         )
-        return runner.run(block, self._round, lend, later)
+        return runner.run(given, self._round, lend, later)
 
     def form(self) -> str:
         """Describe the work for the cache of widths: the shapes that decide what is fast."""
@@ -451,12 +488,23 @@ def _ordered(known: Mapping[int, int], requests: Sequence[CohortRequest]) -> _Or
     who = [requests[key.run].members[key.client] for key, _ in called]
     lengths = [len(member.rows["train"]) for member in who]
     order = np.argsort(-np.array(lengths, int), kind="stable").tolist()
-    return _Ordered(
-        [called[n][0] for n in order],
-        [called[n][1] for n in order],
-        [who[n] for n in order],
-        [lengths[n] for n in order],
-    )
+    asked = _Ordered([key for key, _ in called], [place for _, place in called], who, lengths)
+    return asked.taken(order)
+
+
+def _held(known: Mapping[int, int], members: Members) -> dict[str, np.ndarray] | None:
+    """Count the rows of a group's clients that have any to train on; None where nobody knows."""
+    if not isinstance(members, LazyClients) or members.held is None:
+        return None
+    counts = members.held()
+    able = [client for client in known if client < len(members) and counts["train"][client]]
+    return {stream: own[able] for stream, own in counts.items()}
+
+
+def _rounded_up(count: int) -> int:
+    """Round up to three binary digits, so that a little more of something fits next time."""
+    step = 1 << max(count.bit_length() - 3, 0)
+    return -(-count // step) * step
 
 
 def _lacks_memory(error: Exception) -> bool:

@@ -11,13 +11,15 @@ from typing import Any, TypeVar
 import torch
 
 Result = TypeVar("Result")
+Times = int | Callable[[], int]
+"""How often something is replayed; asked at each replay where it is not always the same."""
 
 
 class GraphSequence:
     """Graphs replayed one after the other, each some number of times."""
 
     def __init__(self) -> None:
-        self._parts: list[tuple[Any, int]] = []
+        self._parts: list[tuple[Any, Times]] = []
         self._pool = torch.cuda.graph_pool_handle()  # one for all, since they run in turn
         self._stream = _own_stream()  # the usual one cannot be captured
         _ALIVE.add(self)
@@ -46,7 +48,7 @@ class GraphSequence:
             self.warmed = True
             return self._whole(work)
 
-    def repeat(self, piece: Callable[[], None], times: int) -> None:
+    def repeat(self, piece: Callable[[], None], times: Times) -> None:
         """Within recorded work, capture a piece once, to be replayed some times."""
         self._end(1)
         self._part(piece, times)
@@ -60,7 +62,7 @@ class GraphSequence:
     def launches(self) -> Iterator[Callable[[], None]]:
         """Yield what launches each graph in turn: called one after the other they are a replay."""
         for graph, times in self._parts:
-            for _ in range(times):
+            for _ in range(times if isinstance(times, int) else times()):
                 yield graph.replay
 
     def _whole(self, work: Callable[[], Any]) -> Any:
@@ -71,7 +73,7 @@ class GraphSequence:
         finally:
             self.recording = False
 
-    def _part(self, work: Callable[[], Any], times: int) -> Any:
+    def _part(self, work: Callable[[], Any], times: Times) -> Any:
         self._begin()
         try:
             done = work()
@@ -87,7 +89,7 @@ class GraphSequence:
         graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
         self._parts.append((graph, 1))
 
-    def _end(self, times: int) -> None:
+    def _end(self, times: Times) -> None:
         graph, _ = self._parts[-1]
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "The CUDA Graph is empty")  # between two pieces, say
