@@ -192,8 +192,9 @@ def test_whoever_is_drawn_fits(rows, data):
     assert len(forms) == len(counts)
 
 
-def test_typical_lengths_are_those_in_the_middle_of_equal_parts():
-    everyone = Population({"train": np.array([1, 9, 5, 7, 3, 2])})
-    assert everyone.typical(3) == [7, 3, 1]
-    assert everyone.typical(6) == [9, 7, 5, 3, 2, 1]
+def test_typical_lengths_are_means_over_cohorts():
+    """Of two of {1, 20, 60} the longer has 20, 60 or 60 rows, the shorter 1, 1 or 20."""
+    everyone = Population({"train": np.array([1, 60, 20])})
+    assert everyone.typical(2) == pytest.approx([140 / 3, 22 / 3], abs=4)
+    assert everyone.typical(3) == [60, 20, 1]
     assert Population({"train": np.array([1, 9])}, even=True).typical(2) == [1, 1]

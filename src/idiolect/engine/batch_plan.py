@@ -21,6 +21,7 @@ from idiolect.kernels import gpu_batches
 from idiolect.kernels.compiled import attempt
 
 BATCHES = 11  # keeps these draws apart from other uses of the same seed
+_COHORTS = 64  # that are drawn to see how long their clients are
 _NARROW = 8  # places of a step that are not worth halving
 _WORD = 1 << 32
 
@@ -59,32 +60,42 @@ class Population:
 
     def __init__(self, counts: Mapping[str, np.ndarray], even: bool = False) -> None:
         """`counts` of each stream are of the same clients; `even`: all take as many steps."""
-        self._even = even
         order = np.argsort(-counts["train"], kind="stable")
         self._counts = {stream: own[order] for stream, own in counts.items()}
         self._lengths = self._counts["train"]
+        self._even = even
+        self._typical: dict[int, list[int]] = {}
+        self._rooms: dict[int, Room] = {}
 
     def __len__(self) -> int:
         return len(self._lengths)
 
     def typical(self, slots: int) -> list[int]:
-        """Return lengths that are about those of so many clients that are drawn, longest first."""
+        """Return the mean lengths of so many clients that are drawn: of the longest, and so on.
+
+        A block takes the steps of its longest, so cutting by these makes for little padding.
+        """
         if self._even:
             return [1] * slots
-        places = (2 * np.arange(slots) + 1) * len(self) // (2 * slots)
-        lengths: list[int] = self._lengths[places].tolist()
-        return lengths
+        if slots not in self._typical:
+            draw = np.random.default_rng(0)
+            places = [draw.choice(len(self), slots, replace=False) for _ in range(_COHORTS)]
+            lengths = self._lengths[np.sort(places)]
+            self._typical[slots] = lengths.mean(0).round().astype(int).tolist()
+        return self._typical[slots]
 
     def room(self, first: int, filled: int) -> Room:
         """Return what clients need before whom, by length, so many others are drawn.
 
         They are no longer than the one who has that place among all.
         """
-        length = self._lengths[first]
-        since = int(np.searchsorted(-self._lengths, -length))  # others are just as long
-        most = {stream: int(own[since:].max()) for stream, own in self._counts.items()}
-        fewest = {stream: int(own.min()) for stream, own in self._counts.items()}
-        return Room(most, fewest, filled)
+        if first not in self._rooms:
+            # Others may be just as long, and hold more of something else.
+            since = int(np.searchsorted(-self._lengths, -self._lengths[first]))
+            most = {stream: int(own[since:].max()) for stream, own in self._counts.items()}
+            fewest = {stream: int(own.min()) for stream, own in self._counts.items()}
+            self._rooms[first] = Room(most, fewest, filled)
+        return self._rooms[first]._replace(filled=filled)
 
 
 class BatchLayout(NamedTuple):
