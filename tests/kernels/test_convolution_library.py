@@ -146,8 +146,8 @@ def test_a_pointwise_convolution_leaves_channels_first(task):
     """Unless the network has them last: all but one form are timed with the copies they need."""
     shape = ConvShape(2, 3, 58, 9, 8, 58, 1, 1, 1, 0)
     known = convolution.forms(task, shape)
-    assert list(known) == ["plain", "last", "patches", "pixels", "pointwise"]
-    del known["pointwise"]  # which has its own test
+    assert list(known)[:4] == ["plain", "last", "patches", "pixels"]
+    known = {name: form for name, form in known.items() if "pointwise" not in name}  # own tests
     assert not any(hasattr(form, "arrange") for form in known.values())
     images, w = torch.randn(2, 3, 58, 9, 8), torch.randn(2, 58, 58, 1, 1)
     given = (images, images.flip(0) if task == "weight_gradient" else w, shape)
