@@ -365,7 +365,8 @@ def few(inputs: tuple[Any, ...]) -> tuple[Any, ...]:
 def random_like(inputs: tuple[Any, ...]) -> tuple[Any, ...]:
     """Return random numbers in place of real ones, which might be zeros or NaN, in their order.
 
-    Masks are random too, but for their first key, which every place sees.
+    Masks are random too, but for their first key, which every place sees. What is made of other
+    inputs is so here too, where the sizes know it (`related`).
     """
     *tensors, sizes = inputs
     draw = torch.Generator(tensors[0].device).manual_seed(0)  # torch's own stream stays as it is
@@ -377,7 +378,8 @@ def random_like(inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         mask[..., 0] = True
         return mask
 
-    return (*map(drawn, tensors), sizes)
+    related = getattr(sizes, "related", tuple)
+    return (*related(tuple(map(drawn, tensors))), sizes)
 
 
 def _farthest(results: Any, exact: Any) -> float:
