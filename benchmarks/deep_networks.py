@@ -69,7 +69,7 @@ def norm() -> dict[str, object]:
                 if order == "channels last":
                     x, g = map(group_norm._ordered_last, (x, g))
                 y, mean, scale = group_norm.cuda_normalise(x, w, b, sizes)
-                own = (g, x, w, mean, scale, y)
+                own = (g, x, w, mean, scale, y, b)
                 made = (y, mean, scale, *group_norm.cuda_gradient(*own, sizes))
                 exact = (
                     *group_norm.plain_normalise(x.double(), w.double(), b.double(), sizes),

@@ -71,6 +71,9 @@ template <class Real> static Real __shfl_xor_sync(unsigned, Real value, int mask
   pass_on();
   return other;
 }
+static float __fsub_rn(float x, float y) { return x - y; }
+static float __fmul_rn(float x, float y) { return x * y; }
+static float __fadd_rn(float x, float y) { return x + y; }
 static float __uint_as_float(unsigned bits) { float f; memcpy(&f, &bits, 4); return f; }
 static unsigned __float_as_uint(float f) { unsigned bits; memcpy(&bits, &f, 4); return bits; }
 static unsigned lefts[1024][4], rights[1024][2];

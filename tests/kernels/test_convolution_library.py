@@ -1,5 +1,8 @@
 """Other ways to convolve by torch's libraries, against the grouped convolution; and bfloat16."""
 
+import threading
+
+import emulate
 import pytest
 import torch
 from torch import nn
@@ -8,6 +11,7 @@ from idiolect.core.network import Network
 from idiolect.kernels import autotune, convolution, convolution_library, group_norm
 from idiolect.kernels.convolution import PLAIN
 from idiolect.kernels.convolution_cuda import ConvShape
+from idiolect.kernels.convolution_library import ByTrial
 
 SHAPES = [
     ConvShape(3, 2, 32, 6, 5, 40, 3, 3, 1, 1),
@@ -42,6 +46,68 @@ def test_every_form_is_the_grouped_convolution(shape, task, float64):
             got = form(*given)
             assert got.shape == exact.shape, name
             torch.testing.assert_close(got, exact, rtol=1e-10, atol=1e-11)
+
+
+@pytest.mark.skipif(emulate.COMPILER is None, reason="needs g++ to run CUDA sources")
+@pytest.mark.parametrize("task", ["convolve", "input_gradient", "weight_gradient"])
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
+def test_on_a_gpu_weights_change_their_order_in_one_launch(task, kind, monkeypatch, tmp_path):
+    """Gradients by weights come back in single precision, without gaps; so do plain ones."""
+    emulate.use(monkeypatch, tmp_path)
+    monkeypatch.setattr(convolution_library, "_on_gpu", lambda w: True)
+    torch.manual_seed(0)
+    shape = SHAPES[0]._replace(channels=32)
+    x, w = torch.randn(3, 2, 32, 6, 5).to(kind), torch.randn(3, 40, 32, 3, 3)
+    g = torch.randn(3, 2, 40, 6, 5).to(kind)
+    inputs = {"convolve": (x, w), "input_gradient": (g, w), "weight_gradient": (g, x)}[task]
+    exact = PLAIN[task](*(one.double() for one in inputs), shape)
+    form = convolution_library.forms(task, shape)["last"]
+    given = form.arrange((*inputs, shape))
+    for got in (form(*given), PLAIN[task](*given)):
+        assert autotune.apart(got.double(), exact) < (1e-5 if kind == torch.float32 else 1e-2)
+        if task == "weight_gradient":
+            assert got.dtype == torch.float32 and got.is_contiguous()
+
+
+def test_a_form_by_trial_is_for_rounded_products(monkeypatch):
+    """The switch is on while it runs, and as before afterwards, also where it fails."""
+    library, shape = torch.backends.cudnn, SHAPES[0]
+    assert "last, by trial" not in convolution.forms("convolve", shape)
+    forms = {task: convolution.forms(task, shape, own=False, rounded=True) for task in PLAIN}
+    found = [own["last, by trial"] for own in forms.values() if "last, by trial" in own]
+    assert [form.run for form in found] == [own.run for own in convolution_library._LAST.values()]
+    assert not any(form.compiles for form in found)  # in other threads it would be for nothing
+    seen = []
+
+    def run(*inputs):
+        seen.append((library.benchmark, library.deterministic))
+        if not inputs[0].is_meta:
+            raise RuntimeError("no room")
+
+    form = ByTrial(run, convolution_library.all_last, 1)
+    form(torch.empty(1, device="meta"), shape)
+    with pytest.raises(RuntimeError, match="no room"):
+        form(torch.empty(1), shape)
+    assert seen == [(True, True)] * 2
+    assert not library.benchmark and not library.deterministic
+
+
+def test_no_trial_is_captured(monkeypatch):
+    """Where a thread has not found its algorithm before, the library guesses."""
+
+    class OnGPU:
+        is_cuda, is_meta, dtype = True, False, torch.bfloat16
+
+    seen, capturing = [], [True]
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing[0])
+    form = ByTrial(lambda *_: seen.append(torch.backends.cudnn.benchmark), None, 1)
+    for capturing[0] in (True, False, True):
+        form(OnGPU(), SHAPES[0])
+    form(OnGPU(), SHAPES[1])
+    other = threading.Thread(target=form, args=(OnGPU(), SHAPES[0]))
+    other.start()
+    other.join()
+    assert seen == [False, True, True, False, False]
 
 
 def test_a_form_is_timed_on_images_in_its_own_order():
@@ -80,8 +146,8 @@ def test_a_pointwise_convolution_leaves_channels_first(task):
     """Unless the network has them last: all but one form are timed with the copies they need."""
     shape = ConvShape(2, 3, 58, 9, 8, 58, 1, 1, 1, 0)
     known = convolution.forms(task, shape)
-    assert list(known) == ["plain", "last", "patches", "pixels", "pointwise"]
-    del known["pointwise"]  # which has its own test
+    assert list(known)[:4] == ["plain", "last", "patches", "pixels"]
+    known = {name: form for name, form in known.items() if "pointwise" not in name}  # own tests
     assert not any(hasattr(form, "arrange") for form in known.values())
     images, w = torch.randn(2, 3, 58, 9, 8), torch.randn(2, 58, 58, 1, 1)
     given = (images, images.flip(0) if task == "weight_gradient" else w, shape)

@@ -12,8 +12,8 @@ from idiolect.kernels.convolution_cuda import ConvShape
 
 SHAPES = [
     ConvShape(2, 3, 24, 4, 6, 58, 1, 1, 1, 0),  # two images in a block
-    ConvShape(1, 2, 58, 10, 10, 30, 1, 1, 1, 0),  # a block ends within an image
-    ConvShape(2, 5, 70, 2, 2, 134, 1, 1, 1, 0),  # several blocks of rows
+    ConvShape(1, 2, 58, 10, 10, 30, 1, 1, 1, 0),  # a block ends within an image; weights one by one
+    ConvShape(2, 5, 140, 2, 2, 134, 1, 1, 1, 0),  # several blocks of rows, and more steps than stages
 ]
 
 
@@ -42,19 +42,22 @@ def test_kernels_equal_the_grouped_convolution(
     tasks = {"convolve": (x, w), "input_gradient": (g, w), "weight_gradient": (g, x)}
     for task, given in tasks.items():
         exact = PLAIN[task](*(one.double() for one in given), s)
-        (form,) = convolution_pointwise.forms(task, s).values()
-        got = form(*given, s)
-        assert got.shape == exact.shape and got.is_contiguous()
-        assert float((got - exact).norm() / exact.norm()) < near, task
+        found = convolution_pointwise.forms(task, s)
+        assert len(found) == 3
+        for name, form in found.items():
+            got = form(*given, s)
+            assert got.shape == exact.shape and got.is_contiguous()
+            assert float((got - exact).norm() / exact.norm()) < near, (task, name)
     monkeypatch.setattr(convolution_pointwise, "processors", lambda x: 3)  # sums in parts
-    got = convolution_pointwise.weight_gradient(g, x, s)
-    assert float((got - exact).norm() / exact.norm()) < near
+    for form in found.values():
+        got = form(g, x, s)
+        assert float((got - exact).norm() / exact.norm()) < near
 
 
 def test_only_where_they_can() -> None:
     shape = ConvShape(4, 8, 64, 8, 8, 64, 1, 1, 1, 0)
-    assert "pointwise" in forms("convolve", shape)
-    assert "pointwise" not in forms("convolve", shape, own=False)
+    assert "pointwise 256x2" in forms("convolve", shape)
+    assert "pointwise 256x2" not in forms("convolve", shape, own=False)
     for other in (
         shape._replace(channels=8), shape._replace(height=7, width=7), shape._replace(stride=2),
         shape._replace(kernel_height=3, kernel_width=3), shape._replace(depthwise=True),

@@ -151,7 +151,7 @@ def test_kernels_equal_the_plain_form(
     w, b = torch.randn(2, sizes.groups, sizes.channels)
     got = group_norm.cuda_normalise(x, w, b, sizes, least=least)
     exact = group_norm.plain_normalise(x.double(), w.double(), b.double(), sizes)
-    own = (gradient, x, w, got[1], got[2], got[0])
+    own = (gradient, x, w, got[1], got[2], got[0], b)
     further = group_norm.cuda_gradient(*own, sizes, least=least)
     doubles = (t.double() for t in own)
     for left, right in zip(
@@ -178,8 +178,8 @@ def test_a_gradient_is_read_where_it_is(
         whole[:, :, :3].flatten(2, 3),
         whole[:, :1, :, 0].expand_as(x),
     ):
-        made = group_norm.cuda_gradient(gradient, x, w, mean, scale, y, sizes, least=least)
-        exact = group_norm.plain_gradient(gradient, x, w, mean, scale, y, sizes)
+        made = group_norm.cuda_gradient(gradient, x, w, mean, scale, y, b, sizes, least=least)
+        exact = group_norm.plain_gradient(gradient, x, w, mean, scale, y, b, sizes)
         for left, right in zip(made, exact, strict=True):
             torch.testing.assert_close(left, right, rtol=1e-4, atol=1e-4)
     assert group_norm._readable(whole[:, :, :, 1])
@@ -230,7 +230,7 @@ def test_kernels_with_channels_last_and_bfloat16(
     for left, right in zip(made, exact, strict=True):
         near = 1e-2 if left.dtype == torch.bfloat16 else 1e-4
         torch.testing.assert_close(left, right, rtol=near, atol=near / 10)
-    given = (torch.randn_like(exact[0]), x, w, *exact[1:], made[0])
+    given = (torch.randn_like(exact[0]), x, w, *made[1:], made[0], b)
     got = group_norm.cuda_gradient(*given, sizes, least=least)
     wanted = group_norm.plain_gradient(*given, sizes)
     assert got[0].dtype == wanted[0].dtype == x.dtype
@@ -252,10 +252,11 @@ def test_bfloat16_is_rounded_to_the_nearest(
     x, g = torch.zeros(1, 1, 2, 600).bfloat16(), torch.randn(1, 1, 2, 600)
     g[0, 0, 0, :3] = torch.tensor([float("nan"), float("inf"), 1.0])
     mean, scale = torch.zeros(1, 1, 1), torch.ones(1, 1, 1)
-    got = group_norm.cuda_gradient(g, x, torch.ones(1, 2), mean, scale, x.float(), sizes)[0]
+    given = (x, torch.ones(1, 2), mean, scale, x.float(), torch.zeros(1, 2), sizes)
+    got = group_norm.cuda_gradient(g, *given)[0]
     assert bool(got.isnan().all())  # what is no number is not lost
     g = torch.randn(1, 1, 2, 600).bfloat16()
-    got = group_norm.cuda_gradient(g, x, torch.ones(1, 2), mean, scale, x.float(), sizes)[0]
+    got = group_norm.cuda_gradient(g, *given)[0]
     level = g.double().mean().float()
     assert (
         float((got != (g.float() - level).bfloat16()).float().mean()) < 0.02
@@ -277,10 +278,25 @@ def test_the_kernel_for_channels_last_is_compared_for_itself(
     x, w, b = torch.randn(3, 2, 8, 49), torch.randn(3, 8), torch.randn(3, 8)
     for images in (x, group_norm._ordered_last(x)):
         y, mean, scale = group_norm._fastest("normalise", sizes, images, w, b)
-        dx, *_ = group_norm._fastest("gradient", sizes, y, images, w, mean, scale, y)
+        dx, *_ = group_norm._fastest("gradient", sizes, y, images, w, mean, scale, y, b)
         assert dx.stride() == y.stride() == images.stride()
     last = ["normalise, channels last", "gradient, channels last"]
     assert asked == ["normalise", "gradient", *last]
+
+
+def test_what_relu_cut_off_is_seen_alike(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The kernel makes y anew, the plain form reads it: of random inputs it is what it would be."""
+    emulate.use(monkeypatch, tmp_path)
+    sizes = GroupNormSizes(2, 3, 6, 64, 2, 1e-5, True)
+    images, factors, pieces = torch.empty(2, 3, 6, 64), torch.empty(2, 6), torch.empty(2, 3, 2)
+    given = (images, images, factors, pieces, pieces, images.clone(), factors, sizes)
+    known = group_norm.forms("gradient", sizes, images, False)
+    assert autotune._holds(known, "norm", given) and autotune._holds(known, "held", given)
+    drawn = autotune.random_like(given)
+    assert 0.2 < float((drawn[5] == 0).float().mean()) < 0.8
+    assert autotune.random_like((images, factors, sizes))[1].shape == factors.shape
+    monkeypatch.setattr(GroupNormSizes, "related", lambda self, inputs: inputs)
+    assert not autotune._holds(known, "norm", given)
 
 
 def test_which_blocks_hold_their_pixels() -> None:

@@ -23,10 +23,10 @@ def test_kernels_equal_copies(
     wide[..., : sizes[2]] = w.permute(0, 1, 3, 4, 2)
     assert torch.equal(weight_order.by_taps(w, like, channels), wide)
     assert torch.equal(weight_order.turned(w, like), w.permute(0, 2, 3, 4, 1).to(kind))
-    parts = torch.randn(3, *wide.shape)
+    parts = torch.randn(3, *wide.shape).to(kind)
     back = weight_order.put_back(parts, sizes[2])
-    assert back.is_contiguous()
-    total = parts[0] + parts[1] + parts[2]
+    assert back.is_contiguous() and back.dtype == torch.float32
+    total = parts[0].float() + parts[1] + parts[2]
     assert torch.equal(back, total[..., : sizes[2]].permute(0, 1, 4, 2, 3))
 
 

@@ -45,7 +45,7 @@ FEW = 2  # images of all clients together for which no form is worth choosing
 _TRIALS = 3
 # Relative differences that rounding explains in single precision, in TF32 and in bfloat16.
 _TOLERANCES = {torch.float32: 2e-5, "tf32": 2e-3, torch.bfloat16: 1e-2}
-_RULE = 4  # version of how a form is chosen; choices of other versions are stale
+_RULE = 5  # version of how a form is chosen; choices of other versions are stale
 _ROUNDER = 10
 _COMPARED = 2  # clients whose results are compared
 _COMPILERS = 16  # threads that compile
@@ -349,8 +349,9 @@ def compile_all(known: Mapping[str, Form], inputs: tuple[Any, ...]) -> None:
             inputs[0].new_zeros(1)
             form(*inputs)
 
+    own = [form for form in known.values() if getattr(form, "compiles", True)]
     with ThreadPoolExecutor(max(2, min(_COMPILERS, os.cpu_count() or 1))) as pool:
-        list(pool.map(run, known.values()))
+        list(pool.map(run, own))
 
 
 def few(inputs: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -364,7 +365,8 @@ def few(inputs: tuple[Any, ...]) -> tuple[Any, ...]:
 def random_like(inputs: tuple[Any, ...]) -> tuple[Any, ...]:
     """Return random numbers in place of real ones, which might be zeros or NaN, in their order.
 
-    Masks are random too, but for their first key, which every place sees.
+    Masks are random too, but for their first key, which every place sees. What is made of other
+    inputs is so here too, where the sizes know it (`related`).
     """
     *tensors, sizes = inputs
     draw = torch.Generator(tensors[0].device).manual_seed(0)  # torch's own stream stays as it is
@@ -376,7 +378,8 @@ def random_like(inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         mask[..., 0] = True
         return mask
 
-    return (*map(drawn, tensors), sizes)
+    related = getattr(sizes, "related", tuple)
+    return (*related(tuple(map(drawn, tensors))), sizes)
 
 
 def _farthest(results: Any, exact: Any) -> float:

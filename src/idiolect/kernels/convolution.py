@@ -178,7 +178,7 @@ def forms(
     Some of our kernels are for single precision (`own`), some for products that may be rounded.
     Where neighbours want another order in memory than a form, it is timed with copies.
     """
-    known = {"plain": PLAIN[task], **convolution_library.forms(task, shape)}
+    known = {"plain": PLAIN[task], **convolution_library.forms(task, shape, rounded)}
     last = convolution_last.forms(task, shape) if rounded else {}
     known |= last
     if last:
@@ -223,6 +223,9 @@ def _weight_gradient(gradient: Tensor, x: Tensor, shape: ConvShape) -> Tensor:
     kernel = (shape.inputs, shape.kernel_height, shape.kernel_width)
     w = x.new_empty(()).expand(shape.groups * shape.out_channels, *kernel)
     dw = _backward(gradient, _join(x), w, shape, 1)
+    kind = torch.float32 if dw.dtype == torch.bfloat16 else dw.dtype
+    # As weights are, which the step would make of it: so that it is timed with that.
+    dw = dw.to(kind, memory_format=torch.contiguous_format)
     return dw.view(shape.groups, shape.out_channels, *kernel)
 
 

@@ -1,13 +1,16 @@
 """Stacked convolutions by torch's libraries, in ways other than one grouped convolution.
 
 For many channels a grouped convolution leaves matrix units idle. "last" is the same one with
-channels last in memory, the order that matrix units are fed in. "patches", where no pixel is seen
+channels last in memory, the order that matrix units are fed in; "last, by trial" the same with the
+algorithm that the library found fastest by trial. "patches", where no pixel is seen
 twice, copies what every output pixel sees into a row: a dense layer, one batched product for all.
 "pixels", where every pixel sees one, is a product for each image, with channels first: no copies.
 The tasks are those of `convolution_cuda`, without what may follow a convolution.
 """
 
-from collections.abc import Callable
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from idiolect.kernels import weight_order
 from idiolect.kernels.autotune import Form
 from idiolect.kernels.convolution_cuda import ConvShape
 
@@ -23,12 +27,17 @@ _LONG = 128  # pixels of a part of a sum over them
 _MANY = 64  # pixels of an image, at least, for a sum of its own
 
 
-def forms(task: str, shape: ConvShape) -> dict[str, Form]:
-    """Return the ways to do a task that may be worth a try, by name."""
+def forms(task: str, shape: ConvShape, rounded: bool = False) -> dict[str, Form]:
+    """Return the ways to do a task that may be worth a try, by name.
+
+    What the library finds by trial is not kept between runs: for products that may be `rounded`.
+    """
     if task not in _LAST or shape.depthwise:
         return {}
     thin = min(shape.channels, shape.out_channels) < _CHANNELS
     found: dict[str, Form] = {} if thin else {"last": _LAST[task]}
+    if rounded and not thin:
+        found["last, by trial"] = _TRIED[task]
     once = shape.padding == 0 and shape.stride == shape.kernel_height == shape.kernel_width
     if once:
         found["patches"] = _PATCHED[task]
@@ -59,7 +68,13 @@ def _wide(t: Tensor) -> Tensor:
 
 
 def _weights(w: Tensor, like: Tensor) -> Tensor:
-    return w.flatten(0, 1).to(like.dtype, memory_format=torch.channels_last)
+    if not _on_gpu(w):
+        return w.flatten(0, 1).to(like.dtype, memory_format=torch.channels_last)
+    return weight_order.by_taps(w, like, w.shape[2]).flatten(0, 1).permute(0, 3, 1, 2)
+
+
+def _on_gpu(w: Tensor) -> bool:
+    return w.device.type != "cpu"
 
 
 def _apart(t: Tensor, groups: int) -> Tensor:
@@ -87,7 +102,11 @@ def last_weight_gradient(gradient: Tensor, x: Tensor, shape: ConvShape) -> Tenso
     kernel = (shape.channels, shape.kernel_height, shape.kernel_width)
     like = x.new_empty(()).expand(shape.groups * shape.out_channels, *kernel)
     dw = _backward(_wide(gradient), _wide(x), like, shape, 1, shape.groups)
-    return dw.reshape(shape.groups, shape.out_channels, *kernel)
+    if not _on_gpu(x):
+        return dw.reshape(shape.groups, shape.out_channels, *kernel)
+    laid = dw.permute(0, 2, 3, 1).contiguous()  # as the library has made it
+    parts = laid.view(1, shape.groups, shape.out_channels, *laid.shape[1:])
+    return weight_order.put_back(parts, shape.channels)
 
 
 # As one batched product.
@@ -194,6 +213,47 @@ class InLayout:
         return (*images, *inputs[self.images :])
 
 
+_tried = threading.local()
+"""`known`: of which problems the library knows the fastest algorithm, which it keeps by thread."""
+_FLAGS = threading.Lock()  # torch's switches are those of all threads
+
+
+class ByTrial(InLayout):
+    """A form whose algorithm the library finds by running several.
+
+    That cannot be captured: where it would have to be, the library guesses as it does otherwise.
+    Algorithms that add in any order are left out. That also keeps what was found apart from what
+    was guessed, since torch looks both up by the problem and this switch, not by how it was found.
+    """
+
+    compiles = False  # what threads find is lost with them
+
+    def __call__(self, *inputs: Any) -> Any:
+        """Run it."""
+        known = _tried.__dict__.setdefault("known", set())
+        x, shape = inputs[0], inputs[-1]
+        problem = (self.run, shape, x.dtype, torch.backends.cudnn.allow_tf32)
+        if problem not in known and x.is_cuda and torch.cuda.is_current_stream_capturing():
+            return self.run(*inputs)
+        with _trying():
+            made = self.run(*inputs)
+        if not x.is_meta:
+            known.add(problem)
+        return made
+
+
+@contextlib.contextmanager
+def _trying() -> Iterator[None]:
+    library = torch.backends.cudnn
+    with _FLAGS:
+        before = library.benchmark, library.deterministic
+        library.benchmark = library.deterministic = True
+        try:
+            yield
+        finally:
+            library.benchmark, library.deterministic = before
+
+
 def all_last(t: Tensor) -> Tensor:
     """Lay images out as one grouped convolution with channels last does."""
     return _apart(_wide(t), len(t))
@@ -203,6 +263,11 @@ _LAST: dict[str, Form] = {
     "convolve": InLayout(last_convolve, all_last, 1),
     "input_gradient": InLayout(last_input_gradient, all_last, 1),
     "weight_gradient": InLayout(last_weight_gradient, all_last, 2),
+}
+_TRIED: dict[str, Form] = {
+    "convolve": ByTrial(last_convolve, all_last, 1),
+    "input_gradient": ByTrial(last_input_gradient, all_last, 1),
+    "weight_gradient": ByTrial(last_weight_gradient, all_last, 2),
 }
 _PATCHED: dict[str, Form] = {
     "convolve": patches_convolve,

@@ -4,7 +4,7 @@ The tasks are those of `convolution_cuda`, without what may follow a convolution
 """
 
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,10 +15,28 @@ from idiolect.kernels.compiled import launch, round_up
 from idiolect.kernels.convolution_cuda import ConvShape
 from idiolect.kernels.convolution_last import processors
 
-_THREADS = 256
-_ROWS, _COLUMNS, _DEEP, _STAGES = 64, 128, 32, 2  # of a block, see the source
+_ROWS, _DEEP = 64, 32  # of a block, see the source
 _FEW = 16  # channels, at least: a matrix unit makes 16 rows
-_WAVES = 4  # blocks of a weight gradient for each multiprocessor
+
+
+class Cut(NamedTuple):
+    """Threads of a block, stages in shared memory, blocks of a weight gradient a multiprocessor."""
+
+    threads: int
+    stages: int
+    waves: int = 0
+
+    @property
+    def name(self) -> str:
+        """Name the form."""
+        return "pointwise " + "x".join(map(str, self if self.waves else self[:2]))
+
+
+_CUTS = {
+    "convolve": (Cut(256, 2), Cut(256, 3), Cut(128, 3)),
+    "input_gradient": (Cut(256, 2), Cut(256, 3), Cut(128, 3)),
+    "weight_gradient": (Cut(256, 2, 4), Cut(256, 3, 3), Cut(128, 3, 4)),
+}
 
 
 def forms(task: str, shape: ConvShape) -> dict[str, Form]:
@@ -26,35 +44,37 @@ def forms(task: str, shape: ConvShape) -> dict[str, Form]:
     fits = shape.pointwise and min(shape.channels, shape.out_channels) >= _FEW
     if not fits or shape.height * shape.width % 4 or task not in _RUN:
         return {}
-    return {"pointwise": _RUN[task]}
+    return {cut.name: functools.partial(_RUN[task], cut=cut) for cut in _CUTS[task]}
 
 
-def _images(task: str, x: Tensor, w: Tensor, shape: ConvShape) -> Tensor:
-    s = shape.seen_by(task)
+def _images(task: str, x: Tensor, w: Tensor, shape: ConvShape, cut: Cut) -> Tensor:
+    s, turned, columns = shape.seen_by(task), task == "input_gradient", cut.threads // 2
     pixels = s.height * s.width
     out = x.new_empty(s.groups, s.images, s.out_channels, s.height, s.width)
-    grid = (-(-s.images * pixels // _COLUMNS), s.groups, -(-s.out_channels // _ROWS))
-    x = _as_read(x)
+    grid = (-(-s.images * pixels // columns), s.groups, -(-s.out_channels // _ROWS))
+    x, w = _as_read(x), w.contiguous()
     sizes = (s.images, pixels, s.channels, s.out_channels, x.stride(1))
-    given = [x, w.contiguous(), out, *sizes]
-    room = 4 * _STAGES * (_ROWS * (_DEEP + 4) + _DEEP * (_COLUMNS + 8))
-    _launch("convolve", {"TRANSPOSED": int(task == "input_gradient")}, grid, given, room)
+    weights = _DEEP * (_ROWS + 8) if turned else _ROWS * (_DEEP + 4)
+    room = 4 * cut.stages * (weights + _DEEP * (columns + 8))
+    whole = shape.channels % 4 == 0 and w.data_ptr() % 16 == 0  # a row of weights, in pieces of 16 bytes
+    own: dict[str, int | str] = {"TRANSPOSED": int(turned), "AT_ONCE": 4 if whole else 1}
+    _launch("convolve", own, cut, grid, [x, w, out, *sizes], room)
     return out
 
 
-def weight_gradient(gradient: Tensor, x: Tensor, shape: ConvShape) -> Tensor:
+def weight_gradient(gradient: Tensor, x: Tensor, shape: ConvShape, cut: Cut) -> Tensor:
     """Return the gradient by the weights, summed in a fixed order."""
     s, pixels = shape, shape.height * shape.width
     blocks = -(-s.out_channels // _ROWS) * -(-s.channels // _ROWS)
-    parts = max(1, _WAVES * processors(x) // (s.groups * blocks))
+    parts = max(1, cut.waves * processors(x) // (s.groups * blocks))
     each = round_up(-(-s.images * pixels // parts), _DEEP)
     parts = -(-s.images * pixels // each)
     out = x.new_empty(parts, s.groups, s.out_channels, 1, 1, s.channels)
     gradient, x = _as_read(gradient), _as_read(x)
     sizes = (s.images, pixels, s.channels, s.out_channels, each, gradient.stride(1), x.stride(1))
     given = [gradient, x, out, *sizes]
-    room = 4 * _STAGES * 2 * _ROWS * (_DEEP + 4)
-    _launch("weight_gradient", {"WEIGHT_GRADIENT": 1}, (parts, s.groups, blocks), given, room)
+    room = 4 * cut.stages * 2 * _ROWS * (_DEEP + 4)
+    _launch("weight_gradient", {"WEIGHT_GRADIENT": 1}, cut, (parts, s.groups, blocks), given, room)
     return out[0].view(s.groups, s.out_channels, s.channels, 1, 1) if parts == 1 else _sum(out)
 
 
@@ -78,10 +98,16 @@ def _rounded() -> bool:
 
 
 def _launch(
-    name: str, own: dict[str, int | str], grid: tuple[int, int, int], given: list[Any], room: int
+    name: str,
+    own: dict[str, int | str],
+    cut: Cut,
+    grid: tuple[int, int, int],
+    given: list[Any],
+    room: int,
 ) -> None:
-    constants = {"THREADS": _THREADS, "ROUNDED": int(_rounded()), **own}
-    launch("pointwise.cu", name, constants, grid, _THREADS, given, room)
+    constants: dict[str, int | str] = {"THREADS": cut.threads, "STAGES": cut.stages}
+    constants |= {"ROUNDED": int(_rounded()), **own}
+    launch("pointwise.cu", name, constants, grid, cut.threads, given, room)
 
 
 _RUN: dict[str, Form] = {

@@ -21,6 +21,7 @@ _MANY_THREADS, _MOST_THREADS = 512, 1024  # of a block with channels last
 _HELD = (32, 64)  # bytes of a pixel in a block that holds its pixels in registers, at least
 _KEPT = 8  # pixels that a thread holds, at most
 _ROOM = 100 * 1024  # bytes of shared memory of a block, at most
+_GRADIENT_INPUTS = 7
 
 
 class StackedGroupNorm(nn.GroupNorm):
@@ -68,6 +69,17 @@ class GroupNormSizes(NamedTuple):
     eps: float
     relu: bool  # whether ReLU follows
 
+    def related(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Let y of a gradient's inputs, drawn at random, be made of the others, as it is in use."""
+        if len(inputs) != _GRADIENT_INPUTS:
+            return inputs
+        gradient, x, w, mean, scale, y, b = inputs
+        each = self.channels // self.parts
+        level, by = (one.repeat_interleave(each, 2) for one in (mean, scale))
+        made = (_single(x) - level[..., None]) * (w[:, None] * by)[..., None] + b[:, None, :, None]
+        y.copy_(made.relu() if self.relu else made)
+        return gradient, x, w, mean, scale, y, b
+
 
 class _Normalise(GroupedFunction):
     """x [group, image, channel, pixel], w and b [group, channel] -> y, means, scales.
@@ -88,11 +100,11 @@ class _Normalise(GroupedFunction):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        x, w, _, *ctx.options = inputs
+        x, w, b, *ctx.options = inputs
         y, mean, scale = output
         ctx.mark_non_differentiable(mean, scale)
         ctx.set_materialize_grads(False)  # theirs would be zeros, made for nothing
-        ctx.save_for_backward(x, w, mean, scale, y)
+        ctx.save_for_backward(x, w, mean, scale, y, b)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor, *_: Any) -> Any:
@@ -101,7 +113,7 @@ class _Normalise(GroupedFunction):
 
 
 class _NormaliseGradient(GroupedFunction):
-    """The gradient by y, x, w, means, scales, y -> the gradients by x, w and b."""
+    """The gradient by y, x, w, means, scales, y, b -> the gradients by x, w and b."""
 
     @staticmethod
     def forward(gradient: Tensor, x: Tensor, *rest: Any) -> Any:
@@ -111,23 +123,22 @@ class _NormaliseGradient(GroupedFunction):
 
     @staticmethod
     def backward(ctx: Any, *further: Tensor) -> Any:
-        gradient, x, w, _, _, y = ctx.saved_tensors
+        gradient, x, w, _, _, y, b = ctx.saved_tensors
         sizes = GroupNormSizes(*x.shape, *ctx.options)
 
         def recomputed(gradient: Tensor, x: Tensor, w: Tensor) -> Any:
             # Means and scales once more, since they depend on x.
             _, mean, scale = plain_normalise(x, w, torch.zeros_like(w), sizes)
-            return plain_gradient(gradient, x, w, mean, scale, y, sizes)
+            return plain_gradient(gradient, x, w, mean, scale, y, b, sizes)
 
         pull: Any = torch.func.vjp(recomputed, gradient, x, w)[1]
-        return *pull(further), None, None, None, None, None, None
+        return *pull(further), None, None, None, None, None, None, None
 
 
 def _fastest(task: str, sizes: GroupNormSizes, *inputs: Tensor) -> Any:
     if sizes.groups * sizes.images <= FEW:
         return _FORMS[task]["plain"](*inputs, sizes)
-    images = inputs[:1] if task == "normalise" else (inputs[1], inputs[5])
-    last = all(_channels_last(one, sizes) for one in images)
+    last = _channels_last(inputs[0] if task == "normalise" else inputs[1], sizes)
     name = f"{task}, channels last" if last else task  # another kernel, compared for itself
     return fastest(name, sizes, lambda: forms(task, sizes, inputs[0], last), *inputs)
 
@@ -161,10 +172,10 @@ def plain_normalise(
 
 
 def plain_gradient(
-    gradient: Tensor, x: Tensor, w: Tensor, mean: Tensor, scale: Tensor, y: Tensor,
+    gradient: Tensor, x: Tensor, w: Tensor, mean: Tensor, scale: Tensor, y: Tensor, b: Tensor,
     sizes: GroupNormSizes,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Return the gradients by x, w and b."""
+    """Return the gradients by x, w and b; what ReLU cut off is seen by y."""
     half, x, gradient = x.dtype, _single(x), _single(gradient)
     if sizes.relu:
         gradient = torch.ops.aten.threshold_backward(gradient, y.to(gradient.dtype), 0)
@@ -205,20 +216,34 @@ def cuda_normalise(
 
 
 def cuda_gradient(*inputs: Any, least: int = 0) -> tuple[Tensor, Tensor, Tensor]:
-    """Do the same in one launch, and one that adds up over images."""
-    gradient, x, w, mean, scale, y, sizes = inputs
-    last = _channels_last(x, sizes) and _channels_last(y, sizes)
+    """Do the same in one launch, and one that adds up over images.
+
+    What ReLU cut off is seen by y made anew of x, w and b, so that y need not be read.
+    """
+    gradient, x, w, mean, scale, _, b, sizes = inputs
+    last = _channels_last(x, sizes)
     order = _ordered_last if last else torch.Tensor.contiguous
-    x, y = order(x), order(y.to(x.dtype))
+    x = order(x)
     gradient = gradient.to(x.dtype)
     if last or not _readable(gradient):
         gradient = order(gradient)
     dx = _empty_like(x, last)
     parts = w.new_empty(2, *x.shape[:3])
-    given = [gradient, x, w.contiguous(), mean.contiguous(), scale.contiguous(), y, dx, *parts]
-    _launch("gradients", sizes, given, x, last, least)
-    dw, db = parts.sum(2)
+    factors = [one.contiguous() for one in (w, mean, scale, b)]
+    _launch("gradients", sizes, [gradient, x, *factors, dx, *parts], x, last, least)
+    dw, db = _totals(parts)
     return dx, dw, db
+
+
+def _totals(parts: Tensor) -> Tensor:
+    """Sum [which, group, image, channel] over images."""
+    which, groups, images, channels = parts.shape
+    out = parts.new_empty(which, groups, channels)
+    threads = _WARP * _WARPS
+    constants = {"C": channels, "PARTS": 1, "PIXELS": 1, "THREADS": threads, "V": 1, "EPS": "0.f"}
+    grid = (-(-channels // _WARP), which * groups, 1)
+    launch("norm.cu", "totals", constants, grid, threads, [parts, out, images], 4 * threads)
+    return out
 
 
 def _readable(gradient: Tensor) -> bool:

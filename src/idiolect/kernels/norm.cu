@@ -4,7 +4,8 @@
 // with channels last, and a block has some pieces of an image; a thread has always the same V channels, of every ROWS-th
 // pixel. Constants: C (channels), PARTS (groups of channels), PIXELS, THREADS, EPS, V, with LAST GROUPS (clients), HELD
 // (pieces of a block); perhaps KEPT, so that images are read once, and held in registers (of a thread KEPT pixels) or,
-// without LAST, in shared memory; HALF where images and their gradients are bfloat16. The argument relu says whether what is below 0 is cut off.
+// without LAST, in shared memory; HALF where images and their gradients are bfloat16. The argument relu says whether what
+// is below 0 is cut off; going backward, what was is reckoned anew, to the bit, which costs less than to read it.
 
 #define CHANNELS (C / PARTS)        // of a piece
 #define EACH (CHANNELS * PIXELS)    // numbers of a piece
@@ -47,13 +48,15 @@ __device__ __forceinline__ float rectified(float value, int relu) {
   return relu && value < 0.f ? 0.f : value;  // what is no number stays so
 }
 
-// The gradient of a number of the result, which ReLU may have cut off.
-__device__ __forceinline__ float passed(Number gradient, Number y, int relu) {
-  return relu && number(y) <= 0.f ? 0.f : number(gradient);
+// A number of the result before ReLU. Nothing is contracted here, so that torch's operations give the same.
+__device__ __forceinline__ float placed(Number x, float mean, float factor, float shift) {
+  return __fadd_rn(__fmul_rn(__fsub_rn(number(x), mean), factor), shift);
 }
 
-// What ReLU left: not read where none follows.
-__device__ __forceinline__ Pack left(const Number* y, int relu) { return relu ? *(const Pack*)y : Pack(); }
+// The gradient of a number of the result, which ReLU may have cut off.
+__device__ __forceinline__ Number passed(Number gradient, Number x, float mean, float factor, float shift, int relu) {
+  return relu && placed(x, mean, factor, shift) <= 0.f ? (Number)0 : gradient;
+}
 
 #ifdef LAST
 
@@ -147,7 +150,7 @@ normalise(const Number* __restrict__ x, const float* __restrict__ w, const float
 #pragma unroll
   for (int i = 0; i < V; i++) {
     const size_t channel = own_factors(images) + lane * V + i;
-    factor[i] = w[channel] * scale;
+    factor[i] = __fmul_rn(w[channel], scale);
     shift[i] = b[channel];
   }
 #pragma unroll unrolled
@@ -156,7 +159,7 @@ normalise(const Number* __restrict__ x, const float* __restrict__ w, const float
     if (!THERE(k)) break;
     Pack pack = SEEN(k, start + pixel * STEP);
 #pragma unroll
-    for (int i = 0; i < V; i++) pack.of[i] = kept(rectified((number(pack.of[i]) - mean) * factor[i] + shift[i], relu));
+    for (int i = 0; i < V; i++) pack.of[i] = kept(rectified(placed(pack.of[i], mean, factor[i], shift[i]), relu));
     *(Pack*)(y + start + pixel * STEP) = pack;
   }
   if (row == 0 && lane % PER == 0) {
@@ -168,18 +171,22 @@ normalise(const Number* __restrict__ x, const float* __restrict__ w, const float
 // dx, and each image's part of dw and db; `far` and `apart` are for the other order.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 gradients(const Number* __restrict__ gradient, const Number* __restrict__ x, const float* __restrict__ w,
-          const float* __restrict__ means, const float* __restrict__ scales, const Number* __restrict__ y,
+          const float* __restrict__ means, const float* __restrict__ scales, const float* __restrict__ b,
           Number* __restrict__ dx, float* __restrict__ dw, float* __restrict__ db, int images, int relu, int far,
           int apart) {
   extern __shared__ float4 memory[];
   float* plains = (float*)memory;     // [ROWS][OWN], then a sum for each channel, then for each piece
   float* timeses = plains + ROWS * OWN;
   const int lane = threadIdx.x % LANES, row = threadIdx.x / LANES, piece = own_pieces() + lane / PER;
-  const size_t start = beginning(images), factor = own_factors(images);
+  const size_t start = beginning(images), first_factor = own_factors(images);
   const float mean = means[piece], scale = scales[piece];
-  float plain[V], times[V];
+  float plain[V], times[V], factor[V], shift[V];
 #pragma unroll
-  for (int i = 0; i < V; i++) plain[i] = times[i] = 0.f;
+  for (int i = 0; i < V; i++) {
+    plain[i] = times[i] = 0.f;
+    factor[i] = __fmul_rn(w[first_factor + lane * V + i], scale);
+    shift[i] = b[first_factor + lane * V + i];
+  }
 #ifdef KEPT
   Words held[KEPT], slopes[KEPT];     // of these, what ReLU cut off is 0
 #pragma unroll
@@ -188,19 +195,17 @@ gradients(const Number* __restrict__ gradient, const Number* __restrict__ x, con
     const size_t at = start + (row + k * ROWS) * STEP;
     held[k] = *(const Words*)(x + at);
     Pack given = *(const Pack*)(gradient + at);
-    const Pack made = left(y + at, relu);
+    const Pack seen = opened(held[k]);
 #pragma unroll
-    for (int i = 0; i < V; i++)
-      if (relu && number(made.of[i]) <= 0.f) given.of[i] = 0;
+    for (int i = 0; i < V; i++) given.of[i] = passed(given.of[i], seen.of[i], mean, factor[i], shift[i], relu);
     slopes[k] = closed(given);
+    HOLD(held[k]);
     HOLD(slopes[k]);
   }
 #define GIVEN(k, at) opened(slopes[k])
-#define LEFT(at) Pack()
 #define CUT 0
 #else
 #define GIVEN(k, at) *(const Pack*)(gradient + (at))
-#define LEFT(at) left(y + (at), relu)
 #define CUT relu
 #endif
 #pragma unroll unrolled
@@ -208,12 +213,12 @@ gradients(const Number* __restrict__ gradient, const Number* __restrict__ x, con
     const int pixel = row + k * ROWS;
     if (!THERE(k)) break;
     const size_t at = start + pixel * STEP;
-    const Pack given = GIVEN(k, at), seen = SEEN(k, at), made = LEFT(at);
+    const Pack given = GIVEN(k, at), seen = SEEN(k, at);
 #pragma unroll
     for (int i = 0; i < V; i++) {
-      const float own = passed(given.of[i], made.of[i], CUT);
-      plain[i] += own;
-      times[i] += own * (number(seen.of[i]) - mean);
+      const float slope = number(passed(given.of[i], seen.of[i], mean, factor[i], shift[i], CUT));
+      plain[i] += slope;
+      times[i] += slope * (number(seen.of[i]) - mean);
     }
     HOLD(held[k]);
     HOLD(slopes[k]);
@@ -234,8 +239,8 @@ gradients(const Number* __restrict__ gradient, const Number* __restrict__ x, con
     const size_t to = (size_t)own_pieces() * CHANNELS + channel;  // [g, image, channel]
     dw[to] = tilt;
     db[to] = level;
-    plains[channel] = level * w[factor + channel];
-    timeses[channel] = tilt * w[factor + channel];
+    plains[channel] = level * w[first_factor + channel];
+    timeses[channel] = tilt * w[first_factor + channel];
   }
   __syncthreads();
   // Sums over pieces: of the gradients, and of them times what was normalised.
@@ -257,17 +262,19 @@ gradients(const Number* __restrict__ gradient, const Number* __restrict__ x, con
   const float level = plains[lane / PER * CHANNELS], tilt = timeses[lane / PER * CHANNELS] * scale;
   float own[V];
 #pragma unroll
-  for (int i = 0; i < V; i++) own[i] = w[factor + lane * V + i];
+  for (int i = 0; i < V; i++) own[i] = w[first_factor + lane * V + i];
 #pragma unroll unrolled
   for (int k = 0; k < COUNT; k++) {
     const int pixel = row + k * ROWS;
     if (!THERE(k)) break;
     const size_t at = start + pixel * STEP;
-    const Pack given = GIVEN(k, at), made = LEFT(at);
+    const Pack given = GIVEN(k, at);
     Pack pack = SEEN(k, at);
 #pragma unroll
-    for (int i = 0; i < V; i++)
-      pack.of[i] = kept(scale * (passed(given.of[i], made.of[i], CUT) * own[i] - level - (number(pack.of[i]) - mean) * tilt));
+    for (int i = 0; i < V; i++) {
+      const float slope = number(passed(given.of[i], pack.of[i], mean, factor[i], shift[i], CUT));
+      pack.of[i] = kept(scale * (slope * own[i] - level - (number(pack.of[i]) - mean) * tilt));
+    }
     *(Pack*)(dx + at) = pack;
   }
 }
@@ -278,10 +285,10 @@ gradients(const Number* __restrict__ gradient, const Number* __restrict__ x, con
 #ifdef KEPT
 #define KEEP(which, at) (*(Pack*)((Number*)(memory + (WARPS + 3) / 4) + (which) * EACH + (at)))
 #define SEEN(at) KEEP(0, at)
-#define CUT_OFF(given, made) number(given)
+#define CUT 0
 #else
 #define SEEN(at) *(const Pack*)(x + start + (at))
-#define CUT_OFF(given, made) passed(given, made, relu)
+#define CUT relu
 #endif
 
 // The sum over a block's threads, for all of them.
@@ -331,10 +338,10 @@ normalise(const Number* __restrict__ x, const float* __restrict__ w, const float
 #pragma unroll 4
   for (int at = threadIdx.x * V; at < EACH; at += THREADS * V) {
     const int channel = at / PIXELS;
-    const float weight = w[factor + channel] * scale, bias = b[factor + channel];
+    const float weight = __fmul_rn(w[factor + channel], scale), bias = b[factor + channel];
     Pack pack = SEEN(at);
 #pragma unroll
-    for (int i = 0; i < V; i++) pack.of[i] = kept(rectified((number(pack.of[i]) - mean) * weight + bias, relu));
+    for (int i = 0; i < V; i++) pack.of[i] = kept(rectified(placed(pack.of[i], mean, weight, bias), relu));
     *(Pack*)(y + start + at) = pack;
   }
   if (threadIdx.x == 0) {
@@ -347,7 +354,7 @@ normalise(const Number* __restrict__ x, const float* __restrict__ w, const float
 // may be some channels of larger images: `far` numbers from image to image, `apart` from channel to channel.
 extern "C" __global__ void __launch_bounds__(THREADS)
 gradients(const Number* __restrict__ gradient, const Number* __restrict__ x, const float* __restrict__ w,
-          const float* __restrict__ means, const float* __restrict__ scales, const Number* __restrict__ y,
+          const float* __restrict__ means, const float* __restrict__ scales, const float* __restrict__ b,
           Number* __restrict__ dx, float* __restrict__ dw, float* __restrict__ db, int images, int relu, int far,
           int apart) {
   extern __shared__ float4 memory[];
@@ -360,24 +367,23 @@ gradients(const Number* __restrict__ gradient, const Number* __restrict__ x, con
   for (int first = 0; first < CHANNELS; first += WARPS) {
     const int channel = first + warp;
     float plain = 0.f, times = 0.f;
+    const float weight = channel < CHANNELS ? w[factor + channel] : 0.f, bias = channel < CHANNELS ? b[factor + channel] : 0.f;
+    const float by = __fmul_rn(weight, scale);
     if (channel < CHANNELS)
       for (int pixel = lane * V; pixel < PIXELS; pixel += 32 * V) {
         const size_t at = start + channel * PIXELS + pixel;
         Pack given = *(const Pack*)(gradient + (size_t)channel * apart + pixel);
-        const Pack seen = *(const Pack*)(x + at), made = left(y + at, relu);
-#ifdef KEPT
+        const Pack seen = *(const Pack*)(x + at);
 #pragma unroll
-        for (int i = 0; i < V; i++)
-          if (relu && number(made.of[i]) <= 0.f) given.of[i] = 0;
+        for (int i = 0; i < V; i++) {
+          given.of[i] = passed(given.of[i], seen.of[i], mean, by, bias, relu);
+          plain += number(given.of[i]);
+          times += number(given.of[i]) * (number(seen.of[i]) - mean);
+        }
+#ifdef KEPT
         KEEP(1, channel * PIXELS + pixel) = given;
         KEEP(0, channel * PIXELS + pixel) = seen;
 #endif
-#pragma unroll
-        for (int i = 0; i < V; i++) {
-          const float own = passed(given.of[i], made.of[i], relu);
-          plain += own;
-          times += own * (number(seen.of[i]) - mean);
-        }
       }
     plain = over_lanes<32>(plain);
     times = over_lanes<32>(times) * scale;
@@ -385,8 +391,8 @@ gradients(const Number* __restrict__ gradient, const Number* __restrict__ x, con
       const size_t to = (size_t)blockIdx.x * CHANNELS + channel;  // [g, image, channel]
       dw[to] = times;
       db[to] = plain;
-      level += plain * w[factor + channel];
-      tilt += times * w[factor + channel];
+      level += plain * weight;
+      tilt += times * weight;
     }
   }
   level = over_block(level, room) / EACH;
@@ -394,18 +400,18 @@ gradients(const Number* __restrict__ gradient, const Number* __restrict__ x, con
 #pragma unroll 2
   for (int at = threadIdx.x * V; at < EACH; at += THREADS * V) {
     const size_t to = start + at;
-    const float weight = w[factor + at / PIXELS];
+    const float weight = w[factor + at / PIXELS], bias = b[factor + at / PIXELS], by = __fmul_rn(weight, scale);
 #ifdef KEPT
-    const Pack given = KEEP(1, at), made = given;  // 0 where ReLU cut it off
+    const Pack given = KEEP(1, at);  // 0 where ReLU cut it off
     Pack pack = KEEP(0, at);
 #else
-    const Pack given = *(const Pack*)(gradient + at / PIXELS * (size_t)apart + at % PIXELS), made = left(y + to, relu);
+    const Pack given = *(const Pack*)(gradient + at / PIXELS * (size_t)apart + at % PIXELS);
     Pack pack = *(const Pack*)(x + to);
 #endif
 #pragma unroll
     for (int i = 0; i < V; i++) {
       const float standard = (number(pack.of[i]) - mean) * scale;
-      const float slope = CUT_OFF(given.of[i], made.of[i]);
+      const float slope = number(passed(given.of[i], pack.of[i], mean, by, bias, CUT));
       pack.of[i] = kept(scale * (slope * weight - level - standard * tilt));
     }
     *(Pack*)(dx + to) = pack;
@@ -413,3 +419,22 @@ gradients(const Number* __restrict__ gradient, const Number* __restrict__ x, con
 }
 
 #endif
+
+// out[which, g, channel] = the sum over images of parts[which, g, image, channel]: 32 channels of a block, whose warps
+// take images in turn.
+extern "C" __global__ void __launch_bounds__(THREADS)
+totals(const float* __restrict__ parts, float* __restrict__ out, int images) {
+  extern __shared__ float4 memory[];
+  float* room = (float*)memory;  // [warp][32]
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, channel = blockIdx.x * 32 + lane;
+  parts += (size_t)blockIdx.y * images * C;
+  float sum = 0.f;
+  if (channel < C)
+#pragma unroll 4
+    for (int image = warp; image < images; image += WARPS) sum += parts[(size_t)image * C + channel];
+  room[threadIdx.x] = sum;
+  __syncthreads();
+  if (warp || channel >= C) return;
+  for (int other = 1; other < WARPS; other++) sum += room[other * 32 + lane];
+  out[(size_t)blockIdx.y * C + channel] = sum;
+}

@@ -3,15 +3,14 @@
 // weights are read for many images at once, and nothing is copied. Unless ROUNDED, numbers are split into two parts of 11
 // bits, of whose four products three are added, which keeps single precision.
 //
-// Constants: TRANSPOSED (1: the gradient by images: rows are c, sums go over o), ROUNDED, THREADS.
-// PIXELS, of an image, are a multiple of four. Images that are read may be some channels of larger ones: from one to the
+// Constants: TRANSPOSED (1: the gradient by images: rows are c, sums go over o), ROUNDED, THREADS, STAGES, AT_ONCE (weights
+// that are copied at once, 4 or 1). PIXELS, of an image, are a multiple of four. Images that are read may be some channels of larger ones: from one to the
 // next there are `far` numbers.
 
 #include "common.cuh"
 
 #define BM 64                 // rows of a block
 #define BK 32                 // summed over at a time
-#define STAGES 2
 #define WARPS (THREADS / 32)
 
 // The parts of a number; or a number that is rounded by being cut off.
@@ -24,31 +23,47 @@ __device__ __forceinline__ void split(float value, unsigned& high, unsigned& low
 #endif
 }
 
-// sums[2][NT] += a * b: rows from lane / 4 on, columns from lane / 4 on; `step` numbers from one k to the next, `apart`
-// from one column to the next.
+// sums[2][NT] += a * b: rows from lane / 4 on, columns from lane / 4 on; from one k to the next there are `across` and
+// `step` numbers, from row to row `down`, from column to column `apart`. Products that are added to the same sum are far
+// from each other, since each has to wait for the one before.
 template <int NT>
-__device__ __forceinline__ void add_products(float (*sums)[NT][4], const float* a, const float* b, int step, int apart) {
+__device__ __forceinline__ void add_products(float (*sums)[NT][4], const float* a, const float* b, int down, int across,
+                                             int step, int apart) {
 #pragma unroll
   for (int k = 0; k < BK; k += 8) {
     unsigned highs[2][4], lows[2][4], high[NT][2], low[NT][2];
 #pragma unroll
     for (int m = 0; m < 2; m++)
 #pragma unroll
-      for (int i = 0; i < 4; i++) split(a[(m * 16 + i % 2 * 8) * (BK + 4) + k + i / 2 * 4], highs[m][i], lows[m][i]);
+      for (int i = 0; i < 4; i++) split(a[(m * 16 + i % 2 * 8) * down + (k + i / 2 * 4) * across], highs[m][i], lows[m][i]);
 #pragma unroll
     for (int n = 0; n < NT; n++)
 #pragma unroll
       for (int i = 0; i < 2; i++) split(b[n * 8 * apart + (k + i * 4) * step], high[n][i], low[n][i]);
-#pragma unroll
-    for (int m = 0; m < 2; m++)
-#pragma unroll
-      for (int n = 0; n < NT; n++) {
 #if !ROUNDED
-        multiply_short(sums[m][n], lows[m], high[n]);
-        multiply_short(sums[m][n], highs[m], low[n]);
+#pragma unroll
+    for (int i = 0; i < 2 * NT; i++) multiply_short(sums[i / NT][i % NT], lows[i / NT], high[i % NT]);
+#pragma unroll
+    for (int i = 0; i < 2 * NT; i++) multiply_short(sums[i / NT][i % NT], highs[i / NT], low[i % NT]);
 #endif
-        multiply_short(sums[m][n], highs[m], high[n]);
-      }
+#pragma unroll
+    for (int i = 0; i < 2 * NT; i++) multiply_short(sums[i / NT][i % NT], highs[i / NT], high[i % NT]);
+  }
+}
+
+// Bring stage after stage, some ahead, and reckon with each. A stage is brought when all have done with what was there.
+template <class Load, class Reckon>
+__device__ __forceinline__ void in_stages(int steps, const Load& load, const Reckon& reckon) {
+  for (int step = 0; step < STAGES - 1; step++) {
+    if (step < steps) load(step);
+    close_stage();
+  }
+  for (int step = 0; step < steps; step++) {
+    await_stage<STAGES - 2>();
+    __syncthreads();
+    if (step + STAGES - 1 < steps) load(step + STAGES - 1);
+    close_stage();
+    reckon(step % STAGES);
   }
 }
 
@@ -64,9 +79,10 @@ __device__ __forceinline__ void clear(float (*sums)[NT][4]) {
 
 #if !WEIGHT_GRADIENT
 
-#define BN 128                // columns of a block
+#define BN (THREADS / 2)      // columns of a block: a warp makes 32 x 32
 #define PITCH (BN + 8)
-#define STAGE (BM * (BK + 4) + BK * PITCH)
+#define WEIGHTS (TRANSPOSED ? BK * (BM + 8) : BM * (BK + 4))
+#define STAGE (WEIGHTS + BK * PITCH)
 
 // y[g, image, row, pixel] = sum over k of weight[row, k] * x[g, image, k, pixel]; `rows` are made of K.
 extern "C" __global__ void __launch_bounds__(THREADS)
@@ -85,37 +101,35 @@ convolve(const float* __restrict__ x, const float* __restrict__ w, float* __rest
   const float* from = x + (there ? (size_t)image * far + pixel : 0);
   auto load = [&](int step) {
     float* a = room + step % STAGES * STAGE;
-    float* b = a + BM * (BK + 4);
-    // Neighbouring threads read neighbours.
+    float* b = a + WEIGHTS;
+    // Neighbouring threads read neighbours, and lay them beside each other: [row][k], or [k][row].
 #pragma unroll
-    for (int i = threadIdx.x; i < BM * BK; i += THREADS) {
+    for (int i = threadIdx.x * AT_ONCE; i < BM * BK; i += THREADS * AT_ONCE) {
       const int row = TRANSPOSED ? i % BM : i / BK, k = TRANSPOSED ? i / BM : i % BK, at = step * BK + k;
       const bool inside = base + row < rows && at < K;
       const size_t spot = TRANSPOSED ? (size_t)at * rows + base + row : (size_t)(base + row) * K + at;
-      bring(a + row * (BK + 4) + k, w + (inside ? spot : 0), inside);
+      float* to = a + (TRANSPOSED ? k * (BM + 8) + row : row * (BK + 4) + k);
+#if AT_ONCE == 4
+      bring16(to, w + (inside ? spot : 0), inside);
+#else
+      bring(to, w + (inside ? spot : 0), inside);
+#endif
     }
 #pragma unroll
     for (int k = threadIdx.x / (BN / 4); k < BK; k += THREADS / (BN / 4)) {
       const bool inside = there && step * BK + k < K;
       bring16(b + k * PITCH + column, from + (inside ? (size_t)(step * BK + k) * PIXELS : 0), inside);
     }
-    close_stage();
   };
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, low = warp % 2 * 32, near = warp / 2 * 32;
-  const int steps = (K + BK - 1) / BK;
+  const int down = TRANSPOSED ? 1 : BK + 4, across = TRANSPOSED ? BM + 8 : 1;
   float sums[2][4][4];
   clear<4>(sums);
-  load(0);
-  for (int step = 0; step < steps; step++) {
-    if (step + 1 < steps) load(step + 1);
-    else close_stage();
-    await_stage<1>();
-    __syncthreads();
-    const float* a = room + step % STAGES * STAGE;
-    add_products<4>(sums, a + (low + lane / 4) * (BK + 4) + lane % 4,
-                    a + BM * (BK + 4) + lane % 4 * PITCH + near + lane / 4, PITCH, 1);
-    __syncthreads();
-  }
+  in_stages((K + BK - 1) / BK, load, [&](int stage) {
+    const float* a = room + stage * STAGE;
+    add_products<4>(sums, a + (low + lane / 4) * down + lane % 4 * across,
+                    a + WEIGHTS + lane % 4 * PITCH + near + lane / 4, down, across, PITCH, 1);
+  });
 #pragma unroll
   for (int n = 0; n < 4; n++) {
     const int at = first + near + n * 8 + lane % 4 * 2;
@@ -134,6 +148,7 @@ convolve(const float* __restrict__ x, const float* __restrict__ w, float* __rest
 #else
 
 #define BN 64                 // columns of a block
+#define NT (16 / WARPS)       // eights of columns of a warp, which has 32 rows
 #define STAGE ((BM + BN) * (BK + 4))
 
 // out[part, g, o, c] = sum over the part's pixels of gradient[g, image, o, pixel] * x[g, image, c, pixel].
@@ -162,21 +177,14 @@ weight_gradient(const float* __restrict__ gradient, const float* __restrict__ x,
       bring16(a + row * (BK + 4) + k,
               (left ? gradient : x) + (inside ? (size_t)image * (left ? farther : far) + channel * PIXELS + pixel : 0), inside);
     }
-    close_stage();
   };
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, low = warp % 2 * 32, near = warp / 2 * 16;
-  float sums[2][2][4];
-  clear<2>(sums);
-  load(0);
-  for (int step = 0; step < steps; step++) {
-    if (step + 1 < steps) load(step + 1);
-    else close_stage();
-    await_stage<1>();
-    __syncthreads();
-    const float* a = room + step % STAGES * STAGE + lane / 4 * (BK + 4) + lane % 4;
-    add_products<2>(sums, a + low * (BK + 4), a + (BM + near) * (BK + 4), 1, BK + 4);
-    __syncthreads();
-  }
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, low = warp % 2 * 32, near = warp / 2 * NT * 8;
+  float sums[2][NT][4];
+  clear<NT>(sums);
+  in_stages(steps, load, [&](int stage) {
+    const float* a = room + stage * STAGE + lane / 4 * (BK + 4) + lane % 4;
+    add_products<NT>(sums, a + low * (BK + 4), a + (BM + near) * (BK + 4), BK + 4, 1, 1, BK + 4);
+  });
   out += ((size_t)blockIdx.x * groups + g) * OC * C;
 #pragma unroll
   for (int m = 0; m < 2; m++)
@@ -185,7 +193,7 @@ weight_gradient(const float* __restrict__ gradient, const float* __restrict__ x,
       const int o = base + low + m * 16 + half * 8 + lane / 4;
       if (o >= OC) continue;
 #pragma unroll
-      for (int n = 0; n < 2; n++) {
+      for (int n = 0; n < NT; n++) {
         const int c = begin + near + n * 8 + lane % 4 * 2;
         if (c < C) out[(size_t)o * C + c] = sums[m][n][half * 2];
         if (c + 1 < C) out[(size_t)o * C + c + 1] = sums[m][n][half * 2 + 1];

@@ -1,5 +1,5 @@
 // Weights of a stack of clients, [g, o, c, tap] in single precision, into the orders in which kernels for channels last
-// read them, as Numbers, and their gradients back into the first. Each is one reading and one writing.
+// read them, as Numbers, and their gradients, Numbers too, back into the first. Each is one reading and one writing.
 // Constants: THREADS; HALF where Numbers are bfloat16; ROUNDED where they are to be numbers of TF32, for products with
 // others that are cut off to it: they are that much larger which those are less, on average.
 
@@ -56,7 +56,7 @@ turned(const float* __restrict__ w, Number* __restrict__ to, int O, int columns)
 
 // dw[g, o, c, tap] = the sum over parts of [part, g, o, tap, c], with `wide` channels. A block has an o.
 extern "C" __global__ void __launch_bounds__(THREADS)
-put_back(const float* __restrict__ parts, float* __restrict__ dw, int many, int C, int taps, int wide) {
+put_back(const Number* __restrict__ parts, float* __restrict__ dw, int many, int C, int taps, int wide) {
   extern __shared__ float4 memory[];
   float* room = (float*)memory;  // [tap][wide + 1]
   const size_t step = (size_t)gridDim.x * wide * taps;
@@ -65,8 +65,8 @@ put_back(const float* __restrict__ parts, float* __restrict__ dw, int many, int 
   int tap = threadIdx.x / wide, c = threadIdx.x % wide;
 #pragma unroll 4
   for (int i = threadIdx.x; i < wide * taps; i += THREADS) {
-    float sum = parts[i];
-    for (int part = 1; part < many; part++) sum += parts[part * step + i];
+    float sum = number(parts[i]);
+    for (int part = 1; part < many; part++) sum += number(parts[part * step + i]);
     room[tap * (wide + 1) + c] = sum;
     for (c += THREADS; c >= wide; c -= wide) tap++;
   }

@@ -43,21 +43,25 @@ def turned(w: Tensor, like: Tensor, rounded: bool = False) -> Tensor:
 
 
 def put_back(parts: Tensor, channels: int) -> Tensor:
-    """Sum [part, group, out, row, column, channel], and return it as weights are; less channels."""
+    """Sum [part, group, out, row, column, channel], and return it as weights are; less channels.
+
+    What is bfloat16 is made single precision.
+    """
     many, groups, out, *kernel, wide = parts.shape
     taps = kernel[0] * kernel[1]
     room = 4 * (wide + 1) * taps
-    if not _suits(parts) or room > _ROOM:
-        total = parts[0] if many == 1 else parts.sum(0)
+    if not _suits(parts, torch.float32, torch.bfloat16) or room > _ROOM:
+        kind = torch.float32 if parts.dtype == torch.bfloat16 else parts.dtype
+        total = parts.sum(0, dtype=kind)
         return total[..., :channels].permute(0, 1, 4, 2, 3).contiguous()
-    dw = parts.new_empty(groups, out, channels, *kernel)
+    dw = parts.new_empty(groups, out, channels, *kernel, dtype=torch.float32)
     given = [parts, dw, many, channels, taps, wide]
     _launch("put_back", parts, False, (groups * out, 1, 1), given, room)
     return dw
 
 
-def _suits(w: Tensor) -> bool:
-    return w.dtype == torch.float32 and 0 < w.numel() < 1 << 31
+def _suits(w: Tensor, *kinds: torch.dtype) -> bool:
+    return w.dtype in (kinds or (torch.float32,)) and 0 < w.numel() < 1 << 31
 
 
 Grid = tuple[int, int, int]

@@ -1,9 +1,9 @@
 """ShuffleNetV2 for small images."""
 
-import torch
 from torch import Tensor, nn
 
 from idiolect.errors import ModelError
+from idiolect.kernels.halves import dealt, halves
 from idiolect.models.layers import Norm, Pointwise, Shape, convolution, normalisation
 
 _CHANNELS = {  # of the three stages and of the last convolution, by width: Table 5 of the paper
@@ -49,8 +49,8 @@ class ShuffleUnit(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Join both sides so that the next unit's halves have channels of each in turn."""
-        kept, taken = (x, x) if self.halves else x.chunk(2, 1)
-        return torch.stack([self.side(kept), self.branch(taken)], 2).flatten(1, 2)
+        kept, taken = (x, x) if self.halves else halves(x)
+        return dealt(self.side(kept), self.branch(taken))
 
 
 class ShuffleNetV2(nn.Module):
