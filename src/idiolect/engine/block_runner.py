@@ -288,7 +288,9 @@ class CapturedBlock:
         self._tape = GraphSequence()
         # The eager round before has made handles and workspaces.
         recorded = recording()
-        self._outputs = graphs.record(self._tape, lambda: fn(*self._inputs))
+        self._outputs = graphs.record(
+            self._tape, lambda: tree.map(computed, fn(*self._inputs))
+        )  # what is computed later would not be recorded
         self.outdated = recorded()
 
     def replay(

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from idiolect.kernels.autotune import Form
 from idiolect.kernels.compiled import launch, round_up
+from idiolect.kernels.deferred import Deferred, DeferredTensor, Terms
 
 _SHARED = 200 * 1024  # bytes of shared memory of a block; data-centre GPUs have more
 _HALF = 112 * 1024  # bytes of shared memory with which two blocks fit on a multiprocessor
@@ -252,7 +253,24 @@ def _partial_sums(parts: int, x: Tensor, s: ConvShape) -> Tensor:
 
 
 def _summed(parts: Tensor) -> Tensor:
-    return parts[0] if len(parts) == 1 else parts.sum(0)
+    return parts[0] if len(parts) == 1 else DeferredTensor(_Sum(parts))
+
+
+class _Sum(Deferred):
+    """The sum of parts [part, group, ...], which a step adds up itself."""
+
+    def __init__(self, parts: Tensor) -> None:
+        super().__init__(parts.shape[1:], parts)
+        self._parts = parts
+
+    def make(self) -> Tensor:
+        """Return it."""
+        return self._parts.sum(0)
+
+    def terms(self) -> Terms:
+        """Return the parts."""
+        parts = self._parts
+        return Terms(parts, parts[0, 0].numel(), len(parts), parts[0].numel())
 
 
 # Tiles. OCT and OCB are the output channels of a thread and of a block; see each source.

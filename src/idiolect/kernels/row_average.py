@@ -45,10 +45,6 @@ class _Without(Deferred):
         leaf = self._leaf
         return torch.where(self._rows.reshape(-1, *[1] * (leaf.dim() - 1)), 0.0, leaf)
 
-    def added(self, factor: float, to: Tensor) -> Tensor:
-        """Return something plus factor times this."""
-        return torch.add(to, self.made, alpha=factor)
-
     def average(self, share: Tensor) -> Tensor:
         """Return the sum of shares of the rows that are not left out."""
 
