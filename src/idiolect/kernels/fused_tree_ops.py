@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from idiolect.kernels.compiled import REALS, attempt, launch
+from idiolect.kernels.compiled import REALS, aligned, attempt, launch
 from idiolect.kernels.deferred import DeferredTensor, Terms, computed
 from idiolect.kernels.vmap_rules import call
 
@@ -248,7 +248,7 @@ def _launched_step(factor: float, xs: Leaves, ys: Leaves) -> tuple[Tensor, ...]:
                 f"int m{n}, int n{n}, int a{n}, int c{n}, int b{n}, int k{n}, int s{n}"
             )
             shared = len(x) == 1  # by all rows
-            arguments += [terms.first, other, _aligned(y), out, many, size]
+            arguments += [terms.first, other, aligned(y), out, many, size]
             arguments += [0 if shared else terms.stride, 0 if shared else other.stride(0)]
             arguments += [size * (len(y) > 1), terms.count, terms.apart]
             blocks += many
@@ -282,11 +282,6 @@ def _products(gradient: Tensor, inputs: Tensor, rows: int) -> tuple[int, str]:
 
     lines = next((n for n in (8, 4) if rows * blocks(n) >= _FULL), 2)
     return blocks(lines), f"{examples}, {side}, {outputs}, {lines}"
-
-
-def _aligned(t: Tensor) -> Tensor:
-    t = t.contiguous()
-    return t if t.data_ptr() % 16 == 0 else t.clone()
 
 
 def _mix(
