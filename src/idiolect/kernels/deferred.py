@@ -25,7 +25,7 @@ class Terms(NamedTuple):
 
     first: Tensor
     stride: int  # numbers of `first` from row to row
-    count: int
+    many: int
     apart: int  # numbers from term to term
     second: Tensor | None = None
 

@@ -284,24 +284,91 @@ loss_gradient(const REAL* __restrict__ scales, const REAL* __restrict__ logits,
 
 #ifdef AVERAGE
 
-// out[i] = the sum over rows of share[row] * x[row, i], without the rows that are left out, which may hold NaN.
+// Of leaf i, o##i = the sum over rows of share[row] * x##i[row], without the rows that are left out, which may hold NaN.
 extern "C" __global__ void __launch_bounds__(THREADS)
-average(const REAL* __restrict__ x, const REAL* __restrict__ share, const unsigned char* __restrict__ left_out,
-        REAL* __restrict__ out, int count, int rows) {
-  const int at = (blockIdx.x * THREADS + threadIdx.x) * PACK;
-  if (at >= count) return;
-  Pack sums;
-#pragma unroll
-  for (int j = 0; j < PACK; j++) sums.value[j] = 0;
+average(const REAL* __restrict__ share, const unsigned char* __restrict__ left_out, int rows, LEAVES) {
+  int block = blockIdx.x;
+#define TRY(i)                                                                     \
+  if (block >= 0 && block < m##i) {                                                \
+    const int at = (block * THREADS + threadIdx.x) * PACK, many = min(PACK, n##i - at); \
+    if (many <= 0) return;                                                         \
+    Pack sums;                                                                     \
+    _Pragma("unroll") for (int j = 0; j < PACK; j++) sums.value[j] = 0;            \
+    if (n##i % PACK == 0) {                                                        \
+      _Pragma("unroll 8") for (int row = 0; row < rows; row++) {                   \
+        const Pack own = *(const Pack*)(x##i + (size_t)row * n##i + at);           \
+        const REAL part = share[row];                                              \
+        const bool gone = left_out[row];                                           \
+        _Pragma("unroll") for (int j = 0; j < PACK; j++) sums.value[j] += gone ? 0 : part * own.value[j]; \
+      }                                                                            \
+    } else {                                                                       \
+      for (int row = 0; row < rows; row++)                                         \
+        if (!left_out[row])                                                        \
+          for (int j = 0; j < many; j++) sums.value[j] += share[row] * x##i[(size_t)row * n##i + at + j]; \
+    }                                                                              \
+    if (n##i % PACK == 0) *(Pack*)(o##i + at) = sums;                              \
+    else                                                                           \
+      for (int j = 0; j < many; j++) o##i[at + j] = sums.value[j];                 \
+    return;                                                                        \
+  }                                                                                \
+  block -= m##i;
+  EACH
+#undef TRY
+}
+
+#endif
+
+#ifdef EXTREMES
+
+// The least and the largest of two; NaN is both.
+__device__ __forceinline__ void widen(REAL* least, REAL* most, REAL low, REAL high) {
+  if (low < *least || isnan(low)) *least = low;
+  if (high > *most || isnan(high)) *most = high;
+}
+
+// out[row, 2 * block] = the least of a block's numbers of a row of all leaves, and after it the largest.
+extern "C" __global__ void __launch_bounds__(THREADS)
+extremes(REAL* __restrict__ out, int next, LEAVES) {
+  extern __shared__ float4 memory[];
+  const int row = blockIdx.y;
+  int block = blockIdx.x, numbers = 0, first = 0;
+  const REAL* x = nullptr;
+#define TRY(i)                                                                     \
+  if (block >= 0 && block < m##i) {                                                \
+    x = x##i + (size_t)row * n##i;                                                 \
+    first = block * CHUNK;                                                         \
+    numbers = min(CHUNK, n##i - first);                                            \
+  }                                                                                \
+  block -= m##i;
+  EACH
+#undef TRY
+  x += first;
+  REAL least = x[0], most = x[0];
+  if (((size_t)x & 15) == 0 && numbers % PACK == 0) {
 #pragma unroll 8
-  for (int row = 0; row < rows; row++) {
-    const Pack own = *(const Pack*)(x + (size_t)row * count + at);
-    const REAL part = share[row];
-    const bool gone = left_out[row];
+    for (int at = threadIdx.x * PACK; at < numbers; at += THREADS * PACK) {
+      const Pack own = *(const Pack*)(x + at);
 #pragma unroll
-    for (int j = 0; j < PACK; j++) sums.value[j] += gone ? 0 : part * own.value[j];
+      for (int j = 0; j < PACK; j++) widen(&least, &most, own.value[j], own.value[j]);
+    }
+  } else {
+    for (int at = threadIdx.x; at < numbers; at += THREADS) widen(&least, &most, x[at], x[at]);
   }
-  *(Pack*)(out + at) = sums;
+#pragma unroll
+  for (int mask = 16; mask; mask /= 2) {
+    const REAL low = __shfl_xor_sync(0xffffffffu, least, mask), high = __shfl_xor_sync(0xffffffffu, most, mask);
+    widen(&least, &most, low, high);
+  }
+  REAL* room = (REAL*)memory;                   // [warp][2]
+  if (threadIdx.x % 32 == 0) {
+    room[threadIdx.x / 32 * 2] = least;
+    room[threadIdx.x / 32 * 2 + 1] = most;
+  }
+  __syncthreads();
+  if (threadIdx.x) return;
+  for (int warp = 1; warp < THREADS / 32; warp++) widen(&least, &most, room[warp * 2], room[warp * 2 + 1]);
+  out[(size_t)row * next + blockIdx.x * 2] = least;
+  out[(size_t)row * next + blockIdx.x * 2 + 1] = most;
 }
 
 #endif

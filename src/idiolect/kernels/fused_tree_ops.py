@@ -250,7 +250,7 @@ def _launched_step(factor: float, xs: Leaves, ys: Leaves) -> tuple[Tensor, ...]:
             shared = len(x) == 1  # by all rows
             arguments += [terms.first, other, aligned(y), out, many, size]
             arguments += [0 if shared else terms.stride, 0 if shared else other.stride(0)]
-            arguments += [size * (len(y) > 1), terms.count, terms.apart]
+            arguments += [size * (len(y) > 1), terms.many, terms.apart]
             blocks += many
             made.append(out)
         constants: dict[str, int | str] = {"STEP": 1, "THREADS": _THREADS}
