@@ -5,8 +5,9 @@ import copy
 import pytest
 import torch
 from torch import nn
-from torch.func import functional_call
+from torch.func import functional_call, vjp, vmap
 
+from idiolect.core import network
 from idiolect.core.batches import Pool
 from idiolect.core.batchnorm import BatchNorm
 from idiolect.core.network import Network
@@ -105,3 +106,29 @@ class Custom(nn.Module):
 def test_only_known_layers_surely_do_the_same_in_training(layer, steady):
     """Mutual learning then takes one forward pass where it would take two."""
     assert Network(nn.Sequential(nn.Linear(4, 4), layer)).steady is steady
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_dropout_of_a_stack_draws_for_each_client(
+    shared: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where all clients are given the same; a gradient is there where a number was left."""
+    monkeypatch.setattr(network, "_on_cuda", lambda x: True)
+    layer = network.replace_layers(nn.Dropout(0.25))
+    x = torch.rand(400) + 0.5 if shared else torch.rand(3, 400) + 0.5
+
+    def both(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y, back = vjp(layer, x)
+        once = back(torch.full_like(y, 3.0))[0]
+        twice = vjp(lambda g: back(g)[0], torch.ones_like(y))[1](torch.full_like(y, 2.0))[0]
+        return y, once, twice
+
+    work = vmap(lambda _, x: both(x), (0, None if shared else 0), randomness="different")
+    y, once, twice = work(torch.zeros(3), x)
+    left = y != 0
+    assert torch.equal(left, once != 0)
+    assert not torch.equal(left[0], left[1])
+    assert 0.65 < left.double().mean() < 0.85
+    torch.testing.assert_close(y, torch.where(left, x / 0.75, 0.0))
+    torch.testing.assert_close(once, torch.where(left, torch.tensor(4.0), torch.tensor(0.0)))
+    torch.testing.assert_close(twice, torch.where(left, torch.tensor(8 / 3), torch.tensor(0.0)))

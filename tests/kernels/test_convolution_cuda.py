@@ -133,7 +133,7 @@ def test_depthwise_kernels_equal_the_plain_form(
     assert (got - exact).norm() / exact.norm() < 2e-6
 
 
-@pytest.mark.parametrize("size", [(6, 8), (7, 5)])
+@pytest.mark.parametrize("size", [(6, 8), (7, 5), (5, 6)])
 def test_gradients_through_relu_and_pooling(
     size: tuple[int, int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import emulate
 import pytest
@@ -14,10 +15,10 @@ from idiolect.core import graph_scan, tree
 from idiolect.engine.architecture import Architecture
 from idiolect.engine.backend import Backend
 from idiolect.engine.rounds import SeededRun, Simulation
-from idiolect.kernels import fused_tree_ops, linear
+from idiolect.kernels import compiled, convolution_cuda, fused_tree_ops, linear
 from idiolect.kernels.deferred import Deferred, DeferredTensor, computed
 from idiolect.kernels.linear import LinearSizes
-from idiolect.kernels.vmap_rules import call
+from idiolect.kernels.vmap_rules import GroupedFunction, call
 from idiolect.methods import METHODS
 
 Params = dict[str, Tensor]
@@ -33,7 +34,7 @@ class Seen(linear._WeightGradient):
         Seen.computed += 1
         return super().make()
 
-    def added(self, factor: float, to: Tensor) -> Tensor:
+    def added(self, factor: float, to: Tensor) -> Tensor | None:
         Seen.added_up += 1
         return super().added(factor, to)
 
@@ -41,6 +42,7 @@ class Seen(linear._WeightGradient):
 @pytest.fixture
 def put_off(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
     monkeypatch.setattr(linear, "_WeightGradient", Seen)
+    monkeypatch.setattr(linear, "_LARGE", 0)  # each is a launch of its own
     Seen.computed = Seen.added_up = 0
 
     def switch(on: bool) -> None:
@@ -199,7 +201,7 @@ def test_kernels_add_it_to_weights(
     """The weights may be the same for all clients, as in the first step of a round."""
     emulate.use(monkeypatch, tmp_path)
     torch.manual_seed(0)
-    for sizes in (LinearSizes(3, 5, 136, 9), LinearSizes(2, 7, 37, 10)):
+    for sizes in (LinearSizes(3, 5, 136, 9), LinearSizes(2, 7, 37, 10), LinearSizes(2, 5, 516, 70)):
         groups, examples, inside, outside = sizes
         x, gradient = torch.randn(groups, examples, inside), torch.randn(groups, examples, outside)
         w = torch.randn(1 if shared else groups, outside, inside).expand(groups, -1, -1)
@@ -217,11 +219,59 @@ def test_a_kernel_that_is_given_it_gets_it_computed(
         def make(self) -> Tensor:
             return torch.arange(12.0).view(2, 6)
 
-        def added(self, factor: float, to: Tensor) -> Tensor:
-            raise AssertionError
-
     emulate.use(monkeypatch, tmp_path)
     late: Tensor = DeferredTensor(Known((2, 6), torch.zeros(1)))
     zeros = torch.zeros(2, 6)
     far = fused_tree_ops._launched_distance([late, zeros], [zeros, zeros])
     assert far.tolist() == [55.0, 451.0]
+
+
+class InParts(GroupedFunction):
+    """Makes something as the weights' gradient of a convolution is made: in parts."""
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return convolution_cuda._summed(torch.stack([x, 2 * x, x.square()]))
+
+
+def steps_of_a_network(params: Params, x: Tensor, more: Tensor) -> Params:
+    """Take steps of two dense layers and of what is made in parts."""
+    for _ in range(2):
+        gradients = grad(loss)({name: params[name] for name in "wbvc"}, x)
+        gradients["k"] = call(InParts, more[None]).squeeze(0)
+        pairs = [gradients[name] for name in params], list(params.values())
+        params = dict(zip(params, fused_tree_ops.step(-0.1, *pairs), strict=True))
+    return params
+
+
+@pytest.mark.skipif(emulate.COMPILER is None, reason="needs g++ to run CUDA sources")
+@pytest.mark.parametrize("kind", [torch.float32, torch.float64])
+@pytest.mark.parametrize("full", [1, 10**6])
+def test_one_launch_adds_all_gradients_up(
+    kind: torch.dtype, full: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Products of dense layers, sums over examples and over parts, all in the step."""
+    torch.manual_seed(0)
+    wide = {"w": (HIDDEN, 12), "b": (HIDDEN,), "v": (CLASSES, HIDDEN), "c": (CLASSES,)}
+    params = {name: torch.randn(shape, dtype=kind) for name, shape in wide.items()}
+    params["k"] = torch.randn(2, 517, dtype=kind)
+    given = torch.randn(CLIENTS, EXAMPLES, 12), torch.randn(CLIENTS, 2, 517)
+    work = vmap(steps_of_a_network, (None, 0, 0))
+    monkeypatch.setattr(linear, "_put_off", lambda gradient, x: False)
+    exact = work({name: leaf.double() for name, leaf in params.items()}, *map(Tensor.double, given))
+    launched = []
+
+    def counted(file: str, name: str, *given: Any) -> None:
+        launched.append(name)
+        compiled.launch(file, name, *given)
+
+    monkeypatch.setattr(linear, "_put_off", lambda gradient, x: True)
+    monkeypatch.setattr(fused_tree_ops, "_FULL", full)
+    monkeypatch.setattr(linear._Gradients, "made", None)  # which nobody may read
+    emulate.use(monkeypatch, tmp_path)
+    monkeypatch.setattr(fused_tree_ops, "launch", counted)
+    found = work(params, *(one.to(kind) for one in given))
+    assert launched == ["add_leaves"] * 2
+    near = 1e-5 if kind == torch.float32 else 1e-12
+    for name, leaf in exact.items():
+        assert (found[name] - leaf).norm() / leaf.norm() < near, name

@@ -1,6 +1,7 @@
 """Means without some rows, in one pass, against the same written out."""
 
 from pathlib import Path
+from typing import Any
 
 import emulate
 import pytest
@@ -8,17 +9,25 @@ import torch
 from torch import Tensor
 
 from idiolect.core import tree
-from idiolect.kernels import row_average
+from idiolect.engine import server_update
+from idiolect.kernels import compiled, row_average
 from idiolect.kernels.deferred import DeferredTensor
 
 pytestmark = pytest.mark.skipif(emulate.COMPILER is None, reason="needs g++ to run CUDA sources")
 
 
 @pytest.fixture
-def large(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Take every leaf for a large one on a GPU."""
+def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
+    """Take every leaf for one on a GPU; return what is launched."""
     emulate.use(monkeypatch, tmp_path)
-    monkeypatch.setattr(row_average, "_LARGE", 0)
+    launched: list[str] = []
+
+    def launch(file: str, name: str, *given: Any) -> None:
+        launched.append(name)
+        compiled.launch(file, name, *given)
+
+    monkeypatch.setattr(row_average, "launch", launch)
+    return launched
 
 
 def drawn(*shape: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor]:
@@ -30,26 +39,39 @@ def drawn(*shape: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tens
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("shape", [(6, 4), (6, 12, 7), (6, 1100)])
-def test_a_mean_leaves_rows_out(large: None, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    leaf, gone, weight = drawn(*shape, dtype=dtype)
-    late = row_average.without(gone, leaf)
-    assert isinstance(late, DeferredTensor)
-    kept = torch.tensordot((weight / weight.sum())[~gone], leaf[~gone], dims=1)
-    torch.testing.assert_close(tree.mean({"a": late}, weight)["a"], kept)
-    assert late.deferred.waits  # it was not copied
+def test_a_mean_leaves_rows_out(gpu: list[str], dtype: torch.dtype) -> None:
+    shapes = [(6, 4), (6, 12, 7), (6, 1100), (6, 3), (6,)]
+    every = [drawn(*shape, dtype=dtype) for shape in shapes]
+    _, gone, weight = every[0]
+    late = {str(n): row_average.without(gone, leaf) for n, (leaf, *_) in enumerate(every)}
+    found = tree.mean(late, weight)
+    assert gpu == ["average"]
+    for mean, leaf, (whole, *_) in zip(found.values(), late.values(), every, strict=True):
+        kept = torch.tensordot((weight / weight.sum())[~gone], whole[~gone], dims=1)
+        torch.testing.assert_close(mean, kept)
+        assert isinstance(leaf, DeferredTensor)
+        assert leaf.deferred.waits  # it was not copied
 
 
-def test_other_readers_see_zeros(large: None) -> None:
+def test_other_readers_see_zeros(gpu: list[str]) -> None:
     leaf, gone, weight = drawn(6, 8)
     late, expected = row_average.without(gone, leaf), leaf.clone()
     expected[gone] = 0
     assert torch.equal(late.sum(1), expected.sum(1))
     assert torch.equal(late.median(0).values, expected.median(0).values)
-    torch.testing.assert_close(row_average.average(weight, late), weight @ expected)
+    torch.testing.assert_close(row_average.averages(weight, [late])[0], weight @ expected)
 
 
-def test_odd_rows_are_copied(large: None) -> None:
-    """Of 16 bytes at a time a row must be whole."""
-    leaf, gone, _ = drawn(6, 3)
-    assert type(row_average.without(gone, leaf)) is Tensor
+@pytest.mark.parametrize("spoilt", [float("nan"), float("inf"), float("-inf")])
+def test_rows_that_are_not_finite_are_found(gpu: list[str], spoilt: float) -> None:
+    torch.manual_seed(0)
+    every = {"a": torch.randn(5, 20_000), "b": torch.randn(5, 3, 7), "c": torch.randn(5)}
+    every["a"][1, 17_001] = every["b"][2, 2, 6] = every["c"][4] = spoilt
+    every["a"][0, 0] = -3e38
+    every["a"][0, 1] = 3e38
+    bad = server_update.rows_to_leave_out(every, None, 5, torch.device("cpu"))
+    assert bad.tolist() == [False, True, True, False, True]
+    stale = server_update.rows_with_nan([every])
+    assert stale is not None
+    assert stale.tolist() == [False, spoilt != spoilt, spoilt != spoilt, False, spoilt != spoilt]
+    assert gpu == ["extremes", "extremes"]

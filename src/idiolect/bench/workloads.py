@@ -17,6 +17,7 @@ from idiolect.engine.architecture import Architecture
 from idiolect.engine.backend import Backend
 from idiolect.engine.rounds import SeededRun, Simulation
 from idiolect.kernels.conv_relu_pool import conv_relu, conv_relu_pool
+from idiolect.kernels.linear import linear_relu
 from idiolect.methods import FedAvg, PFedMe
 from idiolect.models.feedforward import DNN, MLR, LeNet5
 
@@ -41,7 +42,7 @@ class PflCNN(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return logits [example, class]."""
         x = self.drop1(conv_relu_pool(self.conv2, conv_relu(self.conv1, x)))
-        logits: Tensor = self.fc2(self.drop2(self.fc1(x.flatten(1)).relu()))
+        logits: Tensor = self.fc2(self.drop2(linear_relu(self.fc1, x.flatten(1))))
         return logits
 
 

@@ -22,6 +22,7 @@ from idiolect.kernels.group_norm import StackedGroupNorm, norm_relu
 from idiolect.kernels.layer_norm import StackedLayerNorm
 from idiolect.kernels.linear import StackedLinear, linear_relu
 from idiolect.kernels.recurrent import LAYERS
+from idiolect.kernels.vmap_rules import GroupedFunction, call, differs_everywhere
 
 Spot = tuple[str, dict[str, Any], str, Tensor]
 """A parameter's name, the dict of a layer that holds it, its key there, and the layer's own."""
@@ -324,7 +325,60 @@ def _halves(layer: nn.Module) -> bool:
     return fits and not pool.ceil_mode and not pool.return_indices
 
 
+class StackedDropout(nn.Dropout):
+    """Dropout whose gradient is one launch on CUDA; torch's is three where it can be a variable."""
+
+    @staticmethod
+    def suits(layer: nn.Module) -> bool:
+        """Return whether it has something to drop, and returns a new tensor."""
+        return isinstance(layer, nn.Dropout) and 0 < layer.p < 1 and not layer.inplace
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return x with some numbers 0, others larger."""
+        if not self.training or not _on_cuda(x) or not differs_everywhere(x):
+            return super().forward(x)
+        y: Tensor = call(_Drop, x[None], self.p)[0]
+        return y.squeeze(0)
+
+
+def _on_cuda(x: Tensor) -> bool:
+    return x.is_cuda
+
+
+class _Drop(GroupedFunction):
+    """x and a share -> what is left, and where."""
+
+    @staticmethod
+    def forward(x: Tensor, share: float) -> Any:
+        return torch.native_dropout(x, share, True)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        ctx.scale = 1 / (1 - inputs[1])
+        ctx.mark_non_differentiable(output[1])
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(output[1])
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor, _: Tensor) -> Any:
+        return call(_DropGradient, gradient, *ctx.saved_tensors, ctx.scale), None
+
+
+class _DropGradient(GroupedFunction):
+    """The gradient, where something is left, and its scale -> the gradient before."""
+
+    @staticmethod
+    def forward(gradient: Tensor, left: Tensor, scale: float) -> Any:
+        return torch.ops.aten.native_dropout_backward(gradient, left, scale)
+
+    @staticmethod
+    def backward(ctx: Any, further: Tensor) -> Any:
+        _, left = ctx.saved_tensors
+        return call(_DropGradient, further, left, *ctx.options), None, None
+
+
 _STACKED: dict[type[nn.Module], Any] = {
+    nn.Dropout: StackedDropout,
     nn.Conv2d: StackedConv2d,
     nn.Linear: StackedLinear,
     NonDynamicallyQuantizableLinear: StackedLinear,  # at the end of attention

@@ -4,7 +4,6 @@ Everything a method handles is a tree: parameters, optimiser memory, reports, pe
 is the only file that imports torch's pytree. Every function returns a new tree.
 """
 
-import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -321,16 +320,13 @@ def flat(tree: Tree) -> Tensor:
 
 def mean(tree: Tree, weight: Tensor) -> Tree:
     """Average the rows of a stack of real numbers with the given weights [row]."""
-    share = weight / weight.sum()
-
-    def average(leaf: Tensor) -> Tensor:
+    every, form = pytree.tree_flatten(tree)
+    for leaf in every:
         if not leaf.is_floating_point():
             raise MethodError(
                 f"a leaf of {leaf.dtype} cannot be averaged; report it as real numbers, or keep it"
             )
-        return row_average.average(share.to(leaf.dtype), leaf)
-
-    return map(average, tree)
+    return pytree.tree_unflatten(row_average.averages(weight / weight.sum(), every), form)
 
 
 def split(params: Params, chosen: Callable[[str], bool]) -> tuple[Params, Params]:
@@ -370,11 +366,7 @@ def rows_where(test: Callable[[Tensor, Tensor], Tensor], tree: Tree) -> Tensor |
         return (
             torch.zeros(len(every[0]), dtype=torch.bool, device=every[0].device) if every else None
         )
-    kind = functools.reduce(torch.promote_types, [leaf.dtype for leaf in real])
-    extremes = [leaf.reshape(len(leaf), -1).aminmax(dim=1) for leaf in real]
-    least = torch.stack([one.min.to(kind) for one in extremes])
-    most = torch.stack([one.max.to(kind) for one in extremes])
-    return test(least, most).any(0)
+    return test(*row_average.extremes(real))
 
 
 def equal(left: Tree, right: Tree) -> bool:

@@ -293,7 +293,9 @@ class CapturedBlock:
         self._tape = GraphSequence()
         # The eager round before has made handles and workspaces.
         recorded = recording()
-        self._outputs = graphs.record(self._tape, lambda: fn(*self._inputs))
+        self._outputs = graphs.record(
+            self._tape, lambda: tree.map(computed, fn(*self._inputs))
+        )  # what is computed later would not be recorded
         self.outdated = recorded()
 
     def replay(
@@ -301,9 +303,12 @@ class CapturedBlock:
     ) -> Tree:
         """Run on new inputs; the result is a copy, or `lend`: the next replay writes over it."""
         given = [(leaf, leaf._version) for leaf in tree.leaves(inputs)]
+        changed: dict[torch.dtype, list[tuple[Tensor, Tensor]]] = {}
         for place, (static, now) in enumerate(zip(tree.leaves(self._inputs), given, strict=True)):
             if not self._given or not _same(self._given[place], now):
-                static.copy_(now[0])
+                changed.setdefault(static.dtype, []).append((static, now[0]))
+        for pairs in changed.values():  # of each type of numbers in one launch
+            torch._foreach_copy_([old for old, _ in pairs], [new for _, new in pairs])
         self._given = given
         if later is not None:
             later.append(self._tape)

@@ -235,6 +235,12 @@ def has_kernels(tensor: Tensor) -> bool:
     return tensor.is_cuda and tensor.dtype in REALS
 
 
+def aligned(tensor: Tensor) -> Tensor:
+    """Return a tensor without gaps that can be read 16 bytes at a time."""
+    tensor = tensor.contiguous()
+    return tensor if tensor.data_ptr() % 16 == 0 else tensor.clone()
+
+
 def attempt(
     what: str,
     own: Callable[[], Result],

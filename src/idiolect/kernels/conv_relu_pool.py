@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from idiolect.kernels.compiled import attempt, launch
+from idiolect.kernels.compiled import aligned, attempt, launch
 from idiolect.kernels.convolution import (
     Pair,
     StackedConv2d,
@@ -174,7 +174,7 @@ def _launched(name: str, gradient: Tensor, by: Tensor, size: Pair) -> tuple[Tens
     constants = {
         name.upper(): 1, "CHANNELS": channels, "OH": size[0], "OW": size[1], "THREADS": _THREADS
     }  # fmt: skip
-    given = [gradient.contiguous(), by.contiguous(), full, bias, images]
+    given = [aligned(gradient), aligned(by), full, bias, images]
     blocks, shared = (channels, groups, 1), 4 * _THREADS // 32
     launch("conv_relu_pool.cu", name, constants, blocks, _THREADS, given, shared)
     return full, bias

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from idiolect.kernels.autotune import Form
-from idiolect.kernels.compiled import launch, round_up
+from idiolect.kernels.compiled import aligned, launch, round_up
+from idiolect.kernels.deferred import Deferred, DeferredTensor, Terms
 
 _SHARED = 200 * 1024  # bytes of shared memory of a block; data-centre GPUs have more
 _HALF = 112 * 1024  # bytes of shared memory with which two blocks fit on a multiprocessor
@@ -184,8 +185,8 @@ def _convolve(task: str, x: Tensor, w: Tensor, *rest: Any, tile: Tile) -> Any:
     chosen = torch.empty_like(out, dtype=torch.uint8) if pool == 2 else out
     if tile.file in ("wide.cu", "tensor.cu"):  # [group, input, tap, output]: in one piece for all
         w = w.permute((0, 1, 3, 4, 2) if task == "input_gradient" else (0, 2, 3, 4, 1))
-    w = _aligned(w)
-    given = [_aligned(x), w, bias[0].contiguous() if bias else w, out, chosen, s.images]
+    w = aligned(w)
+    given = [aligned(x), w, bias[0].contiguous() if bias else w, out, chosen, s.images]
     _launch("convolve", tile, (tile.blocks[0], s.groups, tile.blocks[1]), given)
     return (out, chosen) if pool == 2 else out
 
@@ -196,7 +197,7 @@ def _weight_gradient(gradient: Tensor, x: Tensor, shape: ConvShape, tile: Tile) 
     parts, each = _parts(steps, tile.waves, x, shape.groups * blocks)
     out = _partial_sums(parts, x, shape)
     each *= tile.own.get("WK", 1)  # a step of a block may be several of its warps'
-    given = [_aligned(gradient), _aligned(x), out, shape.images, each]
+    given = [aligned(gradient), aligned(x), out, shape.images, each]
     _launch("weight_gradient", tile, (parts, shape.groups, blocks), given)
     return _summed(out)
 
@@ -240,19 +241,30 @@ def _parts(steps: int, waves: int, x: Tensor, blocks: int) -> tuple[int, int]:
     return -(-steps // each), each
 
 
-def _aligned(t: Tensor) -> Tensor:
-    """Return a tensor without gaps that can be read four numbers at a time."""
-    t = t.contiguous()
-    return t if t.data_ptr() % 16 == 0 else t.clone()
-
-
 def _partial_sums(parts: int, x: Tensor, s: ConvShape) -> Tensor:
     sizes = (s.out_channels, s.inputs, s.kernel_height, s.kernel_width)
     return x.new_empty(parts, s.groups, *sizes)
 
 
 def _summed(parts: Tensor) -> Tensor:
-    return parts[0] if len(parts) == 1 else parts.sum(0)
+    return parts[0] if len(parts) == 1 else DeferredTensor(_Sum(parts))
+
+
+class _Sum(Deferred):
+    """The sum of parts [part, group, ...], which a step adds up itself."""
+
+    def __init__(self, parts: Tensor) -> None:
+        super().__init__(parts.shape[1:], parts)
+        self._parts = parts
+
+    def make(self) -> Tensor:
+        """Return it."""
+        return self._parts.sum(0)
+
+    def terms(self) -> Terms:
+        """Return the parts."""
+        parts = self._parts
+        return Terms(parts, parts[0, 0].numel(), len(parts), parts[0].numel())
 
 
 # Tiles. OCT and OCB are the output channels of a thread and of a block; see each source.

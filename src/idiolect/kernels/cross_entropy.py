@@ -11,8 +11,10 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
+from idiolect.kernels import compiled
 from idiolect.kernels.beneath import all_stacked, beneath, of_a_client, stack_of
 from idiolect.kernels.compiled import REALS, attempt, launch
+from idiolect.kernels.deferred import Deferred, DeferredTensor, Ones
 from idiolect.kernels.vmap_rules import GroupedFunction, call
 
 _MANY = 1 << 16  # logits of a client; with more, one block for each client is too few
@@ -82,7 +84,8 @@ class _CrossEntropy(GroupedFunction):
 
     @staticmethod
     def forward(*given: Tensor) -> Tensor:
-        return attempt("losses", lambda: _launched(*given), lambda: _plain(*given), on=given[0])
+        late = _Loss(*given)
+        return DeferredTensor(late) if compiled.has_kernels(given[0]) else late.make()
 
     @staticmethod
     def backward(ctx: Any, factor: Tensor) -> Any:
@@ -95,6 +98,19 @@ class _CrossEntropy(GroupedFunction):
             apart = each - _plain(logits, labels, weight)[:, None]
             by_weight = factor[:, None] * apart / _total(weight)
         return by_logits, None, by_weight
+
+
+class _Loss(Deferred):
+    """The losses, if anybody wants them: a step needs their gradients alone."""
+
+    def __init__(self, *given: Tensor) -> None:
+        super().__init__((len(given[0]),), given[0])
+        self._given = given
+
+    def make(self) -> Tensor:
+        """Return a loss for each client."""
+        given = self._given
+        return attempt("losses", lambda: _launched(*given), lambda: _plain(*given), on=given[0])
 
 
 class _CrossEntropyGradient(GroupedFunction):
@@ -134,16 +150,18 @@ def _launched(logits: Tensor, labels: Tensor, weight: Tensor) -> Tensor:
 def _launched_gradient(factor: Tensor, logits: Tensor, labels: Tensor, weight: Tensor) -> Tensor:
     out = torch.empty_like(logits, memory_format=torch.contiguous_format)
     blocks = max(1, logits.shape[1] // 64)
-    _launch("loss_gradient", blocks, [factor.contiguous()], logits, labels, weight, out)
+    alone = isinstance(factor, DeferredTensor) and isinstance(factor.deferred, Ones)
+    scales = [] if alone else [factor.contiguous()]
+    _launch("loss_gradient", blocks, scales or [out], logits, labels, weight, out, alone)
     return out
 
 
 def _launch(
     name: str, blocks: int, before: list[Tensor], logits: Tensor, labels: Tensor, weight: Tensor,
-    out: Tensor,
+    out: Tensor, alone: bool = False,
 ) -> None:  # fmt: skip
     threads = 32 * min(16, logits.shape[1])  # a warp for each row, up to 16
-    constants: dict[str, int | str] = {"LOSS": 1, "THREADS": threads}
+    constants: dict[str, int | str] = {"LOSS": 1, "THREADS": threads, "ALONE": int(alone)}
     constants["REAL"] = REALS[logits.dtype]
     given = [*before, logits.contiguous(), *_dense_rows(labels), *_dense_rows(weight), out]
     sizes = logits.shape[1:]

@@ -1,18 +1,33 @@
 """Tensors that are computed when something reads them.
 
-The gradient by the weights of a large layer is written once and read once, by the step that adds it
-to the weights, and that takes longer than all else that is done to such a layer. Where it is
-deferred, the step computes and adds it at once; whatever else reads it makes it first. To torch it
-is a tensor like others, under vmap and grad too.
+The gradient by the weights of a layer is written once and read once, by the step that adds it to
+the weights: for a large layer that takes longer than all else that is done to it, and for a small
+one it is a launch. Where it is deferred, the step computes and adds it at once; whatever else reads
+it makes it first. A loss of which only the gradient is wanted is never computed. To torch what is
+deferred is a tensor like others, under vmap and grad too.
 """
 
 import functools
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+
+class Terms(NamedTuple):
+    """What a row of a tensor is the sum of: numbers some way `apart`, or products.
+
+    With `second` [row, example, in], `first` is [row, example, out], and the products of each
+    example's numbers, [out, in], are added up.
+    """
+
+    first: Tensor
+    stride: int  # numbers of `first` from row to row
+    many: int
+    apart: int  # numbers from term to term
+    second: Tensor | None = None
 
 
 class Deferred(ABC):
@@ -26,9 +41,16 @@ class Deferred(ABC):
     def make(self) -> Tensor:
         """Compute it, without gaps."""
 
-    @abstractmethod
-    def added(self, factor: float, to: Tensor) -> Tensor:
-        """Return something plus factor times this; `to` may have a single row for all clients."""
+    def added(self, factor: float, to: Tensor) -> Tensor | None:
+        """Return something plus factor times this; None where one launch for all leaves is better.
+
+        `to` may have a single row for all clients.
+        """
+        return None
+
+    def terms(self) -> Terms | None:
+        """Return what it is the sum of; None where it has to be computed."""
+        return None
 
     @functools.cached_property
     def made(self) -> Tensor:
@@ -39,6 +61,14 @@ class Deferred(ABC):
     def waits(self) -> bool:
         """Whether nothing has read it yet; what has may also have changed it."""
         return "made" not in self.__dict__
+
+
+class Ones(Deferred):
+    """Nothing but ones."""
+
+    def make(self) -> Tensor:
+        """Return them."""
+        return torch.ones(self.shape, dtype=self.like.dtype, device=self.like.device)
 
 
 class DeferredTensor(Tensor):
@@ -65,6 +95,8 @@ class DeferredTensor(Tensor):
             seen = func(torch.empty(args[0].shape, device="meta"), *args[1:], **kwargs or {})
             if seen.is_contiguous() and seen.numel() == args[0].numel():
                 return cls(args[0].deferred, seen.shape)
+        if func is _aten.ones_like.default:  # with which a backward pass begins
+            return cls(Ones(args[0].shape, args[0].deferred.like))
         return func(*computed(args), **computed(kwargs or {}))
 
 

@@ -3,7 +3,8 @@
 // With few examples such a layer is bound by reading, or writing, its weights once. Libraries make
 // tiles for large batches, of which there are then too few to keep a GPU busy. Sums are taken in a fixed
 // order. Constants: N (examples), IN, OUT (numbers an example has before and after), VEC (4, or 1 where
-// IN is no multiple of it), THREADS, and ROWS (examples of a thread), LINES (outputs of a thread).
+// IN is no multiple of it), THREADS, and ROWS (examples of a thread; of a weights' gradient 1, or N that it holds), LINES
+// (outputs of a thread).
 
 #include "common.cuh"
 
@@ -138,7 +139,71 @@ input_gradient(const float* __restrict__ gradient, const float* __restrict__ w, 
 
 #endif
 
-#ifdef WEIGHT_GRADIENT
+#if defined(WEIGHT_GRADIENT) && ROWS > 1
+
+// The same as below, for ROWS = N examples: a thread holds VEC inputs of all of them and goes through LINES outputs, of
+// which the next few weights are on their way while it computes.
+#define AHEAD 4
+#define PADDED ((N + 3) / 4 * 4)
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+weight_gradient(const float* __restrict__ gradient, const float* __restrict__ x, float* __restrict__ dw,
+                float* __restrict__ db, int stride, const float* __restrict__ w, int next) {
+  extern __shared__ float4 memory[];
+  float* gradients = (float*)memory;            // [LINES][PADDED]
+  const int g = blockIdx.y, low = blockIdx.z * LINES, many = min(LINES, OUT - low);
+  const int i = (blockIdx.x * THREADS + threadIdx.x) * VEC;
+  x += (size_t)g * stride + min(i, IN - VEC);
+  w += (size_t)g * next + (size_t)low * IN + min(i, IN - VEC);
+  dw += ((size_t)g * OUT + low) * IN + i;
+  gradient += (size_t)g * N * OUT + low;
+  alignas(16) float before[AHEAD][VEC], seen[N][VEC];
+#ifdef STEP
+#pragma unroll
+  for (int o = 0; o < AHEAD; o++) unpack(before[o], w + (size_t)min(o, many - 1) * IN);
+#endif
+#pragma unroll
+  for (int n = 0; n < N; n++) unpack(seen[n], x + (size_t)n * IN);
+  for (int k = threadIdx.x; k < many * N; k += THREADS) gradients[k % many * PADDED + k / many] = gradient[k / many * OUT + k % many];
+  __syncthreads();
+#ifndef STEP
+  for (int o = threadIdx.x; blockIdx.x == 0 && o < many; o += THREADS) {
+    float sum = 0.f;
+    for (int n = 0; n < N; n++) sum += gradients[o * PADDED + n];
+    db[g * OUT + low + o] = sum;
+  }
+#endif
+  if (i >= IN) return;
+#pragma unroll 1
+  for (int o = 0; o < many; o += AHEAD) {
+    alignas(16) float sums[AHEAD][VEC];
+#pragma unroll
+    for (int l = 0; l < AHEAD; l++) {
+#ifdef STEP
+#pragma unroll
+      for (int v = 0; v < VEC; v++) sums[l][v] = before[l][v];
+      unpack(before[l], w + (size_t)min(o + AHEAD + l, many - 1) * IN);
+#else
+#pragma unroll
+      for (int v = 0; v < VEC; v++) sums[l][v] = 0.f;
+#endif
+    }
+#pragma unroll
+    for (int l = 0; l < AHEAD; l++) {
+      if (o + l >= many) break;
+      alignas(16) float pulls[PADDED];
+#pragma unroll
+      for (int n = 0; n < PADDED; n += 4) *(float4*)(pulls + n) = *(const float4*)(gradients + (o + l) * PADDED + n);
+#pragma unroll
+      for (int n = 0; n < N; n++)
+#pragma unroll
+        for (int v = 0; v < VEC; v++) sums[l][v] += pulls[n] * seen[n][v];
+      *(Pack*)(dw + (size_t)(o + l) * IN) = *(Pack*)sums[l];
+    }
+  }
+}
+
+#elif defined(WEIGHT_GRADIENT)
 
 // dw[g, o, i] = sum over n of gradient[g, n, o] * x[g, n, i], and db[g, o] that of the gradients alone: a thread
 // makes VEC numbers of LINES outputs. With STEP what is made is w[g, o, i] + that sum, and db is not.

@@ -11,11 +11,99 @@
 #define PACK (16 / (int)sizeof(REAL))
 struct alignas(16) Pack { REAL value[PACK]; };
 
-#if defined(STEP) || defined(GAP) || defined(CHOICE)
+#ifdef STEP
 
-#ifdef STEP      // y + factor * x
-#define MADE(x, y) ((y) + (REAL)factor * (x))
-#elif defined(GAP)  // factor * scales[client] * (x - y)
+// y + factor * x of a leaf, in which x is a sum of terms that lie so far apart.
+__device__ __forceinline__ void add_terms(REAL factor, const REAL* x, int terms, int apart, const REAL* y, REAL* o,
+                                          int numbers, int block) {
+  const int start = block * SPAN, end = min(numbers, start + SPAN);
+  if (end - start == SPAN && (((size_t)x | (size_t)y | (size_t)o) & 15) == 0 && apart % PACK == 0) {
+#pragma unroll
+    for (int at = start + threadIdx.x * PACK; at < end; at += THREADS * PACK) {
+      const Pack before = *(const Pack*)(y + at);
+      Pack sum = *(const Pack*)(x + at);
+#pragma unroll 8
+      for (int k = 1; k < terms; k++) {
+        const Pack term = *(const Pack*)(x + (size_t)k * apart + at);
+#pragma unroll
+        for (int j = 0; j < PACK; j++) sum.value[j] += term.value[j];
+      }
+#pragma unroll
+      for (int j = 0; j < PACK; j++) sum.value[j] = before.value[j] + factor * sum.value[j];
+      *(Pack*)(o + at) = sum;
+    }
+    return;
+  }
+  for (int at = start + threadIdx.x; at < end; at += THREADS) {
+    REAL sum = x[at];
+#pragma unroll 8
+    for (int k = 1; k < terms; k++) sum += x[(size_t)k * apart + at];
+    o[at] = y[at] + factor * sum;
+  }
+}
+
+// y + factor * x of a leaf [OUT][IN], in which x is the sum over examples of products of their numbers g [OUT] and
+// z [IN]. A thread makes LINES lines of a few numbers.
+template <int EXAMPLES, int IN, int OUT, int LINES>
+__device__ __forceinline__ void add_products(REAL factor, const REAL* g, const REAL* z, const REAL* y, REAL* o,
+                                             int block) {
+  constexpr int SIDE = IN % PACK == 0 ? PACK : 1;
+  const int tile = block * THREADS + threadIdx.x;
+  const int low = tile / (IN / SIDE) * LINES, i = tile % (IN / SIDE) * SIDE;
+  if (low >= OUT) return;
+  struct alignas(sizeof(REAL) * SIDE) Few { REAL value[SIDE]; };
+  Few before[LINES], sums[LINES];
+#pragma unroll
+  for (int l = 0; l < LINES; l++) {
+    before[l] = *(const Few*)(y + (size_t)min(low + l, OUT - 1) * IN + i);
+#pragma unroll
+    for (int j = 0; j < SIDE; j++) sums[l].value[j] = 0;
+  }
+#pragma unroll 5
+  for (int n = 0; n < EXAMPLES; n++) {
+    const Few seen = *(const Few*)(z + n * IN + i);
+#pragma unroll
+    for (int l = 0; l < LINES; l++) {
+      const REAL pull = g[n * OUT + min(low + l, OUT - 1)];
+#pragma unroll
+      for (int j = 0; j < SIDE; j++) sums[l].value[j] += pull * seen.value[j];
+    }
+  }
+#pragma unroll
+  for (int l = 0; l < LINES; l++) {
+    if (low + l >= OUT) break;
+#pragma unroll
+    for (int j = 0; j < SIDE; j++) sums[l].value[j] = before[l].value[j] + factor * sums[l].value[j];
+    *(Few*)(o + (size_t)(low + l) * IN + i) = sums[l];
+  }
+}
+
+// The step of all leaves. Leaf i has m##i blocks a client and n##i numbers; its steps from client to client are a##i
+// (x##i), c##i (z##i) and b##i (y##i), 0 where all clients share a row.
+extern "C" __global__ void __launch_bounds__(THREADS)
+add_leaves(double by, LEAVES) {
+  const int client = blockIdx.y;
+  const REAL factor = (REAL)by;
+  int block = blockIdx.x;
+#define TERMS(i)                                                                                                 \
+  if (block >= 0 && block < m##i)                                                                                \
+    return add_terms(factor, x##i + (size_t)client * a##i, k##i, s##i, y##i + (size_t)client * b##i,             \
+                     o##i + (size_t)client * n##i, n##i, block);                                                 \
+  block -= m##i;
+#define PRODUCTS(i, examples, in, out, lines)                                                                    \
+  if (block >= 0 && block < m##i)                                                                                \
+    return add_products<examples, in, out, lines>(factor, x##i + (size_t)client * a##i,                          \
+                                                  z##i + (size_t)client * c##i, y##i + (size_t)client * b##i,    \
+                                                  o##i + (size_t)client * n##i, block);                          \
+  block -= m##i;
+  EACH
+}
+
+#endif
+
+#if defined(GAP) || defined(CHOICE)
+
+#ifdef GAP       // factor * scales[client] * (x - y)
 #define MADE(x, y) (scale * ((x) - (y)))
 #else            // x where keep[client], else y
 #define MADE(x, y) (kept ? (x) : (y))
@@ -167,7 +255,7 @@ row_loss(const REAL* __restrict__ logits, const long long* __restrict__ labels, 
   }
 }
 
-// out[client, row] = scales[client] * weight / all weights * (softmax - what is right).
+// out[client, row] = scales[client] * weight / all weights * (softmax - what is right); ALONE: scales are 1.
 extern "C" __global__ void __launch_bounds__(THREADS)
 loss_gradient(const REAL* __restrict__ scales, const REAL* __restrict__ logits,
            const long long* __restrict__ labels, int next_labels, const REAL* __restrict__ weight,
@@ -180,7 +268,7 @@ loss_gradient(const REAL* __restrict__ scales, const REAL* __restrict__ logits,
   REAL count = 0;
   for (int row = lane; row < rows; row += 32) count += weight[row];
   count = over_lanes<32>(count);
-  const REAL scale = scales[client] / (count > (REAL)1e-12 ? count : (REAL)1e-12);
+  const REAL scale = (ALONE ? (REAL)1 : scales[client]) / (count > (REAL)1e-12 ? count : (REAL)1e-12);
   const int warps = THREADS / 32 * gridDim.y;
   for (int row = blockIdx.y * (THREADS / 32) + threadIdx.x / 32; row < rows; row += warps) {
     const REAL* own = logits + (size_t)row * classes;
@@ -196,24 +284,91 @@ loss_gradient(const REAL* __restrict__ scales, const REAL* __restrict__ logits,
 
 #ifdef AVERAGE
 
-// out[i] = the sum over rows of share[row] * x[row, i], without the rows that are left out, which may hold NaN.
+// Of leaf i, o##i = the sum over rows of share[row] * x##i[row], without the rows that are left out, which may hold NaN.
 extern "C" __global__ void __launch_bounds__(THREADS)
-average(const REAL* __restrict__ x, const REAL* __restrict__ share, const unsigned char* __restrict__ left_out,
-        REAL* __restrict__ out, int count, int rows) {
-  const int at = (blockIdx.x * THREADS + threadIdx.x) * PACK;
-  if (at >= count) return;
-  Pack sums;
-#pragma unroll
-  for (int j = 0; j < PACK; j++) sums.value[j] = 0;
+average(const REAL* __restrict__ share, const unsigned char* __restrict__ left_out, int rows, LEAVES) {
+  int block = blockIdx.x;
+#define TRY(i)                                                                     \
+  if (block >= 0 && block < m##i) {                                                \
+    const int at = (block * THREADS + threadIdx.x) * PACK, many = min(PACK, n##i - at); \
+    if (many <= 0) return;                                                         \
+    Pack sums;                                                                     \
+    _Pragma("unroll") for (int j = 0; j < PACK; j++) sums.value[j] = 0;            \
+    if (n##i % PACK == 0) {                                                        \
+      _Pragma("unroll 8") for (int row = 0; row < rows; row++) {                   \
+        const Pack own = *(const Pack*)(x##i + (size_t)row * n##i + at);           \
+        const REAL part = share[row];                                              \
+        const bool gone = left_out[row];                                           \
+        _Pragma("unroll") for (int j = 0; j < PACK; j++) sums.value[j] += gone ? 0 : part * own.value[j]; \
+      }                                                                            \
+    } else {                                                                       \
+      for (int row = 0; row < rows; row++)                                         \
+        if (!left_out[row])                                                        \
+          for (int j = 0; j < many; j++) sums.value[j] += share[row] * x##i[(size_t)row * n##i + at + j]; \
+    }                                                                              \
+    if (n##i % PACK == 0) *(Pack*)(o##i + at) = sums;                              \
+    else                                                                           \
+      for (int j = 0; j < many; j++) o##i[at + j] = sums.value[j];                 \
+    return;                                                                        \
+  }                                                                                \
+  block -= m##i;
+  EACH
+#undef TRY
+}
+
+#endif
+
+#ifdef EXTREMES
+
+// The least and the largest of two; NaN is both.
+__device__ __forceinline__ void widen(REAL* least, REAL* most, REAL low, REAL high) {
+  if (low < *least || isnan(low)) *least = low;
+  if (high > *most || isnan(high)) *most = high;
+}
+
+// out[row, 2 * block] = the least of a block's numbers of a row of all leaves, and after it the largest.
+extern "C" __global__ void __launch_bounds__(THREADS)
+extremes(REAL* __restrict__ out, int next, LEAVES) {
+  extern __shared__ float4 memory[];
+  const int row = blockIdx.y;
+  int block = blockIdx.x, numbers = 0, first = 0;
+  const REAL* x = nullptr;
+#define TRY(i)                                                                     \
+  if (block >= 0 && block < m##i) {                                                \
+    x = x##i + (size_t)row * n##i;                                                 \
+    first = block * CHUNK;                                                         \
+    numbers = min(CHUNK, n##i - first);                                            \
+  }                                                                                \
+  block -= m##i;
+  EACH
+#undef TRY
+  x += first;
+  REAL least = x[0], most = x[0];
+  if (((size_t)x & 15) == 0 && numbers % PACK == 0) {
 #pragma unroll 8
-  for (int row = 0; row < rows; row++) {
-    const Pack own = *(const Pack*)(x + (size_t)row * count + at);
-    const REAL part = share[row];
-    const bool gone = left_out[row];
+    for (int at = threadIdx.x * PACK; at < numbers; at += THREADS * PACK) {
+      const Pack own = *(const Pack*)(x + at);
 #pragma unroll
-    for (int j = 0; j < PACK; j++) sums.value[j] += gone ? 0 : part * own.value[j];
+      for (int j = 0; j < PACK; j++) widen(&least, &most, own.value[j], own.value[j]);
+    }
+  } else {
+    for (int at = threadIdx.x; at < numbers; at += THREADS) widen(&least, &most, x[at], x[at]);
   }
-  *(Pack*)(out + at) = sums;
+#pragma unroll
+  for (int mask = 16; mask; mask /= 2) {
+    const REAL low = __shfl_xor_sync(0xffffffffu, least, mask), high = __shfl_xor_sync(0xffffffffu, most, mask);
+    widen(&least, &most, low, high);
+  }
+  REAL* room = (REAL*)memory;                   // [warp][2]
+  if (threadIdx.x % 32 == 0) {
+    room[threadIdx.x / 32 * 2] = least;
+    room[threadIdx.x / 32 * 2 + 1] = most;
+  }
+  __syncthreads();
+  if (threadIdx.x) return;
+  for (int warp = 1; warp < THREADS / 32; warp++) widen(&least, &most, room[warp * 2], room[warp * 2 + 1]);
+  out[(size_t)row * next + blockIdx.x * 2] = least;
+  out[(size_t)row * next + blockIdx.x * 2 + 1] = most;
 }
 
 #endif

@@ -12,13 +12,14 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from idiolect.kernels.compiled import REALS, attempt, launch
-from idiolect.kernels.deferred import DeferredTensor
+from idiolect.kernels.compiled import REALS, aligned, attempt, launch
+from idiolect.kernels.deferred import DeferredTensor, Terms, computed
 from idiolect.kernels.vmap_rules import call
 
 _LEAVES = 16  # of a launch, at most
 _THREADS = 256
 _SUM_THREADS = 1024  # of a block that sums up
+_FULL = 264  # blocks that keep a GPU busy
 
 Leaves = Sequence[Tensor]
 
@@ -104,17 +105,18 @@ class _Step(_TreeFunction):
 
     @staticmethod
     def forward(factor: float, *both: Tensor) -> Any:
-        made: dict[int, Tensor] = {}  # leaves of which the step computes the gradient itself
+        made: dict[int, Tensor] = {}  # leaves that are a launch of their own
         for n, (x, y) in enumerate(zip(*_halves(both), strict=True)):
             if isinstance(x, DeferredTensor) and x.deferred.waits:
-                made[n] = x.deferred.added(factor, y).view(-1, *y.shape[1:])
+                if (added := x.deferred.added(factor, y)) is not None:
+                    made[n] = added.view(-1, *y.shape[1:])
         xs, ys = ([one for n, one in enumerate(side) if n not in made] for side in _halves(both))
 
         def plain() -> tuple[Tensor, ...]:
             return tuple(torch.add(y, x, alpha=factor) for x, y in zip(xs, ys, strict=True))
 
         def own() -> tuple[Tensor, ...]:
-            return _mix("STEP", factor, None, xs, ys)
+            return _launched_step(factor, xs, ys)
 
         rest = iter(attempt("steps", own, plain, on=xs[0]) if xs else ())
         return tuple(made[n] if n in made else next(rest) for n in range(len(both) // 2))
@@ -224,6 +226,62 @@ def _broadcast(rows: Tensor, leaf: Tensor) -> Tensor:
 
 
 # Launches.
+
+
+def _launched_step(factor: float, xs: Leaves, ys: Leaves) -> tuple[Tensor, ...]:
+    """Launch `add_leaves`: what gradients are sums of is added up there."""
+    rows = max(map(len, [*xs, *ys]))
+    made: list[Tensor] = []
+    for some in range(0, len(xs), _LEAVES):
+        pairs = [*zip(xs[some : some + _LEAVES], ys[some : some + _LEAVES], strict=True)]
+        declared, each, arguments, blocks = list[str](), list[str](), list[Any](), 0
+        for n, (x, y) in enumerate(pairs):
+            out, size, terms = y.new_empty(rows, *y.shape[1:]), y.shape[1:].numel(), _terms(x)
+            several, other = terms.second is not None, terms.first
+            many = -(-size // (4 * _THREADS))
+            if terms.second is not None:
+                other = terms.second
+                many, told = _products(terms.first, other, rows)
+            each.append(f"PRODUCTS({n}, {told})" if several else f"TERMS({n})")
+            declared.append(
+                f"const REAL* x{n}, const REAL* z{n}, const REAL* y{n}, REAL* o{n}, "
+                f"int m{n}, int n{n}, int a{n}, int c{n}, int b{n}, int k{n}, int s{n}"
+            )
+            shared = len(x) == 1  # by all rows
+            arguments += [terms.first, other, aligned(y), out, many, size]
+            arguments += [0 if shared else terms.stride, 0 if shared else other.stride(0)]
+            arguments += [size * (len(y) > 1), terms.many, terms.apart]
+            blocks += many
+            made.append(out)
+        constants: dict[str, int | str] = {"STEP": 1, "THREADS": _THREADS}
+        constants |= {"LEAVES": ", ".join(declared), "EACH": " ".join(each)}
+        constants["REAL"] = REALS[xs[0].dtype]
+        if blocks:
+            given = [float(factor), *arguments]
+            launch("fused.cu", "add_leaves", constants, (blocks, rows, 1), _THREADS, given)
+    return tuple(made)
+
+
+def _terms(x: Tensor) -> Terms:
+    """Return what rows are sums of: where they are no sums, they themselves."""
+    if isinstance(x, DeferredTensor) and x.deferred.waits and len(x) == x.deferred.shape[0]:
+        if (found := x.deferred.terms()) is not None:
+            return found
+    x = computed(x).contiguous()
+    return Terms(x, x[0].numel(), 1, 0)
+
+
+def _products(gradient: Tensor, inputs: Tensor, rows: int) -> tuple[int, str]:
+    """Return the blocks that a row of outputs' products with inputs takes, and its sizes."""
+    examples, outputs, side = *gradient.shape[1:], inputs.shape[2]
+    several = 16 // gradient.element_size()
+    across = side // (several if side % several == 0 else 1)
+
+    def blocks(lines: int) -> int:
+        return -(-(-(-outputs // lines) * across) // _THREADS)
+
+    lines = next((n for n in (8, 4) if rows * blocks(n) >= _FULL), 2)
+    return blocks(lines), f"{examples}, {side}, {outputs}, {lines}"
 
 
 def _mix(

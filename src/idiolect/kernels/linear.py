@@ -2,8 +2,8 @@
 
 vmap makes it batched products with a bias added, and its gradients products, sums and scalings;
 here each is one launch of `dense.cu` where that is faster, as measured once a shape. All functions
-are differentiable any number of times. The weights' gradient of large layers is a tensor that is
-made when it is used; a step adds it to the weights while it is made.
+are differentiable any number of times. Weights' and biases' gradients are tensors that are made
+when they are used; a step adds them to the weights while they are made.
 """
 
 import functools
@@ -20,7 +20,7 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from idiolect.kernels.autotune import Form, fastest
 from idiolect.kernels.beneath import all_stacked, beneath, of_a_client, stack_of
 from idiolect.kernels.compiled import launch, round_up
-from idiolect.kernels.deferred import Deferred, DeferredTensor
+from idiolect.kernels.deferred import Deferred, DeferredTensor, Terms
 from idiolect.kernels.vmap_rules import GroupedFunction, call, float32_on_cuda, halved_on_cuda
 
 _BATCH = 64  # with more examples the library's tiles are full
@@ -29,6 +29,7 @@ _LARGE = 1 << 24  # weights of all clients, more than a GPU's cache holds
 _CUTS = (4, 5, 8, 10, 16)
 _SUMS = (80, 40, 20)  # of a thread
 _SHARED_SUMS = 160  # of inputs of a thread, for which there is shared memory
+_HELD = 16  # examples of which a thread may hold its inputs
 _WARP = 32
 _THREADS = 128
 
@@ -200,9 +201,10 @@ class _LinearWeightGradient(GroupedFunction):
 
     @staticmethod
     def forward(gradient: Tensor, x: Tensor) -> Any:
-        if _put_off(gradient, x):
-            return DeferredTensor(_WeightGradient(gradient, x)), gradient.sum(1)
-        return _fastest("weight_gradient", gradient, x)
+        if not _put_off(gradient, x):
+            return _fastest("weight_gradient", gradient, x)
+        both = _Gradients(gradient, x)
+        return DeferredTensor(_WeightGradient(both)), DeferredTensor(_BiasGradient(both))
 
     @staticmethod
     def backward(ctx: Any, dw: Tensor, db: Tensor) -> Any:
@@ -211,33 +213,68 @@ class _LinearWeightGradient(GroupedFunction):
 
 
 def _put_off(gradient: Tensor, x: Tensor) -> bool:
-    """Say whether a weights' gradient is so large that a step should add it while it is made."""
-    groups, examples, outputs = gradient.shape
-    large = groups * outputs * x.shape[2] >= _LARGE and examples <= _BATCH
-    return large and _on_cuda(x) and x.dtype == torch.float32
+    """Say whether a step may add the gradients while they are made."""
+    return gradient.shape[1] <= _BATCH and _on_cuda(x) and x.dtype == torch.float32
+
+
+class _Gradients:
+    """Gradients of outputs, and inputs [group, example, ...]: those by weights and biases."""
+
+    def __init__(self, gradient: Tensor, x: Tensor) -> None:
+        self.gradient, self.x = gradient, x
+
+    @functools.cached_property
+    def made(self) -> tuple[Tensor, Tensor]:
+        """Both, in one launch."""
+        dw, db = _fastest("weight_gradient", self.gradient, self.x)
+        return dw, db
 
 
 class _WeightGradient(Deferred):
-    """Gradients of outputs, and inputs [group, example, ...]: their product, when it is needed."""
+    """The gradient by the weights, when it is needed."""
 
-    def __init__(self, gradient: Tensor, x: Tensor) -> None:
-        super().__init__((len(x), gradient.shape[2], x.shape[2]), x)
-        self._factors = gradient, x
+    def __init__(self, both: _Gradients) -> None:
+        super().__init__((len(both.x), both.gradient.shape[2], both.x.shape[2]), both.x)
+        self._both = both
 
     def make(self) -> Tensor:
-        """Return the gradient by the weights."""
-        dw: Tensor = _fastest("weight_gradient", *self._factors)[0]
-        return dw
+        """Return it."""
+        return self._both.made[0]
 
-    def added(self, factor: float, to: Tensor) -> Tensor:
-        """Return weights plus factor · the gradient."""
-        gradient, x = self._factors
+    def added(self, factor: float, to: Tensor) -> Tensor | None:
+        """Return weights plus factor · the gradient, of large layers."""
+        if self.shape.numel() < _LARGE:
+            return None
+        gradient, x = self._both.gradient, self._both.x
         w = to.reshape(-1, *self.shape[1:]).expand(self.shape)
         groups, examples, inputs = x.shape
         sizes = LinearSizes(groups, examples, inputs, gradient.shape[2])
         known = functools.partial(forms, "weight_step", sizes)
         new: Tensor = fastest("weight_step", sizes, known, factor * gradient, x, w)
         return new
+
+    def terms(self) -> Terms:
+        """Return the products that it is the sum of."""
+        gradient, (x, _) = self._both.gradient.contiguous(), _dense_groups(self._both.x)
+        return Terms(gradient, gradient[0].numel(), x.shape[1], 0, x)
+
+
+class _BiasGradient(Deferred):
+    """The gradient by the biases: the sum over examples of that by outputs."""
+
+    def __init__(self, both: _Gradients) -> None:
+        super().__init__((len(both.x), both.gradient.shape[2]), both.x)
+        self._both = both
+
+    def make(self) -> Tensor:
+        """Return it."""
+        return self._both.made[1]
+
+    def terms(self) -> Terms:
+        """Return the examples' gradients."""
+        gradient = self._both.gradient.contiguous()
+        _, examples, outputs = gradient.shape
+        return Terms(gradient, examples * outputs, examples, outputs)
 
 
 def _fastest(task: str, first: Tensor, second: Tensor, *rest: Tensor) -> Any:
@@ -281,6 +318,8 @@ def _tiles(task: str, sizes: LinearSizes) -> Iterator[LinearTile]:
         return
     if task in ("weight_gradient", "weight_step"):
         yield from (LinearTile(1, lines) for lines in (4, 8, 16))
+        held = 1 < sizes.examples <= _HELD and sizes.outputs >= _WARP and _vector(sizes) > 1
+        yield from (LinearTile(sizes.examples, lines) for lines in (32, 64, 128) if held)
         return
     rows = -(-sizes.examples // -(-sizes.examples // 20))
     if task == "input_gradient":
@@ -390,7 +429,7 @@ def _launched_weights(
     constants = _constants(s, tile) | {"WEIGHT_GRADIENT": 1, **({} if w is None else {"STEP": 1})}
     given = [gradient.contiguous(), x, dw, db, stride]
     given += [dw, 0] if w is None else [w, w.stride(0)]
-    shared = 4 * s.examples * tile.lines
+    shared = 4 * round_up(s.examples, 4) * tile.lines
     launch("dense.cu", "weight_gradient", constants, blocks, tile.threads, given, shared)
     return dw
 

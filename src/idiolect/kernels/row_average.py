@@ -1,36 +1,25 @@
-"""Means over clients' rows without those that are left out, in one pass over large leaves."""
+"""Rows of clients: which of them hold NaN, and means without those; a launch for all leaves."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from idiolect.kernels import compiled
-from idiolect.kernels.compiled import REALS, attempt, launch
+from idiolect.kernels.compiled import REALS, aligned, attempt, launch
 from idiolect.kernels.deferred import Deferred, DeferredTensor
 
-_LARGE = 1 << 24  # numbers of all rows, more than a GPU's cache holds
 _THREADS = 256
 _BYTES = 16  # that a thread reads at once
+_CHUNK = 1 << 14  # numbers of a row that a block looks at
+_LEAVES = 64  # of a launch, at most
 
 
 def without(rows: Tensor, leaf: Tensor) -> Tensor:
     """Return a leaf [row, ...] with zeros in the rows that are marked: perhaps when it is read."""
     late = _Without(rows, leaf)
-    packed = leaf.numel() // max(1, len(leaf)) * leaf.element_size() % _BYTES == 0
-    if leaf.numel() < _LARGE or not packed or not compiled.has_kernels(leaf):
-        return late.make()
-    return DeferredTensor(late)
-
-
-def average(share: Tensor, leaf: Tensor) -> Tensor:
-    """Return the sum of share [row] times leaf [row, ...] over the rows."""
-    if isinstance(leaf, DeferredTensor) and isinstance(leaf.deferred, _Without):
-        return leaf.deferred.average(share)
-    return _summed(share, leaf)
-
-
-def _summed(share: Tensor, leaf: Tensor) -> Tensor:
-    total: Tensor = torch.tensordot(share, leaf, dims=1)
-    return total
+    return DeferredTensor(late) if compiled.has_kernels(leaf) else late.make()
 
 
 class _Without(Deferred):
@@ -38,31 +27,84 @@ class _Without(Deferred):
 
     def __init__(self, rows: Tensor, leaf: Tensor) -> None:
         super().__init__(leaf.shape, leaf)
-        self._rows, self._leaf = rows, leaf
+        self.rows, self.leaf = rows, leaf
 
     def make(self) -> Tensor:
         """Return a copy with zeros in the rows left out."""
-        leaf = self._leaf
-        return torch.where(self._rows.reshape(-1, *[1] * (leaf.dim() - 1)), 0.0, leaf)
+        leaf = self.leaf
+        return torch.where(self.rows.reshape(-1, *[1] * (leaf.dim() - 1)), 0.0, leaf)
 
-    def added(self, factor: float, to: Tensor) -> Tensor:
-        """Return something plus factor times this."""
-        return torch.add(to, self.made, alpha=factor)
 
-    def average(self, share: Tensor) -> Tensor:
-        """Return the sum of shares of the rows that are not left out."""
+def averages(share: Tensor, leaves: Sequence[Tensor]) -> list[Tensor]:
+    """Return the sum of share [row] times leaf [row, ...] over the rows, for each leaf."""
 
-        def plain() -> Tensor:
-            return _summed(share, self.made)
+    def plain() -> list[Tensor]:
+        return [torch.tensordot(share.to(leaf.dtype), leaf, dims=1) for leaf in leaves]
 
-        def own() -> Tensor:
-            leaf = self._leaf.contiguous()
-            out = torch.empty_like(leaf[0])
-            constants: dict[str, int | str] = {"AVERAGE": 1, "THREADS": _THREADS}
-            constants["REAL"] = REALS[leaf.dtype]
-            blocks = -(-out.numel() * leaf.element_size() // (_BYTES * _THREADS))
-            given = [leaf, share.contiguous(), self._rows.contiguous(), out, out.numel(), len(leaf)]
-            launch("fused.cu", "average", constants, (blocks, 1, 1), _THREADS, given)
-            return out
+    late = [
+        leaf.deferred
+        for leaf in leaves
+        if isinstance(leaf, DeferredTensor) and isinstance(leaf.deferred, _Without)
+    ]
+    whole = [one.leaf for one in late if one.waits and one.rows is late[0].rows]
+    if not late or len(whole) < len(leaves) or any(leaf.dtype != share.dtype for leaf in whole):
+        return plain()
 
-        return attempt("means", own, plain) if self.waits else plain()
+    def own() -> list[Tensor]:
+        made = [leaf.new_empty(leaf.shape[1:]) for leaf in whole]
+        numbers = _BYTES // share.element_size() * _THREADS
+        given = [share.contiguous(), late[0].rows.contiguous(), len(share)]
+        _launch_some("average", given, whole, made, lambda n: -(-n // numbers), 1)
+        return made
+
+    return attempt("means", own, plain)
+
+
+def extremes(leaves: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """Return the least and the largest number of each row of all leaves; a NaN in it is both."""
+
+    def plain() -> tuple[Tensor, Tensor]:
+        pairs = [leaf.reshape(len(leaf), -1).aminmax(dim=1) for leaf in leaves]
+        least, most = ([getattr(one, end) for one in pairs] for end in ("min", "max"))
+        return torch.stack(least).amin(0), torch.stack(most).amax(0)
+
+    def own() -> tuple[Tensor, Tensor]:
+        blocks = sum(_chunks(leaf[0].numel()) for leaf in leaves)
+        parts = leaves[0].new_empty(len(leaves[0]), 2 * blocks)
+        _launch_some("extremes", [parts, 2 * blocks], leaves, leaves, _chunks, len(parts))
+        found = parts.aminmax(dim=1)
+        return found.min, found.max
+
+    alike = len(leaves) <= _LEAVES and len({leaf.dtype for leaf in leaves}) == 1
+    return attempt("extremes", own, plain, on=leaves[0]) if alike else plain()
+
+
+def _chunks(numbers: int) -> int:
+    return -(-numbers // _CHUNK)
+
+
+def _launch_some(
+    name: str,
+    given: list[Any],
+    leaves: Sequence[Tensor],
+    made: Sequence[Tensor],
+    cut: Callable[[int], int],
+    rows: int,
+) -> None:
+    """Launch a function of `fused.cu` on up to so many leaves at a time."""
+    for some in range(0, len(leaves), _LEAVES):
+        pairs = [*zip(leaves[some : some + _LEAVES], made[some : some + _LEAVES], strict=True)]
+        declared = [f"const REAL* x{n}, REAL* o{n}, int n{n}, int m{n}" for n in range(len(pairs))]
+        arguments, blocks = list[Any](), 0
+        for leaf, out in pairs:
+            numbers = leaf.shape[1:].numel()
+            arguments += [aligned(leaf), out, numbers, cut(numbers)]
+            blocks += cut(numbers)
+        constants: dict[str, int | str] = {name.upper(): 1, "THREADS": _THREADS, "CHUNK": _CHUNK}
+        constants["REAL"] = REALS[leaves[0].dtype]
+        constants["LEAVES"] = ", ".join(declared)
+        constants["EACH"] = " ".join(f"TRY({n})" for n in range(len(pairs)))
+        if blocks:
+            all_given = [*given, *arguments]
+            shared = 2 * 8 * _THREADS // 32
+            launch("fused.cu", name, constants, (blocks, rows, 1), _THREADS, all_given, shared)

@@ -23,6 +23,16 @@ def halved_on_cuda(x: Tensor) -> bool:
     )
 
 
+def differs_everywhere(x: Tensor) -> bool:
+    """Return whether each vmap under way maps a tensor; where it does not, all see the same."""
+    levels = torch._C._functorch.get_interpreter_stack() or []
+    mapped = sum(one.key() == torch._C._functorch.TransformType.Vmap for one in levels)
+    while torch._C._functorch.is_functorch_wrapped_tensor(x):
+        mapped -= torch._C._functorch.is_batchedtensor(x)
+        x = torch._C._functorch.get_unwrapped(x)
+    return mapped == 0
+
+
 def call(function: type[Function], *inputs: Any) -> Any:
     """Apply a function, which torch leaves untyped."""
     return function.apply(*inputs)  # type: ignore[no-untyped-call]
