@@ -46,8 +46,9 @@ def collect(folders: list[str]) -> None:
         named.append(f"{folder}={name or re.sub(r'^kt-|-[a-z]$', '', Path(folder).name)}")
     keep(FIGURES, named, _method)
     kept = json.loads(FIGURES.read_text())
-    for place in named:
-        folder, _, name = place.partition("=")
+    for folder, _, name in (place.partition("=") for place in named):
+        if name.endswith("+"):  # the curve stays that of the first seeds
+            continue
         for label, models in curves(Path(folder) / "metrics.parquet", "test_curve").items():
             kept[name]["methods"][label]["curve"] = models.get("personal", {})
     FIGURES.write_text(json.dumps(kept, sort_keys=True) + "\n")

@@ -21,7 +21,8 @@ def keep(
 
     A run (RUN_DIR or RUN_DIR=NAME) is kept under its folder's name or the one given; methods of
     runs of the same name join. With other seeds it takes the place of the kept one, if it has all
-    its methods. RUN_DIR=NAME+ has more seeds of what is kept: all its methods must get the same.
+    its methods. RUN_DIR=NAME+ has more seeds of what is kept. A method may have more of them than
+    others, if it has theirs first: it then tells its own, and the run's are those that all have.
     """
     kept = json.loads(figures.read_text()) if figures.exists() else {}
     for place in folders:
@@ -43,10 +44,16 @@ def keep(
         }
         known["methods"] |= found
     for name, known in kept.items():
-        held = [own.pop("seeds") for own in known["methods"].values() if "seeds" in own]
-        if held and (len(held) < len(known["methods"]) or any(own != held[0] for own in held)):
-            raise SystemExit(f"the methods of {name} would have unequal seeds: {held}")
-        known["seeds"] = held[0] if held else known["seeds"]
+        own_seeds = [own.pop("seeds", known["seeds"]) for own in known["methods"].values()]
+        longest = max(own_seeds, key=len)
+        if any(own != longest[: len(own)] for own in own_seeds):
+            raise SystemExit(
+                f"the methods of {name} would have seeds of which none has all: {own_seeds}"
+            )
+        known["seeds"] = min(own_seeds, key=len)
+        for own, seeds in zip(known["methods"].values(), own_seeds, strict=True):
+            if seeds != known["seeds"]:
+                own["seeds"] = seeds
     figures.write_text(json.dumps(kept, sort_keys=True) + "\n")
 
 

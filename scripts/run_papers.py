@@ -271,12 +271,13 @@ def keep(out: Path) -> None:
         pages: dict[str, list[str]] = {}
         for line in lines():
             folder = Path(place) / line.name
-            if line.run and (folder / FILES[0]).exists():
+            wanted = FILES[-1] if line.run.endswith("+") else FILES[0]  # seeds join when complete
+            if line.run and (folder / wanted).exists():
                 name = f"={line.run}" if line.run != "*" else ""
                 pages.setdefault(line.page, []).append(f"{folder}{name}")
         for page, folders in pages.items():
             script = [sys.executable, str(ROOT / "scripts" / f"reproduce_{page}.py")]
-            joined = [one for one in folders if one.endswith("+")]  # refused if seeds are missing
+            joined = [one for one in folders if one.endswith("+")]  # refused together
             for own in ([one for one in folders if one not in joined], joined):
                 if own and subprocess.run([*script, "collect", *own], check=False).returncode:
                     print(f"{page}: NOT KEPT: {', '.join(Path(one).name for one in own)}")

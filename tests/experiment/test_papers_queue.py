@@ -38,7 +38,7 @@ def result(folder: Path, label: str, seeds: list[int], scores: list[float]) -> s
     return str(folder)
 
 
-def test_seeds_join_if_all_methods_get_them(scripts: None, tmp_path: Path) -> None:
+def test_seeds_join_behind_the_kept_ones(scripts: None, tmp_path: Path) -> None:
     from reproduction import keep
 
     def method(own: dict[str, Any]) -> dict[str, Any]:
@@ -52,14 +52,23 @@ def test_seeds_join_if_all_methods_get_them(scripts: None, tmp_path: Path) -> No
         for label in ("a", "b")
         for seed in (7, 8)
     ]
-    with pytest.raises(SystemExit, match="unequal seeds"):
-        keep(kept, more[:3], method)
+    all_ = {"rounds": 7, "models": {"personal": [0.5, 0.6, 0.7, 0.8]}}
+    keep(kept, more[:3], method)  # b has no seed 8 yet
+    found = json.loads(kept.read_text())["run"]
+    less = {"rounds": 7, "models": {"personal": [0.5, 0.6, 0.7]}}
+    assert found["seeds"] == [0, 1, 7]
+    assert found["methods"] == {"a": {**all_, "seeds": [0, 1, 7, 8]}, "b": less}
     for _ in range(2):  # a second time nothing is added
         keep(kept, more, method)
         found = json.loads(kept.read_text())["run"]
         assert found["seeds"] == [0, 1, 7, 8]
-        values = {"rounds": 7, "models": {"personal": [0.5, 0.6, 0.7, 0.8]}}
-        assert found["methods"] == {"a": values, "b": values}
+        assert found["methods"] == {"a": all_, "b": all_}
     other = result(tmp_path / "other", "a", [3], [0.1])
     with pytest.raises(SystemExit, match="other seeds than kept, and not b"):
         keep(kept, [f"{other}=run"], method)
+    apart = [
+        result(tmp_path / f"{label} apart", label, [seed], [0.9]) + "=run+"
+        for label, seed in (("a", 9), ("b", 10))
+    ]
+    with pytest.raises(SystemExit, match="of which none has all"):
+        keep(kept, apart, method)

@@ -92,6 +92,16 @@ def test_an_order_within_the_noise_is_not_decided() -> None:
     assert item(80.0, below="ours").status(MEASURED) == "not decided"  # equal is not above
 
 
+def test_an_order_is_compared_over_the_seeds_that_both_have() -> None:
+    """The other's two seeds behind them, far above ours, are not compared."""
+    more = Figure((*MEASURED["run"]["theirs"]["personal"].seeds, 99.0, 99.0))
+    runs = {"run": {**MEASURED["run"], "theirs": {"personal": more}}}
+    assert item(80.0).status(runs) == item(80.0).status(MEASURED) == "reproduced"
+    turned = item(78.0, above="theirs", below="ours")
+    (told,) = turned.failed(runs)
+    assert told == next(iter(turned.failed(MEASURED)))
+
+
 def test_p_values_of_a_row_are_corrected_together() -> None:
     """Two comparisons of p = 0.03 and one of 0.0008: by Holm's rule 0.06, 0.06 and 0.0024."""
     weak = Figure((79.0, 79.83, 79.4))  # differences 0.77, 0.4, 0.6

@@ -182,7 +182,10 @@ class Claim:
 
 
 class OrderTest(NamedTuple):
-    """Two figures of one run, of which a paper says that the first is above."""
+    """Two figures of one run, of which a paper says that the first is above.
+
+    They are compared over the seeds that both have, which stand first.
+    """
 
     claim: Claim
     run: str
@@ -193,7 +196,11 @@ class OrderTest(NamedTuple):
     @property
     def gain(self) -> float:
         """By how many points the first is above."""
-        return self.best.mean - self.least.mean
+        return mean(self._gaps)
+
+    @property
+    def _gaps(self) -> list[float]:
+        return [a - b for a, b in zip(self.best.seeds, self.least.seeds, strict=False)]
 
     @property
     def p(self) -> float:
@@ -201,7 +208,7 @@ class OrderTest(NamedTuple):
 
         A single seed cannot tell a difference from luck.
         """
-        gaps = [a - b for a, b in zip(self.best.seeds, self.least.seeds, strict=True)]
+        gaps = self._gaps
         if len(gaps) < 2:
             return 1.0
         error = stdev(gaps) / math.sqrt(len(gaps))
@@ -211,7 +218,9 @@ class OrderTest(NamedTuple):
 
     def words(self, p: float) -> str:
         """Say what was found, with a p that may be corrected for others."""
-        found = f"{self.other} {self.least.mean:.1f}, {self.claim.above} {self.best.mean:.1f}"
+        seeds = len(self._gaps)
+        best, least = (mean(one.seeds[:seeds]) for one in (self.best, self.least))
+        found = f"{self.other} {least:.1f}, {self.claim.above} {best:.1f}"
         return f"{self.run}: {found}, p = {p:.2g}"
 
 
