@@ -9,18 +9,18 @@ A line is one method of one table, on all of the table's splits at once: the spl
 simulation, as seeds are, each with its own server, so a line's first seconds (choosing kernels,
 recording the round) are spent once for all of its cells.
 
-What the seconds buy. Cells of personal methods come cheapest, so they come first: PFLlib's, then
-pFedKDH's (50 rounds are all it has), then FedALA's; global models, which need hundreds of rounds,
-get what is left. A line ends when each of its splits has the table's figure, or is flat: its best
-test round has not risen by 0.1 point in the last third of the rounds. Otherwise it ends with its
-share of the time. The rule looks at test data. By the tables' own scoring, which is the best test
-round, that can only lower our figure, since more rounds can only raise a maximum; our last-round
-figure is then of a round that was not fixed beforehand. The file records how each line ended.
+What the seconds buy: cells. Lines come in the order of the seconds that each of their cells is
+reckoned to take, of which results/ has no figure as yet, or one more than a point below the table;
+lines that have all their cells come last, those that results/ has with all their rounds not at all.
+A line ends when each of its splits has the table's figure, or is flat: its best test round has not
+risen by 0.1 point in the second half of the rounds. Otherwise it ends with its share of the time.
+Both rules look at test data. By the tables' own scoring, which is the best test round, that can
+only lower our figure, since more rounds can only raise a maximum; our last-round figure is then of
+a round that was not fixed beforehand. The file records how each line ended.
 
 Scoring takes at most a tenth of the time where it can: the more it costs, the fewer rounds are
 scored. Nothing is resumed, as a machine may be bare next time: what counts is OUT/tables.json,
-which is written anew all the time with the curves up to then. Lines that results/ already has with
-all their rounds are left out, those it has with fewer come last.
+which is written anew all the time with the curves up to then.
 """
 
 import argparse
@@ -39,7 +39,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from reproduce_field import LEAST, MILESTONES, TABLES, figures
+from reproduce_field import LEAST, MILESTONES, TABLES, figures, scores
 
 from idiolect.data import Dataset, load
 from idiolect.engine.evaluation import ClientScores
@@ -61,34 +61,34 @@ PERSONAL = (
 )
 TRAINED_AS = {"FedAvg": "FedAvg + FT"}  # the same rounds, and fine-tuned after the last one
 TUNED_ONCE = ("FedAvg + FT", "FedBABU")  # not at every point of the curve, as in PFLlib
-# The splits of a table that one simulation trains together.
+ALPHAS = ("0.05", "0.1", "0.5")
+# The splits of a table that one simulation trains together: all that have images of one size, as
+# what a line does once, recording a round above all, takes no longer for more of them.
 SPLITS = {
     "pfllib-fmnist": ("pfllib-fmnist-pat", "pfllib-fmnist-dir"),
     "pfllib-fmnist-fomo": ("pfllib-fmnist-fomo-pat", "pfllib-fmnist-fomo-dir"),
     "fedala-cifar10": ("fedala-cifar10",),
     "fedala-cifar10-fomo": ("fedala-cifar10-fomo",),
-    **{
-        f"pfedkdh-{source}": tuple(f"pfedkdh-{source}-{alpha}" for alpha in ("0.05", "0.1", "0.5"))
-        for source in ("mnist", "fmnist", "cifar10")
-    },
+    "pfedkdh-grey": tuple(f"pfedkdh-{own}-{a}" for own in ("mnist", "fmnist") for a in ALPHAS),
+    "pfedkdh-cifar10": tuple(f"pfedkdh-cifar10-{a}" for a in ALPHAS),
 }
-# Passes over the data in a round, beside FedAvg's, by their client_step: what a line's share of the
-# time is weighed by.
-PASSES = {"FedRep": 2.0, "FedALA": 2.0, "FedCP": 2.0, "GPFL": 2.0, "Ditto": 2.0, "APFL": 2.0,
-          "Per-FedAvg": 2.0, "pFedMe": 5.0, "FedFomo": 2.0}  # fmt: skip
+# What a line takes, reckoned: seconds of FedAvg's round in one process that has an H200 for itself
+# (TF32; pFedKDH's are guessed), and how many of them a round of others takes.
+PACES = {"pfllib": 0.2, "fedala": 0.13, "pfedkdh-grey": 0.35, "pfedkdh-cifar10": 0.45}
+PASSES = {"FedProx": 1.5, "FedRep": 1.3, "FedALA": 1.3, "FedCP": 3.2, "GPFL": 4.0, "Ditto": 2.5,
+          "APFL": 3.1, "Per-FedAvg": 1.3, "pFedMe": 7.0, "FedFomo": 1.2, "FedAMP": 2.0}  # fmt: skip
 FINAL = "pfedkdh"  # whose figures are of the last round alone
 SETTLED = 2  # first rounds: kernels are chosen, graphs recorded
 EVERY, POINTS = 5, 40  # rounds between points of a curve, at least; points of it that are kept
 SCORING = 0.1  # share of the time that scoring may take
-FLAT, FLAT_FROM = 0.001, 30  # rise in the last third below which a line ends; rounds before that
+FLAT, FLAT_FROM = 0.001, 60  # rise in the second half below which a line ends; rounds before that
 MERGED = 3.0  # seconds between two writings of the one file
 GRACE = 40.0  # seconds that a worker may take over the time before it is ended
 ALONE = 40.0  # seconds that the first process has the GPU for itself at most, to choose kernels
 STARTS = 3  # processes in place of each one that broke
-# What a line is reckoned to take before any has been measured: seconds of its first two rounds and
-# its scorings, and of a round of FedAvg in one process; each further process slows the others down
-# by so much, as it works while they choose and record.
-FIRST, PACE, SLOWED = 10.0, 0.15, 0.6
+# Seconds of a line's first two rounds and its scorings, before any were measured; each further
+# process slows the others down by so much, as it works while they choose and record.
+FIRST, SLOWED = 10.0, 0.6
 
 
 @dataclass(frozen=True)
@@ -112,19 +112,33 @@ class Line:
 def plan(only: Sequence[str] = (), known: bool = True) -> list[Line]:
     """List everything, or the lines whose names hold one of the words, what is worth most first."""
     lines = [Line("pfllib-fmnist", label, 200, 60) for label in PERSONAL]
-    lines.insert(10, Line("pfllib-fmnist-fomo", "FedFomo", 200, 60))
+    lines += [Line("pfllib-fmnist-fomo", "FedFomo", 200, 60)]
     lines += [Line("pfllib-fmnist", label, 2000, 400) for label in LONG]
-    lines += table_lines("pfedkdh-fmnist", 50, 50)
-    lines += [one for one in table_lines("fedala-cifar10", 200, 60) if one.label not in LONG]
-    lines += [Line("fedala-cifar10-fomo", "FedFomo", 200, 60)]
-    lines += table_lines("pfedkdh-mnist", 50, 50)
-    lines += [Line("fedala-cifar10", label, 2000, 300) for label in LONG if label != "FedDBE"]
-    lines += table_lines("pfedkdh-cifar10", 50, 50)
+    lines += table_lines("pfedkdh-grey", 50, 50) + table_lines("pfedkdh-cifar10", 50, 50)
+    lines += [one for one in table_lines("fedala-cifar10", 200, 100) if one.label not in LONG]
+    lines += [Line("fedala-cifar10-fomo", "FedFomo", 200, 100)]
+    lines += [Line("fedala-cifar10", label, 2000, 400) for label in LONG if label != "FedDBE"]
     lines = [one for one in lines if not only or any(word in one.name for word in only)]
     if not known:
         return lines
-    had = {one: rounds_had(one) for one in lines}
-    return sorted((one for one in lines if had[one] < one.rounds), key=lambda one: had[one] > 0)
+    lines = [longer(one) for one in lines if rounds_had(one) < one.rounds]
+    return sorted(lines, key=lambda one: share(one, {}) / (lacking(one) or 1e-9))
+
+
+def longer(line: Line) -> Line:
+    """Want twice the rounds that were not enough: of a curve that is begun anew."""
+    had = rounds_had(line)
+    most = max(line.rounds, 4 * had)
+    return replace(line, rounds=most, wanted=min(max(line.wanted, 2 * had), most))
+
+
+def lacking(line: Line) -> int:
+    """Count the cells of a line without a figure, or with one more than a point below the table."""
+    key = next(key for key in TABLES if line.table.startswith(key))
+    held, labels = figures(key), (line.label, TRAINED_AS.get(line.label))
+    cells = [one for one in items()[TABLES[key]][1].cells if one.run in line.runs]
+    own = [(one, scores(held, one, one.model)) for one in cells if one.label in labels]
+    return sum(not found or 100 * fmean(found) < one.paper - 1 for one, found in own)
 
 
 def table_lines(table: str, most: int, wanted: int) -> list[Line]:
@@ -182,7 +196,7 @@ class Goal:
         best = max(value for _, value in points)
         if self.paper is not None and model == self.model and 100 * best >= self.paper:
             return "has the table's figure"
-        early = [value for number, value in points if 3 * number <= 2 * done]
+        early = [value for number, value in points if 2 * number <= done]
         if done >= since and early and best - max(early) < FLAT:
             return "flat"
         return ""
@@ -191,17 +205,20 @@ class Goal:
 def work(args: argparse.Namespace) -> None:
     """Take the next line that nobody has taken, until the time is over."""
     lines, shelf = plan(args.only), Shelf()
-    for line in lines:
+    for place, line in enumerate(lines):
         left = args.end - time.time()
         if left < 5:
             return
+        known = paces(args.runs, args.workers)
+        if FINAL in line.table and share(line, known) > left:
+            continue  # of all its rounds or of none
         try:
             with (args.runs / f"{line.name}.taken").open("x") as mine:
                 mine.write(str(os.getpid()))
         except FileExistsError:
             continue
-        rest = [one for one in lines if not (args.runs / f"{one.name}.taken").exists()]
-        known = paces(args.runs, args.workers)
+        later = lines[place + 1 :]
+        rest = [one for one in later if not (args.runs / f"{one.name}.taken").exists()]
         shares = [share(one, known) for one in (line, *rest)]
         together = fitting(shares, left * args.workers)
         stop = time.time() + min(left, left * args.workers * shares[0] / together)
@@ -219,23 +236,32 @@ def work(args: argparse.Namespace) -> None:
 
 
 def paces(runs: Path, workers: int) -> dict[str, tuple[float, float]]:
-    """Return by table what first rounds and scorings took so far, and a round over its passes."""
+    """Return what first rounds and scorings took so far, and a round over what it was reckoned to.
+
+    By table, and over all of them.
+    """
     seen: dict[str, list[tuple[float, float]]] = {}
     for path in runs.glob("*.json"):
         table = path.name.split("--")[0]
         for label, own in json.loads(path.read_text())[0]["methods"].items():
             if own["pace"] and label not in TRAINED_AS.values():
-                pair = own["first"] + own["scoring"], own["pace"] / PASSES.get(label, 1.0)
+                pair = own["first"] + own["scoring"], own["pace"] / reckoned(table, label)
                 for key in (table, ""):
                     seen.setdefault(key, []).append(pair)
     found = {key: (fmean(a for a, _ in own), fmean(b for _, b in own)) for key, own in seen.items()}
-    return {"": (FIRST, PACE * (1 + SLOWED * (workers - 1))), **found}
+    return {"": (FIRST, 1 + SLOWED * (workers - 1)), **found}
+
+
+def reckoned(table: str, label: str) -> float:
+    """Return the seconds that a round is reckoned to take in a process with the GPU for itself."""
+    pace = next(own for key, own in PACES.items() if table.startswith(key))
+    return pace * PASSES.get(label, 1.0)
 
 
 def share(line: Line, known: Mapping[str, tuple[float, float]]) -> float:
     """Return the seconds that a line is reckoned to take in a process beside the others."""
-    first, pace = known.get(line.table, known[""])
-    return first + pace * line.wanted * PASSES.get(line.label, 1.0)
+    first, slower = known.get(line.table) or known.get("") or (FIRST, 1.0)
+    return first + slower * line.wanted * reckoned(line.table, line.label)
 
 
 def fitting(shares: Sequence[float], seconds: float) -> float:
@@ -363,8 +389,10 @@ def train(
         stop = until[final or done < LEAST]
         if done == rounds:
             ended = "all rounds"
-        elif final and done >= LEAST and now + (rounds - done + after) * pace > stop:
-            raise TimeoutError(f"{rounds} rounds do not fit into the time that is left")
+        elif final:
+            ahead = (rounds - done + after) * pace if done > 2 * SETTLED else 0.0
+            if now + ahead > stop:
+                raise TimeoutError(f"{rounds} rounds do not fit into the time that is left")
         elif now + (after + 1) * pace + cost > stop:
             ended = "time"
         if not ended and done < due and done not in MILESTONES:
@@ -539,7 +567,8 @@ def costs(content: dict[str, Any]) -> str:
 def main() -> None:
     if sys.argv[1:2] == ["plan"]:
         for line in plan(sys.argv[2:]):
-            print(f"{line.name}: {line.wanted} rounds, {line.rounds} at most")
+            told = f"{line.wanted} rounds, {line.rounds} at most, in some {share(line, {}):.0f} s"
+            print(f"{line.name}: {lacking(line)} cells; {told}")
         return
     if sys.argv[1:2] == ["costs"]:
         print(costs(json.loads((Path(sys.argv[2]) / "tables.json").read_text())))

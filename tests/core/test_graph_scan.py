@@ -22,7 +22,7 @@ from test_laws import ended, made
 LONGER = {"epochs": 4, "tune_epochs": 3, "distil_epochs": 3, "head_epochs": 3, "expert_epochs": 3}
 
 
-def repeated(piece, times):
+def repeated(piece, times, record=None):
     for _ in range(times if isinstance(times, int) else times()):
         piece()
 

@@ -8,6 +8,7 @@ from idiolect.core import graph_scan
 from idiolect.engine import block_runner, local_group
 from idiolect.kernels import autotune
 from idiolect.kernels.cuda_graph import side_by_side
+from idiolect.methods import FedALA
 from test_laws import ended, made
 
 PIECES, WHOLE = (2, 1), (8, 4)
@@ -74,4 +75,30 @@ def test_what_was_recorded_in_plain_forms_is_recorded_anew_once_better_ones_are_
         ends.append(sim.tree["server"])
     blocks = executed[0]
     assert blocks > 1 and executed == [n * blocks for n in (1, 1, 0, 1, 1, 0, 0)]
+    assert not worlds.differing(*ends, 1e-10)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("length", [PIECES, WHOLE])
+def test_passes_in_a_row_are_run_once_recorded_once_and_replayed(
+    length, recorded, float64, monkeypatch
+):
+    """FedALA's first weights: seven passes before the second round, of which a block runs two."""
+    recorded(*length)
+    passes, ends = [], []
+
+    def counted(self, *given):
+        passes.append(sim.round)
+        return learned(self, *given)
+
+    learned = FedALA._learned
+    monkeypatch.setattr(FedALA, "_learned", counted)
+    for kind in ("sequential", "vectorised"):
+        passes.clear()
+        world = worlds.with_public()
+        method = made("fedala", epochs=4, weight_lr=3.0, start_epochs=7, tolerance=0.02)
+        sim = worlds.simulation(method, world, kind=kind)
+        ends.append(ended(sim, [world.test_data], rounds=4))
+    blocks = passes.count(0)
+    assert blocks > 1 and passes.count(1) == 3 * blocks  # and one of the round itself
     assert not worlds.differing(*ends, 1e-10)

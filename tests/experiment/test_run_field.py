@@ -97,29 +97,29 @@ def test_what_ends_a_split(field) -> None:
         return [(10 * n, {"personal": (value, 0.0)}) for n, value in enumerate(values, 1)]
 
     goal = field.Goal("personal", 90.0)
-    rising, level = curve(0.1, 0.2, 0.3), curve(0.1, 0.3, 0.3005)
-    assert goal.met(rising, 30) == "" and goal.met(level, 30) == "flat"
-    assert goal.met(level, 31) == ""  # too early to say
+    rising, level = curve(0.1, 0.2, 0.3, 0.4), curve(0.1, 0.3, 0.3002, 0.3005)
+    assert goal.met(rising, 40) == "" and goal.met(level, 40) == "flat"
+    assert goal.met(level, 41) == ""  # too early to say
     assert goal.met(curve(0.1, 0.9, 0.3), 31) == "has the table's figure"
-    hidden = [(n, {"global": own["personal"]}) for n, own in curve(0.9, 0.99, 0.99)]
-    assert goal.met(hidden, 30) == "flat" and goal.met(hidden, 31) == ""  # no personal figure yet
+    hidden = [(n, {"global": own["personal"]}) for n, own in curve(0.9, 0.99, 0.99, 0.99)]
+    assert goal.met(hidden, 40) == "flat" and goal.met(hidden, 41) == ""  # no personal figure yet
 
 
-def test_of_a_table_of_the_final_round_only_that_is_scored(field, tmp_path, monkeypatch):
-    """Its three splits are trained together, and half of the clients take part."""
-    line = field.Line("pfedkdh-mnist", "FedPer", 3, 1)
+def test_of_a_table_of_the_final_round_only_that_is_scored(field, tmp_path):
+    """Splits of all its grey images are trained together, and half of the clients take part."""
+    line = field.Line("pfedkdh-grey", "FedPer", 3, 1)
     found = trained(field, line, tmp_path, seconds=-1, set=SMALL[:3])  # its share does not cut it
-    assert sorted(found) == [f"pfedkdh-mnist-{alpha}" for alpha in ("0.05", "0.1", "0.5")]
+    runs = [f"pfedkdh-{one}-{a}" for one in ("fmnist", "mnist") for a in ("0.05", "0.1", "0.5")]
+    assert sorted(found) == runs
     alone = field.loaded("pfedkdh-mnist-0.1", ["rounds=3", "seeds=[0]", *SMALL[:3]])
     content, _ = run_experiment(alone, tmp_path / "run", only=["FedPer"])
     (figure,) = found["pfedkdh-mnist-0.1"]["FedPer"]["models"]["personal"]["mean"]
     own = content["methods"]["FedPer"]["seeds"][0]["models"]["personal"]["mean"]
     assert figure == pytest.approx(own, abs=2e-5)
     assert found["pfedkdh-mnist-0.1"]["FedPer"]["curve"] == {}
-    monkeypatch.setattr(field, "LEAST", 1)
     with pytest.raises(TimeoutError, match="do not fit"):
         args = asked(tmp_path, end=time.time(), set=SMALL[:3])
-        field.train_line(field.Line("pfedkdh-mnist", "FedPer", 50, 1), 0, args, field.Shelf())
+        field.train_line(field.Line("pfedkdh-grey", "FedPer", 50, 1), 0, args, field.Shelf())
 
 
 def test_milestones_and_thinned_curves(field, monkeypatch):
@@ -140,10 +140,11 @@ def test_milestones_and_thinned_curves(field, monkeypatch):
 def test_workers_share_the_time_and_the_lines(field, tmp_path, monkeypatch):
     """Each takes what nobody has; a failure costs a line and not the others."""
     lines = [field.Line("a", "x", 9, 0), field.Line("b", "x", 9, 10), field.Line("c", "x", 9, 30)]
+    whole = field.Line("pfedkdh", "x", 50, 50)  # does not fit, and is left
     monkeypatch.setattr(field, "FIRST", 40)
     monkeypatch.setattr(field, "SLOWED", 0)
-    monkeypatch.setattr(field, "PACE", 8)
-    monkeypatch.setattr(field, "plan", lambda only: lines)
+    monkeypatch.setattr(field, "PACES", {"": 8})
+    monkeypatch.setattr(field, "plan", lambda only: [whole, *lines])
     told = {}
 
     def train_line(line, stop, args, shelf):
@@ -174,13 +175,41 @@ def test_the_line_of_a_process_that_was_ended_is_there_to_be_taken_again(field, 
 
 
 def test_shares_are_of_what_was_measured(field, tmp_path) -> None:
-    own = {"first": 3.0, "scoring": 1.0, "pace": 0.4}
-    line = field.Line("t", "Ditto", 9, 10)
-    assert field.share(line, field.paces(tmp_path, 1)) == field.FIRST + 20 * field.PACE
-    (tmp_path / "t--Ditto.json").write_text(json.dumps([{"methods": {"Ditto": own}}]))
+    """Of the table itself, else of all: how much slower a round was than it was reckoned to be."""
+    line, most = field.Line("pfllib", "Ditto", 9, 10), field.reckoned("pfllib", "Ditto")
+    assert field.share(line, field.paces(tmp_path, 1)) == field.FIRST + 10 * most
+    own = {"first": 3.0, "scoring": 1.0, "pace": 3 * most}
+    (tmp_path / "pfllib--Ditto.json").write_text(json.dumps([{"methods": {"Ditto": own}}]))
     known = field.paces(tmp_path, 3)
-    assert field.share(line, known) == pytest.approx(4 + 10 * 0.4)
-    assert field.share(field.Line("other", "FedAvg", 9, 10), known) == pytest.approx(4 + 10 * 0.2)
+    assert field.share(line, known) == pytest.approx(4 + 30 * most)
+    other = field.Line("fedala", "FedAvg", 9, 10)
+    assert field.share(other, known) == pytest.approx(4 + 30 * field.PACES["fedala"])
+
+
+def test_lines_come_by_the_seconds_for_a_cell_that_is_lacking(field, monkeypatch) -> None:
+    """What results/ has is wanted for twice the rounds if that was not enough; whole lines go."""
+    held: dict[str, dict] = {}
+    monkeypatch.setattr(field, "figures", lambda key: held)
+    monkeypatch.setattr(field, "PACES", {"": 1.0})
+    words = ["pfllib-fmnist--FedRep", "pfllib-fmnist--FedPer", "pfedkdh-grey--FedPer"]
+
+    def names() -> list[str]:
+        return [line.name for line in field.plan(words)]
+
+    assert names() == [words[2], words[1], words[0]]  # six cells; two, and two in longer rounds
+    for run, paper in (("pat", 99.47), ("dir", 97.44)):
+        figure = {"personal, best test round": {"mean": [(paper - 0.9) / 100]}}
+        own = {"rounds": 80, "curve": {}, "models": figure}
+        held[f"pfllib-fmnist-{run}"] = {"methods": {"FedPer": own}}
+    assert names() == [words[2], words[0], words[1]]  # near the table, so last
+    figure["personal, best test round"]["mean"] = [0.9]
+    line = field.plan(words[1:2])[0]
+    assert (field.lacking(line), line.wanted, line.rounds) == (1, 160, 320)
+    for alpha in field.ALPHAS:
+        for source in ("mnist", "fmnist"):
+            own = {"rounds": 50, "curve": {}, "models": {}}
+            held[f"pfedkdh-{source}-{alpha}"] = {"methods": {"FedPer": own}}
+    assert words[2] not in names()
 
 
 def test_the_longer_of_two_runs_is_kept(field):

@@ -434,6 +434,22 @@ class Local:
         self._calls, self.random.calls = most
         return results
 
+    def repeat(self, work: Callable[[Any], Any], carry: Any, times: int) -> Any:
+        """Do something so many times in a row, each time on the same batches and numbers."""
+        start = self._calls, self.random.calls
+
+        def again(carry: Any) -> Any:
+            self._calls, self.random.calls = start
+            return work(carry)
+
+        if self._graphs is not None and not self._gradients:
+            carry = self._graphs.passes(again, carry, times, self._slot.device)
+            self._last_batch = None  # else the memory of the graph would be held on to
+            return carry
+        for _ in range(times):
+            carry = again(carry)
+        return carry
+
     def restart(self) -> None:
         """Let what follows see the batches and numbers it would see if nothing had come before."""
         self._calls = self.random.calls = 0

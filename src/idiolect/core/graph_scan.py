@@ -5,7 +5,8 @@ whole (`engine.block_runner`), but for its scans of many steps: of those a piece
 steps in a row from and to buffers that hold the carry, and replayed as often as needed. To record
 hundreds of steps takes the host seconds, to launch a piece some microseconds. Scans that are done
 once, such as adapting after the last round, are captured in pieces as well. Where the host needs
-long for a single step, as for deep networks, a piece is two steps.
+long for a single step, as for deep networks, a piece is two steps. Where client code does the same
+scans again and again, they are recorded once.
 
 Where rounds are not all of the same length, because clients are drawn, only as many pieces are
 replayed as the round's clients need. Then short scans are cut into pieces too.
@@ -29,6 +30,7 @@ _WORTH = 4  # pieces from which on capturing pays
 _SHORT = 2  # steps of a piece, at least, where not all pieces are needed in every round
 _SLOW = 0.03  # seconds of the host for a step from which on few of them are a piece
 _SLOWLY = 2  # of those: after each piece all that steps change is copied
+_ONCE = 2  # passes up to which recording one costs as much as doing it
 
 Fold = Callable[[Tensor, Tree, int], Tree]
 """fold(number, carry, count): do so many steps. The number of the first is a tensor [1], which a
@@ -65,6 +67,26 @@ class GraphScan:
             return tape.record(work)
         finally:
             self._tape = None
+
+    def passes(
+        self, work: Callable[[Tree], Tree], carry: Tree, times: int, device: torch.device
+    ) -> Tree:
+        """Do something so many times: once as it comes, then recorded with its scans, and replayed.
+
+        Within what is recorded already it is done as it comes.
+        """
+        able = self._tape is None and self.worth(_EAGER + _WORTH * PIECE, device)
+        if times <= _ONCE or not able:
+            for _ in range(times):
+                carry = work(carry)
+            return carry
+        held = tree.map(torch.clone, work(carry))
+
+        def once() -> None:
+            overwrite(tree.leaves(held), tree.leaves(work(held)))
+
+        repeat(once, times - 1, self.record)
+        return held
 
     def scan(
         self,
@@ -154,7 +176,11 @@ def piece_length(steps: int) -> int:
     return min(range(PIECE, 2 * PIECE), key=lambda long: long + steps % long)
 
 
-def repeat(piece: Callable[[], None], times: Times) -> None:
+def repeat(
+    piece: Callable[[], None],
+    times: Times,
+    record: Callable[[GraphSequence, Callable[[], None]], Tree] = GraphSequence.record,
+) -> None:
     """Repeat something that changes its buffers: recorded, then replayed.
 
     What cannot be captured is run step by step, with a warning.
@@ -162,7 +188,7 @@ def repeat(piece: Callable[[], None], times: Times) -> None:
     tape, again = GraphSequence(), piece
     release_cached_memory()
     try:
-        tape.record(piece)
+        record(tape, piece)
         again = tape.replay
     except torch.OutOfMemoryError:
         raise

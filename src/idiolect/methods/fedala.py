@@ -59,14 +59,15 @@ class FedALA(Preparation, NewcomerModel, FedAvg):
 
     def prepare(self, sent: Sent, personal: Mixing, local: Local) -> Mixing:
         """Learn the weights on one share of the data until they converge."""
-        weights, converged = personal.weights, local.size < 0
-        for _ in range(self.start_epochs):
-            local.restart()
+
+        def learn(carry: tuple[Params, Tensor]) -> tuple[Params, Tensor]:
+            weights, converged = carry
             new = self._learned(sent.shared, Mixing(personal.model, weights), local)
             moved = torch.cat([(new[n] - weights[n]).abs().flatten() for n in new]).mean()
-            weights = tree.where(converged, weights, new)
-            converged = converged | (moved < self.tolerance)
-        return Mixing(personal.model, weights)
+            return tree.where(converged, weights, new), converged | (moved < self.tolerance)
+
+        start = personal.weights, local.size < 0
+        return Mixing(personal.model, local.repeat(learn, start, self.start_epochs)[0])
 
     def client_step(self, sent: Sent, personal: Mixing, local: Local) -> tuple[Report, Mixing]:
         """Learn the weights for a pass, mix, train the mixture and report it."""
