@@ -6,9 +6,9 @@ from torch.func import grad, vmap
 from torch.nn import functional as F
 
 from idiolect.core import losses
-from idiolect.core.stacked_gradient import stacked_gradient
 from idiolect.errors import MethodError
-from idiolect.kernels import beneath, cross_entropy, linear
+from idiolect.kernels import beneath, linear
+from idiolect.kernels.beneath import stacked_gradient
 
 CLIENTS, CLASSES = 3, 5
 
@@ -46,11 +46,8 @@ def gradient(params, *batch):
 @pytest.mark.parametrize("examples", [2, 9])  # fewer and more than classes: two orders of products
 def test_gradients_of_a_stack_are_those_of_torch(examples: int, monkeypatch) -> None:
     used: list[type] = []
-    for module in (linear, cross_entropy):
-        call = module.call
-        monkeypatch.setattr(
-            module, "call", lambda f, *given, call=call: used.append(f) or call(f, *given)
-        )
+    call = beneath._call
+    monkeypatch.setattr(beneath, "_call", lambda f, *given: used.append(f) or call(f, *given))
     w, b, *batch = stacks(examples)
     found = vmap(gradient)({"w": w, "b": b}, *batch)
     right = vmap(grad(plain))({"w": w, "b": b}, *batch)
@@ -59,7 +56,7 @@ def test_gradients_of_a_stack_are_those_of_torch(examples: int, monkeypatch) -> 
         assert not found[name].requires_grad
     assert found["w"].stride() == w.stride()
     torch.testing.assert_close(found["seen"], w.sum((1, 2)))
-    assert used == [linear._HostLinear, cross_entropy._HostCrossEntropy]
+    assert used == [beneath._Linear, beneath._CrossEntropy]
 
 
 def test_parameters_that_all_share_have_a_gradient_for_each_client() -> None:
@@ -164,3 +161,62 @@ def test_a_loss_of_several_numbers_is_refused() -> None:
         vmap(lambda w: stacked_gradient(lambda at: (at["w"], {}), {"w": w}, CLIENTS)[0]["w"])(
             torch.ones(CLIENTS, 2)
         )
+
+
+def twice(params, x, y, weight, layer=F.linear):
+    """A layer that is used twice, and weights that are also used outside of a layer."""
+    inside = layer(layer(x, params["v"], params["c"]).relu(), params["v"], params["c"])
+    beside = params["w"].square().sum() + params["v"].sin().sum()
+    out = layer(inside, params["w"], params["b"])
+    return losses.weighted_mean(out.logsumexp(-1), weight) + beside
+
+
+@pytest.mark.parametrize("spare", [False, True])
+@pytest.mark.parametrize("examples", [2, 9])
+def test_a_descent_is_a_step_along_the_gradient(examples: int, spare: bool) -> None:
+    """Derived from torch's own gradient: params - rate · gradient, whatever is multiplied when."""
+    w, b, *batch = stacks(examples)
+    square = torch.linspace(-1, 1, CLIENTS * 49, dtype=torch.float64).reshape(CLIENTS, 7, 7)
+    given = {"v": square, "c": torch.zeros_like(square[:, 0]), "w": w, "b": b}
+    given["unused"] = torch.ones(CLIENTS, 2, dtype=torch.float64)
+    before = {name: leaf.clone() for name, leaf in given.items()}
+    slopes = vmap(grad(twice))(given, *batch)
+
+    def descent(params, *own):
+        return beneath.stacked_descent(
+            lambda at: twice(at, *own, layer=linear.stacked_linear), params, CLIENTS, 0.3, spare
+        )
+
+    found = vmap(descent)(given, *batch)
+    for name, leaf in before.items():
+        torch.testing.assert_close(found[name], leaf - 0.3 * slopes[name])
+        assert found[name].stride() == leaf.stride() and not found[name].requires_grad
+        assert (found[name].data_ptr() == given[name].data_ptr()) == spare
+        assert spare or torch.equal(given[name], leaf)
+
+
+def test_a_descent_does_not_write_to_what_all_share() -> None:
+    w, b, *batch = stacks(4)
+    shared = {"w": w[0], "b": b[0]}
+    before = w[0].clone()
+    found = vmap(
+        lambda *own: beneath.stacked_descent(lambda at: ours(at, *own), shared, CLIENTS, 0.3, False)
+    )(*batch)
+    right = vmap(grad(plain), in_dims=(None, 0, 0, 0))(shared, *batch)
+    assert torch.equal(w[0], before)
+    for name, slope in right.items():
+        torch.testing.assert_close(found[name], shared[name] - 0.3 * slope)
+
+
+def test_the_gradient_by_a_layers_weights_is_never_made(monkeypatch) -> None:
+    """It is as large as the weights of all clients, and a descent only adds it to them."""
+    w, b, *batch = stacks(4)
+    made: list[tuple[int, ...]] = []
+    product = torch.bmm
+    monkeypatch.setattr(
+        torch, "bmm", lambda *given: made.append(product(*given).shape) or product(*given)
+    )
+    vmap(
+        lambda at, *own: beneath.stacked_descent(lambda p: ours(p, *own), at, CLIENTS, 0.3, False)
+    )({"w": w, "b": b}, *batch)
+    assert not made

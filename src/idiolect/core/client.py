@@ -20,11 +20,10 @@ from idiolect.core.graph_scan import GraphScan
 from idiolect.core.network import Network, Part
 from idiolect.core.optim import Optimiser
 from idiolect.core.randomness import Random
-from idiolect.core.stacked_gradient import stacked_gradient
 from idiolect.core.task import Task
 from idiolect.core.tree import Params, Tree
 from idiolect.errors import MethodError
-from idiolect.kernels.beneath import clients_of_stack
+from idiolect.kernels.beneath import clients_of_stack, stacked_descent, stacked_gradient
 
 __all__ = ["Batch", "Local", "Loss", "Network", "Plan", "Plans", "Pool", "Request"]
 
@@ -215,10 +214,7 @@ class Local:
         held: Params = {}
         gradient: Params
         trained = params
-        # A gradient within a gradient is differentiated itself; on a GPU steps are recorded; where
-        # autograd is switched off torch.func.grad is not.
-        plain = torch.is_grad_enabled() and not self._gradients and not self.size.is_cuda
-        many = clients_of_stack() if plain else None
+        clients = self._clients_beneath()
         if self._statistics:
             held, trained = tree.split(params, self._statistics.__contains__)
 
@@ -226,17 +222,13 @@ class Local:
             # Closed over rather than passed, so that torch does not wrap batch and statistics:
             # they are known again by identity.
             moving = batchnorm.RunningStatistics(held) if self._statistics else None
-            self._gradients.append(moving)
-            try:
-                value = loss(_ordered(params, trained, held), batch)
-                return value, moving.drifts() if moving else {}
-            finally:
-                self._gradients.pop()
+            value = self._within_gradient(loss, _ordered(params, trained, held), batch, moving)
+            return value, moving.drifts() if moving else {}
 
         if not trained:  # a normalisation without scale and shift, trained by itself
             gradient, (_, moved) = {}, objective({})
-        elif self._stacked and many is not None:
-            gradient, moved = stacked_gradient(objective, trained, many)
+        elif clients is not None:
+            gradient, moved = stacked_gradient(objective, trained, clients)
         elif self._stacked:
             gradient, moved = grad(objective, has_aux=True)(trained)
         else:
@@ -250,6 +242,24 @@ class Local:
             gradient = dict(zip(at, leaves, strict=True))
         drifts = {name: tree.Drift(by) for name, by in moved.items()}
         return _ordered(params, gradient, drifts)
+
+    def _clients_beneath(self) -> int | None:
+        """Return the number of clients whose gradients may be taken together beneath vmap, if any.
+
+        A gradient within a gradient is differentiated itself; on a GPU steps are recorded; where
+        autograd is switched off torch.func.grad is not.
+        """
+        plain = torch.is_grad_enabled() and not self._gradients and not self.size.is_cuda
+        return clients_of_stack() if plain and self._stacked else None
+
+    def _within_gradient(
+        self, loss: Loss, params: Params, batch: Batch, moving: batchnorm.RunningStatistics | None
+    ) -> Tensor:
+        self._gradients.append(moving)
+        try:
+            return loss(params, batch)
+        finally:
+            self._gradients.pop()
 
     def scan(
         self,
@@ -265,17 +275,35 @@ class Local:
         Of a client's own examples, `share` takes a random subset, the same in all epochs of the
         call and another in the next; at least one example.
         """
+        return self._fold(lambda carry, batch, _: step(carry, batch), carry, stream, **batching)
+
+    def _fold(
+        self,
+        step: Callable[[Any, Batch, bool], Any],
+        carry: Any,
+        stream: str,
+        **batching: Unpack[Batching],
+    ) -> Any:
+        """Do as `scan` does; a step is told whether its carry is spare.
+
+        It is where the step before has made it and nothing needs it after this step.
+        """
         plan = self._plan(stream, True, **batching)
         # A replayed graph has no backward pass, where a gradient of the whole scan is wanted.
         graphs = None if self._gradients else self._graphs
         varies, device = plan.needed is not None, plan.rows.device
         if graphs is not None and graphs.worth(plan.rows.shape[1], device, varies):
-            return self._captured_scan(graphs, step, carry, plan)
+            return self._captured_scan(
+                graphs, lambda carry, batch: step(carry, batch, False), carry, plan
+            )
         pulse, steps = self._pulse, plan.rows.shape[1]
         for number, batch in enumerate(self._batches(plan, training=True)):
             # Where every client has examples no mask is needed, which saves a copy.
             there = None if number < plan.certain else batch.weight.sum() > 0
-            carry = _stepped(step, carry, batch, there)
+            if there is None:
+                carry = step(carry, batch, number > 0)
+            else:
+                carry = tree.where(there, step(carry, batch, False), carry)
             if pulse is not None:
                 pulse.step(number + 1, steps)
         return carry
@@ -315,7 +343,8 @@ class Local:
                 batch = self._batch(x, y, own, numbers, True, at)
                 if counted is not None and batch.weight is not own:  # of labels
                     counted = batch.weight.sum() > 0
-                carry = _stepped(step, carry, batch, counted)
+                new = step(carry, batch)
+                carry = new if counted is None else tree.where(counted, new, carry)
             return carry
 
         outer = self.random.enter()
@@ -334,12 +363,19 @@ class Local:
     ) -> Params:
         """Minimise a batch loss from `params` with a fresh optimiser; batches are as in `scan`."""
 
-        def step(carry: Any, batch: Batch) -> Any:
+        def step(carry: Any, batch: Batch, spare: bool) -> Any:
             params, memory = carry
-            return optimiser.step(params, self.gradient(loss, params, batch), memory)
+            clients = self._clients_beneath()
+            if optimiser.rate is None or clients is None or self._statistics:
+                return optimiser.step(params, self.gradient(loss, params, batch), memory)
+
+            def objective(at: Params) -> Tensor:
+                return self._within_gradient(loss, at, batch, None)
+
+            return stacked_descent(objective, params, clients, optimiser.rate, spare), memory
 
         fitted: Params
-        fitted, _ = self.scan(step, (params, optimiser.init(params)), stream, **batching)
+        fitted, _ = self._fold(step, (params, optimiser.init(params)), stream, **batching)
         return fitted
 
     def mean(self, fn: Callable[[Batch], Tree], stream: str = "val", *, batch: int = 500) -> Tree:
@@ -514,14 +550,6 @@ class Local:
             weight = weight.reshape(*weight.shape, *[1] * inner) * (y >= 0).to(weight.dtype)
             y = y.clamp(min=0)  # any class will do where nothing is counted
         return Batch(x, y, weight, row, training, place)
-
-
-def _stepped(
-    step: Callable[[Any, Batch], Any], carry: Any, batch: Batch, there: Tensor | None
-) -> Any:
-    """Do a step of a scan; a batch of padding alone, not `there`, leaves the carry as it was."""
-    new = step(carry, batch)
-    return new if there is None else tree.where(there, new, carry)
 
 
 def _examples(plan: Plan, rows: Tensor) -> Iterator[tuple[Tensor, Tensor]]:

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from idiolect.core.tree import transformed
+from idiolect.kernels import beneath
 from idiolect.kernels import cross_entropy as entropy
 
 _FEW = 16  # classes, below which torch's log_softmax is slow over the last axis of a CPU's tensor
@@ -35,8 +36,8 @@ def cross_entropy(logits: Tensor, labels: Tensor, weight: Tensor) -> Tensor:
     # Equal to F.cross_entropy, which vmap would take apart into many more kernels.
     label = labels.unsqueeze(-1)
     if not logits.is_cuda and logits.shape[-1] < _FEW:
-        if entropy.suits_host(logits, labels, weight):
-            return entropy.host_cross_entropy(logits, labels, weight)
+        if beneath.suits_cross_entropy(logits, labels, weight):
+            return beneath.cross_entropy(logits, labels, weight)
         return weighted_mean(-log_shares(logits).gather(-1, label).squeeze(-1), weight)
     true = logits.gather(-1, label).squeeze(-1)
     return weighted_mean(logits.logsumexp(-1) - true, weight)

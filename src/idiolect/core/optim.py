@@ -18,10 +18,14 @@ Step = Callable[[Tree, Tree, Tree], tuple[Tree, Tree]]
 
 
 class Optimiser(NamedTuple):
-    """`init(params) -> memory` and `step(params, grads, memory) -> (params, memory)`."""
+    """`init(params) -> memory` and `step(params, grads, memory) -> (params, memory)`.
+
+    Where a step is nothing but params - rate · grads, `rate` says so: gradients need not be there.
+    """
 
     init: Callable[[Tree], Tree]
     step: Step
+    rate: float | None = None
 
 
 def sgd(
@@ -42,7 +46,8 @@ def sgd(
         direction = tree.axpy(momentum, velocity, grads) if nesterov else velocity
         return tree.axpy(descent, direction, params), velocity
 
-    return Optimiser(init, _moving_statistics(step))
+    plain = not (momentum or weight_decay or isinstance(lr, Tensor))
+    return Optimiser(init, _moving_statistics(step), float(lr) if plain else None)
 
 
 def _moving_statistics(step: Step) -> Step:

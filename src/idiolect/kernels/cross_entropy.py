@@ -8,11 +8,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
-from torch.autograd.function import once_differentiable
 
 from idiolect.kernels import compiled
-from idiolect.kernels.beneath import all_stacked, beneath, of_a_client, stack_of
 from idiolect.kernels.compiled import REALS, attempt, launch
 from idiolect.kernels.deferred import Deferred, DeferredTensor, Ones
 from idiolect.kernels.vmap_rules import GroupedFunction, call
@@ -37,46 +34,6 @@ def cross_entropy(logits: Tensor, labels: Tensor, weight: Tensor) -> Tensor:
     rows = logits.reshape(1, -1, logits.shape[-1])
     loss: Tensor = call(_CrossEntropy, rows, labels.reshape(1, -1), weight.reshape(1, -1))
     return loss.squeeze(0)  # the backward pass of an index would allocate zeros
-
-
-def suits_host(logits: Tensor, labels: Tensor, weight: Tensor) -> bool:
-    """Return whether a client's loss is part of a stack that is computed beneath vmap on a CPU."""
-    return (
-        logits.device.type == "cpu"
-        and logits.dim() == 2
-        and logits.dtype == weight.dtype
-        and labels.dtype == torch.int64
-        and labels.shape == weight.shape == logits.shape[:1]
-        and all_stacked(logits, labels, weight)
-        and not stack_of(weight).requires_grad
-    )
-
-
-def host_cross_entropy(logits: Tensor, labels: Tensor, weight: Tensor) -> Tensor:
-    """Return the weighted mean of a client of a stack on a CPU; for few classes."""
-    with beneath():
-        loss = call(_HostCrossEntropy, *map(stack_of, (logits, labels, weight)))
-    return of_a_client(loss)
-
-
-class _HostCrossEntropy(Function):
-    """Logits [client, row, class], labels and weight [client, row] -> a loss for each client."""
-
-    @staticmethod
-    def forward(ctx: Any, logits: Tensor, labels: Tensor, weight: Tensor) -> Tensor:
-        # torch's log_softmax is slow over the last axis where classes are few.
-        shares, label = logits.mT.log_softmax(1), labels.unsqueeze(1)
-        total = weight.sum(1).clamp_(min=1e-12)
-        ctx.save_for_backward(shares, label, weight, total)
-        return (shares.gather(1, label).squeeze(1) * weight).sum(1).neg_() / total
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, factor: Tensor) -> Any:
-        shares, label, weight, total = ctx.saved_tensors
-        each = (weight * (factor / total).unsqueeze(1)).unsqueeze(1)
-        by_logits = (shares.exp() * each).scatter_add_(1, label, -each)
-        return by_logits.mT, None, None
 
 
 class _CrossEntropy(GroupedFunction):

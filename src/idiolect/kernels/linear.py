@@ -12,13 +12,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import Function
-from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
+from idiolect.kernels import beneath
 from idiolect.kernels.autotune import Form, fastest
-from idiolect.kernels.beneath import all_stacked, beneath, of_a_client, stack_of
 from idiolect.kernels.compiled import launch, round_up
 from idiolect.kernels.deferred import Deferred, DeferredTensor, Terms
 from idiolect.kernels.vmap_rules import GroupedFunction, call, float32_on_cuda, halved_on_cuda
@@ -52,8 +50,8 @@ def stacked_linear(x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
     """Do what torch's function of these arguments does."""
     given = None if b is None or x.dim() < 2 else _prepared(x.flatten(0, -2), w, b)
     if given is None:
-        if b is not None and x.dim() == 2 and b.dim() == 1 and _on_host(x) and all_stacked(x, w, b):
-            return _host_linear(x, w, b)
+        if b is not None and beneath.suits_linear(x, w, b):
+            return beneath.linear(x, w, b)
         return F.linear(x, w, b)
     with torch.autocast(x.device.type, enabled=False):
         y: Tensor = call(_Linear, *(one[None] for one in given))
@@ -62,49 +60,6 @@ def stacked_linear(x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
 
 def _on_cuda(x: Tensor) -> bool:
     return x.is_cuda
-
-
-def _on_host(x: Tensor) -> bool:
-    return x.device.type == "cpu" and not torch.is_autocast_enabled("cpu")
-
-
-def _host_linear(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
-    """Return x Aᵀ + b of a client of a stack on a CPU."""
-    turned = w.shape[0] < x.shape[0]
-    with beneath():
-        y = call(_HostLinear, *map(stack_of, (x, w, b)), turned)
-        # Not within the function: what is a view there must not be changed in place.
-        y = y.mT if turned else y
-    return of_a_client(y)
-
-
-class _HostLinear(Function):
-    """x [client, example, in], w [client, out, in], b [client, out] -> y [client, example, out].
-
-    Where it is `turned`, y is [client, out, example]. Products are taken in the order that is
-    fastest on a CPU, and the gradient by the weights lies in memory as they do.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, w: Tensor, b: Tensor, turned: bool) -> Tensor:
-        ctx.save_for_backward(x, w)
-        ctx.turned = turned
-        if turned:
-            return torch.baddbmm(b.unsqueeze(2), w, x.mT)
-        return torch.baddbmm(b.unsqueeze(1), x, w.mT)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, g: Tensor) -> Any:
-        x, w = ctx.saved_tensors
-        g = g.mT if ctx.turned else g
-        wanted = ctx.needs_input_grad
-        return (
-            torch.bmm(g, w) if wanted[0] else None,
-            torch.bmm(g.mT, x) if wanted[1] else None,
-            g.sum(1) if wanted[2] else None,
-            None,
-        )
 
 
 def _prepared(x: Tensor, w: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
