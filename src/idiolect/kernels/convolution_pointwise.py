@@ -56,7 +56,7 @@ def _images(task: str, x: Tensor, w: Tensor, shape: ConvShape, cut: Cut) -> Tens
     sizes = (s.images, pixels, s.channels, s.out_channels, x.stride(1))
     weights = _DEEP * (_ROWS + 8) if turned else _ROWS * (_DEEP + 4)
     room = 4 * cut.stages * (weights + _DEEP * (columns + 8))
-    whole = shape.channels % 4 == 0 and w.data_ptr() % 16 == 0  # a row of weights, in pieces of 16 bytes
+    whole = shape.channels % 4 == 0 and w.data_ptr() % 16 == 0  # rows of weights, in 16 bytes
     own: dict[str, int | str] = {"TRANSPOSED": int(turned), "AT_ONCE": 4 if whole else 1}
     _launch("convolve", own, cut, grid, [x, w, out, *sizes], room)
     return out
