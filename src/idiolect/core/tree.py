@@ -22,6 +22,8 @@ Tree = Any
 Params = dict[str, Tensor]
 """A network's parameters by the names that `nn.Module.named_parameters` gives them."""
 
+_FEW, _SMALL = 16, 1 << 22  # leaves, and numbers of a leaf, that are read one by one
+
 
 def transformed() -> bool:
     """Return whether a transform of torch.func is under way, such as vmap over clients."""
@@ -362,7 +364,7 @@ def rows_where(test: Callable[[Tensor, Tensor], Tensor], tree: Tree) -> Tensor |
     """Test the least and the largest value of each row of a stack; a NaN in it is both.
 
     Only real numbers are tested; None for the tree of nothing. One pass, and no temporary of the
-    size of the tree.
+    size of a large leaf; many small ones are put together, since each costs a GPU a few launches.
     """
     every = leaves(tree)
     real = [leaf for leaf in every if leaf.is_floating_point() and leaf.numel()]
@@ -371,7 +373,12 @@ def rows_where(test: Callable[[Tensor, Tensor], Tensor], tree: Tree) -> Tensor |
             torch.zeros(len(every[0]), dtype=torch.bool, device=every[0].device) if every else None
         )
     kind = functools.reduce(torch.promote_types, [leaf.dtype for leaf in real])
-    extremes = [leaf.reshape(len(leaf), -1).aminmax(dim=1) for leaf in real]
+    rows = [leaf.reshape(len(leaf), -1) for leaf in real]
+    small = [own for own in rows if own.numel() < _SMALL and own.dtype == kind]
+    if len(small) > _FEW:
+        few = [own for own in rows if own.numel() >= _SMALL or own.dtype != kind]
+        rows = [*few, torch.cat(small, 1)]
+    extremes = [own.aminmax(dim=1) for own in rows]
     least = torch.stack([one.min.to(kind) for one in extremes])
     most = torch.stack([one.max.to(kind) for one in extremes])
     return test(least, most).any(0)
