@@ -4,8 +4,9 @@
 
 Parts: `norm` (group normalisation against double precision), `halo` (a convolution by Hopper's
 matrix units), rounds such as `resnet18-10:bf16` or `shufflenet-20:fp32` (milliseconds; the
-difference of a step's gradient from double precision; the kernels that took longest; and every form
-that was tried with its relative difference from double precision and its milliseconds), `unequal`.
+difference of a step's gradient from double precision; what share of the device's time each kind of
+kernel took; of every form how often it won, and what it saved; and every form that was tried with
+its relative difference from double precision and its milliseconds), `unequal`.
 A part that fails is reported, and the next begins.
 """
 
@@ -42,7 +43,17 @@ HALO = (
     ConvShape(20, 32, 64, 32, 32, 64, 3, 3, 1, 1),
     ConvShape(20, 32, 128, 16, 16, 256, 3, 3, 2, 1),
 )
-TOP = 10  # kernels that are printed
+TOP = 6  # kernels that are printed
+KINDS = {  # of kernels, by words in their names; the first that fits
+    "weights' order": ("by_taps", "turned", "put_back"),
+    "group normalisation": ("normalise", "gradients", "totals"),
+    "our convolutions": ("convolve", "weight_gradient", "input_gradient"),
+    "library's": ("xmma", "cutlass", "cudnn", "nhwc", "nchw", "conv", "gemm", "gemv", "splitK"),
+    "halves": ("join",),
+    "copies": ("copy", "Copy", "Cat", "memcpy", "Memcpy"),
+    "sums of residuals": ("CUDAFunctor_add",),
+    "the step": ("mix",),
+}
 NORMS = (
     GroupNormSizes(10, 64, 64, 1024, 8, 1e-5, True),
     GroupNormSizes(20, 32, 512, 16, 8, 1e-5, False),
@@ -112,6 +123,11 @@ def rounds_of(name: str, precision: str) -> dict[str, object]:
     print(
         f"   gradient against float64: {far:.1e}; device {every / 1e3:.1f} ms, of which", flush=True
     )
+    shares = dict.fromkeys([*KINDS, "rest"], 0.0)
+    for row in rows:
+        shares[_kind(row.key)] += row.self_device_time_total / 1e3
+    print("   " + ", ".join(f"{kind} {took:.1f}" for kind, took in shares.items()), flush=True)
+    print("   forms, how often they won and ms they saved: " + _wins(), flush=True)
     for row in rows[:TOP]:
         took = row.self_device_time_total
         print(
@@ -123,6 +139,7 @@ def rounds_of(name: str, precision: str) -> dict[str, object]:
         "difference of a gradient": far,
         "device ms": every / 1e3,
         "first rounds, s": first,
+        "ms by kind": shares,
         "kernels": [
             f"{row.self_device_time_total:9.0f} us {row.count:6d}  {row.key[:170]}"
             for row in rows[:60]
@@ -130,6 +147,22 @@ def rounds_of(name: str, precision: str) -> dict[str, object]:
         ],
         "forms": {**autotune.trials},
     }
+
+
+def _kind(kernel: str) -> str:
+    fits = (kind for kind, words in KINDS.items() if any(word in kernel for word in words))
+    return next(fits, "rest")
+
+
+def _wins() -> str:
+    """Say how often each form was the fastest, and what the others took longer, in all."""
+    won: dict[str, list[float]] = {}
+    for tried in autotune.trials.values():
+        took = {name: own[1] for name, own in tried.items() if isinstance(own, tuple) and own[1]}
+        if len(took) > 1:
+            best, second = sorted(took, key=took.__getitem__)[:2]
+            won.setdefault(best, []).append(took[second] - took[best])
+    return ", ".join(f"{name} {len(saved)} ({sum(saved):.3f})" for name, saved in won.items())
 
 
 def gradient_difference(work: Workload, precision: str) -> float:

@@ -12,8 +12,8 @@ from idiolect.kernels.convolution_cuda import ConvShape
 
 SHAPES = [
     ConvShape(2, 3, 24, 4, 6, 58, 1, 1, 1, 0),  # two images in a block
-    ConvShape(1, 2, 58, 10, 10, 30, 1, 1, 1, 0),  # a block ends within an image; weights one by one
-    ConvShape(2, 5, 140, 2, 2, 134, 1, 1, 1, 0),  # several blocks of rows, and more steps than stages
+    ConvShape(1, 2, 58, 10, 10, 30, 1, 1, 1, 0),  # a block ends within an image
+    ConvShape(2, 5, 140, 2, 2, 134, 1, 1, 1, 0),  # several rows of blocks, many steps
 ]
 
 

@@ -11,12 +11,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from idiolect.core.network import replace_layers
 from idiolect.kernels import (
+    compiled,
     convolution,
     convolution_cuda,
     convolution_halo,
     convolution_last,
     convolution_pointwise,
     group_norm,
+    halves,
     weight_order,
 )
 from idiolect.models import layers
@@ -25,10 +27,11 @@ from idiolect.models.shufflenet import ShuffleUnit
 
 OURS = ("halo", "matrix", "norm", "depthwise", "pointwise")
 CLIENTS, IMAGES, SIDE = 3, 4, 8
+_COPIES = ("clone", "copy_", "_to_copy", "cat", "stack")
 
 
 class Copies(TorchDispatchMode):
-    """Notes the sizes of all tensors that are copies of others."""
+    """Notes the sizes of all tensors that are copies of others, or joined of some."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,7 +39,7 @@ class Copies(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = func(*args, **(kwargs or {}))
-        if func.__name__.partition(".")[0] in ("clone", "copy_", "_to_copy"):
+        if func.__name__.partition(".")[0] in _COPIES:
             self.sizes.append(tuple(made.shape))
         return made
 
@@ -53,15 +56,17 @@ def ours(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
     def use(half: bool) -> None:
         for module in (convolution, group_norm, layers):
             monkeypatch.setattr(module, "halved_on_cuda", lambda x: half)
+        for module in (convolution, group_norm, layers, halves):
             monkeypatch.setattr(module, "float32_on_cuda", lambda x: not half)
 
     for module in (
         convolution_cuda, convolution_halo, convolution_last, convolution_pointwise, group_norm,
-        weight_order,
+        halves, weight_order,
     ):  # fmt: skip
         monkeypatch.setattr(module, "launch", lambda *given: None)
     for module in (convolution, group_norm):
         monkeypatch.setattr(module, "fastest", fastest)
+    monkeypatch.setattr(compiled, "has_kernels", lambda tensor: True)
     monkeypatch.setattr(convolution_halo, "is_hopper", lambda: True)
     monkeypatch.setattr(convolution_cuda, "_parts", lambda steps, *given: (1, steps))
     return use

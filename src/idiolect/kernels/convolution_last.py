@@ -40,18 +40,20 @@ class Cut(NamedTuple):
         return self.BM // self.WM * (self.BN // self.WN) * _WARP
 
 
-# For wide matrices and for others; of several, those that won on an H200 (bfloat16, TF32).
+# For wide matrices and for others; of several, those that won on an H200 (bfloat16, TF32). The last
+# two, again for wide ones and others, have larger pieces for a warp: fewer reads for each product.
 _THIN, _SMALL = Cut(128, 64, 32, 32, 3), Cut(64, 64, 32, 32, 4)
 _SQUARE = Cut(128, 128, 64, 64, 3)
+_LARGE, _TALL = Cut(256, 128, 64, 64, 3), Cut(128, 64, 64, 32, 3)
 _CUTS = {
-    ("convolve", torch.bfloat16): (Cut(128, 128, 64, 32, 3), _THIN),
-    ("convolve", torch.float32): (_SQUARE, _THIN),
-    ("input_gradient", torch.bfloat16): (_SQUARE, _THIN),
-    ("input_gradient", torch.float32): (_SQUARE, _THIN),
+    ("convolve", torch.bfloat16): (Cut(128, 128, 64, 32, 3), _THIN, _LARGE, _TALL),
+    ("convolve", torch.float32): (_SQUARE, _THIN, _LARGE, _TALL),
+    ("input_gradient", torch.bfloat16): (_SQUARE, _THIN, _LARGE, _TALL),
+    ("input_gradient", torch.float32): (_SQUARE, _THIN, _LARGE, _TALL),
     ("weight_gradient", torch.bfloat16): (Cut(128, 64, 64, 32, 4), _SMALL),
     ("weight_gradient", torch.float32): (_SQUARE, _SMALL),
 }
-_NAMES = ("matrix wide", "matrix")
+_NAMES = ("matrix wide", "matrix", "matrix large", "matrix tall")
 
 
 def forms(task: str, shape: ConvShape) -> dict[str, Form]:
@@ -67,9 +69,10 @@ def forms(task: str, shape: ConvShape) -> dict[str, Form]:
     s = shape.seen_by(task)
     sides = (s.out_channels, s.taps * s.channels if task == "weight_gradient" else _MANY + 1)
     images = 2 if task == "weight_gradient" else 1
+    known = range(2 if task == "weight_gradient" else len(_NAMES))
     return {
         _NAMES[which]: InLayout(functools.partial(_RUN[task], which=which), all_last, images)
-        for which in ((0, 1) if min(sides) > _MANY else (1,))
+        for which in (known if min(sides) > _MANY else known[1::2])
     }
 
 

@@ -19,7 +19,7 @@ _ROWS, _DEEP = 64, 32  # of a block, see the source
 _FEW = 16  # channels, at least: a matrix unit makes 16 rows
 
 
-class Cut(NamedTuple):
+class PixelCut(NamedTuple):
     """Threads of a block, stages in shared memory, blocks of a weight gradient a multiprocessor."""
 
     threads: int
@@ -33,9 +33,9 @@ class Cut(NamedTuple):
 
 
 _CUTS = {
-    "convolve": (Cut(256, 2), Cut(256, 3), Cut(128, 3)),
-    "input_gradient": (Cut(256, 2), Cut(256, 3), Cut(128, 3)),
-    "weight_gradient": (Cut(256, 2, 4), Cut(256, 3, 3), Cut(128, 3, 4)),
+    "convolve": (PixelCut(256, 2), PixelCut(256, 3), PixelCut(128, 3)),
+    "input_gradient": (PixelCut(256, 2), PixelCut(256, 3), PixelCut(128, 3)),
+    "weight_gradient": (PixelCut(256, 2, 4), PixelCut(256, 3, 3), PixelCut(128, 3, 4)),
 }
 
 
@@ -47,7 +47,7 @@ def forms(task: str, shape: ConvShape) -> dict[str, Form]:
     return {cut.name: functools.partial(_RUN[task], cut=cut) for cut in _CUTS[task]}
 
 
-def _images(task: str, x: Tensor, w: Tensor, shape: ConvShape, cut: Cut) -> Tensor:
+def _images(task: str, x: Tensor, w: Tensor, shape: ConvShape, cut: PixelCut) -> Tensor:
     s, turned, columns = shape.seen_by(task), task == "input_gradient", cut.threads // 2
     pixels = s.height * s.width
     out = x.new_empty(s.groups, s.images, s.out_channels, s.height, s.width)
@@ -56,13 +56,13 @@ def _images(task: str, x: Tensor, w: Tensor, shape: ConvShape, cut: Cut) -> Tens
     sizes = (s.images, pixels, s.channels, s.out_channels, x.stride(1))
     weights = _DEEP * (_ROWS + 8) if turned else _ROWS * (_DEEP + 4)
     room = 4 * cut.stages * (weights + _DEEP * (columns + 8))
-    whole = shape.channels % 4 == 0 and w.data_ptr() % 16 == 0  # a row of weights, in pieces of 16 bytes
+    whole = shape.channels % 4 == 0 and w.data_ptr() % 16 == 0  # rows of weights, in 16 bytes
     own: dict[str, int | str] = {"TRANSPOSED": int(turned), "AT_ONCE": 4 if whole else 1}
     _launch("convolve", own, cut, grid, [x, w, out, *sizes], room)
     return out
 
 
-def weight_gradient(gradient: Tensor, x: Tensor, shape: ConvShape, cut: Cut) -> Tensor:
+def weight_gradient(gradient: Tensor, x: Tensor, shape: ConvShape, cut: PixelCut) -> Tensor:
     """Return the gradient by the weights, summed in a fixed order."""
     s, pixels = shape, shape.height * shape.width
     blocks = -(-s.out_channels // _ROWS) * -(-s.channels // _ROWS)
@@ -100,7 +100,7 @@ def _rounded() -> bool:
 def _launch(
     name: str,
     own: dict[str, int | str],
-    cut: Cut,
+    cut: PixelCut,
     grid: tuple[int, int, int],
     given: list[Any],
     room: int,

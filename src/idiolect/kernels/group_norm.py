@@ -240,7 +240,8 @@ def _totals(parts: Tensor) -> Tensor:
     which, groups, images, channels = parts.shape
     out = parts.new_empty(which, groups, channels)
     threads = _WARP * _WARPS
-    constants = {"C": channels, "PARTS": 1, "PIXELS": 1, "THREADS": threads, "V": 1, "EPS": "0.f"}
+    constants: dict[str, int | str] = {"C": channels, "THREADS": threads}
+    constants |= {"PARTS": 1, "PIXELS": 1, "V": 1, "EPS": "0.f"}  # of what is compiled beside it
     grid = (-(-channels // _WARP), which * groups, 1)
     launch("norm.cu", "totals", constants, grid, threads, [parts, out, images], 4 * threads)
     return out

@@ -21,7 +21,7 @@ def halves(x: Tensor) -> tuple[Tensor, Tensor]:
     if not float32_on_cuda(x):
         first, second = x.chunk(2, 1)
         return first, second
-    first, second = call(_Part, x[None], False)
+    first, second = call(_Halve, x[None], False)
     return first.squeeze(0), second.squeeze(0)
 
 
@@ -51,10 +51,10 @@ class _Join(GroupedFunction):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        return *call(_Part, gradient, ctx.in_turn), None
+        return *call(_Halve, gradient, ctx.in_turn), None
 
 
-class _Part(GroupedFunction):
+class _Halve(GroupedFunction):
     """The reverse: two views."""
 
     @staticmethod

@@ -64,9 +64,7 @@ def extremes(leaves: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     """Return the least and the largest number of each row of all leaves; a NaN in it is both."""
 
     def plain() -> tuple[Tensor, Tensor]:
-        pairs = [leaf.reshape(len(leaf), -1).aminmax(dim=1) for leaf in leaves]
-        least, most = ([getattr(one, end) for one in pairs] for end in ("min", "max"))
-        return torch.stack(least).amin(0), torch.stack(most).amax(0)
+        return _outermost([leaf.reshape(len(leaf), -1).aminmax(dim=1) for leaf in leaves])
 
     def own() -> tuple[Tensor, Tensor]:
         blocks = sum(_chunks(leaf[0].numel()) for leaf in leaves)
@@ -75,8 +73,17 @@ def extremes(leaves: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         found = parts.aminmax(dim=1)
         return found.min, found.max
 
-    alike = len(leaves) <= _LEAVES and len({leaf.dtype for leaf in leaves}) == 1
-    return attempt("extremes", own, plain, on=leaves[0]) if alike else plain()
+    if len({leaf.dtype for leaf in leaves}) > 1:
+        return plain()
+    if len(leaves) > _LEAVES:
+        some = [leaves[n : n + _LEAVES] for n in range(0, len(leaves), _LEAVES)]
+        return _outermost([extremes(own) for own in some])
+    return attempt("extremes", own, plain, on=leaves[0])
+
+
+def _outermost(pairs: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    least, most = zip(*pairs, strict=True)
+    return torch.stack(least).amin(0), torch.stack(most).amax(0)
 
 
 def _chunks(numbers: int) -> int:
