@@ -14,9 +14,9 @@ from idiolect.core import tree
 from idiolect.core.capabilities import sums
 from idiolect.core.method import Report, Setup
 from idiolect.engine.server_update import summable
-from idiolect.errors import ConfigError
+from idiolect.errors import ConfigError, MethodError
 from idiolect.experiment.load import parse_experiment
-from idiolect.methods import FedAvg
+from idiolect.methods import FedAvg, FedProto
 from test_laws import made
 
 
@@ -119,6 +119,30 @@ def test_running_statistics_are_averaged() -> None:
     assert {name: leaf.tolist() for name, leaf in new.items()} == {
         "norm.weight": [2.0], "norm.running_mean": [4.0],
     }  # fmt: skip
+
+
+def test_the_mean_of_features_is_no_parameter(float64: None) -> None:
+    """FedDBE's mean of the first round is the clients' own, at whatever rate the server steps."""
+    plain, stepped = (
+        worlds.simulation(method, worlds.federation(), cohort=3)
+        for method in (made("feddbe"), Aggregated(made("feddbe"), FedAdam()))
+    )
+    for _ in range(2):
+        plain.advance()
+        stepped.advance()
+    assert torch.equal(plain.states[0].mean, stepped.states[0].inner.mean)
+    assert worlds.differing(plain.states[0].params, stepped.states[0].inner.params, 1e-3)
+
+
+@pytest.mark.parametrize("name", SERVER_OPTIMISERS)
+def test_figures_of_examples_are_not_stepped_along(name: str) -> None:
+    with pytest.raises(MethodError, match="FedProto averages figures of examples"):
+        Aggregated(FedProto(), SERVER_OPTIMISERS[name]())
+
+
+def test_adagrad_forgets_nothing() -> None:
+    with pytest.raises(ConfigError, match=r"FedAdagrad: beta2 is 0\.5, but its squares add up"):
+        FedAdagrad(beta2=0.5)
 
 
 TOML = """

@@ -79,6 +79,7 @@ def test_arithmetic():
     assert float(tree.sqdist(x, y)) == 81 * 55
     assert float(tree.norm(tree.scale(2.0, x))) == pytest.approx((4 * 55) ** 0.5)
     assert tree.zeros_like(x).here.tolist() == [0, 0]
+    assert tree.axpy(2.0, {}, {}) == tree.add({}, {}) == {}
 
 
 def test_where_chooses_the_whole_tree_under_vmap():

@@ -61,6 +61,14 @@ def test_without_a_head_the_rounds_are_fedavgs() -> None:
     assert alike(method.deploy(Sent(state), (), client(main=Chain(0.7, -0.4))), state)
 
 
+@pytest.mark.parametrize("stacked", [False, True])
+def test_a_network_that_is_all_head_learns_nothing_in_rounds(stacked: bool) -> None:
+    method, state = FedBABU(head_layers=2), params(0.7, -0.4)
+    local = client(main=Chain(0.7, -0.4), stacked=stacked)
+    report, _ = method.client_step(Sent(state), (), local)
+    assert report.params == {}
+
+
 def test_settings_out_of_range_are_refused() -> None:
     refuses(FedBABU, "tune", "nothing", "one of 'all', 'body', 'head'")
     refuses(FedBABU, "tune_epochs", 0, "at least 1")

@@ -11,7 +11,7 @@ from idiolect.core.method import Sent
 from idiolect.core.tree import Params
 from idiolect.methods import FedCP
 from idiolect.methods.fedcp import Separated, discrepancy, separate
-from methods.tiny import Split, client, close, refuses, setup, sigmoid
+from methods.tiny import Deep, Split, client, close, refuses, setup, sigmoid
 
 LN3 = math.log(3)
 WIDTHS = (10, 15, 20, 50)
@@ -129,6 +129,20 @@ def test_a_newcomer_trains_a_head_from_the_global_one() -> None:
     found = method.adapt(Sent(state), {"b.w": tensor(5.0)}, client(main=Split(1.0, 0.0)))
     assert float(found.head["b.w"]) == close(0.1)
     assert float(found.params["b.w"]) == 0
+
+
+def test_features_are_those_of_the_own_layers_where_the_head_has_two() -> None:
+    """Own layers (3, 1) on a = 1: the feature of 2 is 6, of which either head takes a half.
+
+    So they were trained: the loss starts from the own layers, at z = 3 + 3 as well.
+    """
+    method, local = FedCP(lr=0.1, head_layers=2), client(main=Deep(1.0, 1.0, 1.0))
+    sent = Sent({**shared(1.0, 1.0, 0.0, 0.0), "c.w": tensor(1.0)})
+    own = {"b.w": tensor(3.0), "c.w": tensor(1.0)}
+    deployed = method.deploy(sent, own, local)
+    assert method.predict(deployed, tensor([2.0]), local).tolist() == [close([0.0, 6.0])]
+    _, kept = method.client_step(sent, own, local)
+    assert float(kept["c.w"]) == close(1 + 0.1 * (1 - sigmoid(6.0)) * 3)
 
 
 def test_settings_out_of_range_are_refused() -> None:

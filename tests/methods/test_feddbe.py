@@ -9,7 +9,7 @@ import torch
 from idiolect.core.method import Report, Sent
 from idiolect.core.tree import Params
 from idiolect.methods import FedDBE
-from idiolect.methods.feddbe import Debiased, Held, Shifted
+from idiolect.methods.feddbe import MEAN, Debiased, Held, Shifted
 from methods.tiny import Split, alike, client, close, refuses, setup, sigmoid
 
 LN3 = math.log(3)
@@ -34,7 +34,7 @@ def test_one_step_by_hand(known: float, stacked: bool) -> None:
 
     The feature is 2 and with the vector 3, so z = ln 3 and the error is −1/4: ∂/∂b = −3/4,
     ∂/∂vector = −1/4 · ln 3 / 3, ∂/∂a twice that. The feature's mean is 1 too large: the pull adds
-    κ · 1 · ∂(2a)/∂a = 4 to ∂/∂a, if the mean is known.
+    κ · 1 · ∂(2a)/∂a = 4 to ∂/∂a, if the mean is known; then that of the client is not reported.
     """
     local, b = client(main=Split(1.0, 0.0), stacked=stacked), LN3 / 3
     report, own = FedDBE(lr=0.1, pull=2.0).client_step(
@@ -44,7 +44,7 @@ def test_one_step_by_hand(known: float, stacked: bool) -> None:
     assert float(network["a.w"]) == close(1 + 0.1 * (b / 2 - 4 * known))
     assert float(network["b.w"]) == close(b + 0.075)
     assert sorted(network) == ["a.w", "b.w"]
-    assert report.params["mean"].tolist() == [7.0] and own.mean.tolist() == [7.0]
+    assert report.params[MEAN].tolist() == [1.0 if known else 7.0] and own.mean.tolist() == [7.0]
     assert own.bias.tolist() == close([1 + 0.1 * b / 4])
 
 
@@ -77,13 +77,13 @@ def test_before_its_first_round_a_client_trains_and_takes_its_mean() -> None:
 def test_the_mean_is_that_of_the_first_round() -> None:
     """Clients of 1 and 3 examples report 2 and 6: 5, unless a mean is known."""
     reports = Report(
-        {"network": {"w": tensor([0.0, 4.0])}, "mean": tensor([[2.0], [6.0]])}, tensor([1.0, 3.0])
+        {"network": {"w": tensor([0.0, 4.0])}, MEAN: tensor([[2.0], [6.0]])}, tensor([1.0, 3.0])
     )
     for known, mean in ((0.0, 5.0), (1.0, 9.0)):
         state = Held({"w": tensor(1.0)}, tensor([9.0]), tensor(known))
         new = FedDBE().server_step(state, torch.arange(2), reports)
         assert (float(new.params["w"]), new.mean.tolist(), float(new.known)) == (3.0, [mean], 1.0)
-        assert alike(FedDBE().reference(state, torch.arange(1))["mean"], tensor([9.0]))
+        assert alike(FedDBE().reference(state, torch.arange(1))[MEAN], tensor([9.0]))
 
 
 def test_the_vector_is_added_in_the_personal_model_only() -> None:

@@ -48,6 +48,15 @@ def test_one_round_by_hand(stacked: bool) -> None:
     assert float(report.size) == 1
 
 
+def test_a_class_without_a_prototype_is_never_predicted() -> None:
+    """The feature 0 is 1,000 off the known prototype and on the zero of the unknown one."""
+    known = Prototypes(tensor([[0.0], [1000.0]]), tensor([0.0, 1.0]))
+    local = client(main=Split(1.0, 0.0))
+    for x in (0.0, 990.0):
+        found = FedProto().predict(Classifier(params(1.0, 0.0), known), tensor([x]), local)
+        assert int(found.argmax(-1)) == 1 and float(found[0, 1]) == -((1000 - x) ** 2)
+
+
 def test_a_class_without_a_prototype_pulls_at_nothing() -> None:
     """Before the first round it is local training, whatever the zeros in place of prototypes."""
     unknown = Prototypes(tensor([[0.0], [0.0]]), tensor([0.0, 0.0]))

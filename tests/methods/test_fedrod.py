@@ -5,12 +5,15 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
+from idiolect.core.batchnorm import BatchNorm
 from idiolect.core.method import Sent
 from idiolect.core.tree import Params
+from idiolect.errors import ConfigError
 from idiolect.methods import FedRoD
 from idiolect.methods.fedrod import PersonalHead, TwoHeads
-from methods.tiny import Split, client, close, refuses, setup, sigmoid
+from methods.tiny import Deep, Split, client, close, refuses, setup, sigmoid
 
 LN3 = math.log(3)
 
@@ -77,6 +80,32 @@ def test_a_newcomer_trains_a_head_alone() -> None:
     assert isinstance(found, TwoHeads)
     assert float(found.head["b.w"]) == close(0.1)
     assert {n: float(v) for n, v in found.params.items()} == {"a.w": 1.0, "b.w": 0.0}
+
+
+def test_a_personal_head_of_two_layers_is_trained_and_used() -> None:
+    """Generic (1, 1, 0), personal layers (1/2, ln 3), example (2, 1), classes alike, lr 0.1.
+
+    The generic z is 0, an error of −1/2 that c alone feels, at the feature 2. The personal feature
+    is 1/2 · 2, so both heads add up to ln 3, an error of −1/4: c grows by 0.1 · 1/4 · 1 and b by
+    0.1 · 1/4 · ln 3 · 2.
+    """
+    method, local = FedRoD(lr=0.1, head_layers=2), client(main=Deep(1.0, 1.0, 0.0))
+    generic = {"a.w": tensor(1.0), "b.w": tensor(1.0), "c.w": tensor(0.0)}
+    own = PersonalHead({"b.w": tensor(0.5), "c.w": tensor(LN3)}, tensor([0.5, 0.5]))
+    report, kept = method.client_step(Sent(generic), own, local)
+    found = {name: float(leaf) for name, leaf in report.params.items()}
+    assert found == close({"a.w": 1.0, "b.w": 1.0, "c.w": 0.1})
+    head = {name: float(leaf) for name, leaf in kept.head.items()}
+    assert head == close({"b.w": 0.5 + 0.05 * LN3, "c.w": LN3 + 0.025})
+    both = method.predict(TwoHeads({**generic, "c.w": tensor(2.0)}, own.head), tensor([3.0]), local)
+    assert both.tolist()[0] == close([0.0, 2.0 * 3 + LN3 * 1.5])
+
+
+def test_a_personal_head_does_not_reach_running_statistics() -> None:
+    start = setup(nn.Sequential(nn.Linear(1, 2), BatchNorm(2), nn.Linear(2, 2)))
+    assert sorted(FedRoD().init_personal(start).head) == ["2.bias", "2.weight"]
+    with pytest.raises(ConfigError, match=r"head_layers = 2 takes '1\.running_mean'.*lower it"):
+        FedRoD(head_layers=2).init_personal(start)
 
 
 def test_settings_out_of_range_are_refused() -> None:

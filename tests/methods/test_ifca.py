@@ -1,5 +1,7 @@
 """IFCA by hand."""
 
+import math
+
 import pytest
 import torch
 
@@ -33,6 +35,15 @@ def test_the_model_of_least_loss_is_trained(label: int, cluster: int, stacked: b
     chosen = IFCA().deploy(sent, (), client([(2.0, label)], stacked=stacked))
     assert int(chosen.cluster) == cluster
     assert pair(chosen.params) == close((HIGH, LOW)[1 - label])
+
+
+@pytest.mark.parametrize("lost", [math.nan, math.inf])
+def test_a_model_that_diverged_is_not_chosen(lost: float) -> None:
+    """Its loss is NaN, which compares with nothing; without examples every loss is."""
+    sent = Sent(tree.stack([line((lost, lost)), line(LOW)]))
+    assert int(IFCA().deploy(sent, (), client([(2.0, 1)])).cluster) == 1
+    nobody = IFCA().deploy(Sent(tree.stack([line(LOW), line(HIGH)])), (), client([]))
+    assert int(nobody.cluster) == 0
 
 
 @pytest.mark.parametrize(("uniform", "mean"), [(True, 3.0), (False, 4.0)])

@@ -107,3 +107,4 @@ def test_the_rounds_are_fedavgs() -> None:
 def test_settings_out_of_range_are_refused() -> None:
     refuses(KNNPer, "neighbours", 0, "at least 1")
     refuses(KNNPer, "shares", (0.0, 1.5), "at most 1")
+    refuses(KNNPer, "shares", 0.5, "a tuple of values")

@@ -92,6 +92,17 @@ class Split(Chain):
         return torch.cat([torch.zeros_like(z), z], -1)
 
 
+class Deep(Split):
+    """Logits [0, c · b · a · x]; the feature b · a · x enters the head c."""
+
+    def features(self, x: Tensor) -> Tensor:
+        return self.b(super().features(x))
+
+    def head(self, features: Tensor) -> Tensor:
+        z = self.c(features)
+        return torch.cat([torch.zeros_like(z), z], -1)
+
+
 def _logits(z: Tensor) -> Tensor:
     return torch.stack([torch.zeros_like(z), z], -1)
 

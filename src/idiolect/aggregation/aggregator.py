@@ -94,6 +94,11 @@ class Aggregated(Privacy, Stateful):
         if not has(self.base, Averaging) or self.base.pooled:
             raise MethodError(refusal(self.base, self.by.title))
         if self.by.mean_only:
+            if not getattr(self.base, "moves", True):
+                raise MethodError(
+                    f"{self.base.title} averages figures of examples, which are no parameters that "
+                    f"{self.by.title} could move; leave `aggregate` out"
+                )
             object.__setattr__(self, "single_reports", self.base.single_reports)
 
     def titled(self, title: str) -> str:

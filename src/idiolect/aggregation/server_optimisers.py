@@ -18,6 +18,7 @@ from idiolect.aggregation.aggregator import Aggregator
 from idiolect.core import batchnorm, tree
 from idiolect.core.method import Setup, setting
 from idiolect.core.tree import Params, Tree
+from idiolect.errors import ConfigError
 
 
 class ServerMoments(NamedTuple):
@@ -100,11 +101,20 @@ class FedYogi(FedAdam):
 
 @dataclass(frozen=True, kw_only=True)
 class FedAdagrad(FedAdam):
-    """Adagrad: as Adam, but v ← v + Δ² (β₂ has no say), and no momentum unless asked for."""
+    """Adagrad: as Adam, but v ← v + Δ² (there is no β₂), and no momentum unless asked for."""
 
     title: ClassVar[str] = "FedAdagrad"
 
     beta1: float = setting(0.0, "how much of earlier updates is kept (β₁)", least=0, most=1)
+    beta2: float = setting(0.99, "has no say here: squares add up", least=0, most=1)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.beta2 != FedAdam.beta2:
+            raise ConfigError(
+                f"FedAdagrad: beta2 is {self.beta2}, but its squares add up and nothing of them is "
+                "forgotten; leave it out, or use fedadam"
+            )
 
     def squares(self, v: Tensor, square: Tensor) -> Tensor:
         """Return the new v."""

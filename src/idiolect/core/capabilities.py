@@ -153,6 +153,7 @@ class Averaging(Capability):
     """
 
     averages: ClassVar[bool] = True
+    moves: ClassVar[bool] = True  # the mean is where parameters move to, not a figure of examples
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)

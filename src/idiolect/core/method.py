@@ -7,6 +7,7 @@ nothing else; personal state never reaches `server_step`.
 
 import dataclasses
 from dataclasses import dataclass
+from numbers import Integral, Real
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -288,9 +289,22 @@ _SCHEDULES = {
 }
 
 
+_KINDS: dict[type, tuple[type, str]] = {
+    bool: (bool, "true or false"),
+    int: (Integral, "a whole number"),
+    float: (Real, "a number"),
+    str: (str, "a word"),
+    tuple: (tuple, "a tuple of values"),
+}
+
+
 def check_setting(owner: str, spec: "dataclasses.Field[Any]", value: Any) -> None:
     """Refuse a value outside what the setting declares, in one line that names the rule."""
     rule = spec.metadata
+    kind, words = _KINDS.get(type(spec.default), (object, ""))
+    # True and False are numbers to Python.
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind in (Real, Integral)):
+        raise ConfigError(f"{owner}: {spec.name} is {value!r}, expected {words}")
     values = value if isinstance(value, tuple) else (value,)
     if not values and spec.default != ():
         raise ConfigError(f"{owner}: {spec.name} is empty, expected at least one value")

@@ -224,7 +224,7 @@ def _stepped(factor: float, base: Tree, by: Tree) -> Tree | None:
     if _plain(base, by):
         ys, xs = list(base.values()), [by[name] for name in base]
         if not transformed():
-            real = all(leaf.is_floating_point() for leaf in ys)
+            real = bool(ys) and all(leaf.is_floating_point() for leaf in ys)
             made = torch._foreach_add(ys, xs, alpha=factor) if real else ()
         else:
             made = tuple(at_once.step(factor, xs, ys)) if _in_one_launch(xs, ys) else ()

@@ -116,7 +116,7 @@ class FedCP(NewcomerModel, FedAvg):
         """Add the outputs of both heads, each on its part of the features."""
         network = _network(model.params)
         own = {**network, **model.head}
-        features = local.features(network, x)
+        features = local.features(own, x)  # of more than the last layer the head makes them too
         mine, rest = separate(model.params, _context(own, features, local), features)
         return local.head(own, mine) + local.head(network, rest)
 

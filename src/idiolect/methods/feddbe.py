@@ -27,6 +27,7 @@ from idiolect.core.method import Method, Report, Sent, Setup, setting
 from idiolect.core.tree import Params, Tree
 
 BIAS = "representation bias"  # the name of the vector among a network's parameters
+MEAN = "running_mean"  # in a report; servers average a statistic of that name and do not step on it
 
 
 class Held(NamedTuple):
@@ -123,18 +124,19 @@ class FedDBE(Averaging, Preparation, NewcomerModel, Method):
             steps=self.steps,
         )
         network, bias = _parted(trained)
-        told: Tree = {"network": network, "mean": personal.mean}
+        mean = torch.where(held.known > 0, held.mean, personal.mean)  # asked for once
+        told: Tree = {"network": network, MEAN: mean}
         return Report(told, local.size), personal._replace(bias=bias)
 
     def server_step(self, state: Held, cohort: Tensor, reports: Report) -> Held:
         """Average networks; keep the mean that is known."""
         found = tree.mean(reports.params, self.weights(reports.size))
-        mean = torch.where(state.known > 0, state.mean, found["mean"])
+        mean = torch.where(state.known > 0, state.mean, found[MEAN])
         return Held(found["network"], mean, torch.ones_like(state.known))
 
     def reference(self, state: Held, cohort: Tensor) -> Tree:
         """A client that changed nothing would report what is known."""
-        return {"network": state.params, "mean": state.mean}
+        return {"network": state.params, MEAN: state.mean}
 
     def deploy(self, sent: Sent, personal: Debiased, local: Local) -> Shifted:
         """Add the own vector to the global features."""

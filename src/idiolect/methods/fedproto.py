@@ -50,6 +50,7 @@ class FedProto(Averaging, NewcomerModel, Method):
 
     title: ClassVar[str] = "FedProto"
     needs_classes: ClassVar[str] = "a prototype"
+    moves: ClassVar[bool] = False
     paper: ClassVar[str] = "Tan et al. 2022, Algorithm 1"
     presets: ClassVar[dict[str, dict[str, Any]]] = {
         "paper": {"lr": 0.01, "momentum": 0.5, "batch": 8},
@@ -114,7 +115,9 @@ class FedProto(Averaging, NewcomerModel, Method):
         if self.predict_by == "head":
             return local.logits(model.params, x)
         off = local.features(model.params, x).unsqueeze(-2) - model.prototypes.features
-        return -off.square().sum(-1) - 1e4 * (1 - model.prototypes.known)  # unknown classes last
+        away, known = off.square().sum(-1), model.prototypes.known
+        farthest = (away * known).amax(-1, keepdim=True)  # unknown classes come after it
+        return -torch.where(known > 0, away, farthest + 1e4)
 
     def _loss(self, local: Local, to: Prototypes, params: Params, batch: Batch) -> Tensor:
         features = local.features(params, batch.x, batch.training, weight=batch.weight)

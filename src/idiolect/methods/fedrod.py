@@ -18,11 +18,12 @@ from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor
 
-from idiolect.core import losses, tree
+from idiolect.core import batchnorm, losses, tree
 from idiolect.core.capabilities import NewcomerModel, Preparation
 from idiolect.core.client import Batch, Local
 from idiolect.core.method import Report, Sent, Setup, setting
 from idiolect.core.tree import Params, Tree
+from idiolect.errors import ConfigError
 from idiolect.methods.fedavg import FedAvg
 
 OWN = "personal."  # before the names of the personal head's parameters
@@ -59,6 +60,11 @@ class FedRoD(Preparation, NewcomerModel, FedAvg):
     def init_personal(self, setup: Setup) -> PersonalHead:
         """The personal head starts as the generic one; classes are not counted yet."""
         head = tree.split_layers(setup.params, self.head_layers)[1]
+        for name in filter(batchnorm.is_statistic, head):
+            raise ConfigError(
+                f"FedRoD: head_layers = {self.head_layers} takes {name!r} into the personal head, "
+                "whose running statistics it does not keep; lower it, or use norm = 'group'"
+            )
         return PersonalHead(head, setup.sizes.new_zeros(setup.classes))
 
     def prepare(self, sent: Sent, personal: PersonalHead, local: Local) -> PersonalHead:
@@ -77,7 +83,10 @@ class FedRoD(Preparation, NewcomerModel, FedAvg):
             features = local.features(generic, batch.x, **given)
             logits = local.head(generic, features, **given)
             fixed = {name: leaf.detach() for name, leaf in generic.items()}
-            added = local.head({**fixed, **own}, features.detach(), **given)
+            personal, below = {**fixed, **own}, features.detach()
+            if self.head_layers > 1:  # layers of the personal head may lie before the features
+                below = local.features(personal, batch.x, **given)
+            added = local.head(personal, below, **given)
             balanced = losses.cross_entropy(logits + log_prior, batch.y, batch.weight)
             both = logits.detach() + added
             return balanced + losses.cross_entropy(both, batch.y, batch.weight)
@@ -108,9 +117,9 @@ class FedRoD(Preparation, NewcomerModel, FedAvg):
         """Return the generic logits, or those of both heads added up."""
         if not isinstance(model, TwoHeads):
             return local.logits(model, x)
-        features = local.features(model.params, x)
-        added = local.head({**model.params, **model.head}, features)
-        return local.head(model.params, features) + added
+        features, personal = local.features(model.params, x), {**model.params, **model.head}
+        below = local.features(personal, x) if self.head_layers > 1 else features
+        return local.head(model.params, features) + local.head(personal, below)
 
 
 def _parted(params: Params) -> tuple[Params, Params]:

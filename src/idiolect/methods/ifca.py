@@ -101,7 +101,8 @@ class IFCA(Facts, Reason, StateTrace, Method):
         lost = local.each(
             lambda model: local.mean(lambda batch: local.loss(model, batch), "train"), sent.shared
         )
-        cluster = lost.nan_to_num(nan=0.0, posinf=1e30).argmin()  # without examples the first
+        # Without examples no model has a loss and the first is taken; one that diverged never is.
+        cluster = lost.nan_to_num(nan=torch.inf).argmin()
         return Chosen(tree.pick(sent.shared, cluster), cluster)
 
     def models(self, sent: Sent, deployed: Chosen) -> dict[str, Tree]:

@@ -7,7 +7,9 @@ weights e^{−d/scale}, and the vote is mixed with the global model's probabilit
 of it is taken, λ, the client chooses among `shares` by validation accuracy, the least of equals;
 without validation data it takes `share`. Nothing is trained after the rounds, so a newcomer does
 the same. At most `store` examples, drawn at random, are remembered. Features of a client's examples
-are part of its personal model: they stay where the data are. Classification only.
+are part of its personal model: they stay where the data are. Classification only. The released code
+(omarfoq/knn-per 43f66e4) has e^{−d²/(scale · features)}: its index returns squared distances, which
+it divides by the number of features.
 
 Written from notes and released code: the paper's text was not at hand to check equation numbers.
 """
