@@ -13,7 +13,7 @@ from statistics import mean
 from typing import Any
 
 from paper_combinations import APPROACHES, LOCAL, TABLE_3, TABLE_4
-from reproduction import RESULTS, deviation, fill, keep, run, table
+from reproduction import RESULTS, curves, deviation, fill, keep, run, table
 
 HERE = Path(__file__).resolve().parent.parent / "docs" / "reproduction"
 FIGURES = RESULTS / "combinations.json"
@@ -43,6 +43,8 @@ LEVELS = {
     "network": "the same, embeddings of 300, 100 filters",
     "epochs": "the same, two epochs a round",
     "local": "the same, 20 epochs of the local model instead of 5",
+    "half": "the same, half of the reviews to train on",
+    "quarter": "the same, a quarter of them",
 }
 Methods = dict[str, Any]
 
@@ -68,6 +70,11 @@ def collect(folders: list[str]) -> None:
         places.append(f"{folder}={name}")
     FIGURES.write_text(json.dumps(kept, sort_keys=True) + "\n")
     keep(FIGURES, places, _method)
+    kept = json.loads(FIGURES.read_text())
+    for folder, _, name in (place.partition("=") for place in places):
+        for label, models in curves(Path(folder) / "metrics.parquet", "val").items():
+            kept[name]["methods"][label]["curve"] = models.get("global", {})
+    FIGURES.write_text(json.dumps(kept, sort_keys=True) + "\n")
 
 
 def _method(method: dict[str, Any]) -> dict[str, Any]:
@@ -103,6 +110,7 @@ def write() -> None:
         ),
         "moe, all": [_overall(found)],
         "levels": _levels(found),
+        "cifar10-rounds": _rounds(found.get("cifar10", {})),
         "best": _per_run(
             found,
             _bests,
@@ -120,6 +128,19 @@ def write() -> None:
         ),
     }
     fill(PAGE, {**tables, **answers})
+
+
+def _rounds(methods: Methods) -> list[str]:
+    """The federated models' accuracy on validation data over the rounds."""
+    told = {kind: methods[kind]["curve"] for kind in KINDS if methods.get(kind, {}).get("curve")}
+    if not told:
+        return ["Not run."]
+    numbers = sorted({int(number) for curve in told.values() for number in curve})
+    rows = [
+        [kind, *(f"{100 * curve[str(n)]:.1f}" if str(n) in curve else "–" for n in numbers)]
+        for kind, curve in told.items()
+    ]
+    return table(["validation, %, after rounds", *map(str, numbers)], rows)
 
 
 def _setting(setting: str, methods: Methods) -> list[str]:

@@ -78,9 +78,9 @@ def page() -> str:
         "",
         "Confidence is Student's over seeds; the paper's figure is taken as it is printed, for few",
         "papers give a spread. Orders are compared seed by seed, over the seeds that both have, p",
-        "values corrected by Holm's rule over the row. Ours are the last round's, on test data; where",
-        "test data had a part in a setting, the page says so. The figure shown is the compared one",
-        "that falls *shortest* of the paper's.",
+        "values corrected by Holm's rule over the row. Ours are the last round's, on test data;",
+        "where test data had a part in a setting, the page says so. The figure shown is the",
+        "compared one that falls *shortest* of the paper's.",
     ]
     for paper in papers().values():
         lines += ["", *_table(paper, measures)]
