@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 from torch._C import _functorch
 from torch.autograd import Function
-from torch.autograd.function import once_differentiable
 
 from idiolect.errors import MethodError
 
@@ -158,7 +157,6 @@ class _Linear(Function):
         return torch.baddbmm(b.unsqueeze(1), x, w.mT)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, g: Tensor) -> Any:
         x, w = ctx.saved_tensors
         by_x, by_w, by_b, _ = ctx.needs_input_grad
@@ -208,7 +206,6 @@ class _CrossEntropy(Function):
         return torch.bmm(likely.gather(1, label), share.unsqueeze(2)).flatten().neg_()
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, factor: Tensor) -> Any:
         likely, label, share = ctx.saved_tensors
         each = (share * factor.unsqueeze(1)).unsqueeze(1)
