@@ -114,7 +114,7 @@ def test_within_another_transform_nothing_is_done_beneath() -> None:
 
 def test_vmap_goes_on_where_something_fails_beneath() -> None:
     def fails(x):
-        with pytest.raises(ValueError), beneath.beneath():
+        with pytest.raises(ValueError), beneath.Beneath():
             raise ValueError
         return x + beneath.clients_of_stack()
 
@@ -219,4 +219,4 @@ def test_the_gradient_by_a_layers_weights_is_never_made(monkeypatch) -> None:
     vmap(
         lambda at, *own: beneath.stacked_descent(lambda p: ours(p, *own), at, CLIENTS, 0.3, False)
     )({"w": w, "b": b}, *batch)
-    assert not made
+    assert w.shape not in made

@@ -521,7 +521,8 @@ class Local:
         places = None if plan.places is None else plan.places[self._slot]
         # Cut once a round rather than once a step: each piece costs as much as a small product.
         order = rows.unbind(0)
-        weights = weight.unbind(0) if self._stacked else losses.by_step(weight)
+        captured = self._stacked and weight.is_cuda  # losses of these take weights themselves
+        weights = weight.unbind(0) if captured else losses.by_step(weight)
         outer = self.random.enter()
         for step, (x, y) in enumerate(_examples(plan, rows)):
             place = None if places is None else places[step]

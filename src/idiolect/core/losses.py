@@ -36,8 +36,9 @@ def cross_entropy(logits: Tensor, labels: Tensor, weight: Tensor) -> Tensor:
     # Equal to F.cross_entropy, which vmap would take apart into many more kernels.
     label = labels.unsqueeze(-1)
     if not logits.is_cuda and logits.shape[-1] < _FEW:
-        if beneath.suits_cross_entropy(logits, labels, weight):
-            return beneath.cross_entropy(logits, labels, weight)
+        share = _share(weight)
+        if beneath.suits_cross_entropy(logits, labels, share):
+            return beneath.cross_entropy(logits, labels, share)
         return weighted_mean(-log_shares(logits).gather(-1, label).squeeze(-1), weight)
     true = logits.gather(-1, label).squeeze(-1)
     return weighted_mean(logits.logsumexp(-1) - true, weight)
@@ -49,10 +50,13 @@ def single_cross_entropy(logits: Tensor, labels: Tensor, weight: Tensor) -> Tens
     each = functional.cross_entropy(logits.flatten(0, -2), label, reduction="none")
     if each.dtype != weight.dtype:  # shares would have the digits of the fewer
         return torch.dot(each, weight.flatten().to(each.dtype)) / weight.sum().clamp(min=1e-12)
-    share = getattr(weight, "share", None)
-    if share is None:
-        share = shares(weight, weight.dim())
-    return torch.dot(each, share.flatten())
+    return torch.dot(each, _share(weight).flatten())
+
+
+def _share(weight: Tensor) -> Tensor:
+    """Return the shares of a batch's weights; those of most batches were noted by `by_step`."""
+    share: Tensor | None = getattr(weight, "share", None)
+    return shares(weight, weight.dim()) if share is None else share
 
 
 def shares(weight: Tensor, axes: int = 1) -> Tensor:
@@ -61,7 +65,7 @@ def shares(weight: Tensor, axes: int = 1) -> Tensor:
 
 
 def by_step(weight: Tensor) -> tuple[Tensor, ...]:
-    """Cut a single client's weights [step, example] by steps, each with its `share`.
+    """Cut a client's weights [step, example] by steps, each with its `share`.
 
     So a loss need not launch the same three operations in every step.
     """

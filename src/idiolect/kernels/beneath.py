@@ -5,15 +5,13 @@ than its arithmetic. Where vmap over clients is the only transform under way, gr
 dense layers and losses may take the stacks themselves, their clients along the first axis.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch._C import _functorch
 from torch.autograd import Function
-from torch.autograd.function import once_differentiable
 
 from idiolect.errors import MethodError
 
@@ -35,14 +33,16 @@ def _all_stacked(*tensors: Tensor) -> bool:
     return all(map(_functorch.is_batchedtensor, tensors)) and clients_of_stack() is not None
 
 
-@contextmanager
-def beneath() -> Iterator[None]:
-    """Leave vmap for a while."""
-    vmap = _functorch.pop_dynamic_layer_stack()
-    try:
-        yield
-    finally:
-        _functorch.push_dynamic_layer_stack(vmap)
+class Beneath:
+    """Leaves vmap for a while."""
+
+    def __enter__(self) -> None:
+        """Leave vmap."""
+        self._vmap = _functorch.pop_dynamic_layer_stack()
+
+    def __exit__(self, *_: object) -> None:
+        """Go on within vmap."""
+        _functorch.push_dynamic_layer_stack(self._vmap)
 
 
 def _stack_of(tensor: Tensor, clients: int = 0) -> Tensor:
@@ -68,7 +68,7 @@ def stacked_gradient(
     objective: Callable[[Named], tuple[Tensor, Named]], params: Named, clients: int
 ) -> tuple[Named, Named]:
     """Return the gradient of an objective, and what else it returned."""
-    with beneath():
+    with Beneath():
         leaves = [_stack_of(leaf, clients).detach().requires_grad_() for leaf in params.values()]
     value, others = objective(dict(zip(params, map(_of_a_client, leaves), strict=True)))
     found = [
@@ -87,7 +87,7 @@ def stacked_descent(
     The gradient by the weights of dense layers is never there: its factors are multiplied into the
     weights. For a small batch, reading and writing weights is most of the work.
     """
-    with beneath():
+    with Beneath():
         stacks = [_stack_of(leaf, clients) for leaf in params.values()]
         leaves = [stack.detach().requires_grad_() for stack in stacks]
     factors: list[list[tuple[Tensor, Tensor]]] = [[] for _ in leaves]
@@ -95,7 +95,7 @@ def stacked_descent(
         leaf.factors = own  # type: ignore[attr-defined]
     value = objective(dict(zip(params, map(_of_a_client, leaves), strict=True)))
     found = _gradients(value, leaves)
-    with beneath(), torch.no_grad():
+    with Beneath(), torch.no_grad():
         for place, (gradient, products) in enumerate(zip(found, factors, strict=True)):
             stack = stacks[place] if spare else stacks[place].clone()
             for left, right in products:
@@ -113,7 +113,7 @@ def _gradients(values: Tensor, leaves: list[Tensor]) -> list[Tensor | None]:
     below = _functorch.get_unwrapped(values) if _functorch.is_batchedtensor(values) else values
     if not below.requires_grad:
         return [None] * len(leaves)
-    with beneath():
+    with Beneath():
         return list(torch.autograd.grad(below.sum(), leaves, allow_unused=True))
 
 
@@ -134,7 +134,7 @@ def suits_linear(x: Tensor, w: Tensor, b: Tensor) -> bool:
 def linear(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
     """Return x Aᵀ + b of a client of a stack."""
     turned = w.shape[0] < x.shape[0]
-    with beneath():
+    with Beneath():
         y = _call(_Linear, *map(_stack_of, (x, w, b)), turned)
         # Not within the function: what is a view there must not be changed in place.
         y = y.mT if turned else y
@@ -157,7 +157,6 @@ class _Linear(Function):
         return torch.baddbmm(b.unsqueeze(1), x, w.mT)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, g: Tensor) -> Any:
         x, w = ctx.saved_tensors
         by_x, by_w, by_b, _ = ctx.needs_input_grad
@@ -176,43 +175,41 @@ class _Linear(Function):
 # Cross-entropy.
 
 
-def suits_cross_entropy(logits: Tensor, labels: Tensor, weight: Tensor) -> bool:
+def suits_cross_entropy(logits: Tensor, labels: Tensor, share: Tensor) -> bool:
     """Say whether a loss is one of a stack on a CPU."""
     return (
         logits.device.type == "cpu"
         and logits.dim() == 2
-        and logits.dtype == weight.dtype
+        and logits.dtype == share.dtype
         and labels.dtype == torch.int64
-        and labels.shape == weight.shape == logits.shape[:1]
-        and _all_stacked(logits, labels, weight)
-        and not _stack_of(weight).requires_grad
+        and labels.shape == share.shape == logits.shape[:1]
+        and _all_stacked(logits, labels, share)
+        and not _stack_of(share).requires_grad
     )
 
 
-def cross_entropy(logits: Tensor, labels: Tensor, weight: Tensor) -> Tensor:
-    """Return the weighted mean of a client of a stack; for few classes."""
-    with beneath():
-        loss = _call(_CrossEntropy, *map(_stack_of, (logits, labels, weight)))
+def cross_entropy(logits: Tensor, labels: Tensor, share: Tensor) -> Tensor:
+    """Return the sum of the losses of a client's examples, each times its share; few classes."""
+    with Beneath():
+        loss = _call(_CrossEntropy, *map(_stack_of, (logits, labels, share)))
     return _of_a_client(loss)
 
 
 class _CrossEntropy(Function):
-    """Logits [client, row, class], labels and weight [client, row] -> a loss for each client."""
+    """Logits [client, row, class], labels and share [client, row] -> a loss for each client."""
 
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, labels: Tensor, weight: Tensor) -> Tensor:
+    def forward(ctx: Any, logits: Tensor, labels: Tensor, share: Tensor) -> Tensor:
         # torch's log_softmax is slow over the last axis where classes are few.
-        shares, label = logits.mT.log_softmax(1), labels.unsqueeze(1)
-        total = weight.sum(1).clamp_(min=1e-12)
-        ctx.save_for_backward(shares, label, weight, total)
-        return (shares.gather(1, label).squeeze(1) * weight).sum(1).neg_() / total
+        likely, label = logits.mT.log_softmax(1), labels.unsqueeze(1)
+        ctx.save_for_backward(likely, label, share)
+        return torch.bmm(likely.gather(1, label), share.unsqueeze(2)).flatten().neg_()
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, factor: Tensor) -> Any:
-        shares, label, weight, total = ctx.saved_tensors
-        each = (weight * (factor / total).unsqueeze(1)).unsqueeze(1)
-        by_logits = (shares.exp() * each).scatter_add_(1, label, -each)
+        likely, label, share = ctx.saved_tensors
+        each = (share * factor.unsqueeze(1)).unsqueeze(1)
+        by_logits = likely.exp().mul_(each).scatter_add_(1, label, -each)
         return by_logits.mT, None, None
 
 
