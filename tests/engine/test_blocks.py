@@ -100,7 +100,7 @@ def test_what_is_done_a_few_times_is_cut_into_few_blocks(
         ("cuda", 2000, (4,), [9, 3], True),
         ("cuda", 2000, (3, 4, 4), [9, 3], False),  # every weight is used at every place
         ("cuda", 1 << 20, (4,), [9] * 4, False),  # the same as one client of four times the size
-        ("cuda", 2000, (4,), [1 << 23, 1], False),
+        ("cuda", 2000, (4,), [1 << 22, 1], False),
         ("mps", 10, (4,), [9, 3], False),
     ],
 )

@@ -47,7 +47,7 @@ _MOST_RUNNERS = 32  # for each thread
 _TINY = 2_000  # parameters of a network whose steps on a CPU take as long for many rows as for few
 # The same on CUDA, of networks of vectors: parameters of all clients of a block together, which a
 # GPU reads in the time of a launch, and places of a plan that memory has room for.
-_LIGHT, _PLACES = 1 << 22, 1 << 24
+_LIGHT, _PLACES = 1 << 21, 1 << 23
 # On CUDA a block is recorded, which takes the host half a second and more, and saves little where
 # it is run a few times: then there are few, at the price of some padding. Unless networks are so
 # large that padding takes long.
