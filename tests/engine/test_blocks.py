@@ -7,8 +7,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import worlds
+from idiolect.engine import local_group
+from idiolect.engine.architecture import Architecture
+from idiolect.engine.backend import Backend
 from idiolect.engine.block_runner import PADDING, cut_blocks
 from idiolect.engine.local_group import LocalGroup
+from idiolect.engine.rounds import SeededRun, Simulation
+from idiolect.methods import FedAvg
 
 lengths = st.lists(st.integers(0, 60), min_size=1, max_size=40).map(lambda x: sorted(x)[::-1])
 
@@ -61,6 +67,32 @@ def test_tiny_networks_run_in_one_block_and_larger_ones_by_length():
 
 
 @pytest.mark.parametrize(
+    ("rounds", "replays", "large", "blocks"),
+    [
+        (20, True, False, (3, 3)),
+        (21, True, False, (6, 3)),
+        (None, True, False, (6, 3)),
+        (20, True, True, (6, 6)),  # padding would take long
+        (20, False, False, (6, 6)),  # nothing is recorded
+    ],
+)
+def test_what_is_done_a_few_times_is_cut_into_few_blocks(
+    rounds, replays, large, blocks, monkeypatch
+):
+    """Training and scoring: to record a block takes longer than the padding that it saves."""
+    monkeypatch.setattr(local_group, "_TINY", 0)
+    monkeypatch.setattr(local_group, "_LARGE", 1 if large else 1 << 21)
+    runs = [SeededRun(0, worlds.federation([2**n for n in range(9)], [0] * 9).train_data)]
+    network = {"all": Architecture(worlds.Normed)}
+    simulation = Simulation(FedAvg(), runs, network, backend=Backend(width=64), rounds=rounds)
+    group = simulation.groups[0]
+    group._replays = replays
+    lengths = sorted((2**n for n in range(9)), reverse=True)
+    found = [len(group._blocks(kind, lengths, 64, None)) for kind in ("step", "score")]
+    assert tuple(found) == blocks
+
+
+@pytest.mark.parametrize(
     ("device", "own", "form", "lengths", "light"),
     [
         ("cpu", 1999, (4, 4), [9, 3], True),
@@ -68,7 +100,7 @@ def test_tiny_networks_run_in_one_block_and_larger_ones_by_length():
         ("cuda", 2000, (4,), [9, 3], True),
         ("cuda", 2000, (3, 4, 4), [9, 3], False),  # every weight is used at every place
         ("cuda", 1 << 20, (4,), [9] * 4, False),  # the same as one client of four times the size
-        ("cuda", 2000, (4,), [1 << 23, 1], False),
+        ("cuda", 2000, (4,), [1 << 22, 1], False),
         ("mps", 10, (4,), [9, 3], False),
     ],
 )

@@ -333,20 +333,21 @@ _MOST_STARTS = 512  # of more distinct lengths some are taken together
 MOST_BLOCKS = 8  # each block is a round of its own; past this many, padding is cheaper
 
 
-def cut_blocks(lengths: Sequence[int], span: int) -> list[tuple[int, int]]:
+def cut_blocks(lengths: Sequence[int], span: int, most: int | None = None) -> list[tuple[int, int]]:
     """Return (first, last) of each block of at most `span` clients, given lengths, longest first.
 
-    Each span is cut into the fewest pieces that keep its padding low.
+    Each span is cut into the fewest pieces that keep its padding low, or into the `most`.
     """
     cuts = []
     for first in range(0, len(lengths), span):
         piece = tuple(max(1, length) for length in lengths[first : first + span])
-        cuts += [(first + low, first + high) for low, high in _pieces(piece)]
+        pieces = _pieces(piece, most or MOST_BLOCKS)
+        cuts += [(first + low, first + high) for low, high in pieces]
     return cuts
 
 
 @lru_cache(maxsize=64)
-def _pieces(lengths: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
+def _pieces(lengths: tuple[int, ...], most: int) -> tuple[tuple[int, int], ...]:
     """Cut one span, longest first, by dynamic programming over its distinct lengths."""
     line = np.array(lengths)
     starts = np.flatnonzero(np.append(True, line[1:] != line[:-1]))
@@ -356,7 +357,7 @@ def _pieces(lengths: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
     span = ends - starts[:, None]
     work = np.where(span > 0, line[starts][:, None] * span, np.inf)
     best, history = work[0], [np.zeros(len(starts), int)]
-    while best[-1] * (1 - PADDING) > line.sum() and len(history) < min(MOST_BLOCKS, len(starts)):
+    while best[-1] * (1 - PADDING) > line.sum() and len(history) < min(most, len(starts)):
         whole = np.append(np.inf, best[:-1])[:, None] + work  # one piece more, which begins at low
         history.append(whole.argmin(0))
         best = whole.min(0)

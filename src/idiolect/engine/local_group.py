@@ -47,7 +47,11 @@ _MOST_RUNNERS = 32  # for each thread
 _TINY = 2_000  # parameters of a network whose steps on a CPU take as long for many rows as for few
 # The same on CUDA, of networks of vectors: parameters of all clients of a block together, which a
 # GPU reads in the time of a launch, and places of a plan that memory has room for.
-_LIGHT, _PLACES = 1 << 22, 1 << 24
+_LIGHT, _PLACES = 1 << 21, 1 << 23
+# On CUDA a block is recorded, which takes the host half a second and more, and saves little where
+# it is run a few times: then there are few, at the price of some padding. Unless networks are so
+# large that padding takes long.
+_FEW_BLOCKS, _FEW_ROUNDS, _LARGE = 3, 20, 1 << 21  # the last in parameters
 _SLOTS = "slots"  # of drawn cohorts; kept with the widths of blocks, as rounding depends on it
 # What torch says where the host has no room, and what oneDNN does.
 _NO_MEMORY = (
@@ -93,7 +97,9 @@ class LocalGroup(ClientGroup):
         pools: Mapping[str, Pool],
         test_pools: Mapping[str, Pool],
         backend: Backend,
+        rounds: int | None = None,
     ) -> None:
+        """`rounds` are those that are planned; None: many."""
         super().__init__(clients, store, len(built.setups), backend.place)
         self.starts = [setup.params for setup in built.setups]
         self._built, self._pools, self._test_pools = built, pools, test_pools
@@ -115,6 +121,7 @@ class LocalGroup(ClientGroup):
         self._active: dict[str, list[BlockRunner]] = {}  # runners of the last task of a kind
         self._last_ordered: tuple[tuple[object, ...], _Ordered] | None = None
         self._replays = self.device.type == "cuda" and backend.graph and built.stacked
+        self._short = rounds is not None and rounds <= _FEW_ROUNDS
         self._population: Population | None = None  # of all runs, once it is needed
         self._server: LocalGroup | None = None
 
@@ -135,7 +142,7 @@ class LocalGroup(ClientGroup):
         keys, _, members, _ = cohort.filled_up(slots)
         samples = _samples(requests, keys, round)
         width = self._width or self.widths.get("step", len(members))
-        blocks = self._blocks(cohort.lengths, width, slots)
+        blocks = self._blocks(Train.name, cohort.lengths, width, slots)
         for runner, (first, last, room) in zip(runners, blocks, strict=False):
             runner.prepare(members[first:last], round, samples[first:last], room)
 
@@ -213,15 +220,20 @@ class LocalGroup(ClientGroup):
             known = self.widths[_SLOTS] = min(_rounded_up(count), everyone) if known else count
         return known
 
-    def _blocks(self, lengths: Sequence[int], width: int, slots: int | None) -> list["_Cut"]:
-        """Cut clients into blocks; with `slots` into those that suit every cohort."""
+    def _blocks(
+        self, kind: str, lengths: Sequence[int], width: int, slots: int | None
+    ) -> list["_Cut"]:
+        """Cut clients into blocks for a task; with `slots` into those that suit every cohort."""
+        most = None
+        if self._replays and self._own < _LARGE and (self._short or kind != Train.name):
+            most = _FEW_BLOCKS
         if slots is None or self._population is None:
-            return [(*cut, None) for cut in self._cuts(lengths, width)]
+            return [(*cut, None) for cut in self._cuts(lengths, width, most)]
         count = len(lengths)
         typical = self._population.typical(slots)
         return [
             (first, last, self._population.room(first, min(last, count) - first))
-            for first, last in self._cuts(typical, width)
+            for first, last in self._cuts(typical, width, most)
             if first < count
         ]
 
@@ -251,9 +263,11 @@ class LocalGroup(ClientGroup):
             if task.kind in self.widths:
                 self.widths[task.kind] = width
 
-    def _cuts(self, lengths: Sequence[int], width: int) -> list[tuple[int, int]]:
+    def _cuts(
+        self, lengths: Sequence[int], width: int, most: int | None = None
+    ) -> list[tuple[int, int]]:
         even = width > 1 and self._light(lengths)
-        return cut_blocks([1] * len(lengths) if even else lengths, width)
+        return cut_blocks([1] * len(lengths) if even else lengths, width, most)
 
     def _light(self, lengths: Sequence[int]) -> bool:
         """Say whether a step takes about as long for all these clients as for one of them."""
@@ -264,7 +278,7 @@ class LocalGroup(ClientGroup):
         return vectors and self._own * len(lengths) < _LIGHT and padded < _PLACES
 
     def _run_blocks(self, task: ClientTask, cohort: "CohortSlice", width: int) -> Tree:
-        cuts = self._blocks(cohort.lengths, width, cohort.slots)
+        cuts = self._blocks(task.name, cohort.lengths, width, cohort.slots)
         runners = []
         # Past so many blocks they share runners in turn, so that a runner is always of one thread.
         for number in range(min(len(cuts), _MOST_RUNNERS * len(self._networks))):

@@ -50,12 +50,14 @@ class SimulationState:
         backend: Backend | None = None,
         newcomers: bool = False,
         state_folder: Path | None = None,
+        rounds: int | None = None,
     ) -> None:
         """`draw` says how a cohort is drawn, by its name in `sampling.DRAWS`.
 
         `bystanders`, clients outside the cohort, rest, or train as well without being heard.
         Of `newcomers`, who come to an existing state, only its form is made. `state_folder` is for
-        personal state on disk; without one it is deleted with the simulation.
+        personal state on disk; without one it is deleted with the simulation. `rounds` are those
+        that are planned, by which a GPU's work is cut into more blocks or fewer; None: many.
         """
         if method.alone:
             cohort, draw = None, "fixed"
@@ -97,7 +99,7 @@ class SimulationState:
         self.notices: list[str] = []  # for the user
         self.groups: list[ClientGroup] = []
         refuse_task(method, trained[0].dataset.task)
-        setups = self._make_groups(architectures, trained, newcomers)
+        setups = self._make_groups(architectures, trained, newcomers, rounds)
         if newcomers:
             self.states = [method.init_server(architecture.blank(setup)) for setup in setups]
         else:
@@ -120,6 +122,7 @@ class SimulationState:
         architectures: Mapping[str, Architecture],
         trained: Sequence[TrainData],
         newcomers: bool,
+        rounds: int | None,
     ) -> list[Setup]:
         """Make networks and personal state from each run's seed; return the servers' setups."""
         backend, method, groups = self._backend, self.method, self.groups
@@ -139,7 +142,7 @@ class SimulationState:
                 groups.append(self._job.add(clients, built, store, starts))
             else:
                 pools = self._pools.pools, self._pools.test_pools
-                groups.append(LocalGroup(clients, built, store, *pools, backend))
+                groups.append(LocalGroup(clients, built, store, *pools, backend, rounds))
             states = [capabilities.init_group(method, setup) for setup in built.setups]
             groups[-1].groups = [tree.to(state, self.device) for state in states]
         if sorted(int(c) for group in groups for c in group.clients) != list(range(self._clients)):

@@ -347,6 +347,7 @@ class SimulatedJob(Job):
             bystanders=self.bystanders,
             backend=self.backend,
             state_folder=personal,
+            rounds=self.rounds,
         )
 
 
