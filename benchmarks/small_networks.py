@@ -105,6 +105,11 @@ def apart(found: Tensor, exact: Tensor) -> float:
     return float((found.double() - exact).norm() / exact.norm())
 
 
+def _way(scales: Tensor, here: Tensor, there: Tensor) -> Tensor:
+    """Return twice the scaled way from there to here, in double precision."""
+    return 2 * scales.double().reshape(-1, *[1] * (here.dim() - 1)) * (here - there).double()
+
+
 def checks(device: str) -> dict[str, float]:
     """Return how far kernels are from float64: a step, a mean and the search for broken rows."""
     torch.manual_seed(0)
@@ -126,12 +131,21 @@ def checks(device: str) -> dict[str, float]:
         both = linear._Gradients(g, x)
         late = linear._WeightGradient(both), linear._BiasGradient(both), convolution_cuda._Sum(some)
         exact = [g.double().mT @ x.double(), g.double().sum(1), some.double().sum(0), plain]
-        xs = [*map(DeferredTensor, late), plain]
-        made = fused_tree_ops._Step.forward(-0.1, *xs, *ys)
-        far[f"step, {name}"] = max(
-            apart(one, y.double() - 0.1 * gradient.double())
-            for one, y, gradient in zip(made, ys, exact, strict=True)
-        )
+        scales, there = drawn(clients), [drawn(clients, *shape) for shape in shapes]
+        gaps = fused_tree_ops._Gaps(scales, (*ys, *there))
+        pulls = [DeferredTensor(fused_tree_ops._LateGap(gaps, n)) for n in range(len(ys))]
+        for kind, pulled in (("step", False), ("step with a pull", True)):
+            xs = [*map(DeferredTensor, late), plain]
+            if pulled:
+                xs = [x + pull for x, pull in zip(xs, pulls, strict=True)]
+            made = fused_tree_ops._Step.forward(-0.1, *xs, *ys)
+            far[f"{kind}, {name}"] = max(
+                apart(one, y.double() - 0.1 * (gradient.double() + pulled * way))
+                for one, y, gradient, way in zip(
+                    made, ys, exact, [_way(scales, *pair) for pair in zip(ys, there, strict=True)],
+                    strict=True,
+                )
+            )  # fmt: skip
     leaves = [torch.randn(50, 12544, 128, device=device)[:, : 12544 if device == "cuda" else 9]]
     leaves += [torch.randn(50, 64, 32, 3, 3, device=device), torch.randn(50, 10, device=device)]
     gone = torch.zeros(50, dtype=torch.bool, device=device)

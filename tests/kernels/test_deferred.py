@@ -314,3 +314,16 @@ def test_one_launch_adds_all_gradients_up(
     near = 1e-5 if kind == torch.float32 else 1e-12
     for name, leaf in exact.items():
         assert (found[name] - leaf).norm() / leaf.norm() < near, name
+
+
+@pytest.mark.skipif(emulate.COMPILER is None, reason="needs g++ to run CUDA sources")
+def test_what_is_deferred_may_be_stepped_from(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As where weight decay is added to a gradient."""
+    emulate.use(monkeypatch, tmp_path)
+    x, gradient = torch.randn(2, 3, 8), torch.randn(2, 3, 5)
+    late = DeferredTensor(linear._WeightGradient(linear._Gradients(gradient, x)))
+    w = torch.randn(2, 5, 8)
+    (found,) = fused_tree_ops._Step.forward(0.5, w, late)
+    torch.testing.assert_close(found, gradient.mT @ x + 0.5 * w)
