@@ -32,7 +32,7 @@ from idiolect.engine import block_runner
 from idiolect.engine.architecture import Architecture
 from idiolect.engine.backend import PRECISIONS, Backend, multiplying
 from idiolect.engine.rounds import SeededRun, Simulation
-from idiolect.kernels import attention, autotune, convolution, layer_norm, linear, row_average
+from idiolect.kernels import attention, autotune, convolution, layer_norm, linear
 from idiolect.kernels.convolution_cuda import ConvShape
 from idiolect.methods import METHODS
 from idiolect.models import MODELS
@@ -251,7 +251,7 @@ def blocks_of(precision, most):
 
 
 def deferred_agrees():
-    """Compare rounds in which gradients and means of large layers are deferred with others."""
+    """Compare rounds in which gradients of dense layers are deferred with others."""
     fed, ends, deferred = federation([20] * 12, COLOUR, held_out=10), [], []
     added = linear._WeightGradient.added
 
@@ -259,10 +259,9 @@ def deferred_agrees():
         deferred.append(given[0])
         return added(self, *given)
 
-    for large in (1 << 24, 1 << 40):
+    for put_off in (linear._put_off, lambda gradient, x: False):
         with (
-            mock.patch.object(linear, "_LARGE", large),
-            mock.patch.object(row_average, "_LARGE", large),
+            mock.patch.object(linear, "_put_off", put_off),
             mock.patch.object(linear._WeightGradient, "added", counted),
         ):
             sim = simulation(

@@ -234,11 +234,49 @@ class InParts(GroupedFunction):
         return convolution_cuda._summed(torch.stack([x, 2 * x, x.square()]))
 
 
+class Linked(GroupedFunction):
+    """Has that as its gradient."""
+
+    @staticmethod
+    def forward(k: Tensor, x: Tensor) -> Tensor:
+        return (k * (3 * x + x.square())).flatten(1).sum(1)
+
+    @staticmethod
+    def backward(ctx: Any, factor: Tensor) -> Any:
+        return call(InParts, ctx.saved_tensors[1]), None
+
+
+class Unread(Deferred):
+    """A loss that nobody may read."""
+
+    def make(self) -> Tensor:
+        raise AssertionError
+
+
+class Late(GroupedFunction):
+    """Puts a loss off, as cross-entropy does."""
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return DeferredTensor(Unread(x.shape, x)) if compiled.has_kernels(x) else x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, factor: Tensor) -> Any:
+        return factor
+
+
 def steps_of_a_network(params: Params, x: Tensor, more: Tensor) -> Params:
-    """Take steps of two dense layers and of what is made in parts."""
-    for _ in range(2):
-        gradients = grad(loss)({name: params[name] for name in "wbvc"}, x)
-        gradients["k"] = call(InParts, more[None]).squeeze(0)
+    """Take steps of two dense layers and of what is made in parts, then some towards the start."""
+    start = params
+    for pull in (0.0, 0.0, 0.3, 0.7):
+
+        def objective(params: Params, pull: float = pull) -> Tensor:
+            value = loss({name: params[name] for name in "wbvc"}, x)
+            value = value + call(Linked, params["k"][None], more[None]).squeeze(0)
+            value = call(Late, value[None]).squeeze(0)
+            return value + pull / 2 * tree.sqdist(params, start) if pull else value
+
+        gradients = grad(objective)(params)
         pairs = [gradients[name] for name in params], list(params.values())
         params = dict(zip(params, fused_tree_ops.step(-0.1, *pairs), strict=True))
     return params
@@ -270,8 +308,22 @@ def test_one_launch_adds_all_gradients_up(
     monkeypatch.setattr(linear._Gradients, "made", None)  # which nobody may read
     emulate.use(monkeypatch, tmp_path)
     monkeypatch.setattr(fused_tree_ops, "launch", counted)
+    monkeypatch.setattr(tree, "_in_one_launch", lambda xs, ys: True)
     found = work(params, *(one.to(kind) for one in given))
-    assert launched == ["add_leaves"] * 2
+    assert launched == ["add_leaves"] * 4
     near = 1e-5 if kind == torch.float32 else 1e-12
     for name, leaf in exact.items():
         assert (found[name] - leaf).norm() / leaf.norm() < near, name
+
+
+@pytest.mark.skipif(emulate.COMPILER is None, reason="needs g++ to run CUDA sources")
+def test_what_is_deferred_may_be_stepped_from(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As where weight decay is added to a gradient."""
+    emulate.use(monkeypatch, tmp_path)
+    x, gradient = torch.randn(2, 3, 8), torch.randn(2, 3, 5)
+    late = DeferredTensor(linear._WeightGradient(linear._Gradients(gradient, x)))
+    w = torch.randn(2, 5, 8)
+    (found,) = fused_tree_ops._Step.forward(0.5, w, late)
+    torch.testing.assert_close(found, gradient.mT @ x + 0.5 * w)

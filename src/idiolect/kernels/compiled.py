@@ -235,9 +235,9 @@ def has_kernels(tensor: Tensor) -> bool:
     return tensor.is_cuda and tensor.dtype in REALS
 
 
-def aligned(tensor: Tensor) -> Tensor:
+def aligned(given: Tensor) -> Tensor:
     """Return a tensor without gaps that can be read 16 bytes at a time."""
-    tensor = tensor.contiguous()
+    tensor: Tensor = computed(given).contiguous()
     return tensor if tensor.data_ptr() % 16 == 0 else tensor.clone()
 
 

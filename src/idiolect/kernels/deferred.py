@@ -16,8 +16,16 @@ import torch
 from torch import Tensor
 
 
+class Gap(NamedTuple):
+    """Twice a number for each row times the way from `there` to `here`; either may be one row."""
+
+    scales: Tensor
+    here: Tensor
+    there: Tensor
+
+
 class Terms(NamedTuple):
-    """What a row of a tensor is the sum of: numbers some way `apart`, or products.
+    """What a row of a tensor is the sum of: numbers some way `apart`, or products; and a gap.
 
     With `second` [row, example, in], `first` is [row, example, out], and the products of each
     example's numbers, [out, in], are added up.
@@ -28,6 +36,7 @@ class Terms(NamedTuple):
     many: int
     apart: int  # numbers from term to term
     second: Tensor | None = None
+    gap: Gap | None = None
 
 
 class Deferred(ABC):
@@ -52,6 +61,10 @@ class Deferred(ABC):
         """Return what it is the sum of; None where it has to be computed."""
         return None
 
+    def gap(self) -> Gap | None:
+        """Return the gap that it is; None for others."""
+        return None
+
     @functools.cached_property
     def made(self) -> Tensor:
         """It, computed once."""
@@ -69,6 +82,70 @@ class Ones(Deferred):
     def make(self) -> Tensor:
         """Return them."""
         return torch.ones(self.shape, dtype=self.like.dtype, device=self.like.device)
+
+
+class _Later(Deferred):
+    """An operation on what is deferred: a sum, a product, or a row."""
+
+    def __init__(self, func: Any, args: tuple[Any, ...]) -> None:
+        forms = (
+            torch.empty(one.shape, device="meta") if isinstance(one, Tensor) else one
+            for one in args
+        )
+        like = next(one for one in args if isinstance(one, DeferredTensor)).deferred.like
+        super().__init__(func(*forms).shape, like)
+        self._func, self._args = func, args
+
+    def make(self) -> Tensor:
+        """Do it."""
+        made: Tensor = self._func(*computed(self._args))
+        return made.contiguous()
+
+    def terms(self) -> Terms | None:
+        """Return what a gradient is the sum of to which a gap was added."""
+        for one, other in (self._args, self._args[::-1]):
+            if self._func is _aten.add.Tensor and (gap := _gap(other)):
+                terms = terms_of(one)
+                return terms._replace(gap=gap) if terms and terms.gap is None else None
+        return None
+
+
+def _gap(one: Any) -> Gap | None:
+    """Return the gap that an argument is, if nothing has read it yet."""
+    if isinstance(one, DeferredTensor) and one.deferred.waits:
+        return one.deferred.gap() if one.shape[:1] == one.deferred.shape[:1] else None
+    return None
+
+
+def terms_of(x: Any) -> Terms | None:
+    """Return what the rows of a tensor are sums of: where they are no sums, they themselves."""
+    if not isinstance(x, Tensor) or not x.dim():
+        return None
+    if isinstance(x, DeferredTensor) and x.deferred.waits and len(x) == x.deferred.shape[0]:
+        if (found := x.deferred.terms()) is not None:
+            return found
+    x = computed(x).contiguous()
+    return Terms(x, x.shape[1:].numel(), 1, 0)
+
+
+def _may_wait(func: Any, args: tuple[Any, ...], kwargs: Any) -> bool:
+    """Say whether an operation is one of losses, or adds a gap to a gradient: perhaps never read.
+
+    Other tensors may be changed before it is computed; numbers are not.
+    """
+    if func is _aten.select.int:  # with which vmap asks for the type of a product with a number
+        return True
+    if func not in (_aten.add.Tensor, _aten.mul.Tensor) or kwargs or len(args) != 2:
+        return False
+    if all(isinstance(one, DeferredTensor | int | float) or _number(one) for one in args):
+        return len({one.dtype for one in args if isinstance(one, DeferredTensor)}) == 1
+    pair = func is _aten.add.Tensor and all(isinstance(one, Tensor) for one in args)
+    alike = pair and args[0].shape == args[1].shape and args[0].dtype == args[1].dtype
+    return alike and any(map(_gap, args)) and all(one.is_contiguous() for one in args)
+
+
+def _number(one: Any) -> bool:
+    return isinstance(one, Tensor) and not one.dim() and not one.is_cuda
 
 
 class DeferredTensor(Tensor):
@@ -97,6 +174,8 @@ class DeferredTensor(Tensor):
                 return cls(args[0].deferred, seen.shape)
         if func is _aten.ones_like.default:  # with which a backward pass begins
             return cls(Ones(args[0].shape, args[0].deferred.like))
+        if _may_wait(func, args, kwargs):
+            return cls(_Later(func, args))
         return func(*computed(args), **computed(kwargs or {}))
 
 

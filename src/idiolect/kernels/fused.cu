@@ -13,11 +13,13 @@ struct alignas(16) Pack { REAL value[PACK]; };
 
 #ifdef STEP
 
-// y + factor * x of a leaf, in which x is a sum of terms that lie so far apart.
+// y + factor * x of a leaf, in which x is a sum of terms that lie so far apart. Where PULLED, pull * (p - q) is added to x.
+template <bool PULLED>
 __device__ __forceinline__ void add_terms(REAL factor, const REAL* x, int terms, int apart, const REAL* y, REAL* o,
-                                          int numbers, int block) {
+                                          REAL pull, const REAL* p, const REAL* q, int numbers, int block) {
   const int start = block * SPAN, end = min(numbers, start + SPAN);
-  if (end - start == SPAN && (((size_t)x | (size_t)y | (size_t)o) & 15) == 0 && apart % PACK == 0) {
+  if (end - start == SPAN && (((size_t)x | (size_t)y | (size_t)o | (size_t)p | (size_t)q) & 15) == 0 &&
+      apart % PACK == 0) {
 #pragma unroll
     for (int at = start + threadIdx.x * PACK; at < end; at += THREADS * PACK) {
       const Pack before = *(const Pack*)(y + at);
@@ -27,6 +29,11 @@ __device__ __forceinline__ void add_terms(REAL factor, const REAL* x, int terms,
         const Pack term = *(const Pack*)(x + (size_t)k * apart + at);
 #pragma unroll
         for (int j = 0; j < PACK; j++) sum.value[j] += term.value[j];
+      }
+      if (PULLED) {
+        const Pack here = *(const Pack*)(p + at), there = *(const Pack*)(q + at);
+#pragma unroll
+        for (int j = 0; j < PACK; j++) sum.value[j] += pull * (here.value[j] - there.value[j]);
       }
 #pragma unroll
       for (int j = 0; j < PACK; j++) sum.value[j] = before.value[j] + factor * sum.value[j];
@@ -38,15 +45,16 @@ __device__ __forceinline__ void add_terms(REAL factor, const REAL* x, int terms,
     REAL sum = x[at];
 #pragma unroll 8
     for (int k = 1; k < terms; k++) sum += x[(size_t)k * apart + at];
+    if (PULLED) sum += pull * (p[at] - q[at]);
     o[at] = y[at] + factor * sum;
   }
 }
 
 // y + factor * x of a leaf [OUT][IN], in which x is the sum over examples of products of their numbers g [OUT] and
 // z [IN]. A thread makes LINES lines of a few numbers.
-template <int EXAMPLES, int IN, int OUT, int LINES>
+template <bool PULLED, int EXAMPLES, int IN, int OUT, int LINES>
 __device__ __forceinline__ void add_products(REAL factor, const REAL* g, const REAL* z, const REAL* y, REAL* o,
-                                             int block) {
+                                             REAL pull, const REAL* p, const REAL* q, int block) {
   constexpr int SIDE = IN % PACK == 0 ? PACK : 1;
   const int tile = block * THREADS + threadIdx.x;
   const int low = tile / (IN / SIDE) * LINES, i = tile % (IN / SIDE) * SIDE;
@@ -72,6 +80,11 @@ __device__ __forceinline__ void add_products(REAL factor, const REAL* g, const R
 #pragma unroll
   for (int l = 0; l < LINES; l++) {
     if (low + l >= OUT) break;
+    if (PULLED) {
+      const Few here = *(const Few*)(p + (size_t)(low + l) * IN + i), there = *(const Few*)(q + (size_t)(low + l) * IN + i);
+#pragma unroll
+      for (int j = 0; j < SIDE; j++) sums[l].value[j] += pull * (here.value[j] - there.value[j]);
+    }
 #pragma unroll
     for (int j = 0; j < SIDE; j++) sums[l].value[j] = before[l].value[j] + factor * sums[l].value[j];
     *(Few*)(o + (size_t)(low + l) * IN + i) = sums[l];
@@ -79,22 +92,23 @@ __device__ __forceinline__ void add_products(REAL factor, const REAL* g, const R
 }
 
 // The step of all leaves. Leaf i has m##i blocks a client and n##i numbers; its steps from client to client are a##i
-// (x##i), c##i (z##i) and b##i (y##i), 0 where all clients share a row.
+// (x##i), c##i (z##i), b##i (y##i), d##i (p##i) and e##i (q##i), 0 where all clients share a row.
 extern "C" __global__ void __launch_bounds__(THREADS)
 add_leaves(double by, LEAVES) {
   const int client = blockIdx.y;
   const REAL factor = (REAL)by;
   int block = blockIdx.x;
-#define TERMS(i)                                                                                                 \
+#define OWN(i, pulled)                                                                                           \
+  y##i + (size_t)client * b##i, o##i + (size_t)client * n##i, pulled ? 2 * t##i[client] : (REAL)0,               \
+      p##i + (size_t)client * d##i, q##i + (size_t)client * e##i
+#define TERMS(i, pulled)                                                                                         \
   if (block >= 0 && block < m##i)                                                                                \
-    return add_terms(factor, x##i + (size_t)client * a##i, k##i, s##i, y##i + (size_t)client * b##i,             \
-                     o##i + (size_t)client * n##i, n##i, block);                                                 \
+    return add_terms<pulled>(factor, x##i + (size_t)client * a##i, k##i, s##i, OWN(i, pulled), n##i, block);     \
   block -= m##i;
-#define PRODUCTS(i, examples, in, out, lines)                                                                    \
+#define PRODUCTS(i, pulled, examples, in, out, lines)                                                            \
   if (block >= 0 && block < m##i)                                                                                \
-    return add_products<examples, in, out, lines>(factor, x##i + (size_t)client * a##i,                          \
-                                                  z##i + (size_t)client * c##i, y##i + (size_t)client * b##i,    \
-                                                  o##i + (size_t)client * n##i, block);                          \
+    return add_products<pulled, examples, in, out, lines>(factor, x##i + (size_t)client * a##i,                  \
+                                                          z##i + (size_t)client * c##i, OWN(i, pulled), block);  \
   block -= m##i;
   EACH
 }

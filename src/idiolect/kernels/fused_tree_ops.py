@@ -5,6 +5,7 @@ launches one for each leaf. Every leaf here has an axis of rows before its own a
 client, or a single row that all share. All functions are differentiable any number of times.
 """
 
+import functools
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -12,8 +13,9 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from idiolect.kernels import compiled
 from idiolect.kernels.compiled import REALS, aligned, attempt, launch
-from idiolect.kernels.deferred import DeferredTensor, Terms, computed
+from idiolect.kernels.deferred import Deferred, DeferredTensor, Gap, computed, terms_of
 from idiolect.kernels.vmap_rules import call
 
 _LEAVES = 16  # of a launch, at most
@@ -164,13 +166,8 @@ class _Distance(_TreeFunction):
 
     @staticmethod
     def forward(*both: Tensor) -> Tensor:
-        xs, ys = _halves(both)
-
-        def plain() -> Tensor:
-            pairs = zip(xs, ys, strict=True)
-            return torch.stack([_sum_rows((x - y).square()) for x, y in pairs]).sum(0)
-
-        return attempt("distances", lambda: _launched_distance(xs, ys), plain, on=both[0])
+        late = _LateDistance(both)
+        return DeferredTensor(late) if compiled.has_kernels(both[0]) else late.make()
 
     @staticmethod
     def backward(ctx: Any, factor: Tensor) -> Any:
@@ -183,6 +180,24 @@ class _Distance(_TreeFunction):
         return tuple(map(_summed_to, map(len, both), [*by_x, *by_y], wanted))
 
 
+class _LateDistance(Deferred):
+    """A distance, if anybody wants it: a step needs its gradient alone."""
+
+    def __init__(self, both: Leaves) -> None:
+        super().__init__((max(map(len, both)),), both[0])
+        self._both = both
+
+    def make(self) -> Tensor:
+        """Return it for each row."""
+        xs, ys = _halves(self._both)
+
+        def plain() -> Tensor:
+            pairs = zip(xs, ys, strict=True)
+            return torch.stack([_sum_rows((x - y).square()) for x, y in pairs]).sum(0)
+
+        return attempt("distances", lambda: _launched_distance(xs, ys), plain, on=xs[0])
+
+
 class _DistanceGradient(_TreeFunction):
     """2 · factor · (x - y), for each row's factor."""
 
@@ -190,13 +205,10 @@ class _DistanceGradient(_TreeFunction):
 
     @staticmethod
     def forward(factor: Tensor, *both: Tensor) -> Any:
-        xs, ys = _halves(both)
-
-        def plain() -> tuple[Tensor, ...]:
-            pairs = zip(xs, ys, strict=True)
-            return tuple(2 * _broadcast(factor, x) * (x - y) for x, y in pairs)
-
-        return attempt("gaps", lambda: _mix("GAP", 2.0, factor, xs, ys), plain, on=both[0])
+        gaps = _Gaps(factor, both)
+        if not compiled.has_kernels(both[0]):
+            return gaps.made
+        return tuple(DeferredTensor(_LateGap(gaps, n)) for n in range(len(both) // 2))
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
@@ -207,6 +219,42 @@ class _DistanceGradient(_TreeFunction):
         by_x = [2 * _broadcast(factor, one) * one for one in gradients]
         signed = [*by_x, *(-one for one in by_x)]
         return by_factor, *map(_summed_to, map(len, both), signed, ctx.needs_input_grad[1:])
+
+
+class _Gaps:
+    """The gradient of a distance, of all leaves."""
+
+    def __init__(self, factor: Tensor, both: Leaves) -> None:
+        self.factor, (self.xs, self.ys) = factor, _halves(both)
+        self.rows = max(map(len, [factor, *both]))
+
+    @functools.cached_property
+    def made(self) -> tuple[Tensor, ...]:
+        """It, in one launch."""
+        factor, xs, ys = computed(self.factor), self.xs, self.ys
+
+        def plain() -> tuple[Tensor, ...]:
+            pairs = zip(xs, ys, strict=True)
+            return tuple(2 * _broadcast(factor, x) * (x - y) for x, y in pairs)
+
+        return attempt("gaps", lambda: _mix("GAP", 2.0, factor, xs, ys), plain, on=xs[0])
+
+
+class _LateGap(Deferred):
+    """One leaf of it: a step takes the gap itself."""
+
+    def __init__(self, gaps: _Gaps, place: int) -> None:
+        super().__init__((gaps.rows, *gaps.xs[place].shape[1:]), gaps.xs[place])
+        self._gaps, self._place = gaps, place
+
+    def make(self) -> Tensor:
+        """Return it."""
+        return self._gaps.made[self._place].expand(self.shape).contiguous()
+
+    def gap(self) -> Gap:
+        """Return from where to where it is."""
+        gaps, place = self._gaps, self._place
+        return Gap(computed(gaps.factor), gaps.xs[place], gaps.ys[place])
 
 
 def _summed_to(rows: int, gradient: Tensor, wanted: bool) -> Tensor | None:
@@ -236,21 +284,28 @@ def _launched_step(factor: float, xs: Leaves, ys: Leaves) -> tuple[Tensor, ...]:
         pairs = [*zip(xs[some : some + _LEAVES], ys[some : some + _LEAVES], strict=True)]
         declared, each, arguments, blocks = list[str](), list[str](), list[Any](), 0
         for n, (x, y) in enumerate(pairs):
-            out, size, terms = y.new_empty(rows, *y.shape[1:]), y.shape[1:].numel(), _terms(x)
+            out, size, terms = y.new_empty(rows, *y.shape[1:]), y.shape[1:].numel(), terms_of(x)
+            assert terms is not None
             several, other = terms.second is not None, terms.first
             many = -(-size // (4 * _THREADS))
             if terms.second is not None:
                 other = terms.second
                 many, told = _products(terms.first, other, rows)
-            each.append(f"PRODUCTS({n}, {told})" if several else f"TERMS({n})")
+            pulled = int(terms.gap is not None)
+            each.append(f"PRODUCTS({n}, {pulled}, {told})" if several else f"TERMS({n}, {pulled})")
             declared.append(
                 f"const REAL* x{n}, const REAL* z{n}, const REAL* y{n}, REAL* o{n}, "
-                f"int m{n}, int n{n}, int a{n}, int c{n}, int b{n}, int k{n}, int s{n}"
+                f"int m{n}, int n{n}, int a{n}, int c{n}, int b{n}, int k{n}, int s{n}, "
+                f"const REAL* t{n}, const REAL* p{n}, const REAL* q{n}, int d{n}, int e{n}"
             )
             shared = len(x) == 1  # by all rows
             arguments += [terms.first, other, aligned(y), out, many, size]
             arguments += [0 if shared else terms.stride, 0 if shared else other.stride(0)]
             arguments += [size * (len(y) > 1), terms.many, terms.apart]
+            scales, here, there = terms.gap or Gap(y, y, y)  # where there is none, none is read
+            scales = scales if terms.gap is None else scales.expand(rows).contiguous()
+            arguments += [scales, aligned(here), aligned(there)]
+            arguments += [size * (len(here) > 1), size * (len(there) > 1)]
             blocks += many
             made.append(out)
         constants: dict[str, int | str] = {"STEP": 1, "THREADS": _THREADS}
@@ -260,15 +315,6 @@ def _launched_step(factor: float, xs: Leaves, ys: Leaves) -> tuple[Tensor, ...]:
             given = [float(factor), *arguments]
             launch("fused.cu", "add_leaves", constants, (blocks, rows, 1), _THREADS, given)
     return tuple(made)
-
-
-def _terms(x: Tensor) -> Terms:
-    """Return what rows are sums of: where they are no sums, they themselves."""
-    if isinstance(x, DeferredTensor) and x.deferred.waits and len(x) == x.deferred.shape[0]:
-        if (found := x.deferred.terms()) is not None:
-            return found
-    x = computed(x).contiguous()
-    return Terms(x, x[0].numel(), 1, 0)
 
 
 def _products(gradient: Tensor, inputs: Tensor, rows: int) -> tuple[int, str]:
