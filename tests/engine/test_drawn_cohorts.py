@@ -18,11 +18,9 @@ from idiolect.engine import block_runner
 from idiolect.engine.batch_plan import Population, laid_out
 from idiolect.engine.client_group import Train
 from idiolect.methods import (
-    APFL,
     Centralised,
     Ditto,
     FedALA,
-    FedAMP,
     FedAvg,
     FedDF,
     FedFomo,
@@ -74,14 +72,12 @@ def advanced(plain, drawn, rounds):
 @pytest.mark.parametrize(
     ("method", "pieces"),
     [
-        (FedAvg(batch=2, epochs=2), WHOLE),
+        (FedAvg(batch=6, epochs=2), WHOLE),
         (FedAvg(batch=2, epochs=2), PIECES),
         (FedAvg(batch=3, steps=4), PIECES),
         (Ditto(batch=2), PIECES),
         (FedRep(batch=4), PIECES),
-        (APFL(batch=6), PIECES),
         (Scaffold(batch=4), PIECES),
-        (FedAMP(batch=4), PIECES),
         (FedFomo(batch=4), PIECES),
         (FedALA(batch=4), PIECES),
     ],
@@ -111,7 +107,7 @@ def test_attackers_that_were_not_drawn_do_nothing(attack, recorded, float64):
     advanced(*simulations(method, cohort=3), rounds=5)
 
 
-@pytest.mark.parametrize("method", [FedAvg(batch=2), Ditto(batch=2), Scaffold(batch=2)])
+@pytest.mark.parametrize("method", [Ditto(batch=6), Scaffold(batch=4)])
 def test_runs_side_by_side_with_cohorts_of_any_size(method, recorded, float64, clients_run):
     """Each run draws its own, sometimes nobody; slots are added when more come than before."""
     recorded(*PIECES)
