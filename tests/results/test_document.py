@@ -58,6 +58,12 @@ def test_the_best_test_round_is_weighed_by_test_rows_and_used_for_nothing(outcom
     }
     unwatched = replace(watched, curves=outcome.curves)
     plain = document.build_document({}, [unwatched], complete=True)["methods"]["One"]
+    late = found.pop("last_test_rounds")["personal"]
+    assert late == {  # rounds 10, 20 and the last, of which the final score counts
+        "from_round": [10],
+        "mean": [pytest.approx((0.5 + 0.4 + 0.45) / 3)],
+        "weighted_mean": [pytest.approx((0.3 + 0.5 + 0.45) / 3)],
+    }
     assert found.pop("best_test_round") and found == plain
     last = replace(watched, final={**final, "personal/accuracy": np.full((1, 2), 0.9)})
     found = document.build_document({}, [last], complete=True)["methods"]["One"]
@@ -67,6 +73,18 @@ def test_the_best_test_round_is_weighed_by_test_rows_and_used_for_nothing(outcom
     )
     found = document.build_document({}, [low], complete=True)["methods"]["One"]
     assert found["best_test_round"]["personal"] == {"round": [10], "weighted_mean": [0.9]}
+
+
+def test_the_mean_of_the_last_test_rounds_is_of_ten_scored_ones(outcome):
+    """Twelve are scored, 0.01 to 0.12, the last of them again at the end: 0.03 to 0.11, and 0.5."""
+    curve = np.arange(1, 13).reshape(12, 1, 1).repeat(2, axis=2) / 100
+    final = {**outcome.final, "personal/accuracy": np.full((1, 2), 0.5)}
+    curves = {**outcome.curves, "test_curve/personal/accuracy": curve}
+    watched = replace(outcome, curves=curves, final=final, evaluated=[*range(2, 26, 2)], rounds=24)
+    found = document.build_document({}, [watched], complete=True)["methods"]["One"]
+    late = found["last_test_rounds"]["personal"]
+    assert late["from_round"] == [6]
+    assert late["mean"] == late["weighted_mean"] == [pytest.approx((0.63 + 0.5) / 10)]
 
 
 def test_final_scores_on_validation_data_are_not_written_as_test_scores(outcome, tmp_path):

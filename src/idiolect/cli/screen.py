@@ -120,15 +120,30 @@ def _print_metrics(screen: PlainConsole, content: Document) -> None:
 
 
 def _print_best_test_round(screen: PlainConsole, content: Document, own: Metric) -> None:
-    """Print the figure that is chosen on test data apart from all others, and say so."""
-    rows = [
-        [label, model, own.cell(known_mean(best["weighted_mean"])), _range(best["round"])]
-        for label, method in content["methods"].items()
-        for model, best in method.get("best_test_round", {}).items()
-    ]
+    """Print the figure that is chosen on test data apart from all others, and say so.
+
+    Beside it the mean of the last evaluated rounds, which is not chosen.
+    """
+    rows = []
+    for label, method in content["methods"].items():
+        for model, best in method.get("best_test_round", {}).items():
+            row = [label, model, own.cell(known_mean(best["weighted_mean"])), _range(best["round"])]
+            late = method.get("last_test_rounds", {}).get(model)  # not in older results
+            for name in ("weighted_mean", "mean"):
+                row.append(own.cell(known_mean(late[name])) if late else "-")
+            rows.append([*row, _range(late["from_round"]) if late else "-"])
     if rows:
-        title = "Best test round: chosen on test data, so too high; for tables that print it"
-        heads = ("by test rows", "round")
+        title = (
+            "For tables that print it: best test round, which is chosen on test data, so too high; "
+            "and mean of the last ten scored rounds"
+        )
+        heads = (
+            "by test rows",
+            "round",
+            "last ten, by test rows",
+            "mean over clients",
+            "from round",
+        )
         print_table(screen, title, ("method", "model"), heads, rows)
 
 

@@ -26,6 +26,7 @@ Row = dict[str, Any]
 
 FILE = "result.json"
 METRICS_FILE = "metrics.parquet"
+_LATE = 10  # last evaluated rounds, of which some tables print the mean
 _BESIDE = ("val_accuracy", "common_accuracy", "attack_success")
 
 
@@ -376,26 +377,37 @@ def _best_test_round(outcome: Outcome) -> Document:
 
     Clients are weighed by their test rows: so much of the field scores. It is chosen on test data,
     so it is too high and is used for nothing; it is there only where the test curve was asked for.
+    Beside it the mean of the last ten evaluated rounds, or of as many as there are, which others
+    print: also of clients weighed alike.
     """
     if not any(key.startswith("test_curve/") for key in outcome.curves):
         return {}
     sign = metric(outcome.metric).sign
     best: dict[str, dict[str, list[float]]] = {}
+    late: dict[str, dict[str, list[float]]] = {}
     for model in outcome.models:
         key = f"{model}/{outcome.metric}"
         curve = outcome.curves.get(f"test_curve/{key}", ())
         best[model] = {"round": [], "weighted_mean": []}
+        late[model] = {"from_round": [], "mean": [], "weighted_mean": []}
         for place, members in enumerate(outcome.members):
             seen = outcome.watched[place] if outcome.watched else range(len(members.test))
             sizes = tuple(members.test[client] for client in seen)
             points = [(own[place], sizes) for own in curve]
             points.append((outcome.final[key][place], members.test))
-            means = [sign * statistics.over_clients(*own)["weighted_mean"] for own in points]
-            top = int(np.nanargmax(means)) if not np.isnan(means).all() else -1
+            means = [statistics.over_clients(*own) for own in points]
+            signed = [sign * own["weighted_mean"] for own in means]
+            top = int(np.nanargmax(signed)) if not np.isnan(signed).all() else -1
             rounds = [*outcome.evaluated[: len(curve)], outcome.rounds]
             best[model]["round"].append(rounds[top])
-            best[model]["weighted_mean"].append(sign * means[top])
-    return {"best_test_round": best}
+            best[model]["weighted_mean"].append(sign * signed[top])
+            if rounds[-2:-1] == rounds[-1:]:  # the final score is of the same round
+                del rounds[-2], means[-2]
+            late[model]["from_round"].append(rounds[-_LATE:][0])
+            for name in ("mean", "weighted_mean"):
+                values = np.array([own[name] for own in means[-_LATE:]])
+                late[model][name].append(statistics.mean(values))
+    return {"best_test_round": best, "last_test_rounds": late}
 
 
 def _curves(outcome: Outcome) -> Document:
