@@ -17,6 +17,7 @@ from reproduction import RESULTS, curves, deviation, fill, keep, run, table
 
 HERE = Path(__file__).resolve().parent.parent / "docs" / "reproduction"
 FIGURES = RESULTS / "combinations.json"
+REVIEWS = RESULTS / "reviews.json"  # of review_baseline.py
 PAGE = HERE / "combinations.md"
 KINDS = ("FL", "RA-FL", "DP-FL", "DP-FL, epsilon 8")
 PAPER = {**TABLE_3, **TABLE_4}
@@ -110,6 +111,7 @@ def write() -> None:
         ),
         "moe, all": [_overall(found)],
         "levels": _levels(found),
+        "reviews": _reviews(found),
         "cifar10-rounds": _rounds(found.get("cifar10", {})),
         "best": _per_run(
             found,
@@ -128,6 +130,23 @@ def write() -> None:
         ),
     }
     fill(PAGE, {**tables, **answers})
+
+
+def _reviews(found: Methods) -> list[str]:
+    """Lay a linear model of parts of the reviews, and with copies, beside the local networks."""
+    linear = json.loads(REVIEWS.read_text())
+    keys = [("parts", str(part)) for part in (0.125, 0.25, 0.5, 1.0)]
+    keys += [("copies", str(share)) for share in (0.1, 0.25, 0.5)]
+    rows = []
+    for setting in ("cross-sector", "cross-product"):
+        clients = linear[setting.replace("-", "_")].values()
+        row = [setting, f"{100 * mean(one['majority'] for one in clients):.1f}"]
+        for kind, key in keys:
+            row.append(f"{100 * mean(one[kind][key] for one in clients):.1f}")
+        rows.append([*row, _mean(found[setting]["FL"], "local"), f"{LOCAL[setting]:.2f}"])
+    header = ["%", "guessing", "an eighth", "a quarter", "half", "all reviews"]
+    header += [f"all, and copies of {share} % of the tests" for share in (10, 25, 50)]
+    return table([*header, "local networks, ours", "local networks, paper"], rows)
 
 
 def _rounds(methods: Methods) -> list[str]:

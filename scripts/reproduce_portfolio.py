@@ -201,21 +201,28 @@ def _elsewhere(name: str, rounds: int, federation: str) -> dict[str, Means]:
     found: dict[str, Means] = {}
     if page == "persfl":
         for label in [name for name in ("FedPer", "PersFL", "pFedMe", "Per-FedAvg") if name in own]:
-            rows = zip(kept["seeds"], own[label]["accuracy"]["personal"], strict=True)
+            rows = zip(_seeds(kept, label), own[label]["accuracy"]["personal"], strict=True)
             found[label] = {seed: _mean(row) for seed, row in rows}
     elif page == "pfml":
         for label in [name for name in ("pFedMe", "PFML") if name in own]:
-            means = zip(kept["seeds"], own[label]["models"]["personal"]["mean"], strict=True)
+            values = own[label]["models"]["personal"]["mean"]
+            means = zip(_seeds(kept, label), values, strict=True)
             found[label] = {seed: 100 * value for seed, value in means}
     elif page == "ktpfl":
         for label, run in own.items():
-            found[label] = dict(zip(kept["seeds"], run["accuracy"], strict=True))
+            found[label] = dict(zip(_seeds(kept, label), run["accuracy"], strict=True))
     else:
         for model, clients in own.get("FL", {}).get("accuracy", {}).items():
             if model not in ("personal", "global", "local"):
                 rows = zip(kept["seeds"], clients, strict=True)
                 found[f"FedAvg + {model}"] = {seed: _mean(row) for seed, row in rows}
     return found
+
+
+def _seeds(kept: dict[str, Any], label: str) -> list[int]:
+    """Return a method's seeds: the run's, or its own where it has more."""
+    seeds: list[int] = kept["methods"][label].get("seeds", kept["seeds"])
+    return seeds
 
 
 def _read(name: str) -> dict[str, Any]:
