@@ -6,7 +6,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from idiolect.kernels import compiled
 from idiolect.kernels.compiled import REALS, aligned, attempt, launch
 from idiolect.kernels.deferred import Deferred, DeferredTensor
 
@@ -19,7 +18,11 @@ _LEAVES = 64  # of a launch, at most
 def without(rows: Tensor, leaf: Tensor) -> Tensor:
     """Return a leaf [row, ...] with zeros in the rows that are marked: perhaps when it is read."""
     late = _Without(rows, leaf)
-    return DeferredTensor(late) if compiled.has_kernels(leaf) else late.make()
+    return DeferredTensor(late) if _has_kernels(leaf) else late.make()
+
+
+def _has_kernels(leaf: Tensor) -> bool:
+    return leaf.is_cuda and leaf.dtype in REALS
 
 
 class _Without(Deferred):
@@ -76,7 +79,7 @@ def extremes(leaves: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         return found.min, found.max
 
     alike = len(leaves) <= _LEAVES and len({leaf.dtype for leaf in leaves}) == 1
-    return attempt("extremes", own, plain, on=leaves[0]) if alike else plain()
+    return attempt("extremes", own, plain) if alike and _has_kernels(leaves[0]) else plain()
 
 
 def _chunks(numbers: int) -> int:
