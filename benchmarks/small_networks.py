@@ -129,7 +129,11 @@ def checks(device: str) -> dict[str, float]:
         shapes = ((outside, inside), (outside,), (64, 32, 5, 5), (64,))
         ys = [drawn(clients, *shape) for shape in shapes]
         both = linear._Gradients(g, x)
-        late = linear._WeightGradient(both), linear._BiasGradient(both), convolution_cuda._Sum(some)
+        late = (
+            linear._WeightGradient(both),
+            linear._BiasGradient(both),
+            convolution_cuda._PartsSum(some),
+        )
         exact = [g.double().mT @ x.double(), g.double().sum(1), some.double().sum(0), plain]
         scales, there = drawn(clients), [drawn(clients, *shape) for shape in shapes]
         gaps = fused_tree_ops._Gaps(scales, (*ys, *there))

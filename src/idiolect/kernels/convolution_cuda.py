@@ -247,10 +247,10 @@ def _partial_sums(parts: int, x: Tensor, s: ConvShape) -> Tensor:
 
 
 def _summed(parts: Tensor) -> Tensor:
-    return parts[0] if len(parts) == 1 else DeferredTensor(_Sum(parts))
+    return parts[0] if len(parts) == 1 else DeferredTensor(_PartsSum(parts))
 
 
-class _Sum(Deferred):
+class _PartsSum(Deferred):
     """The sum of parts [part, group, ...], which a step adds up itself."""
 
     def __init__(self, parts: Tensor) -> None:

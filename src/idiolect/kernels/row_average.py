@@ -6,7 +6,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from idiolect.kernels import compiled
 from idiolect.kernels.compiled import REALS, aligned, attempt, launch
 from idiolect.kernels.deferred import Deferred, DeferredTensor
 
@@ -19,7 +18,11 @@ _LEAVES = 64  # of a launch, at most
 def without(rows: Tensor, leaf: Tensor) -> Tensor:
     """Return a leaf [row, ...] with zeros in the rows that are marked: perhaps when it is read."""
     late = _Without(rows, leaf)
-    return DeferredTensor(late) if compiled.has_kernels(leaf) else late.make()
+    return DeferredTensor(late) if _has_kernels(leaf) else late.make()
+
+
+def _has_kernels(leaf: Tensor) -> bool:
+    return leaf.is_cuda and leaf.dtype in REALS
 
 
 class _Without(Deferred):
@@ -73,12 +76,12 @@ def extremes(leaves: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         found = parts.aminmax(dim=1)
         return found.min, found.max
 
-    if len({leaf.dtype for leaf in leaves}) > 1:
+    if len({leaf.dtype for leaf in leaves}) > 1 or not _has_kernels(leaves[0]):
         return plain()
     if len(leaves) > _LEAVES:
         some = [leaves[n : n + _LEAVES] for n in range(0, len(leaves), _LEAVES)]
         return _outermost([extremes(own) for own in some])
-    return attempt("extremes", own, plain, on=leaves[0])
+    return attempt("extremes", own, plain)
 
 
 def _outermost(pairs: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
