@@ -350,6 +350,11 @@ def test_a_table_of_the_field_is_scored_both_ways(tmp_path: Path) -> None:
         last = result["methods"]["FedAvg"]["seeds"][0]["models"]["global"]
         assert cells[f"{kind}, FedAvg"]["this_run"] == 100 * best["weighted_mean"][0]
         assert best["weighted_mean"][0] >= last["weighted_mean"]
+        late = result["methods"]["FedAvg"]["last_test_rounds"]["global"]
+        shown = CliRunner().invoke(app, ["show", str(tmp_path / f"pfllib-fmnist-{kind}")]).output
+        figures = [best["weighted_mean"], late["weighted_mean"], late["mean"]]
+        wanted = {f"{100 * own[0]:.1f}" for own in figures}
+        assert any(wanted <= {*row.split()} for row in shown.splitlines())
     assert cells["pat, FedALA"]["this_run"] is None
     unknown = repro("pfllib-fmnist", "--method", "FedAlas", "--out", str(tmp_path))
     assert (
