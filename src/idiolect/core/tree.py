@@ -328,7 +328,11 @@ def mean(tree: Tree, weight: Tensor) -> Tree:
             raise MethodError(
                 f"a leaf of {leaf.dtype} cannot be averaged; report it as real numbers, or keep it"
             )
-        return row_average.average(share.to(leaf.dtype), leaf)
+        own = share.to(leaf.dtype)
+        if type(leaf) is not Tensor:  # rows that wait to be computed, on a GPU
+            return row_average.average(own, leaf)
+        mean: Tensor = torch.tensordot(own, leaf, dims=1)
+        return mean
 
     return map(average, tree)
 

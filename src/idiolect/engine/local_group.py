@@ -62,6 +62,11 @@ class _Ordered(NamedTuple):
     lengths: list[int]  # by which blocks are cut
 
 
+def _has_kernels(device: torch.device) -> bool:
+    """Say whether there are kernels to choose between rounds."""
+    return device.type == "cuda"
+
+
 class LocalGroup(ClientGroup):
     """Clients that are run in this process, with their networks and block runners."""
 
@@ -163,7 +168,8 @@ class LocalGroup(ClientGroup):
         if self.stage is not None:
             self.stage.begin(task, len(cohort.keys))
         with multiplying(self._backend.precision, self.device):
-            autotune.settle(round)
+            if _has_kernels(self.device):
+                autotune.settle(round)
             found = self._run_fitting(task, cohort)
         if wide is None:
             return cohort.keys, found

@@ -7,7 +7,6 @@ until the round is over.
 """
 
 from collections.abc import Sequence
-from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -162,7 +161,8 @@ def guarded_server_step(
 ) -> Tree:
     """Run the server step without the broken rows; with none left, the idle step."""
     if has(method, Averaging) and isinstance(reports, Report):
-        new = tree.map(computed, method.server_step(state, cohort, without_rows(reports, bad)))
+        new = method.server_step(state, cohort, without_rows(reports, bad))
+        new = tree.map(computed, new) if bad.is_cuda else new
         # Where noise hides who came, it is in the step on no rows at all as well.
         return new if has(method, Privacy) else tree.where(bad.all(), state, new)
     if not tree.leaves(reports):
@@ -177,7 +177,13 @@ def guarded_server_step(
 
 def without_rows(reports: Report, bad: Tensor) -> Report:
     """Give broken rows no weight, and finite numbers, since 0 times NaN is NaN."""
-    cleaned: Report = tree.map(partial(row_average.without, bad), reports)
+
+    def without(leaf: Tensor) -> Tensor:
+        if leaf.is_cuda:
+            return row_average.without(bad, leaf)
+        return torch.where(bad.reshape(-1, *[1] * (leaf.dim() - 1)), 0.0, leaf)
+
+    cleaned: Report = tree.map(without, reports)
     return cleaned
 
 
