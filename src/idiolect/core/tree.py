@@ -365,8 +365,7 @@ def nbytes(tree: Tree) -> int:
 def rows_where(test: Callable[[Tensor, Tensor], Tensor], tree: Tree) -> Tensor | None:
     """Test the least and the largest value of each row of a stack; a NaN in it is both.
 
-    Only real numbers are tested; None for the tree of nothing. One pass, and no temporary of the
-    size of the tree.
+    Only real numbers are tested; None for the tree of nothing. There is no temporary of its size.
     """
     every = leaves(tree)
     real = [leaf for leaf in every if leaf.is_floating_point() and leaf.numel()]
@@ -375,10 +374,18 @@ def rows_where(test: Callable[[Tensor, Tensor], Tensor], tree: Tree) -> Tensor |
             torch.zeros(len(every[0]), dtype=torch.bool, device=every[0].device) if every else None
         )
     kind = functools.reduce(torch.promote_types, [leaf.dtype for leaf in real])
-    extremes = [leaf.reshape(len(leaf), -1).aminmax(dim=1) for leaf in real]
-    least = torch.stack([one.min.to(kind) for one in extremes])
-    most = torch.stack([one.max.to(kind) for one in extremes])
+    extremes = [_extremes(leaf.reshape(len(leaf), -1)) for leaf in real]
+    least = torch.stack([low.to(kind) for low, _ in extremes])
+    most = torch.stack([high.to(kind) for _, high in extremes])
     return test(least, most).any(0)
+
+
+def _extremes(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the least and the largest value of each row."""
+    if not rows.is_cuda:
+        return rows.amin(1), rows.amax(1)
+    least, most = rows.aminmax(dim=1)  # one pass, for which a CPU takes far longer than for two
+    return least, most
 
 
 def equal(left: Tree, right: Tree) -> bool:

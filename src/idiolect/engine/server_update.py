@@ -7,6 +7,7 @@ until the round is over.
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -177,13 +178,14 @@ def guarded_server_step(
 
 def without_rows(reports: Report, bad: Tensor) -> Report:
     """Give broken rows no weight, and finite numbers, since 0 times NaN is NaN."""
-
-    def without(leaf: Tensor) -> Tensor:
-        if leaf.is_cuda:
-            return row_average.without(bad, leaf)
-        return torch.where(bad.reshape(-1, *[1] * (leaf.dim() - 1)), 0.0, leaf)
-
-    cleaned: Report = tree.map(without, reports)
+    if bad.is_cuda:  # not asked whether there are any: a GPU would have to be waited for
+        late: Report = tree.map(partial(row_average.without, bad), reports)
+        return late
+    if not bad.any():
+        return reports
+    cleaned: Report = tree.map(
+        lambda leaf: torch.where(bad.reshape(-1, *[1] * (leaf.dim() - 1)), 0.0, leaf), reports
+    )
     return cleaned
 
 
