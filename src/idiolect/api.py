@@ -21,7 +21,6 @@ from idiolect.analysis.significance import stats
 from idiolect.core import tree
 from idiolect.core.method import Method
 from idiolect.data import SOURCES, Dataset, Federation, load, read
-from idiolect.data.columns import embedded_blocks
 from idiolect.data.federate import federate_by_clients
 from idiolect.data.inspection import refuse_unclear
 from idiolect.data.own import reading_options
@@ -664,5 +663,4 @@ def _build(model: Model, federation: Federation) -> Build:
             return factory
     dataset = federation.dataset
     shape = tuple(dataset.x.shape[1:])
-    blocks = embedded_blocks([dataset.encoder])
-    return bound(factory, shape, len(dataset.classes), dataset.words, {}, blocks)
+    return bound(factory, shape, len(dataset.classes), dataset.words, {}, dataset.embedded)

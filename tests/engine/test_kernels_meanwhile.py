@@ -68,6 +68,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     for name in ("_on_cuda", "float32_on_cuda"):
         monkeypatch.setattr(linear, name, lambda x: True)
     monkeypatch.setattr(linear, "forms", found.forms)
+    monkeypatch.setattr(local_group, "_has_kernels", lambda device: True)
     monkeypatch.setattr(autotune, "_has_forms", lambda x: True)
     monkeypatch.setattr(autotune, "at_hand", lambda which: which[1] in found.compiled)
     monkeypatch.setattr(autotune, "milliseconds", lambda form, *inputs: form.takes)

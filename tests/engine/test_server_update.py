@@ -12,9 +12,9 @@ from idiolect.aggregation.aggregator import Aggregated
 from idiolect.aggregation.attacks import Attacked, SignFlip
 from idiolect.core import tree
 from idiolect.core.capabilities import sums
-from idiolect.core.method import Method, mean_report
+from idiolect.core.method import Method, Report, mean_report
 from idiolect.engine.client_group import GroupResult
-from idiolect.engine.server_update import sum_reports, summable
+from idiolect.engine.server_update import sum_reports, summable, without_rows
 from idiolect.methods import METHODS, FedAvg, FedPer
 from test_laws import made
 
@@ -116,3 +116,11 @@ def test_a_method_that_says_so_is_tried_and_believed(name):
 )
 def test_who_needs_the_rows_gets_them(method: Method):
     assert not summable(method, worlds.simulation(method, worlds.federation()).states[0])
+
+
+def test_rows_are_copied_only_to_leave_some_out() -> None:
+    reports = Report({"w": torch.tensor([[1.0, 2.0], [float("nan"), 3.0]])}, torch.ones(2))
+    none, second = torch.tensor([False, False]), torch.tensor([False, True])
+    assert without_rows(reports, none) is reports
+    assert without_rows(reports, second).params["w"].tolist() == [[1, 2], [0, 0]]
+    assert reports.params["w"].isnan().any()

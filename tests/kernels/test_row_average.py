@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from idiolect.core import tree
-from idiolect.engine import server_update
 from idiolect.kernels import compiled, row_average
 from idiolect.kernels.deferred import DeferredTensor
 
@@ -70,9 +69,13 @@ def test_rows_that_are_not_finite_are_found(gpu: list[str], spoilt: float) -> No
     every["a"][1, 17_001] = every["b"][2, 2, 6] = every["c"][4] = spoilt
     every["a"][0, 0] = -3e38
     every["a"][0, 1] = 3e38
-    bad = server_update.rows_to_leave_out(every, None, 5, torch.device("cpu"))
-    assert bad.tolist() == [False, True, True, False, True]
-    stale = server_update.rows_with_nan([every])
-    assert stale is not None
-    assert stale.tolist() == [False, spoilt != spoilt, spoilt != spoilt, False, spoilt != spoilt]
-    assert gpu == ["extremes", "extremes"]
+    least, most = row_average.extremes(list(every.values()))
+    assert (least.isfinite() & most.isfinite()).tolist() == [True, False, False, True, False]
+    assert least.isnan().tolist() == [
+        False,
+        spoilt != spoilt,
+        spoilt != spoilt,
+        False,
+        spoilt != spoilt,
+    ]
+    assert gpu == ["extremes"]

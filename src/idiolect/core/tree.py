@@ -326,7 +326,11 @@ def mean(tree: Tree, weight: Tensor) -> Tree:
             raise MethodError(
                 f"a leaf of {leaf.dtype} cannot be averaged; report it as real numbers, or keep it"
             )
-    return pytree.tree_unflatten(row_average.averages(weight / weight.sum(), every), form)
+    share = weight / weight.sum()
+    if any(type(leaf) is not Tensor for leaf in every):  # rows that wait to be computed, on a GPU
+        return pytree.tree_unflatten(row_average.averages(share, every), form)
+    means = [torch.tensordot(share.to(leaf.dtype), leaf, dims=1) for leaf in every]
+    return pytree.tree_unflatten(means, form)
 
 
 def split(params: Params, chosen: Callable[[str], bool]) -> tuple[Params, Params]:
@@ -357,8 +361,7 @@ def nbytes(tree: Tree) -> int:
 def rows_where(test: Callable[[Tensor, Tensor], Tensor], tree: Tree) -> Tensor | None:
     """Test the least and the largest value of each row of a stack; a NaN in it is both.
 
-    Only real numbers are tested; None for the tree of nothing. One pass, and no temporary of the
-    size of the tree.
+    Only real numbers are tested; None for the tree of nothing. There is no temporary of its size.
     """
     every = leaves(tree)
     real = [leaf for leaf in every if leaf.is_floating_point() and leaf.numel()]
@@ -366,7 +369,12 @@ def rows_where(test: Callable[[Tensor, Tensor], Tensor], tree: Tree) -> Tensor |
         return (
             torch.zeros(len(every[0]), dtype=torch.bool, device=every[0].device) if every else None
         )
-    return test(*row_average.extremes(real))
+    if real[0].is_cuda:
+        return test(*row_average.extremes(real))
+    rows = [leaf.reshape(len(leaf), -1) for leaf in real]
+    # Two passes: for aminmax, which is one, a CPU takes far longer.
+    least, most = (torch.stack([end(own, 1) for own in rows]) for end in (torch.amin, torch.amax))
+    return test(least, most).any(0)
 
 
 def equal(left: Tree, right: Tree) -> bool:

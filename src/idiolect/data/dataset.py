@@ -183,6 +183,11 @@ class Dataset:
         return (examples.astype(np.float32) - self.shift) / self.scale
 
     @property
+    def embedded(self) -> tuple[tuple[int, int], ...]:
+        """The categories of a table that a network is to embed."""
+        return () if self.encoder is None else self.encoder.embedded
+
+    @property
     def columns(self) -> tuple[str, ...]:
         """What `tally` counts, by task: classes, labels, rows, or events and censored rows."""
         if self.sequential:

@@ -17,7 +17,6 @@ from idiolect.core import capabilities, tree
 from idiolect.core.capabilities import FinalExchange, Privacy, has
 from idiolect.core.method import Method, Report, Sent
 from idiolect.core.tree import Tree
-from idiolect.data.columns import embedded_blocks
 from idiolect.deploy import (
     compression,
     disclosure,
@@ -523,7 +522,7 @@ class Node:
             joined.clients,
             held.dataset.words,
             reach=site.reach,
-            blocks=embedded_blocks([held.dataset.encoder]),
+            blocks=held.dataset.embedded,
         )
         runtime = ClientRuntime(
             method,

@@ -262,7 +262,9 @@ def _seed(member: ClientRows, round: int) -> int:
 
 def _explaining(mapped: Callable[..., Tree], inputs: tuple[Tree, ...]) -> Tree:
     try:
-        return tree.map(computed, mapped(*inputs))  # while what it is computed of is there
+        made = mapped(*inputs)
+        # On a GPU tensors may wait to be computed; what of is there now.
+        return tree.map(computed, made) if inputs[0].is_cuda else made
     except torch.OutOfMemoryError:
         raise
     except RuntimeError as error:

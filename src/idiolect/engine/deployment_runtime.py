@@ -250,7 +250,8 @@ class ClientRuntime:
             tree.map(lambda leaf: leaf.unsqueeze(0), personal),
         )
         with multiplying("fp32", self._device):
-            autotune.settle(round)
+            if self._device.type == "cuda":
+                autotune.settle(round)
             results = self._runners[kind].run(block, round)
         return tree.map(lambda leaf: leaf[0], results)
 

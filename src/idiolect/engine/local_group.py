@@ -86,6 +86,11 @@ class _Ordered(NamedTuple):
         )
 
 
+def _has_kernels(device: torch.device) -> bool:
+    """Say whether there are kernels to choose between rounds."""
+    return device.type == "cuda"
+
+
 class LocalGroup(ClientGroup):
     """Clients that are run in this process, with their networks and block runners."""
 
@@ -185,7 +190,8 @@ class LocalGroup(ClientGroup):
         if self.stage is not None:
             self.stage.begin(task, cohort.count)
         with multiplying(self._backend.precision, self.device):
-            autotune.settle(round)
+            if _has_kernels(self.device):
+                autotune.settle(round)
             found = self._run_fitting(task, cohort)
         if cohort.count == len(cohort.keys):
             return cohort.keys, found

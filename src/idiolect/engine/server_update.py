@@ -163,7 +163,8 @@ def guarded_server_step(
 ) -> Tree:
     """Run the server step without the broken rows; with none left, the idle step."""
     if has(method, Averaging) and isinstance(reports, Report):
-        new = tree.map(computed, method.server_step(state, cohort, without_rows(reports, bad)))
+        new = method.server_step(state, cohort, without_rows(reports, bad))
+        new = tree.map(computed, new) if bad.is_cuda else new
         # Where noise hides who came, it is in the step on no rows at all as well.
         return new if has(method, Privacy) else tree.where(bad.all(), state, new)
     if not tree.leaves(reports):
@@ -178,7 +179,14 @@ def guarded_server_step(
 
 def without_rows(reports: Report, bad: Tensor) -> Report:
     """Give broken rows no weight, and finite numbers, since 0 times NaN is NaN."""
-    cleaned: Report = tree.map(partial(row_average.without, bad), reports)
+    if bad.is_cuda:  # not asked whether there are any: a GPU would have to be waited for
+        late: Report = tree.map(partial(row_average.without, bad), reports)
+        return late
+    if not bad.any():
+        return reports
+    cleaned: Report = tree.map(
+        lambda leaf: torch.where(bad.reshape(-1, *[1] * (leaf.dim() - 1)), 0.0, leaf), reports
+    )
     return cleaned
 
 

@@ -16,7 +16,6 @@ from idiolect.core.capabilities import Refit, has
 from idiolect.core.method import Method
 from idiolect.core.wrap import Wrapper
 from idiolect.data import Federation
-from idiolect.data.columns import embedded_blocks
 from idiolect.data.poison import attackers, backdoor, label_flip, unscored
 from idiolect.engine.architecture import Architecture, Build, bound
 from idiolect.errors import ConfigError, ModelError, suggest
@@ -284,7 +283,7 @@ def build_architectures(
             )
     shape, classes = tuple(first.dataset.x.shape[1:]), len(first.dataset.classes)
     words = first.dataset.words
-    blocks = embedded_blocks([first.dataset.encoder])
+    blocks = first.dataset.embedded
     return assign_networks(
         experiment, shape, classes, first.clients, words, first.names, reach, blocks
     )

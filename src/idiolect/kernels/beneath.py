@@ -135,13 +135,13 @@ def linear(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
     """Return x Aᵀ + b of a client of a stack."""
     turned = w.shape[0] < x.shape[0]
     with Beneath():
-        y = _call(_Linear, *map(_stack_of, (x, w, b)), turned)
+        y = _call(_HostLinear, *map(_stack_of, (x, w, b)), turned)
         # Not within the function: what is a view there must not be changed in place.
         y = y.mT if turned else y
     return _of_a_client(y)
 
 
-class _Linear(Function):
+class _HostLinear(Function):
     """x [client, example, in], w [client, out, in], b [client, out] -> y [client, example, out].
 
     Where it is `turned`, y is [client, out, example]. Products are taken in the order that is
@@ -191,11 +191,11 @@ def suits_cross_entropy(logits: Tensor, labels: Tensor, share: Tensor) -> bool:
 def cross_entropy(logits: Tensor, labels: Tensor, share: Tensor) -> Tensor:
     """Return the sum of the losses of a client's examples, each times its share; few classes."""
     with Beneath():
-        loss = _call(_CrossEntropy, *map(_stack_of, (logits, labels, share)))
+        loss = _call(_HostCrossEntropy, *map(_stack_of, (logits, labels, share)))
     return _of_a_client(loss)
 
 
-class _CrossEntropy(Function):
+class _HostCrossEntropy(Function):
     """Logits [client, row, class], labels and share [client, row] -> a loss for each client."""
 
     @staticmethod
