@@ -191,6 +191,42 @@ def test_a_file_needs_one_method_and_a_name_of_its_own(tmp_path):
         find_challenger("fedavgg", SMALL)
 
 
+ODD = {
+    "title: ClassVar[str] = 5": "its title is 5, expected one line of text",
+    'title: ClassVar[str] = "a\\nok"': "expected one line of text",
+    'search: ClassVar[list] = ["lr"]': "expected values by setting",
+    'search: ClassVar[dict] = {"lr": 0.1}': "`search` has 0.1 for lr, expected a tuple",
+    'search: ClassVar[dict] = {"lr": (0.1, float("inf"))}': "expected a tuple of numbers",
+    'search: ClassVar[dict] = {"lr": (0.1, 0.1)}': "lists a value of lr twice",
+    'search: ClassVar[dict] = {"batch": (4, 8)}': "lists batch, which is the problem's",
+    'search: ClassVar[dict] = {"epochs": (1, 9)}': "lists epochs, which is the problem's",
+}
+
+
+@pytest.mark.parametrize("line", ODD)
+def test_an_odd_title_or_search_is_refused_before_anything_is_trained(tmp_path, line):
+    path = tmp_path / f"odd_method_{list(ODD).index(line)}.py"
+    path.write_text(BAD.replace('title: ClassVar[str] = "Amnesia"', line))
+    with pytest.raises(ConfigError) as told:
+        find_challenger(str(path), SMALL)
+    assert ODD[line] in str(told.value)
+
+
+def test_how_long_clients_train_is_the_problems(tmp_path):
+    """Whatever a class has for default; one that has no use for epochs need not take them."""
+    text = BAD.replace(" def server", " epochs: int = 9\n    steps: int = 4\n    def server")
+    (tmp_path / "eager_method.py").write_text(text)
+    own = find_challenger(str(tmp_path / "eager_method.py"), SMALL)
+    for name, epochs in (("heart", 1), ("synthetic", 2)):
+        table = SMALL.problem(name).experiment(own).methods[0]
+        used = [table.settings[key] for key in ("batch", "epochs", "steps")]
+        assert used == [25, epochs, 0], name
+    text = BAD.replace(" def server", ' unused: ClassVar = ("epochs", "steps")\n    def server')
+    (tmp_path / "stepless_method.py").write_text(text)
+    own = find_challenger(str(tmp_path / "stepless_method.py"), SMALL)
+    assert SMALL.problem("heart").experiment(own).methods[0].settings["batch"] == 25
+
+
 def test_a_baseline_is_judged_with_the_suites_settings_and_others_by_their_class():
     assert find_challenger("ditto", SMALL).search == {"pull": [0.1, 1.0]}
     assert find_challenger("gpfl", SMALL).label == "GPFL"
@@ -277,6 +313,14 @@ def test_planted_differences_are_found_and_only_those(problem, factor, outcome):
     assert bool(found["verdict"]["no_better_than_guessing"]) == (outcome == WORSE)
     ahead = found["problems"][problem]["against"]["A"]["ahead"]
     assert np.sign(ahead) == {BETTER: 1, WORSE: -1, NONE: 0}[outcome]
+
+
+def test_the_verdict_names_problems_that_the_challenger_refused():
+    line = STORED["Local"]["cells"]
+    cells = {"A": line, "B": {"heart": line["heart"]}}
+    sentence = judge(cells, ["heart", "school"], "B")["verdict"]["sentence"]
+    assert "each of 1 problems" in sentence and "It refused school" in sentence
+    assert "refused" not in judge(cells, ["heart"], "B")["verdict"]["sentence"]
 
 
 def test_the_challengers_pairs_are_corrected_together():
@@ -498,6 +542,44 @@ def train_with_another_batch(content):
     cell(content)["settings"]["batch"] = 1
 
 
+def train_longer(content):
+    cell(content)["settings"]["epochs"] = 9
+
+
+def weigh_other_units(content):
+    """With clients for units, and not their rows, other pairs would differ."""
+    cell(content)["data"]["same_clients"] = False
+    again(content)
+
+
+def a_perfect_round(content):
+    """Which the best test round would be."""
+    for one in cell(content)["seeds"]:
+        one["test_curve"][0] = 7.0
+    again(content)
+
+
+def score_more_rounds(content):
+    cell(content)["evaluated"].insert(0, 1)
+    for one in cell(content)["seeds"]:
+        one["test_curve"].insert(0, 0.9)
+        one["validation_curve"].insert(0, 0.9)
+    again(content)
+
+
+def a_weak_method_among_the_baselines(content):
+    content["methods"]["Straw"] = copy.deepcopy(content["methods"]["FedPer"])
+    content["methods"]["Straw"]["name"] = "straw"
+    again(content)
+
+
+def judge_a_baseline_by_other_scores(content):
+    lower_a_baseline(content)
+    del content["methods"]["Amnesia"]
+    content["challenger"], content["trained_here"] = "FedPer", ["FedPer"]
+    again(content)
+
+
 def all_took_part(content):
     first_seed(content)["took_part"] = [2]
 
@@ -537,6 +619,12 @@ TAMPERING = {
     too_large_a_number: "has not the form",
     no_such_metric: "unknown metric 'luck'",
     train_with_another_batch: "trained with batch = 1",
+    train_longer: "trained with epochs = 9 and not with the problem's 1",
+    weigh_other_units: "had other clients or rows than the stored APFL (data.same_clients)",
+    a_perfect_round: "beyond what accuracy can be",
+    score_more_rounds: "(evaluated)",
+    a_weak_method_among_the_baselines: "Straw is neither the challenger nor a baseline",
+    judge_a_baseline_by_other_scores: "heart/FedPer: trained on cpu and on cpu, the mean",
     all_took_part: "of each client whether it took part",
     nonsense: "has not the form",
 }
@@ -577,6 +665,16 @@ def test_a_line_of_the_board_is_of_the_same_clients_as_those_stored():
     assert not faults(line)
     line["cells"]["synthetic"]["seeds"][0]["train"][0] += 1
     assert any("had other clients or rows than the stored" in text for text in faults(line))
+
+
+def test_a_name_in_a_file_cannot_look_like_a_check(judged, tmp_path, capsys):
+    content = copy.deepcopy(judged)
+    content["left_out"]["school"] = "gone\nok    all is well"
+    (tmp_path / "sent.json").write_text(json.dumps(sealed(content)))
+    referee_commands.verify_file(tmp_path / "sent.json")
+    told = capsys.readouterr().out.splitlines()
+    assert any("gone ok all is well" in line for line in told)
+    assert not any(line.startswith("ok    all is well") for line in told)
 
 
 def test_a_file_that_was_changed_and_not_sealed_again_is_found_out(judged):

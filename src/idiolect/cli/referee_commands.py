@@ -190,7 +190,8 @@ def verify_file(
     else:
         screen = console()
         for check in checks:
-            screen.say(f"{check.kind:<5} {check.text}")
+            # One line each, whatever names the file has: none may look like another check.
+            screen.say(f"{check.kind:<5} {' '.join(check.text.split())}")
         screen.say("Faults were found." if faulty else "No fault was found.")
     if faulty:
         raise typer.Exit(_FAULTY)

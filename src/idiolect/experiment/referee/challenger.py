@@ -2,12 +2,15 @@
 
 import ast
 import inspect
+import math
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from idiolect.core.method import Method
 from idiolect.errors import ConfigError
-from idiolect.experiment.referee.suite import Contestant, Suite, code_digest
+from idiolect.experiment.referee.suite import SAME_FOR_ALL, Contestant, Suite, code_digest
 from idiolect.experiment.untrusted import Permissions, import_factory, import_method
 
 
@@ -24,12 +27,41 @@ def find_challenger(text: str, suite: Suite) -> Contestant:
         path = Path(text).resolve()
         text, base = _in_file(path), path.parent
     kind = import_method(text, "the challenger", Permissions(base))
+    _refuse_odd(kind)
     label = kind.title or kind.__name__
     if any(own.label == label for own in suite.baselines):
         label = f"{label} ({text.partition(':')[0]})"
     return Contestant(
         text, label, code_digest(kind), search=kind.search, untuned=kind.unused, base=base
     )
+
+
+def _refuse_odd(kind: type[Method]) -> None:
+    """Refuse what would be found out only after the training: a title or a search that is none."""
+    own = kind.__name__
+    if not isinstance(kind.title, str) or not kind.title.isprintable():
+        raise ConfigError(f"{own}: its title is {kind.title!r}, expected one line of text")
+    if not isinstance(kind.search, Mapping):
+        raise ConfigError(f"{own}: `search` is {kind.search!r}, expected values by setting")
+    for name, values in kind.search.items():
+        if name in SAME_FOR_ALL:
+            raise ConfigError(
+                f"{own}: `search` lists {name}, which is the problem's and the same for every "
+                "method; take it out"
+            )
+        if not isinstance(values, tuple | list) or not all(map(_plain, values)):
+            raise ConfigError(
+                f"{own}: `search` has {values!r} for {name}, expected a tuple of numbers, words or "
+                "truth values, such as (0.1, 1.0)"
+            )
+        if len(set(values)) != len(values):
+            raise ConfigError(f"{own}: `search` lists a value of {name} twice: {values!r}")
+
+
+def _plain(value: Any) -> bool:
+    if isinstance(value, tuple):
+        return all(map(_plain, value))
+    return isinstance(value, str | int) or (isinstance(value, float) and math.isfinite(value))
 
 
 def _in_file(path: Path) -> str:

@@ -35,7 +35,9 @@ def judge(cells: Cells, problems: Sequence[str], challenger: str | None = None) 
         }
     )
     if challenger is not None:
-        content["verdict"] = _verdict(content, challenger, _failed(cells, problems, challenger))
+        failed = _failed(cells, problems, challenger)
+        without = [name for name in problems if name not in cells[challenger]]
+        content["verdict"] = _verdict(content, challenger, failed, without)
     return content
 
 
@@ -168,7 +170,9 @@ def _overall(comparisons: Mapping[str, Comparison], challenger: str | None) -> d
     }
 
 
-def _verdict(found: Mapping[str, Any], challenger: str, failed: list[str]) -> dict[str, Any]:
+def _verdict(
+    found: Mapping[str, Any], challenger: str, failed: list[str], without: list[str]
+) -> dict[str, Any]:
     """Say in plain sentences how the challenger stands to the baselines."""
     outcomes = {BETTER: 0, NONE: 0, WORSE: 0}
     beside_best: dict[str, list[str]] = {BETTER: [], NONE: [], WORSE: []}
@@ -222,6 +226,8 @@ def _verdict(found: Mapping[str, Any], challenger: str, failed: list[str]) -> di
         sentence += f" It is no better than guessing on {', '.join(guessed)}."
     if failed:
         sentence += f" It came to no end on {', '.join(failed)}."
+    if without:
+        sentence += f" It refused {', '.join(without)}, so nothing is known of it there."
     return {
         "sentence": sentence,
         "pairs": outcomes,

@@ -21,6 +21,9 @@ from idiolect.experiment.untrusted import Permissions
 from idiolect.methods import METHODS
 
 SIZES = ("small", "whole")
+_LOCAL_WORK = {"epochs": 1, "steps": 0}  # of a round, where a problem does not say otherwise
+SAME_FOR_ALL = ("batch", *_LOCAL_WORK)
+"""Settings that are a problem's, and no method's."""
 
 Raw = dict[str, Any]
 
@@ -63,6 +66,11 @@ class SuiteProblem:
         return digest_of(self.raw)
 
     @property
+    def training(self) -> Raw:
+        """Settings that all methods have in common, whatever defaults a class has."""
+        return {**_LOCAL_WORK, **self.raw["training"]}
+
+    @property
     def budget(self) -> int:
         """How many settings each method may try."""
         return int(self.raw["tune"]["budget"])
@@ -93,7 +101,12 @@ class SuiteProblem:
         table = {"name": contestant.name, "label": contestant.label, **contestant.settings}
         tune = {**self.raw["tune"], "space": {}}
         tune["methods"] = {contestant.label: self.space(contestant)}
-        raw = {**self.raw, "methods": [table], "tune": tune}
+        fixed = {
+            key: value
+            for key, value in self.training.items()
+            if key in self.raw["training"] or key not in contestant.untuned
+        }
+        raw = {**self.raw, "methods": [table], "tune": tune, "training": fixed}
         if device is not None:
             raw["backend"] = {**raw.get("backend", {}), "device": device}
         return resolve(raw, f"problem {self.name}", Permissions(contestant.base))

@@ -26,7 +26,9 @@ from idiolect.results.document import Document
 OK, NOTE, FAULT = "ok", "note", "fault"
 
 _ALWAYS = ("accuracy", "rmse")  # of which every client with test rows has a figure
-_HELD = ("seed", "train", "test", "guess")  # of a seed, and the same for all methods
+# The same for all methods of a problem: of a cell, and of each of its seeds.
+_SHARED = ("rows", "data", "names", "task", "metric", "evaluated")
+_HELD = ("seed", "train", "test", "guess")
 _ROUNDED = 2e-6  # stored scores have six digits
 _CLOSE = 0.005  # of a mean: single answers differ between devices
 
@@ -89,6 +91,9 @@ def _checks(content: Document, challenger: Contestant | None) -> Iterator[Check]
     same = [own for own in stored.values() if own["suite"] == described(suite)]
     yield from _paired(methods, same)
     yield from _code(methods, label, suite, challenger)
+    for own in same:
+        if (own["label"], own["name"]) == (label, methods[label]["name"]):
+            yield from _itself(methods[label]["cells"], own["cells"], label)
     if whole:
         yield from _baselines(content, suite, methods, label)
     if whole and not faults:  # of faulty cells nothing follows
@@ -185,7 +190,7 @@ def _cell(
         yield f"it is scored by {record['metric']} and not by {wanted}"
     if len(record["rows"]) != len(record["seeds"]):
         yield "it does not say which rows each seed had"
-    for key, value in raw["training"].items():
+    for key, value in problem.training.items():
         if (used := record["settings"].get(key)) != value:
             yield f"it was trained with {key} = {used} and not with the problem's {value}"
     faults = [text for one in record["seeds"] for text in _seed(record, one)]
@@ -210,8 +215,10 @@ def _seed(record: Record, one: Record) -> Iterator[str]:
     if len(one["validation_curve"]) not in (0, len(record["evaluated"])):
         yield f"{where}: its validation curve has not a point for each evaluated round"
     seen = scores[~np.isnan(scores)]
+    curves = [*one["validation_curve"], *one["test_curve"]]
+    told = np.array([*seen, *(point for point in curves if point is not None)])
     low, high = own.low, own.high
-    if (low is not None and (seen < low).any()) or (high is not None and (seen > high).any()):
+    if (low is not None and (told < low).any()) or (high is not None and (told > high).any()):
         yield f"{where}: a score is beyond what {own.title} can be"
     if own.name == "accuracy":
         right = scores * tests
@@ -278,7 +285,7 @@ def tuning_faults(
 
 
 def _paired(methods: Mapping[str, Document], stored: Sequence[Document]) -> Iterator[Check]:
-    """All methods of a problem had the same rows, and guessing scores the same for all.
+    """All methods of a problem had the same rows and rounds; guessing scores the same for all.
 
     So had the stored results of this package, beside which a line of the board will stand.
     """
@@ -288,10 +295,12 @@ def _paired(methods: Mapping[str, Document], stored: Sequence[Document]) -> Iter
         for name, record in cells.items():
             if "failed" in record:
                 continue
-            facts = [record["rows"], [[one[key] for key in _HELD] for one in record["seeds"]]]
+            facts = {key: record[key] for key in _SHARED}
+            facts["seeds"] = [{key: one[key] for key in _HELD} for one in record["seeds"]]
             first, told = seen.setdefault(name, (label, facts))
-            if difference(told, facts, ""):
-                yield Check(FAULT, f"{name}: {label} had other clients or rows than {first}")
+            if where := difference(told, facts, ""):
+                which = f"{name}: {label} had other clients or rows than {first}"
+                yield Check(FAULT, f"{which} ({where.partition(' ')[0].removeprefix('.')})")
                 return
     yield Check(OK, "all methods of a problem had the same clients and rows")
 
@@ -333,6 +342,8 @@ def _baselines(
     """
     stored = read_lines(stored_folder(suite.size))
     kept = {one: own["cells"] for one, own in stored.items() if own["suite"] == described(suite)}
+    for one in methods.keys() - {label, *(own.label for own in suite.baselines)}:
+        yield Check(FAULT, f"{one} is neither the challenger nor a baseline")
     same, unknown = 0, []
     for one in (own.label for own in suite.baselines if own.label != label):
         own = methods.get(one, {"cells": {}})["cells"]
@@ -353,6 +364,14 @@ def _baselines(
     yield Check(OK, f"{same} of {len(suite.baselines)} baselines are as this package has them")
     if unknown:
         yield Check(NOTE, f"not stored in this package, so not compared: {', '.join(unknown)}")
+
+
+def _itself(cells: Mapping[str, Record], kept: Mapping[str, Record], label: str) -> Iterator[Check]:
+    """Compare a challenger that is a baseline with its stored results."""
+    checks = [compare_cells(f"{n}/{label}", kept[n], own) for n, own in cells.items() if n in kept]
+    yield from (check for check in checks if check.kind != OK)
+    same = sum(check.kind == OK for check in checks)
+    yield Check(OK, f"{same} of {len(cells)} cells of {label} are as this package has them")
 
 
 def difference(told: Any, found: Any, at: str) -> str:
