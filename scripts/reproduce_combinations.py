@@ -139,7 +139,7 @@ def _reviews(found: Methods) -> list[str]:
     keys += [("copies", str(share)) for share in (0.1, 0.25, 0.5)]
     rows = []
     for setting in ("cross-sector", "cross-product"):
-        clients = linear[setting.replace("-", "_")].values()
+        clients = linear[setting.replace("-", "_")]["clients"].values()
         row = [setting, f"{100 * mean(one['majority'] for one in clients):.1f}"]
         for kind, key in keys:
             row.append(f"{100 * mean(one[kind][key] for one in clients):.1f}")

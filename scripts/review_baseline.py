@@ -60,14 +60,15 @@ def client(rows: pandas.DataFrame, test: pandas.DataFrame, seed: int) -> dict[st
 
 
 def main(data: Path) -> None:
-    found: dict[str, Any] = {"seed": SEED, "versions": {"sklearn": sklearn.__version__}}
+    found: dict[str, Any] = {}
+    about = {"seeds": [SEED], "versions": {"sklearn": sklearn.__version__}}
     for name, left_out in SETS.items():
         train, test = (pandas.read_parquet(data / name / f"{p}.parquet") for p in ("train", "test"))
         for one in sorted(set(train.client) - set(left_out)):
             rows, own = train[train.client == one], test[test.client == one]
             most = float((own.label == rows.label.mode()[0]).mean())
             figures = {"majority": most, **client(rows, own, SEED)}
-            found.setdefault(name, {})[one] = figures
+            found.setdefault(name, {**about, "clients": {}})["clients"][one] = figures
             print(name, one, figures, flush=True)
     RESULTS.write_text(json.dumps(found, sort_keys=True) + "\n")
 

@@ -72,3 +72,31 @@ def test_seeds_join_behind_the_kept_ones(scripts: None, tmp_path: Path) -> None:
     ]
     with pytest.raises(SystemExit, match="of which none has all"):
         keep(kept, apart, method)
+
+
+def test_more_seeds_join_only_when_their_line_is_done(
+    scripts: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A line that was cut has some of its methods: their seeds would not be the others'."""
+    import run_papers
+
+    made = [
+        run_papers.Line("cpu", 1, name, "pfml", "run+", "x.toml") for name in ("cut", "whole")
+    ] + [run_papers.Line("gpu", 1, "first", "pfml", "other", "x.toml")]
+    monkeypatch.setattr(run_papers, "lines", lambda: made)
+    runs, out = tmp_path / "runs", tmp_path / "out"
+    for line in made:
+        (runs / line.name).mkdir(parents=True)
+        (runs / line.name / "result.json").write_text("{}")
+    (runs / "whole" / "done").touch()
+    out.mkdir()
+    run_papers.pack(runs, out)
+    ran: list[list[str]] = []
+
+    def record(command: list[str], check: bool) -> Any:
+        ran.append([Path(word).name for word in command[2:]])
+        return type("Done", (), {"returncode": 0})
+
+    monkeypatch.setattr(run_papers.subprocess, "run", record)
+    run_papers.keep(out)
+    assert ran == [["collect", "first=other"], ["collect", "whole=run+"], ["write"], []]

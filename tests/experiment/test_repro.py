@@ -1,5 +1,6 @@
 """The reproduction index: statuses by rule, figures as measured, files that are there."""
 
+import importlib
 import json
 import math
 import os
@@ -241,16 +242,18 @@ def test_the_field_s_page_is_up_to_date(tmp_path: Path, monkeypatch: pytest.Monk
     assert written.read_text() == before, "run `python scripts/reproduce_field.py page`"
 
 
-def test_portfolio_s_page_is_up_to_date(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["persfl", "ktpfl", "combinations", "pfml", "portfolio"])
+def test_a_page_follows_from_the_kept_results(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sys, "path", [str(ROOT / "scripts"), *sys.path])
-    import reproduce_portfolio
-
-    written = tmp_path / "portfolio.md"
-    written.write_text(reproduce_portfolio.PAGE.read_text())
-    before = written.read_text()
-    monkeypatch.setattr(reproduce_portfolio, "PAGE", written)
-    reproduce_portfolio.write()
-    assert written.read_text() == before, "run `python scripts/reproduce_portfolio.py write`"
+    script = importlib.import_module(f"reproduce_{name}")
+    written = tmp_path / "page.md"
+    before = script.PAGE.read_text()
+    written.write_text(before)
+    monkeypatch.setattr(script, "PAGE", written)
+    script.write()
+    assert written.read_text() == before, f"run `python scripts/reproduce_{name}.py write`"
 
 
 def test_portfolio_s_rows_are_beside_what_saw_the_same_rows(
