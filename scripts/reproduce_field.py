@@ -286,6 +286,11 @@ def columns_of(key: str) -> list[str]:
         rows.append(row)
     if not rows:
         return [_within(0, 0)]
+    known = [label for run in runs for label in held[run]["methods"]]
+    for label in dict.fromkeys(one for one in known if (one, runs[0]) not in cells):
+        own = [held[run]["methods"].get(label, {}).get("models", {}) for run in runs]
+        row = [shown(one.get("personal", {}).get("mean")) for one in own]
+        rows.insert(1, [f"{label} (not in the table)", *row])
     columns = [run.removeprefix("pfedkdh-").replace("-", ", alpha ") for run in runs]
     made = [line for run in runs[:1] for line in _made(held, run)]
     words = [_within(near, whole)]

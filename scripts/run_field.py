@@ -133,11 +133,16 @@ def longer(line: Line) -> Line:
 
 
 def lacking(line: Line) -> int:
-    """Count the cells of a line without a figure, or with one more than a point below the table."""
+    """Count the cells of a line without a figure, or with one more than a point below the table.
+
+    What the table does not have counts one for each split, until there is a figure.
+    """
     key = next(key for key in TABLES if line.table.startswith(key))
     held, labels = figures(key), (line.label, TRAINED_AS.get(line.label))
     cells = [one for one in items()[TABLES[key]][1].cells if one.run in line.runs]
     own = [(one, scores(held, one, one.model)) for one in cells if one.label in labels]
+    if not own:
+        return 0 if rounds_had(line) else len(line.runs)
     return sum(not found or 100 * fmean(found) < one.paper - 1 for one, found in own)
 
 

@@ -44,6 +44,20 @@ def test_mnist_is_the_readmes(shared_data, shared_cache):
     assert means == pytest.approx([29.2734439, 29.7029082], abs=1e-6)
 
 
+def test_fashion_mnist_is_what_feddbes_authors_released(shared_data, shared_cache):
+    """Its repository (TsingZ0/DBE 193f435) has the clients that its tables were made on.
+
+    Sizes of all test files, and pixels of two of them; all twenty were compared row by row once.
+    """
+    data = load("fashion_mnist", shared_data, shared_cache)
+    held = federate(data, "pfllib", kind="dir")
+    sizes = (21, 80, 219, 651, 364, 1369, 1097, 1116, 1390, 889)
+    more = (1543, 1701, 2138, 157, 332, 49, 735, 1208, 1273, 1175)
+    assert [len(rows) for rows in held.test] == [*sizes, *more]
+    means = [float(data.x[held.test[client][:50]].mean()) for client in (1, 19)]
+    assert means == pytest.approx([66.1944133, 54.5279337], abs=1e-6)
+
+
 # Rows that PFLlib's separate_data and split_data (d832e76, NumPy seed 1) gave for the labels of
 # the embedded digits: sha256 over all clients' rows in order, training and test.
 FROM_ITS_CODE = [

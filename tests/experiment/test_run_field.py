@@ -210,6 +210,8 @@ def test_lines_come_by_the_seconds_for_a_cell_that_is_lacking(field, monkeypatch
             own = {"rounds": 50, "curve": {}, "models": {}}
             held[f"pfedkdh-{source}-{alpha}"] = {"methods": {"FedPer": own}}
     assert words[2] not in names()
+    extra = field.plan(["pfedkdh-cifar10--FedAvg,clientsalike"])[0]
+    assert field.lacking(extra) == 3  # not in the table, and no figure of it
 
 
 def test_the_longer_of_two_runs_is_kept(field):
@@ -257,6 +259,7 @@ def test_the_page_counts_cells_and_wins_of_all_tables(field, tmp_path, monkeypat
     assert "That is 99 % of the 116 cells that ours have." in text
     assert "| pfllib-fmnist, all | 270 | 270 | 270 | 270 |" in text
     assert "| pfedkdh, all | 252 | 252 | 252 | the same |" in text
+    assert "| FedAvg, clients alike (not in the table) | 49.50 | 49.50 |" in text
     assert "FedAvg-C -31.7 after 50 rounds" in text and "3 lines at a time" in text
 
 

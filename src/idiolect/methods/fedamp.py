@@ -13,8 +13,9 @@ with a fixed share, such as the 0.1 that was the default before, it is 0 from so
 on. σ = 0 takes the median squared distance of two models, for with a fixed one the
 exponential of a deep network's distance is zero or one. Models that have not been reported yet take
 no part. Distances and cosines are over parameters; running statistics are mixed along with them.
-PFLlib (d832e76) takes ‖w − u‖, without the square, of `p.data`, through which no gradient flows:
-its clients train alone, and its FedAMP equals our Local to rounding: compare_with_pfllib.py.
+PFLlib, since 45ae9f5 of March 2023, takes ‖w − u‖, without the square, of `p.data`, through which
+no gradient flows: its clients train alone, and its FedAMP (d832e76) equals our Local to rounding:
+compare_with_pfllib.py. Before, the square was there, and its gradient.
 
 HeurFedAMP's factor of the cosines is a hyper-parameter of the paper; its default is ours. Networks
 that began alike have cosines near one, which a fixed factor such as 5 leaves nearly equal;
