@@ -12,6 +12,7 @@ from torch.func import grad, vmap
 
 from idiolect.bench.workloads import federation
 from idiolect.core import graph_scan, tree
+from idiolect.core.client import Local
 from idiolect.engine.architecture import Architecture
 from idiolect.engine.backend import Backend
 from idiolect.engine.rounds import SeededRun, Simulation
@@ -174,6 +175,7 @@ def test_methods_need_not_know(
         (linear, "_on_cuda", lambda x: True),
         (linear, "float32_on_cuda", lambda x: x.dtype == torch.float32),
         (tree, "_in_one_launch", at_once),
+        (Local, "_clients_beneath", lambda local: None),
     ):
         monkeypatch.setattr(where, function, stand_in)
     fed, ends = federation([20, 13, 7], (1, 3, 4), held_out=4), []
