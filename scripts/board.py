@@ -26,9 +26,9 @@ In the table of a problem, = marks methods to which no difference from that prob
 (paired tests, Holm over all pairs). Intervals are of 95 % ([statistics](statistics.md)).
 *Newcomers* are clients that took part in no round. *Best test round* is how the field scores: the
 round that is best on test data, weighed by test rows. It is chosen on test data, so it is no
-result; it stands here to be compared with other people's tables, beside the last round weighed
-alike (*by test rows*). `digits-...` stand in for problems whose data somebody lacks: they are in no
-rank or sum.
+result; it stands here to be compared with other people's tables, beside the last round with the
+same weights (*by test rows*). `digits-...` stand in for problems whose data somebody lacks: they
+are in no rank or sum.
 
 ## Add a line
 
