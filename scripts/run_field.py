@@ -72,9 +72,9 @@ SPLITS = {
     "pfedkdh-grey": tuple(f"pfedkdh-{own}-{a}" for own in ("mnist", "fmnist") for a in ALPHAS),
     "pfedkdh-cifar10": tuple(f"pfedkdh-cifar10-{a}" for a in ALPHAS),
 }
-# What a line takes, reckoned: seconds of FedAvg's round in one process that has an H200 for itself
-# (TF32; pFedKDH's are guessed), and how many of them a round of others takes.
-PACES = {"pfllib": 0.2, "fedala": 0.13, "pfedkdh-grey": 0.35, "pfedkdh-cifar10": 0.45}
+# What a line takes, reckoned: seconds of a round of FedAvg, or of one as long, in one process that
+# has an H200 for itself (TF32), and how many of them a round of others takes.
+PACES = {"pfllib": 0.2, "fedala": 0.13, "pfedkdh-grey": 0.18, "pfedkdh-cifar10": 0.21}
 PASSES = {"FedProx": 1.5, "FedRep": 1.3, "FedALA": 1.3, "FedCP": 3.2, "GPFL": 4.0, "Ditto": 2.5,
           "APFL": 3.1, "Per-FedAvg": 1.3, "pFedMe": 7.0, "FedFomo": 1.2, "FedAMP": 2.0}  # fmt: skip
 FINAL = "pfedkdh"  # whose figures are of the last round alone
