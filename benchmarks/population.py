@@ -6,7 +6,7 @@ Each population runs in a process of its own, so that its peak memory is its own
 of them are interleaved, so that a busy machine hurts all alike: read the ratios. Personal state is
 on disk for every population. Memory is that of the whole run: data, rounds, an evaluation of 500
 clients every ten rounds, and the final scores of 8,000, as many as Pye and Yu (2021) score (or of
-everyone with --final 0, which takes minutes). It prints the table of docs/performance.md, and ends
+everyone with --final 0, which takes minutes). It prints a table (docs/performance.md) and ends
 with an error where 80,000 clients break what is promised: 4 GiB, and a fifth more time.
 """
 

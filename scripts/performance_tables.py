@@ -68,12 +68,13 @@ def workloads(found: Found) -> Iterator[str]:
 
 
 def differences(found: Found) -> Iterator[str]:
-    """How far every workload is from the sequential backend."""
-    yield "| workload | in float64 | in float32, from float64 |"
-    yield "|---|---|---|"
-    for row in found["workloads"]:
-        own = row["difference"]
-        yield _row([row["about"], f"{own['float64']:.0e}", f"{own['float32']:.0e}"])
+    """How far the workloads are from the sequential backend, at most."""
+    own = [row["difference"] for row in found["workloads"]]
+    double, single = ([one[kind] for one in own] for kind in ("float64", "float32"))
+    yield (
+        f"Difference from the sequential backend in float64: at most {max(double):.0e}; of float32 "
+        f"from float64: {min(single):.0e} to {max(single):.0e}."
+    )
 
 
 def padding(found: Found) -> Iterator[str]:
@@ -86,15 +87,12 @@ def padding(found: Found) -> Iterator[str]:
 
 
 def growth(found: Found) -> Iterator[str]:
-    """How a round's time grows."""
-    yield "| what grows | | ms a round | samples/s |"
-    yield "|---|---|---|---|"
+    """How a round's time grows, a row a curve."""
+    yield "| what grows | its value: ms a round |"
+    yield "|---|---|"
     for curve in found["growth"]:
-        axis = curve["axis"]
-        for point in curve["points"]:
-            pace = f"{point['samples_per_second']:,.0f}"
-            yield _row([axis, f"{point['at']:,.0f}", _ms(point["ms"]), pace])
-            axis = ""
+        points = [f"{point['at']:,.0f}: {_ms(point['ms'])}" for point in curve["points"]]
+        yield _row([curve["axis"], "; ".join(points)])
 
 
 def precision(found: Found) -> Iterator[str]:
