@@ -16,10 +16,11 @@ from idiolect.engine.outcome import Silent
 from idiolect.engine.rounds import Simulation
 from idiolect.errors import CheckpointError, Diverged
 from idiolect.experiment import run_state
+from idiolect.experiment import train as training
 from idiolect.experiment.build import build_jobs
 from idiolect.experiment.load import parse_experiment
 from idiolect.experiment.run import open_run_folder, run_jobs
-from idiolect.experiment.train import train
+from idiolect.experiment.train import Interrupts, train
 from idiolect.results.run_files import load_model
 
 
@@ -335,3 +336,25 @@ def test_models_and_personal_state_are_for_their_owners_eyes_alone(tmp_path):
     assert {p.name: oct(p.stat().st_mode & 0o777) for p in secret} == {
         p.name: "0o600" for p in secret
     }
+
+
+def test_an_interrupt_waits_for_the_end_of_a_round(monkeypatch):
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt), Interrupts():
+        signal.raise_signal(signal.SIGINT)
+        done = True  # not interrupted here
+    assert done and signal.getsignal(signal.SIGINT) is before
+    with pytest.raises(KeyboardInterrupt), Interrupts():
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+        pytest.fail("the second is heard at once")
+    with pytest.raises(ZeroDivisionError), Interrupts():  # what failed is told
+        signal.raise_signal(signal.SIGINT)
+        raise ZeroDivisionError
+    monkeypatch.setattr(training, "_PATIENCE", 0.05)
+    with pytest.raises(KeyboardInterrupt), Interrupts():
+        signal.raise_signal(signal.SIGINT)
+        time.sleep(30)
+        pytest.fail("a long round is interrupted")
+    with Interrupts(able=False):
+        assert signal.getsignal(signal.SIGINT) is before

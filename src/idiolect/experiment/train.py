@@ -4,10 +4,12 @@ import contextlib
 import dataclasses
 import functools
 import math
+import signal
+import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,6 +54,7 @@ _DETAILED = 300  # clients: with more, the chosen metric alone is taken of each
 _TELLING = 20.0  # seconds of a first round from which on it says how long the others take
 _SCORING = 0.5  # of a pass over the training data
 _KEPT_BYTES = 1 << 31  # of personal models that are kept after the last round
+_PATIENCE = 10.0  # seconds that an interrupt waits for the end of a round
 
 
 class Trained(NamedTuple):
@@ -151,13 +154,14 @@ def _run_rounds(
     stage = StageProgress(watch.stage, job.label, clients)
     # On a GPU rounds are short, and nothing should stand between two of them.
     long = isinstance(simulation, Simulation) and simulation.device.type == "cpu"
+    interrupts = Interrupts(isinstance(simulation, Simulation))
     try:
         if state.round and _unevaluated(job, state):  # killed after a round, before its evaluation
             state = _evaluated(job, simulation, state)
         while state.round < job.rounds:
             # One assignment for each whole step: an interrupt leaves the last one in `state`,
             # however far the simulation itself has got.
-            with _followed(simulation, stage if long else None):
+            with _followed(simulation, stage if long else None), interrupts:
                 before, state = state, _advanced(job, simulation, state)
             checkpointer.save_before_release(state)
             state = _evaluated(job, simulation, state)
@@ -179,6 +183,49 @@ def _run_rounds(
         checkpointer.save_last(state)
         raise
     return state
+
+
+class Interrupts:
+    """Lets Ctrl-C and SIGTERM wait for the end of a round, as torch may lose or garble them in it.
+
+    A second one, or one in a round that takes long, is heard at once.
+    """
+
+    def __init__(self, able: bool = True) -> None:
+        main = threading.current_thread() is threading.main_thread()  # others get no signals
+        self._numbers = (signal.SIGINT, signal.SIGTERM) if able and main else ()
+        self._heard: dict[int, Callable[..., Any]] = {}
+        self._asked: signal.Signals | None = None
+        self._timer: threading.Timer | None = None
+
+    def __enter__(self) -> Self:
+        """Listen, where Python code listened before."""
+        for number in self._numbers:
+            before = signal.getsignal(number)
+            if callable(before):
+                self._heard[number] = before
+                signal.signal(number, self._ask)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        """Pass on what was asked meanwhile, unless the round has failed."""
+        for number, before in self._heard.items():
+            signal.signal(number, before)
+        asked, self._asked = self._asked, None
+        if self._timer is not None:
+            self._timer.cancel()
+        if asked is not None and kind is None:
+            self._heard[asked](asked, None)
+
+    def _ask(self, number: int, frame: object) -> None:
+        if self._asked is None:
+            self._asked = signal.Signals(number)
+            again = (threading.main_thread().ident, number)
+            self._timer = threading.Timer(_PATIENCE, signal.pthread_kill, again)
+            self._timer.daemon = True
+            self._timer.start()
+        else:
+            self._heard[number](number, frame)
 
 
 @contextlib.contextmanager
