@@ -23,7 +23,6 @@ import numpy as np
 import torch
 
 from idiolect.bench.workloads import CLASSES, MNIST, Workload, federation, simulation
-from idiolect.core import tree
 from idiolect.engine.backend import Backend
 from idiolect.engine.local_group import LocalGroup
 from idiolect.engine.rounds import Simulation
@@ -32,6 +31,7 @@ from idiolect.experiment.referee.challenger import find_challenger
 from idiolect.experiment.referee.suite import load_suite
 from idiolect.methods import FedAvg
 from idiolect.models import MODELS
+from long_rounds import apart
 
 Make = Callable[[str], Simulation]  # of a kind of backend
 
@@ -53,9 +53,9 @@ def synthetic(device: str, small: bool, kind: str) -> Simulation:
 
 def cnn(device: str, small: bool, kind: str) -> Simulation:
     """Make clients of which the longest has a hundred times the rows of the shortest."""
-    drawn = np.random.default_rng(0).lognormal(5.3, 1.0, 100).clip(20, 3000)
+    lengths = np.random.default_rng(0).lognormal(5.3, 1.0, 100).clip(20, 3000)
     shrunk = 1 if not small else 60 if device == "cpu" else 15  # long enough for several pieces
-    sizes = tuple(int(size) for size in drawn / shrunk + 1)
+    sizes = tuple(int(size) for size in lengths / shrunk + 1)
     build = partial(MODELS["mcmahan-cnn"], MNIST, CLASSES, hidden=16 if small else 512)
     work = Workload("", build, MNIST, sizes, FedAvg(batch=10, lr=0.005), cohort=10)
     return simulation(work, federation(sizes, MNIST), Backend(kind, device))
@@ -63,9 +63,7 @@ def cnn(device: str, small: bool, kind: str) -> Simulation:
 
 def timed(make: Make, rounds: int, end: float) -> dict[str, Any]:
     """Return what the first two rounds and a later one take."""
-    sim, took = make("vectorised"), list[float]()
-    for group in sim.groups:
-        group._replays = True  # on a CPU: nothing is replayed, but the blocks are those of CUDA
+    sim, took = drawn(make, "vectorised"), list[float]()
     for _ in range(2 + rounds):
         began = time.perf_counter()
         sim.advance()
@@ -84,22 +82,12 @@ def timed(make: Make, rounds: int, end: float) -> dict[str, Any]:
     }
 
 
-def apart(make: Make, rounds: int = 5) -> float:
-    """Return the largest relative difference of a tensor from the sequential backend."""
-    ends = []
-    torch.set_default_dtype(torch.float64)
-    try:
-        for kind in ("sequential", "vectorised"):
-            sim = make(kind)
-            for group in sim.groups:
-                group._replays = kind == "vectorised"
-            for _ in range(rounds):
-                sim.advance()
-            ends.append([leaf.cpu() for leaf in tree.leaves(sim.tree["server"])])
-    finally:
-        torch.set_default_dtype(torch.float32)
-    pairs = zip(*ends, strict=True)
-    return max(float((a - b).norm() / b.norm().clamp(min=1e-30)) for a, b in pairs)
+def drawn(make: Make, kind: str) -> Simulation:
+    """Make a simulation with the blocks of CUDA, also on a CPU, where nothing is replayed."""
+    sim = make(kind)
+    for group in sim.groups:
+        group._replays = kind == "vectorised"
+    return sim
 
 
 def main() -> None:
@@ -121,7 +109,7 @@ def main() -> None:
         make = partial(build, device, given.cpu)
         end = began + given.seconds
         tell(f"{name}, now", timed(make, _ROUNDS, end))
-        tell(f"{name}, apart in float64", apart(partial(build, device, True)))
+        tell(f"{name}, apart in float64", apart(partial(drawn, partial(build, device, True)), 5))
         if time.perf_counter() < end:
             with mock.patch.object(LocalGroup, "_slots", lambda *_: None):
                 tell(f"{name}, before", timed(make, _BEFORE, end))

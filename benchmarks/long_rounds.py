@@ -12,7 +12,7 @@ backend in double precision. `--cpu` does all of it in small where there is no G
 import argparse
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -25,6 +25,7 @@ from idiolect.bench.workloads import CLASSES, MNIST, Workload, federation, simul
 from idiolect.core import tree
 from idiolect.engine import block_runner, local_group
 from idiolect.engine.backend import Backend
+from idiolect.engine.rounds import Simulation
 from idiolect.kernels import autotune
 from idiolect.methods import FedAvg
 from idiolect.models import MODELS
@@ -88,13 +89,16 @@ def rounds(sizes: tuple[int, ...], count: int, device: str, beside: bool = True)
     return {"made": round(made, 2), "rounds": took, "of host": spent, "peak GiB": round(peak, 2)}
 
 
-def apart(sizes: tuple[int, ...], device: str, count: int = 4) -> float:
-    """Return how far captured rounds are from the sequential backend, in double precision."""
+def apart(make: Callable[[str], Simulation], count: int = 4) -> float:
+    """Return how far rounds are from those of the sequential backend, in double precision.
+
+    `make` makes a simulation for a kind of backend.
+    """
     ends = []
     torch.set_default_dtype(torch.float64)
     try:
         for kind in ("sequential", "vectorised"):
-            sim = simulation(workload(sizes), federation(sizes, MNIST), Backend(kind, device))
+            sim = make(kind)
             for _ in range(count):
                 sim.advance()
             ends.append([leaf.cpu() for leaf in tree.leaves(sim.tree["server"])])
@@ -125,7 +129,11 @@ def main() -> None:
         tell(f"{name}, in turn", rounds(own, 4, device, beside=False))
         tell(f"{name}, longest alone", rounds(own[:1], 4, device))
         few = tuple(-(-size // (8 * by)) for size in sizes)
-        tell(f"{name}, apart in float64", apart(few, device))
+
+        def make(kind: str, few: tuple[int, ...] = few) -> Simulation:
+            return simulation(workload(few), federation(few, MNIST), Backend(kind, device))
+
+        tell(f"{name}, apart in float64", apart(make))
 
 
 if __name__ == "__main__":

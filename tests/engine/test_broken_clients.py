@@ -143,6 +143,17 @@ def test_with_nobody_left_the_run_fails_and_the_state_stays():
     assert not worlds.differing(before, simulation.tree) and simulation.round == 0
 
 
+@pytest.mark.parametrize("spoilt", [float("nan"), float("inf"), float("-inf")])
+def test_rows_that_are_not_finite_are_left_out(spoilt):
+    every = {"a": torch.randn(5, 300), "b": torch.randn(5, 3, 7), "c": torch.randn(5)}
+    every["a"][1, 170] = every["b"][2, 2, 6] = every["c"][4] = spoilt
+    every["a"][0, :2] = torch.tensor([-3e38, 3e38])  # large, and finite
+    bad = server_update.rows_to_leave_out(every, None, 5, torch.device("cpu"))
+    assert bad.tolist() == [False, True, True, False, True]
+    nan, stale = spoilt != spoilt, server_update.rows_with_nan([every])
+    assert stale.tolist() == [False, nan, nan, False, nan]
+
+
 def test_weights_of_zero_are_exact():
     """Leaving a row out must not disturb the digits of the others."""
     params = {"w": torch.randn(4, 3)}
