@@ -39,7 +39,17 @@ from typing import Any
 
 import numpy as np
 import torch
-from reproduce_field import LEAST, MILESTONES, TABLES, figures, scores
+from reproduce_field import (
+    LEAST,
+    MILESTONES,
+    OPEN,
+    TABLES,
+    figures,
+    key_of,
+    method_of,
+    plain,
+    scores,
+)
 
 from idiolect.data import Dataset, load
 from idiolect.engine.evaluation import ClientScores
@@ -62,6 +72,7 @@ PERSONAL = (
 TRAINED_AS = {"FedAvg": "FedAvg + FT"}  # the same rounds, and fine-tuned after the last one
 TUNED_ONCE = ("FedAvg + FT", "FedBABU")  # not at every point of the curve, as in PFLlib
 ALPHAS = ("0.05", "0.1", "0.5")
+FINAL = "pfedkdh"  # whose figures are of the last round alone
 # The splits of a table that one simulation trains together: all that have images of one size, as
 # what a line does once, recording a round above all, takes no longer for more of them.
 SPLITS = {
@@ -72,12 +83,19 @@ SPLITS = {
     "pfedkdh-grey": tuple(f"pfedkdh-{own}-{a}" for own in ("mnist", "fmnist") for a in ALPHAS),
     "pfedkdh-cifar10": tuple(f"pfedkdh-cifar10-{a}" for a in ALPHAS),
 }
+SPLITS |= {
+    table.replace(FINAL, OPEN): tuple(run.replace(FINAL, OPEN) for run in runs)
+    for table, runs in SPLITS.items()
+    if FINAL in table
+}
+# Its methods that are trained with momentum too. FedAvg in the form that is nearer to the table
+# without; not pFedMe, whose steps are of an inner problem.
+LEFT_OUT = ("FedAvg", "pFedMe")
 # What a line takes, reckoned: seconds of a round of FedAvg, or of one as long, in one process that
 # has an H200 for itself (TF32), and how many of them a round of others takes.
 PACES = {"pfllib": 0.2, "fedala": 0.13, "pfedkdh-grey": 0.18, "pfedkdh-cifar10": 0.21}
 PASSES = {"FedProx": 1.5, "FedRep": 1.3, "FedALA": 1.3, "FedCP": 3.2, "GPFL": 4.0, "Ditto": 2.5,
           "APFL": 3.1, "Per-FedAvg": 1.3, "pFedMe": 7.0, "FedFomo": 1.2, "FedAMP": 2.0}  # fmt: skip
-FINAL = "pfedkdh"  # whose figures are of the last round alone
 SETTLED = 2  # first rounds: kernels are chosen, graphs recorded
 EVERY, POINTS = 5, 40  # rounds between points of a curve, at least; points of it that are kept
 SCORING = 0.1  # share of the time that scoring may take
@@ -115,6 +133,8 @@ def plan(only: Sequence[str] = (), known: bool = True) -> list[Line]:
     lines += [Line("pfllib-fmnist-fomo", "FedFomo", 200, 60)]
     lines += [Line("pfllib-fmnist", label, 2000, 400) for label in LONG]
     lines += table_lines("pfedkdh-grey", 50, 50) + table_lines("pfedkdh-cifar10", 50, 50)
+    for table in ("pfedkdh-momentum-grey", "pfedkdh-momentum-cifar10"):
+        lines += [one for one in table_lines(table, 50, 50) if one.label not in LEFT_OUT]
     lines += [one for one in table_lines("fedala-cifar10", 200, 100) if one.label not in LONG]
     lines += [Line("fedala-cifar10-fomo", "FedFomo", 200, 100)]
     lines += [Line("fedala-cifar10", label, 2000, 400) for label in LONG if label != "FedDBE"]
@@ -137,9 +157,9 @@ def lacking(line: Line) -> int:
 
     What the table does not have counts one for each split, until there is a figure.
     """
-    key = next(key for key in TABLES if line.table.startswith(key))
-    held, labels = figures(key), (line.label, TRAINED_AS.get(line.label))
-    cells = [one for one in items()[TABLES[key]][1].cells if one.run in line.runs]
+    item = TABLES[key_of(plain(line.table))]
+    held, labels = figures(key_of(line.table)), (line.label, TRAINED_AS.get(line.label))
+    cells = [one for one in items()[item][1].cells if one.run in line.runs]
     own = [(one, scores(held, one, one.model)) for one in cells if one.label in labels]
     if not own:
         return 0 if rounds_had(line) else len(line.runs)
@@ -155,15 +175,16 @@ def table_lines(table: str, most: int, wanted: int) -> list[Line]:
 
 def rounds_had(line: Line) -> int:
     """Return of how many rounds results/ has the curve of a line."""
-    key = next(key for key in TABLES if line.table.startswith(key))
-    held = figures(key)
+    held = figures(key_of(line.table))
     own = [held.get(run, {}).get("methods", {}).get(line.label, {}) for run in line.runs]
     return min(int(one["rounds"]) if "curve" in one else 0 for one in own)
 
 
 def loaded(run: str, changes: Sequence[str]) -> Experiment:
     named = {name_of(one): one for item in TABLES.values() for one in items()[item][1].experiments}
-    return load_experiment(experiments_folder() / named[run].file, [*named[run].set, *changes])
+    own = named[plain(run)]
+    open_setting = ["training.momentum=0.9"] if key_of(run) == OPEN else []
+    return load_experiment(experiments_folder() / own.file, [*own.set, *open_setting, *changes])
 
 
 # A worker: one process, which trains one line after the other.
@@ -259,7 +280,7 @@ def paces(runs: Path, workers: int) -> dict[str, tuple[float, float]]:
 
 def reckoned(table: str, label: str) -> float:
     """Return the seconds that a round is reckoned to take in a process with the GPU for itself."""
-    pace = next(own for key, own in PACES.items() if table.startswith(key))
+    pace = next(own for key, own in PACES.items() if plain(table).startswith(key))
     return pace * PASSES.get(label, 1.0)
 
 
@@ -344,11 +365,11 @@ def stacked(experiments: Mapping[str, Experiment], label: str, shelf: Shelf) -> 
 
 def goals(line: Line) -> list[Goal]:
     """Return what the table has of each split of a line."""
-    item = next(item for key, item in TABLES.items() if line.table.startswith(key))
+    item = TABLES[key_of(plain(line.table))]
     cells = {(one.run, one.label): one for one in items()[item][1].cells}
     found = []
     for run in line.runs:
-        cell = cells.get((run, line.label))
+        cell = cells.get((plain(run), method_of(line.label)))
         model = cell.model.removesuffix(BEST_TEST_ROUND) if cell else "personal"
         found.append(Goal(model, cell.paper if cell else None))
     return found
