@@ -88,9 +88,10 @@ SPLITS |= {
     for table, runs in SPLITS.items()
     if FINAL in table
 }
-# Its methods that are trained with momentum too. FedAvg in the form that is nearer to the table
-# without; not pFedMe, whose steps are of an inner problem.
-LEFT_OUT = ("FedAvg", "pFedMe")
+# What its text leaves open, and the methods that are not trained so: with clients alike the second
+# FedAvg is the first, and pFedMe's steps are of an inner problem.
+OPEN_SETTINGS = ("training.momentum=0.9", "training.uniform=true")
+LEFT_OUT = ("FedAvg, clients alike", "pFedMe")
 # What a line takes, reckoned: seconds of a round of FedAvg, or of one as long, in one process that
 # has an H200 for itself (TF32), and how many of them a round of others takes.
 PACES = {"pfllib": 0.2, "fedala": 0.13, "pfedkdh-grey": 0.18, "pfedkdh-cifar10": 0.21}
@@ -133,7 +134,7 @@ def plan(only: Sequence[str] = (), known: bool = True) -> list[Line]:
     lines += [Line("pfllib-fmnist-fomo", "FedFomo", 200, 60)]
     lines += [Line("pfllib-fmnist", label, 2000, 400) for label in LONG]
     lines += table_lines("pfedkdh-grey", 50, 50) + table_lines("pfedkdh-cifar10", 50, 50)
-    for table in ("pfedkdh-momentum-grey", "pfedkdh-momentum-cifar10"):
+    for table in ("pfedkdh-open-grey", "pfedkdh-open-cifar10"):
         lines += [one for one in table_lines(table, 50, 50) if one.label not in LEFT_OUT]
     lines += [one for one in table_lines("fedala-cifar10", 200, 100) if one.label not in LONG]
     lines += [Line("fedala-cifar10-fomo", "FedFomo", 200, 100)]
@@ -183,8 +184,8 @@ def rounds_had(line: Line) -> int:
 def loaded(run: str, changes: Sequence[str]) -> Experiment:
     named = {name_of(one): one for item in TABLES.values() for one in items()[item][1].experiments}
     own = named[plain(run)]
-    open_setting = ["training.momentum=0.9"] if key_of(run) == OPEN else []
-    return load_experiment(experiments_folder() / own.file, [*own.set, *open_setting, *changes])
+    more = OPEN_SETTINGS if key_of(run) == OPEN else ()
+    return load_experiment(experiments_folder() / own.file, [*own.set, *more, *changes])
 
 
 # A worker: one process, which trains one line after the other.

@@ -123,19 +123,19 @@ def test_of_a_table_of_the_final_round_only_that_is_scored(field, tmp_path):
 
 
 def test_what_a_paper_leaves_open_is_trained_beside_its_table(field, tmp_path):
-    """The same clients, with momentum, as a run of their own."""
-    line = field.Line("pfedkdh-momentum-cifar10", "FedPer", 2, 1)
+    """The same data, with momentum and clients alike, as a run of its own."""
+    line = field.Line("pfedkdh-open-cifar10", "FedPer", 2, 1)
     found = trained(field, line, tmp_path, set=SMALL[:3])
-    assert sorted(found) == [f"pfedkdh-momentum-cifar10-{a}" for a in ("0.05", "0.1", "0.5")]
-    momentum = "training.momentum=0.9"
-    alone = field.loaded("pfedkdh-cifar10-0.1", ["rounds=2", "seeds=[0]", momentum, *SMALL[:3]])
+    assert sorted(found) == [f"pfedkdh-open-cifar10-{a}" for a in ("0.05", "0.1", "0.5")]
+    settings = ["training.momentum=0.9", "training.uniform=true", *SMALL[:3]]
+    alone = field.loaded("pfedkdh-cifar10-0.1", ["rounds=2", "seeds=[0]", *settings])
     content, _ = run_experiment(alone, tmp_path / "run", only=["FedPer"])
     own = content["methods"]["FedPer"]["seeds"][0]["models"]["personal"]["mean"]
-    (figure,) = found["pfedkdh-momentum-cifar10-0.1"]["FedPer"]["models"]["personal"]["mean"]
+    (figure,) = found["pfedkdh-open-cifar10-0.1"]["FedPer"]["models"]["personal"]["mean"]
     assert figure == pytest.approx(own, abs=2e-5)
-    lines = field.plan(["pfedkdh-momentum"], known=False)
+    lines = field.plan(["pfedkdh-open"], known=False)
     labels = {line.label for line in lines}
-    assert {"FedAvg, clients alike", "FedALA"} < labels and not {"FedAvg", "pFedMe"} & labels
+    assert {"FedAvg", "FedALA"} < labels and not {"FedAvg, clients alike", "pFedMe"} & labels
 
 
 def test_milestones_and_thinned_curves(field, monkeypatch):
@@ -243,7 +243,7 @@ def test_the_page_counts_cells_and_wins_of_all_tables(field, tmp_path, monkeypat
     import reproduce_field as page
 
     def kept(line, run: str, goal) -> dict:
-        slow = run.startswith("pfedkdh-momentum-mnist") and line.label == "FedPer"
+        slow = run.startswith("pfedkdh-open-mnist") and line.label == "FedPer"
         value = ((goal.paper or 50.0) - 0.5 - slow) / 100
         rounds = range(5, 55, 5) if field.FINAL not in run else [50]
         found = field.summary([(n, {goal.model: (value, value)}) for n in rounds])
