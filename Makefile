@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+# Else each of the tests' processes compiles the package anew, and each worker the tests.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo check test test-faults suite browser lint format bench bench-population walk docs clean
 
@@ -24,7 +26,7 @@ test: $(READY) browser  ## everything that CI runs: lint and types beside the te
 
 # Three on two cores: tests of real federations, browsers and notebooks wait much of their time.
 suite: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal -q
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal -q --durations 15
 
 test-faults: $(READY)  ## kills, lies, full disks and intruders on a real federation: some twenty minutes
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m faults -q

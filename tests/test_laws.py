@@ -23,6 +23,7 @@ from idiolect.core.tree import Tree
 from idiolect.methods import METHODS
 
 TIGHT = 1e-9
+ROUNDS = 2  # in the second, clients and the server go on from what the first has left
 SITS_OUT = 3  # a client that the chosen cohorts below leave out
 
 # Small numbers for whichever of these settings a method has; the others keep their defaults.
@@ -80,7 +81,7 @@ def made(name, **changes):
     return kind(**wanted)
 
 
-def ended(simulation, exams, rounds=3):
+def ended(simulation, exams, rounds=ROUNDS):
     while simulation.round < rounds:
         simulation.advance()
     verdicts = simulation.evaluate(exams, keep=True)
@@ -243,7 +244,7 @@ def test_padding_changes_nothing(name, float64):
 
 @every_method
 def test_resumed_equals_uninterrupted_bit_for_bit(name, float64):
-    """Save after round 1 leaf by leaf, restore into a fresh simulation, go on to round 3."""
+    """Save after round 1 leaf by leaf, restore into a fresh simulation, go on to the end."""
     world = worlds.with_public()
     first = worlds.simulation(made(name), world, cohort=3)
     first.advance()
@@ -338,7 +339,7 @@ def test_newcomers_adapt(name, float64):
     for kind in ("vectorised", "sequential"):
         simulation = worlds.simulation(made(name), world, kind=kind)
         simulation.tree = {**simulation.tree, "server": reference(name).server}
-        simulation.round = 3
+        simulation.round = ROUNDS
         simulation.meet()
         (verdict,) = simulation.evaluate([world.test_data], newcomers=True, keep=True)
         assert np.isfinite(verdict.scores["personal"]["loss"]).all()

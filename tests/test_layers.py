@@ -1,6 +1,7 @@
 """The layers of the package, read from its imports: a row may import only rows above it."""
 
 import ast
+import functools
 import re
 import subprocess
 import sys
@@ -41,10 +42,20 @@ FOREIGN = {
 FILES = sorted(HOME.rglob("*.py"))
 
 
+@functools.cache
+def parsed(path):
+    return ast.parse(path.read_text())
+
+
+@functools.cache
 def imports(path, everywhere=True):
-    """Yield (line, module) of a file's imports; at module level only unless `everywhere`."""
+    """Return (line, module) of a file's imports; at module level only unless `everywhere`."""
+    return list(_imports(path, everywhere))
+
+
+def _imports(path, everywhere):
     package = list(path.relative_to(HOME.parent).with_suffix("").parts[:-1])
-    top = ast.parse(path.read_text())
+    top = parsed(path)
     nodes = ast.walk(top) if everywhere else _run_on_import(top.body)
     for node in nodes:
         if isinstance(node, ast.Import):
@@ -180,7 +191,7 @@ def test_a_name_stands_for_one_thing():
     """No two classes, and no two files, have the same name."""
     names = [("file", path.stem) for path in FILES if not path.stem.startswith("__")]
     for path in FILES:
-        kinds = [node for node in ast.walk(ast.parse(path.read_text())) if hasattr(node, "bases")]
+        kinds = [node for node in ast.walk(parsed(path)) if hasattr(node, "bases")]
         names += [("class", node.name) for node in kinds]
     twice = sorted(name for name, count in Counter(names).items() if count > 1)
     assert not twice, twice

@@ -41,7 +41,7 @@ def play(name, task, world=None, **options):
     used = method(name)
     build = worlds.network_for(task, worlds.network_of(used))
     simulation = worlds.simulation(used, world, build=build, cohort=3, **options)
-    return ended(simulation, [world.test_data], rounds=2)
+    return ended(simulation, [world.test_data])
 
 
 @every_pair
@@ -79,7 +79,6 @@ def test_seeds_with_units_of_their_own_train_together_as_alone(kind, float64):
             build=worlds.network_for(kind),
         ),
         [first.test_data, second.test_data],
-        rounds=2,
     )
     alone = play("fedavg+parts", kind, second, seeds=(7,))
     mine = End(

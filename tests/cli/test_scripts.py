@@ -138,18 +138,22 @@ def test_every_error_has_a_code_of_its_own_that_the_page_lists():
 PROGRAM = shutil.which("idiolect", path=str(Path(sys.executable).parent))
 
 
-def completed(words, shell="bash"):
-    environment = {**os.environ, "_IDIOLECT_COMPLETE": f"complete_{shell}"}
-    environment |= {"COMP_WORDS": words, "COMP_CWORD": str(len(words.split(" ")) - 1)}
-    done = subprocess.run([PROGRAM], env=environment, capture_output=True, text=True, check=False)
-    return done.stdout.split("\n")
+def asked(words):
+    """Return the variables by which bash asks for the rest of a word."""
+    own = {"COMP_WORDS": words, "COMP_CWORD": str(len(words.split(" ")) - 1)}
+    return {**own, "_IDIOLECT_COMPLETE": "complete_bash"}
 
 
 @pytest.mark.skipif(PROGRAM is None, reason="the command is not installed beside Python")
+def test_the_installed_command_completes():
+    environment = {**os.environ, **asked("idiolect com")}
+    done = subprocess.run([PROGRAM], env=environment, capture_output=True, text=True, check=False)
+    assert "compare" in done.stdout.split("\n")
+
+
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        ("idiolect com", "compare"),
         ("idiolect methods fedp", "fedprox"),
         ("idiolect data prepare emb", "embedded"),
         ("idiolect data inspect embedded --partition dir", "dirichlet"),
@@ -160,7 +164,8 @@ def completed(words, shell="bash"):
 def test_shells_complete_commands_and_names(tmp_path, words, expected):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "result.json").write_text('{"methods": {"FedAvg": {}, "Local": {}}}')
-    found = completed(words)
+    # In this process: another would spend two seconds on imports.
+    found = CliRunner().invoke(app, env=asked(words), prog_name="idiolect").stdout.split("\n")
     assert expected in found and not any(one.startswith("Local") for one in found)
 
 
@@ -174,6 +179,6 @@ def test_completion_can_be_installed_and_bash_takes_it(tmp_path):
     done = subprocess.run([bash, "-c", install], env=environment, capture_output=True, text=True)
     assert "installed" in done.stdout, done.stderr
     (script,) = (tmp_path / ".bash_completions").glob("idiolect*")
-    asked = f"source {script}; complete -p idiolect"
-    told = subprocess.run([bash, "-c", asked], env=environment, capture_output=True, text=True)
+    wanted = f"source {script}; complete -p idiolect"
+    told = subprocess.run([bash, "-c", wanted], env=environment, capture_output=True, text=True)
     assert told.returncode == 0 and "idiolect" in told.stdout

@@ -78,10 +78,24 @@ def experiment(*methods: str, sets: tuple[str, ...] = (), toml: str = TOML):
     return parse_experiment(toml + tables, sets)
 
 
+_SMALL = {
+    "sample": 8,  # of the public examples
+    "drawn": 2,
+    "fuse_epochs": 1,
+    "head_epochs": 1,
+    "start_epochs": 2,
+    "tune_epochs": 2,
+    "newcomer_epochs": 2,
+    "distil_epochs": 1,
+    "shares": [0.0, 0.5],
+    "temperatures": [1.0, 5.0],
+}
+
+
 def _smaller(name: str) -> str:
-    """Let methods that take a sample of the public examples take fewer."""
-    fields = {spec.name for spec in dataclasses.fields(METHODS[name])}
-    return "sample = 8\n" if "sample" in fields else ""
+    """Let methods that do things many times do them a few times."""
+    fields = {spec.name for spec in dataclasses.fields(METHODS[name])} - set(METHODS[name].unused)
+    return "".join(f"{key} = {value}\n" for key, value in _SMALL.items() if key in fields)
 
 
 def sites(home: Path, count: int = 4, **settings) -> list[NodeSettings]:

@@ -47,11 +47,14 @@ name = "fedavg"
 [[methods]]
 name = "persfl"
 distil_epochs = 1
+shares = [0.0, 0.5]
+temperatures = [1.0, 5.0]
 [[methods]]
 name = "pfml"
 [[methods]]
 name = "portfolio"
 tune_epochs = 1
+shares = [0.0, 0.5]
 """
 PREDICTIONS = f"""name = "predictions"
 {COMMON}

@@ -63,8 +63,11 @@ def test_a_child_answers_and_can_be_closed(tmp_path):
     assert child.pid is None
 
 
-def test_a_federation_on_one_machine_from_the_command_line(tmp_path):
-    """Run, be refused, go on for another round, and use a node's model; as the simulator scores."""
+def test_a_federation_on_one_machine_from_the_command_line(tmp_path, monkeypatch):
+    """Run, be refused, go on for another round, and use a node's model; as the simulator scores.
+
+    Only the first run starts processes: what they left is all that the rest goes on from.
+    """
     (tmp_path / "e.toml").write_text(fed.TOML.replace("federations:normed", "mine:net") + FEDPER)
     (tmp_path / "mine.py").write_text("from idiolect.models import MODELS\nnet = MODELS['mlr']\n")
     two = "data.partition.clients=2"
@@ -73,7 +76,11 @@ def test_a_federation_on_one_machine_from_the_command_line(tmp_path):
     assert "2 nodes start" in printed.stdout and "round 2 of 2" in printed.stdout
     again = tiny.here(*run, cwd=tmp_path)
     assert again.returncode == 7 and "already holds a run" in again.stderr
-    command(tmp_path, *run, "--resume", "--set", "rounds=3")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "mine", raising=False)  # another test's
+    monkeypatch.setattr(serve_experiment, "Processes", _Inside)
+    more = tiny.here(*run, "--resume", "--set", "rounds=3", cwd=tmp_path)
+    assert more.returncode == 0, more.stderr
     wanted = fed.experiment(
         "fedper", sets=("model.name=mlr", "rounds=3", "data.partition.clients=2")
     )
@@ -83,7 +90,9 @@ def test_a_federation_on_one_machine_from_the_command_line(tmp_path):
     export = ("export", "out/nodes/node-1", "--out", "model.pt2")
     refused = tiny.here(*export, cwd=tmp_path)
     assert refused.returncode == 2 and "--trust-code" in refused.stderr
-    command(tmp_path, *export, "--trust-code")
+    exported = tiny.here(*export, "--trust-code", cwd=tmp_path)
+    assert exported.returncode == 0, exported.stderr
+    sys.modules.pop("mine")
 
 
 FEDPER = '[[methods]]\nname = "fedper"\n'

@@ -733,11 +733,11 @@ def test_the_command_line_judges_and_checks(home):
     assert run.returncode == 0, run.stderr
     assert "Verdict: Forgetful beside the best baseline of each of 1 problem" in run.stdout
     path = "runs/referee/Forgetful-small/referee.json"
-    done = tiny.idiolect("referee", "verify", path, "--method", "forgetful.py", cwd=home / "cli")
+    done = tiny.here("referee", "verify", path, "--method", "forgetful.py", cwd=home / "cli")
     assert done.returncode == 0 and "No fault was found." in done.stdout, done.stdout
     file = home / "cli" / path
     file.write_text(re.sub("Forgetful beside", "Lovely beside", file.read_text()))
-    done = tiny.idiolect("referee", "verify", path, cwd=home / "cli")
+    done = tiny.here("referee", "verify", path, cwd=home / "cli")
     assert done.returncode == 13 and "fault the file was changed" in done.stdout
 
 

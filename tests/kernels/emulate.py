@@ -22,11 +22,21 @@ from idiolect.kernels import compiled
 COMPILER = shutil.which("g++")
 
 _SHIM = """
-#include <math.h>
 #include <string.h>
-#include <stdlib.h>
 #include <setjmp.h>
 #include <ucontext.h>
+extern "C" {                            // C++'s own headers take longer than a kernel to compile
+double exp(double), log(double), tanh(double), sqrt(double);
+float expf(float), logf(float), tanhf(float), sqrtf(float);
+void *malloc(size_t), free(void*), abort();
+int posix_memalign(void**, size_t, size_t);
+}
+static float exp(float x) { return expf(x); }
+static float log(float x) { return logf(x); }
+static float tanh(float x) { return tanhf(x); }
+static float sqrt(float x) { return sqrtf(x); }
+#define NAN __builtin_nanf("")
+#define INFINITY __builtin_inff()
 #define isnan __builtin_isnan
 #define isinf __builtin_isinf
 template <class T> static T min(T a, T b) { return b < a ? b : a; }

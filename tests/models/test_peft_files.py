@@ -1,5 +1,7 @@
 """An adapter's files are PEFT's: it loads ours with equal logits, and we begin with its own."""
 
+import importlib
+import importlib.util
 import json
 
 import pytest
@@ -12,13 +14,27 @@ from idiolect.models.adapters import adapt_network
 from idiolect.models.bases import find_base
 from idiolect.models.peft_files import load_peft, save_peft
 
-peft = pytest.importorskip("peft")
 transformers = pytest.importorskip("transformers")
-pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")  # of transformers, in PEFT
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::FutureWarning"),  # of transformers, in PEFT
+    pytest.mark.skipif(importlib.util.find_spec("peft") is None, reason="peft is not installed"),
+]
 
 WORDS = tuple(map(str, range(1024)))  # as many as the embedded base knows
 TEXT = torch.tensor([[5, 9, 300, 7, 8, 1000], [6, 7, 8, 0, 0, 0]])
-AUTO = {3: transformers.AutoModelForSequenceClassification, 1024: transformers.AutoModelForCausalLM}
+AUTO = {3: "AutoModelForSequenceClassification", 1024: "AutoModelForCausalLM"}
+
+
+@pytest.fixture(scope="module")
+def peft():
+    """Imported where it is used: at the top every worker would wait for it."""
+    return importlib.import_module("peft")
+
+
+def pretrained(classes, base, **options):
+    return getattr(transformers, AUTO[classes]).from_pretrained(
+        find_base(base), dtype=torch.float32, **options
+    )
 
 
 def moved(model):
@@ -52,7 +68,7 @@ def gpt2(folder):
     ],
     ids=["lora", "ia3", "prompts", "gpt2"],
 )
-def test_peft_loads_what_we_save_with_equal_logits(name, adapter, classes, tmp_path):
+def test_peft_loads_what_we_save_with_equal_logits(name, adapter, classes, peft, tmp_path):
     weights = "embedded" if name == "decoder" else gpt2(tmp_path / "base")
     base = MODELS[name]((6,), classes, WORDS, weights=weights)
     model = moved(adapt_network(base, adapter))
@@ -63,9 +79,7 @@ def test_peft_loads_what_we_save_with_equal_logits(name, adapter, classes, tmp_p
     }
     folder = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
     assert folder["base_model_name_or_path"] == str(find_base(weights))
-    bare = AUTO[classes].from_pretrained(
-        find_base(weights), dtype=torch.float32, **({"num_labels": 3} if classes == 3 else {})
-    )
+    bare = pretrained(classes, weights, **({"num_labels": 3} if classes == 3 else {}))
     other = peft.PeftModel.from_pretrained(bare, tmp_path / "adapter").eval()
     with torch.no_grad():
         ours = model(TEXT)
@@ -80,8 +94,8 @@ def test_peft_loads_what_we_save_with_equal_logits(name, adapter, classes, tmp_p
     assert not torch.allclose(ours, bare, atol=1e-3)
 
 
-def test_we_begin_with_what_peft_saved(tmp_path):
-    bare = AUTO[1024].from_pretrained(find_base("embedded"), dtype=torch.float32)
+def test_we_begin_with_what_peft_saved(peft, tmp_path):
+    bare = pretrained(1024, "embedded")
     config = peft.LoraConfig(r=4, lora_alpha=8, target_modules=["v_proj"], task_type="CAUSAL_LM")
     other = moved(peft.get_peft_model(bare, config))
     other.save_pretrained(tmp_path)
@@ -112,7 +126,7 @@ HEADS = {  # networks whose heads are several layers, or end like others' names
 @pytest.mark.parametrize("adapter", [idiolect.LoRA(rank=2), idiolect.IA3()], ids=["lora", "ia3"])
 @pytest.mark.parametrize("bare", [False, True], ids=["two classes before", "no head before"])
 @pytest.mark.parametrize("kind", HEADS)
-def test_heads_of_several_layers_go_to_peft_and_back(kind, bare, adapter, tmp_path):
+def test_heads_of_several_layers_go_to_peft_and_back(kind, bare, adapter, peft, tmp_path):
     config = HEADS[kind]()
     config.num_labels = 2
     images = kind == "resnet"
@@ -150,8 +164,8 @@ def test_heads_of_several_layers_go_to_peft_and_back(kind, bare, adapter, tmp_pa
         ({"alpha_pattern": {"layers.0.self_attn.v_proj": 80}}, "alpha_pattern, which is not known"),
     ],
 )
-def test_what_peft_has_and_we_would_leave_out_is_refused(config, words, tmp_path):
-    bare = AUTO[1024].from_pretrained(find_base("embedded"), dtype=torch.float32)
+def test_what_peft_has_and_we_would_leave_out_is_refused(config, words, peft, tmp_path):
+    bare = pretrained(1024, "embedded")
     given = {"r": 4, "lora_alpha": 8, "target_modules": ["v_proj"], "task_type": "CAUSAL_LM"}
     moved(peft.get_peft_model(bare, peft.LoraConfig(**{**given, **config}))).save_pretrained(
         tmp_path
