@@ -1,7 +1,7 @@
 """A cell of the referee's table: one method on one problem, trained, and as plain values."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from idiolect.core.metrics import metric
 from idiolect.data import Dataset
+from idiolect.data.federation import Federation
 from idiolect.engine.outcome import (
-    BASELINE,
     EFFECTIVE,
     RIGHT,
     WITHOUT,
@@ -21,6 +21,7 @@ from idiolect.engine.outcome import (
     Watch,
     Wire,
 )
+from idiolect.engine.row_metrics import ClientOutputs, MetricChoice, baseline_score
 from idiolect.errors import Diverged
 from idiolect.experiment.compare import SplitComparison
 from idiolect.experiment.referee.suite import Contestant, SuiteProblem
@@ -49,8 +50,9 @@ def train_cell(
     """Tune and train a method on a problem; what an earlier call left in the folder is used."""
     experiment = problem.experiment(contestant, device)
     split = SplitComparison(
-        experiment, experiment.tune, folder, data_dir, {} if datasets is None else datasets
-    )
+        experiment, experiment.tune, folder, data_dir, {} if datasets is None else datasets,
+        detail=False,
+    )  # fmt: skip
     head = {"problem": problem.digest, "code": contestant.code, "versions": versions()}
     with open_run_folder(folder, resume=True, comparison=True):
         try:
@@ -58,15 +60,31 @@ def train_cell(
         except Diverged as error:
             return {**head, "failed": str(error)}
     data = split.described["data"]
+    guesses = [guess(split.federation(seed), outcome.metric) for seed in experiment.seeds]
     return {
         **head,
         "data": {key: data[key] for key in ("source", "clients", "same_clients", "same_test")},
         "rows": split.rows,
-        **record_of(outcome, bool(data["same_clients"])),
+        **record_of(outcome, bool(data["same_clients"]), guesses),
     }
 
 
-def record_of(outcome: Outcome, same_clients: bool) -> Record:
+def guess(federation: Federation, name: str) -> float | None:
+    """Return the mean score of saying each client's majority class, or mean, of every row."""
+    dataset = federation.dataset
+    choice = MetricChoice(name, dataset.task.kind)
+    scores = [
+        baseline_score(
+            ClientOutputs(dataset.task, {}, {}, *(dataset.y[rows] for rows in held)),
+            choice,
+            len(dataset.classes),
+        )
+        for held in zip(federation.test, federation.val, federation.train, strict=True)
+    ]
+    return known_mean(scores)
+
+
+def record_of(outcome: Outcome, same_clients: bool, guesses: Sequence[float | None]) -> Record:
     """Return what is kept of an outcome: every client's test score, and what a check needs."""
     own, model = metric(outcome.metric, outcome.task), outcome.headline
     keep_rows = same_clients and len(outcome.members[0].names) <= _FEW
@@ -80,7 +98,7 @@ def record_of(outcome: Outcome, same_clients: bool) -> Record:
             "score": outcome.final[f"{model}/{own.name}"][place],
             "bytes_down": wire.bytes_down,
             "bytes_up": wire.bytes_up,
-            "guess": known_mean(list(outcome.final[f"{BASELINE}/{own.name}"][place])),
+            "guess": guesses[place],
             "validation_curve": _means(outcome, f"val/{model}/{own.name}", place),
             "test_curve": _weighted(outcome, f"test_curve/{model}/{own.name}", place),
         }
