@@ -34,7 +34,7 @@ Record = dict[str, Any]
 
 _DIGITS = 6  # of a stored score: a row of 10,000 is four
 _FEW = 19  # clients that are the same under every seed: rows are kept, as a verdict may need them
-_BY_ROW = (RIGHT, WITHOUT, EFFECTIVE)
+BY_ROW = (RIGHT, WITHOUT, EFFECTIVE)
 
 
 def train_cell(
@@ -104,7 +104,7 @@ def record_of(outcome: Outcome, same_clients: bool, guesses: Sequence[float | No
         }
         if outcome.took_part:
             kept["took_part"] = np.asarray(outcome.took_part[place], int)
-        for name in _BY_ROW if keep_rows else ():
+        for name in BY_ROW if keep_rows else ():
             if f"{model}/{name}" in outcome.final:
                 kept[name] = outcome.final[f"{model}/{name}"][place]
         seeds.append(kept)
@@ -168,7 +168,7 @@ def outcome_of(label: str, record: Record) -> Outcome:
         key: np.array([one["score"] for one in seeds], np.float64),
         f"{model}/loss": np.full((len(seeds), len(seeds[0]["score"])), np.nan),
     }
-    for extra in _BY_ROW:
+    for extra in BY_ROW:
         if extra in seeds[0]:
             final[f"{model}/{extra}"] = np.array([one[extra] for one in seeds], np.float64)
     clients = range(len(seeds[0]["score"]))
