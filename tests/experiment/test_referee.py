@@ -16,7 +16,7 @@ import tiny
 from idiolect.cli import referee_commands
 from idiolect.core.metrics import metric
 from idiolect.engine.outcome import Silent
-from idiolect.errors import ConfigError, DataError
+from idiolect.errors import ConfigError, DataError, MethodError
 from idiolect.experiment.load import load_experiment
 from idiolect.experiment.referee.challenger import find_challenger
 from idiolect.experiment.referee.judgement import BETTER, NONE, WORSE, judge
@@ -291,6 +291,51 @@ def test_a_method_cannot_ask_for_test_rows(tmp_path):
     own = find_challenger(str(tmp_path / "peeking_method.py"), SMALL)
     with pytest.raises(Exception, match="test"):
         train_line(SMALL, own, [SMALL.problem("heart")], tmp_path, Silent(), device="cpu")
+
+
+GREEDY = """
+from dataclasses import dataclass
+from idiolect.core import tree
+from idiolect.methods import FedAvg
+
+@dataclass(frozen=True, kw_only=True)
+class Greedy(FedAvg):
+    {more}
+    def client_step(self, sent, personal, local):
+        {step}
+        return super().client_step(sent, personal, local)
+
+    def deploy(self, sent, personal, local):
+        {deploy}
+        return sent.shared
+"""
+FIT = 'local.fit(local.loss, sent.shared, self.local_optimiser(local), "val", batch=10)'
+MEAN = 'local.mean(lambda b: local.gradient(local.loss, sent.shared, b), "val")'
+BOTH = "self.fit(local.with_validation(), sent.shared)"
+LOOK = 'local.mean(lambda batch: local.loss(sent.shared, batch), "val")'
+
+
+def greedy(tmp_path, step="pass", deploy="pass", more=""):
+    """Train a method that does something with validation rows, in a file of its own."""
+    name = f"greedy_{abs(hash((step, deploy, more)))}"
+    (tmp_path / f"{name}.py").write_text(GREEDY.format(step=step, deploy=deploy, more=more))
+    own = find_challenger(str(tmp_path / f"{name}.py"), SMALL)
+    raw = {**SMALL.problem("heart").raw, "rounds": 1, "seeds": [0]}
+    short = type(SMALL.problem("heart"))("heart", {**raw, "tune": {**raw["tune"], "rounds": 1}})
+    return train_line(SMALL, own, [short], tmp_path, Silent(), device="cpu")
+
+
+@pytest.mark.parametrize("how", [FIT, MEAN, BOTH], ids=["fit", "gradient", "all rows"])
+@pytest.mark.parametrize("where", ["step", "deploy"])
+def test_a_method_cannot_train_on_validation_rows_in_silence(tmp_path, where, how):
+    with pytest.raises(MethodError, match="trains on validation rows"):
+        greedy(tmp_path, **{where: how})
+
+
+def test_to_look_at_validation_rows_or_to_say_so_is_allowed(tmp_path):
+    assert greedy(tmp_path, LOOK, LOOK)["cells"]
+    declared = "chooses = property(lambda self: True)"
+    assert greedy(tmp_path, FIT, FIT, declared)["cells"]
 
 
 # What is found.
