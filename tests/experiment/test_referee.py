@@ -293,6 +293,27 @@ def test_a_method_cannot_ask_for_test_rows(tmp_path):
         train_line(SMALL, own, [SMALL.problem("heart")], tmp_path, Silent(), device="cpu")
 
 
+WRONG = """
+from dataclasses import dataclass
+from idiolect.methods import FedAvg
+
+@dataclass(frozen=True, kw_only=True)
+class Wrong(FedAvg):
+    def predict(self, model, x, local):
+        return super().predict(model, x, local) * float("nan")
+"""
+
+
+def test_a_method_that_says_nothing_but_nan_is_right_about_nothing_and_its_file_passes(tmp_path):
+    (tmp_path / "wrong_method.py").write_text(WRONG)
+    own = find_challenger(str(tmp_path / "wrong_method.py"), SMALL)
+    content, _ = referee(SMALL, own, tmp_path, Silent(), only=["heart"], device="cpu")
+    record = content["methods"][own.label]["cells"]["heart"]
+    for one in record["seeds"]:
+        assert set(one["score"]) == {0.0} and one["validation_curve"] == [0.0, 0.0]
+    assert not faults(content)
+
+
 GREEDY = """
 from dataclasses import dataclass
 from idiolect.core import tree

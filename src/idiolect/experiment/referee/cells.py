@@ -130,8 +130,9 @@ def record_of(outcome: Outcome, same_clients: bool, guesses: Sequence[float | No
 
 
 def _means(outcome: Outcome, key: str, place: int) -> list[float]:
-    curve = outcome.curves.get(key)
-    return [] if curve is None else [known_mean(list(point[place])) or math.nan for point in curve]
+    points = outcome.curves.get(key, ())
+    means = [known_mean(list(point[place])) for point in points]
+    return [math.nan if mean is None else mean for mean in means]
 
 
 def _weighted(outcome: Outcome, key: str, place: int) -> list[float]:
