@@ -1,22 +1,24 @@
 """Time the referee's suite for one method, problem by problem.
 
     python benchmarks/referee.py fedavg-ft --size whole --seconds 240 --json OUT.json
-    python benchmarks/referee.py fedavg-ft --size whole --reckon --seconds 100 --json OUT.json
+    python benchmarks/referee.py fedavg-ft --size whole --reckon --fully heart --json OUT.json
     python benchmarks/referee.py --table OUT.json     # for docs/referee.md
 
-Problems whose twin is like them come last, so that a run that is cut says most. A problem's seconds
-are all that a user waits for: dividing the data, four trials, the final training of five seeds,
-scoring. Reading the files is apart. What was trained is in the JSON too (`line`).
+Small problems come first, and problems whose twin is like them last, so that a run that is cut says
+most. A problem's seconds are all that a user waits for: dividing the data, four trials, the final
+training of five seeds, scoring. Reading the files is apart. What was trained is in the JSON too
+(`line`).
 
 `--reckon` measures less: of each problem two short trainings, with all its clients, rows and seeds,
 and reckons the problem from them. The first compiles and chooses kernels, which is done once a
 problem: what it takes longer than the second is counted once. The second tells what every training
-takes: its first two rounds, the pace of the next ones, a scoring during training and the final one.
-Scorings after the first are counted at its price, which is more than they cost once they are
-recorded. There are four trials and, since each seed takes what is best for it, one final training
-for each setting that was chosen: as many as this method had on the small problem of the same name.
-A problem that was not reached is reckoned from its twin, and marked. It is a reckoning, and no
-measurement of the suite.
+takes: its first two rounds, the pace of the next ones, a scoring during training and the end, which
+is the scoring of the last round. There are four trials and, since each seed takes what is best for
+it, one final training for each setting that was chosen: as many as this method had on the small
+problem of the same name. Of a problem whose twin was measured the second training alone is done,
+with what is left to choose in it; one that was not reached is reckoned from its twin, and marked.
+It is a reckoning, and no measurement of the suite. Problems that are named with `--fully` are
+trained to their end, and their seconds measured.
 """
 
 import argparse
@@ -25,7 +27,7 @@ import gc
 import json
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -38,20 +40,29 @@ from idiolect.experiment.build import build_federations, build_job, build_shared
 from idiolect.experiment.job import Job
 from idiolect.experiment.referee.challenger import find_challenger
 from idiolect.experiment.referee.referee_run import read_lines, stored_folder, train_line
-from idiolect.experiment.referee.suite import SIZES, Contestant, SuiteProblem, load_suite
+from idiolect.experiment.referee.suite import (
+    SIZES,
+    Contestant,
+    Suite,
+    SuiteProblem,
+    load_suite,
+)
 from idiolect.experiment.train import train
 from idiolect.experiment.tune import proposals, search_space, with_settings
 from idiolect.kernels import autotune
 
-COLD, WARM = 3, 8  # rounds of the trainings that are reckoned from: two to record, one with scoring
+# Rounds of the trainings that are reckoned from: two to record, scored every three.
+COLD, WARM, EVERY = 3, 6, 3
 USUAL = 2  # settings that five seeds choose, where the small suite does not say
 TWINS = {
     "persfl-ds3": "persfl-ds1",
     "cifar10-pathological": "cifar10-dirichlet",
     "fmnist-dirichlet": "fmnist-pathological",
 }
-LAST = tuple(TWINS)
-FIRST = ("synthetic", "fmnist-pathological", "cifar10-dirichlet", "ktpfl-all", "persfl-ds1")
+ORDER = (  # small ones first
+    "heart", "persfl-ds1", "school", "ktpfl-all", "synthetic", "fmnist-pathological",
+    "cifar10-dirichlet", *TWINS,
+)  # fmt: skip
 
 
 class OutOfTime(Exception):
@@ -94,9 +105,9 @@ class Pace(Silent):
 
 
 def short_training(job: Job, rounds: int) -> dict[str, float]:
-    """Train for a few rounds, of which the last is scored; return what the parts took."""
-    evaluate = dataclasses.replace(job.evaluate, every=rounds)
-    short = dataclasses.replace(job, evaluate=evaluate)
+    """Train for a few rounds, scored as the suite's trainings are; return what the parts took."""
+    evaluate = dataclasses.replace(job.evaluate, every=EVERY, detail=False)
+    short = dataclasses.replace(job, evaluate=evaluate, rounds=rounds)
     watch, choose, chosen = Pace(), autotune.choose, list[float]()
 
     def timed(*given: Any) -> Any:
@@ -110,20 +121,25 @@ def short_training(job: Job, rounds: int) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder, mock.patch.object(autotune, "choose", timed):
         train(short, Path(folder), watch=watch)
     ended = time.perf_counter()
-    second, before, last = watch.at[1], watch.at[-2], watch.at[-1]
-    pace = (before - second) / max(rounds - 3, 1)
+    took = [after - before for before, after in zip([began, *watch.at], watch.at, strict=False)]
+    plain = [own for number, own in enumerate(took, 1) if number > 2 and number % EVERY]
+    pace = sum(plain) / len(plain) if plain else 0.0
     return {
         "choosing": sum(chosen),
-        "first": second - began,  # making the simulation too
+        "first": sum(took[:2]),  # making the simulation too
         "pace": pace,
-        "scoring": max(last - before - pace, 0.0),
-        "end": ended - last,
+        "scoring": max(took[EVERY - 1] - pace, 0.0),
+        "end": ended - watch.at[-2] - pace,  # the last round is scored once, for its curve too
         "seconds": ended - began,
     }
 
 
 def measured(
-    problem: SuiteProblem, who: Contestant, device: str | None, datasets: dict[str, Dataset]
+    problem: SuiteProblem,
+    who: Contestant,
+    device: str | None,
+    datasets: dict[str, Dataset],
+    twice: bool,
 ) -> dict[str, float]:
     """Train two of a problem's settings for a few rounds; return what every training takes."""
     began = time.perf_counter()
@@ -135,14 +151,14 @@ def measured(
     jobs = [build_job(experiment, with_settings(method, s), held, experiment.seeds) for s in tried]
     built = time.perf_counter() - began
     # Blocks are cut by the rounds that are planned; the suite's trainings are all short, as these.
-    cold = short_training(dataclasses.replace(jobs[0], rounds=COLD), COLD)
-    warm = short_training(dataclasses.replace(jobs[-1], rounds=WARM), WARM)
-    usual = warm["seconds"] - (WARM - COLD) * warm["pace"]
+    cold = short_training(jobs[0], COLD) if twice else None
+    warm = short_training(jobs[-1], WARM)
+    usual = warm["first"] + (COLD - 2) * warm["pace"] + warm["end"]
     return {
         **warm,
         "building": built,
-        "choosing": cold["choosing"],
-        "once": built + max(cold["seconds"] - usual, 0.0),
+        "choosing": (cold or warm)["choosing"],
+        "once": built + (max(cold["seconds"] - usual, 0.0) if cold else 0.0),
         "seconds": time.perf_counter() - began,
     }
 
@@ -153,47 +169,55 @@ def reckoned(problem: SuiteProblem, took: Mapping[str, float], choices: int) -> 
     tried = problem.raw["tune"].get("rounds", rounds)
 
     def training(count: int, scorings: int) -> float:
-        begin = took["first"] + took["end"]
+        begin = took["first"] + took["end"]  # of which the last round is a part
         return begin + (count - 2) * took["pace"] + scorings * took["scoring"]
 
     trials = problem.budget * training(tried, 0)
-    final = training(rounds, -(-rounds // every))
+    final = training(rounds, -(-rounds // every) - 1)  # the last one is the end
     whole = took["once"] + trials + choices * final
     return {"trials": trials, "final": final, "choices": choices, "whole": whole}
 
 
 def reckon(args: argparse.Namespace) -> None:
-    """Measure a short training of each problem, and lay out what the suite would take."""
-    end = time.perf_counter() + args.seconds
+    """Measure short trainings of each problem, and lay out what the suite would take."""
     suite = load_suite(args.size)
     who = find_challenger(args.method, suite)
     small = read_lines(stored_folder("small")).get(who.label, {}).get("cells", {})
-    problems = [one for one in suite.first if not args.problem or one.name in args.problem]
-    problems.sort(key=lambda one: (one.name in LAST, [*FIRST, one.name].index(one.name)))
+    problems = listed(suite, args.problem)
     datasets: dict[str, Dataset] = {}
     found: dict[str, Any] = {"method": who.label, "suite": suite.digest, "reckoned": {}}
+    found["reading"] = read(problems, who, datasets)
+    end = time.perf_counter() + args.seconds
     known: dict[str, dict[str, float]] = {}
     for problem in problems:
-        chosen = small.get(problem.name, {}).get("tuned", {}).get("chosen", [])
+        name = problem.name
+        chosen = small.get(name, {}).get("tuned", {}).get("chosen", [])
         choices = len({json.dumps(one["settings"], sort_keys=True) for one in chosen}) or USUAL
-        twin = known.get(TWINS.get(problem.name, ""))
-        if time.perf_counter() > end:
-            if twin is None:
-                found.setdefault("not measured", []).append(problem.name)
-                continue
-            found.setdefault("as their twins", []).append(problem.name)
-        try:
-            late = time.perf_counter() > end
-            took = {**twin, "seconds": 0.0} if twin and late else None
-            took = took or measured(problem, who, args.device, datasets)
-            known[problem.name] = took
-        except Exception as error:  # one problem must not cost the others
-            found.setdefault("failed", {})[problem.name] = f"{type(error).__name__}: {error}"
-            print(f"{problem.name}: {found['failed'][problem.name]}", flush=True)
+        twin, late = known.get(TWINS.get(name, "")), time.perf_counter() > end
+        if late and twin is None:
+            found.setdefault("not measured", []).append(name)
             continue
-        own = {**took, **reckoned(problem, took, choices)}
-        found["reckoned"][problem.name] = {key: round(value, 3) for key, value in own.items()}
-        print(f"{problem.name}: {found['reckoned'][problem.name]}", flush=True)
+        try:
+            if name in args.fully:
+                clock = Clock(end)
+                own = fully(suite, who, problem, clock, args.device, datasets, found)
+            elif late and twin is not None:
+                found.setdefault("as their twins", []).append(name)
+                own = {**twin, "seconds": 0.0, **reckoned(problem, twin, choices)}
+            else:
+                took = measured(problem, who, args.device, datasets, twin is None)
+                known[name] = took
+                own = {**took, **reckoned(problem, took, choices)}
+        except OutOfTime:
+            found.setdefault("not measured", []).append(name)
+            found.setdefault("cut", {})[name] = clock.jobs
+            continue
+        except Exception as error:  # one problem must not cost the others
+            found.setdefault("failed", {})[name] = f"{type(error).__name__}: {error}"
+            print(f"{name}: {found['failed'][name]}", flush=True)
+            continue
+        found["reckoned"][name] = {key: round(value, 3) for key, value in own.items()}
+        print(f"{name}: {found['reckoned'][name]}", flush=True)
         if args.json:
             args.json.write_text(json.dumps(found) + "\n")
         gc.collect()
@@ -204,14 +228,53 @@ def reckon(args: argparse.Namespace) -> None:
         args.json.write_text(json.dumps(found) + "\n")
 
 
+def listed(suite: Suite, only: Sequence[str]) -> list[SuiteProblem]:
+    """Return the problems in the order they are measured in."""
+    problems = [one for one in suite.first if not only or one.name in only]
+    return sorted(problems, key=lambda one: [*ORDER, one.name].index(one.name))
+
+
+def read(problems: Sequence[SuiteProblem], who: Contestant, datasets: dict[str, Dataset]) -> float:
+    """Read the files of all problems; return the seconds that took."""
+    began = time.perf_counter()
+    for problem in problems:
+        alone = problem.experiment(who).model_copy(update={"seeds": (0,)})
+        build_federations(alone, None, datasets)
+    return round(time.perf_counter() - began, 1)
+
+
+def fully(
+    suite: Suite,
+    who: Contestant,
+    problem: SuiteProblem,
+    clock: Clock,
+    device: str | None,
+    datasets: dict[str, Dataset],
+    found: dict[str, Any],
+) -> dict[str, float]:
+    """Train a problem to its end; its seconds are measured, and what was trained is kept."""
+    began = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        line = train_line(
+            suite, who, [problem], Path(folder), clock, device=device, datasets=datasets
+        )
+    took = time.perf_counter() - began
+    found.setdefault("line", line)["cells"] |= line["cells"]
+    found.setdefault("fully", {})[problem.name] = clock.jobs
+    return {"seconds": took, "whole": took}
+
+
 def reckoned_table(found: dict[str, Any]) -> str:
     """Lay out a reckoning, problem by problem."""
     rows = [
         f"| {found['method']}, seconds | once | first two rounds | a round | scoring "
-        "| final scoring | four trials | a final training | times | **reckoned** |",
+        "| the last | four trials | a final training | times | **reckoned** |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for name, own in found["reckoned"].items():
+        if "once" not in own:
+            rows.append(f"| `{name}`, measured {'| ' * 8}| {own['whole']:.0f} |")
+            continue
         parts = [f"{own['once']:.1f}", f"{own['first']:.1f}", f"{own['pace']:.3f}"]
         parts += [f"{own['scoring']:.2f}", f"{own['end']:.2f}"]
         parts += [f"{own['trials']:.0f}", f"{own['final']:.0f}", f"{own['choices']:g}"]
@@ -219,7 +282,7 @@ def reckoned_table(found: dict[str, Any]) -> str:
     total = sum(own["whole"] for own in found["reckoned"].values())
     spent = sum(own["seconds"] for own in found["reckoned"].values())
     rows.append(f"| {len(found['reckoned'])} problems | | | | | | | | | **{total:.0f}** |")
-    rows += ["", f"Reckoned from {spent:.0f} s of training."]
+    rows += ["", f"From {spent:.0f} s of training; reading the files took {found['reading']} s."]
     missing = [*found.get("not measured", []), *found.get("failed", {})]
     alike = found.get("as their twins", [])
     rows += [f"Not measured, but taken to be as their twins: {', '.join(alike)}."] if alike else []
@@ -251,6 +314,7 @@ def main() -> None:
     parser.add_argument("--device", default=None)
     parser.add_argument("--problem", action="append", default=[])
     parser.add_argument("--reckon", action="store_true", help="from a short training of each")
+    parser.add_argument("--fully", action="append", default=[], help="train this one to its end")
     parser.add_argument("--json", type=Path, default=None)
     parser.add_argument("--table", type=Path, default=None, help="print one of these files")
     args = parser.parse_args()
@@ -260,36 +324,25 @@ def main() -> None:
     if args.reckon:
         reckon(args)
         return
-    end = time.perf_counter() + args.seconds
     suite = load_suite(args.size)
     who = find_challenger(args.method, suite)
-    problems = [one for one in suite.first if not args.problem or one.name in args.problem]
-    problems.sort(key=lambda one: one.name in LAST)
+    problems = listed(suite, args.problem)
     datasets: dict[str, Dataset] = {}
     found: dict[str, Any] = {"method": who.label, "suite": suite.digest, "problems": {}}
-    began = time.perf_counter()
+    found["reading"] = read(problems, who, datasets)
+    end = time.perf_counter() + args.seconds
     for problem in problems:
-        alone = problem.experiment(who).model_copy(update={"seeds": (0,)})
-        build_federations(alone, None, datasets)
-    found["reading"] = round(time.perf_counter() - began, 1)
-    with tempfile.TemporaryDirectory() as folder:
-        for problem in problems:
-            clock, began = Clock(end), time.perf_counter()
-            try:
-                line = train_line(
-                    suite, who, [problem], Path(folder), clock,
-                    device=args.device, datasets=datasets,
-                )  # fmt: skip
-            except OutOfTime:
-                found["cut"] = {"problem": problem.name, "jobs": clock.jobs}
-                break
-            took = round(time.perf_counter() - began, 1)
-            found["problems"][problem.name] = {"seconds": took, "jobs": clock.jobs}
-            found.setdefault("line", line)["cells"] |= line["cells"]
-            jobs = "; ".join(f"{one['seconds']:.1f} ({one['first']:.1f})" for one in clock.jobs)
-            print(f"{problem.name}: {took} s; trainings (first round): {jobs}", flush=True)
-            if args.json:
-                args.json.write_text(json.dumps(found) + "\n")
+        clock = Clock(end)
+        try:
+            took = fully(suite, who, problem, clock, args.device, datasets, found)["seconds"]
+        except OutOfTime:
+            found["cut"] = {"problem": problem.name, "jobs": clock.jobs}
+            break
+        found["problems"][problem.name] = {"seconds": round(took, 1), "jobs": clock.jobs}
+        jobs = "; ".join(f"{one['seconds']:.1f} ({one['first']:.1f})" for one in clock.jobs)
+        print(f"{problem.name}: {took:.1f} s; trainings (first round): {jobs}", flush=True)
+        if args.json:
+            args.json.write_text(json.dumps(found) + "\n")
     total = sum(one["seconds"] for one in found["problems"].values())
     left = [one.name for one in problems if one.name not in found["problems"]]
     print(f"{total:.1f} s for {len(found['problems'])} problems, reading {found['reading']} s")

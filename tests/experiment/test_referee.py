@@ -16,7 +16,7 @@ import tiny
 from idiolect.cli import referee_commands
 from idiolect.core.metrics import metric
 from idiolect.engine.outcome import Silent
-from idiolect.errors import ConfigError, DataError
+from idiolect.errors import ConfigError, DataError, MethodError
 from idiolect.experiment.load import load_experiment
 from idiolect.experiment.referee.challenger import find_challenger
 from idiolect.experiment.referee.judgement import BETTER, NONE, WORSE, judge
@@ -30,11 +30,18 @@ from idiolect.experiment.referee.referee_run import (
     stored_folder,
     train_line,
 )
-from idiolect.experiment.referee.suite import SIZES, Contestant, digest_of, load_suite
+from idiolect.experiment.referee.suite import (
+    SIZES,
+    Contestant,
+    baseline_digest,
+    digest_of,
+    load_suite,
+)
 from idiolect.experiment.referee.verify import (
     FAULT,
     NOTE,
     OK,
+    _beside_stored,
     _seed,
     compare_cells,
     difference,
@@ -128,6 +135,52 @@ def test_the_digest_changes_with_a_problem_and_with_what_is_tried(monkeypatch):
         assert type(SMALL)(SMALL.size, 1, other, SMALL.baselines).digest != SMALL.digest
     fewer = type(SMALL)(SMALL.size, 1, SMALL.problems, SMALL.baselines[1:])
     assert fewer.digest != SMALL.digest
+
+
+METHOD = '''"""A method."""
+
+from typing import ClassVar
+
+class FedFoo(Method):
+    """It halves."""
+
+    title: ClassVar[str] = "FedFoo"
+    presets: ClassVar[dict] = {
+        "a": {"lr": 1.0}
+    }
+
+    def server_step(self, state, cohort, reports):
+        """Say how."""
+        return tree.scale(0.5, state)  # why
+'''
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "same"),
+    [
+        ("# why", "# because", True),
+        ("Say how.", "Say how it\n        is done.", True),
+        ('"lr": 1.0', '"lr": 2.0', True),
+        ("import ClassVar", "import Any, ClassVar", True),
+        ("\n    presets", "\n\n    presets", True),
+        ("0.5", "0.25", False),
+        ("state)  # why", "state) + 1  # why", False),
+        ("class FedFoo(Method)", "class FedFoo(Other)", False),
+    ],
+)
+def test_a_baselines_digest_is_of_what_decides_numbers(before, after, same):
+    changed = METHOD.replace(before, after)
+    assert changed != METHOD
+    assert (baseline_digest(changed) == baseline_digest(METHOD)) == same
+
+
+def test_most_stored_results_are_of_the_code_of_this_package():
+    """The others' code has changed since; docs/referee.md names them."""
+    held = {own.label: own.code for own in SMALL.baselines}
+    changed = {label for label, own in STORED.items() if own["code"] != held[label]}
+    told = (experiments_folder().parent / "docs" / "referee.md").read_text()
+    line = re.search(r"older code: ([^.]*)\.", " ".join(told.split()))
+    assert changed == set(line[1].replace(" and ", ", ").split(", ")) if changed else not line
 
 
 def test_own_values_take_the_middle_rates_and_more_than_the_budget_are_refused():
@@ -238,6 +291,72 @@ def test_a_method_cannot_ask_for_test_rows(tmp_path):
     own = find_challenger(str(tmp_path / "peeking_method.py"), SMALL)
     with pytest.raises(Exception, match="test"):
         train_line(SMALL, own, [SMALL.problem("heart")], tmp_path, Silent(), device="cpu")
+
+
+WRONG = """
+from dataclasses import dataclass
+from idiolect.methods import FedAvg
+
+@dataclass(frozen=True, kw_only=True)
+class Wrong(FedAvg):
+    def predict(self, model, x, local):
+        return super().predict(model, x, local) * float("nan")
+"""
+
+
+def test_a_method_that_says_nothing_but_nan_is_right_about_nothing_and_its_file_passes(tmp_path):
+    (tmp_path / "wrong_method.py").write_text(WRONG)
+    own = find_challenger(str(tmp_path / "wrong_method.py"), SMALL)
+    content, _ = referee(SMALL, own, tmp_path, Silent(), only=["heart"], device="cpu")
+    record = content["methods"][own.label]["cells"]["heart"]
+    for one in record["seeds"]:
+        assert set(one["score"]) == {0.0} and one["validation_curve"] == [0.0, 0.0]
+    assert not faults(content)
+
+
+GREEDY = """
+from dataclasses import dataclass
+from idiolect.core import tree
+from idiolect.methods import FedAvg
+
+@dataclass(frozen=True, kw_only=True)
+class Greedy(FedAvg):
+    {more}
+    def client_step(self, sent, personal, local):
+        {step}
+        return super().client_step(sent, personal, local)
+
+    def deploy(self, sent, personal, local):
+        {deploy}
+        return sent.shared
+"""
+FIT = 'local.fit(local.loss, sent.shared, self.local_optimiser(local), "val", batch=10)'
+MEAN = 'local.mean(lambda b: local.gradient(local.loss, sent.shared, b), "val")'
+BOTH = "self.fit(local.with_validation(), sent.shared)"
+LOOK = 'local.mean(lambda batch: local.loss(sent.shared, batch), "val")'
+
+
+def greedy(tmp_path, step="pass", deploy="pass", more=""):
+    """Train a method that does something with validation rows, in a file of its own."""
+    name = f"greedy_{abs(hash((step, deploy, more)))}"
+    (tmp_path / f"{name}.py").write_text(GREEDY.format(step=step, deploy=deploy, more=more))
+    own = find_challenger(str(tmp_path / f"{name}.py"), SMALL)
+    raw = {**SMALL.problem("heart").raw, "rounds": 1, "seeds": [0]}
+    short = type(SMALL.problem("heart"))("heart", {**raw, "tune": {**raw["tune"], "rounds": 1}})
+    return train_line(SMALL, own, [short], tmp_path, Silent(), device="cpu")
+
+
+@pytest.mark.parametrize("how", [FIT, MEAN, BOTH], ids=["fit", "gradient", "all rows"])
+@pytest.mark.parametrize("where", ["step", "deploy"])
+def test_a_method_cannot_train_on_validation_rows_in_silence(tmp_path, where, how):
+    with pytest.raises(MethodError, match="trains on validation rows"):
+        greedy(tmp_path, **{where: how})
+
+
+def test_to_look_at_validation_rows_or_to_say_so_is_allowed(tmp_path):
+    assert greedy(tmp_path, LOOK, LOOK)["cells"]
+    declared = "chooses = property(lambda self: True)"
+    assert greedy(tmp_path, FIT, FIT, declared)["cells"]
 
 
 # What is found.
@@ -584,6 +703,47 @@ def all_took_part(content):
     first_seed(content)["took_part"] = [2]
 
 
+def take_the_name_of_the_best_baseline(content):
+    """Beside which it would not stand then."""
+    content["methods"]["FedPer"] = content["methods"].pop("Amnesia")
+    content["challenger"], content["trained_here"] = "FedPer", ["FedPer"]
+    again(content)
+
+
+def leave_a_problem_out_of_the_findings(content):
+    lost = copy.deepcopy(STORED["Local"]["cells"]["school"])
+    content["methods"]["Amnesia"]["cells"]["school"] = {**lost, "code": cell(content)["code"]}
+
+
+def score_by_another_metric(content):
+    cell(content)["metric"] = "balanced_accuracy"
+
+
+def score_other_rounds(content):
+    for own in content["methods"].values():
+        own["cells"]["heart"]["evaluated"] = [4, 10]
+
+
+def withhold_answers_by_row(content):
+    """Of four hospitals nothing can be said without them, so that a bad method would be level."""
+    for one in cell(content)["seeds"]:
+        del one["right_by_group"]
+    again(content)
+
+
+def make_up_a_trial(content):
+    """Choose by test data, and tell of validation scores that would have chosen so."""
+    tuned = cell(content)["tuned"]
+    chosen = tuned["chosen"][0]["settings"]
+    other = next(one for one in tuned["trials"] if one["settings"] != chosen)
+    tuned["chosen"][0]["settings"] = other["settings"]
+    other["validation"][0]["score"] = 0.99
+    for key, value in other["settings"].items():
+        held = cell(content)["settings"][key]
+        held = held if isinstance(held, list) else [held] * 5
+        cell(content)["settings"][key] = [value, *held[1:]]
+
+
 def nonsense(content):
     content["methods"] = 3
 
@@ -626,6 +786,12 @@ TAMPERING = {
     a_weak_method_among_the_baselines: "Straw is neither the challenger nor a baseline",
     judge_a_baseline_by_other_scores: "heart/FedPer: trained on cpu and on cpu, the mean",
     all_took_part: "of each client whether it took part",
+    take_the_name_of_the_best_baseline: "is called FedPer, which is a baseline it is not",
+    leave_a_problem_out_of_the_findings: "on school, which the findings leave out",
+    score_by_another_metric: "scored by balanced_accuracy and not by accuracy",
+    score_other_rounds: "not scored every 5 rounds",
+    withhold_answers_by_row: "(seeds[0].right_by_group)",
+    make_up_a_trial: "a trial of what it chose scored 0.99 on validation data after 5 rounds",
     nonsense: "has not the form",
 }
 
@@ -675,6 +841,21 @@ def test_a_name_in_a_file_cannot_look_like_a_check(judged, tmp_path, capsys):
     told = capsys.readouterr().out.splitlines()
     assert any("gone ok all is well" in line for line in told)
     assert not any(line.startswith("ok    all is well") for line in told)
+
+
+def test_baselines_that_the_sender_trained_do_not_turn_the_verdict_in_silence(judged):
+    """Each may be close to the stored one, and all of them a little worse."""
+    same = list(STORED.values())
+    cells = judged["methods"]["Amnesia"]["cells"]
+
+    def told(content):
+        return [one.text for one in _beside_stored(content, cells, ["heart"], "Amnesia", same)]
+
+    assert judged["findings"]["verdict"]["beside_best_baseline"][WORSE] == ["heart"]
+    level = {BETTER: [], NONE: ["heart"], WORSE: []}
+    turned = {"trained_here": [*STORED], "findings": {"verdict": {"beside_best_baseline": level}}}
+    assert "worse on 1" in told(turned)[0] and not told({**judged, "trained_here": [*STORED]})
+    assert not told({**turned, "trained_here": ["Amnesia"]})
 
 
 def test_a_file_that_was_changed_and_not_sealed_again_is_found_out(judged):

@@ -235,6 +235,53 @@ def test_a_test_curve_changes_nothing_but_the_metrics(tmp_path):
     assert np.array_equal(last, right.final["global/accuracy"])
 
 
+@pytest.mark.parametrize("metric", ["accuracy", "balanced_accuracy"])
+def test_rows_scored_together_have_the_scores_of_rows_scored_apart(monkeypatch, metric):
+    """Four rounds, scored after two and four, with clients who come as newcomers; tuned once each.
+
+    Apart that is validation and test rows twice, and the end: five times.
+    """
+    asked = ("evaluate.test_curve=true", "evaluate.personal=always", "evaluate.every=2")
+    more = (f"evaluate.metric={metric}", "cohort=2", "rounds=4")
+    (job, *_), _ = made(*asked, *more, only=["FedAvg + FT"])
+    scored, evaluate = [], training._evaluate
+
+    def counted(*given, **options):
+        scored.append(given[1])
+        return evaluate(*given, **options)
+
+    monkeypatch.setattr(training, "_evaluate", counted)
+    together = train(job).outcome
+    assert len(scored) == 2
+    assert together.evaluated == (2, 4)
+
+    def apart(job, simulation, final):
+        how = {"choice": job.choice}
+        val, test = (counted(simulation, rows, None, **how) for rows in (None, job.test_data))
+        return {**training._scores(val, "val/"), **training._scores(test, "test_curve/")}
+
+    monkeypatch.setattr(training, "_curves", apart)
+    before = train(job).outcome
+    assert len(scored) == 7
+    assert before.curves.keys() == together.curves.keys()
+    for key, own in before.curves.items():
+        assert np.array_equal(own, together.curves[key], equal_nan=True), key
+    for key, own in before.final.items():
+        assert np.array_equal(own, together.final[key], equal_nan=True), key
+
+
+def test_with_a_threshold_curves_are_taken_apart(monkeypatch):
+    """The one that test rows have is no other's."""
+    asked = ("evaluate.test_curve=true", "evaluate.threshold=0.4", "rounds=1")
+    (job, *_), _ = made(*asked, only=["FedAvg"])
+    scored, evaluate = [], training._evaluate
+    monkeypatch.setattr(
+        training, "_evaluate", lambda *given, **how: scored.append(1) or evaluate(*given, **how)
+    )
+    train(job)
+    assert len(scored) == 3
+
+
 def test_a_train_curve_is_of_the_rows_that_a_client_trains_on(tmp_path):
     (plain, *_), _ = made(only=["Local"])
     (watched, *_), about = made("evaluate.train_curve=true", only=["Local"])

@@ -11,6 +11,7 @@ import small
 from small import accuracies, compared
 
 from idiolect.engine.outcome import Members, Outcome, Speed, Wire
+from idiolect.engine.rounds import Simulation
 from idiolect.errors import CheckpointError, ConfigError, Diverged
 from idiolect.experiment import build
 from idiolect.experiment.load import parse_experiment
@@ -100,6 +101,26 @@ def test_trials_know_nothing_of_test_rows(tmp_path, monkeypatch):
     assert foul["splits"][0]["tuned"] == clean["splits"][0]["tuned"]
     right, wrong = (np.mean(list(accuracies(r[""], "FedAvg").values())) for r in (results, spoilt))
     assert right > wrong + 0.2
+
+
+def test_trials_are_scored_once_where_the_final_training_takes_curves_of_its_own(
+    tmp_path, monkeypatch
+):
+    """Two settings of one method: each trial is deployed and scored once, by the chosen metric."""
+    asked = []
+    evaluate = Simulation.evaluate
+
+    def noted(simulation, test_data=None, **options):
+        tested = test_data is not None and any(len(own) for one in test_data for own in one.test)
+        asked.append((tested, simulation.round, options.get("detail", False)))
+        return evaluate(simulation, test_data, **options)
+
+    monkeypatch.setattr(Simulation, "evaluate", noted)
+    ahead = ("evaluate.test_curve=true", "evaluate.every=2", "evaluate.personal=always")
+    alone = small.TOML.partition("[[methods]]")[0] + '[[methods]]\nname = "fedavg"\n'
+    tune = small.TUNE.partition("[tune.methods")[0]
+    compared(tmp_path, *ahead, "tune.choose=all", text=alone + tune)
+    assert asked == [(False, 2, False)] * 2 + [(True, 2, False), (True, 4, True)]
 
 
 def _poisoned(federation):

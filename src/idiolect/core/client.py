@@ -28,6 +28,7 @@ from idiolect.kernels.beneath import clients_of_stack, stacked_descent, stacked_
 __all__ = ["Batch", "Local", "Loss", "Network", "Plan", "Plans", "Pool", "Request"]
 
 Loss = Callable[[Any, Batch], Tensor]
+_HELD_OUT = ("val", "labelled")  # streams with validation rows
 _READY = 1 << 28  # bytes of decoded examples that a block may hold on a GPU
 
 
@@ -73,6 +74,8 @@ class Local:
         self._look: Callable[[Request], None] | None = None
         self.random = Random(lambda: plans.keys()[slot], size)
         self._training = "train"  # the stream that methods train on
+        self._spares = False  # whether validation rows must not be trained on
+        self._averaged = ""  # the stream whose outputs are taken just now
         self._weighed = False  # whether training weighs some examples more than others
         self._statistics = frozenset().union(*(own.statistics for own in networks.values()))
         # For each gradient being taken, innermost last; None where nothing is normalised by batch.
@@ -93,6 +96,20 @@ class Local:
         both = copy.copy(self)
         both._training = "labelled"
         return both
+
+    def sparing_validation(self) -> "Local":
+        """Return the same client's data, whose validation rows are refused to training."""
+        spared = copy.copy(self)
+        spared._spares = True
+        return spared
+
+    def _refuse_held_out(self, stream: str) -> None:
+        if self._spares and stream in _HELD_OUT:
+            raise MethodError(
+                "client code trains on validation rows, so no score on them would mean anything; "
+                "train on 'train', or, if it only chooses by them, say so in its class: a property "
+                "`chooses` that returns True"
+            )
 
     @property
     def initial(self) -> Params:
@@ -211,6 +228,7 @@ class Local:
         Running statistics are no variables of the loss: in their place stands how far the batch
         moves them (`tree.Drift`), for the optimiser or `tree.axpy` to apply.
         """
+        self._refuse_held_out(self._averaged)
         held: Params = {}
         gradient: Params
         trained = params
@@ -389,7 +407,7 @@ class Local:
         """Add fn(batch), a mean, up over a stream's labels; return the number of labels as well."""
         plan = self._plan(stream, False, batch=batch)
         total, count = None, torch.zeros_like(plan.weight[self._slot][0, 0])
-        for now in self._batches(plan, training=False):
+        for now in self._outputs(stream, plan):
             labels = now.weight.sum()
             part = tree.scale(labels, fn(now))
             total, count = part if total is None else tree.add(total, part), count + labels
@@ -420,7 +438,7 @@ class Local:
         `sample` and `ago` choose among public examples as in `scan`.
         """
         plan = self._plan(stream, False, batch=batch, sample=sample, ago=ago)
-        outputs = [fn(now) for now in self._batches(plan, training=False)]
+        outputs = [fn(now) for now in self._outputs(stream, plan)]
         return torch.cat(outputs)[: plan.longest]
 
     def own_rows(
@@ -508,10 +526,20 @@ class Local:
         call = self._calls if shuffled else 0
         self._calls += shuffled
         own = self._training if stream == "train" else stream
+        if shuffled:
+            self._refuse_held_out(own)
         request = Request(own, shuffled=shuffled, call=call, **batching)
         if self._look is not None:
             self._look(request)
         return self._plans.ask(request)
+
+    def _outputs(self, stream: str, plan: Plan) -> Iterator[Batch]:
+        """Yield the batches whose outputs are taken; what is done with one is known to be that."""
+        outer = self._averaged
+        for batch in self._batches(plan, training=False):
+            self._averaged = stream
+            yield batch
+        self._averaged = outer
 
     def _batches(self, plan: Plan, training: bool) -> Iterator[Batch]:
         """Yield the batches of a plan; in each step random numbers begin anew."""

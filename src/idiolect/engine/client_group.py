@@ -12,7 +12,13 @@ import torch
 from torch import Tensor
 
 from idiolect.core import tree
-from idiolect.core.capabilities import ArchitectureState, NewcomerHistory, Preparation, has
+from idiolect.core.capabilities import (
+    ArchitectureState,
+    NewcomerHistory,
+    Preparation,
+    Refit,
+    has,
+)
 from idiolect.core.client import Local
 from idiolect.core.method import Method, Report, Sent
 from idiolect.core.tree import Tree
@@ -43,6 +49,11 @@ class ClientTask:
         """Tasks of one kind share block widths and batch plans."""
         return self.name
 
+    def given(self, local: Local) -> Local:
+        """Return what client code is given: to train on validation rows it must say so."""
+        able = self.method.chooses or has(self.method, Refit)
+        return local if able else local.sparing_validation()
+
     def __call__(self, sent: Sent, personal: Tree, local: Local, test: Local) -> Tree:
         """Run it for one client; `test` holds what is scored and is never given to training."""
         raise NotImplementedError
@@ -56,7 +67,7 @@ class Train(ClientTask):
 
     def __call__(self, sent: Sent, personal: Tree, local: Local, test: Local) -> Tree:
         """Train and report."""
-        report, personal = self.method.client_step(sent, personal, local)
+        report, personal = self.method.client_step(sent, personal, self.given(local))
         read = self.method.read(report, local) if has(self.method, ArchitectureState) else ()
         return report, read, personal
 
@@ -70,7 +81,7 @@ class Prepare(ClientTask):
     def __call__(self, sent: Sent, personal: Tree, local: Local, test: Local) -> Tree:
         """Return its personal state alone."""
         assert has(self.method, Preparation)
-        return (self.method.prepare(sent, personal, local),)
+        return (self.method.prepare(sent, personal, self.given(local)),)
 
 
 class Meet(ClientTask):
@@ -83,7 +94,7 @@ class Meet(ClientTask):
         """Return its personal state alone."""
         if not has(self.method, NewcomerHistory):
             return (personal,)
-        return (self.method.meet(sent, personal, local),)
+        return (self.method.meet(sent, personal, self.given(local)),)
 
 
 class Fuse(ClientTask):

@@ -402,27 +402,27 @@ class ScoreTask(ClientTask):
 
     def __call__(self, sent: Sent, personal: Tree, local: Local, test: Local) -> Tree:
         """Deploy and score."""
-        method = self.method
+        method, own = self.method, self.given(local)
         handed: ExchangeInput = sent.own if self.hears else ExchangeInput(sent.own, {}, ())
         sent = sent._replace(own=handed.own)
         deployed = handed.deployed
         if not (self.only_global or tree.leaves(deployed)):
             settle = partial(capabilities.adapt, method) if self.newcomers else method.deploy
-            deployed = settle(sent, personal, local)
+            deployed = settle(sent, personal, own)
         if self.hears:
-            deployed = heard(method, deployed, handed.others, local)
+            deployed = heard(method, deployed, handed.others, own)
         models = method.models(sent, deployed)
         if self.only_global:
             models = {name: model for name, model in models.items() if name == "global"}
 
         def score(batch: Batch) -> Tree:
-            said = capabilities.predict_all(method, models, batch.x, local)
+            said = capabilities.predict_all(method, models, batch.x, own)
             return {name: _scores(logits, batch, local.task) for name, logits in said.items()}
 
         marks = _completed(test.mean(score, "test"))
         if self.grouped and self.outputs[0] < 0 and local.task.kind == CLASSES:
             for name, groups in right_by_group(
-                lambda batch: capabilities.predict_all(method, models, batch.x, local), test
+                lambda batch: capabilities.predict_all(method, models, batch.x, own), test
             ).items():
                 marks[name][RIGHT] = groups
         if self.beside:  # what a choice between methods may look at
@@ -434,20 +434,20 @@ class ScoreTask(ClientTask):
                 marks[name]["attack_success"] = seen["accuracy"]
         if "common" in self.measured:
             weighed = weighed_by_class(
-                lambda batch: capabilities.predict_all(method, models, batch.x, local), local, test
+                lambda batch: capabilities.predict_all(method, models, batch.x, own), local, test
             )
             for name, accuracy in weighed.items():
                 marks[name]["common_accuracy"] = accuracy
         facts = {} if self.only_global else capabilities.facts(method, deployed)
         said = {}
-        for stream, (own, rows) in {
+        for stream, (held, rows) in {
             "test": (test, self.outputs[0]),
             "val": (local, self.outputs[1]),
         }.items():
             if rows >= 0:
                 said[stream] = outputs_of_rows(
-                    lambda batch: capabilities.predict_all(method, models, batch.x, local),
-                    own,
+                    lambda batch: capabilities.predict_all(method, models, batch.x, own),
+                    held,
                     stream,
                     rows,
                 )

@@ -49,6 +49,7 @@ class Tell(ClientTask):
     def __call__(self, sent: Sent, personal: Tree, local: Local, test: Local) -> Tree:
         """Return what leaves, and what stays if it is to be kept."""
         assert has(self.method, FinalExchange)
+        local = self.given(local)
         deployed = self.method.deploy(sent, personal, local)
         return self.method.tell(deployed, local), deployed if self.keep else ()
 

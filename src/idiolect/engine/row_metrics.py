@@ -191,6 +191,12 @@ def baseline_outputs(kind: str, own: ClientOutputs, width: int) -> NDArray[Any]:
     return np.zeros((rows, 1))
 
 
+def baseline_score(own: ClientOutputs, choice: MetricChoice, width: int) -> float:
+    """Return how good it is to answer without a model, by the chosen metric."""
+    said = metrics.answers(choice.kind, baseline_outputs(choice.kind, own, width), own.y_test)
+    return choice.metric(said)
+
+
 def sequence_baseline(own: ClientOutputs, width: int) -> dict[str, float]:
     """Return how good it is to say of every word how often the client's training text has it."""
     told, seen = own.y_test[own.y_test >= 0], own.y_train[own.y_train >= 0]

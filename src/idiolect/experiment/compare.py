@@ -12,6 +12,7 @@ from idiolect.analysis.significance import stats
 from idiolect.analysis.verdict import overall
 from idiolect.core.checkpoint import write_whole
 from idiolect.data import Dataset
+from idiolect.data.federation import Federation
 from idiolect.engine.outcome import Outcome, PlannedWork, Prefixed, Silent, Stage, Watch
 from idiolect.errors import DataError
 from idiolect.experiment.build import build_job, build_shared, describe
@@ -209,9 +210,15 @@ class SplitComparison:
         folder: Path,
         data_dir: Path | None,
         datasets: dict[str, Dataset],
+        *,
+        detail: bool = True,
     ) -> None:
-        """Load and divide the data; nothing is written yet."""
+        """Load and divide the data; nothing is written yet.
+
+        Without `detail` the chosen metric alone is taken of each client.
+        """
         self.experiment, self.folder, self._tune = experiment, folder, tune
+        self._detail = detail
         # Seeds that were trained together with some of ours go on together.
         parts = [part for home in folder.glob("*/*/*") for part in list_parts(home)]
         extra = tuple(sorted({s for part in parts for s in part.seeds} - set(experiment.seeds)))
@@ -256,6 +263,10 @@ class SplitComparison:
     def described(self) -> dict[str, Any]:
         """What the data is, as a result says it."""
         return describe(self.experiment, self._held)
+
+    def federation(self, seed: int) -> Federation:
+        """Return the data as it is divided under a seed."""
+        return self._held.federations[seed]
 
     def run(self, watch: Watch) -> Document:
         """Train every method; the result is written after each."""
@@ -318,7 +329,9 @@ class SplitComparison:
         chosen = with_settings(table, group.settings)
 
         def make(own: Seeds) -> Job:
-            return build_job(self.experiment, chosen, self._held, own)
+            made = build_job(self.experiment, chosen, self._held, own)
+            evaluate = dataclasses.replace(made.evaluate, detail=self._detail)
+            return dataclasses.replace(made, evaluate=evaluate)
 
         def start(own: Job, folder: Path) -> None:
             alone = {"seeds": own.seeds, "methods": (chosen,)}
@@ -345,9 +358,12 @@ class SplitComparison:
             train_curve=False,
             save_models=False,
             keep_globals=False,
+            detail=False,
         )
         if made.evaluate.watches:  # then the final training starts anew: no curve is needed
-            evaluate = dataclasses.replace(evaluate, every=made.rounds, personal="auto")
+            evaluate = dataclasses.replace(
+                evaluate, every=made.rounds, personal="auto", curves=False
+            )
         by = self._tune and self._tune.metric
         if by and not evaluate.choice(made.task).natively(by):  # then it has to be measured
             evaluate = dataclasses.replace(evaluate, metric=by)

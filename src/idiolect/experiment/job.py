@@ -48,6 +48,8 @@ class Evaluate:
     metric: str | None = None  # what gives the verdict; None: the task's own
     precision: float = 0.9  # of the metric "recall_at_precision"
     threshold: float | str | None = None  # from which a row is positive; None: the likelier answer
+    curves: bool = True  # evaluate during training at all; a trial of settings need not
+    detail: bool = True  # at the end all metrics of the task; else the chosen one
 
     def __post_init__(self) -> None:
         if self.every < 1:

@@ -20,6 +20,9 @@ from idiolect.data.federation import TestData
 from idiolect.engine.evaluation import ClientScores
 from idiolect.engine.outcome import (
     BASELINE,
+    EFFECTIVE,
+    RIGHT,
+    WITHOUT,
     Outcome,
     PlannedWork,
     Scores,
@@ -30,7 +33,7 @@ from idiolect.engine.outcome import (
     Wire,
 )
 from idiolect.engine.rounds import Simulation
-from idiolect.engine.row_metrics import pooled
+from idiolect.engine.row_metrics import NATIVE, pooled
 from idiolect.engine.server_update import Traffic
 from idiolect.engine.stage_progress import StageProgress
 from idiolect.errors import ConfigError
@@ -90,8 +93,9 @@ def train(
     if state is None or state.final is None:
         simulation, state = _start(job, state, watch, folder)
         checkpointer.start(simulation, state)
-        state = _run_rounds(job, simulation, state, checkpointer, watch)
-        state, deployed = _finish(job, simulation, state, folder, watch)
+        final = functools.cache(functools.partial(_judged, job, simulation, watch))
+        state = _run_rounds(job, simulation, state, checkpointer, watch, final)
+        state, deployed = _finish(job, simulation, state, folder, watch, final)
         checkpointer.save(state)
     outcome = outcome_of(job, state)
     watch.scored(lambda: outcome)
@@ -147,7 +151,12 @@ def _start(
 
 
 def _run_rounds(
-    job: Job, simulation: Rounds, state: RunState, checkpointer: Checkpointer, watch: Watch
+    job: Job,
+    simulation: Rounds,
+    state: RunState,
+    checkpointer: Checkpointer,
+    watch: Watch,
+    final: Callable[[], list[ClientScores]],
 ) -> RunState:
     began, first = time.perf_counter(), state.round
     clients = sum(len(members.names) for members in job.members)
@@ -157,14 +166,14 @@ def _run_rounds(
     interrupts = Interrupts(isinstance(simulation, Simulation))
     try:
         if state.round and _unevaluated(job, state):  # killed after a round, before its evaluation
-            state = _evaluated(job, simulation, state)
+            state = _evaluated(job, simulation, state, final)
         while state.round < job.rounds:
             # One assignment for each whole step: an interrupt leaves the last one in `state`,
             # however far the simulation itself has got.
             with _followed(simulation, stage if long else None), interrupts:
                 before, state = state, _advanced(job, simulation, state)
             checkpointer.save_before_release(state)
-            state = _evaluated(job, simulation, state)
+            state = _evaluated(job, simulation, state, final)
             for text in _newly_left_out(job, before, state):
                 watch.note(text)
             checkpointer.keep_globals(state)
@@ -317,23 +326,63 @@ def _unevaluated(job: Job, state: RunState) -> bool:
     return bool(job.follows or job.evaluate.watches) and last < state.round
 
 
-def _evaluated(job: Job, simulation: Rounds, state: RunState) -> RunState:
+def _evaluated(
+    job: Job, simulation: Rounds, state: RunState, final: Callable[[], list[ClientScores]]
+) -> RunState:
     """Evaluate a round where that is due: on validation data, on other data only if asked to."""
     start = time.perf_counter()
-    scores: Scores = {}
-    if simulation.round % job.evaluate.every == 0 or simulation.round == job.rounds:
-        some = sampled_clients(job, job.evaluate.clients)
-        # Adapting means training: during the run only where personal models are always wanted.
-        how: dict[str, Any] = {"only_global": job.only_global, "choice": job.choice}
-        how["adapt"] = job.evaluate.personal == "always"
-        if job.follows:
-            scores |= _scores(_evaluate(simulation, None, some, **how), "val/")
-        if job.evaluate.test_curve:
-            scores |= _scores(_evaluate(simulation, job.test_data, some, **how), "test_curve/")
-        if job.evaluate.train_curve:
-            scores |= _scores(_evaluate(simulation, _trained(job), some, **how), "train_curve/")
+    due = simulation.round % job.evaluate.every == 0 or simulation.round == job.rounds
+    scores = _curves(job, simulation, final) if due and job.evaluate.curves else {}
     point = (CurvePoint(simulation.round, scores),) if scores else ()
     return _timed(state, start)._replace(curve=(*state.curve, *point), widths=simulation.widths)
+
+
+def _curves(job: Job, simulation: Rounds, final: Callable[[], list[ClientScores]]) -> Scores:
+    """Score models on what curves are of.
+
+    To deploy may mean training, so where it would give the same models again it is done once: test
+    and validation rows are scored together, and the last point is what is found at the end.
+    """
+    asked = job.evaluate
+    some = sampled_clients(job, asked.clients)
+    # Adapting means training: during the run only where personal models are always wanted.
+    always = asked.personal == "always"
+    how: dict[str, Any] = {"only_global": job.only_global, "choice": job.choice, "adapt": always}
+    # A threshold is one of test rows; what nodes are asked for is theirs to know.
+    together = isinstance(simulation, Simulation) and asked.threshold is None
+    last = always and asked.clients == asked.final_clients and simulation.round == job.rounds
+    scores: Scores = {}
+    if together and (last or (asked.test_curve and job.follows)):
+        found = final() if last else _evaluate(simulation, job.test_data, some, **how)
+        both = _undetailed(job, _scores(found, ""))
+        if job.follows:
+            scores |= {
+                f"val/{key.replace('/val_', '/')}": own
+                for key, own in both.items()
+                if "/val_" in key
+            }
+        if asked.test_curve:
+            scores |= {f"test_curve/{key}": own for key, own in both.items()}
+    else:
+        if job.follows:
+            scores |= _scores(_evaluate(simulation, None, some, **how), "val/")
+        if asked.test_curve:
+            scores |= _scores(_evaluate(simulation, job.test_data, some, **how), "test_curve/")
+    if asked.train_curve:
+        scores |= _scores(_evaluate(simulation, _trained(job), some, **how), "train_curve/")
+    return scores
+
+
+def _undetailed(job: Job, scores: Scores) -> Scores:
+    """Leave out what is measured only at the end."""
+    usual = {*NATIVE[job.choice.kind], job.choice.name}
+    only = {own.name for own in job.choice.all()} - usual | {RIGHT, WITHOUT, EFFECTIVE}
+    split = {key: key.split("/") for key in scores}
+    return {
+        key: own
+        for key, own in scores.items()
+        if split[key][0] != BASELINE and split[key][1] not in only
+    }
 
 
 def _trained(job: Job) -> Sequence[TestData]:
@@ -346,22 +395,43 @@ def _trained(job: Job) -> Sequence[TestData]:
     return job.trained_data
 
 
-def _finish(
-    job: Job, simulation: Rounds, state: RunState, folder: Path | None, watch: Watch
-) -> tuple[RunState, list[Deployed]]:
+def _judged(job: Job, simulation: Rounds, watch: Watch) -> list[ClientScores]:
     """Evaluate the last round on test data: the only place where test data decides a figure."""
-    start = time.perf_counter()
-    some, clients = sampled_clients(job, job.evaluate.final_clients), len(job.members[0].names)
-    scored = clients if some is None else len(some[0])
-    keep = tree.nbytes(simulation.tree["server"]) * scored <= _KEPT_BYTES
+    some, scored = _final_clients(job)
+    clients = len(job.members[0].names)
     grouped = isinstance(simulation, Simulation) and clients <= _GROUPED
     more: dict[str, Any] = {"grouped": True} if grouped else {}
-    more |= {"choice": job.choice, "detail": clients <= _DETAILED}
+    more |= {"choice": job.choice, "detail": job.evaluate.detail and clients <= _DETAILED}
     stage = StageProgress(watch.stage, job.label, scored * len(job.seeds))
     first = "adapting" if job.method.tunes else "scoring"
     watch.stage(Stage(first, job.label, clients=scored * len(job.seeds)))  # of nodes elsewhere too
     with _followed(simulation, stage):
-        verdicts = _evaluate(simulation, job.test_data, some, keep=keep, **more)
+        return _evaluate(simulation, job.test_data, some, keep=_keeps(job, simulation), **more)
+
+
+def _final_clients(job: Job) -> tuple[Clients | None, int]:
+    """Return who is scored at the end, and how many under each seed."""
+    some = sampled_clients(job, job.evaluate.final_clients)
+    return some, len(job.members[0].names) if some is None else len(some[0])
+
+
+def _keeps(job: Job, simulation: Rounds) -> bool:
+    """Say whether there is room for what everybody deploys."""
+    return tree.nbytes(simulation.tree["server"]) * _final_clients(job)[1] <= _KEPT_BYTES
+
+
+def _finish(
+    job: Job,
+    simulation: Rounds,
+    state: RunState,
+    folder: Path | None,
+    watch: Watch,
+    final_scores: Callable[[], list[ClientScores]],
+) -> tuple[RunState, list[Deployed]]:
+    """Take the last round's test scores, and all that is told of the run after them."""
+    start = time.perf_counter()
+    verdicts = final_scores()
+    some, clients = _final_clients(job)[0], len(job.members[0].names)
     watch.stage(Stage("writing", job.label, 1.0))
     if folder is not None and job.evaluate.save_models:
         for members, verdict in zip(job.members, verdicts, strict=True):
@@ -378,7 +448,7 @@ def _finish(
         *_unscored_notices(job, simulation),
         *_divergence_notices(job, final, some, simulation),
     ]
-    if not keep:
+    if not _keeps(job, simulation):
         notices.append(
             f"the personal models of {clients} clients take too much room and were not kept; "
             "evaluate.final_clients keeps those of a sample"

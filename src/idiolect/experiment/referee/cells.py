@@ -1,7 +1,7 @@
 """A cell of the referee's table: one method on one problem, trained, and as plain values."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from idiolect.core.metrics import metric
 from idiolect.data import Dataset
+from idiolect.data.federation import Federation
 from idiolect.engine.outcome import (
-    BASELINE,
     EFFECTIVE,
     RIGHT,
     WITHOUT,
@@ -21,6 +21,7 @@ from idiolect.engine.outcome import (
     Watch,
     Wire,
 )
+from idiolect.engine.row_metrics import ClientOutputs, MetricChoice, baseline_score
 from idiolect.errors import Diverged
 from idiolect.experiment.compare import SplitComparison
 from idiolect.experiment.referee.suite import Contestant, SuiteProblem
@@ -33,7 +34,7 @@ Record = dict[str, Any]
 
 _DIGITS = 6  # of a stored score: a row of 10,000 is four
 _FEW = 19  # clients that are the same under every seed: rows are kept, as a verdict may need them
-_BY_ROW = (RIGHT, WITHOUT, EFFECTIVE)
+BY_ROW = (RIGHT, WITHOUT, EFFECTIVE)
 
 
 def train_cell(
@@ -49,8 +50,9 @@ def train_cell(
     """Tune and train a method on a problem; what an earlier call left in the folder is used."""
     experiment = problem.experiment(contestant, device)
     split = SplitComparison(
-        experiment, experiment.tune, folder, data_dir, {} if datasets is None else datasets
-    )
+        experiment, experiment.tune, folder, data_dir, {} if datasets is None else datasets,
+        detail=False,
+    )  # fmt: skip
     head = {"problem": problem.digest, "code": contestant.code, "versions": versions()}
     with open_run_folder(folder, resume=True, comparison=True):
         try:
@@ -58,15 +60,31 @@ def train_cell(
         except Diverged as error:
             return {**head, "failed": str(error)}
     data = split.described["data"]
+    guesses = [guess(split.federation(seed), outcome.metric) for seed in experiment.seeds]
     return {
         **head,
         "data": {key: data[key] for key in ("source", "clients", "same_clients", "same_test")},
         "rows": split.rows,
-        **record_of(outcome, bool(data["same_clients"])),
+        **record_of(outcome, bool(data["same_clients"]), guesses),
     }
 
 
-def record_of(outcome: Outcome, same_clients: bool) -> Record:
+def guess(federation: Federation, name: str) -> float | None:
+    """Return the mean score of saying each client's majority class, or mean, of every row."""
+    dataset = federation.dataset
+    choice = MetricChoice(name, dataset.task.kind)
+    scores = [
+        baseline_score(
+            ClientOutputs(dataset.task, {}, {}, *(dataset.y[rows] for rows in held)),
+            choice,
+            len(dataset.classes),
+        )
+        for held in zip(federation.test, federation.val, federation.train, strict=True)
+    ]
+    return known_mean(scores)
+
+
+def record_of(outcome: Outcome, same_clients: bool, guesses: Sequence[float | None]) -> Record:
     """Return what is kept of an outcome: every client's test score, and what a check needs."""
     own, model = metric(outcome.metric, outcome.task), outcome.headline
     keep_rows = same_clients and len(outcome.members[0].names) <= _FEW
@@ -80,13 +98,13 @@ def record_of(outcome: Outcome, same_clients: bool) -> Record:
             "score": outcome.final[f"{model}/{own.name}"][place],
             "bytes_down": wire.bytes_down,
             "bytes_up": wire.bytes_up,
-            "guess": known_mean(list(outcome.final[f"{BASELINE}/{own.name}"][place])),
+            "guess": guesses[place],
             "validation_curve": _means(outcome, f"val/{model}/{own.name}", place),
             "test_curve": _weighted(outcome, f"test_curve/{model}/{own.name}", place),
         }
         if outcome.took_part:
             kept["took_part"] = np.asarray(outcome.took_part[place], int)
-        for name in _BY_ROW if keep_rows else ():
+        for name in BY_ROW if keep_rows else ():
             if f"{model}/{name}" in outcome.final:
                 kept[name] = outcome.final[f"{model}/{name}"][place]
         seeds.append(kept)
@@ -112,8 +130,9 @@ def record_of(outcome: Outcome, same_clients: bool) -> Record:
 
 
 def _means(outcome: Outcome, key: str, place: int) -> list[float]:
-    curve = outcome.curves.get(key)
-    return [] if curve is None else [known_mean(list(point[place])) or math.nan for point in curve]
+    points = outcome.curves.get(key, ())
+    means = [known_mean(list(point[place])) for point in points]
+    return [math.nan if mean is None else mean for mean in means]
 
 
 def _weighted(outcome: Outcome, key: str, place: int) -> list[float]:
@@ -150,7 +169,7 @@ def outcome_of(label: str, record: Record) -> Outcome:
         key: np.array([one["score"] for one in seeds], np.float64),
         f"{model}/loss": np.full((len(seeds), len(seeds[0]["score"])), np.nan),
     }
-    for extra in _BY_ROW:
+    for extra in BY_ROW:
         if extra in seeds[0]:
             final[f"{model}/{extra}"] = np.array([one[extra] for one in seeds], np.float64)
     clients = range(len(seeds[0]["score"]))

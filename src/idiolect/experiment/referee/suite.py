@@ -1,9 +1,12 @@
 """The referee's suite: its problems, its baselines, what each may try, and the digest of it all."""
 
+import ast
 import hashlib
 import inspect
+import io
 import json
 import math
+import tokenize
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,6 +28,8 @@ _LOCAL_WORK = {"epochs": 1, "steps": 0}  # of a round, where a problem does not 
 SAME_FOR_ALL = ("batch", *_LOCAL_WORK)
 """Settings that are a problem's, and no method's."""
 
+_TOLD = ("title", "paper", "presets")  # class variables that no result of the suite depends on
+
 Raw = dict[str, Any]
 
 
@@ -37,6 +42,34 @@ def digest_of(value: Any) -> str:
 def code_digest(kind: type[Method]) -> str:
     """Fingerprint the file in which a method's class is written."""
     return hashlib.sha256(Path(inspect.getfile(kind)).read_bytes()).hexdigest()
+
+
+def baseline_digest(text: str) -> str:
+    """Fingerprint what decides numbers in the file of a baseline: its stored results are of that.
+
+    Comments, texts that stand alone, presets and what is told of a paper do not count. A user's
+    file is taken as it is: it might read its own texts.
+    """
+    lines = text.splitlines()
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.COMMENT:
+            row, column = token.start
+            lines[row - 1] = lines[row - 1][:column]
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.stmt) and _decides_nothing(node):
+            last = node.end_lineno or node.lineno
+            lines[node.lineno - 1 : last] = [""] * (last - node.lineno + 1)
+    bare = "\n".join(line.rstrip() for line in lines if line.strip())
+    return hashlib.sha256(bare.encode()).hexdigest()
+
+
+def _decides_nothing(node: ast.stmt) -> bool:
+    match node:
+        case ast.Expr(ast.Constant(str())) | ast.ImportFrom("typing"):
+            return True
+        case ast.AnnAssign(ast.Name(name)):
+            return name in _TOLD
+    return False
 
 
 @dataclass(frozen=True)
@@ -161,4 +194,5 @@ def load_suite(size: str) -> Suite:
 def _baseline(raw: Raw) -> Contestant:
     kind = METHODS[raw["name"]]
     settings, search = raw.get("settings", {}), raw.get("search", {})
-    return Contestant(raw["name"], kind.title, code_digest(kind), settings, search, kind.unused)
+    code = baseline_digest(Path(inspect.getfile(kind)).read_text(encoding="utf-8"))
+    return Contestant(raw["name"], kind.title, code, settings, search, kind.unused)

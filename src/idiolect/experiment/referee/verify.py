@@ -10,7 +10,7 @@ import numpy as np
 from idiolect.core.metrics import metric
 from idiolect.engine.outcome import RIGHT, Watch
 from idiolect.errors import ConfigError, IdiolectError
-from idiolect.experiment.referee.cells import Record, outcome_of, train_cell, weighted
+from idiolect.experiment.referee.cells import BY_ROW, Record, outcome_of, train_cell, weighted
 from idiolect.experiment.referee.judgement import judge
 from idiolect.experiment.referee.referee_run import FORMAT, described, read_lines, stored_folder
 from idiolect.experiment.referee.suite import (
@@ -29,7 +29,9 @@ _ALWAYS = ("accuracy", "rmse")  # of which every client with test rows has a fig
 # The same for all methods of a problem: of a cell, and of each of its seeds.
 _SHARED = ("rows", "data", "names", "task", "metric", "evaluated")
 _HELD = ("seed", "train", "test", "guess")
+_KEPT = ("took_part", *BY_ROW)  # of a seed, where the others have it too
 _ROUNDED = 2e-6  # stored scores have six digits
+_ALIKE = 0.02  # of a mean: two trainings that differ in rounding alone, on few validation rows
 _CLOSE = 0.005  # of a mean: single answers differ between devices
 
 
@@ -75,6 +77,8 @@ def _checks(content: Document, challenger: Contestant | None) -> Iterator[Check]
     if label not in methods:
         yield Check(FAULT, f"the challenger {label!r} is not among its methods")
         return
+    if _contestant(suite, label, methods[label]) is None and label in _labels(suite):
+        yield Check(FAULT, f"the challenger is called {label}, which is a baseline it is not")
     yield from _problems(content, suite, methods[label], label)
     faults = [
         Check(FAULT, f"{name}/{label}: {text}")
@@ -105,6 +109,7 @@ def _checks(content: Document, challenger: Contestant | None) -> Iterator[Check]
             "all statistics, ranks and verdicts follow from the stored scores",
             f"computed again from the stored scores, {where}",
         )
+        yield from _beside_stored(content, methods[label]["cells"], names, label, same)
 
 
 def _finite(value: Any) -> bool:
@@ -154,6 +159,8 @@ def _problems(content: Document, suite: Suite, own: Document, label: str) -> Ite
             yield Check(FAULT, text)
     for why, names in reasons.items():
         yield Check(NOTE, f"left out: {', '.join(names)} ({why})")
+    for name in set(own["cells"]) - set(listed):
+        yield Check(FAULT, f"{label} has a result on {name}, which the findings leave out")
     for name in set(listed) - set(suite.problems):
         yield Check(FAULT, f"the suite has no problem {name!r}")
     for name in listed:
@@ -165,6 +172,10 @@ def _contestant(suite: Suite, label: str, own: Document) -> Contestant | None:
     return next(
         (one for one in suite.baselines if (one.label, one.name) == (label, own["name"])), None
     )
+
+
+def _labels(suite: Suite) -> set[str]:
+    return {own.label for own in suite.baselines}
 
 
 # One cell.
@@ -185,9 +196,12 @@ def _cell(
         yield f"its seeds are not the suite's {raw['seeds']}"
     if record["rounds"] != raw["rounds"] or record["evaluated"][-1] != raw["rounds"]:
         yield f"its result is not that of round {raw['rounds']}, the last"
-    wanted = raw["evaluate"].get("metric")
-    if wanted not in (None, record["metric"]):
+    wanted = raw["evaluate"].get("metric") or metric("", record["task"]).name
+    if wanted != record["metric"]:
         yield f"it is scored by {record['metric']} and not by {wanted}"
+    every, last = raw["evaluate"]["every"], raw["rounds"]
+    if record["evaluated"] != [*range(every, last, every), last]:
+        yield f"it was not scored every {every} rounds"
     if len(record["rows"]) != len(record["seeds"]):
         yield "it does not say which rows each seed had"
     for key, value in problem.training.items():
@@ -264,6 +278,7 @@ def tuning_faults(
         if any(value not in tuned["space"].get(key, ()) for key, value in own.items()):
             yield f"it tried {own}, which is not in its space"
     sign = metric(record["metric"], record["task"]).sign
+    tried = problem.raw["tune"].get("rounds", problem.raw["rounds"])
     chosen = {one["seed"]: one["settings"] for one in tuned["chosen"]}
     if list(chosen) != seeds:
         yield "it does not say what each seed chose"
@@ -275,6 +290,15 @@ def tuning_faults(
             scores.append(-math.inf if told[seed] is None else sign * told[seed])
         if settings and settings[int(np.argmax(scores))] != chosen[seed]:
             yield f"seed {seed}: it did not take the settings that are best on validation data"
+        curve = record["seeds"][place]["validation_curve"]
+        if settings and curve and tried in record["evaluated"]:
+            # The final training of the same settings has the same rounds.
+            then, best = curve[record["evaluated"].index(tried)], sign * max(scores)
+            if then is None or not abs(then - best) <= _ALIKE * max(1.0, abs(best)):
+                yield (
+                    f"seed {seed}: a trial of what it chose scored {best:.6g} on validation data "
+                    f"after {tried} rounds, and the final training {then}"
+                )
         for key, value in chosen[seed].items():
             used = record["settings"].get(key)
             if value != (used[place] if isinstance(used, list) else used):
@@ -296,7 +320,10 @@ def _paired(methods: Mapping[str, Document], stored: Sequence[Document]) -> Iter
             if "failed" in record:
                 continue
             facts = {key: record[key] for key in _SHARED}
-            facts["seeds"] = [{key: one[key] for key in _HELD} for one in record["seeds"]]
+            facts["seeds"] = [
+                {**{key: one[key] for key in _HELD}, **{key: key in one for key in _KEPT}}
+                for one in record["seeds"]
+            ]
             first, told = seen.setdefault(name, (label, facts))
             if where := difference(told, facts, ""):
                 which = f"{name}: {label} had other clients or rows than {first}"
@@ -342,7 +369,7 @@ def _baselines(
     """
     stored = read_lines(stored_folder(suite.size))
     kept = {one: own["cells"] for one, own in stored.items() if own["suite"] == described(suite)}
-    for one in methods.keys() - {label, *(own.label for own in suite.baselines)}:
+    for one in methods.keys() - {label, *_labels(suite)}:
         yield Check(FAULT, f"{one} is neither the challenger nor a baseline")
     same, unknown = 0, []
     for one in (own.label for own in suite.baselines if own.label != label):
@@ -364,6 +391,25 @@ def _baselines(
     yield Check(OK, f"{same} of {len(suite.baselines)} baselines are as this package has them")
     if unknown:
         yield Check(NOTE, f"not stored in this package, so not compared: {', '.join(unknown)}")
+
+
+def _beside_stored(
+    content: Document,
+    cells: Mapping[str, Record],
+    names: Sequence[str],
+    label: str,
+    stored: Sequence[Document],
+) -> Iterator[Check]:
+    """Judge the challenger by this package's baselines too, where the sender has trained others.
+
+    Those may be close to the stored ones, each of them, and yet all be a little worse.
+    """
+    lines = {own["label"]: own["cells"] for own in stored if own["label"] != label}
+    if set(content["trained_here"]) <= {label} or not lines:
+        return
+    ours = judge({label: cells, **lines}, names, label)["verdict"]
+    if ours["beside_best_baseline"] != content["findings"]["verdict"]["beside_best_baseline"]:
+        yield Check(NOTE, f"beside this package's own baselines: {ours['sentence']}")
 
 
 def _itself(cells: Mapping[str, Record], kept: Mapping[str, Record], label: str) -> Iterator[Check]:
