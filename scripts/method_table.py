@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from idiolect.core.method import Method
-from idiolect.experiment.repro.index import Figure
+from idiolect.experiment.repro.index import Figure, papers
 from idiolect.experiment.repro.stored import written
 from idiolect.methods import METHODS
 
@@ -93,10 +93,8 @@ def _measured(name: str) -> list[str]:
         for label, own in labels.items():
             if own["method"] == name and "choose" not in run:  # those only chose settings
                 cells = [_cell(own["models"].get(model)) for model in ("personal", "global")]
-                paper = run.partition("-")[0]
-                rows.append(
-                    f"| [{run}](../reproduction/{paper}.md) | {label} | {' | '.join(cells)} |"
-                )
+                page = papers()[run.partition("-")[0]].page
+                rows.append(f"| [{run}](../reproduction/{page}) | {label} | {' | '.join(cells)} |")
     if not rows:
         return [
             "Not in a reproduction yet; laws and a step derived by hand hold it to its definition."

@@ -155,6 +155,16 @@ name = "mlr"
 """
 
 
+@pytest.mark.parametrize("rule", [FedAvgM, FedAdam, FedYogi, FedAdagrad])
+def test_what_forgets_nothing_is_refused(rule: type[FedAvgM]) -> None:
+    """With β₁ = 1 Adam's m stays at zero and nothing is ever learned; FedAvgM's has no bound."""
+    with pytest.raises(ConfigError, match=f"{rule.__name__}: beta1 is 1.0, expected below 1"):
+        rule(beta1=1.0)
+    if issubclass(rule, FedAdam):
+        with pytest.raises(ConfigError, match=f"{rule.__name__}: beta2 is 1.0, expected below 1"):
+            rule(beta2=1.0)
+
+
 def test_a_file_names_it_as_a_rule_and_never_as_a_method() -> None:
     given = 'name = "fedavg"\naggregate = { name = "fedadam", lr = 0.1 }'
     (table,) = parse_experiment(TOML + given).methods

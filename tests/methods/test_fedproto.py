@@ -13,7 +13,7 @@ from idiolect.core.tree import Params
 from idiolect.engine.architecture import Architecture
 from idiolect.errors import MethodError
 from idiolect.methods import FedProto
-from idiolect.methods.fedproto import Classifier, Prototypes
+from idiolect.methods.fedproto import Classifier, Gathered, Prototypes
 from methods.tiny import Split, alike, client, close, refuses, setup
 
 LN3 = math.log(3)
@@ -88,7 +88,8 @@ def test_the_server_weighs_prototypes_by_examples_and_keeps_those_nobody_reporte
     Class 2 was reported before, by someone who is absent; class 3 never was.
     """
     method = FedProto()
-    state = Prototypes(tensor([[0.0], [0.0], [9.0], [0.0]]), tensor([0.0, 0.0, 1.0, 0.0]))
+    features = tensor([[0.0], [0.0], [9.0], [0.0]])
+    state = Gathered(features, tensor([0.0, 0.0, 0.3, 0.0]))
     reports = Report(
         {
             "features": tensor([[[2 / 4], [12 / 4], [0], [0]], [[0], [8.0], [0], [0]]]),
@@ -98,7 +99,7 @@ def test_the_server_weighs_prototypes_by_examples_and_keeps_those_nobody_reporte
     )
     new = method.server_step(state, torch.tensor([0, 1]), reports)
     assert new.features.flatten().tolist() == close([2, 5, 9, 0])
-    assert new.known.tolist() == [1, 1, 1, 0]
+    assert method.send(new, torch.arange(3)).shared.known.tolist() == [1, 1, 1, 0]
     # The mean of the reports tells the server as much as the reports do.
     mean = Report(
         {name: (4 * leaf[:1] + leaf[1:]) / 5 for name, leaf in reports.params.items()},
@@ -106,6 +107,20 @@ def test_the_server_weighs_prototypes_by_examples_and_keeps_those_nobody_reporte
     )
     summed = method.server_step(state, torch.tensor([0, 1]), mean)
     assert summed.features.flatten().tolist() == close([2, 5, 9, 0])
+
+
+@pytest.mark.parametrize(("keep", "wanted"), [(0.0, 8), (0.5, 20 / 3), (0.75, 44 / 7)])
+def test_rounds_before_may_count(keep: float, wanted: float) -> None:
+    """Reported is prototype 8 of half of all examples; before it was 4, of a half as well.
+
+    With keep = 1/2, 1/4 is left of it: (4 / 4 + 8 / 2) / (1/4 + 1/2) = 20/3. With 3/4, 3/8:
+    (4 · 3/8 + 8 / 2) / (3/8 + 1/2) = 44/7.
+    """
+    state = Gathered(tensor([[4.0]]), tensor([0.5]))
+    report = Report({"features": tensor([[[4.0]]]), "classes": tensor([[0.5]])}, tensor([3.0]))
+    new = FedProto(keep=keep).server_step(state, torch.tensor([0]), report)
+    assert new.features.tolist() == [[close(wanted)]]
+    assert new.classes.tolist() == [close(0.5 * keep + 0.5)]
 
 
 def test_the_nearest_known_prototype_is_predicted_or_the_head() -> None:
@@ -132,8 +147,8 @@ def test_a_newcomer_trains_its_own_network_towards_the_prototypes() -> None:
 
 def test_the_state_has_a_row_for_each_class_and_no_client_has_a_row() -> None:
     state = FedProto().init_server(setup(Split(1.0, 1.0))._replace(features=(3,)))
-    assert (state.features.shape, state.known.shape) == ((2, 3), (2,))
-    assert FedProto().models(Sent(state), ()) == {}
+    assert (state.features.shape, state.classes.shape) == ((2, 3), (2,))
+    assert FedProto().models(FedProto().send(state, torch.arange(2)), ()) == {}
 
 
 class Wide(nn.Module):
@@ -180,4 +195,5 @@ def test_features_of_another_size_are_refused() -> None:
 
 def test_settings_out_of_range_are_refused() -> None:
     refuses(FedProto, "pull", -1.0, "at least 0")
+    refuses(FedProto, "keep", 1.0, "below 1")
     refuses(FedProto, "predict_by", "chance", "one of 'prototype', 'head'")

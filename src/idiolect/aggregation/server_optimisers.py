@@ -5,7 +5,8 @@ FedAdam), and Hsu, Qi, Brown, "Measuring the Effects of Non-Identical Data Distr
 Federated Visual Classification", 2019 (FedAvgM). The update Δ is the mean of reports, by the
 method's own weights, less what was sent. Unlike the robust rules these use nothing but that mean,
 so secure sums and workers that add up will do. As printed, moments have no correction of their
-bias, and v starts at τ². Running statistics of batch normalisation are averaged.
+bias, and v starts at τ². β is below 1: at 1 Adam's m and v take nothing from an update, and
+FedAvgM forgets none. Running statistics of batch normalisation are averaged.
 """
 
 from dataclasses import dataclass
@@ -37,7 +38,7 @@ class FedAvgM(Aggregator):
     mean_only: ClassVar[bool] = True
 
     lr: float = setting(1.0, "learning rate of the server (η)", above=0)
-    beta1: float = setting(0.9, "how much of earlier updates is kept (β)", least=0, most=1)
+    beta1: float = setting(0.9, "how much of earlier updates is kept (β)", least=0, below=1)
 
     def start(self, setup: Setup) -> Tree:
         """No update is known."""
@@ -67,8 +68,8 @@ class FedAdam(FedAvgM):
     source: ClassVar[str] = "Reddi et al. 2021, Algorithm 2"
 
     lr: float = setting(0.01, "learning rate of the server (η)", above=0)
-    beta1: float = setting(0.9, "how much of earlier updates is kept (β₁)", least=0, most=1)
-    beta2: float = setting(0.99, "how much of earlier squares is kept (β₂)", least=0, most=1)
+    beta1: float = setting(0.9, "how much of earlier updates is kept (β₁)", least=0, below=1)
+    beta2: float = setting(0.99, "how much of earlier squares is kept (β₂)", least=0, below=1)
     tau: float = setting(1e-3, "added to the root of the squares (τ)", above=0)
 
     def start(self, setup: Setup) -> ServerMoments:
@@ -105,8 +106,8 @@ class FedAdagrad(FedAdam):
 
     title: ClassVar[str] = "FedAdagrad"
 
-    beta1: float = setting(0.0, "how much of earlier updates is kept (β₁)", least=0, most=1)
-    beta2: float = setting(0.99, "has no say here: squares add up", least=0, most=1)
+    beta1: float = setting(0.0, "how much of earlier updates is kept (β₁)", least=0, below=1)
+    beta2: float = setting(0.99, "has no say here: squares add up", least=0, below=1)
 
     def __post_init__(self) -> None:
         super().__post_init__()

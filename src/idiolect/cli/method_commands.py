@@ -98,7 +98,7 @@ def _allowed(rule: Any) -> str:
     """Return which values a setting may have, in words."""
     if rule.get("choices"):
         return ", ".join(rule["choices"])
-    words = {"above": "> {}", "least": "≥ {}", "most": "≤ {}"}
+    words = {"above": "> {}", "least": "≥ {}", "most": "≤ {}", "below": "< {}"}
     return ", ".join(
         text.format(rule[key]) for key, text in words.items() if rule.get(key) is not None
     )

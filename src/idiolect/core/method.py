@@ -75,6 +75,7 @@ def setting(
     above: float | None = None,
     least: float | None = None,
     most: float | None = None,
+    below: float | None = None,
     choices: tuple[str, ...] = (),
     deploy: bool = False,
 ) -> Any:
@@ -82,8 +83,8 @@ def setting(
 
     `deploy` marks what matters only after the rounds are over.
     """
-    rule = {"doc": doc, "above": above, "least": least, "most": most, "choices": choices}
-    rule["deploy"] = deploy
+    bounds = {"above": above, "least": least, "most": most, "below": below}
+    rule = {"doc": doc, **bounds, "choices": choices, "deploy": deploy}
     return dataclasses.field(default=default, metadata=rule)
 
 
@@ -317,6 +318,8 @@ def check_setting(owner: str, spec: "dataclasses.Field[Any]", value: Any) -> Non
             expected = f"at least {rule['least']}"
         elif rule.get("most") is not None and not one <= rule["most"]:
             expected = f"at most {rule['most']}"
+        elif rule.get("below") is not None and not one < rule["below"]:
+            expected = f"below {rule['below']}"
         else:
             continue
         raise ConfigError(f"{owner}: {spec.name} is {one!r}, expected {expected}")

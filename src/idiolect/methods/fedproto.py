@@ -4,11 +4,14 @@ Tan et al., "FedProto: Federated Prototype Learning across Heterogeneous Clients
 Algorithm 1. A prototype is the mean of what enters the head over a class's examples (Eq. 3). The
 server averages prototypes by the examples behind them (Eq. 6, in the sense of its text: as printed
 it divides once more by the number of clients, so that prototypes would shrink; both released codes
-average clients alike). A class nobody reported keeps its prototype. Clients minimise cross-entropy
-plus λ times the mean squared distance of each example's features to the global prototype of its
-class, example by example as the released code has it. Networks may differ if their features have
-the same size. As in the paper, the class of the nearest global prototype is predicted; the head
-only trains the features (`predict_by = "head"` predicts by it).
+average clients alike). A class nobody reported keeps its prototype. In the paper all clients take
+part in every round. Where few do, prototypes of the cohort alone may be far from the features of
+clients that are absent: `keep` lets a round count so much in the next one, and so on; the share of
+absent clients is a good value. Clients minimise cross-entropy plus λ times the mean squared
+distance of each example's features to the global prototype of its class, example by example as the
+released code has it. Networks may differ if their features have the same size. As in the paper, the
+class of the nearest global prototype is predicted; the head only trains the features (`predict_by =
+"head"` predicts by it).
 
 What is reported are sums of features and counts by class, over the client's number of examples:
 prototypes and counts follow, also from the mean over clients, so secure sums will do.
@@ -30,8 +33,15 @@ from idiolect.core.method import Method, Report, Sent, Setup, setting
 from idiolect.core.tree import Params, Tree
 
 
+class Gathered(NamedTuple):
+    """What the server keeps of the reports."""
+
+    features: Tensor  # [class, feature] the global prototypes
+    classes: Tensor  # [class] how many examples are behind each, beside those of other classes
+
+
 class Prototypes(NamedTuple):
-    """The server's global prototypes."""
+    """The global prototypes, as they are sent."""
 
     features: Tensor  # [class, feature]
     known: Tensor  # [class] 1 where a client has reported the class
@@ -58,17 +68,22 @@ class FedProto(Averaging, NewcomerModel, Method):
     }
 
     pull: float = setting(1.0, "weight of the distance to the prototypes (λ)", least=0)
+    keep: float = setting(0.0, "how much a round counts in the next one", least=0, below=1)
     predict_by: str = setting("prototype", "or by head", choices=("prototype", "head"), deploy=True)
     newcomer_epochs: int = setting(20, "passes in which a newcomer trains", least=1, deploy=True)
 
-    def init_server(self, setup: Setup) -> Prototypes:
+    def init_server(self, setup: Setup) -> Gathered:
         """No prototype is known."""
         features = setup.sizes.new_zeros(setup.classes, *setup.features[-1:])
-        return Prototypes(features, setup.sizes.new_zeros(setup.classes))
+        return Gathered(features, features.new_zeros(setup.classes))
 
     def init_personal(self, setup: Setup) -> Params:
         """Each client has a network of its own, which it never sends."""
         return setup.params
+
+    def send(self, state: Gathered, cohort: Tensor) -> Sent:
+        """Send the prototypes, and which there are."""
+        return Sent(Prototypes(state.features, (state.classes > 0).to(state.classes)))
 
     def client_step(self, sent: Sent, personal: Params, local: Local) -> tuple[Report, Params]:
         """Train towards the global prototypes; report sums of features and counts by class."""
@@ -84,14 +99,18 @@ class FedProto(Averaging, NewcomerModel, Method):
         total, _ = local.total(by_class, "train")
         return Report(tree.scale(1 / local.size.clamp(min=1), total), local.size), params
 
-    def server_step(self, state: Prototypes, cohort: Tensor, reports: Report) -> Prototypes:
-        """Average prototypes by the examples behind them."""
+    def server_step(self, state: Gathered, cohort: Tensor, reports: Report) -> Gathered:
+        """Average prototypes by the examples behind them, and with those of rounds before."""
         mean = tree.mean(reports.params, self.weights(reports.size))
-        count, known = mean["classes"].unsqueeze(-1), mean["classes"] > 0
-        features = torch.where(count > 0, mean["features"] / count.clamp(min=1e-12), state.features)
-        return Prototypes(features, torch.where(known, 1.0, state.known))
+        reported = mean["classes"] > 0
+        earlier = self.keep * state.classes
+        count = torch.where(reported, earlier + mean["classes"], state.classes)
+        sums = earlier.unsqueeze(-1) * state.features + mean["features"]
+        means = sums / count.clamp(min=1e-12).unsqueeze(-1)
+        features = torch.where(reported.unsqueeze(-1), means, state.features)
+        return Gathered(features, count)
 
-    def reference(self, state: Prototypes, cohort: Tensor) -> Params:
+    def reference(self, state: Gathered, cohort: Tensor) -> Params:
         """Reports are not changes of a state: clipping and robust rules go from zero."""
         features, classes = tree.map(torch.zeros_like, state)
         return {"features": features, "classes": classes}
