@@ -44,6 +44,7 @@ LEVELS = {
     "network": "the same, embeddings of 300, 100 filters",
     "epochs": "the same, two epochs a round",
     "local": "the same, 20 epochs of the local model instead of 5",
+    "adam": "the same, by Adam at 0.001",
     "half": "the same, half of the reviews to train on",
     "quarter": "the same, a quarter of them",
 }

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +125,16 @@ def test_a_part_that_is_missing_keeps_a_row_from_being_reproduced() -> None:
 
 def test_what_was_not_run_is_not_judged() -> None:
     assert item(80.0).status({}) == "not measured yet"
+
+
+def test_what_was_run_differs_whatever_was_not() -> None:
+    """A cell, or one comparison of a claim, is missing; another is surely below, or turned round."""
+    lacking = Cell("v", "run", "nobody", "personal", 80.0)
+    for paper, status in ((80.0, "not measured yet"), (84.0, "differs")):
+        half = replace(item(paper), cells=(*item(paper).cells, lacking))
+        assert half.status(MEASURED) == status
+    claim = Claim("it is above", ("run",), "theirs", ("nobody", "ours"))
+    assert Item("a", "A", claims=(claim,)).status(MEASURED) == "differs"
 
 
 def test_a_claim_about_what_was_not_run_is_not_judged() -> None:

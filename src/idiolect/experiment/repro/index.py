@@ -174,11 +174,11 @@ class Claim:
 
     def compared(self, measured: Measured) -> "Iterator[OrderTest]":
         """Compare in every place, seed by seed; what was not measured is passed over."""
-        for run in self.runs if self.known(measured) else ():
+        for run in self.runs:
             for other in self.below:
                 best, least = (_find(measured, run, name) for name in (self.above, other))
-                assert best is not None and least is not None
-                yield OrderTest(self, run, other, best, least)
+                if best is not None and least is not None:
+                    yield OrderTest(self, run, other, best, least)
 
 
 class OrderTest(NamedTuple):
@@ -252,15 +252,13 @@ class Item:
         """Find the status by RULES."""
         if self.given:
             return self.given
-        if any(cell.ours(measured) is None for cell in self.cells):
-            return PENDING
-        if not all(claim.known(measured) for claim in self.claims):
-            return PENDING
-        bounds = [cell.apart(measured) for cell in self.cells]
+        known = [cell for cell in self.cells if cell.ours(measured) is not None]
+        bounds = [cell.apart(measured) for cell in known]
         turned, noise = self._failed(measured)
         if turned or any(high < -_THREE_POINTS for _, high in bounds):
-            return DIFFERS
-        if self.missing:
+            return DIFFERS  # whatever else is missing: it cannot mend that
+        whole = len(known) == len(self.cells) and all(c.known(measured) for c in self.claims)
+        if self.missing or not whole:
             return PENDING
         if noise or any(low < -_THREE_POINTS for low, _ in bounds):
             return UNDECIDED
