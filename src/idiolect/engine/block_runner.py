@@ -26,7 +26,7 @@ from idiolect.engine.batch_plan import BatchPlanner, ClientRows, Room
 from idiolect.errors import MethodError
 from idiolect.kernels.autotune import add_to_cache, read_cache, recording
 from idiolect.kernels.cuda_graph import GraphSequence, Later
-from idiolect.kernels.deferred import computed
+from idiolect.kernels.deferred import anew, computed, settled
 
 if TYPE_CHECKING:
     from idiolect.engine.stage_progress import BlockPulse
@@ -175,7 +175,7 @@ class BlockRunner:
             form = _form(inputs, block.per_client)
             later = None if self._draws else later  # layers draw by the seed set just before
             return self._replay(mapped, inputs, form, kept, lend, later, self._graphs)
-        return _explaining(mapped, inputs)
+        return _explaining(mapped, inputs, lend)
 
     def _client(
         self, slot: Tensor, size: Tensor, given: SharedInput, own: Tree, personal: Tree
@@ -246,7 +246,7 @@ class BlockRunner:
                     f"not captured, so slower: {str(error).splitlines()[0]}", stacklevel=2
                 )
         self._seen = form
-        return _explaining(mapped, inputs)
+        return _explaining(mapped, inputs, lend)
 
 
 def _form(inputs: Tree, per_client: bool) -> tuple[Any, ...]:
@@ -260,11 +260,11 @@ def _seed(member: ClientRows, round: int) -> int:
     return int(entropy.generate_state(1)[0])
 
 
-def _explaining(mapped: Callable[..., Tree], inputs: tuple[Tree, ...]) -> Tree:
+def _explaining(mapped: Callable[..., Tree], inputs: tuple[Tree, ...], lend: bool) -> Tree:
     try:
         made = mapped(*inputs)
         # On a GPU tensors may wait to be computed; what of is there now.
-        return tree.map(computed, made) if inputs[0].is_cuda else made
+        return tree.map(settled if lend else computed, made) if inputs[0].is_cuda else made
     except torch.OutOfMemoryError:
         raise
     except RuntimeError as error:
@@ -296,7 +296,7 @@ class CapturedBlock:
         # The eager round before has made handles and workspaces.
         recorded = recording()
         self._outputs = graphs.record(
-            self._tape, lambda: tree.map(computed, fn(*self._inputs))
+            self._tape, lambda: tree.map(settled, fn(*self._inputs))
         )  # what is computed later would not be recorded
         self.outdated = recorded()
 
@@ -312,11 +312,12 @@ class CapturedBlock:
         for pairs in changed.values():  # of each type of numbers in one launch
             torch._foreach_copy_([old for old, _ in pairs], [new for _, new in pairs])
         self._given = given
+        made = tree.map(anew, self._outputs)
         if later is not None:
             later.append(self._tape)
-            return self._outputs
+            return made
         self._tape.replay()
-        return self._outputs if lend else tree.map(torch.clone, self._outputs)
+        return made if lend else tree.map(torch.clone, made)
 
 
 def _same(was: tuple[Tensor, int], now: tuple[Tensor, int]) -> bool:
