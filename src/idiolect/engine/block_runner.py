@@ -154,7 +154,7 @@ class BlockRunner:
         """Do the work; layers that draw (dropout) do so from a seed of the round."""
         with torch.random.fork_rng(devices=[], enabled=seed is not None):
             if seed is not None:
-                torch.manual_seed(seed)
+                _seed_layers(seed, self._device)
             return work()
 
     def _running(self) -> bool:
@@ -258,6 +258,17 @@ def _seed(member: ClientRows, round: int) -> int:
     """Return a seed for what layers draw themselves (dropout), so that a run can be repeated."""
     entropy = np.random.SeedSequence((member.seed, _LAYERS, round, member.client))
     return int(entropy.generate_state(1)[0])
+
+
+def _seed_layers(seed: int, device: torch.device) -> None:
+    """Seed what layers on a device draw from.
+
+    torch.manual_seed does so for every kind of device that torch knows, and for each kind that was
+    not used yet writes down who called: a millisecond or two, in every round.
+    """
+    torch.default_generator.manual_seed(seed)
+    if device.type != "cpu":
+        getattr(torch, device.type).manual_seed(seed)
 
 
 def _explaining(mapped: Callable[..., Tree], inputs: tuple[Tree, ...], lend: bool) -> Tree:
@@ -374,28 +385,38 @@ def _pieces(lengths: tuple[int, ...], most: int) -> tuple[tuple[int, int], ...]:
 
 TRIAL_STEPS = 6
 _WIDTHS = (1, 4, 16, 64, 256)
-_REPEATS = 5
-_SECONDS = 1.0  # enough of measuring, once every width was tried
+_REPEATS, _LEAST = 5, 3
+_SECONDS, _LONG = 1.0, 4.0  # enough of measuring after a few turns; and after fewer
 _HOPELESS = 3.0  # times slower than the best so far: not tried again
+_SLOW = 1.5  # the same in all but the first turn
+_MARGIN = 0.85  # of the time of the usual width: what is to take its place must not take longer
 
 
-def choose_width(trial: Callable[[int], int], most: int, key: str, cache: Path | None) -> int:
-    """Return the width with the least time per client; `trial(width)` says how many it ran."""
+def choose_width(
+    trial: Callable[[int], int], most: int, key: str, cache: Path | None, usual: int | None = None
+) -> int:
+    """Return the width with the least time per client; `trial(width)` says how many it ran.
+
+    Other work on the machine may slow any trial. So each width's best of several turns counts, and
+    the `usual` one is taken unless another is clearly faster.
+    """
     known = read_cache(cache)
     digest = hashlib.sha256(key.encode()).hexdigest()[:24]
     if isinstance(known.get(digest), int) and known[digest] > 0:
         return int(min(known[digest], most))
-    # Interleaved and repeated, each width's best counts: other work on the machine disturbs all.
     seconds = {min(width, most): float("inf") for width in (*_WIDTHS, most)}
     began = time.perf_counter()
     for repeat in range(_REPEATS):
-        if repeat and time.perf_counter() - began > _SECONDS:
+        if repeat and time.perf_counter() - began > (_SECONDS if repeat >= _LEAST else _LONG):
             break
         for width in list(seconds):
             seconds[width] = min(seconds[width], _seconds_per_client(trial, width))
-            if seconds[width] > _HOPELESS * min(seconds.values()):
+            slow = _SLOW if repeat else _HOPELESS
+            if width != usual and seconds[width] > slow * min(seconds.values()):
                 del seconds[width]
     best = min(seconds, key=lambda width: seconds[width])
+    if usual in seconds and seconds[best] > _MARGIN * seconds[usual]:
+        best = usual
     add_to_cache(cache, {digest: best})
     return best
 
