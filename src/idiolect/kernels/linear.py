@@ -204,7 +204,9 @@ class _WeightGradient(Deferred):
             return None
         gradient, x = self._both.gradient, self._both.x
         w = to.reshape(-1, *self.shape[1:])
-        known = _factored(w) or (_FactoredWeights.at(w, len(x)) if len(w) == 1 < len(x) else None)
+        known = _factored(w)
+        if known is None and len(w) == 1 < len(x):
+            known = _FactoredWeights.at(computed(w), len(x))
         if known is not None and (more := known.plus(factor, gradient, x)) is not None:
             return DeferredTensor(more)
         return _stepped(factor * gradient, x, computed(w).expand(self.shape))
