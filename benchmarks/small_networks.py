@@ -1,11 +1,14 @@
 """Time small convolutional networks on one GPU: ms a round, of which on the device, and launches.
 
-    PYTHONPATH=src python benchmarks/small_networks.py [--json FILE] [--seconds 75] [--cpu]
+    PYTHONPATH=src python benchmarks/small_networks.py [PART ...] [--json FILE] [--seconds 75]
+        [--top 16] [--cpu]
 
 `pfl-cifar10` and `lenet5-20` of `idiolect bench` in every precision, and PFLlib's clients of
 Fashion-MNIST (`long_rounds.py`) in TF32: one partition, both side by side, and Ditto on one. Before
-that the kernels that are no matter of choice are compared with float64. No part begins after
-`--seconds`; one that fails does not stop the others. `--cpu` does all of it in small.
+that the kernels that are no matter of choice are compared with float64. "Weights computed" is
+without weights that stay factors (`linear._FactoredWeights`). "Start ms" is the host's time to
+launch a round. No part begins after `--seconds`; one that fails does not stop the others. `--cpu`
+does all of it in small.
 """
 
 import argparse
@@ -28,11 +31,9 @@ from idiolect.core.method import Method
 from idiolect.engine.architecture import Architecture
 from idiolect.engine.backend import Backend
 from idiolect.engine.rounds import SeededRun, Simulation
-from idiolect.kernels import convolution_cuda, fused_tree_ops, linear, row_average
+from idiolect.kernels import autotune, convolution_cuda, fused_tree_ops, linear, row_average
 from idiolect.kernels.deferred import DeferredTensor
 from idiolect.methods import METHODS
-
-TOP = 16  # kernels that are told
 
 
 def synchronize(device: str) -> None:
@@ -42,11 +43,20 @@ def synchronize(device: str) -> None:
 
 def timed(sim: Simulation, device: str, repeats: int, together: int) -> dict[str, Any]:
     """Return the median time of a round, and what the device did in one."""
+    autotune.trials.clear()
     began = time.perf_counter()
     for _ in range(3):
         sim.advance()
     synchronize(device)
-    first, times = time.perf_counter() - began, []
+    first, times, starts, start_round = time.perf_counter() - began, [], [], sim._start
+
+    def started(*given: Any) -> Any:
+        start = time.perf_counter()
+        pending = start_round(*given)
+        starts.append(1e3 * (time.perf_counter() - start))
+        return pending
+
+    sim._start = started  # type: ignore[method-assign]
     for _ in range(repeats):
         start = time.perf_counter()
         for _ in range(together):
@@ -56,6 +66,7 @@ def timed(sim: Simulation, device: str, repeats: int, together: int) -> dict[str
     found: dict[str, Any] = {
         "ms": round(sorted(times)[len(times) // 2], 3),
         "every ms": [round(one, 2) for one in times],
+        "start ms": round(sorted(starts)[len(starts) // 2], 3),
         "first three rounds, s": round(first, 2),
     }
     if device == "cuda":
@@ -66,9 +77,16 @@ def timed(sim: Simulation, device: str, repeats: int, together: int) -> dict[str
         found["device ms"] = round(sum(row.self_device_time_total for row in rows) / 1e3, 3)
         found["launches"] = sum(row.count for row in rows)
         found["top"] = [
-            f"{row.self_device_time_total:9.0f} us {row.count:6d}  {row.key[:90]}"
-            for row in rows[:TOP]
+            f"{row.self_device_time_total:9.0f} us {row.count:6d}  {row.key[:90]}" for row in rows
         ]
+        found["forms"] = {
+            problem: {
+                name: round(1e3 * tried[1], 1)
+                for name, tried in forms.items()
+                if isinstance(tried, tuple) and tried[1] is not None
+            }
+            for problem, forms in autotune.trials.items()
+        }
     return found
 
 
@@ -81,6 +99,15 @@ def benched(name: str, precision: str, device: str) -> dict[str, Any]:
         work, federation(work.sizes, work.shape), workloads.fastest(device, precision)
     )
     return timed(sim, device, 7, 6) if device == "cuda" else timed(sim, device, 1, 1)
+
+
+def computed(precision: str, device: str) -> dict[str, Any]:
+    """Time pfl's benchmark with weights that are computed in every step."""
+    before, linear._RANK = linear._RANK, 0.0
+    try:
+        return benched("pfl-cifar10", precision, device)
+    finally:
+        linear._RANK = before
 
 
 def unequal(partitions: list[str], method: Method, device: str) -> dict[str, Any]:
@@ -161,10 +188,35 @@ def checks(device: str) -> dict[str, float]:
         apart(one, torch.tensordot(kept, leaf.double().nan_to_num(0.0), dims=1))
         for one, leaf in zip(means, leaves, strict=True)
     )
-    least, most = row_average.extremes(leaves)
-    right = torch.equal(least.isnan(), gone) and torch.equal(most.isnan(), gone)
+    right = torch.equal(row_average.unsound(leaves, finite=True), gone)
     far["broken rows"] = 0.0 if right else float("inf")
-    return far
+    return far | factors(device)
+
+
+def factors(device: str) -> dict[str, float]:
+    """Return how far weights that are factors are from float64, in all that is done with them."""
+    clients, inside, outside = (50, 12544, 128) if device == "cuda" else (3, 36, 40)
+    base = torch.randn(1, outside, inside, device=device)
+    weights, exact = linear._FactoredWeights.at(base, clients), base.double()
+    for _ in range(4):
+        g, x = (torch.randn(clients, 5, size, device=device) for size in (outside, inside))
+        weights = weights.plus(-0.1, g, x) or weights
+        exact = exact - 0.1 * g.double().mT @ x.double()
+    x, b = (
+        torch.randn(clients, 10, inside, device=device),
+        torch.randn(clients, outside, device=device),
+    )
+    g, share = torch.randn(clients, 10, outside, device=device), torch.rand(clients, device=device)
+    gone = torch.arange(clients, device=device) == 1
+    kept = share.double() * ~gone
+    return {
+        "factors, forward": apart(
+            weights.forward(x, b), x.double() @ exact.mT + b.double()[:, None]
+        ),
+        "factors, inputs' gradient": apart(weights.input_gradient(g), g.double() @ exact),
+        "factors, weights": apart(weights.again().make(), exact),
+        "factors, mean": apart(weights.mean(share, gone), torch.tensordot(kept, exact, dims=1)),
+    }
 
 
 def parts(device: str) -> dict[str, Callable[[], dict[str, Any]]]:
@@ -181,12 +233,15 @@ def parts(device: str) -> dict[str, Callable[[], dict[str, Any]]]:
         "PFLlib's pathological tf32": lambda: unequal(["pathological"], fedavg, device),
         "PFLlib's both tf32": lambda: unequal(["dirichlet", "pathological"], fedavg, device),
         "pfl-cifar10 fp32": lambda: benched("pfl-cifar10", "fp32", device),
+        "pfl-cifar10 bf16, weights computed": lambda: computed("bf16", device),
         "PFLlib's Dirichlet tf32, Ditto": lambda: unequal(["dirichlet"], ditto, device),
     }
 
 
 def main() -> None:
     ask = argparse.ArgumentParser(description=__doc__)
+    ask.add_argument("parts", nargs="*", help="only these, in this order")
+    ask.add_argument("--top", type=int, default=16, help="kernels that are told")
     ask.add_argument("--json", type=Path, help="also write the figures here")
     ask.add_argument("--seconds", type=float, default=75, help="begin no part after these")
     ask.add_argument("--cpu", action="store_true", help="all of it in small")
@@ -194,8 +249,9 @@ def main() -> None:
     device = "cpu" if given.cpu else "cuda"
     chip = torch.cuda.get_device_name() if device == "cuda" else "CPU"
     found: dict[str, Any] = {"about": {"device": chip, "torch": torch.__version__}}
-    for name, part in parts(device).items():
-        start = time.perf_counter()
+    known = parts(device)
+    for name in given.parts or known:
+        part, start = known[name], time.perf_counter()
         if start - began > given.seconds:
             print(f"{name}: not begun")
             continue
@@ -205,10 +261,10 @@ def main() -> None:
             own = found[name] = {"error": traceback.format_exc()[-1500:]}
         if device == "cuda":
             torch.cuda.empty_cache()
-        top = own.pop("top", [])
+        top, forms = own.pop("top", [])[: given.top], own.pop("forms", {})
         print(f"{name}, {time.perf_counter() - start:.1f} s: {json.dumps(own)}", flush=True)
         print(*(f"  {line}" for line in top), sep="\n", flush=True)
-        own["top"] = top
+        own |= {"top": top} | ({"forms": forms} if forms else {})
         if given.json:
             given.json.write_text(json.dumps(found, indent=1) + "\n")
 

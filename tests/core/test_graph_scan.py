@@ -202,17 +202,19 @@ def test_two_steps_that_take_the_host_long_are_a_piece(slow, pieces, monkeypatch
 @pytest.mark.parametrize(
     ("slow", "recording", "capturing", "steps", "worth"),
     [
-        (None, False, False, 3, True),  # it is seen after two steps whether more is to be gained
-        (None, False, False, 2, False),
+        (None, False, False, 6, True),  # it is seen after two steps whether more is to be gained
+        (None, False, False, 5, False),  # a piece that is recorded and run once saves nothing
         (False, False, False, 33, False),
         (False, False, False, 34, True),
-        (True, False, False, 3, True),
-        (True, True, True, 3, True),
+        (True, False, False, 6, True),
+        (True, False, False, 5, False),
+        (True, True, True, 6, True),
+        (True, True, True, 5, False),
         (True, False, True, 100, False),  # within a piece
         (False, True, True, 33, False),  # a round of a few quick steps is recorded whole
         (False, True, True, 34, True),
         (False, False, True, 100, False),
-        (None, True, True, 3, False),  # nothing is timed while a round is recorded
+        (None, True, True, 6, False),  # nothing is timed while a round is recorded
     ],
 )
 def test_which_folds_are_captured(slow, recording, capturing, steps, worth, monkeypatch):
@@ -221,6 +223,29 @@ def test_which_folds_are_captured(slow, recording, capturing, steps, worth, monk
     made._slow, made._tape = slow, Emulated() if recording else None
     assert made.worth(steps, torch.device("cuda")) is worth
     assert not made.worth(10_000, CPU)
+
+
+@pytest.mark.parametrize("slow", [None, True])
+def test_slow_steps_are_captured_where_a_round_may_need_none_of_them(slow, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    made = graph_scan.GraphScan()
+    made._slow = slow
+    assert made.worth(3, torch.device("cuda"), True)
+    assert not made.worth(2, torch.device("cuda"), True)
+
+
+def test_a_few_slow_steps_are_recorded_as_they_are(monkeypatch):
+    """A piece that is run once would only copy what all clients hold, twice."""
+    monkeypatch.setattr(graph_scan, "repeat", None)  # which nobody may call
+    made, done = graphs("slow steps"), []
+
+    def fold(number, carry, count):
+        done.extend(range(int(number), int(number) + count))
+        return carry
+
+    carry = torch.zeros(())
+    assert made.scan(fold, carry, 5, CPU) is carry
+    assert done == [*range(5)]
 
 
 @pytest.mark.parametrize(("steps", "worth"), [(9, False), (10, True)])

@@ -1,6 +1,7 @@
 """Trees of tensors: what comes back is what went in, and arithmetic that can be done by hand."""
 
 from collections import OrderedDict
+from functools import partial
 from typing import NamedTuple
 
 import pytest
@@ -156,7 +157,7 @@ def test_nbytes_counts_every_leaf_at_its_own_size():
     assert tree.nbytes(()) == 0
 
 
-def test_rows_where_looks_at_every_leaf():
+def test_unsound_rows_are_found_in_every_leaf():
     inf = float("inf")
     rows = {
         "a": t(0, inf, 0, 0, 0),
@@ -164,21 +165,15 @@ def test_rows_where_looks_at_every_leaf():
         "c": torch.ones(5, 2, dtype=torch.int64),
         "d": torch.ones(5, 0),
     }
-
-    def infinite(least, most):
-        return least.isinf() | most.isinf()
-
-    def nan(least, most):
-        return least.isnan() & most.isnan()
-
-    assert tree.rows_where(infinite, rows).tolist() == [False, True, True, False, False]
-    assert tree.rows_where(nan, rows).tolist() == [False] * 4 + [True]
-    assert tree.rows_where(nan, rows["c"]).tolist() == [False] * 5
-    assert tree.rows_where(nan, ()) is None
+    nan = partial(tree.unsound_rows, finite=False)
+    assert tree.unsound_rows(rows, finite=True).tolist() == [False, True, True, False, True]
+    assert nan(rows).tolist() == [False] * 4 + [True]
+    assert nan(rows["c"]).tolist() == [False] * 5
+    assert nan(()) is None
     many = {**rows, **{f"m{n}": torch.ones(5, 2) for n in range(80)}}  # more than of a launch
     many["m7"][3, 1] = torch.nan
-    assert tree.rows_where(nan, many).tolist() == [False, False, False, True, True]
-    assert tree.rows_where(infinite, many).tolist() == [False, True, True, False, False]
+    assert nan(many).tolist() == [False, False, False, True, True]
+    assert tree.unsound_rows(many, finite=True).tolist() == [False, True, True, True, True]
 
 
 def test_whole_numbers_are_not_averaged_to_nothing():

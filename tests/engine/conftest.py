@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from idiolect.core import client, graph_scan
 from idiolect.engine import block_runner, local_group
 from idiolect.kernels import cuda_graph
+from idiolect.kernels.deferred import DeferredTensor
 
 GPU = torch.device("cuda")
 
@@ -38,9 +39,14 @@ class Graph(TorchDispatchMode):
         self.before = []
 
     def __torch_dispatch__(self, op, types, args=(), kwargs=None):
+        if any(isinstance(one, DeferredTensor) for one in tree_leaves((args, kwargs))):
+            with self:  # what it is computed of is noted, not what it was
+                return DeferredTensor.__torch_dispatch__(op, types, args, kwargs)
         aliases = [own.alias_info for own in op._schema.returns]
         given = tree_map_only(torch.Tensor, torch.detach, (args, kwargs or {}))  # same memory
-        named = zip(op._schema.arguments, given[0], strict=False)
+        takes = op._schema.arguments
+        named = [*zip(takes, given[0], strict=False)]
+        named += [(own, given[1][own.name]) for own in takes if own.name in given[1]]
         written = [one for name, one in named if name.alias_info and name.alias_info.is_write]
         self.before += [(one, one.clone()) for one in tree_leaves(written)]
         made = op(*args, **(kwargs or {}))

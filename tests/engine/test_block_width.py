@@ -50,6 +50,51 @@ def test_the_fastest_per_client_is_chosen(cost, most, best, monkeypatch):
     assert max(work.tried) == most and min(work.tried) == 1
 
 
+class Noise:
+    """A cost that is another one in some of the trials of a width, in turn."""
+
+    def __init__(self, cost, spoilt):
+        self.cost, self.spoilt, self.count = cost, spoilt, {}
+
+    def __call__(self, wide):
+        turn = self.count[wide] = self.count.get(wide, 0) + 1
+        return self.spoilt.get((wide, turn), 1) * self.cost(wide)
+
+
+def stacking_hurts(wide):
+    return 1.0 if wide == 1 else 1.4
+
+
+@pytest.mark.parametrize(
+    "spoilt",
+    [
+        {(1, 1): 3, (1, 2): 2},  # two of three trials of the right one are disturbed
+        {(1, 1): 20},  # or one so much that it seems hopeless
+        {(1, 1): 1.8, (1, 2): 1.6, (1, 3): 1.5},  # or all of them
+    ],
+)
+def test_a_busy_moment_does_not_choose(spoilt):
+    """LeNet-5 on two cores: single clients are the usual form, and stacks 1.4 times slower."""
+    noisy = Noise(stacking_hurts, spoilt)
+    slow = Work(lambda wide: 10 * noisy(wide))
+    assert block_runner.choose_width(slow, 20, "key", None, usual=1) == 1
+    assert slow.tried.count(1) >= 3
+
+
+@pytest.mark.parametrize(("factor", "best"), [(0.8, 16), (0.9, 1)])
+def test_the_usual_width_gives_way_to_one_that_is_clearly_faster(factor, best):
+    work = Work(lambda wide: {1: 1.0, 16: factor}.get(wide, 1.1))
+    assert block_runner.choose_width(work, 16, "key", None, usual=1) == best
+
+
+@pytest.mark.parametrize(("ms", "turns"), [(1, 5), (50, 3), (100, 2), (1000, 1)])
+def test_slow_work_is_tried_a_few_times_too(ms, turns):
+    """Unless a turn takes many seconds, which a busy moment does not change much."""
+    work = Work(lambda wide: ms)
+    block_runner.choose_width(work, 16, "key", None)
+    assert [work.tried.count(wide) for wide in (1, 4, 16)] == [turns] * 3
+
+
 def test_hopeless_widths_are_not_tried_again():
     work = Work(lambda wide: 1 if wide == 1 else 10)
     block_runner.choose_width(work, 4, "key", None)

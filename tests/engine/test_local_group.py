@@ -53,8 +53,8 @@ def test_layouts_agree_and_are_kept_with_the_widths():
 def test_the_layout_is_measured_where_clients_work_one_by_one(monkeypatch):
     tried = []
 
-    def choose(trial, most, key, cache):
-        tried.append(key.split()[0])
+    def choose(trial, most, key, cache, usual=None):
+        tried.append((key.split()[0], usual))
         assert trial(1) == trial(most) if key.startswith("layout") else trial(1)
         return 2 if key.startswith("layout") else 1
 
@@ -62,7 +62,7 @@ def test_the_layout_is_measured_where_clients_work_one_by_one(monkeypatch):
     sim = simulation()
     SEEN.clear()
     sim.advance()
-    assert tried == ["step", "layout"]
+    assert tried == [("step", 1), ("layout", None)]  # images, so one by one is usual
     assert sim.widths["0 layout"] == 2 and SEEN[-1] and not SEEN[2]
 
 

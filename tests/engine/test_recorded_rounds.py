@@ -2,13 +2,20 @@
 
 import pytest
 import torch
+from torch import nn
 
 import worlds
-from idiolect.core import graph_scan
+from idiolect.bench.workloads import federation
+from idiolect.core import graph_scan, tree
+from idiolect.core.client import Local
 from idiolect.engine import block_runner, local_group
-from idiolect.kernels import autotune
+from idiolect.engine.architecture import Architecture
+from idiolect.engine.backend import Backend
+from idiolect.engine.rounds import SeededRun, Simulation
+from idiolect.kernels import autotune, linear
 from idiolect.kernels.cuda_graph import side_by_side
-from idiolect.methods import FedALA
+from idiolect.kernels.deferred import DeferredTensor
+from idiolect.methods import FedALA, FedAvg
 from test_laws import ended, made
 
 PIECES, WHOLE = (2, 1), (8, 4)
@@ -36,6 +43,52 @@ def test_a_recorded_round_is_the_round(name, length, recorded, float64, monkeypa
         ends.append(ended(sim, [world.test_data], rounds=4))
     assert len(beside) == 2 and min(beside) > 1
     assert not worlds.differing(*ends, 1e-10)
+
+
+class Dense(nn.Module):
+    """A network with a layer of our own kind."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc1, self.fc2 = nn.Linear(12, 8), nn.Linear(8, 10)
+
+    def forward(self, x):
+        return self.fc2(linear.linear_relu(self.fc1, x.flatten(1)))
+
+
+@pytest.mark.parametrize("lends", [True, False])
+def test_weights_that_are_factors_are_those_of_this_round(lends, recorded, float64, monkeypatch):
+    """Three recorded rounds, each read as if it were on a GPU: factors wait anew after a replay."""
+    recorded(*WHOLE)
+    for where, name, stand_in in (
+        (linear, "_on_cuda", lambda x: True),
+        (linear, "float32_on_cuda", lambda x: True),
+        (linear, "_put_off", lambda gradient, x: True),
+        (linear, "_LARGE", 0),
+        (linear, "_RANK", 20),
+        (tree, "_in_one_launch", lambda xs, ys: tree.transformed() and len(xs) > 1),
+        (Local, "_clients_beneath", lambda local: None),
+    ):
+        monkeypatch.setattr(where, name, stand_in)
+    seen, replay = [], block_runner.CapturedBlock.replay
+
+    def watched(self, inputs, lend=False, later=None):
+        made = replay(self, inputs, lend and lends, later)
+        seen.append(isinstance(tree.leaves(made)[0], DeferredTensor))
+        return made
+
+    monkeypatch.setattr(block_runner.CapturedBlock, "replay", watched)
+    fed, ends = federation([20] * 4, (1, 3, 4)), []
+    for kind in ("sequential", "vectorised"):
+        run = [SeededRun(0, fed.train_data)]
+        backend = Backend(kind, "cpu", width=4 if kind == "vectorised" else None)
+        network = {"all": Architecture(Dense)}
+        sim = Simulation(FedAvg(batch=5, lr=0.1), run, network, backend=backend)
+        for _ in range(4):
+            sim.advance()
+        ends.append(sim.tree["server"])
+    assert seen == [lends] * 3
+    assert not worlds.differing(*ends, 1e-12)
 
 
 def test_a_tape_that_is_left_for_later_lends_its_results(recorded):

@@ -11,6 +11,7 @@ from torch import nn
 import worlds
 from idiolect.core import tree
 from idiolect.core.method import Sent
+from idiolect.engine import block_runner
 from idiolect.engine.architecture import Architecture
 from idiolect.engine.block_runner import BlockRunner
 from idiolect.errors import DataError, Diverged, MethodError
@@ -299,6 +300,22 @@ def test_dropout_can_be_repeated_and_resumed(width):
     assert torch.equal(before, torch.get_rng_state())
     for name, leaf in tree.named(whole.tree).items():
         assert torch.equal(leaf, tree.named(second.tree)[name]), name
+
+
+def test_layers_are_seeded_without_asking_every_device(monkeypatch):
+    """To seed kinds of devices that are not there takes torch longer than a small round."""
+    asked = []
+    monkeypatch.setattr(torch.xpu, "manual_seed_all", asked.append)
+    monkeypatch.setattr(torch.cuda, "manual_seed", lambda seed: asked.append(("cuda", seed)))
+    before = torch.get_rng_state()
+    block_runner._seed_layers(7, torch.device("cuda"))
+    drawn = torch.rand(3)
+    assert asked == [("cuda", 7)]
+    block_runner._seed_layers(7, torch.device("cpu"))
+    assert asked == [("cuda", 7)] and torch.equal(drawn, torch.rand(3))
+    torch.manual_seed(7)
+    assert torch.equal(drawn, torch.rand(3))
+    torch.set_rng_state(before)
 
 
 @pytest.mark.parametrize("width", [None, 64])

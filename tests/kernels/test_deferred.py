@@ -43,7 +43,8 @@ class Seen(linear._WeightGradient):
 @pytest.fixture
 def put_off(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
     monkeypatch.setattr(linear, "_WeightGradient", Seen)
-    monkeypatch.setattr(linear, "_LARGE", 0)  # each is a launch of its own
+    monkeypatch.setattr(linear, "_LARGE", 0)  # each is a launch of its own, or none
+    monkeypatch.setattr(linear, "_RANK", 2)  # of the first layer two steps are no more than factors
     Seen.computed = Seen.added_up = 0
 
     def switch(on: bool) -> None:
@@ -124,6 +125,45 @@ def test_a_step_alone_does_not_compute_it(put_off: Callable[[bool], None]) -> No
     found = vmap(told, (None, 0))(*drawn())
     assert isinstance(found["w"], DeferredTensor)
     assert Seen.computed == 0
+
+
+def test_weights_stay_factors_while_steps_are_few(
+    put_off: Callable[[bool], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing computes them, and they are those of steps as usual."""
+    put_off(False)
+    expected = vmap(stepped, (None, 0))(*drawn())
+    put_off(True)
+    monkeypatch.setattr(linear, "_RANK", EXAMPLES)
+    with monkeypatch.context() as patch:
+        patch.setattr(linear, "_stepped", None)  # which nobody may call
+        found = vmap(stepped, (None, 0))(*drawn())
+    assert isinstance(found["w"], DeferredTensor) and isinstance(found["v"], DeferredTensor)
+    alike(expected, found)
+
+
+def test_two_steps_from_the_same_weights_do_not_meet(put_off: Callable[[bool], None]) -> None:
+    """Each adds to the factors before it; what was written once stays."""
+
+    def forked(params: Params, x: Tensor) -> Params:
+        start = stepped(params, x, 1)
+        one, other = stepped(start, x, 1), stepped(start, 2 * x, 1)
+        return {name: leaf - 3 * other[name] + start[name] for name, leaf in one.items()}
+
+    ends = []
+    for on in (False, True):
+        put_off(on)
+        ends.append(vmap(forked, (None, 0))(*drawn()))
+    alike(*ends)
+
+
+def test_what_all_clients_share_alone_is_a_base(put_off: Callable[[bool], None]) -> None:
+    """With weights of each client's own a step adds to them at once."""
+    put_off(True)
+    params, x = drawn()
+    own = {name: leaf.expand(CLIENTS, *leaf.shape).clone() for name, leaf in params.items()}
+    found = vmap(lambda params, x: stepped(params, x, 1))(own, x)
+    assert not any(isinstance(leaf, DeferredTensor) for leaf in found.values())
 
 
 def test_a_carry_holds_it_computed(put_off: Callable[[bool], None]) -> None:

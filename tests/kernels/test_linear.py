@@ -111,7 +111,10 @@ def test_plain_layers_alone_are_replaced() -> None:
 
 
 @pytest.mark.skipif(emulate.COMPILER is None, reason="needs g++ to run CUDA sources")
-@pytest.mark.parametrize("task", ["forward", "relu", "input_gradient", "weight_gradient"])
+@pytest.mark.parametrize(
+    "task",
+    ["forward", "relu", "products", "input_gradient", "added_gradient", "weight_gradient"],
+)
 @pytest.mark.parametrize(
     "sizes",
     [
@@ -132,10 +135,13 @@ def test_kernels_equal_the_plain_form(
     x = many[:, 1]  # a step of several that were taken at once: groups lie apart
     w, b = torch.randn(groups, outside, inside), torch.randn(groups, outside)
     gradient = torch.randn(groups, examples, outside)
+    lines = torch.randn(outside + 1, groups, inside)[:outside].transpose(0, 1)  # groups in between
     inputs = {
         "forward": (x, w, b),
         "relu": (x, w, b),
+        "products": (x, lines),
         "input_gradient": (gradient, w),
+        "added_gradient": (gradient, lines, torch.randn(groups, examples, inside)),
         "weight_gradient": (gradient, x),
     }[task]
     forms = linear.forms(task, sizes)

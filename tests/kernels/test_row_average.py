@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from idiolect.core import tree
-from idiolect.kernels import compiled, row_average
+from idiolect.kernels import compiled, linear, row_average
 from idiolect.kernels.deferred import DeferredTensor
 
 pytestmark = pytest.mark.skipif(emulate.COMPILER is None, reason="needs g++ to run CUDA sources")
@@ -62,20 +62,59 @@ def test_other_readers_see_zeros(gpu: list[str]) -> None:
     torch.testing.assert_close(row_average.averages(weight, [late])[0], weight @ expected)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("spoilt", [float("nan"), float("inf"), float("-inf")])
-def test_rows_that_are_not_finite_are_found(gpu: list[str], spoilt: float) -> None:
+def test_rows_that_are_not_finite_are_found(
+    gpu: list[str], spoilt: float, dtype: torch.dtype
+) -> None:
+    """In one launch; the largest numbers that there are count as finite."""
     torch.manual_seed(0)
-    every = {"a": torch.randn(5, 20_000), "b": torch.randn(5, 3, 7), "c": torch.randn(5)}
-    every["a"][1, 17_001] = every["b"][2, 2, 6] = every["c"][4] = spoilt
-    every["a"][0, 0] = -3e38
-    every["a"][0, 1] = 3e38
-    least, most = row_average.extremes(list(every.values()))
-    assert (least.isfinite() & most.isfinite()).tolist() == [True, False, False, True, False]
-    assert least.isnan().tolist() == [
-        False,
-        spoilt != spoilt,
-        spoilt != spoilt,
-        False,
-        spoilt != spoilt,
-    ]
-    assert gpu == ["extremes"]
+    shapes = {"a": (6, 20_000), "b": (6, 3, 7), "c": (6,), "d": (6, 33_000)}
+    every = {name: torch.randn(shape, dtype=dtype) for name, shape in shapes.items()}
+    every["a"][1, 17_001] = every["b"][2, 2, 6] = every["c"][4] = every["d"][5, -1] = spoilt
+    every["a"][0, 0], every["a"][0, 1] = -torch.finfo(dtype).max, torch.finfo(dtype).max
+    broken = [False, True, True, False, True, True]
+    leaves = list(every.values())
+    assert row_average.unsound(leaves, finite=True).tolist() == broken
+    assert gpu == ["unsound"]
+    nan = [one and spoilt != spoilt for one in broken]
+    assert row_average.unsound(leaves, finite=False).tolist() == nan
+    assert tree.unsound_rows(every, finite=True).tolist() == broken  # on a CPU
+    assert tree.unsound_rows(every, finite=False).tolist() == nan
+
+
+def weights(dtype: torch.dtype = torch.float32) -> linear._FactoredWeights:
+    """Make weights of 5 clients that took three steps."""
+    torch.manual_seed(0)
+    found = linear._FactoredWeights.at(torch.randn(1, 24, 12, dtype=dtype), 5)
+    for examples in (4, 3, 4):
+        both = torch.randn(5, examples, 24, dtype=dtype), torch.randn(5, examples, 12, dtype=dtype)
+        found = found.plus(-0.5, *both) or found
+    return found
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_factors_are_averaged_as_what_they_make(gpu: list[str], dtype: torch.dtype) -> None:
+    made = weights(dtype)
+    late: Tensor = DeferredTensor(made)
+    whole, share = weights(dtype).make(), torch.rand(5, dtype=dtype)
+    gone = torch.tensor([False, True, False, False, True])
+    other = torch.randn(5, 7, dtype=dtype)
+    made._right[2, 1, 5] = made._left[0, 4, 3] = float("nan")  # of clients that are left out
+    found = row_average.averages(share, [row_average.without(gone, one) for one in (late, other)])
+    assert gpu == ["average"] and made.waits
+    for mean, rows in zip(found, (whole, other), strict=True):
+        torch.testing.assert_close(mean, torch.tensordot(share[~gone], rows[~gone], dims=1))
+
+
+@pytest.mark.parametrize("spoilt", [float("nan"), float("inf"), float("-inf"), 1e20])
+def test_factors_tell_whether_a_row_is_sound(gpu: list[str], spoilt: float) -> None:
+    """Those of which a product may be infinite are not."""
+    for place, row in ((0, 3), (1, 2)):
+        made = weights()
+        made.factors()[place][row, 6, 5] = spoilt
+        late: Tensor = DeferredTensor(made)
+        marks = row_average.unsound([torch.randn(5, 3), late], finite=True)
+        assert marks.tolist() == [n == row for n in range(5)]
+        assert made.waits
+    assert gpu == ["unsound"] * 2

@@ -203,7 +203,7 @@ _REACH = 10.0  # median absolute deviations
 
 def _usable(params: Params, weight: Tensor) -> tuple[Params, Tensor]:
     """Say which rows are present and finite throughout; what the others hold becomes zero."""
-    unsound = tree.rows_where(lambda least, most: ~(least.isfinite() & most.isfinite()), params)
+    unsound = tree.unsound_rows(params, finite=True)
     present = weight > 0
     if unsound is not None:
         present = present & ~unsound

@@ -358,10 +358,11 @@ def nbytes(tree: Tree) -> int:
     return sum(leaf.numel() * leaf.element_size() for leaf in leaves(tree))
 
 
-def rows_where(test: Callable[[Tensor, Tensor], Tensor], tree: Tree) -> Tensor | None:
-    """Test the least and the largest value of each row of a stack; a NaN in it is both.
+def unsound_rows(tree: Tree, finite: bool) -> Tensor | None:
+    """Say of each row of a stack whether it holds NaN or, if it is to be `finite`, infinity.
 
-    Only real numbers are tested; None for the tree of nothing. There is no temporary of its size.
+    Only real numbers are looked at; None for the tree of nothing. There is no temporary of its
+    size.
     """
     every = leaves(tree)
     real = [leaf for leaf in every if leaf.is_floating_point() and leaf.numel()]
@@ -370,11 +371,11 @@ def rows_where(test: Callable[[Tensor, Tensor], Tensor], tree: Tree) -> Tensor |
             torch.zeros(len(every[0]), dtype=torch.bool, device=every[0].device) if every else None
         )
     if real[0].is_cuda:
-        return test(*row_average.extremes(real))
+        return row_average.unsound(real, finite)
     rows = [leaf.reshape(len(leaf), -1) for leaf in real]
-    # Two passes: for aminmax, which is one, a CPU takes far longer.
-    least, most = (torch.stack([end(own, 1) for own in rows]) for end in (torch.amin, torch.amax))
-    return test(least, most).any(0)
+    # Two passes: for aminmax, which is one, a CPU takes far longer. A NaN is both ends.
+    ends = torch.cat([end(own, 1)[None] for own in rows for end in (torch.amin, torch.amax)])
+    return ~ends.isfinite().all(0) if finite else ends.isnan().any(0)
 
 
 def equal(left: Tree, right: Tree) -> bool:

@@ -26,7 +26,7 @@ from idiolect.engine.batch_plan import BatchPlanner, ClientRows, Room
 from idiolect.errors import MethodError
 from idiolect.kernels.autotune import add_to_cache, read_cache, recording
 from idiolect.kernels.cuda_graph import GraphSequence, Later
-from idiolect.kernels.deferred import computed
+from idiolect.kernels.deferred import anew, computed, settled
 
 if TYPE_CHECKING:
     from idiolect.engine.stage_progress import BlockPulse
@@ -154,7 +154,7 @@ class BlockRunner:
         """Do the work; layers that draw (dropout) do so from a seed of the round."""
         with torch.random.fork_rng(devices=[], enabled=seed is not None):
             if seed is not None:
-                torch.manual_seed(seed)
+                _seed_layers(seed, self._device)
             return work()
 
     def _running(self) -> bool:
@@ -175,7 +175,7 @@ class BlockRunner:
             form = _form(inputs, block.per_client)
             later = None if self._draws else later  # layers draw by the seed set just before
             return self._replay(mapped, inputs, form, kept, lend, later, self._graphs)
-        return _explaining(mapped, inputs)
+        return _explaining(mapped, inputs, lend)
 
     def _client(
         self, slot: Tensor, size: Tensor, given: SharedInput, own: Tree, personal: Tree
@@ -246,7 +246,7 @@ class BlockRunner:
                     f"not captured, so slower: {str(error).splitlines()[0]}", stacklevel=2
                 )
         self._seen = form
-        return _explaining(mapped, inputs)
+        return _explaining(mapped, inputs, lend)
 
 
 def _form(inputs: Tree, per_client: bool) -> tuple[Any, ...]:
@@ -260,11 +260,22 @@ def _seed(member: ClientRows, round: int) -> int:
     return int(entropy.generate_state(1)[0])
 
 
-def _explaining(mapped: Callable[..., Tree], inputs: tuple[Tree, ...]) -> Tree:
+def _seed_layers(seed: int, device: torch.device) -> None:
+    """Seed what layers on a device draw from.
+
+    torch.manual_seed does so for every kind of device that torch knows, and for each kind that was
+    not used yet writes down who called: a millisecond or two, in every round.
+    """
+    torch.default_generator.manual_seed(seed)
+    if device.type != "cpu":
+        getattr(torch, device.type).manual_seed(seed)
+
+
+def _explaining(mapped: Callable[..., Tree], inputs: tuple[Tree, ...], lend: bool) -> Tree:
     try:
         made = mapped(*inputs)
         # On a GPU tensors may wait to be computed; what of is there now.
-        return tree.map(computed, made) if inputs[0].is_cuda else made
+        return tree.map(settled if lend else computed, made) if inputs[0].is_cuda else made
     except torch.OutOfMemoryError:
         raise
     except RuntimeError as error:
@@ -296,7 +307,7 @@ class CapturedBlock:
         # The eager round before has made handles and workspaces.
         recorded = recording()
         self._outputs = graphs.record(
-            self._tape, lambda: tree.map(computed, fn(*self._inputs))
+            self._tape, lambda: tree.map(settled, fn(*self._inputs))
         )  # what is computed later would not be recorded
         self.outdated = recorded()
 
@@ -312,11 +323,12 @@ class CapturedBlock:
         for pairs in changed.values():  # of each type of numbers in one launch
             torch._foreach_copy_([old for old, _ in pairs], [new for _, new in pairs])
         self._given = given
+        made = tree.map(anew, self._outputs)
         if later is not None:
             later.append(self._tape)
-            return self._outputs
+            return made
         self._tape.replay()
-        return self._outputs if lend else tree.map(torch.clone, self._outputs)
+        return made if lend else tree.map(torch.clone, made)
 
 
 def _same(was: tuple[Tensor, int], now: tuple[Tensor, int]) -> bool:
@@ -373,28 +385,38 @@ def _pieces(lengths: tuple[int, ...], most: int) -> tuple[tuple[int, int], ...]:
 
 TRIAL_STEPS = 6
 _WIDTHS = (1, 4, 16, 64, 256)
-_REPEATS = 5
-_SECONDS = 1.0  # enough of measuring, once every width was tried
+_REPEATS, _LEAST = 5, 3
+_SECONDS, _LONG = 1.0, 4.0  # enough of measuring after a few turns; and after fewer
 _HOPELESS = 3.0  # times slower than the best so far: not tried again
+_SLOW = 1.5  # the same in all but the first turn
+_MARGIN = 0.85  # of the time of the usual width: what is to take its place must not take longer
 
 
-def choose_width(trial: Callable[[int], int], most: int, key: str, cache: Path | None) -> int:
-    """Return the width with the least time per client; `trial(width)` says how many it ran."""
+def choose_width(
+    trial: Callable[[int], int], most: int, key: str, cache: Path | None, usual: int | None = None
+) -> int:
+    """Return the width with the least time per client; `trial(width)` says how many it ran.
+
+    Other work on the machine may slow any trial. So each width's best of several turns counts, and
+    the `usual` one is taken unless another is clearly faster.
+    """
     known = read_cache(cache)
     digest = hashlib.sha256(key.encode()).hexdigest()[:24]
     if isinstance(known.get(digest), int) and known[digest] > 0:
         return int(min(known[digest], most))
-    # Interleaved and repeated, each width's best counts: other work on the machine disturbs all.
     seconds = {min(width, most): float("inf") for width in (*_WIDTHS, most)}
     began = time.perf_counter()
     for repeat in range(_REPEATS):
-        if repeat and time.perf_counter() - began > _SECONDS:
+        if repeat and time.perf_counter() - began > (_SECONDS if repeat >= _LEAST else _LONG):
             break
         for width in list(seconds):
             seconds[width] = min(seconds[width], _seconds_per_client(trial, width))
-            if seconds[width] > _HOPELESS * min(seconds.values()):
+            slow = _SLOW if repeat else _HOPELESS
+            if width != usual and seconds[width] > slow * min(seconds.values()):
                 del seconds[width]
     best = min(seconds, key=lambda width: seconds[width])
+    if usual in seconds and seconds[best] > _MARGIN * seconds[usual]:
+        best = usual
     add_to_cache(cache, {digest: best})
     return best
 

@@ -386,8 +386,10 @@ class LocalGroup(ClientGroup):
             key = f"{kind} {most} {cohort.form()} {about}"
             cache = self._backend.cache
             trial = partial(self._trial, task, cohort, {})
-            self.widths[kind] = choose_width(trial, most, key, cache)
-            if self.widths[kind] == 1 and kind == "step" and self._pools["train"].x.dim() == 4:
+            images = self._pools["train"].x.dim() == 4
+            # Stacked convolutions were slower than single clients on every machine so far.
+            self.widths[kind] = choose_width(trial, most, key, cache, 1 if images else most)
+            if self.widths[kind] == 1 and kind == "step" and images:
                 trial = partial(self._trial, task, cohort, {}, 1)
                 chosen = choose_width(trial, _CHANNELS_LAST, f"layout {key}", cache)
                 self.widths[_LAYOUT] = chosen

@@ -133,7 +133,7 @@ def _joined_reports(method: Method, results: Sequence[GroupResult]) -> Tree:
 
 def rows_with_nan(parts: Sequence[Tree]) -> Tensor | None:
     """Say of each row whether it holds NaN; infinity in personal state may mean "not yet"."""
-    found = [tree.rows_where(_nan, part) for part in parts]
+    found = [tree.unsound_rows(part, finite=False) for part in parts]
     flags = [rows for rows in found if rows is not None]
     return torch.cat(flags) if flags else None
 
@@ -142,19 +142,11 @@ def rows_to_leave_out(
     reports: Tree, broken: Tensor | None, rows: int, device: torch.device
 ) -> Tensor:
     """Say of each row of a cohort whether it must be left out."""
-    bad = tree.rows_where(_not_finite, reports)
+    bad = tree.unsound_rows(reports, finite=True)
     found = [flags for flags in (bad, broken) if flags is not None]
     if not found:
         return torch.zeros(rows, dtype=torch.bool, device=device)
     return found[0] if len(found) == 1 else torch.stack(found).any(0)
-
-
-def _nan(least: Tensor, most: Tensor) -> Tensor:
-    return least.isnan() | most.isnan()
-
-
-def _not_finite(least: Tensor, most: Tensor) -> Tensor:
-    return ~(least.isfinite() & most.isfinite())
 
 
 def guarded_server_step(

@@ -10,7 +10,7 @@ deferred is a tensor like others, under vmap and grad too.
 import functools
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -74,6 +74,30 @@ class Deferred(ABC):
     def waits(self) -> bool:
         """Whether nothing has read it yet; what has may also have changed it."""
         return "made" not in self.__dict__
+
+
+class Factored(Deferred):
+    """Rows that are a common one plus products of factors, and need not be computed to be averaged.
+
+    It is made of memory that stays: what is recorded writes there again.
+    """
+
+    LARGEST: ClassVar[float] = 2.0**56  # a factor up to which sums of 2¹⁴ products are finite
+
+    @abstractmethod
+    def factors(self) -> list[Tensor]:
+        """Return the factors [row, example, number]: where they are sound, so are the rows.
+
+        Were the common row not finite, neither would factors be, which were made by way of it.
+        """
+
+    @abstractmethod
+    def mean(self, share: Tensor, left_out: Tensor) -> Tensor:
+        """Return the sum over rows, each times its share; those left out may be emptied."""
+
+    @abstractmethod
+    def again(self) -> "Factored":
+        """Return the same of the same memory, to be computed anew."""
 
 
 class Ones(Deferred):
@@ -186,6 +210,25 @@ def computed(given: Any) -> Any:
     if type(given) in (tuple, list):
         return type(given)(map(computed, given))
     return {name: computed(one) for name, one in given.items()} if type(given) is dict else given
+
+
+def settled(given: Tensor) -> Tensor:
+    """Return a tensor computed, unless it consists of factors, which are there already."""
+    return given if factored(given) is not None else computed(given)
+
+
+def anew(given: Tensor) -> Tensor:
+    """Return a tensor of the same memory, which was written anew; factors wait again."""
+    found = getattr(given, "deferred", None)
+    return DeferredTensor(found.again()) if isinstance(found, Factored) else given
+
+
+def factored(given: Tensor) -> Factored | None:
+    """Return the factors of which the rows of a tensor consist, unless they were computed."""
+    if isinstance(given, DeferredTensor) and given.shape == given.deferred.shape:
+        found = given.deferred
+        return found if isinstance(found, Factored) and found.waits else None
+    return None
 
 
 _aten = torch.ops.aten

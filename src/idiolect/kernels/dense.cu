@@ -19,16 +19,17 @@ __device__ __forceinline__ void unpack(float* to, const float* from) { *(Pack*)t
 #ifdef FORWARD
 
 // y[g, n, o] = bias[g, o] + sum over i of x[g, n, i] * w[g, o, i]: a block makes LINES outputs of ROWS
-// examples, and its warps share the sum. With RELU it is cut off below 0, but for NaN.
+// examples, and its warps share the sum. Weights lie `next` numbers apart from group to group, and `line` from output
+// to output. With BIAS 0 there is none; with RELU it is cut off below 0, but for NaN.
 extern "C" __global__ void __launch_bounds__(THREADS)
 forward(const float* __restrict__ x, const float* __restrict__ w, const float* __restrict__ bias,
-        float* __restrict__ y, int stride) {
+        float* __restrict__ y, int stride, int next, int line) {
   extern __shared__ float4 memory[];
   float* shared = (float*)memory;               // [warp][ROWS][LINES]
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int g = blockIdx.y, first = blockIdx.z * ROWS, low = blockIdx.x * LINES;
   x += (size_t)g * stride;
-  w += (size_t)g * OUT * IN;
+  w += (size_t)g * next;
   float sums[ROWS][LINES];
 #pragma unroll
   for (int n = 0; n < ROWS; n++)
@@ -38,7 +39,7 @@ forward(const float* __restrict__ x, const float* __restrict__ w, const float* _
   for (int i = threadIdx.x * VEC; i < IN; i += THREADS * VEC) {
     alignas(16) float weights[LINES][VEC];
 #pragma unroll
-    for (int o = 0; o < LINES; o++) unpack(weights[o], w + (size_t)min(low + o, OUT - 1) * IN + i);
+    for (int o = 0; o < LINES; o++) unpack(weights[o], w + (size_t)min(low + o, OUT - 1) * line + i);
 #pragma unroll
     for (int n = 0; n < ROWS; n++) {
       alignas(16) float seen[VEC];
@@ -64,8 +65,10 @@ forward(const float* __restrict__ x, const float* __restrict__ w, const float* _
 #pragma unroll
     for (int part = 0; part < THREADS / 32; part++) sum += shared[part * ROWS * LINES + k];
     if (n < N && o < OUT) {
+#if BIAS
       sum += bias[g * OUT + o];
-#ifdef RELU
+#endif
+#if RELU
       sum = sum < 0.f ? 0.f : sum;
 #endif
       y[((size_t)g * N + n) * OUT + o] = sum;
@@ -78,9 +81,10 @@ forward(const float* __restrict__ x, const float* __restrict__ w, const float* _
 #ifdef INPUT_GRADIENT
 
 // out[g, n, i] = sum over o of gradient[g, n, o] * w[g, o, i]: a thread makes VEC numbers of ROWS examples, and LINES
-// threads share the sum.
+// threads share the sum. With ADDED it is added to what was there before.
 extern "C" __global__ void __launch_bounds__(THREADS)
-input_gradient(const float* __restrict__ gradient, const float* __restrict__ w, float* __restrict__ out) {
+input_gradient(const float* __restrict__ gradient, const float* __restrict__ w, float* __restrict__ out, int next,
+               int line, const float* __restrict__ before) {
   extern __shared__ float4 memory[];
   float* gradients = (float*)memory;            // [OUT][ROWS]
   const int side = THREADS / LINES, part = threadIdx.x / side;
@@ -91,12 +95,17 @@ input_gradient(const float* __restrict__ gradient, const float* __restrict__ w, 
     gradients[o * ROWS + n] = first + n < N ? gradient[n * OUT + o] : 0.f;
   }
   __syncthreads();
-  w += (size_t)g * OUT * IN + min(i, IN - VEC);
+  w += (size_t)g * next + min(i, IN - VEC);
   alignas(16) float sums[ROWS][VEC];
 #pragma unroll
-  for (int n = 0; n < ROWS; n++)
+  for (int n = 0; n < ROWS; n++) {
+#if ADDED && LINES == 1
+    unpack(sums[n], before + ((size_t)g * N + min(first + n, N - 1)) * IN + min(i, IN - VEC));
+#else
 #pragma unroll
     for (int v = 0; v < VEC; v++) sums[n][v] = 0.f;
+#endif
+  }
 #if LINES > 1
 #pragma unroll 8
 #else
@@ -104,7 +113,7 @@ input_gradient(const float* __restrict__ gradient, const float* __restrict__ w, 
 #endif
   for (int o = part; o < OUT; o += LINES) {
     alignas(16) float weights[VEC];
-    unpack(weights, w + (size_t)o * IN);
+    unpack(weights, w + (size_t)o * line);
 #pragma unroll
     for (int n = 0; n < ROWS; n++)
 #pragma unroll
@@ -121,8 +130,12 @@ input_gradient(const float* __restrict__ gradient, const float* __restrict__ w, 
     const int n = k / side, at = (blockIdx.x * side + k % side) * VEC;
     if (first + n >= N || at >= IN) continue;
     alignas(16) float total[VEC];
+#if ADDED
+    unpack(total, before + ((size_t)g * N + first + n) * IN + at);
+#else
 #pragma unroll
     for (int v = 0; v < VEC; v++) total[v] = 0.f;
+#endif
 #pragma unroll
     for (int other = 0; other < LINES; other++)
 #pragma unroll

@@ -332,57 +332,55 @@ average(const REAL* __restrict__ share, const unsigned char* __restrict__ left_o
 
 #endif
 
-#ifdef EXTREMES
+#ifdef UNSOUND
 
-// The least and the largest of two; NaN is both.
-__device__ __forceinline__ void widen(REAL* least, REAL* most, REAL low, REAL high) {
-  if (low < *least || isnan(low)) *least = low;
-  if (high > *most || isnan(high)) *most = high;
-}
-
-// out[row, 2 * block] = the least of a block's numbers of a row of all leaves, and after it the largest.
+// marks[row] = 1 where the row of a leaf holds a number that is not up to l##i in size; NaN is up to nothing. Rows of
+// leaf i lie r##i numbers apart, and are m##i blocks: pieces of n##i numbers, s##i from piece to piece, in chunks.
 extern "C" __global__ void __launch_bounds__(THREADS)
-extremes(REAL* __restrict__ out, int next, LEAVES) {
-  extern __shared__ float4 memory[];
+unsound(unsigned char* __restrict__ marks, LEAVES) {
   const int row = blockIdx.y;
-  int block = blockIdx.x, numbers = 0, first = 0;
+  int block = blockIdx.x, numbers = 0;
   const REAL* x = nullptr;
+  REAL largest = 0;
 #define TRY(i)                                                                     \
   if (block >= 0 && block < m##i) {                                                \
-    x = x##i + (size_t)row * n##i;                                                 \
-    first = block * CHUNK;                                                         \
+    const int chunks = (n##i + CHUNK - 1) / CHUNK, first = block % chunks * CHUNK; \
+    x = x##i + (size_t)row * r##i + (size_t)(block / chunks) * s##i + first;       \
     numbers = min(CHUNK, n##i - first);                                            \
+    largest = (REAL)l##i;                                                          \
   }                                                                                \
   block -= m##i;
   EACH
 #undef TRY
-  x += first;
-  REAL least = x[0], most = x[0];
+  bool found = false;
   if (((size_t)x & 15) == 0 && numbers % PACK == 0) {
 #pragma unroll 8
     for (int at = threadIdx.x * PACK; at < numbers; at += THREADS * PACK) {
       const Pack own = *(const Pack*)(x + at);
 #pragma unroll
-      for (int j = 0; j < PACK; j++) widen(&least, &most, own.value[j], own.value[j]);
+      for (int j = 0; j < PACK; j++) found |= !(fabs(own.value[j]) <= largest);
     }
   } else {
-    for (int at = threadIdx.x; at < numbers; at += THREADS) widen(&least, &most, x[at], x[at]);
+    for (int at = threadIdx.x; at < numbers; at += THREADS) found |= !(fabs(x[at]) <= largest);
   }
-#pragma unroll
-  for (int mask = 16; mask; mask /= 2) {
-    const REAL low = __shfl_xor_sync(0xffffffffu, least, mask), high = __shfl_xor_sync(0xffffffffu, most, mask);
-    widen(&least, &most, low, high);
-  }
-  REAL* room = (REAL*)memory;                   // [warp][2]
-  if (threadIdx.x % 32 == 0) {
-    room[threadIdx.x / 32 * 2] = least;
-    room[threadIdx.x / 32 * 2 + 1] = most;
-  }
-  __syncthreads();
-  if (threadIdx.x) return;
-  for (int warp = 1; warp < THREADS / 32; warp++) widen(&least, &most, room[warp * 2], room[warp * 2 + 1]);
-  out[(size_t)row * next + blockIdx.x * 2] = least;
-  out[(size_t)row * next + blockIdx.x * 2 + 1] = most;
+  if (found) marks[row] = 1;                    // whoever writes, writes the same
+}
+
+#endif
+
+#ifdef WEIGH
+
+// Factors [example][row][...] of rows that are averaged: made = share * left, and zeros in made and right where a row is
+// left out, which may hold NaN. A block takes one example of one row.
+extern "C" __global__ void __launch_bounds__(THREADS)
+weigh(const REAL* __restrict__ share, const unsigned char* __restrict__ left_out, const REAL* __restrict__ left,
+      REAL* __restrict__ made, REAL* __restrict__ right, int lefts, int rights) {
+  const size_t place = (size_t)blockIdx.y * gridDim.x + blockIdx.x;
+  const REAL part = share[blockIdx.x];
+  const bool gone = left_out[blockIdx.x];
+  for (int i = threadIdx.x; i < lefts; i += THREADS) made[place * lefts + i] = gone ? 0 : part * left[place * lefts + i];
+  if (gone)
+    for (int i = threadIdx.x; i < rights; i += THREADS) right[place * rights + i] = 0;
 }
 
 #endif

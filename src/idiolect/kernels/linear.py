@@ -3,7 +3,8 @@
 vmap makes it batched products with a bias added, and its gradients products, sums and scalings;
 here each is one launch of `dense.cu` where that is faster, as measured once a shape. All functions
 are differentiable any number of times. Weights' and biases' gradients are tensors that are made
-when they are used; a step adds them to the weights while they are made.
+when they are used; a step adds them to the weights while they are made. Of a large layer even that
+is put off while clients have taken few steps from the same weights: `_FactoredWeights`.
 """
 
 import functools
@@ -17,13 +18,14 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from idiolect.kernels import beneath
 from idiolect.kernels.autotune import Form, fastest
-from idiolect.kernels.compiled import launch, round_up
-from idiolect.kernels.deferred import Deferred, DeferredTensor, Terms
+from idiolect.kernels.compiled import REALS, aligned, attempt, launch, round_up
+from idiolect.kernels.deferred import Deferred, DeferredTensor, Factored, Terms, computed, factored
 from idiolect.kernels.vmap_rules import GroupedFunction, call, float32_on_cuda, halved_on_cuda
 
 _BATCH = 64  # with more examples the library's tiles are full
 _LONG = 512  # examples from which a sum over them may be worth cutting
 _LARGE = 1 << 24  # weights of all clients, more than a GPU's cache holds
+_RANK = 0.5  # examples of all steps for each output, up to which weights stay factors
 _CUTS = (4, 5, 8, 10, 16)
 _SUMS = (80, 40, 20)  # of a thread
 _SHARED_SUMS = 160  # of inputs of a thread, for which there is shared memory
@@ -201,17 +203,147 @@ class _WeightGradient(Deferred):
         if self.shape.numel() < _LARGE:
             return None
         gradient, x = self._both.gradient, self._both.x
-        w = to.reshape(-1, *self.shape[1:]).expand(self.shape)
-        groups, examples, inputs = x.shape
-        sizes = LinearSizes(groups, examples, inputs, gradient.shape[2])
-        known = functools.partial(forms, "weight_step", sizes)
-        new: Tensor = fastest("weight_step", sizes, known, factor * gradient, x, w)
-        return new
+        w = to.reshape(-1, *self.shape[1:])
+        known = _factored(w)
+        if known is None and len(w) == 1 < len(x):
+            known = _FactoredWeights.at(computed(w), len(x))
+        if known is not None and (more := known.plus(factor, gradient, x)) is not None:
+            return DeferredTensor(more)
+        return _stepped(factor * gradient, x, computed(w).expand(self.shape))
 
     def terms(self) -> Terms:
         """Return the products that it is the sum of."""
         gradient, (x, _) = self._both.gradient.contiguous(), _dense_groups(self._both.x)
         return Terms(gradient, gradient[0].numel(), x.shape[1], 0, x)
+
+
+def _stepped(gradient: Tensor, x: Tensor, w: Tensor) -> Tensor:
+    """Return weights plus the sum of products of gradients and inputs."""
+    groups, examples, inputs = x.shape
+    sizes = LinearSizes(groups, examples, inputs, gradient.shape[2])
+    known = functools.partial(forms, "weight_step", sizes)
+    new: Tensor = fastest("weight_step", sizes, known, gradient, x, w)
+    return new
+
+
+class _Room:
+    """Gradients [example, group, out] and inputs [example, group, in] of all steps in a row."""
+
+    def __init__(self, groups: int, most: int, base: Tensor) -> None:
+        self.most, self.filled = most, 0
+        self.left = base.new_empty(most, groups, base.shape[1])
+        self.right = base.new_empty(most, groups, base.shape[2])
+
+    def add(self, factor: float, left: Tensor, right: Tensor) -> None:
+        """Add those of a step, [example, group, ...], with gradients times a factor."""
+        first, self.filled = self.filled, self.filled + len(right)
+        torch.mul(left, factor, out=self.left[first : self.filled])
+        self.right[first : self.filled] = right
+
+
+class _FactoredWeights(Factored):
+    """Weights that all clients began with, plus products: gᵀ x of every step since.
+
+    The weights of 50 clients are read and written several times in a step, though a batch of ten
+    changes them by a matrix of rank ten. With x_t wᵀ = x_t w_0ᵀ + Σ_s (x_t x_sᵀ) g_s, and likewise
+    for gradients by inputs and for means over clients, they need never be there: what is read are
+    the inputs of the steps before, and the first weights, once for all clients.
+    """
+
+    def __init__(self, base: Tensor, room: _Room, rank: int) -> None:
+        super().__init__((room.left.shape[1], *base.shape[1:]), base)
+        self._base, self._room, self._rank = base, room, rank
+
+    @classmethod
+    def at(cls, base: Tensor, groups: int) -> "_FactoredWeights":
+        """Begin at weights [1, out, in]."""
+        return cls(base, _Room(groups, int(base.shape[1] * _RANK), base), 0)
+
+    @property
+    def _left(self) -> Tensor:
+        return self._room.left[: self._rank]
+
+    @property
+    def _right(self) -> Tensor:
+        return self._room.right[: self._rank]
+
+    def plus(self, factor: float, left: Tensor, right: Tensor) -> "_FactoredWeights | None":
+        """Return these weights and factor · leftᵀ right; None where factors become too many."""
+        room, rank = self._room, self._rank + right.shape[1]
+        if rank > room.most:
+            return None
+        if room.filled != self._rank:  # another step was taken from the same weights
+            room = _Room(self.shape[0], room.most, self._base)
+            room.add(1.0, self._left, self._right)
+        room.add(factor, left.transpose(0, 1), right.transpose(0, 1))
+        return _FactoredWeights(self._base, room, rank)
+
+    def make(self) -> Tensor:
+        """Return them."""
+        left, right = (one.transpose(0, 1) for one in (self._left, self._right))
+        return _stepped(left, right, self._base.expand(self.shape))
+
+    def again(self) -> "_FactoredWeights":
+        """Return what is computed of the same memory, once that was written anew."""
+        return _FactoredWeights(self._base, self._room, self._rank)
+
+    def factors(self) -> list[Tensor]:
+        """Return gradients and inputs."""
+        return [one.transpose(0, 1) for one in (self._left, self._right)]
+
+    def mean(self, share: Tensor, left_out: Tensor) -> Tensor:
+        """Return the sum over rows, each times its share, as one product."""
+        left, right = self._weighed(share, left_out)
+        total = torch.where(left_out, 0.0, share).sum()
+        return (total * self._base[0]).addmm_(left.flatten(0, 1).mT, right.flatten(0, 1))
+
+    def _weighed(self, share: Tensor, left_out: Tensor) -> tuple[Tensor, Tensor]:
+        """Return gradients times shares, and inputs: zeros in what is left out."""
+        left, right = self._left, self._right
+
+        def plain() -> tuple[Tensor, Tensor]:
+            gone = left_out[:, None]
+            return torch.where(gone, 0.0, left * share[:, None]), torch.where(gone, 0.0, right)
+
+        def own() -> tuple[Tensor, Tensor]:
+            """Write zeros to inputs themselves, of which nobody reads those of broken clients."""
+            made = torch.empty_like(left)
+            constants: dict[str, int | str] = {"WEIGH": 1, "THREADS": _THREADS}
+            constants["REAL"] = REALS[left.dtype]
+            given: list[Any] = [share.contiguous(), left_out.contiguous(), left, made, right]
+            given += [left.shape[2], right.shape[2]]
+            grid = (left.shape[1], len(left), 1)
+            launch("fused.cu", "weigh", constants, grid, _THREADS, given)
+            return made, right
+
+        return attempt("weighed factors", own, plain, on=left)
+
+    def forward(self, x: Tensor, b: Tensor) -> Tensor:
+        """Return x wᵀ + b."""
+        groups, examples, inputs = x.shape
+        y = torch.bmm(x.reshape(1, -1, inputs), self._base.mT).view(groups, examples, -1)
+        sizes = LinearSizes(groups, examples, inputs, self._rank)
+        known = functools.partial(forms, "products", sizes)
+        between: Tensor = fastest("products", sizes, known, x, self._right.transpose(0, 1))
+        return y.baddbmm_(between, self._left.transpose(0, 1)).add_(b[:, None])
+
+    def input_gradient(self, gradient: Tensor) -> Tensor:
+        """Return gradient · w."""
+        groups, examples, outputs = gradient.shape
+        first = torch.bmm(gradient.reshape(1, -1, outputs), self._base)
+        first = first.view(groups, examples, -1)
+        between = torch.bmm(gradient, self._left.permute(1, 2, 0))
+        sizes = LinearSizes(groups, examples, first.shape[2], self._rank)
+        known = functools.partial(forms, "added_gradient", sizes)
+        right = self._right.transpose(0, 1)
+        dx: Tensor = fastest("added_gradient", sizes, known, between, right, first)
+        return dx
+
+
+def _factored(w: Tensor) -> _FactoredWeights | None:
+    """Return the factors that weights consist of, unless they were computed."""
+    found = factored(w)
+    return found if isinstance(found, _FactoredWeights) else None
 
 
 class _BiasGradient(Deferred):
@@ -233,6 +365,12 @@ class _BiasGradient(Deferred):
 
 
 def _fastest(task: str, first: Tensor, second: Tensor, *rest: Tensor) -> Any:
+    weights = _factored(second)
+    if weights is not None and task == "input_gradient":
+        return weights.input_gradient(first)
+    if weights is not None:
+        y = weights.forward(first, *rest)
+        return y.relu_() if task == "relu" else y
     groups, examples, _ = first.shape
     if task == "weight_gradient":
         sizes = LinearSizes(groups, examples, second.shape[2], first.shape[2])
@@ -277,7 +415,7 @@ def _tiles(task: str, sizes: LinearSizes) -> Iterator[LinearTile]:
         yield from (LinearTile(sizes.examples, lines) for lines in (32, 64, 128) if held)
         return
     rows = -(-sizes.examples // -(-sizes.examples // 20))
-    if task == "input_gradient":
+    if task in ("input_gradient", "added_gradient"):
         yield LinearTile(rows, 1)
         if rows > 8:
             yield LinearTile(-(-rows // 2), 1)
@@ -307,6 +445,16 @@ def _plain_input_gradient(gradient: Tensor, w: Tensor, sizes: LinearSizes) -> Te
     return torch.bmm(gradient, w)
 
 
+def _plain_products(x: Tensor, w: Tensor, sizes: LinearSizes) -> Tensor:
+    return torch.bmm(x, w.mT)
+
+
+def _plain_added_gradient(
+    gradient: Tensor, w: Tensor, before: Tensor, sizes: LinearSizes
+) -> Tensor:
+    return torch.baddbmm(before, gradient, w)
+
+
 def _plain_weight_gradient(
     gradient: Tensor, x: Tensor, sizes: LinearSizes
 ) -> tuple[Tensor, Tensor]:
@@ -327,28 +475,46 @@ def _cut_weight_gradient(
 
 
 def _forward(
-    x: Tensor, w: Tensor, b: Tensor, sizes: LinearSizes, tile: LinearTile, relu: bool = False
+    x: Tensor,
+    w: Tensor,
+    b: Tensor | None,
+    sizes: LinearSizes,
+    tile: LinearTile,
+    relu: bool = False,
 ) -> Tensor:
     """Launch a block for a few outputs."""
     s, y = sizes, x.new_empty(sizes.groups, sizes.examples, sizes.outputs)
-    x, stride = _dense_groups(x)
+    (x, stride), (w, *apart) = _dense_groups(x), _lines(w)
     blocks = (-(-s.outputs // tile.lines), s.groups, -(-s.examples // tile.rows))
-    constants = _constants(s, tile) | {"FORWARD": 1, **({"RELU": 1} if relu else {})}
+    also = {"RELU": int(relu), "BIAS": int(b is not None)}
+    constants = _constants(s, tile) | {"FORWARD": 1} | also
     shared = 4 * tile.rows * tile.lines * tile.threads // _WARP
-    given = [x, w.contiguous(), b.contiguous(), y, stride]
+    given = [x, w, w if b is None else b.contiguous(), y, stride, *apart]
     launch("dense.cu", "forward", constants, blocks, tile.threads, given, shared)
     return y
 
 
+def _products(x: Tensor, w: Tensor, sizes: LinearSizes, tile: LinearTile) -> Tensor:
+    return _forward(x, w, None, sizes, tile)
+
+
 def _input_gradient(gradient: Tensor, w: Tensor, sizes: LinearSizes, tile: LinearTile) -> Tensor:
+    return _added_gradient(gradient, w, None, sizes, tile)
+
+
+def _added_gradient(
+    gradient: Tensor, w: Tensor, before: Tensor | None, sizes: LinearSizes, tile: LinearTile
+) -> Tensor:
     """Launch a thread for a few numbers of each example."""
     s, out = sizes, gradient.new_empty(sizes.groups, sizes.examples, sizes.inputs)
     side = tile.threads // tile.lines * _vector(s)  # inputs of a block
     blocks = (-(-s.inputs // side), s.groups, -(-s.examples // tile.rows))
     constants, shared = _constants(s, tile) | {"INPUT_GRADIENT": 1}, 4 * s.outputs * tile.rows
+    constants["ADDED"] = int(before is not None)
     if tile.lines > 1:
         shared = round_up(shared, 16) + 4 * tile.rows * side * tile.lines
-    given = [gradient.contiguous(), w.contiguous(), out]
+    w, *apart = _lines(w)
+    given = [gradient.contiguous(), w, out, *apart, out if before is None else aligned(before)]
     launch("dense.cu", "input_gradient", constants, blocks, tile.threads, given, shared)
     return out
 
@@ -393,6 +559,8 @@ _FORMS: dict[str, tuple[Form, Form]] = {  # plain, and by kernel
     "forward": (_plain_forward, _forward),
     "relu": (_plain_relu, functools.partial(_forward, relu=True)),
     "input_gradient": (_plain_input_gradient, _input_gradient),
+    "products": (_plain_products, _products),
+    "added_gradient": (_plain_added_gradient, _added_gradient),
     "weight_gradient": (_plain_weight_gradient, _weight_gradient),
     "weight_step": (_plain_weight_step, _weight_step),
 }
@@ -403,6 +571,14 @@ def _dense_groups(x: Tensor) -> tuple[Tensor, int]:
     close = x.stride()[1:] == (x.shape[2], 1) and x.stride(0) % 4 == 0 and x.data_ptr() % 16 == 0
     x = x if close else x.contiguous()
     return x, x.stride(0)
+
+
+def _lines(w: Tensor) -> tuple[Tensor, int, int]:
+    """Return weights whose lines have no gaps; numbers from group to group and line to line."""
+    w = computed(w)
+    close = w.stride(2) == 1 and w.data_ptr() % 16 == 0 and not any(n % 4 for n in w.stride()[:2])
+    w = w if close else w.contiguous()
+    return w, w.stride(0), w.stride(1)
 
 
 def _vector(sizes: LinearSizes) -> int:

@@ -1,13 +1,16 @@
-"""Rows of clients: which of them hold NaN, and means without those; a launch for all leaves."""
+"""Rows of clients: which of them hold NaN, and means without those; a launch for all leaves.
 
-from collections.abc import Callable, Sequence
+Rows that consist of factors are looked at, and averaged, without being computed.
+"""
+
+from collections.abc import Sequence, Set
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from idiolect.kernels.compiled import REALS, aligned, attempt, launch
-from idiolect.kernels.deferred import Deferred, DeferredTensor
+from idiolect.kernels.deferred import Deferred, DeferredTensor, factored
 
 _THREADS = 256
 _BYTES = 16  # that a thread reads at once
@@ -54,67 +57,88 @@ def averages(share: Tensor, leaves: Sequence[Tensor]) -> list[Tensor]:
         return plain()
 
     def own() -> list[Tensor]:
-        made = [leaf.new_empty(leaf.shape[1:]) for leaf in whole]
-        numbers = _BYTES // share.element_size() * _THREADS
-        given = [share.contiguous(), late[0].rows.contiguous(), len(share)]
-        _launch_some("average", given, whole, made, lambda n: -(-n // numbers), 1)
-        return made
+        made = {
+            n: found.mean(share, late[0].rows)
+            for n, leaf in enumerate(whole)
+            if (found := factored(leaf)) is not None
+        }
+        rest = iter(_launched_average(share, late[0].rows, whole, {*range(len(whole))} - {*made}))
+        return [made[n] if n in made else next(rest) for n in range(len(whole))]
 
     return attempt("means", own, plain)
 
 
-def extremes(leaves: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """Return the least and the largest number of each row of all leaves; a NaN in it is both."""
+def _launched_average(
+    share: Tensor, rows: Tensor, leaves: Sequence[Tensor], which: Set[int]
+) -> list[Tensor]:
+    """Launch `average` on some leaves."""
+    some = [leaf for n, leaf in enumerate(leaves) if n in which]
+    made = [leaf.new_empty(leaf.shape[1:]) for leaf in some]
+    each = _BYTES // share.element_size() * _THREADS
 
-    def plain() -> tuple[Tensor, Tensor]:
-        return _outermost([leaf.reshape(len(leaf), -1).aminmax(dim=1) for leaf in leaves])
+    def declared(leaf: Tensor, out: Tensor) -> tuple[int, list[Any]]:
+        numbers = leaf.shape[1:].numel()
+        return -(-numbers // each), [aligned(leaf), out, numbers]
 
-    def own() -> tuple[Tensor, Tensor]:
-        blocks = sum(_chunks(leaf[0].numel()) for leaf in leaves)
-        parts = leaves[0].new_empty(len(leaves[0]), 2 * blocks)
-        _launch_some("extremes", [parts, 2 * blocks], leaves, leaves, _chunks, len(parts))
-        found = parts.aminmax(dim=1)
-        return found.min, found.max
+    given = [share.contiguous(), rows.contiguous(), len(share)]
+    parts = [declared(*pair) for pair in zip(some, made, strict=True)]
+    _launch_some("average", given, "const REAL* x{0}, REAL* o{0}, int n{0}", parts, 1, share.dtype)
+    return made
+
+
+def unsound(leaves: Sequence[Tensor], finite: bool) -> Tensor:
+    """Say of each row of all leaves whether it holds NaN or, if it is to be `finite`, infinity."""
+
+    def plain() -> Tensor:
+        ends = [leaf.reshape(len(leaf), -1).aminmax(dim=1) for leaf in leaves]
+        sound = [
+            least.isfinite() & most.isfinite() if finite else ~(least.isnan() | most.isnan())
+            for least, most in ends
+        ]
+        return ~torch.stack(sound).all(0)
+
+    def own() -> Tensor:
+        parts = list[tuple[int, list[Any]]]()
+        for leaf in leaves:
+            found = factored(leaf)
+            if found is not None:
+                parts += [_looked_at(one, found.LARGEST) for one in found.factors()]
+            else:
+                largest = torch.finfo(leaf.dtype).max if finite else float("inf")
+                parts.append(_looked_at(aligned(leaf).reshape(len(leaf), 1, -1), largest))
+        marks = torch.zeros(len(leaves[0]), dtype=torch.bool, device=leaves[0].device)
+        names = "const REAL* x{0}, int n{0}, int r{0}, int s{0}, double l{0}"
+        _launch_some("unsound", [marks], names, parts, len(marks), leaves[0].dtype)
+        return marks
 
     if len({leaf.dtype for leaf in leaves}) > 1 or not _has_kernels(leaves[0]):
         return plain()
-    if len(leaves) > _LEAVES:
-        some = [leaves[n : n + _LEAVES] for n in range(0, len(leaves), _LEAVES)]
-        return _outermost([extremes(own) for own in some])
-    return attempt("extremes", own, plain)
+    return attempt("unsound rows", own, plain)
 
 
-def _outermost(pairs: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    least, most = zip(*pairs, strict=True)
-    return torch.stack(least).amin(0), torch.stack(most).amax(0)
-
-
-def _chunks(numbers: int) -> int:
-    return -(-numbers // _CHUNK)
+def _looked_at(leaf: Tensor, largest: float) -> tuple[int, list[Any]]:
+    """Return the blocks that rows [row, piece, number] take, and what tells of them."""
+    _, pieces, numbers = leaf.shape
+    given = [leaf, numbers, leaf.stride(0), leaf.stride(1), largest]
+    return pieces * -(-numbers // _CHUNK), given
 
 
 def _launch_some(
     name: str,
     given: list[Any],
-    leaves: Sequence[Tensor],
-    made: Sequence[Tensor],
-    cut: Callable[[int], int],
+    names: str,
+    parts: Sequence[tuple[int, list[Any]]],
     rows: int,
+    kind: torch.dtype,
 ) -> None:
-    """Launch a function of `fused.cu` on up to so many leaves at a time."""
-    for some in range(0, len(leaves), _LEAVES):
-        pairs = [*zip(leaves[some : some + _LEAVES], made[some : some + _LEAVES], strict=True)]
-        declared = [f"const REAL* x{n}, REAL* o{n}, int n{n}, int m{n}" for n in range(len(pairs))]
-        arguments, blocks = list[Any](), 0
-        for leaf, out in pairs:
-            numbers = leaf.shape[1:].numel()
-            arguments += [aligned(leaf), out, numbers, cut(numbers)]
-            blocks += cut(numbers)
+    """Launch a function of `fused.cu` on up to so many leaves at a time: blocks and arguments."""
+    for some in range(0, len(parts), _LEAVES):
+        own = parts[some : some + _LEAVES]
+        declared = [names.format(n) + f", int m{n}" for n in range(len(own))]
         constants: dict[str, int | str] = {name.upper(): 1, "THREADS": _THREADS, "CHUNK": _CHUNK}
-        constants["REAL"] = REALS[leaves[0].dtype]
-        constants["LEAVES"] = ", ".join(declared)
-        constants["EACH"] = " ".join(f"TRY({n})" for n in range(len(pairs)))
-        if blocks:
+        constants |= {"REAL": REALS[kind], "LEAVES": ", ".join(declared)}
+        constants["EACH"] = " ".join(f"TRY({n})" for n in range(len(own)))
+        arguments = [one for blocks, told in own for one in (*told, blocks)]
+        if blocks := sum(many for many, _ in own):
             all_given = [*given, *arguments]
-            shared = 2 * 8 * _THREADS // 32
-            launch("fused.cu", name, constants, (blocks, rows, 1), _THREADS, all_given, shared)
+            launch("fused.cu", name, constants, (blocks, rows, 1), _THREADS, all_given)
